@@ -20,6 +20,7 @@ from fdaudit.cli.privacy import calibrate, ledger
 from fdaudit.cli.recording import card, import_
 from fdaudit.cli.red_team import export_view, score
 from fdaudit.cli.sweeps import curve, sweep
+from fdaudit.cli.verdicts import verdicts
 from fdaudit.cluster.backends import elsewhere
 from fdaudit.errors import FdauditError, IntegrityError, UsageError, plugin_line
 from fdaudit.progress import progress, say, show, typed_again
@@ -116,7 +117,9 @@ def quickstart(
             comparison = load_json(page.with_name("comparison.json"))
             show(json.dumps({"runs": made, "page": place.shown(page), "comparison": comparison}))
         else:
-            show(*suite.table(page), "", *(f"run     {r}" for r in named), f"page    {place.shown(page)}")
+            for each in finished:
+                show(*(f"{each.directory.name}: {line}" for line in verdicts(each.result)))
+            show("", *suite.table(page), "", *(f"run     {r}" for r in named), f"page    {place.shown(page)}")
         _end({r.directory.name: r.result for r in finished})
 
 
@@ -192,7 +195,7 @@ def _conclude(finished: Run, path: Path | None, place: Place, as_json: bool) -> 
         }
         show(json.dumps(value))
     else:
-        show(*_summary(result), "", f"run     {place.shown(finished.directory)}")
+        show(*_summary(result), "", *verdicts(result), "", f"run     {place.shown(finished.directory)}")
         if path is not None:
             show(f"report  {place.shown(path)}")
     _end({"": result})
@@ -309,6 +312,7 @@ def attack(
         show(json.dumps([c.to_json() for c in cells]))
     else:
         show(*_summary({"utility": {"final": []}, "cells": [c.to_json() for c in cells]}))
+        show("", *verdicts(loaded.result, {c.id for c in cells}))
     if any(c.status == "failed" for c in cells):
         raise typer.Exit(1)
 
