@@ -25,7 +25,7 @@ from fdaudit.result import Cell
 from fdaudit.spec.schema import Spec, load_spec
 from fdaudit.storage.locks import writing
 from fdaudit.storage.paths import local_path
-from fdaudit.transcript.manifest import refuse_changed
+from fdaudit.transcript.manifest import refuse_changed, refuse_no_run
 from fdaudit.transcript.messages import role
 
 if TYPE_CHECKING:
@@ -76,6 +76,7 @@ def load(path: Path | str) -> Run:
     """
     directory = local_path(path, "run")
     if not (directory / "manifest.json").is_file():
+        refuse_no_run(directory)
         problem = "is not a finished run" if (directory / "vault").is_dir() else "is not a run directory"
         raise RunError("run", str(path), problem, "Finish it with `fdaudit run --resume`, or give another.")
     return Run(directory)
@@ -92,7 +93,7 @@ def attack(
     """Run one attack against one adversary's view of a finished run, and keep the outcome in the run.
 
     Args:
-        name: the attack's public name.
+        name: the attack's public name, or `import:module:Class`.
         run: the run.
         adversary: the adversary whose view is attacked.
         tick: called with progress.
@@ -105,7 +106,7 @@ def attack(
     plan = run.plan
     wanted = plan_attack(name, params, plan.spec, "attack", (adversary,))
     run.view(adversary)  # an unknown party is refused before anything is written
-    (cell,) = _again(run, (wanted,), lambda a, b: (a, b) == (adversary, name), tick, elsewhere)
+    (cell,) = _again(run, (wanted,), lambda a, b: (a, b) == (adversary, wanted.name), tick, elsewhere)
     return cell
 
 

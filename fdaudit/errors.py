@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import sysconfig
+import traceback
 from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
+from functools import cache
+from importlib.metadata import entry_points
+from pathlib import Path
 
 __all__ = [
     "BudgetExceededError",
@@ -16,10 +21,12 @@ __all__ = [
     "TrainingDivergedError",
     "UsageError",
     "nearest",
+    "plugin_line",
 ]
 
 
 _MOST_SHOWN = 200
+_GROUPS = ("fdaudit.attacks", "fdaudit.defenses", "fdaudit.protocols")
 
 
 class FdauditError(Exception):
@@ -101,6 +108,30 @@ class TrainingDivergedError(FdauditError):
 
 class BudgetExceededError(FdauditError):
     """An attack asked its oracle more often than its budget allows."""
+
+
+def plugin_line(error: BaseException) -> str:
+    """Return the innermost line of a plug-in that an error passed through, as ` (FILE, line N)`, or nothing.
+
+    A plug-in is code that fdaudit called and that is neither its own nor a library's.
+    """
+    packages = {e.value.partition(":")[0].partition(".")[0] for g in _GROUPS for e in entry_points(group=g)}
+    own = str(Path(__file__).parent)
+    called, found = False, ""
+    for frame, line in traceback.walk_tb(error.__traceback__):
+        file, name = frame.f_code.co_filename, str(frame.f_globals.get("__name__", ""))
+        if name.partition(".")[0] == "fdaudit" or file.startswith(own):
+            called = True
+        elif called and not file.startswith("<"):
+            library = any(Path(file).is_relative_to(place) for place in _libraries())
+            if not library or name.partition(".")[0] in packages:
+                found = f" ({file}, line {line})"
+    return found
+
+
+@cache
+def _libraries() -> tuple[str, ...]:
+    return tuple(sysconfig.get_path(kind) for kind in ("stdlib", "platstdlib", "purelib", "platlib"))
 
 
 def nearest(value: str, known: Iterable[str]) -> str:

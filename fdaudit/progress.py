@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import typer
 
-__all__ = ["Tick", "progress", "say", "show"]
+__all__ = ["Tick", "progress", "say", "show", "typed_again"]
 
 
 Tick = Callable[[str, int, int], None]
+_SECONDS = 30.0
+"""Least time between two lines of progress where no bar can be drawn."""
 
 
 def say(line: str) -> None:
@@ -29,9 +34,22 @@ def show(*lines: str) -> None:
     print("\n".join(_visible(line) for line in lines))  # noqa: T201
 
 
+def typed_again(*added: str) -> str:
+    """Return this process's command as a shell takes it, with the flags of `added` that it lacks."""
+    program = [sys.argv[0]]
+    if Path(sys.argv[0]).name == "__main__.py":
+        program = [sys.executable, "-m", "fdaudit"]
+    return shlex.join([*program, *sys.argv[1:], *(flag for flag in added if flag not in sys.argv)])
+
+
 @contextmanager
-def progress(quiet: bool) -> Iterator[Tick]:
-    """Yield a progress callback that draws one bar on standard error, if that is a terminal."""
+def progress(quiet: bool, again: str = "") -> Iterator[Tick]:
+    """Yield a progress callback that draws one bar on standard error; if that is no terminal, a line now and then.
+
+    Args:
+        quiet: show nothing.
+        again: the command that goes on, if the user interrupts this one.
+    """
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
@@ -45,12 +63,18 @@ def progress(quiet: bool) -> Iterator[Tick]:
     with Progress(*columns, console=console, disable=quiet or not console.is_terminal) as bars:
         bar = bars.add_task("preparing", total=None)
 
+        last = time.monotonic()
+
         def tick(what: str, done: int, total: int) -> None:
+            nonlocal last
             bars.update(bar, description=what, completed=done, total=total)
+            if not (quiet or console.is_terminal) and time.monotonic() - last >= _SECONDS:
+                last = time.monotonic()
+                say(f"{what}: {done} of {total}" if total else what)
 
         try:
             yield tick
         except KeyboardInterrupt:
             bars.stop()
-            say("interrupted; go on with --resume")
+            say(f"interrupted; go on with: {again}" if again else "interrupted")
             raise typer.Exit(130) from None

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ast
+import hashlib
 import importlib
+import re
 import sys
 from collections.abc import Mapping
 from copy import deepcopy
@@ -14,10 +16,14 @@ from inspect import Parameter, Signature, signature
 from pathlib import Path
 from typing import Any, Generic, TypeVar, get_args
 
-from fdaudit.errors import FdauditError, SpecError, nearest
+from fdaudit.errors import FdauditError, SpecError, nearest, plugin_line
 from fdaudit.types import KINDS, Goal
 
-__all__ = ["METHODS", "REQUIRED", "Registry", "loaded"]
+__all__ = ["IMPORT", "METHODS", "REQUIRED", "Registry", "loaded", "room_of"]
+
+IMPORT = "import:"
+"""The beginning of a name that says where a class is."""
+_SAFE = re.compile(r"[a-z0-9][a-z0-9-]{0,63}")
 
 T_co = TypeVar("T_co", covariant=True)
 _TEXTS, _RECORDS = "a tuple of texts", "a tuple of mappings"
@@ -88,8 +94,9 @@ def loaded(target: str, group: str = "", name: str = "") -> Any:
         found = getattr(importlib.import_module(module), attribute)
         if not isinstance(found, type):
             raise TypeError(f"{attribute} is no class")
-    except Exception as error:  # foreign code may raise anything
-        raise _refusal(group, name, target, f"cannot be loaded ({error})") from error
+    except (Exception, SystemExit) as error:  # foreign code may raise anything
+        told = f"{type(error).__name__}: {error}" if plugin_line(error) else str(error)
+        raise _refusal(group, name, target, f"cannot be loaded ({told}{plugin_line(error)})") from error
     members = {m: getattr(found, m) for m in dir(found) if hasattr(found, m)}
     settings = members.get("Config")
     base: type = importlib.import_module("fdaudit.config").Config
@@ -110,7 +117,10 @@ def _refuse_broken(group: str, name: str, target: str, members: Mapping[str, obj
             raise _refusal(group, name, target, f"computes {attribute}, which must be a plain literal")
         if attribute in members and value is not _COMPUTED and not _is(kind, value):
             raise _refusal(group, name, target, f"has {attribute} {value!r:.60}, which is not {kind}")
-    if members["name"] != name:
+    if name.startswith(IMPORT) and not _SAFE.fullmatch(str(members["name"])):
+        problem = f"calls itself {members['name']!r}, which is no name of small letters, digits and hyphens"
+        raise _refusal(group, name, target, problem)
+    if members["name"] != name and not name.startswith(IMPORT):
         raise _refusal(group, name, target, f"calls itself {members['name']!r}")
     problem = _wrong_word(group, members)
     if problem:
@@ -185,12 +195,14 @@ def _refusal(group: str, name: str, target: str, problem: str) -> SpecError:
         place = ""
     problem, dot, hint = problem.partition(". ")
     room = group.rpartition(".")[2]
-    remedy = f"{hint}{' ' * bool(dot)}Correct the class, or uninstall its package."
-    return SpecError(f"{room}.{name}", target, f"{problem}{place}", remedy)
+    end = "Correct the class." if name.startswith(IMPORT) else "Correct the class, or uninstall its package."
+    remedy = f"{hint}{' ' * bool(dot)}{end}"
+    field = room if name.startswith(IMPORT) else f"{room}.{name}"
+    return SpecError(field, target, f"{problem}{place}", remedy)
 
 
 class Registry(Generic[T_co]):
-    """The public names of one extension point.
+    """The public names of one extension point. `import:module:Class` names a class that no package registers.
 
     Guarantees:
       * a duplicate name, from fdaudit or an installed package, is an error;
@@ -238,10 +250,32 @@ class Registry(Generic[T_co]):
         Raises:
             SpecError: the name is unknown; `field` is the spec's field that gave it.
         """
+        where = field or self.group.rpartition(".")[2].removesuffix("s")
+        if name.startswith(IMPORT):
+            return _import_target(name, where)
         if name not in self._targets:
-            where = field or self.group.rpartition(".")[2].removesuffix("s")
             raise SpecError(where, name, "is not known", nearest(name, self._targets))
         return self._targets[name]
+
+    def called(self, name: str, field: str | None = None) -> str:
+        """Return the public name of a class: a registered name as it is; for `import:`, what the class calls itself.
+
+        Raises:
+            SpecError: the name is unknown, or an imported class has the name of a registered one.
+        """
+        if not name.startswith(IMPORT):
+            return name
+        found = str(self.describe(name, field)["name"])
+        if found in self._targets:
+            problem = f"calls itself {found!r}, which is {self._targets[found]}"
+            raise SpecError(field or self.group, name, problem, "Give the class another name.")
+        return found
+
+    def source(self, name: str) -> tuple[str, ...]:
+        """Return the SHA-256 of the file of a class that `import:` names; nothing for a registered name."""
+        if not name.startswith(IMPORT):
+            return ()
+        return (hashlib.sha256(_source(self.target(name).partition(":")[0])[1].encode()).hexdigest(),)
 
     def owns(self, name: str) -> bool:
         """Return whether a name is fdaudit's own and not an installed package's."""
@@ -263,6 +297,30 @@ class Registry(Generic[T_co]):
             _refuse_broken(self.group, name, target, members, whole)
         literals = {n: v for n, v in members.items() if v is not _COMPUTED and not isinstance(v, Signature)}
         return deepcopy({"doc": doc, **literals})
+
+
+def _import_target(name: str, where: str) -> str:
+    """Return the `"module:Class"` that `import:module:Class` names; import nothing."""
+    target = name.removeprefix(IMPORT)
+    module, _, attribute = target.partition(":")
+    if not (attribute.isidentifier() and all(part.isidentifier() for part in module.split("."))):
+        raise SpecError(where, name, "is no import path", "Write import:package.module:Class.")
+    if _found(module) is None:
+        remedy = "Add its folder to PYTHONPATH, or correct the name."
+        raise SpecError(where, name, f"names a module {module} that is not found", remedy)
+    return target
+
+
+def room_of(name: str) -> str:
+    """Return the entry-point group that a class named by `import:` seems made for, by what it declares."""
+    module, _, attribute = _import_target(name, "NAME").partition(":")
+    try:
+        members = _described(_source(module)[1], attribute)[1]
+    except (FdauditError, OSError, SyntaxError, UnicodeDecodeError, KeyError) as error:
+        raise SpecError("NAME", name, f"cannot be read ({error})", "Name a class in a Python file.") from None
+    if "goal" in members:
+        return "fdaudit.attacks"
+    return "fdaudit.protocols" if "messages" in members else "fdaudit.defenses"
 
 
 @cache

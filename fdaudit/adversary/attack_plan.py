@@ -20,6 +20,7 @@ class AttackPlan:
         own: whether it is fdaudit's own; third-party attacks run in processes separate from these and from each other.
         params: its settings; None if the spec does not ask for it.
         adversaries: the adversaries whose views it runs on.
+        asked: the name that it was asked for by, which may be `import:module:Class`; empty if it is `name`.
     """
 
     name: str
@@ -28,3 +29,4 @@ class AttackPlan:
     own: bool
     params: Mapping[str, Any] | None
     adversaries: tuple[str, ...]
+    asked: str = ""

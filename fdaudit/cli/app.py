@@ -20,10 +20,11 @@ from fdaudit.cli.privacy import calibrate, ledger
 from fdaudit.cli.recording import card, import_
 from fdaudit.cli.red_team import export_view, score
 from fdaudit.cli.sweeps import curve, sweep
+from fdaudit.cli.verdicts import verdicts
 from fdaudit.cli.weights import weights
 from fdaudit.cluster.backends import elsewhere
-from fdaudit.errors import FdauditError, IntegrityError, UsageError
-from fdaudit.progress import progress, say, show
+from fdaudit.errors import FdauditError, IntegrityError, UsageError, plugin_line
+from fdaudit.progress import progress, say, show, typed_again
 from fdaudit.storage.locks import together
 from fdaudit.storage.paths import Place, is_url
 
@@ -67,12 +68,16 @@ def main() -> None:
         # A full disk or a read-only directory: a traceback would not explain it better.
         say(f"{error.strerror or type(error).__name__}: {error.filename or 'no file named'}")
         sys.exit(1)
-    except (MemoryError, RuntimeError) as error:
-        if isinstance(error, RuntimeError) and "allocate memory" not in str(error):
+    except Exception as error:
+        if isinstance(error, MemoryError) or (
+            isinstance(error, RuntimeError) and "allocate memory" in str(error)
+        ):
+            remedy = "Ask for smaller networks, batches or images, or use a larger machine."
+            say(f"there is not enough memory. {remedy}")
+        elif place := plugin_line(error):
+            say(f"a plug-in failed: {type(error).__name__}: {error}{place}")
+        else:
             raise
-        say(
-            "there is not enough memory. Ask for smaller networks, batches or images, or use a larger machine."
-        )
         sys.exit(1)
 
 
@@ -102,7 +107,7 @@ def quickstart(
     from fdaudit.storage.files import load_json
 
     with open_directory(out, "resume" if resume else "new", field="out", quiet=as_json) as place:
-        with _at_work(as_json, executor, workers, address) as (tick, far):
+        with _at_work(as_json, executor, workers, address, "--resume") as (tick, far):
             # Files must not change while they are sent to a URL.
             finished, page = suite.quickstart(
                 place.path,
@@ -120,7 +125,9 @@ def quickstart(
             comparison = load_json(page.with_name("comparison.json"))
             show(json.dumps({"runs": made, "page": place.shown(page), "comparison": comparison}))
         else:
-            show(*suite.table(page), "", *(f"run     {r}" for r in named), f"page    {place.shown(page)}")
+            for each in finished:
+                show(*(f"{each.directory.name}: {line}" for line in verdicts(each.result)))
+            show("", *suite.table(page), "", *(f"run     {r}" for r in named), f"page    {place.shown(page)}")
         _end({r.directory.name: r.result for r in finished})
 
 
@@ -154,7 +161,7 @@ def run(
             opened = open_directory(out, "resume" if resume else "new", field="out", quiet=as_json)
             place = stack.enter_context(opened)
         with together():  # no other process writes between the run and its report
-            with _at_work(as_json, executor, workers, address) as (tick, far):
+            with _at_work(as_json, executor, workers, address, "--resume") as (tick, far):
                 finished = api.run(
                     spec,
                     None if place is None else place.path,
@@ -171,13 +178,16 @@ def run(
 
 @contextmanager
 def _at_work(
-    as_json: bool, executor: str, workers: int | None, address: str | None
+    as_json: bool, executor: str, workers: int | None, address: str | None, *resuming: str
 ) -> Iterator[tuple[Tick, Elsewhere]]:
-    """Yield the progress callback and the other machines that share a run's work."""
+    """Yield the progress callback and the other machines that share a run's work.
+
+    `resuming` are the flags with which the same command goes on after an interrupt.
+    """
     # Ray prints worker failures; they are not part of a command's output.
     with (
         redirect_stdout(sys.stderr),
-        progress(quiet=as_json) as tick,
+        progress(quiet=as_json, again=typed_again(*resuming)) as tick,
         elsewhere(executor, workers, address) as far,
     ):
         yield tick, far
@@ -193,7 +203,7 @@ def _conclude(finished: Run, path: Path | None, place: Place, as_json: bool) -> 
         }
         show(json.dumps(value))
     else:
-        show(*_summary(result), "", f"run     {place.shown(finished.directory)}")
+        show(*_summary(result), "", *verdicts(result), "", f"run     {place.shown(finished.directory)}")
         if path is not None:
             show(f"report  {place.shown(path)}")
     _end({"": result})
@@ -311,6 +321,7 @@ def attack(
         show(json.dumps([c.to_json() for c in cells]))
     else:
         show(*_summary({"utility": {"final": []}, "cells": [c.to_json() for c in cells]}))
+        show("", *verdicts(loaded.result, {c.id for c in cells}))
     if any(c.status == "failed" for c in cells):
         raise typer.Exit(1)
 

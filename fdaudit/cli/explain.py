@@ -13,6 +13,7 @@ from typing import Any
 
 from fdaudit import attacks, defenses, protocols
 from fdaudit.errors import UsageError, nearest
+from fdaudit.registry import IMPORT, room_of
 from fdaudit.types import KINDS, ONLY_SINGLE_LABEL
 
 __all__ = ["Section", "Sight", "card", "sections", "sights", "text", "when"]
@@ -63,10 +64,11 @@ def card(name: str) -> dict[str, Any]:
     Raises:
         UsageError: no protocol, attack or defence has that name.
     """
+    group = room_of(name) if name.startswith(IMPORT) else ""
     for room, registry in _ROOMS.items():
-        if name in registry.names():
+        if name in registry.names() or registry.group == group:
             assumed = {} if room == "defence" else {"tasks": ONLY_SINGLE_LABEL}
-            found = {"room": room, "name": name, **assumed, **registry.describe(name)}
+            found = {"room": room, "name": name, **assumed, **registry.describe(name, "NAME")}
             if room == "protocol":
                 found["sees"] = {s.position: _plain_sight(s) for s in sights(found)}
             return found

@@ -14,7 +14,7 @@ import typer
 from fdaudit.cli.directories import open_directory
 from fdaudit.cli.options import Address, AsJson, ExecutorName
 from fdaudit.cluster.backends import refuse_misfit
-from fdaudit.progress import progress, say, show
+from fdaudit.progress import progress, say, show, typed_again
 
 if TYPE_CHECKING:
     from fdaudit.sweeps.index import Index
@@ -51,7 +51,7 @@ def sweep(
             quiet=as_json,
         ) as place,
         redirect_stdout(sys.stderr),
-        progress(quiet=as_json) as tick,
+        progress(quiet=as_json, again=typed_again("--resume")) as tick,
     ):
         index = engine.sweep(grid, place.path, resume=resume, executor=chosen, tick=place.ticking(tick))
         named = place.shown(place.path)

@@ -6,10 +6,10 @@ import math
 import warnings
 import zipfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any, BinaryIO
+from typing import IO, Any, BinaryIO, TypeVar
 
 import numpy as np
 import torch
@@ -23,16 +23,25 @@ from fdaudit.limits import DATA_BYTES, PIXELS, open_file
 
 __all__ = ["read_arrays", "read_folder", "read_npz", "resolve_path"]
 
+_T = TypeVar("_T")
 # Closed list: some of Pillow's other readers start outside programs (EPS starts Ghostscript).
 _FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
 _GREY = ("1", "L", "LA")
 _COLOURED = ("P", "PA", "RGB", "RGBA", "CMYK", "YCbCr")
+_LEFT = ("thumbs.db", "ehthumbs.db", "desktop.ini", "__macosx")
+"""Files and folders that operating systems leave among images, in small letters."""
+_MOST_NAMED = 10
+"""Most unreadable files that an error names."""
 _LONGEST_END = 66_000
 """Bytes at the end of a zip archive that can hold the length of its list of members."""
 _MOST_LISTED = 1 << 20
 """Most bytes of that list."""
 _DAMAGED = (ValueError, OSError, EOFError, RuntimeError, NotImplementedError, MemoryError, KeyError)
 _DAMAGED_ZIP = (*_DAMAGED, zipfile.BadZipFile, zlib.error)
+
+
+class _DeepError(Exception):
+    """An image has more than 8 bits a channel. Which of its bits matter is not for fdaudit to decide."""
 
 
 def resolve_path(text: str, root: Path, field: str) -> Path:
@@ -66,8 +75,9 @@ def read_npz(file: Path) -> RawData:
     """
     field = "dataset.name"
     if not file.exists():
+        problem = f"names no file{_elsewhere(file)}"
         raise DataError(
-            field, f"npz:{file}", "names no file", "Give a path below `dataset.root`, or an absolute path."
+            field, f"npz:{file}", problem, "Give a path below `dataset.root`, or an absolute path."
         )
     wanted = ("train_images", "train_labels", "test_images", "test_labels", "train_identities")
     arrays = read_arrays(file, wanted, field)
@@ -82,7 +92,9 @@ def read_npz(file: Path) -> RawData:
         x = as_images(arrays[f"{part}_images"], field, f"{part}_images of {file}")
         y = as_labels(arrays[f"{part}_labels"], field, f"{part}_labels of {file}")
         same_count(x, y, field, f"{part} split of {file}")
+        _refuse_one_hot(y, field, f"{part}_labels of {file}")
         splits[part] = (x, y)
+    _refuse_from_one([y for _, y in splits.values()], field, str(file))
     x, y = splits["train"]
     test_x, test_y = splits.get("test", (None, None))
     if test_x is not None and test_x.shape[1:] != x.shape[1:]:
@@ -101,6 +113,27 @@ def read_npz(file: Path) -> RawData:
         classes=class_total([labels for _, labels in splits.values()], field, str(file)),
         provenance=f"The user's file {file.name} (val_* arrays not read); licence not stated in it.",
     )
+
+
+def _elsewhere(path: Path) -> str:
+    """Return a hint at a file or folder of that name in the working directory, or nothing."""
+    beside = Path(path.name)
+    return f", though ./{path.name} is there: set `dataset.root: .`" if beside.exists() else ""
+
+
+def _refuse_one_hot(y: Tensor, field: str, what: str) -> None:
+    """Refuse labels with exactly one class a record in columns: they would be read as several labels a record."""
+    if y.ndim == 2 and int(y.min()) == 0 and bool((y.sum(1) == 1).all()):
+        problem = "is one-hot: each record has one class, in one of several columns"
+        raise DataError(field, what, problem, "Store class numbers: labels.argmax(axis=1).")
+
+
+def _refuse_from_one(labels: list[Tensor], field: str, what: str) -> None:
+    """Refuse classes that are numbered from 1: class 0 would be one that never occurs."""
+    least = min(int(y.min()) for y in labels)
+    if all(y.ndim == 1 for y in labels) and least > 0:
+        problem = f"numbers its classes from {least}: class 0 never occurs"
+        raise DataError(field, what, problem, f"Number them from 0: labels - {least}.")
 
 
 def read_arrays(
@@ -184,7 +217,8 @@ def read_folder(folder: Path, image_size: int | None) -> RawData:
     """Read images from one sub-folder per class; classes and files are ordered by name.
 
     Pillow reads images as grey if all of them are grey, else as RGB (transparency is dropped). Names that begin with a
-    dot, and files outside the sub-folders, are ignored; every other file in a sub-folder must be an image.
+    dot, files that operating systems leave (`Thumbs.db`, `desktop.ini`, `__MACOSX`), and files outside the sub-folders,
+    are ignored; every other file in a sub-folder must be an image of 8 bits a channel.
 
     Args:
         folder: the dataset's folder.
@@ -195,18 +229,18 @@ def read_folder(folder: Path, image_size: int | None) -> RawData:
     """
     field = "dataset.name"
     if not folder.is_dir():
-        raise DataError(
-            field, f"folder:{folder}", "names no folder", "Give a folder with one folder a class."
-        )
+        problem = f"names no folder{_elsewhere(folder)}"
+        remedy = "Give a folder with one folder a class: below `dataset.root`, or by its absolute path."
+        raise DataError(field, f"folder:{folder}", problem, remedy)
     home = folder.resolve()
-    kinds = [d for d in sorted(folder.iterdir()) if d.is_dir() and not d.name.startswith(".")]
+    kinds = [d for d in sorted(folder.iterdir()) if d.is_dir() and not _left_by_a_system(d)]
     if len(kinds) < 2:
         raise DataError(field, str(folder), f"has {len(kinds)} class folders", "Make one sub-folder a class.")
     files: list[Path] = []
     labels: list[int] = []
     for label, kind in enumerate(kinds):
         _inside(kind, home)
-        found = [f for f in sorted(kind.iterdir()) if not f.name.startswith(".")]
+        found = [f for f in sorted(kind.iterdir()) if not _left_by_a_system(f)]
         if not found:
             raise DataError(field, str(kind), "is an empty class folder", "Put images there or remove it.")
         files += [_inside(f, home) for f in found]
@@ -217,6 +251,10 @@ def read_folder(folder: Path, image_size: int | None) -> RawData:
         classes=len(kinds),
         provenance=f"The user's folder {folder.name}; licence not stated in it.",
     )
+
+
+def _left_by_a_system(path: Path) -> bool:
+    return path.name.startswith(".") or path.name.lower() in _LEFT
 
 
 def _inside(path: Path, home: Path) -> Path:
@@ -233,7 +271,7 @@ def _inside(path: Path, home: Path) -> Path:
 
 def _images(files: list[Path], folder: Path, image_size: int | None) -> Tensor:
     """Return images as one tensor (n, c, h, w): uint8, or float32 if fitted to `image_size`."""
-    seen = [_looked_at(file) for file in files]
+    seen = _each(files, folder, _looked_at)
     channels = 1 if all(grey for _, grey in seen) else 3
     sizes = sorted({size for size, _ in seen})
     if image_size is None and len(sizes) > 1:
@@ -245,8 +283,30 @@ def _images(files: list[Path], folder: Path, image_size: int | None) -> Tensor:
     if (total := len(files) * channels * each) > DATA_BYTES.most:
         remedy = "Give a smaller `dataset.image_size`, or fewer images."
         raise DataError("dataset.name", str(folder), f"has {DATA_BYTES.refusal(total)}", remedy)
-    images = (as_images(_pixels(f, channels)[None], "dataset.name", str(folder)) for f in files)
-    return torch.cat([image if image_size is None else fit(image, image_size) for image in images])
+
+    def read(file: Path) -> Tensor:
+        image = as_images(_pixels(file, channels)[None], "dataset.name", str(folder))
+        return image if image_size is None else fit(image, image_size)
+
+    return torch.cat(_each(files, folder, read))
+
+
+def _each(files: list[Path], folder: Path, read: Callable[[Path], _T]) -> list[_T]:
+    """Return what each file holds; refuse all unreadable files in one error."""
+    found, wrong = list[_T](), list[tuple[Path, DataError]]()
+    for file in files:
+        try:
+            found.append(read(file))
+        except DataError as error:
+            wrong.append((file, error))
+    if len(wrong) == 1:
+        raise wrong[0][1]
+    if wrong:
+        names = [f.relative_to(folder.resolve()).as_posix() for f, _ in wrong]
+        shown = ", ".join(names[:_MOST_NAMED]) + (", …" if len(wrong) > _MOST_NAMED else "")
+        problem = f"holds {len(wrong)} files that cannot be read ({shown}); the first {wrong[0][1].problem}"
+        raise DataError("dataset.name", str(folder), problem, wrong[0][1].remedy)
+    return found
 
 
 def _looked_at(file: Path) -> tuple[tuple[int, int], bool]:
@@ -281,9 +341,14 @@ def _opened(file: Path) -> Iterator[Any]:
             with open_file(file, DATA_BYTES) as stream, Image.open(stream, formats=_FORMATS) as image:
                 if (pixels := image.width * image.height) > PIXELS.most:
                     raise ValueError(f"it has {PIXELS.refusal(pixels)}")
-                if image.mode not in (*_GREY, *_COLOURED):
-                    raise ValueError(f"mode {image.mode} is not 8 bits a channel")
+                if image.mode not in (*_GREY, *_COLOURED) or ";16" in str(getattr(image, "tile", "")):
+                    raise _DeepError(f"mode {image.mode} is not 8 bits a channel")
                 yield image
+    except _DeepError as error:
+        remedy = "Convert it to 8 bits, with a range that fits its content, or store floats in [0, 1] in an npz file."
+        raise DataError(
+            "dataset.name", str(file), f"is no image that is read as it is ({error})", remedy
+        ) from None
     except (*_DAMAGED, SyntaxError, Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
         told = getattr(error, "strerror", None) or str(error)
         raise DataError(

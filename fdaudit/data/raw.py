@@ -88,7 +88,9 @@ def as_labels(array: NDArray[Any], field: str, what: str) -> Tensor:
         DataError: the labels are not whole numbers or are negative; multi-hot ones are not all -1, 0 or 1.
     """
     if array.dtype.kind not in "iu":
-        raise DataError(field, what, f"has dtype {array.dtype}", "Store class numbers 0, 1, … as integers.")
+        one_hot = " Of one-hot labels they are labels.argmax(axis=1)." if array.ndim == 2 else ""
+        remedy = f"Store class numbers 0, 1, … as integers.{one_hot}"
+        raise DataError(field, what, f"has dtype {array.dtype}", remedy)
     if array.ndim == 2 and array.shape[1] == 1:
         array = array[:, 0]
     if array.ndim not in (1, 2) or not array.size:

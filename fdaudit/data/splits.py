@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -144,10 +145,18 @@ def make_splits(
         )
     _refuse_unmeasurable(y[held["test"]] if dataset.test_y is None else dataset.test_y, split_spec.test)
     minimum = 2 if split_spec.candidates else 1
-    parts = partition(y[rest], clients, partition_spec, stream, classes, minimum)
-    made = tuple(
-        split_client(k, rest[part], y, classes, split_spec.candidates, stream) for k, part in enumerate(parts)
-    )
+    try:
+        parts = partition(y[rest], clients, partition_spec, stream, classes, minimum)
+        made = tuple(
+            split_client(k, rest[part], y, classes, split_spec.candidates, stream)
+            for k, part in enumerate(parts)
+        )
+    except DataError as error:
+        enough = math.ceil(clients * (classes + 1) * len(y) / max(len(rest), 1))
+        if task_of(y) != "single-label" or len(y) >= enough:
+            raise
+        told = f"There are {len(y)}; {enough} are enough for {clients} clients and {classes} classes, shared evenly."
+        raise DataError(error.field, error.value, error.problem, f"{error.remedy} {told}") from None
     return Splits(clients=made, class_table=class_table(y, [c.train for c in made], classes), **held)
 
 

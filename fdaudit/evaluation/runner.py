@@ -55,7 +55,7 @@ class Piece:
         """Return the piece as a JSON object, without the attack's code."""
         return {
             "run": str(self.run.resolve()),
-            "attack": self.attack.name,
+            "attack": self.attack.asked or self.attack.name,
             "params": dict(self.attack.params or {}),
             "among": list(self.attack.adversaries),
             "adversaries": list(self.adversaries),

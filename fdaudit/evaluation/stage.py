@@ -21,7 +21,7 @@ from fdaudit.adversary.attack_plan import AttackPlan
 from fdaudit.adversary.knowledge import Knowledge
 from fdaudit.adversary.oracle import Oracle
 from fdaudit.adversary.view import View, export_view, open_view, view_of
-from fdaudit.errors import RunError
+from fdaudit.errors import RunError, plugin_line
 from fdaudit.evaluation.controls.kept import kept_controls
 from fdaudit.evaluation.controls.rehearsed import Rehearsed
 from fdaudit.handout.auxiliary import Assumption, assumptions, known, merged, others, shared
@@ -214,7 +214,7 @@ class Stage:
         except AttackFailedError as error:
             return base.cell("failed", reason=str(error))
         except Exception as error:  # an attack may be third-party code, and answer anything
-            return base.cell("failed", reason=f"{type(error).__name__}: {error}")
+            return base.cell("failed", reason=f"{type(error).__name__}: {error}{plugin_line(error)}")
         return made
 
     def guesses(self, adversary: Adversary, attack: AttackPlan) -> tuple[Guess, ...]:

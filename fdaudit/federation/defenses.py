@@ -53,6 +53,7 @@ def attach(spec: Spec, protocol: type[FederatedProtocol], config: ProtocolConfig
     own = [(f"protocol.defenses.{d.kind}", d) for d in config.defenses()]
     for where, entry in [*asked, *own]:
         cls = defenses.REGISTRY.load(entry.name, f"{where}.name")
+        defenses.REGISTRY.called(entry.name, f"{where}.name")
         belongs = "training" if acts_in_training(cls) else "message"
         if belongs != entry.at:
             problem = f"acts at {belongs}, not at {entry.at}"

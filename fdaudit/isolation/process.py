@@ -76,7 +76,10 @@ def serve_cases(reading: BinaryIO, writing: BinaryIO, confined: bool, at_end: Ca
 
 
 def _said(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}".encode("utf-8", "backslashreplace").decode()
+    from fdaudit.errors import plugin_line
+
+    told = f"{type(error).__name__}: {error}{plugin_line(error)}"
+    return told.encode("utf-8", "backslashreplace").decode()
 
 
 def _read(reading: BinaryIO, frames: SimpleQueue[Frame | None], at_end: Callable[[], object]) -> None:

@@ -17,7 +17,7 @@ from pydantic import JsonValue
 from torch import Tensor, nn
 
 from fdaudit.config import Config, validate
-from fdaudit.errors import SpecError, nearest
+from fdaudit.errors import SpecError, nearest, plugin_line
 from fdaudit.limits import MOST_PARAMETERS
 from fdaudit.models.network import seed_from, seeded
 from fdaudit.models.resnets import Resnet8Params, ResnetParams, resnet8, resnet_small
@@ -242,7 +242,7 @@ def _imported(name: str, params: Mapping[str, Any], input_shape: _Shape, classes
         raise SpecError(
             "model.name",
             name,
-            f"cannot be made ({type(error).__name__}: {error})",
+            f"cannot be made ({type(error).__name__}: {error}){plugin_line(error)}",
             "Check the import path and `model.params`.",
         ) from error
     if not isinstance(module, nn.Module):
@@ -260,7 +260,7 @@ def _misfit(made: Architecture) -> str | None:
     except Exception as error:
         c, h, w = made.input_shape
         reason = str(error).partition("\n")[0].rstrip(". ")
-        return f"does not accept images of {c}x{h}x{w} ({reason})"
+        return f"does not accept images of {c}x{h}x{w} ({reason}){plugin_line(error)}"
     if not isinstance(output, Tensor) or tuple(output.shape) != (n, made.classes):
         shape = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
         return f"maps {n} images to {shape}, not to logits {(n, made.classes)}"

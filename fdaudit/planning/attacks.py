@@ -10,7 +10,8 @@ from fdaudit.adversary.attack_plan import AttackPlan
 from fdaudit.config import validate
 from fdaudit.errors import SpecError, nearest
 from fdaudit.isolation.attacker import settings_of
-from fdaudit.spec.schema import Spec
+from fdaudit.registry import IMPORT
+from fdaudit.spec.schema import AttackSpec, Spec
 
 __all__ = ["plan_attack", "plan_attacks", "refuse_attacks_without_controls"]
 
@@ -21,23 +22,24 @@ def plan_attacks(spec: Spec) -> tuple[AttackPlan, ...]:
     Raises:
         SpecError: an attack is unknown, is asked for twice, or has a setting that is unknown or out of range.
     """
-    wanted = None if spec.attacks == "all" else {a.name: (n, a) for n, a in enumerate(spec.attacks)}
     known = attacks.REGISTRY.names()
+    wanted: dict[str, tuple[int, AttackSpec]] | None = None if spec.attacks == "all" else {}
     for number, asked in enumerate(() if spec.attacks == "all" else spec.attacks):
         field = f"attacks.{number}.name"
-        if asked.name not in known:
+        if asked.name not in known and not asked.name.startswith(IMPORT):
             raise SpecError(field, asked.name, "is not a known attack", nearest(asked.name, known))
-        if wanted is not None and wanted[asked.name][0] != number:
+        called = attacks.REGISTRY.called(asked.name, field)
+        if wanted is not None and wanted.setdefault(called, (number, asked))[0] != number:
             raise SpecError(field, asked.name, "is asked for twice", "Keep one of them.")
     plans = []
-    for name in known:
+    for name in [*known, *(n for n in wanted or () if n not in known)]:
         if wanted is not None and name not in wanted:
             plans.append(_attack_plan(name, None, spec.adversaries))
             continue
         number, entry = wanted[name] if wanted else (0, None)
         plans.append(
             plan_attack(
-                name,
+                entry.name if entry else name,
                 entry.params if entry else {},
                 spec,
                 f"attacks.{number}.params",
@@ -67,7 +69,8 @@ def plan_attack(
 def _attack_plan(name: str, params: Mapping[str, Any] | None, adversaries: tuple[str, ...]) -> AttackPlan:
     registry = attacks.REGISTRY
     return AttackPlan(
-        name=name,
+        name=registry.called(name, "attack"),
+        asked=name,
         card=registry.describe(name),
         target=registry.target(name),
         own=registry.owns(name),

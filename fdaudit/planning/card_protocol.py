@@ -9,6 +9,7 @@ from fdaudit import protocols
 from fdaudit.config import validate
 from fdaudit.errors import ProtocolError, SpecError
 from fdaudit.federation.protocol import FederatedProtocol, ProtocolConfig, Round, Setting, applies
+from fdaudit.registry import IMPORT
 from fdaudit.spec.card import Card, Facts, MessageFacts
 from fdaudit.spec.schema import ProtocolSpec
 from fdaudit.transcript.messages import Message, role
@@ -70,8 +71,10 @@ def known_protocol(entry: ProtocolSpec, field: str) -> tuple[type[FederatedProto
     """Return a protocol of fdaudit with its settings.
 
     Raises:
-        SpecError: it is not known, or a setting is wrong.
+        SpecError: it is not known or names code, which a card may not; or a setting is wrong.
     """
+    if entry.name.startswith(IMPORT):
+        raise SpecError(f"{field}.name", entry.name, "names code", "Name a protocol of `fdaudit list`.")
     cls = protocols.REGISTRY.load(entry.name, f"{field}.name")
     return cls, validate(cls.Config, entry.params, f"{field}.params")
 
@@ -81,7 +84,7 @@ def protocol_of(
 ) -> tuple[type[FederatedProtocol], ProtocolConfig]:
     """Return the protocol that the card names, or a class that describes the record of an unknown one."""
     stated = card.training.model_dump(exclude_none=True)
-    if card.protocol.name in protocols.REGISTRY.names():
+    if card.protocol.name.startswith(IMPORT) or card.protocol.name in protocols.REGISTRY.names():
         for field, value in (("training", stated), ("stand_in", card.stand_in)):
             if value:
                 problem = f"is given for {card.protocol.name}, which fdaudit knows"

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 
 import torch
 
-from fdaudit import protocols
+from fdaudit import defenses, protocols
 from fdaudit.adversary.attack_plan import AttackPlan
 from fdaudit.adversary.view import members_of
 from fdaudit.config import validate
@@ -234,6 +234,7 @@ def make_plan(spec: Spec, secrets: Secrets) -> Plan:
         UsageError: a name is unknown, a setting impossible, a dataset absent or damaged.
     """
     protocol = protocols.REGISTRY.load(spec.protocol.name, "protocol.name")
+    protocols.REGISTRY.called(spec.protocol.name, "protocol.name")
     if spec.preset is not None and not spec.preset.written_out:
         _, shared = _records(spec, secrets)
         spec = written_out(spec, protocol, sum(len(c.train) for c in shared.clients))
@@ -295,6 +296,8 @@ def _identity(
 ) -> str:
     """Return a digest of a run's settings, records, shares and imported networks; any change gives another digest."""
     code = [network.source for network in networks.distinct]
+    code += protocols.REGISTRY.source(spec.protocol.name)
+    code += [digest for entry in spec.defenses for digest in defenses.REGISTRY.source(entry.name)]
     card = {"spec": spec.digest(), "seed": seed, "data": dataset.sha256(), "code": code}
     return digest_of(card, splits.to_dict(), public)
 
@@ -389,15 +392,11 @@ def _public(
 
 def _refuse_strangers(spec: Spec, protocol: type[FederatedProtocol], config: ProtocolConfig) -> None:
     """Refuse an adversary that is not a party of this protocol with these settings."""
-    asked = [("adversaries", spec.adversaries)]
-    for number, entry in enumerate(() if spec.attacks == "all" else spec.attacks):
-        asked.append((f"attacks.{number}.adversaries", entry.adversaries or ()))
-    for where, names in asked:
-        for name in names:
-            try:
-                members_of(name, parties_of(protocol, config, spec.clients))
-            except SpecError as error:
-                raise SpecError(where, name, f"{error.problem} of {protocol.name}", error.remedy) from None
+    for where, name in spec.asked_adversaries:
+        try:
+            members_of(name, parties_of(protocol, config, spec.clients))
+        except SpecError as error:
+            raise SpecError(where, name, f"{error.problem} of {protocol.name}", error.remedy) from None
 
 
 def _refuse_rounds_beyond(spec: Spec, config: ProtocolConfig) -> None:

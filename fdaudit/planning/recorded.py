@@ -30,6 +30,7 @@ from fdaudit.planning.card_protocol import Recorded, known_protocol, protocol_of
 from fdaudit.planning.ladder import ASSUMED, lacking_parts, needed_by
 from fdaudit.planning.plan import Plan, execution_of, networks_named
 from fdaudit.recording.truth import SITES, read_sites
+from fdaudit.registry import IMPORT
 from fdaudit.spec.card import Card, load_card
 from fdaudit.spec.schema import AuxiliarySpec, DatasetSpec, ModelSpec, Spec
 from fdaudit.storage.cache import digest_of
@@ -292,6 +293,7 @@ def recorded_plan(
     networks = _networks(card, spec)
     execution = execution_of(spec, networks)
     resolved = spec.model_copy(update=execution.settings)
+    _refuse_code(spec)
     attached = attach(spec, protocol, config)
     head = messages[-1].sha256 if messages else ""
     return RecordedPlan(
@@ -383,6 +385,16 @@ def _ordered(parties: Sequence[str]) -> tuple[str, ...]:
             "record.parties", found, "are not client/0 to the last without a gap", "Name them so."
         )
     return (*first, *clients, *(["world"] if "world" in parties else []))
+
+
+def _refuse_code(spec: Spec) -> None:
+    """Refuse attacks and defences that name code: the spec of a recording may be a stranger's."""
+    trusted = "If you trust it, give it to `fdaudit attack RUN`."
+    listed = [("defenses", d.name, "Remove it.") for d in spec.defenses]
+    listed += [("attacks", a.name, trusted) for a in (() if spec.attacks == "all" else spec.attacks)]
+    for field, name, remedy in listed:
+        if name.startswith(IMPORT):
+            raise SpecError(field, name, "names code, in the spec of a recording", remedy)
 
 
 def _refuse_stranger(field: str, name: str, parties: Sequence[str]) -> None:

@@ -318,14 +318,17 @@ class Spec(Config):
             if client >= self.clients:
                 field, problem = f"canaries.clients.{number}", f"is none of the {self.clients} clients"
                 raise SpecError(field, client, problem, f"Clients count from 0 to {self.clients - 1}.")
-        for name in self.adversaries:
-            _check_adversary("adversaries", name, self.clients)
-        if self.privacy.budget is not None:
-            _check_adversary("privacy.budget.adversary", self.privacy.budget.adversary, self.clients)
-        for number, attack in enumerate(() if self.attacks == "all" else self.attacks):
-            for name in attack.adversaries or ():
-                _check_adversary(f"attacks.{number}.adversaries", name, self.clients)
         return self
+
+    @property
+    def asked_adversaries(self) -> tuple[tuple[str, str], ...]:
+        """Return every adversary that the spec names, with its field."""
+        named = [("adversaries", name) for name in self.adversaries]
+        if self.privacy.budget is not None:
+            named.append(("privacy.budget.adversary", self.privacy.budget.adversary))
+        for number, attack in enumerate(() if self.attacks == "all" else self.attacks):
+            named += [(f"attacks.{number}.adversaries", name) for name in attack.adversaries or ()]
+        return tuple(named)
 
     @property
     def rehearses(self) -> bool:
@@ -346,22 +349,6 @@ class Spec(Config):
         return hashlib.sha256(canonical(self.model_dump(mode="json", exclude={"seed"}))).hexdigest()
 
 
-def _check_adversary(field: str, name: str, clients: int) -> None:
-    parties = ["server", "aggregator", "eavesdropper", "world"]
-    for member in name.split("+"):
-        kind, _, number = member.partition("/")
-        if member in parties:
-            continue
-        if kind == "client" and number.isdecimal() and str(int(number)) == number and int(number) < clients:
-            continue
-        raise SpecError(
-            field,
-            name,
-            "names a party that is not there",
-            nearest(member, [*parties, f"client/{clients - 1}"]),
-        )
-
-
 def load_spec(source: Spec | Path | str | dict[str, Any]) -> Spec:
     """Return a spec from a spec, a mapping, or a YAML file.
 
@@ -373,6 +360,17 @@ def load_spec(source: Spec | Path | str | dict[str, Any]) -> Spec:
     if isinstance(source, dict):
         return validate(Spec, source)
     value = read_yaml(Path(source), "spec")
+    _refuse_no_spec(value, str(source))
     if isinstance(value, dict) and isinstance(value.get("seed"), dict):
         value = {**value, "seed": None}  # a run's own spec.yaml: the vault holds its seed
-    return validate(Spec, value if value is not None else {})
+    return validate(Spec, value)
+
+
+def _refuse_no_spec(value: Any, source: str) -> None:
+    """Refuse a file without content, and the grid of a sweep."""
+    if value is None:
+        raise SpecError(
+            "spec", source, "is empty", "Write `key: value` lines; `protocol` and `dataset` first."
+        )
+    if isinstance(value, dict) and "sweep" in value and "base" in value:
+        raise SpecError("spec", source, "is the grid of a sweep", "Give it to `fdaudit sweep`.")

@@ -206,7 +206,10 @@ def load_grid(source: Path | str | Mapping[str, Any]) -> Grid:
     path = Path(source)
     value = read_yaml(path, "grid")
     if not isinstance(value, dict):
-        raise SpecError("grid", str(source), "is not a mapping", "Write `key: value` lines.")
+        problem = "is empty" if value is None else "is not a mapping"
+        raise SpecError("grid", str(source), problem, "Write `key: value` lines.")
+    if "sweep" not in value and "base" not in value and value.keys() <= Spec.model_fields.keys():
+        raise SpecError("grid", str(source), "is the spec of one run", "Give it to `fdaudit run`.")
     if isinstance(value.get("base"), str):
         value = {**value, "base": _base(path.parent, value["base"])}
     return validate(Grid, _plain(value))

@@ -23,6 +23,7 @@ __all__ = [
     "origin_of",
     "read_manifest",
     "refuse_changed",
+    "refuse_no_run",
     "verify",
     "versions",
     "write_manifest",
@@ -36,6 +37,7 @@ COVERED: Mapping[str, tuple[str, ...]] = MappingProxyType(
 _REQUIRED: Mapping[str, type] = {"head": str, "messages": int, "files": dict, "commitments": dict}
 _PACKAGES = ("fdaudit", "numpy", "safetensors", "scikit-learn", "scipy", "torch", "torchvision")
 _AFTERWARDS = "result.json"
+_MOST_NAMED = 20
 _SCHEMA = "fdaudit-manifest/2"
 _EARLIER = ("fdaudit-manifest/1",)
 
@@ -74,6 +76,7 @@ def read_manifest(run: Path) -> dict[str, Any]:
             [f"{MANIFEST} is missing, though {_AFTERWARDS}, which is written later, is there"]
         )
     if not path.is_file():
+        refuse_no_run(run)
         raise RunError(
             "run", str(run), "has no manifest", "Finish it with `fdaudit run --resume --out` first."
         )
@@ -98,6 +101,23 @@ def read_manifest(run: Path) -> dict[str, Any]:
     if wrong:
         raise IntegrityError([f"{MANIFEST} is malformed: {', '.join(wrong)}"])
     return dict(body)
+
+
+def refuse_no_run(path: Path) -> None:
+    """Refuse a path where nothing is, and a folder that is no run but holds some.
+
+    Raises:
+        RunError: one of the two; it names the runs in the folder.
+    """
+    if not path.exists():
+        raise RunError("run", str(path), "does not exist", "Give the directory of a run.")
+    if (path / "vault").is_dir() or (path / "transcript").is_dir() or not path.is_dir():
+        return
+    runs = sorted(p.name for p in path.iterdir() if (p / MANIFEST).is_file())
+    if runs:
+        shown = ", ".join(runs[:_MOST_NAMED]) + (", …" if len(runs) > _MOST_NAMED else "")
+        problem = f"is a folder of {len(runs)} runs ({shown}), not a run"
+        raise RunError("run", str(path), problem, f"Give one of them, such as {path / runs[0]}.")
 
 
 def verify(run: Path) -> list[str]:

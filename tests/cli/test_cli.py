@@ -189,7 +189,9 @@ def test_attack_runs_one_cell_and_keeps_it(shell: Shell, done: Path) -> None:
 def test_attack_prints_one_line_a_cell(shell: Shell, done: Path) -> None:
     code, out, _ = shell("attack", done, "loss-threshold", "--adversary", "world")
     assert code == 0
-    assert [line.split()[1] for line in out.splitlines()] == ["world/loss-threshold"]
+    cell, _, verdict = out.splitlines()
+    assert cell.split()[1] == "world/loss-threshold"
+    assert verdict.startswith("world / loss-threshold: ")
 
 
 def test_attack_takes_settings(shell: Shell, done: Path) -> None:

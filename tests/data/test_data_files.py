@@ -5,7 +5,9 @@ from __future__ import annotations
 import io
 import os
 import pickle
+import struct
 import zipfile
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -13,9 +15,9 @@ import pytest
 import torch
 from PIL import Image
 
-from fdaudit.data import load_dataset
+from fdaudit.data import load_dataset, make_splits
 from fdaudit.errors import DataError
-from fdaudit.spec.schema import DatasetSpec
+from fdaudit.spec.schema import DatasetSpec, PartitionSpec, SplitSpec
 
 from ..helpers.run_cases import stream
 
@@ -238,6 +240,96 @@ def test_images_cut_short_deep_or_palettised(tmp_path):
     assert "no readable image" in str(refusal(name=f"folder:{tmp_path}"))
     Image.fromarray(np.zeros((64, 64), np.uint16)).save(file)
     assert "8 bits" in str(refusal(name=f"folder:{tmp_path}"))
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.float32])
+def test_one_hot_labels_are_refused(tmp_path, dtype):
+    one_hot = np.eye(4, dtype=dtype)[np.arange(20) % 4]
+    write_npz(tmp_path / "d.npz", train_labels=one_hot, test_images=None, test_labels=None)
+    assert "labels.argmax(axis=1)" in refusal(name="npz:d.npz", root=str(tmp_path)).remedy
+
+
+def test_labels_that_begin_at_one_are_refused_but_other_gaps_are_not(tmp_path):
+    changes = {"train_labels": np.arange(20) % 4 + 1, "test_labels": np.arange(6) % 4 + 1}
+    write_npz(tmp_path / "d.npz", **changes)
+    error = refusal(name="npz:d.npz", root=str(tmp_path))
+    assert error.problem == "numbers its classes from 1: class 0 never occurs"
+    assert error.remedy == "Number them from 0: labels - 1."
+    write_npz(tmp_path / "gap.npz", train_labels=np.array([0, 2] * 10))
+    assert load(name="npz:gap.npz", root=str(tmp_path)).classes == 4
+
+
+def test_files_that_systems_leave_are_ignored(tmp_path):
+    write_folder(tmp_path)
+    (tmp_path / "__MACOSX").mkdir()
+    for name in (".DS_Store", "Thumbs.db", "desktop.ini", "._0.png"):
+        (tmp_path / "cats" / name).write_bytes(b"no image")
+    assert load(name=f"folder:{tmp_path}").y.tolist() == [0, 1]
+
+
+def test_all_unreadable_images_are_named_at_once(tmp_path):
+    write_folder(tmp_path)
+    for number in range(12):
+        (tmp_path / "dogs" / f"x{number:02}.png").write_bytes(b"no image")
+    error = refusal(name=f"folder:{tmp_path}")
+    named = ", ".join(f"dogs/x{n:02}.png" for n in range(10))
+    assert f"holds 12 files that cannot be read ({named}, …); the first is no readable image" in error.problem
+
+
+def test_images_that_are_cut_short_are_named_at_once(tmp_path):
+    write_folder(tmp_path, sizes=((64, 64),), modes=("RGB",))
+    noise = np.random.default_rng(0).integers(0, 256, (64, 64, 3), dtype=np.uint8)
+    for name in ("a.png", "b.png"):
+        Image.fromarray(noise).save(tmp_path / "cats" / name)
+        whole = (tmp_path / "cats" / name).read_bytes()
+        (tmp_path / "cats" / name).write_bytes(whole[: len(whole) // 2])
+    assert (
+        "2 files that cannot be read (cats/a.png, cats/b.png)" in refusal(name=f"folder:{tmp_path}").problem
+    )
+
+
+@pytest.mark.parametrize("coloured", [False, True])
+def test_images_of_16_bits_are_refused_with_the_way_out(tmp_path, coloured):
+    write_folder(tmp_path)
+    file = tmp_path / "cats" / "deep.png"
+    if coloured:
+        file.write_bytes(_deep_rgb(8))
+    else:
+        Image.fromarray(np.zeros((8, 8), np.uint16)).save(file)
+    error = refusal(name=f"folder:{tmp_path}")
+    assert "not 8 bits a channel" in error.problem
+    assert error.remedy.startswith("Convert it to 8 bits, with a range that fits its content")
+
+
+def _deep_rgb(side):
+    """A PNG of 16 bits a channel in three colours, which Pillow cannot write."""
+
+    def chunk(kind, data):
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    head = struct.pack(">IIBBBBB", side, side, 16, 2, 0, 0, 0)
+    rows = zlib.compress((b"\0" + bytes(6 * side)) * side)
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", rows) + chunk(b"IEND", b"")
+
+
+def test_too_few_images_say_how_many_are_enough(tmp_path):
+    def made(each):
+        folder = tmp_path / str(each)
+        for name in "abc":
+            (folder / name).mkdir(parents=True)
+            for number in range(each):
+                Image.new("L", (8, 8)).save(folder / name / f"{number}.png")
+        return load(name=f"folder:{folder}")
+
+    def split(data):
+        return make_splits(data, 3, PartitionSpec(), SplitSpec(), stream(0, "splits"))
+
+    with pytest.raises(DataError) as caught:
+        split(made(2))
+    assert caught.value.remedy.endswith(
+        "There are 6; 24 are enough for 3 clients and 3 classes, shared evenly."
+    )
+    assert len(split(made(8)).clients) == 3
 
 
 def test_folders_that_are_no_dataset(tmp_path):

@@ -166,7 +166,7 @@ IN_SPECS: list[tuple[str, dict[str, Any], str, str, str]] = [
     (
         "an attack twice",
         {"attacks": [{"name": "loss-threshold"}] * 2},
-        "attacks.0.name",
+        "attacks.1.name",
         "'loss-threshold'",
         "Keep one",
     ),

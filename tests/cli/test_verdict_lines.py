@@ -1,0 +1,49 @@
+"""The verdict of each cell on the console: the words of the report, and the victim that leaks most."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from fdaudit.reports.schema import read
+from fdaudit.reports.verdict import LEVELS, judge_all
+
+from fdaudit.cli.verdicts import verdicts
+
+from ..helpers.cli_cases import Shell
+
+RESULT = json.loads((Path(__file__).parents[1] / "fixtures" / "result.json").read_bytes())
+
+
+def test_the_lines_are_the_report_s_verdicts() -> None:
+    findings = [f for f in judge_all(read(RESULT)) if f.level != "not-requested"]
+    lines = list(verdicts(RESULT))
+    assert len(lines) == len(findings)
+    for finding, line in zip(findings, lines, strict=True):
+        head = f"{finding.cell.adversary} / {finding.cell.attack}: {LEVELS[finding.level].lower()}"
+        assert line.startswith(head)
+        if finding.level in ("leak", "partial"):
+            assert finding.worst is not None
+            assert line.endswith(f"({finding.worst.target})")
+    assert {f.level for f in findings} >= {"leak", "none-seen"}
+
+
+def test_only_the_named_cells_are_shown() -> None:
+    wanted = RESULT["cells"][0]["id"]
+    (line,) = verdicts(RESULT, {wanted})
+    assert line == next(iter(verdicts(RESULT)))
+
+
+@pytest.mark.usefixtures("forked_processes")
+def test_run_and_attack_print_them(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    shell = Shell(monkeypatch, capsys, tmp_path / "home")
+    spec = shell.spec(attacks=[{"name": "loss-threshold"}])
+    out, _ = shell.told("run", spec, "--out", "here", "--no-report")
+    (line,) = [x for x in out.splitlines() if x.startswith("server / loss-threshold: ")]
+    result = json.loads((shell.home / "here" / "result.json").read_bytes())
+    assert line in list(verdicts(result))
+    out, _ = shell.told("attack", "here", "loss-threshold")
+    assert out.splitlines()[-1] == line

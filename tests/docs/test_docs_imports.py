@@ -1,0 +1,152 @@
+"""Classes named by `import:module:Class`, as `docs/extending.md` shows it: found on the path, run, and refused."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+import fdaudit
+from fdaudit import attacks, defenses
+from fdaudit.cli.explain import card
+from fdaudit.errors import SpecError
+from fdaudit.isolation.attacker import settings_of
+from fdaudit.planning.card_protocol import known_protocol
+from fdaudit.planning.recorded import _refuse_code
+from fdaudit.spec.schema import ProtocolSpec, Spec
+
+from ..helpers.cli_cases import Shell
+from ..helpers.docs_pages import blocks
+from ..helpers.run_cases import tiny
+from ..helpers.warm import forked_attackers
+
+_PAGE = "docs/extending.md"
+CONFIDENCE = "import:fdaudit_extras.confidence:Confidence"
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The page's files on the path, without an entry point."""
+    site = tmp_path_factory.mktemp("site")
+    for source in blocks(_PAGE, "python"):
+        path = site / source.split("\n")[0].removeprefix("# ")
+        path.parent.mkdir(exist_ok=True)
+        (path.parent / "__init__.py").touch()
+        path.write_text(source, encoding="utf-8")
+    sys.path.insert(0, str(site))
+    importlib.invalidate_caches()
+    yield site
+    sys.path.remove(str(site))
+    for name in [n for n in sys.modules if n.partition(".")[0] == "fdaudit_extras"]:
+        del sys.modules[name]
+
+
+@pytest.fixture(scope="module")
+def run(site: Path, tmp_path_factory: pytest.TempPathFactory) -> fdaudit.Run:
+    (text,) = (b for b in blocks(_PAGE, "yaml") if b.startswith("# imported.yaml"))
+    spec: dict[str, Any] = {**yaml.safe_load(text), "threads": 1, "seed": 4}
+    with forked_attackers():
+        return fdaudit.run(spec, tmp_path_factory.mktemp("imports") / "run")
+
+
+def cells(run: fdaudit.Run) -> dict[str, Any]:
+    return {c["id"]: c for c in run.result["cells"] if c["status"] != "not-requested"}
+
+
+def test_the_page_s_spec_runs_and_cells_have_the_class_s_own_name(run: fdaudit.Run) -> None:
+    assert run.verify() == []
+    assert run.result["run"]["protocol"] == "one-shot"
+    assert set(cells(run)) == {"server/confidence", "world/confidence"}
+    assert cells(run)["world/confidence"]["status"] in ("run", "inconclusive")
+    sent = run.view("server").select(kind="model_parameters")
+    assert {d["name"] for m in sent if m.sender != "server" for d in m.defenses} == {"sign"}
+
+
+def test_the_command_attacks_with_a_class(
+    run: fdaudit.Run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    shell = Shell(monkeypatch, capsys, tmp_path / "home")
+    before = cells(run)["world/confidence"]
+    with forked_attackers():
+        (cell,) = shell.json("attack", run.directory, CONFIDENCE, "--adversary", "world")
+    assert cell == before == cells(run)["world/confidence"]
+    assert shell("report", run.directory)[0] == 0
+    assert shell.json("explain", CONFIDENCE)["room"] == "attack"
+    code, out, err = shell("report", run.directory, "--public")
+    assert (code, err) == (0, "")
+    assert "fdaudit_extras" not in Path(out.strip()).read_text(encoding="utf-8")
+
+
+def test_a_class_loads_in_the_isolated_process(site: Path) -> None:
+    """In a new program, which can open only what it needs where the system has Landlock."""
+    target = attacks.REGISTRY.target(CONFIDENCE)
+    assert settings_of(CONFIDENCE, target, "quick", {}, "attack") == {}
+
+
+def test_every_room_is_explained(site: Path) -> None:
+    for name, room in (("one_shot:OneShot", "protocol"), ("sign:Sign", "defence")):
+        assert card(f"import:fdaudit_extras.{name}")["room"] == room
+
+
+@pytest.mark.parametrize(
+    ("name", "problem", "remedy"),
+    [
+        ("import:confidence", "is no import path", "Write import:package.module:Class."),
+        ("import:no_such_file:Attack", "names a module no_such_file that is not found", "PYTHONPATH"),
+        ("import:fdaudit_extras.confidence:Nothing", "cannot be read", "Correct the class."),
+        ("import:fdaudit_extras.sign:Sign", "has no goal", "Correct the class."),
+        ("import:../x:Attack", "is no import path", "Write import:"),
+    ],
+)
+def test_names_that_are_no_attack(site: Path, name: str, problem: str, remedy: str) -> None:
+    with pytest.raises(SpecError) as caught:
+        attacks.REGISTRY.called(name, "attacks.0.name")
+    assert problem in caught.value.problem
+    assert remedy in caught.value.remedy
+
+
+@pytest.mark.parametrize(
+    ("own", "problem"),
+    [
+        ("../up", "no name of small letters"),
+        ("a/b", "no name of small letters"),
+        ("loss-threshold", "calls itself 'loss-threshold', which is fdaudit."),
+    ],
+)
+def test_a_class_may_not_take_an_unsafe_or_a_known_name(
+    site: Path, monkeypatch: pytest.MonkeyPatch, own: str, problem: str
+) -> None:
+    source = (site / "fdaudit_extras" / "confidence.py").read_text()
+    module = f"renamed_{abs(hash(own))}"
+    (site / f"{module}.py").write_text(source.replace('= "confidence"', f"= {own!r}"))
+    importlib.invalidate_caches()
+    with pytest.raises(SpecError, match=problem):
+        attacks.REGISTRY.called(f"import:{module}:Confidence")
+
+
+def test_other_code_under_the_same_import_path_is_another_run(site: Path) -> None:
+    file = site / "fdaudit_extras" / "sign.py"
+    name, text = "import:fdaudit_extras.sign:Sign", file.read_text()
+    first = defenses.REGISTRY.source(name)
+    file.write_text(text + "\n# changed\n")
+    try:
+        assert len(first) == 1
+        assert defenses.REGISTRY.source(name) != first
+    finally:
+        file.write_text(text)
+    assert defenses.REGISTRY.source("gaussian-noise") == ()
+
+
+def test_a_card_and_a_recording_s_spec_may_name_no_code() -> None:
+    with pytest.raises(SpecError, match="names code"):
+        known_protocol(ProtocolSpec(name="import:os:system"), "card.stand_in")
+    code = {"kind": "model_update", "name": "import:os:system"}
+    for changes in ({"attacks": [{"name": CONFIDENCE}]}, {"defenses": [code]}):
+        with pytest.raises(SpecError, match="names code, in the spec of a recording"):
+            _refuse_code(Spec.model_validate_json(json.dumps(tiny(**changes))))
