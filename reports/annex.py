@@ -43,7 +43,7 @@ DP = Document(
 AML = Document(
     name="NIST AI 100-2",
     title="National Institute of Standards and Technology, Adversarial Machine Learning: A Taxonomy and Terminology of "
-    "Attacks and Mitigations; section numbers are those of NIST AI 100-2e2023, doi:10.6028/NIST.AI.100-2e2023",
+    "Attacks and Mitigations, NIST AI 100-2e2025, March 2025, doi:10.6028/NIST.AI.100-2e2025",
 )
 ISO = Document(
     name="ISO/IEC 27559",
@@ -70,6 +70,11 @@ class Item:
     provided: Provided
     what: str
     where: tuple[str, ...] = ()
+
+    @property
+    def how(self) -> str:
+        """Return "test" if an attack was run for it, else "list": what was sent, stated or assumed."""
+        return "test" if "cells" in self.where and self.provided != "no" else "list"
 
 
 def annex(result: Result) -> tuple[Item, ...]:
@@ -133,8 +138,8 @@ def _dp(result: Result) -> Iterator[Item]:
         where=where,
     )
     stated = [
-        ("Unit of privacy", [e.unit for e in entries if e.unit]),
-        ("Neighbouring data sets (relation)", [e.relation for e in entries if e.relation]),
+        ("Unit of privacy", [e.unit for e in finite if e.unit]),
+        ("Neighbouring data sets (relation)", [e.relation for e in finite if e.relation]),
         ("Composition", [e.accountant for e in finite if e.accountant]),
         ("Sampling", [e.sampling for e in finite if e.sampling]),
     ]
@@ -195,7 +200,7 @@ def _aml(result: Result) -> Iterator[Item]:
     cells = [c for c in result.cells if c.status == "run"]
     yield Item(
         document=AML,
-        asked="Attacker's goals and objectives (2.1.2)",
+        asked="Attacker's goals and objectives",
         provided="yes" if cells else "no",
         what=f"Each attack names its goal: {joined(dict.fromkeys(c.goal.replace('-', ' ') for c in cells))}."
         if cells
@@ -204,25 +209,25 @@ def _aml(result: Result) -> Iterator[Item]:
     )
     yield Item(
         document=AML,
-        asked="Attacker's capabilities (2.1.3)",
+        asked="Attacker's capabilities",
         provided="yes",
         what="What each adversary sees and may ask; queries spent by each attack. Adversaries are passive.",
         where=("exposure", "cells"),
     )
     yield Item(
         document=AML,
-        asked="Attacker's knowledge (2.1.4)",
+        asked="Attacker's knowledge",
         provided="yes" if cells else "no",
         what="Each attack lists what it is assumed to know besides its view." if cells else "No attack ran.",
         where=("cells",),
     )
-    yield _attacked(AML, "Data reconstruction (2.4.1)", result, ("reconstruction",))
-    yield _attacked(AML, "Membership inference (2.4.2)", result, ("membership",))
-    yield _attacked(AML, "Model extraction (2.4.3)", result, ("model-extraction",))
+    yield _attacked(AML, "Data reconstruction", result, ("reconstruction",))
+    yield _attacked(AML, "Membership inference", result, ("membership",))
+    yield _attacked(AML, "Model extraction", result, ("model-extraction",))
     shares = bool(_ran(result, ("label-distribution",)))
     yield Item(
         document=AML,
-        asked="Property inference (2.4.4)",
+        asked="Property inference",
         provided="in part" if shares else "no",
         what="Class shares of clients only; other properties are not in scope."
         if shares

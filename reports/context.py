@@ -237,6 +237,8 @@ class Warned:
 
 def _warnings(result: Result) -> Iterable[Warned]:
     """Yield what makes the figures of this run less than they seem."""
+    for warning in result.utility.warnings:
+        yield Warned(head="The model learnt little.", text=clip(warning, 300))
     rounds = result.run.rounds
     silent = [
         f"{clip(s.party, 60)} in {len(s.rounds)} of {rounds} ({spans(s.rounds)})" for s in result.run.silences

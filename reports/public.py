@@ -190,7 +190,8 @@ def _utility(utility: Utility) -> Utility:
         for p in utility.curve
     )
     final = tuple(f.model_copy(update={"figure": _plain(f.figure)}) for f in utility.final)
-    return Utility(curve=curve, final=final)
+    warned = ("The final model is near chance.",) if utility.warnings else ()
+    return Utility(curve=curve, final=final, warnings=warned)
 
 
 def _plain(figure: Figure) -> Figure:

@@ -116,6 +116,8 @@ def _headline(
     """Return the verdict in one or two sentences: the worst finding, how many more there are, and a failed gate."""
     gates = [g.name for g in result.gates if not g.passed]
     gate = f" {'A gate' if len(gates) == 1 else f'{len(gates)} gates'} of the spec failed." if gates else ""
+    if result.utility.warnings:
+        gate += " The model is near chance, so it has little to leak."
     if found:
         more = len(found) - 1
         rest = (

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from fdaudit.transcript.messages import Message
 
 
-__all__ = ["Plan", "execution_of", "make_plan", "networks_named"]
+__all__ = ["Plan", "execution_of", "make_plan", "networks_named", "refuse_unknown_adversaries"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -388,6 +388,17 @@ def _public(
         problem = f"leaves no public samples, on which {protocol.name} works"
         raise SpecError(field, value, problem, "Raise splits.proxy, or name a public dataset.")
     return samples
+
+
+def refuse_unknown_adversaries(spec: Spec) -> None:
+    """Refuse a spec that names an adversary which its protocol does not have; a spec with a preset is not checked yet.
+
+    Raises:
+        SpecError: an adversary is no party, or the protocol's settings are wrong.
+    """
+    if spec.preset is None:
+        protocol = protocols.REGISTRY.load(spec.protocol.name, "protocol.name")
+        _refuse_strangers(spec, protocol, validate(protocol.Config, spec.protocol.params, "protocol.params"))
 
 
 def _refuse_strangers(spec: Spec, protocol: type[FederatedProtocol], config: ProtocolConfig) -> None:

@@ -21,6 +21,7 @@ from pydantic import Field, model_validator
 
 from fdaudit.config import Config, validate
 from fdaudit.errors import SpecError, nearest
+from fdaudit.planning.plan import refuse_unknown_adversaries
 from fdaudit.spec.documents import read_yaml
 from fdaudit.spec.schema import Spec
 from fdaudit.storage.digests import canonical
@@ -308,7 +309,9 @@ def _run(
 
 def _valid(values: dict[str, Any], run: str) -> Spec:
     try:
-        return validate(Spec, values)
+        spec = validate(Spec, values)
+        refuse_unknown_adversaries(spec)
+        return spec
     except SpecError as error:
         raise SpecError(error.field, error.value, f"{error.problem} (in {run})", error.remedy) from None
 

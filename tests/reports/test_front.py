@@ -9,9 +9,10 @@ import pytest
 from fdaudit.reports.front import ACCESS, IMPACT, SEVERITIES, front, severity
 from fdaudit.reports.inheritance import standings
 from fdaudit.reports.schema import read
+from fdaudit.reports.security import render_report
 from fdaudit.reports.verdict import judge_all
 
-from ..helpers.report_cases import load
+from ..helpers.report_cases import FIXTURES, Document, load
 
 
 def front_of(raw: dict[str, Any]) -> Any:
@@ -117,3 +118,12 @@ def test_coalitions_add_no_finding_where_a_part_can_do_as_much() -> None:
     with_both = front_of(raw | {"cells": [*raw["cells"], both]}).findings
     assert len(with_both) == len(front_of(raw).findings)
     assert all("with client/0" not in f.what for f in with_both)
+
+
+@pytest.mark.parametrize("public", [False, True])
+def test_a_model_near_chance_is_in_the_headline(public: bool) -> None:
+    raw = load()
+    raw["utility"]["warnings"] = ["The model of the server ends near chance: it has 10.4 %."]
+    text = Document(render_report(raw, FIXTURES, {}, public=public)).sections["summary"]
+    assert "The model is near chance, so it has little to leak." in text
+    assert ("10.4 %" in text) != public

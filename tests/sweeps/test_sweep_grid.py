@@ -150,6 +150,11 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
     ({"base__seed": 1}, "base.seed", "is an axis"),
     ({"base__protocol": {"name": "fedkd"}}, "base.protocol", "is an axis"),
     ({"base__clinets": 3}, "clinets", "is an unknown key (in fedavg, no defence, seed 1)"),
+    (
+        {"base__adversaries": ["servr"]},
+        "adversaries",
+        "not a party of fedavg (in fedavg, no defence, seed 1)",
+    ),
     ({"base": [1]}, "base", "is refused"),
     ({"keep": "all"}, "keep", "is not a valid choice"),
     ({"grids": 1}, "grids", "is an unknown key"),
