@@ -228,23 +228,23 @@ _MARKS: Mapping[str, str] = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Warned:
+class _Warned:
     """Something that a reader must know before the findings."""
 
     head: str
     text: str
 
 
-def _warnings(result: Result) -> Iterable[Warned]:
+def _warnings(result: Result) -> Iterable[_Warned]:
     """Yield what makes the figures of this run less than they seem."""
     for warning in result.utility.warnings:
-        yield Warned(head="The model learnt little.", text=clip(warning, 300))
+        yield _Warned(head="The model learnt little.", text=clip(warning, 300))
     rounds = result.run.rounds
     silent = [
         f"{clip(s.party, 60)} in {len(s.rounds)} of {rounds} ({spans(s.rounds)})" for s in result.run.silences
     ]
     if silent:
-        yield Warned(
+        yield _Warned(
             head="Not every client answered.",
             text=f"Silent: {joined(silent)}. Rounds count from 0 and went on without what did not arrive.",
         )

@@ -117,7 +117,7 @@ def _headline(
     gates = [g.name for g in result.gates if not g.passed]
     gate = f" {'A gate' if len(gates) == 1 else f'{len(gates)} gates'} of the spec failed." if gates else ""
     if result.utility.warnings:
-        gate += " The model is near chance, so it has little to leak."
+        gate += " The model is near chance on test records."
     if found:
         more = len(found) - 1
         rest = (

@@ -113,6 +113,7 @@ def test_the_page_opens_without_a_console_error_or_a_request(browser: Browser, p
 @pytest.mark.browser
 def test_every_section_is_there_and_says_something(browser: Browser, page: Path) -> None:
     browser.open(page)
+    browser.unfold()
     for section in SECTIONS:
         text = browser.run("return document.getElementById(arguments[0]).innerText", section)
         assert len(text) > 200, section
@@ -216,6 +217,8 @@ def test_the_comparison_opens_on_a_phone_and_a_laptop(browser: Browser, five: Pa
 def test_every_report_opens_from_the_comparison(browser: Browser, five: Path, name: str) -> None:
     opened = browser.open(five.parent / name / "report" / "index.html", 390)
     assert opened.errors == ()
+    assert browser.run("return document.documentElement.scrollWidth") <= 390
+    browser.unfold()
     assert browser.run("return document.documentElement.scrollWidth") <= 390
     for section in SECTIONS:
         text = browser.run("return document.getElementById(arguments[0]).innerText", section)

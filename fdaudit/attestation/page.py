@@ -20,7 +20,7 @@ __all__ = ["REPORT", "REPORTS", "check_reports", "reports"]
 
 REPORT = "report"
 """The folder of reports in a run directory."""
-REPORTS = (f"{REPORT}/index.html", f"{REPORT}/index.json")
+REPORTS = (f"{REPORT}/index.html", f"{REPORT}/index.json", f"{REPORT}/appendix.html")
 """The reports of a bundled run."""
 
 _WRITERS = ("jinja2", "markupsafe", "matplotlib", "numpy", "pillow", "pydantic", "pyyaml")
@@ -33,10 +33,11 @@ def reports(run: Path) -> dict[str, bytes]:
     Raises:
         FdauditError: the result or a picture is malformed.
     """
-    from fdaudit.reports.security import render_report, report_json
+    from fdaudit.reports.security import render_appendix, render_report, report_json
 
     result, timings = load_json(run / "result.json"), read_timings(run)
-    texts = render_report(result, run, timings), report_json(result, timings)
+    pages = render_report(result, run, timings), render_appendix(result, run, timings)
+    texts = pages[0], report_json(result, timings), pages[1]
     return {name: text.encode("utf-8") for name, text in zip(REPORTS, texts, strict=True)}
 
 

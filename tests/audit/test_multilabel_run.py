@@ -97,7 +97,7 @@ def test_the_command_line_prints_mauc(tmp_path, monkeypatch, capsys):
 def test_a_run_again_from_the_same_seed_gives_the_same_bytes(finished, tmp_path):
     again = fdaudit.run(finished.directory / "spec.yaml", tmp_path / "again", seed_from=finished.directory)
     fdaudit.report(again)
-    timed = ("timings.json", "report/index.html", "report/index.json")
+    timed = ("timings.json", "report/index.html", "report/index.json", "report/appendix.html")
     assert tree(again.directory, timed) == tree(finished.directory, timed)
 
 

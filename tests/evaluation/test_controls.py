@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from contextlib import contextmanager
 
@@ -177,6 +178,10 @@ def stage(tmp_path_factory):
     return Stage(RunDirectory(run, plan))
 
 
+LINE = r"\(\S+/test_controls\.py, line \d+\)"
+"""The place in a plug-in where an error came from."""
+
+
 def cell_of(stage, adversary, crash):
     (attack,) = stage.plan.attacks
     with in_a_thread(), hooked(crash=crash), stage.adversary(adversary) as given:
@@ -192,7 +197,7 @@ def test_whatever_an_attack_raises_is_the_reason_why_its_cell_failed(stage, erro
 
     cell = cell_of(stage, adversary, crash)
     assert cell.status == "failed"
-    assert cell.reason == f"{type(error).__name__}: {error}"
+    assert re.fullmatch(rf"{type(error).__name__}: {re.escape(str(error))} {LINE}", cell.reason)
     assert cell.figures == ()
 
 
@@ -218,7 +223,8 @@ def test_an_attack_may_fail_at_any_moment(stage, moment):
             raise AttributeError("here")
 
     cell = cell_of(stage, "server", crash)
-    assert (cell.status, cell.reason) == ("failed", "AttributeError: here")
+    assert cell.status == "failed"
+    assert re.fullmatch(rf"AttributeError: here {LINE}", cell.reason)
 
 
 @pytest.mark.parametrize("adversary", ["server", "world"])
@@ -239,7 +245,8 @@ def test_no_attack_can_interrupt_the_audit(stage, adversary, error):
             raise error
 
     cell = cell_of(stage, adversary, crash)
-    assert (cell.status, cell.reason) == ("failed", f"{error.__name__}: ")
+    assert cell.status == "failed"
+    assert re.fullmatch(rf"{error.__name__}:  {LINE}", cell.reason)
 
 
 # -- guesses that cannot be scored --------------------------------------------------------------------------------

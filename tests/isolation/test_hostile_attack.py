@@ -85,7 +85,7 @@ def found_by(cell: Cell) -> dict[str, Any]:
     assert cell.status == "failed"
     kind, _, text = cell.reason.partition(": ")
     assert kind == "FoundError", cell.reason
-    found: dict[str, Any] = json.loads(text)
+    found: dict[str, Any] = json.JSONDecoder().raw_decode(text)[0]  # the place of the error follows
     return found
 
 

@@ -338,6 +338,6 @@ def test_a_silent_client_stands_in_the_summary_of_its_report(pair: tuple[fdaudit
     page = (pair[0].directory / "report" / "index.html").read_text(encoding="utf-8")
     summary = Document(page).sections["summary"]
     assert "Not every client answered." in summary
-    assert "client/1 went silent in 1 of 2 rounds: round 1." in summary
+    assert "Silent: client/1 in 1 of 2 (round 1)." in summary
     quiet = fdaudit.report(pair[1], pair[1].directory.parent / "quiet.html").read_text(encoding="utf-8")
     assert "Not every client answered." not in quiet

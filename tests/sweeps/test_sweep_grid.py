@@ -153,7 +153,7 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
     (
         {"base__adversaries": ["servr"]},
         "adversaries",
-        "not a party of fedavg (in fedavg, no defence, seed 1)",
+        "names 'servr', not a party of fedavg (in fedavg, no defence, seed 1)",
     ),
     ({"base": [1]}, "base", "is refused"),
     ({"keep": "all"}, "keep", "is not a valid choice"),

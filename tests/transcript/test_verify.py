@@ -298,8 +298,11 @@ def test_an_intact_run_has_no_findings_wherever_it_lies(original: Path, tmp_path
 
 
 def test_an_unfinished_run_and_no_run_are_told_from_damage(damaged: Path, tmp_path: Path) -> None:
-    with pytest.raises(RunError, match="no manifest"):
+    with pytest.raises(RunError, match="is a folder of 1 runs"):
         verify(tmp_path)
+    (tmp_path / "none").mkdir()
+    with pytest.raises(RunError, match="no manifest"):
+        verify(tmp_path / "none")
     (damaged / "manifest.json").unlink()
     (damaged / "result.json").unlink()
     with pytest.raises(RunError, match="--resume"):
