@@ -188,7 +188,7 @@ def _release(result: Result) -> Release:
     """Return the spec's release, compared with the adversaries whose views were attacked."""
     stated = result.run.release
     if stated is None:
-        return Release(stated="Not stated in the spec.", caution="Read the verdict for the widest release.")
+        return Release(stated="Not stated in the spec.", caution="Assume the model will be public.")
     audited = any(c.adversary == "world" and c.status == "run" for c in result.cells)
     caution = (
         "" if stated == "internal" or audited else "No attack ran on what such a release shows to the world."

@@ -14,9 +14,9 @@ from types import MappingProxyType
 
 from .inheritance import Standing, standings
 from .remedies import ENCRYPT, Remedy, remedy
-from .rules import RULES, by_name
+from .rules import RULES, by_name, framed
 from .schema import LedgerEntry, Result
-from .text import amount, clip, joined, measure, party, sentence, with_interval
+from .text import amount, clip, joined, measure, party, sentence
 from .verdict import Finding, Level, strongest
 
 __all__ = ["ACCESS", "IMPACT", "SEVERITIES", "Front", "FrontFinding", "front", "severity", "shows_classes"]
@@ -219,7 +219,7 @@ def _evidence(finding: Finding) -> str:
     rule, key, worst = RULES.get(finding.cell.goal), finding.key, finding.worst_key
     if rule is None or key is None or key.value is None:
         return finding.measured
-    said = rule.frame.format(with_interval(key))
+    said = framed(rule, key)
     if worst is None or worst.value is None or finding.worst is None:
         return f"{said}." if finding.cell.targets and finding.worst else finding.measured
     return f"{said}; {measure(worst, worst.value)} for {clip(finding.worst.target, 60)}, the worst-affected client."

@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from fdaudit.types import Figure
 
 from .identification import RULE, identified, identifies
 from .schema import Image
-from .text import amount, measure, odds
+from .text import amount, measure, odds, with_interval
 
 __all__ = [
     "AGREEMENT_STRONG",
@@ -33,6 +33,7 @@ __all__ = [
     "Evidence",
     "Rule",
     "by_name",
+    "framed",
     "worth",
 ]
 
@@ -64,6 +65,9 @@ AGREEMENT_STRONG = 0.9
 
 FAMILY_LEVEL = 0.05
 """Probability that any test of a run is significant if nothing leaks."""
+
+_EXACT = 5e-4
+"""Total variation that reads 0.000."""
 
 _TPR = re.compile(r"tpr_at_(\d+(?:\.\d+)?)fpr")
 
@@ -114,6 +118,18 @@ class Rule:
 def by_name(figures: Sequence[Figure], name: str) -> Figure | None:
     """Return the figure of that name, or its mean over clients, if it has a value; else None."""
     return next((f for f in figures if f.name in (name, f"{name}_mean") and f.value is not None), None)
+
+
+def framed(rule: Rule, figure: Figure) -> str:
+    """Return a deciding figure with its interval in a clause."""
+    value = figure.value or 0.0
+    if rule.figure == "psnr_gain" and value < 0:
+        ends = (None if figure.low is None else -figure.low, None if figure.high is None else -figure.high)
+        turned = replace(figure, value=-value, low=ends[1], high=ends[0])
+        return f"{with_interval(turned)} farther from the truth than guessing"
+    if rule.figure == "label_tv" and value < _EXACT:
+        return "the class shares were recovered exactly"
+    return rule.frame.format(with_interval(figure))
 
 
 def worth(rule: Rule, figure: Figure | None) -> float:
@@ -309,7 +325,7 @@ RULES: Mapping[str, Rule] = MappingProxyType(
             higher=True,
             leaked="could reconstruct private training inputs",
             shown="could show what private classes look like",
-            frame="{} closer to the truth than the prior",
+            frame="{} closer to the truth than guessing",
             signal=_reconstruction_signal,
             strong=_reconstruction_strong,
             telling=_reconstruction_telling,
@@ -343,7 +359,7 @@ RULES: Mapping[str, Rule] = MappingProxyType(
             chance=None,
             higher=False,
             leaked="could tell how clients' data divide among the classes",
-            frame="total variation {} left",
+            frame="class shares guessed to within a total variation of {}",
             signal=_labels_signal,
             strong=_labels_strong,
             telling=_labels_telling,

@@ -164,7 +164,7 @@ def _reasons(result: Result, findings: Sequence[Finding]) -> Iterator[Reason]:
         top = strongest(best)
         if top is not None:
             best.remove(top)
-            who = sentence(f"{party(top.cell.adversary)}, with {clip(top.cell.attack, 60)}")
+            who = sentence(f"{party(top.cell.adversary)} (attack: {clip(top.cell.attack, 60)})")
             yield Reason(
                 text=f"{who}: {top.measured}", because=top.because, cautions=top.cautions, number=top.number
             )
@@ -224,7 +224,7 @@ def _exposure_reasons(result: Result) -> Iterator[Reason]:
     yield Reason(
         text=f"{sentence(party(most))} received {joined(clip(k, 60) for k in bare[most])}, computed from "
         "private data, with no defence on the way.",
-        because=(f"{sentence(joined(others))} received some of these or what they led to. " if others else "")
+        because=(f"{sentence(joined(others))} received these, or data derived from them. " if others else "")
         + "Without a noisy release on every path no ε can be claimed, whatever the attacks found.",
     )
 

@@ -201,8 +201,9 @@ def label(name: str) -> str:
 
 
 def party(name: str) -> str:
-    """Return a party's name in running text: "the server", "client/3", "the server with client/3"."""
-    return " with ".join(_ROLES.get(part, clip(part, 60)) for part in name.split("+"))
+    """Return a party's name in running text: "the server", "client/3", "the server and client/3 colluding"."""
+    said = joined(_ROLES.get(part, clip(part, 60)) for part in name.split("+"))
+    return f"{said} colluding" if "+" in name else said
 
 
 def sentence(text: str) -> str:

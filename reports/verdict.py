@@ -20,7 +20,7 @@ from fdaudit.types import Figure
 
 from .correction import Correction, corrections, groups
 from .identification import LOOK
-from .rules import FAMILY_LEVEL, RULES, Evidence, Rule, by_name, worth
+from .rules import FAMILY_LEVEL, RULES, Evidence, Rule, by_name, framed, worth
 from .schema import Cell, Result, Target
 from .text import clip, detectable, joined, label, measure, odds, with_interval
 
@@ -248,10 +248,9 @@ def _affected(cell: Cell, victims: Sequence[str]) -> str:
 
 def _measured(rule: Rule, key: Figure | None, worst: Target | None, worst_key: Figure | None) -> str:
     """Return the deciding figures in one sentence: of all victims and always also of the worst one."""
-    parts = [f"{rule.frame.format(with_interval(key))} over all victims"] if key else []
+    parts = [f"{framed(rule, key)} over all victims"] if key else []
     if worst and worst_key:
-        value = with_interval(worst_key)
-        said = value if parts else rule.frame.format(value)
+        said = with_interval(worst_key) if parts else framed(rule, worst_key)
         parts.append(f"{said} for the worst victim, {clip(worst.target, 60)}")
         psnr = by_name(worst.figures, "psnr")
         if psnr and psnr.value is not None and rule is RULES["reconstruction"]:

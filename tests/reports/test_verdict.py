@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any, get_args
 
 import pytest
-from fdaudit.reports.rules import RULES
+from fdaudit.reports.rules import RULES, framed
 from fdaudit.reports.schema import Cell, Control, Controls, Image, Result, Target
 from fdaudit.reports.summary import private_kinds, summarise
-from fdaudit.reports.text import odds
+from fdaudit.reports.text import odds, party
 from fdaudit.reports.verdict import LEVELS, Level, judge, judge_all, strongest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -303,3 +304,26 @@ def test_recognised_classes_share_the_level_among_their_cells() -> None:
     assert {f.level for f in judge_all(cells(10, 0.004))} == {"partial"}
     assert {f.level for f in judge_all(cells(20, 0.004))} == {"none-seen"}
     assert "of which it was given no record" in judge_all(cells(1, 0.01))[0].because
+
+
+# -- plain words ---------------------------------------------------------------------------------------------------
+
+
+def test_worse_than_guessing_is_told_as_a_distance() -> None:
+    gain = replace(figure("psnr_gain", -6.0, -8.0, -4.0), unit="dB")
+    said = framed(RULES["reconstruction"], gain)
+    assert said == "6.0 dB [4.0 dB, 8.0 dB] farther from the truth than guessing"
+
+
+def test_exact_class_shares_are_told_so() -> None:
+    assert (
+        framed(RULES["label-distribution"], figure("label_tv", 0.0))
+        == "the class shares were recovered exactly"
+    )
+    near = framed(RULES["label-distribution"], figure("label_tv", 0.08))
+    assert near == "class shares guessed to within a total variation of 0.080"
+
+
+def test_parties_of_a_coalition_collude() -> None:
+    assert party("server+client/0") == "the server and client/0 colluding"
+    assert party("server") == "the server"
