@@ -312,7 +312,7 @@ def test_recognised_classes_share_the_level_among_their_cells() -> None:
 def test_worse_than_guessing_is_told_as_a_distance() -> None:
     gain = replace(figure("psnr_gain", -6.0, -8.0, -4.0), unit="dB")
     said = framed(RULES["reconstruction"], gain)
-    assert said == "6.0 dB [4.0 dB, 8.0 dB] farther from the truth than guessing"
+    assert said.replace("\xa0", " ") == "6.0 dB [4.0 dB, 8.0 dB] farther from the truth than guessing"
 
 
 def test_exact_class_shares_are_told_so() -> None:
