@@ -28,6 +28,9 @@ IMPACT: Mapping[str, int] = MappingProxyType(
 )
 """Harm to those whom the data are about, if the adversary succeeds; a partial leak counts one less."""
 
+_CLASSES = 2
+"""Impact where an adversary was shown what classes look like, and no record."""
+
 ACCESS: Mapping[str, tuple[int, str]] = MappingProxyType(
     {
         "world": (3, "has the released model"),
@@ -109,7 +112,9 @@ def front(result: Result, findings: Sequence[Finding]) -> Front:
     )
 
 
-def severity(goal: str, level: Level, adversary: str, release: str | None = None) -> tuple[str, str]:
+def severity(
+    goal: str, level: Level, adversary: str, release: str | None = None, *, of_classes: bool = False
+) -> tuple[str, str]:
     """Return a severity and its reason: impact times access.
 
     Args:
@@ -117,8 +122,9 @@ def severity(goal: str, level: Level, adversary: str, release: str | None = None
         level: leak or partial.
         adversary: who can do it.
         release: where the spec sends the model; None counts as the widest release.
+        of_classes: whether classes were shown and no record.
     """
-    impact = IMPACT.get(goal, 2) - (level == "partial")
+    impact = _CLASSES if of_classes else IMPACT.get(goal, 2) - (level == "partial")
     access, must = ACCESS[_role(adversary, release)]
     product = impact * access
     word = next(word for least, word in _LEAST if product >= least)
@@ -175,7 +181,16 @@ def _remedy(result: Result, standing: Standing) -> Remedy:
 
 def _finding(result: Result, held: Sequence[Standing], what: Remedy) -> FrontFinding:
     ranked = sorted(
-        (severity(s.goal, s.level, s.adversary, result.run.release) for s in held),
+        (
+            severity(
+                s.goal,
+                s.level,
+                s.adversary,
+                result.run.release,
+                of_classes=s.finding is not None and shows_classes(s.finding),
+            )
+            for s in held
+        ),
         key=lambda r: SEVERITIES.index(r[0]),
     )
     found = [s.finding for s in held if s.finding is not None]

@@ -58,6 +58,11 @@ def test_severity_is_impact_times_access(
     assert severity(goal, level, adversary, release)[0] == expected
 
 
+def test_what_classes_look_like_is_less_than_a_record() -> None:
+    assert severity("reconstruction", "partial", "world")[0] == "critical"
+    assert severity("reconstruction", "partial", "world", of_classes=True)[0] == "high"
+
+
 def test_more_impact_or_easier_access_is_never_less_severe() -> None:
     for adversary in ("world", "server", "client/0", "eavesdropper", "server+client/0"):
         ranks = [
