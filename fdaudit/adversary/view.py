@@ -72,7 +72,8 @@ def members_of(name: str, parties: Sequence[str]) -> tuple[str, ...]:
     known = [*parties, EAVESDROPPER]
     for member in members:
         if member not in known:
-            raise SpecError("adversary", name, f"names {member!r}, not a party", nearest(member, known))
+            shown = member if len(member) <= 60 else f"{member[:57]}..."
+            raise SpecError("adversary", name, f"names {shown!r}, not a party", nearest(member, known))
     return members
 
 

@@ -237,7 +237,7 @@ def test_the_report_is_made_anew_whatever_lies_in_the_run(run: Path, bundle: Pat
     assert tree(made / "run" / "report", ()) == tree(bundle / "run" / "report", ())
     shutil.rmtree(run / "report")
     made = fdaudit.evidence(fdaudit.load(run), tmp_path / "again")
-    assert sorted(tree(made / "run" / "report", ())) == ["index.html", "index.json"]
+    assert sorted(tree(made / "run" / "report", ())) == ["appendix.html", "index.html", "index.json"]
 
 
 # -- what is refused ----------------------------------------------------------------------------------------------

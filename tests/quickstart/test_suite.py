@@ -219,7 +219,9 @@ def test_the_command_prints_a_line_a_run(
     monkeypatch.chdir(tmp_path)
     code, out, err = cli(monkeypatch, capsys, "quickstart")
     assert (code, err) == (0, "")
-    lines = out.splitlines()
+    verdicts, *lines = out.strip().partition("\n\n")[0], *out.partition("\n\n")[2].splitlines()
+    assert all(line.startswith(("one: ", "other: ")) for line in verdicts.splitlines())
+    assert "loss-threshold" in verdicts
     value = json.loads((tmp_path / "audit" / "comparison.json").read_bytes())
     goals = ["reconstruction", "membership", "label-distribution", "model-extraction"]
     assert sorted(lines[0].split()) == sorted(["run", "server", "clients", "worst", "bytes", *goals])
