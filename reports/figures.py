@@ -51,6 +51,9 @@ MARKERS = ("o", "s", "^", "D", "v")
 _KEPT = 128
 """Number of drawings kept for each kind: cells of several adversaries often show the same figures."""
 
+_DECIMALS = re.compile(r"(?<![\w#.])([1-9]\d*\.\d\d)\d+")
+"""A coordinate's first two decimals, which are a thousandth of a drawing, and the rest."""
+
 _TAG = re.compile(r'(\bid="|\bhref="#|url\(#)')
 
 SETTINGS: Any = {
@@ -330,7 +333,8 @@ def inline(document: str, name: str, title: str) -> Markup:
     body = document[document.index("<svg") :]
     body = re.sub(r"<metadata>.*?</metadata>|<style.*?</style>", "", body, flags=re.DOTALL)
     # Only inside tags: a label may contain the same characters.
-    body = re.sub(r"<[^>]*>", lambda tag: _TAG.sub(rf"\1{name}-", tag[0]), body)
+    body = re.sub(r"<[^>]*>", lambda tag: _DECIMALS.sub(r"\1", _TAG.sub(rf"\1{name}-", tag[0])), body)
+    body = re.sub(r"\n\s*", "\n", body)
     _, box, rest = re.split(r'viewBox="([^"]*)"[^>]*>', body, maxsplit=1)
     head = (
         f'<svg class="chart" viewBox="{box}" role="img" aria-labelledby="{name}-title" '

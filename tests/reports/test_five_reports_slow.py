@@ -60,6 +60,7 @@ def test_a_report_is_whole_and_usable(browser: Browser, audit: Path, protocol: s
     assert browser.run(rows) == sorted(before, key=str.lower)
     browser.run("document.querySelector('.enlarge').click()")
     assert browser.run("return document.querySelector('dialog.viewer').open")
+    browser.open(path)
     pages = browser.pdf(tmp_path / "page.pdf")
     print(f"{protocol}: {pages} pages")
     assert pages <= 12
