@@ -93,7 +93,7 @@ def test_every_command_reads_and_writes_urls(shell: Shell, whole: Path, tmp_path
     assert "world" in shell.told("ledger", FAR)[0]
     assert shell.told("report", FAR)[0] == f"{FAR}/report/index.html\n"
     shell.told("report", FAR, "--public", "--out", "memory://far-away/page.html")
-    assert set(held("/far-away/")) == {"page.html", "page.json"}
+    assert set(held("/far-away/")) == {"page.html", "page.json", "page-appendix.html"}
     cells = json.loads(shell.told("attack", FAR, "gap", "--adversary", "world", "--json")[0])
     assert json.loads(held()["attacks/world-gap.json"]) == cells[0]
     assert "report/index.html" in held(), "what was not fetched stays"
