@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 from fdaudit.reports.document import json_schema as report_schema
+from fdaudit.reports.text import kilobytes
 
 from fdaudit import attacks, defenses, protocols
 from fdaudit.audit.guesses import schema as guesses_schema
@@ -387,6 +388,40 @@ def datasets_page() -> str:
     return "\n".join(lines) + "\n"
 
 
+def quickstart_page() -> str:
+    """Return `docs/quickstart.md`: hand-written, with the figures of `docs/quickstart.json`."""
+    found = json.loads((_HERE / "quickstart.json").read_bytes())
+    page = f"{_note('docs/notes/quickstart.md and docs/quickstart.json')}\n\n{_hand_written('quickstart.md')}"
+    for mark, text in (("figures", _quickstart_figures(found)), ("times", _quickstart_times(found))):
+        page = page.replace(f"<!-- {mark} -->", text)
+    return page
+
+
+def _quickstart_figures(found: Mapping[str, Any]) -> str:
+    """Return the table of accuracies, bytes and verdicts of the last measured quickstart."""
+    goals = ("reconstruction", "membership", "label-distribution", "model-extraction")
+    head = ("Run", "Server", "Clients, mean", "Worst client", "Bytes", *goals)
+    rows = [f"| {' | '.join(head)} |", f"| {' | '.join('---' for _ in head)} |"]
+    for run in [*found["runs"], *found["references"]]:
+        lines = ["" if run[key] is None else f"{run[key]:.1f} %" for key in ("server", "mean", "worst")]
+        sent = kilobytes(run["bytes_sent"]) if "bytes_sent" in run else ""
+        levels = [run.get("verdicts", {}).get(goal, "").replace("-", " ") for goal in goals]
+        rows.append(f"| `{run['name']}` | {' | '.join([*lines, sent, *levels])} |")
+    return "\n".join(rows)
+
+
+def _quickstart_times(found: Mapping[str, Any]) -> str:
+    """Return what the last measured quickstart took."""
+    clock, processor = (
+        f"{found[key] // 60} min {found[key] % 60} s" for key in ("clock_seconds", "processor_seconds")
+    )
+    return (
+        f"The whole took {clock} on {found['cores']} cores ({found['machine']}), {processor} of processor time "
+        f"(`{found['command']}`). Cells run side by side, each on one\nthread, "
+        f"and the next run's federation beside them. `audit/` then holds {kilobytes(found['bytes'])}."
+    )
+
+
 def _published(schema: Callable[[], Mapping[str, Any]]) -> str:
     return json.dumps(schema(), indent=1, sort_keys=True) + "\n"
 
@@ -397,6 +432,7 @@ PAGES: Mapping[str, Callable[[], str]] = {
     "datasets.md": datasets_page,
     "guesses.schema.json": partial(_published, guesses_schema),
     "models.md": models_page,
+    "quickstart.md": quickstart_page,
     "report.schema.json": partial(_published, report_schema),
     "spec.md": partial(fields_page, Spec, "spec.md"),
     **{f"{room}/index.md": partial(room_index, room) for room in _ROOMS},

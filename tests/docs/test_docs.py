@@ -345,3 +345,23 @@ def test_the_indexes_name_every_page() -> None:
         if not found.startswith("api/")
     ]
     assert sorted(linked) == sorted(set(PAGES) - {"README.md", "docs/index.md"})
+
+
+def test_every_page_states_the_quickstart_s_measured_time_and_size() -> None:
+    found = json.loads((ROOT / "docs" / "quickstart.json").read_bytes())
+    minutes, megabytes = round(found["clock_seconds"] / 60), round(found["bytes"] / 1e6)
+    readme, faq = page(ROOT / "README.md"), page(ROOT / "docs" / "faq.md")
+    assert (
+        f"The five runs take some {minutes} minutes on two cores, and `audit/` then\nholds {megabytes} MB."
+        in readme
+    )
+    assert (
+        f"The five runs of `make audit` take some [{minutes} minutes](quickstart.md#one-quickstarts-figures)"
+        in faq
+    )
+    stated = [
+        (name, said)
+        for name in ("README.md", "docs/faq.md", "docs/install.md", "docs/index.md", "docs/own-data.md")
+        for said in re.findall(r"make audit[^.]*?\[?(\w+) minutes", (ROOT / name).read_text(encoding="utf-8"))
+    ]
+    assert {said for _, said in stated} == {str(minutes)}, stated
