@@ -84,7 +84,7 @@ def test_a_protocol_and_a_defence_fail_with_their_line(
 
 def test_a_sweep_s_run_fails_with_its_line(site: Path, tmp_path: Path) -> None:
     place = broken(site / "one_shot.py", "rounds")
-    Vault(tmp_path / "shared" / "vault").create(Secrets.draw(1))
+    Vault(tmp_path / "shared" / "vault").create(Secrets.draw(7))
     piece = {
         "run": str(tmp_path / "run"),
         "lock": str(tmp_path / "lock"),
