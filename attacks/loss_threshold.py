@@ -35,6 +35,7 @@ class LossThreshold:
     """
 
     name: ClassVar[str] = "loss-threshold"
+    work: ClassVar[dict[str, Any]] = {"once": 150, "each": 200}
     goal: ClassVar[str] = "membership"
     needs: ClassVar[tuple[str, ...]] = ("oracle (soft labels)", "model_parameters", "model_update")
     assumes: ClassVar[tuple[str, ...]] = ("architecture",)

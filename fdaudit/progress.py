@@ -15,6 +15,7 @@ __all__ = ["Tick", "progress", "say", "show", "typed_again"]
 
 
 Tick = Callable[[str, int, int], None]
+"""Reports the current activity, the steps done, and their total; a total of 0 makes it a line to print at once."""
 _SECONDS = 30.0
 """Least time between two lines of progress where no bar can be drawn."""
 
@@ -67,10 +68,14 @@ def progress(quiet: bool, again: str = "") -> Iterator[Tick]:
 
         def tick(what: str, done: int, total: int) -> None:
             nonlocal last
+            if not total:
+                if not quiet:
+                    say(what)
+                return
             bars.update(bar, description=what, completed=done, total=total)
             if not (quiet or console.is_terminal) and time.monotonic() - last >= _SECONDS:
                 last = time.monotonic()
-                say(f"{what}: {done} of {total}" if total else what)
+                say(f"{what}: {done} of {total}")
 
         try:
             yield tick

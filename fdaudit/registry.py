@@ -43,7 +43,12 @@ REQUIRED: Mapping[str, Mapping[str, str]] = {
 }
 """The literal attributes that a class of each entry-point group must have, with their types in words."""
 _OPTIONAL: Mapping[str, Mapping[str, str]] = {
-    "fdaudit.attacks": {"oracle": "text or None", "tasks": _TEXTS, "control": "a mapping"},
+    "fdaudit.attacks": {
+        "oracle": "text or None",
+        "tasks": _TEXTS,
+        "control": "a mapping",
+        "work": "a mapping",
+    },
     "fdaudit.protocols": {
         **dict.fromkeys(("roles_when", "privacy", "trains"), "a mapping"),
         "tasks": _TEXTS,

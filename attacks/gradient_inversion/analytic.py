@@ -43,6 +43,7 @@ class AnalyticRecovery:
     """
 
     name: ClassVar[str] = "analytic"
+    work: ClassVar[dict[str, Any]] = {"once": 700, "each": 700}
     goal: ClassVar[str] = "reconstruction"
     needs: ClassVar[tuple[str, ...]] = ("gradient", "model_update", "model_parameters")
     assumes: ClassVar[tuple[str, ...]] = ("architecture", "auxiliary")

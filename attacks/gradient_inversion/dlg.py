@@ -66,6 +66,7 @@ class DLG:
     """
 
     name: ClassVar[str] = "dlg"
+    work: ClassVar[dict[str, Any]] = {"once": 15000, "each": 1500, "grows": ("restarts", "evaluations")}
     goal: ClassVar[str] = "reconstruction"
     needs: ClassVar[tuple[str, ...]] = ("gradient", "model_update", "model_parameters")
     assumes: ClassVar[tuple[str, ...]] = ("architecture", "auxiliary")

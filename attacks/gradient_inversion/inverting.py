@@ -88,6 +88,7 @@ class InvertingGradients:
     """
 
     name: ClassVar[str] = "inverting-gradients"
+    work: ClassVar[dict[str, Any]] = {"once": 23000, "each": 1400, "grows": ("restarts", "iterations")}
     goal: ClassVar[str] = "reconstruction"
     needs: ClassVar[tuple[str, ...]] = ("gradient", "model_update", "model_parameters")
     assumes: ClassVar[tuple[str, ...]] = ("architecture", "auxiliary")

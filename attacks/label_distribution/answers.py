@@ -46,6 +46,7 @@ class LabelAnswers:
     """
 
     name: ClassVar[str] = "label-answers"
+    work: ClassVar[dict[str, Any]] = {"once": 1400, "each": 200, "rehearsals": 1, "grows": ("shadows",)}
     goal: ClassVar[str] = "label-distribution"
     needs: ClassVar[tuple[str, ...]] = ("logits", "soft_labels", "hard_labels")
     assumes: ClassVar[tuple[str, ...]] = ("architecture", "auxiliary", "rehearse", "public")

@@ -36,6 +36,7 @@ class LabelCounts:
     """
 
     name: ClassVar[str] = "label-counts"
+    work: ClassVar[dict[str, Any]] = {"once": 3500, "each": 70}
     goal: ClassVar[str] = "label-distribution"
     needs: ClassVar[tuple[str, ...]] = ("class_counts",)
     assumes: ClassVar[tuple[str, ...]] = ()

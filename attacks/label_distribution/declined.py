@@ -44,6 +44,7 @@ class LabelDeclined:
     """
 
     name: ClassVar[str] = "label-declined"
+    work: ClassVar[dict[str, Any]] = {"once": 1400, "each": 600, "rehearsals": 1, "grows": ("shadows",)}
     goal: ClassVar[str] = "label-distribution"
     needs: ClassVar[tuple[str, ...]] = ("proxy_indices", "soft_labels", "hard_labels")
     assumes: ClassVar[tuple[str, ...]] = ("auxiliary", "encode", "public", "rehearse")

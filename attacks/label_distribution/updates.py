@@ -56,6 +56,7 @@ class LabelUpdates:
     """
 
     name: ClassVar[str] = "label-updates"
+    work: ClassVar[dict[str, Any]] = {"once": 2000, "each": 300, "grows": ("uploads",)}
     goal: ClassVar[str] = "label-distribution"
     needs: ClassVar[tuple[str, ...]] = ("gradient", "model_update", "model_parameters")
     assumes: ClassVar[tuple[str, ...]] = ("architecture", "auxiliary")

@@ -57,6 +57,7 @@ class Augmentation(LabelOnly):
     """
 
     name: ClassVar[str] = "augmentation"
+    work: ClassVar[dict[str, Any]] = {"once": 3500, "each": 350, "grows": ("shadows", "shadow_steps")}
     goal: ClassVar[str] = "membership"
     needs: ClassVar[tuple[str, ...]] = ("oracle (hard labels)", "model_parameters")
     assumes: ClassVar[tuple[str, ...]] = ("architecture", "auxiliary", "training core")

@@ -47,6 +47,7 @@ class BoundaryDistance(LabelOnly):
     """
 
     name: ClassVar[str] = "boundary-distance"
+    work: ClassVar[dict[str, Any]] = {"once": 700, "each": 850, "grows": ("queries",)}
     goal: ClassVar[str] = "membership"
     needs: ClassVar[tuple[str, ...]] = ("oracle (hard labels)", "model_parameters")
     assumes: ClassVar[tuple[str, ...]] = ("auxiliary",)

@@ -25,6 +25,7 @@ class Gap(LabelOnly):
     """
 
     name: ClassVar[str] = "gap"
+    work: ClassVar[dict[str, Any]] = {"once": 100, "each": 200}
     goal: ClassVar[str] = "membership"
     needs: ClassVar[tuple[str, ...]] = ("oracle (hard labels)", "model_parameters")
     assumes: ClassVar[tuple[str, ...]] = ()

@@ -31,6 +31,7 @@ class NoiseRobustness(LabelOnly):
     """
 
     name: ClassVar[str] = "noise-robustness"
+    work: ClassVar[dict[str, Any]] = {"once": 400, "each": 600, "grows": ("queries",)}
     goal: ClassVar[str] = "membership"
     needs: ClassVar[tuple[str, ...]] = ("oracle (hard labels)", "model_parameters")
     assumes: ClassVar[tuple[str, ...]] = ()

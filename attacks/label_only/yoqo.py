@@ -55,6 +55,7 @@ class YOQO(LabelOnly):
     """
 
     name: ClassVar[str] = "yoqo"
+    work: ClassVar[dict[str, Any]] = {"once": 1000, "each": 250, "grows": ("shadows", "shadow_steps")}
     goal: ClassVar[str] = "membership"
     needs: ClassVar[tuple[str, ...]] = ("oracle (hard labels)", "model_parameters")
     assumes: ClassVar[tuple[str, ...]] = ("architecture", "auxiliary", "training core")

@@ -53,6 +53,7 @@ class AcceptSet:
     """
 
     name: ClassVar[str] = "accept-set"
+    work: ClassVar[dict[str, Any]] = {"once": 8000, "each": 7000, "grows": ("chains", "sweeps")}
     goal: ClassVar[str] = "membership"
     needs: ClassVar[tuple[str, ...]] = ("soft_labels", "hard_labels")
     assumes: ClassVar[tuple[str, ...]] = ("auxiliary", "encode", "public")

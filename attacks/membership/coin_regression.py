@@ -89,6 +89,7 @@ class CoinRegression:
     """
 
     name: ClassVar[str] = "coin-regression"
+    work: ClassVar[dict[str, Any]] = {"once": 38000, "each": 3000, "grows": ("shadows", "uploads", "rounds")}
     goal: ClassVar[str] = "membership"
     needs: ClassVar[tuple[str, ...]] = (
         "logits",

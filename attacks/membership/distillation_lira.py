@@ -52,6 +52,7 @@ class DistillationLiRA:
     """
 
     name: ClassVar[str] = "distillation-lira"
+    work: ClassVar[dict[str, Any]] = {"once": 28000, "each": 1000, "grows": ("students", "distill_steps")}
     goal: ClassVar[str] = "membership"
     needs: ClassVar[tuple[str, ...]] = ("logits", "soft_labels")
     assumes: ClassVar[tuple[str, ...]] = ("architecture", "auxiliary", "public samples")
@@ -116,6 +117,7 @@ class CoopLiRA:
     """
 
     name: ClassVar[str] = "co-op-lira"
+    work: ClassVar[dict[str, Any]] = {"once": 4000, "each": 600, "grows": ("distill_steps",)}
     goal: ClassVar[str] = "membership"
     needs: ClassVar[tuple[str, ...]] = ("logits", "soft_labels")
     assumes: ClassVar[tuple[str, ...]] = ("architecture", "public samples")

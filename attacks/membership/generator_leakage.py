@@ -46,6 +46,7 @@ class GeneratorLeakage:
     """
 
     name: ClassVar[str] = "generator-leakage"
+    work: ClassVar[dict[str, Any]] = {"once": 1400, "each": 2400, "grows": ("samples",)}
     goal: ClassVar[str] = "membership"
     needs: ClassVar[tuple[str, ...]] = ("generator_parameters", "generated_samples")
     assumes: ClassVar[tuple[str, ...]] = ("encoder",)

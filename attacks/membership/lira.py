@@ -122,6 +122,7 @@ class CalibratedLoss(_Shadowed):
     """
 
     name: ClassVar[str] = "calibrated-loss"
+    work: ClassVar[dict[str, Any]] = {"once": 3500, "each": 700, "grows": ("shadows", "most_steps")}
     source: ClassVar[str] = "Watson, Guo, Cormode & Sablayrolles 2022, Eq. 2"
     Config: ClassVar[type[ShadowedConfig]] = ShadowedConfig
 
@@ -138,6 +139,7 @@ class LiRAOnline(_Shadowed):
     """
 
     name: ClassVar[str] = "lira-online"
+    work: ClassVar[dict[str, Any]] = {"once": 3500, "each": 400, "grows": ("shadows", "most_steps")}
     source: ClassVar[str] = "Carlini, Chien, Nasr, Song, Terzis & Tramèr 2022, Algorithm 1"
     Config: ClassVar[type[ShadowedConfig]] = ShadowedConfig
 
@@ -153,6 +155,7 @@ class LiRAOffline(_Shadowed):
     """
 
     name: ClassVar[str] = "lira-offline"
+    work: ClassVar[dict[str, Any]] = {"once": 3500, "each": 400, "grows": ("shadows", "most_steps")}
     source: ClassVar[str] = "Carlini, Chien, Nasr, Song, Terzis & Tramèr 2022, section V-D, Eq. 4"
     Config: ClassVar[type[LiRAOfflineConfig]] = LiRAOfflineConfig
 
@@ -168,6 +171,7 @@ class RMIA(_Shadowed):
     """
 
     name: ClassVar[str] = "rmia"
+    work: ClassVar[dict[str, Any]] = {"once": 3500, "each": 600, "grows": ("shadows", "most_steps")}
     source: ClassVar[str] = "Zarifzadeh, Liu & Shokri 2024, Eq. 2 to 4"
     profiles: ClassVar[dict[str, dict[str, Any]]] = {
         "quick": {"shadows": 8, "most_steps": 300, "matched": 96, "population": 100},

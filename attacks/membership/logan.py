@@ -35,6 +35,7 @@ class DiscriminatorScore:
     """
 
     name: ClassVar[str] = "logan"
+    work: ClassVar[dict[str, Any]] = {"once": 3000, "each": 250}
     goal: ClassVar[str] = "membership"
     needs: ClassVar[tuple[str, ...]] = ("discriminator_parameters", "model_parameters")
     assumes: ClassVar[tuple[str, ...]] = ("architecture",)

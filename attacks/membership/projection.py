@@ -111,6 +111,7 @@ class UpdateProjection:
     """
 
     name: ClassVar[str] = "update-projection"
+    work: ClassVar[dict[str, Any]] = {"once": 2500, "each": 2600, "grows": ("uploads", "rounds")}
     goal: ClassVar[str] = "membership"
     needs: ClassVar[tuple[str, ...]] = ("gradient", "model_update", "model_parameters")
     assumes: ClassVar[tuple[str, ...]] = ("architecture",)

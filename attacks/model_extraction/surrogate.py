@@ -57,6 +57,7 @@ class ExtractionSoft:
     """
 
     name: ClassVar[str] = "extraction-soft"
+    work: ClassVar[dict[str, Any]] = {"once": 4000, "each": 5000, "grows": ("steps",)}
     goal: ClassVar[str] = "model-extraction"
     needs: ClassVar[tuple[str, ...]] = ("logits", "soft_labels", "oracle (soft labels)")
     assumes: ClassVar[tuple[str, ...]] = ("architecture", "auxiliary", "public")
@@ -174,6 +175,7 @@ class ExtractionHard(ExtractionSoft):
     """
 
     name: ClassVar[str] = "extraction-hard"
+    work: ClassVar[dict[str, Any]] = {"once": 4000, "each": 5000, "grows": ("steps",)}
     needs: ClassVar[tuple[str, ...]] = ("hard_labels", "oracle (hard labels)")
     oracle: ClassVar[str | None] = "hard"
     source: ClassVar[str] = "Tramèr et al. 2016; Jagielski et al. 2020"

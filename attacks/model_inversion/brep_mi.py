@@ -62,6 +62,7 @@ class BREPMI:
     """
 
     name: ClassVar[str] = "brep-mi"
+    work: ClassVar[dict[str, Any]] = {"once": 4000, "each": 1400, "grows": ("gan_steps",)}
     goal: ClassVar[str] = "reconstruction"
     needs: ClassVar[tuple[str, ...]] = ("oracle (hard labels)", "model_parameters")
     assumes: ClassVar[tuple[str, ...]] = ("architecture", "auxiliary")

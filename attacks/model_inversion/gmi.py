@@ -55,6 +55,7 @@ class GMI:
     """
 
     name: ClassVar[str] = "gmi"
+    work: ClassVar[dict[str, Any]] = {"once": 5000, "each": 1200, "grows": ("iterations", "restarts")}
     goal: ClassVar[str] = "reconstruction"
     needs: ClassVar[tuple[str, ...]] = ("model_parameters", "model_update")
     assumes: ClassVar[tuple[str, ...]] = ("architecture", "auxiliary")

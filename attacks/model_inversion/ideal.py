@@ -133,6 +133,7 @@ class IdealSoft(_Ideal):
     """
 
     name: ClassVar[str] = "ideal-soft"
+    work: ClassVar[dict[str, Any]] = {"once": 6000, "each": 1800, "grows": ("rounds", "surrogate_steps")}
     needs: ClassVar[tuple[str, ...]] = ("oracle (soft labels)", "model_parameters")
     oracle: ClassVar[str | None] = "soft"
 
@@ -144,5 +145,6 @@ class IdealHard(_Ideal):
     """
 
     name: ClassVar[str] = "ideal-hard"
+    work: ClassVar[dict[str, Any]] = {"once": 6000, "each": 1800, "grows": ("rounds", "surrogate_steps")}
     needs: ClassVar[tuple[str, ...]] = ("oracle (hard labels)", "model_parameters")
     oracle: ClassVar[str | None] = "hard"

@@ -43,6 +43,7 @@ class InversionNetwork:
     """
 
     name: ClassVar[str] = "inversion-network"
+    work: ClassVar[dict[str, Any]] = {"once": 3500, "each": 1800, "grows": ("steps",)}
     goal: ClassVar[str] = "reconstruction"
     needs: ClassVar[tuple[str, ...]] = ("oracle (soft labels)", "model_parameters")
     assumes: ClassVar[tuple[str, ...]] = ("architecture", "auxiliary")

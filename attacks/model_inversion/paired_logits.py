@@ -56,6 +56,7 @@ class PairedLogits:
     """
 
     name: ClassVar[str] = "paired-logits"
+    work: ClassVar[dict[str, Any]] = {"once": 3000, "each": 2000, "grows": ("steps",)}
     goal: ClassVar[str] = "reconstruction"
     needs: ClassVar[tuple[str, ...]] = ("logits", "soft_labels", "ensemble_labels")
     assumes: ClassVar[tuple[str, ...]] = ("public",)

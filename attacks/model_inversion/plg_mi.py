@@ -75,6 +75,7 @@ class PLGMI:
     """
 
     name: ClassVar[str] = "plg-mi"
+    work: ClassVar[dict[str, Any]] = {"once": 10000, "each": 900, "grows": ("gan_steps",)}
     goal: ClassVar[str] = "reconstruction"
     needs: ClassVar[tuple[str, ...]] = ("model_parameters", "model_update")
     assumes: ClassVar[tuple[str, ...]] = ("architecture", "auxiliary")

@@ -21,7 +21,8 @@ class Attack(Protocol):
 
     The class attributes are plain literals: `name`, the `goal` of its guesses, the kinds of messages that it `needs`,
     what it `assumes` an adversary to know, its `source`, and its settings under each of `profiles`. An attack may also
-    declare `oracle` (`soft` or `hard`), `tasks` (default: single-label only) and `control`.
+    declare `oracle` (`soft` or `hard`), `tasks` (default: single-label only), `control`, and its `work`, which the
+    estimate of the attack stage reads (`fdaudit.evaluation.estimate.Work`).
     """
 
     name: ClassVar[str]

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fdaudit.cli.design import design
-from fdaudit.cli.directories import open_directory
+from fdaudit.cli.directories import open_directory, runs_below
 from fdaudit.cli.evidence import evidence, verify
 from fdaudit.cli.options import Address, AsJson, ExecutorName, RunPath, RunWorkers
 from fdaudit.cli.privacy import calibrate, ledger
@@ -374,7 +374,10 @@ def report(
 @app.command()
 def compare(
     paths: Annotated[
-        list[str], typer.Argument(metavar="RUN...", help="Two or more run directories, or their URLs.")
+        list[str],
+        typer.Argument(
+            metavar="RUN...", help="Two or more run directories, or their URLs, or a folder of runs."
+        ),
     ],
     out: Annotated[str, typer.Option(metavar="DIR", help="Directory of the page, or a URL.")] = "comparison",
     as_json: AsJson = False,
@@ -384,7 +387,9 @@ def compare(
 
     with ExitStack() as stack:
         opened = [
-            stack.enter_context(open_directory(p, need="for_comparison", quiet=as_json)).path for p in paths
+            stack.enter_context(open_directory(p, need="for_comparison", quiet=as_json)).path
+            for given in paths
+            for p in runs_below(given)
         ]
         place = stack.enter_context(open_directory(out, "over", field="out", quiet=as_json))
         path = api.compare([api.load(p) for p in opened], place.path)

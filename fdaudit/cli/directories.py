@@ -11,7 +11,7 @@ from fdaudit.storage.paths import Place, is_url
 if TYPE_CHECKING:
     from fdaudit.remote.workspace import Mode
 
-__all__ = ["Choice", "open_directory"]
+__all__ = ["Choice", "open_directory", "runs_below"]
 
 Choice = Literal[
     "but_reports",
@@ -57,3 +57,14 @@ def open_directory(
         ready=getattr(selection, ready),
         quiet=quiet,
     )
+
+
+def runs_below(where: str) -> list[str]:
+    """Return the run directories in a folder of runs, as the quickstart or a sweep writes it; else the path itself."""
+    from fdaudit.transcript.manifest import MANIFEST
+
+    folder = Path(where)
+    if is_url(where) or not folder.is_dir() or (folder / MANIFEST).is_file():
+        return [where]
+    found = sorted(str(p.parent) for p in (*folder.glob(f"*/{MANIFEST}"), *folder.glob(f"runs/*/{MANIFEST}")))
+    return found or [where]

@@ -42,6 +42,7 @@ def _prepare() -> None:
 
 def _work(value: dict[str, Any], say: Say) -> None:
     """Say the outcome of each cell of a piece."""
+    from fdaudit.errors import plugin_line
     from fdaudit.evaluation import runner
     from fdaudit.planning.run_directory import RunDirectory
 
@@ -58,7 +59,7 @@ def _work(value: dict[str, Any], say: Say) -> None:
     except Exception as error:  # a cell's error fails that cell: here the run itself is unavailable
         while _desks:
             _desks.pop().close()
-        say({"failed": f"{type(error).__name__}: {error}"})
+        say({"failed": f"{type(error).__name__}: {error}{plugin_line(error)}"})
 
 
 def _settle(home: str | None) -> None:

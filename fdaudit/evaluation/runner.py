@@ -23,6 +23,7 @@ from threadpoolctl import ThreadpoolController
 
 from fdaudit.adversary.attack_plan import AttackPlan
 from fdaudit.evaluation.attack_pool import attack_pool, dismiss
+from fdaudit.evaluation.estimate import estimate
 from fdaudit.evaluation.memory import fitting
 from fdaudit.evaluation.stage import Adversary, Stage, handed_folder, not_asked
 from fdaudit.isolation.attacker import ENDED, KILLED
@@ -115,7 +116,7 @@ def attack_cells(
         again: also run cells that have an outcome.
         beside: runs with the same secret; their controls are reused.
         workers: workers that replace local processes, if there is more than one cell and no accelerator.
-        tick: progress.
+        tick: progress; it is told an estimate of time and memory before the first cell.
 
     Returns:
         The cells that ran, in the order of adversaries, then of attacks.
@@ -147,6 +148,7 @@ def attack_cells(
     def say(what: str) -> None:
         tick(f"attacks ({what})", done, total)
 
+    _say_estimate(run, pieces, workers, tick)
     with closing(_outcomes(run, pieces, workers, say)) as outcomes:
         for cell, seconds in outcomes:
             save_json(_path(path, cell.adversary, cell.attack), cell.to_json(), indent=1)
@@ -166,6 +168,17 @@ def stand_by(plan: Case) -> None:
         workers.stand_by()
     elif plan.execution.device.startswith("cuda"):
         dismiss()
+
+
+def _say_estimate(run: RunDirectory, pieces: Sequence[Piece], others: Workers | None, tick: Tick) -> None:
+    """Say how long the cells of the pieces take and how much memory, if there are any."""
+    cells = sum(len(p.adversaries) for p in pieces)
+    workers = _workers(run.plan, cells, others)
+    processes = 1 if workers is None else min(workers.size, cells)
+    with _one_thread():
+        found = estimate(run, {p.attack: p.adversaries for p in pieces}, processes)
+    if found is not None and (line := found.line()):
+        tick(line, 0, 0)
 
 
 def _outcomes(

@@ -118,7 +118,7 @@ class ProtocolSpec(Config):
     """The protocol, with its settings under `params`."""
 
     name: Text = "fedavg"
-    """A known protocol; `fdaudit list` names them."""
+    """A known protocol, as `fdaudit list` names them, or `import:package.module:Class`."""
     params: Params = Field(default_factory=dict)
     """The protocol's own settings."""
 
@@ -147,7 +147,7 @@ class AttackSpec(Config):
     """An attack to run against every adversary to which it applies."""
 
     name: Text
-    """A known attack; `fdaudit list` names them."""
+    """A known attack, as `fdaudit list` names them, or `import:package.module:Class`."""
     params: Params = Field(default_factory=dict)
     """The attack's own settings; they override the profile's."""
     adversaries: tuple[Text, ...] | None = None
@@ -166,7 +166,7 @@ class DefenseEntry(Config):
     of: Literal["model", "discriminator"] | None = None
     """The network whose training is defended. Default: the model. Only for `at: training`."""
     name: Text
-    """A known defence; `fdaudit list` names them."""
+    """A known defence, as `fdaudit list` names them, or `import:package.module:Class`."""
     params: Params = Field(default_factory=dict)
     """The defence's own settings."""
 

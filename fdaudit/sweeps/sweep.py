@@ -162,7 +162,8 @@ def _listen(book: _Book, due: Sequence[GridRun], answers: Generator[Answer, None
         run = due[number]
         if line is not None and "tick" in line:
             what, step, of = line["tick"]
-            tick(f"{run.called}: {what} {step}/{of}", done, len(due))
+            if of:
+                tick(f"{run.called}: {what} {step}/{of}", done, len(due))
             continue
         if line is None:
             line = {"status": "failed", "reason": "the process that ran it ended before it was done"}

@@ -38,7 +38,7 @@ def _work(piece: dict[str, Any], say: Say) -> None:
 def _outcome(piece: dict[str, Any], tick: Callable[[str, int, int], None]) -> dict[str, Any]:
     """Carry out a run; return its `status`, and a `reason` unless it is done."""
     from fdaudit.audit.pipeline import perform
-    from fdaudit.errors import SpecError
+    from fdaudit.errors import SpecError, plugin_line
 
     place = Path(piece["run"])
     try:
@@ -49,7 +49,7 @@ def _outcome(piece: dict[str, Any], tick: Callable[[str, int, int], None]) -> di
         unfit = piece["defended"] and isinstance(error, SpecError) and not place.exists()
         return {
             "status": "not-applicable" if unfit else "failed",
-            "reason": str(error) if unfit else f"{type(error).__name__}: {error}",
+            "reason": str(error) if unfit else f"{type(error).__name__}: {error}{plugin_line(error)}",
         }
     return {"status": "done", "reason": ""}
 

@@ -11,9 +11,12 @@ from typing import Any
 import pytest
 
 from fdaudit.errors import plugin_line
+from fdaudit.storage.vault import Secrets, Vault
+from fdaudit.sweeps import worker
 
 from ..helpers.cli_cases import Shell
 from ..helpers.docs_pages import blocks
+from ..helpers.run_cases import tiny
 from ..helpers.warm import forked_attackers
 
 
@@ -77,6 +80,20 @@ def test_a_protocol_and_a_defence_fail_with_their_line(
     code, out, err = shell("run", shell.spec(**changes), "--out", "out", "--no-report")
     assert (code, out) == (1, "")
     assert err == f"fdaudit: a plug-in failed: KeyError: 'mine'{place}\n"
+
+
+def test_a_sweep_s_run_fails_with_its_line(site: Path, tmp_path: Path) -> None:
+    place = broken(site / "one_shot.py", "rounds")
+    Vault(tmp_path / "shared" / "vault").create(Secrets.draw(7))
+    piece = {
+        "run": str(tmp_path / "run"),
+        "lock": str(tmp_path / "lock"),
+        "shared": str(tmp_path / "shared"),
+        "spec": tiny(protocol={"name": "import:faulty.one_shot:OneShot", "params": {}}),
+        "defended": False,
+    }
+    found = worker._outcome(piece, lambda *tick: None)
+    assert found == {"status": "failed", "reason": f"KeyError: 'mine'{place}"}
 
 
 def test_a_network_is_refused_with_its_line(shell: Shell, site: Path) -> None:

@@ -1,0 +1,101 @@
+"""A whole run in which the system kills the process of a plug-in attack: every other cell has its outcome."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import fdaudit
+from fdaudit.evaluation import attack_pool
+from fdaudit.isolation.attacker import KILLED
+from fdaudit.storage.files import load_json
+
+pytestmark = pytest.mark.thorough
+
+PLUGIN = """
+import os
+from pathlib import Path
+from typing import Any, ClassVar
+
+from fdaudit.config import Config
+from fdaudit.types import Applicability, Membership
+
+
+class NoSettings(Config):
+    pass
+
+
+class Hungry:
+    name: ClassVar[str] = "hungry"
+    goal: ClassVar[str] = "membership"
+    needs: ClassVar[tuple[str, ...]] = ("oracle (soft labels)",)
+    assumes: ClassVar[tuple[str, ...]] = ()
+    oracle: ClassVar[str] = "soft"
+    source: ClassVar[str] = "none"
+    profiles: ClassVar[dict[str, dict[str, Any]]] = {"quick": {}, "standard": {}, "full": {}}
+    Config: ClassVar[type[NoSettings]] = NoSettings
+
+    def __init__(self, config):
+        pass
+
+    def applicable(self, view, knowledge, task):
+        return Applicability(True)
+
+    def run(self, view, knowledge, task, generator):
+        if Path(__file__).with_name("FLAG").exists():
+            os.kill(os.getpid(), 9)
+        return tuple(
+            Membership(target=k, scores=task.oracle.query(c.x).max(1).values) for k, c in task.challenges.items()
+        )
+"""
+SPEC: dict[str, Any] = {
+    "seed": 3,
+    "device": "cpu",
+    "threads": 2,
+    "profile": "quick",
+    "clients": 3,
+    "dataset": {"name": "digits", "limit": 300},
+    "model": {"name": "mlp", "params": {"widths": [16]}},
+    "protocol": {"name": "fedavg", "params": {"rounds": 2, "local_steps": 2, "batch_size": 16}},
+    "splits": {"candidates": 10},
+    "references": [],
+    "adversaries": ["world"],
+    "victims": 2,
+    "attacks": [{"name": "import:hungry_attack:Hungry"}, {"name": "gap"}, {"name": "loss-threshold"}],
+}
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder of plug-ins that new processes import from."""
+    (place := tmp_path / "site").mkdir()
+    monkeypatch.syspath_prepend(place)
+    monkeypatch.setenv("PYTHONPATH", str(place))
+    attack_pool.dismiss()
+    yield place
+    attack_pool.dismiss()
+
+
+@pytest.mark.parametrize("once", [True, False])
+def test_a_killed_attack_costs_no_other_cell(once: bool, site: Path, tmp_path: Path) -> None:
+    (site / "hungry_attack.py").write_text(PLUGIN, encoding="utf-8")
+    (flag := site / "FLAG").touch()
+    said = list[str]()
+
+    def tick(what: str, done: int, total: int) -> None:
+        said.append(what)
+        if once and what == "attacks (hungry: again, alone)":
+            flag.unlink()
+
+    run = fdaudit.run(SPEC, tmp_path / "run", tick=tick)
+    asked = {c["attack"]: c for c in run.result["cells"] if c["status"] != "not-requested"}
+    assert said.count("attacks (hungry: again, alone)") == 1
+    assert {asked[name]["status"] for name in ("gap", "loss-threshold")} <= {"run", "inconclusive"}
+    if once:
+        assert asked["hungry"]["status"] in ("run", "inconclusive")
+    else:
+        assert (asked["hungry"]["status"], asked["hungry"]["reason"]) == ("failed", KILLED)
+    assert load_json(run.directory / "attacks" / "world-hungry.json")["status"] == asked["hungry"]["status"]
