@@ -50,7 +50,9 @@ def test_the_losses_are_what_loops_over_samples_and_pairs_give() -> None:
     assert float(soft_cross_entropy(model, target)) == pytest.approx(sum(soft) / 4, rel=1e-5)
 
 
-@pytest.mark.parametrize("change", [{"ensemble": "uniform"}, {"labels": "uniform"}, {"iterations": 0}, {"diversity": 0.0}])
+@pytest.mark.parametrize(
+    "change", [{"ensemble": "uniform"}, {"labels": "uniform"}, {"iterations": 0}, {"diversity": 0.0}, {"recognised": 0.0}]
+)
 def test_every_part_of_the_fine_tuning_changes_the_model(change: dict[str, Any], tmp_path: Any) -> None:
     base = {"local_steps": 2, "iterations": 2, "distill_batch_size": 50}
     without_one = {k: PartyData(d.x, d.y.clamp_min(1)) for k, d in records().items()}  # none of class 0
