@@ -51,7 +51,8 @@ def test_the_losses_are_what_loops_over_samples_and_pairs_give() -> None:
 
 
 @pytest.mark.parametrize(
-    "change", [{"ensemble": "uniform"}, {"labels": "uniform"}, {"iterations": 0}, {"diversity": 0.0}, {"recognised": 0.0}]
+    "change",
+    [{"ensemble": "uniform"}, {"labels": "uniform"}, {"iterations": 0}, {"diversity": 0.0}, {"recognised": 0.0}],
 )
 def test_every_part_of_the_fine_tuning_changes_the_model(change: dict[str, Any], tmp_path: Any) -> None:
     base = {"local_steps": 2, "iterations": 2, "distill_batch_size": 50}
