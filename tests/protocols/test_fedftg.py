@@ -29,7 +29,7 @@ from ..helpers.protocol_cases import CLASSES, SHAPE, configured, records, run
 def test_class_shares_sum_to_one_and_share_unknown_classes_equally() -> None:
     shares = class_shares(torch.tensor([[3, 0, 0], [1, 2, 0]]))
     assert torch.allclose(shares, torch.tensor([[0.75, 0.0, 0.5], [0.25, 1.0, 0.5]]))
-    assert torch.allclose(class_shares(torch.tensor([[-5, 1], [2, 1]])).sum(0), torch.ones(2)), "after a defence's noise"
+    assert torch.allclose(class_shares(torch.tensor([[-5, 1], [2, 1]])).sum(0), torch.ones(2)), "noised"
 
 
 def test_the_losses_are_what_loops_over_samples_and_pairs_give() -> None:
