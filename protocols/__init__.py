@@ -20,6 +20,7 @@ REGISTRY: Registry[FederatedProtocol] = Registry(
         "fedavg": "fdaudit.protocols.fedavg:FedAvg",
         "feddf": "fdaudit.protocols.feddf:FedDF",
         "feded": "fdaudit.protocols.feded:FedED",
+        "fedftg": "fdaudit.protocols.fedftg.protocol:FedFTG",
         "fediod": "fdaudit.protocols.fediod.protocol:FedIOD",
         "fedkd": "fdaudit.protocols.fedkd.protocol:FedKD",
         "fedmd": "fdaudit.protocols.fedmd:FedMD",

@@ -11,23 +11,20 @@ from torch import Tensor
 
 from fdaudit.errors import ProtocolError
 from fdaudit.federation.protocol import Round, Setting
-from fdaudit.rng import child
 from fdaudit.training.trainer import Fit, Parameters
 from fdaudit.transcript.messages import DATA
 from fdaudit.transcript.wire import Delivery
 
 from ._clients import draw_job
-from ._local import LocalTraining
 from ._state import put, take
+from ._uploads import ModelUploads, SampledTraining
 
 __all__ = ["FedDF", "FedDFConfig", "mean_logits", "weighted_mean"]
 
 
-class FedDFConfig(LocalTraining):
+class FedDFConfig(SampledTraining):
     """FedDF's settings; symbols follow Lin et al. 2020, Algorithms 1 and 3."""
 
-    fraction: float = Field(1.0, gt=0, le=1)
-    """C: share of the clients that take part in a round, at least one."""
     distill_steps: int = Field(100, ge=1)
     """N: steps of distillation a round, at the server."""
     distill_batch_size: int = Field(128, ge=1)
@@ -56,7 +53,7 @@ def mean_logits(logits: Sequence[Tensor]) -> Tensor:
     return torch.stack(list(logits)).mean(0)
 
 
-class FedDF:
+class FedDF(ModelUploads):
     """Clients upload their models; the server averages them and distils the ensemble into the average.
 
     Each round the server sends its model to a sample of the clients. Each client trains on its records and uploads all
@@ -112,9 +109,8 @@ class FedDF:
     Config: ClassVar[type[FedDFConfig]] = FedDFConfig
 
     def __init__(self, config: FedDFConfig, setting: Setting) -> None:
-        self.config, self._wire, self._seed = config, setting.wire, setting.seed
-        self._trainers, self._clients, self._public = setting.trainers, dict(setting.clients), setting.public
-        self._local = setting.local
+        super().__init__(config, setting)
+        self.config, self._trainers, self._public = config, setting.trainers, setting.public
         # Parties of one network share a training core: one group each, the server's own network first.
         cores = dict.fromkeys(setting.trainers[party] for party in ("server", *self._clients))
         self._groups = [
@@ -144,12 +140,6 @@ class FedDF:
         return take(self.state, "server/w/0/")
 
     # -- the server -----------------------------------------------------------------------------------------
-
-    def _sample(self, t: int) -> list[str]:
-        m = max(round(self.config.fraction * len(self._clients)), 1)
-        order = torch.randperm(len(self._clients), generator=child(self._seed, self.name, "sample", t))
-        chosen = {int(k) for k in order[:m]}
-        return [name for k, name in enumerate(self._clients) if k in chosen]
 
     def _send_models(self, selected: Sequence[str]) -> dict[str, Delivery]:
         """Send each selected client the model of its network."""
@@ -216,32 +206,3 @@ class FedDF:
             )
             if n_k is not None:
                 self.state[f"server/n/{k}"] = n_k["n"].cpu()
-
-    def _client_updates(
-        self, t: int, received: Mapping[str, Delivery]
-    ) -> tuple[dict[str, Delivery], dict[int, Tensor], dict[str, float], dict[str, Parameters]]:
-        """Run lines 3-5: local training from the received model. A silent client uploads nothing."""
-        jobs = [
-            draw_job(
-                k,
-                x,
-                self._clients[k].x,
-                self._clients[k].y,
-                seed=self._seed,
-                path=(self.name, t, k),
-                batch_size=self.config.batch_size,
-                **self.config.steps,
-            )
-            for k, x in received.items()
-        ]
-        inputs = {k: (x.seq,) for k, x in received.items()}
-        fitted, basis = self._local.fit(jobs, self.config.fit(), length=self.config.steps, inputs=inputs)
-        uploads, batches = {}, {}
-        for job, result in zip(jobs, fitted, strict=True):
-            k = job.party
-            upload = self._wire.send(k, ["server"], "model_parameters", result.parameters, inputs=basis[k])
-            if upload is not None:
-                uploads[k] = upload
-                batches[upload.seq] = torch.cat(list(result.batches))
-        losses = {j.party: float(f.losses.mean()) for j, f in zip(jobs, fitted, strict=True)}
-        return uploads, batches, losses, {j.party: f.parameters for j, f in zip(jobs, fitted, strict=True)}

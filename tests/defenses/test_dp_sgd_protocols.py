@@ -99,6 +99,7 @@ NARROW = {
     "fedavg": {"model_update"},
     "feddf": {"model_parameters"},
     "feded": {"soft_labels"},
+    "fedftg": {"model_parameters"},
     "fediod": {"logits", "sample_gradients"},
     "fedkd": {"logits", "logit_range"},
     "fedmd": {"logits"},

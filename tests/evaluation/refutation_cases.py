@@ -128,6 +128,7 @@ _PRESETS: dict[str, dict[str, Any]] = {
     "fedavg": {"rounds": 3, **_LOCAL},
     "feddf": {"rounds": 2, "distill_steps": 2, **_LOCAL},
     "feded": {"rounds": 2, "distill_steps": 2, **_LOCAL},
+    "fedftg": {"rounds": 2, "iterations": 1, **_LOCAL},
     "fediod": {"rounds": 2, "steps_per_round": 2, "samples": 32, "generator_width": 4, "discriminator_width": 4,
                **_LOCAL},
     "fedkd": {"distill_rounds": 1, "distill_steps": 20, **_LOCAL},

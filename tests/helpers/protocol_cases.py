@@ -56,6 +56,8 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ("fedkd", {"ensemble": "votes", "temperature": 2.0, "distill_optimizer": "sgd", **FAST}),
     ("ds-fl", {"aggregation": "sa", "share": "hard_labels", "public_batch": 4, **FAST}),
     ("feddf", {"fraction": 0.67, "distill_batch_size": 3, "temperature": 2.0}),
+    ("fedftg", {"fraction": 0.67, "ensemble": "uniform", "labels": "uniform", "generator_steps": 2}),
+    ("fedftg", {"iterations": 0}),
     ("feded", {"share": "hard_labels", "distill_batch_size": 2, "distill_lr": 0.05, **FAST}),
     ("fedmd", {"share": "hard_labels", "public_batch": 4, "warm_up_steps": 0, **FAST}),
     ("fedmd", {"share": "soft_labels", "order": "revisit-digest", "local_steps": 1}),
@@ -96,6 +98,8 @@ SMALL = {
     "uniform": 20,
     # dafkd
     "pseudo_samples": 5,
+    # fedftg
+    "iterations": 2,
     # fediod
     "steps_per_round": 2,
     "samples": 4,

@@ -19,6 +19,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "ds-fl": {"rounds": 2},
     "fedavg": {"rounds": 2, "batch_size": 2, "local_steps": 1, "upload": "model_update"},
     "feddf": {"rounds": 2},
+    "fedftg": {"rounds": 2, "iterations": 2},
     "fediod": {"rounds": 2, "steps_per_round": 2, "samples": 8},
     "fedmd": {"rounds": 2},
     "fkd": {"rounds": 2},

@@ -54,6 +54,7 @@ PROTOCOLS: dict[str, dict[str, Any]] = {
     "ds-fl": {**BATCH, "warm_up_steps": 50, "local_steps": 5, "rounds": 10, "distill_steps": 20},
     "feded": {**LOCAL, "distill_steps": 20},
     "feddf": {**LOCAL, "distill_steps": 20},
+    "fedftg": {**LOCAL, "iterations": 2},
     "fkd": LOCAL,
     "pls": LOCAL,
 }

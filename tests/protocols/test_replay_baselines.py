@@ -188,6 +188,22 @@ def feddf(record: Record, settings: dict[str, Any], start: Arrays, silent: froze
     return ROUNDS
 
 
+def fedftg(record: Record, settings: dict[str, Any], start: Arrays, silent: frozenset[str]) -> int:
+    """Without fine-tuning, every model is the mean of the uploads, weighted by the class counts' sums."""
+    sent = server_models(record)
+    equal_models(sent[0], start, "the first model")
+    counts = {k: int(t["counts"].sum()) for k, t in answers(record, 0, ("class_counts",), silent).items()}
+    for r in range(ROUNDS):
+        uploads = answers(record, r, ("model_parameters",), silent)
+        total = sum(counts[k] for k in uploads)
+        mean = {
+            n: sum(counts[k] / total * u[n].astype(np.float64) for k, u in uploads.items()).astype(np.float32)
+            for n in start
+        }
+        equal_models(sent[r + 1], mean, f"the model after round {r}")
+    return ROUNDS
+
+
 def mean_by_class(tables: list[NDArray[Any]]) -> NDArray[Any]:
     made = np.zeros((CLASSES, CLASSES))
     for c in range(CLASSES):
@@ -218,7 +234,15 @@ def pls(record: Record, settings: dict[str, Any], start: Arrays, silent: frozens
     return ROUNDS
 
 
-READERS = {"fedmd": fedmd, "ds-fl": ds_fl, "feded": feded, "feddf": feddf, "fkd": fkd, "pls": pls}
+READERS = {
+    "fedmd": fedmd,
+    "ds-fl": ds_fl,
+    "feded": feded,
+    "feddf": feddf,
+    "fedftg": fedftg,
+    "fkd": fkd,
+    "pls": pls,
+}
 
 
 # -- the runs -------------------------------------------------------------------------------------------------------
@@ -234,6 +258,7 @@ CASES = [
         ("ds-fl", {**ALONE, "aggregation": "era"}, {"share": ("hard_labels",)}),
         ("feded", ALONE, {"share": ("soft_labels", "hard_labels")}),
         ("feddf", FUSED, {"fraction": (1.0,)}),
+        ("fedftg", STEPS, {"iterations": (0,)}),
         ("fkd", STEPS, {"share": ("soft", "hard")}),
         ("pls", STEPS, {"share": ("soft", "hard")}),
     )

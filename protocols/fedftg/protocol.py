@@ -1,0 +1,148 @@
+"""FedFTG (Zhang et al. 2022): federated averaging; the server fine-tunes the average on samples that it generates."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from fdaudit.data.partition import class_counts
+from fdaudit.errors import ProtocolError
+from fdaudit.federation.protocol import Round, Setting
+from fdaudit.training.trainer import Parameters
+from fdaudit.transcript.messages import DATA
+from fdaudit.transcript.wire import Delivery
+
+from .._state import put, take
+from .._uploads import ModelUploads
+from ..feddf import weighted_mean
+from .config import FedFTGConfig
+from .losses import class_shares
+from .server import Server
+
+__all__ = ["FedFTG"]
+
+
+class FedFTG(ModelUploads):
+    """Clients upload models and class counts; the server fine-tunes the average without any data.
+
+    Each round the server sends its model to a sample of the clients, which train it on their records and send it back.
+    The server averages the models. Its generator then looks for samples of given classes on which the average
+    disagrees with the clients' models, and the average learns the clients' weighted predictions of these. Class counts
+    decide the weights and which classes are generated. FedFTG reveals what FedAvg with whole models reveals, and the
+    class counts. The generator never leaves the server.
+    """
+
+    name: ClassVar[str] = "fedftg"
+    source: ClassVar[str] = "Zhang, Shen, Ding, Tao & Duan 2022 (CVPR 2022), after the authors' code"
+    roles: ClassVar[tuple[str, ...]] = ("server", "client")
+    messages: ClassVar[tuple[dict[str, Any], ...]] = (
+        {"kind": "class_counts", "from": "client", "to": "server", "what": "n_k^y (C,), once"},
+        {"kind": "model_parameters", "from": "server", "to": "client", "what": "w_t, every round"},
+        {"kind": "model_parameters", "from": "client", "to": "server", "what": "w_k after local training"},
+        {"kind": "model_parameters", "from": "server", "to": "client, world", "what": "the final model"},
+    )
+    trust: ClassVar[tuple[str, ...]] = (
+        "The server sees every client's model by itself; no secure aggregation is possible, as it asks each of them.",
+        "Parties follow the protocol and are curious (honest-but-curious).",
+    )
+    oracles: ClassVar[tuple[dict[str, Any], ...]] = (
+        {"name": "released-model", "available_to": ("world",), "answers": ("soft", "hard")},
+    )
+    deviations: ClassVar[tuple[str, ...]] = (
+        "The generator is fully connected with LayerNorm; the authors' is a convolutional one with BatchNorm.",
+        "Classes are drawn at random in proportion to the counts; the authors' code shares them out exactly.",
+        "The clients' cross-entropy is weighted sample by sample; the authors' code multiplies two batch means.",
+        "Learning rates stay as they are; the authors' shrink by 0.2 % a round. Gradients are not clipped.",
+        "With `local_steps`, batches are always full and passes reshuffled; the authors' code has epochs only.",
+    )
+    withholdable: ClassVar[tuple[str, ...]] = ("class_counts",)
+    privacy: ClassVar[dict[str, Any]] = {
+        "claims": "None: no data leave the clients, but their models and class counts do.",
+        "finds": {"server": "class_counts", "world": "class_counts"},
+        "private": {"params": {}, "withhold": ["class_counts"], "training": ["model"]},
+    }
+    pools_data: ClassVar[bool] = False
+    heterogeneous: ClassVar[bool] = False
+    needs_public: ClassVar[bool] = False
+    tasks: ClassVar[tuple[str, ...]] = ("single-label",)
+    trains: ClassVar[dict[str, str]] = {"model": "batch_size"}
+    Config: ClassVar[type[FedFTGConfig]] = FedFTGConfig
+
+    def __init__(self, config: FedFTGConfig, setting: Setting) -> None:
+        super().__init__(config, setting)
+        self.config, self._classes = config, setting.classes
+        self._server = Server(config, setting)
+        self.state: dict[str, Tensor] = {}
+        put(self.state, "server/w/", {n: t.clone() for n, t in setting.initial["server"].items()})
+        put(self.state, "server/g/", self._server.generator())
+        self.state["server/basis"] = torch.zeros(0, dtype=torch.int64)
+
+    def rounds(self, start: int) -> Iterator[Round]:
+        """Run FedAvg's rounds; after each average, fine-tune it."""
+        self._server.restore(take(self.state, "server/g/"))
+        for t in range(start, self.config.rounds):
+            self._wire.begin(t)
+            if t == 0:
+                self._announce_counts()
+            w_t = self._send_model(self._sample(t))
+            uploads, batches, losses, models = self._client_updates(t, w_t)
+            if uploads:
+                losses |= self._fuse(t, uploads)
+            if t == self.config.rounds - 1:
+                self._send_model([*self._clients, "world"])
+            yield Round(index=t, models={"server": self.released(), **models}, batches=batches, losses=losses)
+
+    def released(self) -> Parameters:
+        """Return the server's model."""
+        return take(self.state, "server/w/")
+
+    # -- the server -----------------------------------------------------------------------------------------
+
+    def _send_model(self, receivers: Sequence[str]) -> dict[str, Delivery]:
+        inputs = [int(i) for i in self.state["server/basis"]]
+        sent = self._wire.send("server", receivers, "model_parameters", self.released(), inputs=inputs)
+        if sent is None:
+            raise ProtocolError("fedftg: the server's model did not arrive. Only clients may go silent.")
+        return dict.fromkeys((k for k in receivers if k in self._clients), sent)
+
+    def _fuse(self, t: int, uploads: Mapping[str, Delivery]) -> dict[str, float]:
+        """Average the uploads by numbers of records, fine-tune the average, and return the mean loss of that."""
+        counts = self._counts(uploads)
+        models = list(uploads.values())
+        average = weighted_mean(models, [max(int(row.sum()), 1) for row in counts])
+        losses: dict[str, float] = {}
+        if self.config.iterations:
+            total = counts.sum(0)
+            labels = total.float() if self.config.labels == "classes" and total.any() else torch.ones(self._classes)
+            by_class = self.config.ensemble == "classes"
+            shares = class_shares(counts if by_class else torch.ones_like(counts))
+            average, losses["server"] = self._server.fine_tune(t, average, models, shares, labels)
+            put(self.state, "server/g/", self._server.generator())
+        put(self.state, "server/w/", average)
+        # The generator remembers all earlier uploads.
+        told = [int(n) for name, n in self.state.items() if name.startswith("server/counts_seq/")]
+        before = self.state["server/basis"].tolist() if self.config.iterations else []
+        basis = {*before, *told, *(int(u.seq) for u in models)}
+        self.state["server/basis"] = torch.tensor(sorted(basis), dtype=torch.int64)
+        return losses
+
+    def _counts(self, clients: Mapping[str, Delivery]) -> Tensor:
+        """Return the class counts (K, C). A client whose counts did not arrive gets the mean of the others."""
+        known = {k: self.state[f"server/counts/{k}"] for k in clients if f"server/counts/{k}" in self.state}
+        if not known:
+            return torch.ones(len(clients), self._classes, dtype=torch.int64)
+        mean = torch.stack(list(known.values())).double().mean(0).round().long()
+        return torch.stack([known.get(k, mean) for k in clients]).clamp_min(0)
+
+    # -- the clients ----------------------------------------------------------------------------------------
+
+    def _announce_counts(self) -> None:
+        for k, data in self._clients.items():
+            counts = class_counts(data.y.cpu(), self._classes)
+            told = self._wire.send(k, ["server"], "class_counts", {"counts": counts}, inputs=[DATA])
+            if told is not None:
+                self.state[f"server/counts/{k}"] = told["counts"].cpu().round().long()
+                self.state[f"server/counts_seq/{k}"] = torch.tensor(told.seq)
