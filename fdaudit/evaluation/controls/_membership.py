@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from fdaudit.adversary.attack_plan import AttackPlan
-    from fdaudit.planning.case import Case
+    from fdaudit.planning.plan import Plan
 
 __all__ = [
     "CONFIDENCE",
@@ -73,7 +73,7 @@ class Design:
 
 def design(
     attack: AttackPlan,
-    plan: Case,
+    plan: Plan,
     *,
     share: float = 1.0,
     most: int = MOST_CANDIDATES,
@@ -103,7 +103,7 @@ def design(
 
 @contextmanager
 def said(
-    plan: Case,
+    plan: Plan,
     attack: AttackPlan,
     messages: Sequence[tuple[str, str, str, Mapping[str, Tensor]]],
     to: str = "server",
@@ -133,7 +133,7 @@ class Measured:
 
 
 def measured(
-    attack: AttackPlan, plan: Case, scores: Tensor, challenge: Challenge, member: Tensor
+    attack: AttackPlan, plan: Plan, scores: Tensor, challenge: Challenge, member: Tensor
 ) -> Measured:
     """Return the AUC of scores (n,) on a control's challenge, and its p-values."""
     auc = score_membership(
@@ -147,7 +147,7 @@ def measured(
     return Measured(auc=auc, either=min(1.0, 2 * min(below, 1.0 if auc.p is None else auc.p)))
 
 
-def score(attack: AttackPlan, plan: Case, view: View, made: Design, public: Tensor | None = None) -> Measured:
+def score(attack: AttackPlan, plan: Plan, view: View, made: Design, public: Tensor | None = None) -> Measured:
     """Return the AUC of an attack about the design's victim, as the server of a view."""
     knowledge = Knowledge(
         architecture=plan.architecture,
@@ -164,14 +164,14 @@ def score(attack: AttackPlan, plan: Case, view: View, made: Design, public: Tens
     )
 
 
-def attack_seed(plan: Case, attack: AttackPlan) -> int:
+def attack_seed(plan: Plan, attack: AttackPlan) -> int:
     """Return the seed of an attack's draws in its controls."""
     return child_seed(plan.seed, "control", attack.name, "attack")
 
 
 def guessed(
     attack: AttackPlan,
-    plan: Case,
+    plan: Plan,
     view: View,
     case: Trial,
     made: Design,

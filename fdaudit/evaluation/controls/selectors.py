@@ -19,7 +19,7 @@ from fdaudit.types import AttackTask, Challenge
 
 if TYPE_CHECKING:
     from fdaudit.adversary.attack_plan import AttackPlan
-    from fdaudit.planning.case import Case
+    from fdaudit.planning.plan import Plan
     from fdaudit.result import Control
 
 __all__ = ["rehearsed_selector"]
@@ -32,7 +32,7 @@ _ROUNDS = 3
 _VICTIM = "client/0"
 
 
-def rehearsed_selector(attack: AttackPlan, plan: Case) -> dict[str, Control]:
+def rehearsed_selector(attack: AttackPlan, plan: Plan) -> dict[str, Control]:
     """Return both controls: a few rounds of the run's own protocol, undefended; one client holds the members.
 
     Pairs are of one class, as in a run's challenge. In the negative control another client holds the members, and the
@@ -53,7 +53,7 @@ def rehearsed_selector(attack: AttackPlan, plan: Case) -> dict[str, Control]:
     )
 
 
-def _design(attack: AttackPlan, plan: Case) -> Design:
+def _design(attack: AttackPlan, plan: Plan) -> Design:
     """Return pairs of auxiliary records of one class, from about half of the classes, and the remaining records."""
     x, y = plan.auxiliary
     generator = child(plan.seed, "control", attack.name, "design")
@@ -77,7 +77,7 @@ def _design(attack: AttackPlan, plan: Case) -> Design:
     )
 
 
-def _heard(attack: AttackPlan, plan: Case, made: Design, data: list[tuple[Tensor, Tensor]]) -> Measured:
+def _heard(attack: AttackPlan, plan: Plan, made: Design, data: list[tuple[Tensor, Tensor]]) -> Measured:
     """Return the attack's AUC about the first client of a rehearsal, as an eavesdropper."""
     with scratch("control") as folder:
         rehearsal = rehearsal_of(
