@@ -5,17 +5,18 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from fdaudit import protocols
-from fdaudit.adversary.knowledge import Knowledge
 from fdaudit.config import validate
-from fdaudit.evaluation.controls._membership import Design, Measured, attack_seed, design, guessed, passed
-from fdaudit.federation.networks import Networks
-from fdaudit.federation.protocol import Common
-from fdaudit.federation.rehearsal import rehearse
+from fdaudit.evaluation.controls._membership import (
+    Design,
+    Measured,
+    design,
+    guessed,
+    knowing,
+    on_fedavg,
+    passed,
+)
 from fdaudit.handout.auxiliary import others
-from fdaudit.isolation.schema import Trial
-from fdaudit.rng import child_seed
 from fdaudit.storage.scratch import scratch
-from fdaudit.types import AttackTask, task_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -60,28 +61,6 @@ def _attacked(attack: AttackPlan, plan: Plan, made: Design, held: tuple[Tensor, 
     settings = {"rounds": _ROUNDS, "upload": "gradient", "local_steps": 1, "batch_size": _BATCH, "lr": _LR}
     (x, y), count = made.rest, len(held[1])
     with scratch("control") as folder:
-        view = rehearse(
-            folder / "transcript",
-            protocol=fedavg,
-            config=validate(fedavg.Config, settings),
-            common=Common(
-                networks=Networks(plan.architecture),
-                execution=plan.execution,
-                public=x.new_zeros(0, *x.shape[1:]),
-                task=task_of(y),
-            ),
-            data=[held, (x[count:], y[count:])],
-            seed=child_seed(plan.seed, "control", attack.name),
-        )
-        knowledge = Knowledge(
-            architecture=plan.architecture,
-            auxiliary=others(plan).records,
-            train=plan.trainer(),
-            classes=plan.dataset.classes,
-            task=plan.dataset.task,
-        )
-        target = made.challenge.target
-        task = AttackTask(targets=(target,), challenges={target: made.challenge})
-        return guessed(
-            attack, plan, view, Trial(knowledge=knowledge, task=task, seed=attack_seed(plan, attack)), made
-        )
+        config = validate(fedavg.Config, settings)
+        view = on_fedavg(attack, plan, folder, config, [held, (x[count:], y[count:])])
+        return guessed(attack, plan, view, knowing(plan, auxiliary=others(plan).records), made)
