@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -141,10 +141,13 @@ class Compared:
                 truth=truth,
                 guess=guess,
                 psnr_prior=None if prior is None else float(prior["psnr"][:, j].mean()),
-                **{"lpips": None, **{name: float(values[j]) for name, values in self.got.items()}},
+                **self._likeness(j),
             )
             for j, (target, batch, truth, guess) in enumerate(self.places)
         )
+
+    def _likeness(self, j: int) -> dict[str, Any]:
+        return {"lpips": None, **{name: float(values[j]) for name, values in self.got.items()}}
 
     def figures(
         self,
@@ -194,8 +197,8 @@ class Compared:
             largest = f"largest {gain.max():.4g}; positive is closer than the prior"
             out.append(mean(f"{q.name}_gain", gain, unit, largest))
         if self.no_lpips:
-            names = ("lpips", "lpips_prior", "lpips_gain")
-            out += [Figure(name=n, value=None, unavailable=self.no_lpips) for n in names]
+            absent = ("lpips", "lpips_prior", "lpips_gain")
+            out += [Figure(name=n, value=None, unavailable=self.no_lpips) for n in absent]
         return [*out, *self._extremes(best)]
 
     def _extremes(self, best: Callable[[str, int, int], str]) -> list[Figure]:
