@@ -137,10 +137,10 @@ def _normal(noise: SecretStream, sigma: float, *shape: int) -> Tensor:
     return torch.as_tensor(noise.normal(*shape)) * sigma
 
 
-def _gnmax_event(sigma: float, count: int) -> Gaussian:
-    """Return GNMax's event: a changed vote takes one from a count and adds one to another, √2 in ℓ2."""
+def _gaussian(sensitivity: float, sigma: float, count: int) -> Gaussian:
+    """Return the event of normal noise on counts: √2 in ℓ2 for all, where a vote takes one and adds one; else 1."""
     return Gaussian(
-        sensitivity=math.sqrt(2), scale=sigma, count=count, unit=_UNIT, relation=_RELATION, covers=_COVERS
+        sensitivity=sensitivity, scale=sigma, count=count, unit=_UNIT, relation=_RELATION, covers=_COVERS
     )
 
 
@@ -201,7 +201,7 @@ class GNMax(_Aggregator[GNMaxConfig]):
         return torch.arange(len(counts)), _plurality(counts, drawn)
 
     def _guarantee(self, queries: int) -> Event:
-        return _gnmax_event(self.config.sigma, queries)
+        return _gaussian(math.sqrt(2), self.config.sigma, queries)
 
 
 class ConfidentGNMax(_Aggregator[ConfidentGNMaxConfig]):
@@ -237,13 +237,6 @@ class ConfidentGNMax(_Aggregator[ConfidentGNMaxConfig]):
         return passed[: self.config.cap], _plurality(counts, drawn)
 
     def _guarantee(self, queries: int) -> Event:
-        threshold = Gaussian(
-            sensitivity=1.0,
-            scale=self.config.sigma_threshold,
-            count=queries,
-            unit=_UNIT,
-            relation=_RELATION,
-            covers=_COVERS,
-        )
+        threshold = _gaussian(1.0, self.config.sigma_threshold, queries)
         answers = queries if self.config.cap is None else min(self.config.cap, queries)
-        return Composed(parts=(threshold, _gnmax_event(self.config.sigma, answers)))
+        return Composed(parts=(threshold, _gaussian(math.sqrt(2), self.config.sigma, answers)))

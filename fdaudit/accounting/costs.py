@@ -170,13 +170,9 @@ def _epsilon(charged: tuple[tuple[Charge, int], ...], delta: float, pld: bool, c
     return next(e for e in found if e.value <= least.value * (1 + 1e-6))
 
 
-def curve(charge: Charge) -> Curve:
-    """Return the read-only Rényi divergences of one charge at `ORDERS`, its count included."""
-    return _curve(charge)
-
-
 @lru_cache(maxsize=4096)
-def _curve(charge: Charge, few: bool = False) -> Curve:
+def curve(charge: Charge, few: bool = False) -> Curve:
+    """Return the read-only Rényi divergences of one charge at `ORDERS`, its count included."""
     if isinstance(charge, Drawn):
         found = _drawn(charge)
     elif isinstance(charge, Gaussian | DiscreteGaussian):
@@ -224,11 +220,6 @@ def _without_word_of_orders() -> Iterator[None]:
         logger.disabled = told
 
 
-def _with_the_rest(known: Curve) -> Curve:
-    """Return a curve that is given at the first orders, extended by infinity at the others."""
-    return np.concatenate([known, np.full(len(ORDERS) - len(known), np.inf)])
-
-
 def _plain(charge: SampledGaussian | Laplace | Gaussian) -> Any:
     """Return one run of a mechanism as a `dp_accounting` event."""
     import dp_accounting as dp
@@ -255,7 +246,9 @@ def _drawn(charge: Drawn) -> Curve:
     orders = ORDERS[ORDERS <= _SUMMED_UP_TO]
     accountant = RdpAccountant(list(orders), dp.NeighboringRelation.REPLACE_ONE)
     accountant.compose(dp.SampledWithoutReplacementDpEvent(charge.clients, 1, once), charge.steps)
-    return np.minimum(_with_the_rest(accountant.rdp), charge.steps * _curve(g))
+    found: Curve = np.full(len(ORDERS), np.inf)
+    found[: len(orders)] = accountant.rdp
+    return np.asarray(np.minimum(found, charge.steps * curve(g)))
 
 
 def _pure(charge: Charge) -> float | None:
@@ -287,7 +280,7 @@ def _by_gaussian(charges: Charges, delta: float) -> Epsilon:
 def _renyi(charges: Charges, delta: float, few: bool) -> Epsilon:
     from dp_accounting.rdp import compute_epsilon
 
-    total = np.sum([n * _curve(charge, few) for charge, n in charges.items()], axis=0)
+    total = np.sum([n * curve(charge, few) for charge, n in charges.items()], axis=0)
     value, order = compute_epsilon(list(ORDERS), list(total), delta)
     name = f"RDP at order {order:g} (dp-accounting {version('dp-accounting')})"
     return Epsilon(value=float(value), accountant=name)

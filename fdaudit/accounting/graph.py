@@ -303,7 +303,7 @@ class _Cut:
     def least(self, costs: Mapping[int, float]) -> frozenset[int]:
         """Return the gates of a minimum cut; costs are scaled to whole numbers."""
         from scipy.sparse import csr_array
-        from scipy.sparse.csgraph import maximum_flow
+        from scipy.sparse.csgraph import breadth_first_order, maximum_flow
 
         states, stops = [s for s in self._region.edges if s in self._reaching], set(self.gates)
         number = {s: n for n, s in enumerate(states)}
@@ -328,13 +328,8 @@ class _Cut:
         )
         flow = maximum_flow(capacity, source, number[self._sink]).flow
         left = (capacity - flow).tocsr()
-        reached, pending = {source}, [source]
-        while pending:
-            at = pending.pop()
-            for n in range(left.indptr[at], left.indptr[at + 1]):
-                if left.data[n] > 0 and int(left.indices[n]) not in reached:
-                    reached.add(int(left.indices[n]))
-                    pending.append(int(left.indices[n]))
+        left.eliminate_zeros()  # a search follows every stored edge
+        reached = set(breadth_first_order(left, source, return_predecessors=False).tolist())
         return frozenset(s[0][2] for s, gate in gates.items() if number[s] in reached and gate not in reached)
 
 

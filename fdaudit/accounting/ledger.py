@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -180,20 +180,20 @@ class Books:
             unit=unit,
             relation=entry.relation,
             assumptions=self._assumed(entry),
-            warnings=self._warned(delta, unit),
+            warnings=self.warnings(delta, unit),
         )
         if not victims:
-            return _with(blank, accountant="no client is left to protect")
+            return replace(blank, accountant="no client is left to protect")
         if cause := self._beyond_messages(entry):
-            return _with(blank, epsilon=math.inf, cause=cause, victim=victims[0])
+            return replace(blank, epsilon=math.inf, cause=cause, victim=victims[0])
         found = {victim: entry.ways(victim) for victim in victims}
         leaks = {v: w for v, w in found.items() if isinstance(w, Leak)}
         if leaks:
             victim, leak = min(leaks.items(), key=lambda item: item[1].message.seq)
-            return _with(blank, epsilon=math.inf, victim=victim, **self._cause(leak, entry))
+            return replace(blank, epsilon=math.inf, victim=victim, **self._cause(leak, entry))
         bills = {v: entry.cheapest(v, w) for v, w in found.items() if not isinstance(w, Leak)}
         victim, bill = entry.worst(bills)
-        return _with(
+        return replace(
             blank,
             epsilon=bill.epsilon.value,
             accountant=bill.epsilon.accountant,
@@ -234,10 +234,6 @@ class Books:
             causes=causes,
             assumptions=assumed,
         )
-
-    def warnings(self, delta: float, unit: Unit) -> tuple[str, ...]:
-        """Return the reasons why a figure at this δ says less than it seems to."""
-        return self._warned(delta, unit)
 
     def _entry(self, view: str, delta: float, unit: Unit, relation: Relation | None, pld: bool) -> Entry:
         if not 0 < delta < 1:
@@ -284,7 +280,8 @@ class Books:
             "kind": m.kind,
         }
 
-    def _warned(self, delta: float, unit: Unit) -> tuple[str, ...]:
+    def warnings(self, delta: float, unit: Unit) -> tuple[str, ...]:
+        """Return the reasons why a figure at this δ says less than it seems to."""
         if unit == "record" and self._records and delta >= 1 / self._records:
             least = f"{self._records} records, the fewest of a client"
             return (f"delta = {delta:g} is not below 1/n for {least}: it permits to publish one of them.",)
@@ -313,9 +310,3 @@ class Books:
         if asked:
             found.append(f"The adversary asks each model at most {max(asked):,} samples (`queries`).")
         return (*found, *self._assumptions)
-
-
-def _with(ledger: Ledger, **changes: Any) -> Ledger:
-    from dataclasses import replace
-
-    return replace(ledger, **changes)

@@ -21,7 +21,17 @@ from fdaudit.storage.digests import canonical
 
 from .strict import is_digest, parse_canonical
 
-__all__ = ["Entry", "digest", "is_safe", "is_temporary", "read_listing", "survey", "walk", "write_listing"]
+__all__ = [
+    "Entry",
+    "digest",
+    "is_safe",
+    "is_temporary",
+    "read_listing",
+    "refuse_paths",
+    "survey",
+    "walk",
+    "write_listing",
+]
 
 Kind = Literal["file", "folder", "link", "other", "deep"]
 
@@ -153,13 +163,20 @@ def read_listing(data: bytes, name: str) -> dict[str, Entry]:
     listed = value["files"]
     if not isinstance(listed, list) or not all(_is_entry(entry) for entry in listed):
         raise IntegrityError([f"{name} does not list path, size and sha256 of each file"])
-    paths = [entry["path"] for entry in listed]
-    unsafe = [path for path in paths if not is_safe(path)]
-    if unsafe:
-        raise IntegrityError([f"{name} names a path that is refused: {path[:200]!r}" for path in unsafe[:10]])
-    if paths != sorted(set(paths)):
-        raise IntegrityError([f"{name} is not sorted by path, or names a file twice"])
+    refuse_paths([entry["path"] for entry in listed], name, "path")
     return {entry["path"]: Entry(**entry) for entry in listed}
+
+
+def refuse_paths(paths: list[str], what: str, by: str) -> None:
+    """Refuse paths that are unsafe, unsorted or named twice.
+
+    Raises:
+        IntegrityError: `what` lists such paths.
+    """
+    if unsafe := [path for path in paths if not is_safe(path)]:
+        raise IntegrityError([f"{what} names a path that is refused: {path[:200]!r}" for path in unsafe[:10]])
+    if paths != sorted(set(paths)):
+        raise IntegrityError([f"{what} is not sorted by {by}, or names a file twice"])
 
 
 def _is_entry(value: object) -> bool:

@@ -20,7 +20,7 @@ from fdaudit.storage.digests import canonical
 from fdaudit.storage.files import load_json
 from fdaudit.transcript.manifest import MANIFEST, origin_of, read_manifest
 
-from .listing import Entry, digest, is_safe
+from .listing import Entry, digest, is_safe, refuse_paths
 from .strict import is_digest, parse_canonical
 
 __all__ = ["PREDICATE_TYPE", "STATEMENT_TYPE", "Statement", "facts", "read_statement", "write_statement"]
@@ -140,14 +140,7 @@ def read_statement(payload: bytes, name: str) -> Statement:
 def _subjects(listed: Any, name: str) -> dict[str, str]:
     if not isinstance(listed, list) or not all(_is_subject(s) for s in listed):
         raise IntegrityError([f"{name}: subject does not list name and digest.sha256 of each file"])
-    names = [s["name"] for s in listed]
-    unsafe = [path for path in names if not is_safe(path)]
-    if unsafe:
-        raise IntegrityError(
-            [f"{name}: subject names a path that is refused: {p[:200]!r}" for p in unsafe[:10]]
-        )
-    if names != sorted(set(names)):
-        raise IntegrityError([f"{name}: subject is not sorted by name, or names a file twice"])
+    refuse_paths([s["name"] for s in listed], f"{name}: subject", "name")
     return {s["name"]: s["digest"]["sha256"] for s in listed}
 
 

@@ -31,19 +31,19 @@ from fdaudit.audit.summary import conclude
 from fdaudit.errors import RunError, UsageError, nearest
 from fdaudit.evaluation.stage import Stage
 from fdaudit.handout.auxiliary import others
-from fdaudit.planning.case import Case
-from fdaudit.result import Cell
+from fdaudit.planning.plan import Plan
+from fdaudit.result import Cell, TargetResult
 from fdaudit.scoring.extraction import RELEASED
 from fdaudit.storage.files import encode, load_json, save_json, write_atomically, written_whole
 from fdaudit.storage.locks import writing
 from fdaudit.storage.paths import local_path
 from fdaudit.transcript.manifest import refuse_changed
-from fdaudit.types import Challenge
+from fdaudit.types import Challenge, Figure
 
 if TYPE_CHECKING:
     from fdaudit.audit.run import Run
 
-__all__ = ["CARD", "export_view", "score"]
+__all__ = ["CARD", "export_view", "keep_external", "score"]
 
 CARD = "card.json"
 _SCHEMA = "fdaudit-handout/2"
@@ -118,30 +118,45 @@ def _score(run: Run, path: Path) -> Cell:
     _refuse_other_view(given, stage)
     _refuse_other_candidates(given, stage)
     _refuse_spoilt(given, run.opened.vault.handed_out)
-    kept = run.directory / "attacks" / f"external-{given.name}.json"
-    earlier = _earlier(kept, given)
+    earlier = _earlier(_kept(run, given), given)
     made = to_guesses(given, path.parent, plan.dataset.input_shape)
-    attack = f"external-{given.name}"
     try:
-        figures, targets = stage.score(f"{given.adversary}/{attack}", given.adversary, made)
+        figures, targets = stage.score(f"{given.adversary}/external-{given.name}", given.adversary, made)
     except ValueError as error:
         raise UsageError("guesses", str(path), f"cannot be scored: {error}", "Correct the file.") from None
+    params = {"guesses_sha256": digest, "submission": earlier + 1}
+    return keep_external(run, given, params, figures, targets)
+
+
+def keep_external(
+    run: Run,
+    given: Guesses,
+    params: Mapping[str, Any],
+    figures: tuple[Figure, ...],
+    targets: tuple[TargetResult, ...],
+) -> Cell:
+    """Keep the outcome of guesses from outside in the run, and return it."""
     cell = Cell(
-        protocol=plan.protocol.name,
+        protocol=run.plan.protocol.name,
         adversary=given.adversary,
-        attack=attack,
+        attack=f"external-{given.name}",
         goal=given.goal,
         source=given.source or "guesses from outside",
         status="run",
         assumes=given.assumes,
-        params={"guesses_sha256": digest, "submission": earlier + 1},
+        params=params,
         figures=figures,
         targets=targets,
     )
+    kept = _kept(run, given)
     kept.parent.mkdir(exist_ok=True)
     save_json(kept, cell.to_json(), indent=1)
     conclude(run.opened)
     return cell
+
+
+def _kept(run: Run, given: Guesses) -> Path:
+    return run.directory / "attacks" / f"external-{given.name}.json"
 
 
 # -- what is handed out -----------------------------------------------------------------------------------------
@@ -171,7 +186,7 @@ def _fill(folder: Path, stage: Stage, adversary: str, challenges: bool) -> Mappi
 
 
 def _card(
-    plan: Case, stage: Stage, adversary: str, issued: Mapping[str, Challenge], digest: str
+    plan: Plan, stage: Stage, adversary: str, issued: Mapping[str, Challenge], digest: str
 ) -> dict[str, Any]:
     return {
         "schema": _SCHEMA,

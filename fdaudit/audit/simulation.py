@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -168,8 +168,7 @@ def federate(run: RunDirectory, tick: Tick) -> Position:
                 break
         end = transcript.position
     for protocol, config in plan.references:
-        for _ in _reference_line(plan, protocol, config, utility, tick):
-            pass
+        _reference_line(plan, protocol, config, utility, tick)
     return end
 
 
@@ -218,13 +217,12 @@ def _goes_on(meter: Meter | None) -> bool:
 
 def _reference_line(
     plan: Plan, protocol: type[FederatedProtocol], config: ProtocolConfig, utility: Utility, tick: Tick
-) -> Iterator[None]:
+) -> None:
     stage = _Stage.set_up(plan, protocol, config, NoWire())
     for done in stage.protocol.rounds(0):
         last = done.index == config.rounds - 1
         utility.add(protocol.name, done.index, stage.worth_a_row(done, last), stage.evaluators, plan)
         tick(protocol.name, done.index + 1, config.rounds)
-        yield
 
 
 def _keep(plan: Plan) -> Callable[[int], bool]:

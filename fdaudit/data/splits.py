@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -13,7 +12,7 @@ from torch import Tensor
 from fdaudit.data.datasets import Dataset
 from fdaudit.data.partition import class_table, partition
 from fdaudit.data.stratify import apportion, stratified_draw
-from fdaudit.errors import DataError, IntegrityError
+from fdaudit.errors import DataError
 from fdaudit.rng import SecretStream
 from fdaudit.spec.schema import PartitionSpec, SplitSpec
 from fdaudit.types import task_of
@@ -60,45 +59,13 @@ class Splits:
     class_table: Tensor
 
     def to_dict(self) -> dict[str, Tensor]:
-        """Return a flat mapping of names to int64 tensors, ready for safetensors; `from_dict` inverts it."""
+        """Return a flat mapping of names to int64 tensors, ready for safetensors."""
         named = {name: getattr(self, name) for name in _SHARED}
         for k, client in enumerate(self.clients):
             named |= {f"client/{k}/{name}": getattr(client, name) for name in _OWN}
             if len(client.canaries):
                 named[f"client/{k}/canaries"] = client.canaries
         return {name: tensor.contiguous() for name, tensor in named.items()}
-
-    @classmethod
-    def from_dict(cls, tensors: Mapping[str, Tensor]) -> Splits:
-        """Return the splits that `to_dict` wrote.
-
-        Raises:
-            IntegrityError: a name is absent or unknown, or the tensors cannot have been written by `to_dict`.
-        """
-        numbers = {int(m[1]) for name in tensors if (m := re.fullmatch(r"client/(0|[1-9]\d{0,8})/\w+", name))}
-        count = len(numbers)
-        expected = {*_SHARED, *(f"client/{k}/{name}" for k in range(count) for name in _OWN)}
-        findings = [f"splits lack {name}" for name in sorted(expected - set(tensors))]
-        expected |= {f"client/{k}/canaries" for k in range(count)} & set(tensors)
-        findings += [f"splits hold an unknown {name}" for name in sorted(set(tensors) - expected)]
-        for name in sorted(expected & set(tensors)):
-            ndim = 2 if name == "class_table" else 1
-            if tensors[name].dtype != torch.int64 or tensors[name].ndim != ndim:
-                findings.append(f"splits: {name} is {tensors[name].dtype} {tuple(tensors[name].shape)}")
-        if not findings:
-            table = tensors["class_table"]
-            findings += [] if len(table) == count else [f"splits: class_table has {len(table)} rows"]
-            for k in range(count):
-                members, others = tensors[f"client/{k}/members"], tensors[f"client/{k}/non_members"]
-                train = tensors[f"client/{k}/train"]
-                paired = members.shape == others.shape and bool(torch.isin(members, train).all())
-                if not paired or bool(torch.isin(others, train).any()):
-                    findings.append(f"splits: client/{k} has candidates that are not matched pairs")
-        if findings:
-            raise IntegrityError(findings)
-        named = ({n: tensors.get(f"client/{k}/{n}") for n in (*_OWN, "canaries")} for k in range(count))
-        clients = [ClientSplit(**{n: t for n, t in own.items() if t is not None}) for own in named]
-        return cls(tuple(clients), *(tensors[name] for name in _SHARED))
 
 
 _SHARED = ("proxy", "auxiliary", "test", "class_table")

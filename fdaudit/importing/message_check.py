@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING
@@ -51,7 +52,7 @@ def refuse_other_tensors(classes: int, messages: Sequence[Message]) -> None:
         names = {name.partition(":")[0] for name in message.tensors}  # a quantised tensor is stored as three
         alone, needed = _ALONE.get(message.kind), _NEEDED.get(message.kind, ())
         wrong = not names >= set(needed) if alone is None else names != set(alone)
-        sizes = [_count(info.shape) for info in message.tensors.values()]
+        sizes = [math.prod(info.shape) for info in message.tensors.values()]
         wrong |= message.kind in _ONE and sizes != [1]
         wrong |= message.kind == "class_counts" and sizes != [classes]
         if wrong:
@@ -100,11 +101,4 @@ def refuse_varied_sizes(card: Card, fixed: Collection[tuple[str, str]], messages
 
 def _size(message: Message) -> tuple[int, int]:
     """Return the stated bytes, and the numbers that the tensors hold."""
-    return message.bytes_on_wire, sum(_count(info.shape) for info in message.tensors.values())
-
-
-def _count(shape: Sequence[int]) -> int:
-    total = 1
-    for side in shape:
-        total *= side
-    return total
+    return message.bytes_on_wire, sum(math.prod(info.shape) for info in message.tensors.values())

@@ -17,8 +17,8 @@ from fdaudit.attestation.dsse import open_envelope, seal
 from fdaudit.attestation.keys import key_id, private_key, public_key
 from fdaudit.attestation.statement import STATEMENT_TYPE
 from fdaudit.audit.guesses import guesses_and_digest, to_guesses
+from fdaudit.audit.red_team import keep_external
 from fdaudit.audit.run import Run
-from fdaudit.audit.summary import conclude
 from fdaudit.errors import IntegrityError, RunError, UsageError
 from fdaudit.evaluation.stage import Stage
 from fdaudit.importing.records import scoring_run
@@ -28,7 +28,7 @@ from fdaudit.planning.plan import Plan
 from fdaudit.planning.recorded import RecordedPlan
 from fdaudit.result import Cell, TargetResult, figure_json, figures_of
 from fdaudit.storage.digests import canonical
-from fdaudit.storage.files import parse_json, save_json, write_atomically
+from fdaudit.storage.files import parse_json, write_atomically
 from fdaudit.storage.locks import writing
 from fdaudit.storage.scratch import scratch
 from fdaudit.transcript.manifest import read_manifest, refuse_changed, versions
@@ -167,26 +167,11 @@ def take_scores(run: Run, scored: Path, guesses: Path, key: Path | None = None) 
                 problem = f"is about another {what}"
                 raise UsageError("SCORED", str(scored), problem, "Give the run that was attacked.")
         signed = "unsigned" if signer is None else key_id(signer)
-        cell = Cell(
-            protocol=run.plan.protocol.name,
-            adversary=given.adversary,
-            attack=f"external-{given.name}",
-            goal=given.goal,
-            source=given.source or "guesses from outside",
-            status="run",
-            assumes=given.assumes,
-            params={"guesses_sha256": digest, "scored_by": signed},
-            figures=figures_of(predicate["figures"]),
-            targets=tuple(
-                TargetResult(target=t["target"], figures=figures_of(t["figures"]))
-                for t in predicate["targets"]
-            ),
+        params = {"guesses_sha256": digest, "scored_by": signed}
+        targets = tuple(
+            TargetResult(target=t["target"], figures=figures_of(t["figures"])) for t in predicate["targets"]
         )
-        kept = run.directory / "attacks" / f"external-{given.name}.json"
-        kept.parent.mkdir(exist_ok=True)
-        save_json(kept, cell.to_json(), indent=1)
-        conclude(run.opened)
-    return cell
+        return keep_external(run, given, params, figures_of(predicate["figures"]), targets)
 
 
 def _card_digest(plan: Plan) -> str:

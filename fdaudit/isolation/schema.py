@@ -238,44 +238,42 @@ def packed_guesses(guesses: Sequence[Guess], tensors: Tensors) -> list[dict[str,
     Raises:
         TypeError: the attack returned something other than guesses.
     """
-    packed = list[dict[str, Any]]()
-    for guess in guesses:
-        if isinstance(guess, Membership):
-            made = None if guess.generated is None else tensors.name(guess.generated)
-            scores = tensors.name(guess.scores)
-            packed.append(
-                {"kind": "membership", "target": guess.target, "scores": scores, "generated": made}
-                | {"note": str(guess.note)}
-            )
-        elif isinstance(guess, LabelDistribution):
-            shares = tensors.name(guess.distribution)
-            packed.append({"kind": "labels", "target": guess.target, "distribution": shares})
-        elif isinstance(guess, Extraction):
-            copy = {str(name): tensors.name(t) for name, t in guess.parameters.items()}
-            packed.append(
-                {
-                    "kind": "extraction",
-                    "target": guess.target,
-                    "parameters": copy,
-                    "answers": int(guess.answers),
-                }
-            )
-        elif isinstance(guess, Reconstruction):
-            packed.append(
-                {
-                    "kind": "reconstruction",
-                    "target": guess.target,
-                    "messages": [int(seq) for seq in guess.messages],
-                    "images": tensors.name(guess.images),
-                    "labels": None if guess.labels is None else tensors.name(guess.labels),
-                    "objective": None if guess.objective is None else _finite(float(guess.objective)),
-                    "evaluations": int(guess.evaluations),
-                    "note": str(guess.note),
-                }
-            )
-        else:
-            raise TypeError(f"the attack returned a {type(guess).__name__} among its guesses")
-    return packed
+    return [_packed_guess(guess, tensors) for guess in guesses]
+
+
+def _packed_guess(guess: Guess, tensors: Tensors) -> dict[str, Any]:
+    if isinstance(guess, Membership):
+        made = None if guess.generated is None else tensors.name(guess.generated)
+        scores, note = tensors.name(guess.scores), str(guess.note)
+        return {
+            "kind": "membership",
+            "target": guess.target,
+            "scores": scores,
+            "generated": made,
+            "note": note,
+        }
+    if isinstance(guess, LabelDistribution):
+        return {"kind": "labels", "target": guess.target, "distribution": tensors.name(guess.distribution)}
+    if isinstance(guess, Extraction):
+        copy = {str(name): tensors.name(t) for name, t in guess.parameters.items()}
+        return {
+            "kind": "extraction",
+            "target": guess.target,
+            "parameters": copy,
+            "answers": int(guess.answers),
+        }
+    if not isinstance(guess, Reconstruction):
+        raise TypeError(f"the attack returned a {type(guess).__name__} among its guesses")
+    return {
+        "kind": "reconstruction",
+        "target": guess.target,
+        "messages": [int(seq) for seq in guess.messages],
+        "images": tensors.name(guess.images),
+        "labels": None if guess.labels is None else tensors.name(guess.labels),
+        "objective": None if guess.objective is None else _finite(float(guess.objective)),
+        "evaluations": int(guess.evaluations),
+        "note": str(guess.note),
+    }
 
 
 def _finite(value: float) -> float | None:

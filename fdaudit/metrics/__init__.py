@@ -24,6 +24,7 @@ from fdaudit.metrics.galleries.identification import Identification, Rank, ident
 from fdaudit.metrics.images.bystanders import OWN_IMAGES, Bystanders
 from fdaudit.metrics.images.class_evaluation import Judge, relabelled_p_value, score_class_evaluation
 from fdaudit.metrics.images.class_reconstruction import nearest_records, score_class_reconstruction
+from fdaudit.metrics.images.compared import PSNR_CEILING, ImageScore, ReconstructionScore
 from fdaudit.metrics.images.frechet import frechet_distance, frechet_figure, task_encoder_distance
 from fdaudit.metrics.images.generated import score_generated
 from fdaudit.metrics.images.perceptual import (
@@ -36,12 +37,7 @@ from fdaudit.metrics.images.perceptual import (
     lpips_figure,
 )
 from fdaudit.metrics.images.prior import AuxiliaryPool, ClassPriors, Measure, choose_strategies
-from fdaudit.metrics.images.reconstruction import (
-    PSNR_CEILING,
-    ImageScore,
-    ReconstructionScore,
-    score_reconstruction,
-)
+from fdaudit.metrics.images.reconstruction import score_reconstruction
 from fdaudit.metrics.images.similarity import match, mse, psnr, ssim, ssim_window
 from fdaudit.metrics.images.weights import PINS, Pin, WeightsUnavailableError, load_weights
 from fdaudit.metrics.intervals import Interval, bootstrap, clopper_pearson, mean_figure

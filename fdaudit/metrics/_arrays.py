@@ -35,27 +35,21 @@ def _plain(values: ArrayLike | None, field: str) -> NDArray[Any]:
 
 def vector(values: ArrayLike, field: str) -> Floats:
     """Return `values` as float64 (n,); infinities are kept, NaN is refused."""
-    array = _plain(values, field).astype(np.float64)
-    if array.ndim != 1 or array.size == 0:
-        raise UsageError(
-            field, array.shape, "is not a non-empty vector", "Give one number per item, shape (n,)."
-        )
-    if np.isnan(array).any():
-        where = int(np.flatnonzero(np.isnan(array))[0])
-        raise UsageError(field, where, "is the index of a NaN", "Find out why no number came out there.")
-    return array
+    return _numbers(values, field, 1, "vector", "Give one number per item, shape (n,).", "index")
 
 
 def matrix(values: ArrayLike, field: str) -> Floats:
     """Return `values` as float64 (n, m), neither 0; infinities are kept, NaN is refused."""
+    return _numbers(values, field, 2, "table", "Give one row per item, shape (n, m).", "row")
+
+
+def _numbers(values: ArrayLike, field: str, ndim: int, what: str, remedy: str, place: str) -> Floats:
     array = _plain(values, field).astype(np.float64)
-    if array.ndim != 2 or array.size == 0:
-        raise UsageError(
-            field, array.shape, "is not a non-empty table", "Give one row per item, shape (n, m)."
-        )
+    if array.ndim != ndim or array.size == 0:
+        raise UsageError(field, array.shape, f"is not a non-empty {what}", remedy)
     if np.isnan(array).any():
-        where = int(np.flatnonzero(np.isnan(array).any(1))[0])
-        raise UsageError(field, where, "is the row of a NaN", "Find out why no number came out there.")
+        where = int(np.argwhere(np.isnan(array))[0, 0])
+        raise UsageError(field, where, f"is the {place} of a NaN", "Find out why no number came out there.")
     return array
 
 

@@ -7,6 +7,7 @@ Guarantee:
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import numpy as np
 
@@ -57,16 +58,6 @@ def mean_and_worst(
     )
     pick = max if higher_is_worse else min
     client = pick(values, key=lambda c: values[c])
-    worst = figures[client]
     note = f"{client}, worst of {len(values)}; interval not corrected for that choice"
-    return mean, Figure(
-        name=f"{name}_worst",
-        value=worst.value,
-        unit=unit,
-        low=worst.low,
-        high=worst.high,
-        confidence=worst.confidence,
-        method=worst.method,
-        n=worst.n,
-        note="; ".join(filter(None, [note, worst.note, missing])),
-    )
+    told = "; ".join(filter(None, [note, figures[client].note, missing]))
+    return mean, replace(figures[client], name=f"{name}_worst", unit=unit, note=told, p=None)

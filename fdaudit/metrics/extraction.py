@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from fdaudit.metrics._arrays import Flags, integers
-from fdaudit.metrics.intervals import clopper_pearson
+from fdaudit.metrics.intervals import clopper_pearson, share_figure
 from fdaudit.metrics.utility import accuracy_figure
 from fdaudit.types import Figure
 
@@ -43,6 +43,7 @@ def score_extraction(
         UsageError: no record, or lengths that differ.
     """
     told = integers(model, "model")
+    n = len(told)
     same = integers(copied, "copied", len(told)) == told
     constant = told == np.bincount(told).argmax()
     trained = integers(baseline, "baseline", len(told)) == told
@@ -53,8 +54,10 @@ def score_extraction(
     )
     other = trained if trained.sum() >= constant.sum() else constant
     found = {
-        "agreement": _share("agreement", same, confidence),
-        "agreement_baseline": replace(_share("agreement_baseline", other, confidence), note=f"of {name}"),
+        "agreement": share_figure("agreement", int(same.sum()), n, confidence),
+        "agreement_baseline": share_figure(
+            "agreement_baseline", int(other.sum()), n, confidence, note=f"of {name}"
+        ),
         "agreement_gain": _gain(same, other, confidence, name),
         "accuracy": accuracy_figure(copied, true, confidence=confidence),
     }
@@ -62,20 +65,6 @@ def score_extraction(
         accuracy_figure(told, true, confidence=confidence), name="accuracy_model"
     )
     return found
-
-
-def _share(name: str, right: Flags, confidence: float) -> Figure:
-    interval = clopper_pearson(int(right.sum()), len(right), confidence)
-    return Figure(
-        name=name,
-        value=float(right.mean()),
-        unit="fraction",
-        low=interval.low,
-        high=interval.high,
-        confidence=confidence,
-        method=interval.method,
-        n=len(right),
-    )
 
 
 def _gain(same: Flags, other: Flags, confidence: float, name: str) -> Figure:

@@ -20,7 +20,7 @@ from fdaudit.errors import UsageError
 from fdaudit.metrics._arrays import Floats, Integers, integers, probability, vector
 from fdaudit.types import Figure
 
-__all__ = ["Interval", "bootstrap", "clopper_pearson", "mean_figure"]
+__all__ = ["Interval", "bootstrap", "clopper_pearson", "mean_figure", "share_figure"]
 
 _CHUNK = 2_000_000
 """Weights held in memory at once."""
@@ -55,6 +55,18 @@ def clopper_pearson(k: int, n: int, confidence: float = 0.95) -> Interval:
     low = 0.0 if k == 0 else float(betaincinv(k, n - k + 1, tail))
     high = 1.0 if k == n else float(betaincinv(k + 1, n - k, 1 - tail))
     return Interval(low, high, confidence, "clopper-pearson")
+
+
+def share_figure(
+    name: str, k: int, n: int, confidence: float = 0.95, *, note: str = "", p: float | None = None
+) -> Figure:
+    """Return the share of k successes among n trials with its Clopper-Pearson interval.
+
+    Raises:
+        UsageError: as `clopper_pearson`.
+    """
+    interval = clopper_pearson(k, n, confidence)
+    return Figure(name=name, value=k / n, unit="fraction", n=n, note=note, p=p, **interval._asdict())
 
 
 def bootstrap(
@@ -212,10 +224,7 @@ def mean_figure(
         name=name,
         value=float(numbers.mean()),
         unit=unit,
-        low=None if interval is None else interval.low,
-        high=None if interval is None else interval.high,
-        confidence=None if interval is None else confidence,
-        method="" if interval is None else interval.method,
         n=len(sums),
         note=note,
+        **({} if interval is None else interval._asdict()),
     )

@@ -17,7 +17,7 @@ from numpy.typing import ArrayLike
 
 from fdaudit.errors import UsageError
 from fdaudit.metrics._arrays import Floats, integers, vector
-from fdaudit.metrics.intervals import clopper_pearson
+from fdaudit.metrics.intervals import share_figure
 from fdaudit.types import Figure
 
 __all__ = [
@@ -168,18 +168,8 @@ def label_recovery_figures(
         raise UsageError("guesses", len(guesses), f"does not match {len(truths)} batches", "Pair them up.")
     total = sum(map(len, truths))
     right = sum(label_overlap(g, t) for g, t in zip(guesses, truths, strict=True))
-    interval = clopper_pearson(right, total, confidence)
-    figure = Figure(
-        name=names[0],
-        value=right / total,
-        unit="fraction",
-        low=interval.low,
-        high=interval.high,
-        confidence=confidence,
-        method=interval.method,
-        n=total,
-        note="multiset overlap; interval takes the labels of a batch as independent",
-    )
+    note = "multiset overlap; interval takes the labels of a batch as independent"
+    figure = share_figure(names[0], right, total, confidence, note=note)
     if auxiliary_labels is None:
         why = "no auxiliary labels were given"
         return [figure, Figure(name=names[1], value=None, unit="fraction", unavailable=why)]

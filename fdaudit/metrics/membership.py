@@ -19,7 +19,7 @@ from fdaudit.errors import UsageError
 from fdaudit.metrics import ranking
 from fdaudit.metrics._arrays import Flags, Floats, Integers
 from fdaudit.metrics.chance import auc_p_value, tpr_p_value
-from fdaudit.metrics.intervals import Interval, bootstrap, clopper_pearson
+from fdaudit.metrics.intervals import bootstrap, clopper_pearson, share_figure
 from fdaudit.metrics.ranking import RocCurve, roc_curve
 from fdaudit.types import Figure
 
@@ -88,7 +88,9 @@ def _resampled(
         )
         unit = "pairs"
     if value in (0.0, 1.0):
-        interval = _edge(value, fewer, confidence)
+        # All resamples are equal, but the mean is uncertain: numbers in [0, 1] with mean μ are all 1 with probability
+        # at most μ^n. So Clopper-Pearson's limit for n successes out of n holds for them too.
+        interval = clopper_pearson(fewer if value == 1 else 0, fewer, confidence)
         note = "; ".join(
             filter(None, [note, f"at its limit: exact interval from {fewer} disjoint comparisons"])
         )
@@ -96,22 +98,10 @@ def _resampled(
         name=name,
         value=value,
         unit="fraction",
-        low=None if interval is None else interval.low,
-        high=None if interval is None else interval.high,
-        confidence=None if interval is None else confidence,
-        method="" if interval is None else interval.method,
         n=n,
         note="; ".join(filter(None, [f"n counts {unit}", note, "" if interval else "no interval"])),
+        **({} if interval is None else interval._asdict()),
     )
-
-
-def _edge(value: float, n: int, confidence: float) -> Interval:
-    """Return the interval of a mean of `n` independent numbers in [0, 1] that were all 0 or all 1.
-
-    All resamples are equal, but the mean is uncertain: numbers in [0, 1] with mean μ are all 1 with probability at most
-    μ^n. So Clopper-Pearson's limit for n successes out of n holds for them too.
-    """
-    return clopper_pearson(n if value == 1 else 0, n, confidence)
 
 
 def fpr_name(fpr: float) -> str:
@@ -138,23 +128,13 @@ def tpr_at_fpr_figure(
     except UsageError as refusal:
         return Figure(name=fpr_name(fpr), value=None, unit="fraction", n=n, unavailable=str(refusal))
     k, wrong = int(detected[truth].sum()), int(detected[~truth].sum())
-    interval = clopper_pearson(k, n, confidence)
     around = clopper_pearson(wrong, others, confidence)
-    return Figure(
-        name=fpr_name(fpr),
-        value=k / n,
-        unit="fraction",
-        low=interval.low,
-        high=interval.high,
-        confidence=confidence,
-        method=interval.method,
-        n=n,
-        p=tpr_p_value(k, n, wrong, others),
-        note=(
-            f"n counts members; {wrong} of {others} non-members detected, so the threshold's own FPR is "
-            f"between {around.low:.2g} and {around.high:.2g}"
-        ),
+    note = (
+        f"n counts members; {wrong} of {others} non-members detected, so the threshold's own FPR is "
+        f"between {around.low:.2g} and {around.high:.2g}"
     )
+    p = tpr_p_value(k, n, wrong, others)
+    return share_figure(fpr_name(fpr), k, n, confidence, note=note, p=p)
 
 
 def pair_accuracy_figure(

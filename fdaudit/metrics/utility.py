@@ -18,7 +18,7 @@ from numpy.typing import ArrayLike
 
 from fdaudit.errors import UsageError
 from fdaudit.metrics._arrays import Floats, Integers, integers
-from fdaudit.metrics.intervals import clopper_pearson
+from fdaudit.metrics.intervals import share_figure
 from fdaudit.transcript.messages import Message, role
 from fdaudit.types import Figure
 
@@ -62,17 +62,7 @@ def accuracy_figure(predicted: ArrayLike, true: ArrayLike, *, confidence: float 
     """
     guess, truth = _labels(predicted, true)
     right, n = int((guess == truth).sum()), len(truth)
-    interval = clopper_pearson(right, n, confidence)
-    return Figure(
-        name="accuracy",
-        value=right / n,
-        unit="fraction",
-        low=interval.low,
-        high=interval.high,
-        confidence=confidence,
-        method=interval.method,
-        n=n,
-    )
+    return share_figure("accuracy", right, n, confidence)
 
 
 def near_chance(

@@ -23,30 +23,21 @@ def plan_attacks(spec: Spec) -> tuple[AttackPlan, ...]:
         SpecError: an attack is unknown, is asked for twice, or has a setting that is unknown or out of range.
     """
     known = attacks.REGISTRY.names()
-    wanted: dict[str, tuple[int, AttackSpec]] | None = None if spec.attacks == "all" else {}
-    for number, asked in enumerate(() if spec.attacks == "all" else spec.attacks):
+    if spec.attacks == "all":
+        return tuple(plan_attack(name, {}, spec, "attacks.0.params", spec.adversaries) for name in known)
+    wanted: dict[str, tuple[int, AttackSpec]] = {}
+    for number, asked in enumerate(spec.attacks):
         field = f"attacks.{number}.name"
         if asked.name not in known and not asked.name.startswith(IMPORT):
             raise SpecError(field, asked.name, "is not a known attack", nearest(asked.name, known))
         called = attacks.REGISTRY.called(asked.name, field)
-        if wanted is not None and wanted.setdefault(called, (number, asked))[0] != number:
+        if wanted.setdefault(called, (number, asked))[0] != number:
             raise SpecError(field, asked.name, "is asked for twice", "Keep one of them.")
-    plans = []
-    for name in [*known, *(n for n in wanted or () if n not in known)]:
-        if wanted is not None and name not in wanted:
-            plans.append(_attack_plan(name, None, spec.adversaries))
-            continue
-        number, entry = wanted[name] if wanted else (0, None)
-        plans.append(
-            plan_attack(
-                entry.name if entry else name,
-                entry.params if entry else {},
-                spec,
-                f"attacks.{number}.params",
-                (entry.adversaries if entry else None) or spec.adversaries,
-            )
-        )
-    return tuple(plans)
+    plans = {name: _attack_plan(name, None, spec.adversaries) for name in known if name not in wanted}
+    for name, (number, entry) in wanted.items():
+        where, adversaries = f"attacks.{number}.params", entry.adversaries or spec.adversaries
+        plans[name] = plan_attack(entry.name, entry.params, spec, where, adversaries)
+    return tuple(plans[name] for name in dict.fromkeys([*known, *wanted]))
 
 
 def plan_attack(

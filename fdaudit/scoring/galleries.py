@@ -7,8 +7,8 @@ Guarantees:
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -17,12 +17,12 @@ from torch import Tensor
 
 from fdaudit.metrics import Bystanders, Gallery, Identification, Probe, Rank, identify
 from fdaudit.rng import child_numpy
-from fdaudit.types import Figure, Reconstruction
+from fdaudit.types import Reconstruction
 
 if TYPE_CHECKING:
-    from fdaudit.planning.case import Case
+    from fdaudit.planning.plan import Plan
 
-__all__ = ["Identified", "bystanders_of", "gallery_tests"]
+__all__ = ["bystanders_of", "gallery_tests"]
 
 _MOST = 100
 """Largest number of records of one class in addition to the true ones."""
@@ -33,7 +33,7 @@ _VALUES = 1 << 24
 class."""
 
 
-def bystanders_of(plan: Case, targets: Sequence[str]) -> Bystanders | None:
+def bystanders_of(plan: Plan, targets: Sequence[str]) -> Bystanders | None:
     """Return the records that no target trains on and that adversaries are not assumed to hold."""
     splits, data = plan.splits, plan.dataset
     own = [splits.clients[int(k.partition("/")[2])].train for k in targets]
@@ -45,24 +45,9 @@ def bystanders_of(plan: Case, targets: Sequence[str]) -> Bystanders | None:
     return Bystanders(data.x, rows.numpy(), data.y[rows].numpy() if data.task == "single-label" else None)
 
 
-@dataclass(frozen=True, eq=False)
-class Identified:
-    """The result of gallery tests on the guesses of one cell.
-
-    Attributes:
-        figures: of all victims together.
-        targets: by victim, its own.
-        ranks: by victim, of its records in their order, or of guesses of classes by class.
-    """
-
-    figures: tuple[Figure, ...]
-    targets: Mapping[str, tuple[Figure, ...]]
-    ranks: Mapping[str, Mapping[int, Rank]]
-
-
 def gallery_tests(
-    plan: Case, guesses: Sequence[Reconstruction], records: Sequence[Tensor], cell: str
-) -> Identified:
+    plan: Plan, guesses: Sequence[Reconstruction], records: Sequence[Tensor], cell: str
+) -> Identification:
     """Test whether an attack's guesses identify records among others of their class.
 
     Args:
@@ -95,9 +80,7 @@ def gallery_tests(
         for g, r in zip(guesses, true, strict=True)
     ]
     found = identify(_gallery(plan, rows, group, held), probes, generator)
-    return Identified(
-        found.figures, found.targets, _by_guess(found, guesses, records, place, group, by_class)
-    )
+    return replace(found, ranks=_by_guess(found, guesses, records, place, group, by_class))
 
 
 def _groups(y: Tensor) -> Tensor:
@@ -117,7 +100,7 @@ def _chosen(free: Tensor, true: Tensor, group: Tensor, values: int, generator: n
     return torch.cat(chosen).sort().values
 
 
-def _gallery(plan: Case, rows: Tensor, group: Tensor, held: Tensor) -> Gallery:
+def _gallery(plan: Plan, rows: Tensor, group: Tensor, held: Tensor) -> Gallery:
     """Return the gallery of these records; with known identities, also the adversary's records of the same classes."""
     data = plan.dataset
     whose = data.identities

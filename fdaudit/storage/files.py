@@ -130,11 +130,10 @@ def save_json_together(values: Mapping[Path, Any], *, indent: int | None = None)
 
 
 def _text(value: object, indent: int | None) -> bytes:
-    return (canonical(value) if indent is None else _pretty(value, indent)) + b"\n"
-
-
-def _pretty(value: object, indent: int) -> bytes:
-    return json.dumps(value, indent=indent, sort_keys=True, ensure_ascii=True, allow_nan=False).encode()
+    if indent is None:
+        return canonical(value) + b"\n"
+    text = json.dumps(value, indent=indent, sort_keys=True, ensure_ascii=True, allow_nan=False)
+    return text.encode() + b"\n"
 
 
 def load_json(path: Path) -> Any:

@@ -22,7 +22,7 @@ from pathlib import Path
 
 from fdaudit.errors import RunError
 
-__all__ = ["keep_private", "make_private", "together", "writing"]
+__all__ = ["make_private", "together", "writing"]
 
 _Key = tuple[int, int]
 """A directory by its device and inode."""
@@ -94,16 +94,11 @@ def make_private(directory: Path) -> None:
     """
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        keep_private(directory)
+        if directory.stat().st_mode & 0o077:
+            directory.chmod(0o700)
     except OSError as error:
         problem = f"cannot be made ({error.strerror})"
         raise RunError("out", str(directory), problem, "Choose another directory.") from None
-
-
-def keep_private(directory: Path) -> None:
-    """Remove all other users' right to enter a directory."""
-    if directory.stat().st_mode & 0o077:
-        directory.chmod(0o700)
 
 
 def _opened(directory: Path) -> int:

@@ -339,18 +339,15 @@ class _Book:
         self.write()
 
     def _finish(self, run: GridRun) -> tuple[str, float]:
-        with writing(run_directory(self.out, run.key)):
-            return self._finished(run)
-
-    def _finished(self, run: GridRun) -> tuple[str, float]:
         place = run_directory(self.out, run.key)
-        if run.spec is not None:
-            take_controls(place, shared_directory(self.out, run.spec))
-        failed = [c for c in load_json(place / "result.json")["cells"] if c["status"] == "failed"]
-        reason = "; ".join(f"{c['id']} failed: {c['reason']}" for c in failed)
-        seconds = round(sum(read_timings(place).values()), 3)
-        save_json(place / _DONE, {"key": run.key, "reason": reason, "seconds": seconds}, indent=1)
-        self._prune(run.key)
+        with writing(place):
+            if run.spec is not None:
+                take_controls(place, shared_directory(self.out, run.spec))
+            failed = [c for c in load_json(place / "result.json")["cells"] if c["status"] == "failed"]
+            reason = "; ".join(f"{c['id']} failed: {c['reason']}" for c in failed)
+            seconds = round(sum(read_timings(place).values()), 3)
+            save_json(place / _DONE, {"key": run.key, "reason": reason, "seconds": seconds}, indent=1)
+            self._prune(run.key)
         return reason, seconds
 
     def _prune(self, key: str) -> None:

@@ -5,14 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
+from fdaudit import protocols
 from fdaudit.adversary.knowledge import Knowledge
-from fdaudit.adversary.view import View, view_of
+from fdaudit.adversary.view import EAVESDROPPER, View, view_of
+from fdaudit.federation.networks import Networks
+from fdaudit.federation.protocol import Common
+from fdaudit.federation.rehearsal import rehearse
 from fdaudit.handout.auxiliary import others
+from fdaudit.handout.rehearsals import rehearsal_of, stand_in_of
 from fdaudit.isolation.attacker import attack as run_attack
 from fdaudit.isolation.schema import Trial
 from fdaudit.metrics import auc_p_value, score_membership
@@ -20,13 +25,18 @@ from fdaudit.result import Control
 from fdaudit.rng import SecretStream, child, child_numpy, child_seed
 from fdaudit.storage.scratch import scratch
 from fdaudit.transcript.transcript import Transcript
-from fdaudit.types import AttackTask, Challenge, Figure, Membership
+from fdaudit.types import AttackTask, Challenge, Figure, Membership, task_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
     from fdaudit.adversary.attack_plan import AttackPlan
-    from fdaudit.planning.case import Case
+    from fdaudit.adversary.oracle import Oracle
+    from fdaudit.federation.protocol import ProtocolConfig
+    from fdaudit.isolation.rehearsal import Rehearsal
+    from fdaudit.planning.plan import Plan
+    from fdaudit.transcript.wire import Defense
 
 __all__ = [
     "CONFIDENCE",
@@ -37,10 +47,14 @@ __all__ = [
     "attack_seed",
     "design",
     "guessed",
+    "knowing",
     "measured",
+    "on_fedavg",
     "passed",
     "said",
     "score",
+    "tossed",
+    "undefended",
 ]
 
 CONFIDENCE = 0.999
@@ -73,7 +87,7 @@ class Design:
 
 def design(
     attack: AttackPlan,
-    plan: Case,
+    plan: Plan,
     *,
     share: float = 1.0,
     most: int = MOST_CANDIDATES,
@@ -94,16 +108,23 @@ def design(
     x, y = x[order], y[order]
     if random_labels:
         y = torch.randint(plan.dataset.classes, (len(x),), generator=generator)
-    pairs = max(min(int(share * len(x)), most) // 2, 1)
+    n = 2 * max(min(int(share * len(x)), most) // 2, 1)
+    return tossed((x[:n], y[:n]), (x[n:], y[n:]), generator)
+
+
+def tossed(
+    candidates: tuple[Tensor, Tensor], rest: tuple[Tensor, Tensor], generator: torch.Generator
+) -> Design:
+    """Return coins over candidates (x, y) that follow each other in pairs."""
+    (x, y), pairs = candidates, len(candidates[1]) // 2
     coins = torch.randint(2, (pairs,), generator=generator).bool()
-    n = 2 * pairs
-    challenge = Challenge(target=_VICTIM, x=x[:n], y=y[:n], pair=torch.arange(pairs).repeat_interleave(2))
-    return Design(challenge=challenge, member=torch.stack([coins, ~coins], 1).flatten(), rest=(x[n:], y[n:]))
+    challenge = Challenge(target=_VICTIM, x=x, y=y, pair=torch.arange(pairs).repeat_interleave(2))
+    return Design(challenge=challenge, member=torch.stack([coins, ~coins], 1).flatten(), rest=rest)
 
 
 @contextmanager
 def said(
-    plan: Case,
+    plan: Plan,
     attack: AttackPlan,
     messages: Sequence[tuple[str, str, str, Mapping[str, Tensor]]],
     to: str = "server",
@@ -117,6 +138,52 @@ def said(
             for sender, receiver, kind, tensors in messages:
                 transcript.record(sender, receiver, kind, tensors)
         yield view_of(folder, to, parties=("server", *clients, "world"), hyperparameters={})
+
+
+@contextmanager
+def undefended(
+    attack: AttackPlan, plan: Plan, data: Sequence[tuple[Tensor, Tensor]], most: Mapping[str, int]
+) -> Iterator[tuple[Rehearsal, View]]:
+    """Yield a rehearsal of the run's own protocol, undefended, and what an eavesdropper sees of its clients' data.
+
+    Args:
+        attack: the attack under control.
+        plan: the run's plan.
+        data: the records (x, y) of each client.
+        most: largest values of settings; those that the protocol does not have are left out.
+    """
+    config = stand_in_of(plan)[1]
+    less = {k: min(v, getattr(config, k)) for k, v in most.items() if k in type(config).model_fields}
+    short = config.model_copy(update=less)
+    with scratch("control") as folder:
+        rehearsal = rehearsal_of(plan, EAVESDROPPER, config=short, defended=False, own=folder)
+        yield rehearsal, rehearsal(list(data), child_seed(plan.seed, "control", attack.name))
+
+
+def on_fedavg(
+    attack: AttackPlan,
+    plan: Plan,
+    folder: Path,
+    config: ProtocolConfig,
+    data: Sequence[tuple[Tensor, Tensor]],
+    defenses: Mapping[tuple[str, str], Sequence[Defense]] | None = None,
+) -> View:
+    """Return what the server sees of FedAvg on the run's network, with these clients' records (x, y)."""
+    x, y = plan.auxiliary
+    return rehearse(
+        folder / "transcript",
+        protocol=protocols.REGISTRY.load("fedavg"),
+        config=config,
+        common=Common(
+            networks=Networks(plan.architecture),
+            execution=plan.execution,
+            public=x.new_zeros(0, *x.shape[1:]),
+            task=task_of(y),
+        ),
+        data=data,
+        seed=child_seed(plan.seed, "control", attack.name),
+        defenses=defenses,
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,7 +200,7 @@ class Measured:
 
 
 def measured(
-    attack: AttackPlan, plan: Case, scores: Tensor, challenge: Challenge, member: Tensor
+    attack: AttackPlan, plan: Plan, scores: Tensor, challenge: Challenge, member: Tensor
 ) -> Measured:
     """Return the AUC of scores (n,) on a control's challenge, and its p-values."""
     auc = score_membership(
@@ -147,37 +214,40 @@ def measured(
     return Measured(auc=auc, either=min(1.0, 2 * min(below, 1.0 if auc.p is None else auc.p)))
 
 
-def score(attack: AttackPlan, plan: Case, view: View, made: Design, public: Tensor | None = None) -> Measured:
-    """Return the AUC of an attack about the design's victim, as the server of a view."""
-    knowledge = Knowledge(
+def knowing(plan: Plan, **more: Any) -> Knowledge:
+    """Return an adversary's knowledge of the run's network and task, and more fields of it."""
+    return Knowledge(
         architecture=plan.architecture,
-        auxiliary=others(plan).records,
         train=plan.trainer(),
-        encode=plan.encoder,
-        public=public,
         classes=plan.dataset.classes,
         task=plan.dataset.task,
-    )
-    task = AttackTask(targets=(_VICTIM,), challenges={_VICTIM: made.challenge})
-    return guessed(
-        attack, plan, view, Trial(knowledge=knowledge, task=task, seed=attack_seed(plan, attack)), made
+        **more,
     )
 
 
-def attack_seed(plan: Case, attack: AttackPlan) -> int:
+def score(attack: AttackPlan, plan: Plan, view: View, made: Design, public: Tensor | None = None) -> Measured:
+    """Return the AUC of an attack about the design's victim, as the server of a view."""
+    knowledge = knowing(plan, auxiliary=others(plan).records, encode=plan.encoder, public=public)
+    return guessed(attack, plan, view, knowledge, made)
+
+
+def attack_seed(plan: Plan, attack: AttackPlan) -> int:
     """Return the seed of an attack's draws in its controls."""
     return child_seed(plan.seed, "control", attack.name, "attack")
 
 
 def guessed(
     attack: AttackPlan,
-    plan: Case,
+    plan: Plan,
     view: View,
-    case: Trial,
+    knowledge: Knowledge,
     made: Design,
+    oracle: Oracle | None = None,
     reply: Callable[[Tensor, str | None], Tensor] | None = None,
 ) -> Measured:
-    """Return the AUC of an attack on a case about the design's victim."""
+    """Return the AUC of an attack about the design's victim."""
+    task = AttackTask(targets=(_VICTIM,), challenges={_VICTIM: made.challenge}, oracle=oracle)
+    case = Trial(knowledge=knowledge, task=task, seed=attack_seed(plan, attack))
     guesses = run_attack(attack, view, case, reply)
     if isinstance(guesses, str):
         reason = f"the attack does not apply to its own control: {guesses}"

@@ -10,27 +10,23 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from fdaudit import defenses, protocols
-from fdaudit.adversary.knowledge import Knowledge
+from fdaudit import defenses
 from fdaudit.adversary.view import View
 from fdaudit.config import validate
-from fdaudit.evaluation.controls._membership import attack_seed
-from fdaudit.federation.networks import Networks
-from fdaudit.federation.protocol import Common
-from fdaudit.federation.rehearsal import rehearse
+from fdaudit.evaluation.controls._membership import attack_seed, knowing, on_fedavg
 from fdaudit.isolation.attacker import attack as run_attack
 from fdaudit.isolation.schema import Trial
 from fdaudit.metrics import score_reconstruction
 from fdaudit.protocols.fedavg import FedAvg
 from fdaudit.result import Control
-from fdaudit.rng import child, child_numpy, child_seed
+from fdaudit.rng import child, child_numpy
 from fdaudit.storage.scratch import scratch
 from fdaudit.transcript.messages import role
 from fdaudit.types import AttackTask, Figure, Reconstruction, task_of
 
 if TYPE_CHECKING:
     from fdaudit.adversary.attack_plan import AttackPlan
-    from fdaudit.planning.case import Case
+    from fdaudit.planning.plan import Plan
     from fdaudit.protocols._fedavg_settings import FedAvgConfig
     from fdaudit.transcript.wire import Defense
 
@@ -44,7 +40,7 @@ _DROWNING = 100.0
 """Noise of the negative control, in standard deviations of the gradient's entries."""
 
 
-def bare_gradients(attack: AttackPlan, plan: Case) -> dict[str, Control]:
+def bare_gradients(attack: AttackPlan, plan: Plan) -> dict[str, Control]:
     """Return both controls of an attack on gradients, undefended, with the run's network, batch size and local steps.
 
     The card may give the number of `clients`, and under `drowned` the settings that the negative control replaces.
@@ -79,7 +75,7 @@ def bare_gradients(attack: AttackPlan, plan: Case) -> dict[str, Control]:
     }
 
 
-def _as_in_the_run(plan: Case, most: int) -> tuple[FedAvgConfig, int]:
+def _as_in_the_run(plan: Plan, most: int) -> tuple[FedAvgConfig, int]:
     """Return one round of FedAvg with the run's local training, and the number of a client's records in the run.
 
     Args:
@@ -107,7 +103,7 @@ class _Case:
     """An attack on one round of FedAvg whose clients hold auxiliary records."""
 
     attack: AttackPlan
-    plan: Case
+    plan: Plan
     fedavg: FedAvgConfig
     clients: int
     auxiliary: tuple[Tensor, Tensor]
@@ -138,32 +134,13 @@ class _Case:
     def _rehearsed(
         self, folder: Path, x: Tensor, y: Tensor, attached: Mapping[tuple[str, str], Sequence[Defense]]
     ) -> View:
-        seed = child_seed(self.plan.seed, "control", self.attack.name)
-        return rehearse(
-            folder / "transcript",
-            protocol=protocols.REGISTRY.load("fedavg"),
-            config=self.fedavg,
-            common=Common(
-                networks=Networks(self.plan.architecture),
-                execution=self.plan.execution,
-                public=x.new_zeros(0, *x.shape[1:]),
-                task=task_of(y),
-            ),
-            data=list(zip(x.chunk(self.clients), y.chunk(self.clients), strict=True)),
-            seed=seed,
-            defenses=attached,
-        )
+        data = list(zip(x.chunk(self.clients), y.chunk(self.clients), strict=True))
+        return on_fedavg(self.attack, self.plan, folder, self.fedavg, data, attached)
 
     def _attacked(
         self, view: View, x: Tensor, y: Tensor, replaced: Mapping[str, Any]
     ) -> Mapping[str, Figure]:
-        knowledge = Knowledge(
-            architecture=self.plan.architecture,
-            auxiliary=self.auxiliary,
-            train=self.plan.trainer(),
-            classes=self.plan.dataset.classes,
-            task=task_of(y),
-        )
+        knowledge = knowing(self.plan, auxiliary=self.auxiliary)
         targets = tuple(f"client/{k}" for k in range(self.clients))
         task = AttackTask(targets=targets)
         attack = replace(self.attack, params={**(self.attack.params or {}), "round": 0, **replaced})

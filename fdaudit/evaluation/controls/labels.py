@@ -8,23 +8,18 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from fdaudit.adversary.knowledge import Knowledge
-from fdaudit.adversary.view import EAVESDROPPER
-from fdaudit.config import Config
 from fdaudit.data import class_counts
-from fdaudit.evaluation.controls._membership import attack_seed
-from fdaudit.handout.rehearsals import rehearsal_of, stand_in_of
+from fdaudit.evaluation.controls._membership import attack_seed, knowing, undefended
 from fdaudit.isolation.attacker import attack as run_attack
 from fdaudit.isolation.schema import Trial
 from fdaudit.metrics import mean_figure, total_variation
 from fdaudit.result import Control
-from fdaudit.rng import child, child_numpy, child_seed
-from fdaudit.storage.scratch import scratch
+from fdaudit.rng import child, child_numpy
 from fdaudit.types import AttackTask, Figure, LabelDistribution, task_of
 
 if TYPE_CHECKING:
     from fdaudit.adversary.attack_plan import AttackPlan
-    from fdaudit.planning.case import Case
+    from fdaudit.planning.plan import Plan
 
 __all__ = ["skewed_clients"]
 
@@ -37,7 +32,7 @@ _WORKS = 0.5
 """Largest distance, as a share of the prior's, at which the attack counts as working: the report's own rule."""
 
 
-def skewed_clients(attack: AttackPlan, plan: Case) -> dict[str, Control]:
+def skewed_clients(attack: AttackPlan, plan: Plan) -> dict[str, Control]:
     """Return both controls of an attack on class shares.
 
     The victims hold half of the auxiliary records, each client mostly its own classes. The attack knows the other half
@@ -96,7 +91,7 @@ def _shares(y: Tensor, classes: int) -> Tensor:
 
 
 def _distances(
-    attack: AttackPlan, plan: Case, guesses: Sequence[LabelDistribution], truths: Sequence[Tensor]
+    attack: AttackPlan, plan: Plan, guesses: Sequence[LabelDistribution], truths: Sequence[Tensor]
 ) -> tuple[Figure, Figure]:
     """Return the mean total variation of the guesses, and of the best constant guess: the shares over all clients."""
     pooled = torch.stack(list(truths)).mean(0)
@@ -110,24 +105,12 @@ def _distances(
 
 
 def _guesses(
-    attack: AttackPlan, plan: Case, data: Sequence[tuple[Tensor, Tensor]], auxiliary: tuple[Tensor, Tensor]
+    attack: AttackPlan, plan: Plan, data: Sequence[tuple[Tensor, Tensor]], auxiliary: tuple[Tensor, Tensor]
 ) -> Sequence[LabelDistribution] | str:
     """Return the attack's guess about each client, in their order, or the reason why there is none."""
-    with scratch("control") as folder:
-        rehearsal = rehearsal_of(
-            plan, EAVESDROPPER, config=_short(stand_in_of(plan)[1]), defended=False, own=folder
-        )
-        view = rehearsal(list(data), child_seed(plan.seed, "control", attack.name))
-        knowledge = Knowledge(
-            architecture=plan.architecture,
-            auxiliary=auxiliary,
-            train=plan.trainer(),
-            encode=plan.encoder,
-            public=plan.public if len(plan.public) else None,
-            classes=plan.dataset.classes,
-            rehearse=rehearsal,
-            task=plan.dataset.task,
-        )
+    with undefended(attack, plan, data, {"rounds": _MOST_ROUNDS}) as (rehearsal, view):
+        public = plan.public if len(plan.public) else None
+        knowledge = knowing(plan, auxiliary=auxiliary, encode=plan.encoder, public=public, rehearse=rehearsal)
         task = AttackTask(targets=tuple(f"client/{k}" for k in range(len(data))))
         case = Trial(knowledge=knowledge, task=task, seed=attack_seed(plan, attack))
         made = run_attack(attack, view, case)
@@ -135,11 +118,3 @@ def _guesses(
             return f"the attack does not apply to its own control: {made}"
         by_client = {g.target: g for g in made if isinstance(g, LabelDistribution)}
         return [by_client[k] for k in task.targets]
-
-
-def _short(config: Config) -> Config:
-    """Return the settings with a few rounds, if the number of rounds is a setting."""
-    rounds: int | None = getattr(config, "rounds", None)
-    if "rounds" not in type(config).model_fields or rounds is None or rounds <= _MOST_ROUNDS:
-        return config
-    return config.model_copy(update={"rounds": _MOST_ROUNDS})

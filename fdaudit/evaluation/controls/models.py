@@ -8,35 +8,34 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from fdaudit.adversary.knowledge import Knowledge
 from fdaudit.adversary.oracle import Oracle, answer
 from fdaudit.evaluation.controls._membership import (
     MOST_CANDIDATES,
     Design,
     Measured,
-    attack_seed,
     guessed,
+    knowing,
     passed,
     said,
+    tossed,
 )
 from fdaudit.handout.auxiliary import others
-from fdaudit.isolation.schema import Trial
 from fdaudit.result import Control
 from fdaudit.rng import child
 from fdaudit.storage.cache import computed_once
 from fdaudit.training.objectives import objective_of
 from fdaudit.training.trainer import Fit, Job, Parameters
-from fdaudit.types import AttackTask, Challenge, task_of
+from fdaudit.types import task_of
 
 if TYPE_CHECKING:
     from fdaudit.adversary.attack_plan import AttackPlan
     from fdaudit.data import Dataset
-    from fdaudit.planning.case import Case
+    from fdaudit.planning.plan import Plan
 
 __all__ = ["overfit_model"]
 
 
-def overfit_model(attack: AttackPlan, plan: Case) -> dict[str, Control]:
+def overfit_model(attack: AttackPlan, plan: Plan) -> dict[str, Control]:
     """Return both controls: a model that memorised half of the auxiliary records, and an untrained one.
 
     Fair coins choose the half, whose labels are random. All attacks of a run get the same model.
@@ -46,12 +45,9 @@ def overfit_model(attack: AttackPlan, plan: Case) -> dict[str, Control]:
     pairs = min(len(x), MOST_CANDIDATES) // 2
     x = x[torch.randperm(len(x), generator=generator)[: 2 * pairs]]
     y = _random_labels(2 * pairs, plan.dataset, generator)
-    coins = torch.randint(2, (pairs,), generator=generator).bool()
-    member = torch.stack([coins, ~coins], 1).flatten()
-    challenge = Challenge(target="client/0", x=x, y=y, pair=torch.arange(pairs).repeat_interleave(2))
-    candidates = Design(challenge=challenge, member=member, rest=(x[:0], y[:0]))
+    candidates = tossed((x, y), (x[:0], y[:0]), generator)
     initial = plan.initial()
-    overfit, accuracy = _learn_by_heart(plan, initial, x[member], y[member])
+    overfit, accuracy = _learn_by_heart(plan, initial, *candidates.members)
     found = {
         name: _on_model(attack, plan, weights, candidates)
         for name, weights in (("positive", overfit), ("negative", initial))
@@ -73,7 +69,7 @@ def _random_labels(n: int, like: Dataset, generator: torch.Generator) -> Tensor:
     return torch.randint(like.classes, (n,), generator=generator)
 
 
-def _learn_by_heart(plan: Case, initial: Parameters, x: Tensor, y: Tensor) -> tuple[Parameters, float]:
+def _learn_by_heart(plan: Plan, initial: Parameters, x: Tensor, y: Tensor) -> tuple[Parameters, float]:
     """Train by Adam on full batches until every label is fitted, at most 40 times 25 steps."""
     trainer, task = plan.trainer(), task_of(y)
     batches = [torch.arange(len(y))] * 25
@@ -100,24 +96,16 @@ def _learn_by_heart(plan: Case, initial: Parameters, x: Tensor, y: Tensor) -> tu
     return found, accuracy(found)
 
 
-def _on_model(attack: AttackPlan, plan: Case, weights: Parameters, made: Design) -> Measured:
+def _on_model(attack: AttackPlan, plan: Plan, weights: Parameters, made: Design) -> Measured:
     """Run the attack on a published model, with an oracle as in a run."""
     challenge = made.challenge
     oracle = Oracle(attack.card.get("oracle") or "soft", budget=max(plan.spec.query_budget, len(challenge.y)))
     answering = plan.trainer()
     labels = task_of(challenge.y)
-    knowledge = Knowledge(
-        architecture=plan.architecture,
-        auxiliary=others(plan).records,
-        train=plan.trainer(),
-        classes=plan.dataset.classes,
-        task=labels,
-    )
-    task = AttackTask(targets=("client/0",), challenges={"client/0": challenge}, oracle=oracle)
-    case = Trial(knowledge=knowledge, task=task, seed=attack_seed(plan, attack))
+    knowledge = knowing(plan, auxiliary=others(plan).records)
 
     def reply(asked: Tensor, _: str | None) -> Tensor:
         return answer(oracle.answers, answering.predict(weights, asked), labels)
 
     with said(plan, attack, (), to="world") as nothing:
-        return guessed(attack, plan, nothing, case, made, reply)
+        return guessed(attack, plan, nothing, knowledge, made, oracle, reply)

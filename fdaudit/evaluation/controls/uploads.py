@@ -5,23 +5,24 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from fdaudit import protocols
-from fdaudit.adversary.knowledge import Knowledge
 from fdaudit.config import validate
-from fdaudit.evaluation.controls._membership import Design, Measured, attack_seed, design, guessed, passed
-from fdaudit.federation.networks import Networks
-from fdaudit.federation.protocol import Common
-from fdaudit.federation.rehearsal import rehearse
+from fdaudit.evaluation.controls._membership import (
+    Design,
+    Measured,
+    design,
+    guessed,
+    knowing,
+    on_fedavg,
+    passed,
+)
 from fdaudit.handout.auxiliary import others
-from fdaudit.isolation.schema import Trial
-from fdaudit.rng import child_seed
 from fdaudit.storage.scratch import scratch
-from fdaudit.types import AttackTask, task_of
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from fdaudit.adversary.attack_plan import AttackPlan
-    from fdaudit.planning.case import Case
+    from fdaudit.planning.plan import Plan
     from fdaudit.result import Control
 
 __all__ = ["recorded_uploads"]
@@ -33,7 +34,7 @@ _SHARE = 0.6
 """Share of the auxiliary records that are candidates; another client holds records of the rest."""
 
 
-def recorded_uploads(attack: AttackPlan, plan: Case) -> dict[str, Control]:
+def recorded_uploads(attack: AttackPlan, plan: Plan) -> dict[str, Control]:
     """Return both controls: FedAvg with one gradient per round on the run's network, seen by the server.
 
     The victim of the positive control holds one candidate of each pair, by a fair coin. The victim of the negative
@@ -54,34 +55,12 @@ def recorded_uploads(attack: AttackPlan, plan: Case) -> dict[str, Control]:
     )
 
 
-def _attacked(attack: AttackPlan, plan: Case, made: Design, held: tuple[Tensor, Tensor]) -> Measured:
+def _attacked(attack: AttackPlan, plan: Plan, made: Design, held: tuple[Tensor, Tensor]) -> Measured:
     """Return the attack's AUC about a client that holds these records."""
     fedavg = protocols.REGISTRY.load("fedavg")
     settings = {"rounds": _ROUNDS, "upload": "gradient", "local_steps": 1, "batch_size": _BATCH, "lr": _LR}
     (x, y), count = made.rest, len(held[1])
     with scratch("control") as folder:
-        view = rehearse(
-            folder / "transcript",
-            protocol=fedavg,
-            config=validate(fedavg.Config, settings),
-            common=Common(
-                networks=Networks(plan.architecture),
-                execution=plan.execution,
-                public=x.new_zeros(0, *x.shape[1:]),
-                task=task_of(y),
-            ),
-            data=[held, (x[count:], y[count:])],
-            seed=child_seed(plan.seed, "control", attack.name),
-        )
-        knowledge = Knowledge(
-            architecture=plan.architecture,
-            auxiliary=others(plan).records,
-            train=plan.trainer(),
-            classes=plan.dataset.classes,
-            task=plan.dataset.task,
-        )
-        target = made.challenge.target
-        task = AttackTask(targets=(target,), challenges={target: made.challenge})
-        return guessed(
-            attack, plan, view, Trial(knowledge=knowledge, task=task, seed=attack_seed(plan, attack)), made
-        )
+        config = validate(fedavg.Config, settings)
+        view = on_fedavg(attack, plan, folder, config, [held, (x[count:], y[count:])])
+        return guessed(attack, plan, view, knowing(plan, auxiliary=others(plan).records), made)

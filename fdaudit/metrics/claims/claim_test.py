@@ -7,20 +7,19 @@ threshold. One half of the draws chooses the set. The other half was not used fo
 probabilities by Clopper & Pearson 1934, which is valid for a set chosen in advance, by any method.
 
 Guarantees:
-  * for a mechanism that keeps its claim, `refuted` is true with a probability of at most `failure`;
+  * for a mechanism that keeps its claim, the bound is above its ε with a probability of at most `failure`;
   * of m mechanisms each checked with `failure` / m, any is refuted falsely with at most `failure` (Bonferroni).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Distinguisher", "Refutation", "check_claim", "choose", "lower_bound"]
+__all__ = ["Distinguisher", "choose", "lower_bound"]
 
 Floats = NDArray[np.float64]
 
@@ -46,66 +45,6 @@ class Distinguisher:
         """Return how many of the scores (n,) are in the set."""
         inside = int(np.count_nonzero(scores >= self.threshold))
         return inside if self.above else len(scores) - inside
-
-
-@dataclass(frozen=True, kw_only=True)
-class Refutation:
-    """The result of a check.
-
-    Attributes:
-        claimed: ε.
-        bound: lower bound on ε at confidence 1 - `failure`; 0 if the draws show nothing.
-        delta: δ of both.
-        failure: probability that the bound is too high.
-        distinguisher: the set of outputs behind the bound.
-    """
-
-    claimed: float
-    bound: float
-    delta: float
-    failure: float
-    distinguisher: Distinguisher
-
-    @property
-    def refuted(self) -> bool:
-        """Return whether the claim is false, up to the probability of failure."""
-        return self.bound > self.claimed
-
-
-def check_claim(
-    draw: Callable[[int], Floats],
-    draw_neighbour: Callable[[int], Floats],
-    score: Callable[[Floats], Floats],
-    *,
-    epsilon: float,
-    delta: float,
-    draws: int,
-    failure: float,
-) -> Refutation:
-    """Check a claim that a mechanism is (ε, δ)-private on two neighbouring data sets, by a distinguisher's success.
-
-    Args:
-        draw: maps n to n independent joint outputs (n, ...) on D.
-        draw_neighbour: the same on D'.
-        score: one number for each joint output (n, ...) -> (n,), larger if D is likelier: the logarithm of the
-            likelihood ratio, which is optimal, or a projection.
-        epsilon: the claimed ε.
-        delta: the δ of the claim.
-        draws: draws on each data set; half of them choose the set of outputs.
-        failure: probability of refuting a claim that holds.
-
-    Raises:
-        ValueError: a number is out of range, or a score is NaN.
-    """
-    if draws < 4:
-        raise ValueError(f"check_claim: draws = {draws} leave nothing to choose by. Give at least 4.")
-    p, q = (np.asarray(score(drawn(draws)), dtype=np.float64) for drawn in (draw, draw_neighbour))
-    if p.shape != (draws,) or q.shape != (draws,):
-        raise ValueError(f"check_claim: scores of shapes {p.shape} and {q.shape} are not one a draw.")
-    half = draws // 2
-    found = choose(p[:half], q[:half], delta=delta, failure=failure)
-    bound = lower_bound(found, p[half:], q[half:], delta=delta, failure=failure)
-    return Refutation(claimed=epsilon, bound=bound, delta=delta, failure=failure, distinguisher=found)
 
 
 def choose(p: Floats, q: Floats, *, delta: float, failure: float) -> Distinguisher:

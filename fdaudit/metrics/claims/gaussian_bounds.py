@@ -129,7 +129,7 @@ def gdp_epsilon(mu: float, delta: float) -> float:
     Source: Balle & Wang 2018, Theorem 8: δ(ε) = Φ(μ/2 - ε/μ) - e^ε Φ(-μ/2 - ε/μ).
     """
     from scipy.optimize import brentq
-    from scipy.special import log_ndtr
+    from scipy.special import log_ndtr, ndtri
 
     _refuse(mu)
     if not 0 <= delta < 1:
@@ -145,7 +145,7 @@ def gdp_epsilon(mu: float, delta: float) -> float:
 
     if excess(0.0) <= 0:
         return 0.0
-    high = mu * (mu / 2 - float(_quantile(delta)) + 1)
+    high = mu * (mu / 2 - float(ndtri(delta)) + 1)
     return float(brentq(excess, 0.0, high, xtol=1e-12, rtol=1e-12))
 
 
@@ -217,9 +217,3 @@ def _inverted(correct: int, guesses: int, canaries: int, level: float) -> float:
         else:
             high = middle
     return max(0.0, low - _STEP)
-
-
-def _quantile(delta: float) -> float:
-    from scipy.special import ndtri
-
-    return float(ndtri(delta))

@@ -32,7 +32,7 @@ import numpy as np
 
 from fdaudit.metrics._arrays import Flags, Floats, Integers
 from fdaudit.metrics.galleries.gallery import Gallery, Probe, Scores, score_identities, score_records
-from fdaudit.metrics.intervals import clopper_pearson
+from fdaudit.metrics.intervals import share_figure
 from fdaudit.types import Figure
 
 __all__ = ["Identification", "Rank", "identify"]
@@ -287,7 +287,6 @@ class _Test:
         if not ranks:
             return _unavailable(name)
         hits, n = sum(r.rank == 1 for r in ranks), len(ranks)
-        ends = clopper_pearson(hits, n, confidence)
         size = int(np.median([r.of for r in ranks]))
         of_class = any(p.labels is not None for p in self.probes)
         what = "identities" if name.startswith("identity") else "classes" if of_class else "records"
@@ -295,18 +294,7 @@ class _Test:
         note += f"; by {self.distances[best]}, which picks out most of {len(self.distances)} distances"
         if self.left_out:
             note += f"; {self.left_out} records without a gallery left out"
-        rate = Figure(
-            name=name,
-            value=hits / n,
-            unit="fraction",
-            low=ends.low,
-            high=ends.high,
-            confidence=confidence,
-            method=ends.method,
-            n=n,
-            note=note,
-            p=p,
-        )
+        rate = share_figure(name, hits, n, confidence, note=note, p=p)
         by_chance = Figure(name=f"{name}_chance", value=chance, unit="fraction", n=n)
         if name != "identification":
             return rate, by_chance

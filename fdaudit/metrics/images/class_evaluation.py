@@ -32,7 +32,7 @@ from fdaudit.metrics._arrays import Floats, Integers, images, integers, same_sha
 from fdaudit.metrics.images.bystanders import Bystanders
 from fdaudit.metrics.images.frechet import frechet_distance
 from fdaudit.metrics.images.prior import ClassPriors
-from fdaudit.metrics.intervals import clopper_pearson, mean_figure
+from fdaudit.metrics.intervals import mean_figure, share_figure
 from fdaudit.types import Figure
 
 __all__ = ["Judge", "relabelled_p_value", "score_class_evaluation"]
@@ -198,7 +198,6 @@ def _accuracy(
     guess, claimed = _distinct(targets)
     taken = judge.classify(guess).numpy()
     right, n = int((taken == claimed).sum()), len(claimed)
-    ends = clopper_pearson(right, n, confidence)
     p, chance = relabelled_p_value(claimed, taken, withheld, generator) if withheld else (None, None)
     own = torch.cat([t.records[torch.from_numpy(np.isin(t.of, t.labels))] for t in targets])
     truth = np.concatenate([t.of[np.isin(t.of, t.labels)] for t in targets])
@@ -209,18 +208,7 @@ def _accuracy(
     note += (
         "; p over all ways to name the withheld classes" if withheld else "; no class was withheld, so no p"
     )
-    yield Figure(
-        name="evaluator_accuracy",
-        value=right / n,
-        unit="fraction",
-        low=ends.low,
-        high=ends.high,
-        confidence=confidence,
-        method=ends.method,
-        n=n,
-        note=note,
-        p=p,
-    )
+    yield share_figure("evaluator_accuracy", right, n, confidence, note=note, p=p)
     why = "no class was withheld from the adversary, so chance is not defined"
     yield _plain("evaluator_chance", chance, "fraction", n, "names of withheld classes at random", why)
     value, played = (None, "") if priors is None else _prior_accuracy(priors, claimed, judge, generator)

@@ -30,11 +30,8 @@ from numpy.typing import ArrayLike
 from fdaudit.errors import UsageError
 from fdaudit.metrics._arrays import Floats, Integers, images, integers, same_shape
 from fdaudit.metrics.images.bystanders import Bystanders, stricter
-from fdaudit.metrics.images.perceptual import lpips_note
+from fdaudit.metrics.images.compared import Compared, ReconstructionScore, likenesses, size_notes
 from fdaudit.metrics.images.prior import AuxiliaryPool, ClassPriors, Measure
-from fdaudit.metrics.images.reconstruction import PSNR_CEILING, ImageScore, ReconstructionScore, likenesses
-from fdaudit.metrics.images.similarity import ssim_window
-from fdaudit.metrics.intervals import mean_figure
 from fdaudit.types import Figure
 
 __all__ = ["nearest_records", "score_class_reconstruction"]
@@ -160,14 +157,34 @@ def score_class_reconstruction(
     if prior is not None and bystanders is not None:
         beside = _beside(bystanders, present, measures, generator.spawn(1)[0])
         prior, strategies = stricter(prior, strategies, beside, measures)
-    figures = _summary(present, measures, got, prior, strategies, left_out, generator, confidence)
-    if no_lpips:
-        figures += [
-            Figure(name=n, value=None, unavailable=no_lpips) for n in ("lpips", "lpips_prior", "lpips_gain")
-        ]
-    figures += _extremes(present, got["psnr"], prior)
+    compared = Compared(
+        measures=measures,
+        no_lpips=no_lpips,
+        got=got,
+        prior=prior,
+        strategies=strategies,
+        places=[
+            (t.name, number, int(truth), int(guess))
+            for number, t in enumerate(present)
+            for truth, guess in zip(t.nearest(t.guess), t.kept, strict=True)
+        ],
+    )
+    level = "class-level: each guess against the nearest record of its class that the target holds"
+    if left_out:
+        level += f"; {left_out} guesses of classes that a target does not hold left out"
+    labels = np.concatenate([t.labels for t in present])
+    figures = compared.figures(
+        generator,
+        most="nearest guess",
+        best=lambda target, _batch, _record: f"a guess about {target}",
+        notes=size_notes(*present[0].records.shape[-2:]),
+        level=level,
+        counted="n counts classes of targets",
+        groups=np.array([batch for _, batch, *_ in compared.places]) * (1 + int(labels.max())) + labels,
+        confidence=confidence,
+    )
     return ReconstructionScore(
-        images=_rows(present, got, prior), figures={f.name: f for f in figures}, strategies=strategies
+        images=compared.rows(), figures={f.name: f for f in figures}, strategies=strategies
     )
 
 
@@ -303,99 +320,3 @@ def _choose(pool: AuxiliaryPool, held: bool, measures: tuple[Measure, ...]) -> M
         means = np.array([found[q.name].mean() for found in near]).reshape(_TRIALS, -1).mean(0)
         best[q.name] = pool.strategies[int((means if q.higher_is_closer else -means).argmax())]
     return best
-
-
-# -- figures ----------------------------------------------------------------------------------------------------
-
-
-def _summary(
-    targets: Sequence[_Target],
-    measures: Sequence[Measure],
-    got: Mapping[str, Floats],
-    prior: Mapping[str, Floats] | None,
-    strategies: Mapping[str, Sequence[str]],
-    left_out: int,
-    generator: np.random.Generator,
-    confidence: float,
-) -> list[Figure]:
-    owner = np.repeat(np.arange(len(targets)), [len(t.labels) for t in targets])
-    groups = owner * (1 + max(int(t.labels.max()) for t in targets)) + np.concatenate(
-        [t.labels for t in targets]
-    )
-    level = "class-level: each guess against the nearest record of its class that the target holds"
-    if left_out:
-        level += f"; {left_out} guesses of classes that a target does not hold left out"
-    height, width = targets[0].records.shape[-2:]
-    extra = {"lpips": lpips_note(height, width)}
-    if (window := ssim_window(height, width)) < 11:
-        extra["ssim"] = f"window {window}, the largest odd one that fits {height}x{width}"
-    out = []
-
-    def mean(name: str, values: Floats, unit: str, *parts: str) -> Figure:
-        note = "; ".join(filter(None, [level, *parts, "n counts classes of targets"]))
-        return mean_figure(
-            name, values, generator, unit=unit, groups=groups, note=note, confidence=confidence
-        )
-
-    for q in measures:
-        unit, values = "dB" if q.name == "psnr" else "", got[q.name]
-        most = float(values.max() if q.higher_is_closer else values.min())
-        out.append(mean(q.name, values, unit, f"nearest guess {most:.4g}", extra.get(q.name, "")))
-        if prior is None:
-            why = "no auxiliary data were given, so there is no prior to compare with"
-            names = (f"{q.name}_prior", f"{q.name}_gain")
-            out += [Figure(name=n, value=None, unit=unit, unavailable=why) for n in names]
-            continue
-        baseline = prior[q.name].mean(0)
-        gain = values - baseline if q.higher_is_closer else baseline - values
-        out.append(mean(f"{q.name}_prior", baseline, unit, f"strategy {' and '.join(strategies[q.name])}"))
-        out.append(
-            mean(f"{q.name}_gain", gain, unit, f"largest {gain.max():.4g}; positive is closer than the prior")
-        )
-    return out
-
-
-def _extremes(targets: Sequence[_Target], got: Floats, prior: Mapping[str, Floats] | None) -> list[Figure]:
-    """Return the nearest guess, the prior's luckiest guess, and the target with the highest mean."""
-    names = np.repeat([t.name for t in targets], [len(t.labels) for t in targets])
-    at = int(got.argmax())
-    note = f"a guess about {names[at]}; highest of {len(got)}"
-    out = [Figure(name="psnr_max", value=float(got[at]), unit="dB", n=len(got), note=note)]
-    if prior is None:
-        why = "no auxiliary data were given"
-        out.append(Figure(name="psnr_prior_max", value=None, unit="dB", unavailable=why))
-    else:
-        luckiest = float(prior["psnr"].max(1).mean())
-        note = f"highest of {len(got)}, mean over {len(prior['psnr'])} draws: compare psnr_max with this"
-        out.append(Figure(name="psnr_prior_max", value=luckiest, unit="dB", n=len(got), note=note))
-    means = {t.name: float(got[names == t.name].mean()) for t in targets}
-    if len(means) > 1:
-        worst = max(means, key=lambda name: means[name])
-        note = f"{worst}, highest mean of {len(means)} targets"
-        n = int((names == worst).sum())
-        out.append(Figure(name="psnr_worst_target", value=means[worst], unit="dB", n=n, note=note))
-    return out
-
-
-def _rows(
-    targets: Sequence[_Target], got: Mapping[str, Floats], prior: Mapping[str, Floats] | None
-) -> tuple[ImageScore, ...]:
-    places = [
-        (t.name, number, int(truth), int(guess))
-        for number, t in enumerate(targets)
-        for truth, guess in zip(t.nearest(t.guess), t.kept, strict=True)
-    ]
-    return tuple(
-        ImageScore(
-            target=name,
-            batch=batch,
-            truth=truth,
-            guess=guess,
-            psnr=min(float(got["psnr"][j]), PSNR_CEILING),
-            ssim=float(got["ssim"][j]),
-            mse=float(got["mse"][j]),
-            lpips=float(got["lpips"][j]) if "lpips" in got else None,
-            psnr_prior=None if prior is None else float(prior["psnr"][:, j].mean()),
-        )
-        for j, (name, batch, truth, guess) in enumerate(places)
-    )

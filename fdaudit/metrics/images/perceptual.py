@@ -12,8 +12,7 @@ Guarantees:
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from unittest import mock
 
@@ -48,13 +47,6 @@ _SLICES = {0: 1, 3: 2, 6: 3, 8: 4, 10: 5}
 """lpips cuts AlexNet's `features` into five slices: layer number -> slice."""
 
 
-@contextmanager
-def _construction() -> Iterator[None]:
-    """Restore torch's global generator after layers were built: they draw initial weights, which are overwritten."""
-    with forked_randomness():
-        yield
-
-
 def load_lpips(directory: Path | None = None) -> torch.nn.Module:
     """Return LPIPS v0.1 on AlexNet.
 
@@ -71,7 +63,8 @@ def load_lpips(directory: Path | None = None) -> torch.nn.Module:
     import lpips
 
     heads = load_weights("lpips-alex", Path(lpips.__file__).parent / "weights" / "v0.1")
-    with _construction(), warnings.catch_warnings():
+    # Layers draw initial weights from torch's global generator; these are overwritten.
+    with forked_randomness(), warnings.catch_warnings():
         # lpips 0.1.4 calls torchvision's alexnet by an argument deprecated since 0.13, to the same effect.
         warnings.filterwarnings("ignore", message="The parameter 'pretrained' is deprecated")
         warnings.filterwarnings("ignore", message="Arguments other than a weight enum or `None`")
@@ -105,7 +98,7 @@ def load_fid(directory: Path | None = None) -> torch.nn.Module:
 
     # pytorch-fid downloads unchecked weights while it builds; replace them by the checked ones.
     given = mock.Mock(return_value=state)
-    with _construction(), mock.patch.object(inception, "load_state_dict_from_url", given):
+    with forked_randomness(), mock.patch.object(inception, "load_state_dict_from_url", given):
         network = inception.InceptionV3([inception.InceptionV3.BLOCK_INDEX_BY_DIM[2048]])
     return _frozen(network)
 
@@ -230,14 +223,6 @@ def fid_figure(images_a: ArrayLike, images_b: ArrayLike, *, network: torch.nn.Mo
     first, second = (inception_features(x, network) for x in (images_a, images_b))
     figure = frechet_figure(first, second, "fid")
     size = tuple(images(images_a, "images_a").shape[-2:])
-    return (
-        figure
-        if min(size) >= 299
-        else _with_note(figure, f"images of {size[0]}x{size[1]} enlarged to 299x299")
-    )
-
-
-def _with_note(figure: Figure, note: str) -> Figure:
-    from dataclasses import replace
-
-    return replace(figure, note=f"{figure.note}; {note}")
+    if min(size) >= 299:
+        return figure
+    return replace(figure, note=f"{figure.note}; images of {size[0]}x{size[1]} enlarged to 299x299")

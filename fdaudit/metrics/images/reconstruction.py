@@ -12,9 +12,8 @@ Guarantees:
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -23,76 +22,24 @@ from numpy.typing import ArrayLike
 from fdaudit.errors import UsageError
 from fdaudit.metrics._arrays import Floats, Integers, images, integers, same_shape
 from fdaudit.metrics.images.bystanders import Bystanders, stricter
-from fdaudit.metrics.images.perceptual import load_lpips, lpips_distance, lpips_note
+from fdaudit.metrics.images.compared import (
+    PSNR_CEILING,
+    Compared,
+    ReconstructionScore,
+    likenesses,
+    size_notes,
+)
 from fdaudit.metrics.images.prior import AuxiliaryPool, Measure, choose_strategies
-from fdaudit.metrics.images.similarity import match, mse, psnr, ssim, ssim_window
-from fdaudit.metrics.images.weights import WeightsUnavailableError
-from fdaudit.metrics.intervals import mean_figure
+from fdaudit.metrics.images.similarity import match
 from fdaudit.metrics.labels import label_recovery_figures
-from fdaudit.types import Figure
 
-if TYPE_CHECKING:
-    import pandas as pd
-
-__all__ = ["PSNR_CEILING", "ImageScore", "ReconstructionScore", "likenesses", "score_reconstruction"]
-
-PSNR_CEILING = 100.0
-"""dB from which two images count as the same (an error of 1e-5, a 400th of an 8-bit grey level): what an
-infinite PSNR counts for where means are taken."""
+__all__ = ["score_reconstruction"]
 
 _BATCHES = 10
 """Number of batches from which whole batches are resampled; fewer are too few."""
 
 _DRAWS = 16
 """Draws over which a random strategy is averaged on the true images."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class ImageScore:
-    """One true image and its guess.
-
-    Attributes:
-        target: the party that owns its batch.
-        batch: index of the batch.
-        truth: index of the true image in its batch.
-        guess: index of its guess in the guessed batch.
-        psnr: dB, at most `PSNR_CEILING`.
-        ssim: in [-1, 1].
-        mse: mean squared error.
-        lpips: LPIPS, or None if unavailable.
-        psnr_prior: dB of the prior baseline on this image, or None without auxiliary data.
-    """
-
-    target: str
-    batch: int
-    truth: int
-    guess: int
-    psnr: float
-    ssim: float
-    mse: float
-    lpips: float | None
-    psnr_prior: float | None
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class ReconstructionScore:
-    """A comparison of a reconstruction with the truth.
-
-    Attributes:
-        images: every true image with a guess.
-        figures: figures by name.
-        strategies: the prior strategies used, by measure.
-    """
-
-    images: tuple[ImageScore, ...]
-    figures: Mapping[str, Figure]
-    strategies: Mapping[str, tuple[str, ...]]
-
-    def table(self) -> pd.DataFrame:
-        """Return `images` as a data frame, one row each."""
-        import pandas as pd
-
-        return pd.DataFrame([asdict(image) for image in self.images])
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,10 +51,6 @@ class _Batch:
     kept: Integers
     order: Integers
     labels: Integers | None
-
-
-def _capped_psnr(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    return psnr(a, b).clamp(max=PSNR_CEILING)
 
 
 def score_reconstruction(
@@ -170,11 +113,29 @@ def score_reconstruction(
         about = [(b.guess, b.labels, len(b.truth)) for b in batches]
         beside = bystanders.beside(about, got, measures, generator.spawn(1)[0])
         prior, strategies = stricter(prior, strategies, beside, measures)
-    figures = _summary(batches, measures, got, prior, strategies, generator, confidence)
-    if no_lpips:
-        for name in ("lpips", "lpips_prior", "lpips_gain"):
-            figures.append(Figure(name=name, value=None, unavailable=no_lpips))
-    figures += _worst(batches, names, got["psnr"], prior)
+    compared = Compared(
+        measures=measures,
+        no_lpips=no_lpips,
+        got=got,
+        prior=prior,
+        strategies=strategies,
+        places=[
+            (names[i], i, int(t), int(g))
+            for i, b in enumerate(batches)
+            for t, g in zip(b.kept, b.order, strict=True)
+        ],
+    )
+    batch_of = np.array([batch for _, batch, *_ in compared.places])
+    groups = batch_of if len(batches) >= _BATCHES else None
+    figures = compared.figures(
+        generator,
+        most="most leaked image",
+        best=lambda target, batch, image: f"image {image} of batch {batch} ({target})",
+        notes=_notes(batches, got),
+        counted="n counts images, taken as independent" if groups is None else "n counts batches",
+        groups=groups,
+        confidence=confidence,
+    )
     figures += label_recovery_figures(
         _as_labels(guess_labels, "guess_labels", [len(b.guess) for b in batches]),
         [b.labels for b in batches if b.labels is not None] or None,
@@ -183,7 +144,7 @@ def score_reconstruction(
         confidence=confidence,
     )
     return ReconstructionScore(
-        images=_rows(batches, names, got, prior),
+        images=compared.rows(),
         figures={figure.name: figure for figure in figures},
         strategies=strategies,
     )
@@ -222,26 +183,6 @@ def _matched(guess_images: ArrayLike, true_images: ArrayLike, true_labels: Array
         kept = np.flatnonzero(permutation >= 0)
         out.append(_Batch(truth, guess, kept, permutation[kept], None if labels is None else labels[i]))
     return out
-
-
-def likenesses(network: torch.nn.Module | None) -> tuple[tuple[Measure, ...], str]:
-    """Return the available measures, and the reason if LPIPS is not among them."""
-    measures = (Measure("psnr", _capped_psnr, True), Measure("ssim", ssim, True), Measure("mse", mse, False))
-    try:
-        loaded = load_lpips() if network is None else network
-    except WeightsUnavailableError as error:
-        return measures, str(error)
-    return (*measures, Measure("lpips", _Lpips(loaded), False)), ""
-
-
-@dataclass(frozen=True)
-class _Lpips:
-    """LPIPS by one network; two instances with the same network are equal."""
-
-    network: torch.nn.Module
-
-    def __call__(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-        return lpips_distance(a, b, self.network)
 
 
 @lru_cache(maxsize=32)
@@ -287,108 +228,12 @@ def _prior(
 
 def _notes(batches: list[_Batch], got: Mapping[str, Floats]) -> dict[str, str]:
     """Return notes for readers, by measure."""
-    height, width = batches[0].truth.shape[-2:]
     n, true, guessed = (
         sum(map(len, x)) for x in zip(*((b.kept, b.truth, b.guess) for b in batches), strict=True)
     )
-    common = (
-        [f"{n} of {true} true images matched with one of {guessed} guesses"]
-        if not n == true == guessed
-        else []
-    )
-    extra: dict[str, list[str]] = {"psnr": [], "ssim": [], "mse": [], "lpips": [lpips_note(height, width)]}
+    matched = f"{n} of {true} true images matched with one of {guessed} guesses"
+    common = "" if n == true == guessed else matched
     capped = int((got["psnr"] >= PSNR_CEILING).sum())
-    if capped:
-        extra["psnr"].append(f"{capped} at the ceiling of {PSNR_CEILING:g} dB")
-    if (window := ssim_window(height, width)) < 11:
-        extra["ssim"].append(f"window {window}, the largest odd one that fits {height}x{width}")
-    return {name: "; ".join(common + parts) for name, parts in extra.items()}
-
-
-def _summary(
-    batches: list[_Batch],
-    measures: tuple[Measure, ...],
-    got: Mapping[str, Floats],
-    prior: Mapping[str, Floats] | None,
-    strategies: Mapping[str, Sequence[str]],
-    generator: np.random.Generator,
-    confidence: float,
-) -> list[Figure]:
-    batch_of = np.repeat(np.arange(len(batches)), [len(b.kept) for b in batches])
-    groups = batch_of if len(batches) >= _BATCHES else None
-    counted = "n counts batches" if groups is not None else "n counts images, taken as independent"
-    notes, out = _notes(batches, got), []
-
-    def mean(name: str, values: Floats, unit: str, *parts: str) -> Figure:
-        note = "; ".join(filter(None, [*parts, counted]))
-        return mean_figure(
-            name, values, generator, unit=unit, groups=groups, note=note, confidence=confidence
-        )
-
-    for q in measures:
-        unit, values = "dB" if q.name == "psnr" else "", got[q.name]
-        most = float(values.max() if q.higher_is_closer else values.min())
-        out.append(mean(q.name, values, unit, f"most leaked image {most:.4g}", notes[q.name]))
-        if prior is None:
-            why = "no auxiliary data were given, so there is no prior to compare with"
-            out += [
-                Figure(name=q.name + s, value=None, unit=unit, unavailable=why) for s in ("_prior", "_gain")
-            ]
-            continue
-        baseline = prior[q.name].mean(0)
-        played = f"strategy {' and '.join(strategies[q.name])}"
-        gain = values - baseline if q.higher_is_closer else baseline - values
-        out.append(mean(f"{q.name}_prior", baseline, unit, played))
-        out.append(
-            mean(f"{q.name}_gain", gain, unit, f"largest {gain.max():.4g}; positive is closer than the prior")
-        )
-    return out
-
-
-def _worst(
-    batches: list[_Batch], names: list[str], got: Floats, prior: Mapping[str, Floats] | None
-) -> list[Figure]:
-    """Return the most leaked image, the prior's luckiest, and the target with the highest mean."""
-    owner = np.repeat(np.arange(len(batches)), [len(b.kept) for b in batches])
-    at = int(got.argmax())
-    image, batch = int(np.concatenate([b.kept for b in batches])[at]), int(owner[at])
-    note = f"image {image} of batch {batch} ({names[batch]}); highest of {len(got)}"
-    out = [Figure(name="psnr_max", value=float(got[at]), unit="dB", n=len(got), note=note)]
-    if prior is None:
-        out.append(
-            Figure(name="psnr_prior_max", value=None, unit="dB", unavailable="no auxiliary data were given")
-        )
-    else:
-        luckiest = float(prior["psnr"].max(1).mean())
-        note = f"highest of {len(got)}, mean over {len(prior['psnr'])} draws: compare psnr_max with this"
-        out.append(Figure(name="psnr_prior_max", value=luckiest, unit="dB", n=len(got), note=note))
-    of_target = np.asarray(names)[owner]
-    means = {name: float(got[of_target == name].mean()) for name in sorted(set(of_target.tolist()))}
-    if len(means) > 1:
-        worst = max(means, key=lambda name: means[name])
-        note = f"{worst}, highest mean of {len(means)} targets"
-        n = int((of_target == worst).sum())
-        out.append(Figure(name="psnr_worst_target", value=means[worst], unit="dB", n=n, note=note))
-    return out
-
-
-def _rows(
-    batches: list[_Batch], names: list[str], got: Mapping[str, Floats], prior: Mapping[str, Floats] | None
-) -> tuple[ImageScore, ...]:
-    places = [
-        (i, int(t), int(g)) for i, b in enumerate(batches) for t, g in zip(b.kept, b.order, strict=True)
-    ]
-    return tuple(
-        ImageScore(
-            target=names[batch],
-            batch=batch,
-            truth=truth,
-            guess=guess,
-            psnr=float(got["psnr"][j]),
-            ssim=float(got["ssim"][j]),
-            mse=float(got["mse"][j]),
-            lpips=float(got["lpips"][j]) if "lpips" in got else None,
-            psnr_prior=None if prior is None else float(prior["psnr"][:, j].mean()),
-        )
-        for j, (batch, truth, guess) in enumerate(places)
-    )
+    ceiling = f"{capped} at the ceiling of {PSNR_CEILING:g} dB" if capped else ""
+    notes = {"psnr": ceiling, "mse": "", **size_notes(*batches[0].truth.shape[-2:])}
+    return {name: "; ".join(filter(None, [common, note])) for name, note in notes.items()}
