@@ -25,7 +25,7 @@ from fdaudit.audit.ledgers import views_of
 from fdaudit.audit.run import Run
 from fdaudit.errors import RunError, UsageError
 from fdaudit.events import Relation, Unit
-from fdaudit.planning.plan import Plan
+from fdaudit.planning.case import Case
 from fdaudit.transcript.manifest import read_manifest
 from fdaudit.transcript.transcript import read_messages
 
@@ -188,7 +188,7 @@ class JointRuns:
         return replace(accounts, charges=kept, causes={**accounts.causes, **told})
 
     @property
-    def _plans(self) -> tuple[Plan, ...]:
+    def _plans(self) -> tuple[Case, ...]:
         return tuple(run.plan for run in self._runs)
 
     @cached_property
@@ -233,12 +233,12 @@ class JointRuns:
                         found[number].setdefault(client, told)
         return found
 
-    def _public(self, plan: Plan) -> set[Any]:
+    def _public(self, plan: Case) -> set[Any]:
         index = torch.cat([plan.splits.proxy, plan.splits.auxiliary])
         public = self._identified(plan, index)
         return public if self._one_dataset else public | {image.numpy().tobytes() for image in plan.public}
 
-    def _identified(self, plan: Plan, index: torch.Tensor) -> set[Any]:
+    def _identified(self, plan: Case, index: torch.Tensor) -> set[Any]:
         """Return records by their indices if the runs split one dataset, else by their images' bytes."""
         if self._one_dataset:
             return set(index.tolist())

@@ -13,7 +13,7 @@ from fdaudit.transcript.log import read_log
 from fdaudit.transcript.messages import role
 
 if TYPE_CHECKING:
-    from fdaudit.planning.plan import Plan
+    from fdaudit.planning.case import Case
     from fdaudit.planning.run_directory import RunDirectory
 
 __all__ = ["books_of", "table", "views_of"]
@@ -38,7 +38,7 @@ def books_of(run: RunDirectory) -> Books:
     )
 
 
-def _assumptions(plan: Plan) -> tuple[str, ...]:
+def _assumptions(plan: Case) -> tuple[str, ...]:
     """Return the assumptions that a run's settings add to those of every ledger."""
     found: tuple[str, ...] = plan.protocol_config.assumptions()
     if plan.origin == "recording":
@@ -54,7 +54,7 @@ def _assumptions(plan: Plan) -> tuple[str, ...]:
     )
 
 
-def views_of(plan: Plan) -> tuple[str, ...]:
+def views_of(plan: Case) -> tuple[str, ...]:
     """Return the adversaries whose ledgers are shown: every non-client party and the spec's adversaries."""
     return tuple(dict.fromkeys([*(p for p in plan.parties if role(p) != "client"), *plan.spec.adversaries]))
 

@@ -31,7 +31,7 @@ from fdaudit.audit.summary import conclude
 from fdaudit.errors import RunError, UsageError, nearest
 from fdaudit.evaluation.stage import Stage
 from fdaudit.handout.auxiliary import others
-from fdaudit.planning.plan import Plan
+from fdaudit.planning.case import Case
 from fdaudit.result import Cell, TargetResult
 from fdaudit.scoring.extraction import RELEASED
 from fdaudit.storage.files import encode, load_json, save_json, write_atomically, written_whole
@@ -186,7 +186,7 @@ def _fill(folder: Path, stage: Stage, adversary: str, challenges: bool) -> Mappi
 
 
 def _card(
-    plan: Plan, stage: Stage, adversary: str, issued: Mapping[str, Challenge], digest: str
+    plan: Case, stage: Stage, adversary: str, issued: Mapping[str, Challenge], digest: str
 ) -> dict[str, Any]:
     return {
         "schema": _SCHEMA,

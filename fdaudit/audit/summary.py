@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from fdaudit.accounting.ledger import Ledger
-    from fdaudit.planning.plan import Plan
+    from fdaudit.planning.case import Case
 
 __all__ = ["OUT_OF_SCOPE", "conclude", "utility_table"]
 
@@ -252,7 +252,7 @@ def utility_table(run: Path) -> pd.DataFrame:
         raise IntegrityError([f"utility.csv cannot be read: {told}"]) from None
 
 
-def _utility(run: Path, plan: Plan) -> dict[str, Any]:
+def _utility(run: Path, plan: Case) -> dict[str, Any]:
     frame, task, classes = utility_table(run), plan.dataset.task, plan.dataset.classes
     final = []
     for line, rows in frame.groupby("line", sort=False):
@@ -284,7 +284,7 @@ def _mean_auc(row: Any, classes: int) -> Figure:
     return Figure(name="mean_auc", value=value, unit="fraction", n=int(row.n), note=note, **interval)
 
 
-def _limits(plan: Plan) -> list[str]:
+def _limits(plan: Case) -> list[str]:
     spec, attacked = plan.spec, plan.splits.clients[: plan.spec.victims]
     victims = [len(c.members) for c in attacked]
     resolution = (

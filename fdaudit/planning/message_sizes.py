@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 from fdaudit.types import FIXED_SIZE
 
 if TYPE_CHECKING:
-    from fdaudit.planning.plan import Plan
+    from fdaudit.planning.case import Case
 
 __all__ = ["fixed_events", "fixed_sizes"]
 
 
-def fixed_sizes(plan: Plan) -> frozenset[tuple[str, str]]:
+def fixed_sizes(plan: Case) -> frozenset[tuple[str, str]]:
     """Return the (kind, sender role) of the messages whose size reveals nothing.
 
     The kind fixes the size, or the protocol's card declares the index public, which fixes the number of rows. Every
@@ -39,7 +39,7 @@ def fixed_sizes(plan: Plan) -> frozenset[tuple[str, str]]:
     return frozenset(key for key, fixed in found.items() if fixed)
 
 
-def fixed_events(plan: Plan) -> bool:
+def fixed_events(plan: Case) -> bool:
     """Return whether the spec alone determines the parameters of every privacy event.
 
     An event depends on its defence's settings and on the number of values in a message. Settings fix that number if the

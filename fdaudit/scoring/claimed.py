@@ -11,13 +11,13 @@ from fdaudit.events import Gaussian, SampledGaussian
 from fdaudit.scoring.claims import Claimed
 
 if TYPE_CHECKING:
-    from fdaudit.planning.plan import Plan
+    from fdaudit.planning.case import Case
     from fdaudit.spec.card import Claim
 
 __all__ = ["claimed_by", "epsilon_claimed"]
 
 
-def claimed_by(plan: Plan) -> tuple[Claimed, ...]:
+def claimed_by(plan: Case) -> tuple[Claimed, ...]:
     """Return the claims of a recorded system; none of a simulation, whose ledger claims."""
     found = []
     for claim in plan.claims:

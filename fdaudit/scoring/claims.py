@@ -41,7 +41,7 @@ from fdaudit.types import Challenge
 
 if TYPE_CHECKING:
     from fdaudit.accounting.ledger import Ledger
-    from fdaudit.planning.plan import Plan
+    from fdaudit.planning.case import Case
 
 __all__ = ["CONFIDENCE", "Check", "Claimed", "Evidence", "by_client", "check_claims", "judge"]
 
@@ -246,7 +246,7 @@ def _verdict(check: Check) -> tuple[Verdict, str]:
 # -- details ------------------------------------------------------------------------------------------------------
 
 
-def _planned(plan: Plan, truth: Truth, entry: Ledger) -> Iterator[tuple[str, Part]]:
+def _planned(plan: Case, truth: Truth, entry: Ledger) -> Iterator[tuple[str, Part]]:
     """Yield the attacks that the spec requests in this view, with each kind of coins that tests its claim."""
     if not entry.finite or not entry.victim:
         return
@@ -276,7 +276,7 @@ def _tests(asked: CanarySpec, entry: Ledger) -> bool:
 
 
 def _evidence(
-    plan: Plan,
+    plan: Case,
     truth: Truth,
     run: Path,
     entry: Ledger,

@@ -20,7 +20,7 @@ from fdaudit.types import Figure, Reconstruction
 
 if TYPE_CHECKING:
     from fdaudit.metrics import ReconstructionScore
-    from fdaudit.planning.plan import Plan
+    from fdaudit.planning.case import Case
     from fdaudit.training.evaluator import Evaluator
 
 __all__ = ["auxiliary_of", "class_priors", "evaluate_classes", "judge_of", "score_classes", "withheld_of"]
@@ -31,14 +31,14 @@ def withheld_of(assumed: Sequence[Assumption]) -> list[tuple[int, ...]]:
     return [one.lacks for one in assumed if one.lacks]
 
 
-def class_priors(plan: Plan, assumed: Sequence[Assumption]) -> ClassPriors | None:
+def class_priors(plan: Case, assumed: Sequence[Assumption]) -> ClassPriors | None:
     """Return the priors that can guess each class without a view, or None if there are none."""
     x, y = auxiliary_of(plan, assumed)
     return None if x is None else ClassPriors(x, y, withheld_of(assumed))
 
 
 def score_classes(
-    plan: Plan,
+    plan: Case,
     guesses: Sequence[Reconstruction],
     cell: str,
     assumed: Sequence[Assumption],
@@ -73,7 +73,7 @@ def score_classes(
 
 
 def evaluate_classes(
-    plan: Plan, guesses: Sequence[Reconstruction], cell: str, assumed: Sequence[Assumption], together: bool
+    plan: Case, guesses: Sequence[Reconstruction], cell: str, assumed: Sequence[Assumption], together: bool
 ) -> tuple[Figure, ...]:
     """Return figures of guesses of classes by the auditor's evaluator; none for the multi-label task.
 
@@ -103,7 +103,7 @@ def judge_of(evaluator: Evaluator) -> Judge:
 
 
 def auxiliary_of(
-    plan: Plan, assumed: Sequence[Assumption]
+    plan: Case, assumed: Sequence[Assumption]
 ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
     """Return the records that one attack's adversaries hold together: images, and labels if known."""
     made = assumed or (others(plan),)
@@ -111,7 +111,7 @@ def auxiliary_of(
 
 
 def _beside(
-    plan: Plan, guesses: Sequence[Reconstruction]
+    plan: Case, guesses: Sequence[Reconstruction]
 ) -> tuple[list[Any], list[Any], list[Any], list[Any]]:
     """Return guessed images and classes, and each victim's images and classes."""
     truths = [plan.records(g.target) for g in guesses]
@@ -123,7 +123,7 @@ def _beside(
     )
 
 
-def _strangers(plan: Plan) -> Bystanders | None:
+def _strangers(plan: Case) -> Bystanders | None:
     """Return the records that no client trains on and that neither an adversary nor the evaluator has seen."""
     splits, dataset = plan.splits, plan.dataset
     used = [splits.auxiliary, splits.proxy, *(t for c in splits.clients for t in (c.train, c.canaries))]

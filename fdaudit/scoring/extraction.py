@@ -17,7 +17,7 @@ from fdaudit.training.trainer import Fit, Job, Parameters, draw_batches, paramet
 from fdaudit.types import Extraction, Figure
 
 if TYPE_CHECKING:
-    from fdaudit.planning.plan import Plan
+    from fdaudit.planning.case import Case
     from fdaudit.storage.vault import Vault
 
 __all__ = ["RELEASED", "Copies", "auxiliary_model", "check_copy", "scored"]
@@ -36,7 +36,7 @@ class Copies:
         vault: the run's vault, with the final models.
     """
 
-    def __init__(self, plan: Plan, vault: Vault) -> None:
+    def __init__(self, plan: Case, vault: Vault) -> None:
         self._plan, self._answering = plan, Answering(plan, vault)
         self._baseline: Parameters | None = None
 
@@ -67,7 +67,7 @@ class Copies:
         return scored(by_target, plan, cell), targets
 
 
-def scored(by_target: Mapping[str, Mapping[str, Figure]], plan: Plan, cell: str) -> tuple[Figure, ...]:
+def scored(by_target: Mapping[str, Mapping[str, Figure]], plan: Case, cell: str) -> tuple[Figure, ...]:
     """Return each figure's mean over the models, and the worst model's.
 
     The gain's mean has a p-value of its own: the least of the models', times their number (Bonferroni).
@@ -97,7 +97,7 @@ def check_copy(guess: Extraction, network: Parameters) -> None:
             )
 
 
-def auxiliary_model(plan: Plan, auxiliary: tuple[Tensor, Tensor], generator: torch.Generator) -> Parameters:
+def auxiliary_model(plan: Case, auxiliary: tuple[Tensor, Tensor], generator: torch.Generator) -> Parameters:
     """Return the federation's network fitted to auxiliary records alone, from the public initial weights if any."""
     initial = plan.networks.initial_seed(plan.seed)
     weights = generator if initial is None else torch.Generator().manual_seed(initial)

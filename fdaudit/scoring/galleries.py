@@ -20,7 +20,7 @@ from fdaudit.rng import child_numpy
 from fdaudit.types import Reconstruction
 
 if TYPE_CHECKING:
-    from fdaudit.planning.plan import Plan
+    from fdaudit.planning.case import Case
 
 __all__ = ["bystanders_of", "gallery_tests"]
 
@@ -33,7 +33,7 @@ _VALUES = 1 << 24
 class."""
 
 
-def bystanders_of(plan: Plan, targets: Sequence[str]) -> Bystanders | None:
+def bystanders_of(plan: Case, targets: Sequence[str]) -> Bystanders | None:
     """Return the records that no target trains on and that adversaries are not assumed to hold."""
     splits, data = plan.splits, plan.dataset
     own = [splits.clients[int(k.partition("/")[2])].train for k in targets]
@@ -46,7 +46,7 @@ def bystanders_of(plan: Plan, targets: Sequence[str]) -> Bystanders | None:
 
 
 def gallery_tests(
-    plan: Plan, guesses: Sequence[Reconstruction], records: Sequence[Tensor], cell: str
+    plan: Case, guesses: Sequence[Reconstruction], records: Sequence[Tensor], cell: str
 ) -> Identification:
     """Test whether an attack's guesses identify records among others of their class.
 
@@ -100,7 +100,7 @@ def _chosen(free: Tensor, true: Tensor, group: Tensor, values: int, generator: n
     return torch.cat(chosen).sort().values
 
 
-def _gallery(plan: Plan, rows: Tensor, group: Tensor, held: Tensor) -> Gallery:
+def _gallery(plan: Case, rows: Tensor, group: Tensor, held: Tensor) -> Gallery:
     """Return the gallery of these records; with known identities, also the adversary's records of the same classes."""
     data = plan.dataset
     whose = data.identities

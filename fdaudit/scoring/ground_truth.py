@@ -13,7 +13,7 @@ from fdaudit.errors import FdauditError
 from fdaudit.types import Challenge, Design, Reconstruction
 
 if TYPE_CHECKING:
-    from fdaudit.planning.plan import Plan
+    from fdaudit.planning.case import Case
     from fdaudit.storage.vault import Vault
 
 __all__ = ["Truth", "class_shares"]
@@ -30,7 +30,7 @@ class Truth:
         plan: the run's plan.
     """
 
-    def __init__(self, plan: Plan, vault: Vault) -> None:
+    def __init__(self, plan: Case, vault: Vault) -> None:
         self.plan, self._vault = plan, vault
         self._known_behind: dict[tuple[str, tuple[int, ...]], Tensor] = {}
 

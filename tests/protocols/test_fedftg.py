@@ -1,4 +1,4 @@
-"""FedFTG's weights and losses against plain loops, its server against another writing of it, and its dependence on the settings."""
+"""FedFTG: weights and losses against plain loops, its server against another writing, and what its settings change."""
 
 from __future__ import annotations
 

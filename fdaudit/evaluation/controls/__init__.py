@@ -31,11 +31,11 @@ from fdaudit.storage.digests import canonical
 
 if TYPE_CHECKING:
     from fdaudit.adversary.attack_plan import AttackPlan
-    from fdaudit.planning.plan import Plan
+    from fdaudit.planning.case import Case
 
 __all__ = ["CONTROLS", "controls", "depends_on", "setting_of"]
 
-CONTROLS: Mapping[str, Callable[[AttackPlan, Plan], dict[str, Control]]] = MappingProxyType(
+CONTROLS: Mapping[str, Callable[[AttackPlan, Case], dict[str, Control]]] = MappingProxyType(
     {
         "answers": model_that_answers,
         "classes": unseen_classes,
@@ -54,7 +54,7 @@ _REHEARSED = ("labels", "selector")
 """Those that run the protocol."""
 
 
-def setting_of(attack: AttackPlan, plan: Plan, adversary: str) -> str:
+def setting_of(attack: AttackPlan, plan: Case, adversary: str) -> str:
     """Return the setting of an attack's controls that matches an adversary, as part of a file's name.
 
     Attacks that show classes are tried in the way the adversary gets its answers: `answers` if clients give them in
@@ -72,7 +72,7 @@ def setting_of(attack: AttackPlan, plan: Plan, adversary: str) -> str:
     return ""
 
 
-def depends_on(attack: AttackPlan, plan: Plan, setting: str = "") -> bytes:
+def depends_on(attack: AttackPlan, plan: Case, setting: str = "") -> bytes:
     """Return everything that the outcome of an attack's controls depends on, as bytes; no private record is included.
 
     The protocol, its parties and their networks are included only for controls that run the protocol. Controls of
@@ -108,7 +108,7 @@ def depends_on(attack: AttackPlan, plan: Plan, setting: str = "") -> bytes:
     return digest.digest()
 
 
-def controls(attack: AttackPlan, plan: Plan, setting: str = "") -> dict[str, Control]:
+def controls(attack: AttackPlan, plan: Case, setting: str = "") -> dict[str, Control]:
     """Return the positive and the negative control of an attack on the run's kind of images, in one setting.
 
     There are none if what they need was not brought: auxiliary records, a network, or a protocol to rehearse.

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from fdaudit.adversary.oracle import Oracle
     from fdaudit.federation.protocol import ProtocolConfig
     from fdaudit.isolation.rehearsal import Rehearsal
-    from fdaudit.planning.plan import Plan
+    from fdaudit.planning.case import Case
     from fdaudit.transcript.wire import Defense
 
 __all__ = [
@@ -87,7 +87,7 @@ class Design:
 
 def design(
     attack: AttackPlan,
-    plan: Plan,
+    plan: Case,
     *,
     share: float = 1.0,
     most: int = MOST_CANDIDATES,
@@ -124,7 +124,7 @@ def tossed(
 
 @contextmanager
 def said(
-    plan: Plan,
+    plan: Case,
     attack: AttackPlan,
     messages: Sequence[tuple[str, str, str, Mapping[str, Tensor]]],
     to: str = "server",
@@ -142,7 +142,7 @@ def said(
 
 @contextmanager
 def undefended(
-    attack: AttackPlan, plan: Plan, data: Sequence[tuple[Tensor, Tensor]], most: Mapping[str, int]
+    attack: AttackPlan, plan: Case, data: Sequence[tuple[Tensor, Tensor]], most: Mapping[str, int]
 ) -> Iterator[tuple[Rehearsal, View]]:
     """Yield a rehearsal of the run's own protocol, undefended, and what an eavesdropper sees of its clients' data.
 
@@ -162,7 +162,7 @@ def undefended(
 
 def on_fedavg(
     attack: AttackPlan,
-    plan: Plan,
+    plan: Case,
     folder: Path,
     config: ProtocolConfig,
     data: Sequence[tuple[Tensor, Tensor]],
@@ -200,7 +200,7 @@ class Measured:
 
 
 def measured(
-    attack: AttackPlan, plan: Plan, scores: Tensor, challenge: Challenge, member: Tensor
+    attack: AttackPlan, plan: Case, scores: Tensor, challenge: Challenge, member: Tensor
 ) -> Measured:
     """Return the AUC of scores (n,) on a control's challenge, and its p-values."""
     auc = score_membership(
@@ -214,7 +214,7 @@ def measured(
     return Measured(auc=auc, either=min(1.0, 2 * min(below, 1.0 if auc.p is None else auc.p)))
 
 
-def knowing(plan: Plan, **more: Any) -> Knowledge:
+def knowing(plan: Case, **more: Any) -> Knowledge:
     """Return an adversary's knowledge of the run's network and task, and more fields of it."""
     return Knowledge(
         architecture=plan.architecture,
@@ -225,20 +225,20 @@ def knowing(plan: Plan, **more: Any) -> Knowledge:
     )
 
 
-def score(attack: AttackPlan, plan: Plan, view: View, made: Design, public: Tensor | None = None) -> Measured:
+def score(attack: AttackPlan, plan: Case, view: View, made: Design, public: Tensor | None = None) -> Measured:
     """Return the AUC of an attack about the design's victim, as the server of a view."""
     knowledge = knowing(plan, auxiliary=others(plan).records, encode=plan.encoder, public=public)
     return guessed(attack, plan, view, knowledge, made)
 
 
-def attack_seed(plan: Plan, attack: AttackPlan) -> int:
+def attack_seed(plan: Case, attack: AttackPlan) -> int:
     """Return the seed of an attack's draws in its controls."""
     return child_seed(plan.seed, "control", attack.name, "attack")
 
 
 def guessed(
     attack: AttackPlan,
-    plan: Plan,
+    plan: Case,
     view: View,
     knowledge: Knowledge,
     made: Design,

@@ -21,7 +21,7 @@ from fdaudit.types import AttackTask, Extraction, Figure
 
 if TYPE_CHECKING:
     from fdaudit.adversary.attack_plan import AttackPlan
-    from fdaudit.planning.plan import Plan
+    from fdaudit.planning.case import Case
     from fdaudit.training.trainer import Parameters
 
 __all__ = ["model_that_answers"]
@@ -31,7 +31,7 @@ _MOST = 2_000
 """Most auxiliary records of the control."""
 
 
-def model_that_answers(attack: AttackPlan, plan: Plan) -> dict[str, Control]:
+def model_that_answers(attack: AttackPlan, plan: Case) -> dict[str, Control]:
     """Return both controls of an attack that copies models.
 
     The model is trained on half of the auxiliary records with shifted labels: class c becomes c + 1. The adversary
@@ -78,7 +78,7 @@ def _p(figures: Mapping[str, Figure]) -> float:
 
 def _gain(
     attack: AttackPlan,
-    plan: Plan,
+    plan: Case,
     public: Tensor,
     logits: Tensor,
     models: tuple[Parameters, Parameters],

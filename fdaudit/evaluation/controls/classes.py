@@ -38,7 +38,7 @@ from fdaudit.types import AttackTask, Figure, Guess, Reconstruction
 
 if TYPE_CHECKING:
     from fdaudit.adversary.attack_plan import AttackPlan
-    from fdaudit.planning.plan import Plan
+    from fdaudit.planning.case import Case
 
 __all__ = ["unseen_classes"]
 
@@ -54,7 +54,7 @@ _PUBLIC = 1000
 _VICTIM = "client/0"
 
 
-def unseen_classes(attack: AttackPlan, plan: Plan, setting: str = "") -> dict[str, Control]:
+def unseen_classes(attack: AttackPlan, plan: Case, setting: str = "") -> dict[str, Control]:
     """Return both controls of an attack that shows classes.
 
     The attack's card says in `through` what it receives: `oracle`, `parameters` or `messages`.
@@ -97,7 +97,7 @@ def _impossible(attack: AttackPlan, reason: str) -> dict[str, Control]:
     return {n: Control(what=what, passed=False, figures=(figure,)) for n in ("positive", "negative")}
 
 
-def _design(attack: AttackPlan, plan: Plan, setting: str) -> _Design | str:
+def _design(attack: AttackPlan, plan: Case, setting: str) -> _Design | str:
     """Return the control's target and attackers, or the reason why it cannot be made."""
     x, y = plan.auxiliary
     own, wanted = _drawn(plan), torch.unique(y)
@@ -114,7 +114,7 @@ def _design(attack: AttackPlan, plan: Plan, setting: str) -> _Design | str:
     )
 
 
-def _drawn(plan: Plan) -> Tensor:
+def _drawn(plan: Case) -> Tensor:
     """Return the target's training records: as many as the median client has, in the classes' shares."""
     y, sizes = plan.auxiliary[1], [len(client.train) for client in plan.splits.clients]
     size = min(int(np.median(sizes)), len(y))
@@ -125,7 +125,7 @@ def _drawn(plan: Plan) -> Tensor:
     return rows
 
 
-def _trained(plan: Plan, x: Tensor, y: Tensor) -> Parameters:
+def _trained(plan: Case, x: Tensor, y: Tensor) -> Parameters:
     """Return the run's network after 300 steps of Adam on some records, the same for all attacks of a run."""
     generator = child(plan.seed, "control", "classes", "batches")
     batches, initial = draw_batches(len(y), _BATCH, steps=_STEPS, generator=generator), plan.initial()
@@ -147,7 +147,7 @@ class _Design:
     """A model trained on rows `own` of the auxiliary records, and the attackers that try to invert it."""
 
     attack: AttackPlan
-    plan: Plan
+    plan: Case
     setting: str
     through: str
     assumed: Sequence[Assumption]

@@ -14,7 +14,7 @@ from fdaudit.training.trainer import Fit, Job, Parameters, parameters_of
 
 if TYPE_CHECKING:
     from fdaudit.adversary.attack_plan import AttackPlan
-    from fdaudit.planning.plan import Plan
+    from fdaudit.planning.case import Case
 
 __all__ = ["public_samples", "recorded_answers"]
 
@@ -26,7 +26,7 @@ _PUBLIC = 500
 """Public samples of the control, if the run has none."""
 
 
-def recorded_answers(attack: AttackPlan, plan: Plan) -> dict[str, Control]:
+def recorded_answers(attack: AttackPlan, plan: Case) -> dict[str, Control]:
     """Return both controls: one client memorises a random half of the candidates and sends logits on public samples.
 
     Labels are drawn at random: everything a model knows of them, it knows from the records. Three other clients hold
@@ -55,7 +55,7 @@ def recorded_answers(attack: AttackPlan, plan: Plan) -> dict[str, Control]:
     )
 
 
-def public_samples(attack: AttackPlan, plan: Plan) -> Tensor:
+def public_samples(attack: AttackPlan, plan: Case) -> Tensor:
     """Return the run's public samples or, if it has none, means of two auxiliary images."""
     if len(plan.public):
         return plan.public[:_PUBLIC]
@@ -64,7 +64,7 @@ def public_samples(attack: AttackPlan, plan: Plan) -> Tensor:
     return (x[pairs[0]] + x[pairs[1]]) / 2
 
 
-def _by_heart(plan: Plan, start: list[Parameters], made: Design) -> tuple[list[Parameters], float]:
+def _by_heart(plan: Case, start: list[Parameters], made: Design) -> tuple[list[Parameters], float]:
     """Fit every client's model, the victim's until all its records are right; return the models and its accuracy."""
     x, y = made.rest
     parts = [torch.arange(k, len(y), _OTHERS) for k in range(_OTHERS)]
@@ -84,7 +84,7 @@ def _by_heart(plan: Plan, start: list[Parameters], made: Design) -> tuple[list[P
 
 
 def _heard(
-    attack: AttackPlan, plan: Plan, made: Design, public: Tensor, models: list[Parameters]
+    attack: AttackPlan, plan: Case, made: Design, public: Tensor, models: list[Parameters]
 ) -> Measured:
     """Return the attack's AUC from these clients' answers."""
     trainer = plan.trainer()

@@ -16,7 +16,7 @@ from fdaudit.training.trainer import parameters_of
 
 if TYPE_CHECKING:
     from fdaudit.adversary.attack_plan import AttackPlan
-    from fdaudit.planning.plan import Plan
+    from fdaudit.planning.case import Case
 
 __all__ = ["generated_samples", "overfit_discriminator"]
 
@@ -29,7 +29,7 @@ _STEPS = 300
 """Full-batch steps of Adam for the discriminator."""
 
 
-def generated_samples(attack: AttackPlan, plan: Plan) -> dict[str, Control]:
+def generated_samples(attack: AttackPlan, plan: Case) -> dict[str, Control]:
     """Return both controls: samples that repeat a client's records under noise, and ones that repeat other records."""
     made = design(attack, plan, share=_SHARE, random_labels=False)
     generator = child(plan.seed, "control", attack.name, "noise")
@@ -52,7 +52,7 @@ def generated_samples(attack: AttackPlan, plan: Plan) -> dict[str, Control]:
     )
 
 
-def overfit_discriminator(attack: AttackPlan, plan: Plan) -> dict[str, Control]:
+def overfit_discriminator(attack: AttackPlan, plan: Case) -> dict[str, Control]:
     """Return both controls: a discriminator that memorised half of some auxiliary records, and an untrained one."""
     made = design(attack, plan, share=_SHARE, random_labels=False)
     found = {
@@ -70,7 +70,7 @@ def overfit_discriminator(attack: AttackPlan, plan: Plan) -> dict[str, Control]:
     )
 
 
-def _discriminated(attack: AttackPlan, plan: Plan, made: Design, steps: int) -> Measured:
+def _discriminated(attack: AttackPlan, plan: Case, made: Design, steps: int) -> Measured:
     """Return the attack's AUC on a classifier's extractor and a layer above it, trained jointly for some steps."""
     trainer = plan.trainer()
     start = plan.architecture.build(child(plan.seed, "control", attack.name, "initial"))

@@ -26,7 +26,7 @@ from fdaudit.types import AttackTask, Figure, Reconstruction, task_of
 
 if TYPE_CHECKING:
     from fdaudit.adversary.attack_plan import AttackPlan
-    from fdaudit.planning.plan import Plan
+    from fdaudit.planning.case import Case
     from fdaudit.protocols._fedavg_settings import FedAvgConfig
     from fdaudit.transcript.wire import Defense
 
@@ -40,7 +40,7 @@ _DROWNING = 100.0
 """Noise of the negative control, in standard deviations of the gradient's entries."""
 
 
-def bare_gradients(attack: AttackPlan, plan: Plan) -> dict[str, Control]:
+def bare_gradients(attack: AttackPlan, plan: Case) -> dict[str, Control]:
     """Return both controls of an attack on gradients, undefended, with the run's network, batch size and local steps.
 
     The card may give the number of `clients`, and under `drowned` the settings that the negative control replaces.
@@ -75,7 +75,7 @@ def bare_gradients(attack: AttackPlan, plan: Plan) -> dict[str, Control]:
     }
 
 
-def _as_in_the_run(plan: Plan, most: int) -> tuple[FedAvgConfig, int]:
+def _as_in_the_run(plan: Case, most: int) -> tuple[FedAvgConfig, int]:
     """Return one round of FedAvg with the run's local training, and the number of a client's records in the run.
 
     Args:
@@ -103,7 +103,7 @@ class _Case:
     """An attack on one round of FedAvg whose clients hold auxiliary records."""
 
     attack: AttackPlan
-    plan: Plan
+    plan: Case
     fedavg: FedAvgConfig
     clients: int
     auxiliary: tuple[Tensor, Tensor]

@@ -19,7 +19,7 @@ from fdaudit.types import AttackTask, Figure, LabelDistribution, task_of
 
 if TYPE_CHECKING:
     from fdaudit.adversary.attack_plan import AttackPlan
-    from fdaudit.planning.plan import Plan
+    from fdaudit.planning.case import Case
 
 __all__ = ["skewed_clients"]
 
@@ -32,7 +32,7 @@ _WORKS = 0.5
 """Largest distance, as a share of the prior's, at which the attack counts as working: the report's own rule."""
 
 
-def skewed_clients(attack: AttackPlan, plan: Plan) -> dict[str, Control]:
+def skewed_clients(attack: AttackPlan, plan: Case) -> dict[str, Control]:
     """Return both controls of an attack on class shares.
 
     The victims hold half of the auxiliary records, each client mostly its own classes. The attack knows the other half
@@ -91,7 +91,7 @@ def _shares(y: Tensor, classes: int) -> Tensor:
 
 
 def _distances(
-    attack: AttackPlan, plan: Plan, guesses: Sequence[LabelDistribution], truths: Sequence[Tensor]
+    attack: AttackPlan, plan: Case, guesses: Sequence[LabelDistribution], truths: Sequence[Tensor]
 ) -> tuple[Figure, Figure]:
     """Return the mean total variation of the guesses, and of the best constant guess: the shares over all clients."""
     pooled = torch.stack(list(truths)).mean(0)
@@ -105,7 +105,7 @@ def _distances(
 
 
 def _guesses(
-    attack: AttackPlan, plan: Plan, data: Sequence[tuple[Tensor, Tensor]], auxiliary: tuple[Tensor, Tensor]
+    attack: AttackPlan, plan: Case, data: Sequence[tuple[Tensor, Tensor]], auxiliary: tuple[Tensor, Tensor]
 ) -> Sequence[LabelDistribution] | str:
     """Return the attack's guess about each client, in their order, or the reason why there is none."""
     with undefended(attack, plan, data, {"rounds": _MOST_ROUNDS}) as (rehearsal, view):

@@ -30,12 +30,12 @@ from fdaudit.types import task_of
 if TYPE_CHECKING:
     from fdaudit.adversary.attack_plan import AttackPlan
     from fdaudit.data import Dataset
-    from fdaudit.planning.plan import Plan
+    from fdaudit.planning.case import Case
 
 __all__ = ["overfit_model"]
 
 
-def overfit_model(attack: AttackPlan, plan: Plan) -> dict[str, Control]:
+def overfit_model(attack: AttackPlan, plan: Case) -> dict[str, Control]:
     """Return both controls: a model that memorised half of the auxiliary records, and an untrained one.
 
     Fair coins choose the half, whose labels are random. All attacks of a run get the same model.
@@ -69,7 +69,7 @@ def _random_labels(n: int, like: Dataset, generator: torch.Generator) -> Tensor:
     return torch.randint(like.classes, (n,), generator=generator)
 
 
-def _learn_by_heart(plan: Plan, initial: Parameters, x: Tensor, y: Tensor) -> tuple[Parameters, float]:
+def _learn_by_heart(plan: Case, initial: Parameters, x: Tensor, y: Tensor) -> tuple[Parameters, float]:
     """Train by Adam on full batches until every label is fitted, at most 40 times 25 steps."""
     trainer, task = plan.trainer(), task_of(y)
     batches = [torch.arange(len(y))] * 25
@@ -96,7 +96,7 @@ def _learn_by_heart(plan: Plan, initial: Parameters, x: Tensor, y: Tensor) -> tu
     return found, accuracy(found)
 
 
-def _on_model(attack: AttackPlan, plan: Plan, weights: Parameters, made: Design) -> Measured:
+def _on_model(attack: AttackPlan, plan: Case, weights: Parameters, made: Design) -> Measured:
     """Run the attack on a published model, with an oracle as in a run."""
     challenge = made.challenge
     oracle = Oracle(attack.card.get("oracle") or "soft", budget=max(plan.spec.query_budget, len(challenge.y)))

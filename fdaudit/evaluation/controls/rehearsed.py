@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
     from fdaudit.adversary.attack_plan import AttackPlan
     from fdaudit.adversary.knowledge import Knowledge
-    from fdaudit.planning.plan import Plan
+    from fdaudit.planning.case import Case
     from fdaudit.scoring.ground_truth import Truth
     from fdaudit.training.trainer import Parameters
 
@@ -57,7 +57,7 @@ class Rehearsed:
         truth: the run's truth, for the order of candidates.
     """
 
-    plan: Plan
+    plan: Case
     directory: Path
     truth: Truth
 

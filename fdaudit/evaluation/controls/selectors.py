@@ -13,7 +13,7 @@ from fdaudit.rng import child
 
 if TYPE_CHECKING:
     from fdaudit.adversary.attack_plan import AttackPlan
-    from fdaudit.planning.plan import Plan
+    from fdaudit.planning.case import Case
     from fdaudit.result import Control
 
 __all__ = ["rehearsed_selector"]
@@ -26,7 +26,7 @@ _MOST = {"rounds": 3, "warm_up_steps": 1, "local_steps": 1, "distill_steps": 1}
 """A few rounds and little training: selectors need no more."""
 
 
-def rehearsed_selector(attack: AttackPlan, plan: Plan) -> dict[str, Control]:
+def rehearsed_selector(attack: AttackPlan, plan: Case) -> dict[str, Control]:
     """Return both controls: a few rounds of the run's own protocol, undefended; one client holds the members.
 
     Pairs are of one class, as in a run's challenge. In the negative control another client holds the members, and the
@@ -47,7 +47,7 @@ def rehearsed_selector(attack: AttackPlan, plan: Plan) -> dict[str, Control]:
     )
 
 
-def _design(attack: AttackPlan, plan: Plan) -> Design:
+def _design(attack: AttackPlan, plan: Case) -> Design:
     """Return pairs of auxiliary records of one class, from about half of the classes, and the remaining records."""
     x, y = plan.auxiliary
     generator = child(plan.seed, "control", attack.name, "design")
@@ -65,7 +65,7 @@ def _design(attack: AttackPlan, plan: Plan) -> Design:
     return tossed((x[rows], y[rows]), (x[rest], y[rest]), generator)
 
 
-def _heard(attack: AttackPlan, plan: Plan, made: Design, data: list[tuple[Tensor, Tensor]]) -> Measured:
+def _heard(attack: AttackPlan, plan: Case, made: Design, data: list[tuple[Tensor, Tensor]]) -> Measured:
     """Return the attack's AUC about the first client of a rehearsal, as an eavesdropper."""
     with undefended(attack, plan, data, _MOST) as (_, view):
         knowledge = Knowledge(

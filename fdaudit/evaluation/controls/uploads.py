@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from fdaudit.adversary.attack_plan import AttackPlan
-    from fdaudit.planning.plan import Plan
+    from fdaudit.planning.case import Case
     from fdaudit.result import Control
 
 __all__ = ["recorded_uploads"]
@@ -34,7 +34,7 @@ _SHARE = 0.6
 """Share of the auxiliary records that are candidates; another client holds records of the rest."""
 
 
-def recorded_uploads(attack: AttackPlan, plan: Plan) -> dict[str, Control]:
+def recorded_uploads(attack: AttackPlan, plan: Case) -> dict[str, Control]:
     """Return both controls: FedAvg with one gradient per round on the run's network, seen by the server.
 
     The victim of the positive control holds one candidate of each pair, by a fair coin. The victim of the negative
@@ -55,7 +55,7 @@ def recorded_uploads(attack: AttackPlan, plan: Plan) -> dict[str, Control]:
     )
 
 
-def _attacked(attack: AttackPlan, plan: Plan, made: Design, held: tuple[Tensor, Tensor]) -> Measured:
+def _attacked(attack: AttackPlan, plan: Case, made: Design, held: tuple[Tensor, Tensor]) -> Measured:
     """Return the attack's AUC about a client that holds these records."""
     fedavg = protocols.REGISTRY.load("fedavg")
     settings = {"rounds": _ROUNDS, "upload": "gradient", "local_steps": 1, "batch_size": _BATCH, "lr": _LR}
