@@ -359,7 +359,7 @@ def _untested(result: Result, findings: Sequence[Finding]) -> Iterator[str]:
     attacking = {a for f in findings for a in f.cell.adversary.split("+") if a.startswith("client/")}
     if 0 < len(attacking) < result.run.clients:
         only = joined(sorted(attacking, key=lambda name: (len(name), name)))
-        yield f"Of the clients, only {only} attacked. Other clients may learn more."
+        yield f"Of the clients, only {only} was tried as an adversary. Others may learn more."
     if result.out_of_scope:
         kinds = joined(clip(o.name, 40) for o in result.out_of_scope)
         yield f"Out of scope: {kinds}."
