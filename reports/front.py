@@ -69,7 +69,7 @@ MEANS: Mapping[str, str] = MappingProxyType(
 
 _SCALES: Mapping[str, str] = MappingProxyType(
     {
-        "reconstruction": "dB is PSNR above that of a guess without the attack, and 0 is no gain",
+        "reconstruction": "a gain of 0 dB (PSNR) is no better than a guess",
         "membership": "an AUC of 0.5 is guessing, and 1 is certainty",
         "label-distribution": "a total variation of 0 is exact, and 1 is entirely wrong",
         "model-extraction": "agreement is the share of equal answers",
@@ -78,10 +78,10 @@ _SCALES: Mapping[str, str] = MappingProxyType(
 """How to read the figure that decides about a goal."""
 
 _NO_ANSWER: Sequence[tuple[Level, str]] = (
-    ("inconclusive", "were inconclusive"),
+    ("inconclusive", "inconclusive"),
     ("failed", "failed"),
-    ("not-applicable", "do not apply to what the adversary sees"),
-    ("not-requested", "were not requested"),
+    ("not-applicable", "not applicable to what the adversary sees"),
+    ("not-requested", "not requested"),
 )
 
 _LEAKS: Sequence[Level] = ("leak", "partial")
@@ -348,7 +348,7 @@ def _untested(result: Result, findings: Sequence[Finding]) -> Iterator[str]:
     counts = [(sum(f.level == level for f in findings), words) for level, words in _NO_ANSWER]
     told = [(n, words) for n, words in counts if n]
     if told:
-        parts = [f"{n if len(told) > 1 else 'they'} {words}" for n, words in told]
+        parts = [f"{n} {words}" for n, words in told]
         yield f"{sum(n for n, _ in told)} of {len(findings)} tests gave no answer: {joined(parts)}."
     bare = _bare(findings)
     if bare:
