@@ -26,8 +26,9 @@ def say(line: str) -> None:
 
 
 def _visible(text: str) -> str:
-    """Return untrusted text with control characters and directional marks escaped."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
+    """Return untrusted text with control characters and directional marks escaped; no-break spaces become plain."""
+    plain = text.replace("\N{NO-BREAK SPACE}", " ")
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in plain)
 
 
 def show(*lines: str) -> None:

@@ -14,8 +14,10 @@ from fdaudit.transcript.messages import role
 from fdaudit.types import KINDS, Figure
 
 from .annex import Document, Item, annex
+from .class_bands import class_bands
 from .diagram import diagram
 from .figures import ForestRow, forest_chart, roc_chart, shares_chart, utility_chart
+from .front import MEANS
 from .images import data_uri
 from .matrix import attack_matrix, grid
 from .rules import RULES, by_name
@@ -161,6 +163,9 @@ def build(
         "places": {level: place for place, level in enumerate(LEVELS)},
         "annex": _by_document(annex(result)),
         "cells": cells,
+        "means": MEANS,
+        "roles": {"world": "has the released model", "eavesdropper": "on the network"},
+        "class_bands": class_bands(result.class_table or ()),
         "diagram": diagram(result.exposure, result.run.clients),
         "exposure": _exposure(result.exposure),
         "ledger_assumptions": _once(line for entry in result.ledger or () for line in entry.assumptions),

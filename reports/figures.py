@@ -54,6 +54,9 @@ _KEPT = 128
 _DECIMALS = re.compile(r"(?<![\w#.])([1-9]\d*\.\d\d)\d+")
 """A coordinate's first two decimals, which are a thousandth of a drawing, and the rest."""
 
+_SHARES_WIDTH = 170.0
+"""Points in which the classes of a drawing of shares lie side by side."""
+
 _TAG = re.compile(r'(\bid="|\bhref="#|url\(#)')
 
 SETTINGS: Any = {
@@ -266,9 +269,13 @@ def _shares(truth: tuple[float, ...], guess: tuple[float, ...], prior: tuple[flo
     def draw(axes: Axes) -> None:
         classes = list(range(len(truth)))
         axes.bar(classes, [100 * v for v in truth], width=0.7, color=RULE, edgecolor=MUTED, linewidth=0.6)
-        axes.plot(classes, [100 * v for v in guess], marker="o", color=BLUE, markersize=4.5, linestyle="none")
+        room = _SHARES_WIDTH / len(classes)
+        disc, dash = min(4.5, 0.75 * room), min(9.0, 0.9 * room)
         axes.plot(
-            classes, [100 * v for v in prior], marker="_", color=VERMILLION, markersize=9, linestyle="none"
+            classes, [100 * v for v in guess], marker="o", color=BLUE, markersize=disc, linestyle="none"
+        )
+        axes.plot(
+            classes, [100 * v for v in prior], marker="_", color=VERMILLION, markersize=dash, linestyle="none"
         )
         every = max(1, -(-len(classes) // 12))
         axes.set(xlabel="Class", ylabel="Share (%)", xticks=classes[::every])

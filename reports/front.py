@@ -19,7 +19,17 @@ from .schema import LedgerEntry, Result
 from .text import amount, clip, joined, measure, party, sentence
 from .verdict import Finding, Level, strongest
 
-__all__ = ["ACCESS", "IMPACT", "SEVERITIES", "Front", "FrontFinding", "front", "severity", "shows_classes"]
+__all__ = [
+    "ACCESS",
+    "IMPACT",
+    "MEANS",
+    "SEVERITIES",
+    "Front",
+    "FrontFinding",
+    "front",
+    "severity",
+    "shows_classes",
+]
 
 SEVERITIES = ("critical", "high", "medium", "low")
 
@@ -46,6 +56,33 @@ ACCESS: Mapping[str, tuple[int, str]] = MappingProxyType(
 
 _LEAST = ((9, "critical"), (6, "high"), (3, "medium"), (1, "low"))
 """Least product of impact and access of each severity."""
+
+MEANS: Mapping[str, str] = MappingProxyType(
+    {
+        "reconstruction": "what records look like",
+        "membership": "which records were trained on",
+        "label-distribution": "a client's class shares",
+        "model-extraction": "a copy of a model",
+    }
+)
+"""What an adversary learns, by goal."""
+
+_SCALES: Mapping[str, str] = MappingProxyType(
+    {
+        "reconstruction": "a gain of 0 dB (PSNR) is no better than a guess",
+        "membership": "an AUC of 0.5 is guessing, and 1 is certainty",
+        "label-distribution": "a total variation of 0 is exact, and 1 is entirely wrong",
+        "model-extraction": "agreement is the share of equal answers",
+    }
+)
+"""How to read the figure that decides about a goal."""
+
+_NO_ANSWER: Sequence[tuple[Level, str]] = (
+    ("inconclusive", "inconclusive"),
+    ("failed", "failed"),
+    ("not-applicable", "not applicable to what the adversary sees"),
+    ("not-requested", "not requested"),
+)
 
 _LEAKS: Sequence[Level] = ("leak", "partial")
 _UNTOLD = "not told"
@@ -101,6 +138,13 @@ class Front:
     findings: tuple[FrontFinding, ...]
     claims: tuple[str, ...]
     untested: tuple[str, ...]
+
+    @property
+    def scales(self) -> str:
+        """Return how to read the figures of the findings, in a sentence; empty if there are none."""
+        goals = dict.fromkeys(f.strongest.cell.goal for f in self.findings)
+        said = "; ".join(_SCALES[goal] for goal in goals if goal in _SCALES)
+        return f"{sentence(said)}." if said else ""
 
 
 def front(result: Result, findings: Sequence[Finding]) -> Front:
@@ -237,7 +281,12 @@ def _evidence(finding: Finding) -> str:
     said = framed(rule, key)
     if worst is None or worst.value is None or finding.worst is None:
         return f"{said}." if finding.cell.targets and finding.worst else finding.measured
-    return f"{said}; {measure(worst, worst.value)} for {clip(finding.worst.target, 60)}, the worst-affected client."
+    if worst.value == key.value:
+        return f"{said}."
+    worst_one = f"{measure(worst, worst.value)} for {clip(finding.worst.target, 60)}"
+    if finding.affected and finding.worst.target not in finding.affected:
+        return f"{said}; at most {worst_one}, which alone is no leak."
+    return f"{said}; worst: {worst_one}."
 
 
 def shows_classes(finding: Finding) -> bool:
@@ -247,10 +296,12 @@ def shows_classes(finding: Finding) -> bool:
 
 def _affected(findings: Sequence[Finding], clients: int) -> str:
     """Return the affected clients: by name, or how many of those that were attacked."""
-    affected = list(dict.fromkeys(name for f in findings for name in f.affected))
+    affected = sorted({name for f in findings for name in f.affected}, key=lambda name: (len(name), name))
     attacked = len({t.target for f in findings for t in f.cell.targets})
     if not affected:
         return f"all {attacked} attacked together" if any(f.together for f in findings) else _UNTOLD
+    if len(affected) == attacked == clients > 1:
+        return f"all {clients} clients"
     if len(affected) == attacked > 1:
         return f"all {attacked} attacked, of {clients} clients"
     named = joined(affected) if len(affected) <= _NAMED else str(len(affected))
@@ -270,7 +321,17 @@ def _claims(result: Result) -> Iterator[str]:
     reached = [e.adversary for e in ledger if e.epsilon is None or e.adversary in fallen]
     if reached or not ledger:
         whom = f" for the view of {joined(party(a) for a in reached)}" if reached else ""
+        if 2 < len(reached) == len(ledger):
+            whom = " for the view of any adversary"
         yield f"No ε may be stated{whom}."
+    causes = [e.cause for e in ledger if e.epsilon is None and e.cause]
+    if causes:
+        yield f"What rules it out first: {clip(causes[0].partition(';')[0], 160)}."
+    spared = [
+        e.adversary for e in ledger if e.epsilon == 0 and not e.contributions and e.adversary not in fallen
+    ]
+    if spared:
+        yield f"{sentence(joined(party(a) for a in spared))} received nothing computed from private data."
     if fallen:
         yield f"Attacks contradict the ledger's ε for {joined(party(a) for a in sorted(fallen))}."
     for check in [c for c in result.checks if c.verdict == "contradicted" and c.source][:2]:
@@ -284,17 +345,10 @@ def _unit(entry: LedgerEntry) -> str:
 
 def _untested(result: Result, findings: Sequence[Finding]) -> Iterator[str]:
     """Yield what was not tested."""
-    told = [
-        (sum(f.level == level for f in findings), words)
-        for level, words in (
-            ("inconclusive", "inconclusive"),
-            ("failed", "failed"),
-            ("not-applicable", "not applicable"),
-            ("not-requested", "not requested"),
-        )
-    ]
-    parts = [f"{n} {words}" for n, words in told if n]
-    if parts:
+    counts = [(sum(f.level == level for f in findings), words) for level, words in _NO_ANSWER]
+    told = [(n, words) for n, words in counts if n]
+    if told:
+        parts = [f"{n} {words}" for n, words in told]
         yield f"{sum(n for n, _ in told)} of {len(findings)} tests gave no answer: {joined(parts)}."
     bare = _bare(findings)
     if bare:
@@ -302,6 +356,10 @@ def _untested(result: Result, findings: Sequence[Finding]) -> Iterator[str]:
     attacked = len({t.target for f in findings for t in f.cell.targets})
     if 0 < attacked < result.run.clients:
         yield f"{result.run.clients - attacked} of {result.run.clients} clients were not attacked."
+    attacking = {a for f in findings for a in f.cell.adversary.split("+") if a.startswith("client/")}
+    if 0 < len(attacking) < result.run.clients:
+        only = joined(sorted(attacking, key=lambda name: (len(name), name)))
+        yield f"Of the clients, only {only} was tried as an adversary. Others may learn more."
     if result.out_of_scope:
         kinds = joined(clip(o.name, 40) for o in result.out_of_scope)
         yield f"Out of scope: {kinds}."
@@ -321,6 +379,6 @@ def _bare(findings: Sequence[Finding]) -> list[str]:
         if levels <= {"not-applicable", "not-requested"}:
             goals.setdefault(goal, []).append(adversary)
     return [
-        f"{goal.replace('-', ' ')} by {'anybody' if len(who) == len(everybody) else joined(map(party, who))}"
+        f"{goal.replace('-', ' ')} by {'anybody' if len(who) == len(everybody) else joined(clip(a, 60) for a in who)}"
         for goal, who in goals.items()
     ]

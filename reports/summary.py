@@ -131,7 +131,10 @@ def _headline(
         if any(f.corrected_away for f in findings):
             what = "No leak is significant after correction."
         return f"{what} That is not evidence of safety.{gate}"
-    return f"Nothing can be concluded: no attack ran whose controls hold.{gate}"
+    why = "no attack ran whose controls hold"
+    if all(f.level in _UNTRIED for f in findings):
+        why = "no attack was tried"
+    return f"Nothing can be concluded: {why}.{gate}"
 
 
 def _standing(result: Result, findings: Sequence[Finding]) -> str:
@@ -140,7 +143,7 @@ def _standing(result: Result, findings: Sequence[Finding]) -> str:
     settled = [f for f in ran if f.level != "inconclusive"]
     run = result.run
     return (
-        f"{len(settled)} of {len(findings)} attack cells gave a conclusive answer about "
+        f"{len(settled)} of {len(findings)} tests (one attack by one adversary each) gave an answer about "
         f"{clip(run.protocol)} with {run.clients} clients on {clip(run.dataset)}, "
         f"in one run of {run.rounds} rounds from one seed with the {clip(run.profile)} profile. "
         "The verdict speaks of these attacks on this run, not of other data, models or stronger attacks."
@@ -282,6 +285,13 @@ def _actions(result: Result, findings: Sequence[Finding], found: Sequence[FrontF
     open_cells = [f for f in findings if f.level in ("inconclusive", "failed")]
     if open_cells:
         yield Action(do=_rerun(result, open_cells), why="Until then treat each as a possible leak.")
+    if result.run.recording is not None and all(f.level in _UNTRIED for f in findings):
+        missing = [clip(rung.bring, 80) for rung in result.run.recording.ladder if not rung.there]
+        if missing:
+            yield Action(
+                do=f"Import the record again, and bring {missing[0]}.",
+                why="No attack could be tried. The table under Coverage says what else to bring.",
+            )
     if not found:
         yield Action(
             do="Claim no more than was measured: these attacks, this profile, this data.",
