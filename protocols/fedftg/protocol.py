@@ -116,7 +116,11 @@ class FedFTG(ModelUploads):
         losses: dict[str, float] = {}
         if self.config.iterations:
             total = counts.sum(0)
-            labels = total.float() if self.config.labels == "classes" and total.any() else torch.ones(self._classes)
+            labels = (
+                total.float()
+                if self.config.labels == "classes" and total.any()
+                else torch.ones(self._classes)
+            )
             by_class = self.config.ensemble == "classes"
             shares = class_shares(counts if by_class else torch.ones_like(counts))
             average, losses["server"] = self._server.fine_tune(t, average, models, shares, labels)

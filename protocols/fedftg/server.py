@@ -38,7 +38,12 @@ class Server:
         self._G.load_state_dict(dict(parameters))
 
     def fine_tune(
-        self, t: int, average: Parameters, uploads: Sequence[Mapping[str, Tensor]], shares: Tensor, labels: Tensor
+        self,
+        t: int,
+        average: Parameters,
+        uploads: Sequence[Mapping[str, Tensor]],
+        shares: Tensor,
+        labels: Tensor,
     ) -> tuple[Parameters, float]:
         """Return round t's model, from the average of the uploads, and the mean loss of its steps.
 
@@ -92,4 +97,6 @@ class Server:
             x = self._G(z, y)
             target = sum(w[:, None] * m(x).softmax(1) for m, w in zip(teachers, weights, strict=True))
         model.module.train()
-        return [model.step(soft_cross_entropy(model.module(x), target)) for _ in range(self._config.distill_steps)]
+        return [
+            model.step(soft_cross_entropy(model.module(x), target)) for _ in range(self._config.distill_steps)
+        ]

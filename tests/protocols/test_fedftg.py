@@ -34,10 +34,17 @@ def test_class_shares_sum_to_one_and_share_unknown_classes_equally() -> None:
 
 def test_the_losses_are_what_loops_over_samples_and_pairs_give() -> None:
     g = torch.Generator().manual_seed(0)
-    model, teacher, weight = torch.randn(4, 3, generator=g), torch.randn(4, 3, generator=g), torch.rand(4, generator=g)
+    model, teacher, weight = (
+        torch.randn(4, 3, generator=g),
+        torch.randn(4, 3, generator=g),
+        torch.rand(4, generator=g),
+    )
     y, target = torch.tensor([0, 2, 1, 1]), torch.rand(4, 3, generator=g)
     z, x = torch.randn(4, 5, generator=g), torch.rand(4, 1, 2, 2, generator=g)
-    apart = [sum(abs(float(model[i, c] - teacher[i, c])) for c in range(3)) / 3 * float(weight[i]) for i in range(4)]
+    apart = [
+        sum(abs(float(model[i, c] - teacher[i, c])) for c in range(3)) / 3 * float(weight[i])
+        for i in range(4)
+    ]
     assert float(disagreement(model, teacher, weight)) == pytest.approx(sum(apart) / 4, rel=1e-5)
     wrong = [float(weight[i]) * -float(model[i].log_softmax(0)[y[i]]) for i in range(4)]
     assert float(weighted_cross_entropy(model, y, weight)) == pytest.approx(sum(wrong) / 4, rel=1e-5)
@@ -52,7 +59,13 @@ def test_the_losses_are_what_loops_over_samples_and_pairs_give() -> None:
 
 @pytest.mark.parametrize(
     "change",
-    [{"ensemble": "uniform"}, {"labels": "uniform"}, {"iterations": 0}, {"diversity": 0.0}, {"recognised": 0.0}],
+    [
+        {"ensemble": "uniform"},
+        {"labels": "uniform"},
+        {"iterations": 0},
+        {"diversity": 0.0},
+        {"recognised": 0.0},
+    ],
 )
 def test_every_part_of_the_fine_tuning_changes_the_model(change: dict[str, Any], tmp_path: Any) -> None:
     base = {"local_steps": 2, "iterations": 2, "distill_batch_size": 50}
@@ -65,7 +78,9 @@ def test_every_part_of_the_fine_tuning_changes_the_model(change: dict[str, Any],
     assert any(not torch.equal(v, right[n]) for n, v in left.items())
 
 
-def by_hand(config: FedFTGConfig, setting: Any, average: Any, uploads: Any, counts: Tensor) -> dict[str, Tensor]:
+def by_hand(
+    config: FedFTGConfig, setting: Any, average: Any, uploads: Any, counts: Tensor
+) -> dict[str, Tensor]:
     """The authors' two loops, written with torch.optim alone; the generator and every draw are the server's own."""
     core = setting.trainers["server"]
     drawn = child(setting.seed, "fedftg", "generator")
@@ -75,7 +90,9 @@ def by_hand(config: FedFTGConfig, setting: Any, average: Any, uploads: Any, coun
     of_generator = torch.optim.Adam(G.parameters(), lr=config.generator_lr)
     drawn = child(setting.seed, "fedftg", "samples", 0)
     for _ in range(config.iterations):
-        y = torch.multinomial(counts.sum(0).float(), config.distill_batch_size, replacement=True, generator=drawn)
+        y = torch.multinomial(
+            counts.sum(0).float(), config.distill_batch_size, replacement=True, generator=drawn
+        )
         z = torch.randn(len(y), config.latent, generator=drawn)
         alpha = [(row / counts.sum(0))[y] for row in counts]
         for teacher, weight in zip(teachers, alpha, strict=True):
@@ -102,7 +119,9 @@ def test_the_fine_tuned_model_is_what_another_writing_of_it_gives(tmp_path: Any)
     params = {"local_steps": 2, "iterations": 2}
     tuned = run(tmp_path / "tuned", "fedftg", params, rounds=1)
     plain = run(tmp_path / "plain", "fedftg", {**params, "iterations": 0}, rounds=1)
-    uploads = [plain.tensors(m) for m in plain.messages if m.kind == "model_parameters" and m.sender != "server"]
+    uploads = [
+        plain.tensors(m) for m in plain.messages if m.kind == "model_parameters" and m.sender != "server"
+    ]
     counts = torch.stack([plain.tensors(m)["counts"] for m in plain.messages if m.kind == "class_counts"])
     made = by_hand(configured("fedftg", params, 1), plain.setting, plain.protocol.released(), uploads, counts)
     for name, stated in tuned.protocol.released().items():
@@ -113,7 +132,9 @@ def test_the_model_learns_the_ensemble_on_the_generated_samples(tmp_path: Any) -
     params = {"local_steps": 12, "lr": 1.0, "iterations": 1, "distill_steps": 40, "distill_lr": 0.1}
     ran = run(tmp_path / "a", "fedftg", params, rounds=1)
     first = run(tmp_path / "b", "fedftg", {**params, "distill_steps": 1}, rounds=1)
-    assert ran.rounds[0].losses["server"] < first.rounds[0].losses["server"], "the mean of 40 steps, and the first"
+    assert ran.rounds[0].losses["server"] < first.rounds[0].losses["server"], (
+        "the mean of 40 steps, and the first"
+    )
 
 
 def test_a_round_without_uploads_or_counts_goes_on(tmp_path: Any) -> None:
