@@ -87,6 +87,7 @@ def public(result: Result) -> tuple[Result, tuple[Finding, ...]]:
             "auditor_only": False,
             "withheld": WITHHELD,
             "class_table": None,
+            "class_names": (),
             "utility": _utility(result.utility),
             "exposure": tuple(e.model_copy(update={"bytes": two_digits(e.bytes)}) for e in result.exposure),
             "wire": tuple(w.model_copy(update={"bytes": two_digits(w.bytes)}) for w in result.wire),

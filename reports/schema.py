@@ -454,6 +454,7 @@ class Result(_Part):
     run: Run
     auditor_only: bool
     class_table: tuple[tuple[int, ...], ...] | None = None
+    class_names: tuple[str, ...] = ()
     utility: Utility
     exposure: tuple[Exposure, ...]
     wire: tuple[WireRow, ...]

@@ -90,6 +90,7 @@ def conclude(run: RunDirectory) -> dict[str, Any]:
         "auditor_only": True,
         "run": _run_card(run, manifest, silences),
         "class_table": None if "records" in plan.lacks else plan.splits.class_table.tolist(),
+        "class_names": list(plan.dataset.class_names),
         "utility": utility,
         "exposure": [row for p in seen for row in exposure(views[p].messages, p, private)],
         "views": contained(views.values(), oracles, spec.transport),

@@ -48,6 +48,7 @@ class Dataset:
         classes: number of classes C.
         provenance: one sentence: source, and licence if known.
         identities: (n,) int64, the person behind each image of `x`, negative if unknown; None without identities.
+        class_names: C names, for people to read; empty if the classes have none.
 
     Raises:
         DataError: a guarantee would not hold.
@@ -61,6 +62,7 @@ class Dataset:
     classes: int
     provenance: str
     identities: Tensor | None = None
+    class_names: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         _check(self.x, self.y, self.classes, self.name)
@@ -138,6 +140,7 @@ def load_dataset(spec: DatasetSpec, stream: SecretStream) -> Dataset:
         classes=raw.classes,
         provenance=raw.provenance,
         identities=raw.identities,
+        class_names=raw.class_names,
     )
 
 

@@ -220,6 +220,8 @@ def read_folder(folder: Path, image_size: int | None) -> RawData:
     dot, files that operating systems leave (`Thumbs.db`, `desktop.ini`, `__MACOSX`), and files outside the sub-folders,
     are ignored; every other file in a sub-folder must be an image of 8 bits a channel.
 
+    The folders' names are the classes' names; what a name cannot show is "?".
+
     Args:
         folder: the dataset's folder.
         image_size: the side to which every image is fitted; None requires one size for all.
@@ -250,6 +252,7 @@ def read_folder(folder: Path, image_size: int | None) -> RawData:
         y=torch.tensor(labels),
         classes=len(kinds),
         provenance=f"The user's folder {folder.name}; licence not stated in it.",
+        class_names=tuple("".join(c if c.isprintable() else "?" for c in kind.name) for kind in kinds),
     )
 
 

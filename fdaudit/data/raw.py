@@ -19,7 +19,8 @@ __all__ = ["RawData", "as_identities", "as_images", "as_labels", "class_total", 
 class RawData:
     """Records as stored: images (n, c, h, w), uint8 or float32 in [0, 1]; labels int64, (n,) or (n, C).
 
-    `identities` (n,) int64 give the person behind each record of `x`, if known.
+    `identities` (n,) int64 give the person behind each record of `x`, if known. `class_names` may name
+    the classes.
     """
 
     x: Tensor
@@ -29,6 +30,7 @@ class RawData:
     classes: int
     provenance: str
     identities: Tensor | None = None
+    class_names: tuple[str, ...] = ()
 
 
 def as_identities(array: NDArray[Any], n: int, field: str, what: str) -> Tensor:

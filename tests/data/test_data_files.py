@@ -351,3 +351,10 @@ def test_medmnist_files(file, shape, classes):
     assert data.input_shape == shape
     assert data.classes == classes
     assert data.test_x is not None
+
+
+def test_folders_names_are_the_classes_names(tmp_path):
+    root = write_folder(tmp_path / "images")
+    (root / "cats").rename(root / "big\ncats")
+    assert load(name=f"folder:{root}").class_names == ("big?cats", "dogs")
+    assert load(name="digits").class_names == ()

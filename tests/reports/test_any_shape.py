@@ -158,3 +158,18 @@ def test_a_remedy_is_one_text_on_a_phone(browser: Browser, report: Path) -> None
     browser.open(report, 390)
     parts = "return [...document.querySelectorAll('.findings td[data-label=Remedy]')].map(e => e.childNodes.length)"
     assert set(browser.run(parts)) == {1}
+
+
+def test_class_names_stand_beside_their_numbers_and_in_no_public_page() -> None:
+    raw = of_classes(3) | {"class_names": ["adipose tissue", "<b>x</b>", "y" * 80]}
+    for cell in raw["cells"]:
+        for target in cell["targets"]:
+            for image in target.get("images") or ():
+                image |= {"true_label": 1, "guessed_label": 0}
+    page = render_report(raw, FIXTURES, {})
+    assert "<li>0 <b>adipose tissue</b></li>" in page
+    assert "<li>1 <b>&lt;b&gt;x&lt;/b&gt;</b></li>" in page
+    assert f"<b>{'y' * 60}… (+20 characters)</b>" in page
+    assert "class 1 (&lt;b&gt;x&lt;/b&gt;), guessed 0 (adipose tissue)" in page
+    public = render_report(raw, FIXTURES, {}, public=True)
+    assert "adipose" not in public
