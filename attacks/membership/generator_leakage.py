@@ -8,10 +8,11 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from fdaudit.adversary.forms import forms_of
 from fdaudit.config import Config
-from fdaudit.models.conditional import build_conditional
-from fdaudit.rng import child
 from fdaudit.types import Applicability, AttackTask, Membership
+
+from .._reading import reads_forms
 
 if TYPE_CHECKING:
     from fdaudit.adversary.knowledge import Knowledge
@@ -34,6 +35,7 @@ class GeneratorLeakageConfig(Config):
     """Space of distances: pixels, a task encoder's features, or the mean of both in standard scores."""
 
 
+@reads_forms
 class GeneratorLeakage:
     """Scores a candidate by its distance to generated samples.
 
@@ -69,9 +71,13 @@ class GeneratorLeakage:
             return Applicability(False, "no challenge was issued for the victims")
         if self.config.space != "pixels" and knowledge.encode is None:
             return Applicability(False, "no feature extractor is known; space: pixels needs none")
-        if _kept(view, "generated_samples") or _kept(view, "generator_parameters"):
+        if _kept(view, "generated_samples") or _generators(view, knowledge):
             return Applicability(True)
-        return Applicability(False, "neither a generator nor generated samples are in view")
+        if knowledge.generator is not None and knowledge.generator.makes != "images":
+            return Applicability(
+                False, f"the generator in view makes {knowledge.generator.makes}, not images"
+            )
+        return Applicability(False, "neither a generator that can be built nor generated samples are in view")
 
     def run(
         self, view: View, knowledge: Knowledge, task: AttackTask, generator: torch.Generator
@@ -80,19 +86,17 @@ class GeneratorLeakage:
         found = []
         for name, challenge in task.challenges.items():
             x = challenge.x
-            made = self._generated(view, name, (x.shape[1], x.shape[2], x.shape[3]), generator)
+            made = self._generated(view, knowledge, name, generator)
             scores = self._scores(x, made, knowledge)
             found.append(Membership(target=name, scores=scores, generated=made))
         return tuple(found)
 
-    def _generated(
-        self, view: View, client: str, shape: tuple[int, int, int], generator: torch.Generator
-    ) -> Tensor:
+    def _generated(self, view: View, knowledge: Knowledge, client: str, generator: torch.Generator) -> Tensor:
         """Return samples (k, c, h, w) of the victim's generator, of the shared one, or from the record."""
-        mine = [m for m in _kept(view, "generator_parameters") if m.sender == client]
-        sent = mine or [m for m in _kept(view, "generator_parameters") if m.sender == "server"]
-        if sent:
-            return _drawn(view.tensors(sent[-1]), self.config.samples, shape, generator)
+        known = _generators(view, knowledge)
+        sent = [m for m in known if m.sender == client] or [m for m in known if m.sender == "server"]
+        if sent and knowledge.generator is not None:
+            return knowledge.generator.drawn(view.tensors(sent[-1]), self.config.samples, generator, _BATCH)
         parts, left = list[Tensor](), self.config.samples
         for message in reversed(_kept(view, "generated_samples")):
             if left <= 0:
@@ -152,16 +156,9 @@ def _kept(view: View, kind: str) -> tuple[Message, ...]:
     return tuple(m for m in view.select(kind=kind) if m.payload is not None)
 
 
-def _drawn(
-    parameters: dict[str, Tensor], count: int, shape: tuple[int, int, int], generator: torch.Generator
-) -> Tensor:
-    """Draw `count` samples (n, c, h, w) of a conditional generator, with all classes equally likely."""
-    width, latent = parameters["of_noise.weight"].shape
-    classes = parameters["of_class.weight"].shape[1]
-    module = build_conditional(child(0, "generator-leakage"), latent, width, shape, classes).eval()
-    module.load_state_dict(parameters)
-    y = torch.arange(count) % classes
-    with torch.no_grad():
-        return torch.cat(
-            [module(torch.randn(len(p), latent, generator=generator), p) for p in y.split(_BATCH)]
-        )
+def _generators(view: View, knowledge: Knowledge) -> tuple[Message, ...]:
+    """Return the messages with a generator of images that can be built as the protocol declares it."""
+    if knowledge.generator is None or knowledge.generator.makes != "images":
+        return ()
+    forms = forms_of(knowledge)
+    return tuple(m for m in _kept(view, "generator_parameters") if not forms.misfit(m))

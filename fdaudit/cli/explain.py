@@ -14,7 +14,7 @@ from typing import Any
 from fdaudit import attacks, defenses, protocols
 from fdaudit.errors import UsageError, nearest
 from fdaudit.registry import IMPORT, room_of
-from fdaudit.types import KINDS, ONLY_SINGLE_LABEL
+from fdaudit.types import KINDS, ONLY_SINGLE_LABEL, OWN_KIND
 
 __all__ = ["Section", "Sight", "card", "sections", "sights", "text", "when"]
 
@@ -86,7 +86,7 @@ def sights(found: Mapping[str, Any]) -> tuple[Sight, ...]:
     Messages that depend on a setting count as sent. An eavesdropper hears every message that leaves its sender, unless
     the transport is encrypted. A client sees what it sent and received itself, not what other clients did.
     """
-    sent = [(m["kind"], m["from"], _receivers(m)) for m in found["messages"]]
+    sent = [(m["kind"], m["from"], _receivers(m)) for m in found.get("messages", ())]
     seen = [
         Sight(
             position="each client" if role == "client" else role,
@@ -203,7 +203,9 @@ def text(found: dict[str, Any]) -> str:
     """Return the card as text for a terminal."""
     lines = [f"{found['name']} ({found['room']})", "", found["doc"].strip(), ""]
     if found["room"] == "protocol":
-        lines += ["Messages", *map(_message, found["messages"] or [{}]), ""]
+        undeclared = ["  found in a rehearsal before each run: the class declares none"]
+        declared = [*map(_message, found["messages"] or [{}])] if "messages" in found else undeclared
+        lines += ["Messages", *declared, ""]
         for section in sections(found):
             lines += [section.title, *(f"  {item}" for item in section.items), ""]
         # A protocol's own defences depend on its settings, which only its code knows; the docs page has run it.
@@ -219,7 +221,7 @@ def _message(message: Mapping[str, Any]) -> str:
         return "  none"
     head = f"  {message['from']} -> {message['to']}: {message['kind']} ({message['what']})"
     only = f"\n      only with {when(message)}" if when(message) else ""
-    return f"{head}\n      {KINDS[message['kind']]}{only}"
+    return f"{head}\n      {KINDS.get(message['kind'], OWN_KIND)}{only}"
 
 
 def when(message: Mapping[str, Any], mark: str = "") -> str:

@@ -131,6 +131,7 @@ def known(
         public=public if len(public) else None,
         initial=plan.initial_seed,
         classes=plan.dataset.classes,
+        generator=plan.generator,
         rehearse=rehearsal,
         task=plan.dataset.task,
     )

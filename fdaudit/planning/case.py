@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from fdaudit.federation.networks import Networks
     from fdaudit.federation.protocol import Common, FederatedProtocol, ProtocolConfig
     from fdaudit.models import Architecture
+    from fdaudit.models.declared import GeneratorCard
     from fdaudit.spec.card import Claim
     from fdaudit.spec.schema import Spec
     from fdaudit.storage.vault import Secrets
@@ -172,6 +173,11 @@ class Case(Protocol):
     @property
     def architecture(self) -> Architecture:
         """Return the network of the server and of every client without its own."""
+        ...
+
+    @property
+    def generator(self) -> GeneratorCard | None:
+        """Return the generator that the protocol declares; None without one."""
         ...
 
     @property

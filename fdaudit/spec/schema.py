@@ -14,7 +14,7 @@ from fdaudit.limits import MOST_CANDIDATES, MOST_CLIENTS, MOST_QUERIES, MOST_TEX
 from fdaudit.spec.documents import read_yaml
 from fdaudit.spec.privacy import CanarySpec, PresetSpec, PrivacySpec
 from fdaudit.storage.digests import canonical
-from fdaudit.types import KINDS
+from fdaudit.types import KINDS, is_kind
 
 __all__ = [
     "AttackSpec",
@@ -186,7 +186,7 @@ class DefenseEntry(Config):
         if self.kind is None:
             problem, remedy = "is missing", "Name the kind of message, or set at to 'training'."
             raise SpecError("defenses.kind", None, problem, remedy)
-        if self.kind not in KINDS:
+        if not is_kind(self.kind):
             raise SpecError("defenses.kind", self.kind, "is not a message kind", nearest(self.kind, KINDS))
         return self
 
