@@ -10,9 +10,11 @@ from torch import Tensor
 
 from fdaudit.adversary.forms import forms_of
 from fdaudit.config import Config
+from fdaudit.models.conditional import shared_network
 from fdaudit.types import Applicability, AttackTask, Membership
 
 from .._reading import reads_forms
+from .._target_model import shared_model
 
 if TYPE_CHECKING:
     from fdaudit.adversary.knowledge import Knowledge
@@ -44,7 +46,7 @@ class GeneratorLeakage:
     within ε. ε is the median over candidates of the distance to the nearest sample. Each sample counts by its nearness
     (Hilprecht 2019, Eq. 4 and the median heuristic). The nearest sample breaks ties. A realistic generator is near
     every image, so only the difference between members and non-members counts, here and in the figures of the generated
-    sets.
+    sets. A generator of features is compared with the candidates' features in the last shared model.
     """
 
     name: ClassVar[str] = "generator-leakage"
@@ -73,16 +75,19 @@ class GeneratorLeakage:
             return Applicability(False, "no feature extractor is known; space: pixels needs none")
         if _kept(view, "generated_samples") or _generators(view, knowledge):
             return Applicability(True)
-        if knowledge.generator is not None and knowledge.generator.makes != "images":
-            return Applicability(
-                False, f"the generator in view makes {knowledge.generator.makes}, not images"
-            )
+        if _generators(view, knowledge, "features"):
+            if knowledge.train is None or shared_model(view) is None:
+                reason = "the generator in view makes features, and no model in view tells which of an image"
+                return Applicability(False, reason)
+            return Applicability(True)
         return Applicability(False, "neither a generator that can be built nor generated samples are in view")
 
     def run(
         self, view: View, knowledge: Knowledge, task: AttackTask, generator: torch.Generator
     ) -> tuple[Membership, ...]:
         """Return one `Membership` for each challenge, with the generated samples (k, c, h, w) behind it."""
+        if not _kept(view, "generated_samples") and not _generators(view, knowledge):
+            return self._in_features(view, knowledge, task, generator)
         found = []
         for name, challenge in task.challenges.items():
             x = challenge.x
@@ -104,6 +109,24 @@ class GeneratorLeakage:
             parts.append(view.tensors(message)["samples"].float().cpu()[:left])
             left -= len(parts[-1])
         return torch.cat(parts)
+
+    def _in_features(
+        self, view: View, knowledge: Knowledge, task: AttackTask, generator: torch.Generator
+    ) -> tuple[Membership, ...]:
+        """Return the scores of a generator of features: near which of them the shared model puts a candidate."""
+        model, card, train = shared_model(view), knowledge.generator, knowledge.train
+        sent = _generators(view, knowledge, "features")
+        if model is None or card is None or train is None:
+            raise ValueError("generator-leakage: run on a view to which it does not apply: no model.")
+        made = card.drawn(view.tensors(sent[-1]), self.config.samples, generator, _BATCH).flatten(1)
+        module = shared_network(train.network(view.tensors(model))).eval()
+        found = []
+        for name, challenge in task.challenges.items():
+            with torch.no_grad():
+                parts = [module.features(p.to(train.device)).cpu() for p in challenge.x.split(_BATCH)]
+            scores = proximity(torch.cat(parts).flatten(1), made, self.config.rule)
+            found.append(Membership(target=name, scores=scores))
+        return tuple(found)
 
     def _scores(self, x: Tensor, made: Tensor, knowledge: Knowledge) -> Tensor:
         """Return scores (n,), higher if samples are nearer."""
@@ -156,9 +179,9 @@ def _kept(view: View, kind: str) -> tuple[Message, ...]:
     return tuple(m for m in view.select(kind=kind) if m.payload is not None)
 
 
-def _generators(view: View, knowledge: Knowledge) -> tuple[Message, ...]:
-    """Return the messages with a generator of images that can be built as the protocol declares it."""
-    if knowledge.generator is None or knowledge.generator.makes != "images":
+def _generators(view: View, knowledge: Knowledge, makes: str = "images") -> tuple[Message, ...]:
+    """Return the messages with a generator of images or features that can be built as the protocol declares it."""
+    if knowledge.generator is None or knowledge.generator.makes != makes:
         return ()
     forms = forms_of(knowledge)
     return tuple(m for m in _kept(view, "generator_parameters") if not forms.misfit(m))

@@ -84,6 +84,7 @@ def conclude(run: RunDirectory) -> dict[str, Any]:
     messages = read_log(path / "transcript").messages
     private = derived_from_data(plan.charged(messages))
     utility = _utility(path, plan) if plan.origin == "simulation" else {"curve": [], "final": []}
+    forms = plan.forms
     views, oracles = {p: stage.view(p) for p in seen}, accesses(plan)
     value = {
         "schema": SCHEMA,
@@ -91,8 +92,8 @@ def conclude(run: RunDirectory) -> dict[str, Any]:
         "run": _run_card(run, manifest, silences),
         "class_table": None if "records" in plan.lacks else plan.splits.class_table.tolist(),
         "utility": utility,
-        "exposure": [row for p in seen for row in exposure(views[p].messages, p, private)],
-        "views": contained(views.values(), oracles, spec.transport),
+        "exposure": [row for p in seen for row in exposure(views[p].messages, p, private, forms.misfit)],
+        "views": contained(views.values(), oracles, spec.transport, forms),
         "wire": [
             {"kind": w.kind, "sender_role": w.sender, "messages": w.messages, "bytes": w.bytes}
             for w in bytes_on_wire(messages)

@@ -32,7 +32,16 @@ if TYPE_CHECKING:
 
     from fdaudit.planning.case import Case
 
-__all__ = ["Assumption", "assumptions", "by_classes", "known", "merged", "others", "shared", "shifted"]
+__all__ = [
+    "Assumption",
+    "assumptions",
+    "by_classes",
+    "known",
+    "merged",
+    "others",
+    "shared",
+    "shifted",
+]
 
 _LEAST = 2
 """Fewest usable records: no prior can be made of fewer."""

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from fdaudit.adversary.attack_plan import AttackPlan
+    from fdaudit.adversary.forms import Forms
     from fdaudit.data import Dataset, Splits
     from fdaudit.federation.networks import Networks
     from fdaudit.federation.protocol import Common, FederatedProtocol, ProtocolConfig
@@ -173,6 +174,11 @@ class Case(Protocol):
     @property
     def architecture(self) -> Architecture:
         """Return the network of the server and of every client without its own."""
+        ...
+
+    @property
+    def forms(self) -> Forms:
+        """Return the form of the messages that attacks can read."""
         ...
 
     @property

@@ -11,6 +11,7 @@ import torch
 
 from fdaudit import defenses, protocols
 from fdaudit.adversary.attack_plan import AttackPlan
+from fdaudit.adversary.forms import Forms
 from fdaudit.adversary.view import members_of
 from fdaudit.config import validate
 from fdaudit.data import Dataset, Splits, insert_canaries, load_dataset, make_splits, test_xy
@@ -186,6 +187,12 @@ class Plan:
         width = feature_width(module.extractor, shape) if isinstance(module, Network) else 0
         settings = self.protocol_config.model_dump(mode="json")
         return generator_card(declared, settings, input_shape=shape, classes=classes, features=width)
+
+    @cached_property
+    def forms(self) -> Forms:
+        """Return the form of the messages that attacks can read."""
+        known = None if "architecture" in self.lacks else self.architecture
+        return Forms(architecture=known, classes=self.dataset.classes, generator=self.generator)
 
     @property
     def outages(self) -> tuple[Outage, ...]:
