@@ -43,14 +43,15 @@ REQUIRED: Mapping[str, Mapping[str, str]] = {
 }
 """The literal attributes that a class of each entry-point group must have, with their types in words."""
 _OPTIONAL: Mapping[str, Mapping[str, str]] = {
-    "fdaudit.attacks": {"oracle": "text or None", "tasks": _TEXTS, "control": "a mapping"},
+    "fdaudit.attacks": {"oracle": "text or None", "tasks": _TEXTS, "control": "a mapping", "page": "text"},
     "fdaudit.protocols": {
         **dict.fromkeys(("roles_when", "privacy", "trains", "generator"), "a mapping"),
         "messages": _RECORDS,
+        "page": "text",
         "tasks": _TEXTS,
     },
     "fdaudit.defenses": {
-        **dict.fromkeys(("source", "protects", "at", "makes"), "text"),
+        **dict.fromkeys(("source", "protects", "at", "makes", "page"), "text"),
         "accepts": _TEXTS,
         "fixed_size": "true or false",
     },
@@ -275,6 +276,22 @@ class Registry(Generic[T_co]):
         if not name.startswith(IMPORT):
             return ()
         return (hashlib.sha256(_source(self.target(name).partition(":")[0])[1].encode()).hexdigest(),)
+
+    def place(self, name: str) -> tuple[str, int, str]:
+        """Return the file of a class, the line where it begins, and the file's text; import nothing.
+
+        Raises:
+            SpecError: the name is unknown, or the file cannot be read.
+        """
+        target = self.target(name, "NAME")
+        module, _, attribute = target.partition(":")
+        try:
+            path, source = _source(module)
+            body = ast.parse(source).body
+        except (FdauditError, OSError, SyntaxError, UnicodeDecodeError) as error:
+            raise _refusal(self.group, name, target, f"cannot be read ({error})") from error
+        lines = (n.lineno for n in body if isinstance(n, ast.ClassDef) and n.name == attribute)
+        return path, next(lines, 1), source
 
     def owns(self, name: str) -> bool:
         """Return whether a name is fdaudit's own and not an installed package's."""

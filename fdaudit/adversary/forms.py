@@ -11,7 +11,7 @@ Guarantees:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -75,6 +75,21 @@ class Forms:
         if key not in self._known:
             self._known[key] = self._misfit(message.kind, _shapes(message))
         return self._known[key]
+
+    def unread_in(self, messages: Sequence[Message]) -> Callable[[Message], str]:
+        """Return why attacks on these messages do not read one of them, or an empty text, as a function of it.
+
+        A generator of features is read beside a whole model only: nothing else tells which features an image has.
+        """
+        whole = any(m.kind == "model_parameters" and not self.misfit(m) for m in messages)
+        alone = self.generator is not None and self.generator.makes == "features" and not whole
+
+        def unread(message: Message) -> str:
+            if alone and message.kind == "generator_parameters":
+                return self.misfit(message) or "it makes features, and no whole model is in view"
+            return self.misfit(message)
+
+        return unread
 
     def _misfit(self, kind: str, found: Shapes) -> str:
         if kind not in KINDS:

@@ -86,13 +86,18 @@ def conclude(run: RunDirectory) -> dict[str, Any]:
     utility = _utility(path, plan) if plan.origin == "simulation" else {"curve": [], "final": []}
     forms = plan.forms
     views, oracles = {p: stage.view(p) for p in seen}, accesses(plan)
+
+    def told(party: str) -> list[dict[str, Any]]:
+        seen = views[party].messages
+        return exposure(seen, party, private, forms.unread_in(seen))
+
     value = {
         "schema": SCHEMA,
         "auditor_only": True,
         "run": _run_card(run, manifest, silences),
         "class_table": None if "records" in plan.lacks else plan.splits.class_table.tolist(),
         "utility": utility,
-        "exposure": [row for p in seen for row in exposure(views[p].messages, p, private, forms.misfit)],
+        "exposure": [row for p in seen for row in told(p)],
         "views": contained(views.values(), oracles, spec.transport, forms),
         "wire": [
             {"kind": w.kind, "sender_role": w.sender, "messages": w.messages, "bytes": w.bytes}
