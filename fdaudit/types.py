@@ -50,8 +50,8 @@ Goal = Literal["reconstruction", "membership", "label-distribution", "model-extr
 Task = Literal["single-label", "multi-label"]
 Design = Literal["matched-pairs", "coin-flips", "observational"]
 """How membership was decided: a fair coin for each pair or each record, or not by coins."""
-Trained = Literal["model", "discriminator"]
-"""The network that a client trains on its own records."""
+Trained = str
+"""The network that a client trains on its own records: `model`, `discriminator`, or another that a protocol names."""
 
 ONLY_SINGLE_LABEL: tuple[str, ...] = ("single-label",)
 """The tasks of a protocol or an attack that declares none."""

@@ -131,25 +131,28 @@ class Forms:
     # -- networks -------------------------------------------------------------------------------------------
 
     @cached_property
-    def _network(self) -> tuple[Shapes, Shapes, int]:
-        """Return the shapes of a whole model's parameters, of all its tensors, and its number of features or 0."""
+    def _width(self) -> int:
+        """Return the number of features of the audited network; 0 if it has no extractor."""
         if self.architecture is None:
-            return {}, {}, 0
+            return 0
         module = self.architecture.build(torch.Generator().manual_seed(0)).eval()
-        needed: Shapes = {n: tuple(p.shape) for n, p in module.named_parameters()}
-        named: Shapes = {n: tuple(t.shape) for n, t in module.state_dict().items() if not is_counter(n)}
-        width = (
-            feature_width(module.extractor, self.architecture.input_shape)
-            if isinstance(module, Network)
-            else 0
-        )
-        return needed, named, width
+        if not isinstance(module, Network):
+            return 0
+        return feature_width(module.extractor, self.architecture.input_shape)
+
+    @cached_property
+    def _shapes(self) -> tuple[dict[str, tuple[int, ...]], dict[str, tuple[int, ...]]]:
+        """Return the shapes of a whole model's parameters, and of all its tensors."""
+        if self.architecture is None:
+            return {}, {}
+        named = self.architecture.tensor_shapes
+        return self.architecture.parameter_shapes, {n: s for n, s in named.items() if not is_counter(n)}
 
     def _no_model(self, kind: str, found: Shapes) -> str:
         """Return why tensors are not a whole model of the audited network; empty if they are."""
         if self.architecture is None:
             return ""
-        needed, named, _ = self._network
+        needed, named = self._shapes
         found = {n: shape for n, shape in found.items() if not is_counter(n)}
         whole = f"a whole {self.architecture.name}"
         if lacking := [n for n in needed if n not in found]:
@@ -165,7 +168,7 @@ class Forms:
         """Return why tensors are not one layer over the features of the audited network; empty if they are."""
         if self.architecture is None:
             return ""
-        width = self._network[2]
+        width = self._width
         if not width:
             return "the audited network has no extractor whose features a discriminator could judge"
         wanted: Shapes = {"bias": (1,), "weight": (1, width)}

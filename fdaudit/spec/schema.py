@@ -163,8 +163,8 @@ class DefenseEntry(Config):
     """The kind of messages; the sender must send it under the protocol's settings. Only for `at: message`."""
     sender: Literal["client", "server", "aggregator"] = "client"
     """The role on whose side the defence acts; at training it is the client."""
-    of: Literal["model", "discriminator"] | None = None
-    """The network whose training is defended. Default: the model. Only for `at: training`."""
+    of: Text | None = None
+    """The network whose training is defended, of those that the protocol trains. Default: the model. For training only."""
     name: Text
     """A known defence; `fdaudit list` names them."""
     params: Params = Field(default_factory=dict)
