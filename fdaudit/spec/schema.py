@@ -164,7 +164,7 @@ class DefenseEntry(Config):
     sender: Literal["client", "server", "aggregator"] = "client"
     """The role on whose side the defence acts; at training it is the client."""
     of: Text | None = None
-    """The network whose training is defended, of those that the protocol trains. Default: the model. For training only."""
+    """The network whose training is defended. Default: the model. Only for `at: training`."""
     name: Text
     """A known defence; `fdaudit list` names them."""
     params: Params = Field(default_factory=dict)
