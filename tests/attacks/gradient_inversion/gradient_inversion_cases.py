@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from fdaudit.adversary.knowledge import Knowledge
 from fdaudit.adversary.view import View
 from fdaudit.transcript.messages import Message
-from fdaudit.types import AttackTask
+from fdaudit.types import AttackTask, TensorInfo
 
 
 @pytest.fixture(autouse=True)
@@ -208,7 +208,16 @@ def world(
     def send(sender: str, receivers: tuple[str, ...], kind: str, values: dict[str, Tensor]) -> None:
         seq = len(messages)
         messages.append(
-            Message(seq=seq, round=0, step=0, sender=sender, receivers=receivers, kind=kind, payload=payload)
+            Message(
+                seq=seq,
+                round=0,
+                step=0,
+                sender=sender,
+                receivers=receivers,
+                kind=kind,
+                tensors={n: TensorInfo("F32", tuple(t.shape)) for n, t in values.items()},
+                payload=payload,
+            )
         )
         payloads[seq] = values
 
