@@ -175,8 +175,18 @@ class MemoryArchitecture:
     def described(self) -> dict[str, Any]:
         return {"name": self.make.__name__, "input_shape": list(self.input_shape)}
 
+    name = "network in memory"
+
     def build(self, generator: torch.Generator) -> nn.Module:
         return self.make(self.input_shape[1], generator)
+
+    @property
+    def parameter_shapes(self) -> dict[str, tuple[int, ...]]:
+        return {n: tuple(p.shape) for n, p in self.build(torch.Generator()).named_parameters()}
+
+    @property
+    def tensor_shapes(self) -> dict[str, tuple[int, ...]]:
+        return {n: tuple(t.shape) for n, t in self.build(torch.Generator()).state_dict().items()}
 
 
 def world(
