@@ -10,6 +10,7 @@ from pydantic import Field
 from fdaudit.config import Config
 from fdaudit.types import Applicability, AttackTask, Membership
 
+from ._reading import reads_forms
 from ._target_model import answerable, asked, log_likelihood
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ class LossThresholdConfig(Config):
     """Smallest probability before the logarithm."""
 
 
+@reads_forms
 class LossThreshold:
     """Scores a candidate by minus its (binary) cross-entropy loss under the most revealing model.
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar, get_args
 
 from fdaudit.errors import FdauditError, SpecError, nearest, plugin_line
-from fdaudit.types import KINDS, Goal
+from fdaudit.types import KINDS, Goal, is_kind
 
 __all__ = ["IMPORT", "METHODS", "REQUIRED", "Registry", "loaded", "room_of"]
 
@@ -36,7 +36,7 @@ REQUIRED: Mapping[str, Mapping[str, str]] = {
     "fdaudit.protocols": {
         **dict.fromkeys(("name", "source"), "text"),
         **dict.fromkeys(("roles", "trust", "deviations", "withholdable"), _TEXTS),
-        **dict.fromkeys(("messages", "oracles"), _RECORDS),
+        "oracles": _RECORDS,
         **dict.fromkeys(("pools_data", "heterogeneous", "needs_public"), "true or false"),
     },
     "fdaudit.defenses": {"name": "text"},
@@ -48,13 +48,16 @@ _OPTIONAL: Mapping[str, Mapping[str, str]] = {
         "tasks": _TEXTS,
         "control": "a mapping",
         "work": "a mapping",
+        "page": "text",
     },
     "fdaudit.protocols": {
-        **dict.fromkeys(("roles_when", "privacy", "trains"), "a mapping"),
+        **dict.fromkeys(("roles_when", "privacy", "trains", "generator"), "a mapping"),
+        "messages": _RECORDS,
+        "page": "text",
         "tasks": _TEXTS,
     },
     "fdaudit.defenses": {
-        **dict.fromkeys(("source", "protects", "at", "makes"), "text"),
+        **dict.fromkeys(("source", "protects", "at", "makes", "page"), "text"),
         "accepts": _TEXTS,
         "fixed_size": "true or false",
     },
@@ -155,15 +158,13 @@ def _wrong_word(group: str, members: Mapping[str, Any]) -> str:
         return f"has no settings in profiles for {', '.join(missing)}" if missing else ""
     if group == "fdaudit.protocols":
         for attribute, keys in (("messages", {"kind", "from", "to"}), ("oracles", {"name", "available_to"})):
-            for record in members[attribute]:
+            for record in members.get(attribute, ()):
                 if missing := sorted(keys - record.keys()):
                     return f"has an entry of {attribute} without {', '.join(missing)}"
-        unknown = [m["kind"] for m in members["messages"] if m["kind"] not in KINDS]
-        return (
-            f"has messages of the unknown kind {unknown[0]!r}. {nearest(unknown[0], KINDS)}"
-            if unknown
-            else ""
-        )
+        unknown = [m["kind"] for m in members.get("messages", ()) if not is_kind(m["kind"])]
+        if unknown:
+            problem = f"has messages of the unknown kind {unknown[0]!r}"
+            return f"{problem}. Give it a namespace, as in acme/bank. {nearest(unknown[0], KINDS)}"
     return ""
 
 
@@ -282,6 +283,22 @@ class Registry(Generic[T_co]):
             return ()
         return (hashlib.sha256(_source(self.target(name).partition(":")[0])[1].encode()).hexdigest(),)
 
+    def place(self, name: str) -> tuple[str, int, str]:
+        """Return the file of a class, the line where it begins, and the file's text; import nothing.
+
+        Raises:
+            SpecError: the name is unknown, or the file cannot be read.
+        """
+        target = self.target(name, "NAME")
+        module, _, attribute = target.partition(":")
+        try:
+            path, source = _source(module)
+            body = ast.parse(source).body
+        except (FdauditError, OSError, SyntaxError, UnicodeDecodeError) as error:
+            raise _refusal(self.group, name, target, f"cannot be read ({error})") from error
+        lines = (n.lineno for n in body if isinstance(n, ast.ClassDef) and n.name == attribute)
+        return path, next(lines, 1), source
+
     def owns(self, name: str) -> bool:
         """Return whether a name is fdaudit's own and not an installed package's."""
         return name in self._own
@@ -295,7 +312,7 @@ class Registry(Generic[T_co]):
         target = self.target(name, field)
         module, _, attribute = target.partition(":")
         try:
-            doc, members, whole = _described(_source(module)[1], attribute)
+            doc, members, whole = _described(module, _source(module)[1], attribute)
         except (FdauditError, OSError, SyntaxError, UnicodeDecodeError, KeyError) as error:
             raise _refusal(self.group, name, target, f"cannot be read ({error})") from error
         if self.group in REQUIRED:
@@ -320,28 +337,54 @@ def room_of(name: str) -> str:
     """Return the entry-point group that a class named by `import:` seems made for, by what it declares."""
     module, _, attribute = _import_target(name, "NAME").partition(":")
     try:
-        members = _described(_source(module)[1], attribute)[1]
+        members = _described(module, _source(module)[1], attribute)[1]
     except (FdauditError, OSError, SyntaxError, UnicodeDecodeError, KeyError) as error:
         raise SpecError("NAME", name, f"cannot be read ({error})", "Name a class in a Python file.") from None
     if "goal" in members:
         return "fdaudit.attacks"
-    return "fdaudit.protocols" if "messages" in members else "fdaudit.defenses"
+    return "fdaudit.protocols" if {"messages", "rounds"} & members.keys() else "fdaudit.defenses"
 
 
 @cache
-def _described(source: str, name: str) -> tuple[str, dict[str, Any], bool]:
-    """Return a class's docstring, its members and those it inherits within its module, and whether these are all."""
-    classes = {node.name: node for node in ast.parse(source).body if isinstance(node, ast.ClassDef)}
+def _described(module: str, source: str, name: str) -> tuple[str, dict[str, Any], bool]:
+    """Return a class's docstring, its members with those it inherits, and whether these are all.
+
+    Bases are followed into other modules by their `from … import`, without running code.
+    """
+    tree = ast.parse(source)
+    classes = {node.name: node for node in tree.body if isinstance(node, ast.ClassDef)}
     members: dict[str, Any] = {}
     whole = True
-    for base in classes[name].bases:
-        if isinstance(base, ast.Name) and base.id in classes:
-            members |= _members(classes[base.id])
-            whole = whole and not classes[base.id].bases
-        else:
-            whole = False
+    for base in reversed(classes[name].bases):
+        inherited = None
+        if isinstance(base, ast.Name):
+            inherited = _inherited(module, source, base.id)
+        whole = whole and inherited is not None and inherited[1]
+        members |= inherited[0] if inherited else {}
     members |= _members(classes[name])
     return ast.get_docstring(classes[name]) or "", members, whole
+
+
+def _inherited(module: str, source: str, name: str) -> tuple[dict[str, Any], bool] | None:
+    """Return the members of a base class, here or where it is imported from; None if its source is not found."""
+    tree = ast.parse(source)
+    if any(isinstance(node, ast.ClassDef) and node.name == name for node in tree.body):
+        return _described(module, source, name)[1:]
+    for node in tree.body:
+        if not isinstance(node, ast.ImportFrom):
+            continue
+        original = next((a.name for a in node.names if name == (a.asname or a.name)), None)
+        if original is None:
+            continue
+        package = module.split(".")[: -node.level] if node.level else []
+        place = ".".join([*package, *(node.module.split(".") if node.module else [])])
+        if place.partition(".")[0] in sys.stdlib_module_names:
+            return None
+        try:
+            return _inherited(place, _source(place)[1], original)
+        except (FdauditError, OSError, SyntaxError, UnicodeDecodeError):
+            return None
+    return None
 
 
 def _source(module: str) -> tuple[str, str]:
@@ -384,8 +427,10 @@ def _members(node: ast.ClassDef) -> dict[str, Any]:
             name, value = statement.targets[0].id, statement.value
         else:
             continue
+        if value is None:  # an annotation alone
+            continue
         try:
-            found[name] = ast.literal_eval(value) if value is not None else None
+            found[name] = ast.literal_eval(value)
         except ValueError:
             found[name] = _COMPUTED
     return found

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -207,13 +207,19 @@ def derived_from_data(messages: Iterable[Message]) -> frozenset[int]:
     return frozenset(reached)
 
 
-def exposure(messages: Sequence[Message], party: str, private: frozenset[int]) -> list[dict[str, Any]]:
+def exposure(
+    messages: Sequence[Message],
+    party: str,
+    private: frozenset[int],
+    misfit: Callable[[Message], str] = lambda _: "",
+) -> list[dict[str, Any]]:
     """Return the messages that one adversary saw: counts, bytes and record kept, by kind, direction and sender role.
 
     Args:
         messages: those of the adversary's view.
         party: the adversary's name.
         private: `seq` of the messages that raw data may have reached.
+        misfit: returns why no attack reads a message, or an empty text.
     """
     members = set(party.split("+"))
     rows: dict[tuple[str, str, str], dict[str, Any]] = {}
@@ -221,13 +227,14 @@ def exposure(messages: Sequence[Message], party: str, private: frozenset[int]) -
         direction = (
             "sent" if m.sender in members else "received" if members & set(m.receivers) else "overheard"
         )
-        empty = {"count": 0, "bytes": 0, "kept": set(), "defenses": set(), "private": False}
+        empty = {"count": 0, "bytes": 0, "kept": set(), "defenses": set(), "private": False, "unread": ""}
         row = rows.setdefault((m.kind, direction, role(m.sender)), empty)
         row["count"] += 1
         row["bytes"] += m.bytes_on_wire
         row["kept"].add("digest" if m.payload is None else "full")
         row["defenses"] |= {str(d.get("name")) for d in m.defenses}
         row["private"] |= m.seq in private
+        row["unread"] = row["unread"] or misfit(m)
     return [
         {
             "party": party,
@@ -239,6 +246,7 @@ def exposure(messages: Sequence[Message], party: str, private: frozenset[int]) -
             "recorded": row["kept"].pop() if len(row["kept"]) == 1 else "partial",
             "defenses": sorted(row["defenses"]),
             "private": row["private"],
+            "unread": row["unread"],
         }
         for (kind, direction, sender), row in sorted(rows.items())
     ]

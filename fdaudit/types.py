@@ -6,6 +6,7 @@ the multi-label task (n, C) with 1 for a class that occurs, 0 for one that does 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -22,6 +23,7 @@ __all__ = [
     "FIXED_SIZE",
     "KINDS",
     "ONLY_SINGLE_LABEL",
+    "OWN_KIND",
     "Applicability",
     "AttackTask",
     "Challenge",
@@ -39,6 +41,8 @@ __all__ = [
     "Task",
     "TensorInfo",
     "Trained",
+    "is_kind",
+    "is_own_kind",
     "task_of",
 ]
 
@@ -46,8 +50,8 @@ Goal = Literal["reconstruction", "membership", "label-distribution", "model-extr
 Task = Literal["single-label", "multi-label"]
 Design = Literal["matched-pairs", "coin-flips", "observational"]
 """How membership was decided: a fair coin for each pair or each record, or not by coins."""
-Trained = Literal["model", "discriminator"]
-"""The network that a client trains on its own records."""
+Trained = str
+"""The network that a client trains on its own records: `model`, `discriminator`, or another that a protocol names."""
 
 ONLY_SINGLE_LABEL: tuple[str, ...] = ("single-label",)
 """The tasks of a protocol or an attack that declares none."""
@@ -350,7 +354,21 @@ KINDS: Mapping[str, str] = MappingProxyType(
         "silence": "no tensors: the sender did not answer",
     }
 )
-"""Every message kind, with its tensors and their shapes (C classes, n samples)."""
+"""Every message kind of the vocabulary, with its tensors and their shapes (C classes, n samples)."""
+
+_OWN_KIND = re.compile(r"[a-z0-9][a-z0-9-]*/[a-z0-9][a-z0-9-]*")
+OWN_KIND = "a kind of the protocol's own: no attack knows its tensors"
+"""What is known of a kind with a namespace, such as `acme/prototype-bank`."""
+
+
+def is_own_kind(kind: str) -> bool:
+    """Return whether a kind has a namespace, such as `acme/prototype-bank`: a protocol or a system made it up."""
+    return _OWN_KIND.fullmatch(kind) is not None
+
+
+def is_kind(kind: str) -> bool:
+    """Return whether messages may have this kind: one of `KINDS`, or one with a namespace."""
+    return kind in KINDS or is_own_kind(kind)
 
 
 FIXED_SIZE = frozenset(

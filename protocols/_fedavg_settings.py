@@ -7,8 +7,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, model_validator
 
 from fdaudit.errors import SpecError
-
-from ._local import LocalTraining
+from fdaudit.federation.local_settings import LocalTraining
 
 __all__ = ["FedAvgConfig"]
 

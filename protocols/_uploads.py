@@ -9,13 +9,12 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from fdaudit.federation.client_models import draw_job
+from fdaudit.federation.local_settings import LocalTraining
 from fdaudit.federation.protocol import Setting
 from fdaudit.rng import child
 from fdaudit.training.trainer import Parameters
 from fdaudit.transcript.wire import Delivery
-
-from ._clients import draw_job
-from ._local import LocalTraining
 
 __all__ = ["ModelUploads", "SampledTraining"]
 

@@ -13,11 +13,10 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn import functional as F
 
+from fdaudit.federation.client_models import ClientModels
+from fdaudit.federation.local_settings import LocalTraining
 from fdaudit.federation.protocol import Round, Setting
 from fdaudit.transcript.wire import Delivery
-
-from ._clients import ClientModels
-from ._local import LocalTraining
 
 __all__ = ["FKD", "PLS", "ClasswiseTraining", "combine", "known", "mean_by_class", "mixed_targets"]
 

@@ -9,12 +9,11 @@ from pydantic import Field
 from torch import Tensor
 
 from fdaudit.federation.protocol import Round, Setting
+from fdaudit.federation.public_answers import PublicDistillation, PublicTraining, average
+from fdaudit.federation.state import put, take
 from fdaudit.training.trainer import Parameters
 from fdaudit.transcript.wire import Delivery
 from fdaudit.types import Trained
-
-from ._public import PublicDistillation, PublicTraining, average
-from ._state import put, take
 
 __all__ = ["DSFL", "DSFLConfig", "sharpen"]
 

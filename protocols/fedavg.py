@@ -12,13 +12,13 @@ from torch import Tensor
 from fdaudit.errors import ProtocolError
 from fdaudit.federation.local_training import joined
 from fdaudit.federation.protocol import PartyData, Round, Setting
+from fdaudit.federation.state import put, take
 from fdaudit.rng import child, child_seed
 from fdaudit.training.trainer import Job, Parameters, draw_batches
 from fdaudit.transcript.messages import ALL, DATA, SUM
 from fdaudit.transcript.wire import Delivery
 
 from ._fedavg_settings import FedAvgConfig
-from ._state import put, take
 
 __all__ = ["FedAvg", "FedAvgConfig"]
 

@@ -10,13 +10,13 @@ from pydantic import Field
 from torch import Tensor
 
 from fdaudit.errors import ProtocolError
+from fdaudit.federation.client_models import draw_job
 from fdaudit.federation.protocol import Round, Setting
+from fdaudit.federation.state import put, take
 from fdaudit.training.trainer import Fit, Parameters
 from fdaudit.transcript.messages import DATA
 from fdaudit.transcript.wire import Delivery
 
-from ._clients import draw_job
-from ._state import put, take
 from ._uploads import ModelUploads, SampledTraining
 
 __all__ = ["FedDF", "FedDFConfig", "mean_logits", "weighted_mean"]

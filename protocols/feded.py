@@ -8,15 +8,14 @@ from typing import Any, ClassVar, Literal
 from torch import Tensor
 
 from fdaudit.errors import ProtocolError
+from fdaudit.federation.client_models import draw_job
 from fdaudit.federation.local_training import Basis, joined
 from fdaudit.federation.protocol import Round, Setting
+from fdaudit.federation.public_answers import PublicTraining, average, draw_samples, existing, predictions
+from fdaudit.federation.state import put, take
 from fdaudit.rng import child
 from fdaudit.training.trainer import Parameters
 from fdaudit.transcript.wire import Delivery
-
-from ._clients import draw_job
-from ._public import PublicTraining, average, draw_samples, existing, predictions
-from ._state import put, take
 
 __all__ = ["FedED", "FedEDConfig"]
 

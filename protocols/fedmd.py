@@ -8,10 +8,9 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field
 
 from fdaudit.federation.protocol import Round, Setting
+from fdaudit.federation.public_answers import PublicDistillation, PublicTraining, Share, average
 from fdaudit.transcript.wire import Delivery
 from fdaudit.types import Trained
-
-from ._public import PublicDistillation, PublicTraining, Share, average
 
 __all__ = ["FedMD", "FedMDConfig"]
 

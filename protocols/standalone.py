@@ -7,12 +7,11 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
+from fdaudit.federation.local_settings import LocalTraining
 from fdaudit.federation.protocol import PartyData, Round, Setting
+from fdaudit.federation.state import basis_of, keep_basis, put, take
 from fdaudit.rng import child, child_seed
 from fdaudit.training.trainer import Job, Parameters, draw_batches
-
-from ._local import LocalTraining
-from ._state import basis_of, keep_basis, put, take
 
 __all__ = ["Centralized", "CentralizedConfig", "Standalone", "StandaloneConfig"]
 

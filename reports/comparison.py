@@ -11,12 +11,13 @@ Guarantees:
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from fdaudit.transcript.messages import role
 from fdaudit.types import Figure, Goal
 
 from .front import shows_classes
+from .inheritance import unread
 from .rules import RULES
 from .schema import Exposure, FinalUtility, Result
 from .text import clip, joined
@@ -222,7 +223,7 @@ def _compared(entry: Entry) -> Compared:
         utility=utility(result.utility.final, result.run.protocol),
         bytes=tuple(sent.items()),
         seen=tuple(_all_seen(result)),
-        outcomes=tuple(_outcome(goal, findings) for goal in _goals(findings)),
+        outcomes=tuple(_outcome(goal, findings, unread(result)) for goal in _goals(findings)),
     )
 
 
@@ -320,13 +321,18 @@ def _goals(findings: Iterable[Finding]) -> tuple[Goal, ...]:
     return tuple(goal for goal in RULES if goal in found)  # type: ignore[misc]
 
 
-def _outcome(goal: Goal, findings: Iterable[Finding]) -> Outcome:
+def _outcome(goal: Goal, findings: Iterable[Finding], left: Sequence[str]) -> Outcome:
+    """Return what attacks with a goal found; without a leak nothing is concluded if some messages were not read."""
     cells = [f for f in findings if f.cell.goal == goal]
     tried = [f for f in cells if f.level not in _UNTRIED]
     settled = [f for f in tried if f.level in ("leak", "partial", "none-seen")]
+    top = strongest(tried or cells)
+    if top is not None and top.level == "none-seen" and left:
+        because = f"No attack reads {'; '.join(left)}."
+        top = replace(top, level="inconclusive", because=because)
     return Outcome(
         goal=goal,
-        finding=strongest(tried or cells),
+        finding=top,
         tried=len(tried),
         conclusive=len(settled),
         cells=len(cells),

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from .inheritance import Standing, standings
+from .inheritance import Standing, standings, unread
 from .remedies import ENCRYPT, Remedy, remedy
 from .rules import RULES, by_name, framed
 from .schema import LedgerEntry, Result
@@ -353,6 +353,8 @@ def _untested(result: Result, findings: Sequence[Finding]) -> Iterator[str]:
     bare = _bare(findings)
     if bare:
         yield f"Nothing was tried: {'; '.join(bare)}."
+    if left := unread(result):
+        yield f"No attack reads {'; '.join(left)}: what these messages tell was not tested."
     attacked = len({t.target for f in findings for t in f.cell.targets})
     if 0 < attacked < result.run.clients:
         yield f"{result.run.clients - attacked} of {result.run.clients} clients were not attacked."

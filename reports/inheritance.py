@@ -3,20 +3,22 @@
 Guarantees:
   * no adversary reads weaker than one whose view it contains. Its own cells may be inconclusive, failed or absent;
   * only leaks are inherited. An attack on a smaller view that found nothing does not apply to a larger view: if no
-    attack applies to the larger view itself, its level is inconclusive, never "not applicable".
+    attack applies to the larger view itself, its level is inconclusive, never "not applicable";
+  * "no leak measured" needs a view that attacks can read. If private messages reach an adversary that no attack reads,
+    its level is inconclusive.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from .rules import RULES
 from .schema import Result
-from .text import joined
+from .text import clip, joined
 from .verdict import Finding, Level, strongest
 
-__all__ = ["Standing", "standings"]
+__all__ = ["Standing", "standings", "unread"]
 
 _LEAKS: Sequence[Level] = ("leak", "partial")
 _UNTRIED: Sequence[Level] = ("not-applicable", "not-requested")
@@ -32,6 +34,7 @@ class Standing:
         level: the level found, by itself or by an adversary whose view it contains.
         finding: the gravest finding behind it; None if nothing was audited.
         source: the adversary with that finding.
+        unread: a sentence about the part of its view that no attack reads, if the level rests on it.
     """
 
     adversary: str
@@ -39,10 +42,13 @@ class Standing:
     level: Level
     finding: Finding | None
     source: str
+    unread: str = ""
 
     @property
     def inherited(self) -> str:
-        """Return a sentence that names the source of an inherited finding; empty if it is the adversary's own."""
+        """Return a sentence that names the source of an inherited finding, or what was not tested; empty if neither."""
+        if self.unread:
+            return self.unread
         if self.finding is None or self.source == self.adversary:
             return ""
         if self.level not in _LEAKS:
@@ -65,11 +71,34 @@ def standings(result: Result, findings: Sequence[Finding]) -> tuple[Standing, ..
         for g in goals
     }
     smaller = {a: _contained(a, adversaries, result) for a in adversaries}
-    return tuple(
+    found = (
         _standing(a, g, own[a, g], [f for b in smaller[a] if (f := own[b, g]) is not None])
         for a in adversaries
         for g in goals
     )
+    return tuple(_in_part(result, standing) for standing in found)
+
+
+def unread(result: Result, adversary: str | None = None) -> tuple[str, ...]:
+    """Return what no attack reads of the private messages that reach an adversary, or anybody: one clause each."""
+    rows = [
+        row
+        for row in result.exposure
+        if row.unread and row.private and row.direction != "sent" and adversary in (None, row.party)
+    ]
+    said = (f"{clip(row.kind, 60)} ({clip(row.unread, 300)})" for row in rows)
+    return tuple(dict.fromkeys(said))
+
+
+def _in_part(result: Result, standing: Standing) -> Standing:
+    """Return a standing that claims no absence of leaks where only a part of the view was tested."""
+    if standing.level != "none-seen":
+        return standing
+    parts = unread(result, standing.adversary)
+    if not parts:
+        return standing
+    told = f"Tested only on a part of its view: no attack reads {'; '.join(parts)}."
+    return replace(standing, level="inconclusive", unread=told)
 
 
 def _contained(adversary: str, adversaries: Sequence[str], result: Result) -> list[str]:

@@ -184,6 +184,8 @@ class Exposure(_Part):
     defenses: tuple[str, ...] = ()
     private: bool = True
     """Whether the messages depend on raw data of any party; if left out, they do."""
+    unread: str = ""
+    """Why no attack reads some of these messages; empty if attacks do."""
 
 
 class ViewRow(_Part):

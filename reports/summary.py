@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 from .front import Front, FrontFinding, front
-from .inheritance import Standing, standings
+from .inheritance import Standing, standings, unread
 from .schema import Result
 from .text import amount, clip, joined, party, sentence
 from .verdict import Finding, Level, strongest
@@ -87,6 +87,9 @@ def summarise(result: Result, findings: Sequence[Finding]) -> Summary:
     if level in ("failed", *_UNTRIED):
         level = "inconclusive"
     held, shown = standings(result, findings), front(result, findings)
+    parts = unread(result)
+    if level == "none-seen" and parts:
+        level = "inconclusive"
     goals, matrix = _matrix(held, findings)
     return Summary(
         level=level,
@@ -131,6 +134,9 @@ def _headline(
         if any(f.corrected_away for f in findings):
             what = "No leak is significant after correction."
         return f"{what} That is not evidence of safety.{gate}"
+    if any(f.level == "none-seen" for f in findings):
+        why = "no leak was measured in the part that attacks read, and a part was not tested."
+        return f"Nothing can be concluded: {why}{gate}"
     why = "no attack ran whose controls hold"
     if all(f.level in _UNTRIED for f in findings):
         why = "no attack was tried"

@@ -151,15 +151,21 @@ def test_settings_of_a_strange_type_are_found_when_the_class_loads(settings: str
         _registry(site, "attacks", source).load("confidence")
 
 
-def test_what_a_class_inherits_from_elsewhere_is_found_when_it_loads(site: Path) -> None:
+@pytest.mark.parametrize("whole", [True, False])
+def test_what_a_class_inherits_from_another_file_counts(site: Path, whole: bool) -> None:
     source = _without(_source("attacks"), "run").replace("class Confidence:", "class Confidence(Base):")
-    (site / "base_of_it.py").write_text("class Base:\n    pass\n")
+    base = f"base_of_it_{whole}".lower()
+    method = "def run(self, view, knowledge, task, generator):\n        return ()" if whole else "pass"
+    (site / f"{base}.py").write_text(f"class Base:\n    {method}\n")
     registry = _registry(
-        site, "attacks", source.replace("import torch\n", "import torch\nfrom base_of_it import Base\n")
+        site, "attacks", source.replace("import torch\n", f"import torch\nfrom {base} import Base\n")
     )
-    assert registry.describe("confidence")["goal"] == "membership"
-    with pytest.raises(SpecError, match="has no method run"):
-        registry.load("confidence")
+    for way in (registry.describe, registry.load):
+        if whole:
+            way("confidence")
+            continue
+        with pytest.raises(SpecError, match="has no method run"):
+            way("confidence")
 
 
 @pytest.mark.parametrize("source", ["", "class Other:\n    pass\n", "class Confidence(:\n"])

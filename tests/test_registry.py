@@ -55,7 +55,6 @@ def test_describing_reads_docstring_and_literals_and_runs_nothing(stranger):
         "name": "thing",
         "numbers": (1, 2),
         "plain": {"a": [None, True]},
-        "annotated": None,
     }
     assert "strange_module" not in sys.modules
     with pytest.raises(RuntimeError, match="was imported"):

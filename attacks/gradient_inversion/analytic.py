@@ -13,6 +13,7 @@ from fdaudit.config import Config
 from fdaudit.errors import UsageError
 from fdaudit.types import Applicability, AttackTask, Reconstruction
 
+from .._reading import reads_forms
 from .labels import recover_labels
 from .uploads import Upload, adversary_probes, applies, find_uploads, network
 
@@ -34,6 +35,7 @@ class AnalyticConfig(Config):
     """Uploads that mix more images than this are not tried."""
 
 
+@reads_forms
 class AnalyticRecovery:
     """Reads inputs off the gradient of a fully connected first layer: dL/dW_i = dL/db_i · x, neuron by neuron.
 

@@ -14,6 +14,7 @@ from fdaudit.config import Config
 from fdaudit.errors import UsageError
 from fdaudit.types import Applicability, AttackTask, Reconstruction
 
+from .._reading import reads_forms
 from .engine import Matched, best_of, match_lbfgs
 from .gradients import GradientMap, flatten
 from .labels import recover_labels
@@ -56,6 +57,7 @@ class DLGConfig(Config):
     """Uploads that mix more images than this are not tried."""
 
 
+@reads_forms
 class DLG:
     """Finds images whose gradient is the one sent, by L-BFGS on the squared distance of gradients.
 

@@ -16,6 +16,7 @@ from fdaudit.errors import UsageError
 from fdaudit.storage.cache import computed_once
 from fdaudit.types import Applicability, AttackTask, Reconstruction
 
+from .._reading import reads_forms
 from .class_prior import ClassPrior
 from .composition import labels_behind
 from .engine import Matched, best_of, match_adam
@@ -77,6 +78,7 @@ class InvertingGradientsConfig(Config):
         return {name: value for name, value in named.items() if value is not None}
 
 
+@reads_forms
 class InvertingGradients:
     """Finds a batch whose gradient has the direction of the one sent: cosine distance, total variation, signed Adam.
 

@@ -12,6 +12,7 @@ from torch.nn import functional as F
 from fdaudit.config import Config
 from fdaudit.types import Applicability, AttackTask, LabelDistribution
 
+from .._reading import reads_forms
 from ._guesses import can_rehearse, guesses, sent_by
 from ._shadows import calibrated
 
@@ -35,6 +36,7 @@ class LabelAnswersConfig(Config):
     """Ridge penalty of the calibration, in nats for each squared weight."""
 
 
+@reads_forms
 class LabelAnswers:
     """Guesses class shares from the mean of a client's answers on public samples, calibrated on shadow clients.
 

@@ -9,6 +9,7 @@ import torch
 from fdaudit.config import Config
 from fdaudit.types import Applicability, AttackTask, LabelDistribution
 
+from .._reading import reads_forms
 from ._guesses import guesses, sent_by
 from ._shadows import uniform
 
@@ -27,6 +28,7 @@ class LabelCountsConfig(Config):
     """No settings."""
 
 
+@reads_forms
 class LabelCounts:
     """Divides a client's class counts by their sum: exact, unless a defence changed the counts.
 

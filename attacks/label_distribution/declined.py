@@ -12,6 +12,7 @@ from torch import Tensor
 from fdaudit.config import Config
 from fdaudit.types import Applicability, AttackTask, LabelDistribution
 
+from .._reading import reads_forms
 from ._guesses import can_rehearse, guesses, sent_by
 from ._shadows import calibrated
 
@@ -33,6 +34,7 @@ class LabelDeclinedConfig(Config):
     """Ridge penalty of the calibration, in nats for each squared weight."""
 
 
+@reads_forms
 class LabelDeclined:
     """Guesses class shares from the public samples that a client answers, without using the answers.
 

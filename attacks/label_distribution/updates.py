@@ -20,6 +20,7 @@ from fdaudit.config import Config
 from fdaudit.errors import UsageError
 from fdaudit.types import Applicability, AttackTask, LabelDistribution
 
+from .._reading import reads_forms
 from ..gradient_inversion.labels import last_layer
 from ..gradient_inversion.mixtures import LastLayer, halfway, mixture_of
 from ._guesses import guesses, sent_by
@@ -47,6 +48,7 @@ class LabelUpdatesConfig(Config):
     """Added to every class's share before scaling to a sum of 1, so that no class is ruled out."""
 
 
+@reads_forms
 class LabelUpdates:
     """Guesses class shares as the mixture of per-class last-layer gradients that best explains a client's uploads.
 

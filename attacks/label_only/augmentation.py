@@ -16,6 +16,7 @@ from torch import Tensor
 from fdaudit.storage.cache import digest_of, remembered
 from fdaudit.types import Challenge
 
+from .._reading import reads_forms
 from .._shadows import shadows
 from .base import Given, LabelOnly, LabelOnlyConfig, Voter
 
@@ -46,6 +47,7 @@ class AugmentationConfig(LabelOnlyConfig):
     """Largest number of training steps of one shadow model."""
 
 
+@reads_forms
 class Augmentation(LabelOnly):
     """Scores a candidate by which of its turned and shifted copies are classified correctly.
 

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from fdaudit.types import Challenge
 
+from .._reading import reads_forms
 from .base import Given, LabelOnly, LabelOnlyConfig, Voter
 from .hopskipjump import Boundary, Schedule, boundary_distances
 
@@ -38,6 +39,7 @@ class BoundaryDistanceConfig(LabelOnlyConfig):
     only uniform noise as in the paper."""
 
 
+@reads_forms
 class BoundaryDistance(LabelOnly):
     """Scores a candidate by its ℓ2 distance to the decision boundary, found by HopSkipJump from hard labels.
 

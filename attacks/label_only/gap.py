@@ -8,6 +8,7 @@ from torch import Tensor
 
 from fdaudit.types import Challenge
 
+from .._reading import reads_forms
 from .base import Given, LabelOnly, LabelOnlyConfig, Voter
 
 __all__ = ["Gap", "GapConfig"]
@@ -17,6 +18,7 @@ class GapConfig(LabelOnlyConfig):
     """Settings of the gap attack."""
 
 
+@reads_forms
 class Gap(LabelOnly):
     """Scores a candidate 1 if its label is predicted correctly, else 0: one query a candidate.
 

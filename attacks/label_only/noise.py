@@ -10,6 +10,7 @@ from torch import Tensor
 
 from fdaudit.types import Challenge
 
+from .._reading import reads_forms
 from .base import Given, LabelOnly, LabelOnlyConfig, Voter
 
 __all__ = ["NoiseRobustness", "NoiseRobustnessConfig"]
@@ -24,6 +25,7 @@ class NoiseRobustnessConfig(LabelOnlyConfig):
     """Standard deviations of the Gaussian noise, in units of pixel intensity; queries take turns."""
 
 
+@reads_forms
 class NoiseRobustness(LabelOnly):
     """Scores a candidate by the share of its noisy copies that are still classified correctly.
 

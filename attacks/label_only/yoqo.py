@@ -14,6 +14,7 @@ from fdaudit.storage.cache import digest_of, remembered
 from fdaudit.training.optimizers import adam
 from fdaudit.types import Challenge
 
+from .._reading import reads_forms
 from .._shadows import Shadows, shadows
 from .base import Given, LabelOnly, LabelOnlyConfig, Voter
 
@@ -44,6 +45,7 @@ class YOQOConfig(LabelOnlyConfig):
     """α: weight of the shadow models that do not hold the candidate against those that do."""
 
 
+@reads_forms
 class YOQO(LabelOnly):
     """Queries one sample near each candidate, and calls the candidate a member if the answer is its label.
 

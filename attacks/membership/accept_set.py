@@ -11,6 +11,7 @@ from torch import Tensor
 from fdaudit.config import Config
 from fdaudit.types import Applicability, AttackTask, Membership
 
+from .._reading import reads_forms
 from ..label_distribution.declined import accepted_samples
 from ._accepted import Records, SelectedClass, Selector
 from ._chains import Annealing, coins
@@ -43,6 +44,7 @@ class AcceptSetConfig(Config):
     """Whether to use that exactly one candidate of each matched pair is a member."""
 
 
+@reads_forms
 class AcceptSet:
     """Finds the candidates that explain which public samples a client's density selector accepts and declines.
 

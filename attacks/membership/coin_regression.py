@@ -13,6 +13,7 @@ from fdaudit.config import Config
 from fdaudit.errors import TrainingDivergedError
 from fdaudit.types import Applicability, AttackTask, Membership
 
+from .._reading import reads_forms
 from .._uploads import MODELS, after, uploads_of
 from ._answers import Recorded, recorded
 from ._coins import pairs_of
@@ -77,6 +78,7 @@ class _Told:
     noise: float = 0.0
 
 
+@reads_forms
 class CoinRegression:
     """Learns from shadow models how each candidate moves a client's answers, and reads the coins off its real ones.
 

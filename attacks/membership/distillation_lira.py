@@ -21,6 +21,7 @@ from torch import Tensor
 
 from fdaudit.types import Applicability, AttackTask, Challenge, Membership
 
+from .._reading import reads_forms
 from ._answers import Recorded, recorded
 from ._case import probabilities
 from ._coins import against_its_pair
@@ -43,6 +44,7 @@ _LEAST_OTHERS = 2
 """Smallest number of other clients for a distribution to compare with."""
 
 
+@reads_forms
 class DistillationLiRA:
     """LiRA on a surrogate of the victim's model, against surrogates of shadow models; no model is queried.
 
@@ -108,6 +110,7 @@ class DistillationLiRA:
         return tuple(found)
 
 
+@reads_forms
 class CoopLiRA:
     """LiRA on a surrogate of the victim's model, against surrogates of the other clients' models.
 

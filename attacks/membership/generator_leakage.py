@@ -8,10 +8,13 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from fdaudit.adversary.forms import forms_of
 from fdaudit.config import Config
-from fdaudit.models.conditional import build_conditional
-from fdaudit.rng import child
+from fdaudit.models.conditional import shared_network
 from fdaudit.types import Applicability, AttackTask, Membership
+
+from .._reading import reads_forms
+from .._target_model import shared_model
 
 if TYPE_CHECKING:
     from fdaudit.adversary.knowledge import Knowledge
@@ -34,6 +37,7 @@ class GeneratorLeakageConfig(Config):
     """Space of distances: pixels, a task encoder's features, or the mean of both in standard scores."""
 
 
+@reads_forms
 class GeneratorLeakage:
     """Scores a candidate by its distance to generated samples.
 
@@ -42,7 +46,7 @@ class GeneratorLeakage:
     within ε. ε is the median over candidates of the distance to the nearest sample. Each sample counts by its nearness
     (Hilprecht 2019, Eq. 4 and the median heuristic). The nearest sample breaks ties. A realistic generator is near
     every image, so only the difference between members and non-members counts, here and in the figures of the generated
-    sets.
+    sets. A generator of features is compared with the candidates' features in the last shared model.
     """
 
     name: ClassVar[str] = "generator-leakage"
@@ -70,30 +74,35 @@ class GeneratorLeakage:
             return Applicability(False, "no challenge was issued for the victims")
         if self.config.space != "pixels" and knowledge.encode is None:
             return Applicability(False, "no feature extractor is known; space: pixels needs none")
-        if _kept(view, "generated_samples") or _kept(view, "generator_parameters"):
+        if _kept(view, "generated_samples") or _generators(view, knowledge):
             return Applicability(True)
-        return Applicability(False, "neither a generator nor generated samples are in view")
+        if _generators(view, knowledge, "features"):
+            if knowledge.train is None or shared_model(view) is None:
+                reason = "the generator in view makes features, and no model in view tells which of an image"
+                return Applicability(False, reason)
+            return Applicability(True)
+        return Applicability(False, "neither a generator that can be built nor generated samples are in view")
 
     def run(
         self, view: View, knowledge: Knowledge, task: AttackTask, generator: torch.Generator
     ) -> tuple[Membership, ...]:
         """Return one `Membership` for each challenge, with the generated samples (k, c, h, w) behind it."""
+        if not _kept(view, "generated_samples") and not _generators(view, knowledge):
+            return self._in_features(view, knowledge, task, generator)
         found = []
         for name, challenge in task.challenges.items():
             x = challenge.x
-            made = self._generated(view, name, (x.shape[1], x.shape[2], x.shape[3]), generator)
+            made = self._generated(view, knowledge, name, generator)
             scores = self._scores(x, made, knowledge)
             found.append(Membership(target=name, scores=scores, generated=made))
         return tuple(found)
 
-    def _generated(
-        self, view: View, client: str, shape: tuple[int, int, int], generator: torch.Generator
-    ) -> Tensor:
+    def _generated(self, view: View, knowledge: Knowledge, client: str, generator: torch.Generator) -> Tensor:
         """Return samples (k, c, h, w) of the victim's generator, of the shared one, or from the record."""
-        mine = [m for m in _kept(view, "generator_parameters") if m.sender == client]
-        sent = mine or [m for m in _kept(view, "generator_parameters") if m.sender == "server"]
-        if sent:
-            return _drawn(view.tensors(sent[-1]), self.config.samples, shape, generator)
+        known = _generators(view, knowledge)
+        sent = [m for m in known if m.sender == client] or [m for m in known if m.sender == "server"]
+        if sent and knowledge.generator is not None:
+            return knowledge.generator.drawn(view.tensors(sent[-1]), self.config.samples, generator, _BATCH)
         parts, left = list[Tensor](), self.config.samples
         for message in reversed(_kept(view, "generated_samples")):
             if left <= 0:
@@ -101,6 +110,24 @@ class GeneratorLeakage:
             parts.append(view.tensors(message)["samples"].float().cpu()[:left])
             left -= len(parts[-1])
         return torch.cat(parts)
+
+    def _in_features(
+        self, view: View, knowledge: Knowledge, task: AttackTask, generator: torch.Generator
+    ) -> tuple[Membership, ...]:
+        """Return the scores of a generator of features: near which of them the shared model puts a candidate."""
+        model, card, train = shared_model(view), knowledge.generator, knowledge.train
+        sent = _generators(view, knowledge, "features")
+        if model is None or card is None or train is None:
+            raise ValueError("generator-leakage: run on a view to which it does not apply: no model.")
+        made = card.drawn(view.tensors(sent[-1]), self.config.samples, generator, _BATCH).flatten(1)
+        module = shared_network(train.network(view.tensors(model))).eval()
+        found = []
+        for name, challenge in task.challenges.items():
+            with torch.no_grad():
+                parts = [module.features(p.to(train.device)).cpu() for p in challenge.x.split(_BATCH)]
+            scores = proximity(torch.cat(parts).flatten(1), made, self.config.rule)
+            found.append(Membership(target=name, scores=scores))
+        return tuple(found)
 
     def _scores(self, x: Tensor, made: Tensor, knowledge: Knowledge) -> Tensor:
         """Return scores (n,), higher if samples are nearer."""
@@ -153,16 +180,9 @@ def _kept(view: View, kind: str) -> tuple[Message, ...]:
     return tuple(m for m in view.select(kind=kind) if m.payload is not None)
 
 
-def _drawn(
-    parameters: dict[str, Tensor], count: int, shape: tuple[int, int, int], generator: torch.Generator
-) -> Tensor:
-    """Draw `count` samples (n, c, h, w) of a conditional generator, with all classes equally likely."""
-    width, latent = parameters["of_noise.weight"].shape
-    classes = parameters["of_class.weight"].shape[1]
-    module = build_conditional(child(0, "generator-leakage"), latent, width, shape, classes).eval()
-    module.load_state_dict(parameters)
-    y = torch.arange(count) % classes
-    with torch.no_grad():
-        return torch.cat(
-            [module(torch.randn(len(p), latent, generator=generator), p) for p in y.split(_BATCH)]
-        )
+def _generators(view: View, knowledge: Knowledge, makes: str = "images") -> tuple[Message, ...]:
+    """Return the messages with a generator of images or features that can be built as the protocol declares it."""
+    if knowledge.generator is None or knowledge.generator.makes != makes:
+        return ()
+    forms = forms_of(knowledge)
+    return tuple(m for m in _kept(view, "generator_parameters") if not forms.misfit(m))

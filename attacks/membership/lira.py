@@ -11,6 +11,7 @@ from torch import Tensor
 
 from fdaudit.types import Applicability, AttackTask, Membership
 
+from .._reading import reads_forms
 from .._target_model import answerable
 from ._case import Case, cases
 from ._coins import against_its_pair
@@ -114,6 +115,7 @@ class _Shadowed(ABC):
         """Return scores (n,) of one victim's candidates, higher for members."""
 
 
+@reads_forms
 class CalibratedLoss(_Shadowed):
     """Scores a candidate by its loss, minus its usual loss under models that never saw it.
 
@@ -130,6 +132,7 @@ class CalibratedLoss(_Shadowed):
         return calibrated(*case.likelihood(case.x, case.y), case.inside)
 
 
+@reads_forms
 class LiRAOnline(_Shadowed):
     """Likelihood-ratio attack: is this confidence more likely under models with the candidate, or without it?
 
@@ -147,6 +150,7 @@ class LiRAOnline(_Shadowed):
         return _likelihood_ratio(case, self.config.online)
 
 
+@reads_forms
 class LiRAOffline(_Shadowed):
     """Likelihood-ratio attack with models not trained on any candidate: how unusual is this confidence without it?
 
@@ -163,6 +167,7 @@ class LiRAOffline(_Shadowed):
         return _likelihood_ratio(case, self.config.online)
 
 
+@reads_forms
 class RMIA(_Shadowed):
     """Robust membership inference: the share of population records that the candidate's likelihood ratio exceeds.
 

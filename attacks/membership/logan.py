@@ -12,6 +12,8 @@ from fdaudit.models.conditional import shared_network
 from fdaudit.transcript.messages import Message
 from fdaudit.types import Applicability, AttackTask, Membership
 
+from .._reading import reads_forms
+
 if TYPE_CHECKING:
     from fdaudit.adversary.knowledge import Knowledge
     from fdaudit.adversary.view import View
@@ -25,6 +27,7 @@ class DiscriminatorScoreConfig(Config):
     """No settings."""
 
 
+@reads_forms
 class DiscriminatorScore:
     """Scores a candidate by how real the victim's own discriminator finds it.
 

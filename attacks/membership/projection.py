@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from fdaudit.config import Config
 from fdaudit.types import Applicability, AttackTask, Membership
 
+from .._reading import reads_forms
 from .._uploads import after, broadcasts, uploads_of
 from ..gradient_inversion.gradients import GradientMap, flatten
 from ..gradient_inversion.uploads import KINDS, device_of, network
@@ -99,6 +100,7 @@ def projected(gram: Tensor, products: Tensor, norm: Tensor, values: int) -> Proj
     return Projected(share=share, variance=variance, ridge=_RIDGES.to(mean)[best])
 
 
+@reads_forms
 class UpdateProjection:
     """Explains each upload of a victim as a sum of candidates' gradients at the model that it started from.
 

@@ -14,6 +14,7 @@ from fdaudit.training.trainer import Fit, Job, Parameters, draw_batches, paramet
 from fdaudit.transcript.messages import role
 from fdaudit.types import Applicability, AttackTask, Extraction
 
+from .._reading import reads_forms
 from ..membership._answers import recorded
 
 if TYPE_CHECKING:
@@ -48,6 +49,7 @@ class ExtractionConfig(Config):
     """Adam's learning rate, annealed to a hundredth of it on a cosine."""
 
 
+@reads_forms
 class ExtractionSoft:
     """Fits a copy of a model to its logits or probabilities, recorded in the view or queried from an oracle.
 
@@ -168,6 +170,7 @@ class ExtractionSoft:
         return computed_once(card, [start, x, answers], fitted)
 
 
+@reads_forms
 class ExtractionHard(ExtractionSoft):
     """Fits a copy of a model to its hard labels, recorded in the view or queried from an oracle.
 

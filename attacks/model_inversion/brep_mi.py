@@ -14,6 +14,7 @@ from torch.nn import functional as F
 
 from fdaudit.types import Applicability, AttackTask, Reconstruction
 
+from .._reading import reads_forms
 from .gan import GanConfig, GanPrior, gan_prior, learnable
 from .priors import centres
 from .victims import Askable, as_probabilities, askable, of_classes, wanted
@@ -48,6 +49,7 @@ class BREPMIConfig(GanConfig):
     """A class is done when its sphere has not grown for this number of steps."""
 
 
+@reads_forms
 class BREPMI:
     """Moves a GAN's latent vectors away from points that the model assigns to another class.
 

@@ -14,6 +14,7 @@ from fdaudit.storage.cache import computed_once
 from fdaudit.training.optimizers import adam
 from fdaudit.types import Applicability, AttackTask, Reconstruction
 
+from .._reading import reads_forms
 from .gan import GanConfig, GanPrior, gan_prior
 from .priors import centres
 from .victims import card_of, invertible, models_in_view, of_classes, wanted
@@ -44,6 +45,7 @@ class GMIConfig(GanConfig):
     """Standard deviation of Gaussian noise on images before the model sees them."""
 
 
+@reads_forms
 class GMI:
     """Searches the latent space of a GAN of auxiliary images for the images that a model in view assigns to each class.
 

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from fdaudit.types import Applicability, AttackTask, Reconstruction
 
+from .._reading import reads_forms
 from .inversion import InversionConfig, invert_classes
 from .priors import centres
 from .surrogate import SurrogateConfig, fit_surrogate, surrogate_of
@@ -123,6 +124,7 @@ class _Ideal:
         )
 
 
+@reads_forms
 class IdealSoft(_Ideal):
     """Learns a surrogate from soft answers to generated images, one query an image, and inverts it class by class.
 
@@ -138,6 +140,7 @@ class IdealSoft(_Ideal):
     oracle: ClassVar[str | None] = "soft"
 
 
+@reads_forms
 class IdealHard(_Ideal):
     """As `ideal-soft`, from hard answers: the surrogate learns the answered class.
 

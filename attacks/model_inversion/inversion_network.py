@@ -10,6 +10,7 @@ from torch import Tensor
 
 from fdaudit.types import Applicability, AttackTask, Reconstruction
 
+from .._reading import reads_forms
 from .decoder import DecoderConfig, evidence, fit_decoder, sure_of
 from .priors import composites
 from .victims import Askable, as_probabilities, askable, of_classes
@@ -32,6 +33,7 @@ class InversionNetworkConfig(DecoderConfig):
     """Standard deviation of noise on the queried images."""
 
 
+@reads_forms
 class InversionNetwork:
     """Learns a network from answers to images on auxiliary images, and applies it to an answer certain of each class.
 

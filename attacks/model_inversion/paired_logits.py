@@ -11,6 +11,7 @@ from torch import Tensor
 
 from fdaudit.types import Applicability, AttackTask, Reconstruction
 
+from .._reading import reads_forms
 from .decoder import DecoderConfig, evidence, fit_decoder, sure_of
 from .victims import as_probabilities, of_classes
 
@@ -44,6 +45,7 @@ class _Pairs:
     index: Tensor
 
 
+@reads_forms
 class PairedLogits:
     """Learns to map pairs of answers (a client's, the ensemble's) to public samples, and inverts a contrasting pair.
 

@@ -17,6 +17,7 @@ from fdaudit.storage.cache import computed_once
 from fdaudit.training.optimizers import adam
 from fdaudit.types import Applicability, AttackTask, Reconstruction
 
+from .._reading import reads_forms
 from .priors import augmented, composites
 from .victims import card_of, invertible, models_in_view, of_classes, wanted
 
@@ -60,6 +61,7 @@ class PLGMIConfig(Config):
     """Standard deviation of Gaussian noise in an augmentation, and on chosen images."""
 
 
+@reads_forms
 class PLGMI:
     """Trains a conditional GAN on images that a model in view assigns to each class, then finds the most certain one.
 

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
     from fdaudit.adversary.view import View
     from fdaudit.models import Architecture
+    from fdaudit.models.declared import GeneratorCard
     from fdaudit.training.trainer import Trainer
 
 __all__ = ["Knowledge"]
@@ -33,6 +34,7 @@ class Knowledge:
         initial: seed of the public initial weights, which all clients with the federation's network start from:
             `architecture.build(torch.Generator().manual_seed(initial))`. Every participant receives them.
         classes: number of classes, C.
+        generator: how to build the protocol's generator, as its class declares it.
         task: the models' task: one class per record, or a yes or no for each class.
     """
 
@@ -44,6 +46,7 @@ class Knowledge:
     public: Tensor | None = None
     initial: int | None = None
     classes: int = 0
+    generator: GeneratorCard | None = None
     task: Task = "single-label"
 
     def declared(self) -> tuple[str, ...]:

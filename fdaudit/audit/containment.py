@@ -13,12 +13,15 @@ from fdaudit.adversary.view import EAVESDROPPER
 from fdaudit.handout.oracle_access import Access, published
 
 if TYPE_CHECKING:
+    from fdaudit.adversary.forms import Forms
     from fdaudit.adversary.view import View
 
 __all__ = ["contained"]
 
 
-def contained(views: Iterable[View], oracles: Collection[Access], transport: str) -> list[dict[str, Any]]:
+def contained(
+    views: Iterable[View], oracles: Collection[Access], transport: str, forms: Forms | None = None
+) -> list[dict[str, Any]]:
     """Return for each adversary the other adversaries whose whole view it has, as JSON objects `adversary`, `contains`.
 
     Args:
@@ -36,7 +39,7 @@ def contained(views: Iterable[View], oracles: Collection[Access], transport: str
             and held[smaller].own_data.keys() <= held[larger].own_data.keys()
             and (not held[smaller].sizes or EAVESDROPPER in held[larger].members)
             and all(
-                _may_answer(held[larger], o, transport)
+                _may_answer(held[larger], o, transport, forms)
                 for o in oracles
                 if _may_ask(held[smaller], o, transport)
             )
@@ -49,7 +52,7 @@ def _may_ask(view: View, oracle: Access, transport: str) -> bool:
     return oracle.open_to(view.members, transport)
 
 
-def _may_answer(view: View, oracle: Access, transport: str) -> bool:
+def _may_answer(view: View, oracle: Access, transport: str, forms: Forms | None) -> bool:
     """Return whether an adversary may query the oracle, or holds the published model behind it."""
-    holds = oracle.kind is None and published(view.messages) is not None
+    holds = oracle.kind is None and published(view.messages, forms) is not None
     return holds or _may_ask(view, oracle, transport)

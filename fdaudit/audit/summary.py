@@ -84,7 +84,13 @@ def conclude(run: RunDirectory) -> dict[str, Any]:
     messages = read_log(path / "transcript").messages
     private = derived_from_data(plan.charged(messages))
     utility = _utility(path, plan) if plan.origin == "simulation" else {"curve": [], "final": []}
+    forms = plan.forms
     views, oracles = {p: stage.view(p) for p in seen}, accesses(plan)
+
+    def told(party: str) -> list[dict[str, Any]]:
+        seen = views[party].messages
+        return exposure(seen, party, private, forms.unread_in(seen))
+
     value = {
         "schema": SCHEMA,
         "auditor_only": True,
@@ -92,8 +98,8 @@ def conclude(run: RunDirectory) -> dict[str, Any]:
         "class_table": None if "records" in plan.lacks else plan.splits.class_table.tolist(),
         "class_names": list(plan.dataset.class_names),
         "utility": utility,
-        "exposure": [row for p in seen for row in exposure(views[p].messages, p, private)],
-        "views": contained(views.values(), oracles, spec.transport),
+        "exposure": [row for p in seen for row in told(p)],
+        "views": contained(views.values(), oracles, spec.transport, forms),
         "wire": [
             {"kind": w.kind, "sender_role": w.sender, "messages": w.messages, "bytes": w.bytes}
             for w in bytes_on_wire(messages)

@@ -6,6 +6,7 @@ messages, never written by hand.
 
 from __future__ import annotations
 
+import ast
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,8 +14,8 @@ from typing import Any
 
 from fdaudit import attacks, defenses, protocols
 from fdaudit.errors import UsageError, nearest
-from fdaudit.registry import IMPORT, room_of
-from fdaudit.types import KINDS, ONLY_SINGLE_LABEL
+from fdaudit.registry import IMPORT, Registry, room_of
+from fdaudit.types import KINDS, ONLY_SINGLE_LABEL, OWN_KIND
 
 __all__ = ["Section", "Sight", "card", "sections", "sights", "text", "when"]
 
@@ -69,11 +70,37 @@ def card(name: str) -> dict[str, Any]:
         if name in registry.names() or registry.group == group:
             assumed = {} if room == "defence" else {"tasks": ONLY_SINGLE_LABEL}
             found = {"room": room, "name": name, **assumed, **registry.describe(name, "NAME")}
-            if room == "protocol":
+            if not registry.owns(name):
+                found |= _told_by(registry, name)
+            if room == "protocol" and "messages" in found:
                 found["sees"] = {s.position: _plain_sight(s) for s in sights(found)}
             return found
     known = [n for registry in _ROOMS.values() for n in registry.names()]
     raise UsageError("NAME", name, "is not known", nearest(name, known))
+
+
+def _told_by(registry: Registry[Any], name: str) -> dict[str, Any]:
+    """Return where a class from outside is, and its file's settings: there is no page about it in `docs`."""
+    path, line, source = registry.place(name)
+    return {"file": f"{path}, line {line}", "settings": _settings(source)}
+
+
+def _settings(source: str) -> dict[str, str]:
+    """Return the settings of the classes `…Config` of a file: by name, the value and the docstring below it."""
+    found = {}
+    for node in ast.parse(source).body:
+        if not isinstance(node, ast.ClassDef) or not node.name.endswith("Config"):
+            continue
+        for field, below in zip(node.body, [*node.body[1:], None], strict=True):
+            if not isinstance(field, ast.AnnAssign) or not isinstance(field.target, ast.Name):
+                continue
+            told = isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant)
+            doc = str(below.value.value) if told else ""  # type: ignore[union-attr]
+            value = "" if field.value is None else f" = {ast.unparse(field.value)}"
+            found[field.target.id] = (
+                f"{ast.unparse(field.annotation)}{value}: {' '.join(doc.split())}".rstrip(": ")
+            )
+    return found
 
 
 def _plain_sight(sight: Sight) -> dict[str, list[str]]:
@@ -84,8 +111,11 @@ def sights(found: Mapping[str, Any]) -> tuple[Sight, ...]:
     """Return what each position sees, derived from a protocol's declared messages and oracles.
 
     Messages that depend on a setting count as sent. An eavesdropper hears every message that leaves its sender, unless
-    the transport is encrypted. A client sees what it sent and received itself, not what other clients did.
+    the transport is encrypted. A client sees what it sent and received itself, not what other clients did. Nothing is
+    returned for a class without declared messages: what it sends is not known before it runs.
     """
+    if "messages" not in found:
+        return ()
     sent = [(m["kind"], m["from"], _receivers(m)) for m in found["messages"]]
     seen = [
         Sight(
@@ -203,11 +233,21 @@ def text(found: dict[str, Any]) -> str:
     """Return the card as text for a terminal."""
     lines = [f"{found['name']} ({found['room']})", "", found["doc"].strip(), ""]
     if found["room"] == "protocol":
-        lines += ["Messages", *map(_message, found["messages"] or [{}]), ""]
+        undeclared = [
+            "  not declared: a rehearsal before each run finds them, and its report says who saw what"
+        ]
+        declared = [*map(_message, found["messages"] or [{}])] if "messages" in found else undeclared
+        lines += ["Messages", *declared, ""]
         for section in sections(found):
             lines += [section.title, *(f"  {item}" for item in section.items), ""]
-        # A protocol's own defences depend on its settings, which only its code knows; the docs page has run it.
-        lines += ["Settings, own defences", f"  docs/protocols/{found['name']}.md", ""]
+        if "file" not in found:
+            # A protocol's own defences depend on its settings, which only its code knows; the docs page has run it.
+            lines += ["Settings, own defences", f"  docs/protocols/{found['name']}.md", ""]
+    if "file" in found:
+        listed = [f"  {name}: {told}" for name, told in found["settings"].items()]
+        lines += [*(["Settings", *listed, ""] if listed else []), "File", f"  {found['file']}", ""]
+    if found.get("page"):
+        lines += ["Page", f"  {found['page']}", ""]
     for key, title in _TITLES.items():
         if found.get(key) and (found["room"], key) != ("protocol", "tasks"):
             lines += [title, *(f"  {line}" for line in _plain(found[key])), ""]
@@ -219,7 +259,7 @@ def _message(message: Mapping[str, Any]) -> str:
         return "  none"
     head = f"  {message['from']} -> {message['to']}: {message['kind']} ({message['what']})"
     only = f"\n      only with {when(message)}" if when(message) else ""
-    return f"{head}\n      {KINDS[message['kind']]}{only}"
+    return f"{head}\n      {KINDS.get(message['kind'], OWN_KIND)}{only}"
 
 
 def when(message: Mapping[str, Any], mark: str = "") -> str:

@@ -209,6 +209,8 @@ class FederatedProtocol(Protocol):
       settings; and the combination of settings that gives one;
     * `needs_public`: whether the protocol uses the public samples;
     * `tasks`: the tasks that it can run (default: single-label only);
+    * `generator`: how to build the generator in messages of kind `generator_parameters`, so that attacks can load it
+      (`fdaudit/models/declared.py`);
     * `trains`: the objects that clients train on their own records through `Setting.local`, each with the setting for
       the number of records per step (default: none, so no training defence can act).
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import torch
 
@@ -13,8 +13,11 @@ from fdaudit.adversary.view import View, view_of
 from fdaudit.errors import ProtocolError
 from fdaudit.federation.networks import Networks
 from fdaudit.federation.protocol import Common, FederatedProtocol, PartyData, ProtocolConfig, Setting, applies
-from fdaudit.rng import SecretStream, child_seed
+from fdaudit.rng import SecretStream, child, child_seed
 from fdaudit.storage.files import written_whole
+from fdaudit.storage.scratch import scratch
+from fdaudit.transcript.log import read_log
+from fdaudit.transcript.messages import role
 from fdaudit.transcript.transcript import Transcript
 from fdaudit.transcript.wire import Defense, Delivery, Wire
 
@@ -24,7 +27,17 @@ if TYPE_CHECKING:
     from fdaudit.training.trainer import Parameters
     from fdaudit.types import GradientRule, Trained
 
-__all__ = ["NoWire", "kinds_of", "networks_of", "parties_of", "rehearse", "roles_of", "set_up", "setting_of"]
+__all__ = [
+    "NoWire",
+    "kinds_of",
+    "networks_of",
+    "parties_of",
+    "rehearse",
+    "roles_of",
+    "set_up",
+    "setting_of",
+    "with_messages",
+]
 
 
 class NoWire(Wire):
@@ -43,8 +56,10 @@ class NoWire(Wire):
         raise ProtocolError(f"{sender} sent {kind} where nothing may be sent.")
 
 
-def kinds_of(protocol: type[FederatedProtocol]) -> list[str]:
-    """Return the message kinds that a protocol declares."""
+def kinds_of(protocol: type[FederatedProtocol]) -> list[str] | None:
+    """Return the message kinds that a protocol declares; None if it declares no messages."""
+    if getattr(protocol, "messages", None) is None:
+        return None
     return sorted({m["kind"] for m in protocol.messages} | {"silence", "release"})
 
 
@@ -95,6 +110,51 @@ def set_up(
     config.fits(len(clients))
     nobody = {k: PartyData(torch.zeros(0), torch.zeros(0)) for k in clients}
     return protocol(config, setting_of(protocol, common, nobody, NoWire(), seed))
+
+
+def with_messages(
+    protocol: type[FederatedProtocol], config: ProtocolConfig, common: Common, clients: int
+) -> type[FederatedProtocol]:
+    """Return a protocol with its `messages`; if it declares none, with those that a short rehearsal sends.
+
+    The rehearsal has at most two rounds and random records. A kind that only a real run sends is refused there by the
+    wire, so a declaration that is found in this way never hides a message.
+    """
+    if getattr(protocol, "messages", None) is not None:
+        return protocol
+    brief = config
+    if "rounds" in type(config).model_fields:
+        brief = config.model_copy(update={"rounds": min(config.rounds, 2)})
+    with scratch("rehearsal") as folder:
+        rehearse(
+            folder / "transcript",
+            protocol=protocol,
+            config=brief,
+            common=common,
+            data=[_random_records(common, k) for k in range(clients)],
+            seed=0,
+        )
+        sent = read_log(folder / "transcript").messages
+    to: dict[tuple[str, str], dict[str, None]] = {}
+    for m in sent:
+        if m.kind not in ("release", "silence"):
+            to.setdefault((m.kind, role(m.sender)), {}).update(dict.fromkeys(map(role, m.receivers)))
+    found = tuple(
+        {"kind": kind, "from": sender, "to": ", ".join(receivers), "what": "found in a rehearsal"}
+        for (kind, sender), receivers in to.items()
+    )
+    own = {"messages": found, "__doc__": protocol.__doc__, "__module__": protocol.__module__}
+    return cast("type[FederatedProtocol]", type(protocol.__name__, (protocol,), own))
+
+
+def _random_records(common: Common, client: int) -> tuple[Tensor, Tensor]:
+    """Return random images and labels that stand for a client's records; every class occurs."""
+    network, draws = common.networks.shared, child(0, "rehearsal", "records", client)
+    n = max(2 * network.classes, 16)
+    x = torch.rand(n, *network.input_shape, generator=draws)
+    if common.task == "multi-label":
+        return x, torch.randint(2, (n, network.classes), generator=draws)
+    return x, torch.arange(n) % network.classes
 
 
 def rehearse(

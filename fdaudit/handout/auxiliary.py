@@ -32,7 +32,16 @@ if TYPE_CHECKING:
 
     from fdaudit.planning.case import Case
 
-__all__ = ["Assumption", "assumptions", "by_classes", "known", "merged", "others", "shared", "shifted"]
+__all__ = [
+    "Assumption",
+    "assumptions",
+    "by_classes",
+    "known",
+    "merged",
+    "others",
+    "shared",
+    "shifted",
+]
 
 _LEAST = 2
 """Fewest usable records: no prior can be made of fewer."""
@@ -131,6 +140,7 @@ def known(
         public=public if len(public) else None,
         initial=plan.initial_seed,
         classes=plan.dataset.classes,
+        generator=plan.generator,
         rehearse=rehearsal,
         task=plan.dataset.task,
     )

@@ -27,6 +27,7 @@ from fdaudit.transcript.messages import ALL, Inputs, Message, role
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from fdaudit.adversary.forms import Forms
     from fdaudit.planning.case import Case
 
 __all__ = [
@@ -112,9 +113,11 @@ def finished(plan: Case, vault: Vault) -> bool:
     return checkpoint is not None and checkpoint["round"] == rounds - 1
 
 
-def published(messages: Sequence[Message]) -> Message | None:
-    """Return the last message that published a model, or None."""
+def published(messages: Sequence[Message], forms: Forms | None = None) -> Message | None:
+    """Return the last message that published a whole model, or None; a part of a model answers nothing."""
     found = [m for m in messages if m.kind == "model_parameters" and "world" in m.receivers]
+    if forms is not None:
+        found = [m for m in found if not forms.misfit(m)]
     return found[-1] if found else None
 
 
@@ -209,7 +212,7 @@ def _will_publish(plan: Case, holder: str) -> bool:
 
 def _of_released(plan: Case, messages: Sequence[Message], finished: bool) -> Iterator[Message]:
     """Yield the answers of the released model: from the message that published it, or from its holder."""
-    last = published(messages)
+    last = published(messages, plan.forms)
     if last is not None:
         yield _draft(last.sender, (last.seq,))
     elif finished:

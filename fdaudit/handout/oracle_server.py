@@ -124,7 +124,7 @@ class Answering:
         it.
         """
         transcript = self._run / "transcript"
-        message = published(read_log(transcript).messages)
+        message = published(read_log(transcript).messages, self._plan.forms)
         if message is not None:
             return None if message.payload is None else weights_of(decode(read_payload(transcript, message)))
         checkpoint = self._vault.load_round()

@@ -50,8 +50,10 @@ def rehearsal_of(
         FdauditError: no protocol stands in for a recorded system's own.
     """
     protocol, usual = stand_in_of(plan)
+    # A class that `import:` names is loaded by that name, not by what it calls itself.
+    name = plan.spec.protocol.name if protocol is plan.protocol else protocol.name
     setting: dict[str, Any] = {
-        "protocol": {"name": protocol.name, "params": (config or usual).model_dump(mode="json")},
+        "protocol": {"name": name, "params": (config or usual).model_dump(mode="json")},
         "clients": plan.spec.clients,
     }
     if defended:

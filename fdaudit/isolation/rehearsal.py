@@ -14,7 +14,7 @@ from fdaudit import protocols
 from fdaudit.config import validate
 from fdaudit.federation.defenses import Attached, attach
 from fdaudit.federation.protocol import Common, FederatedProtocol, ProtocolConfig
-from fdaudit.federation.rehearsal import rehearse
+from fdaudit.federation.rehearsal import rehearse, with_messages
 from fdaudit.spec.schema import load_spec
 from fdaudit.storage.cache import digest_of
 
@@ -67,7 +67,9 @@ class Rehearsal:
 
     @cached_property
     def _protocol(self) -> type[FederatedProtocol]:
-        return protocols.REGISTRY.load(self.setting["protocol"]["name"])
+        found = protocols.REGISTRY.load(self.setting["protocol"]["name"])
+        config = validate(found.Config, self.setting["protocol"]["params"])
+        return with_messages(found, config, self.common, self.setting["clients"])
 
     @cached_property
     def _config(self) -> ProtocolConfig:

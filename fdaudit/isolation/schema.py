@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +19,7 @@ from fdaudit.federation.protocol import Common
 from fdaudit.isolation.frames import MalformedError, Tensors
 from fdaudit.isolation.rehearsal import Rehearsal
 from fdaudit.models import Architecture
+from fdaudit.models.declared import GeneratorCard
 from fdaudit.training.encoder import TaskEncoder
 from fdaudit.training.execution import Execution
 from fdaudit.training.trainer import Trainer
@@ -96,6 +97,7 @@ def _packed_knowledge(known: Knowledge, tensors: Tensors) -> dict[str, Any]:
         "public": None if known.public is None else tensors.name(known.public),
         "initial": known.initial,
         "classes": known.classes,
+        "generator": None if known.generator is None else asdict(known.generator),
         "task": known.task,
     }
 
@@ -111,6 +113,7 @@ def _knowledge_of(value: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Kn
         public=None if value["public"] is None else tensors[value["public"]],
         initial=value["initial"],
         classes=value["classes"],
+        generator=None if value["generator"] is None else _generator(value["generator"]),
         task=value["task"],
     )
 
@@ -212,6 +215,10 @@ def _task_of(value: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> AttackT
 def _network(value: Mapping[str, Any]) -> Architecture:
     c, h, w = value["input_shape"]
     return Architecture(value["name"], value["params"], (c, h, w), value["classes"])
+
+
+def _generator(value: Mapping[str, Any]) -> GeneratorCard:
+    return GeneratorCard(**{**value, "takes": tuple(value["takes"])})
 
 
 def _pair(pair: Pair, tensors: Tensors) -> list[str]:

@@ -150,6 +150,16 @@ class Architecture:
         """Return the number of trained parameters."""
         return sum(parameter.numel() for parameter in self._skeleton.parameters())
 
+    @property
+    def parameter_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Return the shapes of the parameters, by name."""
+        return {name: tuple(p.shape) for name, p in self._skeleton.named_parameters()}
+
+    @property
+    def tensor_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Return the shapes of the parameters and buffers, by name."""
+        return {name: tuple(t.shape) for name, t in self._skeleton.state_dict().items()}
+
     @cached_property
     def work(self) -> int:
         """Return the floating-point operations of convolutions and matrix products in one image's forward pass."""

@@ -109,7 +109,9 @@ def _refuse_undeclared(
     cls: type[FederatedProtocol], config: ProtocolConfig, messages: Sequence[Message]
 ) -> None:
     """Refuse a record with messages that the named protocol does not send."""
-    sent = {(m["kind"], m["from"]) for m in cls.messages if applies(m.get("when", {}), config)}
+    sent = {
+        (m["kind"], m["from"]) for m in getattr(cls, "messages", ()) if applies(m.get("when", {}), config)
+    }
     for message in messages:
         key = (message.kind, role(message.sender))
         if key not in sent and message.kind not in ("silence", "release"):

@@ -13,10 +13,12 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from fdaudit.adversary.attack_plan import AttackPlan
+    from fdaudit.adversary.forms import Forms
     from fdaudit.data import Dataset, Splits
     from fdaudit.federation.networks import Networks
     from fdaudit.federation.protocol import Common, FederatedProtocol, ProtocolConfig
     from fdaudit.models import Architecture
+    from fdaudit.models.declared import GeneratorCard
     from fdaudit.spec.card import Claim
     from fdaudit.spec.schema import Spec
     from fdaudit.storage.vault import Secrets
@@ -172,6 +174,16 @@ class Case(Protocol):
     @property
     def architecture(self) -> Architecture:
         """Return the network of the server and of every client without its own."""
+        ...
+
+    @property
+    def forms(self) -> Forms:
+        """Return the form of the messages that attacks can read."""
+        ...
+
+    @property
+    def generator(self) -> GeneratorCard | None:
+        """Return the generator that the protocol declares; None without one."""
         ...
 
     @property

@@ -11,6 +11,7 @@ import torch
 
 from fdaudit import defenses, protocols
 from fdaudit.adversary.attack_plan import AttackPlan
+from fdaudit.adversary.forms import Forms
 from fdaudit.adversary.view import members_of
 from fdaudit.config import validate
 from fdaudit.data import Dataset, Splits, insert_canaries, load_dataset, make_splits, test_xy
@@ -18,8 +19,10 @@ from fdaudit.errors import DataError, SpecError
 from fdaudit.federation.defenses import attach, refuse_untrainable
 from fdaudit.federation.networks import Networks
 from fdaudit.federation.protocol import Common, FederatedProtocol, ProtocolConfig, applies
-from fdaudit.federation.rehearsal import networks_of, parties_of, set_up
+from fdaudit.federation.rehearsal import networks_of, parties_of, set_up, with_messages
 from fdaudit.models import Architecture, architecture
+from fdaudit.models.declared import GeneratorCard, generator_card
+from fdaudit.models.network import Network, feature_width
 from fdaudit.planning.attacks import plan_attacks, refuse_attacks_without_controls
 from fdaudit.planning.presets import written_out
 from fdaudit.rng import child_seed
@@ -173,6 +176,24 @@ class Plan:
         """Return the network of the server and of every client without its own."""
         return self.networks.shared
 
+    @cached_property
+    def generator(self) -> GeneratorCard | None:
+        """Return the generator that the protocol declares, with its settings' values; None without one."""
+        declared = getattr(self.protocol, "generator", None)
+        if declared is None:
+            return None
+        module = self.architecture.build(torch.Generator().manual_seed(0))
+        shape, classes = self.dataset.input_shape, self.dataset.classes
+        width = feature_width(module.extractor, shape) if isinstance(module, Network) else 0
+        settings = self.protocol_config.model_dump(mode="json")
+        return generator_card(declared, settings, input_shape=shape, classes=classes, features=width)
+
+    @cached_property
+    def forms(self) -> Forms:
+        """Return the form of the messages that attacks can read."""
+        known = None if "architecture" in self.lacks else self.architecture
+        return Forms(architecture=known, classes=self.dataset.classes, generator=self.generator)
+
     @property
     def outages(self) -> tuple[Outage, ...]:
         """Return when clients go silent."""
@@ -240,6 +261,7 @@ def make_plan(spec: Spec, secrets: Secrets) -> Plan:
         spec = written_out(spec, protocol, sum(len(c.train) for c in shared.clients))
     config = validate(protocol.Config, spec.protocol.params, "protocol.params")
     attack_plans = plan_attacks(spec)
+    protocol = _with_messages(spec, secrets, protocol, config)
     attached = attach(spec, protocol, config)
     _refuse_strangers(spec, protocol, config)
     _refuse_rounds_beyond(spec, config)
@@ -287,8 +309,29 @@ def make_plan(spec: Spec, secrets: Secrets) -> Plan:
         attacks=attack_plans,
         identity=_identity(resolved, secrets.working_seed, dataset, splits, networks, public),
     )
+    _ = plan.generator  # a wrong declaration is refused now
     set_up(protocol, config, plan.common, plan.clients, plan.seed)  # what it refuses, it refuses now
     return plan
+
+
+def _with_messages(
+    spec: Spec, secrets: Secrets, protocol: type[FederatedProtocol], config: ProtocolConfig
+) -> type[FederatedProtocol]:
+    """Return the protocol with its messages: those that it declares, or those of a short rehearsal."""
+    if getattr(protocol, "messages", None) is not None:
+        return protocol
+    config.fits(spec.clients)
+    dataset, splits = _records(spec, secrets)
+    _refuse_other_tasks(spec, protocol, dataset)
+    networks = networks_named(spec, dataset.input_shape, dataset.classes)
+    public = _public(spec, protocol, dataset, splits, secrets)
+    execution = replace(execution_of(spec, networks), device="cpu")
+    held, seed = dataset.x[splits.auxiliary], child_seed(secrets.working_seed, "encoder")
+    encoder = TaskEncoder(
+        (held, dataset.y[splits.auxiliary]), classes=dataset.classes, execution=execution, seed=seed
+    )
+    common = Common(networks=networks, execution=execution, public=public, encode=encoder, task=dataset.task)
+    return with_messages(protocol, config, common, spec.clients)
 
 
 def _identity(

@@ -217,9 +217,7 @@ def check_record(directory: Path) -> Checked:
     try:
         with scratch("record") as folder:
             left = closed_part(record, folder / "transcript")
-            found = verify_transcript(
-                folder / "transcript", head=record.head, count=record.messages, own_kinds=True
-            )
+            found = verify_transcript(folder / "transcript", head=record.head, count=record.messages)
             findings += found or _untrue(record, folder / "transcript")
     except IntegrityError as error:
         return Checked((*findings, *error.findings), ())

@@ -14,7 +14,7 @@ from fdaudit.limits import MOST_CANDIDATES, MOST_CLIENTS, MOST_QUERIES, MOST_TEX
 from fdaudit.spec.documents import read_yaml
 from fdaudit.spec.privacy import CanarySpec, PresetSpec, PrivacySpec
 from fdaudit.storage.digests import canonical
-from fdaudit.types import KINDS
+from fdaudit.types import KINDS, is_kind
 
 __all__ = [
     "AttackSpec",
@@ -163,7 +163,7 @@ class DefenseEntry(Config):
     """The kind of messages; the sender must send it under the protocol's settings. Only for `at: message`."""
     sender: Literal["client", "server", "aggregator"] = "client"
     """The role on whose side the defence acts; at training it is the client."""
-    of: Literal["model", "discriminator"] | None = None
+    of: Text | None = None
     """The network whose training is defended. Default: the model. Only for `at: training`."""
     name: Text
     """A known defence, as `fdaudit list` names them, or `import:package.module:Class`."""
@@ -186,7 +186,7 @@ class DefenseEntry(Config):
         if self.kind is None:
             problem, remedy = "is missing", "Name the kind of message, or set at to 'training'."
             raise SpecError("defenses.kind", None, problem, remedy)
-        if self.kind not in KINDS:
+        if not is_kind(self.kind):
             raise SpecError("defenses.kind", self.kind, "is not a message kind", nearest(self.kind, KINDS))
         return self
 

@@ -141,7 +141,6 @@ def verify(run: Path) -> list[str]:
         transcript,
         head=manifest["head"],
         count=manifest["messages"],
-        own_kinds=origin_of(manifest) == "recording",
     )
 
 

@@ -15,7 +15,6 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -30,7 +29,7 @@ from fdaudit.storage.files import Syncs, commitment, decode, encode, header
 from fdaudit.storage.writer import InlineWriter, Writer
 from fdaudit.transcript.messages import ALL, DATA, GENESIS, Message
 from fdaudit.transcript.payloads import PAYLOADS, Payloads, payload_name, placed, read_payload, shared_name
-from fdaudit.types import KINDS
+from fdaudit.types import is_kind
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -46,7 +45,6 @@ __all__ = [
 
 LOG = "messages.jsonl"
 _SALT_BYTES = 16
-_OWN_KIND = re.compile(r"[a-z0-9][a-z0-9-]*/[a-z0-9][a-z0-9-]*")
 
 
 @dataclass(frozen=True)
@@ -263,7 +261,6 @@ def verify_transcript(
     count: int,
     start: str = GENESIS,
     log: str = LOG,
-    own_kinds: bool = False,
 ) -> list[str]:
     """Check a transcript against the head and count in its manifest.
 
@@ -273,7 +270,6 @@ def verify_transcript(
         count: expected number of messages.
         start: `previous` of the first line.
         log: the log's file name.
-        own_kinds: accept kinds with a name such as `vendor/name`, which recordings of other systems have.
 
     Returns:
         One sentence for each defect; empty when there is none.
@@ -295,9 +291,7 @@ def verify_transcript(
                 findings.append(f"{where}: {error}")
                 previous = hashlib.sha256(line).hexdigest()
                 continue
-            findings += [
-                f"{where}: {problem}" for problem in _check(message, number - 1, previous, order, own_kinds)
-            ]
+            findings += [f"{where}: {problem}" for problem in _check(message, number - 1, previous, order)]
             findings += _check_payload(directory, message, covered)
             previous, order = hashlib.sha256(line).hexdigest(), (message.round, message.step)
     except IntegrityError as error:
@@ -323,16 +317,14 @@ def _irregular(directory: Path) -> list[str]:
     return [f"{path.relative_to(directory).as_posix()} is no regular file" for path in sorted(found)]
 
 
-def _check(
-    message: Message, seq: int, previous: str, order: tuple[int, int], own_kinds: bool
-) -> Iterator[str]:
+def _check(message: Message, seq: int, previous: str, order: tuple[int, int]) -> Iterator[str]:
     if message.seq != seq:
         yield f"seq is {message.seq}, not {seq}"
     if message.previous != previous:
         yield "does not chain to the line before"
     if (message.round, message.step) < order:
         yield "is out of order of round and step"
-    if message.kind not in KINDS and not (own_kinds and _OWN_KIND.fullmatch(message.kind)):
+    if not is_kind(message.kind):
         yield f"kind {message.kind!r} is not known"
     if message.inputs != ALL and any(i != DATA and i not in range(seq) for i in message.inputs):
         yield "names an input that was not sent before it"

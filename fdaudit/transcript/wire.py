@@ -20,7 +20,7 @@ from fdaudit.rng import SecretStream
 from fdaudit.transcript.encoding import readable
 from fdaudit.transcript.messages import ALL, DATA, Inputs, Message, role
 from fdaudit.transcript.transcript import Transcript
-from fdaudit.types import KINDS
+from fdaudit.types import KINDS, is_kind
 
 if TYPE_CHECKING:
     import torch
@@ -100,7 +100,7 @@ class Wire:
     Args:
         transcript: where every message is recorded.
         parties: every party of the federation.
-        kinds: the message kinds that the protocol declares.
+        kinds: the message kinds that the protocol declares; None allows every kind, for a rehearsal that finds out.
         device: where delivered tensors are put.
         secret: the run's key (`Secrets.for_run`), for defence noise and training coins; no other run has it.
         defenses: by (kind, sender role), in the order in which they act.
@@ -119,7 +119,7 @@ class Wire:
         transcript: Transcript,
         *,
         parties: Sequence[str],
-        kinds: Sequence[str],
+        kinds: Sequence[str] | None,
         device: torch.device,
         secret: bytes,
         defenses: Mapping[tuple[str, str], Sequence[Defense]] | None = None,
@@ -129,13 +129,15 @@ class Wire:
         meter: Meter | None = None,
         training: Mapping[Trained, GradientRule] | None = None,
     ) -> None:
-        unknown = set(kinds) - KINDS.keys()
+        unknown = {kind for kind in kinds or () if not is_kind(kind)}
         if unknown:
             raise ProtocolError(
-                f"kinds {sorted(unknown)} are not in the vocabulary. {nearest(min(unknown), KINDS)}"
+                f"kinds {sorted(unknown)} are not in the vocabulary, and have no namespace as in acme/bank. "
+                f"{nearest(min(unknown), KINDS)}"
             )
         self._transcript, self._device, self._secret = transcript, device, secret
-        self._parties, self._kinds = frozenset(parties), frozenset(kinds)
+        self._parties = frozenset(parties)
+        self._kinds = None if kinds is None else frozenset(kinds)
         self._defenses, self._withheld = dict(defenses or {}), frozenset(withheld)
         self._withholdable, self._outages = frozenset(withholdable), tuple(outages)
         self._meter = meter
@@ -267,7 +269,7 @@ class Wire:
             if guarantee is None and not isinstance(released.event, NoGuarantee):
                 guarantee = released.event
         released = replace(released, event=guarantee or released.event)
-        if released.kind not in KINDS:
+        if not is_kind(released.kind):
             problem = f"wire: a defence made a message of kind {released.kind!r}"
             raise ProtocolError(f"{problem}. {nearest(released.kind, KINDS)}")
         return released, tuple(defense.describe() for defense in attached)
@@ -294,9 +296,10 @@ class Wire:
         return self._transcript.append(draft, tensors)
 
     def _check(self, sender: str, receivers: Sequence[str], kind: str, inputs: Sequence[str | int]) -> None:
-        if kind not in self._kinds:
+        allowed = KINDS if self._kinds is None else self._kinds
+        if kind not in allowed and not (self._kinds is None and is_kind(kind)):
             raise ProtocolError(
-                f"wire: kind {kind!r} is not declared by the protocol. {nearest(kind, self._kinds)}"
+                f"wire: kind {kind!r} is not declared by the protocol. {nearest(kind, allowed)}"
             )
         for party in (sender, *receivers):
             if party not in self._parties:

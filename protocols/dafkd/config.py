@@ -6,9 +6,8 @@ from typing import Literal
 
 from pydantic import Field
 
+from fdaudit.federation.local_settings import LocalTraining
 from fdaudit.limits import MOST_INNER
-
-from .._local import LocalTraining
 
 __all__ = ["DaFKDConfig"]
 

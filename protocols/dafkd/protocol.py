@@ -11,12 +11,12 @@ from torch import Tensor
 from fdaudit.errors import ProtocolError
 from fdaudit.federation.local_training import joined
 from fdaudit.federation.protocol import Round, Setting
+from fdaudit.federation.state import basis_of, keep_basis, put, take
 from fdaudit.rng import child
 from fdaudit.training.trainer import Parameters, parameters_of
 from fdaudit.transcript.messages import DATA
 from fdaudit.transcript.wire import Delivery
 
-from .._state import basis_of, keep_basis, put, take
 from .config import DaFKDConfig
 from .parties import Client, Server, Update, Upload, initial_generator
 
@@ -125,6 +125,16 @@ class DaFKD:
     heterogeneous: ClassVar[bool] = False
     needs_public: ClassVar[bool] = False
     trains: ClassVar[dict[str, str]] = {"model": "batch_size"}
+    generator: ClassVar[dict[str, Any]] = {
+        "build": "fdaudit.models.conditional:ConditionalGenerator",
+        "arguments": {
+            "latent": "latent",
+            "width": "generator_width",
+            "output_shape": "input_shape",
+            "classes": "classes",
+        },
+        "takes": ("noise", "class"),
+    }
     tasks: ClassVar[tuple[str, ...]] = ("single-label",)
     Config: ClassVar[type[DaFKDConfig]] = DaFKDConfig
 

@@ -11,11 +11,11 @@ from torch import Tensor
 from fdaudit.data.partition import class_counts
 from fdaudit.errors import ProtocolError
 from fdaudit.federation.protocol import Round, Setting
+from fdaudit.federation.state import put, take
 from fdaudit.training.trainer import Parameters
 from fdaudit.transcript.messages import DATA
 from fdaudit.transcript.wire import Delivery
 
-from .._state import put, take
 from .._uploads import ModelUploads
 from ..feddf import weighted_mean
 from .config import FedFTGConfig

@@ -7,11 +7,10 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
+from fdaudit.federation.local_settings import LocalSteps
 from fdaudit.limits import MOST_INNER, MOST_ROUNDS
 from fdaudit.training.optimizers import annealed
 from fdaudit.types import Trained
-
-from .._local import LocalSteps
 
 __all__ = ["FedIODConfig"]
 

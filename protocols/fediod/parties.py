@@ -13,14 +13,13 @@ from torch.nn import functional as F
 from fdaudit.errors import ProtocolError
 from fdaudit.federation.local_training import Basis, joined
 from fdaudit.federation.protocol import PartyData, Setting
+from fdaudit.federation.state import basis_of, keep_basis, put, take
 from fdaudit.models.generative import build_discriminator
 from fdaudit.rng import child, child_seed
 from fdaudit.training.private_step import Guard, per_sample_gradients
 from fdaudit.training.stepwise import Learner, Optimizer
 from fdaudit.training.trainer import Job, Parameters, Trainer, draw_batches
 from fdaudit.transcript.messages import ALL
-
-from .._state import basis_of, keep_basis, put, take
 
 if TYPE_CHECKING:
     from .config import FedIODConfig

@@ -11,13 +11,13 @@ from torch import Tensor
 from fdaudit.errors import ProtocolError
 from fdaudit.federation.local_training import Basis, joined
 from fdaudit.federation.protocol import Round, Setting
+from fdaudit.federation.state import take
 from fdaudit.parallel.threads import side_by_side
 from fdaudit.rng import SecretStream
 from fdaudit.training.trainer import Parameters
 from fdaudit.transcript.messages import DATA
 from fdaudit.transcript.wire import Delivery
 
-from .._state import take
 from .config import FedIODConfig
 from .parties import Answer, Client
 from .server import Server
@@ -186,6 +186,11 @@ class FedIOD:
     pools_data: ClassVar[bool] = False
     heterogeneous: ClassVar[bool] = True
     needs_public: ClassVar[bool] = False
+    generator: ClassVar[dict[str, Any]] = {
+        "build": "fdaudit.models.generative:Generator",
+        "arguments": {"latent": "latent", "width": "generator_width", "output_shape": "input_shape"},
+        "takes": ("noise",),
+    }
     trains: ClassVar[dict[str, str]] = {"model": "batch_size", "discriminator": "samples"}
     Config: ClassVar[type[FedIODConfig]] = FedIODConfig
 

@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from fdaudit.federation.protocol import Setting
+from fdaudit.federation.state import put, take
 from fdaudit.models.generative import build_generator
 from fdaudit.rng import child, child_seed
 from fdaudit.training.stepwise import Learner, Optimizer
 from fdaudit.training.trainer import Parameters
 
-from .._state import put, take
 from .losses import aggregate, confidence_loss, importance, label_loss, mimic_loss, unique_loss
 from .parties import GAN, laid_out
 

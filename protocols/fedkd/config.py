@@ -7,12 +7,11 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
+from fdaudit.federation.local_settings import LocalSteps
 from fdaudit.limits import MOST_ROUNDS
 from fdaudit.training.objectives import Objective
 from fdaudit.training.trainer import Fit
 from fdaudit.types import DefenseSpec, Task, Trained
-
-from .._local import LocalSteps
 
 __all__ = ["FedKDConfig"]
 

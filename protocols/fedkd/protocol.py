@@ -12,13 +12,13 @@ from fdaudit.data import class_counts
 from fdaudit.errors import ProtocolError, SpecError
 from fdaudit.federation.local_training import joined
 from fdaudit.federation.protocol import Round, Setting
+from fdaudit.federation.public_answers import ballot, count, targets
+from fdaudit.federation.state import basis_of, keep_basis, put, take
 from fdaudit.rng import child, child_seed
 from fdaudit.training.trainer import Job, Parameters, draw_batches
 from fdaudit.transcript.messages import DATA
 from fdaudit.transcript.wire import Delivery
 
-from .._state import basis_of, keep_basis, put, take
-from .._votes import ballot, count, targets
 from .config import FedKDConfig
 
 __all__ = ["FedKD", "FedKDConfig", "class_weights", "ensemble"]

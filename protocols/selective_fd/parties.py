@@ -15,11 +15,11 @@ from torch.nn import functional as F
 
 from fdaudit.federation.local_training import Basis
 from fdaudit.federation.protocol import PartyData
+from fdaudit.federation.public_answers import ballot, count
 from fdaudit.rng import child, child_seed
 from fdaudit.training.trainer import Job, Parameters, draw_batches
 from fdaudit.transcript.messages import ALL
 
-from .._votes import ballot, count
 from .selectors import Box, Selection, confidence, energy, fit_density, threshold
 
 __all__ = ["Client", "Server"]

@@ -11,12 +11,12 @@ from torch import Tensor
 from fdaudit.errors import ProtocolError, SpecError
 from fdaudit.federation.local_training import joined
 from fdaudit.federation.protocol import Round, Setting
+from fdaudit.federation.public_answers import targets
+from fdaudit.federation.state import basis_of, keep_basis, put, take
 from fdaudit.training.trainer import Fit, Fitted, Job, Parameters
 from fdaudit.transcript.messages import ALL
 from fdaudit.transcript.wire import Delivery
 
-from .._state import basis_of, keep_basis, put, take
-from .._votes import targets
 from .config import SelectiveFDConfig
 from .parties import Client, Server
 from .selectors import Box

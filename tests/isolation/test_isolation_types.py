@@ -23,6 +23,7 @@ from fdaudit.evaluation.stage import Stage
 from fdaudit.events import Event
 from fdaudit.federation.protocol import PartyData, Setting
 from fdaudit.models import Architecture
+from fdaudit.models.declared import GeneratorCard
 from fdaudit.planning.plan import Plan
 from fdaudit.rng import SecretStream
 from fdaudit.scoring.ground_truth import Truth
@@ -41,7 +42,8 @@ AUDITOR_ONLY = (
 def _hints(cls: type) -> dict[str, Any]:
     """Annotations of a class's fields, and of what its properties and methods give."""
     names = {
-        "Architecture": Architecture, "Event": Event, "SecretStream": SecretStream, "Tensor": Tensor,
+        "Architecture": Architecture, "Event": Event, "GeneratorCard": GeneratorCard, "nn": torch.nn,
+        "SecretStream": SecretStream, "Tensor": Tensor,
         "Trainer": Trainer, "View": View, "settings": config, "torch": torch,
     }  # fmt: skip
     found = dict(typing.get_type_hints(cls, localns=names))

@@ -6,13 +6,13 @@ import math
 
 import pytest
 import torch
-from fdaudit.protocols._public import average, draw_samples, existing, predictions
 from fdaudit.protocols.classwise import combine, known, mean_by_class, mixed_targets
 from fdaudit.protocols.ds_fl import sharpen
 from fdaudit.protocols.feddf import mean_logits, weighted_mean
 from torch.nn import functional as F
 
 from fdaudit.federation.protocol import PartyData
+from fdaudit.federation.public_answers import average, draw_samples, existing, predictions
 from fdaudit.transcript.wire import Outage
 
 from ..helpers.protocol_cases import CLASSES, SHAPE, configured, network, public, records, run

@@ -10,7 +10,6 @@ import pytest
 import torch
 from fdaudit.defenses import REGISTRY as DEFENSES
 from fdaudit.protocols import REGISTRY
-from fdaudit.protocols._votes import ballot, count, targets
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn import functional as F
@@ -19,6 +18,7 @@ from fdaudit.accounting.ledger import Books
 from fdaudit.config import validate
 from fdaudit.errors import SpecError
 from fdaudit.events import Gaussian
+from fdaudit.federation.public_answers import ballot, count, targets
 from fdaudit.federation.rehearsal import parties_of
 from fdaudit.planning.plan import make_plan
 from fdaudit.rng import child

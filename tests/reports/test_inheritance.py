@@ -7,7 +7,7 @@ import json
 import pytest
 from fdaudit.reports.document import document
 from fdaudit.reports.inheritance import standings
-from fdaudit.reports.schema import Cell, Control, Controls, Result, Target, ViewRow
+from fdaudit.reports.schema import Cell, Control, Controls, Exposure, Result, Target, ViewRow
 from fdaudit.reports.summary import summarise
 from fdaudit.reports.verdict import LEVELS, judge_all
 from hypothesis import given
@@ -141,3 +141,30 @@ def test_an_adversary_tested_only_on_a_part_of_its_view_is_open(own: str) -> Non
     (_, server) = standings(made, judge_all(made))
     assert (server.level, server.source) == ("inconclusive", "world")
     assert server.inherited == "Tested only on what world sees, which is a part of its view."
+
+
+def test_no_leak_is_claimed_where_private_messages_were_not_read() -> None:
+    made = result([cell("server", "none-seen")])
+    assert levels(made) == {"server": "none-seen"}
+    row = Exposure(
+        party="server",
+        kind="acme/bank",
+        direction="received",
+        count=1,
+        bytes=1,
+        senders=("client",),
+        recorded="full",
+        unread="no attack knows its tensors",
+    )
+    for changes, level in (
+        ({}, "inconclusive"),
+        ({"private": False}, "none-seen"),
+        ({"direction": "sent"}, "none-seen"),
+    ):
+        seen = made.model_copy(update={"exposure": (row.model_copy(update=changes),)})
+        assert levels(seen) == {"server": level}
+        page = summarise(seen, judge_all(seen))
+        assert page.level == level
+        assert ("No attack reads acme/bank" in " ".join(page.front.untested)) == (level == "inconclusive")
+    (standing,) = standings(made.model_copy(update={"exposure": (row,)}), judge_all(made))
+    assert "only on a part of its view" in standing.inherited

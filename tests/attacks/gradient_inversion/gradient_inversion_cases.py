@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from fdaudit.adversary.knowledge import Knowledge
 from fdaudit.adversary.view import View
 from fdaudit.transcript.messages import Message
-from fdaudit.types import AttackTask
+from fdaudit.types import AttackTask, TensorInfo
 
 
 @pytest.fixture(autouse=True)
@@ -175,8 +175,18 @@ class MemoryArchitecture:
     def described(self) -> dict[str, Any]:
         return {"name": self.make.__name__, "input_shape": list(self.input_shape)}
 
+    name = "network in memory"
+
     def build(self, generator: torch.Generator) -> nn.Module:
         return self.make(self.input_shape[1], generator)
+
+    @property
+    def parameter_shapes(self) -> dict[str, tuple[int, ...]]:
+        return {n: tuple(p.shape) for n, p in self.build(torch.Generator()).named_parameters()}
+
+    @property
+    def tensor_shapes(self) -> dict[str, tuple[int, ...]]:
+        return {n: tuple(t.shape) for n, t in self.build(torch.Generator()).state_dict().items()}
 
 
 def world(
@@ -208,7 +218,16 @@ def world(
     def send(sender: str, receivers: tuple[str, ...], kind: str, values: dict[str, Tensor]) -> None:
         seq = len(messages)
         messages.append(
-            Message(seq=seq, round=0, step=0, sender=sender, receivers=receivers, kind=kind, payload=payload)
+            Message(
+                seq=seq,
+                round=0,
+                step=0,
+                sender=sender,
+                receivers=receivers,
+                kind=kind,
+                tensors={n: TensorInfo("F32", tuple(t.shape)) for n, t in values.items()},
+                payload=payload,
+            )
         )
         payloads[seq] = values
 

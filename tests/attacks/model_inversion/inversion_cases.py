@@ -19,7 +19,7 @@ from fdaudit.spec.schema import ModelSpec
 from fdaudit.training.execution import Execution
 from fdaudit.training.trainer import Fit, Job, Parameters, Trainer, draw_batches, parameters_of
 from fdaudit.transcript.messages import Message
-from fdaudit.types import AttackTask
+from fdaudit.types import AttackTask, TensorInfo
 
 LOOP = Execution(device="cpu", threads=1, strategy="loop", memory_format="contiguous")
 
@@ -43,9 +43,10 @@ def view(*sent: tuple[str, tuple[str, ...], str, dict[str, Tensor]], keep: bool 
             sender=sender,
             receivers=receivers,
             kind=kind,
+            tensors={name: TensorInfo("F32", tuple(t.shape)) for name, t in tensors.items()},
             payload={"file": "in memory"} if keep else None,
         )
-        for n, (sender, receivers, kind, _) in enumerate(sent)
+        for n, (sender, receivers, kind, tensors) in enumerate(sent)
     )
     return _View(
         name="server",

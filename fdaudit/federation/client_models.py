@@ -7,13 +7,12 @@ from typing import ClassVar
 
 from torch import Tensor
 
+from fdaudit.federation.local_settings import LocalTraining
 from fdaudit.federation.local_training import joined
 from fdaudit.federation.protocol import Setting
+from fdaudit.federation.state import basis_of, keep_basis, put, take
 from fdaudit.rng import child, child_seed
 from fdaudit.training.trainer import Fit, Fitted, Job, Parameters, draw_batches
-
-from ._local import LocalTraining
-from ._state import basis_of, keep_basis, put, take
 
 __all__ = ["ClientModels", "draw_job"]
 

@@ -26,6 +26,7 @@ def take(state: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
 
 def keep_basis(state: dict[str, Tensor], party: str, basis: Basis) -> None:
     """Store the inputs of a party's model; store nothing if the inputs are all that it holds."""
+    state.pop(f"{party}/basis", None)
     if basis != ALL:
         state[f"{party}/basis"] = basis_to_tensor(basis)
 

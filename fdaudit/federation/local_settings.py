@@ -13,6 +13,8 @@ from fdaudit.training.objectives import objective_of
 from fdaudit.training.trainer import Fit
 from fdaudit.types import Task, Trained
 
+__all__ = ["LocalSteps", "LocalTraining"]
+
 
 class LocalSteps(ProtocolConfig):
     """Local SGD: steps or epochs a round, batch size and optimizer."""

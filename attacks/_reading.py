@@ -1,0 +1,47 @@
+"""What every attack does with messages that it cannot read: leave them out, and say so."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import wraps
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from fdaudit.adversary.forms import forms_of, left_out, legible
+from fdaudit.types import Applicability
+
+if TYPE_CHECKING:
+    import torch
+
+    from fdaudit.adversary.knowledge import Knowledge
+    from fdaudit.adversary.task import Attack
+    from fdaudit.adversary.view import View
+    from fdaudit.types import AttackTask, Guess
+
+__all__ = ["reads_forms"]
+
+A = TypeVar("A", bound="type[Any]")
+
+
+def reads_forms(cls: A) -> A:
+    """Make an attack see only messages that have the form of their kind (`fdaudit.adversary.forms`).
+
+    If it does not apply, its reason names the messages of the kinds that it needs and that were left out.
+    """
+    applicable, run = cls.applicable, cls.run
+
+    @wraps(applicable)
+    def checked(self: Attack, view: View, knowledge: Knowledge, task: AttackTask) -> Applicability:
+        forms = forms_of(knowledge)
+        found = applicable(self, legible(view, forms), knowledge, task)
+        reason = "" if found.ok else left_out(view, forms, tuple(cls.needs))
+        return Applicability(False, f"{found.reason}; {reason}") if reason else found
+
+    @wraps(run)
+    def checked_run(
+        self: Attack, view: View, knowledge: Knowledge, task: AttackTask, generator: torch.Generator
+    ) -> Sequence[Guess]:
+        found: Sequence[Guess] = run(self, legible(view, forms_of(knowledge)), knowledge, task, generator)
+        return found
+
+    cls.applicable, cls.run = checked, checked_run
+    return cls

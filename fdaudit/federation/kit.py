@@ -1,0 +1,54 @@
+"""Everything that a protocol from outside imports, in one place.
+
+`fdaudit`'s own protocols use the same names from the modules where they are defined.
+"""
+
+from fdaudit.federation.client_models import ClientModels, draw_job
+from fdaudit.federation.local_settings import LocalSteps, LocalTraining
+from fdaudit.federation.local_training import Basis, LocalTrainings, joined
+from fdaudit.federation.protocol import FederatedProtocol, PartyData, ProtocolConfig, Round, Setting
+from fdaudit.federation.simple import Computed, SimpleProtocol, mean
+from fdaudit.federation.state import basis_of, keep_basis, put, take
+from fdaudit.rng import child, child_seed
+from fdaudit.training.private_step import Guard, per_sample_gradients
+from fdaudit.training.stepwise import Learner, Optimizer
+from fdaudit.training.trainer import Fit, Fitted, Job, Parameters, draw_batches, parameters_of
+from fdaudit.transcript.messages import ALL, DATA
+from fdaudit.transcript.wire import Delivery
+
+__all__ = [
+    "ALL",
+    "DATA",
+    "Basis",
+    "ClientModels",
+    "Computed",
+    "Delivery",
+    "FederatedProtocol",
+    "Fit",
+    "Fitted",
+    "Guard",
+    "Job",
+    "Learner",
+    "LocalSteps",
+    "LocalTraining",
+    "LocalTrainings",
+    "Optimizer",
+    "Parameters",
+    "PartyData",
+    "ProtocolConfig",
+    "Round",
+    "Setting",
+    "SimpleProtocol",
+    "basis_of",
+    "child",
+    "child_seed",
+    "draw_batches",
+    "draw_job",
+    "joined",
+    "keep_basis",
+    "mean",
+    "parameters_of",
+    "per_sample_gradients",
+    "put",
+    "take",
+]

@@ -1,0 +1,278 @@
+"""A protocol from outside: FedGEN as a package, kinds of its own, declared generators."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from fdaudit.protocols import REGISTRY
+
+import fdaudit
+from fdaudit import attacks
+from fdaudit.adversary.forms import Forms, left_out, legible
+from fdaudit.cli.explain import card, text
+from fdaudit.errors import SpecError
+from fdaudit.models import Architecture
+from fdaudit.models.declared import generator_card
+from fdaudit.planning.message_sizes import fixed_sizes
+from fdaudit.planning.plan import make_plan
+from fdaudit.rng import child
+from fdaudit.spec.schema import load_spec
+from fdaudit.training.trainer import parameters_of
+from fdaudit.transcript.messages import Message
+from fdaudit.types import TensorInfo
+
+from ..helpers.run_cases import known, tiny
+
+FEDGEN = "import:fedgen:FedGEN"
+_FOLDER = Path(__file__).parent.parent / "fixtures" / "fedgen_package"
+NETWORK = Architecture("mlp", {"widths": [4]}, (1, 8, 8), 10)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def package() -> Iterator[None]:
+    sys.path.insert(0, str(_FOLDER))
+    yield
+    sys.path.remove(str(_FOLDER))
+    for name in ("fedgen", "banks"):
+        sys.modules.pop(name, None)
+
+
+def fedgen(share: str = "all", **changes: Any) -> dict[str, Any]:
+    params = {"rounds": 2, "batch_size": 8, "local_steps": 2, "generator_steps": 2, "share": share}
+    return tiny(protocol={"name": FEDGEN, "params": params}, **changes)
+
+
+BANKS = "import:banks:Banks"
+
+
+def message(kind: str, shapes: dict[str, tuple[int, ...]], **changes: Any) -> Message:
+    tensors = {n: TensorInfo("F32", s) for n, s in shapes.items()}
+    sent = Message(
+        seq=0, round=0, step=0, sender="client/0", receivers=("server",), kind=kind, tensors=tensors
+    )
+    return replace(sent, payload={"file": "x", "length": 1}, **changes)
+
+
+WHOLE = {n: tuple(p.shape) for n, p in NETWORK.build(torch.Generator()).named_parameters()}
+
+
+# -- the form of messages -------------------------------------------------------------------------------------------
+
+
+def test_a_whole_model_is_read_and_a_part_is_not() -> None:
+    forms = Forms(architecture=NETWORK, classes=10)
+    first, *rest = WHOLE
+    for kind in ("model_parameters", "model_update", "gradient"):
+        assert forms.misfit(message(kind, WHOLE)) == ""
+        assert f"{first} missing" in forms.misfit(message(kind, {n: WHOLE[n] for n in rest}))
+        assert "has not: generator.weight" in forms.misfit(message(kind, {**WHOLE, "generator.weight": (3,)}))
+        assert "(7,)" in forms.misfit(message(kind, {**WHOLE, first: (7,)}))
+
+
+def test_a_quantised_model_is_whole_by_its_names() -> None:
+    forms = Forms(architecture=NETWORK, classes=10)
+    first, *rest = WHOLE
+    coded = {
+        f"{first}:codes": (9,),
+        f"{first}:grid": (2,),
+        f"{first}:layout": (3,),
+        **{n: WHOLE[n] for n in rest},
+    }
+    assert forms.misfit(message("model_update", coded)) == ""
+
+
+@pytest.mark.parametrize(
+    ("kind", "good", "bad"),
+    [
+        ("logits", {"index": (5,), "values": (5, 10)}, {"index": (5,), "values": (5, 11)}),
+        ("soft_labels", {"values": (5, 10)}, {"answers": (5, 10)}),
+        ("hard_labels", {"index": (5,), "values": (5,)}, {"index": (5,), "values": (5, 10)}),
+        ("ensemble_labels", {"index": (5,), "values": (5,)}, {"index": (5,), "values": (5, 2)}),
+        ("class_counts", {"counts": (10,)}, {"counts": (9,)}),
+        ("sample_count", {"n": ()}, {"n": (4,)}),
+        ("vote_counts", {"index": (5,), "counts": (5, 10)}, {"counts": (5, 10), "i": (5,)}),
+        ("proxy_indices", {"index": (5,)}, {"numbers": (5,)}),
+        ("generated_samples", {"samples": (5, 1, 8, 8)}, {"samples": (5, 64)}),
+        ("discriminator_parameters", {"weight": (1, 4), "bias": (1,)}, {"weight": (1, 9), "bias": (1,)}),
+    ],
+)
+def test_other_kinds_are_read_in_their_form_only(kind: str, good: Any, bad: Any) -> None:
+    forms = Forms(architecture=NETWORK, classes=10)
+    assert forms.misfit(message(kind, good)) == ""
+    assert forms.misfit(message(kind, bad))
+
+
+def test_what_cannot_be_read_leaves_the_view_with_a_reason() -> None:
+    from types import SimpleNamespace  # stands for a view, whose directory is not read here
+
+    view: Any = SimpleNamespace(
+        messages=(message("acme/bank", {"x": (3,)}), message("model_update", {"x": (3,)}))
+    )
+    forms = Forms(architecture=NETWORK, classes=10)
+    said = left_out(view, forms, ("model_update",))
+    assert said.startswith("model_update of client/0 left out: it has 0 of 4 tensors of a whole mlp")
+    whole: Any = SimpleNamespace(messages=(message("model_update", WHOLE),))
+    assert legible(whole, forms) is whole
+
+
+def test_every_attack_leaves_out_what_it_cannot_read() -> None:
+    for name in attacks.REGISTRY.names():
+        found = attacks.REGISTRY.load(name)
+        assert hasattr(found.applicable, "__wrapped__"), name
+        assert hasattr(found.run, "__wrapped__"), name
+
+
+# -- kinds with a namespace -----------------------------------------------------------------------------------------
+
+
+def test_a_kind_of_its_own_is_private_untested_and_of_telling_size(tmp_path: Path) -> None:
+    run = fdaudit.run(
+        tiny(protocol={"name": BANKS, "params": {"rounds": 2, "local_steps": 1}}), tmp_path / "run"
+    )
+    assert run.verify() == []
+    (row,) = (
+        r for r in run.result["exposure"] if (r["party"], r["kind"]) == ("server", "acme/prototype-bank")
+    )
+    assert (row["direction"], row["private"]) == ("received", True)
+    assert "no attack knows" in row["unread"]
+    assert ("acme/prototype-bank", "client") not in fixed_sizes(run.plan)
+    (server,) = (e for e in run.result["ledger"] if e["adversary"] == "server")
+    assert server["epsilon"] is None
+
+
+@pytest.mark.parametrize("kind", ["bank", "Acme/bank", "acme/", "acme/bank/x"])
+def test_a_kind_without_a_namespace_is_refused(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    declared = f'messages = ({{"kind": {kind!r}, "from": "client", "to": "server", "what": "x"}},)'
+    text_ = (_FOLDER / "banks.py").read_text().replace('name = "banks"', f'name = "banks"\n    {declared}')
+    (tmp_path / "unnamed.py").write_text(text_)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "unnamed", raising=False)
+    for way in (REGISTRY.describe, REGISTRY.load):
+        with pytest.raises(SpecError, match="namespace"):
+            way("import:unnamed:Banks")
+
+
+# -- declared generators --------------------------------------------------------------------------------------------
+
+
+def built(name: str) -> tuple[Any, dict[str, torch.Tensor]]:
+    spec = load_spec(tiny(protocol={"name": name, "params": {}}, dataset={"name": "digits", "limit": 100}))
+    plan = make_plan(spec, known(7))
+    assert plan.generator is not None
+    return plan, parameters_of(plan.generator.module(child(0, "g")))
+
+
+def test_dafkd_s_declaration_builds_its_generator() -> None:
+    plan, found = built("dafkd")
+    from fdaudit.models.conditional import build_conditional
+
+    cfg, shape = plan.protocol_config, plan.dataset.input_shape
+    own = parameters_of(build_conditional(child(0, "g"), cfg.latent, cfg.generator_width, shape, 10))
+    assert found.keys() == own.keys()
+    assert all(torch.equal(found[n], own[n]) for n in own)
+    assert (
+        plan.forms.misfit(message("generator_parameters", {n: tuple(t.shape) for n, t in own.items()})) == ""
+    )
+
+
+def test_fediod_s_declaration_builds_its_generator() -> None:
+    plan, found = built("fediod")
+    from fdaudit.models.generative import build_generator
+
+    cfg, shape = plan.protocol_config, plan.dataset.input_shape
+    own = parameters_of(build_generator(child(0, "g"), cfg.latent, cfg.generator_width, shape))
+    assert found.keys() == own.keys()
+    assert all(torch.equal(found[n], own[n]) for n in own)
+    drawn = plan.generator.drawn(own, 5, torch.Generator().manual_seed(0), 2)
+    assert drawn.shape == (5, *shape)
+
+
+def test_an_undeclared_or_another_generator_is_not_read() -> None:
+    assert "declares no generator" in Forms(architecture=NETWORK).misfit(
+        message("generator_parameters", WHOLE)
+    )
+    plan, found = built("dafkd")
+    name = next(iter(found))
+    shapes = {n: tuple(t.shape) for n, t in found.items()}
+    assert "lacks" in plan.forms.misfit(
+        message("generator_parameters", {n: s for n, s in shapes.items() if n != name})
+    )
+    assert name in plan.forms.misfit(message("generator_parameters", {**shapes, name: (1,)}))
+
+
+@pytest.mark.parametrize(
+    ("declared", "problem"),
+    [
+        ({"build": "x:Y"}, "missing or unknown"),
+        ({"build": "x:Y", "arguments": {"n": "nothing"}}, "is no setting"),
+        ({"build": "x:Y", "arguments": {}, "takes": ("colour",)}, "is not what a generator takes"),
+        ({"build": "x:Y", "arguments": {}, "latent": "none"}, "is no length"),
+    ],
+)
+def test_a_wrong_declaration_is_refused(declared: dict[str, Any], problem: str) -> None:
+    with pytest.raises(SpecError, match=problem):
+        generator_card(declared, {"latent": 3}, input_shape=(1, 8, 8), classes=10, features=4)
+
+
+def test_a_generator_that_cannot_be_built_has_a_reason() -> None:
+    card_ = generator_card(
+        {"build": "no_such_module:G", "arguments": {}},
+        {"latent": 3},
+        input_shape=(1, 8, 8),
+        classes=2,
+        features=0,
+    )
+    assert card_ is not None
+    assert "cannot be made" in card_.misfit({})
+
+
+# -- FedGEN ---------------------------------------------------------------------------------------------------------
+
+
+def test_fedgen_imports_public_names_only_and_its_messages_are_found() -> None:
+    source = (_FOLDER / "fedgen.py").read_text(encoding="utf-8")
+    ours = [line for line in source.splitlines() if line.startswith(("from fdaudit", "import fdaudit"))]
+    assert ours == ["from fdaudit.federation.kit import ("]
+    plan = make_plan(load_spec(fedgen()), known(7))
+    found = {(m["kind"], m["from"]): set(m["to"].split(", ")) for m in plan.declared_messages}
+    assert found == {
+        ("class_counts", "client"): {"server"},
+        ("model_parameters", "server"): {"client", "world"},
+        ("generator_parameters", "server"): {"client"},
+        ("model_parameters", "client"): {"server"},
+    }
+    assert "Clients send their models and label counts." in text(card(FEDGEN))
+
+
+@pytest.mark.parametrize("share", ["all", "head"])
+def test_fedgen_s_parts_are_tested_or_said_to_be_untested(share: str, tmp_path: Path) -> None:
+    asked = fedgen(share, attacks=[{"name": "update-projection"}, {"name": "generator-leakage"}])
+    run = fdaudit.run(asked, tmp_path / "run")
+    cells = {c["attack"]: c for c in run.result["cells"] if c["status"] != "not-requested"}
+    unread = {r["kind"] for r in run.result["exposure"] if r["party"] == "server" and r["unread"]}
+    if share == "all":
+        assert {c["status"] for c in cells.values()} <= {"run", "inconclusive"}
+        assert unread == set()
+    else:
+        assert {c["status"] for c in cells.values()} == {"not-applicable"}
+        assert "extractor.1.weight, extractor.1.bias missing" in cells["update-projection"]["reason"]
+        assert unread == {"model_parameters", "generator_parameters"}
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("share", ["all", "head"])
+def test_fedgen_audits_without_a_failed_cell(share: str, tmp_path: Path) -> None:
+    adversaries = ["server", "client/1", "eavesdropper", "world", "server+client/1"]
+    run = fdaudit.run(fedgen(share, attacks="all", adversaries=adversaries), tmp_path / "run")
+    cells = run.result["cells"]
+    assert {c["adversary"] for c in cells} == set(adversaries)
+    assert {c["id"]: c["reason"] for c in cells if c["status"] == "failed"} == {}
+    assert all(c["reason"] for c in cells if c["status"] == "not-applicable")
