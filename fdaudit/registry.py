@@ -45,7 +45,7 @@ REQUIRED: Mapping[str, Mapping[str, str]] = {
 _OPTIONAL: Mapping[str, Mapping[str, str]] = {
     "fdaudit.attacks": {"oracle": "text or None", "tasks": _TEXTS, "control": "a mapping"},
     "fdaudit.protocols": {
-        **dict.fromkeys(("roles_when", "privacy", "trains"), "a mapping"),
+        **dict.fromkeys(("roles_when", "privacy", "trains", "starts"), "a mapping"),
         "tasks": _TEXTS,
     },
     "fdaudit.defenses": {

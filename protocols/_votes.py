@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from fdaudit.transcript.samples import narrow, sample_index
+
 __all__ = ["ballot", "count", "targets"]
 
 
@@ -19,7 +21,7 @@ def ballot(logits: Tensor, accepted: Tensor | None = None) -> Tensor:
     votes = logits.argmax(1)
     if accepted is not None:
         votes = votes.where(accepted.to(votes.device), -1)
-    return votes.to(torch.int8 if logits.shape[1] <= 128 else torch.int32)
+    return narrow(votes, logits.shape[1], 0 if accepted is None else -1)
 
 
 def count(ballots: Iterable[Mapping[str, Tensor]], asked: Tensor, classes: int) -> Tensor:
@@ -34,7 +36,7 @@ def count(ballots: Iterable[Mapping[str, Tensor]], asked: Tensor, classes: int) 
     position[asked] = torch.arange(len(asked))
     counts = torch.zeros(len(asked), classes, dtype=torch.int64)
     for cast in ballots:
-        index, votes = cast["index"].cpu().long(), cast["values"].cpu().long()
+        index, votes = sample_index(cast), cast["values"].cpu().long()
         known = (index >= 0) & (index < size)
         rows, votes = position[index[known]], votes[known]
         rows, votes = rows[rows >= 0], votes[rows >= 0]
@@ -54,7 +56,7 @@ def targets(sent: Mapping[str, Tensor], samples: int, classes: int) -> dict[str,
     Returns:
         `index` (m,) int32 and `values` (m, C) float32: the shares of the votes, or one-hot labels.
     """
-    index = sent["index"].cpu().long()
+    index = sample_index(sent)
     if "counts" in sent:
         votes = sent["counts"].cpu().double().nan_to_num(posinf=0.0).clamp_min(0)
     else:

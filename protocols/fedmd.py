@@ -11,7 +11,7 @@ from fdaudit.federation.protocol import Round, Setting
 from fdaudit.transcript.wire import Delivery
 from fdaudit.types import Trained
 
-from ._public import PublicDistillation, PublicTraining, Share, average
+from ._public import PublicDistillation, PublicTraining, Share
 
 __all__ = ["FedMD", "FedMDConfig"]
 
@@ -133,6 +133,10 @@ class FedMD(PublicDistillation):
         "finds": {"server": "logits"},
         "private": {"params": {}, "withhold": [], "training": ["model"]},
     }
+    starts: ClassVar[dict[str, str]] = {
+        "weights": "own",
+        "source": "Li & Wang 2019, Algorithm 1: each participant has its independently designed model; none is sent.",
+    }
     pools_data: ClassVar[bool] = False
     heterogeneous: ClassVar[bool] = True
     needs_public: ClassVar[bool] = True
@@ -165,6 +169,6 @@ class FedMD(PublicDistillation):
         """Send the updated consensus, the mean over the clients that answered; None without answers."""
         if not scores:
             return None
-        consensus = average(scores.values(), len(self._public), self._classes)
+        consensus = self._mean(scores.values())
         inputs = [sent.seq for sent in scores.values()]
         return self._wire.send("server", list(self._clients), "ensemble_labels", consensus, inputs=inputs)

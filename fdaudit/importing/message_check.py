@@ -22,17 +22,17 @@ _ALONE: Mapping[str, tuple[str, ...]] = MappingProxyType(
 _NEEDED: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         "discriminator_scores": ("values",),
-        "ensemble_labels": ("index", "values"),
+        "ensemble_labels": ("values",),
         "generated_samples": ("samples",),
-        "hard_labels": ("index", "values"),
-        "logits": ("index", "values"),
+        "hard_labels": ("values",),
+        "logits": ("values",),
         "proxy_indices": ("index",),
         "sample_gradients": ("values",),
-        "soft_labels": ("index", "values"),
-        "vote_counts": ("index", "counts"),
+        "soft_labels": ("values",),
+        "vote_counts": ("counts",),
     }
 )
-"""Kinds that attacks read by these names."""
+"""Kinds that attacks read by these names; answers without `index` are about the first samples, in order."""
 _ONE = ("logit_range", "sample_count")
 """Kinds of one number."""
 

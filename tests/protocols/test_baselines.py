@@ -6,7 +6,8 @@ import math
 
 import pytest
 import torch
-from fdaudit.protocols._public import average, draw_samples, existing, predictions
+from fdaudit.protocols._public import answer as made_answer
+from fdaudit.protocols._public import average, draw_samples, existing
 from fdaudit.protocols.classwise import combine, known, mean_by_class, mixed_targets
 from fdaudit.protocols.ds_fl import sharpen
 from fdaudit.protocols.feddf import mean_logits, weighted_mean
@@ -70,9 +71,12 @@ def test_nobody_answering_gives_an_empty_average():
 
 def test_what_is_shared_of_a_prediction():
     logits = torch.tensor([[math.log(3.0), 0.0], [-1.0, 4.0]])
-    assert predictions(logits, "logits") is logits
-    torch.testing.assert_close(predictions(logits, "soft_labels")[0], torch.tensor([0.75, 0.25]))
-    assert predictions(logits, "hard_labels").tolist() == [0, 1]
+    every = torch.arange(2)
+    assert made_answer(every, logits, "logits", 2)["values"] is logits
+    torch.testing.assert_close(
+        made_answer(every, logits, "soft_labels", 2)["values"][0], torch.tensor([0.75, 0.25])
+    )
+    assert made_answer(every, logits, "hard_labels", 2)["values"].tolist() == [0, 1]
 
 
 def test_samples_are_distinct_in_order_and_at_most_all():
@@ -279,7 +283,7 @@ def test_ds_fls_server_learns_from_the_labels_alone(tmp_path):
     optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
     for _ in range(configured("ds-fl", {}).distill_steps):
         optimizer.zero_grad()
-        F.cross_entropy(module(public()[labels["index"]]), labels["values"]).backward()
+        F.cross_entropy(module(public()), labels["values"]).backward()  # of all samples, in order
         optimizer.step()
     same(ran.protocol.released(), dict(module.state_dict()), rtol=1e-5, atol=1e-6)
 
