@@ -21,7 +21,6 @@ from fdaudit.errors import ProtocolError
 from fdaudit.events import NoGuarantee
 
 __all__ = [
-    "LISTING",
     "Configured",
     "Moved",
     "NoiseConfig",
@@ -36,8 +35,6 @@ __all__ = [
 ]
 
 CLIENT_SHARE, CLIENT_BOUND = "client_share", "client_bound"
-LISTING = ("ensemble_labels", "hard_labels", "logits", "soft_labels", "vote_counts")
-"""Kinds with one row a sample: without `index`, their number of rows still tells which samples they are about."""
 _LEFT_ALONE = ("index", "z_max")
 """Tensors that identify a message's samples: noise on a sample's number would name another sample."""
 
@@ -81,13 +78,9 @@ def without_shares(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {n: t for n, t in tensors.items() if n not in (CLIENT_SHARE, CLIENT_BOUND)}
 
 
-def unclaimed(kind: str, tensors: Mapping[str, Tensor], public_index: bool) -> NoGuarantee | None:
+def unclaimed(tensors: Mapping[str, Tensor], public_index: bool) -> NoGuarantee | None:
     """Return why no guarantee can be claimed for a clipped and noised message, or None."""
     bare = sorted(tensors.keys() & {*_LEFT_ALONE} - ({"index"} if public_index else set()))
-    if not bare and not public_index and kind in LISTING:
-        return NoGuarantee(
-            reason=f"which samples {kind} are about is not declared public, and noise does not hide it"
-        )
     if bare:
         return NoGuarantee(reason=f"{' and '.join(bare)} of the message goes out without noise")
     if not sum(t.numel() for t in values_of(tensors).values()):

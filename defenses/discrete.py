@@ -112,7 +112,7 @@ class _GridNoise(Configured[Grids]):
             drawn = torch.from_numpy(self._drawn(tensor.numel(), noise)).reshape(tensor.shape)
             codes = self._codes(tensor).cpu() + cfg.margin + drawn
             made |= packed(name, codes.clamp(0, grid.points - 1), grid)
-        return Released(kind=kind, tensors=made, event=self._claim(kind, tensors))
+        return Released(kind=kind, tensors=made, event=self._claim(tensors))
 
     def _codes(self, sent: Tensor) -> Tensor:
         """Return the number of the point nearest to each value, from 0 to `levels`; halves go up."""
@@ -120,8 +120,8 @@ class _GridNoise(Configured[Grids]):
         steps = (finite(sent).clamp(-cfg.clip, cfg.clip) + cfg.clip) / cfg.step
         return (steps + 0.5).floor().clamp(0, cfg.levels).long()
 
-    def _claim(self, kind: str, tensors: Mapping[str, Tensor]) -> Event:
-        nothing = unclaimed(kind, tensors, self.config.public_index)
+    def _claim(self, tensors: Mapping[str, Tensor]) -> Event:
+        nothing = unclaimed(tensors, self.config.public_index)
         return nothing or self._event(moved(self.name, tensors, self.config.clip, self.config.levels))
 
     def _drawn(self, n: int, noise: SecretStream) -> Ints:

@@ -71,7 +71,7 @@ class _Noise(Configured[Settings]):
         sent = without_shares(tensors)
         # Use double precision up to the noise: float32 would round the clipped norm past the clip.
         made = {n: noised(t, clipped[n], self._drawn(t, noise)) for n, t in values.items()}
-        return Released(kind=kind, tensors={**sent, **made}, event=self._event(kind, tensors))
+        return Released(kind=kind, tensors={**sent, **made}, event=self._event(tensors))
 
     def _clipped(self, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
         raise NotImplementedError
@@ -79,7 +79,7 @@ class _Noise(Configured[Settings]):
     def _drawn(self, sent: Tensor, noise: SecretStream) -> Tensor:
         raise NotImplementedError
 
-    def _event(self, kind: str, tensors: Mapping[str, Tensor]) -> Event:
+    def _event(self, tensors: Mapping[str, Tensor]) -> Event:
         raise NotImplementedError
 
 
@@ -123,10 +123,10 @@ class GaussianNoise(_Noise[GaussianNoiseConfig]):
     def _drawn(self, sent: Tensor, noise: SecretStream) -> Tensor:
         return torch.as_tensor(noise.normal(*sent.shape)) * self.config.sigma
 
-    def _event(self, kind: str, tensors: Mapping[str, Tensor]) -> Event:
+    def _event(self, tensors: Mapping[str, Tensor]) -> Event:
         if self.config.clip is None and self.config.bound is None:
             return NoGuarantee(reason=_UNCLIPPED)
-        nothing = unclaimed(kind, tensors, self.config.public_index)
+        nothing = unclaimed(tensors, self.config.public_index)
         if nothing is not None:
             return nothing
         covers: tuple[str, ...] = ("data", "messages")
@@ -178,10 +178,10 @@ class LaplaceNoise(_Noise[LaplaceNoiseConfig]):
     def _drawn(self, sent: Tensor, noise: SecretStream) -> Tensor:
         return torch.as_tensor(noise.laplace(*sent.shape)) / self.config.gamma
 
-    def _event(self, kind: str, tensors: Mapping[str, Tensor]) -> Event:
+    def _event(self, tensors: Mapping[str, Tensor]) -> Event:
         if self.config.clip is None:
             return NoGuarantee(reason=_UNCLIPPED)
-        nothing = unclaimed(kind, tensors, self.config.public_index)
+        nothing = unclaimed(tensors, self.config.public_index)
         if nothing is not None:
             return nothing
         by = moved(self.name, tensors, self.config.clip)
