@@ -142,7 +142,9 @@ def test_later_rounds_tell_where_the_first_tells_little(tmp_path: Path) -> None:
     first, note = case.told(rounds=1)
     assert first < 0.7  # nobody has trained before the first answers: initial weights are all that shows
     assert note.endswith("answers of 1 round")
-    later, note = case.told(rounds=3)
+    later, note = case.told(
+        rounds=3, shadows=200
+    )  # unknown initial weights are noise: more shadows average it
     assert later > 0.9
     assert note.endswith("answers of 3 rounds")
 
