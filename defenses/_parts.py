@@ -79,7 +79,7 @@ def without_shares(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def unclaimed(tensors: Mapping[str, Tensor], public_index: bool) -> NoGuarantee | None:
-    """Return why no guarantee can be claimed for a clipped and noised message, or an empty reason."""
+    """Return why no guarantee can be claimed for a clipped and noised message, or None."""
     bare = sorted(tensors.keys() & {*_LEFT_ALONE} - ({"index"} if public_index else set()))
     if bare:
         return NoGuarantee(reason=f"{' and '.join(bare)} of the message goes out without noise")
@@ -100,9 +100,9 @@ def norm(tensors: Iterable[Tensor]) -> float:
 
 
 def noised(sent: Tensor, clipped: Tensor, drawn: Tensor) -> Tensor:
-    """Return the sum in the dtype that was sent; whole numbers are rounded, not truncated."""
+    """Return the sum in the dtype that was sent; whole numbers are rounded, to int64: a narrower type would wrap."""
     made = clipped + drawn.to(sent.device)
-    return (made if sent.is_floating_point() else made.round()).to(sent.dtype)
+    return made.to(sent.dtype) if sent.is_floating_point() else made.round().long()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -58,7 +58,7 @@ class LaplaceNoiseConfig(NoiseConfig):
 
 
 class _Noise(Configured[Settings]):
-    """Base of additive noise: each value is clipped, noised and sent in its own dtype."""
+    """Base of additive noise: each value is clipped, noised and sent in its own dtype, whole numbers in int64."""
 
     def release(self, kind: str, tensors: Mapping[str, Tensor], noise: SecretStream) -> Released:
         """Clip, add noise, and state the guarantee.

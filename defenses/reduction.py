@@ -18,6 +18,7 @@ from fdaudit.config import Config
 from fdaudit.errors import ProtocolError
 from fdaudit.events import NoGuarantee
 from fdaudit.rng import SecretStream
+from fdaudit.transcript.samples import narrow
 from fdaudit.transcript.wire import Released
 
 from ._parts import Configured, without_shares
@@ -200,7 +201,8 @@ class HardLabel(Configured[HardLabelConfig]):
             raise ProtocolError(
                 f"{self.name}: {kind} is no answer. Attach it to {' or '.join(self.accepts)}."
             )
-        labels = _rows(self.name, kind, tensors).argmax(1)
+        rows = _rows(self.name, kind, tensors)
+        labels = narrow(rows.argmax(1), rows.shape[1])
         sent = {n: t for n, t in _sent(tensors, labels).items() if n != "z_max"}
         reason = "a class without noise: an answer that one record turns gives the record away"
         return Released(kind=self.makes, tensors=sent, event=NoGuarantee(reason=reason))

@@ -51,7 +51,7 @@ _OPTIONAL: Mapping[str, Mapping[str, str]] = {
         "page": "text",
     },
     "fdaudit.protocols": {
-        **dict.fromkeys(("roles_when", "privacy", "trains", "generator"), "a mapping"),
+        **dict.fromkeys(("roles_when", "privacy", "trains", "generator", "starts"), "a mapping"),
         "messages": _RECORDS,
         "page": "text",
         "tasks": _TEXTS,

@@ -334,12 +334,13 @@ KINDS: Mapping[str, str] = MappingProxyType(
         "gradient": "named gradients of the mean loss of one batch",
         "sample_count": "n (): how many records the sender trains on",
         "class_counts": "counts (C,): records per class",
-        "logits": "index (n,), values (n, C)",
-        "soft_labels": "index (n,), values (n, C), rows summing to 1, or to the scores they are weighted by",
-        "hard_labels": "index (n,), values (n,)",
+        "logits": "index (n,) unless all in order, values (n, C)",
+        "soft_labels": "index (n,) unless all in order, values (n, C), rows summing to 1, or to the scores they are "
+        "weighted by",
+        "hard_labels": "index (n,) unless all in order, values (n,)",
         "logit_range": "max_abs (): largest absolute logit",
         "proxy_indices": "index (n,)",
-        "ensemble_labels": "index (n,), values (n, C) or (n,)",
+        "ensemble_labels": "index (n,) unless all in order, values (n, C) or (n,)",
         "generated_samples": "samples (n, c, h, w)",
         "logit_cotangents": "values (n, C) where logits were sent, gan_weight () where a discriminator adds its own",
         "sample_gradients": "values (n, c, h, w)",
@@ -347,14 +348,15 @@ KINDS: Mapping[str, str] = MappingProxyType(
         "generator_parameters": "named parameters of a generator",
         "discriminator_parameters": "named parameters of a discriminator",
         "class_prototypes": "values (C, C)",
-        "vote_counts": "index (n,), counts (n, C)",
+        "vote_counts": "index (n,) unless all in order, counts (n, C)",
         "release": "a digest or tensors that a party releases to itself",
         "oracle_query": "samples (n, c, h, w)",
         "oracle_answer": "values (n, C) or (n,)",
         "silence": "no tensors: the sender did not answer",
     }
 )
-"""Every message kind of the vocabulary, with its tensors and their shapes (C classes, n samples)."""
+"""Every message kind of the vocabulary, with its tensors and their shapes (C classes, n samples). A message about all
+samples in order has no `index`."""
 
 _OWN_KIND = re.compile(r"[a-z0-9][a-z0-9-]*/[a-z0-9][a-z0-9-]*")
 OWN_KIND = "a kind of the protocol's own: no attack knows its tensors"

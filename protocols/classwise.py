@@ -177,6 +177,10 @@ class FKD(_Classwise):
         "A client is sent the mean of the others: with two clients, the other's table itself.",
         "Parties follow the protocol and are curious (honest-but-curious).",
     )
+    starts: ClassVar[dict[str, str]] = {
+        "weights": "own",
+        "source": "Jeong et al. 2018, Algorithm 1: devices exchange mean outputs by class only, never a model.",
+    }
     deviations: ClassVar[tuple[str, ...]] = (
         (
             "The paper averages predictions as they arise in local training; we take those of the model at the "
@@ -255,6 +259,10 @@ class PLS(_Classwise):
             "what": "values (C, C): the mean of the clients' rows, the same table for all",
         },
     )
+    starts: ClassVar[dict[str, str]] = {
+        "weights": "own",
+        "source": "Wang et al. 2023 is for clients with heterogeneous models, and none is sent.",
+    }
     deviations: ClassVar[tuple[str, ...]] = (
         (
             "Reconstructed: all that our source says of PLS is that it needs no public data and shares class-wise "

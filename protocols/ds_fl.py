@@ -9,7 +9,7 @@ from pydantic import Field
 from torch import Tensor
 
 from fdaudit.federation.protocol import Round, Setting
-from fdaudit.federation.public_answers import PublicDistillation, PublicTraining, average
+from fdaudit.federation.public_answers import PublicDistillation, PublicTraining
 from fdaudit.federation.state import put, take
 from fdaudit.training.trainer import Parameters
 from fdaudit.transcript.wire import Delivery
@@ -125,6 +125,10 @@ class DSFL(PublicDistillation):
         "finds": {"server": "soft_labels", "world": "soft_labels"},
         "private": {"params": {}, "withhold": [], "training": ["model"]},
     }
+    starts: ClassVar[dict[str, str]] = {
+        "weights": "own",
+        "source": "Itahara et al. 2021, Algorithm 1: no model is sent to clients; the server's has its own weights.",
+    }
     pools_data: ClassVar[bool] = False
     heterogeneous: ClassVar[bool] = True
     needs_public: ClassVar[bool] = True
@@ -162,7 +166,7 @@ class DSFL(PublicDistillation):
         """Broadcast the global labels: the mean over the answering clients, sharpened by ERA; None without answers."""
         if not local:
             return None
-        labels = average(local.values(), len(self._public), self._classes)
+        labels = self._mean(local.values())
         if self.config.aggregation == "era":
             labels["values"] = sharpen(labels["values"], self.config.temperature)
         inputs = [sent.seq for sent in local.values()]

@@ -87,7 +87,7 @@ class FedAvg:
             "kind": "model_update",
             "from": "aggregator",
             "to": "server",
-            "what": "the sum of the updates that arrived; the field `weight` says what their weights add up to",
+            "what": "the sum of the updates that arrived; the fields `clients` and `weight` say whose, with what total",
             "when": {"aggregation": "secure"},
         },
         {
@@ -124,6 +124,10 @@ class FedAvg:
         ),
         "finds": {"server": "model_update", "world": "model_update"},
         "private": {"params": {"weighting": "uniform"}, "withhold": [], "training": ["model"]},
+    }
+    starts: ClassVar[dict[str, str]] = {
+        "weights": "broadcast",
+        "source": "McMahan et al. 2017, Algorithm 1: the server initialises w_0 and sends w_t in each round.",
     }
     pools_data: ClassVar[bool] = False
     heterogeneous: ClassVar[bool] = False
@@ -252,7 +256,7 @@ class FedAvg:
         }
         # The weight follows from the counts of all that were asked. Then this is no sum of its inputs alone.
         inputs = [*(u.seq for u in uploads.values()), *self._count_seqs(S)]
-        fields = {SUM: True, "weight": weight}
+        fields = {SUM: True, "weight": weight, "clients": list(uploads)}
         sent = self._wire.send("aggregator", ["server"], "model_update", total, inputs=inputs, fields=fields)
         if sent is None:
             raise ProtocolError("fedavg: the sum of the updates did not arrive. Only clients may go silent.")

@@ -101,6 +101,10 @@ class FedDF(ModelUploads):
         "finds": {"server": "model_parameters", "world": "model_parameters"},
         "private": {"params": {}, "withhold": ["sample_count"], "training": ["model"]},
     }
+    starts: ClassVar[dict[str, str]] = {
+        "weights": "broadcast",
+        "source": "Lin et al. 2020, Algorithms 1 and 3: clients train from the server's model of their network.",
+    }
     pools_data: ClassVar[bool] = False
     heterogeneous: ClassVar[bool] = True
     needs_public: ClassVar[bool] = True

@@ -11,7 +11,7 @@ from fdaudit.errors import ProtocolError
 from fdaudit.federation.client_models import draw_job
 from fdaudit.federation.local_training import Basis, joined
 from fdaudit.federation.protocol import Round, Setting
-from fdaudit.federation.public_answers import PublicTraining, average, draw_samples, existing, predictions
+from fdaudit.federation.public_answers import PublicTraining, answer, average, existing, request
 from fdaudit.federation.state import put, take
 from fdaudit.rng import child
 from fdaudit.training.trainer import Parameters
@@ -100,6 +100,10 @@ class FedED:
         "finds": {"server": "soft_labels", "world": "soft_labels"},
         "private": {"params": {}, "withhold": [], "training": ["model"]},
     }
+    starts: ClassVar[dict[str, str]] = {
+        "weights": "broadcast",
+        "source": "Our reading of Sui et al. 2020: every round begins with the central model at the clients.",
+    }
     pools_data: ClassVar[bool] = False
     heterogeneous: ClassVar[bool] = False
     needs_public: ClassVar[bool] = True
@@ -141,10 +145,9 @@ class FedED:
 
     def _ask(self, t: int) -> Delivery | None:
         """Draw this round's public samples and name them to every client."""
-        index = draw_samples(
-            len(self._public), self.config.public_batch, child(self._seed, self.name, "samples", t)
-        )
-        return self._wire.send("server", list(self._clients), "proxy_indices", {"index": index}, inputs=[])
+        drawn = child(self._seed, self.name, "samples", t)
+        asked = request(len(self._public), self.config.public_batch, drawn)
+        return self._wire.send("server", list(self._clients), "proxy_indices", asked, inputs=[])
 
     def _distil(self, t: int, w: Delivery, answers: Mapping[str, Delivery]) -> None:
         """Distil the mean of the clients that answered; without answers the model stays the same."""
@@ -187,11 +190,10 @@ class FedED:
         answers: dict[str, Delivery] = {}
         index = existing(asked, len(self._public))
         for k, model in models.items():
-            values = predictions(self._trainer.predict(model, self._public[index]), self.config.share)
+            logits = self._trainer.predict(model, self._public[index])
+            tensors = answer(index, logits, self.config.share, len(self._public))
             inputs = joined(basis[k], () if asked is None else (asked.seq,))
-            sent = self._wire.send(
-                k, ["server"], self.config.share, {"index": index, "values": values}, inputs=inputs
-            )
+            sent = self._wire.send(k, ["server"], self.config.share, tensors, inputs=inputs)
             if sent is not None:
                 answers[k] = sent
         return answers

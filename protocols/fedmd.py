@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field
 
 from fdaudit.federation.protocol import Round, Setting
-from fdaudit.federation.public_answers import PublicDistillation, PublicTraining, Share, average
+from fdaudit.federation.public_answers import PublicDistillation, PublicTraining, Share
 from fdaudit.transcript.wire import Delivery
 from fdaudit.types import Trained
 
@@ -132,6 +132,10 @@ class FedMD(PublicDistillation):
         "finds": {"server": "logits"},
         "private": {"params": {}, "withhold": [], "training": ["model"]},
     }
+    starts: ClassVar[dict[str, str]] = {
+        "weights": "own",
+        "source": "Li & Wang 2019, Algorithm 1: each participant has its independently designed model; none is sent.",
+    }
     pools_data: ClassVar[bool] = False
     heterogeneous: ClassVar[bool] = True
     needs_public: ClassVar[bool] = True
@@ -164,6 +168,6 @@ class FedMD(PublicDistillation):
         """Send the updated consensus, the mean over the clients that answered; None without answers."""
         if not scores:
             return None
-        consensus = average(scores.values(), len(self._public), self._classes)
+        consensus = self._mean(scores.values())
         inputs = [sent.seq for sent in scores.values()]
         return self._wire.send("server", list(self._clients), "ensemble_labels", consensus, inputs=inputs)

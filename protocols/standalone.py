@@ -82,6 +82,10 @@ class Standalone(_Alone):
     messages: ClassVar[tuple[dict[str, Any], ...]] = ()
     trust: ClassVar[tuple[str, ...]] = ("Nothing leaves a client.",)
     oracles: ClassVar[tuple[dict[str, Any], ...]] = ()
+    starts: ClassVar[dict[str, str]] = {
+        "weights": "own",
+        "source": "A client that receives nothing can only draw its own.",
+    }
     deviations: ClassVar[tuple[str, ...]] = ()
     withholdable: ClassVar[tuple[str, ...]] = ()
     privacy: ClassVar[dict[str, Any]] = {
@@ -119,6 +123,10 @@ class Centralized(_Alone):
     oracles: ClassVar[tuple[dict[str, Any], ...]] = (
         {"name": "released-model", "available_to": ("world",), "answers": ("soft", "hard")},
     )
+    starts: ClassVar[dict[str, str]] = {
+        "weights": "own",
+        "source": "The only client draws them; nothing is sent before the end.",
+    }
     deviations: ClassVar[tuple[str, ...]] = ()
     withholdable: ClassVar[tuple[str, ...]] = ("model_parameters",)
     privacy: ClassVar[dict[str, Any]] = {

@@ -54,7 +54,7 @@ WORDS = {"errors", "limits", "rng", "config", "events", "types", "registry"}
 ROOMS_MAY = {
     "attacks": WORDS
     | {"adversary", "training", "models"}
-    | {"storage.cache", "storage.digests", "spec.schema", "transcript.messages"},
+    | {"storage.cache", "storage.digests", "spec.schema", "transcript.messages", "transcript.samples"},
     "defenses": WORDS | {"transcript", "accounting", "models", "training"},
     "protocols": WORDS | {"transcript", "parallel", "models", "training", "federation", "data"},
     "reports": WORDS | {"result", "transcript", "storage.digests", "storage.files", "storage.tables"},

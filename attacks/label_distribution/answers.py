@@ -97,12 +97,10 @@ def read_answers(view: View, client: str, classes: int) -> Tensor | None:
     """Return features (C, F) of a client's first and last answers on public samples, or None if there are none."""
     if any(m.kind in _GENERATED for m in view.messages):
         return None
+    sent = [m for m in view.messages if m.sender == client and m.kind in _KINDS and m.payload is not None]
     sent = [
-        m
-        for m in view.messages
-        if m.sender == client and m.kind in _KINDS and m.payload is not None and "index" in m.tensors
+        m for m in sent if m.kind == sent[0].kind and all(t.shape[0] for t in m.tensors.values() if t.shape)
     ]
-    sent = [m for m in sent if m.kind == sent[0].kind and m.tensors["index"].shape[0] > 0]
     if not sent:
         return None
     ends = (sent[0], sent[-1])
@@ -112,7 +110,8 @@ def read_answers(view: View, client: str, classes: int) -> Tensor | None:
 def answer_features(kind: str, values: Tensor, classes: int) -> Tensor:
     """Return features (C, F) of answers on n samples: logits or probabilities (n, C), F = 3, or classes (n,), F = 1."""
     if kind == "hard_labels":
-        known = values[(values >= 0) & (values < classes)].long()
+        values = values.long()
+        known = values[(values >= 0) & (values < classes)]
         return _share(torch.bincount(known, minlength=classes).double())[:, None]
     # Noise may have made probabilities negative.
     log_p = (values.double() if kind == "logits" else values.double().clamp_min(1e-12).log()).log_softmax(1)

@@ -10,6 +10,7 @@ from sklearn.linear_model import LogisticRegression
 from torch import Tensor
 
 from fdaudit.config import Config
+from fdaudit.transcript.samples import sample_index
 from fdaudit.types import Applicability, AttackTask, LabelDistribution
 
 from .._reading import reads_forms
@@ -128,11 +129,11 @@ def accepted_samples(view: View, client: str, samples: int) -> tuple[Tensor, Ten
             if m.payload is not None and client in m.receivers and m.seq < answer.seq
         ]
         tensors = view.tensors(answer)
-        if not questions or "index" not in tensors:
+        if not questions:
             continue
-        index, values = tensors["index"].long(), tensors["values"]
-        index = index[values >= 0] if values.ndim == 1 else index
-        question = view.tensors(questions[-1])["index"].long()
+        index, values = sample_index(tensors), tensors["values"]
+        index = index[values.long() >= 0] if values.ndim == 1 else index
+        question = sample_index(view.tensors(questions[-1]))
         asked += torch.bincount(_within(question, samples), minlength=samples)
         accepted += torch.bincount(_within(index, samples), minlength=samples)
     return asked, torch.minimum(accepted, asked)

@@ -1,7 +1,8 @@
 """Recorded predictions of each client's model in a view, with their samples.
 
-Samples are the public ones that the message's `index` names. If a protocol has none, they are those that the server
-generated in the same round and step. The effects of defences on answers are undone as far as possible.
+Samples are the public ones that the message's `index` names, or all in order without one. If a protocol has none, they
+are those that the server generated in the same round and step. The effects of defences on
+answers are undone as far as possible.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 from fdaudit.transcript.messages import Message, role
+from fdaudit.transcript.samples import sample_index
 
 from ._treatment import Treatment, treatment_of
 
@@ -127,8 +129,7 @@ def _one(view: View, drawn: _Drawn, sent: list[Message], most: int) -> Recorded 
         told = tensors["values"].cpu()
         if message.kind == "hard_labels":
             told = one_hot(told.long(), drawn.classes).double()
-        index = tensors.get("index", torch.arange(len(told))).cpu().long()
-        name = drawn.names(message, index)
+        name = drawn.names(message, sample_index(tensors))
         treatment = treatment_of(message.kind, view.defenses_of(message), told)
         names.append(name[name >= 0])
         values.append(treatment.undone(told[name >= 0]))

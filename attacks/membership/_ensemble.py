@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from fdaudit.transcript.messages import role
+from fdaudit.transcript.samples import sample_index
 from fdaudit.types import AttackTask
 
 from ._matched import told_counts
@@ -67,7 +68,7 @@ def ensemble_of(view: View, knowledge: Knowledge, task: AttackTask) -> Ensemble 
         return None
     message, clients = sent[0], [p for p in view.parties if role(p) == "client"]
     tensors = view.tensors(message)
-    index, values = tensors["index"].long().cpu(), _values(tensors, view.hyperparameters, len(clients))
+    index, values = sample_index(tensors), _values(tensors, view.hyperparameters, len(clients))
     if not len(index) or int(index.max()) >= len(knowledge.public):
         return None
     weights = _weights(view, task, clients, knowledge.classes)
@@ -144,9 +145,10 @@ def _answer(
     tensors = view.tensors(sent[-1])
     values = tensors["values"].cpu()
     if form == "hard_labels":
+        values = values.long()
         valid = (values >= 0) & (values < classes)
-        values = torch.nn.functional.one_hot(values.long().clamp(0, classes - 1), classes) * valid[:, None]
-    place = {int(name): row for row, name in enumerate(tensors["index"].tolist())}
+        values = torch.nn.functional.one_hot(values.clamp(0, classes - 1), classes) * valid[:, None]
+    place = {int(name): row for row, name in enumerate(sample_index(tensors).tolist())}
     if any(int(name) not in place for name in index):
         return None
     return values[[place[int(name)] for name in index]].double()

@@ -13,6 +13,7 @@ from torch import Tensor
 from fdaudit.rng import child, child_seed
 from fdaudit.storage.cache import digest_of, remembered_parts
 from fdaudit.training.trainer import Fit, Job, Parameters, Trainer, draw_batches
+from fdaudit.transcript.samples import sample_index
 
 from .._shadows import Recipe, by_model, many_at_once, parts_of, recipe_of
 from ._answers import Recorded, recorded
@@ -141,7 +142,7 @@ def _lesson(view: View, knowledge: Knowledge, client: str, now: int) -> Lesson |
     if sent[0].payload is None:
         return None
     tensors = view.tensors(sent[0])
-    index, values = tensors["index"].cpu().long(), tensors["values"].cpu().float()
+    index, values = sample_index(tensors), tensors["values"].cpu().float()
     known = (index >= 0) & (index < len(samples))
     index, values = index[known], values[known]
     if "selector" in public:  # Selective-FD's clients make distributions of what a defence left

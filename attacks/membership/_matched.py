@@ -82,7 +82,7 @@ def matched(
         challenge: the client's candidates.
         count: m.
         training: the public configuration of the training to simulate.
-        start: their initial weights; if omitted, the public initial weights, if known.
+        start: their initial weights; if omitted, those that the server broadcast, or else each shadow's own.
         paired: whether one candidate of each matched pair is in; otherwise each has its own coin.
         most_steps: of one model.
         seed: of coins, other records and batches.
@@ -143,7 +143,7 @@ def strangers(
 
 
 def _initial(knowledge: Knowledge) -> Parameters | None:
-    """Return the public initial weights, if known."""
+    """Return the initial weights that the server broadcast; None where each client has its own."""
     if knowledge.initial is None or knowledge.architecture is None:
         return None
     return parameters_of(knowledge.architecture.build(torch.Generator().manual_seed(knowledge.initial)))

@@ -66,7 +66,7 @@ class _Told:
         kind: `logits`, `soft_labels` or `change`.
         x: (s, c, h, w) the samples that are answered.
         floor: smallest probability before a logarithm.
-        start: what the model was trained from, in place of the public initial weights.
+        start: what the model was trained from, if it is in view.
         noise: variance of the noise on each value.
     """
 

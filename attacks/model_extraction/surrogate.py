@@ -55,7 +55,8 @@ class ExtractionSoft:
 
     Answers of all rounds in the view count. If a model answered a sample several times, the last answer counts; noisy
     answers are averaged. An oracle is queried with public samples, auxiliary records and means of two of them. The copy
-    starts from the public initial weights. It has the federation's architecture, even if a client's own differs.
+    starts from the initial weights if the server broadcast them, else from weights of its own. It has the federation's
+    architecture, even if a client's own differs.
     """
 
     name: ClassVar[str] = "extraction-soft"
@@ -149,7 +150,7 @@ class ExtractionSoft:
     # -- the copy -----------------------------------------------------------------------------------------------
 
     def _copy(self, knowledge: Knowledge, lesson: Lesson) -> Parameters:
-        """Return a copy, from the public initial weights if known; equal answers are fitted once."""
+        """Return a copy, from the broadcast initial weights if known; equal answers are fitted once."""
         if knowledge.train is None or knowledge.architecture is None:
             raise ValueError("extraction: no architecture or training core.")
         train, network, config, (x, answers) = knowledge.train, knowledge.architecture, self.config, lesson

@@ -9,6 +9,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from fdaudit.transcript.samples import sample_index
 from fdaudit.types import Applicability, AttackTask, Reconstruction
 
 from .._reading import reads_forms
@@ -154,10 +155,9 @@ def _last(view: View, messages: Iterable[Message], n: int, classes: int) -> tupl
         total, count = torch.zeros(n, classes), torch.zeros(n)
         for message in rounds[number]:
             tensors = view.tensors(message)
-            index, values = tensors.get("index"), tensors["values"]
-            if index is None or values.ndim != 2 or values.shape[1] != classes or len(index) != len(values):
+            index, values = sample_index(tensors), tensors["values"]
+            if values.ndim != 2 or values.shape[1] != classes or len(index) != len(values):
                 continue
-            index = index.long()
             inside = (index >= 0) & (index < n)
             if _scores(message, values):
                 values = values.float().nan_to_num(0.0).softmax(1)

@@ -1,7 +1,8 @@
 """PATE's aggregators as defences on messages: they take votes and send noisy plurality labels.
 
-Each takes a message of kind `vote_counts`, with `index` (n,) and `counts` (n, C), and makes `hard_labels` of it. Only
-the defended message leaves the aggregator. The aggregators do not protect against a receiver of the counts themselves.
+Each takes a message of kind `vote_counts`, with `counts` (n, C) and, unless it is about all samples in order, `index`
+(n,), and makes `hard_labels` of it. Only the defended message leaves the aggregator. The aggregators do not protect
+against a receiver of the counts themselves.
 
 The guarantee does not cover whether and when a message was sent. This is part of the protocol's schedule, which must
 not depend on data.
@@ -27,6 +28,7 @@ from fdaudit.config import Config
 from fdaudit.errors import ProtocolError
 from fdaudit.events import Composed, Event, Gaussian, NoGuarantee, PureDP, Relation, Unit
 from fdaudit.rng import SecretStream
+from fdaudit.transcript.samples import narrow
 from fdaudit.transcript.wire import Released
 
 from .._parts import Configured
@@ -84,6 +86,8 @@ class _Aggregator(Configured[Asked]):
 
     accepts: ClassVar[tuple[str, ...]] = ("vote_counts",)
     makes: ClassVar[str] = "hard_labels"
+    leaves_out: ClassVar[bool] = False
+    """Whether some samples are not answered, so that the answered ones must be named."""
 
     def release(self, kind: str, tensors: Mapping[str, Tensor], noise: SecretStream) -> Released:
         """Return the noisy plurality of each answered sample, in the order of the message.
@@ -93,7 +97,9 @@ class _Aggregator(Configured[Asked]):
         """
         index, counts = self._votes(kind, tensors)
         answered, values = self._answers(counts, noise)
-        labels = {"index": index[answered], "values": values[answered].to(index.device)}
+        labels = {"values": narrow(values[answered], counts.shape[1]).to(tensors["counts"].device)}
+        if index is not None or self.leaves_out:
+            labels["index"] = narrow(answered, len(counts)) if index is None else index[answered]
         return Released(kind=self.makes, tensors=labels, event=self._event(len(counts)))
 
     @abstractmethod
@@ -108,17 +114,22 @@ class _Aggregator(Configured[Asked]):
         if not queries:
             return NoGuarantee(reason="a message without samples has nothing to add noise to")
         if not self.config.public_index:
-            return NoGuarantee(reason="index of the message goes out without noise")
+            return NoGuarantee(
+                reason="which samples are asked about is not declared public: index goes out without noise"
+            )
         return self._guarantee(queries)
 
-    def _votes(self, kind: str, tensors: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-        """Return `index` (n,), and `counts` (n, C) in double precision on the CPU."""
-        if kind != "vote_counts" or tensors.keys() != {"index", "counts"}:
+    def _votes(self, kind: str, tensors: Mapping[str, Tensor]) -> tuple[Tensor | None, Tensor]:
+        """Return `index` (n,) if there is one, and `counts` (n, C) in double precision on the CPU."""
+        if kind != "vote_counts" or tensors.keys() - {"index"} != {"counts"}:
             found = f"{kind} of {', '.join(sorted(tensors)) or 'nothing'}"
-            raise ProtocolError(f"{self.name}: takes vote_counts of counts, index; this is {found}.")
-        index, counts = tensors["index"], tensors["counts"].double().cpu()
-        if index.ndim != 1 or counts.ndim != 2 or len(index) != len(counts) or counts.shape[1] < 1:
-            shapes = f"index {tuple(index.shape)}, counts {tuple(counts.shape)}"
+            raise ProtocolError(
+                f"{self.name}: takes vote_counts of counts, or of counts and index; this is {found}."
+            )
+        index, counts = tensors.get("index"), tensors["counts"].double().cpu()
+        if counts.ndim != 2 or counts.shape[1] < 1 or (index is not None and index.shape != counts.shape[:1]):
+            named = "no index" if index is None else f"index {tuple(index.shape)}"
+            shapes = f"{named}, counts {tuple(counts.shape)}"
             raise ProtocolError(f"{self.name}: {shapes} do not belong together. Send (n,) and (n, classes).")
         # Soft votes or weights would move by less or more than one vote does.
         wrong = ~((counts >= 0) & (counts == counts.floor()) & torch.isfinite(counts))
@@ -147,10 +158,10 @@ def _gaussian(sensitivity: float, sigma: float, count: int) -> Gaussian:
 class LNMax(_Aggregator[LNMaxConfig]):
     """Publishes for each sample the class with the most votes, after Laplace noise of scale 1/γ on every count.
 
-    Takes `vote_counts` (`index`, `counts`) and sends `hard_labels` (`index`, `values`). A client that changes its vote
-    moves two counts by one. A client that abstains moves one. This is 2γ-differential privacy a sample, for the client
-    as unit. Every client casts at most one vote a sample, which the aggregator must enforce. The choice of samples is
-    not covered: no guarantee is claimed unless the spec declares `index` public.
+    Takes `vote_counts` (`counts`, perhaps `index`) and sends `hard_labels` (`values`, and the same `index`). A client
+    that changes its vote moves two counts by one. A client that abstains moves one. This is 2γ-differential privacy a
+    sample, for the client as unit. Every client casts at most one vote a sample, which the aggregator must enforce. The
+    choice of samples is not covered: no guarantee is claimed unless the spec declares `index` public.
 
     Guarantees:
       * counts that are not whole numbers >= 0 are refused;
@@ -177,10 +188,10 @@ class LNMax(_Aggregator[LNMaxConfig]):
 class GNMax(_Aggregator[GNMaxConfig]):
     """Publishes for each sample the class with the most votes, after Gaussian noise on every count.
 
-    Takes `vote_counts` (`index`, `counts`) and sends `hard_labels` (`index`, `values`). A client that changes its vote
-    moves the counts by √2 in ℓ2. Each sample is one Gaussian release, for the client as unit, and only the class is
-    published. Every client casts at most one vote a sample, which the aggregator must enforce. The choice of samples is
-    not covered: no guarantee is claimed unless the spec declares `index` public.
+    Takes `vote_counts` (`counts`, perhaps `index`) and sends `hard_labels` (`values`, and the same `index`). A client
+    that changes its vote moves the counts by √2 in ℓ2. Each sample is one Gaussian release, for the client as unit, and
+    only the class is published. Every client casts at most one vote a sample, which the aggregator must enforce. The
+    choice of samples is not covered: no guarantee is claimed unless the spec declares `index` public.
 
     Guarantees:
       * counts that are not whole numbers >= 0 are refused;
@@ -207,11 +218,11 @@ class GNMax(_Aggregator[GNMaxConfig]):
 class ConfidentGNMax(_Aggregator[ConfidentGNMaxConfig]):
     """Answers the samples on which enough clients agree, by GNMax, and drops the others.
 
-    Takes `vote_counts` (`index`, `counts`) and sends `hard_labels` (`index`, `values`) of the answered samples. A
-    sample is answered if its largest count, with noise N(0, σ1²), reaches T. A client moves that count by at most one,
-    for every sample, answered or not. Answered samples also cost GNMax: `cap` of them, however many were answered, or
-    all samples without a cap. Every client casts at most one vote a sample, which the aggregator must enforce. The
-    choice of samples is not covered: no guarantee is claimed unless the spec declares `index` public.
+    Takes `vote_counts` (`counts`, perhaps `index`) and sends `hard_labels` (`index`, `values`) of the answered
+    samples. A sample is answered if its largest count, with noise N(0, σ1²), reaches T. A client moves that count by at
+    most one, for every sample, answered or not. Answered samples also cost GNMax: `cap` of them, however many were
+    answered, or all samples without a cap. Every client casts at most one vote a sample, which the aggregator must
+    enforce. The choice of samples is not covered: no guarantee is claimed unless the spec declares `index` public.
 
     Guarantees:
       * counts that are not whole numbers >= 0 are refused;
@@ -224,6 +235,7 @@ class ConfidentGNMax(_Aggregator[ConfidentGNMaxConfig]):
 
     name: ClassVar[str] = "confident-gnmax"
     fixed_size: ClassVar[bool] = False  # it answers as many samples as the votes agree on
+    leaves_out: ClassVar[bool] = True
     source: ClassVar[str] = (
         "Papernot, Song, Mironov, Raghunathan, Talwar & Erlingsson 2018, Algorithm 1; the cap is ours"
     )

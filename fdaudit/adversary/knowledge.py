@@ -31,8 +31,9 @@ class Knowledge:
         rehearse: runs the protocol on data that the adversary chooses, (x, y) per client, with a seed of its own, and
             returns the adversary's view of that shadow run.
         public: (n, c, h, w) the unlabelled samples that every party holds, in the order of the messages' `index`.
-        initial: seed of the public initial weights, which all clients with the federation's network start from:
-            `architecture.build(torch.Generator().manual_seed(initial))`. Every participant receives them.
+        initial: seed of the initial weights that the server broadcasts, which all clients with the federation's network
+            start from: `architecture.build(torch.Generator().manual_seed(initial))`. Every participant receives them.
+            None where each client draws its own: no other party knows them.
         classes: number of classes, C.
         generator: how to build the protocol's generator, as its class declares it.
         task: the models' task: one class per record, or a yes or no for each class.

@@ -152,6 +152,7 @@ def sections(found: Mapping[str, Any], mark: str = "") -> tuple[Section, ...]:
             Section(title="Who sees what", items=tuple(_sight(s, mark) for s in sights(found))),
             Section(title="Trust assumptions", items=tuple(found["trust"])),
             Section(title="Oracles", items=tuple(_oracle(o, mark) for o in found["oracles"])),
+            Section(title="Initial weights", items=tuple(_starts(found.get("starts")))),
             Section(title="Training defences act on", items=tuple(found.get("trains", {}))),
             Section(title="Can do without", items=tuple(f"{mark}{k}{mark}" for k in found["withholdable"])),
             Section(title="Deviations from the paper", items=tuple(found["deviations"])),
@@ -182,6 +183,16 @@ def _combination(private: Mapping[str, Any], mark: str) -> Iterator[str]:
         yield f"{mark}{name}: {json.dumps(value)}{mark}"
     if private["withhold"]:
         yield f"withheld: {', '.join(f'{mark}{kind}{mark}' for kind in private['withhold'])}"
+
+
+def _starts(starts: Mapping[str, str] | None) -> Iterator[str]:
+    """Yield whose initial weights clients train from, and its source; nothing if undeclared."""
+    if starts is None:
+        return
+    if starts["weights"] == "broadcast":
+        yield f"Broadcast by the server, so every party knows them. {starts['source']}"
+    else:
+        yield f"Each client's own, which no other party knows. {starts['source']}"
 
 
 def _role(role: str, found: Mapping[str, Any], mark: str) -> str:

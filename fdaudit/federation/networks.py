@@ -42,7 +42,7 @@ class Networks:
 
     @staticmethod
     def initial_seed(seed: int) -> int:
-        """Return the seed of the initial parameters of `shared`."""
+        """Return the seed of the server's initial parameters, which are public where it broadcasts them."""
         return child_seed(seed, "initial-parameters")
 
     @property
@@ -50,13 +50,29 @@ class Networks:
         """Return every network once, `shared` first."""
         return tuple({_key(a): a for a in (self.shared, *self.clients)}.values())
 
-    def initial(self, parties: Sequence[str], seed: int) -> dict[str, Parameters]:
-        """Return the public initial parameters by party: parties with the same network start from the same weights."""
-        made = {}
-        for number, network in enumerate(self.distinct):
-            path = (_key(network),) if number else ()
-            made[_key(network)] = parameters_of(network.build(child(seed, "initial-parameters", *path)))
-        return {party: made[_key(self.of(party))] for party in parties}
+    def initial(self, parties: Sequence[str], seed: int) -> Mapping[str, Parameters]:
+        """Return the initial parameters by party: each has its own, which are drawn whenever they are asked for."""
+        return _Initial(self, tuple(parties), seed)
+
+
+class _Initial(Mapping[str, Parameters]):
+    """Initial parameters by party. None are held: a protocol that broadcasts a model needs the server's alone."""
+
+    def __init__(self, networks: Networks, parties: tuple[str, ...], seed: int) -> None:
+        self._networks, self._parties, self._seed = networks, parties, seed
+
+    def __getitem__(self, party: str) -> Parameters:
+        if party not in self._parties:
+            raise KeyError(party)
+        whose = (party,) if role(party) == "client" else ()
+        drawn = child(self._seed, "initial-parameters", *whose)
+        return parameters_of(self._networks.of(party).build(drawn))
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._parties)
+
+    def __len__(self) -> int:
+        return len(self._parties)
 
 
 class Trainers(Mapping[str, Trainer]):

@@ -27,6 +27,7 @@ __all__ = [
     "Round",
     "Setting",
     "applies",
+    "broadcasts",
     "has_public_index",
 ]
 
@@ -87,6 +88,11 @@ def has_public_index(protocol: type[FederatedProtocol], config: Config, kind: st
     return any(m.get("index") == "public" and applies(m.get("when", {}), config) for m in sent)
 
 
+def broadcasts(protocol: type[FederatedProtocol]) -> bool:
+    """Return whether every client starts from weights that the server sends, so that they are public."""
+    return getattr(protocol, "starts", {}).get("weights") == "broadcast"
+
+
 @dataclass(frozen=True, eq=False)
 class PartyData:
     """The private records of one client: x (n, c, h, w), y (n,) or, for the multi-label task, (n, C)."""
@@ -107,7 +113,8 @@ class Setting:
         wire: the only channel between parties.
         trainers: the training core of `server` and of each client.
         local: the only way in which clients' models are fitted to private data.
-        initial: public initial parameters of the same parties.
+        initial: initial parameters of the same parties. A client's are its own secret; the server's are public if it
+            broadcasts them.
         public: (n, c, h, w) unlabelled samples that every party holds; n may be 0.
         input_shape: (c, h, w) of an image.
         classes: number of classes C.
@@ -208,6 +215,8 @@ class FederatedProtocol(Protocol):
     * `privacy`: the paper's claim; by view, the kind of the first message that leaves no ε to claim with the default
       settings; and the combination of settings that gives one;
     * `needs_public`: whether the protocol uses the public samples;
+    * `starts`: the initial `weights` that clients train from, `own` or `broadcast` by the server, and the `source` of
+      that decision (default: their own, which no adversary knows);
     * `tasks`: the tasks that it can run (default: single-label only);
     * `generator`: how to build the generator in messages of kind `generator_parameters`, so that attacks can load it
       (`fdaudit/models/declared.py`);
@@ -240,6 +249,7 @@ class FederatedProtocol(Protocol):
     pools_data: ClassVar[bool]
     heterogeneous: ClassVar[bool]
     needs_public: ClassVar[bool]
+    starts: ClassVar[dict[str, str]]
     tasks: ClassVar[tuple[str, ...]]
     trains: ClassVar[dict[str, str]]
     Config: ClassVar[type[ProtocolConfig]]

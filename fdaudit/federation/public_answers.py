@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any, Literal
 
 import torch
@@ -17,19 +17,22 @@ from fdaudit.federation.protocol import Setting
 from fdaudit.federation.state import basis_of
 from fdaudit.rng import child
 from fdaudit.training.trainer import Fit, Job
+from fdaudit.transcript.samples import narrow, sample_index
 from fdaudit.transcript.wire import Delivery
 
 __all__ = [
     "PublicDistillation",
     "PublicTraining",
     "Share",
+    "answer",
     "average",
     "ballot",
     "count",
     "draw_samples",
     "existing",
-    "predictions",
+    "request",
     "targets",
+    "told",
 ]
 
 Share = Literal["logits", "soft_labels", "hard_labels"]
@@ -90,15 +93,34 @@ def existing(asked: Mapping[str, Tensor] | None, samples: int) -> Tensor:
     """Return the requested public samples (m,) that exist. A defence may have changed a number to one that does not."""
     if asked is None:
         return torch.zeros(0, dtype=torch.int64)
-    index = asked["index"].cpu()
+    index = sample_index(asked)
     return index[(index >= 0) & (index < samples)]
 
 
-def predictions(logits: Tensor, share: Share) -> Tensor:
-    """Return the shared form of logits (n, C): the logits, their softmax (n, C), or the predicted classes (n,)."""
+def request(samples: int, size: int, generator: torch.Generator) -> dict[str, Tensor]:
+    """Return the request for `size` of `samples` public samples, drawn at random."""
+    return {"index": narrow(draw_samples(samples, size, generator), samples)}
+
+
+def answer(index: Tensor, logits: Tensor, share: Share, samples: int) -> dict[str, Tensor]:
+    """Return a client's answer about requested samples: `values`, and their `index` (n,) if they are not all in order.
+
+    Args:
+        index: (n,) the requested samples, which do not depend on private data.
+        logits: (n, C) of the client's model.
+        share: what is shared: the logits, their softmax (n, C), or the predicted classes (n,).
+        samples: number of all public samples.
+    """
     if share == "hard_labels":
-        return logits.argmax(1)
-    return logits.softmax(1) if share == "soft_labels" else logits
+        values = narrow(logits.argmax(1), logits.shape[1])
+    else:
+        values = logits.softmax(1) if share == "soft_labels" else logits
+    return told(index, values, samples, whole=torch.equal(index, torch.arange(samples)))
+
+
+def told(index: Tensor, values: Tensor, samples: int, *, whole: bool) -> dict[str, Tensor]:
+    """Return a message about samples (n,): without `index` if `whole` says that it is about all of them in order."""
+    return {"values": values} if whole else {"index": narrow(index, samples), "values": values}
 
 
 def average(answers: Iterable[Mapping[str, Tensor]], samples: int, classes: int) -> dict[str, Tensor]:
@@ -115,9 +137,10 @@ def average(answers: Iterable[Mapping[str, Tensor]], samples: int, classes: int)
         torch.zeros(samples, dtype=torch.float64),
     )
     for answer in answers:
-        index, values = answer["index"].cpu(), answer["values"].cpu()
+        index, values = sample_index(answer), answer["values"].cpu()
         known = (index >= 0) & (index < samples)
         if values.dim() == 1:
+            values = values.long()
             known &= (values >= 0) & (values < classes)
             rows = F.one_hot(values[known], classes)
         else:
@@ -139,7 +162,7 @@ def ballot(logits: Tensor, accepted: Tensor | None = None) -> Tensor:
     votes = logits.argmax(1)
     if accepted is not None:
         votes = votes.where(accepted.to(votes.device), -1)
-    return votes.to(torch.int8 if logits.shape[1] <= 128 else torch.int32)
+    return narrow(votes, logits.shape[1], 0 if accepted is None else -1)
 
 
 def count(ballots: Iterable[Mapping[str, Tensor]], asked: Tensor, classes: int) -> Tensor:
@@ -154,7 +177,7 @@ def count(ballots: Iterable[Mapping[str, Tensor]], asked: Tensor, classes: int) 
     position[asked] = torch.arange(len(asked))
     counts = torch.zeros(len(asked), classes, dtype=torch.int64)
     for cast in ballots:
-        index, votes = cast["index"].cpu().long(), cast["values"].cpu().long()
+        index, votes = sample_index(cast), cast["values"].cpu().long()
         known = (index >= 0) & (index < size)
         rows, votes = position[index[known]], votes[known]
         rows, votes = rows[rows >= 0], votes[rows >= 0]
@@ -174,7 +197,7 @@ def targets(sent: Mapping[str, Tensor], samples: int, classes: int) -> dict[str,
     Returns:
         `index` (m,) int32 and `values` (m, C) float32: the shares of the votes, or one-hot labels.
     """
-    index = sent["index"].cpu().long()
+    index = sample_index(sent)
     if "counts" in sent:
         votes = sent["counts"].cpu().double().nan_to_num(posinf=0.0).clamp_min(0)
     else:
@@ -200,10 +223,18 @@ class PublicDistillation(ClientModels):
 
     def _ask(self, t: int) -> Delivery | None:
         """Draw this round's public samples and name them to every client."""
-        index = draw_samples(
-            len(self._public), self._distilling.public_batch, child(self._seed, self.name, "samples", t)
-        )
-        return self._wire.send("server", list(self._clients), "proxy_indices", {"index": index}, inputs=[])
+        drawn = child(self._seed, self.name, "samples", t)
+        asked = request(len(self._public), self._distilling.public_batch, drawn)
+        return self._wire.send("server", list(self._clients), "proxy_indices", asked, inputs=[])
+
+    def _mean(self, answers: Collection[Delivery]) -> dict[str, Tensor]:
+        """Return the mean of the clients' answers as a message.
+
+        Votes on no class leave samples out, and which these are depends on private data: votes always name samples.
+        """
+        found = average(answers, len(self._public), self._classes)
+        whole = all("index" not in sent and sent["values"].dim() == 2 for sent in answers)
+        return told(found["index"], found["values"], len(self._public), whole=whole)
 
     # -- the clients ----------------------------------------------------------------------------------------
 
@@ -212,9 +243,9 @@ class PublicDistillation(ClientModels):
         answers = {}
         index = existing(asked, len(self._public))
         for k in self._clients:
-            values = predictions(self._predict(k, self._public[index]), share)
+            tensors = answer(index, self._predict(k, self._public[index]), share, len(self._public))
             inputs = joined(basis_of(self.state, k), () if asked is None else (asked.seq,))
-            sent = self._wire.send(k, ["server"], share, {"index": index, "values": values}, inputs=inputs)
+            sent = self._wire.send(k, ["server"], share, tensors, inputs=inputs)
             if sent is not None:
                 answers[k] = sent
         return answers
@@ -234,6 +265,6 @@ class PublicDistillation(ClientModels):
         """Return the public samples of a consensus and its values, without samples that do not exist."""
         if consensus is None:
             return self._public[:0], torch.zeros(0, self._classes)
-        index, values = consensus["index"].cpu(), consensus["values"].cpu()
+        index, values = sample_index(consensus), consensus["values"].cpu()
         known = (index >= 0) & (index < len(self._public))
         return self._public[index[known]], values[known]

@@ -146,6 +146,8 @@ def defended_answers(
         if event is None or isinstance(event, NoGuarantee):
             event = released.event
     sent = tensors["values"]
+    if not sent.is_floating_point():  # classes, in whatever type a defence sends them
+        return sent.long(), event
     return (sent.float().softmax(1) if kind == "logits" else sent), event
 
 

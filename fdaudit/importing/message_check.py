@@ -23,17 +23,21 @@ _ALONE: Mapping[str, tuple[str, ...]] = MappingProxyType(
 _NEEDED: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         "discriminator_scores": ("values",),
-        "ensemble_labels": ("index", "values"),
+        "ensemble_labels": ("values",),
         "generated_samples": ("samples",),
-        "hard_labels": ("index", "values"),
-        "logits": ("index", "values"),
+        "hard_labels": ("values",),
+        "logits": ("values",),
         "proxy_indices": ("index",),
         "sample_gradients": ("values",),
-        "soft_labels": ("index", "values"),
-        "vote_counts": ("index", "counts"),
+        "soft_labels": ("values",),
+        "vote_counts": ("counts",),
     }
 )
-"""Kinds that attacks read by these names."""
+"""Kinds that attacks read by these names; answers without `index` are about the first samples, in order."""
+_TABLES: Mapping[str, str] = MappingProxyType(
+    {"logits": "values", "soft_labels": "values", "vote_counts": "counts"}
+)
+"""Kinds with a table (n, C), by its tensor."""
 _ONE = ("logit_range", "sample_count")
 """Kinds of one number."""
 
@@ -54,6 +58,7 @@ def refuse_other_tensors(classes: int, messages: Sequence[Message]) -> None:
         wrong = not names >= set(needed) if alone is None else names != set(alone)
         sizes = [math.prod(info.shape) for info in message.tensors.values()]
         wrong |= message.kind in _ONE and sizes != [1]
+        wrong |= message.kind in _NEEDED and not _rows_fit(message)
         wrong |= message.kind == "class_counts" and sizes != [classes]
         if wrong:
             shown = ", ".join(f"{n[:40]} {tuple(t.shape)}" for n, t in list(message.tensors.items())[:3])
@@ -97,6 +102,17 @@ def refuse_varied_sizes(card: Card, fixed: Collection[tuple[str, str]], messages
                 else "Pad the messages, record them under a name of your own, or state `transport: plain`."
             )
             raise SpecError("card.messages", message.kind, problem, remedy)
+
+
+def _rows_fit(message: Message) -> bool:
+    """Return whether a table has rows and columns, and `index`, where there is one, a number for each row."""
+    rows = message.tensors.get(_TABLES.get(message.kind, "values"))
+    index = message.tensors.get("index")
+    if rows is None:  # quantised, or other tensors than these
+        return True
+    if message.kind in _TABLES and len(rows.shape) != 2:
+        return False
+    return index is None or tuple(index.shape) == tuple(rows.shape[:1])
 
 
 def _size(message: Message) -> tuple[int, int]:

@@ -90,8 +90,8 @@ def _refuse_other_classes(classes: int, transcript: Path, message: Message) -> N
         found = next((f"has {width} entries a row" for width in widths.values() if width != classes), None)
     elif message.kind == "hard_labels" and message.payload is not None:
         values = readable(decode(read_payload(transcript, message))).get("values")
-        if values is not None and values.numel() and int(values.max()) >= classes:
-            found = f"has a label {int(values.max())}"
+        if values is not None and values.numel() and (most := int(values.long().max())) >= classes:
+            found = f"has a label {most}"
     if found is not None:
         problem = f"cannot be true: message {message.seq}, {message.kind}, {found}"
         raise SpecError("card.classes", classes, problem, "Correct it.")

@@ -18,7 +18,7 @@ from fdaudit.data import Dataset, Splits, insert_canaries, load_dataset, make_sp
 from fdaudit.errors import DataError, SpecError
 from fdaudit.federation.defenses import attach, refuse_untrainable
 from fdaudit.federation.networks import Networks
-from fdaudit.federation.protocol import Common, FederatedProtocol, ProtocolConfig, applies
+from fdaudit.federation.protocol import Common, FederatedProtocol, ProtocolConfig, applies, broadcasts
 from fdaudit.federation.rehearsal import networks_of, parties_of, set_up, with_messages
 from fdaudit.models import Architecture, architecture
 from fdaudit.models.declared import GeneratorCard, generator_card
@@ -127,8 +127,8 @@ class Plan:
 
     @property
     def initial_seed(self) -> int | None:
-        """Return the seed of the public initial weights."""
-        return self.networks.initial_seed(self.seed)
+        """Return the seed of the initial weights if the server broadcasts them; None if each client has its own."""
+        return self.networks.initial_seed(self.seed) if broadcasts(self.protocol) else None
 
     def records(self, client: str) -> tuple[Tensor, Tensor]:
         """Return the records (x, y) that a client trains on."""
@@ -244,7 +244,7 @@ class Plan:
         return Trainer(self.architecture, self.execution)
 
     def initial(self) -> Parameters:
-        """Return the public initial parameters of the server's network."""
+        """Return the server's initial parameters."""
         return self.networks.initial(["server"], self.seed)["server"]
 
 

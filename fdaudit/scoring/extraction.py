@@ -99,7 +99,7 @@ def check_copy(guess: Extraction, network: Parameters) -> None:
 
 def auxiliary_model(plan: Case, auxiliary: tuple[Tensor, Tensor], generator: torch.Generator) -> Parameters:
     """Return the federation's network fitted to auxiliary records alone, from the public initial weights if any."""
-    initial = plan.networks.initial_seed(plan.seed)
+    initial = plan.initial_seed
     weights = generator if initial is None else torch.Generator().manual_seed(initial)
     start, (x, y) = parameters_of(plan.architecture.build(weights)), auxiliary
     batches = draw_batches(len(y), 64, steps=_STEPS, generator=generator)

@@ -64,7 +64,7 @@ class Client:
         self.name, self._data, self._config, self._seed = name, data, config, setting.seed
         self._trainer, self._classes = setting.trainers[name], setting.classes
         device = self._trainer.device
-        self._net = shared_network(self._trainer.network(setting.initial[name]))
+        self._net = shared_network(self._trainer.network(setting.initial["server"]))
         drawn = child(setting.seed, "dafkd", "discriminator", name)
         self._head = build_domain_head(drawn, self._net, setting.input_shape).to(device)
         self._G = initial_generator(config, setting).to(device)

@@ -121,6 +121,10 @@ class DaFKD:
         "finds": {"server": "model_parameters", "world": "model_parameters"},
         "private": {"params": {"weighting": "uniform"}, "withhold": [], "training": ["model"]},
     }
+    starts: ClassVar[dict[str, str]] = {
+        "weights": "broadcast",
+        "source": "Wang et al. 2023, §3.3: clients train the last distilled average, which the server sends.",
+    }
     pools_data: ClassVar[bool] = False
     heterogeneous: ClassVar[bool] = False
     needs_public: ClassVar[bool] = False
@@ -234,8 +238,7 @@ class DaFKD:
             scores, weighted = self._clients[k].answer(told["samples"])
             behind = joined(basis_of(self.state, k), (told.seq,))
             f = self._wire.send(k, ["server"], "discriminator_scores", {"values": scores}, inputs=behind)
-            tensors = {"index": torch.arange(len(x)), "values": weighted}
-            s = self._wire.send(k, ["server"], "soft_labels", tensors, inputs=behind)
+            s = self._wire.send(k, ["server"], "soft_labels", {"values": weighted}, inputs=behind)
             if s is not None:
                 answers.append((None if f is None else f["values"], s["values"]))
                 basis += [s.seq, *([] if f is None else [f.seq])]

@@ -69,6 +69,10 @@ class FedFTG(ModelUploads):
     needs_public: ClassVar[bool] = False
     tasks: ClassVar[tuple[str, ...]] = ("single-label",)
     trains: ClassVar[dict[str, str]] = {"model": "batch_size"}
+    starts: ClassVar[dict[str, str]] = {
+        "weights": "broadcast",
+        "source": "the authors' code loads the server's model into every client, in the first round too",
+    }
     Config: ClassVar[type[FedFTGConfig]] = FedFTGConfig
 
     def __init__(self, config: FedFTGConfig, setting: Setting) -> None:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, ClassVar, TypeVar
 
-import torch
 from torch import Tensor
 
 from fdaudit.errors import ProtocolError
 from fdaudit.federation.local_training import Basis, joined
 from fdaudit.federation.protocol import Round, Setting
+from fdaudit.federation.public_answers import ballot
 from fdaudit.federation.state import take
 from fdaudit.parallel.threads import side_by_side
 from fdaudit.rng import SecretStream
@@ -81,7 +81,7 @@ class FedIOD:
             "kind": "logits",
             "from": "client",
             "to": "server",
-            "what": "z_k = T_k(x), every step",
+            "what": "z_k = T_k(x), row by row, every step",
             "when": {"outputs": "logits"},
             "index": "public",
         },
@@ -89,7 +89,7 @@ class FedIOD:
             "kind": "hard_labels",
             "from": "client",
             "to": "aggregator",
-            "what": "the class that T_k predicts for each sample, every step",
+            "what": "the class that T_k predicts for each sample of x in order, every step",
             "when": {"outputs": "votes"},
             "index": "public",
         },
@@ -182,6 +182,10 @@ class FedIOD:
             "withhold": [],
             "training": ["model", "discriminator"],
         },
+    }
+    starts: ClassVar[dict[str, str]] = {
+        "weights": "own",
+        "source": "Gong et al. 2023, Algorithm 1: models T_k are trained to completion before the first message.",
     }
     pools_data: ClassVar[bool] = False
     heterogeneous: ClassVar[bool] = True
@@ -286,9 +290,8 @@ class FedIOD:
         """Send the clients' logits and scores; return the server's request to each client that it heard."""
         logits, scores = {}, {}
         for k, answer in answers.items():
-            tensors = {"index": torch.arange(len(answer.logits)), "values": answer.logits}
             inputs = joined(self._clients[k].T_basis, (x.seq,))
-            z_k = self._wire.send(k, ["server"], "logits", tensors, inputs=inputs)
+            z_k = self._wire.send(k, ["server"], "logits", {"values": answer.logits}, inputs=inputs)
             if z_k is not None:
                 logits[k] = z_k["values"]
             if self.config.weights == "eq8":
@@ -302,22 +305,21 @@ class FedIOD:
         self, t: int, x: Delivery, answers: Mapping[str, Answer]
     ) -> dict[str, dict[str, Tensor]] | None:
         """Send each client's predicted classes, then the aggregator's counts; return the server's requests."""
-        index = torch.arange(len(x["samples"]))
-        ballots = []
+        n, ballots = len(x["samples"]), []
         for k, answer in answers.items():
-            tensors = {"index": index, "values": answer.logits.argmax(1)}
+            tensors = {"values": ballot(answer.logits)}
             inputs = joined(self._clients[k].T_basis, (x.seq,))
             sent = self._wire.send(k, ["aggregator"], "hard_labels", tensors, inputs=inputs)
             if sent is not None:
                 ballots.append(sent)
         if not ballots:
             return None
-        counts = {"index": index, "counts": count_votes(ballots, len(index), self._classes)}
+        counts = {"counts": count_votes(ballots, n, self._classes)}
         behind = [sent.seq for sent in ballots]
         told = self._wire.send("aggregator", ["server"], "vote_counts", counts, inputs=behind)
         if told is None:
             return None
-        target = shares_of(told, len(index), self._classes).to(x["samples"].device)
+        target = shares_of(told, n, self._classes).to(x["samples"].device)
         wanted = self._server.hear_labels(t, x["samples"], target)
         return dict.fromkeys(self._clients, wanted) if self.config.asks else {}
 

@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from fdaudit.transcript.samples import sample_index
+
 __all__ = ["count_votes", "shares_of"]
 
 
@@ -19,14 +21,14 @@ def count_votes(ballots: Iterable[Mapping[str, Tensor]], samples: int, classes: 
       * a sample or class that does not exist gets no vote.
 
     Args:
-        ballots: of each client `index` (m,) and the classes `values` (m,).
+        ballots: of each client the classes `values` (m,), and their `index` (m,) if they are not of all samples.
         samples: n.
         classes: C.
     """
     total = torch.zeros(samples, classes, dtype=torch.int64)
     for ballot in ballots:
         vote = torch.full((samples,), -1)
-        for i, c in zip(ballot["index"].tolist(), ballot["values"].tolist(), strict=True):
+        for i, c in zip(sample_index(ballot).tolist(), ballot["values"].tolist(), strict=True):
             if 0 <= i < samples and 0 <= c < classes:
                 vote[i] = c
         cast = (vote >= 0).nonzero().flatten()
@@ -38,17 +40,17 @@ def shares_of(told: Mapping[str, Tensor], samples: int, classes: int) -> Tensor:
     """Return the server's labels of each sample as shares of classes (n, C); zeros for a sample without a label.
 
     Args:
-        told: `index` (m,) with `counts` (m, C) of votes, or with the classes `values` (m,) that a defence made of
-            them. Values that a defence has moved out of range are ignored.
+        told: `counts` (m, C) of votes, or the classes `values` (m,) that a defence made of them, with their `index`
+            (m,) if they are not of all samples. Values that a defence has moved out of range are ignored.
         samples: n.
         classes: C.
     """
-    index = told["index"].cpu()
+    index = sample_index(told)
     known = (index >= 0) & (index < samples)
     if "counts" in told:
         votes = told["counts"].cpu().float().clamp_min(0)
     else:
-        values = told["values"].cpu()
+        values = told["values"].cpu().long()
         known &= (values >= 0) & (values < classes)
         votes = F.one_hot(values.clamp(0, classes - 1), classes).float()
     found = torch.zeros(samples, classes)

@@ -17,6 +17,7 @@ from fdaudit.federation.state import basis_of, keep_basis, put, take
 from fdaudit.rng import child, child_seed
 from fdaudit.training.trainer import Job, Parameters, draw_batches
 from fdaudit.transcript.messages import DATA
+from fdaudit.transcript.samples import sample_index
 from fdaudit.transcript.wire import Delivery
 
 from .config import FedKDConfig
@@ -91,7 +92,7 @@ class FedKD:
             "kind": "logits",
             "from": "client",
             "to": "aggregator",
-            "what": "index (n,), Q(z_k; S) (n, C) for every public sample, once",
+            "what": "Q(z_k; S) (n, C) for all n public samples in order, once",
             "when": {"ensemble": "logits"},
             "index": "public",
         },
@@ -99,7 +100,7 @@ class FedKD:
             "kind": "ensemble_labels",
             "from": "aggregator",
             "to": "server",
-            "what": "index (n,), ẑ (n, C) of Eq. 2: weighted logits and noise",
+            "what": "ẑ (n, C) of Eq. 2 for the same samples: weighted logits and noise",
             "when": {"ensemble": "logits"},
             "index": "public",
         },
@@ -107,7 +108,7 @@ class FedKD:
             "kind": "hard_labels",
             "from": "client",
             "to": "aggregator",
-            "what": "index (n,), values (n,): one vote for every public sample, once",
+            "what": "values (n,): one vote for each of all n public samples in order, once",
             # Not logits in another form: an average of logits cannot use votes.
             "when": {"ensemble": "votes", "weights": "uniform"},
             "index": "public",
@@ -116,7 +117,7 @@ class FedKD:
             "kind": "vote_counts",
             "from": "aggregator",
             "to": "server",
-            "what": "index (n,), counts (n, C): votes of all clients on every public sample",
+            "what": "counts (n, C): votes of all clients on the same samples",
             "when": {"ensemble": "votes"},
             "index": "public",
         },
@@ -124,7 +125,7 @@ class FedKD:
             "kind": "hard_labels",
             "from": "aggregator",
             "to": "server",
-            "what": "index (m,), values (m,): noisy plurality of the votes on the samples that are answered, m ≤ n",
+            "what": "values (m,): noisy plurality of the votes, and index (m,) where not all are answered, m ≤ n",
             "when": {"ensemble": "votes"},
             "made_of": "vote_counts",
         },
@@ -183,6 +184,10 @@ class FedKD:
         ),
         "finds": {"server": "class_counts", "aggregator": "class_counts", "world": "class_counts"},
         "private": {"params": {"weights": "uniform"}, "withhold": [], "training": ["model"]},
+    }
+    starts: ClassVar[dict[str, str]] = {
+        "weights": "own",
+        "source": "Gong et al. 2022, Algorithm 1: nodes train models θ^k, which may differ; none is sent.",
     }
     pools_data: ClassVar[bool] = False
     heterogeneous: ClassVar[bool] = True
@@ -269,8 +274,7 @@ class FedKD:
             return {}, counts
         logits = {}
         for k, z_k in z.items():
-            tensors = {"index": torch.arange(len(z_k), dtype=torch.int32), "values": z_k}
-            inputs = basis_of(self.state, k)
+            tensors, inputs = {"values": z_k}, basis_of(self.state, k)
             if z_max is not None:  # for the quantiser, which takes it out of the message
                 tensors["z_max"] = z_max["max_abs"].cpu()
                 inputs = joined(inputs, (z_max.seq,))
@@ -283,9 +287,10 @@ class FedKD:
         """Send each client's predicted class of every public sample."""
         sent = {}
         for k, z_k in self._trainers.predict(self._models(), self._public).items():
-            tensors = {"index": torch.arange(len(z_k), dtype=torch.int32), "values": ballot(z_k)}
             inputs = basis_of(self.state, k)
-            sent[k] = self._wire.send(k, ["aggregator"], "hard_labels", tensors, inputs=inputs)
+            sent[k] = self._wire.send(
+                k, ["aggregator"], "hard_labels", {"values": ballot(z_k)}, inputs=inputs
+            )
         return {k: delivery for k, delivery in sent.items() if delivery is not None}
 
     def _send_counts(self) -> dict[str, Delivery]:
@@ -324,13 +329,12 @@ class FedKD:
         used = [counts[k] for k in logits if k in counts]
         weighed = len(used) == len(logits)
         N = torch.stack([c["counts"] for c in used]) if weighed else torch.zeros(len(logits), self._classes)
-        first = next(iter(logits.values()))
         z, B = [z_k["values"] for z_k in logits.values()], None if weighed else self.config.bounded
         if B is not None:
             z = [z_k.nan_to_num().clamp(-B, B) for z_k in z]
         values = ensemble(z, class_weights(N))
         inputs = [m.seq for m in (*logits.values(), *(used if weighed else ()))]
-        sent = {"index": first["index"], "values": values}
+        sent = {"values": values}
         if B is not None:  # for the noise, which takes it out of the message; Eq. 1's shares follow from data
             says = {"client_share": 1 / len(z), "client_bound": B}
             sent |= {n: torch.tensor(v, dtype=torch.float64) for n, v in says.items()}
@@ -343,10 +347,9 @@ class FedKD:
         """
         if not ballots:
             return None
-        index = torch.arange(len(self._public), dtype=torch.int32)
-        sent = {"index": index, "counts": count(ballots.values(), index, self._classes)}
+        votes = count(ballots.values(), torch.arange(len(self._public)), self._classes)
         inputs = [cast.seq for cast in ballots.values()]
-        return self._wire.send("aggregator", ["server"], "vote_counts", sent, inputs=inputs)
+        return self._wire.send("aggregator", ["server"], "vote_counts", {"counts": votes}, inputs=inputs)
 
     # -- the server -----------------------------------------------------------------------------------------
 
@@ -356,7 +359,7 @@ class FedKD:
         if self.config.ensemble == "votes":
             known = targets(z, len(self._public), self._classes)
         else:
-            known = {"index": z["index"].cpu(), "values": z["values"].cpu()}
+            known = {"index": sample_index(z), "values": z["values"].cpu()}
         if len(known["index"]):
             put(self.state, "server/z/", known)
         self.state["server/basis"] = torch.tensor([z.seq])
@@ -369,7 +372,7 @@ class FedKD:
         known = take(self.state, "server/z/")
         if not known:
             return {}
-        tau, x = self.config.temperature, self._public[known["index"].long()]
+        tau, x = self.config.temperature, self._public[known["index"]]
         wanted = known["values"]
         if tau is not None and self.config.ensemble == "logits":
             wanted = self._activated(wanted / tau)

@@ -9,6 +9,7 @@ from typing import Any, Literal, Self
 from pydantic import Field, model_validator
 
 from fdaudit.limits import MOST_ROUNDS
+from fdaudit.training.trainer import Fit
 from fdaudit.types import Trained
 
 from .selectors import Selection
@@ -33,6 +34,9 @@ class SelectiveFDConfig(Selection):
     """Proxy samples that the server asks about in a round; every distillation step uses all that came back."""
     lr: float = Field(0.1, gt=0)
     """Learning rate of SGD."""
+    distill_lr: float | None = Field(None, gt=0)
+    """Learning rate of distillation; default: `lr`. With `lr` divided by the number of clients the steps are those of
+    the authors' early code, which divides its targets by that number."""
     order: Literal["local-first", "predict-first"] = "predict-first"
     """Order of a round: predictions before local steps (Algorithm 1), or after them (the authors' code)."""
     labels: Literal["hard", "soft"] = "hard"
@@ -44,7 +48,8 @@ class SelectiveFDConfig(Selection):
     """The party that counts votes: the server, which then sees every ballot, or a secure aggregation, of which all
     parties see only the result."""
     tau_server: float = Field(2.0, gt=0, le=2)
-    """τ_server: the largest ℓ1 distance of an ensemble prediction from its one-hot prediction; 2 keeps them all."""
+    """τ_server: the largest ℓ1 distance of an ensemble prediction from its one-hot prediction. 2, the largest distance
+    that there is, keeps them all: the server-side selector is off, as in all our published runs."""
 
     @model_validator(mode="after")
     def _votes_are_hard_labels_of_every_sample(self) -> Self:
@@ -73,6 +78,11 @@ class SelectiveFDConfig(Selection):
     def form(self) -> Literal["hard", "soft", "votes"]:
         """Return the form of an answer: classes or probabilities of accepted samples, or a ballot on all requests."""
         return "votes" if self.ensemble == "votes" else self.labels
+
+    @property
+    def distillation(self) -> Fit:
+        """Return the training core's settings for distillation."""
+        return Fit(lr=self.distill_lr or self.lr)
 
     def trainings(self, of: Trained = "model") -> tuple[Mapping[str, int | None], ...]:
         """Return the warm-up and each round's local steps."""

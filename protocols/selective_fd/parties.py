@@ -19,6 +19,7 @@ from fdaudit.federation.public_answers import ballot, count
 from fdaudit.rng import child, child_seed
 from fdaudit.training.trainer import Job, Parameters, draw_batches
 from fdaudit.transcript.messages import ALL
+from fdaudit.transcript.samples import narrow, sample_index
 
 from .selectors import Box, Selection, confidence, energy, fit_density, threshold
 
@@ -89,22 +90,22 @@ class Client:
         """Return line 12's predictions of the requested proxy samples that the selector accepts.
 
         Returns:
-            `index` (n,) int32 and `values` (n, C) probabilities or (n,) classes; n may be 0. For votes, `index` has all
+            `index` (n,) and `values` (n, C) probabilities or (n,) classes; n may be 0. For votes, `index` has all
             requested samples, and the class is -1 if the selector declines.
         """
         index = _known(index, len(self._public))
         logits = predict(self._public[index])
         accepted = self._accepted(index, logits, predict)
         if form == "votes":
-            return {"index": index.int(), "values": ballot(logits, accepted)}
+            return {"index": self._named(index), "values": ballot(logits, accepted)}
         values = logits[accepted].softmax(1)
         if form == "hard":
-            values = values.argmax(1).to(_smallest_integer(self._classes))
-        return {"index": index[accepted].int(), "values": values.contiguous()}
+            values = narrow(values.argmax(1), self._classes)
+        return {"index": self._named(index[accepted]), "values": values.contiguous()}
 
     def distil_job(self, t: int, ensemble: Mapping[str, Tensor], steps: int) -> Job | None:
         """Return line 7's SGD steps on the proxy samples with ensemble predictions; None if there are none."""
-        index = ensemble["index"].cpu().long()
+        index = sample_index(ensemble)
         within = (index >= 0) & (index < len(self._public))
         # What noise has driven out of the simplex counts as nothing; the rest is a distribution again.
         values = ensemble["values"].cpu().float()[within].clamp(min=0)
@@ -118,6 +119,9 @@ class Client:
     def _job(self, stage: str, t: int, x: Tensor, targets: Tensor, batches: tuple[Tensor, ...]) -> Job:
         seed = child_seed(self._seed, "selective-fd", "dropout", stage, t, self.name)
         return Job(party=self.name, parameters=self.model, x=x, targets=targets, batches=batches, seed=seed)
+
+    def _named(self, index: Tensor) -> Tensor:
+        return narrow(index, len(self._public))
 
     def _accepted(self, index: Tensor, logits: Tensor, predict: Predict) -> Tensor:
         """Return which rows the selector accepts: (n,) bool."""
@@ -151,18 +155,18 @@ class Server:
     seed: int
 
     def choose(self, t: int, n: int) -> Tensor:
-        """Draw line 10's indices (min(n, samples),) of proxy samples at random, int32."""
+        """Draw line 10's indices (min(n, samples),) of proxy samples at random."""
         generator = child(self.seed, "selective-fd", "proxy", t)
-        return torch.randperm(self.samples, generator=generator)[:n].int()
+        return narrow(torch.randperm(self.samples, generator=generator)[:n], self.samples)
 
     def count(self, asked: Tensor, ballots: list[Mapping[str, Tensor]]) -> dict[str, Tensor]:
         """Count the clients' votes for each class of each requested sample, in place of line 14.
 
         Returns:
-            `index` (n,) int32, in the order asked, and `counts` (n, C) int64.
+            `index` (n,), in the order asked, and `counts` (n, C) int64.
         """
         asked = _known(asked, self.samples)
-        return {"index": asked.int(), "counts": count(ballots, asked, self.classes)}
+        return {"index": narrow(asked, self.samples), "counts": count(ballots, asked, self.classes)}
 
     def aggregate(self, asked: Tensor, answers: list[Mapping[str, Tensor]]) -> dict[str, Tensor]:
         """Return line 14's mean over the clients that answered, without ambiguous and unanswered samples.
@@ -171,7 +175,7 @@ class Server:
         confidence is at least 1 - τ_server / 2.
 
         Returns:
-            `index` (n,) int32, in the order asked, and `values` (n, C) float32; n may be 0.
+            `index` (n,), in the order asked, and `values` (n, C) float32; n may be 0.
         """
         position = torch.full((self.samples,), -1)
         asked = _known(asked, self.samples)
@@ -179,7 +183,7 @@ class Server:
         total = torch.zeros(len(asked), self.classes, dtype=torch.float64)
         count = torch.zeros(len(asked), dtype=torch.float64)
         for answer in answers:
-            index, values = answer["index"].cpu().long(), _distributions(answer["values"].cpu(), self.classes)
+            index, values = sample_index(answer), _distributions(answer["values"].cpu(), self.classes)
             usable = (index >= 0) & (index < self.samples) & torch.isfinite(values).all(1)
             rows = position[index.where(usable, 0)]
             usable &= rows >= 0
@@ -187,7 +191,7 @@ class Server:
             count.index_add_(0, rows[usable], torch.ones(int(usable.sum()), dtype=torch.float64))
         mean = (total / count.clamp(min=1).unsqueeze(1)).float()
         kept = (count > 0) & (mean.amax(1) >= 1 - self.tau / 2)
-        return {"index": asked[kept].int(), "values": mean[kept]}
+        return {"index": narrow(asked[kept], self.samples), "values": mean[kept]}
 
 
 def _distributions(values: Tensor, classes: int) -> Tensor:
@@ -206,7 +210,3 @@ def _known(index: Tensor, samples: int) -> Tensor:
     index = index[(index >= 0) & (index < samples)]
     first = torch.full((samples,), len(index)).scatter_reduce(0, index, torch.arange(len(index)), "amin")
     return index[first[index] == torch.arange(len(index))]
-
-
-def _smallest_integer(classes: int) -> torch.dtype:
-    return torch.uint8 if classes <= 256 else torch.int32

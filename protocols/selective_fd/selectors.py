@@ -58,7 +58,8 @@ class Selection(ProtocolConfig):
     uniform: int = Field(250, ge=1)
     """n_u: uniform samples that a density is compared with."""
     bandwidth: float | None = Field(None, gt=0)
-    """σ of the Gaussian kernel; default: a sixth of the median distance between a class's records."""
+    """σ of the Gaussian kernel; default: a sixth of the median distance between a class's records, its validation split
+    included. The threshold is then set on records that had a part in the width."""
     beta: float | None = Field(None, gt=0)
     """β, the weight of the norm in Eq. 1; default: n_u^-1/2."""
     landmarks: int | None = Field(None, ge=1)

@@ -165,7 +165,7 @@ def test_shares_that_make_no_sense_are_refused(helpers):
 
 # -- FedKD --------------------------------------------------------------------------------------------------------
 
-UNIFORM = {"weights": "uniform", "clip": 0.5, "levels": None}
+UNIFORM = {"weights": "uniform", "clip": 0.25, "levels": None}
 
 
 def labels(ran):
@@ -178,21 +178,21 @@ def test_the_aggregator_of_a_plain_average_answers_for_each_client(how, tmp_path
     params = {**UNIFORM, "weights": "uniform" if how == "uniform" else "class-counts", "gamma": 1e12}
     ran = run(tmp_path / "a", "fedkd", params, withheld=("class_counts",) if how == "withheld" else ())
     message, tensors = labels(ran)
-    assert tensors.keys() == {"index", "values"}
-    K, n = len(records()), len(tensors["index"])
+    assert tensors.keys() == {"values"}
+    K, n = len(records()), len(tensors["values"])
     assert isinstance(message.event, Laplace)
     assert (message.event.unit, message.event.covers) == ("client", ("each-client",))
-    assert message.event.sensitivity == pytest.approx(n * CLASSES * 2 * 0.5 / K)
+    assert message.event.sensitivity == pytest.approx(n * CLASSES * 2 * 0.25 / K)
     z = [readable(ran.tensors(m))["values"] for m in ran.messages if m.kind == "logits"]
-    assert any(float(z_k.abs().max()) > 0.5 for z_k in z), "there must be something to clip"
-    wanted = torch.stack([z_k.clamp(-0.5, 0.5) for z_k in z]).mean(0)
+    assert any(float(z_k.abs().max()) > 0.25 for z_k in z), "there must be something to clip"
+    wanted = torch.stack([z_k.clamp(-0.25, 0.25) for z_k in z]).mean(0)
     torch.testing.assert_close(tensors["values"], wanted, rtol=1e-5, atol=1e-6)
 
 
 def test_who_is_silent_is_not_counted_among_the_shares(tmp_path):
     gone = Outage(party="client/1", first=1, last=1)
     message, tensors = labels(run(tmp_path / "a", "fedkd", UNIFORM, outages=[gone]))
-    wanted = len(tensors["index"]) * CLASSES * 2 * 0.5 / (len(records()) - 1)
+    wanted = len(tensors["values"]) * CLASSES * 2 * 0.25 / (len(records()) - 1)
     assert message.event.sensitivity == pytest.approx(wanted)
 
 
@@ -200,16 +200,16 @@ def test_of_shares_that_follow_from_counts_nothing_is_said(tmp_path):
     """The whole ensemble is clipped instead: whatever the counts, no change of any message moves it further."""
     message, tensors = labels(run(tmp_path / "a", "fedkd", {**UNIFORM, "weights": "class-counts"}))
     assert message.event.covers == ("data", "messages")
-    assert message.event.sensitivity == pytest.approx(len(tensors["index"]) * CLASSES * 2 * 0.5)
+    assert message.event.sensitivity == pytest.approx(len(tensors["values"]) * CLASSES * 2 * 0.25)
 
 
 def test_gaussian_noise_of_the_spec_in_place_of_the_papers_answers_for_each_client_too(tmp_path):
     made = defence("gaussian-noise", 0.5, public_index=True, sigma=2.0)
     attached = {("ensemble_labels", "aggregator"): [made]}
     message, tensors = labels(run(tmp_path / "a", "fedkd", {**UNIFORM, "gamma": None}, defenses=attached))
-    n, K = len(tensors["index"]), len(records())
+    n, K = len(tensors["values"]), len(records())
     assert message.event.covers == ("each-client",)
-    assert message.event.sensitivity == pytest.approx(2 * 0.5 * math.sqrt(n * CLASSES) / K)
+    assert message.event.sensitivity == pytest.approx(2 * 0.25 * math.sqrt(n * CLASSES) / K)
 
 
 def test_without_a_clip_or_with_noise_at_the_clients_the_message_is_as_it_was(tmp_path):
@@ -217,6 +217,6 @@ def test_without_a_clip_or_with_noise_at_the_clients_the_message_is_as_it_was(tm
         ({"weights": "uniform"}, {**UNIFORM, "noise_at": "client"}, {**UNIFORM, "noise_at": "none"})
     ):
         message, tensors = labels(run(tmp_path / str(number), "fedkd", params))
-        assert tensors.keys() == {"index", "values"}
+        assert tensors.keys() == {"values"}
         assert not isinstance(message.event, Laplace)
         assert isinstance(message.event, NoGuarantee) or message.event is None

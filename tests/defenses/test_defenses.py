@@ -178,6 +178,13 @@ def test_a_noised_count_is_rounded_not_cut():
     assert abs(float(got.mean()) - 50) < 4 * 2 / math.sqrt(20_000)
 
 
+def test_noise_on_classes_of_a_narrow_type_does_not_wrap_into_other_classes():
+    classes = {"values": torch.zeros(20_000, dtype=torch.uint8)}
+    got = released(defence(sigma=200.0), classes)["values"]
+    assert got.dtype == torch.int64
+    assert int(got.min()) < 0, "out of range, where receivers ignore it"
+
+
 # -- the clip -----------------------------------------------------------------------------------------------------
 
 

@@ -29,6 +29,7 @@ from fdaudit.rng import SecretStream
 from fdaudit.scoring.ground_truth import Truth
 from fdaudit.storage.vault import Vault
 from fdaudit.transcript.messages import Message
+from fdaudit.transcript.samples import sample_index
 from fdaudit.types import Challenge
 
 __all__ = ["Asked", "Attacker", "Scores"]
@@ -169,7 +170,7 @@ class Attacker:
                 and tensors["values"].ndim == 2
                 and tensors["values"].shape[1] == 10
             ):
-                probes = self._probes(tensors["index"])
+                probes = self._probes(sample_index(tensors))
                 soft = (
                     m.kind == "soft_labels"
                     or float(tensors["values"].float().sum(1).sub(1).abs().max()) < 1e-3
@@ -218,7 +219,7 @@ class Attacker:
         return found
 
     def _own(self, asked: Asked) -> Mapping[str, Tensor]:
-        """The public model that a client starts from."""
+        """The model that a client starts from: a guarantee holds against whoever knows it."""
         return self.plan.networks.initial([asked.client], self.plan.seed)[asked.client]
 
     def _of_outputs(self, asked: Asked, probes: Tensor, said: Tensor, soft: bool) -> Tensor:
@@ -308,7 +309,7 @@ def _regression(effects: Tensor, seen: Tensor) -> Tensor:
 
 def _in_answer(plan: Plan, tensors: Mapping[str, Tensor], asked: Asked) -> Tensor:
     """Return how much a message supports each canary's label, where its image is a sample."""
-    index = tensors["index"].long().cpu()
+    index = sample_index(tensors)
     values = (tensors["values"] if "values" in tensors else tensors["counts"]).cpu()
     said = torch.zeros(len(plan.public), plan.dataset.classes, dtype=torch.float64)
     known = (index >= 0) & (index < len(said))

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 from safetensors.numpy import load
 
@@ -32,6 +33,12 @@ def read(directory: Path) -> Record:
         payload = data[message["begins"] : ends[where["file"]]]
         found.append((message, load(payload) if message["tensors"] else {}))
     return found
+
+
+def samples(tensors: Arrays) -> NDArray[Any]:
+    """The samples that a message's rows are about: its index, or the first n in order."""
+    rows = tensors["values"] if "values" in tensors else tensors["counts"]
+    return tensors["index"] if "index" in tensors else np.arange(len(rows))
 
 
 def _starts(data: bytes, at: int, wanted: int) -> Iterator[int]:

@@ -447,6 +447,7 @@ def test_coins_are_asserted_to_come_first(here: Path, imported: Import) -> None:
         ("sample_count", {"n": 1, "v": 5}),
         ("class_counts", {"counts": 9}),
         ("logits", {"values": 10}),
+        ("hard_labels", {"values": 10, "index": 9}),
     ],
 )
 def test_tensors_of_another_kind_are_refused(

@@ -62,6 +62,9 @@ def forbidden(plan: Plan, run: Path, adversary: str, victims: typing.Iterable[st
         if name.removeprefix("models/").replace("-", "/") not in members:
             weights = {n: t for n, t in vault.load(name).items() if t.is_floating_point()}
             tensors |= {f"{name}, {n}": t for n, t in weights.items()}
+    for k in (k for k in plan.clients if k not in members):
+        drawn = plan.networks.initial([k], plan.seed)[k]
+        tensors |= {f"initial weights of {k}, {n}": t for n, t in drawn.items() if t.unique().numel() > 1}
     view = Stage(RunDirectory(run, plan)).view(adversary)
     legitimate = {t.numpy().tobytes() for t in plan.initial().values()}
     legitimate |= {t.numpy().tobytes() for m in view.messages for t in view.tensors(m).values()}

@@ -12,7 +12,8 @@ from fdaudit.protocols.feddf import mean_logits, weighted_mean
 from torch.nn import functional as F
 
 from fdaudit.federation.protocol import PartyData
-from fdaudit.federation.public_answers import average, draw_samples, existing, predictions
+from fdaudit.federation.public_answers import answer as made_answer
+from fdaudit.federation.public_answers import average, draw_samples, existing
 from fdaudit.transcript.wire import Outage
 
 from ..helpers.protocol_cases import CLASSES, SHAPE, configured, network, public, records, run
@@ -70,9 +71,12 @@ def test_nobody_answering_gives_an_empty_average():
 
 def test_what_is_shared_of_a_prediction():
     logits = torch.tensor([[math.log(3.0), 0.0], [-1.0, 4.0]])
-    assert predictions(logits, "logits") is logits
-    torch.testing.assert_close(predictions(logits, "soft_labels")[0], torch.tensor([0.75, 0.25]))
-    assert predictions(logits, "hard_labels").tolist() == [0, 1]
+    every = torch.arange(2)
+    assert made_answer(every, logits, "logits", 2)["values"] is logits
+    torch.testing.assert_close(
+        made_answer(every, logits, "soft_labels", 2)["values"][0], torch.tensor([0.75, 0.25])
+    )
+    assert made_answer(every, logits, "hard_labels", 2)["values"].tolist() == [0, 1]
 
 
 def test_samples_are_distinct_in_order_and_at_most_all():
@@ -279,7 +283,7 @@ def test_ds_fls_server_learns_from_the_labels_alone(tmp_path):
     optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
     for _ in range(configured("ds-fl", {}).distill_steps):
         optimizer.zero_grad()
-        F.cross_entropy(module(public()[labels["index"]]), labels["values"]).backward()
+        F.cross_entropy(module(public()), labels["values"]).backward()  # of all samples, in order
         optimizer.step()
     same(ran.protocol.released(), dict(module.state_dict()), rtol=1e-5, atol=1e-6)
 

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from fdaudit.transcript.wire import Outage
 
 from ..helpers.protocol_cases import CLASSES, public, run
-from ..helpers.record_reader import Arrays, Record, read
+from ..helpers.record_reader import Arrays, Record, read, samples
 
 ROUNDS, CLIENTS = 3, 3
 
@@ -63,7 +63,7 @@ def mean_by_sample(sent: Mapping[str, Arrays], asked: NDArray[Any]) -> NDArray[A
     """The mean of what clients said of each sample that the server had named, votes as one-hot rows."""
     rows = []
     for tensors in sent.values():
-        if not np.array_equal(tensors["index"], asked):
+        if not np.array_equal(samples(tensors), asked):
             raise BrokenRecordError("a client answered for other samples")
         values = tensors["values"]
         rows.append(values.astype(np.float64) if values.ndim == 2 else np.eye(CLASSES)[values])
@@ -134,7 +134,7 @@ def fedmd(record: Record, settings: dict[str, Any], start: Arrays, silent: froze
         asked = only(of(record, r, "proxy_indices", "server"), "the samples' numbers")["index"]
         mean = mean_by_sample(answers(record, r, (settings["share"],), silent), asked)
         stated = only(of(record, r, "ensemble_labels", "server"), "the consensus")
-        equal(stated["index"], asked, "the consensus's index")
+        equal(samples(stated), asked, "the consensus's index")
         equal(stated["values"], mean, "the consensus")
     return ROUNDS
 
@@ -148,7 +148,12 @@ def ds_fl(record: Record, settings: dict[str, Any], start: Arrays, silent: froze
         stated = only(of(record, r, "ensemble_labels", "server"), "the labels")
         equal(stated["values"], era(mean, 0.1) if settings["aggregation"] == "era" else mean, "the labels")
         w = distilled(
-            w, public()[asked], stated["values"], settings["distill_steps"], constant, torch.optim.SGD
+            w,
+            public()[asked.astype(np.int64)],
+            stated["values"],
+            settings["distill_steps"],
+            constant,
+            torch.optim.SGD,
         )
     equal_models(
         only(of(record, ROUNDS - 1, "model_parameters", "server"), "the model"), w, "the server's model"
@@ -163,7 +168,14 @@ def feded(record: Record, settings: dict[str, Any], start: Arrays, silent: froze
     for r in range(ROUNDS):
         asked = only(of(record, r, "proxy_indices", "server"), "the samples' numbers")["index"]
         mean = mean_by_sample(answers(record, r, (settings["share"],), silent), asked)
-        made = distilled(sent[r], public()[asked], mean, settings["distill_steps"], constant, torch.optim.SGD)
+        made = distilled(
+            sent[r],
+            public()[asked.astype(np.int64)],
+            mean,
+            settings["distill_steps"],
+            constant,
+            torch.optim.SGD,
+        )
         equal_models(sent[r + 1], made, f"the model after round {r}")
     return ROUNDS
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 import fdaudit
 
-from ..helpers.record_reader import Arrays, Record, read
+from ..helpers.record_reader import Arrays, Record, read, samples
 from ..helpers.run_cases import tiny
 
 
@@ -44,10 +44,10 @@ def replay(record: Record, clients: int, rounds: list[int]) -> list[Arrays]:
         if len(ballots) != clients or len(results) != 1:
             raise BrokenRecordError(f"round {t}: {len(ballots)} ballots, {len(results)} results")
         message, result = results[0]
-        index = asked[0] if asked else np.arange(len(ballots[0][1]["index"]))
+        index = asked[0] if asked else np.arange(len(ballots[0][1]["values"]))
         if not set(message["inputs"]) >= {m["seq"] for m, _ in ballots}:
             raise BrokenRecordError(f"round {t}: the result does not name its ballots")
-        if any(not np.array_equal(tensors["index"], index) for _, tensors in ballots):
+        if any(not np.array_equal(samples(tensors), index) for _, tensors in ballots):
             raise BrokenRecordError(f"round {t}: a ballot says by its index what was declined")
         found.append(result)
         if message["kind"] == "vote_counts":
@@ -57,7 +57,7 @@ def replay(record: Record, clients: int, rounds: list[int]) -> list[Arrays]:
 
 def compare(t: int, result: Arrays, index: NDArray[Any], votes: list[NDArray[Any]]) -> None:
     """Raises unless the counts of a round are those of the votes, row by row."""
-    if not np.array_equal(result["index"], index):
+    if not np.array_equal(samples(result), index):
         raise BrokenRecordError(f"round {t}: other samples")
     for row, cast in zip(result["counts"], np.stack(votes, 1), strict=True):
         if row.tolist() != [int((cast == c).sum()) for c in range(len(row))]:
@@ -135,12 +135,12 @@ def test_the_reader_tells_a_wrong_count_from_the_right_one(runs: dict[str, Recor
         here = [p for p in runs[case] if p[0]["round"] == rounds[0]]
         votes = [t["values"] for m, t in here if m["sender"].startswith("client/")]
         (result,) = (t for m, t in here if m["kind"] == "vote_counts")
-        compare(0, result, result["index"], votes)
+        compare(0, result, samples(result), votes)
         for k in range(CLIENTS):
             if (votes[k] >= 0).any():
-                less = [*votes[:k], np.full_like(votes[k], -1), *votes[k + 1 :]]
+                less = [*votes[:k], np.full(len(votes[k]), -1), *votes[k + 1 :]]
                 with pytest.raises(BrokenRecordError):
-                    compare(0, result, result["index"], less)
+                    compare(0, result, samples(result), less)
 
 
 @pytest.mark.parametrize("case", ["fedkd", "selective-fd secure"])
@@ -151,8 +151,8 @@ def test_with_pate_labels_take_the_counts_place_and_the_run_s_ledger_says_what_t
     made = {"kind": "vote_counts", "sender": "aggregator", "name": "gnmax", "params": params}
     run = recorded(tmp_path / "run", case, defenses=[made], adversaries=["server", "aggregator"])
     results = replay(read(run.directory / "transcript"), CLIENTS, CASES[case][1])
-    assert all(found.keys() == {"index", "values"} for found in results)
-    queries = sum(len(found["index"]) for found in results)
+    assert all("counts" not in found for found in results)
+    queries = sum(len(found["values"]) for found in results)
     server = run.ledger("server")
     assert server.finite
     assert [(c.kind, c.sender, c.charges) for c in server.contributions] == [

@@ -79,10 +79,18 @@ def test_the_server_gets_one_message_a_round_the_sum_of_what_arrived(tmp_path) -
         own = [m for m in ran.messages if m.round == message.round and role(m.sender) == "client"]
         assert all((m.kind, m.receivers) == ("model_update", ("aggregator",)) for m in own)
         assert message.inputs == tuple(m.seq for m in own)
-        assert message.fields == {SUM: True, "weight": pytest.approx(1.0)}
+        assert message.fields == {SUM: True, "weight": pytest.approx(1.0), "clients": [m.sender for m in own]}
         for name, value in ran.tensors(message).items():
             wanted = sum(ran.tensors(m)[name].double() for m in own)
             torch.testing.assert_close(value, wanted.float(), rtol=1e-6, atol=1e-7)
+
+
+def test_the_sum_of_a_sampled_round_says_who_is_in_it(tmp_path) -> None:
+    ran = run(tmp_path / "a", "fedavg", {**SECURE, "weighting": "uniform", "fraction": 0.67})
+    broadcasts = [m for m in ran.messages if m.kind == "model_parameters" and "world" not in m.receivers]
+    sums = [m for m in ran.messages if m.sender == "aggregator"]
+    assert [m.fields["clients"] for m in sums] == [[*m.receivers] for m in broadcasts]
+    assert {len(m.fields["clients"]) for m in sums} == {2}
 
 
 def test_updates_are_weighted_before_they_are_sent(tmp_path) -> None:
@@ -108,6 +116,7 @@ def test_of_a_client_that_is_silent_neither_update_nor_weight_is_in_the_sum(weig
     sums = [m for m in secure.messages if m.sender == "aggregator"]
     left = 2 / 3 if weighting == "uniform" else 1 - SIZES[1] / sum(SIZES)
     assert [m.fields["weight"] for m in sums] == pytest.approx([1.0, left, 1.0])
+    assert [m.fields["clients"] for m in sums] == [[*records()], ["client/0", "client/2"], [*records()]]
     for name, value in plain.protocol.released().items():
         torch.testing.assert_close(secure.protocol.released()[name], value, rtol=1e-5, atol=1e-6)
     everybody = [Outage(party=k, first=0, last=ROUNDS - 1) for k in records()]

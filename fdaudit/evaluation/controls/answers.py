@@ -93,7 +93,7 @@ def _gain(
         auxiliary=auxiliary,
         train=plan.trainer(),
         public=public,
-        initial=plan.networks.initial_seed(plan.seed),
+        initial=plan.initial_seed,
         classes=plan.dataset.classes,
     )
     with said(plan, attack, [(_VICTIM, "server", kind, sent)]) as view:

@@ -61,7 +61,7 @@ def test_without_noise_to_speak_of_the_plurality_comes_out_under_its_own_index(n
     assert sorted(found.tensors) == ["index", "values"]
     assert found.tensors["index"].tolist() == [100, 101, 102]
     assert found.tensors["values"].tolist() == [0, 2, 1]
-    assert found.tensors["values"].dtype == torch.int64
+    assert found.tensors["values"].dtype == torch.uint8
     assert tensors["counts"].tolist() == [[9, 1, 0], [0, 2, 8], [1, 7, 2]], "what was given stays as it was"
 
 
@@ -182,6 +182,20 @@ def test_nothing_is_claimed_for_samples_that_were_chosen_on_data_nor_for_none(na
     assert found.tensors["values"].shape == (0,)
 
 
+@by_name
+def test_counts_of_all_samples_need_no_index_unless_some_are_not_answered(name):
+    counts = torch.tensor([[9, 1, 0], [0, 2, 8], [1, 7, 2]])
+    found = released(defence(name, **SILENT[name]), {"counts": counts})
+    assert found.tensors["values"].tolist() == [0, 2, 1]
+    if name == "confident-gnmax":
+        assert found.tensors["index"].tolist() == [0, 1, 2]
+        assert found.tensors["index"].dtype == torch.uint8
+    else:
+        assert found.tensors.keys() == {"values"}
+    event = released(defence(name, **PARAMS[name], public_index=False), {"counts": counts}).event
+    assert isinstance(event, NoGuarantee), "that all were asked about is for the spec to say"
+
+
 # -- refusals -----------------------------------------------------------------------------------------------------
 
 
@@ -198,7 +212,7 @@ def test_another_message_is_refused(name):
     tensors = votes([[1, 2]])
     for kind, sent in (
         ("soft_labels", tensors),
-        ("vote_counts", {"counts": tensors["counts"]}),
+        ("vote_counts", {"index": tensors["index"]}),
         ("vote_counts", tensors | {"weights": tensors["counts"]}),
         ("vote_counts", tensors | {"index": torch.arange(3)}),
         ("vote_counts", tensors | {"counts": torch.tensor([1])}),

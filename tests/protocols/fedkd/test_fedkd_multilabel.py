@@ -57,7 +57,7 @@ def test_clients_learn_from_the_labels_that_are_known(tmp_path):
             q = module(data.x).sigmoid()
             return -((data.y == 1) * q.log() + (data.y == 0) * (1 - q).log()).mean()
 
-        close(ran.rounds[0].models[k], stepped(module_of(initial()), loss, 4, 0.3))
+        close(ran.rounds[0].models[k], stepped(module_of(initial(k)), loss, 4, 0.3))
 
 
 def test_counts_are_of_positives_and_weigh_the_ensemble_class_by_class(tmp_path):

@@ -88,7 +88,7 @@ def replay(directory: Path, settings: dict[str, Any], clients: int) -> NDArray[A
 
 def logits(tensors: Arrays, levels: int | None) -> NDArray[Any]:
     values = tensors["values"] if levels is None else unpacked(tensors)[1]
-    if not np.array_equal(tensors["index"], np.arange(len(values))):
+    if "index" in tensors:
         raise BrokenRecordError("not every public sample was answered, in order")
     return values
 

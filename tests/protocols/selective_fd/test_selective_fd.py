@@ -132,7 +132,7 @@ def test_a_client_answers_for_what_it_accepts_alone() -> None:
     answer = party.answer(torch.tensor([5, 2, 0, 3]), logits, "hard")
     assert answer["index"].tolist() == [5, 0]
     assert answer["values"].tolist() == [1, 0]
-    assert (answer["index"].dtype, answer["values"].dtype) == (torch.int32, torch.uint8)
+    assert (answer["index"].dtype, answer["values"].dtype) == (torch.uint8, torch.uint8)
     soft = party.answer(torch.tensor([5, 2, 0, 3]), logits, "soft")
     np.testing.assert_allclose(soft["values"].sum(1), 1, rtol=1e-6)
     assert party.answer(torch.tensor([2, 3]), logits, "soft")["values"].shape == (0, 3)

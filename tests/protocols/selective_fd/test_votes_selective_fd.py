@@ -101,7 +101,7 @@ def test_clients_distil_from_noisy_labels_of_one_hot_and_without_noise_from_the_
         sent = ran.tensors(message)
         assert message.kind == ("hard_labels" if defenses else "vote_counts")
         p = (
-            F.one_hot(sent["values"], CLASSES).float()
+            F.one_hot(sent["values"].long(), CLASSES).float()
             if defenses
             else sent["counts"] / sent["counts"].sum(1, True)
         )
