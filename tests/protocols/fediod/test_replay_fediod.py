@@ -126,7 +126,8 @@ def replay(directory: Path, initial: Path, settings: dict[str, Any], clients: in
         student.step(by_student, settings["adam_lr"] * (1 + np.cos(np.pi * t / ((rounds - 1) * N))) / 2)
     released = expect(said, "model_parameters", [*everybody, "world"])["world"]
     for name, values in student.w.items():
-        if not np.allclose(released[name], values, rtol=1e-3, atol=1e-5):
+        # A hundredth of a step of Adam, which makes a whole one of the rounding of a gradient near zero.
+        if not np.allclose(released[name], values, rtol=1e-3, atol=1e-4):
             raise BrokenRecordError(f"{name} differs by {np.abs(released[name] - values).max()}")
     return compared
 
