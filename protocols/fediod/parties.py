@@ -97,7 +97,7 @@ class Client:
         return joined(through_T, self.D_basis if self._config.gan else ())
 
     def answer(self, t: int, sent: Tensor, guard: Guard | None = None) -> Answer:
-        """Run lines 111-114: predict, score, and take a step of D_k on real records against the samples.
+        """Run the client's part of a step: predict, score, and take a step of D_k on real records against the samples.
 
         The graphs back to the samples are kept for `pull_back`.
 

@@ -224,7 +224,7 @@ class FedIOD:
         return take(self.state, "server/S/w/")
 
     def _stage_1(self) -> Round:
-        """Run lines 103-105: local training to completion; then send the class counts, if they are needed."""
+        """Run the box's first step, local training to completion; then send the class counts, if they are needed."""
         jobs = [client.job() for client in self._clients.values()]
         fit, nothing = self.config.fit(), dict.fromkeys(self._clients, ())
         fitted, basis = self._local.fit(jobs, fit, length=self.config.steps, inputs=nothing)
@@ -241,7 +241,7 @@ class FedIOD:
         return Round(index=0, models={"server": self._server.student(), **models}, losses=losses)
 
     def _stage_2(self, r: int) -> Round:
-        """Run lines 106-123, for the steps of one round."""
+        """Run the box's loop over adversarial and distillation steps, for those of one round."""
         N = self.config.steps_per_round
         batches: dict[int, Tensor] = {}
         losses: dict[str, list[float]] = {}

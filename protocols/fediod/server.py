@@ -50,7 +50,7 @@ class Server:
     # -- one step -------------------------------------------------------------------------------------------
 
     def generate(self, t: int) -> Tensor:
-        """Return lines 108-109's x = G(w) (n, c, h, w); the graph is kept for `update`."""
+        """Return a step's samples x = G(w) (n, c, h, w); the graph is kept for `update`."""
         drawn = child(self._seed, "fediod", "latent", t)
         w = torch.randn(self._config.samples, self._config.latent, generator=drawn)
         x: Tensor = self._G.module(w.to(self._trainer.device))
@@ -60,7 +60,7 @@ class Server:
     def judge(
         self, t: int, sent: Tensor, logits: Mapping[str, Tensor], scores: Mapping[str, Tensor]
     ) -> dict[str, dict[str, Tensor]]:
-        """Run lines 116-119: compute the losses; return the message to each client that answered.
+        """Compute the losses of a step; return the message to each client that answered.
 
         Args:
             t: the step.
@@ -108,7 +108,7 @@ class Server:
         return {"gan_weight": torch.tensor(self._config.gan / self._clients)}
 
     def update(self, t: int, gradients: Mapping[str, Tensor]) -> float | None:
-        """Run lines 121-122: a step of G and the steps of S; return L_mimic, or None if no sample has a label.
+        """Take a step of G and the steps of S; return L_mimic, or None if no sample has a label.
 
         Args:
             t: the step.
