@@ -72,7 +72,7 @@ class Client:
     # -- stage 1 --------------------------------------------------------------------------------------------
 
     def job(self) -> Job:
-        """Return the local training of line 104, for the training core."""
+        """Return the local training of the box's first step, for the training core."""
         generator = child(self._seed, "fediod", "batches", self.name)
         cfg, n = self._config, len(self._data)
         batches = draw_batches(n, cfg.batch_size, generator=generator, **cfg.steps)
