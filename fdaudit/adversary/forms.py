@@ -43,7 +43,7 @@ _NAMED: Mapping[str, tuple[str, ...]] = {
     "proxy_indices": ("index",),
     "sample_count": ("n",),
     "soft_labels": ("values",),
-    "vote_counts": ("index", "counts"),
+    "vote_counts": ("counts",),
 }
 """Names that attacks read, by kind."""
 _PARTS = (":codes", ":grid", ":layout")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -135,7 +136,8 @@ def test_the_score_is_the_log_likelihood_of_the_known_labels():
     y = torch.tensor([[1, 0, -1], [-1, -1, 0]])
     challenge = Challenge(target="client/0", x=torch.zeros(2, 1, 2, 2), y=y, pair=torch.tensor([0, 0]))
     task = AttackTask(targets=("client/0",), challenges={"client/0": challenge}, oracle=Asked())
-    (guess,) = attack(attack.Config()).run(None, Knowledge(task="multi-label"), task, child(0, "a"))
+    view, knows = SimpleNamespace(messages=()), Knowledge(task="multi-label")
+    (guess,) = attack(attack.Config()).run(view, knows, task, child(0, "a"))
     assert guess.scores.tolist() == pytest.approx([np.log(0.9) + np.log(0.8), np.log(1e-12)], rel=1e-5)
 
 

@@ -10,6 +10,7 @@ from torch.nn import functional as F
 from fdaudit import defenses
 from fdaudit.config import validate
 from fdaudit.errors import SpecError
+from fdaudit.federation.networks import Networks
 
 from ..helpers.protocol_cases import SIZES, initial, network, records, run
 
@@ -199,12 +200,16 @@ def test_a_large_mu_keeps_the_model_near_the_one_sent(tmp_path):
 # -- limits ---------------------------------------------------------------------------------------------------------
 
 
-def test_one_client_on_full_batches_is_fedavg_standalone_and_centralized_alike(tmp_path):
+def test_one_client_on_full_batches_is_fedavg_standalone_and_centralized_alike(tmp_path, monkeypatch):
     """Batches hold the same records in another order, so sums round differently and nothing else does."""
     one = records((10,))
     params = {"batch_size": 10, "lr": LR}
-    federated = final(run(tmp_path / "a", "fedavg", {**params, "upload": "model_parameters"}, clients=one))
     central = final(run(tmp_path / "b", "centralized", params, clients=one))
+    start = initial(
+        "client/0"
+    )  # FedAvg broadcasts the server's initial weights, the others have the client's own
+    monkeypatch.setattr(Networks, "initial", lambda self, parties, seed: dict.fromkeys(parties, start))
+    federated = final(run(tmp_path / "a", "fedavg", {**params, "upload": "model_parameters"}, clients=one))
     alone = run(tmp_path / "c", "standalone", params, clients=one).rounds[-1].models["client/0"]
     close(federated, central)
     close(central, alone, rtol=0, atol=0)

@@ -8,11 +8,13 @@ import torch
 from fdaudit.attacks.membership.distillation_lira import CoopLiRA, DistillationLiRA
 from fdaudit.attacks.membership.generator_leakage import GeneratorLeakage, distances, proximity
 from fdaudit.attacks.membership.logan import DiscriminatorScore
+from fdaudit.protocols.dafkd.protocol import DaFKD
 from sklearn.metrics import roc_auc_score
 from torch.nn import functional as F
 
 from fdaudit.metrics import score_generated
 from fdaudit.models.conditional import build_conditional
+from fdaudit.models.declared import generator_card
 from fdaudit.training.trainer import Fit, Job, parameters_of
 
 from .membership_cases import CLASSES, SHAPE, core, knowledge, network, records, task, view
@@ -154,7 +156,10 @@ def test_samples_are_drawn_from_the_generator_that_the_victim_sent(tmp_path):
         ("server", "client/0", "generator_parameters", parameters_of(shared)),
     ]
     with view(tmp_path / "t", messages) as seen:
-        (guess,) = attack(GeneratorLeakage, samples=8).run(seen, knowledge(x, y), task(x, y), gen(7))
+        settings = {"latent": 6, "generator_width": 8}
+        card = generator_card(DaFKD.generator, settings, input_shape=SHAPE, classes=CLASSES, features=0)
+        knows = knowledge(x, y, generator=card)
+        (guess,) = attack(GeneratorLeakage, samples=8).run(seen, knows, task(x, y), gen(7))
     with torch.no_grad():
         plain = mine(torch.randn(8, 6, generator=gen(7)), torch.arange(8) % CLASSES)
     assert torch.allclose(guess.generated, plain)

@@ -257,6 +257,6 @@ def test_it_says_why_it_does_not_apply(case: tuple[Challenge, torch.Tensor], tmp
     assert "architecture" in attack.applicable(view, Knowledge(), full).reason
     other = Knowledge(architecture=architecture(ModelSpec(name="mlp", params={"widths": [8]}), (1, 6, 6), 4))
     server = seen(tmp_path / "server", (asked.x[member], asked.y[member]), upload="gradient", rounds=1)
-    assert "another network" in attack.applicable(server, other, full).reason
+    assert "in a whole mlp (8,)" in attack.applicable(server, other, full).reason
     nobody = replace(task, challenges={"client/7": replace(asked, target="client/7")})
     assert "client/7" in attack.applicable(view, KNOWLEDGE, nobody).reason
