@@ -73,6 +73,10 @@ class SimpleProtocol:
     heterogeneous: ClassVar[bool] = False
     needs_public: ClassVar[bool] = False
     trains: ClassVar[dict[str, str]] = {"model": "batch_size"}
+    starts: ClassVar[dict[str, str]] = {
+        "weights": "broadcast",
+        "source": "`fit` starts from a model that the server sent.",
+    }
     Config: ClassVar[type[ProtocolConfig]] = LocalTraining
 
     def __init__(self, config: Any, setting: Setting) -> None:

@@ -6,6 +6,7 @@ import pytest
 from fdaudit.protocols import REGISTRY
 
 from fdaudit.config import validate
+from fdaudit.federation.kit import SimpleProtocol
 from fdaudit.federation.protocol import broadcasts
 from fdaudit.handout.auxiliary import Assumption
 from fdaudit.handout.auxiliary import known as knowledge_of
@@ -29,6 +30,10 @@ def test_every_shipped_protocol_says_where_its_clients_start_and_why() -> None:
 
 def test_a_protocol_that_says_nothing_has_clients_with_weights_of_their_own() -> None:
     assert not broadcasts(object)  # type: ignore[arg-type]
+
+
+def test_a_simple_protocol_starts_from_what_its_server_sends() -> None:
+    assert broadcasts(SimpleProtocol)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("name", sorted(BROADCAST))
