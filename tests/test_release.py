@@ -96,7 +96,7 @@ def test_the_oldest_versions_are_the_lower_bounds() -> None:
 # -- the jobs -----------------------------------------------------------------------------------------------------
 
 
-JOBS = ("extras", "wheel", "oldest")
+JOBS = ("integrations", "ray", "wheel", "oldest")
 
 
 def test_continuous_integration_runs_every_job() -> None:
