@@ -62,7 +62,7 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ("fedmd", {"share": "hard_labels", "public_batch": 4, "warm_up_steps": 0, **FAST}),
     ("fedmd", {"share": "soft_labels", "order": "revisit-digest", "local_steps": 1}),
     ("fkd", {"share": "hard", "gamma": 0.5, "momentum": 0.5, **FAST}),
-    ("pls", {"share": "hard", **FAST}),
+    ("pls", {"share": "hard", **FAST, "local_steps": 40}),
     (
         "selective-fd",
         {"labels": "soft", "public_batch": 5, "tau_server": 1.2, "space": "features", "landmarks": 5},

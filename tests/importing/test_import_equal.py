@@ -62,8 +62,16 @@ def without_head(cell: dict[str, Any]) -> dict[str, Any]:
     return {**cell, "queries": {**(cell["queries"] or {}), "head": ""}}
 
 
-@pytest.mark.thorough
-@pytest.mark.parametrize("protocol", REGISTRY.names())
+ALIKE = ("centralized", "ds-fl", "feddf", "feded", "fedftg", "pls")
+"""Protocols whose kinds of messages another one has too: only `make slow` runs them."""
+
+
+def each_protocol() -> list[Any]:
+    marks = {True: pytest.mark.slow, False: pytest.mark.thorough}
+    return [pytest.param(name, marks=marks[name in ALIKE]) for name in REGISTRY.names()]
+
+
+@pytest.mark.parametrize("protocol", each_protocol())
 def test_a_recording_has_every_figure_of_its_run(protocol: str, tmp_path: Path) -> None:
     run = api.run(spec_of(protocol), tmp_path / "run")
     rerecord(run, tmp_path)

@@ -160,14 +160,15 @@ def test_the_central_model_learns_the_shares_by_cross_entropy_or_at_a_temperatur
 
 @pytest.mark.thorough
 def test_pate_answers_what_it_will_and_the_server_learns_from_that_alone(tmp_path) -> None:
-    """Confident-GNMax with hardly any noise: the samples on which four of five clients at least agree."""
-    made = pate("confident-gnmax", threshold=3.5, sigma_threshold=1e-6, sigma=1e-6)
+    """Confident-GNMax with hardly any noise: the samples on which three of five clients at least agree."""
+    made = pate("confident-gnmax", threshold=2.5, sigma_threshold=1e-6, sigma=1e-6)
     params = {**VOTES, "local_steps": 200, "lr": 0.5}
     five = records((9, 6, 12, 8, 7))
-    bare = tensors(run(tmp_path / "a", "fedkd", params, clients=five), "vote_counts", "aggregator")["counts"]
-    ran = run(tmp_path / "b", "fedkd", params, clients=five, defenses={PATE: [made]})
+    plain = run(tmp_path / "a", "fedkd", params, clients=five, seed=6)  # clients that do not all vote alike
+    bare = tensors(plain, "vote_counts", "aggregator")["counts"]
+    ran = run(tmp_path / "b", "fedkd", params, clients=five, seed=6, defenses={PATE: [made]})
     got = tensors(ran, "hard_labels", "aggregator")
-    agreed = bare.amax(1) >= 4
+    agreed = bare.amax(1) >= 3
     assert 0 < int(agreed.sum()) < len(bare), "the threshold must be seen to act"
     assert got["index"].tolist() == agreed.nonzero().flatten().tolist()
     assert got["values"].tolist() == bare.argmax(1)[agreed].tolist()

@@ -26,6 +26,7 @@ from fdaudit.rng import SecretStream, child
 from fdaudit.spec.schema import load_spec
 from fdaudit.storage.files import encode
 from fdaudit.transcript.messages import ALL, DATA, role
+from fdaudit.transcript.samples import sample_index
 from fdaudit.transcript.wire import Outage
 
 from ...helpers.protocol_cases import CLASSES, FAST, SHAPE, VOTES, Ran, common, configured, records, run
@@ -247,7 +248,7 @@ def test_the_server_needs_nothing_but_what_it_was_sent(case, params, tmp_path) -
         kind = "vote_counts" if case == "bare" else "hard_labels"
         (message,) = in_step(ran, step, kind, "aggregator")
         told = ran.tensors(message)
-        answered.append(len(told["index"]))
+        answered.append(len(sample_index(told)))
         wanted = server.hear_labels(t, x, shares_of(told, 4, CLASSES))
         for cotangents in in_step(ran, step, "logit_cotangents"):
             assert encode(wanted) == encode(ran.tensors(cotangents))
