@@ -106,6 +106,8 @@ class Forms:
             return self._no_discriminator(found)
         if lacking := [name for name in _NAMED.get(kind, ()) if name not in found]:
             return f"it has no tensor {_listed(lacking)}, which {kind} has: {KINDS[kind]}"
+        if kind in _NAMED and (strange := [n for n in found if n not in (*_NAMED[kind], "index")]):
+            return f"it has tensors that {kind} has not, {_listed(strange)}: {KINDS[kind]}"
         return self._other_shape(kind, found)
 
     def _other_shape(self, kind: str, found: Shapes) -> str:
