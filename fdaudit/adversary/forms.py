@@ -46,6 +46,8 @@ _NAMED: Mapping[str, tuple[str, ...]] = {
     "vote_counts": ("counts",),
 }
 """Names that attacks read, by kind."""
+_ROWS = (*_ANSWERS, "ensemble_labels", "vote_counts")
+"""Kinds with a row a sample: all samples in order, unless `index` numbers them."""
 _PARTS = (":codes", ":grid", ":layout")
 _SHOWN = 3
 """Names of tensors in one sentence."""
@@ -106,8 +108,6 @@ class Forms:
             return self._no_discriminator(found)
         if lacking := [name for name in _NAMED.get(kind, ()) if name not in found]:
             return f"it has no tensor {_listed(lacking)}, which {kind} has: {KINDS[kind]}"
-        if kind in _NAMED and (strange := [n for n in found if n not in (*_NAMED[kind], "index")]):
-            return f"it has tensors that {kind} has not, {_listed(strange)}: {KINDS[kind]}"
         return self._other_shape(kind, found)
 
     def _other_shape(self, kind: str, found: Shapes) -> str:
@@ -117,6 +117,10 @@ class Forms:
         if shape is None:
             return ""
         rows = len(shape) == 2 and self.classes in (0, shape[1])
+        if "index" not in found and kind in _ROWS:
+            for other, size in found.items():
+                if size == shape[:1] and other != name:
+                    return f"it has no index, and {other[:60]} may number its samples, where {kind} is: {KINDS[kind]}"
         fits = {
             "class_counts": self.classes == 0 or shape == (self.classes,),
             "ensemble_labels": len(shape) == 1 or rows,
