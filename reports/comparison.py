@@ -21,7 +21,7 @@ from .inheritance import unread
 from .rules import RULES
 from .schema import Exposure, FinalUtility, Result
 from .text import clip, joined
-from .verdict import Finding, judge_all, strongest
+from .verdict import SETTLED, Finding, judge_all, strongest
 
 __all__ = [
     "Compared",
@@ -325,7 +325,7 @@ def _outcome(goal: Goal, findings: Iterable[Finding], left: Sequence[str]) -> Ou
     """Return what attacks with a goal found; without a leak nothing is concluded if some messages were not read."""
     cells = [f for f in findings if f.cell.goal == goal]
     tried = [f for f in cells if f.level not in _UNTRIED]
-    settled = [f for f in tried if f.level in ("leak", "partial", "none-seen")]
+    settled = [f for f in tried if f.level in SETTLED]
     top = strongest(tried or cells)
     if top is not None and top.level == "none-seen" and left:
         because = f"No attack reads {'; '.join(left)}."
@@ -359,6 +359,10 @@ def _headlines(rows: Sequence[Compared]) -> Iterator[str]:
             parts.append(f"an adversary {RULES[goal].leaked} {', and '.join(where)}")
         if by_level.get("shown"):
             parts.append(f"an adversary {RULES[goal].shown} in {joined(by_level['shown'])}")
+        if by_level.get("possible"):
+            parts.append(
+                f"a leak is possible, but not significant after correction, in {joined(by_level['possible'])}"
+            )
         if by_level.get("none-seen"):
             parts.append(f"no leak was measured in {joined(by_level['none-seen'])}")
         if open_:

@@ -223,6 +223,7 @@ def _by_document(items: Sequence[Item]) -> dict[Document, list[Item]]:
 _MARKS: Mapping[str, str] = {
     "leak": "leak",
     "partial": "partial",
+    "possible": "possible",
     "none-seen": "none",
     "inconclusive": "open",
     "failed": "failed",

@@ -20,7 +20,7 @@ from .verdict import Finding, Level, strongest
 
 __all__ = ["Standing", "standings", "unread"]
 
-_LEAKS: Sequence[Level] = ("leak", "partial")
+_LEAKS: Sequence[Level] = ("leak", "partial", "possible")
 _UNTRIED: Sequence[Level] = ("not-applicable", "not-requested")
 
 

@@ -9,7 +9,7 @@ from .front import Front, FrontFinding, front
 from .inheritance import Standing, standings, unread
 from .schema import Result
 from .text import amount, clip, joined, party, sentence
-from .verdict import Finding, Level, strongest
+from .verdict import SETTLED, Finding, Level, strongest
 
 __all__ = [
     "Action",
@@ -129,11 +129,10 @@ def _headline(
             else ""
         )
         return f"{found[0].clause}.{rest}{gate}"
+    if level == "possible":
+        return f"A leak is possible: a test stands out alone, but not after correction for all tests.{gate}"
     if level == "none-seen":
-        what = "No leak was measured."
-        if any(f.corrected_away for f in findings):
-            what = "No leak is significant after correction."
-        return f"{what} That is not evidence of safety.{gate}"
+        return f"No leak was measured. That is not evidence of safety.{gate}"
     if any(f.level == "none-seen" for f in findings):
         why = "no leak was measured in the part that attacks read, and a part was not tested."
         return f"Nothing can be concluded: {why}{gate}"
@@ -159,7 +158,7 @@ def _standing(result: Result, findings: Sequence[Finding]) -> str:
 def _reasons(result: Result, findings: Sequence[Finding]) -> Iterator[Reason]:
     """Return the reasons: a contradicted claim, two findings (of two goals if possible), exposure, open points."""
     yield from _contradictions(result)
-    settled = [f for f in findings if f.level in ("leak", "partial", "none-seen")]
+    settled = [f for f in findings if f.level in SETTLED]
     groups: dict[str, list[Finding]] = {}
     for finding in settled:
         groups.setdefault(finding.cell.goal, []).append(finding)
@@ -264,7 +263,7 @@ def _matrix(
             level=standing.level,
             finding=standing.finding,
             inherited=standing.inherited,
-            conclusive=sum(f.level in ("leak", "partial", "none-seen") for f in cells),
+            conclusive=sum(f.level in SETTLED for f in cells),
             tried=sum(f.level not in _UNTRIED for f in cells),
         )
         rows.setdefault(standing.adversary, []).append(entry)
@@ -288,6 +287,13 @@ def _actions(result: Result, findings: Sequence[Finding], found: Sequence[FrontF
         )
     for do, why in dict.fromkeys((f.remedy.do, f.remedy.why) for f in found):
         yield Action(do=do, why=why)
+    possible = sum(f.level == "possible" for f in findings)
+    if possible:
+        yield Action(
+            do=f"Repeat the {possible} test{'' if possible == 1 else 's'} of a possible leak on a run with more "
+            "candidates (`splits.candidates`).",
+            why="Significant alone, not among all tests of this run: chance and a leak are both open.",
+        )
     open_cells = [f for f in findings if f.level in ("inconclusive", "failed")]
     if open_cells:
         yield Action(do=_rerun(result, open_cells), why="Until then treat each as a possible leak.")

@@ -4,8 +4,8 @@ Guarantees:
   * a leak is claimed only from a signal as `fdaudit.reports.rules` defines it, never from a bare mean;
   * a failed negative control makes a cell inconclusive, for every result;
   * an attack that found nothing counts as "no leak measured" only if its positive control passed;
-  * a test that is significant alone but not after correction reads "not significant after correction", never "nothing
-    above chance";
+  * a cell with a test that is significant among its own tests, but not among all tests of the run, is a possible leak,
+    never "no leak measured";
   * no rule yields "safe".
 """
 
@@ -24,14 +24,17 @@ from .rules import FAMILY_LEVEL, RULES, Evidence, Rule, by_name, framed, worth
 from .schema import Cell, Result, Target
 from .text import clip, detectable, joined, label, measure, odds, with_interval
 
-__all__ = ["LEVELS", "Finding", "Level", "judge", "judge_all", "strongest"]
+__all__ = ["LEVELS", "SETTLED", "Finding", "Level", "judge", "judge_all", "strongest"]
 
-Level = Literal["leak", "partial", "none-seen", "inconclusive", "failed", "not-applicable", "not-requested"]
+Level = Literal[
+    "leak", "partial", "possible", "none-seen", "inconclusive", "failed", "not-applicable", "not-requested"
+]
 
 LEVELS: Mapping[Level, str] = MappingProxyType(
     {
         "leak": "Leak",
         "partial": "Partial leak",
+        "possible": "Possible leak",
         "none-seen": "No leak measured",
         "inconclusive": "Inconclusive",
         "failed": "Failed",
@@ -40,6 +43,8 @@ LEVELS: Mapping[Level, str] = MappingProxyType(
     }
 )
 """Levels from the gravest to the least informative, with the words shown for each."""
+SETTLED: Sequence[Level] = ("leak", "partial", "possible", "none-seen")
+"""Levels of cells that gave an answer."""
 
 _MEAN = "all victims together"
 
@@ -59,7 +64,6 @@ class Finding:
         worst_key: the deciding figure of the worst victim, or None.
         affected: the victims for each of whom alone a leak was found.
         together: whether a leak was found for all victims together.
-        corrected_away: whether, without a leak, a test is significant alone but not after correction.
     """
 
     number: int
@@ -73,7 +77,6 @@ class Finding:
     worst_key: Figure | None = None
     affected: tuple[str, ...] = ()
     together: bool = False
-    corrected_away: bool = False
 
 
 def judge_all(result: Result) -> tuple[Finding, ...]:
@@ -125,7 +128,7 @@ def judge(cell: Cell, number: int = 1, correction: Correction | None = None) -> 
         return replace(finding, level=cell.status, cautions=_look(cell, cell.status))
     measured = _measured(rule, key, worst, worst_key)
     decided = _decided(replace(finding, measured=measured), rule, correction or Correction())
-    if cell.status == "inconclusive" and decided.level not in ("leak", "partial"):
+    if cell.status == "inconclusive" and decided.level not in ("leak", "partial", "possible"):
         decided = replace(decided, level="inconclusive", because=cell.reason or decided.because)
     return replace(decided, cautions=(*decided.cautions, *_look(cell, decided.level)))
 
@@ -156,8 +159,9 @@ def _decided(finding: Finding, rule: Rule, correction: Correction) -> Finding:
         )
     if not any(rule.telling(e) for e in evidence):
         return replace(finding, because="Its deciding figure has no interval, or nothing to compare it with.")
-    away = _corrected_away(cell, correction)
-    finding = replace(finding, corrected_away=bool(away))
+    away, own = _corrected_away(cell, correction)
+    if own:
+        return replace(finding, level="possible", because=away, cautions=tuple(_detectable(correction)))
     if positive is None or not positive.passed:
         why = "failed" if positive else "was not run"
         told = away or "It found nothing."
@@ -195,25 +199,29 @@ def _evidence(cell: Cell, correction: Correction) -> Iterator[Evidence]:
         )
 
 
-def _corrected_away(cell: Cell, correction: Correction) -> str:
-    """Return a sentence if a figure is significant alone but not after correction; empty if none is."""
-    found = [
-        (after, figure.p, figure.name, _MEAN if target is None else clip(target, 60))
+def _corrected_away(cell: Cell, correction: Correction) -> tuple[str, bool]:
+    """Return a sentence if a figure is significant alone but not after correction, else an empty text.
+
+    Also return whether it is significant among the tests of its own cell (Bonferroni).
+    """
+    tested = [
+        (figure.p, after, figure.name, _MEAN if target is None else clip(target, 60))
         for target, figures, _ in groups(cell)
         for figure in figures
-        if (after := correction.of(target, figure)) is not None
-        and figure.p is not None
-        and figure.p <= FAMILY_LEVEL < after
+        if figure.p is not None
+        and (after := correction.of(target, figure)) is not None
         and not figure.name.endswith("_worst")
     ]
+    found = [test for test in tested if test[0] <= FAMILY_LEVEL < test[1]]
     if not found:
-        return ""
-    after, p, name, who = min(found)
-    return (
+        return "", False
+    p, after, name, who = min(found)
+    said = (
         f"Not significant after correction ({label(name)}, {who}). Guessing would score this well "
         f"{odds(p, FAMILY_LEVEL).partition(';')[0]} in this test alone, but in one of {correction.tests:,} tests "
         f"{odds(after, FAMILY_LEVEL)}."
     )
+    return said, p * len(tested) <= FAMILY_LEVEL
 
 
 def _detectable(correction: Correction) -> Iterator[str]:

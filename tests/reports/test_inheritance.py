@@ -18,7 +18,7 @@ from fdaudit.types import Figure
 from ..helpers.report_cases import minimal
 from .test_verdict import PASSED, figure
 
-ORDER = list(LEVELS)
+ORDER = [level for level in LEVELS if level != "possible"]
 LEAKING: dict[str, tuple[Figure, ...]] = {
     "leak": (figure("auc", 0.9, 0.8, 1.0),),
     "partial": (figure("auc", 0.6, 0.55, 0.65),),
@@ -132,7 +132,24 @@ def test_what_does_not_hold_after_correction_is_not_called_no_leak() -> None:
     near = cell("server", "none-seen").model_copy(update={"figures": (figure("auc", 0.6, 0.5, 0.7, p=0.03),)})
     made = result([near, near.model_copy(update={"id": "server/b"})])
     headline = summarise(made, judge_all(made)).headline
-    assert headline == "No leak is significant after correction. That is not evidence of safety."
+    assert headline == "A leak is possible: a test stands out alone, but not after correction for all tests."
+    assert levels(made) == {"server": "possible"}
+
+
+def test_a_possible_leak_is_inherited_and_asks_for_more_candidates() -> None:
+    near = cell("world", "none-seen").model_copy(update={"figures": (figure("auc", 0.6, 0.5, 0.7, p=0.03),)})
+    quiet = cell("server", "none-seen").model_copy(update={"figures": (figure("auc", 0.5, 0.4, 0.6, p=0.5),)})
+    made = result([near, quiet], {"server": ("world",)})
+    assert levels(made) == {"world": "possible", "server": "possible"}
+    assert "candidates" in summarise(made, judge_all(made)).actions[0].do
+
+
+def test_a_test_that_does_not_stand_out_in_its_own_cell_is_no_possible_leak() -> None:
+    quiet = [figure("tpr_at_10fpr", 0.1, 0.0, 0.3, p=0.5), figure("auc", 0.6, 0.5, 0.7, p=0.03)]
+    made = result([cell("server", "none-seen").model_copy(update={"figures": tuple(quiet)})])
+    (found,) = judge_all(made)
+    assert found.level == "none-seen"
+    assert found.because.startswith("Not significant after correction")
 
 
 @pytest.mark.parametrize("own", ["not-applicable", "not-requested"])
