@@ -96,7 +96,7 @@ def test_a_quantised_model_is_whole_by_its_names() -> None:
         ("ensemble_labels", {"index": (5,), "values": (5,)}, {"index": (5,), "values": (5, 2)}),
         ("class_counts", {"counts": (10,)}, {"counts": (9,)}),
         ("sample_count", {"n": ()}, {"n": (4,)}),
-        ("vote_counts", {"index": (5,), "counts": (5, 10)}, {"counts": (5, 10), "i": (5,)}),
+        ("vote_counts", {"index": (5,), "counts": (5, 10)}, {"index": (5,), "counts": (5, 11)}),
         ("proxy_indices", {"index": (5,)}, {"numbers": (5,)}),
         ("generated_samples", {"samples": (5, 1, 8, 8)}, {"samples": (5, 64)}),
         ("discriminator_parameters", {"weight": (1, 4), "bias": (1,)}, {"weight": (1, 9), "bias": (1,)}),
@@ -106,6 +106,16 @@ def test_other_kinds_are_read_in_their_form_only(kind: str, good: Any, bad: Any)
     forms = Forms(architecture=NETWORK, classes=10)
     assert forms.misfit(message(kind, good)) == ""
     assert forms.misfit(message(kind, bad))
+
+
+def test_a_discriminator_with_an_extractor_of_its_own_is_read_whole_only() -> None:
+    forms = Forms(architecture=NETWORK, classes=10)
+    own = {n: s for n, s in WHOLE.items() if n.startswith("extractor.")}
+    apart = {**own, "head.weight": (1, 4), "head.bias": (1,)}
+    assert forms.misfit(message("discriminator_parameters", apart)) == ""
+    for without in (*own, "head.bias"):
+        part = {n: s for n, s in apart.items() if n != without}
+        assert forms.misfit(message("discriminator_parameters", part))
 
 
 def test_what_cannot_be_read_leaves_the_view_with_a_reason() -> None:
