@@ -177,7 +177,7 @@ class Forms:
         wanted: Shapes = {"bias": (1,), "weight": (1, width)}
         if any(name.startswith("extractor.") for name in found):
             below = {n: s for n, s in self._shapes[1].items() if n.startswith("extractor.")}
-            wanted = {f"head.{n}": s for n, s in wanted.items()} | below
+            wanted = {**{f"head.{n}": s for n, s in wanted.items()}, **below}
             found = {n: s for n, s in found.items() if not is_counter(n)}
         if found.keys() != wanted.keys() or any(s not in (None, wanted[n]) for n, s in found.items()):
             return (
