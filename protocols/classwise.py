@@ -201,9 +201,9 @@ class FKD(_Classwise):
         """Run Algorithm 1: local training at each device, then the global ensembling at the server."""
         for k in range(start, self.config.rounds):
             self._wire.begin(k)
-            losses = self._train_towards(k)  # lines 2-6: w <- w - η grad {φ(F, y) + γ φ(F, F^_y)}
-            local = self._send_means()  # lines 7-9: F-_l for each label l, to the server
-            self._send_ensembles(local)  # lines 10-17: F^_l of the others, to each device
+            losses = self._train_towards(k)  # w <- w - η grad {φ(F, y) + γ φ(F, F^_y)}
+            local = self._send_means()  # F-_l for each label l, to the server
+            self._send_ensembles(local)  # F^_l of the others, to each device
             batches = {sent.seq: torch.arange(len(self._clients[i])) for i, sent in local.items()}
             yield Round(index=k, models=self._models(), batches=batches, losses=losses)
 

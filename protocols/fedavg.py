@@ -191,7 +191,7 @@ class FedAvg:
     def _aggregate(
         self, w_t: Delivery, uploads: Mapping[str, Delivery], weights: Sequence[float]
     ) -> Parameters:
-        """Return the weighted average of line 8, from the model as it was sent (a defence may have changed it).
+        """Return the weighted average w_{t+1}, from the model as it was sent (a defence may have changed it).
 
         FedAvgM (Hsu et al. 2019) keeps a velocity v <- βv + Δ of the change Δ and adds v instead of Δ.
 
@@ -282,7 +282,7 @@ class FedAvg:
     def _client_updates(
         self, t: int, w_t: Delivery, selected: Sequence[str]
     ) -> tuple[dict[str, Delivery], dict[int, Tensor], dict[str, float], dict[str, Parameters]]:
-        """Run lines 5-6 and ClientUpdate: all selected clients train together in the training core."""
+        """Run ClientUpdate for all selected clients: all selected clients train together in the training core."""
         cfg = self.config
         jobs = [self._job(t, k, self._clients[k], w_t) for k in selected]  # B <- split into batches
         fit, inputs = cfg.fit(cfg.mu, self._task), dict.fromkeys(selected, (w_t.seq,))

@@ -38,7 +38,7 @@ class FedDFConfig(SampledTraining):
 
 
 def weighted_mean(models: Sequence[Mapping[str, Tensor]], counts: Sequence[int]) -> Parameters:
-    """Return Σ_k n_k / n x_k of line 6, parameter by parameter."""
+    """Return the average Σ_k n_k / n x_k of Algorithm 1, parameter by parameter."""
     n = sum(counts)
     return {
         name: torch.stack(
@@ -126,15 +126,14 @@ class FedDF(ModelUploads):
 
     def rounds(self, start: int) -> Iterator[Round]:
         """Run Algorithm 1, for each network of Algorithm 3."""
-        for t in range(start, self.config.rounds):  # line 1: for each communication round
+        for t in range(start, self.config.rounds):  # for each communication round
             self._wire.begin(t)
             if t == 0:
                 self._announce_counts()
-            selected = self._sample(t)  # line 2: S_t <- random subset of the clients
-            uploads, batches, losses, models = self._client_updates(
-                t, self._send_models(selected)
-            )  # lines 3-5
-            self._fuse(t, uploads)  # lines 6-10
+            selected = self._sample(t)  # S_t <- random subset of the clients
+            sent = self._send_models(selected)
+            uploads, batches, losses, models = self._client_updates(t, sent)  # Client-LocalUpdate
+            self._fuse(t, uploads)  # the average, then N distillation steps
             if t == self.config.rounds - 1:
                 self._publish()
             yield Round(index=t, models={"server": self.released(), **models}, batches=batches, losses=losses)
@@ -176,9 +175,9 @@ class FedDF(ModelUploads):
         for p, group in enumerate(self._groups):
             answered = [k for k in group if k in uploads]
             x_t0 = take(self.state, f"server/w/{p}/")
-            if answered:  # line 6: x_{t,0} <- sum n_k / n x_t^k
+            if answered:  # x_{t,0} <- sum n_k / n x_t^k
                 x_t0 = weighted_mean([uploads[k] for k in answered], [self._count(k) for k in answered])
-            job = draw_job(  # lines 7-10: mini-batches d of unlabelled data, KL to the averaged logits
+            job = draw_job(  # N steps: mini-batches d of unlabelled data, KL to the averaged logits
                 "server",
                 x_t0,
                 self._public,

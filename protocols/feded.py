@@ -93,6 +93,11 @@ class FedED:
         ),
         "Clients count alike in the ensemble, and the round's samples are drawn anew each round.",
         "Hard labels are not the paper's; Shao, Wu & Zhang 2023 compare them.",
+        (
+            "All clients have the server's network. Only answers go up, but every round begins with the central "
+            "model's parameters at every client, and another network cannot load them. Without that message clients "
+            "would never learn from each other, which is another protocol."
+        ),
     )
     withholdable: ClassVar[tuple[str, ...]] = ()
     privacy: ClassVar[dict[str, Any]] = {

@@ -33,8 +33,8 @@ class DiscriminatorScore:
 
     A discriminator learns to distinguish its training records from generated ones. If it overfits, it memorises them
     (Hayes 2019, white box). DaFKD's clients send theirs: a layer over the features of the classifier that they send in
-    the same round. Scores of samples that the server chose reveal nothing about candidates unless these were among
-    them. If only such scores are sent, the attack does not apply.
+    the same round, or with `share_extractor: false` a whole network. Scores of samples that the server chose reveal
+    nothing about candidates unless these were among them. If only such scores are sent, the attack does not apply.
     """
 
     name: ClassVar[str] = "logan"
@@ -77,6 +77,9 @@ class DiscriminatorScore:
             if sent is None or knowledge.train is None:
                 raise ValueError(f"logan: run on a view to which it does not apply: nothing of {name}.")
             head, network = (view.tensors(m) for m in sent)
+            if "head.weight" in head:  # the discriminator shares nothing: its extractor comes with it
+                network = {**network, **{n: t for n, t in head.items() if n.startswith("extractor.")}}
+                head = {n: head[f"head.{n}"] for n in ("weight", "bias")}
             module = shared_network(knowledge.train.network(network)).eval()
             scores = _logits(module.extractor, head, challenge.x, knowledge.train.device)
             found.append(Membership(target=name, scores=scores))

@@ -171,16 +171,24 @@ class Forms:
         return ""
 
     def _no_discriminator(self, found: Shapes) -> str:
-        """Return why tensors are not one layer over the features of the audited network; empty if they are."""
+        """Return why tensors are no discriminator of the audited network's kind; empty if they are.
+
+        A discriminator is one layer over the network's features, or such a `head` over an extractor of its own.
+        """
         if self.architecture is None:
             return ""
         width = self._width
         if not width:
             return "the audited network has no extractor whose features a discriminator could judge"
         wanted: Shapes = {"bias": (1,), "weight": (1, width)}
+        if any(name.startswith("extractor.") for name in found):
+            below = {n: s for n, s in self._shapes[1].items() if n.startswith("extractor.")}
+            wanted = {**{f"head.{n}": s for n, s in wanted.items()}, **below}
+            found = {n: s for n, s in found.items() if not is_counter(n)}
         if found.keys() != wanted.keys() or any(s not in (None, wanted[n]) for n, s in found.items()):
             return (
-                f"it is no layer from the {width} features of the audited network to one score: weight, bias"
+                f"it is no layer from {width} features to one score (weight, bias), over the audited network's "
+                "extractor or one of its own of the same form"
             )
         return ""
 

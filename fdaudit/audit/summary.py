@@ -316,9 +316,22 @@ def _limits(plan: Case) -> list[str]:
         resolution,
         "Parties were honest but curious; an adversary that deviates from the protocol may learn more.",
         *held,
+        *_given_beforehand(plan),
         "An attack that found nothing bounds nothing: a stronger one may exist.",
         "The record finds damage and edits; unsigned, it proves neither who made it nor that the run was honest.",
     ]
+
+
+def _given_beforehand(plan: Case) -> list[str]:
+    """Return a sentence on the public samples, which reached the parties without a message; empty if there are none."""
+    if not plan.protocol.needs_public or not len(plan.public):
+        return []
+    clients, once = plan.spec.clients, plan.public.numel()
+    said = (
+        f"Every party held the {len(plan.public):,} public samples before the first message, and no count of bytes "
+        f"includes them. A copy for each of {clients} clients is {clients * once:,} bytes in all, at one byte a value."
+    )
+    return [said]
 
 
 def _reproduce(origin: str) -> dict[str, list[str]]:

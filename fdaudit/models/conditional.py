@@ -6,6 +6,7 @@ batch, so it could not be drawn again alone. Clients would also exchange the bat
 
 from __future__ import annotations
 
+import copy
 import math
 from typing import cast
 
@@ -16,7 +17,13 @@ from torch.nn import functional as F
 from fdaudit.errors import SpecError
 from fdaudit.models.network import Network, feature_width, seed_from, seeded
 
-__all__ = ["ConditionalGenerator", "build_conditional", "build_domain_head", "shared_network"]
+__all__ = [
+    "ConditionalGenerator",
+    "build_conditional",
+    "build_discriminator_apart",
+    "build_domain_head",
+    "shared_network",
+]
 
 _Shape = tuple[int, int, int]
 
@@ -79,6 +86,18 @@ def build_domain_head(generator: torch.Generator, network: nn.Module, input_shap
     """
     width = feature_width(shared_network(network).extractor, input_shape)
     return seeded(seed_from(generator), lambda: nn.Linear(width, 1))
+
+
+def build_discriminator_apart(generator: torch.Generator, network: nn.Module, input_shape: _Shape) -> Network:
+    """Return a domain discriminator that shares nothing: a copy of `network`'s extractor below a layer of its own.
+
+    It maps images (n, c, h, w) to logits (n, 1). The copied extractor keeps the weights that `network` has now.
+
+    Raises:
+        SpecError: the network has no extractor.
+    """
+    head = build_domain_head(generator, network, input_shape)
+    return Network(copy.deepcopy(shared_network(network).extractor), head)
 
 
 def shared_network(module: nn.Module) -> Network:

@@ -21,6 +21,9 @@ class DaFKDConfig(LocalTraining):
     """The average's weights for classifiers and generators: equal, as in the paper, or by `sample_count`."""
     weights: Literal["eq7", "uniform"] = "eq7"
     """The ensemble's weights for clients: by their discriminators (Eq. 7), or equal ("no correlation")."""
+    share_extractor: bool = True
+    """The discriminator shares the classifier's extractor, trained by Eq. 9; otherwise it has one of its own (Table 3,
+    "no sharing")."""
     upload_discriminator: bool = True
     """Clients send their discriminators; otherwise scores and weighted soft labels (Appendix B)."""
     adversarial: float = Field(1.0, ge=0)

@@ -10,7 +10,13 @@ import torch
 from torch import Tensor, nn
 
 from fdaudit.federation.protocol import PartyData, Setting
-from fdaudit.models.conditional import build_conditional, build_domain_head, shared_network
+from fdaudit.models.conditional import (
+    build_conditional,
+    build_discriminator_apart,
+    build_domain_head,
+    shared_network,
+)
+from fdaudit.models.network import Network
 from fdaudit.rng import child, child_seed
 from fdaudit.training.private_step import Guard, per_sample_gradients
 from fdaudit.training.stepwise import Learner, Optimizer
@@ -44,7 +50,7 @@ class Update:
 
     Attributes:
         w: its classifier.
-        d: its discriminator's own layer; the rest of the discriminator is w's extractor.
+        d: its discriminator, without the extractor if that is w's.
         g: its generator.
         batch: numbers of the records it trained on, in training order.
         loss: mean joint loss.
@@ -58,7 +64,7 @@ class Update:
 
 
 class Client:
-    """Client k: its records, and its discriminator's layer, which never comes from another party."""
+    """Client k: its records, and its discriminator, which never comes from another party but for w's extractor."""
 
     def __init__(self, name: str, data: PartyData, config: DaFKDConfig, setting: Setting) -> None:
         self.name, self._data, self._config, self._seed = name, data, config, setting.seed
@@ -66,7 +72,7 @@ class Client:
         device = self._trainer.device
         self._net = shared_network(self._trainer.network(setting.initial["server"]))
         drawn = child(setting.seed, "dafkd", "discriminator", name)
-        self._head = build_domain_head(drawn, self._net, setting.input_shape).to(device)
+        self._D = _discriminator(drawn, config, self._net, setting).to(device)
         self._G = initial_generator(config, setting).to(device)
         self._x, self._y = data.x, data.y
 
@@ -82,7 +88,7 @@ class Client:
         cfg = self._config
         _load(self._net, w)
         _load(self._G, g)
-        both = nn.ModuleDict({"w": self._net, "d": self._head})
+        both = nn.ModuleDict({"w": self._net, "d": self._D})
         sgd = Optimizer(name="sgd", lr=cfg.lr, momentum=cfg.momentum, weight_decay=cfg.weight_decay)
         joint = Learner(self.name, both, sgd, self._trainer.device)
         adam = Optimizer(lr=cfg.generator_lr, betas=_GAN)
@@ -104,7 +110,7 @@ class Client:
             generator.step(self._generator_loss(size, noise, own_classes=guard is None))
         return Update(
             w=parameters_of(self._net),
-            d=parameters_of(self._head),
+            d=parameters_of(self._D),
             g=parameters_of(self._G),
             batch=torch.cat(batches),
             loss=sum(losses) / len(losses),
@@ -112,7 +118,7 @@ class Client:
 
     def answer(self, sent: Tensor) -> tuple[Tensor, Tensor]:
         """Return Appendix B's scores f (n,) of pseudo-samples (n, c, h, w), and predictions times scores (n, C)."""
-        logits, scores = _judge(self._net, self._head, sent)
+        logits, scores = _judge(self._net, self._D, sent)
         soft = (logits / self._config.temperature).softmax(1)
         return scores, scores[:, None] * soft
 
@@ -123,11 +129,12 @@ class Client:
         with torch.no_grad():
             # All classes equally often: with the client's own alone, its discriminator would not learn the others.
             pseudo = self._G(*self._asked(torch.randint(self._classes, (n,), generator=noise), noise))
-        # Both halves together, so that the extractor's statistics match its later inputs.
-        features = self._net.train().extractor(torch.cat([x, pseudo]))
-        on_real, on_pseudo = self._head(features)[:, 0].split(n)
+        # Both halves together, so that the statistics of the discriminator's extractor match its later inputs.
+        both, net = torch.cat([x, pseudo]), self._net.train()
+        features = net.extractor(both if self._config.share_extractor else x)
+        on_real, on_pseudo = _logit(self._D.train(), both, features).split(n)
         y = self._y.index_select(0, batch).to(device)
-        return joint_loss(self._net.head(features[:n]), y, on_real, on_pseudo, self._config.adversarial)
+        return joint_loss(net.head(features[:n]), y, on_real, on_pseudo, self._config.adversarial)
 
     def _guarded_step(self, joint: Learner, guard: Guard, noise: torch.Generator) -> tuple[Tensor, float]:
         """Take a step on Eq. 9 by a clipped and noisy sum over records; return the drawn records and the joint loss.
@@ -138,16 +145,17 @@ class Client:
         cfg, device, n = self._config, self._trainer.device, guard.rule.expected_batch
         with torch.no_grad():
             pseudo = self._G(*self._asked(torch.randint(self._classes, (n,), generator=noise), noise))
-        net, weight = self._net.train(), cfg.adversarial / 2
-        on_pseudo = weight * nn.functional.softplus(self._head(net.extractor(pseudo))[:, 0]).mean()
+        net, D, weight = self._net.train(), self._D.train(), cfg.adversarial / 2
+        on_pseudo = weight * nn.functional.softplus(_logit(D, pseudo, net.extractor(pseudo))).mean()
         named = {n: p for n, p in joint.module.named_parameters() if p.requires_grad}
         public = torch.autograd.grad(on_pseudo, list(named.values()), allow_unused=True)
 
         def on_records(drawn: Tensor) -> Tensor:
-            features = net.extractor(self._x.index_select(0, drawn).to(device).requires_grad_())
+            x = self._x.index_select(0, drawn).to(device).requires_grad_()
+            features = net.extractor(x)
             y = self._y.index_select(0, drawn).to(device)
             known = nn.functional.cross_entropy(net.head(features), y, reduction="sum")
-            return known + weight * nn.functional.softplus(-self._head(features)[:, 0]).sum()
+            return known + weight * nn.functional.softplus(-_logit(D, x, features)).sum()
 
         with per_sample_gradients(joint.module):
             step = guard.step(joint.module, len(self._data), on_records)
@@ -169,7 +177,7 @@ class Client:
         z, y = self._asked(drawn.repeat(2), noise)
         x = self._G(z, y)
         features = self._net.eval().extractor(x)
-        loss = generator_loss(self._head(features)[:, 0])
+        loss = generator_loss(_logit(self._D.eval(), x, features))
         if cfg.recognised:
             loss = loss + cfg.recognised * nn.functional.cross_entropy(self._net.head(features), y)
         if cfg.diversity:
@@ -184,12 +192,12 @@ class Client:
     # -- what outlives a round ------------------------------------------------------------------------------
 
     def state(self) -> Parameters:
-        """Return the discriminator's own layer."""
-        return {n: t.cpu() for n, t in parameters_of(self._head).items()}
+        """Return the discriminator, without a shared extractor."""
+        return {n: t.cpu() for n, t in parameters_of(self._D).items()}
 
     def restore(self, state: _Tensors) -> None:
         """Load a result of `state`."""
-        _load(self._head, state)
+        _load(self._D, state)
 
 
 @dataclass(frozen=True, eq=False)
@@ -206,10 +214,10 @@ class Server:
 
     def __init__(self, config: DaFKDConfig, setting: Setting) -> None:
         self._config, self._seed, self._classes = config, setting.seed, setting.classes
-        self._trainer, shape = setting.trainers["server"], setting.input_shape
+        self._trainer = setting.trainers["server"]
         device = self._trainer.device
         self._net = shared_network(self._trainer.network(setting.initial["server"]))
-        self._head = build_domain_head(child(setting.seed, "dafkd", "judge"), self._net, shape).to(device)
+        self._D = _discriminator(child(setting.seed, "dafkd", "judge"), config, self._net, setting).to(device)
         self._G = initial_generator(config, setting).to(device)
 
     def draw(self, t: int, g: _Tensors) -> Tensor:
@@ -229,8 +237,8 @@ class Server:
         for upload in uploads:
             _load(self._net, upload.w)
             if upload.d is not None:
-                _load(self._head, upload.d)
-            logits, score = _judge(self._net, self._head, x)
+                _load(self._D, upload.d)
+            logits, score = _judge(self._net, self._D, x)
             soft.append((logits / self._config.temperature).softmax(1))
             scores.append(score if upload.d is not None else None)
         return ensemble(self._weights(scores, len(x)).to(x.device), torch.stack(soft))
@@ -268,14 +276,29 @@ class Server:
         return importance(torch.stack([mean if s is None else s for s in scores]))
 
 
+def _discriminator(
+    drawn: torch.Generator, config: DaFKDConfig, network: Network, setting: Setting
+) -> nn.Module:
+    """Return a new discriminator: a layer over the classifier's features, or a network of its own."""
+    build = build_domain_head if config.share_extractor else build_discriminator_apart
+    return build(drawn, network, setting.input_shape)
+
+
+def _logit(D: nn.Module, x: Tensor, features: Tensor) -> Tensor:
+    """Return a discriminator's logits (n,) on samples (n, c, h, w), of which the classifier has features (n, d)."""
+    logits: Tensor = D(x if isinstance(D, Network) else features)
+    return logits[:, 0]
+
+
 @torch.no_grad()
-def _judge(network: nn.Module, head: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
-    """Return logits (n, C) and scores f (n,) of samples (n, c, h, w), from one pass through the extractor."""
+def _judge(network: nn.Module, D: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
+    """Return logits (n, C) and scores f (n,) of samples (n, c, h, w)."""
     net, logits, scores = shared_network(network).eval(), [], []
+    D.eval()
     for part in x.split(1024):
         features = net.extractor(part)
         logits.append(net.head(features))
-        scores.append(head(features)[:, 0].sigmoid())
+        scores.append(_logit(D, part, features).sigmoid())
     return torch.cat(logits), torch.cat(scores)
 
 

@@ -53,7 +53,14 @@ class DaFKD:
             "from": "client",
             "to": "server",
             "what": "weight (1, d) and bias (1,) of θ_k^d's own layer, over the d features of w_k's extractor",
-            "when": {"upload_discriminator": True},
+            "when": {"upload_discriminator": True, "share_extractor": True},
+        },
+        {
+            "kind": "discriminator_parameters",
+            "from": "client",
+            "to": "server",
+            "what": "all of θ_k^d: its own extractor, and weight (1, d) and bias (1,) of its head",
+            "when": {"upload_discriminator": True, "share_extractor": False},
         },
         {"kind": "generator_parameters", "from": "client", "to": "server", "what": "θ_k^g"},
         {
@@ -99,6 +106,12 @@ class DaFKD:
         "It also descends how alike two samples of a class are (`diversity`): without, it makes one picture a class.",
         "Pseudo-samples of local training are drawn afresh for each batch, as many as records.",
         "A client's own layer of the discriminator starts at random and stays with it from round to round.",
+        (
+            "With `share_extractor: false`, Table 3's \"no sharing\", a discriminator is a copy of the classifier's "
+            "network and starts from the first model's extractor; the paper says neither. L_adv and L then touch "
+            "separate parameters, in the same SGD steps."
+        ),
+        "The paper averages classifiers without weights (its plain 1/K_t); `weighting: samples` is FedAvg's, not its.",
         "The generator has LayerNorm in place of BatchNorm, whose statistics would couple the samples of a batch.",
         "In Appendix B the server sends the samples instead of a seed: clients do not hold the new generator yet.",
         "A client whose discriminator did not arrive is weighed as the mean of the others; without any, as all alike.",

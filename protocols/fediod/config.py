@@ -42,6 +42,9 @@ class FedIODConfig(LocalSteps):
     """Channels of the discriminator's first convolution; the second has twice as many."""
     gan: float = Field(1.0, ge=0)
     """Weight of L_gan, which the generator minimises; 0 leaves it out. The paper adds all terms unweighted."""
+    gan_total: Literal["mean", "sum"] = "mean"
+    """The generator's L_gan: the clients' mean, weighted by `shares`, or their sum, which Algorithm 1 has. With equal
+    shares the sum is K times the mean."""
     conf: float = Field(0.1, ge=0)
     """Weight of L_conf; 0 leaves it out."""
     unique: float = Field(0.1, ge=0)

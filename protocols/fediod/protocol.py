@@ -153,13 +153,18 @@ class FedIOD:
     deviations: ClassVar[tuple[str, ...]] = (
         "Eq. 2 as printed makes D_k small on real records, Eq. 8 wants it large: here it learns that real is 1.",
         "The generator descends -log D_k(x), not the linear term of Eq. 2: its gradient lasts where D_k is not fooled.",
-        "π_k of Eq. 2 weighs what a client's whole L_gan counts for the generator, as Table 6 speaks of it.",
+        (
+            "With `gan_total: mean`, the default, π_k weighs a client's L_gan for the generator, as Table 6 speaks of "
+            "it. Algorithm 1 adds up L_gan of all clients without weights: `gan_total: sum`."
+        ),
+        "Eq. 2 weighs D_k's term on real records by π_k; here it counts fully: no message tells a client its share.",
+        "L_gan is a mean over samples and over D_k's patches; the paper does not say whether it adds up the patches.",
         "D_k's step, its scores and L_gan's gradient are all taken at D_k as it stood when the samples arrived.",
         "Eq. 6 as printed subtracts H(q̂); the relative entropy, which is meant, subtracts H(q̄).",
         "Eq. 8's first factor is the number of records of a class, as its text says, not their share of the client's.",
         "Eq. 8's weights are constants to the generator: a gradient through D_k(x) would take a message of its own.",
         "The algorithm box has S descend the gradient with respect to G, a misprint for S.",
-        "The generator's terms are weighted; gan, conf, unique and mimic at 1 are the paper's plain sum.",
+        "The generator's terms are weighted; gan, conf, unique and mimic at 1 with `gan_total: sum` are the box's sum.",
         "The student also learns from replayed samples; student_steps: 1 is the paper's box.",
         "Generator and discriminators do without BatchNorm, whose statistics would couple the samples of a batch.",
         "A client whose counts or scores did not arrive counts as the mean of the others; without any, as all alike.",

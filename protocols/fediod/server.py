@@ -82,7 +82,8 @@ class Server:
         cotangents, self._own = torch.autograd.grad(total, [z, x], retain_graph=True)
         self._mimic: Tensor | None = L_mimic
         self._kept = sent, target.detach()
-        return {k: {"values": cotangents[i], "gan_weight": cfg.gan * shares[i]} for i, k in enumerate(names)}
+        gan = self._gan_weights(shares)
+        return {k: {"values": cotangents[i], "gan_weight": gan[i]} for i, k in enumerate(names)}
 
     def hear_labels(self, t: int, sent: Tensor, target: Tensor) -> dict[str, Tensor]:
         """Compute the losses from labels in place of logits; return the message to each client.
@@ -105,7 +106,8 @@ class Server:
             self._mimic = label_loss(student[answered], target[answered])
             (own,) = torch.autograd.grad(self._mimic, x, retain_graph=True)
             self._own = -self._config.mimic * own
-        return {"gan_weight": torch.tensor(self._config.gan / self._clients)}
+        equal = torch.full((self._clients,), 1 / self._clients)
+        return {"gan_weight": self._gan_weights(equal)[0]}
 
     def update(self, t: int, gradients: Mapping[str, Tensor]) -> float | None:
         """Take a step of G and the steps of S; return L_mimic, or None if no sample has a label.
@@ -128,6 +130,11 @@ class Server:
                 again = self._imitation(self._S.module(x), target)
             self._S.step(again, rate)
         return loss
+
+    def _gan_weights(self, shares: Tensor) -> Tensor:
+        """Return the weight (K,) of each client's L_gan in the generator's loss: its share π_k, or 1 in the sum."""
+        each = shares if self._config.gan_total == "mean" else torch.ones_like(shares)
+        return self._config.gan * each
 
     def _imitation(self, student: Tensor, target: Tensor) -> Tensor:
         """Return L_mimic () on samples that all have a target (n, C)."""

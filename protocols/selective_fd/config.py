@@ -84,6 +84,16 @@ class SelectiveFDConfig(Selection):
         """Return the training core's settings for distillation."""
         return Fit(lr=self.distill_lr or self.lr)
 
+    def assumptions(self) -> tuple[str, ...]:
+        """Return what an ε assumes of the encoder in feature space."""
+        if self.selector != "density-ratio" or self.space == "input":
+            return ()
+        encoder = (
+            "The encoder of `space: features` is trained on labelled auxiliary records, which are taken for public. "
+            "Every client holds it before the first message; no message carries it and no count of bytes includes it."
+        )
+        return (encoder,)
+
     def trainings(self, of: Trained = "model") -> tuple[Mapping[str, int | None], ...]:
         """Return the warm-up and each round's local steps."""
         lengths = (self.warm_up_steps, *(self.local_steps,) * self.rounds)

@@ -68,7 +68,7 @@ class Client:
         self._settings, self._seed = settings, seed
 
     def prepare(self, represent: Callable[[Tensor], Tensor], box: Box) -> None:
-        """Run line 2: fit the selector, if it does not depend on the model, and apply it to every proxy sample."""
+        """Fit the client-side selector, unless it depends on the model, and apply it to every proxy sample."""
         if self._settings.selector == "density-ratio":
             selector = fit_density(
                 self._data,
@@ -81,13 +81,13 @@ class Client:
             self.accepts = selector.accepts(represent(self._public))
 
     def local_job(self, stage: str, t: int, batch_size: int, steps: int) -> Job:
-        """Return line 6's SGD steps on the client's own records."""
+        """Return local training's SGD steps on the client's own records."""
         generator = child(self._seed, "selective-fd", stage, t, self.name)
         batches = draw_batches(len(self._data), batch_size, steps=steps, generator=generator)
         return self._job(stage, t, self._data.x, self._data.y, batches)
 
     def answer(self, index: Tensor, predict: Predict, form: str) -> dict[str, Tensor]:
-        """Return line 12's predictions of the requested proxy samples that the selector accepts.
+        """Return predictions of the requested proxy samples that the selector accepts.
 
         Returns:
             `index` (n,) and `values` (n, C) probabilities or (n,) classes; n may be 0. For votes, `index` has all
@@ -104,7 +104,7 @@ class Client:
         return {"index": self._named(index[accepted]), "values": values.contiguous()}
 
     def distil_job(self, t: int, ensemble: Mapping[str, Tensor], steps: int) -> Job | None:
-        """Return line 7's SGD steps on the proxy samples with ensemble predictions; None if there are none."""
+        """Return distillation's SGD steps on the proxy samples with ensemble predictions; None if there are none."""
         index = sample_index(ensemble)
         within = (index >= 0) & (index < len(self._public))
         # What noise has driven out of the simplex counts as nothing; the rest is a distribution again.
@@ -155,12 +155,12 @@ class Server:
     seed: int
 
     def choose(self, t: int, n: int) -> Tensor:
-        """Draw line 10's indices (min(n, samples),) of proxy samples at random."""
+        """Draw a round's indices (min(n, samples),) of proxy samples at random."""
         generator = child(self.seed, "selective-fd", "proxy", t)
         return narrow(torch.randperm(self.samples, generator=generator)[:n], self.samples)
 
     def count(self, asked: Tensor, ballots: list[Mapping[str, Tensor]]) -> dict[str, Tensor]:
-        """Count the clients' votes for each class of each requested sample, in place of line 14.
+        """Count the clients' votes for each class of each requested sample, in place of their mean.
 
         Returns:
             `index` (n,), in the order asked, and `counts` (n, C) int64.
@@ -169,7 +169,7 @@ class Server:
         return {"index": narrow(asked, self.samples), "counts": count(ballots, asked, self.classes)}
 
     def aggregate(self, asked: Tensor, answers: list[Mapping[str, Tensor]]) -> dict[str, Tensor]:
-        """Return line 14's mean over the clients that answered, without ambiguous and unanswered samples.
+        """Return the mean over the clients that answered, without ambiguous and unanswered samples.
 
         ‖h - ĥ‖₁ = 2 (1 - max_c h_c) for a distribution h and its one-hot prediction ĥ, so a sample is kept if its
         confidence is at least 1 - τ_server / 2.

@@ -157,6 +157,7 @@ class SelectiveFD:
         ),
         "Every client sees the ensemble predictions, which are one client's own wherever only one answered.",
         "The public samples are known to everybody and contain nothing private.",
+        "With `space: features` so is an encoder that was trained on labelled auxiliary records.",
         "Parties follow the protocol and are curious (honest-but-curious).",
     )
     oracles: ClassVar[tuple[dict[str, Any], ...]] = (
@@ -202,7 +203,9 @@ class SelectiveFD:
         ),
         (
             "Feature-space selectors use an encoder trained on auxiliary records, the authors a ResNet trained on "
-            "ImageNet, whose weights may not be at hand; uniform samples fill the bounding box of the public features."
+            "ImageNet, whose weights may not be at hand; uniform samples fill the bounding box of the public features. "
+            "The auxiliary records have labels. Clients get the encoder without a message; the ledger assumes that it "
+            "is public."
         ),
     )
     withholdable: ClassVar[tuple[str, ...]] = ()
@@ -216,7 +219,7 @@ class SelectiveFD:
     }
     starts: ClassVar[dict[str, str]] = {
         "weights": "own",
-        "source": "Shao et al. 2023, Algorithm 1, line 2: clients initialize local models; no model is sent.",
+        "source": "Shao et al. 2023, Algorithm 1: clients initialize local models; no model is sent.",
     }
     pools_data: ClassVar[bool] = False
     heterogeneous: ClassVar[bool] = True
@@ -266,16 +269,16 @@ class SelectiveFD:
     def rounds(self, start: int) -> Iterator[Round]:
         """Run Algorithm 1."""
         cfg = self.config
-        for t in range(start, cfg.rounds):  # line 3: for t in 1, ..., T
+        for t in range(start, cfg.rounds):  # for t in 1, ..., T
             self._wire.begin(t)
-            if t == 0:  # line 2: client-side selectors and local models
+            if t == 0:  # client-side selectors and local models
                 self._prepare()
             if cfg.order == "local-first":
-                losses = self._local_steps(t)  # line 6, where the authors' code has it
-            ensemble = self._ensemble_predictions(t)  # line 4
+                losses = self._local_steps(t)  # local training, where the authors' code has it
+            ensemble = self._ensemble_predictions(t)  # GenerateEnsemblePredictions()
             if cfg.order == "predict-first":
-                losses = self._local_steps(t)  # line 6
-            losses |= self._distil(t, ensemble)  # line 7
+                losses = self._local_steps(t)  # local training
+            losses |= self._distil(t, ensemble)  # distillation
             yield Round(index=t, models={k: c.model for k, c in self._clients.items()}, losses=losses)
 
     def released(self) -> Parameters | None:
@@ -292,10 +295,10 @@ class SelectiveFD:
         self._train("warm-up", 0, self.config.warm_up_steps)
 
     def _ensemble_predictions(self, t: int) -> Delivery:
-        """Run GenerateEnsemblePredictions(), lines 10-14."""
+        """Run GenerateEnsemblePredictions()."""
         everybody = list(self._clients)
         secure = ["aggregator"] if self.config.aggregator == "secure" else []
-        asked = self._sent(  # line 10
+        asked = self._sent(  # the server selects proxy samples
             "server",
             [*everybody, *secure],
             "proxy_indices",
@@ -303,7 +306,7 @@ class SelectiveFD:
             (),
         )
         kind, answers = f"{self.config.labels}_labels", list[Delivery]()
-        for k, client in self._clients.items():  # lines 11-13
+        for k, client in self._clients.items():  # clients predict what their selectors accept
             answer = client.answer(asked["index"], self._predictor(k), self.config.form)
             # With a selector an answer depends on all that the client holds, its records among it.
             basis = joined(client.basis, (asked.seq,)) if self.config.selector == "none" else ALL
@@ -316,7 +319,7 @@ class SelectiveFD:
             counts = self._server.count(asked["index"], list(answers))
             receivers = ["server", *everybody] if secure else everybody
             return self._sent(self.config.counter, receivers, "vote_counts", counts, inputs)
-        ensemble = self._server.aggregate(asked["index"], list(answers))  # line 14
+        ensemble = self._server.aggregate(asked["index"], list(answers))  # the server-side selector
         return self._sent("server", everybody, "ensemble_labels", ensemble, inputs)
 
     def _sent(

@@ -5,7 +5,7 @@ validation records. It then counts as within the client's distribution, and the 
 "Client-Side Selector").
 
 Guarantees:
-  * the records that fit an estimator are not used for its threshold;
+  * the records that fit an estimator are not used for its threshold (but for the default width of its kernel);
   * a sample with a non-positive density estimate is declined, for every threshold.
 """
 
@@ -48,7 +48,8 @@ class Selection(ProtocolConfig):
     selector: Literal["density-ratio", "confidence", "energy", "none"] = "density-ratio"
     """The client's selector: KuLSIF, or the paper's ablations by its model's outputs; `none` answers all."""
     space: Literal["input", "features"] = "input"
-    """The space of density estimation: pixels, or the features of a public encoder (colour images)."""
+    """The space of density estimation: pixels, or the features of an encoder (colour images). The encoder is trained on
+    labelled auxiliary records, and every client has it without a message."""
     tau_client: float = Field(0.25, ge=0, lt=1)
     """τ_client: a sample is declined if it scores below this quantile of the validation records' scores."""
     known: int = Field(1000, ge=1)

@@ -47,10 +47,20 @@ def close(one: Mapping[str, torch.Tensor], two: Mapping[str, torch.Tensor], rtol
         torch.testing.assert_close(one[name], two[name], rtol=rtol, atol=1e-5)
 
 
-def test_without_noise_clip_and_sampling_dafkd_trains_classifier_and_discriminator_as_plainly(tmp_path):
+@pytest.mark.parametrize("share", [True, False])
+def test_without_noise_clip_and_sampling_dafkd_trains_classifier_and_discriminator_as_plainly(
+    share, tmp_path
+):
     one = {"client/0": records()["client/2"]}
     n = len(one["client/0"])
-    params = {"batch_size": n, "local_steps": 3, "lr": 0.3, "momentum": 0.5, "adversarial": 0.7}
+    params = {
+        "batch_size": n,
+        "local_steps": 3,
+        "lr": 0.3,
+        "momentum": 0.5,
+        "adversarial": 0.7,
+        "share_extractor": share,
+    }
     plain = run(tmp_path / "a", "dafkd", params, clients=one, rounds=1)
     guarded = {"model": Same(n, lambda records: torch.arange(records))}
     other = run(tmp_path / "b", "dafkd", params, clients=one, rounds=1, training=guarded)

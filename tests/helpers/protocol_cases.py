@@ -75,13 +75,14 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ("standalone", {"momentum": 0.5}),
     ("centralized", {"weight_decay": 0.01}),
     ("dafkd", {"upload_discriminator": False, "fraction": 0.67, "weighting": "samples"}),
+    ("dafkd", {"share_extractor": False}),
     (
         "dafkd",
         {"recognised": 0.0, "diversity": 0.0, "weights": "uniform", "local_steps": 2, "momentum": 0.5},
     ),
     ("fediod", {"weights": "samples", "mimic": 0.5, "student_steps": 1, "replay": 0}),
     ("fediod", {"weights": "uniform", "shares": "uniform", "temperature": 2.0, "local_steps": 3}),
-    ("fediod", {"gradients_from": "one"}),
+    ("fediod", {"gradients_from": "one", "gan_total": "sum"}),
     ("fediod", {**VOTES, "gradients_from": "one", **FAST}),
     ("fediod", {**VOTES, "gan": 0.0, "student_steps": 2, "replay": 0, **FAST}),
 ]

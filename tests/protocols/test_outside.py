@@ -110,6 +110,16 @@ def test_other_kinds_are_read_in_their_form_only(kind: str, good: Any, bad: Any)
     assert forms.misfit(message(kind, bad))
 
 
+def test_a_discriminator_with_an_extractor_of_its_own_is_read_whole_only() -> None:
+    forms = Forms(architecture=NETWORK, classes=10)
+    own = {n: s for n, s in WHOLE.items() if n.startswith("extractor.")}
+    apart = {**own, "head.weight": (1, 4), "head.bias": (1,)}
+    assert forms.misfit(message("discriminator_parameters", apart)) == ""
+    for without in (*own, "head.bias"):
+        part = {n: s for n, s in apart.items() if n != without}
+        assert forms.misfit(message("discriminator_parameters", part))
+
+
 def test_what_cannot_be_read_leaves_the_view_with_a_reason() -> None:
     from types import SimpleNamespace  # stands for a view, whose directory is not read here
 

@@ -13,7 +13,7 @@ from sklearn.metrics import roc_auc_score
 from torch.nn import functional as F
 
 from fdaudit.metrics import score_generated
-from fdaudit.models.conditional import build_conditional
+from fdaudit.models.conditional import build_conditional, build_discriminator_apart
 from fdaudit.models.declared import generator_card
 from fdaudit.training.trainer import Fit, Job, parameters_of
 
@@ -118,6 +118,21 @@ def test_the_discriminator_scores_a_candidate_by_its_own_logit(tmp_path):
         (guess,) = runner.run(seen, knowledge(x, y), task(x, y), gen())
     plain = F.linear(module.eval().features(x), weight, bias)[:, 0]
     assert torch.allclose(guess.scores, plain.double(), atol=1e-6)
+
+
+def test_a_discriminator_with_an_extractor_of_its_own_scores_through_it(tmp_path):
+    x, y = records(20)
+    classifier = network().build(gen(4))
+    D = build_discriminator_apart(gen(5), network().build(gen(6)), SHAPE)
+    messages = [
+        ("client/0", "server", "model_parameters", parameters_of(classifier), 2),
+        ("client/0", "server", "discriminator_parameters", parameters_of(D), 2),
+    ]
+    with view(tmp_path / "t", messages) as seen:
+        runner = attack(DiscriminatorScore)
+        assert runner.applicable(seen, knowledge(x, y), task(x, y))
+        (guess,) = runner.run(seen, knowledge(x, y), task(x, y), gen())
+    assert torch.allclose(guess.scores, D.eval()(x)[:, 0].double(), atol=1e-6)
 
 
 def test_scores_of_generated_samples_say_nothing_of_candidates(tmp_path):

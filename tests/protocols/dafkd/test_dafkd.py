@@ -74,6 +74,50 @@ def test_without_distillation_the_classifier_is_the_average(tmp_path):
             torch.testing.assert_close(tensor, torch.stack([u[name] for u in uploads]).mean(0))
 
 
+# -- a discriminator that shares nothing --------------------------------------------------------------------------
+
+APART = {"share_extractor": False}
+
+
+def test_a_discriminator_apart_is_sent_whole_and_keeps_its_own_extractor(tmp_path):
+    ran = run(tmp_path / "a", "dafkd", APART, rounds=2)
+    sent = [m for m in ran.messages if m.kind == "discriminator_parameters"]
+    models = {(m.round, m.sender): ran.tensors(m) for m in ran.messages if m.kind == "model_parameters"}
+    assert len(sent) == 6
+    for message in sent:
+        D, w = ran.tensors(message), models[message.round, message.sender]
+        own = {n: t for n, t in D.items() if n.startswith("extractor.")}
+        assert D.keys() - own == {"head.weight", "head.bias"}
+        assert own.keys() == {n for n in w if n.startswith("extractor.")}
+        assert any(not torch.equal(t, w[n]) for n, t in own.items())
+
+
+def test_a_discriminator_apart_leaves_the_classifier_alone(tmp_path):
+    """Its weight in the joint loss cannot reach a classifier that shares nothing; a shared extractor feels it."""
+
+    def first(params):
+        ran = run(tmp_path / str(params), "dafkd", params, rounds=1)
+        return [ran.tensors(m) for m in ran.messages if m.kind == "model_parameters" and m.sender != "server"]
+
+    for apart, same in ((APART, True), ({}, False)):
+        without, much = (first({**apart, "adversarial": weight}) for weight in (0.0, 5.0))
+        assert all(torch.equal(a[n], b[n]) for a, b in zip(without, much, strict=True) for n in a) == same
+
+
+def test_the_server_weighs_by_discriminators_apart_as_their_owners_do(tmp_path):
+    strong = {"distill_lr": 0.5, "distill_steps": 5, **APART}
+    default = run(tmp_path / "a", "dafkd", strong)
+    assert close(run(tmp_path / "b", "dafkd", {**strong, **BACK}), default)
+    assert unlike(run(tmp_path / "c", "dafkd", {**strong, "weights": "uniform"}), default)
+
+
+def test_a_run_with_discriminators_apart_resumes_bit_for_bit(tmp_path):
+    whole = run(tmp_path / "a", "dafkd", APART)
+    part = run(tmp_path / "b", "dafkd", APART, stop_after=1)
+    rest = run(tmp_path / "b", "dafkd", APART, resume=(2, part.states[-1], part.positions[-1]))
+    assert (rest.log, rest.states[-1]) == (whole.log, whole.states[-1])
+
+
 # -- who keeps what -----------------------------------------------------------------------------------------------
 
 

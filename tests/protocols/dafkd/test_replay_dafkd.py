@@ -169,7 +169,8 @@ def weigh(uploads: dict[str, dict[str, Arrays]], x: NDArray[Any], settings: dict
     f, s = [], []
     for k, w in uploads["model_parameters"].items():
         d = uploads["discriminator_parameters"][k]
-        f.append(sigmoid(features(w, x) @ d["weight"].T + d["bias"])[:, 0])
+        of, head = (w, "") if settings["share_extractor"] else (d, "head.")
+        f.append(sigmoid(features(of, x) @ d[f"{head}weight"].T + d[f"{head}bias"])[:, 0])
         s.append(softmax(logits(w, x) / settings["temperature"]))
     alpha = (
         np.stack(f) / np.sum(f, 0) if settings["weights"] == "eq7" else np.full((len(f), len(x)), 1 / len(f))
@@ -237,11 +238,13 @@ SETTINGS: dict[str, Any] = {
     "weighting": "uniform",
     "weights": "eq7",
     "upload_discriminator": True,
+    "share_extractor": True,
 }
 CASES: dict[str, dict[str, Any]] = {
     "paper": {},
     "some-clients-by-records": {"fraction": 0.5, "weighting": "samples"},
     "no-correlation": {"weights": "uniform", "temperature": 2.0},
+    "no-sharing": {"share_extractor": False},
     "averages-only": {"distill_steps": 0},
     "appendix-b": {"upload_discriminator": False, "temperature": 0.5},
     "appendix-b-uniform": {"upload_discriminator": False, "weights": "uniform", "weighting": "samples"},

@@ -52,6 +52,7 @@ def of_kind(ran, kind, sender=None):
         ({"student_steps": 0}, "student_steps"),
         ({"mimic": -0.1}, "mimic"),
         ({"weights": "eq9"}, "weights"),
+        ({"gan_total": "plain"}, "gan_total"),
         ({"adam_lr": 0.0}, "adam_lr"),
         ({"local_steps": 1, "local_epochs": 1}, "local_epochs"),
         ({"gan": 0.0, "conf": 0.0, "unique": 0.0, "mimic": 0.0}, "nothing to learn"),
@@ -103,6 +104,7 @@ def test_example_specs_are_valid(path):
     config = validate(FedIODConfig, spec.protocol.params, "protocol.params")
     if not path.stem.endswith("-small"):
         assert (config.gan, config.conf, config.unique, config.mimic, config.student_steps) == (1, 1, 1, 1, 1)
+        assert config.gan_total == "sum"
         assert (config.latent, config.samples, config.adam_lr, spec.clients) == (100, 64, 0.001, 20)
 
 
@@ -220,6 +222,49 @@ def test_the_generator_goes_down_the_gradient_at_its_samples():
         server.judge(t, x, {"client/0": torch.zeros(4, CLASSES)}, {})
         server.update(t, {"client/0": torch.ones_like(x)})
     assert server.generate(0).mean() < 0.5 * first
+
+
+@pytest.mark.parametrize("total", ["mean", "sum"])
+def test_the_generator_descends_the_terms_of_algorithm_1(total):
+    """The gradient that reaches the samples against one autograd graph of the box's objective, written out here."""
+    unweighted = {"gan": 1.0, "conf": 1.0, "unique": 1.0, "mimic": 1.0, "weights": "uniform"}
+    protocol = made({**unweighted, "shares": "samples", "gan_total": total})
+    server, clients = protocol._server, protocol._clients
+    for k, n in zip(CLIENTS, SIZES, strict=True):
+        server.hear_counts(k, torch.tensor([n, 0, 0]))
+    x = server.generate(0)
+
+    alone = x.clone().requires_grad_()
+    q = torch.stack([c._task(alone) for c in clients.values()]).softmax(-1)
+    pi = torch.tensor(SIZES) / sum(SIZES)
+    H = -(q * q.log()).sum(-1)
+    mixed = (pi[:, None, None] * q).sum(0)
+    L_conf = (pi[:, None] * H).sum(0).mean()
+    L_unique = -(-(mixed * mixed.log()).sum(-1) - (pi[:, None] * H).sum(0)).mean()
+    z = torch.stack([c._task(alone) for c in clients.values()])
+    L_mimic = ((server._S.module(alone) - z.mean(0)) ** 2).sum(1).mean()
+    L_gan = torch.stack([-c._D.module(alone).sigmoid().log().mean() for c in clients.values()])
+    box = L_gan.sum() if total == "sum" else (pi * L_gan).sum()
+    (expected,) = torch.autograd.grad(L_conf + L_unique - L_mimic + box, alone)
+
+    logits = {k: c.answer(0, x).logits for k, c in clients.items()}
+    wanted = server.judge(0, x, logits, {})
+    found = server._own + sum(c.pull_back(**wanted[k]) for k, c in clients.items())
+    torch.testing.assert_close(found, expected)
+
+
+def test_equal_shares_make_the_sum_of_algorithm_1_k_times_the_mean():
+    def asked(total, params):
+        server = made({"shares": "uniform", "weights": "uniform", "gan_total": total, **params})._server
+        x = server.generate(0)
+        if params:
+            return [float(server.hear_labels(0, x, torch.full((4, CLASSES), 1 / CLASSES))["gan_weight"])]
+        told = server.judge(0, x, {k: torch.zeros(4, CLASSES) for k in CLIENTS}, {})
+        return [float(told[k]["gan_weight"]) for k in CLIENTS]
+
+    for params in ({}, {"outputs": "votes"}):
+        assert asked("sum", params) == pytest.approx([len(CLIENTS) * w for w in asked("mean", params)])
+        assert set(asked("sum", params)) == {1.0}
 
 
 @pytest.mark.parametrize("replay", [0, 3])

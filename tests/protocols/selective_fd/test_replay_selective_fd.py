@@ -25,7 +25,7 @@ class BrokenRecordError(Exception):
 
 
 def ensemble(asked: NDArray[Any], answers: list[Arrays], classes: int, tau: float) -> dict[str, Any]:
-    """Algorithm 1, line 14, sample by sample: the mean of the answers, and the samples dropped for either reason."""
+    """The ensemble predictions of Algorithm 1 by sample: the mean of the answers, and the samples that are dropped."""
     votes: dict[int, list[NDArray[Any]]] = {int(i): [] for i in asked}
     for answer in answers:
         for i, value in zip(answer["index"], answer["values"], strict=True):

@@ -292,6 +292,14 @@ def test_features_without_an_encoder_are_refused(tmp_path: Any) -> None:
         SelectiveFD(SelectiveFDConfig(space="features"), replace(setting, encode=None))
 
 
+def test_the_ledger_is_told_of_an_encoder_that_no_message_brings() -> None:
+    (said,) = SelectiveFDConfig(space="features").assumptions()
+    assert "labelled auxiliary records" in said
+    assert "no message carries it" in said
+    assert not SelectiveFDConfig().assumptions()
+    assert not SelectiveFDConfig(space="features", selector="energy").assumptions()
+
+
 def test_the_reference_line_takes_as_many_steps() -> None:
     cfg = SelectiveFDConfig(rounds=100, warm_up_steps=200, local_steps=1, distill_steps=10)
     standalone = REGISTRY.load("standalone")
