@@ -40,7 +40,7 @@ class DatasetSpec(Config):
     """The dataset of the run."""
 
     name: Text = "digits"
-    """A known dataset, `npz:FILE` or `folder:DIR`."""
+    """A known dataset, `npz:FILE`, `folder:DIR` or `masks:FILE` (segmentation)."""
     root: str | None = None
     """The folder of datasets. Default: the environment variable FDAUDIT_DATA, then the user's cache."""
     download: bool = False
@@ -54,8 +54,9 @@ class DatasetSpec(Config):
 class PartitionSpec(Config):
     """The distribution of records over clients."""
 
-    name: Literal["iid", "by-class", "dirichlet"] = "iid"
-    """`iid`, `by-class` (a fixed number of classes a client; not multi-label) or `dirichlet` (class shares drawn)."""
+    name: Literal["iid", "by-class", "by-site", "dirichlet"] = "iid"
+    """`iid`, `by-class` (a fixed number of classes a client; not multi-label), `by-site` (client k holds the k-th
+    largest site of a dataset with sites) or `dirichlet` (class shares drawn). Masks: `iid` or `by-site`."""
     classes_per_client: int | None = Field(None, ge=1)
     """`by-class`: 1 is the strong non-IID setting, 2 the weak."""
     alpha: float | None = Field(None, gt=0)
