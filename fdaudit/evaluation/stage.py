@@ -300,7 +300,9 @@ class Stage:
         kind, secret = oracle.answers, self._vault.secrets.for_run(self.plan.identity)
         start = Position(head=str(read_manifest(self.run)["head"]))
         asked, whose = list[int](), set[str]()
-        width = sum(math.prod(s) for s in (self.plan.dataset.input_shape, (self.plan.dataset.classes,)))
+        shape, classes = self.plan.dataset.input_shape, self.plan.dataset.classes
+        pixels = math.prod(shape[1:]) if self.plan.dataset.task == "segmentation" else 1
+        width = math.prod(shape) + classes * pixels
         log = Transcript(
             cell_directory(self.run, name),
             secret=secret,
