@@ -387,6 +387,10 @@ def datasets_page() -> str:
         "0 where it does not, -1 if unknown. |"
     )
     lines.append("| `folder:DIR` | one a sub-folder | DIR | Your own images, one sub-folder a class. |")
+    lines.append(
+        "| `masks:FILE` | 2, one a pixel | FILE | Your own: `images`, `instances`, and `source`, `picture` if there "
+        "are any: see [segmentation](segmentation.md). |"
+    )
     return "\n".join(lines) + "\n"
 
 

@@ -6,6 +6,7 @@ import hashlib
 import os
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -151,7 +152,9 @@ def load_dataset(spec: DatasetSpec, stream: SecretStream) -> Dataset:
         raise DataError("dataset.name", spec.name, "holds no record", "Give one with records.")
     if spec.limit is not None and spec.limit < len(raw.y):
         kept, _ = stratified_draw(raw.y, spec.limit, raw.classes, stream)
-        rows = {name: None if (t := getattr(raw, name)) is None else t[kept] for name in _BY_RECORD}
+        rows: dict[str, Any] = {
+            name: None if (t := getattr(raw, name)) is None else t[kept] for name in _BY_RECORD
+        }
         raw = replace(raw, **rows)
     return Dataset(
         name=spec.name,

@@ -368,7 +368,7 @@ def _records(spec: Spec, secrets: Secrets) -> tuple[Dataset, Splits]:
 
 
 def _refuse_other_tasks(spec: Spec, protocol: type[FederatedProtocol], dataset: Dataset) -> None:
-    """Refuse a dataset whose task the protocol does not support."""
+    """Refuse a dataset whose task the protocol or a defence does not support."""
     if dataset.task not in getattr(protocol, "tasks", ONLY_SINGLE_LABEL):
         registry = protocols.REGISTRY
         able = [
@@ -379,6 +379,12 @@ def _refuse_other_tasks(spec: Spec, protocol: type[FederatedProtocol], dataset: 
         problem = f"does not run {dataset.task} data, which {spec.dataset.name} is"
         remedy = f"Protocols that do: {', '.join(able) or 'none'}."
         raise SpecError("protocol.name", spec.protocol.name, problem, remedy)
+    for number, entry in enumerate(spec.defenses):
+        if dataset.task not in getattr(defenses.REGISTRY.load(entry.name), "tasks", (dataset.task,)):
+            problem = f"does not act on answers of {dataset.task} data"
+            raise SpecError(
+                f"defenses.{number}.name", entry.name, problem, "Choose another defence, or none."
+            )
 
 
 def networks_named(

@@ -234,6 +234,19 @@ def test_a_gradient_is_that_of_cross_entropy_and_dice(tmp_path):
         torch.testing.assert_close(got[name], value, rtol=1e-4, atol=1e-6)
 
 
+def test_dp_sgd_trains_on_masks_and_states_its_epsilon(tmp_path):
+    entry = {
+        "at": "training",
+        "name": "dp-sgd",
+        "params": {"clip": 1.0, "noise_multiplier": 1.0, "sample_rate": 0.2},
+    }
+    params = {**TRAINED, "rounds": 1, "local_steps": 2, "weighting": "uniform"}
+    spec = spec_of(tmp_path, defenses=[entry], protocol={"name": "fedavg", "params": params})
+    made = fdaudit.run(spec, tmp_path / "run")
+    (entry,) = [e for e in made.result["ledger"] if e["adversary"] == "server"]
+    assert 0 < entry["epsilon"] < 100
+
+
 # -- what is refused ----------------------------------------------------------------------------------------------
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -102,7 +103,7 @@ def mean_dice_figure(
         return plain
     reach = float(t.ppf(0.5 + confidence / 2, many - 1)) * error / (value * (1 - value))
     low, high = (float(expit(logit(value) + side * reach)) for side in (-1, 1))
-    interval = {"low": low, "high": high, "confidence": confidence, "method": DICE_METHOD}
+    interval: dict[str, Any] = {"low": low, "high": high, "confidence": confidence, "method": DICE_METHOD}
     return Figure(name="dice", value=value, unit="fraction", n=n, **interval)
 
 
