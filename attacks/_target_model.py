@@ -61,6 +61,8 @@ class Asked:
     def __call__(self, x: Tensor) -> Tensor:
         """Return answers for samples (n, c, h, w): probabilities (n, C), float32, or classes (n,), int64.
 
+        In segmentation they are (n, C, h, w) or (n, h, w).
+
         Raises:
             BudgetExceededError: the query would exceed the oracle's budget; nothing was queried.
         """
@@ -162,9 +164,12 @@ def shared_model(view: View) -> Message | None:
 def log_likelihood(answer: Tensor, y: Tensor, floor: float = 1e-12) -> Tensor:
     """Return log p_y (n,) of soft answers (n, C): minus the cross-entropy, in nats.
 
-    In the multi-label task this is the sum over the known classes.
+    In the multi-label task this is the sum over the known classes. Of masks (n, h, w) and answers (n, C, h, w) it is
+    the mean over pixels.
     """
     p = answer.double()
+    if task_of(y) == "segmentation":
+        return p.gather(1, y[:, None]).clamp_min(floor).log().mean((1, 2, 3))
     if task_of(y) == "multi-label":
         right = torch.where(y == 1, p, 1 - p).clamp_min(floor).log()
         return (right * (y >= 0)).sum(1)

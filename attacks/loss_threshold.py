@@ -33,7 +33,8 @@ class LossThreshold:
 
     It queries a soft-label oracle if the adversary has one, once for each candidate: each victim's own model if clients
     answer, else the released one. Otherwise it evaluates the last model in its view. Thresholding the loss is optimal
-    under the assumptions of Sablayrolles et al. 2019. It is the simplest attack, so stronger ones have to beat it.
+    under the assumptions of Sablayrolles et al. 2019. It is the simplest attack, so stronger ones have to beat it. The
+    loss of a mask is the mean over its pixels.
     """
 
     name: ClassVar[str] = "loss-threshold"
@@ -43,7 +44,7 @@ class LossThreshold:
     assumes: ClassVar[tuple[str, ...]] = ("architecture",)
     oracle: ClassVar[str | None] = "soft"
     source: ClassVar[str] = "Yeom, Giacomelli, Fredrikson & Jha 2018; Sablayrolles et al. 2019"
-    tasks: ClassVar[tuple[str, ...]] = ("single-label", "multi-label")
+    tasks: ClassVar[tuple[str, ...]] = ("single-label", "multi-label", "segmentation")
     profiles: ClassVar[dict[str, dict[str, Any]]] = {"quick": {}, "standard": {}, "full": {}}
     Config: ClassVar[type[LossThresholdConfig]] = LossThresholdConfig
 

@@ -150,6 +150,7 @@ class TopK(Configured[TopKConfig]):
         "Shokri, Stronati, Song & Shmatikov 2017, section VIII: the prediction's top k classes"
     )
     protects: ClassVar[str] = "nothing by itself: it leaves out the less likely classes"
+    tasks: ClassVar[tuple[str, ...]] = ("single-label", "multi-label")
     accepts: ClassVar[tuple[str, ...]] = ("ensemble_labels", "logits", "soft_labels")
     Config: ClassVar[type[TopKConfig]] = TopKConfig
 
@@ -187,6 +188,7 @@ class HardLabel(Configured[HardLabelConfig]):
         "Shokri, Stronati, Song & Shmatikov 2017, section VIII: the most likely class alone"
     )
     protects: ClassVar[str] = "nothing by itself: it leaves out how sure an answer is"
+    tasks: ClassVar[tuple[str, ...]] = ("single-label", "multi-label")
     accepts: ClassVar[tuple[str, ...]] = ("logits", "soft_labels")
     makes: ClassVar[str] = "hard_labels"
     Config: ClassVar[type[HardLabelConfig]] = HardLabelConfig
@@ -224,6 +226,7 @@ class Temperature(Configured[TemperatureConfig]):
         "Hinton, Vinyals & Dean 2015; as a defence: Shokri, Stronati, Song & Shmatikov 2017, section VIII"
     )
     protects: ClassVar[str] = "nothing by itself: whoever knows T can undo it"
+    tasks: ClassVar[tuple[str, ...]] = ("single-label", "multi-label")
     accepts: ClassVar[tuple[str, ...]] = ("ensemble_labels", "logits", "soft_labels")
     Config: ClassVar[type[TemperatureConfig]] = TemperatureConfig
 

@@ -27,7 +27,7 @@ from fdaudit.cli.explain import card, sections, sights, when
 from fdaudit.config import Config
 from fdaudit.data.composed import read_digits_multilabel
 from fdaudit.data.named import TORCHVISION, read_digits
-from fdaudit.models.zoo import _ZOO, architecture
+from fdaudit.models.zoo import _ZOO, DENSE, architecture
 from fdaudit.spec.card import Card
 from fdaudit.spec.schema import ModelSpec, Spec
 from fdaudit.types import KINDS, DefenseSpec
@@ -318,7 +318,8 @@ def models_page() -> str:
         "# Models",
         "",
         "These models can be named under `model` in a [spec](spec.md).",
-        "Layers and parameters are those for grey images of 28x28 pixels and ten classes.",
+        "Layers and parameters are those for grey images of 28x28 pixels and ten classes. `unet` is for masks: it has",
+        "an answer for each pixel, and the sides of its images are multiples of 2 to the power of `depth`.",
         "`import:package.module:Class` names a class of your own that makes a `torch.nn.Module`; it is given `classes`",
         "and `input_shape` if its constructor takes them, and `params` as keywords. Naming a class runs its code.",
         "",
@@ -327,7 +328,8 @@ def models_page() -> str:
     ]
     for name in sorted(_ZOO):
         with torch.device("meta"):  # shapes only: no weight is drawn
-            module = architecture(ModelSpec(name=name), (1, 28, 28), 10).build(torch.Generator())
+            shape, task = ((1, 32, 32), "segmentation") if name in DENSE else ((1, 28, 28), "single-label")
+            module = architecture(ModelSpec(name=name), shape, 10, task).build(torch.Generator())
         leaves = [m for m in module.modules() if not list(m.children())]
         count = sum(p.numel() for p in module.parameters())
         lines.append(f"| `{name}` | {_layers(leaves)} | {count:,} |")
@@ -385,6 +387,10 @@ def datasets_page() -> str:
         "0 where it does not, -1 if unknown. |"
     )
     lines.append("| `folder:DIR` | one a sub-folder | DIR | Your own images, one sub-folder a class. |")
+    lines.append(
+        "| `masks:FILE` | 2, one a pixel | FILE | Your own: `images`, `instances`, and `source`, `picture` if there "
+        "are any: see [segmentation](segmentation.md). |"
+    )
     return "\n".join(lines) + "\n"
 
 

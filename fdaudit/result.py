@@ -354,6 +354,6 @@ def _utility_gate(
 
 
 def _by_party(final: Sequence[Mapping[str, Any]], line: str) -> dict[str, float]:
-    """Return the accuracy or mAUC of each final model of a line that has one."""
+    """Return the accuracy, mAUC or Dice coefficient of each final model of a line that has one."""
     rows = (row for row in final if row["line"] == line and row["figure"]["value"] is not None)
     return {row["party"]: float(row["figure"]["value"]) for row in rows}

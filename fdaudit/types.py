@@ -1,7 +1,8 @@
 """Shared types: the inputs and outputs of attacks, and figures.
 
-Tensors are `torch.Tensor`; images are float32 in [0, 1], shape (n, c, h, w); labels are int64: classes (n,), or in
-the multi-label task (n, C) with 1 for a class that occurs, 0 for one that does not, -1 if unknown.
+Tensors are `torch.Tensor`; images are float32 in [0, 1], shape (n, c, h, w); labels are int64: classes (n,), in the
+multi-label task (n, C) with 1 for a class that occurs, 0 for one that does not, -1 if unknown, or in segmentation the
+class of each pixel (n, h, w), 0 for the background.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ __all__ = [
 ]
 
 Goal = Literal["reconstruction", "membership", "label-distribution", "model-extraction"]
-Task = Literal["single-label", "multi-label"]
+Task = Literal["single-label", "multi-label", "segmentation"]
 Design = Literal["matched-pairs", "coin-flips", "observational"]
 """How membership was decided: a fair coin for each pair or each record, or not by coins."""
 Trained = str
@@ -58,7 +59,9 @@ ONLY_SINGLE_LABEL: tuple[str, ...] = ("single-label",)
 
 
 def task_of(y: torch.Tensor) -> Task:
-    """Return the task of labels: single-label for classes (n,), multi-label for (n, C)."""
+    """Return the task of labels: single-label for classes (n,), multi-label for (n, C), segmentation for (n, h, w)."""
+    if y.ndim == 3:
+        return "segmentation"
     return "multi-label" if y.ndim == 2 else "single-label"
 
 
@@ -147,7 +150,7 @@ class Challenge:
     Attributes:
         target: the party asked about, for example `client/0`.
         x: (n, c, h, w) candidates.
-        y: (n,) their labels, or (n, C) of the multi-label task.
+        y: (n,) their labels, (n, C) of the multi-label task, or masks (n, h, w) of segmentation.
         pair: (n,) number of the coin that decided about each: of a matched pair exactly one of its two candidates
             was trained on; under `coin-flips` each candidate has a coin, and a number, of its own.
         design: how membership was decided: `matched-pairs`, `coin-flips`, or without coins: `observational`.

@@ -20,7 +20,7 @@ from .front import shows_classes
 from .inheritance import unread
 from .rules import RULES
 from .schema import Exposure, FinalUtility, Result
-from .text import clip, joined
+from .text import MEASURES, clip, joined
 from .verdict import SETTLED, Finding, judge_all, strongest
 
 __all__ = [
@@ -37,7 +37,7 @@ __all__ = [
 ]
 
 _UNTRIED = ("not-applicable", "not-requested")
-_MEASURES = ("accuracy", "mean_auc")
+_MEASURES = ("accuracy", "mean_auc", "dice")
 _SAME_GROUND = (
     "dataset",
     "partition",
@@ -73,7 +73,7 @@ class Entry:
 
 @dataclass(frozen=True, kw_only=True)
 class Utility:
-    """Final test accuracy, or mAUC, of one line: the server's model, the clients' mean and the worst client.
+    """Final test accuracy, mAUC or Dice of one line: the server's model, the clients' mean and the worst client.
 
     Attributes:
         line: the protocol or reference line.
@@ -232,7 +232,7 @@ def _compared(entry: Entry) -> Compared:
 
 def measure_of(result: Result) -> str:
     """Return the measure of a run's utility."""
-    return "mAUC" if result.run.task == "multi-label" else "accuracy"
+    return MEASURES[result.run.task]
 
 
 def utility(final: Iterable[FinalUtility], line: str) -> Utility:

@@ -23,7 +23,7 @@ from .matrix import attack_matrix, grid
 from .rules import RULES, by_name
 from .schema import Exposure, Image, Result, Target
 from .summary import summarise
-from .text import amount, clip, detectable, joined, label, spans
+from .text import MEASURES, amount, clip, detectable, joined, label, spans
 from .verdict import LEVELS, Finding
 
 __all__ = [
@@ -398,8 +398,8 @@ def _utility(result: Result) -> Markup:
 
 
 def _measured(result: Result) -> str:
-    """Return the measure of utility: accuracy, or the mean AUC over classes if a record has several labels."""
-    return "mAUC" if result.run.task == "multi-label" else "accuracy"
+    """Return the measure of utility, by the run's task."""
+    return MEASURES[result.run.task]
 
 
 def _utility_words(result: Result) -> str:
@@ -409,7 +409,7 @@ def _utility_words(result: Result) -> str:
         held = {
             f.party: f.figure.value
             for f in result.utility.final
-            if f.line == line and f.figure.name in ("accuracy", "mean_auc")
+            if f.line == line and f.figure.name in ("accuracy", "mean_auc", "dice")
         }
         server = held.pop("server", None)
         if server is not None:

@@ -95,7 +95,7 @@ class ForestRow:
 
 
 def utility_chart(curve: Sequence[CurvePoint], name: str, title: str) -> Markup:
-    """Draw accuracy, or mAUC, in per cent by round: one line a party; a line with a single round is a dashed level.
+    """Draw the utility in per cent by round: one line a party; a line with a single round is a dashed level.
 
     Args:
         curve: points of every line and party.
@@ -103,7 +103,9 @@ def utility_chart(curve: Sequence[CurvePoint], name: str, title: str) -> Markup:
         title: description of the drawing, for readers who can't see it.
     """
     lines = list(dict.fromkeys(p.line for p in curve))
-    measured = "mAUC" if any(p.mean_auc is not None for p in curve) else "accuracy"
+    by_field = {"mean_auc": "mAUC", "dice": "Dice"}
+    found = (word for name, word in by_field.items() if any(getattr(p, name) is not None for p in curve))
+    measured = next(found, "accuracy")
 
     def draw(axes: Axes) -> None:
         ends: list[tuple[float, str, str]] = []

@@ -195,10 +195,7 @@ def _check(check: Check) -> Check:
 def _utility(utility: Utility) -> Utility:
     """Return utility in whole per cents, without intervals and counts, which would sharpen them."""
     curve = tuple(
-        p.model_copy(
-            update={name: _rounded(getattr(p, name)) for name in ("accuracy", "mean_auc", "macro_f1")}
-        )
-        for p in utility.curve
+        p.model_copy(update={name: _rounded(getattr(p, name)) for name in _UTILITIES}) for p in utility.curve
     )
     final = tuple(f.model_copy(update={"figure": _plain(f.figure)}) for f in utility.final)
     warned = ("The final model is near chance.",) if utility.warnings else ()
@@ -209,6 +206,9 @@ def _plain(figure: Figure) -> Figure:
     if figure.value is None:
         return Figure(name=figure.name, value=None, unit=figure.unit, unavailable="not measured")
     return Figure(name=figure.name, value=_rounded(figure.value), unit=figure.unit)
+
+
+_UTILITIES = ("accuracy", "mean_auc", "dice", "macro_f1", "mean_iou")
 
 
 def _rounded(value: float | None) -> float | None:

@@ -140,18 +140,22 @@ class CurvePoint(_Part):
     party: str
     accuracy: float | None = None
     mean_auc: float | None = None
+    dice: float | None = None
     macro_f1: float | None = None
+    mean_iou: float | None = None
 
     @model_validator(mode="after")
     def _one_figure(self) -> CurvePoint:
-        if (self.accuracy is None) == (self.mean_auc is None):
-            raise ValueError("has not one figure. Give accuracy, or mean_auc of a multi-label task.")
+        if sum(v is not None for v in (self.accuracy, self.mean_auc, self.dice)) != 1:
+            raise ValueError(
+                "has not one figure. Give accuracy, mean_auc of a multi-label task, or dice of segmentation."
+            )
         return self
 
     @property
     def value(self) -> float:
-        """Return accuracy, or mAUC of the multi-label task."""
-        return self.accuracy if self.accuracy is not None else self.mean_auc or 0.0
+        """Return accuracy, mAUC of the multi-label task, or the Dice coefficient of segmentation."""
+        return next((v for v in (self.accuracy, self.mean_auc, self.dice) if v is not None), 0.0)
 
 
 class FinalUtility(_Part):

@@ -34,6 +34,9 @@ __all__ = [
 NBSP = "\N{NO-BREAK SPACE}"
 MINUS = "\N{MINUS SIGN}"
 
+MEASURES = {"single-label": "accuracy", "multi-label": "mAUC", "segmentation": "Dice"}
+"""The word for a model's utility, by task."""
+
 _NAMES = {
     "accuracy": "Accuracy",
     "accuracy_model": "Accuracy of the model that was copied",
@@ -43,6 +46,7 @@ _NAMES = {
     "auc": "Area under the ROC curve",
     "balanced_accuracy": "Balanced accuracy",
     "bytes_on_wire": "Bytes on the wire",
+    "dice": "Mean Dice coefficient",
     "epsilon_lower_bound": "ε from below",
     "evaluator_accuracy": "Classes recognised by an evaluator",
     "evaluator_chance": "Classes recognised by chance",

@@ -72,7 +72,8 @@ class Run:
     def utility(self) -> pd.DataFrame:
         """Return `utility.csv`: columns line, round, party, accuracy, macro_f1, n.
 
-        Multi-label data have mean_auc, its interval low and high, macro_f1, left_out (classes) and n.
+        Multi-label data have mean_auc, its interval low and high, macro_f1, left_out (classes) and n. Masks have dice,
+        its interval low and high, mean_iou, object_dice, aji, hd95 and n.
         """
         return utility_table(self.directory)
 

@@ -18,6 +18,7 @@ from fdaudit.federation.protocol import FederatedProtocol, PartyData, ProtocolCo
 from fdaudit.federation.rehearsal import NoWire, kinds_of, networks_of, setting_of
 from fdaudit.handout.oracle_access import exposed
 from fdaudit.metrics import accuracy, macro_f1, mean_auc, mean_auc_figure, multilabel_macro_f1
+from fdaudit.metrics.segmentation.figures import score_masks
 from fdaudit.planning.message_sizes import fixed_events
 from fdaudit.planning.plan import Plan
 from fdaudit.planning.run_directory import RunDirectory
@@ -41,6 +42,7 @@ _WHO = ("line", "round", "party")
 _COLUMNS: Mapping[Task, tuple[str, ...]] = {
     "single-label": (*_WHO, "accuracy", "macro_f1", "n"),
     "multi-label": (*_WHO, "mean_auc", "low", "high", "macro_f1", "left_out", "n"),
+    "segmentation": (*_WHO, "dice", "low", "high", "mean_iou", "object_dice", "aji", "hd95", "n"),
 }
 
 
@@ -48,7 +50,8 @@ class Utility:
     """Writer of `utility.csv`: one row for each model evaluated on the test records.
 
     For the multi-label task a row has mAUC with its interval (empty if there is none), and the number of classes that
-    it leaves out.
+    it leaves out. For segmentation it has the mean Dice coefficient with its interval, mIoU, object-level Dice, AJI and
+    HD95 (empty if no image has one).
 
     Args:
         path: the file.
@@ -74,7 +77,7 @@ class Utility:
         rows = []
         for party, parameters in models.items():
             logits = trainers[party].predict(parameters, x)
-            rows.append((line, round, party, *_measured(logits, y)))
+            rows.append((line, round, party, *_measured(logits, y, plan)))
         self._write(rows)
 
     def _write(self, rows: list[tuple[Any, ...]]) -> None:
@@ -85,14 +88,28 @@ class Utility:
         self.offset = self._path.stat().st_size
 
 
-def _measured(logits: Tensor, y: Tensor) -> tuple[Any, ...]:
+def _measured(logits: Tensor, y: Tensor, plan: Plan) -> tuple[Any, ...]:
     """Return the figures of one row, in the order of `_COLUMNS`."""
+    if task_of(y) == "segmentation":
+        return _measured_masks(logits.argmax(1), y, plan)
     if task_of(y) == "single-label":
         guess = logits.argmax(1)
         return accuracy(guess, y), macro_f1(guess, y), len(y)
     figure = mean_auc_figure(logits, y)
     left_out = len(mean_auc(logits, y).left_out)
     return figure.value, figure.low, figure.high, multilabel_macro_f1(logits > 0, y), left_out, len(y)
+
+
+def _measured_masks(predicted: Tensor, y: Tensor, plan: Plan) -> tuple[Any, ...]:
+    """Return the figures of predicted masks (n, h, w)."""
+    objects, pictures = (
+        None if held is None else held[plan.splits.test].numpy()
+        for held in (plan.dataset.objects, plan.dataset.pictures)
+    )
+    found = score_masks(predicted.numpy(), y.numpy(), objects=objects, pictures=pictures)
+    dice = found.dice
+    others = (found.mean_iou, found.object_dice, found.aji, found.hd95)
+    return dice.value, dice.low, dice.high, *others, len(y)
 
 
 @dataclass(frozen=True, eq=False)

@@ -18,6 +18,7 @@ from fdaudit.federation.rehearsal import roles_of
 from fdaudit.handout.oracle_access import accesses
 from fdaudit.limits import TABLE_BYTES, open_file, read_file
 from fdaudit.metrics import MEAN_AUC_METHOD, bytes_on_wire, clopper_pearson, near_chance
+from fdaudit.metrics.segmentation.figures import DICE_METHOD
 from fdaudit.planning.run_directory import RunDirectory
 from fdaudit.result import SCHEMA, derived_from_data, exposure, figure_json, gates
 from fdaudit.scoring.claimed import claimed_by
@@ -40,6 +41,12 @@ if TYPE_CHECKING:
 __all__ = ["OUT_OF_SCOPE", "conclude", "utility_table"]
 
 _PIECE = 1 << 20
+_CURVE: Mapping[str, tuple[str, ...]] = {
+    "single-label": ("accuracy", "macro_f1"),
+    "multi-label": ("mean_auc", "macro_f1"),
+    "segmentation": ("dice", "mean_iou"),
+}
+"""Columns of the utility by round that the report draws or lists."""
 _ASSUMED_AUXILIARY = "Adversaries were assumed to hold auxiliary records from the clients' own distribution."
 
 OUT_OF_SCOPE: tuple[Mapping[str, str], ...] = (
@@ -264,13 +271,19 @@ def _utility(run: Path, plan: Case) -> dict[str, Any]:
     final = []
     for line, rows in frame.groupby("line", sort=False):
         for row in rows[rows["round"] == rows["round"].max()].itertuples():
-            figure = _accuracy(row) if task == "single-label" else _mean_auc(row, classes)
+            figure = _figure(row, task, classes)
             final.append({"line": line, "party": row.party, "figure": figure_json(figure)})
-    columns = ["line", "round", "party", "accuracy" if task == "single-label" else "mean_auc", "macro_f1"]
+    columns = ["line", "round", "party", *_CURVE[task]]
     curve: list[dict[Any, Any]] = frame[columns].to_dict("records")
-    labels = test_xy(plan.dataset, plan.splits)[1] if task == "single-label" else None
+    labels = None if task == "multi-label" else test_xy(plan.dataset, plan.splits)[1]
     warnings = near_chance(final, curve, plan.protocol.name, labels)
     return {"curve": curve, "final": final, "warnings": warnings}
+
+
+def _figure(row: Any, task: str, classes: int) -> Figure:
+    if task == "segmentation":
+        return _dice(row)
+    return _accuracy(row) if task == "single-label" else _mean_auc(row, classes)
 
 
 def _accuracy(row: Any) -> Figure:
@@ -291,6 +304,16 @@ def _mean_auc(row: Any, classes: int) -> Figure:
     return Figure(name="mean_auc", value=value, unit="fraction", n=int(row.n), note=note, **interval)
 
 
+def _dice(row: Any) -> Figure:
+    """Return the row's mean Dice coefficient as `mean_dice_figure` made it, with the other figures as its note."""
+    interval: dict[str, Any] = {}
+    if row.low == row.low:
+        interval = {"low": float(row.low), "high": float(row.high), "confidence": 0.95, "method": DICE_METHOD}
+    far = f", HD95 {row.hd95:.1f} pixels" if row.hd95 == row.hd95 else ""
+    note = f"mIoU {row.mean_iou:.1%}, object-level Dice {row.object_dice:.1%}, AJI {row.aji:.1%}{far}"
+    return Figure(name="dice", value=float(row.dice), unit="fraction", n=int(row.n), note=note, **interval)
+
+
 def _limits(plan: Case) -> list[str]:
     spec, attacked = plan.spec, plan.splits.clients[: plan.spec.victims]
     victims = [len(c.members) for c in attacked]
@@ -309,6 +332,8 @@ def _limits(plan: Case) -> list[str]:
             f" Of these {sum(victims)} pairs {alike} join records of one label set; the others, paired at random, "
             "tell members from non-members no less fairly, but with more noise."
         )
+    elif plan.dataset.task == "segmentation" and max(victims):
+        resolution += " Pairs join pictures at random; their masks differ, which adds noise and no bias."
     held = [] if "auxiliary" in plan.lacks else [_ASSUMED_AUXILIARY]
     return [
         "One run with one seed: intervals speak of these records and victims, not of other partitions or seeds.",

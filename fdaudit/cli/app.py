@@ -243,16 +243,19 @@ def _broken(gate: Mapping[str, Any]) -> str:
 
 
 def _summary(result: dict[str, Any]) -> list[str]:
-    """Return lines with accuracy or mAUC by line of the utility table, then one line per cell."""
+    """Return lines with accuracy, mAUC or Dice by line of the utility table, then one line per cell."""
     lines = []
-    several = any(row["figure"]["name"] == "mean_auc" for row in result["utility"]["final"])
+    words = {"mean_auc": "mAUC", "dice": "Dice"}
     best: dict[str, list[float]] = {}
+    measured = next(
+        (words[n] for r in result["utility"]["final"] if (n := r["figure"]["name"]) in words), "accuracy"
+    )
     for row in result["utility"]["final"]:
         shared = any(r["line"] == row["line"] and r["party"] == "server" for r in result["utility"]["final"])
         if not shared or row["party"] == "server":
             best.setdefault(row["line"], []).append(row["figure"]["value"])
     for name, values in best.items():
-        lines.append(f"{'mAUC' if several else 'accuracy':<9} {name:<14} {sum(values) / len(values):6.1%}")
+        lines.append(f"{measured:<9} {name:<14} {sum(values) / len(values):6.1%}")
     lines += [f"warning   {warning}" for warning in result["utility"].get("warnings", ())]
     for cell in result["cells"]:
         if cell["status"] in ("not-requested",):

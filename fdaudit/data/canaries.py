@@ -38,8 +38,11 @@ def insert_canaries(
         stream: the named stream of a client, from the vault's secret.
 
     Raises:
-        SpecError: a client has too few records to make canaries of.
+        SpecError: a client has too few records to make canaries of, or labels are masks.
     """
+    if dataset.task == "segmentation":
+        problem = f"cannot be made for {dataset.name}: its labels are masks"
+        raise SpecError("canaries.kind", spec.kind, problem, "Remove canaries.")
     made = list(splits.clients)
     x, y = [dataset.x], [dataset.y]
     total = len(dataset.y)

@@ -6,6 +6,7 @@ import hashlib
 import os
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,9 +14,10 @@ from torch import Tensor
 
 from fdaudit.data.composed import read_digits_multilabel
 from fdaudit.data.files import read_folder, read_npz, resolve_path
+from fdaudit.data.masks import read_masks
 from fdaudit.data.named import TORCHVISION, read_digits, read_torchvision
 from fdaudit.data.raw import RawData
-from fdaudit.data.resize import fit, to_unit
+from fdaudit.data.resize import fit, fit_masks, to_unit
 from fdaudit.data.stratify import stratified_draw
 from fdaudit.errors import DataError, nearest
 from fdaudit.rng import SecretStream
@@ -24,31 +26,44 @@ from fdaudit.types import Task, task_of
 
 __all__ = ["DATASETS", "Dataset", "load_dataset"]
 
-DATASETS: tuple[str, ...] = ("digits", "digits-multilabel", *sorted(TORCHVISION), "folder:DIR", "npz:FILE")
+DATASETS: tuple[str, ...] = (
+    "digits",
+    "digits-multilabel",
+    *sorted(TORCHVISION),
+    "folder:DIR",
+    "masks:FILE",
+    "npz:FILE",
+)
 """Every name `dataset.name` may have; DIR and FILE are paths."""
+_BY_RECORD = ("x", "y", "identities", "objects", "sites", "pictures")
+"""Tensors of raw data with a row for each training record."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Dataset:
-    """Images with their labels: one class each, or a yes or no for each class.
+    """Images with their labels: one class each, a yes or no for each class, or a class for each pixel.
 
     Guarantees:
       * `x` and `test_x` are finite and in [0, 1];
       * labels are in [0, `classes`); multi-label ones are 1 (occurs), 0 (does not) or -1 (unknown);
       * there is one label, or one row of labels, per image;
       * training and test images have the same shape, and their labels belong to the same task;
-      * there is one identity per image, or none at all.
+      * there is one identity, one site and one picture per image, or none at all;
+      * in segmentation, each pixel has one class; objects, if known, have the masks' shape.
 
     Attributes:
         name: name in the spec.
         x: (n, c, h, w) float32 in [0, 1].
-        y: (n,) int64, or (n, C) of the multi-label task.
+        y: (n,) int64, (n, C) of the multi-label task, or (n, h, w) of segmentation.
         test_x: (m, c, h, w), the official test split; None if there is none and one is held out.
         test_y: (m,) or (m, C), its labels.
         classes: number of classes C.
         provenance: one sentence: source, and licence if known.
         identities: (n,) int64, the person behind each image of `x`, negative if unknown; None without identities.
         class_names: C names, for people to read; empty if the classes have none.
+        objects: (n, h, w) int32, for segmentation: 0, or the number of a pixel's object in its image; None if unknown.
+        sites: (n,) int64, the site behind each image of `x`, counted from 0; None without sites.
+        pictures: (n,) int64, the picture that each image of `x` was cut from; None if every image is one.
 
     Raises:
         DataError: a guarantee would not hold.
@@ -63,13 +78,20 @@ class Dataset:
     provenance: str
     identities: Tensor | None = None
     class_names: tuple[str, ...] = ()
+    objects: Tensor | None = None
+    sites: Tensor | None = None
+    pictures: Tensor | None = None
 
     def __post_init__(self) -> None:
         _check(self.x, self.y, self.classes, self.name)
-        whose = self.identities
-        if whose is not None and (whose.shape != (len(self.x),) or whose.dtype != torch.int64):
-            problem = f"has {len(self.x)} images but identities {whose.dtype} {tuple(whose.shape)}"
-            raise DataError("dataset", self.name, problem, "Give one int64 identity for each image.")
+        for what in ("identities", "sites", "pictures"):
+            given = getattr(self, what)
+            if given is not None and (given.shape != (len(self.x),) or given.dtype != torch.int64):
+                problem = f"has {len(self.x)} images but {what} {given.dtype} {tuple(given.shape)}"
+                raise DataError("dataset", self.name, problem, f"Give one int64 of {what} for each image.")
+        if self.objects is not None and self.objects.shape != self.y.shape:
+            problem = f"has masks {tuple(self.y.shape)} but objects {tuple(self.objects.shape)}"
+            raise DataError("dataset", self.name, problem, "Give the objects of each mask.")
         if (self.test_x is None) != (self.test_y is None):
             raise DataError(
                 "dataset", self.name, "has half a test split", "Give test_x and test_y, or neither."
@@ -86,7 +108,7 @@ class Dataset:
 
     @property
     def task(self) -> Task:
-        """Return the task: one class per image, or a yes or no for each class."""
+        """Return the task: one class per image, a yes or no for each class, or a class for each pixel."""
         return task_of(self.y)
 
     @property
@@ -101,7 +123,8 @@ class Dataset:
         It is unsalted, so it confirms a guess of the data: salt it before publication.
         """
         digest = hashlib.sha256()
-        names = ("x", "y", "test_x", "test_y", *(("identities",) if self.identities is not None else ()))
+        optional = ("identities", "objects", "sites", "pictures")
+        names = ("x", "y", "test_x", "test_y", *(n for n in optional if getattr(self, n) is not None))
         for name in names:
             tensor: Tensor | None = getattr(self, name)
             if tensor is None:
@@ -129,26 +152,33 @@ def load_dataset(spec: DatasetSpec, stream: SecretStream) -> Dataset:
         raise DataError("dataset.name", spec.name, "holds no record", "Give one with records.")
     if spec.limit is not None and spec.limit < len(raw.y):
         kept, _ = stratified_draw(raw.y, spec.limit, raw.classes, stream)
-        whose = None if raw.identities is None else raw.identities[kept]
-        raw = replace(raw, x=raw.x[kept], y=raw.y[kept], identities=whose)
+        rows: dict[str, Any] = {
+            name: None if (t := getattr(raw, name)) is None else t[kept] for name in _BY_RECORD
+        }
+        raw = replace(raw, **rows)
     return Dataset(
         name=spec.name,
         x=_sized(raw.x, spec.image_size),
-        y=raw.y,
+        y=_sized_masks(raw.y, spec.image_size),
         test_x=None if raw.test_x is None else _sized(raw.test_x, spec.image_size),
         test_y=raw.test_y,
         classes=raw.classes,
         provenance=raw.provenance,
         identities=raw.identities,
         class_names=raw.class_names,
+        objects=None if raw.objects is None else _sized_masks(raw.objects, spec.image_size),
+        sites=raw.sites,
+        pictures=raw.pictures,
     )
 
 
 def _read(spec: DatasetSpec) -> RawData:
     root = _root(spec.root)
     scheme, colon, rest = spec.name.partition(":")
-    if colon and rest and scheme in ("npz", "folder"):
+    if colon and rest and scheme in ("npz", "folder", "masks"):
         path = resolve_path(rest, root, "dataset.name")
+        if scheme == "masks":
+            return read_masks(path)
         return read_npz(path) if scheme == "npz" else read_folder(path, spec.image_size)
     if spec.name == "digits":
         return read_digits()
@@ -168,6 +198,11 @@ def _root(root: str | None) -> Path:
     return (Path(cache) if cache else Path.home() / ".cache") / "fdaudit"
 
 
+def _sized_masks(y: Tensor, size: int | None) -> Tensor:
+    """Return masks (n, h, w) fitted to `size`; other labels as they are."""
+    return y if size is None or y.ndim != 3 else fit_masks(y, size)
+
+
 def _sized(x: Tensor, size: int | None) -> Tensor:
     return to_unit(x) if size is None else fit(x, size)
 
@@ -180,13 +215,13 @@ def _check(x: Tensor, y: Tensor, classes: int, name: str) -> None:
             f"has images {x.dtype} {tuple(x.shape)}",
             "Give float32 (n, c, h, w), h and w from 1 on.",
         )
-    expected = (len(x),) if task_of(y) == "single-label" else (len(x), classes)
-    if y.shape != expected or y.dtype != torch.int64:
+    one = {"single-label": (), "multi-label": (classes,), "segmentation": x.shape[2:]}[task_of(y)]
+    if y.shape != (len(x), *one) or y.dtype != torch.int64:
         raise DataError(
             "dataset",
             name,
             f"has {len(x)} images but labels {y.dtype} {tuple(y.shape)}",
-            "Give one int64 label for each image, or one for each image and class.",
+            "Give one int64 label for each image, one for each image and class, or one for each pixel.",
         )
     if not len(x):
         return  # of a recording, an auditor may hold no record
@@ -195,7 +230,7 @@ def _check(x: Tensor, y: Tensor, classes: int, name: str) -> None:
     low, high = x.aminmax()
     if low < 0.0 or high > 1.0:
         raise DataError("dataset", name, f"holds values in [{low:g}, {high:g}]", "Scale images to [0, 1].")
-    least, most = (0, classes - 1) if task_of(y) == "single-label" else (-1, 1)
+    least, most = (-1, 1) if task_of(y) == "multi-label" else (0, classes - 1)
     if int(y.min()) < least or int(y.max()) > most:
         raise DataError(
             "dataset",

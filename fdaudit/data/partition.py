@@ -1,4 +1,4 @@
-"""Partitions of records over clients: evenly, by class, or by a Dirichlet draw."""
+"""Partitions of records over clients: evenly, by class, by site, or by a Dirichlet draw."""
 
 from __future__ import annotations
 
@@ -23,46 +23,57 @@ def partition(
     stream: SecretStream,
     classes: int,
     minimum: int = 1,
+    *,
+    sites: Tensor | None = None,
+    pictures: Tensor | None = None,
 ) -> tuple[Tensor, ...]:
     """Return the indices of each client's records.
 
     - `iid`: a random order, cut into parts whose lengths differ by at most one.
     - `by-class`: clients in turn take the `classes_per_client` classes with the fewest holders so far (ties at random).
       Every class is then shared evenly among its holders (Shao 2023's strong and weak non-IID).
+    - `by-site`: client k gets all records of site k; records of other sites are left over.
     - `dirichlet`: for every class, p ~ Dir_K(α), and client k gets the share p_k of it (Shao 2023, the
       supplement's Dir_K(β)).
 
     Multi-label records belong to several classes. `dirichlet` assigns each record to one of its classes, drawn
     uniformly; records without a class form one more class. `by-class` is refused: no client could be limited to
-    `classes_per_client` classes.
+    `classes_per_client` classes. A mask has pixels of several classes: masks are shared out by `iid` or `by-site`.
 
     Guarantees:
-      * no record goes to two clients;
+      * no record goes to two clients, nor, under `iid`, a picture that several records were cut from;
       * every record goes to some client, except under `by-class` with `clients * classes_per_client` below
         the number of classes: then the classes without a holder are left over;
       * under `by-class` each client has exactly `classes_per_client` classes;
-      * only `y` and the generator decide.
+      * only `y`, `sites`, `pictures` and the generator decide.
 
     Args:
-        y: (n,) labels of the records to share out, or (n, C) of the multi-label task.
+        y: (n,) labels of the records to share out, (n, C) of the multi-label task, or masks (n, h, w).
         clients: number of clients, K.
         spec: the partition rule.
         stream: source of every random choice.
         classes: number of classes, C.
         minimum: fewest records that a client may get.
+        sites: (n,) site of each record.
+        pictures: (n,) picture that each record was cut from; default: every record is one.
 
     Returns:
         K ascending int64 tensors of positions in `y`.
 
     Raises:
         DataError: some client would get fewer than `minimum` records, or a class cannot be shared out.
-        SpecError: the rule does not exist for multi-label records.
+        SpecError: the rule does not exist for these records.
     """
     if clients < 1:
         raise DataError("clients", clients, "is not a number of clients", "Give at least 1.")
-    if task_of(y) == "multi-label" and spec.name != "iid":
-        y, classes = _principal(y, spec, stream), classes + 1
-    parts = _RULES[spec.name](y, clients, spec, stream, classes)
+    if spec.name == "by-site":
+        parts = _by_site(sites, clients)
+    elif pictures is not None and spec.name == "iid":
+        parts = _whole_pictures(pictures, clients, stream)
+    else:
+        if task_of(y) != "single-label" and spec.name != "iid":
+            y, classes = _principal(y, spec, stream), classes + 1
+        parts = _RULES[spec.name](y, clients, spec, stream, classes)
     smallest = min(range(clients), key=lambda k: len(parts[k]))
     if len(parts[smallest]) < minimum:
         raise DataError(
@@ -82,15 +93,19 @@ def class_table(y: Tensor, parts: Sequence[Tensor], classes: int) -> Tensor:
 def class_counts(y: Tensor, classes: int) -> Tensor:
     """Return the number of records of each class, int64 (classes,), from labels (n,) or multi-label (n, C).
 
-    Multi-label, a record counts for each class that occurs in it; an unknown label counts for nothing.
+    Multi-label, a record counts for each class that occurs in it; an unknown label counts for nothing. Of masks
+    (n, h, w) the pixels of each class are counted (Gong 2022, Eq. 1 as extended to segmentation).
     """
     if task_of(y) == "multi-label":
         return (y == 1).sum(0)
-    return torch.bincount(y, minlength=classes)
+    return torch.bincount(y.flatten(), minlength=classes)
 
 
 def _principal(y: Tensor, spec: PartitionSpec, stream: SecretStream) -> Tensor:
     """Return one class (n,) per multi-label record (n, C): drawn uniformly from its own, or C if it has none."""
+    if task_of(y) == "segmentation":
+        problem = "cannot share out masks: each has pixels of several classes"
+        raise SpecError("partition.name", spec.name, problem, "Use 'iid' or 'by-site'.")
     if spec.name == "by-class":
         problem = "cannot share out multi-label records: each belongs to several classes"
         raise SpecError("partition.name", spec.name, problem, "Use 'iid' or 'dirichlet'.")
@@ -101,6 +116,20 @@ def _principal(y: Tensor, spec: PartitionSpec, stream: SecretStream) -> Tensor:
 
 def _iid(y: Tensor, clients: int, spec: PartitionSpec, stream: SecretStream, classes: int) -> list[Tensor]:
     return list(torch.from_numpy(stream.permutation(len(y))).tensor_split(clients))
+
+
+def _by_site(sites: Tensor | None, clients: int) -> list[Tensor]:
+    if sites is None:
+        problem = "needs a dataset with sites"
+        raise SpecError("partition.name", "by-site", problem, "Use 'masks:FILE' with `source`, or 'iid'.")
+    return [(sites == k).nonzero().flatten() for k in range(clients)]
+
+
+def _whole_pictures(pictures: Tensor, clients: int, stream: SecretStream) -> list[Tensor]:
+    """Share out whole pictures: in random order, cut into parts whose numbers of pictures differ by at most one."""
+    known = pictures.unique()
+    shares = known[torch.from_numpy(stream.permutation(len(known)))].tensor_split(clients)
+    return [torch.isin(pictures, share).nonzero().flatten() for share in shares]
 
 
 def _by_class(
@@ -166,5 +195,6 @@ _RULES: Mapping[str, Callable[[Tensor, int, PartitionSpec, SecretStream, int], l
 _REMEDIES: Mapping[str, str] = {
     "iid": "Use fewer clients or more data.",
     "by-class": "Use fewer clients, more data, or more classes a client.",
+    "by-site": "Use fewer clients: each one is a site.",
     "dirichlet": "Raise `partition.alpha`, use fewer clients or more data.",
 }

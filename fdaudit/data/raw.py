@@ -17,10 +17,10 @@ __all__ = ["RawData", "as_identities", "as_images", "as_labels", "class_total", 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class RawData:
-    """Records as stored: images (n, c, h, w), uint8 or float32 in [0, 1]; labels int64, (n,) or (n, C).
+    """Records as stored: images (n, c, h, w), uint8 or float32 in [0, 1]; labels int64, (n,), (n, C) or (n, h, w).
 
     `identities` (n,) int64 give the person behind each record of `x`, if known. `class_names` may name
-    the classes.
+    the classes. For segmentation, `objects`, `sites` and `pictures` are those of `fdaudit.data.Dataset`.
     """
 
     x: Tensor
@@ -31,6 +31,9 @@ class RawData:
     provenance: str
     identities: Tensor | None = None
     class_names: tuple[str, ...] = ()
+    objects: Tensor | None = None
+    sites: Tensor | None = None
+    pictures: Tensor | None = None
 
 
 def as_identities(array: NDArray[Any], n: int, field: str, what: str) -> Tensor:

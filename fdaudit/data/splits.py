@@ -28,7 +28,7 @@ class ClientSplit:
         train: (n,) training records, ascending, members included.
         members: (p,) the half of each matched pair that it trains on.
         non_members: (p,) the other half: `members[i]` and `non_members[i]` are pair i, of one class; of one label set
-            if multi-label, as far as there are such pairs.
+            if multi-label, as far as there are such pairs; of two pictures if masks.
         canaries: (m,) records made to test an ε; the client trains on those in `train`. If pairs share a coin, the
             first halves come before the second, as in `members` and `non_members`.
     """
@@ -49,7 +49,7 @@ class Splits:
         auxiliary: indices into `Dataset.x`, ascending.
         test: indices into `Dataset.test_x` if the dataset has one, into `Dataset.x` otherwise; see `test_xy`.
         class_table: (clients, classes) int64, training records of each client by class; a multi-label record counts for
-            each of its classes.
+            each of its classes. Of masks, the pixels of each class.
     """
 
     clients: tuple[ClientSplit, ...]
@@ -91,8 +91,12 @@ def make_splits(
     pairs, the remaining records are paired at random. Each pair still has one fair coin, but its two records may have
     different labels.
 
+    Masks are set aside by whole pictures, site by site, and paired at random. One record of a picture may be a
+    candidate; its other records are then not used. Under `by-site` no record of a site without a client is used.
+
     Guarantees:
-      * all sets are disjoint, and members are part of their own client's training records only;
+      * all sets are disjoint, no picture has records in two of them, and members are part of their own client's
+        training records only;
       * given the pairs, each of the two records is the member with probability 1/2, independently of everything else:
         members and non-members of a client have the same distribution, class by class;
       * only labels and the stream decide: a changed image changes no index.
@@ -103,7 +107,14 @@ def make_splits(
     y, classes = dataset.y, dataset.classes
     own_test = dataset.test_y is not None
     names = ("proxy", "auxiliary") if own_test else ("test", "proxy", "auxiliary")
-    held, rest = set_aside(y, {name: getattr(split_spec, name) for name in names}, classes, stream)
+    fractions = {name: getattr(split_spec, name) for name in names}
+    sites, pictures = dataset.sites, dataset.pictures
+    if dataset.task == "segmentation":
+        pictures = torch.arange(len(y)) if pictures is None else pictures
+        used = _used(dataset, clients, partition_spec)
+        held, rest = _set_aside_pictures(used, pictures, sites, fractions, stream)
+    else:
+        held, rest = set_aside(y, fractions, classes, stream)
     if dataset.test_y is not None:
         held["test"] = torch.arange(len(dataset.test_y))
     if not len(held["test"]):
@@ -113,9 +124,18 @@ def make_splits(
     _refuse_unmeasurable(y[held["test"]] if dataset.test_y is None else dataset.test_y, split_spec.test)
     minimum = 2 if split_spec.candidates else 1
     try:
-        parts = partition(y[rest], clients, partition_spec, stream, classes, minimum)
+        parts = partition(
+            y[rest],
+            clients,
+            partition_spec,
+            stream,
+            classes,
+            minimum,
+            sites=None if sites is None else sites[rest],
+            pictures=None if pictures is None else pictures[rest],
+        )
         made = tuple(
-            split_client(k, rest[part], y, classes, split_spec.candidates, stream)
+            split_client(k, rest[part], y, classes, split_spec.candidates, stream, pictures)
             for k, part in enumerate(parts)
         )
     except DataError as error:
@@ -147,6 +167,57 @@ def set_aside(
     return held, rest
 
 
+def _used(dataset: Dataset, clients: int, rule: PartitionSpec) -> Tensor:
+    """Return the records that a run uses: all, or by site those of the largest sites, one for each client.
+
+    Raises:
+        DataError: there are fewer sites than clients.
+    """
+    if rule.name != "by-site" or dataset.sites is None:
+        return torch.arange(len(dataset.y))
+    there = len(dataset.sites.unique())
+    if there < clients:
+        problem = f"is more than the {there} sites of {dataset.name}"
+        raise DataError("clients", clients, problem, f"Use at most {there} clients, or partition 'iid'.")
+    return (dataset.sites < clients).nonzero().flatten()
+
+
+def _set_aside_pictures(
+    used: Tensor,
+    pictures: Tensor,
+    sites: Tensor | None,
+    fractions: Mapping[str, float],
+    stream: SecretStream,
+) -> tuple[dict[str, Tensor], Tensor]:
+    """Return ascending indices of records drawn for each name, and of the rest, without cutting a picture.
+
+    From each site, pictures are drawn at random until their records reach the name's fraction of the site's.
+
+    Args:
+        used: (m,) indices of the records to draw from.
+        pictures: (n,) picture of each record.
+        sites: (n,) site of each record; None for one site.
+        fractions: the share of the records, by name; drawn in this order.
+        stream: source of every random choice.
+    """
+    found: dict[str, list[Tensor]] = {name: [] for name in (*fractions, "rest")}
+    where = torch.zeros_like(used) if sites is None else sites[used]
+    for site in where.unique():
+        own = used[where == site]
+        known = pictures[own].unique()
+        queue = known[torch.from_numpy(stream.permutation(len(known)))].tolist()
+        for name, fraction in fractions.items():
+            wanted, drawn = round(fraction * len(own)), 0
+            while queue and drawn < wanted:
+                records = own[pictures[own] == queue.pop()]
+                found[name].append(records)
+                drawn += len(records)
+        found["rest"].append(own[torch.isin(pictures[own], torch.tensor(queue, dtype=torch.int64))])
+    made = {name: torch.cat([used[:0], *parts]).sort().values for name, parts in found.items()}
+    rest = made.pop("rest")
+    return made, rest
+
+
 def test_xy(dataset: Dataset, splits: Splits) -> tuple[Tensor, Tensor]:
     """Return the test images (n, c, h, w) and labels (n,) or (n, C), from the official split if there is one."""
     if dataset.test_x is not None and dataset.test_y is not None:
@@ -165,23 +236,35 @@ def _refuse_unmeasurable(y: Tensor, fraction: float) -> None:
 
 
 def split_client(
-    number: int, records: Tensor, y: Tensor, classes: int, wanted: int, stream: SecretStream
+    number: int,
+    records: Tensor,
+    y: Tensor,
+    classes: int,
+    wanted: int,
+    stream: SecretStream,
+    pictures: Tensor | None = None,
 ) -> ClientSplit:
     """Draw a client's matched pairs and toss their coins, with the guarantees of `make_splits`.
 
     Args:
         number: the client's, for the error.
         records: its indices into `y`, ascending.
-        y: (n,) labels, or (n, C) of the multi-label task.
+        y: (n,) labels, (n, C) of the multi-label task, or masks (n, h, w).
         classes: number of classes, C.
         wanted: the most pairs.
         stream: source of every random choice.
+        pictures: (n,) picture of each record, for masks.
 
     Raises:
         DataError: the client cannot form a single pair.
     """
+    pool, alike = records, "records of one class"
     if task_of(y) == "single-label":
         group, most = y[records], int((torch.bincount(y[records], minlength=classes) // 2).sum())
+    elif task_of(y) == "segmentation":
+        pictures = torch.arange(len(y)) if pictures is None else pictures
+        pool, alike = _one_of_each(records, pictures, stream), "pictures"
+        group, most = torch.zeros_like(pool), len(pool) // 2
     else:
         group, most = y[records].unique(dim=0, return_inverse=True)[1], len(records) // 2
     total = min(wanted, most)
@@ -189,17 +272,25 @@ def split_client(
         raise DataError(
             "splits.candidates",
             wanted,
-            f"asks for matched pairs, but client/{number} has no two records of one class",
+            f"asks for matched pairs, but client/{number} has no two {alike}",
             "Use fewer clients, more data, or another partition.",
         )
-    drawn = _pairs(records, group, total, stream)
+    drawn = _pairs(pool, group, total, stream)
     coin = torch.from_numpy(stream.integers(2, len(drawn), 1))
-    non_members = drawn.gather(1, 1 - coin).flatten()
-    return ClientSplit(
-        train=records[~torch.isin(records, non_members)],
-        members=drawn.gather(1, coin).flatten(),
-        non_members=non_members,
-    )
+    members, non_members = (drawn.gather(1, side).flatten() for side in (coin, 1 - coin))
+    unused = torch.isin(records, non_members)
+    if task_of(y) == "segmentation" and pictures is not None:
+        unused = torch.isin(pictures[records], pictures[drawn.flatten()]) & ~torch.isin(records, members)
+    return ClientSplit(train=records[~unused], members=members, non_members=non_members)
+
+
+def _one_of_each(records: Tensor, pictures: Tensor, stream: SecretStream) -> Tensor:
+    """Return one record of each picture, drawn at random, in ascending order."""
+    order = records[torch.from_numpy(stream.permutation(len(records)))]
+    _, number = pictures[order].unique(return_inverse=True)
+    first = torch.full((int(number.max()) + 1,), len(order))
+    first.scatter_reduce_(0, number, torch.arange(len(order)), "amin")
+    return order[first].sort().values
 
 
 def _pairs(records: Tensor, group: Tensor, total: int, stream: SecretStream) -> Tensor:

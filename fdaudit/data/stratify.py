@@ -48,10 +48,10 @@ def apportion(total: int, weights: Sequence[int], caps: Sequence[int] | None = N
 def stratified_draw(y: Tensor, total: int, classes: int, stream: SecretStream) -> tuple[Tensor, Tensor]:
     """Return a random sample of `total` records with the classes in proportion, and the rest.
 
-    Multi-label records belong to several classes: their sample is a plain random one.
+    Multi-label records and masks belong to several classes: their sample is a plain random one.
 
     Args:
-        y: (n,) class labels, or (n, C) multi-label ones; the only input to the draw.
+        y: (n,) class labels, (n, C) multi-label ones or masks (n, h, w); the only input to the draw.
         total: size of the sample, at most n.
         classes: number of classes, C; labels are in [0, C).
         stream: decides which records of each class are drawn.
@@ -59,7 +59,7 @@ def stratified_draw(y: Tensor, total: int, classes: int, stream: SecretStream) -
     Returns:
         Two ascending index tensors (total,) and (n - total,) into `y`.
     """
-    if task_of(y) == "multi-label":
+    if task_of(y) != "single-label":
         order = torch.from_numpy(stream.permutation(len(y)))
         return order[:total].sort().values, order[total:].sort().values
     shares = apportion(total, torch.bincount(y, minlength=classes).tolist())

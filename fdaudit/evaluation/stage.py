@@ -56,6 +56,11 @@ from fdaudit.types import (
 __all__ = ["Adversary", "Stage", "handed_folder", "not_asked"]
 
 _NO_MODEL = "a client's own model is not on record, so a copy of it cannot be scored"
+_OTHER_TASK = {
+    "multi-label": "the attack needs records of one class each, not multi-label",
+    "segmentation": "the attack needs one answer for each record, not one for each pixel",
+}
+"""Why an attack that does not declare a task does not apply."""
 _MOST_LOGGED = 4 << 20
 """Bytes of questions and answers that an oracle's log keeps in full per cell; later ones are kept as digests."""
 
@@ -179,9 +184,7 @@ class Stage:
             return unasked
         base = _Base(self.plan, adversary.name, attack)
         if self.plan.dataset.task not in attack.card.get("tasks", ONLY_SINGLE_LABEL):
-            return base.cell(
-                "not-applicable", reason="the attack needs records of one class each, not multi-label"
-            )
+            return base.cell("not-applicable", reason=_OTHER_TASK[self.plan.dataset.task])
         if lacking := self.plan.lacking(attack):
             return base.cell("not-applicable", reason=lacking)
         try:
@@ -297,7 +300,9 @@ class Stage:
         kind, secret = oracle.answers, self._vault.secrets.for_run(self.plan.identity)
         start = Position(head=str(read_manifest(self.run)["head"]))
         asked, whose = list[int](), set[str]()
-        width = sum(math.prod(s) for s in (self.plan.dataset.input_shape, (self.plan.dataset.classes,)))
+        shape, classes = self.plan.dataset.input_shape, self.plan.dataset.classes
+        pixels = math.prod(shape[1:]) if self.plan.dataset.task == "segmentation" else 1
+        width = math.prod(shape) + classes * pixels
         log = Transcript(
             cell_directory(self.run, name),
             secret=secret,

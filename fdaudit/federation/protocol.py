@@ -95,7 +95,7 @@ def broadcasts(protocol: type[FederatedProtocol]) -> bool:
 
 @dataclass(frozen=True, eq=False)
 class PartyData:
-    """The private records of one client: x (n, c, h, w), y (n,) or, for the multi-label task, (n, C)."""
+    """The private records of one client: x (n, c, h, w), y (n,), multi-label (n, C), or for segmentation (n, h, w)."""
 
     x: Tensor
     y: Tensor
@@ -120,7 +120,7 @@ class Setting:
         classes: number of classes C.
         encode: a public feature extractor, (n, c, h, w) -> (n, d), for protocols that work in feature space.
         seed: the run's seed, for named child generators.
-        task: one class per record, or a yes or no for each class.
+        task: one class per record, a yes or no for each class, or a class for each pixel.
     """
 
     clients: Mapping[str, PartyData]

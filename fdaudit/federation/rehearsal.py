@@ -154,6 +154,8 @@ def _random_records(common: Common, client: int) -> tuple[Tensor, Tensor]:
     x = torch.rand(n, *network.input_shape, generator=draws)
     if common.task == "multi-label":
         return x, torch.randint(2, (n, network.classes), generator=draws)
+    if common.task == "segmentation":
+        return x, torch.randint(network.classes, (n, *network.input_shape[1:]), generator=draws)
     return x, torch.arange(n) % network.classes
 
 

@@ -196,12 +196,25 @@ def shared(task: AttackTask, held: Assumption, adversaries: int) -> AttackTask:
 
 def shifted(x: Tensor) -> Tensor:
     """Return images (n, c, h, w) in [0, 1] turned by 20 degrees, blurred over 3x3 pixels and made paler."""
-    cos, sin = torch.cos(torch.tensor(_TURN)), torch.sin(torch.tensor(_TURN))
-    turn = torch.stack([torch.stack([cos, -sin, cos * 0]), torch.stack([sin, cos, cos * 0])])
-    grid = F.affine_grid(turn.expand(len(x), -1, -1), list(x.shape), align_corners=False).to(x)
-    turned = F.grid_sample(x, grid, padding_mode="border", align_corners=False)
+    turned = F.grid_sample(x, _grid(x), padding_mode="border", align_corners=False)
     blurred = F.avg_pool2d(F.pad(turned, (1, 1, 1, 1), mode="replicate"), 3, stride=1)
     return (0.5 + _CONTRAST * (blurred - 0.5)).clamp(0, 1)
+
+
+def _turned(y: Tensor) -> Tensor:
+    """Return masks (n, h, w) turned like the images that `shifted` makes; other labels as they are."""
+    if y.ndim != 3:
+        return y
+    masks = y[:, None].float()
+    found = F.grid_sample(masks, _grid(masks), mode="nearest", padding_mode="border", align_corners=False)
+    return found[:, 0].to(y.dtype)
+
+
+def _grid(x: Tensor) -> Tensor:
+    """Return where each pixel of images (n, c, h, w) comes from when they are turned."""
+    cos, sin = torch.cos(torch.tensor(_TURN)), torch.sin(torch.tensor(_TURN))
+    turn = torch.stack([torch.stack([cos, -sin, cos * 0]), torch.stack([sin, cos, cos * 0])])
+    return F.affine_grid(turn.expand(len(x), -1, -1), list(x.shape), align_corners=False).to(x)
 
 
 def _variant(plan: Case, variant: str) -> tuple[Tensor, Tensor] | None:
@@ -210,7 +223,7 @@ def _variant(plan: Case, variant: str) -> tuple[Tensor, Tensor] | None:
     if variant == "same":
         return plan.auxiliary
     x, y = plan.auxiliary
-    return (shifted(x), y) if len(y) else (x, y)
+    return (shifted(x), _turned(y)) if len(y) else (x, y)
 
 
 def _halves(plan: Case) -> tuple[tuple[int, ...], ...]:

@@ -19,6 +19,7 @@ from numpy.typing import ArrayLike
 from fdaudit.errors import UsageError
 from fdaudit.metrics._arrays import Floats, Integers, integers
 from fdaudit.metrics.intervals import share_figure
+from fdaudit.metrics.segmentation.figures import constant_dice
 from fdaudit.transcript.messages import Message, role
 from fdaudit.types import Figure
 
@@ -74,16 +75,19 @@ def near_chance(
     """Return a warning if a protocol's final models are near chance, in plain words; no warning if none is.
 
     A model is near chance if the lower end of its interval is at most the chance level. For one label a record this
-    level is the accuracy of always naming the most frequent class of the test records. For mAUC it is one half.
+    level is the accuracy of always naming the most frequent class of the test records. For mAUC it is one half. For
+    masks it is the mean Dice coefficient of the best constant answer: all background, or one class everywhere.
 
     Args:
         final: utility of all final models, as in `result.json`.
         curve: utility by round, as in `result.json`.
         line: the protocol's name among the lines.
-        labels: of the test records (n,); None for mAUC.
+        labels: of the test records (n,), or masks (n, h, w); None for mAUC.
     """
     level, measure, constant = 0.5, "mean_auc", "guessing"
-    if labels is not None:
+    if labels is not None and np.ndim(labels) == 3:
+        level, measure, constant = constant_dice(labels), "dice", "a constant answer"
+    elif labels is not None:
         counts = np.unique(integers(labels, "labels"), return_counts=True)[1]
         level, measure = float(counts.max() / counts.sum()), "accuracy"
         constant = "always naming the most frequent class"

@@ -32,10 +32,12 @@ from fdaudit.models.small import (
     pooled_cnn,
     strided_cnn,
 )
+from fdaudit.models.unet import UnetParams, unet
 from fdaudit.parallel.threads import forked_randomness
 from fdaudit.spec.schema import ModelSpec
+from fdaudit.types import Task
 
-__all__ = ["MODELS", "PAPER_TABLES", "Architecture", "architecture", "paper_model"]
+__all__ = ["DENSE", "MODELS", "PAPER_TABLES", "Architecture", "architecture", "paper_model"]
 
 _Shape = tuple[int, int, int]
 _Builder = Callable[[Any, _Shape, int], nn.Module]
@@ -54,7 +56,11 @@ _ZOO: Mapping[str, tuple[type[Config], _Builder]] = {
     "mlp": (MlpParams, lambda params, shape, c: mlp(params.widths, shape, c)),
     "resnet8": (Resnet8Params, resnet8),
     **{name: (ResnetParams, partial(resnet_small, name)) for name in ("resnet18", "resnet34", "resnet50")},
+    "unet": (UnetParams, unet),
 }
+
+DENSE = ("unet",)
+"""Networks of the zoo with an answer for each pixel."""
 
 MODELS: tuple[str, ...] = (*sorted(_ZOO), "import:package.module:Class")
 """Every name `model.name` may have; the last is a pattern."""
@@ -107,6 +113,8 @@ class Architecture:
 
     def build(self, generator: torch.Generator) -> nn.Module:
         """Return a new float32 module on the CPU, in training mode, mapping (n, c, h, w) to logits (n, C).
+
+        For segmentation it maps them to (n, C, h, w).
 
         Args:
             generator: one draw from it seeds the initial weights.
@@ -192,12 +200,14 @@ class Architecture:
             return self._seeded(0)
 
 
-def architecture(spec: ModelSpec, input_shape: _Shape, classes: int) -> Architecture:
+def architecture(
+    spec: ModelSpec, input_shape: _Shape, classes: int, task: Task = "single-label"
+) -> Architecture:
     """Return the architecture that `spec` names, after checking that it maps images of this shape to logits.
 
     Raises:
         SpecError: the name or a parameter is unknown, an import fails, the images are too small for the
-            network, or its output is not (n, classes).
+            network, or its output is not (n, classes), for segmentation (n, classes, h, w).
     """
     params: Mapping[str, Any] = spec.params
     if not spec.name.startswith(_IMPORT):
@@ -205,9 +215,10 @@ def architecture(spec: ModelSpec, input_shape: _Shape, classes: int) -> Architec
             raise SpecError("model.name", spec.name, "is not a known model", nearest(spec.name, MODELS))
         params = validate(_ZOO[spec.name][0], spec.params, "model.params").model_dump(mode="json")
     made = Architecture(spec.name, dict(params), input_shape, classes)
-    problem = _misfit(made)
+    answer = (classes, *input_shape[1:]) if task == "segmentation" else (classes,)
+    problem = _misfit(made, answer)
     if problem:
-        raise SpecError("model.name", spec.name, problem, _remedy(made))
+        raise SpecError("model.name", spec.name, problem, _remedy(made, answer))
     if made.parameters > MOST_PARAMETERS:
         problem = f"has {made.parameters:,} parameters, more than {MOST_PARAMETERS:,}"
         raise SpecError("model.name", spec.name, problem, "Choose a smaller network.")
@@ -260,8 +271,8 @@ def _imported(name: str, params: Mapping[str, Any], input_shape: _Shape, classes
     return module
 
 
-def _misfit(made: Architecture) -> str | None:
-    """Return why the network does not map images to logits, or None if it does."""
+def _misfit(made: Architecture, answer: tuple[int, ...]) -> str | None:
+    """Return why the network does not map each image to an answer of this shape, or None if it does."""
     n = 3 if made.classes == 2 else 2  # so that (n, classes) and (classes, n) differ
     try:
         output = made.tried(n)
@@ -271,19 +282,25 @@ def _misfit(made: Architecture) -> str | None:
         c, h, w = made.input_shape
         reason = str(error).partition("\n")[0].rstrip(". ")
         return f"does not accept images of {c}x{h}x{w} ({reason}){plugin_line(error)}"
-    if not isinstance(output, Tensor) or tuple(output.shape) != (n, made.classes):
+    if not isinstance(output, Tensor) or tuple(output.shape) != (n, *answer):
         shape = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
-        return f"maps {n} images to {shape}, not to logits {(n, made.classes)}"
+        return f"maps {n} images to {shape}, not to logits {(n, *answer)}"
     return None
 
 
-def _remedy(made: Architecture) -> str:
+def _remedy(made: Architecture, answer: tuple[int, ...]) -> str:
+    dense = len(answer) > 1
     if made.name.startswith(_IMPORT):
-        return "Make it map (n, c, h, w) to (n, classes), or set `dataset.image_size`."
+        shape = "(n, classes, h, w)" if dense else "(n, classes)"
+        return f"Make it map (n, c, h, w) to {shape}, or set `dataset.image_size`."
+    if dense != (made.name in DENSE):
+        return (
+            "Use 'unet', which answers for each pixel." if dense else "It is for masks: use another network."
+        )
     channels, height, width = made.input_shape
     for size in (16, 32, 64, 128):
         if size > max(height, width):
             larger = Architecture(made.name, made.params, (channels, size, size), made.classes)
-            if _misfit(larger) is None:
+            if _misfit(larger, (made.classes, size, size) if dense else answer) is None:
                 return f"Zero-pad the images with `dataset.image_size: {size}`, or choose a smaller network."
     return "Choose a smaller network."

@@ -34,7 +34,7 @@ from fdaudit.training.evaluator import Evaluator
 from fdaudit.training.execution import Execution
 from fdaudit.training.trainer import Parameters, Trainer
 from fdaudit.transcript.wire import Defense, Outage
-from fdaudit.types import ONLY_SINGLE_LABEL, Design, GradientRule, Trained
+from fdaudit.types import ONLY_SINGLE_LABEL, Design, GradientRule, Task, Trained
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -276,7 +276,7 @@ def make_plan(spec: Spec, secrets: Secrets) -> Plan:
             dataset, splits, spec.canaries, lambda client: secrets.truth("canaries", client)
         )
     _refuse_other_tasks(spec, protocol, dataset)
-    networks = networks_named(spec, dataset.input_shape, dataset.classes)
+    networks = networks_named(spec, dataset.input_shape, dataset.classes, dataset.task)
     _refuse_unlike(networks, spec, protocol)
     refuse_untrainable(attached, spec, networks_of(protocol, networks))
     execution = execution_of(spec, networks)
@@ -323,7 +323,7 @@ def _with_messages(
     config.fits(spec.clients)
     dataset, splits = _records(spec, secrets)
     _refuse_other_tasks(spec, protocol, dataset)
-    networks = networks_named(spec, dataset.input_shape, dataset.classes)
+    networks = networks_named(spec, dataset.input_shape, dataset.classes, dataset.task)
     public = _public(spec, protocol, dataset, splits, secrets)
     execution = replace(execution_of(spec, networks), device="cpu")
     held, seed = dataset.x[splits.auxiliary], child_seed(secrets.working_seed, "encoder")
@@ -368,7 +368,7 @@ def _records(spec: Spec, secrets: Secrets) -> tuple[Dataset, Splits]:
 
 
 def _refuse_other_tasks(spec: Spec, protocol: type[FederatedProtocol], dataset: Dataset) -> None:
-    """Refuse a dataset whose task (single-label or multi-label) the protocol does not support."""
+    """Refuse a dataset whose task the protocol or a defence does not support."""
     if dataset.task not in getattr(protocol, "tasks", ONLY_SINGLE_LABEL):
         registry = protocols.REGISTRY
         able = [
@@ -377,22 +377,29 @@ def _refuse_other_tasks(spec: Spec, protocol: type[FederatedProtocol], dataset: 
             if dataset.task in registry.describe(n).get("tasks", ONLY_SINGLE_LABEL)
         ]
         problem = f"does not run {dataset.task} data, which {spec.dataset.name} is"
-        raise SpecError(
-            "protocol.name", spec.protocol.name, problem, f"Protocols that do: {', '.join(able)}."
-        )
+        remedy = f"Protocols that do: {', '.join(able) or 'none'}."
+        raise SpecError("protocol.name", spec.protocol.name, problem, remedy)
+    for number, entry in enumerate(spec.defenses):
+        if dataset.task not in getattr(defenses.REGISTRY.load(entry.name), "tasks", (dataset.task,)):
+            problem = f"does not act on answers of {dataset.task} data"
+            raise SpecError(
+                f"defenses.{number}.name", entry.name, problem, "Choose another defence, or none."
+            )
 
 
-def networks_named(spec: Spec, input_shape: tuple[int, int, int], classes: int) -> Networks:
+def networks_named(
+    spec: Spec, input_shape: tuple[int, int, int], classes: int, task: Task = "single-label"
+) -> Networks:
     """Return the networks that a spec names, for images (c, h, w).
 
     Raises:
         SpecError: a network is unknown, or does not accept such images.
     """
-    shared = architecture(spec.model, input_shape, classes)
+    shared = architecture(spec.model, input_shape, classes, task)
     own = []
     for number, entry in enumerate(spec.client_models):
         try:
-            own.append(architecture(entry, input_shape, classes))
+            own.append(architecture(entry, input_shape, classes, task))
         except SpecError as error:
             field = error.field.replace("model", f"client_models.{number}", 1)
             raise SpecError(field, error.value, error.problem, error.remedy) from None

@@ -94,6 +94,8 @@ def load_site_records(data: str, spec: DesignSpec, stream: SecretStream) -> Site
         UsageError: an option does not belong to such data.
     """
     scheme, _, path = data.partition(":")
+    if scheme == "masks":
+        raise DataError("DATA", data, "is for segmentation", "Give records with labels, npz: or folder:.")
     if path and scheme in ("npz", "folder"):
         place = Path(path).expanduser().absolute()
         if not place.exists():

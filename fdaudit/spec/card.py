@@ -13,7 +13,6 @@ from fdaudit.events import Relation, Unit, event_from_json
 from fdaudit.limits import MOST_CLIENTS, MOST_TEXT
 from fdaudit.spec.documents import read_yaml
 from fdaudit.spec.schema import DefenseEntry, ModelSpec, ProtocolSpec
-from fdaudit.types import Task
 
 __all__ = ["Attested", "Card", "Claim", "Facts", "MessageFacts", "load_card"]
 
@@ -133,7 +132,7 @@ class Card(Config):
     """Who asserts that the record is complete and that this card is true: a person, a team, a company."""
     clients: int | None = Field(None, ge=1, le=MOST_CLIENTS)
     """Number of clients. Default: those that the record names."""
-    task: Task = "single-label"
+    task: Literal["single-label", "multi-label"] = "single-label"
     """One class for each record, or a yes or no for each class."""
     classes: int = Field(ge=1, le=1_000_000)
     """Number of classes."""

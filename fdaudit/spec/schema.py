@@ -40,7 +40,7 @@ class DatasetSpec(Config):
     """The dataset of the run."""
 
     name: Text = "digits"
-    """A known dataset, `npz:FILE` or `folder:DIR`."""
+    """A known dataset, `npz:FILE`, `folder:DIR` or `masks:FILE` (segmentation)."""
     root: str | None = None
     """The folder of datasets. Default: the environment variable FDAUDIT_DATA, then the user's cache."""
     download: bool = False
@@ -48,14 +48,15 @@ class DatasetSpec(Config):
     image_size: int | None = Field(None, ge=4, le=512)
     """Side of the square that images are padded or resized to. Default: keep their size."""
     limit: int | None = Field(None, ge=10)
-    """At most this many training records, drawn class by class (multi-label: at random)."""
+    """At most this many training records, drawn class by class (multi-label and masks: at random)."""
 
 
 class PartitionSpec(Config):
     """The distribution of records over clients."""
 
-    name: Literal["iid", "by-class", "dirichlet"] = "iid"
-    """`iid`, `by-class` (a fixed number of classes a client; not multi-label) or `dirichlet` (class shares drawn)."""
+    name: Literal["iid", "by-class", "by-site", "dirichlet"] = "iid"
+    """`iid`, `by-class` (a fixed number of classes a client; not multi-label), `by-site` (client k holds the k-th
+    largest site of a dataset with sites) or `dirichlet` (class shares drawn). Masks: `iid` or `by-site`."""
     classes_per_client: int | None = Field(None, ge=1)
     """`by-class`: 1 is the strong non-IID setting, 2 the weak."""
     alpha: float | None = Field(None, gt=0)
@@ -77,7 +78,7 @@ class SplitSpec(Config):
     """Records set aside before the clients share the rest. Fractions are of all training records."""
 
     test: float = Field(0.2, ge=0, lt=1)
-    """Held out to measure accuracy or mAUC; ignored when the dataset has a test split of its own."""
+    """Held out to measure accuracy, mAUC or Dice; ignored when the dataset has a test split of its own."""
     proxy: float = Field(0.1, ge=0, lt=1)
     """The public, unlabelled set that clients distil on."""
     auxiliary: float = Field(0.1, ge=0, lt=1)
@@ -212,9 +213,9 @@ class GateSpec(Config):
     epsilon: float | None = Field(None, gt=0)
     """Largest ε of any adversary's view in the ledger, at `privacy.delta`; an infinite ε fails."""
     utility: float | None = Field(None, ge=0, le=1)
-    """Least test accuracy (mAUC, if records have several labels) of the server's model, else of the worst client's."""
+    """Least test accuracy (several labels: mAUC; masks: Dice) of the server's model, else of the worst client's."""
     utility_drop: float | None = Field(None, ge=-1, le=1)
-    """Largest loss of accuracy or mAUC against clients that learn alone; needs `standalone` in `references`."""
+    """Largest loss of accuracy, mAUC or Dice against clients that learn alone; needs `standalone` in `references`."""
 
 
 class Spec(Config):

@@ -43,7 +43,8 @@ class Job:
         x: (n, c, h, w) inputs.
         targets: (n,) classes, or (n, C): weights of the classes (objective `cross-entropy`), labels of 1, 0 and -1 for
             unknown (`binary-cross-entropy`), probabilities (`kl`: rows sum to 1; `binary-kl`: each class separately)
-            or logits (`l1`, `l2`).
+            or logits (`l1`, `l2`). For segmentation, masks (n, h, w) (`cross-entropy-dice`), or probabilities or logits
+            (n, C, h, w) (`dice`, `kl`, `l2`).
         batches: index tensors into `x`, one for each step.
         anchor: FedProx's reference parameters, if `mu` is positive.
         seed: for dropout.

@@ -53,7 +53,8 @@ class FedKDConfig(LocalSteps):
     Before a plain average the aggregator clips each client's logits, so one client moves it by at most its share."""
     temperature: float | None = Field(None, gt=0)
     """τ of the distillation (Eq. 5 and 6); null is the paper's τ = ∞: squared error on logits (Eq. 7). Shares of votes
-    are already probabilities: null is then cross-entropy, and a finite τ softens only the central model's answers."""
+    are already probabilities: null is then cross-entropy, and a finite τ softens only the central model's answers. For
+    masks null is soft Dice (Eq. 10), and a finite τ the divergence of each pixel."""
     distill_rounds: int = Field(5, ge=1, le=MOST_ROUNDS)
     """Number of rounds of the distillation; the model is evaluated and can be resumed after each."""
     distill_steps: int = Field(200, ge=1)
@@ -127,6 +128,8 @@ class FedKDConfig(LocalSteps):
         tau = self.temperature
         divergence: Objective = "binary-kl" if task == "multi-label" else "kl"
         at_once: Objective = "cross-entropy" if self.ensemble == "votes" else "l2"
+        if task == "segmentation":
+            at_once = "dice"
         return Fit(
             lr=self.distill_lr,
             optimizer=self.distill_optimizer,

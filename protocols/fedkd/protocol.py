@@ -37,10 +37,13 @@ def class_weights(counts: Tensor) -> Tensor:
 
 
 def ensemble(logits: Sequence[Tensor], weights: Tensor) -> Tensor:
-    """Return ẑ (n, C), the sum over clients of Q(z) (n, C) by weights (K, C), in float32: Eq. 2 before its noise."""
+    """Return ẑ (n, C), the sum over clients of Q(z) (n, C) by weights (K, C), in float32: Eq. 2 before its noise.
+
+    For segmentation logits and ẑ are (n, C, h, w); a class has one weight for all pixels.
+    """
     z = torch.zeros(logits[0].shape, dtype=torch.float64, device=logits[0].device)
     for w_k, z_k in zip(weights.to(z.device), logits, strict=True):
-        z += w_k * z_k
+        z += w_k.view(-1, *[1] * (z.dim() - 2)) * z_k
     return z.float()
 
 
@@ -59,11 +62,14 @@ class FedKD:
 
     In the multi-label task, local models are fitted by binary cross-entropy on the known labels. A client's count of a
     class is the number of records in which it occurs.
+
+    In segmentation, local models are fitted by cross-entropy and soft Dice. A client's count of a class is its number
+    of pixels, and the central model matches the ensemble by soft Dice (Eq. 10).
     """
 
     name: ClassVar[str] = "fedkd"
     source: ClassVar[str] = (
-        "Gong, Sharma, Karanam, Wu, Chen, Doermann & Innanje 2022, Algorithm 1 and Eq. 1-7 (AAAI 2022)"
+        "Gong, Sharma, Karanam, Wu, Chen, Doermann & Innanje 2022, Algorithm 1 and Eq. 1-7 and 10 (AAAI 2022)"
     )
     roles: ClassVar[tuple[str, ...]] = ("server", "aggregator", "client")
     messages: ClassVar[tuple[dict[str, Any], ...]] = (
@@ -174,7 +180,13 @@ class FedKD:
             "Multi-label: Eq. 5 with the paper's sigmoid leaves out the classes that do not occur; at finite τ the "
             "divergence is that of the two answers, occurs or not, of each class. At τ = ∞ it is Eq. 7 unchanged."
         ),
-        "Segmentation and repeated predictions on augmented public samples (Table 2) are left out.",
+        (
+            "Segmentation: the paper distils by Eq. 7 pixel by pixel from models that cross-entropy fitted, and by Eq. "
+            "10 from models that the Dice loss fitted. Here both losses fit the models together. Without `temperature` "
+            "the central model learns by Eq. 10, with one by the divergence of each pixel. Probabilities are a softmax "
+            "over the classes, of which background is one; sums over pixels are those of one image."
+        ),
+        "Repeated predictions on augmented public samples (Table 2) are left out.",
     )
     withholdable: ClassVar[tuple[str, ...]] = ("class_counts",)
     privacy: ClassVar[dict[str, Any]] = {
@@ -193,14 +205,14 @@ class FedKD:
     heterogeneous: ClassVar[bool] = True
     needs_public: ClassVar[bool] = True
     trains: ClassVar[dict[str, str]] = {"model": "batch_size"}
-    tasks: ClassVar[tuple[str, ...]] = ("single-label", "multi-label")
+    tasks: ClassVar[tuple[str, ...]] = ("single-label", "multi-label", "segmentation")
     Config: ClassVar[type[FedKDConfig]] = FedKDConfig
 
     def __init__(self, config: FedKDConfig, setting: Setting) -> None:
         self.config, self._wire, self._seed = config, setting.wire, setting.seed
         self._trainers, self._local, self._clients = setting.trainers, setting.local, dict(setting.clients)
         self._public, self._classes, self._task = setting.public, setting.classes, setting.task
-        if config.ensemble == "votes" and self._task == "multi-label":
+        if config.ensemble == "votes" and self._task != "single-label":
             problem = "needs one class a record: a vote names one"
             raise SpecError("protocol.params.ensemble", "votes", problem, "Set ensemble to 'logits'.")
         self.state: dict[str, Tensor] = {}
@@ -365,7 +377,7 @@ class FedKD:
         self.state["server/basis"] = torch.tensor([z.seq])
 
     def _distill(self, t: int) -> dict[str, float]:
-        """Take steps of ∇L on θ^s, Eq. 7 or Eq. 5; the optimiser's state continues from the round before.
+        """Take steps of ∇L on θ^s, Eq. 7, 5 or 10; the optimiser's state continues from the round before.
 
         Shares of votes are used directly as probabilities. Without an ensemble the central model stays the same.
         """
@@ -374,6 +386,8 @@ class FedKD:
             return {}
         tau, x = self.config.temperature, self._public[known["index"]]
         wanted = known["values"]
+        if tau is None and self._task == "segmentation":
+            tau = 1.0  # p of Eq. 10
         if tau is not None and self.config.ensemble == "logits":
             wanted = self._activated(wanted / tau)
         job = Job(

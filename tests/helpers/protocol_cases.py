@@ -130,6 +130,13 @@ def network(width: int = 5) -> Architecture:
     return architecture(ModelSpec(name="mlp", params={"widths": [width]}), SHAPE, CLASSES)
 
 
+@lru_cache
+def dense() -> Architecture:
+    """A network with an answer for each pixel."""
+    spec = ModelSpec(name="unet", params={"width": 8, "depth": 1})
+    return architecture(spec, SHAPE, CLASSES, "segmentation")
+
+
 def execution() -> Execution:
     return Execution(device="cpu", threads=1, strategy="loop", memory_format="contiguous")
 
@@ -150,7 +157,7 @@ def features(x: Tensor) -> Tensor:
 def common(unlike: bool = False, task: Task = "single-label") -> Common:
     """What every party has; `unlike` gives each client a network of its own."""
     own = tuple(network(width) for width in (4, 5, 6)) if unlike else ()
-    networks = Networks(network(), own)
+    networks = Networks(dense() if task == "segmentation" else network(), own)
     return Common(networks=networks, execution=execution(), public=public(), encode=features, task=task)
 
 
@@ -173,6 +180,11 @@ def several(data: Mapping[str, PartyData]) -> dict[str, PartyData]:
         y = torch.randint(-1, 2, (len(d), CLASSES), generator=child(9, "several", k))
         found[k] = PartyData(d.x, y)
     return found
+
+
+def masked(data: Mapping[str, PartyData]) -> dict[str, PartyData]:
+    """The same records with masks: the class of each pixel follows from its brightness."""
+    return {k: PartyData(d.x, (d.x[:, 0] * CLASSES).long().clamp(max=CLASSES - 1)) for k, d in data.items()}
 
 
 class Watched(Wire):

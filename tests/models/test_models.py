@@ -20,7 +20,7 @@ from fdaudit.models import MODELS, PAPER_TABLES, Architecture, Network, architec
 from fdaudit.rng import child
 from fdaudit.spec.schema import ModelSpec
 
-ZOO = MODELS[:-1]
+ZOO = [name for name in MODELS[:-1] if name != "unet"]  # it answers for pixels: see test_unet.py
 LIGHT = [name for name in ZOO if name not in ("resnet18", "resnet34", "resnet50")]
 
 

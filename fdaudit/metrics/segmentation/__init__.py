@@ -1,0 +1,1 @@
+"""Utility of segmentation: overlap of pixels, of objects, and distance of boundaries."""

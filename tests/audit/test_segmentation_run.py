@@ -1,0 +1,272 @@
+"""Masks from a spec to the report: what is measured, what applies, and what is refused."""
+
+from __future__ import annotations
+
+import csv
+import json
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from fdaudit.attacks._target_model import log_likelihood
+from fdaudit.protocols import REGISTRY
+
+import fdaudit
+from fdaudit.adversary.knowledge import Knowledge
+from fdaudit.adversary.oracle import answer
+from fdaudit.errors import SpecError, UsageError
+from fdaudit.handout.auxiliary import _turned, shifted
+from fdaudit.planning.plan import make_plan
+from fdaudit.rng import child
+from fdaudit.spec.schema import load_spec
+from fdaudit.storage.files import load_tensors
+from fdaudit.transcript.wire import Outage
+from fdaudit.types import AttackTask, Challenge
+
+from ..helpers.mask_cases import discs, write_masks
+from ..helpers.protocol_cases import case_id, every_case, masked, records
+from ..helpers.protocol_cases import run as run_protocol
+from ..helpers.run_cases import cli, known, tiny, tree
+
+TRAINED = {"rounds": 3, "batch_size": 8, "local_steps": 5, "lr": 0.2, "momentum": 0.9}
+
+
+def spec_of(folder, **changes):
+    name = f"masks:{write_masks(folder / 'discs.npz', 120)}"
+    own = {
+        "dataset": {"name": name},
+        "partition": {"name": "by-site"},
+        "splits": {"test": 0.2, "proxy": 0.1, "auxiliary": 0.2, "candidates": 8},
+        "model": {"name": "unet", "params": {"width": 8, "depth": 1}},
+        "protocol": {"name": "fedavg", "params": TRAINED},
+    }
+    return tiny(**(own | changes))
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("masks")
+    references = ["standalone", "centralized"]
+    spec = spec_of(folder, references=references, attacks="all", adversaries=["server", "world"])
+    made = fdaudit.run(spec, folder / "run")
+    fdaudit.report(made)
+    return made
+
+
+def rows_of(run):
+    with (run.directory / "utility.csv").open() as file:
+        return list(csv.DictReader(file))
+
+
+# -- utility --------------------------------------------------------------------------------------------------
+
+
+def test_utility_is_the_mean_dice_coefficient_of_test_images(finished):
+    rows = rows_of(finished)
+    assert list(rows[0])[3:] == ["dice", "low", "high", "mean_iou", "object_dice", "aji", "hd95", "n"]
+    assert {r["line"] for r in rows} == {"fedavg", "standalone", "centralized"}
+    (last,) = [r for r in rows if (r["line"], r["round"], r["party"]) == ("fedavg", "2", "server")]
+    x, y = finished.plan.test
+    weights = load_tensors(finished.directory / "vault/models/server.safetensors")
+    guess = finished.plan.trainer().predict(weights, x).argmax(1).numpy()
+    truth = y.numpy()
+    by_image = [2 * (g * t).sum() / (g.sum() + t.sum()) for g, t in zip(guess, truth, strict=True)]
+    assert float(last["dice"]) == pytest.approx(np.mean(by_image))
+    iou = [((guess == c) & (truth == c)).sum() / ((guess == c) | (truth == c)).sum() for c in (0, 1)]
+    assert float(last["mean_iou"]) == pytest.approx(np.mean(iou))
+    assert float(last["low"]) < float(last["dice"]) < float(last["high"])
+    assert int(last["n"]) == len(y)
+
+
+def test_discs_are_learnt(finished):
+    best = [float(r["dice"]) for r in rows_of(finished) if r["line"] == "centralized"][-1]
+    assert best > 0.8
+
+
+def test_the_result_and_the_report_speak_of_dice(finished):
+    result = finished.result
+    assert result["run"]["task"] == "segmentation"
+    figures = [row["figure"] for row in result["utility"]["final"]]
+    assert {f["name"] for f in figures} == {"dice"}
+    assert all("mIoU" in f["note"] and "AJI" in f["note"] for f in figures)
+    assert all({"dice", "mean_iou"} <= point.keys() for point in result["utility"]["curve"])
+    pixels = [
+        torch.bincount(finished.plan.records(k)[1].flatten(), minlength=2) for k in finished.plan.clients
+    ]
+    assert result["class_table"] == [p.tolist() for p in pixels]
+    page = (finished.directory / "report" / "index.html").read_text(encoding="utf-8")
+    assert "Test Dice in per cent by round" in page
+    assert "Mean Dice coefficient" in page
+    assert "mIoU" in page
+    assert "Pixels of each class at each client" in page
+    assert "Test accuracy" not in page
+
+
+def test_the_command_line_prints_dice_and_a_gate_reads_it(tmp_path, monkeypatch, capsys):
+    spec = tmp_path / "spec.json"
+    gates = {"utility": 0.999}
+    spec.write_text(json.dumps(spec_of(tmp_path, gates=gates)))
+    code, out, _ = cli(monkeypatch, capsys, "run", spec, "--out", tmp_path / "run")
+    assert code == 1
+    assert out.split()[:2] == ["Dice", "fedavg"]
+
+
+def test_a_model_that_has_learnt_nothing_is_said_to_be_near_chance(tmp_path):
+    idle = {**TRAINED, "rounds": 1, "local_steps": 1, "lr": 1e-9}
+    made = fdaudit.run(spec_of(tmp_path, protocol={"name": "fedavg", "params": idle}), tmp_path / "run")
+    (warning,) = made.result["utility"]["warnings"]
+    assert "near chance" in warning
+    assert "a constant answer" in warning
+
+
+@pytest.mark.thorough
+def test_a_run_again_from_the_same_seed_gives_the_same_bytes(finished, tmp_path):
+    again = fdaudit.run(finished.directory / "spec.yaml", tmp_path / "again", seed_from=finished.directory)
+    fdaudit.report(again)
+    timed = ("timings.json", "report/index.html", "report/index.json", "report/appendix.html")
+    assert tree(again.directory, timed) == tree(finished.directory, timed)
+
+
+# -- attacks --------------------------------------------------------------------------------------------------
+
+
+def test_membership_by_loss_runs_with_its_controls_and_every_other_attack_says_why_not(finished):
+    for cell in finished.result["cells"]:
+        if cell["attack"] == "loss-threshold":
+            assert cell["status"] == "run", cell["reason"]
+            assert {name: c["passed"] for name, c in cell["controls"].items()} == {
+                "positive": True,
+                "negative": True,
+            }
+        else:
+            assert cell["status"] == "not-applicable"
+            assert cell["reason"] == "the attack needs one answer for each record, not one for each pixel"
+
+
+def test_the_score_of_a_mask_is_the_mean_log_likelihood_of_its_pixels():
+    p = torch.tensor([[0.9, 0.2], [0.5, 1.0]])
+    soft = torch.stack([1 - p, p])[None]
+    y = torch.tensor([[[1, 0], [0, 0]]])
+    expected = (np.log(0.9) + np.log(0.8) + np.log(0.5) + np.log(1e-12)) / 4
+    assert log_likelihood(soft, y).tolist() == pytest.approx([expected], rel=1e-5)
+
+
+def test_membership_scores_are_asked_of_an_oracle_pixel_by_pixel():
+    attack = fdaudit.attacks.REGISTRY.load("loss-threshold")
+    soft = torch.rand(2, 2, 4, 4, generator=child(0, "z")).softmax(1)
+
+    class Asked:
+        answers, budget, remaining, models = "soft", 10, 10, ()
+
+        def query(self, x):
+            return soft
+
+    y = torch.randint(2, (2, 4, 4), generator=child(0, "y"))
+    challenge = Challenge(target="client/0", x=torch.zeros(2, 1, 4, 4), y=y, pair=torch.tensor([0, 0]))
+    task = AttackTask(targets=("client/0",), challenges={"client/0": challenge}, oracle=Asked())
+    view, knows = SimpleNamespace(messages=()), Knowledge(task="segmentation")
+    (guess,) = attack(attack.Config()).run(view, knows, task, child(0, "a"))
+    assert torch.equal(guess.scores, log_likelihood(soft, y))
+
+
+def test_oracles_answer_for_each_pixel():
+    z = torch.randn(2, 3, 4, 4, generator=child(0, "z"))
+    assert torch.equal(answer("soft", z, "segmentation"), z.softmax(1))
+    assert torch.equal(answer("hard", z, "segmentation"), z.argmax(1))
+
+
+def test_shifted_masks_are_turned_with_their_images():
+    _, objects = discs(10, side=32)
+    y = torch.from_numpy(objects > 0).long()
+    turned = _turned(y)
+    assert set(turned.unique().tolist()) == {0, 1}
+    assert ((shifted(y[:, None].float())[:, 0] > 0.5).long() == turned).double().mean() > 0.97
+
+
+# -- protocols --------------------------------------------------------------------------------------------------
+
+
+CASES = [c for c in every_case() if "segmentation" in getattr(REGISTRY.load(c[0]), "tasks", ())]
+CASES = [c for c in CASES if c[1].get("ensemble") != "votes"]
+THOROUGH = [pytest.param(c, id=case_id(c), marks=[pytest.mark.thorough] if c[1] else []) for c in CASES]
+
+
+@pytest.mark.parametrize("case", THOROUGH)
+def test_protocols_that_declare_masks_run_them_and_resume_bit_for_bit(case, tmp_path):
+    given = {"clients": masked(records()), "task": "segmentation"}
+    whole = run_protocol(tmp_path / "whole", *case, **given)
+    part = run_protocol(tmp_path / "part", *case, **given, stop_after=0)
+    resume = (1, part.states[-1], part.positions[-1])
+    rest = run_protocol(part.folder, *case, **given, resume=resume)
+    assert (rest.log, rest.states[-1]) == (whole.log, whole.states[-1])
+    for done in whole.rounds:
+        assert all(np.isfinite(v) for v in done.losses.values())
+        assert all(torch.isfinite(t).all() for model in done.models.values() for t in model.values())
+
+
+@pytest.mark.parametrize("case", THOROUGH)
+def test_rounds_with_masks_are_completed_without_a_silent_client(case, tmp_path):
+    silent = [Outage(party="client/1", first=0, last=9, after=0)]
+    ran = run_protocol(tmp_path / "a", *case, clients=masked(records()), task="segmentation", outages=silent)
+    assert not any(m.sender == "client/1" and m.kind != "silence" and m.receivers for m in ran.messages)
+    assert len(ran.rounds) == ran.protocol.config.rounds
+
+
+def test_a_gradient_is_that_of_cross_entropy_and_dice(tmp_path):
+    clients = masked(records())
+    ran = run_protocol(
+        tmp_path / "a", "fedavg", {"upload": "gradient"}, rounds=1, clients=clients, task="segmentation"
+    )
+    (sent,) = [m for m in ran.messages if m.kind == "gradient" and m.sender == "client/1"]
+    batch = ran.rounds[0].batches[sent.seq]
+    x, y = clients["client/1"].x[batch], clients["client/1"].y[batch]
+    module = ran.setting.trainers["server"].architecture.build(child(0, "any"))
+    module.load_state_dict(ran.setting.initial["server"])
+    z = module(x)
+    hot = torch.stack([y == c for c in range(3)], 1).float()
+    q = z.softmax(1)
+    overlap = 2 * (q * hot).sum((2, 3)) / (q.square().sum((2, 3)) + hot.sum((2, 3)) + 1e-6)
+    loss = -(z.log_softmax(1) * hot).sum(1).mean() + 1 - overlap[:, 1:].mean()
+    expected = torch.autograd.grad(loss, list(module.parameters()))
+    got = ran.tensors(sent)
+    for (name, _), value in zip(module.named_parameters(), expected, strict=True):
+        torch.testing.assert_close(got[name], value, rtol=1e-4, atol=1e-6)
+
+
+def test_dp_sgd_trains_on_masks_and_states_its_epsilon(tmp_path):
+    entry = {
+        "at": "training",
+        "name": "dp-sgd",
+        "params": {"clip": 1.0, "noise_multiplier": 1.0, "sample_rate": 0.2},
+    }
+    params = {**TRAINED, "rounds": 1, "local_steps": 2, "weighting": "uniform"}
+    spec = spec_of(tmp_path, defenses=[entry], protocol={"name": "fedavg", "params": params})
+    made = fdaudit.run(spec, tmp_path / "run")
+    (entry,) = [e for e in made.result["ledger"] if e["adversary"] == "server"]
+    assert 0 < entry["epsilon"] < 100
+
+
+# -- what is refused ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"model": {"name": "cnn-strided"}}, "Use 'unet'"),
+        ({"protocol": {"name": "fedmd"}}, "does not run segmentation data"),
+        ({"protocol": {"name": "selective-fd"}}, "does not run segmentation data"),
+        ({"partition": {"name": "dirichlet", "alpha": 1.0}}, "each has pixels of several classes"),
+        ({"canaries": {"clients": [0]}}, "its labels are masks"),
+        ({"clients": 4}, "is more than the 3 sites"),
+    ],
+)
+def test_what_masks_do_not_support_is_one_clear_error(tmp_path, changes, message):
+    with pytest.raises(UsageError, match=message):
+        make_plan(load_spec(spec_of(tmp_path, **changes)), known(0))
+
+
+def test_a_network_for_masks_is_refused_for_labels():
+    spec = tiny(model={"name": "unet"}, dataset={"name": "digits", "limit": 100, "image_size": 16})
+    with pytest.raises(SpecError, match="for masks"):
+        make_plan(load_spec(spec), known(0))

@@ -1,0 +1,126 @@
+"""The U-Net: its layers, what it computes, and how training may treat it."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.func import functional_call, grad, vmap
+
+from fdaudit.errors import SpecError
+from fdaudit.models import architecture
+from fdaudit.rng import child
+from fdaudit.spec.schema import ModelSpec
+from fdaudit.training.private_step import unfit
+
+SHAPE = (1, 16, 16)
+
+
+def arch(shape=SHAPE, task="segmentation", name="unet", **params):
+    return architecture(ModelSpec(name=name, params=params), shape, 2, task)
+
+
+def built(shape=SHAPE, seed=0, **params):
+    return arch(shape, **params).build(child(seed, "model"))
+
+
+def images(n, shape=SHAPE):
+    return torch.rand(n, *shape, generator=child(0, "x"))
+
+
+def test_the_parameter_count_is_the_one_worked_out_by_hand():
+    # A level of a -> b channels: 9ab + 9bb weights, and two numbers a channel for each norm.
+    def level(a, b):
+        return 9 * a * b + 9 * b * b + 4 * b
+
+    encoder = level(3, 8) + level(8, 16) + level(16, 32)
+    decoder = (32 * 16 + 16) + level(32, 16) + (16 * 8 + 8) + level(16, 8)
+    model = built((3, 8, 8), width=8, depth=2)
+    assert sum(p.numel() for p in model.parameters()) == encoder + decoder + (8 * 2 + 2)
+
+
+def test_it_computes_what_its_formula_says():
+    model, x = built(width=8, depth=1), images(3)
+    w = dict(model.named_parameters())
+
+    def level(x, where, groups):
+        for conv, norm in ((0, 1), (3, 4)):
+            x = F.conv2d(x, w[f"{where}.{conv}.weight"], padding=1)
+            x = F.group_norm(x, groups, w[f"{where}.{norm}.weight"], w[f"{where}.{norm}.bias"]).clamp(min=0)
+        return x
+
+    top = level(x, "encoder.0", 2)
+    below = level(F.max_pool2d(top, 2), "encoder.1", 4)
+    up = below.repeat_interleave(2, 2).repeat_interleave(2, 3)
+    up = F.conv2d(up, w["narrow.0.weight"], w["narrow.0.bias"])
+    joined = level(torch.cat([top, up], 1), "decoder.0", 2)
+    expected = F.conv2d(joined, w["head.weight"], w["head.bias"])
+    torch.testing.assert_close(model(x), expected)
+
+
+@pytest.mark.parametrize(("shape", "depth"), [((1, 16, 16), 3), ((3, 24, 40), 2), ((3, 64, 64), 4)])
+def test_every_pixel_has_an_answer(shape, depth):
+    model = built(shape, width=8, depth=depth)
+    assert model.training
+    assert model(images(2, shape)).shape == (2, 2, *shape[1:])
+
+
+def test_skip_connections_carry_detail_that_the_bottom_cannot():
+    model, x = built(width=8, depth=3).eval(), images(1)
+    with torch.no_grad():
+        whole = model(x)
+        model.narrow[-1].weight.zero_()  # nothing from below reaches the top level
+        top = model(x)
+    assert not torch.allclose(whole, top)
+    assert float(top.var()) > 0
+
+
+def test_per_sample_gradients_by_vmap_add_up_to_the_batchs():
+    model, x = built(width=8, depth=2), images(3)
+    y = (x[:, 0] > 0.5).long()
+    parameters = {k: p.detach() for k, p in model.named_parameters()}
+
+    def loss(params, image, mask):
+        return F.cross_entropy(functional_call(model, params, image[None]), mask[None])
+
+    per_sample = vmap(grad(loss), in_dims=(None, 0, 0))(parameters, x, y)
+    whole = torch.autograd.grad(3 * F.cross_entropy(model(x), y), list(model.parameters()))
+    largest = max(float(g.abs().max()) for g in whole)
+    for (key, single), batch in zip(per_sample.items(), whole, strict=True):
+        assert (single.sum(0) - batch).abs().max() < 1e-4 * largest, key
+
+
+def test_several_models_run_as_one_by_vmap():
+    models, x = [built(width=8, depth=2, seed=s) for s in range(3)], images(2)
+    parameters, buffers = torch.func.stack_module_state(models)
+    together = vmap(lambda p, b: functional_call(models[0], (p, b), (x,)))(parameters, buffers)
+    torch.testing.assert_close(together, torch.stack([m(x) for m in models]), atol=1e-4, rtol=1e-4)
+
+
+def test_it_does_not_mix_the_records_of_a_batch():
+    assert unfit(built(width=8, depth=1), SHAPE) is None
+    assert not arch().has_batchnorm
+
+
+def test_sides_that_cannot_be_halved_are_refused_with_a_size_that_can():
+    with pytest.raises(SpecError, match="multiples of 8 for depth 3") as caught:
+        arch((1, 20, 20))
+    assert "image_size: 32" in caught.value.remedy
+
+
+def test_masks_need_a_network_for_pixels():
+    with pytest.raises(SpecError, match=r"not to logits \(3, 2, 16, 16\)") as caught:
+        arch(name="cnn-strided")
+    assert "'unet'" in caught.value.remedy
+
+
+def test_labels_of_whole_images_need_another_network():
+    with pytest.raises(SpecError, match=r"not to logits \(3, 2\)") as caught:
+        arch(task="single-label")
+    assert "for masks" in caught.value.remedy
+
+
+def test_an_imported_network_is_told_the_shape():
+    with pytest.raises(SpecError) as caught:
+        arch(name="import:torch.nn:Flatten")
+    assert "(n, classes, h, w)" in caught.value.remedy
