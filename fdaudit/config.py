@@ -6,7 +6,7 @@ import json
 import math
 import re
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, field_validator
 
@@ -22,8 +22,10 @@ __all__ = ["Config", "validate"]
 class Config(BaseModel):
     """Base of all configurations: frozen; refuses unknown keys, NaN and silent type changes.
 
-    Field docstrings become `--help` text. A whole number in a field without an upper bound is at most `MOST_COUNT`.
+    Field docstrings become `--help` text. A whole number in a field without an upper bound is at most `_most`.
     """
+
+    _most: ClassVar[int] = MOST_COUNT
 
     model_config = ConfigDict(
         frozen=True,
@@ -38,10 +40,10 @@ class Config(BaseModel):
     @field_validator("*", mode="after")
     @classmethod
     def _bounded(cls, value: object, info: ValidationInfo) -> object:
-        if type(value) is int and abs(value) > MOST_COUNT:
+        if type(value) is int and abs(value) > cls._most:
             stated = cls.model_fields[str(info.field_name)].metadata
             if not any(hasattr(bound, "le") or hasattr(bound, "lt") for bound in stated):
-                raise ValueError(f"is more than {MOST_COUNT:,}. Give a smaller number.")
+                raise ValueError(f"is more than {cls._most:,}. Give a smaller number.")
         return value
 
 

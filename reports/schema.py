@@ -7,7 +7,7 @@ member is one error that names its place.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import ConfigDict, Field, model_validator
 
@@ -57,6 +57,7 @@ SCHEMA = "fdaudit-result/1"
 
 class _Part(Config):
     model_config = ConfigDict(extra="ignore")
+    _most: ClassVar[int] = 2**63 - 1  # what was measured, such as bytes, has no limit of our own
 
 
 class Silence(_Part):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import io
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -122,7 +122,12 @@ def conclude(run: RunDirectory) -> dict[str, Any]:
         "family": family_of(run, cells),
         "gates": gates(spec.gates.model_dump(), cells, costs, utility["final"], card.name),
         "out_of_scope": [dict(attack) for attack in OUT_OF_SCOPE],
-        "limits": [*_limits(plan), *_went_silent(silences), *_stopped(run)],
+        "limits": [
+            *_limits(plan),
+            *_reference_near_chance(utility, plan),
+            *_went_silent(silences),
+            *_stopped(run),
+        ],
         "reproduce": _reproduce(plan.origin),
     }
     save_json(path / "result.json", value, indent=1)
@@ -276,8 +281,18 @@ def _utility(run: Path, plan: Case) -> dict[str, Any]:
     columns = ["line", "round", "party", *_CURVE[task]]
     curve: list[dict[Any, Any]] = frame[columns].to_dict("records")
     labels = None if task == "multi-label" else test_xy(plan.dataset, plan.splits)[1]
-    warnings = near_chance(final, curve, plan.protocol.name, labels)
+    said = near_chance(final, curve, plan.protocol.name, labels)
+    warnings = [f"{line} Attacks on it say little about a trained model." for line in said]
     return {"curve": curve, "final": final, "warnings": warnings}
+
+
+def _reference_near_chance(utility: Mapping[str, Any], plan: Case) -> Iterator[str]:
+    """Yield why the line `centralized` is no measure of the others, if its model ends near chance."""
+    if not utility["final"]:
+        return
+    labels = None if plan.dataset.task == "multi-label" else test_xy(plan.dataset, plan.splits)[1]
+    for line in near_chance(utility["final"], utility["curve"], "centralized", labels):
+        yield f"Compare nothing with the line `centralized`. {line}"
 
 
 def _figure(row: Any, task: str, classes: int) -> Figure:

@@ -72,7 +72,7 @@ def near_chance(
     line: str,
     labels: ArrayLike | None,
 ) -> list[str]:
-    """Return a warning if a protocol's final models are near chance, in plain words; no warning if none is.
+    """Return a warning if a line's final models are near chance, in plain words; no warning if none is.
 
     A model is near chance if the lower end of its interval is at most the chance level. For one label a record this
     level is the accuracy of always naming the most frequent class of the test records. For mAUC it is one half. For
@@ -81,7 +81,7 @@ def near_chance(
     Args:
         final: utility of all final models, as in `result.json`.
         curve: utility by round, as in `result.json`.
-        line: the protocol's name among the lines.
+        line: the protocol's name, or a reference line's.
         labels: of the test records (n,), or masks (n, h, w); None for mAUC.
     """
     level, measure, constant = 0.5, "mean_auc", "guessing"
@@ -101,9 +101,7 @@ def near_chance(
     who = f"{len(low)} of {len(rows)} models end" if len(rows) > 1 else f"The model of {party} ends"
     at = f"{party} has {value:.1%} on test records, and {constant} reaches {level:.1%}"
     seen = [row for row in curve if row["line"] == line and row["party"] == party]
-    return [
-        f"{who} near chance: {at}. {_cause(seen, measure, value)} Attacks on it say little about a trained model."
-    ]
+    return [f"{who} near chance: {at}. {_cause(seen, measure, value)}"]
 
 
 def _cause(seen: Sequence[Mapping[Any, Any]], measure: str, value: float) -> str:

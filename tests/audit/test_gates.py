@@ -178,7 +178,8 @@ def test_a_utility_gate_without_a_measurement_fails_and_says_why(name: str) -> N
 def test_a_diverged_run_fails_its_gate_and_is_warned_about(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    spec = tiny(protocol={"name": "fedavg", "params": {"rounds": 2, "lr": 1000.0}}, gates={"utility": 0.9})
+    protocol = {"name": "fedavg", "params": {"rounds": 2, "lr": 1000.0}}
+    spec = tiny(protocol=protocol, gates={"utility": 0.9}, references=["centralized"])
     path = write_spec(tmp_path / "spec.yaml", spec)
     code, out, err = cli(monkeypatch, capsys, "run", path, "--out", tmp_path / "run")
     result = json.loads((tmp_path / "run" / "result.json").read_text())
@@ -187,3 +188,4 @@ def test_a_diverged_run_fails_its_gate_and_is_warned_about(
     (warning,) = result["utility"]["warnings"]
     assert "near chance" in warning
     assert f"warning   {warning}" in out
+    assert any(limit.startswith("Compare nothing with the line `centralized`.") for limit in result["limits"])

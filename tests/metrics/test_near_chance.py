@@ -58,3 +58,9 @@ def test_reference_lines_do_not_count() -> None:
 def test_of_several_labels_the_level_is_one_half(value: float, low: float | None, warned: bool) -> None:
     rows = [{"line": "fedkd", "party": "server", "figure": {"value": value, "low": low}}]
     assert bool(near_chance(rows, [], "fedkd", None)) == warned
+
+
+def test_a_reference_line_near_chance_is_told_of_too() -> None:
+    rows = [row("server", 90), row("client/0", 10, "centralized")]
+    (said,) = near_chance(rows, [at(3, 0.8)], "centralized", LABELS)
+    assert said.startswith("The model of client/0 ends near chance: client/0 has 10.0% on test records")
