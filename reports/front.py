@@ -186,13 +186,14 @@ def _role(adversary: str, release: str | None) -> str:
 
 def _findings(result: Result, findings: Sequence[Finding]) -> tuple[FrontFinding, ...]:
     held = [s for s in standings(result, findings) if s.level in _LEAKS and s.finding is not None]
-    groups: dict[tuple[str, Remedy], list[Standing]] = {}
+    groups: dict[tuple[Remedy, str, object], list[Standing]] = {}
     for standing in held:
         source = _same_by_fewer(standing, held) or standing
         what = _remedy(result, source)
-        goal = "" if what is ENCRYPT else standing.goal  # one thing ends all that an eavesdropper can do
-        groups.setdefault((goal, what), []).append(standing)
-    made = (_finding(result, who, what) for (_, what), who in groups.items())
+        # One thing ends all that an eavesdropper can do. Others share a finding only if they share its evidence.
+        key = (what, "", None) if what is ENCRYPT else (what, standing.goal, _figures(source.finding))
+        groups.setdefault(key, []).append(standing)
+    made = (_finding(result, who, what) for (what, _, _), who in groups.items())
     return tuple(sorted(made, key=_gravest_first))
 
 
@@ -223,7 +224,20 @@ def _remedy(result: Result, standing: Standing) -> Remedy:
     return remedy(result, standing.finding)
 
 
-def _finding(result: Result, held: Sequence[Standing], what: Remedy) -> FrontFinding:
+def _figures(finding: Finding | None) -> object:
+    """Return what makes two findings one: attack, deciding figures, the worst victim and the affected ones."""
+    if finding is None:
+        return None
+    values = [None if f is None else f.value for f in (finding.key, finding.worst_key)]
+    worst = finding.worst and finding.worst.target
+    return finding.cell.attack, finding.level, *values, worst, finding.affected
+
+
+def _finding(result: Result, standing: Sequence[Standing], what: Remedy) -> FrontFinding:
+    """Return the finding of those who need no others for it; its evidence and victims are theirs alone."""
+    adversaries = tuple(dict.fromkeys(s.adversary for s in standing))
+    named = _fewest(adversaries)
+    held = [s for s in standing if s.adversary in named]
     ranked = sorted(
         (
             severity(
@@ -239,18 +253,18 @@ def _finding(result: Result, held: Sequence[Standing], what: Remedy) -> FrontFin
     )
     found = [s.finding for s in held if s.finding is not None]
     goals = list(dict.fromkeys(s.goal for s in held))
-    adversaries = tuple(dict.fromkeys(s.adversary for s in held))
     gravest = sorted(held, key=lambda s: (_LEAKS.index(s.level), -IMPACT.get(s.goal, 2)))[0]
-    top = strongest([f for f in found if f.cell.goal == gravest.goal]) or found[0]
+    by_goal = {goal: strongest([f for f in found if f.cell.goal == goal]) or found[0] for goal in goals}
+    top = by_goal[gravest.goal]
     can = joined(_can(goal, [f for f in found if f.cell.goal == goal]) for goal in goals)
     return FrontFinding(
         severity=ranked[0][0],
         goals=tuple(goals),
         level=gravest.level,
         adversaries=adversaries,
-        what=f"{sentence(joined(party(a) for a in _fewest(adversaries)))} could {can}",
+        what=f"{sentence(joined(party(a) for a in named))} could {can}",
         affected=_affected(found, result.run.clients),
-        evidence=f"{clip(top.cell.attack, 60)}: {_evidence(top)}",
+        evidence=" ".join(f"{clip(f.cell.attack, 60)}: {_evidence(f)}" for f in by_goal.values()),
         remedy=what,
         strongest=top,
         because=ranked[0][1],
@@ -326,7 +340,7 @@ def _claims(result: Result) -> Iterator[str]:
         yield f"No ε may be stated{whom}."
     causes = [e.cause for e in ledger if e.epsilon is None and e.cause]
     if causes:
-        yield f"What rules it out first: {clip(causes[0].partition(';')[0], 160)}."
+        yield f"The first message without a guarantee: {clip(causes[0].partition(';')[0], 160)}."
     spared = [
         e.adversary for e in ledger if e.epsilon == 0 and not e.contributions and e.adversary not in fallen
     ]
@@ -350,9 +364,12 @@ def _untested(result: Result, findings: Sequence[Finding]) -> Iterator[str]:
     if told:
         parts = [f"{n} {words}" for n, words in told]
         yield f"{sum(n for n, _ in told)} of {len(findings)} tests gave no answer: {joined(parts)}."
+    if possible := sum(f.level == "possible" for f in findings):
+        many = f"{possible} tests show" if possible > 1 else "1 test shows"
+        yield f"{many} a possible leak: it is neither shown nor ruled out. More candidates would tell."
     bare = _bare(findings)
     if bare:
-        yield f"Nothing was tried: {'; '.join(bare)}."
+        yield f"No attack here fits, or none was asked for: {'; '.join(bare)}. The table above says why."
     if left := unread(result):
         yield f"No attack reads {'; '.join(left)}: what these messages tell was not tested."
     attacked = len({t.target for f in findings for t in f.cell.targets})

@@ -70,7 +70,7 @@ REMEDIES: Mapping[tuple[str, str], Remedy] = MappingProxyType(
         ),
         ("reconstruction", "model"): Remedy(
             do="Do not hand out the model's weights. Answer queries, and limit and log them.",
-            why="`dp-sgd` protects single records, and not what a class looks like.",
+            why="`dp-sgd` protects single records, and not what a class looks like. Attacks by queries remain.",
         ),
         ("reconstruction", "answers"): Remedy(
             do="Send `hard-label` answers, or add `gaussian-noise` to each client's {kinds}.",
@@ -88,8 +88,8 @@ REMEDIES: Mapping[tuple[str, str], Remedy] = MappingProxyType(
             why="A generator repeats records that it was fitted to.",
         ),
         ("reconstruction", "oracle"): Remedy(
-            do="Limit and log queries, and answer with labels only.",
-            why="Each answer tells more of the model; a copy of it can be inverted at leisure.",
+            do="Limit and log queries.",
+            why=f"Each answer tells more of the model. {_LABELS_NO_REMEDY}",
         ),
         ("membership", "updates"): Remedy(
             do="Train with `dp-sgd` at a stated ε. Secure aggregation also hides each client's {kinds}.",
@@ -175,7 +175,10 @@ REMEDIES: Mapping[tuple[str, str], Remedy] = MappingProxyType(
 )
 """By goal and way."""
 
-ENCRYPT = Remedy(do="Encrypt the transport.", why="Then an eavesdropper sees sizes and times only.")
+ENCRYPT = Remedy(
+    do="Encrypt the transport: this stops eavesdroppers only.",
+    why="Then an eavesdropper sees sizes and times. Receivers of the messages see as much as before.",
+)
 
 _GENERAL: Mapping[str, Remedy] = MappingProxyType(
     {

@@ -48,6 +48,7 @@ class MatrixEntry:
     level: Level
     finding: Finding | None
     inherited: str = ""
+    note: str = ""
     conclusive: int = 0
     tried: int = 0
 
@@ -90,7 +91,7 @@ def summarise(result: Result, findings: Sequence[Finding]) -> Summary:
     parts = unread(result)
     if level == "none-seen" and parts:
         level = "inconclusive"
-    goals, matrix = _matrix(held, findings)
+    goals, matrix = _matrix(result, held, findings)
     return Summary(
         level=level,
         headline=_headline(result, level, findings, shown.findings),
@@ -251,7 +252,7 @@ def _checked(result: Result, bounded: Collection[str]) -> str:
 
 
 def _matrix(
-    held: Sequence[Standing], findings: Sequence[Finding]
+    result: Result, held: Sequence[Standing], findings: Sequence[Finding]
 ) -> tuple[tuple[str, ...], tuple[MatrixRow, ...]]:
     rows: dict[str, list[MatrixEntry]] = {}
     for standing in held:
@@ -263,12 +264,26 @@ def _matrix(
             level=standing.level,
             finding=standing.finding,
             inherited=standing.inherited,
+            note=_note(result, standing, cells),
             conclusive=sum(f.level in SETTLED for f in cells),
             tried=sum(f.level not in _UNTRIED for f in cells),
         )
         rows.setdefault(standing.adversary, []).append(entry)
     goals = tuple(dict.fromkeys(standing.goal for standing in held))
     return goals, tuple(MatrixRow(adversary=name, entries=tuple(entries)) for name, entries in rows.items())
+
+
+def _note(result: Result, standing: Standing, cells: Sequence[Finding]) -> str:
+    """Return what a result without a leak leaves open: what could have been seen, or why nothing was tried."""
+    if standing.level == "none-seen" and standing.finding is not None and standing.finding.detectable:
+        return f"It {standing.finding.detectable}."
+    if standing.level != "not-applicable":
+        return ""
+    if not private_kinds(result, standing.adversary):
+        return "Receives nothing private."
+    reasons = {f.cell.reason for f in cells}
+    told = "" if result.withheld or len(reasons) > 1 else clip(min(reasons, default=""), 90)
+    return f"{sentence(told)}." if told else "No attack here fits what it receives."
 
 
 def _actions(result: Result, findings: Sequence[Finding], found: Sequence[FrontFinding]) -> Iterator[Action]:

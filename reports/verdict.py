@@ -64,6 +64,7 @@ class Finding:
         worst_key: the deciding figure of the worst victim, or None.
         affected: the victims for each of whom alone a leak was found.
         together: whether a leak was found for all victims together.
+        detectable: what would have been significant, in a clause, if nothing was found.
     """
 
     number: int
@@ -77,6 +78,7 @@ class Finding:
     worst_key: Figure | None = None
     affected: tuple[str, ...] = ()
     together: bool = False
+    detectable: str = ""
 
 
 def judge_all(result: Result) -> tuple[Finding, ...]:
@@ -161,7 +163,7 @@ def _decided(finding: Finding, rule: Rule, correction: Correction) -> Finding:
         return replace(finding, because="Its deciding figure has no interval, or nothing to compare it with.")
     away, own = _corrected_away(cell, correction)
     if own:
-        return replace(finding, level="possible", because=away, cautions=tuple(_detectable(correction)))
+        return replace(finding, level="possible", because=away, cautions=tuple(_in_this_run(correction)))
     if positive is None or not positive.passed:
         why = "failed" if positive else "was not run"
         told = away or "It found nothing."
@@ -176,8 +178,9 @@ def _decided(finding: Finding, rule: Rule, correction: Correction) -> Finding:
         finding,
         level="none-seen",
         because=away or nothing,
+        detectable=_detectable(correction),
         cautions=(
-            *_detectable(correction),
+            *_in_this_run(correction),
             "This attack, with this budget, found nothing. A stronger one may.",
         ),
     )
@@ -224,11 +227,14 @@ def _corrected_away(cell: Cell, correction: Correction) -> tuple[str, bool]:
     return said, p * len(tested) <= FAMILY_LEVEL
 
 
-def _detectable(correction: Correction) -> Iterator[str]:
-    """Yield the least AUC that would have been significant in this cell."""
-    if correction.floor is None:
-        return
-    yield f"In this run it {detectable(correction.floor, correction.floor_one_victim)}."
+def _detectable(correction: Correction) -> str:
+    """Return a clause with the least AUC that would have been significant in this cell; empty if there is none."""
+    return "" if correction.floor is None else detectable(correction.floor, correction.floor_one_victim)
+
+
+def _in_this_run(correction: Correction) -> Iterator[str]:
+    if said := _detectable(correction):
+        yield f"In this run it {said}."
 
 
 def _cautions(cell: Cell, signs: Sequence[str]) -> Iterator[str]:

@@ -125,6 +125,56 @@ def test_coalitions_add_no_finding_where_a_part_can_do_as_much() -> None:
     assert all("with client/0" not in f.what for f in with_both)
 
 
+def leaking(adversaries: dict[str, float]) -> Any:
+    """A result with one leak on membership an adversary, whose AUCs differ by these amounts."""
+    raw = load()
+    leak = next(c for c in raw["cells"] if c["id"] == "world/loss-threshold")
+    raw["cells"], raw["views"] = [], []
+    for adversary, more in adversaries.items():
+        cell = json.loads(json.dumps(leak)) | {"id": f"{adversary}/loss-threshold", "adversary": adversary}
+        for figures in (cell["figures"], *(t["figures"] for t in cell["targets"])):
+            for figure in figures:
+                if figure["name"].startswith("auc"):
+                    figure["value"] += more
+        raw["cells"].append(cell)
+    return read(raw)
+
+
+@pytest.mark.parametrize(("more", "findings"), [(0.0, 1), (0.01, 2)])
+def test_adversaries_share_a_finding_only_if_they_share_its_evidence(more: float, findings: int) -> None:
+    result = leaking({"client/0": 0.0, "client/1": more})
+    found = front(result, judge_all(result)).findings
+    assert len(found) == findings
+    for one in found:
+        for adversary in one.adversaries:
+            (cell,) = [c for c in result.cells if c.adversary == adversary]
+            (auc,) = [f for f in cell.figures if f.name == "auc"]
+            assert f"AUC {auc.value:.3f}" in one.evidence
+
+
+def test_the_evidence_of_a_coalition_is_not_that_of_its_member() -> None:
+    result = leaking({"server": 0.0, "server+client/0": 0.01})
+    (found,) = front(result, judge_all(result)).findings
+    assert found.strongest.cell.adversary == "server"
+    assert set(found.adversaries) == {"server", "server+client/0"}
+
+
+def test_a_possible_leak_is_told_as_open() -> None:
+    raw = leaking({"client/0": 0.0}).model_dump(mode="json", by_alias=True)
+    raw["cells"] += [raw["cells"][0] | {"id": f"client/1/{i}", "adversary": "client/1"} for i in range(40)]
+    raw["family"] = None
+    for cell in raw["cells"]:
+        cell["targets"] = []
+        cell["figures"] = [f | {"p": 0.004} for f in cell["figures"] if f["name"] == "auc"]
+    result = read(raw)
+    findings = judge_all(result)
+    possible = sum(f.level == "possible" for f in findings)
+    assert possible
+    assert any(
+        line.startswith(f"{possible} tests show a possible leak") for line in front(result, findings).untested
+    )
+
+
 @pytest.mark.parametrize("public", [False, True])
 def test_a_model_near_chance_is_in_the_headline(public: bool) -> None:
     raw = load()
