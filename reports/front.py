@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from types import MappingProxyType
 
 from .inheritance import Standing, standings, unread
@@ -89,6 +90,12 @@ _UNTOLD = "not told"
 _NAMED = 4
 """Most affected clients named one by one."""
 
+_LINES, _MOST = 38, 7
+"""Lines of the printed page for adversaries, findings and the lists below them; most findings shown."""
+
+_WIDTHS = {"what": 56, "evidence": 66, "affected": 17, "remedy": 34, "claims": 48, "untested": 85}
+"""Characters of a printed line in the columns of the findings, and in the two lists."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class FrontFinding:
@@ -104,6 +111,7 @@ class FrontFinding:
         evidence: the strongest attack and its deciding figures.
         remedy: what to do and why.
         strongest: the finding of the cell behind it.
+        factors: impact and access, whose product gives the severity.
         because: why the severity, in words.
     """
 
@@ -116,7 +124,14 @@ class FrontFinding:
     evidence: str
     remedy: Remedy
     strongest: Finding
+    factors: tuple[int, int]
     because: str
+
+    @property
+    def lines(self) -> int:
+        """Return about how many printed lines the finding takes in the table of the front page."""
+        told = _lines("what", self.what) + _lines("evidence", self.evidence)
+        return max(told, _lines("affected", self.affected), _lines("remedy", self.remedy.do))
 
     @property
     def clause(self) -> str:
@@ -131,26 +146,42 @@ class Front:
 
     Attributes:
         findings: the gravest first.
+        adversaries: how many were tried.
         claims: what ε may be stated, one sentence each.
         untested: what was not tested, one sentence each.
     """
 
     findings: tuple[FrontFinding, ...]
+    adversaries: int
     claims: tuple[str, ...]
     untested: tuple[str, ...]
 
     @property
+    def shown(self) -> tuple[FrontFinding, ...]:
+        """Return the findings that one printed page has room for, the gravest first; always one if there is one."""
+        room = _LINES - self.adversaries
+        room -= max(_lines("claims", *self.claims), _lines("untested", *self.untested))
+        fits = sum(end <= room for end in accumulate(f.lines for f in self.findings))
+        return self.findings[: max(1, min(fits, _MOST))]
+
+    @property
     def scales(self) -> str:
-        """Return how to read the figures of the findings, in a sentence; empty if there are none."""
-        goals = dict.fromkeys(f.strongest.cell.goal for f in self.findings)
+        """Return how to read the figures of the shown findings, in a sentence; empty if there are none."""
+        goals = dict.fromkeys(goal for f in self.shown for goal in f.goals)
         said = "; ".join(_SCALES[goal] for goal in goals if goal in _SCALES)
         return f"{sentence(said)}." if said else ""
+
+
+def _lines(column: str, *texts: str) -> int:
+    """Return about how many printed lines texts take in a column."""
+    return sum(-(-len(text) // _WIDTHS[column]) for text in texts)
 
 
 def front(result: Result, findings: Sequence[Finding]) -> Front:
     """Return the front page's parts; pure."""
     return Front(
         findings=_findings(result, findings),
+        adversaries=len({f.cell.adversary for f in findings}),
         claims=tuple(_claims(result)),
         untested=tuple(_untested(result, findings)),
     )
@@ -158,8 +189,8 @@ def front(result: Result, findings: Sequence[Finding]) -> Front:
 
 def severity(
     goal: str, level: Level, adversary: str, release: str | None = None, *, of_classes: bool = False
-) -> tuple[str, str]:
-    """Return a severity and its reason: impact times access.
+) -> tuple[str, tuple[int, int], str]:
+    """Return a severity, its factors impact and access, and what the access needs.
 
     Args:
         goal: of the attacks.
@@ -172,7 +203,7 @@ def severity(
     access, must = ACCESS[_role(adversary, release)]
     product = impact * access
     word = next(word for least, word in _LEAST if product >= least)
-    return word, f"impact {impact} × access {access} ({must})"
+    return word, (impact, access), must
 
 
 def _role(adversary: str, release: str | None) -> str:
@@ -197,9 +228,11 @@ def _findings(result: Result, findings: Sequence[Finding]) -> tuple[FrontFinding
     return tuple(sorted(made, key=_gravest_first))
 
 
-def _gravest_first(finding: FrontFinding) -> tuple[int, int, int]:
-    impact = max(IMPACT.get(goal, 2) for goal in finding.goals)
-    return SEVERITIES.index(finding.severity), _LEAKS.index(finding.level), -impact
+def _gravest_first(finding: FrontFinding) -> tuple[int, int, int, bool, int]:
+    """Return the order; of equals, what encryption of the transport stops comes last."""
+    listens = finding.remedy is ENCRYPT
+    level, impact = _LEAKS.index(finding.level), finding.factors[0]
+    return SEVERITIES.index(finding.severity), level, -impact, listens, -len(finding.strongest.affected)
 
 
 def _same_by_fewer(standing: Standing, held: Sequence[Standing]) -> Standing | None:
@@ -256,9 +289,10 @@ def _finding(result: Result, standing: Sequence[Standing], what: Remedy) -> Fron
     gravest = sorted(held, key=lambda s: (_LEAKS.index(s.level), -IMPACT.get(s.goal, 2)))[0]
     by_goal = {goal: strongest([f for f in found if f.cell.goal == goal]) or found[0] for goal in goals}
     top = by_goal[gravest.goal]
+    word, factors, must = ranked[0]
     can = joined(_can(goal, [f for f in found if f.cell.goal == goal]) for goal in goals)
     return FrontFinding(
-        severity=ranked[0][0],
+        severity=word,
         goals=tuple(goals),
         level=gravest.level,
         adversaries=adversaries,
@@ -267,7 +301,8 @@ def _finding(result: Result, standing: Sequence[Standing], what: Remedy) -> Fron
         evidence=" ".join(f"{clip(f.cell.attack, 60)}: {_evidence(f)}" for f in by_goal.values()),
         remedy=what,
         strongest=top,
-        because=ranked[0][1],
+        factors=factors,
+        because=f"impact {factors[0]} × access {factors[1]} ({must})",
     )
 
 
@@ -340,7 +375,7 @@ def _claims(result: Result) -> Iterator[str]:
         yield f"No ε may be stated{whom}."
     causes = [e.cause for e in ledger if e.epsilon is None and e.cause]
     if causes:
-        yield f"The first message without a guarantee: {clip(causes[0].partition(';')[0], 160)}."
+        yield f"The first reason is {clip(causes[0].partition(';')[0], 160)}."
     spared = [
         e.adversary for e in ledger if e.epsilon == 0 and not e.contributions and e.adversary not in fallen
     ]
@@ -360,16 +395,12 @@ def _unit(entry: LedgerEntry) -> str:
 def _untested(result: Result, findings: Sequence[Finding]) -> Iterator[str]:
     """Yield what was not tested."""
     counts = [(sum(f.level == level for f in findings), words) for level, words in _NO_ANSWER]
-    told = [(n, words) for n, words in counts if n]
+    told = [f"{n} {words}" for n, words in counts if n]
     if told:
-        parts = [f"{n} {words}" for n, words in told]
-        yield f"{sum(n for n, _ in told)} of {len(findings)} tests gave no answer: {joined(parts)}."
+        yield f"{sum(n for n, _ in counts)} of {len(findings)} tests gave no answer: {joined(told)}."
     if possible := sum(f.level == "possible" for f in findings):
         many = f"{possible} tests show" if possible > 1 else "1 test shows"
-        yield f"{many} a possible leak: it is neither shown nor ruled out. More candidates would tell."
-    bare = _bare(findings)
-    if bare:
-        yield f"No attack here fits, or none was asked for: {'; '.join(bare)}. The table above says why."
+        yield f"{many} a possible leak, neither shown nor ruled out. More candidates would tell."
     if left := unread(result):
         yield f"No attack reads {'; '.join(left)}: what these messages tell was not tested."
     attacked = len({t.target for f in findings for t in f.cell.targets})
@@ -381,23 +412,9 @@ def _untested(result: Result, findings: Sequence[Finding]) -> Iterator[str]:
         yield f"Of the clients, only {only} was tried as an adversary. Others may learn more."
     if result.out_of_scope:
         kinds = joined(clip(o.name, 40) for o in result.out_of_scope)
-        yield f"Out of scope: {kinds}."
+        yield f"Out of scope here: {kinds}."
     recording = result.run.recording
     if recording is not None and recording.asserted:
         yield f"{len(recording.asserted)} statements of the recorder and its card were not checked."
     profile = clip(result.run.profile, 40)
     yield f"Other seeds, other data and stronger attacks: this is one run with the {profile} profile."
-
-
-def _bare(findings: Sequence[Finding]) -> list[str]:
-    """Return the adversaries that nobody's attack stands for, by goal."""
-    goals: dict[str, list[str]] = {}
-    everybody = {f.cell.adversary for f in findings}
-    for adversary, goal in dict.fromkeys((f.cell.adversary, f.cell.goal) for f in findings):
-        levels = {f.level for f in findings if (f.cell.adversary, f.cell.goal) == (adversary, goal)}
-        if levels <= {"not-applicable", "not-requested"}:
-            goals.setdefault(goal, []).append(adversary)
-    return [
-        f"{goal.replace('-', ' ')} by {'anybody' if len(who) == len(everybody) else joined(clip(a, 60) for a in who)}"
-        for goal, who in goals.items()
-    ]

@@ -42,12 +42,14 @@ class Action:
 
 @dataclass(frozen=True, kw_only=True)
 class MatrixEntry:
-    """An adversary's result for one goal: its standing, and how many of its own attacks support it."""
+    """An adversary's result for one goal: its standing, and how many of its own attacks support it.
+
+    `note` says whose finding it is, or what a result without a leak leaves open.
+    """
 
     goal: str
     level: Level
     finding: Finding | None
-    inherited: str = ""
     note: str = ""
     conclusive: int = 0
     tried: int = 0
@@ -73,6 +75,12 @@ class Summary:
     goals: tuple[str, ...]
     matrix: tuple[MatrixRow, ...]
     front: Front
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Return the distinct notes of the matrix; an entry shows the number of its own."""
+        entries = (entry for row in self.matrix for entry in row.entries)
+        return tuple(dict.fromkeys(entry.note for entry in entries if entry.note))
 
 
 _COUNTS = {1: "one", 2: "two", 3: "three", 4: "four", 5: "five", 6: "six"}
@@ -151,8 +159,7 @@ def _standing(result: Result, findings: Sequence[Finding]) -> str:
     return (
         f"{len(settled)} of {len(findings)} tests (one attack by one adversary each) gave an answer about "
         f"{clip(run.protocol)} with {run.clients} clients on {clip(run.dataset)}, "
-        f"in one run of {run.rounds} rounds from one seed with the {clip(run.profile)} profile. "
-        "The verdict speaks of these attacks on this run, not of other data, models or stronger attacks."
+        f"in one run of {run.rounds} rounds from one seed with the {clip(run.profile)} profile."
     )
 
 
@@ -263,8 +270,7 @@ def _matrix(
             goal=standing.goal,
             level=standing.level,
             finding=standing.finding,
-            inherited=standing.inherited,
-            note=_note(result, standing, cells),
+            note=standing.inherited or _note(result, standing, cells),
             conclusive=sum(f.level in SETTLED for f in cells),
             tried=sum(f.level not in _UNTRIED for f in cells),
         )

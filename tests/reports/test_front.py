@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from fdaudit.reports.front import ACCESS, IMPACT, SEVERITIES, front, severity
 from fdaudit.reports.inheritance import standings
 from fdaudit.reports.schema import read
 from fdaudit.reports.security import render_report
-from fdaudit.reports.verdict import judge_all
+from fdaudit.reports.verdict import SETTLED, judge_all
 
 from ..helpers.report_cases import FIXTURES, Document, load
 
@@ -108,7 +109,7 @@ def test_what_was_not_tested_is_counted() -> None:
     said = " ".join(front_of(raw).untested)
     cells = raw["cells"]
     levels = [f.level for f in judge_all(read(raw))]
-    untold = sum(level not in ("leak", "partial", "none-seen") for level in levels)
+    untold = sum(level not in SETTLED for level in levels)
     assert f"{untold} of {len(cells)} tests gave no answer" in said
     assert "one run with the" in said
 
@@ -182,3 +183,23 @@ def test_a_model_near_chance_is_in_the_headline(public: bool) -> None:
     text = Document(render_report(raw, FIXTURES, {}, public=public)).sections["summary"]
     assert "The model is near chance on test records." in text
     assert ("10.4 %" in text) != public
+
+
+def test_the_page_shows_as_many_findings_as_it_has_room_for() -> None:
+    made = leaking({"server": 0.0})
+    page = front(made, judge_all(made))
+    finding = page.findings[0]
+    many = replace(page, findings=(finding,) * 20)
+    assert 1 < len(many.shown) <= 7
+    long = replace(finding, evidence=finding.evidence * 6)
+    assert len(replace(page, findings=(long,) * 20).shown) < len(many.shown)
+    assert len(replace(many, claims=("ε " * 600,)).shown) < len(many.shown)
+    assert len(replace(many, adversaries=60).shown) == 1
+
+
+def test_severity_is_the_product_that_is_printed() -> None:
+    for finding in front_of(load()).findings:
+        impact, access = finding.factors
+        marks = ((9, "critical"), (6, "high"), (3, "medium"), (1, "low"))
+        assert finding.severity == next(word for least, word in marks if impact * access >= least)
+        assert finding.because.startswith(f"impact {impact} × access {access} (")

@@ -88,8 +88,8 @@ def test_a_coalition_inherits_its_member_s_leak_and_says_so(own: str) -> None:
     assert levels(made) == {"server": "leak", "server+client/0": "leak"}
     page = summarise(made, judge_all(made))
     said = "Inherits the finding of server: it sees everything that server sees."
-    assert page.matrix[1].entries[0].inherited == said
-    assert page.matrix[0].entries[0].inherited == ""
+    assert page.matrix[1].entries[0].note == said
+    assert page.matrix[0].entries[0].note == ""
     assert page.headline == "The server could tell which records were trained on (all 3 attacked together)."
     assert page.front.findings[0].adversaries == ("server", "server+client/0")
     parts = document(made, judge_all(made), {}).adversaries
