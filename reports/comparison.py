@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from fdaudit.transcript.messages import role
 from fdaudit.types import Figure, Goal
 
-from .front import shows_classes
+from .findings import shows_classes
 from .inheritance import unread
 from .rules import RULES
 from .schema import Exposure, FinalUtility, Result

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
-from .front import Front, FrontFinding, front
+from .findings import FrontFinding
+from .front import Front, front
 from .inheritance import Standing, standings, unread
 from .schema import Result
 from .text import amount, clip, joined, party, sentence
@@ -282,7 +283,7 @@ def _matrix(
 def _note(result: Result, standing: Standing, cells: Sequence[Finding]) -> str:
     """Return what a result without a leak leaves open: what could have been seen, or why nothing was tried."""
     if standing.level == "none-seen" and standing.finding is not None and standing.finding.detectable:
-        return f"It {standing.finding.detectable}."
+        return f"It {standing.finding.detectable}. A smaller leak would be missed."
     if standing.level != "not-applicable":
         return ""
     if not private_kinds(result, standing.adversary):

@@ -7,7 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from fdaudit.reports.front import ACCESS, IMPACT, SEVERITIES, front, severity
+from fdaudit.reports.findings import ACCESS, IMPACT, SEVERITIES, severity
+from fdaudit.reports.front import front
 from fdaudit.reports.inheritance import standings
 from fdaudit.reports.schema import read
 from fdaudit.reports.security import render_report

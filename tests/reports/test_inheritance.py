@@ -90,7 +90,10 @@ def test_a_coalition_inherits_its_member_s_leak_and_says_so(own: str) -> None:
     said = "Inherits the finding of server: it sees everything that server sees."
     assert page.matrix[1].entries[0].note == said
     assert page.matrix[0].entries[0].note == ""
-    assert page.headline == "The server could tell which records were trained on (all 3 attacked together)."
+    assert (
+        page.headline
+        == "The server could tell which records were trained on (all 3 attacked clients as a group)."
+    )
     assert page.front.findings[0].adversaries == ("server", "server+client/0")
     parts = document(made, judge_all(made), {}).adversaries
     assert [(p.adversary, p.level, p.cell, p.inherited) for p in parts] == [
@@ -114,9 +117,9 @@ def test_a_finding_about_a_member_of_the_coalition_names_it() -> None:
 @pytest.mark.parametrize(
     ("affected", "named"),
     [
-        (("client/2",), "(client/2 of 3 attacked)"),
-        (("client/0", "client/2"), "(client/0 and client/2 of 3 attacked)"),
-        (("client/0", "client/1", "client/2"), "(all 3 attacked, of 5 clients)"),
+        (("client/2",), "(client/2; 2 others not cleared)"),
+        (("client/0", "client/2"), "(client/0 and client/2; 1 other not cleared)"),
+        (("client/0", "client/1", "client/2"), "(all 3 attacked clients)"),
     ],
 )
 def test_the_headline_names_who_is_affected_and_of_how_many(affected: tuple[str, ...], named: str) -> None:

@@ -1,0 +1,339 @@
+"""Findings: who can do what to whom, how bad it is, what shows it, and what to do.
+
+Guarantees:
+  * every leak of the table *Who can learn what* is in a finding, inherited ones too;
+  * severity is computed from the finding and its adversary alone, by the printed table;
+  * a finding names every client for whom one of its adversaries' attacks found a leak, and clears nobody else;
+  * nothing here is measured anew: each finding names the cell behind it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from fdaudit.types import Figure
+
+from .inheritance import Standing, standings
+from .remedies import ENCRYPT, Remedy, remedy
+from .rules import RULES, Rule, by_name, framed
+from .schema import Result
+from .text import clip, joined, measure, party, sentence, with_interval
+from .verdict import Finding, Level, strongest
+
+__all__ = [
+    "ACCESS",
+    "IMPACT",
+    "SEVERITIES",
+    "FrontFinding",
+    "found_by",
+    "lines",
+    "severity",
+    "shows_classes",
+]
+
+SEVERITIES = ("critical", "high", "medium", "low")
+
+IMPACT: Mapping[str, int] = MappingProxyType(
+    {"reconstruction": 4, "membership": 3, "label-distribution": 2, "model-extraction": 2}
+)
+"""Harm to those whom the data are about, if the adversary succeeds; a partial leak counts one less."""
+
+_CLASSES = 2
+"""Impact where an adversary was shown what classes look like, and no record."""
+
+ACCESS: Mapping[str, tuple[int, str]] = MappingProxyType(
+    {
+        "world": (3, "has the released model"),
+        "eavesdropper": (2, "reads the transport"),
+        "server": (2, "runs the server"),
+        "client": (2, "takes part as a client"),
+        "aggregator": (2, "runs the aggregator"),
+        "coalition": (1, "several parties together"),
+        "internal": (1, "gets hold of a model that stays internal"),
+    }
+)
+"""How easily one becomes this adversary, from 1 to 3, and what one must have for it."""
+
+_LEAST = ((9, "critical"), (6, "high"), (3, "medium"), (1, "low"))
+"""Least product of impact and access of each severity."""
+
+_LEAKS: Sequence[Level] = ("leak", "partial")
+Leaks = dict[tuple[str, str], list[Finding]]
+"""The cells with a leak, by adversary and goal."""
+
+_UNTOLD = "not told"
+_NAMED = 4
+"""Most affected clients named one by one."""
+
+_WIDTHS = {"what": 56, "evidence": 66, "affected": 17, "remedy": 34, "claims": 48, "untested": 85}
+"""Characters of a printed line in the columns of the front page's findings, and in its two lists."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FrontFinding:
+    """One finding: who can do what to whom, how bad it is, what shows it, and what to do.
+
+    Attributes:
+        severity: one of `SEVERITIES`.
+        goals: of the attacks.
+        level: leak or partial.
+        adversaries: everyone who can do it, by the same remedy.
+        what: the finding in a clause.
+        affected: the affected clients in words.
+        evidence: the strongest attack and its deciding figures.
+        remedy: what to do and why.
+        strongest: the finding of the cell behind it.
+        factors: impact and access, whose product gives the severity.
+        because: why the severity, in words.
+    """
+
+    severity: str
+    goals: tuple[str, ...]
+    level: Level
+    adversaries: tuple[str, ...]
+    what: str
+    affected: str
+    evidence: str
+    remedy: Remedy
+    strongest: Finding
+    factors: tuple[int, int]
+    because: str
+
+    @property
+    def lines(self) -> int:
+        """Return about how many printed lines the finding takes in the table of the front page."""
+        told = lines("what", self.what) + lines("evidence", self.evidence)
+        return max(told, lines("affected", self.affected), lines("remedy", self.remedy.do))
+
+    @property
+    def clause(self) -> str:
+        """Return the finding with those whom it affects, in a clause."""
+        partly = "" if self.level == "leak" else ", in part"
+        told = len(self.goals) == 1 and self.affected != _UNTOLD
+        return f"{self.what}{partly}{f' ({self.affected})' if told else ''}"
+
+
+def lines(column: str, *texts: str) -> int:
+    """Return about how many printed lines texts take in a column or list of the front page."""
+    return sum(-(-len(text) // _WIDTHS[column]) for text in texts)
+
+
+def severity(
+    goal: str, level: Level, adversary: str, release: str | None = None, *, of_classes: bool = False
+) -> tuple[str, tuple[int, int], str]:
+    """Return a severity, its factors impact and access, and what the access needs.
+
+    Args:
+        goal: of the attacks.
+        level: leak or partial.
+        adversary: who can do it.
+        release: where the spec sends the model; None counts as the widest release.
+        of_classes: whether classes were shown and no record.
+    """
+    impact = _CLASSES if of_classes else IMPACT.get(goal, 2) - (level == "partial")
+    access, must = ACCESS[_role(adversary, release)]
+    product = impact * access
+    word = next(word for least, word in _LEAST if product >= least)
+    return word, (impact, access), must
+
+
+def _role(adversary: str, release: str | None) -> str:
+    if "+" in adversary:
+        return "coalition"
+    if adversary == "world" and release == "internal":
+        return "internal"
+    name = adversary.partition("/")[0]
+    return name if name in ACCESS else "coalition"
+
+
+def found_by(result: Result, findings: Sequence[Finding]) -> tuple[FrontFinding, ...]:
+    """Return the findings of a result, the gravest first; pure."""
+    held = [s for s in standings(result, findings) if s.level in _LEAKS and s.finding is not None]
+    leaks: Leaks = {}
+    for finding in findings:
+        if finding.level in _LEAKS:
+            leaks.setdefault((finding.cell.adversary, finding.cell.goal), []).append(finding)
+    groups: dict[tuple[Remedy, str, object], list[Standing]] = {}
+    for standing in held:
+        source = _same_by_fewer(standing, held) or standing
+        what = _remedy(result, source)
+        # One thing ends all that an eavesdropper can do. Others share a finding only if they share its evidence.
+        key = (what, "", None) if what is ENCRYPT else (what, standing.goal, _figures(source.finding, leaks))
+        groups.setdefault(key, []).append(standing)
+    made = (_finding(result, who, what, leaks) for (what, _, _), who in groups.items())
+    return tuple(sorted(made, key=_gravest_first))
+
+
+def _gravest_first(finding: FrontFinding) -> tuple[int, int, int, bool, int]:
+    """Return the order; of equals, what encryption of the transport stops comes last."""
+    listens = finding.remedy is ENCRYPT
+    level, impact = _LEAKS.index(finding.level), finding.factors[0]
+    return SEVERITIES.index(finding.severity), level, -impact, listens, -len(finding.strongest.affected)
+
+
+def _same_by_fewer(standing: Standing, held: Sequence[Standing]) -> Standing | None:
+    """Return the part of a coalition that can do most without the others, if it can do as much; else None."""
+    members = set(standing.adversary.split("+"))
+    parts = [
+        s
+        for s in held
+        if s.goal == standing.goal
+        and set(s.adversary.split("+")) < members
+        and _LEAKS.index(s.level) <= _LEAKS.index(standing.level)
+    ]
+    most = strongest([s.finding for s in parts if s.finding is not None])
+    return next((s for s in parts if s.finding is most), None)
+
+
+def _remedy(result: Result, standing: Standing) -> Remedy:
+    """Return the remedy for a standing: an inherited finding's own, unless the heir only listens in."""
+    if standing.adversary == "eavesdropper" or standing.finding is None:
+        return ENCRYPT
+    return remedy(result, standing.finding)
+
+
+def _figures(finding: Finding | None, leaks: Leaks) -> object:
+    """Return what makes two findings one: attack, deciding figures, the worst victim and the affected ones."""
+    if finding is None:
+        return None
+    values = [None if f is None else f.value for f in (finding.key, finding.worst_key)]
+    worst = finding.worst and finding.worst.target
+    return finding.cell.attack, finding.level, *values, worst, _alone(_all(finding, leaks))
+
+
+def _all(finding: Finding, leaks: Leaks) -> list[Finding]:
+    """Return all leaks that the same adversary found for the same goal."""
+    return leaks.get((finding.cell.adversary, finding.cell.goal), [finding])
+
+
+def _alone(found: Sequence[Finding]) -> tuple[str, ...]:
+    """Return the clients for each of whom alone a leak was found."""
+    names = {name for f in found for name in f.affected}
+    return tuple(sorted(names, key=lambda name: (len(name), name)))
+
+
+def _finding(result: Result, standing: Sequence[Standing], what: Remedy, leaks: Leaks) -> FrontFinding:
+    """Return the finding of those who need no others for it; its evidence and victims are theirs alone."""
+    adversaries = tuple(dict.fromkeys(s.adversary for s in standing))
+    named = _fewest(adversaries)
+    held = [s for s in standing if s.adversary in named]
+    ranked = sorted(
+        (
+            severity(
+                s.goal,
+                s.level,
+                s.adversary,
+                result.run.release,
+                of_classes=s.finding is not None and shows_classes(s.finding),
+            )
+            for s in held
+        ),
+        key=lambda r: SEVERITIES.index(r[0]),
+    )
+    found = [s.finding for s in held if s.finding is not None]
+    goals = list(dict.fromkeys(s.goal for s in held))
+    gravest = sorted(held, key=lambda s: (_LEAKS.index(s.level), -IMPACT.get(s.goal, 2)))[0]
+    by_goal = {goal: strongest([f for f in found if f.cell.goal == goal]) or found[0] for goal in goals}
+    top = by_goal[gravest.goal]
+    word, factors, must = ranked[0]
+    can = joined(_can(goal, [f for f in found if f.cell.goal == goal]) for goal in goals)
+    return FrontFinding(
+        severity=word,
+        goals=tuple(goals),
+        level=gravest.level,
+        adversaries=adversaries,
+        what=f"{sentence(joined(party(a) for a in named))} could {can}",
+        affected=_affected_by_goal(by_goal, leaks, result.run.clients),
+        evidence=" ".join(f"{clip(f.cell.attack, 60)}: {_evidence(f)}" for f in by_goal.values()),
+        remedy=what,
+        strongest=top,
+        factors=factors,
+        because=f"impact {factors[0]} × access {factors[1]} ({must})",
+    )
+
+
+def _fewest(adversaries: Sequence[str]) -> list[str]:
+    """Return the adversaries without coalitions of which a part can do the same."""
+    parts = {a: set(a.split("+")) for a in adversaries}
+    return [a for a in adversaries if not any(parts[b] < parts[a] for b in adversaries)]
+
+
+def _can(goal: str, found: Sequence[Finding]) -> str:
+    """Return what adversaries could do, in a clause without "could"."""
+    rule = RULES.get(goal)
+    if rule is None:
+        return "learn more than they should"
+    partial = all(f.level == "partial" for f in found)
+    of_classes = bool(rule.shown) and partial and all(shows_classes(f) for f in found)
+    return (rule.shown if of_classes else rule.leaked).removeprefix("could ")
+
+
+def _evidence(finding: Finding) -> str:
+    """Return the deciding figures that carry the finding: of all victims and of the worst one."""
+    rule, key, worst = RULES.get(finding.cell.goal), finding.key, finding.worst_key
+    if rule is None or key is None or key.value is None:
+        return finding.measured
+    said = f"{framed(rule, key)}{_besides(finding, rule, key)}"
+    if worst is None or worst.value is None or finding.worst is None:
+        return f"{said}." if finding.cell.targets and finding.worst else finding.measured
+    if worst.value == key.value:
+        return f"{said}."
+    name = clip(finding.worst.target, 60)
+    if finding.affected and finding.worst.target not in finding.affected:
+        return f"{said}; at most {measure(worst, worst.value)} for {name}, which alone is no leak."
+    if finding.affected and not finding.together:
+        return f"{framed(rule, worst)} for {name}; {with_interval(key)} for all together, which is no leak."
+    return f"{said}; worst: {with_interval(worst)} for {name}."
+
+
+def _besides(finding: Finding, rule: Rule, key: Figure) -> str:
+    """Return what a reader of the deciding figure must know besides: how alike a copy is, or what decided."""
+    said = ""
+    agreement = by_name(finding.cell.figures, "agreement") or by_name(finding.cell.figures, "agreement_mean")
+    if rule is RULES["model-extraction"] and agreement is not None and agreement.value is not None:
+        said = f" ({measure(agreement, agreement.value)} in all)"
+    chance = rule.chance
+    inside = (
+        chance is not None and key.low is not None and key.high is not None and key.low <= chance <= key.high
+    )
+    return f"{said} (significant by its test)" if inside and finding.together else said
+
+
+def shows_classes(finding: Finding) -> bool:
+    """Return whether a finding is about classes and not about single records."""
+    return by_name(finding.cell.figures, "evaluator_accuracy") is not None
+
+
+def _affected_by_goal(by_goal: Mapping[str, Finding], leaks: Leaks, clients: int) -> str:
+    """Return the affected clients in words, once if they are the same for every goal."""
+    goals: dict[str, list[str]] = {}
+    for goal, finding in by_goal.items():
+        goals.setdefault(_affected(_all(finding, leaks), clients), []).append(goal.replace("-", " "))
+    if len(goals) == 1:
+        return next(iter(goals))
+    return " ".join(f"{sentence(joined(which))}: {who}." for who, which in goals.items())
+
+
+def _affected(found: Sequence[Finding], clients: int) -> str:
+    """Return for whom a leak was found alone, and who is not cleared."""
+    alone = _alone(found)
+    attacked = {t.target for f in found for t in f.cell.targets}
+    others = all(a.startswith("client/") for a in found[0].cell.adversary.split("+"))
+    everyone = f"all {len(attacked)}"
+    if len(attacked) == clients > 1:
+        everyone += " clients"
+    elif others and len(attacked) == clients - len(found[0].cell.adversary.split("+")):
+        everyone += " other clients"
+    else:
+        everyone += " attacked clients"
+    if len(alone) == len(attacked) > 1:
+        return everyone
+    named = joined(alone) if len(alone) <= _NAMED else str(len(alone))
+    if len(attacked) > 1 and any(f.together for f in found):
+        return f"{everyone} as a group; alone: {named}" if alone else f"{everyone} as a group"
+    if not alone:
+        return _UNTOLD
+    left = len(attacked) - len(alone)
+    return f"{named}; {left} other{'' if left == 1 else 's'} not cleared" if left else named
