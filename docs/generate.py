@@ -210,6 +210,7 @@ def _protocol_row(found: Mapping[str, Any]) -> list[str]:
     server = _kinds(seen["server"].receives) if "server" in seen else "there is none"
     networks = "may differ" if found["heterogeneous"] else "the same"
     public = "needed" if found["needs_public"] else "not needed"
+    public += ", with labels" if found.get("needs_labels") else ""
     own = _kinds(d.name for d in protocols.REGISTRY.load(found["name"]).Config().defenses())
     return [_one_line(found), server, networks, public, own if own != "nothing" else "none"]
 

@@ -53,6 +53,7 @@ _OPTIONAL: Mapping[str, Mapping[str, str]] = {
     "fdaudit.protocols": {
         **dict.fromkeys(("roles_when", "privacy", "trains", "generator", "starts"), "a mapping"),
         "messages": _RECORDS,
+        "needs_labels": "true or false",
         "page": "text",
         "tasks": _TEXTS,
     },

@@ -54,8 +54,8 @@ class PairedLogits:
     inverts the pair in which the client is certain of a class and the server is not, because only the client has learnt
     the class. Here the other side is the ensemble that the client received, or the mean of the other clients if no
     ensemble is in view. The ensemble includes the client's own share. The paper's server model, trained on labelled
-    public data, has no counterpart, because public samples are unlabelled here. Recorded answers are used, so no query
-    is spent.
+    public data, has no counterpart: this attack reads no labels of them. Recorded answers are used, so no query is
+    spent.
     """
 
     name: ClassVar[str] = "paired-logits"

@@ -30,7 +30,8 @@ class Knowledge:
         encode: a feature extractor (n, c, h, w) -> (n, d), trained on `auxiliary` only.
         rehearse: runs the protocol on data that the adversary chooses, (x, y) per client, with a seed of its own, and
             returns the adversary's view of that shadow run.
-        public: (n, c, h, w) the unlabelled samples that every party holds, in the order of the messages' `index`.
+        public: (n, c, h, w) the samples that every party holds, in the order of the messages' `index`.
+        public_labels: (n,) their classes, if the protocol's parties know them.
         initial: seed of the initial weights that the server broadcasts, which all clients with the federation's network
             start from: `architecture.build(torch.Generator().manual_seed(initial))`. Every participant receives them.
             None where each client draws its own: no other party knows them.
@@ -45,6 +46,7 @@ class Knowledge:
     encode: Callable[[Tensor], Tensor] | None = None
     rehearse: Callable[[list[tuple[Tensor, Tensor]], int], View] | None = None
     public: Tensor | None = None
+    public_labels: Tensor | None = None
     initial: int | None = None
     classes: int = 0
     generator: GeneratorCard | None = None

@@ -56,7 +56,7 @@ This directory holds what one adversary saw of a federation, for an attack from 
   file; each line of `view/messages.jsonl` is a message it sent or received, or the hash of another's line;
   `view/payloads/` holds the tensors (safetensors).
 - `knowledge/`: what the adversary is assumed to have besides: `auxiliary.safetensors` (`x`, `y`) and, where there
-  are any, `public.safetensors` (`x`).
+  are any, `public.safetensors` (`x`, and `y` if the protocol's parties know the labels).
 - `challenges/`: for membership, where it was asked for: candidates `x`, `y` of each victim and the number `pair` of the
   matched pair; one of each pair was trained on.
 - `card.json`: the victims, the model, and the digests that guesses must name.
@@ -173,7 +173,8 @@ def _fill(folder: Path, stage: Stage, adversary: str, challenges: bool) -> Mappi
             folder / "knowledge" / "auxiliary.safetensors", encode(dict(zip("xy", held, strict=True)))
         )
     if len(plan.public):
-        write_atomically(folder / "knowledge" / "public.safetensors", encode({"x": plan.public}))
+        labels = {} if plan.public_labels is None else {"y": plan.public_labels}
+        write_atomically(folder / "knowledge" / "public.safetensors", encode({"x": plan.public, **labels}))
     issued = stage.challenges(adversary) if challenges else {}
     if issued:
         (folder / "challenges").mkdir()

@@ -367,8 +367,9 @@ def _given_beforehand(plan: Case) -> list[str]:
     if not plan.protocol.needs_public or not len(plan.public):
         return []
     clients, once = plan.spec.clients, plan.public.numel()
+    held = f"{len(plan.public):,} public samples{'' if plan.public_labels is None else ' and their labels'}"
     said = (
-        f"Every party held the {len(plan.public):,} public samples before the first message, and no count of bytes "
+        f"Every party held the {held} before the first message, and no count of bytes "
         f"includes them. A copy for each of {clients} clients is {clients * once:,} bytes in all, at one byte a value."
     )
     return [said]

@@ -209,7 +209,8 @@ def _needs(found: Mapping[str, Any]) -> Iterator[str]:
         yield "One network for all clients and the server."
     yield f"Records with {' or '.join(_TASKS.get(t, t) for t in found.get('tasks', ONLY_SINGLE_LABEL))}."
     if found["needs_public"]:
-        yield "Public, unlabelled samples that every party holds."
+        labels = "labelled" if found.get("needs_labels") else "unlabelled"
+        yield f"Public, {labels} samples that every party holds."
     else:
         yield "No public samples."
 

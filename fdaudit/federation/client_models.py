@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
+import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from fdaudit.federation.local_settings import LocalTraining
 from fdaudit.federation.local_training import joined
@@ -68,6 +70,7 @@ class ClientModels:
         targets: Mapping[str, Tensor] | None = None,
         length: Mapping[str, int | None] | None = None,
         taught: Mapping[str, Sequence[int]] | None = None,
+        beside: tuple[Tensor, Tensor] | None = None,
     ) -> dict[str, float]:
         """Fit every client's model to its own records; return the mean losses.
 
@@ -76,20 +79,25 @@ class ClientModels:
             targets: targets other than the records' classes, by client.
             length: `steps` or `epochs`, if different from the settings.
             taught: by client, the messages that its targets were made from, in addition to its records.
+            beside: public samples (n, c, h, w) and their targets (n, C), which join the records in every batch.
         """
         length = self._local.steps if length is None else length
+        shown = {
+            k: _beside(data.x, data.y if targets is None else targets[k], beside)
+            for k, data in self._clients.items()
+        }
         jobs = [
             draw_job(
                 k,
                 take(self.state, f"{k}/w/"),
-                data.x,
-                data.y if targets is None else targets[k],
+                x,
+                y,
                 seed=self._seed,
                 path=(self.name, *path, k),
                 batch_size=self._local.batch_size,
                 **length,
             )
-            for k, data in self._clients.items()
+            for k, (x, y) in shown.items()
         ]
         inputs = {k: joined(basis_of(self.state, k), (taught or {}).get(k, ())) for k in self._clients}
         fitted, basis = self._own.fit(jobs, self._local.fit(), length=length, inputs=inputs)
@@ -117,3 +125,11 @@ class ClientModels:
     def _predict(self, k: str, x: Tensor) -> Tensor:
         """Return client k's logits (n, C) for samples (n, c, h, w)."""
         return self._trainers[k].predict(take(self.state, f"{k}/w/"), x)
+
+
+def _beside(x: Tensor, y: Tensor, others: tuple[Tensor, Tensor] | None) -> tuple[Tensor, Tensor]:
+    """Return records (x, y) with other samples after them; classes become one-hot rows."""
+    if others is None:
+        return x, y
+    rows = F.one_hot(y, others[1].shape[1]).to(others[1])
+    return torch.cat([x, others[0]]), torch.cat([rows, others[1]])

@@ -29,6 +29,7 @@ __all__ = [
     "applies",
     "broadcasts",
     "has_public_index",
+    "labels_public",
 ]
 
 
@@ -93,6 +94,11 @@ def broadcasts(protocol: type[FederatedProtocol]) -> bool:
     return getattr(protocol, "starts", {}).get("weights") == "broadcast"
 
 
+def labels_public(protocol: type[FederatedProtocol]) -> bool:
+    """Return whether every party of a protocol knows the classes of the public samples."""
+    return getattr(protocol, "needs_labels", False)
+
+
 @dataclass(frozen=True, eq=False)
 class PartyData:
     """The private records of one client: x (n, c, h, w), y (n,), multi-label (n, C), or for segmentation (n, h, w)."""
@@ -115,12 +121,13 @@ class Setting:
         local: the only way in which clients' models are fitted to private data.
         initial: initial parameters of the same parties. A client's are its own secret; the server's are public if it
             broadcasts them.
-        public: (n, c, h, w) unlabelled samples that every party holds; n may be 0.
+        public: (n, c, h, w) samples that every party holds; n may be 0.
         input_shape: (c, h, w) of an image.
         classes: number of classes C.
         encode: a public feature extractor, (n, c, h, w) -> (n, d), for protocols that work in feature space.
         seed: the run's seed, for named child generators.
         task: one class per record, a yes or no for each class, or a class for each pixel.
+        public_labels: (n,) classes of the public samples, if the protocol declares `needs_labels`.
     """
 
     clients: Mapping[str, PartyData]
@@ -134,6 +141,7 @@ class Setting:
     encode: Callable[[Tensor], Tensor] | None
     seed: int
     task: Task = "single-label"
+    public_labels: Tensor | None = None
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -143,9 +151,10 @@ class Common:
     Attributes:
         networks: the network of each party.
         execution: how training runs.
-        public: (n, c, h, w) unlabelled samples.
+        public: (n, c, h, w) samples.
         encode: a public feature extractor, if there is one.
         task: the models' task.
+        public_labels: (n,) classes of the public samples, for a protocol that declares `needs_labels`.
     """
 
     networks: Networks
@@ -153,6 +162,7 @@ class Common:
     public: Tensor
     encode: Callable[[Tensor], Tensor] | None = None
     task: Task = "single-label"
+    public_labels: Tensor | None = None
 
     def setting(self, clients: Mapping[str, PartyData], wire: Wire, seed: int) -> Setting:
         """Return the inputs of a protocol that these clients run over `wire`."""
@@ -170,6 +180,7 @@ class Common:
             encode=self.encode,
             seed=seed,
             task=self.task,
+            public_labels=self.public_labels,
         )
 
 
@@ -215,6 +226,7 @@ class FederatedProtocol(Protocol):
     * `privacy`: the paper's claim; by view, the kind of the first message that leaves no ε to claim with the default
       settings; and the combination of settings that gives one;
     * `needs_public`: whether the protocol uses the public samples;
+    * `needs_labels`: whether every party also knows the public samples' classes (default: no, and no party does);
     * `starts`: the initial `weights` that clients train from, `own` or `broadcast` by the server, and the `source` of
       that decision (default: their own, which no adversary knows);
     * `tasks`: the tasks that it can run (default: single-label only);
@@ -249,6 +261,7 @@ class FederatedProtocol(Protocol):
     pools_data: ClassVar[bool]
     heterogeneous: ClassVar[bool]
     needs_public: ClassVar[bool]
+    needs_labels: ClassVar[bool]
     starts: ClassVar[dict[str, str]]
     tasks: ClassVar[tuple[str, ...]]
     trains: ClassVar[dict[str, str]]

@@ -21,7 +21,9 @@ from fdaudit.transcript.samples import narrow, sample_index
 from fdaudit.transcript.wire import Delivery
 
 __all__ = [
+    "PublicAnswers",
     "PublicDistillation",
+    "PublicRequests",
     "PublicTraining",
     "Share",
     "answer",
@@ -31,6 +33,7 @@ __all__ = [
     "draw_samples",
     "existing",
     "request",
+    "stacked",
     "targets",
     "told",
 ]
@@ -39,11 +42,16 @@ Share = Literal["logits", "soft_labels", "hard_labels"]
 """The form of a client's shared predictions, which is the kind of message."""
 
 
-class PublicTraining(LocalTraining):
-    """Local SGD on private records, then distillation on public samples."""
+class PublicRequests(LocalTraining):
+    """Local SGD on private records, and predictions on public samples."""
 
     public_batch: int = Field(512, ge=1)
     """Public samples a round, drawn again each round; all of them if there are fewer."""
+
+
+class PublicTraining(PublicRequests):
+    """Local SGD on private records, then distillation on public samples."""
+
     distill_steps: int = Field(10, ge=1)
     """SGD steps a round on these samples."""
     distill_batch_size: int | None = Field(None, ge=1)
@@ -137,18 +145,35 @@ def average(answers: Iterable[Mapping[str, Tensor]], samples: int, classes: int)
         torch.zeros(samples, dtype=torch.float64),
     )
     for answer in answers:
-        index, values = sample_index(answer), answer["values"].cpu()
-        known = (index >= 0) & (index < samples)
-        if values.dim() == 1:
-            values = values.long()
-            known &= (values >= 0) & (values < classes)
-            rows = F.one_hot(values[known], classes)
-        else:
-            rows = values[known]
-        total.index_add_(0, index[known], rows.double())
-        count.index_add_(0, index[known], torch.ones(len(rows), dtype=torch.float64))
+        index, rows = _rows(answer, samples, classes)
+        total.index_add_(0, index, rows)
+        count.index_add_(0, index, torch.ones(len(rows), dtype=torch.float64))
     answered = count.nonzero().flatten()
     return {"index": answered, "values": (total[answered] / count[answered, None]).float()}
+
+
+def stacked(answers: Collection[Mapping[str, Tensor]], samples: int, classes: int) -> tuple[Tensor, Tensor]:
+    """Return each client's predictions (samples, K, C), float64, and which of them it sent (samples, K).
+
+    Predicted classes and answers out of range are read as in `average`.
+    """
+    values = torch.zeros(samples, len(answers), classes, dtype=torch.float64)
+    present = torch.zeros(samples, len(answers), dtype=torch.bool)
+    for k, answer in enumerate(answers):
+        index, rows = _rows(answer, samples, classes)
+        values[index, k], present[index, k] = rows, True
+    return values, present
+
+
+def _rows(answer: Mapping[str, Tensor], samples: int, classes: int) -> tuple[Tensor, Tensor]:
+    """Return the samples (n,) of an answer and its predictions (n, C), float64, without those out of range."""
+    index, values = sample_index(answer), answer["values"].cpu()
+    known = (index >= 0) & (index < samples)
+    if values.dim() == 1:
+        values = values.long()
+        known &= (values >= 0) & (values < classes)
+        return index[known], F.one_hot(values[known], classes).double()
+    return index[known], values[known].double()
 
 
 # -- votes ------------------------------------------------------------------------------------------
@@ -212,27 +237,34 @@ def targets(sent: Mapping[str, Tensor], samples: int, classes: int) -> dict[str,
 # -- protocols --------------------------------------------------------------------------------------
 
 
-class PublicDistillation(ClientModels):
-    """The shared steps of FedMD and DS-FL; each protocol sets their order."""
+class PublicAnswers(ClientModels):
+    """Clients predict public samples that the server names; each protocol sets the order of the steps."""
 
-    def __init__(self, config: PublicTraining, setting: Setting) -> None:
+    def __init__(self, config: PublicRequests, setting: Setting) -> None:
         super().__init__(config, setting)
-        self._distilling, self._public, self._classes = config, setting.public, setting.classes
+        self._public_batch, self._public, self._classes = (
+            config.public_batch,
+            setting.public,
+            setting.classes,
+        )
 
     # -- the server -----------------------------------------------------------------------------------------
 
     def _ask(self, t: int) -> Delivery | None:
         """Draw this round's public samples and name them to every client."""
         drawn = child(self._seed, self.name, "samples", t)
-        asked = request(len(self._public), self._distilling.public_batch, drawn)
+        asked = request(len(self._public), self._public_batch, drawn)
         return self._wire.send("server", list(self._clients), "proxy_indices", asked, inputs=[])
 
     def _mean(self, answers: Collection[Delivery]) -> dict[str, Tensor]:
-        """Return the mean of the clients' answers as a message.
+        """Return the mean of the clients' answers as a message."""
+        return self._fused(average(answers, len(self._public), self._classes), answers)
+
+    def _fused(self, found: Mapping[str, Tensor], answers: Collection[Delivery]) -> dict[str, Tensor]:
+        """Return predictions that were made from the clients' answers as a message.
 
         Votes on no class leave samples out, and which these are depends on private data: votes always name samples.
         """
-        found = average(answers, len(self._public), self._classes)
         whole = all("index" not in sent and sent["values"].dim() == 2 for sent in answers)
         return told(found["index"], found["values"], len(self._public), whole=whole)
 
@@ -250,6 +282,27 @@ class PublicDistillation(ClientModels):
                 answers[k] = sent
         return answers
 
+    def _samples(self, consensus: Delivery | None) -> tuple[Tensor, Tensor]:
+        """Return the public samples of a consensus and its values, without samples that do not exist."""
+        index, values = self._named(consensus)
+        return self._public[index], values
+
+    def _named(self, consensus: Delivery | None) -> tuple[Tensor, Tensor]:
+        """Return the numbers (n,) of a consensus's samples and its values, without samples that do not exist."""
+        if consensus is None:
+            return torch.zeros(0, dtype=torch.int64), torch.zeros(0, self._classes)
+        index, values = sample_index(consensus), consensus["values"].cpu()
+        known = (index >= 0) & (index < len(self._public))
+        return index[known], values[known]
+
+
+class PublicDistillation(PublicAnswers):
+    """The shared steps of FedMD, DS-FL and FedGEMS: clients distil what the server sends back."""
+
+    def __init__(self, config: PublicTraining, setting: Setting) -> None:
+        super().__init__(config, setting)
+        self._distilling = config
+
     def _digest(self, t: int, consensus: Delivery | None, objective: Literal["cross-entropy", "l1"]) -> None:
         """Train each client's model towards the consensus on this round's samples."""
         x, values = self._samples(consensus)
@@ -260,11 +313,3 @@ class PublicDistillation(ClientModels):
             for k, own in self._models().items()
         ]
         self._advance(jobs, self._distilling.distillation(objective), (consensus.seq,))
-
-    def _samples(self, consensus: Delivery | None) -> tuple[Tensor, Tensor]:
-        """Return the public samples of a consensus and its values, without samples that do not exist."""
-        if consensus is None:
-            return self._public[:0], torch.zeros(0, self._classes)
-        index, values = sample_index(consensus), consensus["values"].cpu()
-        known = (index >= 0) & (index < len(self._public))
-        return self._public[index[known]], values[known]

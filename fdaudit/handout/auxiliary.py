@@ -119,9 +119,10 @@ def known(
         held: the adversary's auxiliary records.
         card: card of the attack; empty for one that does not show classes.
         rehearsal: rehearsal on the records that `splits.auxiliary` sets aside.
-        public: (n, c, h, w) samples in place of the run's.
+        public: (n, c, h, w) samples without labels, in place of the run's.
     """
     encoder = _encoder(plan, held.records)
+    labels = plan.public_labels if public is None else None
     public = plan.public if public is None else public
     if by_classes(card):
         rehearsal = None
@@ -138,6 +139,7 @@ def known(
         train=plan.trainer() if named else None,
         encode=encoder,
         public=public if len(public) else None,
+        public_labels=labels if len(public) else None,
         initial=plan.initial_seed,
         classes=plan.dataset.classes,
         generator=plan.generator,

@@ -94,7 +94,8 @@ def _packed_knowledge(known: Knowledge, tensors: Tensors) -> dict[str, Any]:
         },
         "encode": None if known.encode is None else _packed_encoder(known.encode, tensors),
         "rehearse": None if known.rehearse is None else _packed_rehearsal(known.rehearse, tensors),
-        "public": None if known.public is None else tensors.name(known.public),
+        "public": _optional(known.public, tensors),
+        "public_labels": _optional(known.public_labels, tensors),
         "initial": known.initial,
         "classes": known.classes,
         "generator": None if known.generator is None else asdict(known.generator),
@@ -110,7 +111,8 @@ def _knowledge_of(value: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Kn
         train=None if train is None else Trainer(_network(train["network"]), Execution(**train["execution"])),
         encode=None if encode is None else _encoder_of(encode, tensors),
         rehearse=None if rehearse is None else _rehearsal_of(rehearse, tensors),
-        public=None if value["public"] is None else tensors[value["public"]],
+        public=_optional_of(value["public"], tensors),
+        public_labels=_optional_of(value["public_labels"], tensors),
         initial=value["initial"],
         classes=value["classes"],
         generator=None if value["generator"] is None else _generator(value["generator"]),
@@ -145,6 +147,7 @@ def _packed_rehearsal(rehearse: Any, tensors: Tensors) -> dict[str, Any]:
         "networks": [n.described for n in (common.networks.shared, *common.networks.clients)],
         "execution": common.execution.described,
         "public": tensors.name(common.public),
+        "public_labels": _optional(common.public_labels, tensors),
         "encode": None if common.encode is None else _packed_encoder(common.encode, tensors),
         "task": common.task,
         "adversary": rehearsal.adversary,
@@ -162,6 +165,7 @@ def _rehearsal_of(value: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Re
             networks=Networks(shared, tuple(clients)),
             execution=Execution(**value["execution"]),
             public=tensors[value["public"]],
+            public_labels=_optional_of(value["public_labels"], tensors),
             encode=None if value["encode"] is None else _encoder_of(value["encode"], tensors),
             task=value["task"],
         ),
@@ -228,6 +232,14 @@ def _pair(pair: Pair, tensors: Tensors) -> list[str]:
 def _pair_of(names: Sequence[str], tensors: Mapping[str, Tensor]) -> Pair:
     x, y = names
     return tensors[x], tensors[y]
+
+
+def _optional(tensor: Tensor | None, tensors: Tensors) -> str | None:
+    return None if tensor is None else tensors.name(tensor)
+
+
+def _optional_of(name: str | None, tensors: Mapping[str, Tensor]) -> Tensor | None:
+    return None if name is None else tensors[name]
 
 
 def _described(value: Any, kind: type[Any]) -> Any:

@@ -68,7 +68,12 @@ class Case(Protocol):
 
     @property
     def public(self) -> Tensor:
-        """Return (n, c, h, w) unlabelled samples that every party holds."""
+        """Return (n, c, h, w) samples that every party holds."""
+        ...
+
+    @property
+    def public_labels(self) -> Tensor | None:
+        """Return (n,) classes of the public samples, if the protocol's parties know them."""
         ...
 
     @property

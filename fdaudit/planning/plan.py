@@ -14,11 +14,18 @@ from fdaudit.adversary.attack_plan import AttackPlan
 from fdaudit.adversary.forms import Forms
 from fdaudit.adversary.view import members_of
 from fdaudit.config import validate
-from fdaudit.data import Dataset, Splits, insert_canaries, load_dataset, make_splits, test_xy
-from fdaudit.errors import DataError, SpecError
+from fdaudit.data import Dataset, Splits, insert_canaries, load_dataset, make_splits, public_samples, test_xy
+from fdaudit.errors import SpecError
 from fdaudit.federation.defenses import attach, refuse_untrainable
 from fdaudit.federation.networks import Networks
-from fdaudit.federation.protocol import Common, FederatedProtocol, ProtocolConfig, applies, broadcasts
+from fdaudit.federation.protocol import (
+    Common,
+    FederatedProtocol,
+    ProtocolConfig,
+    applies,
+    broadcasts,
+    labels_public,
+)
 from fdaudit.federation.rehearsal import networks_of, parties_of, set_up, with_messages
 from fdaudit.models import Architecture, architecture
 from fdaudit.models.declared import GeneratorCard, generator_card
@@ -56,7 +63,7 @@ class Plan:
         dataset: all images; only the auditor and the splits' owners see their parts.
         splits: the records of each party.
         networks: the network of each party.
-        public: (n, c, h, w) unlabelled samples that every party holds.
+        public: (n, c, h, w) samples that every party holds.
         execution: how training runs.
         protocol: the protocol's class.
         protocol_config: its settings.
@@ -69,6 +76,7 @@ class Plan:
         lacks: what was not brought to a recording, each with where to bring it.
         design: how membership was decided.
         claims: ε that a recorded system claims for itself.
+        public_labels: (n,) classes of the public samples, if the protocol lets every party know them.
     """
 
     spec: Spec
@@ -89,6 +97,7 @@ class Plan:
     lacks: Mapping[str, str] = field(default_factory=dict)
     design: Design = "matched-pairs"
     claims: tuple[Claim, ...] = ()
+    public_labels: Tensor | None = None
 
     @property
     def seed(self) -> int:
@@ -216,6 +225,7 @@ class Plan:
             public=self.public,
             encode=self.encoder,
             task=self.dataset.task,
+            public_labels=self.public_labels,
         )
 
     @cached_property
@@ -288,7 +298,7 @@ def make_plan(spec: Spec, secrets: Secrets) -> Plan:
             f"cannot carry the BatchNorm statistics of {spec.model.name}",
             "Set upload to 'model_update', or the model's norm to 'group'.",
         )
-    public = _public(spec, protocol, dataset, splits, secrets)
+    public, labels = _public(spec, protocol, dataset, splits, secrets)
     refuse_attacks_without_controls(spec, attack_plans, len(splits.auxiliary))
     resolved = spec.model_copy(update=execution.settings)
     plan = Plan(
@@ -307,7 +317,8 @@ def make_plan(spec: Spec, secrets: Secrets) -> Plan:
         defenses=attached.messages,
         training=attached.training,
         attacks=attack_plans,
-        identity=_identity(resolved, secrets.working_seed, dataset, splits, networks, public),
+        identity=_identity(resolved, secrets.working_seed, dataset, splits, networks, public, labels),
+        public_labels=labels,
     )
     _ = plan.generator  # a wrong declaration is refused now
     set_up(protocol, config, plan.common, plan.clients, plan.seed)  # what it refuses, it refuses now
@@ -324,25 +335,32 @@ def _with_messages(
     dataset, splits = _records(spec, secrets)
     _refuse_other_tasks(spec, protocol, dataset)
     networks = networks_named(spec, dataset.input_shape, dataset.classes, dataset.task)
-    public = _public(spec, protocol, dataset, splits, secrets)
+    public, labels = _public(spec, protocol, dataset, splits, secrets)
     execution = replace(execution_of(spec, networks), device="cpu")
     held, seed = dataset.x[splits.auxiliary], child_seed(secrets.working_seed, "encoder")
     encoder = TaskEncoder(
         (held, dataset.y[splits.auxiliary]), classes=dataset.classes, execution=execution, seed=seed
     )
-    common = Common(networks=networks, execution=execution, public=public, encode=encoder, task=dataset.task)
+    common = Common(
+        networks=networks,
+        execution=execution,
+        public=public,
+        encode=encoder,
+        task=dataset.task,
+        public_labels=labels,
+    )
     return with_messages(protocol, config, common, spec.clients)
 
 
 def _identity(
-    spec: Spec, seed: int, dataset: Dataset, splits: Splits, networks: Networks, public: Tensor
+    spec: Spec, seed: int, dataset: Dataset, splits: Splits, networks: Networks, *public: Tensor | None
 ) -> str:
     """Return a digest of a run's settings, records, shares and imported networks; any change gives another digest."""
     code = [network.source for network in networks.distinct]
     code += protocols.REGISTRY.source(spec.protocol.name)
     code += [digest for entry in spec.defenses for digest in defenses.REGISTRY.source(entry.name)]
     card = {"spec": spec.digest(), "seed": seed, "data": dataset.sha256(), "code": code}
-    return digest_of(card, splits.to_dict(), public)
+    return digest_of(card, splits.to_dict(), *(tensor for tensor in public if tensor is not None))
 
 
 def execution_of(spec: Spec, networks: Networks) -> Execution:
@@ -417,27 +435,11 @@ def _refuse_unlike(networks: Networks, spec: Spec, protocol: type[FederatedProto
 
 def _public(
     spec: Spec, protocol: type[FederatedProtocol], dataset: Dataset, splits: Splits, secrets: Secrets
-) -> Tensor:
-    """Return the public samples: the proxy split, or the images of another dataset."""
-    if spec.public_dataset is None:
-        samples, field = dataset.x[splits.proxy], "splits.proxy"
-        value: float | str = spec.splits.proxy
-    else:
-        try:
-            other = load_dataset(spec.public_dataset, secrets.truth("public-dataset"))
-        except DataError as error:
-            field = error.field.replace("dataset", "public_dataset", 1)
-            raise DataError(field, error.value, error.problem, error.remedy) from None
-        samples, field, value = other.x, "public_dataset.name", spec.public_dataset.name
-        if samples.shape[1:] != dataset.x.shape[1:]:
-            sides = ["x".join(map(str, t.shape[1:])) for t in (samples, dataset.x)]
-            problem = f"has images of {sides[0]}, the clients' are {sides[1]}"
-            remedy = "Set image_size of one of them, or choose a public set of the same kind."
-            raise SpecError(field, value, problem, remedy)
-    if protocol.needs_public and not len(samples):
-        problem = f"leaves no public samples, on which {protocol.name} works"
-        raise SpecError(field, value, problem, "Raise splits.proxy, or name a public dataset.")
-    return samples
+) -> tuple[Tensor, Tensor | None]:
+    """Return the public samples, and their labels if the protocol's parties know them."""
+    needed, labelled = protocol.needs_public, labels_public(protocol)
+    drawn = secrets.truth("public-dataset")
+    return public_samples(spec, dataset, splits, drawn, needed=needed, labelled=labelled)
 
 
 def refuse_unknown_adversaries(spec: Spec) -> None:

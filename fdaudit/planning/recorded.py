@@ -23,7 +23,7 @@ from fdaudit.errors import SpecError
 from fdaudit.events import Event, event_from_json
 from fdaudit.federation.defenses import attach
 from fdaudit.federation.networks import Networks
-from fdaudit.federation.protocol import FederatedProtocol, ProtocolConfig, applies
+from fdaudit.federation.protocol import FederatedProtocol, ProtocolConfig, applies, labels_public
 from fdaudit.planning.attacks import plan_attacks
 from fdaudit.planning.brought import ARRAYS, LISTS, BroughtRecords, read_records
 from fdaudit.planning.card_protocol import Recorded, known_protocol, protocol_of
@@ -291,6 +291,7 @@ def recorded_plan(
     for name in spec.adversaries:
         _refuse_stranger("adversaries", name, ordered)
     networks = _networks(card, spec)
+    rehearsed = protocol if card.stand_in is None else known_protocol(card.stand_in, "card.stand_in")[0]
     execution = execution_of(spec, networks)
     resolved = spec.model_copy(update=execution.settings)
     _refuse_code(spec)
@@ -303,6 +304,7 @@ def recorded_plan(
         splits=splits,
         networks=networks,
         public=dataset.x[splits.proxy],
+        public_labels=dataset.y[splits.proxy] if labels_public(rehearsed) else None,
         execution=execution,
         protocol=protocol,
         protocol_config=config,

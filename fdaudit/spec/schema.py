@@ -80,7 +80,7 @@ class SplitSpec(Config):
     test: float = Field(0.2, ge=0, lt=1)
     """Held out to measure accuracy, mAUC or Dice; ignored when the dataset has a test split of its own."""
     proxy: float = Field(0.1, ge=0, lt=1)
-    """The public, unlabelled set that clients distil on."""
+    """The public set that clients distil on. Its labels are used only by protocols that need them."""
     auxiliary: float = Field(0.1, ge=0, lt=1)
     """Records from the same distribution that the adversary is assumed to hold."""
     candidates: int = Field(40, ge=0, le=MOST_CANDIDATES)
@@ -263,7 +263,9 @@ class Spec(Config):
     client_models: tuple[ModelSpec, ...] = ()
     """One network for each client, in order, if the protocol allows different ones; `model` is then the server's."""
     public_dataset: DatasetSpec | None = None
-    """Another dataset whose images are the public, unlabelled samples. Default: `splits.proxy` of the clients' own."""
+    """Another dataset whose images are the public samples. Default: `splits.proxy` of the clients' own.
+
+    Its labels are used only by protocols that need them."""
     protocol: ProtocolSpec = ProtocolSpec()
     """The protocol."""
     preset: PresetSpec | None = None

@@ -94,12 +94,14 @@ def test_declared_inputs_are_messages_that_the_sender_held(case, made):
 
 NARROW = {
     "centralized": {"model_parameters"},
+    "cronus": {"soft_labels"},
     "dafkd": {"model_parameters", "generator_parameters", "discriminator_parameters"},
     "ds-fl": {"soft_labels"},
     "fedavg": {"model_update"},
     "feddf": {"model_parameters"},
     "feded": {"soft_labels"},
     "fedftg": {"model_parameters"},
+    "fedgems": {"logits"},
     "fediod": {"logits", "sample_gradients"},
     "fedkd": {"logits", "logit_range"},
     "fedmd": {"logits"},

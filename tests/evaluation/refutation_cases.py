@@ -123,12 +123,15 @@ _LOCAL = {"local_steps": 2, "batch_size": 64, "lr": 5e-4}
 """The learning rate is small: each record then adds nearly its first gradient to a model. Noise shrinks alike."""
 _PRESETS: dict[str, dict[str, Any]] = {
     "centralized": {"rounds": 2, **_LOCAL},
+    "cronus": {"rounds": 2, "warm_up_steps": 2, "public_batch": 1797, **_LOCAL},
     "dafkd": {"rounds": 2, "distill_steps": 1, "pseudo_samples": 16, "generator_width": 4, **_LOCAL},
     "ds-fl": {"rounds": 2, "warm_up_steps": 2, "distill_steps": 1, "distill_lr": 1e-6, "public_batch": 1797, **_LOCAL},
     "fedavg": {"rounds": 3, **_LOCAL},
     "feddf": {"rounds": 2, "distill_steps": 2, **_LOCAL},
     "feded": {"rounds": 2, "distill_steps": 2, **_LOCAL},
     "fedftg": {"rounds": 2, "iterations": 1, **_LOCAL},
+    "fedgems": {"rounds": 2, "warm_up_steps": 2, "distill_steps": 1, "distill_lr": 1e-6, "public_batch": 1797,
+                "server_epochs": 1, **_LOCAL},
     "fediod": {"rounds": 2, "steps_per_round": 2, "samples": 32, "generator_width": 4, "discriminator_width": 4,
                **_LOCAL},
     "fedkd": {"distill_rounds": 1, "distill_steps": 20, **_LOCAL},

@@ -55,6 +55,11 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ("fedkd", {"z_max": 4.0, "gamma": None, "local_steps": 3, "final_lr": 0.01}),
     ("fedkd", {"ensemble": "votes", "temperature": 2.0, "distill_optimizer": "sgd", **FAST}),
     ("ds-fl", {"aggregation": "sa", "share": "hard_labels", "public_batch": 4, **FAST}),
+    ("cronus", {"sigma": 0.01, "public_batch": 4, "warm_up_steps": 0}),
+    # By a mean of votes: the filter would ignore one client's that change, as it should.
+    ("cronus", {"share": "hard_labels", "sigma": 0.24, **FAST}),
+    ("fedgems", {"epsilon": 0.0, "public_batch": 4, "warm_up_steps": 0}),
+    ("fedgems", {"epsilon": 1.0, "distill_batch_size": None, **FAST}),
     ("feddf", {"fraction": 0.67, "distill_batch_size": 3, "temperature": 2.0}),
     ("fedftg", {"fraction": 0.67, "ensemble": "uniform", "labels": "uniform", "generator_steps": 2}),
     ("fedftg", {"iterations": 0}),
@@ -101,6 +106,9 @@ SMALL = {
     "pseudo_samples": 5,
     # fedftg
     "iterations": 2,
+    # fedgems
+    "server_epochs": 2,
+    "server_batch_size": 5,
     # fediod
     "steps_per_round": 2,
     "samples": 4,
@@ -149,6 +157,10 @@ def public() -> Tensor:
     return torch.rand(7, *SHAPE, generator=child(0, "public"))
 
 
+def public_labels() -> Tensor:
+    return torch.randint(CLASSES, (7,), generator=child(0, "public labels"))
+
+
 def features(x: Tensor) -> Tensor:
     """A public feature extractor: row means."""
     return x.mean((1, 3))
@@ -158,7 +170,14 @@ def common(unlike: bool = False, task: Task = "single-label") -> Common:
     """What every party has; `unlike` gives each client a network of its own."""
     own = tuple(network(width) for width in (4, 5, 6)) if unlike else ()
     networks = Networks(dense() if task == "segmentation" else network(), own)
-    return Common(networks=networks, execution=execution(), public=public(), encode=features, task=task)
+    return Common(
+        networks=networks,
+        execution=execution(),
+        public=public(),
+        encode=features,
+        task=task,
+        public_labels=public_labels(),
+    )
 
 
 def initial(party: str = "server", seed: int = 5, unlike: bool = False) -> Parameters:

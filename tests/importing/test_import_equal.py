@@ -16,10 +16,12 @@ from tests.helpers.rerecorded import audit_of, card_of, rerecord, with_coins
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "centralized": {"rounds": 1, "publish": True},
+    "cronus": {"rounds": 2},
     "ds-fl": {"rounds": 2},
     "fedavg": {"rounds": 2, "batch_size": 2, "local_steps": 1, "upload": "model_update"},
     "feddf": {"rounds": 2},
     "fedftg": {"rounds": 2, "iterations": 2},
+    "fedgems": {"rounds": 2},
     "fediod": {"rounds": 2, "steps_per_round": 2, "samples": 8},
     "fedmd": {"rounds": 2},
     "fkd": {"rounds": 2},
@@ -62,7 +64,7 @@ def without_head(cell: dict[str, Any]) -> dict[str, Any]:
     return {**cell, "queries": {**(cell["queries"] or {}), "head": ""}}
 
 
-ALIKE = ("centralized", "ds-fl", "feddf", "feded", "fedftg", "pls")
+ALIKE = ("centralized", "cronus", "ds-fl", "feddf", "feded", "fedftg", "pls")
 """Protocols whose kinds of messages another one has too: only `make slow` runs them."""
 
 

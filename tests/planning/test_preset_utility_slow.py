@@ -52,6 +52,8 @@ PROTOCOLS: dict[str, dict[str, Any]] = {
     "selective-fd": {**BATCH, "warm_up_steps": 50, "local_steps": 5, "rounds": 10, "distill_steps": 20},
     "fedmd": {**BATCH, "warm_up_steps": 50, "local_steps": 5, "rounds": 10, "distill_steps": 20},
     "ds-fl": {**BATCH, "warm_up_steps": 50, "local_steps": 5, "rounds": 10, "distill_steps": 20},
+    "cronus": {**BATCH, "warm_up_steps": 50, "local_steps": 5, "rounds": 10},
+    "fedgems": {**BATCH, "warm_up_steps": 50, "local_steps": 5, "rounds": 10, "distill_steps": 20},
     "feded": {**LOCAL, "distill_steps": 20},
     "feddf": {**LOCAL, "distill_steps": 20},
     "fedftg": {**LOCAL, "iterations": 2},

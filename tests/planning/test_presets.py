@@ -17,12 +17,14 @@ from ..helpers.run_cases import tiny
 
 SMALL: dict[str, dict[str, Any]] = {
     "centralized": {"rounds": 2, "local_steps": 2},
+    "cronus": {"rounds": 2, "local_steps": 2, "warm_up_steps": 1},
     "dafkd": {"rounds": 2, "local_steps": 2, "distill_steps": 1, "pseudo_samples": 8, "generator_width": 4},
     "ds-fl": {"rounds": 2, "local_steps": 2, "warm_up_steps": 1, "distill_steps": 1},
     "fedavg": {"rounds": 2, "local_epochs": 1},
     "feddf": {"rounds": 2, "local_steps": 2, "distill_steps": 1},
     "feded": {"rounds": 2, "local_steps": 2, "distill_steps": 1},
     "fedftg": {"rounds": 2, "local_steps": 2, "iterations": 1},
+    "fedgems": {"rounds": 2, "local_steps": 2, "warm_up_steps": 1, "distill_steps": 1, "server_epochs": 1},
     "fediod": {"rounds": 2, "local_steps": 3, "steps_per_round": 2, "samples": 4, "generator_width": 4,
                "discriminator_width": 4},
     "fedkd": {"local_epochs": 2, "distill_rounds": 1, "distill_steps": 2},

@@ -48,11 +48,14 @@ REFUSED = [
     ("selective-fd", {"selector": "none"}, "ensemble_labels", "server"),
     ("ds-fl", {"share": "hard_labels"}, "ensemble_labels", "server"),
     ("fedmd", {"share": "hard_labels"}, "ensemble_labels", "server"),
+    ("fedgems", {}, "logits", "client"),
     ("fedavg", {}, "model_update", "client"),
     ("fkd", {}, "class_prototypes", "client"),
 ]
 ACCEPTED = [
     ("selective-fd", {"labels": "soft", "selector": "none"}, "soft_labels", "client"),
+    ("cronus", {}, "ensemble_labels", "server"),
+    ("fedgems", {}, "logits", "server"),
     ("ds-fl", {}, "soft_labels", "client"),
     ("ds-fl", {}, "ensemble_labels", "server"),
     ("fedmd", {}, "logits", "client"),
@@ -126,6 +129,9 @@ def test_every_shipped_entry_with_an_index_says_what_decides_it() -> None:
         ("selective-fd", "soft_labels", "client"),
         ("selective-fd", "hard_labels", "client"),
         ("selective-fd", "ensemble_labels", "server"),
+        ("cronus", "ensemble_labels", "server"),
         ("ds-fl", "ensemble_labels", "server"),
+        ("fedgems", "proxy_indices", "server"),
+        ("fedgems", "logits", "client"),
         ("fedmd", "ensemble_labels", "server"),
     }

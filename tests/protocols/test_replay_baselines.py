@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from fdaudit.transcript.wire import Outage
 
-from ..helpers.protocol_cases import CLASSES, public, run
+from ..helpers.protocol_cases import CLASSES, public, public_labels, run
 from ..helpers.record_reader import Arrays, Record, read, samples
 
 ROUNDS, CLIENTS = 3, 3
@@ -225,6 +225,82 @@ def mean_by_class(tables: list[NDArray[Any]]) -> NDArray[Any]:
     return made
 
 
+def filtered_means(rows: NDArray[Any], least: int, sigma: float) -> list[NDArray[Any]]:
+    """The means that Cronus's filter can end with, whatever its draws: nearer rows stay, the farthest goes."""
+    away = rows - rows.mean(0)
+    _, values, axes = np.linalg.svd(away)
+    distance = np.abs(away @ axes[0])
+    order = np.argsort(distance)
+    if values[0] ** 2 / len(rows) <= 9 * sigma**2 or distance[order[least - 1]] == distance.max():
+        return [rows.mean(0)]
+    return [mean for n in range(least, len(rows)) for mean in filtered_means(rows[order[:n]], least, sigma)]
+
+
+def cronus(record: Record, settings: dict[str, Any], start: Arrays, silent: frozenset[str]) -> int:
+    """Every row of an aggregate is a mean that the filter can end with."""
+    for r in range(ROUNDS):
+        asked = only(of(record, r, "proxy_indices", "server"), "the samples' numbers")["index"]
+        sent = answers(record, r, (settings["share"],), silent)
+        mean_by_sample(sent, asked)  # all answered what was asked
+        stated = only(of(record, r, "ensemble_labels", "server"), "the aggregate")
+        equal(samples(stated), asked, "the aggregate's index")
+        said = [t["values"] if t["values"].ndim == 2 else np.eye(CLASSES)[t["values"]] for t in sent.values()]
+        for row, rows in zip(stated["values"], np.stack(said, 1).astype(np.float64), strict=True):
+            ends = filtered_means(rows, len(rows) // 2 + 1, settings["sigma"])
+            if not any(np.allclose(row, end, atol=1e-6) for end in ends):
+                raise BrokenRecordError("a row of the aggregate is no filtered mean")
+    return ROUNDS
+
+
+def fused_by_hand(z: NDArray[Any], y: int) -> NDArray[Any] | None:
+    """FedGEMS's fused logits of the clients (K, C) that are right, weighted by e to the inverse entropy."""
+    right = z[z.argmax(1) == y].astype(np.float64)
+    if not len(right):
+        return None
+    p = np.exp(right - right.max(1, keepdims=True))
+    p /= p.sum(1, keepdims=True)
+    confidence = -1 / (p * np.log(p)).sum(1)
+    weights = np.exp(confidence - confidence.max())
+    return (weights / weights.sum()) @ right
+
+
+def fedgems(record: Record, settings: dict[str, Any], start: Arrays, silent: frozenset[str]) -> int:
+    """The server's requests, its logits and its model follow from its start, the labels and the clients' logits."""
+    w, y, pool = start, public_labels().numpy(), dict[int, NDArray[Any]]()
+    epsilon = settings["epsilon"]
+    for r in range(ROUNDS):
+        stated = only(of(record, r, "logits", "server"), "the server's logits")
+        drawn = samples(stated).astype(np.int64)
+        before = logits(w, public()[drawn]).detach().numpy()
+        correct = before.argmax(1) == y[drawn]
+        pool |= {int(i): z for i, z, right in zip(drawn, before, correct, strict=True) if right}
+        unknown = [int(i) for i in drawn if int(i) not in pool]
+        teachers = dict(pool)
+        requests = of(record, r, "proxy_indices", "server")
+        if bool(requests) != bool(unknown):
+            raise BrokenRecordError(f"round {r}: {len(requests)} requests for {len(unknown)} samples")
+        if unknown:
+            equal(requests[0][1]["index"], np.array(unknown), "the request")
+            sent = answers(record, r, ("logits",), silent)
+            mean_by_sample(sent, np.array(unknown))
+            for row, i in enumerate(unknown):
+                fused = fused_by_hand(np.stack([t["values"][row] for t in sent.values()]), int(y[i]))
+                if fused is not None:
+                    teachers[i] = fused
+        target = np.eye(CLASSES)[y[drawn]]
+        for row, i in enumerate(drawn.tolist()):
+            if not correct[row] and i in teachers:
+                p = np.exp(teachers[i] - teachers[i].max())
+                target[row] = epsilon * target[row] + (1 - epsilon) * p / p.sum()
+        w = distilled(w, public()[drawn], target, settings["server_epochs"], lambda _: 1e-2, torch.optim.Adam)
+        made = logits(w, public()[drawn]).detach().numpy()
+        equal(stated["values"], made, "the server's logits", tolerance=1e-4)
+    equal_models(
+        only(of(record, ROUNDS - 1, "model_parameters", "server"), "the model"), w, "the server's model"
+    )
+    return ROUNDS + 1
+
+
 def fkd(record: Record, settings: dict[str, Any], start: Arrays, silent: frozenset[str]) -> int:
     """Every client is sent the mean of the others' tables."""
     for r in range(ROUNDS):
@@ -247,6 +323,8 @@ def pls(record: Record, settings: dict[str, Any], start: Arrays, silent: frozens
 
 
 READERS = {
+    "cronus": cronus,
+    "fedgems": fedgems,
     "fedmd": fedmd,
     "ds-fl": ds_fl,
     "feded": feded,
@@ -261,6 +339,15 @@ READERS = {
 
 STEPS = {"local_steps": 2, "lr": 0.1}
 ALONE = {**STEPS, "distill_steps": 3, "public_batch": 5, "distill_batch_size": None}
+ROBUST = {**STEPS, "public_batch": 5, "sigma": 0.01}
+LARGER = {
+    **STEPS,
+    "distill_steps": 3,
+    "public_batch": 5,
+    "server_epochs": 3,
+    "server_batch_size": 128,
+    "server_lr": 1e-2,
+}
 FUSED = {**STEPS, "distill_steps": 3, "distill_batch_size": 128}
 CASES = [
     pytest.param(name, settings, id="-".join([name, *map(str, list(settings.values())[len(base) :])]))
@@ -269,6 +356,8 @@ CASES = [
         ("ds-fl", {**ALONE, "share": "soft_labels"}, {"aggregation": ("era", "sa")}),
         ("ds-fl", {**ALONE, "aggregation": "era"}, {"share": ("hard_labels",)}),
         ("feded", ALONE, {"share": ("soft_labels", "hard_labels")}),
+        ("cronus", ROBUST, {"share": ("soft_labels", "hard_labels")}),
+        ("fedgems", LARGER, {"epsilon": (0.75, 0.0)}),
         ("feddf", FUSED, {"fraction": (1.0,)}),
         ("fedftg", STEPS, {"iterations": (0,)}),
         ("fkd", STEPS, {"share": ("soft", "hard")}),
@@ -318,6 +407,10 @@ def test_taking_any_one_message_away_breaks_it(name, settings, tmp_path):
         ("ds-fl", "ds-fl", {"distill_steps": 2}),
         ("ds-fl", "fedmd", {}),
         ("feded", "feded", {"distill_steps": 2}),
+        ("cronus", "fedmd", {}),
+        ("cronus", "cronus", {"sigma": 1.0}),
+        ("fedgems", "fedgems", {"epsilon": 0.5}),
+        ("fedgems", "fedgems", {"server_epochs": 2}),
         ("feddf", "feddf", {"distill_steps": 2}),
         ("fkd", "pls", {}),
         ("pls", "fkd", {}),
@@ -327,6 +420,8 @@ def test_the_reader_tells_another_rule_from_the_right_one(name, reader, change, 
     own = {
         "ds-fl": {**ALONE, "share": "soft_labels", "aggregation": "era"},
         "feded": {**ALONE, "share": "soft_labels"},
+        "cronus": {**ROBUST, "share": "soft_labels"},
+        "fedgems": {**LARGER, "epsilon": 0.0},
         "feddf": FUSED,
     }.get(name, STEPS)
     folder, start = recorded(tmp_path / "a", name, own)
