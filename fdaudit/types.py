@@ -48,13 +48,15 @@ __all__ = [
 ]
 
 Goal = Literal["reconstruction", "membership", "label-distribution", "model-extraction"]
-Task = Literal["single-label", "multi-label", "segmentation"]
+Task = Literal["single-label", "multi-label", "segmentation", "text"]
 Design = Literal["matched-pairs", "coin-flips", "observational"]
 """How membership was decided: a fair coin for each pair or each record, or not by coins."""
 Trained = str
 """The network that a client trains on its own records: `model`, `discriminator`, or another that a protocol names."""
 
 ONLY_SINGLE_LABEL: tuple[str, ...] = ("single-label",)
+PADDING, UNKNOWN = 0, 1
+"""Token numbers of padding, and of every word outside the vocabulary."""
 """The tasks of a protocol or an attack that declares none."""
 
 
@@ -149,7 +151,7 @@ class Challenge:
 
     Attributes:
         target: the party asked about, for example `client/0`.
-        x: (n, c, h, w) candidates.
+        x: (n, c, h, w) candidates, or token numbers (n, L).
         y: (n,) their labels, (n, C) of the multi-label task, or masks (n, h, w) of segmentation.
         pair: (n,) number of the coin that decided about each: of a matched pair exactly one of its two candidates
             was trained on; under `coin-flips` each candidate has a coin, and a number, of its own.
@@ -164,10 +166,10 @@ class Challenge:
 
     def __post_init__(self) -> None:
         shapes = [tuple(t.shape) for t in (self.x, self.y, self.pair)]
-        if len(shapes[0]) != 4 or len({s[:1] for s in shapes}) != 1 or len(shapes[2]) != 1:
+        if len(shapes[0]) not in (2, 4) or len({s[:1] for s in shapes}) != 1 or len(shapes[2]) != 1:
             raise ValueError(
                 f"Challenge of {self.target}: x, y and pair have shapes {shapes}. "
-                "Give images (n, c, h, w), n labels and n numbers of pairs."
+                "Give images (n, c, h, w) or texts (n, L), n labels and n numbers of pairs."
             )
 
 

@@ -34,7 +34,7 @@ __all__ = [
 NBSP = "\N{NO-BREAK SPACE}"
 MINUS = "\N{MINUS SIGN}"
 
-MEASURES = {"single-label": "accuracy", "multi-label": "mAUC", "segmentation": "Dice"}
+MEASURES = {"single-label": "accuracy", "multi-label": "mAUC", "segmentation": "Dice", "text": "accuracy"}
 """The word for a model's utility, by task."""
 
 _NAMES = {

@@ -59,6 +59,7 @@ _NO_MODEL = "a client's own model is not on record, so a copy of it cannot be sc
 _OTHER_TASK = {
     "multi-label": "the attack needs records of one class each, not multi-label",
     "segmentation": "the attack needs one answer for each record, not one for each pixel",
+    "text": "the attack works on images, not on texts",
 }
 """Why an attack that does not declare a task does not apply."""
 _MOST_LOGGED = 4 << 20

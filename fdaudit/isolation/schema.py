@@ -217,8 +217,8 @@ def _task_of(value: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> AttackT
 
 
 def _network(value: Mapping[str, Any]) -> Architecture:
-    c, h, w = value["input_shape"]
-    return Architecture(value["name"], value["params"], (c, h, w), value["classes"])
+    shape = tuple(value["input_shape"])
+    return Architecture(value["name"], value["params"], shape, value["classes"], value.get("words", 0))
 
 
 def _generator(value: Mapping[str, Any]) -> GeneratorCard:
