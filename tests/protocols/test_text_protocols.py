@@ -1,4 +1,4 @@
-"""Protocols on texts: what each declares is all that it depends on, a record gives back what was sent, rounds resume."""
+"""Protocols on texts: what a message declares, what the record alone gives back, and rounds that resume."""
 
 from __future__ import annotations
 
@@ -110,7 +110,11 @@ def spec_of(tmp_path, **changes):
 )
 def test_every_aggregate_of_fedavg_follows_from_the_recorded_uploads(upload, weighting, momentum, tmp_path):
     settings = {"rounds": 3, "upload": upload, "weighting": weighting, "fraction": 0.67, "lr": 0.3}
-    settings |= {"server_momentum": momentum, "batch_size": 8, "local_steps": 1 if upload == "gradient" else 3}
+    settings |= {
+        "server_momentum": momentum,
+        "batch_size": 8,
+        "local_steps": 1 if upload == "gradient" else 3,
+    }
     folder = finished(tmp_path / "run", **spec_of(tmp_path, protocol={"name": "fedavg", "params": settings}))
     assert replay(folder / "transcript", settings, 3) == 3
     with pytest.raises(BrokenRecordError):
@@ -143,7 +147,9 @@ def replay_feddf(record, steps, clients):
         own = {m["sender"]: w for m, w in models if m["round"] == t and m["sender"] in counts}
         total = sum(counts.values())
         w = {n: torch.tensor(sum(counts[k] / total * own[k][n] for k in own)).float() for n in stated}
-        target = torch.stack([logits(own[k], public_texts()) for k in sorted(own)]).mean(0).softmax(1).detach()
+        target = (
+            torch.stack([logits(own[k], public_texts()) for k in sorted(own)]).mean(0).softmax(1).detach()
+        )
         free = {n: v.requires_grad_() for n, v in w.items()}
         adam = torch.optim.Adam(free.values(), lr=1e-3)
         for step in range(steps):
