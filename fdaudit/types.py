@@ -41,13 +41,16 @@ __all__ = [
     "Reconstruction",
     "Task",
     "TensorInfo",
+    "TextReconstruction",
     "Trained",
     "is_kind",
     "is_own_kind",
     "task_of",
 ]
 
-Goal = Literal["reconstruction", "membership", "label-distribution", "model-extraction"]
+Goal = Literal[
+    "reconstruction", "text-reconstruction", "membership", "label-distribution", "model-extraction"
+]
 Task = Literal["single-label", "multi-label", "segmentation", "text"]
 Design = Literal["matched-pairs", "coin-flips", "observational"]
 """How membership was decided: a fair coin for each pair or each record, or not by coins."""
@@ -255,6 +258,25 @@ class Reconstruction:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
+class TextReconstruction:
+    """Guessed words behind some messages of one party, and the texts that they make.
+
+    Attributes:
+        target: the party whose texts were recovered.
+        messages: `seq` of the messages inverted.
+        words: (m,) int64, the distinct words that occur.
+        texts: (n, L) int64 token numbers; None if the attack guesses no order.
+        objective: the attack's own final matching loss (lower is better); not a quality figure.
+    """
+
+    target: str
+    messages: tuple[int, ...]
+    words: torch.Tensor
+    texts: torch.Tensor | None = None
+    objective: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Membership:
     """Scores for the candidates of one target's challenge, in its order.
 
@@ -294,7 +316,7 @@ class Extraction:
     answers: int = 0
 
 
-Guess = Reconstruction | Membership | LabelDistribution | Extraction
+Guess = Reconstruction | TextReconstruction | Membership | LabelDistribution | Extraction
 
 
 @dataclass(frozen=True, kw_only=True)
