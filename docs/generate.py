@@ -323,9 +323,9 @@ def models_page() -> str:
         "Layers and parameters are those for grey images of 28x28 pixels and ten classes. `unet` is for masks: it has",
         "an answer for each pixel, and the sides of its images are multiples of 2 to the power of `depth`.",
         "`transformer` is for texts: its parameters are those for 32 tokens, 8192 words and ten classes.",
-        "`import:package.module:Class` names a class of your own that makes a `torch.nn.Module`; it is given `classes`,",
-        "`input_shape` and, for texts, `words` if its constructor takes them, and `params` as keywords. Naming a class",
-        "runs its code.",
+        "`import:package.module:Class` names a class of your own that makes a `torch.nn.Module`; it is given",
+        "`classes`, `input_shape` and, for texts, `words` if its constructor takes them, and `params` as keywords.",
+        "Naming a class runs its code.",
         "",
         "| Name | Layers | Parameters |",
         "| --- | --- | --- |",
@@ -397,14 +397,18 @@ def datasets_page() -> str:
         "| `masks:FILE` | 2, one a pixel | FILE | Your own: `images`, `instances`, and `source`, `picture` if there "
         "are any: see [segmentation](segmentation.md). |"
     )
-    lines += [
-        "| `ag_news` | 4 | `ag_news.csv` | AG News (Zhang, Zhao & LeCun 2015): class 1 to 4, title, description, without "
-        "a header; for non-commercial use. |",
-        "| `sst2` | 2 | `sst2_train.tsv`, `sst2_dev.tsv` | SST-2 (Socher et al. 2013) as in GLUE: `sentence`, `label`; "
-        "tested on dev. |",
-        "| `text:FILE` | from its labels | FILE | Your own texts: a table with the columns `text` and `label`: see "
-        "[text](text.md). |",
-    ]
+    lines.append(
+        "| `ag_news` | 4 | `ag_news.csv` | AG News (Zhang, Zhao & LeCun 2015): class 1 to 4, title, description, "
+        "without a header; for non-commercial use. |"
+    )
+    lines.append(
+        "| `sst2` | 2 | `sst2_train.tsv`, `sst2_dev.tsv` | SST-2 (Socher et al. 2013) as in GLUE: `sentence`, "
+        "`label`; tested on dev. |"
+    )
+    lines.append(
+        "| `text:FILE` | from its labels | FILE | Your own texts: a table with the columns `text` and `label`: "
+        "see [text](text.md). |"
+    )
     return "\n".join(lines) + "\n"
 
 

@@ -233,6 +233,7 @@ def score_recovered(
 
     Raises:
         FdauditError: no record stands behind a victim's messages.
+        ValueError: a guess is no number of a word, or texts have another length.
     """
     plan, found = truth.plan, list[Recovered]()
     for guess in guesses:
@@ -241,6 +242,7 @@ def score_recovered(
             raise FdauditError(
                 f"{guess.target}: no record stands behind its messages {list(guess.messages)}."
             )
+        _refuse_no_words(guess, len(plan.dataset.words), x.shape[1])
         texts = None if guess.texts is None else guess.texts.numpy()
         words = bag(guess.words.numpy())
         found.append(Recovered(words=words, texts=texts, truth=x.numpy(), labels=y.numpy()))
@@ -262,6 +264,15 @@ def score_recovered(
         told = tuple(noted(f, note, "token_f1") for f in figures.values())
         targets.append(TargetResult(target=guess.target, messages=guess.messages, figures=told))
     return tuple(whole.values()), tuple(targets)
+
+
+def _refuse_no_words(guess: TextReconstruction, words: int, length: int) -> None:
+    """Refuse numbers that no word of the vocabulary has, and texts of another length."""
+    told = guess.words if guess.texts is None else torch.cat([guess.words, guess.texts.flatten()])
+    if bool((told >= words).any()):
+        raise ValueError(f"{guess.target}: names the word {int(told.max())}; there are {words}")
+    if guess.texts is not None and guess.texts.shape[1] != length:
+        raise ValueError(f"{guess.target}: has texts of {guess.texts.shape[1]} tokens, not {length}")
 
 
 def _ranked(rank: Rank | None) -> dict[str, int]:

@@ -12,10 +12,14 @@ from fdaudit.reports.verdict import judge_all
 
 import fdaudit
 from fdaudit.errors import UsageError
+from fdaudit.evaluation.stage import Stage
 from fdaudit.isolation.attacker import _are_tokens
 from fdaudit.planning.plan import make_plan
+from fdaudit.planning.site_records import DesignSpec, load_site_records
+from fdaudit.rng import SecretStream
 from fdaudit.spec.schema import load_spec
 from fdaudit.storage.files import load_tensors
+from fdaudit.types import TextReconstruction
 
 from ..helpers.run_cases import cli, known, tiny, tree
 from ..helpers.text_cases import write_texts
@@ -278,3 +282,49 @@ def test_a_damaged_table_ends_the_command_with_one_error_and_writes_nothing(tmp_
     assert (code, out) == (2, "")
     assert "row at line 3 has the label 'one'" in err
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "texts", "message"),
+    [
+        ([10**12], None, "names the word 1000000000000"),
+        ([2], [[2, 3]], "has texts of 2 tokens, not 10"),
+        ([-1], None, "needs distinct numbers of words"),
+        ([2, 2], None, "needs distinct numbers of words"),
+    ],
+)
+def test_guesses_that_are_no_words_are_refused(finished, words, texts, message):
+    seqs = tuple(cell_of(finished, "embedding-rows")["targets"][0]["messages"])
+    guess = TextReconstruction(
+        target="client/0",
+        messages=seqs,
+        words=torch.tensor(words),
+        texts=None if texts is None else torch.tensor(texts),
+    )
+    with pytest.raises(ValueError, match=message):
+        Stage(finished.opened).score("server/own", "server", [guess])
+
+
+def test_guesses_of_another_clients_messages_are_refused(finished):
+    stage = Stage(finished.opened)
+    sent = next(m.seq for m in stage.view("server").select(kind="gradient", sender="client/1"))
+    guess = TextReconstruction(target="client/0", messages=(sent,), words=torch.tensor([2]))
+    with pytest.raises(ValueError, match="names messages of"):
+        stage.score("server/own", "server", [guess])
+
+
+def test_an_exported_view_names_the_words_and_candidates_of_texts(finished, tmp_path, monkeypatch, capsys):
+    code, _, err = cli(
+        monkeypatch, capsys, "export-view", finished.directory, "server", "--out", tmp_path / "view"
+    )
+    assert code == 0, err
+    card = json.loads(next((tmp_path / "view").rglob("card.json")).read_text())
+    assert card["words"] == list(finished.plan.dataset.words)
+    assert (card["task"], card["input_shape"]) == ("text", [10])
+
+
+def test_a_design_of_texts_is_refused(tmp_path):
+    table = write_texts(tmp_path / "a.csv")
+    spec = DesignSpec(sites=2)
+    with pytest.raises(UsageError, match="holds texts"):
+        load_site_records(f"text:{table}", spec, SecretStream(b"0" * 16, "design"))
