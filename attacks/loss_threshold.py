@@ -44,7 +44,7 @@ class LossThreshold:
     assumes: ClassVar[tuple[str, ...]] = ("architecture",)
     oracle: ClassVar[str | None] = "soft"
     source: ClassVar[str] = "Yeom, Giacomelli, Fredrikson & Jha 2018; Sablayrolles et al. 2019"
-    tasks: ClassVar[tuple[str, ...]] = ("single-label", "multi-label", "segmentation")
+    tasks: ClassVar[tuple[str, ...]] = ("single-label", "multi-label", "segmentation", "text")
     profiles: ClassVar[dict[str, dict[str, Any]]] = {"quick": {}, "standard": {}, "full": {}}
     Config: ClassVar[type[LossThresholdConfig]] = LossThresholdConfig
 

@@ -26,8 +26,9 @@ from fdaudit.audit.guesses import schema as guesses_schema
 from fdaudit.cli.explain import card, sections, sights, when
 from fdaudit.config import Config
 from fdaudit.data.composed import read_digits_multilabel
+from fdaudit.data.datasets import LENGTH, VOCABULARY
 from fdaudit.data.named import TORCHVISION, read_digits
-from fdaudit.models.zoo import _ZOO, DENSE, architecture
+from fdaudit.models.zoo import _ZOO, _ZOO_OF_TEXTS, DENSE, architecture
 from fdaudit.spec.card import Card
 from fdaudit.spec.schema import ModelSpec, Spec
 from fdaudit.types import KINDS, DefenseSpec
@@ -321,21 +322,25 @@ def models_page() -> str:
         "These models can be named under `model` in a [spec](spec.md).",
         "Layers and parameters are those for grey images of 28x28 pixels and ten classes. `unet` is for masks: it has",
         "an answer for each pixel, and the sides of its images are multiples of 2 to the power of `depth`.",
-        "`import:package.module:Class` names a class of your own that makes a `torch.nn.Module`; it is given `classes`",
-        "and `input_shape` if its constructor takes them, and `params` as keywords. Naming a class runs its code.",
+        "`transformer` is for texts: its parameters are those for 32 tokens, 8192 words and ten classes.",
+        "`import:package.module:Class` names a class of your own that makes a `torch.nn.Module`; it is given",
+        "`classes`, `input_shape` and, for texts, `words` if its constructor takes them, and `params` as keywords.",
+        "Naming a class runs its code.",
         "",
         "| Name | Layers | Parameters |",
         "| --- | --- | --- |",
     ]
-    for name in sorted(_ZOO):
+    zoo = {**_ZOO, **_ZOO_OF_TEXTS}
+    for name in sorted(zoo):
         with torch.device("meta"):  # shapes only: no weight is drawn
             shape, task = ((1, 32, 32), "segmentation") if name in DENSE else ((1, 28, 28), "single-label")
-            module = architecture(ModelSpec(name=name), shape, 10, task).build(torch.Generator())
+            given = ((LENGTH,), 10, "text", VOCABULARY) if name in _ZOO_OF_TEXTS else (shape, 10, task)
+            module = architecture(ModelSpec(name=name), *given).build(torch.Generator())
         leaves = [m for m in module.modules() if not list(m.children())]
         count = sum(p.numel() for p in module.parameters())
         lines.append(f"| `{name}` | {_layers(leaves)} | {count:,} |")
     shown: dict[str, list[str]] = {}
-    for name, (config, _) in sorted(_ZOO.items()):
+    for name, (config, _) in sorted(zoo.items()):
         if config.model_fields:
             shown.setdefault("\n".join(settings_table(config)), []).append(f"`{name}`")
     for table, names in shown.items():
@@ -391,6 +396,18 @@ def datasets_page() -> str:
     lines.append(
         "| `masks:FILE` | 2, one a pixel | FILE | Your own: `images`, `instances`, and `source`, `picture` if there "
         "are any: see [segmentation](segmentation.md). |"
+    )
+    lines.append(
+        "| `ag_news` | 4 | `ag_news.csv` | AG News (Zhang, Zhao & LeCun 2015): class 1 to 4, title, description, "
+        "without a header; for non-commercial use. |"
+    )
+    lines.append(
+        "| `sst2` | 2 | `sst2_train.tsv`, `sst2_dev.tsv` | SST-2 (Socher et al. 2013) as in GLUE: `sentence`, "
+        "`label`; tested on dev. |"
+    )
+    lines.append(
+        "| `text:FILE` | from its labels | FILE | Your own texts: a table with the columns `text` and `label`: "
+        "see [text](text.md). |"
     )
     return "\n".join(lines) + "\n"
 

@@ -41,20 +41,25 @@ __all__ = [
     "Reconstruction",
     "Task",
     "TensorInfo",
+    "TextReconstruction",
     "Trained",
     "is_kind",
     "is_own_kind",
     "task_of",
 ]
 
-Goal = Literal["reconstruction", "membership", "label-distribution", "model-extraction"]
-Task = Literal["single-label", "multi-label", "segmentation"]
+Goal = Literal[
+    "reconstruction", "text-reconstruction", "membership", "label-distribution", "model-extraction"
+]
+Task = Literal["single-label", "multi-label", "segmentation", "text"]
 Design = Literal["matched-pairs", "coin-flips", "observational"]
 """How membership was decided: a fair coin for each pair or each record, or not by coins."""
 Trained = str
 """The network that a client trains on its own records: `model`, `discriminator`, or another that a protocol names."""
 
 ONLY_SINGLE_LABEL: tuple[str, ...] = ("single-label",)
+PADDING, UNKNOWN = 0, 1
+"""Token numbers of padding, and of every word outside the vocabulary."""
 """The tasks of a protocol or an attack that declares none."""
 
 
@@ -149,7 +154,7 @@ class Challenge:
 
     Attributes:
         target: the party asked about, for example `client/0`.
-        x: (n, c, h, w) candidates.
+        x: (n, c, h, w) candidates, or token numbers (n, L).
         y: (n,) their labels, (n, C) of the multi-label task, or masks (n, h, w) of segmentation.
         pair: (n,) number of the coin that decided about each: of a matched pair exactly one of its two candidates
             was trained on; under `coin-flips` each candidate has a coin, and a number, of its own.
@@ -164,10 +169,10 @@ class Challenge:
 
     def __post_init__(self) -> None:
         shapes = [tuple(t.shape) for t in (self.x, self.y, self.pair)]
-        if len(shapes[0]) != 4 or len({s[:1] for s in shapes}) != 1 or len(shapes[2]) != 1:
+        if len(shapes[0]) not in (2, 4) or len({s[:1] for s in shapes}) != 1 or len(shapes[2]) != 1:
             raise ValueError(
                 f"Challenge of {self.target}: x, y and pair have shapes {shapes}. "
-                "Give images (n, c, h, w), n labels and n numbers of pairs."
+                "Give images (n, c, h, w) or texts (n, L), n labels and n numbers of pairs."
             )
 
 
@@ -253,6 +258,25 @@ class Reconstruction:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
+class TextReconstruction:
+    """Guessed words behind some messages of one party, and the texts that they make.
+
+    Attributes:
+        target: the party whose texts were recovered.
+        messages: `seq` of the messages inverted.
+        words: (m,) int64, the distinct words that occur.
+        texts: (n, L) int64 token numbers; None if the attack guesses no order.
+        objective: the attack's own final matching loss (lower is better); not a quality figure.
+    """
+
+    target: str
+    messages: tuple[int, ...]
+    words: torch.Tensor
+    texts: torch.Tensor | None = None
+    objective: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Membership:
     """Scores for the candidates of one target's challenge, in its order.
 
@@ -292,7 +316,7 @@ class Extraction:
     answers: int = 0
 
 
-Guess = Reconstruction | Membership | LabelDistribution | Extraction
+Guess = Reconstruction | TextReconstruction | Membership | LabelDistribution | Extraction
 
 
 @dataclass(frozen=True, kw_only=True)

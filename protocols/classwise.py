@@ -110,7 +110,7 @@ class _Classwise(ClientModels):
     pools_data: ClassVar[bool] = False
     heterogeneous: ClassVar[bool] = True
     needs_public: ClassVar[bool] = False
-    tasks: ClassVar[tuple[str, ...]] = ("single-label",)
+    tasks: ClassVar[tuple[str, ...]] = ("single-label", "text")
     trains: ClassVar[dict[str, str]] = {"model": "batch_size"}
     Config: ClassVar[type[ClasswiseTraining]] = ClasswiseTraining
 

@@ -132,7 +132,7 @@ class DSFL(PublicDistillation):
     pools_data: ClassVar[bool] = False
     heterogeneous: ClassVar[bool] = True
     needs_public: ClassVar[bool] = True
-    tasks: ClassVar[tuple[str, ...]] = ("single-label",)
+    tasks: ClassVar[tuple[str, ...]] = ("single-label", "text")
     trains: ClassVar[dict[str, str]] = {"model": "batch_size"}
     Config: ClassVar[type[DSFLConfig]] = DSFLConfig
 

@@ -132,7 +132,7 @@ class FedAvg:
     pools_data: ClassVar[bool] = False
     heterogeneous: ClassVar[bool] = False
     needs_public: ClassVar[bool] = False
-    tasks: ClassVar[tuple[str, ...]] = ("single-label", "multi-label", "segmentation")
+    tasks: ClassVar[tuple[str, ...]] = ("single-label", "multi-label", "segmentation", "text")
     trains: ClassVar[dict[str, str]] = {"model": "batch_size"}
     Config: ClassVar[type[FedAvgConfig]] = FedAvgConfig
 

@@ -112,7 +112,7 @@ class FedED:
     pools_data: ClassVar[bool] = False
     heterogeneous: ClassVar[bool] = False
     needs_public: ClassVar[bool] = True
-    tasks: ClassVar[tuple[str, ...]] = ("single-label",)
+    tasks: ClassVar[tuple[str, ...]] = ("single-label", "text")
     trains: ClassVar[dict[str, str]] = {"model": "batch_size"}
     Config: ClassVar[type[FedEDConfig]] = FedEDConfig
 

@@ -96,7 +96,7 @@ class Standalone(_Alone):
     pools_data: ClassVar[bool] = False
     heterogeneous: ClassVar[bool] = True
     needs_public: ClassVar[bool] = False
-    tasks: ClassVar[tuple[str, ...]] = ("single-label", "multi-label", "segmentation")
+    tasks: ClassVar[tuple[str, ...]] = ("single-label", "multi-label", "segmentation", "text")
     trains: ClassVar[dict[str, str]] = {"model": "batch_size"}
     Config: ClassVar[type[StandaloneConfig]] = StandaloneConfig
 
@@ -139,7 +139,7 @@ class Centralized(_Alone):
     pools_data: ClassVar[bool] = True
     heterogeneous: ClassVar[bool] = False
     needs_public: ClassVar[bool] = False
-    tasks: ClassVar[tuple[str, ...]] = ("single-label", "multi-label", "segmentation")
+    tasks: ClassVar[tuple[str, ...]] = ("single-label", "multi-label", "segmentation", "text")
     trains: ClassVar[dict[str, str]] = {"model": "batch_size"}
     Config: ClassVar[type[CentralizedConfig]] = CentralizedConfig
 

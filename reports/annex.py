@@ -116,7 +116,9 @@ def _edpb(result: Result) -> Iterator[Item]:
         else "No attack on a generator's output ran; classifiers put out no records.",
         where=("cells",) if generated else ("coverage",),
     )
-    yield _attacked(EDPB, "Model inversion and reconstruction", result, ("reconstruction",))
+    yield _attacked(
+        EDPB, "Model inversion and reconstruction", result, ("reconstruction", "text-reconstruction")
+    )
 
 
 def _dp(result: Result) -> Iterator[Item]:
@@ -221,7 +223,7 @@ def _aml(result: Result) -> Iterator[Item]:
         what="Each attack lists what it is assumed to know besides its view." if cells else "No attack ran.",
         where=("cells",),
     )
-    yield _attacked(AML, "Data reconstruction", result, ("reconstruction",))
+    yield _attacked(AML, "Data reconstruction", result, ("reconstruction", "text-reconstruction"))
     yield _attacked(AML, "Membership inference", result, ("membership",))
     yield _attacked(AML, "Model extraction", result, ("model-extraction",))
     shares = bool(_ran(result, ("label-distribution",)))

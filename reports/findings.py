@@ -36,7 +36,13 @@ __all__ = [
 SEVERITIES = ("critical", "high", "medium", "low")
 
 IMPACT: Mapping[str, int] = MappingProxyType(
-    {"reconstruction": 4, "membership": 3, "label-distribution": 2, "model-extraction": 2}
+    {
+        "reconstruction": 4,
+        "text-reconstruction": 4,
+        "membership": 3,
+        "label-distribution": 2,
+        "model-extraction": 2,
+    }
 )
 """Harm to those whom the data are about, if the adversary succeeds; a partial leak counts one less."""
 

@@ -25,6 +25,7 @@ __all__ = [
 MEANS: Mapping[str, str] = MappingProxyType(
     {
         "reconstruction": "what records look like",
+        "text-reconstruction": "words of texts",
         "membership": "which records were trained on",
         "label-distribution": "a client's class shares",
         "model-extraction": "a copy of a model",
@@ -35,6 +36,7 @@ MEANS: Mapping[str, str] = MappingProxyType(
 _SCALES: Mapping[str, str] = MappingProxyType(
     {
         "reconstruction": "a gain of 0 dB (PSNR) is no better than a guess",
+        "text-reconstruction": "a gain of 0 is no better than a guess, and F1 of 1 is every word",
         "membership": "an AUC of 0.5 is guessing, and 1 is certainty",
         "label-distribution": "a total variation of 0 is exact, and 1 is entirely wrong",
         "model-extraction": "agreement is the share of equal answers, and its baseline a model fitted to other data",

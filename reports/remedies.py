@@ -68,6 +68,10 @@ REMEDIES: Mapping[tuple[str, str], Remedy] = MappingProxyType(
             do="Hide each client's {kinds}: secure aggregation, or `dp-fedavg` at the client.",
             why="Larger batches and more local steps make the attack harder, and guarantee nothing.",
         ),
+        ("text-reconstruction", "updates"): Remedy(
+            do="Hide each client's {kinds}: secure aggregation, or `dp-fedavg` at the client.",
+            why="Every word that occurs changes its row of the embedding, in batches of any size.",
+        ),
         ("reconstruction", "model"): Remedy(
             do="Do not hand out the model's weights. Answer queries, and limit and log them.",
             why="`dp-sgd` protects single records, and not what a class looks like. Attacks by queries remain.",
@@ -185,6 +189,10 @@ _GENERAL: Mapping[str, Remedy] = MappingProxyType(
         "reconstruction": Remedy(
             do="Keep {kinds} from this adversary, or add noise before they are sent.",
             why="Inputs were reconstructed from its view.",
+        ),
+        "text-reconstruction": Remedy(
+            do="Keep {kinds} from this adversary, or add noise before they are sent.",
+            why="Words of texts were recovered from its view.",
         ),
         "membership": Remedy(do="Train with `dp-sgd` at a stated ε.", why=_ONLY_A_BOUND),
         "label-distribution": Remedy(

@@ -27,6 +27,8 @@ __all__ = [
     "IMAGE_GAIN",
     "PSNR_STRONG",
     "RULES",
+    "TOKENS_CLEAR",
+    "TOKENS_GAP",
     "TPR_MARGIN",
     "TPR_STRONG",
     "TV_STRONG",
@@ -65,6 +67,12 @@ AGREEMENT_STRONG = 0.9
 
 FAMILY_LEVEL = 0.05
 """Probability that any test of a run is significant if nothing leaks."""
+
+TOKENS_CLEAR = 0.9
+"""F1 of recovered words from which a text counts as read, if the prior stays `TOKENS_GAP` below: no test is needed."""
+
+TOKENS_GAP = 0.4
+"""Least distance of such an F1 to the prior's."""
 
 _EXACT = 5e-4
 """Total variation that reads 0.000."""
@@ -215,6 +223,31 @@ def _reconstruction_strong(evidence: Evidence) -> bool:
     return _clear_images(evidence) > 0 or (psnr is not None and psnr >= PSNR_STRONG)
 
 
+def _texts_signal(evidence: Evidence) -> str:
+    f1, prior = _value(evidence.figures, "token_f1"), _value(evidence.figures, "token_f1_prior")
+    if f1 is None or prior is None:
+        return ""
+    told = (
+        f"the words recovered have an F1 of {amount(f1, 'fraction')}, the prior's {amount(prior, 'fraction')}"
+    )
+    if f1 >= TOKENS_CLEAR and f1 - prior >= TOKENS_GAP:
+        return told
+    gain = by_name(evidence.figures, "token_gain")
+    if gain is None or gain.p is None or (gain.value or 0.0) <= 0 or not _unlikely(gain, evidence):
+        return ""
+    return f"{told}; on other texts of the same classes the same guess does worse{_chance(gain, evidence)}"
+
+
+def _texts_strong(evidence: Evidence) -> bool:
+    f1, prior = _value(evidence.figures, "token_f1"), _value(evidence.figures, "token_f1_prior")
+    return f1 is not None and prior is not None and 1 - f1 <= (1 - prior) / 2
+
+
+def _texts_telling(evidence: Evidence) -> bool:
+    gain = by_name(evidence.figures, "token_gain")
+    return gain is not None and gain.p is not None
+
+
 def _membership_signal(evidence: Evidence) -> str:
     auc = by_name(evidence.figures, "auc")
     if (blind := by_name(evidence.figures, "auc_blind")) is not None:
@@ -335,6 +368,20 @@ RULES: Mapping[str, Rule] = MappingProxyType(
             "withheld from the adversary, an independent network recognises more guesses than chance and the prior "
             f"explain. It is a leak where PSNR reaches {PSNR_STRONG:.0f} dB (pixels off by a tenth of their range, "
             f"root mean square), else a partial leak. {RULE}",
+        ),
+        "text-reconstruction": Rule(
+            figure="token_gain",
+            chance=0.0,
+            higher=True,
+            leaked="could recover words of private texts",
+            frame="F1 of recovered words {} above guessing",
+            signal=_texts_signal,
+            strong=_texts_strong,
+            telling=_texts_telling,
+            text="Distinct words recovered fit the true texts better, by F1, than the most frequent auxiliary "
+            "words do, and better than they fit as many other texts of the same classes, significantly after "
+            f"correction. Or their F1 reaches {TOKENS_CLEAR:.0%} and stands {TOKENS_GAP:.0%} above the prior's. It is "
+            "a leak where F1 closes half of the prior's distance to 100 % or more, else a partial leak.",
         ),
         "membership": Rule(
             figure="auc",

@@ -34,7 +34,7 @@ __all__ = [
 NBSP = "\N{NO-BREAK SPACE}"
 MINUS = "\N{MINUS SIGN}"
 
-MEASURES = {"single-label": "accuracy", "multi-label": "mAUC", "segmentation": "Dice"}
+MEASURES = {"single-label": "accuracy", "multi-label": "mAUC", "segmentation": "Dice", "text": "accuracy"}
 """The word for a model's utility, by task."""
 
 _NAMES = {
@@ -69,7 +69,15 @@ _NAMES = {
     "mse": "Mean squared error",
     "pair_accuracy": "Right choices within pairs",
     "psnr": "PSNR",
+    "positions_right": "Words recovered at their position",
+    "rouge_1": "ROUGE-1",
+    "rouge_2": "ROUGE-2",
+    "rouge_l": "ROUGE-L",
     "ssim": "SSIM",
+    "token_f1": "F1 of recovered words",
+    "token_gain": "F1 of recovered words, gain over guessing",
+    "token_precision": "Recovered words that occur",
+    "token_recall": "Occurring words that are recovered",
     "tpr_at_0.1fpr": "True positives at 0.1 % false positives",
     "tpr_at_10fpr": "True positives at 10 % false positives",
     "tpr_at_1fpr": "True positives at 1 % false positives",

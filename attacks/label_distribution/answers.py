@@ -57,6 +57,7 @@ class LabelAnswers:
         "shadow training as in Shokri et al. 2017; class shares as a property (Ganju et al. 2018)"
     )
     control: ClassVar[dict[str, Any]] = {"on": "labels"}
+    tasks: ClassVar[tuple[str, ...]] = ("single-label", "text")
     profiles: ClassVar[dict[str, dict[str, Any]]] = {
         "quick": {"shadows": 4},
         "standard": {"shadows": 40},

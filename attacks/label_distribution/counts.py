@@ -44,7 +44,7 @@ class LabelCounts:
     assumes: ClassVar[tuple[str, ...]] = ()
     oracle: ClassVar[str | None] = None
     source: ClassVar[str] = "Gong et al. 2022, Eq. 1: what FedKD sends in clear"
-    tasks: ClassVar[tuple[str, ...]] = ("single-label", "multi-label")
+    tasks: ClassVar[tuple[str, ...]] = ("single-label", "multi-label", "text")
     control: ClassVar[dict[str, Any]] = {"on": "labels"}
     profiles: ClassVar[dict[str, dict[str, Any]]] = {"quick": {}, "standard": {}, "full": {}}
     Config: ClassVar[type[LabelCountsConfig]] = LabelCountsConfig

@@ -65,6 +65,7 @@ class LabelUpdates:
     oracle: ClassVar[str | None] = None
     source: ClassVar[str] = "Zhao, Mopuri & Bilen 2020; Wainakh et al. 2022 (LLG)"
     control: ClassVar[dict[str, Any]] = {"on": "labels"}
+    tasks: ClassVar[tuple[str, ...]] = ("single-label", "text")
     profiles: ClassVar[dict[str, dict[str, Any]]] = {
         "quick": {"uploads": 5},
         "standard": {"uploads": 20},

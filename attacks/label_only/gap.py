@@ -35,7 +35,7 @@ class Gap(LabelOnly):
     source: ClassVar[str] = (
         "Yeom, Giacomelli, Fredrikson & Jha 2018; Choquette-Choo, Tramèr, Carlini & Papernot 2021"
     )
-    tasks: ClassVar[tuple[str, ...]] = ("single-label",)
+    tasks: ClassVar[tuple[str, ...]] = ("single-label", "text")
     profiles: ClassVar[dict[str, dict[str, Any]]] = {"quick": {}, "standard": {}, "full": {}}
     Config: ClassVar[type[GapConfig]] = GapConfig
 

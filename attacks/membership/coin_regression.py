@@ -104,6 +104,7 @@ class CoinRegression:
     assumes: ClassVar[tuple[str, ...]] = ("architecture", "auxiliary", "initial", "public")
     source: ClassVar[str] = "Hoerl & Kennard 1970 on shadow models (Shokri et al. 2017)"
     control: ClassVar[dict[str, str]] = {"on": "federation"}
+    tasks: ClassVar[tuple[str, ...]] = ("single-label", "text")
     profiles: ClassVar[dict[str, dict[str, Any]]] = {
         "quick": {"shadows": 96, "uploads": 8, "rounds": 1},
         "standard": {"shadows": 500, "uploads": 16, "rounds": 4},

@@ -60,7 +60,7 @@ class DistillationLiRA:
     assumes: ClassVar[tuple[str, ...]] = ("architecture", "auxiliary", "public samples")
     oracle: ClassVar[str | None] = None
     source: ClassVar[str] = "Shi, Ouyang & Wang 2025, with shadow models (our reading)"
-    tasks: ClassVar[tuple[str, ...]] = ("single-label",)
+    tasks: ClassVar[tuple[str, ...]] = ("single-label", "text")
     profiles: ClassVar[dict[str, dict[str, Any]]] = {
         "quick": {"matched": 96, "students": 8, "distill_steps": 80, "distill_batch_size": 64},
         "standard": {"matched": 500, "students": 64},
@@ -126,7 +126,7 @@ class CoopLiRA:
     assumes: ClassVar[tuple[str, ...]] = ("architecture", "public samples")
     oracle: ClassVar[str | None] = None
     source: ClassVar[str] = "Shi, Ouyang & Wang 2025"
-    tasks: ClassVar[tuple[str, ...]] = ("single-label",)
+    tasks: ClassVar[tuple[str, ...]] = ("single-label", "text")
     profiles: ClassVar[dict[str, dict[str, Any]]] = {
         "quick": {"distill_steps": 120, "distill_batch_size": 64},
         "standard": {},

@@ -71,7 +71,7 @@ class _Shadowed(ABC):
     assumes: ClassVar[tuple[str, ...]] = ("architecture", "auxiliary")
     goal: ClassVar[str] = "membership"
     oracle: ClassVar[str | None] = "soft"
-    tasks: ClassVar[tuple[str, ...]] = ("single-label", "multi-label")
+    tasks: ClassVar[tuple[str, ...]] = ("single-label", "multi-label", "text")
     profiles: ClassVar[dict[str, dict[str, Any]]] = {
         "quick": {"shadows": 8, "most_steps": 300, "matched": 96},
         "standard": {"shadows": 64, "most_steps": 1000, "matched": 500},

@@ -119,6 +119,7 @@ class UpdateProjection:
     assumes: ClassVar[tuple[str, ...]] = ("architecture",)
     source: ClassVar[str] = "Gauss least squares; ridge by the evidence, MacKay 1992, Eq. 4.2"
     control: ClassVar[dict[str, str]] = {"on": "uploads"}
+    tasks: ClassVar[tuple[str, ...]] = ("single-label", "text")
     profiles: ClassVar[dict[str, dict[str, Any]]] = {
         "quick": {"uploads": 30, "rounds": 30},
         "standard": {"uploads": 100, "rounds": 300},

@@ -42,7 +42,7 @@ class SurrogateConfig(Config):
 
 def surrogate_of(
     parameters: Mapping[str, Tensor],
-    shape: tuple[int, int, int],
+    shape: tuple[int, ...],
     classes: int,
     config: SurrogateConfig,
     device: torch.device,
@@ -53,14 +53,14 @@ def surrogate_of(
     return surrogate.eval().requires_grad_(False)
 
 
-def _network(shape: tuple[int, int, int], classes: int, config: SurrogateConfig) -> Architecture:
+def _network(shape: tuple[int, ...], classes: int, config: SurrogateConfig) -> Architecture:
     return architecture(ModelSpec(name="mlp", params={"widths": [config.width]}), shape, classes)
 
 
 def fit_surrogate(
     ask: Callable[[Tensor], Tensor],
     queries: int,
-    shape: tuple[int, int, int],
+    shape: tuple[int, ...],
     classes: int,
     config: SurrogateConfig,
     generator: torch.Generator,
@@ -109,7 +109,7 @@ _LATENT, _WIDTH = 32, 8
 def _generated(
     surrogate: nn.Module,
     n: int,
-    shape: tuple[int, int, int],
+    shape: tuple[int, ...],
     config: SurrogateConfig,
     generator: torch.Generator,
     device: torch.device,

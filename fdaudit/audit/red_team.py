@@ -200,6 +200,7 @@ def _card(
         "input_shape": list(plan.dataset.input_shape),
         "classes": plan.dataset.classes,
         "task": plan.dataset.task,
+        **({"words": list(plan.dataset.words)} if plan.dataset.words else {}),
         "challenges": {
             k: {
                 "file": f"challenges/{_file_of(k)}",

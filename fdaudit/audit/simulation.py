@@ -42,6 +42,7 @@ _WHO = ("line", "round", "party")
 _COLUMNS: Mapping[Task, tuple[str, ...]] = {
     "single-label": (*_WHO, "accuracy", "macro_f1", "n"),
     "multi-label": (*_WHO, "mean_auc", "low", "high", "macro_f1", "left_out", "n"),
+    "text": (*_WHO, "accuracy", "macro_f1", "n"),
     "segmentation": (*_WHO, "dice", "low", "high", "mean_iou", "object_dice", "aji", "hd95", "n"),
 }
 

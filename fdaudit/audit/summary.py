@@ -45,6 +45,7 @@ _CURVE: Mapping[str, tuple[str, ...]] = {
     "single-label": ("accuracy", "macro_f1"),
     "multi-label": ("mean_auc", "macro_f1"),
     "segmentation": ("dice", "mean_iou"),
+    "text": ("accuracy", "macro_f1"),
 }
 """Columns of the utility by round that the report draws or lists."""
 _ASSUMED_AUXILIARY = "Adversaries were assumed to hold auxiliary records from the clients' own distribution."
@@ -298,7 +299,7 @@ def _reference_near_chance(utility: Mapping[str, Any], plan: Case) -> Iterator[s
 def _figure(row: Any, task: str, classes: int) -> Figure:
     if task == "segmentation":
         return _dice(row)
-    return _accuracy(row) if task == "single-label" else _mean_auc(row, classes)
+    return _accuracy(row) if task in ("single-label", "text") else _mean_auc(row, classes)
 
 
 def _accuracy(row: Any) -> Figure:

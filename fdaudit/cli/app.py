@@ -264,7 +264,7 @@ def _summary(result: dict[str, Any]) -> list[str]:
             (
                 f
                 for f in cell["figures"]
-                if f["name"] in ("psnr", "auc", "label_tv_mean") and f["value"] is not None
+                if f["name"] in ("psnr", "token_f1", "auc", "label_tv_mean") and f["value"] is not None
             ),
             None,
         )

@@ -20,7 +20,12 @@ from fdaudit.types import KINDS, ONLY_SINGLE_LABEL, OWN_KIND
 __all__ = ["Section", "Sight", "card", "sections", "sights", "text", "when"]
 
 _ROOMS = {"protocol": protocols.REGISTRY, "attack": attacks.REGISTRY, "defence": defenses.REGISTRY}
-_TASKS = {"single-label": "one label", "multi-label": "several labels", "segmentation": "masks"}
+_TASKS = {
+    "single-label": "one label",
+    "multi-label": "several labels",
+    "segmentation": "masks",
+    "text": "texts",
+}
 _TITLES = {
     "source": "Source",
     "goal": "Goal",

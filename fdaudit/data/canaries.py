@@ -38,10 +38,11 @@ def insert_canaries(
         stream: the named stream of a client, from the vault's secret.
 
     Raises:
-        SpecError: a client has too few records to make canaries of, or labels are masks.
+        SpecError: a client has too few records to make canaries of, or records are texts or labels are masks.
     """
-    if dataset.task == "segmentation":
-        problem = f"cannot be made for {dataset.name}: its labels are masks"
+    if dataset.task in ("segmentation", "text"):
+        what = "its labels are masks" if dataset.task == "segmentation" else "it holds texts"
+        problem = f"cannot be made for {dataset.name}: {what}"
         raise SpecError("canaries.kind", spec.kind, problem, "Remove canaries.")
     made = list(splits.clients)
     x, y = [dataset.x], [dataset.y]

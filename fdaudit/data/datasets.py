@@ -19,32 +19,36 @@ from fdaudit.data.named import TORCHVISION, read_digits, read_torchvision
 from fdaudit.data.raw import RawData
 from fdaudit.data.resize import fit, fit_masks, to_unit
 from fdaudit.data.stratify import stratified_draw
+from fdaudit.data.texts.files import TEXTS, read_named_texts, read_texts
 from fdaudit.errors import DataError, nearest
 from fdaudit.rng import SecretStream
 from fdaudit.spec.schema import DatasetSpec
 from fdaudit.types import Task, task_of
 
-__all__ = ["DATASETS", "Dataset", "load_dataset"]
+__all__ = ["DATASETS", "LENGTH", "VOCABULARY", "Dataset", "load_dataset"]
 
 DATASETS: tuple[str, ...] = (
     "digits",
     "digits-multilabel",
-    *sorted(TORCHVISION),
+    *sorted((*TORCHVISION, *TEXTS)),
     "folder:DIR",
     "masks:FILE",
     "npz:FILE",
+    "text:FILE",
 )
 """Every name `dataset.name` may have; DIR and FILE are paths."""
+LENGTH, VOCABULARY = 32, 8192
+"""Tokens of a text, and most words of a vocabulary, if the spec does not say."""
 _BY_RECORD = ("x", "y", "identities", "objects", "sites", "pictures")
 """Tensors of raw data with a row for each training record."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Dataset:
-    """Images with their labels: one class each, a yes or no for each class, or a class for each pixel.
+    """Images with their labels: one class each, a yes or no for each class, or a class for each pixel. Or texts.
 
     Guarantees:
-      * `x` and `test_x` are finite and in [0, 1];
+      * images `x` and `test_x` are finite and in [0, 1]; texts have one class each and numbers of `words`;
       * labels are in [0, `classes`); multi-label ones are 1 (occurs), 0 (does not) or -1 (unknown);
       * there is one label, or one row of labels, per image;
       * training and test images have the same shape, and their labels belong to the same task;
@@ -53,9 +57,9 @@ class Dataset:
 
     Attributes:
         name: name in the spec.
-        x: (n, c, h, w) float32 in [0, 1].
+        x: (n, c, h, w) float32 in [0, 1], or token numbers (n, L) int64.
         y: (n,) int64, (n, C) of the multi-label task, or (n, h, w) of segmentation.
-        test_x: (m, c, h, w), the official test split; None if there is none and one is held out.
+        test_x: (m, c, h, w) or (m, L), the official test split; None if there is none and one is held out.
         test_y: (m,) or (m, C), its labels.
         classes: number of classes C.
         provenance: one sentence: source, and licence if known.
@@ -64,6 +68,7 @@ class Dataset:
         objects: (n, h, w) int32, for segmentation: 0, or the number of a pixel's object in its image; None if unknown.
         sites: (n,) int64, the site behind each image of `x`, counted from 0; None without sites.
         pictures: (n,) int64, the picture that each image of `x` was cut from; None if every image is one.
+        words: the word of each token number, first padding and the unknown word; empty for images.
 
     Raises:
         DataError: a guarantee would not hold.
@@ -81,9 +86,10 @@ class Dataset:
     objects: Tensor | None = None
     sites: Tensor | None = None
     pictures: Tensor | None = None
+    words: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        _check(self.x, self.y, self.classes, self.name)
+        _check(self.x, self.y, self.classes, self.name, len(self.words))
         for what in ("identities", "sites", "pictures"):
             given = getattr(self, what)
             if given is not None and (given.shape != (len(self.x),) or given.dtype != torch.int64):
@@ -97,25 +103,24 @@ class Dataset:
                 "dataset", self.name, "has half a test split", "Give test_x and test_y, or neither."
             )
         if self.test_x is not None and self.test_y is not None:
-            _check(self.test_x, self.test_y, self.classes, self.name)
+            _check(self.test_x, self.test_y, self.classes, self.name, len(self.words))
             if self.test_x.shape[1:] != self.x.shape[1:]:
                 raise DataError(
                     "dataset", self.name, "has training and test images of unlike shape", "Give one shape."
                 )
-            if task_of(self.test_y) != self.task:
+            if task_of(self.test_y) != task_of(self.y):
                 problem = f"has {self.task} training and {task_of(self.test_y)} test labels"
                 raise DataError("dataset", self.name, problem, "Give labels of one task.")
 
     @property
     def task(self) -> Task:
-        """Return the task: one class per image, a yes or no for each class, or a class for each pixel."""
-        return task_of(self.y)
+        """Return the task: one class per image, a yes or no for each class, a class for each pixel, or texts."""
+        return "text" if self.words else task_of(self.y)
 
     @property
-    def input_shape(self) -> tuple[int, int, int]:
-        """Return (channels, height, width) of one image."""
-        c, h, w = self.x.shape[1:]
-        return int(c), int(h), int(w)
+    def input_shape(self) -> tuple[int, ...]:
+        """Return (channels, height, width) of one image, or (L,) of one text."""
+        return tuple(self.x.shape[1:])
 
     def sha256(self) -> str:
         """Return the digest of every tensor's name, dtype, shape and little-endian bytes, in hexadecimal.
@@ -134,6 +139,8 @@ class Dataset:
             little = array.astype(array.dtype.newbyteorder("<"), copy=False)
             digest.update(f"{name}:{array.dtype.name}:{tuple(array.shape)};".encode())
             digest.update(np.ascontiguousarray(little).data)
+        if self.words:
+            digest.update("\n".join(self.words).encode())
         return digest.hexdigest()
 
 
@@ -148,6 +155,7 @@ def load_dataset(spec: DatasetSpec, stream: SecretStream) -> Dataset:
         DataError: the name is unknown, or the files are absent, damaged or unfit.
     """
     raw = _read(spec)
+    _refuse_other_fields(spec, bool(raw.words))
     if not len(raw.y):
         raise DataError("dataset.name", spec.name, "holds no record", "Give one with records.")
     if spec.limit is not None and spec.limit < len(raw.y):
@@ -169,14 +177,26 @@ def load_dataset(spec: DatasetSpec, stream: SecretStream) -> Dataset:
         objects=None if raw.objects is None else _sized_masks(raw.objects, spec.image_size),
         sites=raw.sites,
         pictures=raw.pictures,
+        words=raw.words,
     )
+
+
+def _refuse_other_fields(spec: DatasetSpec, text: bool) -> None:
+    """Refuse a field of images for texts, and a field of texts for images."""
+    for name in ("image_size",) if text else ("length", "vocabulary"):
+        if (value := getattr(spec, name)) is not None:
+            problem = f"does not belong to {'texts' if text else 'images'}, which {spec.name} holds"
+            raise DataError(f"dataset.{name}", value, problem, "Remove it.")
 
 
 def _read(spec: DatasetSpec) -> RawData:
     root = _root(spec.root)
     scheme, colon, rest = spec.name.partition(":")
-    if colon and rest and scheme in ("npz", "folder", "masks"):
+    length = LENGTH if spec.length is None else spec.length
+    if colon and rest and scheme in ("npz", "folder", "masks", "text"):
         path = resolve_path(rest, root, "dataset.name")
+        if scheme == "text":
+            return read_texts(path, length)
         if scheme == "masks":
             return read_masks(path)
         return read_npz(path) if scheme == "npz" else read_folder(path, spec.image_size)
@@ -184,6 +204,8 @@ def _read(spec: DatasetSpec) -> RawData:
         return read_digits()
     if spec.name == "digits-multilabel":
         return read_digits_multilabel()
+    if spec.name in TEXTS:
+        return read_named_texts(spec.name, root, length)
     if spec.name in TORCHVISION:
         return read_torchvision(spec.name, root, spec.download)
     raise DataError("dataset.name", spec.name, "is not a known dataset", nearest(spec.name, DATASETS))
@@ -204,11 +226,16 @@ def _sized_masks(y: Tensor, size: int | None) -> Tensor:
 
 
 def _sized(x: Tensor, size: int | None) -> Tensor:
+    """Return images as float32 in [0, 1], fitted to `size`; texts as they are."""
+    if x.ndim == 2:
+        return x
     return to_unit(x) if size is None else fit(x, size)
 
 
-def _check(x: Tensor, y: Tensor, classes: int, name: str) -> None:
-    if x.ndim != 4 or x.dtype != torch.float32 or min(x.shape[1:]) < 1:
+def _check(x: Tensor, y: Tensor, classes: int, name: str, words: int) -> None:
+    if words:
+        _check_texts(x, y, name, words)
+    elif x.ndim != 4 or x.dtype != torch.float32 or min(x.shape[1:]) < 1:
         raise DataError(
             "dataset",
             name,
@@ -228,7 +255,7 @@ def _check(x: Tensor, y: Tensor, classes: int, name: str) -> None:
     if not torch.isfinite(x).all():
         raise DataError("dataset", name, "holds NaN or infinite values", "Remove or repair those records.")
     low, high = x.aminmax()
-    if low < 0.0 or high > 1.0:
+    if not words and (low < 0.0 or high > 1.0):
         raise DataError("dataset", name, f"holds values in [{low:g}, {high:g}]", "Scale images to [0, 1].")
     least, most = (-1, 1) if task_of(y) == "multi-label" else (0, classes - 1)
     if int(y.min()) < least or int(y.max()) > most:
@@ -238,3 +265,12 @@ def _check(x: Tensor, y: Tensor, classes: int, name: str) -> None:
             f"holds labels from {int(y.min())} to {int(y.max())} for {classes} classes",
             "Number the classes from 0." if least == 0 else "Give -1, 0 or 1 for each class.",
         )
+
+
+def _check_texts(x: Tensor, y: Tensor, name: str, words: int) -> None:
+    if x.ndim != 2 or x.dtype != torch.int64 or x.shape[1] < 1 or y.ndim != 1:
+        problem = f"has texts {x.dtype} {tuple(x.shape)} with labels {tuple(y.shape)}"
+        raise DataError("dataset", name, problem, "Give int64 (n, L), L from 1 on, and one class a text.")
+    if len(x) and (int(x.min()) < 0 or int(x.max()) >= words):
+        problem = f"holds tokens from {int(x.min())} to {int(x.max())} of {words} words"
+        raise DataError("dataset", name, problem, "Number the words from 0.")

@@ -19,6 +19,8 @@ __all__ = ["RawData", "as_identities", "as_images", "as_labels", "class_total", 
 class RawData:
     """Records as stored: images (n, c, h, w), uint8 or float32 in [0, 1]; labels int64, (n,), (n, C) or (n, h, w).
 
+    Texts are token numbers (n, L), int64, and `words` names each number.
+
     `identities` (n,) int64 give the person behind each record of `x`, if known. `class_names` may name
     the classes. For segmentation, `objects`, `sites` and `pictures` are those of `fdaudit.data.Dataset`.
     """
@@ -34,6 +36,7 @@ class RawData:
     objects: Tensor | None = None
     sites: Tensor | None = None
     pictures: Tensor | None = None
+    words: tuple[str, ...] = ()
 
 
 def as_identities(array: NDArray[Any], n: int, field: str, what: str) -> Tensor:

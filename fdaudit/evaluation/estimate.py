@@ -109,7 +109,7 @@ class Unit:
         """Measure a step of a plan's network, in the caller's number of threads."""
         network = plan.trainer().network(plan.initial()).eval()
         weights = [p for p in network.parameters() if p.requires_grad]
-        images = torch.zeros(_BATCH, *plan.architecture.input_shape, device=weights[0].device)
+        images = plan.architecture.blank_inputs(_BATCH, weights[0].device)
         own, kept = {p.data_ptr() for p in network.parameters()}, dict[int, int]()
 
         def count(tensor: Tensor) -> Tensor:

@@ -51,6 +51,7 @@ from fdaudit.types import (
     LabelDistribution,
     Membership,
     Reconstruction,
+    TextReconstruction,
 )
 
 __all__ = ["Adversary", "Stage", "handed_folder", "not_asked"]
@@ -59,8 +60,10 @@ _NO_MODEL = "a client's own model is not on record, so a copy of it cannot be sc
 _OTHER_TASK = {
     "multi-label": "the attack needs records of one class each, not multi-label",
     "segmentation": "the attack needs one answer for each record, not one for each pixel",
+    "text": "the attack works on images, not on texts",
 }
 """Why an attack that does not declare a task does not apply."""
+_ONLY_TEXTS = "the attack works on texts, not on images"
 _MOST_LOGGED = 4 << 20
 """Bytes of questions and answers that an oracle's log keeps in full per cell; later ones are kept as digests."""
 
@@ -183,14 +186,16 @@ class Stage:
         if (unasked := not_asked(self.plan, adversary.name, attack)) is not None:
             return unasked
         base = _Base(self.plan, adversary.name, attack)
-        if self.plan.dataset.task not in attack.card.get("tasks", ONLY_SINGLE_LABEL):
-            return base.cell("not-applicable", reason=_OTHER_TASK[self.plan.dataset.task])
+        task, able = self.plan.dataset.task, tuple(attack.card.get("tasks", ONLY_SINGLE_LABEL))
+        if task not in able:
+            reason = _ONLY_TEXTS if able == ("text",) else _OTHER_TASK[task]
+            return base.cell("not-applicable", reason=reason)
         if lacking := self.plan.lacking(attack):
             return base.cell("not-applicable", reason=lacking)
         try:
             assumed = assumptions(self.plan, attack.card)
-            task = self.task(adversary.name, attack)
-            guesses, queries, reason = self._tried(base, adversary, task, assumed)
+            given = self.task(adversary.name, attack)
+            guesses, queries, reason = self._tried(base, adversary, given, assumed)
             if not guesses:
                 advice = self.plan.advice(attack)
                 return base.cell("not-applicable", reason="; ".join(filter(None, (reason, advice))))
@@ -199,7 +204,7 @@ class Stage:
             figures, targets = self._scorer.score(base.id, guesses, assumed)
             on_canaries, others = self._on_canaries(base, adversary)
             tried = kept_controls(attack, self._run, adversary.name, beside) | self._power(
-                attack, adversary, task, assumed
+                attack, adversary, given, assumed
             )
             failed = [name for name, control in tried.items() if not control.passed]
             reason = "" if not failed else f"its {' and '.join(failed)} control failed"
@@ -369,6 +374,7 @@ def _refuse_another_goal(guesses: Sequence[Guess], goal: Goal) -> None:
         "label-distribution": LabelDistribution,
         "model-extraction": Extraction,
         "reconstruction": Reconstruction,
+        "text-reconstruction": TextReconstruction,
     }
     for guess in guesses:
         if not isinstance(guess, kinds[goal]):

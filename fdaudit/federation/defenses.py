@@ -179,7 +179,7 @@ def _in_training(
 
 def _unfit(network: Architecture) -> str | None:
     module = network.build(torch.Generator().manual_seed(0))
-    return unfit(module, network.input_shape, tried=not network.imported)
+    return unfit(module, network.input_shape, tried=not network.imported, words=network.words)
 
 
 def refuse_untrainable(attached: Attached, spec: Spec, networks: Networks) -> None:

@@ -121,12 +121,12 @@ class Setting:
         local: the only way in which clients' models are fitted to private data.
         initial: initial parameters of the same parties. A client's are its own secret; the server's are public if it
             broadcasts them.
-        public: (n, c, h, w) samples that every party holds; n may be 0.
-        input_shape: (c, h, w) of an image.
+        public: (n, c, h, w) or (n, L) samples that every party holds; n may be 0.
+        input_shape: (c, h, w) of an image, or (L,) of a text.
         classes: number of classes C.
         encode: a public feature extractor, (n, c, h, w) -> (n, d), for protocols that work in feature space.
         seed: the run's seed, for named child generators.
-        task: one class per record, a yes or no for each class, or a class for each pixel.
+        task: one class per record, a yes or no for each class, a class for each pixel, or one class per text.
         public_labels: (n,) classes of the public samples, if the protocol declares `needs_labels`.
     """
 
@@ -136,7 +136,7 @@ class Setting:
     local: LocalTrainings
     initial: Mapping[str, Parameters]
     public: Tensor
-    input_shape: tuple[int, int, int]
+    input_shape: tuple[int, ...]
     classes: int
     encode: Callable[[Tensor], Tensor] | None
     seed: int

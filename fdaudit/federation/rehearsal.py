@@ -148,10 +148,10 @@ def with_messages(
 
 
 def _random_records(common: Common, client: int) -> tuple[Tensor, Tensor]:
-    """Return random images and labels that stand for a client's records; every class occurs."""
+    """Return random inputs and labels that stand for a client's records; every class occurs."""
     network, draws = common.networks.shared, child(0, "rehearsal", "records", client)
     n = max(2 * network.classes, 16)
-    x = torch.rand(n, *network.input_shape, generator=draws)
+    x = network.random_inputs(n, draws)
     if common.task == "multi-label":
         return x, torch.randint(2, (n, network.classes), generator=draws)
     if common.task == "segmentation":

@@ -151,7 +151,7 @@ def known(
 def _encoder(plan: Case, records: tuple[Tensor, Tensor] | None) -> TaskEncoder | None:
     if records is plan.auxiliary:
         return plan.encoder
-    if records is None:
+    if records is None or plan.dataset.task == "text":
         return None
     seed = child_seed(plan.seed, "encoder")
     return TaskEncoder(records, classes=plan.dataset.classes, execution=plan.execution, seed=seed)

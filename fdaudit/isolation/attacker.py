@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from fdaudit.adversary.oracle import Oracle
     from fdaudit.adversary.view import View
     from fdaudit.isolation.schema import Trial
+    from fdaudit.models import Architecture
     from fdaudit.types import Guess
 
 __all__ = [
@@ -194,8 +195,8 @@ class Attacker:
 class _Served:
     """The auditor's side of an oracle: counts questions, and keeps the first one that it refused."""
 
-    def __init__(self, oracle: Oracle, shape: tuple[int, ...], reply: Reply) -> None:
-        self._oracle, self._shape, self._reply, self._left = oracle, shape, reply, oracle.budget
+    def __init__(self, oracle: Oracle, network: Architecture, reply: Reply) -> None:
+        self._oracle, self._network, self._reply, self._left = oracle, network, reply, oracle.budget
         self.refusal: Exception | None = None
 
     def serve(self, frame: Frame, writing: BinaryIO) -> None:
@@ -213,15 +214,22 @@ class _Served:
 
     def _checked(self, frame: Frame) -> tuple[Tensor, str | None]:
         x, of = frame.tensors["samples"], frame.fields["of"]
-        if not x.is_floating_point() or x.ndim != 4 or tuple(x.shape[1:]) != self._shape:
-            expected = f"(n, {', '.join(map(str, self._shape))})"
-            raise FdauditError(f"oracle: asked {x.dtype} of shape {tuple(x.shape)}, not images {expected}.")
+        shape, words = self._network.input_shape, self._network.words
+        fits = _are_tokens(x, words) if words else x.is_floating_point()
+        if not fits or x.ndim != 1 + len(shape) or tuple(x.shape[1:]) != shape:
+            expected = f"{f'texts of {words} words' if words else 'images'} (n, {', '.join(map(str, shape))})"
+            raise FdauditError(f"oracle: asked {x.dtype} of shape {tuple(x.shape)}, not {expected}.")
         if of not in (self._oracle.models or (None,)):
             raise FdauditError(f"oracle: {of!r:.60} has no model to ask.")
         self._left -= len(x)
         if self._left < 0:
             raise BudgetExceededError(f"oracle: more was asked than the budget of {self._oracle.budget}.")
         return x, of
+
+
+def _are_tokens(x: Tensor, words: int) -> bool:
+    """Return whether every entry is the number of a word."""
+    return str(x.dtype) == "torch.int64" and bool(((x >= 0) & (x < words)).all())
 
 
 def attack(asked: AttackPlan, view: View, case: Trial, reply: Reply | None = None) -> tuple[Guess, ...] | str:
@@ -320,7 +328,7 @@ def _served(case: Trial, reply: Reply | None) -> _Served | None:
     oracle, network = case.task.oracle, case.knowledge.architecture
     if reply is None or not isinstance(oracle, Oracle) or network is None:
         return None
-    return _Served(oracle, network.input_shape, reply)
+    return _Served(oracle, network, reply)
 
 
 def _settled(case: Trial, readable_below: Path, folder: Path) -> Trial:

@@ -31,6 +31,7 @@ from fdaudit.types import (
     LabelDistribution,
     Membership,
     Reconstruction,
+    TextReconstruction,
 )
 
 if TYPE_CHECKING:
@@ -217,8 +218,8 @@ def _task_of(value: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> AttackT
 
 
 def _network(value: Mapping[str, Any]) -> Architecture:
-    c, h, w = value["input_shape"]
-    return Architecture(value["name"], value["params"], (c, h, w), value["classes"])
+    shape = tuple(value["input_shape"])
+    return Architecture(value["name"], value["params"], shape, value["classes"], value.get("words", 0))
 
 
 def _generator(value: Mapping[str, Any]) -> GeneratorCard:
@@ -281,6 +282,15 @@ def _packed_guess(guess: Guess, tensors: Tensors) -> dict[str, Any]:
             "parameters": copy,
             "answers": int(guess.answers),
         }
+    if isinstance(guess, TextReconstruction):
+        return {
+            "kind": "text-reconstruction",
+            "target": guess.target,
+            "messages": [int(seq) for seq in guess.messages],
+            "words": tensors.name(guess.words),
+            "texts": None if guess.texts is None else tensors.name(guess.texts),
+            "objective": None if guess.objective is None else _finite(float(guess.objective)),
+        }
     if not isinstance(guess, Reconstruction):
         raise TypeError(f"the attack returned a {type(guess).__name__} among its guesses")
     return {
@@ -325,6 +335,15 @@ def _guess_of(value: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Guess:
         named = _typed(value["parameters"], dict)
         copy = {_typed(name, str): _floats(tensors[at]) for name, at in named.items()}
         return Extraction(target=target, parameters=copy, answers=_typed(value["answers"], int))
+    if value["kind"] == "text-reconstruction":
+        texts, objective = value["texts"], value["objective"]
+        return TextReconstruction(
+            target=target,
+            messages=tuple(_typed(seq, int) for seq in _typed(value["messages"], list)),
+            words=_integers(tensors[value["words"]]).long(),
+            texts=None if texts is None else _integers(tensors[texts]).long(),
+            objective=None if objective is None else _typed(objective, float),
+        )
     if value["kind"] != "reconstruction":
         raise ValueError(f"no kind of guess is called {value['kind']!r}")
     labels, objective = value["labels"], value["objective"]

@@ -25,7 +25,7 @@ __all__ = [
     "shared_network",
 ]
 
-_Shape = tuple[int, int, int]
+_Shape = tuple[int, ...]
 
 
 class ConditionalGenerator(nn.Module):

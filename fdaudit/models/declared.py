@@ -104,7 +104,7 @@ def generator_card(
     declared: Mapping[str, Any] | None,
     settings: Mapping[str, Any],
     *,
-    input_shape: tuple[int, int, int],
+    input_shape: tuple[int, ...],
     classes: int,
     features: int,
 ) -> GeneratorCard | None:

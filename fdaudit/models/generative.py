@@ -29,7 +29,7 @@ __all__ = [
 SMALLEST_SIDE = 8
 """The smallest height or width of images that these networks support."""
 
-_Shape = tuple[int, int, int]
+_Shape = tuple[int, ...]
 
 
 class Generator(nn.Module):

@@ -42,7 +42,7 @@ class Network(nn.Module):
         return cast(Tensor, self.head(self.extractor(x)))
 
 
-def feature_width(extractor: nn.Module, input_shape: tuple[int, int, int]) -> int:
+def feature_width(extractor: nn.Module, input_shape: tuple[int, ...]) -> int:
     """Return the number d of features that `extractor` computes from one image of `input_shape`.
 
     Raises:

@@ -13,7 +13,7 @@ from fdaudit.models.network import Network, group_norm
 
 __all__ = ["Resnet8Params", "ResnetParams", "resnet8", "resnet_small"]
 
-_Shape = tuple[int, int, int]
+_Shape = tuple[int, ...]
 _Norm = Literal["group", "batch"]
 
 

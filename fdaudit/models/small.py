@@ -22,7 +22,7 @@ __all__ = [
     "strided_cnn",
 ]
 
-_Shape = tuple[int, int, int]
+_Shape = tuple[int, ...]
 _Width = Annotated[int, Field(ge=1, le=65536)]
 
 CNNS: dict[str, tuple[tuple[int, int], tuple[int, int], int]] = {

@@ -62,7 +62,7 @@ class UNet(nn.Module):
         return logits
 
 
-def unet(params: UnetParams, input_shape: tuple[int, int, int], classes: int) -> UNet:
+def unet(params: UnetParams, input_shape: tuple[int, ...], classes: int) -> UNet:
     """Return a U-Net for images (c, h, w), whose sides must be multiples of 2^depth.
 
     Raises:

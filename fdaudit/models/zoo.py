@@ -32,19 +32,20 @@ from fdaudit.models.small import (
     pooled_cnn,
     strided_cnn,
 )
+from fdaudit.models.transformer import TransformerParams, transformer
 from fdaudit.models.unet import UnetParams, unet
 from fdaudit.parallel.threads import forked_randomness
 from fdaudit.spec.schema import ModelSpec
 from fdaudit.types import Task
 
-__all__ = ["DENSE", "MODELS", "PAPER_TABLES", "Architecture", "architecture", "paper_model"]
+__all__ = ["DENSE", "MODELS", "OF_TEXTS", "PAPER_TABLES", "Architecture", "architecture", "paper_model"]
 
-_Shape = tuple[int, int, int]
-_Builder = Callable[[Any, _Shape, int], nn.Module]
+_Shape = tuple[int, ...]
+_Builder = Callable[[Any, Any, int], nn.Module]
 _IMPORT = "import:"
 
 
-def _without_params(make: Callable[[_Shape, int], nn.Module]) -> tuple[type[Config], _Builder]:
+def _without_params(make: Callable[[Any, int], nn.Module]) -> tuple[type[Config], _Builder]:
     return NoParams, lambda _, input_shape, classes: make(input_shape, classes)
 
 
@@ -59,10 +60,17 @@ _ZOO: Mapping[str, tuple[type[Config], _Builder]] = {
     "unet": (UnetParams, unet),
 }
 
+_ZOO_OF_TEXTS: Mapping[str, tuple[type[Config], Callable[[Any, int, int, int], nn.Module]]] = {
+    "transformer": (TransformerParams, transformer),
+}
+
+OF_TEXTS = tuple(sorted(_ZOO_OF_TEXTS))
+"""Networks of the zoo for texts."""
+
 DENSE = ("unet",)
 """Networks of the zoo with an answer for each pixel."""
 
-MODELS: tuple[str, ...] = (*sorted(_ZOO), "import:package.module:Class")
+MODELS: tuple[str, ...] = (*sorted((*_ZOO, *_ZOO_OF_TEXTS)), "import:package.module:Class")
 """Every name `model.name` may have; the last is a pattern."""
 
 _TABLE_3 = (
@@ -102,19 +110,21 @@ class Architecture:
     Attributes:
         name: as in the spec.
         params: the parameters, all named, as plain JSON values.
-        input_shape: (channels, height, width).
+        input_shape: (channels, height, width) of an image, or (L,) of a text.
         classes: number of classes C.
+        words: number of words of the vocabulary; 0 for images.
     """
 
     name: str
     params: Mapping[str, Any]
     input_shape: _Shape
     classes: int
+    words: int = 0
 
     def build(self, generator: torch.Generator) -> nn.Module:
         """Return a new float32 module on the CPU, in training mode, mapping (n, c, h, w) to logits (n, C).
 
-        For segmentation it maps them to (n, C, h, w).
+        For segmentation it maps them to (n, C, h, w). For texts it maps token numbers (n, L) to logits.
 
         Args:
             generator: one draw from it seeds the initial weights.
@@ -125,7 +135,24 @@ class Architecture:
     def described(self) -> dict[str, Any]:
         """Return everything that determines the network, as JSON values."""
         shape = list(self.input_shape)
-        return {"name": self.name, "params": dict(self.params), "input_shape": shape, "classes": self.classes}
+        found = {
+            "name": self.name,
+            "params": dict(self.params),
+            "input_shape": shape,
+            "classes": self.classes,
+        }
+        return found | ({"words": self.words} if self.words else {})
+
+    def random_inputs(self, n: int, generator: torch.Generator) -> Tensor:
+        """Return n random images in [0, 1], or n texts of random words."""
+        if self.words:
+            return torch.randint(self.words, (n, *self.input_shape), generator=generator)
+        return torch.rand(n, *self.input_shape, generator=generator)
+
+    def blank_inputs(self, n: int, device: torch.device | str = "cpu") -> Tensor:
+        """Return n blank images, or n texts of nothing but padding."""
+        dtype = torch.int64 if self.words else torch.float32
+        return torch.zeros(n, *self.input_shape, device=device, dtype=dtype)
 
     @property
     def imported(self) -> bool:
@@ -177,19 +204,19 @@ class Architecture:
             self.tried(1)
         return int(counter.get_total_flops())
 
-    def tried(self, images: int) -> Any:
-        """Run the network on `images` blank images. On the meta device the output has a shape but no values."""
+    def tried(self, records: int) -> Any:
+        """Run the network on `records` blank records. On the meta device the output has a shape but no values."""
         device = torch.device("cpu" if self.name.startswith(_IMPORT) else "meta")
         # The trial run of an imported module may draw at random: inside the fork, like the building.
         with forked_randomness(), torch.no_grad():
             module = self._skeleton
             training = module.training
-            output = module.eval()(torch.zeros(images, *self.input_shape, device=device))
+            output = module.eval()(self.blank_inputs(records, device))
             module.train(training)
         return output
 
     def _seeded(self, seed: int) -> nn.Module:
-        return seeded(seed, lambda: _module(self.name, self.params, self.input_shape, self.classes))
+        return seeded(seed, lambda: _module(self))
 
     @cached_property
     def _skeleton(self) -> nn.Module:
@@ -201,9 +228,9 @@ class Architecture:
 
 
 def architecture(
-    spec: ModelSpec, input_shape: _Shape, classes: int, task: Task = "single-label"
+    spec: ModelSpec, input_shape: _Shape, classes: int, task: Task = "single-label", words: int = 0
 ) -> Architecture:
-    """Return the architecture that `spec` names, after checking that it maps images of this shape to logits.
+    """Return the architecture that `spec` names, after checking that it maps records of this shape to logits.
 
     Raises:
         SpecError: the name or a parameter is unknown, an import fails, the images are too small for the
@@ -211,10 +238,16 @@ def architecture(
     """
     params: Mapping[str, Any] = spec.params
     if not spec.name.startswith(_IMPORT):
-        if spec.name not in _ZOO:
+        if spec.name not in MODELS:
             raise SpecError("model.name", spec.name, "is not a known model", nearest(spec.name, MODELS))
-        params = validate(_ZOO[spec.name][0], spec.params, "model.params").model_dump(mode="json")
-    made = Architecture(spec.name, dict(params), input_shape, classes)
+        if (spec.name in OF_TEXTS) != bool(words):
+            of, remedy = (
+                ("images", f"Use {OF_TEXTS[0]!r}.") if words else ("texts", "Choose another network.")
+            )
+            raise SpecError("model.name", spec.name, f"is a network for {of}", remedy)
+        settings = (_ZOO_OF_TEXTS if words else _ZOO)[spec.name][0]
+        params = validate(settings, spec.params, "model.params").model_dump(mode="json")
+    made = Architecture(spec.name, dict(params), input_shape, classes, words)
     answer = (classes, *input_shape[1:]) if task == "segmentation" else (classes,)
     problem = _misfit(made, answer)
     if problem:
@@ -241,22 +274,27 @@ def paper_model(task: str, client: int) -> ModelSpec:
     return ModelSpec(name=PAPER_TABLES[task, client], params=params)
 
 
-def _module(name: str, params: Mapping[str, Any], input_shape: _Shape, classes: int) -> nn.Module:
-    if name.startswith(_IMPORT):
-        return _imported(name, params, input_shape, classes)
-    config, builder = _ZOO[name]
-    return builder(validate(config, params, "model.params"), input_shape, classes)
+def _module(made: Architecture) -> nn.Module:
+    """Return an architecture's module, built from the current random state."""
+    if made.name.startswith(_IMPORT):
+        return _imported(made)
+    if made.words:
+        (length,), (kind, for_texts) = made.input_shape, _ZOO_OF_TEXTS[made.name]
+        return for_texts(validate(kind, made.params, "model.params"), length, made.classes, made.words)
+    config, builder = _ZOO[made.name]
+    return builder(validate(config, made.params, "model.params"), made.input_shape, made.classes)
 
 
-def _imported(name: str, params: Mapping[str, Any], input_shape: _Shape, classes: int) -> nn.Module:
+def _imported(made: Architecture) -> nn.Module:
     """Return the module built by the class that `import:package.module:Class` names, from the current random state."""
+    name, params = made.name, made.params
     path, colon, attribute = name.removeprefix(_IMPORT).partition(":")
     if not (colon and path and attribute):
         raise SpecError("model.name", name, "is no import path", "Write import:package.module:Class.")
     try:
         constructor = getattr(importlib.import_module(path), attribute)
         accepted = inspect.signature(constructor).parameters
-        offered = {"classes": classes, "input_shape": input_shape}
+        offered = {"classes": made.classes, "input_shape": made.input_shape, "words": made.words}
         module = constructor(**{k: v for k, v in offered.items() if k in accepted}, **params)
     # Any exception of a foreign module becomes one clear error here, including `sys.exit`.
     except (Exception, SystemExit) as error:
@@ -279,17 +317,24 @@ def _misfit(made: Architecture, answer: tuple[int, ...]) -> str | None:
     except SpecError:
         raise
     except Exception as error:
-        c, h, w = made.input_shape
+        size = "x".join(map(str, made.input_shape))
         reason = str(error).partition("\n")[0].rstrip(". ")
-        return f"does not accept images of {c}x{h}x{w} ({reason}){plugin_line(error)}"
+        what = f"texts of {size} tokens" if made.words else f"images of {size}"
+        return f"does not accept {what} ({reason}){plugin_line(error)}"
     if not isinstance(output, Tensor) or tuple(output.shape) != (n, *answer):
         shape = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
-        return f"maps {n} images to {shape}, not to logits {(n, *answer)}"
+        return f"maps {n} {'texts' if made.words else 'images'} to {shape}, not to logits {(n, *answer)}"
     return None
 
 
 def _remedy(made: Architecture, answer: tuple[int, ...]) -> str:
     dense = len(answer) > 1
+    if made.words:
+        return (
+            "Make it map token numbers (n, L) to (n, classes)."
+            if made.imported
+            else "Correct `model.params`."
+        )
     if made.name.startswith(_IMPORT):
         shape = "(n, classes, h, w)" if dense else "(n, classes)"
         return f"Make it map (n, c, h, w) to {shape}, or set `dataset.image_size`."

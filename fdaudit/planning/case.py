@@ -197,7 +197,7 @@ class Case(Protocol):
         ...
 
     @property
-    def encoder(self) -> TaskEncoder:
+    def encoder(self) -> TaskEncoder | None:
         """Return a public feature extractor, trained on auxiliary records."""
         ...
 

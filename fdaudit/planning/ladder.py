@@ -96,6 +96,7 @@ def needed_by(card: Mapping[str, Any]) -> Iterator[str]:
         "membership": ("candidates", "images"),
         "model-extraction": ("auxiliary", "test"),
         "label-distribution": ("records",),
+        "text-reconstruction": ("records", "images", "uses"),
         "reconstruction": ("records", "images", "test" if by_class else "uses"),
     }[goal]
 

@@ -15,6 +15,8 @@ from fdaudit.adversary.forms import Forms
 from fdaudit.adversary.view import members_of
 from fdaudit.config import validate
 from fdaudit.data import Dataset, Splits, insert_canaries, load_dataset, make_splits, public_samples, test_xy
+from fdaudit.data.datasets import VOCABULARY
+from fdaudit.data.texts.vocabulary import known_words
 from fdaudit.errors import SpecError
 from fdaudit.federation.defenses import attach, refuse_untrainable
 from fdaudit.federation.networks import Networks
@@ -229,8 +231,10 @@ class Plan:
         )
 
     @cached_property
-    def encoder(self) -> TaskEncoder:
-        """Return a public feature extractor, trained on auxiliary records at first use."""
+    def encoder(self) -> TaskEncoder | None:
+        """Return a public feature extractor, trained on auxiliary images at first use; None for texts."""
+        if self.dataset.task == "text":
+            return None
         return TaskEncoder(
             self.auxiliary,
             classes=self.dataset.classes,
@@ -286,7 +290,7 @@ def make_plan(spec: Spec, secrets: Secrets) -> Plan:
             dataset, splits, spec.canaries, lambda client: secrets.truth("canaries", client)
         )
     _refuse_other_tasks(spec, protocol, dataset)
-    networks = networks_named(spec, dataset.input_shape, dataset.classes, dataset.task)
+    networks = networks_named(spec, dataset.input_shape, dataset.classes, dataset.task, len(dataset.words))
     _refuse_unlike(networks, spec, protocol)
     refuse_untrainable(attached, spec, networks_of(protocol, networks))
     execution = execution_of(spec, networks)
@@ -334,13 +338,14 @@ def _with_messages(
     config.fits(spec.clients)
     dataset, splits = _records(spec, secrets)
     _refuse_other_tasks(spec, protocol, dataset)
-    networks = networks_named(spec, dataset.input_shape, dataset.classes, dataset.task)
+    networks = networks_named(spec, dataset.input_shape, dataset.classes, dataset.task, len(dataset.words))
     public, labels = _public(spec, protocol, dataset, splits, secrets)
     execution = replace(execution_of(spec, networks), device="cpu")
     held, seed = dataset.x[splits.auxiliary], child_seed(secrets.working_seed, "encoder")
-    encoder = TaskEncoder(
-        (held, dataset.y[splits.auxiliary]), classes=dataset.classes, execution=execution, seed=seed
-    )
+    records = held, dataset.y[splits.auxiliary]
+    encoder = None
+    if dataset.task != "text":
+        encoder = TaskEncoder(records, classes=dataset.classes, execution=execution, seed=seed)
     common = Common(
         networks=networks,
         execution=execution,
@@ -382,11 +387,15 @@ def _records(spec: Spec, secrets: Secrets) -> tuple[Dataset, Splits]:
     """Return the dataset and its splits."""
     dataset = load_dataset(spec.dataset, secrets.truth("dataset"))
     shares = spec.splits if spec.public_dataset is None else spec.splits.model_copy(update={"proxy": 0.0})
-    return dataset, make_splits(dataset, spec.clients, spec.partition, shares, secrets.truth("splits"))
+    splits = make_splits(dataset, spec.clients, spec.partition, shares, secrets.truth("splits"))
+    public = torch.cat([splits.proxy, splits.auxiliary])
+    return known_words(dataset, public, spec.dataset.vocabulary or VOCABULARY), splits
 
 
 def _refuse_other_tasks(spec: Spec, protocol: type[FederatedProtocol], dataset: Dataset) -> None:
-    """Refuse a dataset whose task the protocol or a defence does not support."""
+    """Refuse a dataset whose task the protocol or a defence does not support, and what texts do not support."""
+    if dataset.task == "text":
+        _refuse_beside_texts(spec)
     if dataset.task not in getattr(protocol, "tasks", ONLY_SINGLE_LABEL):
         registry = protocols.REGISTRY
         able = [
@@ -405,19 +414,29 @@ def _refuse_other_tasks(spec: Spec, protocol: type[FederatedProtocol], dataset: 
             )
 
 
+def _refuse_beside_texts(spec: Spec) -> None:
+    """Refuse settings that act on images."""
+    if spec.public_dataset is not None:
+        remedy = "Remove public_dataset: public texts are those of splits.proxy."
+        raise SpecError("public_dataset.name", spec.public_dataset.name, "does not go with texts", remedy)
+    if spec.auxiliary.others == "shifted":
+        remedy = "Set it to 'same' or 'none'."
+        raise SpecError("auxiliary.others", "shifted", "turns and blurs images, not texts", remedy)
+
+
 def networks_named(
-    spec: Spec, input_shape: tuple[int, int, int], classes: int, task: Task = "single-label"
+    spec: Spec, input_shape: tuple[int, ...], classes: int, task: Task = "single-label", words: int = 0
 ) -> Networks:
-    """Return the networks that a spec names, for images (c, h, w).
+    """Return the networks that a spec names, for images (c, h, w), or for texts (L,) of so many `words`.
 
     Raises:
         SpecError: a network is unknown, or does not accept such images.
     """
-    shared = architecture(spec.model, input_shape, classes, task)
+    shared = architecture(spec.model, input_shape, classes, task, words)
     own = []
     for number, entry in enumerate(spec.client_models):
         try:
-            own.append(architecture(entry, input_shape, classes, task))
+            own.append(architecture(entry, input_shape, classes, task, words))
         except SpecError as error:
             field = error.field.replace("model", f"client_models.{number}", 1)
             raise SpecError(field, error.value, error.problem, error.remedy) from None

@@ -21,6 +21,7 @@ from fdaudit.data.partition import partition
 from fdaudit.data.raw import as_images, as_labels, class_total, same_count
 from fdaudit.data.resize import to_unit
 from fdaudit.data.splits import set_aside
+from fdaudit.data.texts.files import TEXTS
 from fdaudit.errors import DataError, UsageError, nearest
 from fdaudit.limits import DATA_BYTES, MOST_CLIENTS
 from fdaudit.rng import SecretStream
@@ -96,6 +97,8 @@ def load_site_records(data: str, spec: DesignSpec, stream: SecretStream) -> Site
     scheme, _, path = data.partition(":")
     if scheme == "masks":
         raise DataError("DATA", data, "is for segmentation", "Give records with labels, npz: or folder:.")
+    if scheme == "text" or data in TEXTS:
+        raise DataError("DATA", data, "holds texts", "Give records with labels, npz: or folder:.")
     if path and scheme in ("npz", "folder"):
         place = Path(path).expanduser().absolute()
         if not place.exists():

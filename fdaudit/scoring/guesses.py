@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from fdaudit.transcript.messages import role
-from fdaudit.types import Guess, LabelDistribution, Membership, Reconstruction
+from fdaudit.types import Guess, LabelDistribution, Membership, Reconstruction, TextReconstruction
 
 if TYPE_CHECKING:
     from fdaudit.adversary.view import View
@@ -83,13 +83,28 @@ def check_guesses(
             first = guesses[0]
             if isinstance(first, Reconstruction) and first.by_class:
                 raise ValueError("the attack returned reconstructions of messages and of classes")
-            sent_by = {senders.get(seq, "nobody in this view") for seq in guess.messages}
-            others = sorted(s for s in sent_by - {guess.target} if role(s) != "server")
-            if others or guess.target not in sent_by:
-                named = others or "the server alone"
-                raise ValueError(f"{guess.target}: its reconstruction names messages of {named}, not its own")
-    if isinstance(guesses[0], Reconstruction) and len(set(answered)) < len(answered):
+            _check_senders(guess.target, guess.messages, senders)
+        elif isinstance(guess, TextReconstruction):
+            _check_senders(guess.target, guess.messages, senders)
+            _check_texts(guess)
+    if isinstance(guesses[0], Reconstruction | TextReconstruction) and len(set(answered)) < len(answered):
         raise ValueError(f"the attack answered for {answered}: give one reconstruction a victim")
+
+
+def _check_senders(target: str, messages: Sequence[int], senders: Mapping[int, str]) -> None:
+    sent_by = {senders.get(seq, "nobody in this view") for seq in messages}
+    others = sorted(s for s in sent_by - {target} if role(s) != "server")
+    if others or target not in sent_by:
+        named = others or "the server alone"
+        raise ValueError(f"{target}: its reconstruction names messages of {named}, not its own")
+
+
+def _check_texts(guess: TextReconstruction) -> None:
+    words, texts = guess.words, guess.texts
+    if words.ndim != 1 or bool((words < 0).any()) or len(words.unique()) < len(words):
+        raise ValueError(f"{guess.target}: needs distinct numbers of words, got {tuple(words.shape)}")
+    if texts is not None and (texts.ndim != 2 or bool((texts < 0).any())):
+        raise ValueError(f"{guess.target}: needs texts (n, L) of token numbers, got {tuple(texts.shape)}")
 
 
 def _check_shares(guess: LabelDistribution, classes: int) -> None:
@@ -114,11 +129,19 @@ def refuse_too_many(guesses: Sequence[Guess], view: View, truth: Truth) -> None:
         return
     batch = int(view.hyperparameters.get("batch_size") or 1)
     for guess in guesses:
-        if not isinstance(guess, Reconstruction) or guess.by_class:
+        shown = _shown(guess)
+        if not isinstance(guess, Reconstruction | TextReconstruction) or not shown:
             continue
         behind = len(truth.behind(guess.target, guess.messages)[0])
         secret = len(truth.plan.records(guess.target)[1]) if truth.plan.training else 0
         most = min(max(behind, batch, secret), _MOST_IMAGES)
-        if len(guess.images) > most:
-            shown = f"{guess.target}: has {len(guess.images)} images, more than the {most} records"
-            raise ValueError(f"{shown} that its messages can come from. Give the {most} likeliest, or fewer")
+        if shown > most:
+            told = f"{guess.target}: has {shown} records, more than the {most} records"
+            raise ValueError(f"{told} that its messages can come from. Give the {most} likeliest, or fewer")
+
+
+def _shown(guess: Guess) -> int:
+    """Return how many records a guess shows that it names messages for."""
+    if isinstance(guess, TextReconstruction):
+        return 0 if guess.texts is None else len(guess.texts)
+    return len(guess.images) if isinstance(guess, Reconstruction) and not guess.by_class else 0

@@ -1,4 +1,4 @@
-"""Score reconstructed images against the records behind a victim's messages, or against its classes."""
+"""Score reconstructed images and texts against the records behind a victim's messages, or against its classes."""
 
 from __future__ import annotations
 
@@ -26,6 +26,8 @@ from fdaudit.metrics import (
     score_reconstruction,
     task_encoder_distance,
 )
+from fdaudit.metrics.texts.overlap import bag
+from fdaudit.metrics.texts.recovery import Recovered, score_texts
 from fdaudit.result import TargetResult, cell_directory, noted
 from fdaudit.rng import child_numpy
 from fdaudit.scoring.class_truth import class_priors, evaluate_classes, score_classes
@@ -33,9 +35,12 @@ from fdaudit.scoring.galleries import bystanders_of, gallery_tests
 from fdaudit.scoring.ground_truth import Truth
 from fdaudit.storage.files import write_atomically
 from fdaudit.training.encoder import TaskEncoder
-from fdaudit.types import Figure, Reconstruction, task_of
+from fdaudit.types import Figure, Reconstruction, TextReconstruction, task_of
 
-__all__ = ["ReconstructionScorer"]
+__all__ = ["ReconstructionScorer", "score_recovered"]
+
+_MOST_SHOWN = 12
+"""Recovered words that a figure's note lists."""
 
 
 class ReconstructionScorer:
@@ -214,6 +219,60 @@ class ReconstructionScorer:
                 }
             )
         return tuple(entries)
+
+
+def score_recovered(
+    truth: Truth, cell: str, guesses: Sequence[TextReconstruction]
+) -> tuple[tuple[Figure, ...], tuple[TargetResult, ...]]:
+    """Return the figures of recovered words and texts over all victims, and each victim's own.
+
+    Args:
+        truth: the auditor's side.
+        cell: the cell's id; names its random draws.
+        guesses: one a victim.
+
+    Raises:
+        FdauditError: no record stands behind a victim's messages.
+        ValueError: a guess is no number of a word, or texts have another length.
+    """
+    plan, found = truth.plan, list[Recovered]()
+    for guess in guesses:
+        x, y = truth.behind(guess.target, guess.messages)
+        if not len(x):
+            raise FdauditError(
+                f"{guess.target}: no record stands behind its messages {list(guess.messages)}."
+            )
+        _refuse_no_words(guess, len(plan.dataset.words), x.shape[1])
+        texts = None if guess.texts is None else guess.texts.numpy()
+        words = bag(guess.words.numpy())
+        found.append(Recovered(words=words, texts=texts, truth=x.numpy(), labels=y.numpy()))
+    auxiliary, beside = others(plan).prior[0], bystanders_of(plan, [g.target for g in guesses])
+    empty = plan.dataset.x[:0]
+    rows = torch.zeros(0, dtype=torch.int64) if beside is None else torch.from_numpy(beside.rows)
+    given = (
+        (empty if auxiliary is None else auxiliary).numpy(),
+        (plan.dataset.x[rows].numpy(), plan.dataset.y[rows].numpy()),
+    )
+    whole = score_texts(found, *given, child_numpy(plan.seed, "score", cell))
+    targets = []
+    for guess, one in zip(guesses, found, strict=True):
+        figures = score_texts([one], *given, child_numpy(plan.seed, "score", f"{cell}/{guess.target}"))
+        names = [
+            plan.dataset.words[w] for w in sorted(one.words & bag(one.truth), reverse=True)[:_MOST_SHOWN]
+        ]
+        note = f"rare words recovered: {', '.join(names)}" if names else ""
+        told = tuple(noted(f, note, "token_f1") for f in figures.values())
+        targets.append(TargetResult(target=guess.target, messages=guess.messages, figures=told))
+    return tuple(whole.values()), tuple(targets)
+
+
+def _refuse_no_words(guess: TextReconstruction, words: int, length: int) -> None:
+    """Refuse numbers that no word of the vocabulary has, and texts of another length."""
+    told = guess.words if guess.texts is None else torch.cat([guess.words, guess.texts.flatten()])
+    if bool((told >= words).any()):
+        raise ValueError(f"{guess.target}: names the word {int(told.max())}; there are {words}")
+    if guess.texts is not None and guess.texts.shape[1] != length:
+        raise ValueError(f"{guess.target}: has texts of {guess.texts.shape[1]} tokens, not {length}")
 
 
 def _ranked(rank: Rank | None) -> dict[str, int]:

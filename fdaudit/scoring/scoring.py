@@ -16,11 +16,19 @@ from fdaudit.scoring.extraction import Copies
 from fdaudit.scoring.ground_truth import Truth
 from fdaudit.scoring.label_distribution import score_labels
 from fdaudit.scoring.membership import MembershipScorer
-from fdaudit.scoring.reconstruction import ReconstructionScorer
+from fdaudit.scoring.reconstruction import ReconstructionScorer, score_recovered
 from fdaudit.storage.digests import canonical
 from fdaudit.storage.files import load_json
 from fdaudit.storage.vault import Vault
-from fdaudit.types import Extraction, Figure, Guess, LabelDistribution, Membership, Reconstruction
+from fdaudit.types import (
+    Extraction,
+    Figure,
+    Guess,
+    LabelDistribution,
+    Membership,
+    Reconstruction,
+    TextReconstruction,
+)
 
 if TYPE_CHECKING:
     from fdaudit.result import Cell
@@ -61,6 +69,10 @@ class Scorer:
             return score_labels(self._truth, cell, [g for g in guesses if isinstance(g, LabelDistribution)])
         if isinstance(guesses[0], Extraction):
             return self._copies.score([g for g in guesses if isinstance(g, Extraction)], cell)
+        if isinstance(guesses[0], TextReconstruction):
+            return score_recovered(
+                self._truth, cell, [g for g in guesses if isinstance(g, TextReconstruction)]
+            )
         images = [g for g in guesses if isinstance(g, Reconstruction)]
         return self._reconstruction.score(cell, images, assumed)
 

@@ -40,7 +40,7 @@ class DatasetSpec(Config):
     """The dataset of the run."""
 
     name: Text = "digits"
-    """A known dataset, `npz:FILE`, `folder:DIR` or `masks:FILE` (segmentation)."""
+    """A known dataset, `npz:FILE`, `folder:DIR`, `masks:FILE` (segmentation) or `text:FILE`."""
     root: str | None = None
     """The folder of datasets. Default: the environment variable FDAUDIT_DATA, then the user's cache."""
     download: bool = False
@@ -49,6 +49,11 @@ class DatasetSpec(Config):
     """Side of the square that images are padded or resized to. Default: keep their size."""
     limit: int | None = Field(None, ge=10)
     """At most this many training records, drawn class by class (multi-label and masks: at random)."""
+    length: int | None = Field(None, ge=1, le=512)
+    """Texts: number of words that are read of each. Default: 32."""
+    vocabulary: int | None = Field(None, ge=3, le=1_000_000)
+    """Texts: most words that the vocabulary of public and auxiliary texts holds, padding and the unknown word included.
+    Default: 8192."""
 
 
 class PartitionSpec(Config):

@@ -27,6 +27,7 @@ _OBJECTIVES: Mapping[Task, Supervised] = {
     "single-label": "cross-entropy",
     "multi-label": "binary-cross-entropy",
     "segmentation": "cross-entropy-dice",
+    "text": "cross-entropy",
 }
 
 

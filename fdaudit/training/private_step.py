@@ -8,6 +8,7 @@ Guarantees:
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -81,14 +82,16 @@ class Guard:
 def per_sample_gradients(module: nn.Module) -> Iterator[None]:
     """Make backward passes through `module` store each record's gradient with its parameters, by Opacus' hooks.
 
-    The first layer's input must itself require gradients (`requires_grad_`); otherwise PyTorch warns about hooks
-    without a gradient. Losses must be sums over records.
+    Images must themselves require gradients (`requires_grad_`): a layer's hook fires where its own input gets its
+    gradient. Token numbers cannot; for an embedding the gradient of its output suffices, and PyTorch's warning that
+    this is all there is is silenced. Losses must be sums over records.
 
     Raises:
         NotImplementedError: a trainable layer has buffers (BatchNorm): its outputs mix records.
     """
     from opacus.grad_sample import GradSampleModule  # takes two seconds, so import it only when needed
 
+    warnings.filterwarnings("ignore", message="Full backward hook is firing when gradients")
     hooked = GradSampleModule(module, loss_reduction="sum")
     try:
         yield
@@ -96,7 +99,9 @@ def per_sample_gradients(module: nn.Module) -> Iterator[None]:
         hooked.to_standard_module()
 
 
-def unfit(module: nn.Module, input_shape: tuple[int, ...], *, tried: bool = False) -> str | None:
+def unfit(
+    module: nn.Module, input_shape: tuple[int, ...], *, tried: bool = False, words: int = 0
+) -> str | None:
     """Return why a network cannot be trained by per-sample gradients, or None if it can.
 
     The network is tested as described in `fdaudit.training.separation`. If others share its extractor, its parts are
@@ -104,7 +109,8 @@ def unfit(module: nn.Module, input_shape: tuple[int, ...], *, tried: bool = Fals
 
     Args:
         module: a network of the caller's own.
-        input_shape: (c, h, w) of an image.
+        input_shape: (c, h, w) of an image, or (L,) of a text.
+        words: size of the vocabulary; 0 for images.
         tried: whether the trials are known to pass; tests check this for every network of the zoo.
 
     Returns:
@@ -119,24 +125,26 @@ def unfit(module: nn.Module, input_shape: tuple[int, ...], *, tried: bool = Fals
     free = {n: p for n, p in module.named_parameters() if p.requires_grad}
     try:
         with per_sample_gradients(module), forked_randomness():
-            x = torch.zeros(2, *input_shape, requires_grad=True)
+            x = torch.zeros(2, *input_shape)
+            x = x.long() if words else x.requires_grad_()
             module.train()(x).sum().backward()
             _taken(free, 2)
     except (RuntimeError, NotImplementedError, AttributeError, ValueError) as error:
         return f"gradients of single records cannot be had ({str(error).partition(chr(10))[0].rstrip('. ')})"
-    return None if tried else _coupled(module, input_shape)
+    return None if tried else _coupled(module, input_shape, words)
 
 
-def _coupled(module: nn.Module, input_shape: tuple[int, ...]) -> str | None:
+def _coupled(module: nn.Module, input_shape: tuple[int, ...], words: int) -> str | None:
     """Return how a network mixes or remembers records, or None. Test a shared extractor with its head as well."""
     ways = [module]
     if isinstance(module, Network) and type(module).forward is not Network.forward:
         ways.append(nn.Sequential(module.extractor, module.head))
     try:
-        return next((found for way in ways if (found := coupling(way, input_shape, _gradients))), None)
+        return next((found for way in ways if (found := coupling(way, input_shape, _gradients, words))), None)
     except Exception as error:  # a network may be foreign code and raise any error
         reason = str(error).partition(chr(10))[0].rstrip(". ")
-        return f"a pass over a batch of 1 to 5 images fails ({type(error).__name__}: {reason})"
+        what = "texts" if words else "images"
+        return f"a pass over a batch of 1 to 5 {what} fails ({type(error).__name__}: {reason})"
 
 
 def _gradients(

@@ -1,7 +1,8 @@
 """Tests that a network does not mix the records of a batch, which DP-SGD relies on.
 
 A clipped sum bounds the effect of one record only under two conditions: the record does not change another record's
-gradient, and the network stores nothing of it. Both are tested on random images, in training mode.
+gradient, and the network stores nothing of it. Both are tested on random images, or texts of random words, in
+training mode.
 
 Tests:
   * one image of a batch of 2, 3 or 5 is replaced: outputs and gradients of all other images stay the same;
@@ -42,21 +43,28 @@ _CLOSE = {torch.float64: 1e-8, torch.float32: 1e-3}
 _Seen = dict[str, Tensor]
 
 
-def coupling(module: nn.Module, input_shape: tuple[int, ...], gradients: Gradients) -> str | None:
+def coupling(
+    module: nn.Module, input_shape: tuple[int, ...], gradients: Gradients, words: int = 0
+) -> str | None:
     """Return how a network mixes or remembers the records of a batch, or None if no test shows it.
 
     Args:
         module: a network of the caller's own; its weights become float64 if it supports that.
-        input_shape: (c, h, w) of an image.
+        input_shape: (c, h, w) of an image, or (L,) of a text.
         gradients: how per-sample gradients are taken in training.
+        words: size of the vocabulary; 0 for images.
 
     Raises:
         Exception: any error that the network raises on a batch of 1 to 5 images.
     """
-    dtype = _precise(module, input_shape)
+    dtype = _precise(module, input_shape, words)
     for n, scale in _TRIED:
-        x, other = (_images(n, input_shape, s).to(dtype) * scale for s in (1, 2))
-        problem = _Trial(module, gradients, _CLOSE[dtype], n).problem(x, 3 * other)
+        if words:
+            x, other = (_inputs(n, input_shape, s, words) for s in (1, 2))
+        else:
+            x = _inputs(n, input_shape, 1).to(dtype) * scale
+            other = 3 * _inputs(n, input_shape, 2).to(dtype) * scale
+        problem = _Trial(module, gradients, _CLOSE[dtype], n).problem(x, other)
         if problem is not None:
             return problem
     return None
@@ -109,7 +117,9 @@ class _Trial:
         with _fixed_draws():
             if not self._free:
                 return {"output": self._module(x).detach().clone()}
-            output, found = self._gradients(self._module, x.clone().requires_grad_(), _loss)
+            output, found = self._gradients(
+                self._module, x.clone().requires_grad_(x.is_floating_point()), _loss
+            )
         return {"output": output.detach().clone()} | {
             f"gradient of {n}": _sketch(g) for n, g in found.items()
         }
@@ -197,12 +207,12 @@ def _loss(output: Tensor) -> Tensor:
     return (flat * weights + flat.square() / 2).sum()
 
 
-def _precise(module: nn.Module, input_shape: tuple[int, ...]) -> torch.dtype:
+def _precise(module: nn.Module, input_shape: tuple[int, ...], words: int) -> torch.dtype:
     """Return float64 if the network supports it, otherwise float32."""
     try:
         with _fixed_draws(), torch.no_grad():
             kept = {n: t.clone() for n, t in module.state_dict().items()}
-            output = module.double().eval()(_images(2, input_shape, 0))
+            output = module.double().eval()(_inputs(2, input_shape, 0, words))
             module.load_state_dict(kept)
         if output.dtype == torch.float64:
             return torch.float64
@@ -212,9 +222,12 @@ def _precise(module: nn.Module, input_shape: tuple[int, ...]) -> torch.dtype:
     return torch.float32
 
 
-def _images(n: int, input_shape: tuple[int, ...], seed: int) -> Tensor:
-    """Return random images (n, c, h, w), float64."""
-    return torch.rand(n, *input_shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+def _inputs(n: int, input_shape: tuple[int, ...], seed: int, words: int = 0) -> Tensor:
+    """Return random images (n, c, h, w), float64, or texts (n, L) of random words."""
+    generator = torch.Generator().manual_seed(seed)
+    if words:
+        return torch.randint(words, (n, *input_shape), generator=generator)
+    return torch.rand(n, *input_shape, generator=generator, dtype=torch.float64)
 
 
 def _kept(module: nn.Module) -> _Seen:

@@ -166,7 +166,8 @@ class Trainer:
         x, targets = job.x.to(self.device), job.targets.to(self.device)
 
         def losses(drawn: Tensor) -> Tensor:  # every objective is a mean over records
-            inputs = self._images(_rows(x, drawn)).requires_grad_()
+            inputs = self._images(_rows(x, drawn))
+            inputs.requires_grad_(inputs.is_floating_point())
             return mean_of(copy.module(inputs), _rows(targets, drawn)) * len(drawn)
 
         with self.randomness(guard.noise), per_sample_gradients(copy.module):

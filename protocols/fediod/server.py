@@ -193,7 +193,7 @@ class Replay:
     """
 
     def __init__(
-        self, batches: int, n: int, shape: tuple[int, int, int], classes: int, device: torch.device
+        self, batches: int, n: int, shape: tuple[int, ...], classes: int, device: torch.device
     ) -> None:
         places = max(batches, 1) * n
         self._x = torch.zeros(places, *shape, device=device)

@@ -205,14 +205,14 @@ class FedKD:
     heterogeneous: ClassVar[bool] = True
     needs_public: ClassVar[bool] = True
     trains: ClassVar[dict[str, str]] = {"model": "batch_size"}
-    tasks: ClassVar[tuple[str, ...]] = ("single-label", "multi-label", "segmentation")
+    tasks: ClassVar[tuple[str, ...]] = ("single-label", "multi-label", "segmentation", "text")
     Config: ClassVar[type[FedKDConfig]] = FedKDConfig
 
     def __init__(self, config: FedKDConfig, setting: Setting) -> None:
         self.config, self._wire, self._seed = config, setting.wire, setting.seed
         self._trainers, self._local, self._clients = setting.trainers, setting.local, dict(setting.clients)
         self._public, self._classes, self._task = setting.public, setting.classes, setting.task
-        if config.ensemble == "votes" and self._task != "single-label":
+        if config.ensemble == "votes" and self._task not in ("single-label", "text"):
             problem = "needs one class a record: a vote names one"
             raise SpecError("protocol.params.ensemble", "votes", problem, "Set ensemble to 'logits'.")
         self.state: dict[str, Tensor] = {}

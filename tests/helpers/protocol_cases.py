@@ -35,6 +35,8 @@ SIZES = (9, 6, 12)
 """Records by client: unequal, so that weights show."""
 CLASSES = 3
 SHAPE = (1, 8, 8)
+LENGTH, WORDS = 6, 20
+"""Tokens of a text, and words of the vocabulary, of `task="text"`."""
 
 FAST = {"lr": 1.0, "local_steps": 12}
 """Makes a few records enough to change a predicted class."""
@@ -145,6 +147,13 @@ def dense() -> Architecture:
     return architecture(spec, SHAPE, CLASSES, "segmentation")
 
 
+@lru_cache
+def of_texts(width: int = 4) -> Architecture:
+    """A network for texts."""
+    spec = ModelSpec(name="transformer", params={"width": width})
+    return architecture(spec, (LENGTH,), CLASSES, "text", WORDS)
+
+
 def execution() -> Execution:
     return Execution(device="cpu", threads=1, strategy="loop", memory_format="contiguous")
 
@@ -161,6 +170,18 @@ def public_labels() -> Tensor:
     return torch.randint(CLASSES, (7,), generator=child(0, "public labels"))
 
 
+def tokens(n: int, *path: str | int) -> Tensor:
+    """Random texts of three to `LENGTH` words."""
+    draws = child(0, "tokens", *path)
+    x = torch.randint(2, WORDS, (n, LENGTH), generator=draws)
+    ends = torch.randint(3, LENGTH + 1, (n, 1), generator=draws)
+    return x.masked_fill(torch.arange(LENGTH) >= ends, 0)
+
+
+def public_texts() -> Tensor:
+    return tokens(7, "public")
+
+
 def features(x: Tensor) -> Tensor:
     """A public feature extractor: row means."""
     return x.mean((1, 3))
@@ -168,6 +189,10 @@ def features(x: Tensor) -> Tensor:
 
 def common(unlike: bool = False, task: Task = "single-label") -> Common:
     """What every party has; `unlike` gives each client a network of its own."""
+    if task == "text":
+        others = tuple(map(of_texts, (2, 4, 6))) if unlike else ()
+        networks = Networks(of_texts(), others)
+        return Common(networks=networks, execution=execution(), public=public_texts(), task=task)
     own = tuple(network(width) for width in (4, 5, 6)) if unlike else ()
     networks = Networks(dense() if task == "segmentation" else network(), own)
     return Common(
@@ -204,6 +229,11 @@ def several(data: Mapping[str, PartyData]) -> dict[str, PartyData]:
 def masked(data: Mapping[str, PartyData]) -> dict[str, PartyData]:
     """The same records with masks: the class of each pixel follows from its brightness."""
     return {k: PartyData(d.x, (d.x[:, 0] * CLASSES).long().clamp(max=CLASSES - 1)) for k, d in data.items()}
+
+
+def worded(data: Mapping[str, PartyData]) -> dict[str, PartyData]:
+    """The same labels with texts."""
+    return {k: PartyData(tokens(len(d), k), d.y) for k, d in data.items()}
 
 
 class Watched(Wire):

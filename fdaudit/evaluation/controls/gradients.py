@@ -1,11 +1,14 @@
-"""Controls of attacks on gradients: bare uploads of auxiliary records, and the same uploads drowned in noise."""
+"""Controls of attacks on gradients: bare uploads of auxiliary records, and the same uploads drowned in noise.
+
+The records are images or texts.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,12 +20,14 @@ from fdaudit.evaluation.controls._membership import attack_seed, knowing, on_fed
 from fdaudit.isolation.attacker import attack as run_attack
 from fdaudit.isolation.schema import Trial
 from fdaudit.metrics import score_reconstruction
+from fdaudit.metrics.texts.overlap import bag
+from fdaudit.metrics.texts.recovery import Recovered, score_texts
 from fdaudit.protocols.fedavg import FedAvg
 from fdaudit.result import Control
 from fdaudit.rng import child, child_numpy
 from fdaudit.storage.scratch import scratch
 from fdaudit.transcript.messages import role
-from fdaudit.types import AttackTask, Figure, Reconstruction, task_of
+from fdaudit.types import AttackTask, Figure, Guess, Reconstruction, TextReconstruction, task_of
 
 if TYPE_CHECKING:
     from fdaudit.adversary.attack_plan import AttackPlan
@@ -34,6 +39,8 @@ __all__ = ["bare_gradients"]
 
 _LEAST_GAIN_DB = 1.0
 """Mean gain over the prior baseline from which a control counts as working, as for a run's images."""
+_LEVEL = 0.01
+"""Largest p-value of recovered words in a control that works."""
 _CLIENTS = 2
 """Default number of a control's clients."""
 _DROWNING = 100.0
@@ -55,24 +62,61 @@ def bare_gradients(attack: AttackPlan, plan: Case) -> dict[str, Control]:
         f"{fedavg.upload.replace('_', ' ')} of {clients} clients with {records} auxiliary records each, "
         f"untrained {plan.architecture.name}"
     )
-    gain = {}
-    for name in ("positive", "negative"):
-        gain[name] = case.figures(x[victims], y[victims], drown=name == "negative")
-    value = {name: g["psnr_gain"].value for name, g in gain.items()}
-    worked = value["positive"] is not None and value["positive"] >= _LEAST_GAIN_DB
-    silent = value["negative"] is not None and value["negative"] < _LEAST_GAIN_DB
+    found = {
+        name: case.figures(x[victims], y[victims], drown=name == "negative")
+        for name in ("positive", "negative")
+    }
+    works, silent, shown = _TEXTS if plan.dataset.task == "text" else _IMAGES
     return {
         "positive": Control(
-            what=f"{what}: mean gain over the prior at least {_LEAST_GAIN_DB:g} dB",
-            passed=worked,
-            figures=_shown(gain["positive"], ("psnr", "psnr_prior", "psnr_gain")),
+            what=f"{what}: {works.what}",
+            passed=works.passed(found["positive"]),
+            figures=_shown(found["positive"], shown),
         ),
         "negative": Control(
-            what=f"the same under Gaussian noise {_DROWNING:g} times the upload: gain below {_LEAST_GAIN_DB:g} dB",
-            passed=silent,
-            figures=_shown(gain["negative"], ("psnr", "psnr_prior", "psnr_gain")),
+            what=f"the same under Gaussian noise {_DROWNING:g} times the upload: {silent.what}",
+            passed=silent.passed(found["negative"]),
+            figures=_shown(found["negative"], shown),
         ),
     }
+
+
+class _Asked(NamedTuple):
+    """What a control asks of the figures, in words and as a test."""
+
+    what: str
+    passed: Callable[[Mapping[str, Figure]], bool]
+
+
+def _gain(figures: Mapping[str, Figure]) -> float | None:
+    return figures["psnr_gain"].value
+
+
+def _beats(figures: Mapping[str, Figure]) -> bool:
+    """Return whether recovered words fit the texts better than guessing, and better than they fit other texts."""
+    gain = figures["token_gain"]
+    return (gain.value or 0.0) > 0 and gain.p is not None and gain.p <= _LEVEL
+
+
+_IMAGES = (
+    _Asked(
+        f"mean gain over the prior at least {_LEAST_GAIN_DB:g} dB",
+        lambda found: (value := _gain(found)) is not None and value >= _LEAST_GAIN_DB,
+    ),
+    _Asked(
+        f"gain below {_LEAST_GAIN_DB:g} dB",
+        lambda found: (value := _gain(found)) is not None and value < _LEAST_GAIN_DB,
+    ),
+    ("psnr", "psnr_prior", "psnr_gain"),
+)
+_TEXTS = (
+    _Asked(f"words fit their texts better than a guess does, with p of at most {_LEVEL:g}", _beats),
+    _Asked(
+        f"they do not, with p above {_LEVEL:g}",
+        lambda found: found["token_gain"].value is not None and not _beats(found),
+    ),
+    ("token_f1", "token_f1_prior", "token_gain", "rouge_l"),
+)
 
 
 def _as_in_the_run(plan: Case, most: int) -> tuple[FedAvgConfig, int]:
@@ -149,7 +193,10 @@ class _Case:
         made = run_attack(attack, view, case)
         if isinstance(made, str):
             reason = f"the attack does not apply to its own control: {made}"
-            return {"psnr_gain": Figure(name="psnr_gain", value=None, unavailable=reason)}
+            names = ("psnr_gain", "token_gain")
+            return {name: Figure(name=name, value=None, unavailable=reason) for name in names}
+        if isinstance(made[0], TextReconstruction):
+            return self._texts(made, x, y)
         guesses = [g for g in made if isinstance(g, Reconstruction)]
         rows = [targets.index(g.target) for g in guesses]
         known = task_of(y) == "single-label"  # the prior's strategies by class need one class per record
@@ -161,3 +208,17 @@ class _Case:
             true_labels=[ys[k] for k in rows] if known else None,
             auxiliary_labels=self.auxiliary[1] if known else None,
         ).figures
+
+    def _texts(self, made: Sequence[Guess], x: Tensor, y: Tensor) -> Mapping[str, Figure]:
+        """Return the scores of recovered words; the adversary's own texts are those that nobody trained on."""
+        xs, ys = x.chunk(self.clients), y.chunk(self.clients)
+        found = []
+        for guess in made:
+            if isinstance(guess, TextReconstruction):
+                k = int(guess.target.partition("/")[2])
+                texts = None if guess.texts is None else guess.texts.numpy()
+                words = bag(guess.words.numpy())
+                found.append(Recovered(words=words, texts=texts, truth=xs[k].numpy(), labels=ys[k].numpy()))
+        others = self.auxiliary[0].numpy(), self.auxiliary[1].numpy()
+        draws = child_numpy(self.plan.seed, "control", self.attack.name, "score")
+        return score_texts(found, others[0], others, draws)

@@ -1,0 +1,1 @@
+"""Attacks that recover the words of texts from gradients and updates."""

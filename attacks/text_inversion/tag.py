@@ -1,0 +1,237 @@
+"""Gradient matching on texts: find words and their order whose gradient equals the one sent."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn import functional as F
+
+from fdaudit.config import Config
+from fdaudit.errors import UsageError
+from fdaudit.types import PADDING, Applicability, AttackTask, TextReconstruction
+
+from .._reading import reads_forms
+from ..gradient_inversion.labels import recover_labels
+from ..gradient_inversion.uploads import Upload, applies, find_uploads, network
+from .rows import changed_rows, embedding_of
+
+if TYPE_CHECKING:
+    from fdaudit.adversary.knowledge import Knowledge
+    from fdaudit.adversary.view import View
+
+__all__ = ["TAG", "TAGConfig"]
+
+_PROBES = 256
+
+
+class TAGConfig(Config):
+    """Settings of TAG."""
+
+    alpha: float = Field(0.01, ge=0)
+    """α: weight of the mean absolute difference beside the squared one."""
+    iterations: int = Field(400, ge=1)
+    """Steps of Adam of each start."""
+    restarts: int = Field(2, ge=1)
+    """Random starts for each message; the best match is kept."""
+    lr: float = Field(0.1, gt=0)
+    """Learning rate of Adam."""
+    round: int = Field(0, ge=0)
+    """Round of the upload."""
+    max_texts: int = Field(8, ge=1)
+    """Uploads that mix more texts than this are not tried."""
+
+
+@reads_forms
+class TAG:
+    """Finds texts whose gradient is the one sent, by Adam on the distance ‖Δ‖² + α‖Δ‖₁ of gradients.
+
+    The words that occur are first read off the embedding's rows. Each position of each text then has a weight for each
+    of these words, and the network reads the weighted mean of their embeddings. The weights are optimised, and the
+    heaviest word of a position is the guess. If the network has a learned embedding of positions, the start is the
+    least-squares solution of "the row of a word is the sum of the rows of its positions". It works on the gradient of
+    one step, sent directly or as the update that it caused.
+    """
+
+    name: ClassVar[str] = "tag"
+    work: ClassVar[dict[str, Any]] = {"once": 15000, "each": 3000, "grows": ("restarts", "iterations")}
+    goal: ClassVar[str] = "text-reconstruction"
+    needs: ClassVar[tuple[str, ...]] = ("gradient", "model_update", "model_parameters")
+    assumes: ClassVar[tuple[str, ...]] = ("architecture", "auxiliary")
+    source: ClassVar[str] = "Deng, Wang, Li, Wang, Shang, Liu, Rajasekaran & Ding 2021"
+    tasks: ClassVar[tuple[str, ...]] = ("text",)
+    profiles: ClassVar[dict[str, dict[str, Any]]] = {
+        "quick": {"restarts": 1, "iterations": 300},
+        "standard": {"restarts": 2, "iterations": 1000},
+        "full": {"restarts": 8, "iterations": 3000},
+    }
+    control: ClassVar[dict[str, Any]] = {"on": "gradients", "clients": 2}
+    Config: ClassVar[type[TAGConfig]] = TAGConfig
+
+    def __init__(self, config: TAGConfig) -> None:
+        self.config = config
+
+    def applicable(self, view: View, knowledge: Knowledge, task: AttackTask) -> Applicability:
+        """Check for an embedding of the vocabulary, a victim's one-step upload, and the model that it started from."""
+        module = network(knowledge)
+        if isinstance(module, str):
+            return Applicability(False, module)
+        if embedding_of(module, knowledge) is None:
+            return Applicability(False, "the network has no embedding with a row for each word")
+        found, reasons = self._uploads(view, task)
+        return applies(found, reasons)
+
+    def run(
+        self, view: View, knowledge: Knowledge, task: AttackTask, generator: torch.Generator
+    ) -> tuple[TextReconstruction, ...]:
+        """Return the texts of each victim with a one-step upload, and their words."""
+        module = network(knowledge)
+        if isinstance(module, str) or knowledge.architecture is None:
+            raise UsageError("knowledge", None, f"does not do: {module}", "Ask `applicable` first.")
+        name = embedding_of(module, knowledge)
+        if name is None:
+            raise UsageError("knowledge", None, "has no embedding to read", "Ask `applicable` first.")
+        probes = knowledge.architecture.random_inputs(_PROBES, generator)
+        if knowledge.auxiliary is not None and len(knowledge.auxiliary[0]):
+            probes = knowledge.auxiliary[0][: 4 * _PROBES]
+        guesses = []
+        for upload in self._uploads(view, task)[0]:
+            texts, objective = self._one(upload, module, name, probes, generator)
+            guesses.append(
+                TextReconstruction(
+                    target=upload.target,
+                    messages=(upload.start_seq, upload.seq),
+                    words=torch.unique(texts[texts != PADDING]),
+                    texts=texts,
+                    objective=objective,
+                )
+            )
+        return tuple(guesses)
+
+    def _one(
+        self, upload: Upload, module: nn.Module, name: str, probes: Tensor, generator: torch.Generator
+    ) -> tuple[Tensor, float]:
+        """Return texts (n, L) and their distance of gradients."""
+        n, length = upload.training.images, probes.shape[1]
+        labels = recover_labels(upload.gradient, module, upload.start, n, probes)
+        words = changed_rows(upload.gradient[f"{name}.weight"])
+        words = words[words != PADDING]
+        if not len(words):
+            return torch.full((n, length), PADDING), float("inf")
+        long = _longest(upload.gradient, module, length)
+        matching = _Matching(upload, module, name, words, labels, (n, length, long))
+        starts = [torch.randn(n, long, len(words), generator=generator) for _ in range(self.config.restarts)]
+        objective, logits = min((matching.matched(s, self.config) for s in starts), key=lambda one: one[0])
+        texts = torch.full((n, length), PADDING)
+        texts[:, :long] = words[logits.argmax(2)]
+        return texts, objective
+
+    def _uploads(self, view: View, task: AttackTask) -> tuple[list[Upload], dict[str, str]]:
+        found, reasons = find_uploads(view, task.targets, self.config.round, self.config.max_texts)
+        several = [u for u in found if u.update is not None]
+        reasons |= {u.target: f"its update takes {len(u.training.batches)} steps, not one" for u in several}
+        reasons = {k: v.replace("images", "texts") for k, v in reasons.items()}
+        return [u for u in found if u.update is None], reasons
+
+
+class _Matching:
+    """The distance of a guess's gradient from the one sent.
+
+    Args:
+        upload: the upload of n texts.
+        module: the network.
+        name: its embedding of the vocabulary.
+        words: (B,) the words that occur.
+        labels: (n,) the texts' classes.
+        shape: n, L and the number of positions that are guessed.
+    """
+
+    def __init__(
+        self,
+        upload: Upload,
+        module: nn.Module,
+        name: str,
+        words: Tensor,
+        labels: Tensor,
+        shape: tuple[int, int, int],
+    ) -> None:
+        self._module, self._words, self._labels, self._name = module, words, labels, name
+        self._free = {
+            n: upload.start[n].clone().requires_grad_()
+            for n, p in module.named_parameters()
+            if p.requires_grad
+        }
+        self._rest = {n: t for n, t in upload.start.items() if n not in self._free}
+        self._sent = {n: upload.gradient[n] for n in self._free}
+        self._scale = 1 / torch.cat([g.flatten() for g in self._sent.values()]).norm().clamp_min(1e-12)
+        n, length, self._long = shape
+        self._ids = torch.full((n, length), PADDING)
+        self._ids[:, : self._long] = int(words[0])  # a place holder: it tells words from padding
+        self._weights = torch.zeros(0)
+
+    def matched(self, noise: Tensor, config: TAGConfig) -> tuple[float, Tensor]:
+        """Return the distance, and weights (n, long, B), of one start."""
+        logits = (self._start() + 0.1 * noise).requires_grad_()
+        adam = torch.optim.Adam([logits], lr=config.lr)
+        best, kept = float("inf"), logits.detach().clone()
+        for _ in range(config.iterations):
+            distance = self._distance(logits.softmax(2), config.alpha)
+            if distance.item() < best:
+                best, kept = distance.item(), logits.detach().clone()
+            (logits.grad,) = torch.autograd.grad(distance, [logits])
+            adam.step()
+        return best, kept
+
+    def _distance(self, weights: Tensor, alpha: float) -> Tensor:
+        self._weights = weights
+        handle = self._module.get_submodule(self._name).register_forward_hook(self._replaced)
+        try:
+            z = functional_call(self._module, {**self._free, **self._rest}, (self._ids,))
+        finally:
+            handle.remove()
+        loss = F.cross_entropy(z, self._labels)
+        made = torch.autograd.grad(loss, list(self._free.values()), create_graph=True, allow_unused=True)
+        total = torch.zeros(())
+        for sent, g in zip(self._sent.values(), made, strict=True):
+            apart = self._scale * ((torch.zeros_like(sent) if g is None else g) - sent)
+            total = total + apart.square().sum() + alpha * apart.abs().sum()
+        return total
+
+    def _replaced(self, module: nn.Module, inputs: Any, output: Tensor) -> Tensor:
+        """Return mean embeddings in place of those of the place holders."""
+        table = self._free[f"{self._name}.weight"]
+        mean = self._weights @ table[self._words]
+        return torch.cat([mean, output[:, self._long :]], 1)
+
+    def _start(self) -> Tensor:
+        """Return logits of words by position: of the least squares for one text or several, or zeros."""
+        n, B = len(self._ids), len(self._words)
+        place = _positions(self._module, self._ids.shape[1])
+        if place is None:
+            return torch.zeros(n, self._long, B)
+        by_word = self._sent[f"{self._name}.weight"][self._words].double()
+        by_place = self._sent[f"{place}.weight"][: self._long].double()
+        share: Tensor = torch.linalg.lstsq(by_place.T, by_word.T, driver="gelsd").solution  # (long, B)
+        return (2 * share.clamp(0, 1)).float().expand(n, -1, -1).clone()
+
+
+def _positions(module: nn.Module, length: int) -> str | None:
+    """Return the name of an embedding with a row for each position, or None."""
+    found = [
+        n for n, m in module.named_modules() if isinstance(m, nn.Embedding) and m.num_embeddings == length
+    ]
+    return found[0] if len(found) == 1 else None
+
+
+def _longest(gradient: Mapping[str, Tensor], module: nn.Module, length: int) -> int:
+    """Return the number of positions that some text fills: those with a gradient; all, if that cannot be seen."""
+    place = _positions(module, length)
+    if place is None:
+        return length
+    size = gradient[f"{place}.weight"].double().norm(dim=1)
+    there = (size > 1e-6 * size.max()).nonzero().flatten()
+    return 1 + int(there.max()) if len(there) else length

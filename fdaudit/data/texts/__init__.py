@@ -1,0 +1,1 @@
+"""Texts as records: files, and the numbers of their words."""

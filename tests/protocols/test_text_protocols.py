@@ -1,0 +1,176 @@
+"""Protocols on texts: what a message declares, what the record alone gives back, and rounds that resume."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from fdaudit.protocols import REGISTRY
+from torch.func import functional_call
+from torch.nn import functional as F
+
+from fdaudit.federation.protocol import PartyData
+from fdaudit.transcript.wire import Outage
+from fdaudit.types import ONLY_SINGLE_LABEL
+
+from ..helpers.protocol_cases import (
+    CLASSES,
+    WORDS,
+    ancestry,
+    case_id,
+    every_case,
+    of_texts,
+    public_texts,
+    records,
+    run,
+    worded,
+)
+from ..helpers.record_reader import read
+from ..helpers.run_cases import finished
+from ..helpers.text_cases import write_texts
+from .fedkd import test_replay_fedkd as fedkd
+from .test_differential import changed
+from .test_replay import BrokenRecordError, replay
+
+GIVEN = {"task": "text"}
+ABLE = ("centralized", "ds-fl", "fedavg", "feddf", "feded", "fedkd", "fedmd", "fkd", "pls", "standalone")
+CASES = [
+    (name, {**params, "lr": 0.1} if params.get("lr") == 1.0 else params)  # a transformer diverges at 1
+    for name, params in every_case()
+    if "text" in REGISTRY.describe(name).get("tasks", ONLY_SINGLE_LABEL)
+]
+EVERY = [pytest.param(c, id=case_id(c), marks=[pytest.mark.thorough] if c[1] else []) for c in CASES]
+every_protocol = pytest.mark.parametrize("case", EVERY)
+
+
+def ran(folder, name, params=None, **more):
+    return run(folder, name, params or {}, **{"clients": worded(records()), **GIVEN, **more})
+
+
+def test_protocols_that_make_or_embed_images_do_not_declare_texts():
+    assert {name for name, _ in CASES} == set(ABLE)
+
+
+@every_protocol
+def test_rounds_resume_bit_for_bit(case, tmp_path):
+    whole = ran(tmp_path / "whole", *case)
+    part = ran(tmp_path / "part", *case, stop_after=0)
+    rest = ran(part.folder, *case, resume=(1, part.states[-1], part.positions[-1]))
+    assert (rest.log, rest.states[-1]) == (whole.log, whole.states[-1])
+    for done in whole.rounds:
+        assert all(np.isfinite(v) for v in done.losses.values())
+        assert all(torch.isfinite(t).all() for model in done.models.values() for t in model.values())
+
+
+@every_protocol
+def test_rounds_are_completed_without_a_silent_client(case, tmp_path):
+    silent = [Outage(party="client/1", first=0, last=9, after=0)]
+    made = ran(tmp_path / "a", *case, outages=silent)
+    assert not any(m.sender == "client/1" and m.kind != "silence" and m.receivers for m in made.messages)
+    assert len(made.rounds) == made.protocol.config.rounds
+
+
+@every_protocol
+def test_a_clients_texts_change_only_messages_that_declare_them(case, tmp_path):
+    base = ran(tmp_path / "base", *case)
+    clients = worded(records())
+    mine = clients["client/1"]
+    words = torch.where(mine.x > 0, 2 + (mine.x + 5) % (WORDS - 2), 0)
+    clients["client/1"] = PartyData(words, (mine.y + 1) % CLASSES)
+    moved = changed(base, ran(tmp_path / "moved", *case, clients=clients))
+    reached = ancestry(base.messages)
+    pools = REGISTRY.load(case[0]).pools_data
+    assert pools or all("client/1" in reached[seq][0] for seq in moved)
+    takes_part = any(m.sender == "client/1" and m.kind != "sample_count" for m in base.messages)
+    assert bool(moved) == (takes_part or pools)
+
+
+@pytest.mark.parametrize("name", ["fedkd", "feddf", "fedmd"])
+def test_clients_may_train_unlike_transformers(name, tmp_path):
+    made = ran(tmp_path / "a", name, unlike=True)
+    assert len({len(model["head.weight"][0]) for model in made.rounds[-1].models.values()}) > 1
+
+
+# -- replay: the record alone ---------------------------------------------------------------------------------------
+
+
+def spec_of(tmp_path, **changes):
+    own = {
+        "clients": 3,
+        "dataset": {"name": f"text:{write_texts(tmp_path / 'a.csv', 150)}", "length": 10},
+        "splits": {"test": 0.2, "proxy": 0.2, "auxiliary": 0.1, "candidates": 1},
+        "model": {"name": "transformer", "params": {"width": 4}},
+    }
+    return own | changes
+
+
+@pytest.mark.parametrize(
+    ("upload", "weighting", "momentum"),
+    [("gradient", "samples", 0.0), ("model_update", "samples", 0.5), ("model_parameters", "uniform", 0.0)],
+)
+def test_every_aggregate_of_fedavg_follows_from_the_recorded_uploads(upload, weighting, momentum, tmp_path):
+    settings = {"rounds": 3, "upload": upload, "weighting": weighting, "fraction": 0.67, "lr": 0.3}
+    settings |= {
+        "server_momentum": momentum,
+        "batch_size": 8,
+        "local_steps": 1 if upload == "gradient" else 3,
+    }
+    folder = finished(tmp_path / "run", **spec_of(tmp_path, protocol={"name": "fedavg", "params": settings}))
+    assert replay(folder / "transcript", settings, 3) == 3
+    with pytest.raises(BrokenRecordError):
+        replay(folder / "transcript", {**settings, "server_momentum": 0.9}, 3)
+
+
+@pytest.mark.parametrize("changes", [{}, {"grid": "eq3"}, {"levels": None, "weights": "uniform"}], ids=str)
+def test_the_ensemble_of_fedkd_follows_from_logits_and_counts(changes, tmp_path):
+    settings = {"levels": 200, "grid": "eq4", "weights": "class-counts", "gamma": None, **changes}
+    params = {"local_epochs": 2, "distill_rounds": 1, "distill_steps": 2, **settings}
+    folder = finished(tmp_path / "run", **spec_of(tmp_path, protocol={"name": "fedkd", "params": params}))
+    residual = fedkd.replay(folder / "transcript", settings, 3)
+    assert residual.shape == (30, 3)
+    assert np.abs(residual).max() <= fedkd.worth(folder)
+
+
+def logits(weights, x):
+    module = of_texts().build(torch.Generator().manual_seed(0))
+    return functional_call(module, {n: torch.as_tensor(v) for n, v in weights.items()}, (x,))
+
+
+def replay_feddf(record, steps, clients):
+    """Check a run of FedDF whose batch is every public text: Lin et al. 2020, Algorithm 1."""
+    counts = {m["sender"]: int(t["n"]) for m, t in record if m["kind"] == "sample_count"}
+    models = [(m, t) for m, t in record if m["kind"] == "model_parameters"]
+    sent = [t for m, t in models if m["sender"] == "server"]
+    if len(counts) != clients or len(models) != clients * (len(sent) - 1) + len(sent):
+        raise BrokenRecordError("a message is missing")
+    for t, stated in enumerate(sent[1:]):
+        own = {m["sender"]: w for m, w in models if m["round"] == t and m["sender"] in counts}
+        total = sum(counts.values())
+        w = {n: torch.tensor(sum(counts[k] / total * own[k][n] for k in own)).float() for n in stated}
+        target = (
+            torch.stack([logits(own[k], public_texts()) for k in sorted(own)]).mean(0).softmax(1).detach()
+        )
+        free = {n: v.requires_grad_() for n, v in w.items()}
+        adam = torch.optim.Adam(free.values(), lr=1e-3)
+        for step in range(steps):
+            adam.param_groups[0]["lr"] = 1e-6 + (1e-3 - 1e-6) * (1 + np.cos(np.pi * step / steps)) / 2
+            loss = F.kl_div(logits(free, public_texts()).log_softmax(1), target, reduction="batchmean")
+            adam.zero_grad()
+            loss.backward()
+            adam.step()
+        for name, value in free.items():
+            if not np.allclose(value.detach().numpy(), stated[name], atol=2e-5):
+                gap = np.abs(value.detach().numpy() - stated[name]).max()
+                raise BrokenRecordError(f"round {t}: {name} differs by {gap}")
+    return len(sent) - 1
+
+
+def test_every_fused_model_of_feddf_follows_from_the_recorded_uploads(tmp_path):
+    params = {"distill_batch_size": len(public_texts()), "distill_steps": 4}
+    record = read(ran(tmp_path / "a", "feddf", params).folder)
+    assert replay_feddf(record, 4, 3) == 3
+    with pytest.raises(BrokenRecordError, match="differs by"):
+        replay_feddf(record, 2, 3)
+    for k in range(len(record)):
+        with pytest.raises((BrokenRecordError, KeyError)):
+            replay_feddf(record[:k] + record[k + 1 :], 4, 3)
