@@ -45,6 +45,8 @@ class Page:
 
 
 _END = "the test has seen enough"
+_HANGS = 3600
+"""Seconds without an answer that count as hanging: a busy machine answers late."""
 
 
 class Browser:
@@ -77,7 +79,7 @@ class Browser:
         """What the page's console has, which comes late but in order: all before a line of our own."""
         self.driver.execute_script("console.error(arguments[0])", _END)
         found = list[str]()
-        until = time.monotonic() + 600  # only against hanging: a busy machine answers late
+        until = time.monotonic() + _HANGS
         while not any(_END in line for line in found):
             if time.monotonic() > until:
                 raise TimeoutError("the browser's console does not answer")
@@ -122,6 +124,9 @@ def chromium(profile: Path) -> Iterator[Browser]:
     options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
     driver = selenium.Chrome(options=options, service=Service(driver_path))
     try:
+        driver.command_executor.client_config.timeout = _HANGS
+        driver.set_script_timeout(_HANGS)
+        driver.set_page_load_timeout(_HANGS)
         driver.get("about:blank")  # or Chromium's own first page may still load while a test listens
         yield Browser(driver)
     finally:
@@ -135,7 +140,6 @@ def axe(browser: Browser, part: str = "html") -> list[dict[str, Any]]:
     """
     package = pytest.importorskip("axe_playwright_python")
     browser.run((Path(package.__file__).parent / "axe.min.js").read_text("utf-8"))
-    browser.driver.set_script_timeout(110)
     found: list[dict[str, Any]] = browser.driver.execute_async_script(
         "const [part, done] = arguments; axe.run({include: [[part]], exclude: [['svg']]},"
         "{resultTypes: ['violations']}).then(r => done(r.violations.map(v => "
