@@ -84,6 +84,7 @@ def test_a_pipe_is_refused_and_nobody_waits(name: str, tmp_path: Path) -> None:
         READERS[name](tmp_path / name)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", ["vault/models/server.safetensors", "attacks/controls/loss-threshold.json"])
 def test_a_pipe_in_a_finished_run_is_refused_and_nobody_waits(name: str, tmp_path: Path) -> None:
     spec = tiny(attacks=[{"name": "loss-threshold"}])

@@ -298,6 +298,7 @@ def test_the_wheel_carries_licence_and_script(wheel: zipfile.ZipFile) -> None:
     assert [n for n in wheel.namelist() if n.endswith("LICENSE")]
 
 
+@pytest.mark.thorough
 def test_the_wheel_works_where_the_repository_is_not(wheel: zipfile.ZipFile, tmp_path: Path) -> None:
     """Unpacked on its own, every package of it is imported from there."""
     wheel.extractall(tmp_path / "site")

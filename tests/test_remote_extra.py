@@ -81,6 +81,7 @@ def test_commands_on_local_directories_need_no_extra(
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.thorough
 def test_a_run_needs_no_extra(tmp_path: Path, whole: Path) -> None:
     done = without(NEITHER, command("run", str(whole / "spec.yaml"), "--out", "again", "--json"), tmp_path)
     assert done.returncode == 0, done.stderr

@@ -136,7 +136,8 @@ def refuse_too_many(guesses: Sequence[Guess], view: View, truth: Truth) -> None:
         secret = len(truth.plan.records(guess.target)[1]) if truth.plan.training else 0
         most = min(max(behind, batch, secret), _MOST_IMAGES)
         if shown > most:
-            told = f"{guess.target}: has {shown} records, more than the {most} records"
+            what = "images" if isinstance(guess, Reconstruction) else "texts"
+            told = f"{guess.target}: has {shown} {what}, more than the {most} records"
             raise ValueError(f"{told} that its messages can come from. Give the {most} likeliest, or fewer")
 
 

@@ -112,6 +112,7 @@ def test_a_mistake_is_one_line(noisy: fdaudit.Run, option: str, value: str) -> N
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.thorough
 def test_what_an_oracle_answered_is_part_of_the_view_of_who_asked(tmp_path: Path) -> None:
     asked = spec(
         attacks=[{"name": "loss-threshold", "adversaries": ["world"]}],

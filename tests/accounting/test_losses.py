@@ -95,6 +95,7 @@ def test_a_drawn_client_is_dominated_wherever_the_others_stand(clients: int, noi
                 assert stick(one, other, eps) <= claimed.get_delta_for_epsilon(eps) + 1e-6
 
 
+@pytest.mark.thorough
 def test_two_steps_with_the_others_placed_anew_are_dominated() -> None:
     """No proof covers this case for the pairs of Poisson sampling: the others stand beside either value in turn."""
     clients, noise = 2, 0.5

@@ -29,6 +29,8 @@ from ..helpers.protocol_cases import case_id, every_case, records, several
 from ..helpers.protocol_cases import run as run_protocol
 from ..helpers.run_cases import cli, known, tiny, tree
 
+pytestmark = pytest.mark.thorough
+
 MULTI = {
     "dataset": {"name": "digits-multilabel", "limit": 300},
     "splits": {"test": 0.2, "proxy": 0.0, "auxiliary": 0.2, "candidates": 12},

@@ -178,6 +178,7 @@ def test_salts_of_one_run_open_no_message_of_another(home: Path, noisy: Path) ->
     assert not one & two
 
 
+@pytest.mark.thorough
 def test_an_oracles_noise_is_the_runs_own_and_the_questions_own(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

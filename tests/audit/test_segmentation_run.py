@@ -29,6 +29,8 @@ from ..helpers.protocol_cases import case_id, every_case, masked, records
 from ..helpers.protocol_cases import run as run_protocol
 from ..helpers.run_cases import cli, known, tiny, tree
 
+pytestmark = pytest.mark.thorough
+
 TRAINED = {"rounds": 3, "batch_size": 8, "local_steps": 5, "lr": 0.2, "momentum": 0.9}
 
 

@@ -24,6 +24,8 @@ from fdaudit.types import TextReconstruction
 from ..helpers.run_cases import cli, known, tiny, tree
 from ..helpers.text_cases import write_texts
 
+pytestmark = pytest.mark.thorough
+
 TRAINED = {"rounds": 2, "batch_size": 2, "local_steps": 1, "lr": 0.1, "upload": "gradient"}
 READ = [{"name": "embedding-rows"}, {"name": "tag", "params": {"iterations": 40}}]
 ABLE = {

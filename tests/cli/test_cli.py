@@ -174,6 +174,7 @@ def test_an_error_of_the_system_is_one_line(shell: Shell, monkeypatch: pytest.Mo
 # -- attack -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 def test_attack_runs_one_cell_and_keeps_it(shell: Shell, done: Path) -> None:
     before = json.loads((done / "result.json").read_bytes())
     (cell,) = shell.json("attack", done, "analytic", "--adversary", "server")

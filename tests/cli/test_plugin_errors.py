@@ -54,6 +54,7 @@ def broken(file: Path, method: str) -> str:
     return f" ({file}, line {end + 2})"
 
 
+@pytest.mark.thorough
 def test_an_attack_s_cell_fails_with_its_line(shell: Shell, site: Path) -> None:
     place = broken(site / "confidence.py", "applicable")
     spec = shell.spec(adversaries=["world"], attacks=[{"name": "import:faulty.confidence:Confidence"}])

@@ -25,7 +25,7 @@ from ..evaluation.test_attack_stage import SPEC
 from ..helpers.run_cases import tree
 from .ray_cases import until
 
-pytestmark = pytest.mark.usefixtures("forked_processes")
+pytestmark = [pytest.mark.usefixtures("forked_processes"), pytest.mark.thorough]
 
 ADVERSARIES = ("server", "world")
 

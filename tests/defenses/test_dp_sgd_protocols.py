@@ -27,6 +27,8 @@ from ..helpers.protocol_cases import (
 )
 from .dp_sgd_run_cases import SETTINGS, declares_release, defended, releases, training
 
+pytestmark = pytest.mark.thorough
+
 DEFENDED = [case for case in every_case() if getattr(REGISTRY.load(case[0]), "trains", {})]
 every_defended = pytest.mark.parametrize("case", thorough_beyond_defaults(DEFENDED))
 by_name = pytest.mark.parametrize("name", sorted({name for name, _ in DEFENDED}))

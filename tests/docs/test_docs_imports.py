@@ -68,6 +68,7 @@ def test_the_page_s_spec_runs_and_cells_have_the_class_s_own_name(run: fdaudit.R
     assert {d["name"] for m in sent if m.sender != "server" for d in m.defenses} == {"sign"}
 
 
+@pytest.mark.thorough
 def test_the_command_attacks_with_a_class(
     run: fdaudit.Run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

@@ -87,6 +87,7 @@ def test_the_page_shows_status_reason_time_and_queries_of_each_cell(audited):
     assert "no class_counts of a victim in view" in coverage
 
 
+@pytest.mark.thorough
 def test_a_cell_that_fails_shows_its_error_and_ends_with_1(tmp_path, monkeypatch, capsys):
     def crash(where, task):
         if where == "run":
@@ -119,6 +120,7 @@ def test_a_budget_of_nothing_is_refused_by_the_spec():
         fdaudit.load_spec(spec(queries=0))
 
 
+@pytest.mark.thorough
 def test_an_oracle_that_may_not_be_asked_is_a_reason(tmp_path):
     run = fdaudit.run(spec(attacks=[{"name": "loss-threshold"}], adversaries=["world"]), tmp_path / "run")
     stage = Stage(run.opened)

@@ -29,6 +29,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def test_as_many_as_a_run_will_ask_for(
     processors: int, made: list[str], calls: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(attack_pool, "fitting", lambda: 64)  # however little memory is free
     monkeypatch.setattr("os.cpu_count", lambda: processors)
     attack_pool.stand_by()
     assert calls == made

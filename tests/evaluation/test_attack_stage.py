@@ -85,6 +85,7 @@ class _Dying:
                 yield number, None
 
 
+@pytest.mark.thorough
 def test_a_cell_whose_process_ended_runs_again_alone(
     run: fdaudit.Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:

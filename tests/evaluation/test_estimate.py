@@ -20,6 +20,8 @@ from fdaudit.progress import progress
 from fdaudit.spec.schema import load_spec
 from fdaudit.storage.vault import Secrets
 
+pytestmark = pytest.mark.thorough
+
 SPEC: dict[str, Any] = {
     "seed": 3,
     "device": "cpu",

@@ -15,6 +15,8 @@ from fdaudit.rng import SecretStream
 
 from ..reports.test_verdict import cell, figure
 
+pytestmark = pytest.mark.thorough
+
 SPEC = {
     "fdaudit": 1,
     "clients": 3,

@@ -18,6 +18,8 @@ from fdaudit.rng import SecretStream
 from .refutation_cases import CASES, NEVER_FINITE, NOT_A_CLAIM, case
 from .refutation_rows import Row, rows_of, sizes_differ, table
 
+pytestmark = pytest.mark.thorough
+
 SETTINGS = {
     "temperature": {"temperature": 2.0},
     "top-k": {"k": 2},

@@ -136,6 +136,7 @@ def test_questions_are_counted_whatever_they_say_of_their_length(by_finder: Atta
     assert cell["reason"].startswith("BudgetExceededError")
 
 
+@pytest.mark.thorough
 def test_scores_do_not_look_at_the_truth_when_they_are_judged(by_finder: Attacked) -> None:
     """3. Scores of a class of the attack's own must not be computed where the truth is."""
     _, cell = by_finder("vandalise")

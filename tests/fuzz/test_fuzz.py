@@ -41,6 +41,7 @@ def test_every_target_is_fuzzed_and_read_as_it_is(made: Mapping[str, Target]) ->
         assert target.read(target.template) == target.read(target.template)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", NAMES)
 def test_damage_is_an_error_or_changes_nothing(name: str, made: Mapping[str, Target], tmp_path: Path) -> None:
     outcomes = {run_case(name, made[name], number, tmp_path) for number in range(25)}

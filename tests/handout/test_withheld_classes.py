@@ -82,6 +82,7 @@ def test_an_attack_is_given_no_image_of_the_classes_that_it_lacks(
     assert figures["psnr_gain"].value < 0.5
 
 
+@pytest.mark.thorough
 def test_an_attack_that_shows_the_classes_is_recognised(stage: Stage) -> None:
     assumed = assumptions(stage.plan, attack_of(stage).card)
     figures, targets = stage._scorer.score(

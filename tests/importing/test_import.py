@@ -408,6 +408,7 @@ def test_a_federation_that_diverged_is_imported(
     assert api.attack("inverting-gradients", run, iterations=5, restarts=1).status != "run"
 
 
+@pytest.mark.thorough
 def test_counters_of_batches_are_left_aside(here: Path, source: Path, imported: Import) -> None:
     """A model with BatchNorm as `state_dict` gives it: its counters are on record, and no attack needs them."""
     model = {"name": "resnet8", "params": {"norm": "batch"}}

@@ -60,6 +60,7 @@ def attacked(design: Path, folder: Path, steps: int) -> tuple[Figure, dict[str, 
     return next(f for f in cell.figures if f.name == "auc"), check
 
 
+@pytest.mark.thorough
 def test_members_of_a_model_that_memorised_are_found(design: Path, tmp_path: Path) -> None:
     auc, check = attacked(design, tmp_path / "overfit", steps=150)
     assert auc.p is not None

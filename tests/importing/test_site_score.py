@@ -25,6 +25,8 @@ from ..helpers.evidence_cases import keypair
 from ..helpers.rerecorded import card_of, rerecord
 from ..helpers.run_cases import tiny
 
+pytestmark = pytest.mark.thorough
+
 UPDATES = {"rounds": 2, "batch_size": 2, "local_steps": 1, "upload": "model_update", "weighting": "uniform"}
 QUICK = {"iterations": 400, "restarts": 2}
 

@@ -161,6 +161,7 @@ def test_a_process_ends_with_its_input(pool: Pool) -> None:
     assert not alive(line["pid"])
 
 
+@pytest.mark.thorough
 def test_the_attack_worker_ends_and_tidies_up_when_whoever_started_it_is_killed(tmp_path: Path) -> None:
     """As when a run is killed: no process of it stays, at work or idle."""
     import subprocess

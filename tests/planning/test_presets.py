@@ -133,6 +133,7 @@ def test_a_preset_that_cannot_be(change: dict[str, Any], field: str, said: str, 
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.thorough
 def test_a_run_of_another_preset_is_not_gone_on_with(tmp_path: Path) -> None:
     fdaudit.run(spec("fedavg", preset={"name": "private", "epsilon": 6.0}), tmp_path / "run")
     with pytest.raises(SpecError, match="preset"):

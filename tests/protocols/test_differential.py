@@ -153,6 +153,7 @@ def test_the_first_broadcast_depends_on_nobody(tmp_path):
 # -- messages -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 @every_protocol
 def test_a_message_altered_on_delivery_changes_only_messages_that_declare_it(case, undisturbed, tmp_path):
     rounds = 3 if case[1].get("server_momentum") else 2  # a velocity goes back further than one round

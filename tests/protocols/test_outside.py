@@ -264,6 +264,7 @@ def test_fedgen_imports_public_names_only_and_its_messages_are_found() -> None:
     assert "Clients send their models and label counts." in text(card(FEDGEN))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("share", ["all", "head"])
 def test_fedgen_s_parts_are_tested_or_said_to_be_untested(share: str, tmp_path: Path) -> None:
     asked = fedgen(share, attacks=[{"name": "update-projection"}, {"name": "generator-leakage"}])

@@ -32,6 +32,8 @@ from .fedkd import test_replay_fedkd as fedkd
 from .test_differential import changed
 from .test_replay import BrokenRecordError, replay
 
+pytestmark = pytest.mark.thorough
+
 GIVEN = {"task": "text"}
 ABLE = ("centralized", "ds-fl", "fedavg", "feddf", "feded", "fedkd", "fedmd", "fkd", "pls", "standalone")
 CASES = [

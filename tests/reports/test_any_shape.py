@@ -17,6 +17,8 @@ from PIL import Image
 from ..helpers.browser import Browser, axe, chromium
 from ..helpers.report_cases import FIXTURES, TIMINGS, Document, load
 
+pytestmark = pytest.mark.thorough
+
 CLIENTS = 5
 SERIOUS = ("serious", "critical")
 

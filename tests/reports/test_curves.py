@@ -29,6 +29,8 @@ from ..helpers.report_cases import Document
 from ..helpers.run_cases import cli, tree
 from ..helpers.sweep_cases import grid, inline
 
+pytestmark = pytest.mark.thorough
+
 HOSTILE = "</script><script>alert(1)</script> $x_1$ \u202e &amp;"
 FORMULA = "=cmd|' /C calc'!A0"
 

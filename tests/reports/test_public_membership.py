@@ -122,6 +122,7 @@ def told(made: Case, *, public: bool) -> dict[str, float]:
     }
 
 
+@pytest.mark.thorough
 def test_the_auditors_report_tells_every_coin_in_each_way(made: Case) -> None:
     recovered = told(made, public=False)
     assert recovered == dict.fromkeys(recovered, 1.0)

@@ -15,7 +15,7 @@ from ..helpers.report_cases import APPENDIX, FIXTURES, MAIN, SECTIONS, TIMINGS, 
 from .test_comparison import distilled, entries
 from .test_report import HOSTILE, poison
 
-pytestmark = pytest.mark.browser
+pytestmark = [pytest.mark.browser, pytest.mark.thorough]
 
 CONTRAST = """
 const parse = c => c.match(/[\\d.]+/g).map(Number);

@@ -172,6 +172,7 @@ def test_every_finite_place_is_the_largest_epsilon_of_its_ledgers(sweep: Sweep) 
         assert place == max(e for e in found if e is not None)
 
 
+@pytest.mark.thorough
 @pytest.mark.filterwarnings("ignore:constrained_layout not applied")  # many panels on a narrow column
 @settings(max_examples=10, deadline=None, suppress_health_check=list(HealthCheck))
 @given(sweeps())

@@ -29,6 +29,8 @@ from fdaudit.types import Applicability, LabelDistribution
 from ...helpers.doubles import SEED, NoSettings
 from ...helpers.run_cases import known
 
+pytestmark = pytest.mark.thorough
+
 NAMES = ("label-answers", "label-counts", "label-declined", "label-updates")
 
 

@@ -25,6 +25,8 @@ from fdaudit.types import AttackTask
 
 from ..label_only_cases import Case, empty_view
 
+pytestmark = pytest.mark.thorough
+
 NAMES = ("augmentation", "boundary-distance", "gap", "noise-robustness", "yoqo")
 QUICK = {
     "augmentation": {"shadows": 3, "shadow_steps": 300},

@@ -36,6 +36,8 @@ from fdaudit.spec.schema import ModelSpec
 from fdaudit.training.execution import Execution
 from fdaudit.types import AttackTask, Challenge
 
+pytestmark = pytest.mark.thorough
+
 NETWORK = architecture(ModelSpec(name="mlp", params={"widths": [4]}), (1, 4, 4), 3)
 EXECUTION = Execution(device="cpu", threads=1, strategy="loop", memory_format="contiguous")
 CLASSES, PAIRS = 3, 6

@@ -137,6 +137,7 @@ def test_a_shadow_with_the_true_coins_answers_as_its_victim(
     assert far_from(case, unmoved, heard[-1].answers) > 1e-2
 
 
+@pytest.mark.thorough
 def test_later_rounds_tell_where_the_first_tells_little(tmp_path: Path) -> None:
     case = Case(tmp_path, "fedmd", warm_up_steps=0, local_steps=5)
     first, note = case.told(rounds=1)

@@ -20,6 +20,8 @@ from fdaudit.spec.schema import DatasetSpec, PartitionSpec, SplitSpec, load_spec
 from ...helpers.doubles import SEED, spec
 from ...helpers.run_cases import known, stream
 
+pytestmark = pytest.mark.thorough
+
 ATTACK = [{"name": "loss-threshold"}]
 
 

@@ -11,6 +11,8 @@ from fdaudit.spec.schema import load_spec
 from ...helpers.doubles import SEED, spec
 from ...helpers.run_cases import known
 
+pytestmark = pytest.mark.thorough
+
 SOFT = ("calibrated-loss", "lira-offline", "lira-online", "rmia")
 FROM_TRANSCRIPT = ("co-op-lira", "distillation-lira")
 OTHERS = ("generator-leakage", "logan")

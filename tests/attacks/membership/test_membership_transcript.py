@@ -70,6 +70,7 @@ def test_members_are_found_from_recorded_answers_alone(tmp_path, federation, cls
     assert roc_auc_score(federation["member"], guess.scores) > 0.6
 
 
+@pytest.mark.thorough
 def test_the_same_view_gives_the_same_scores(tmp_path, federation):
     runner, asked = (
         attack(DistillationLiRA, distill_steps=20, most_steps=20),

@@ -22,6 +22,8 @@ from fdaudit.types import Reconstruction
 from ...helpers.doubles import in_a_thread
 from ...helpers.run_cases import finished, known, tiny
 
+pytestmark = pytest.mark.thorough
+
 SMALL = {
     "queries": 60,
     "least_queries": 50,

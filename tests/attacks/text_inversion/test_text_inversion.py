@@ -23,6 +23,8 @@ from fdaudit.types import PADDING, AttackTask
 from ...helpers import protocol_cases
 from ...helpers.protocol_cases import CLASSES, run
 
+pytestmark = pytest.mark.thorough
+
 LENGTH, WORDS = 10, 200
 ONE = {"upload": "gradient", "batch_size": 1, "local_steps": 1}
 

@@ -335,6 +335,7 @@ def test_one_client_a_step_is_told_what_is_wanted_and_sends_its_gradient(params,
     assert asked == [m.sender for m in again.messages if m.kind == "sample_gradients"], "whatever the data"
 
 
+@pytest.mark.thorough
 def test_who_is_asked_follows_from_the_secret_and_not_from_the_seed(tmp_path, monkeypatch) -> None:
     """Whoever knew the seed could tell who was asked, and the chance that the ledger counts would be none."""
     spec = {

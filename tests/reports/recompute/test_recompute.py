@@ -26,7 +26,7 @@ from .recompute_claims import LIMITED, Claims, differences, leaves, text_of
 from .recompute_evidence import Evidence
 from .recompute_statistics import bca, drawn, mean_of
 
-pytestmark = pytest.mark.usefixtures("forked_processes")
+pytestmark = [pytest.mark.usefixtures("forked_processes"), pytest.mark.thorough]
 
 COMMON = {
     "seed": 11,
