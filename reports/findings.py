@@ -223,7 +223,8 @@ def _alone(found: Sequence[Finding]) -> tuple[str, ...]:
 def _finding(result: Result, standing: Sequence[Standing], what: Remedy, leaks: Leaks) -> FrontFinding:
     """Return the finding of those who need no others for it; its evidence and victims are theirs alone."""
     adversaries = tuple(dict.fromkeys(s.adversary for s in standing))
-    named = _fewest(adversaries)
+    first = [s.adversary for s in standing if s.source == s.adversary]  # the others inherit it
+    named = _fewest(tuple(dict.fromkeys(first)) or adversaries)
     held = [s for s in standing if s.adversary in named]
     ranked = sorted(
         (

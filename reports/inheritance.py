@@ -53,7 +53,8 @@ class Standing:
             return ""
         if self.level not in _LEAKS:
             return f"Tested only on what {self.source} sees, which is a part of its view."
-        said = f"Inherits the finding of {self.source}: it sees everything that {self.source} sees."
+        sees = "everybody" if self.source == "world" else "it"
+        said = f"Inherits the finding of {self.source}: {sees} sees everything that {self.source} sees."
         affected, members = self.finding.affected, self.adversary.split("+")
         if affected and all(k in members for k in affected):
             said += f" The finding is about {joined(affected)}, a member of this coalition."
@@ -102,9 +103,14 @@ def _in_part(result: Result, standing: Standing) -> Standing:
 
 
 def _contained(adversary: str, adversaries: Sequence[str], result: Result) -> list[str]:
-    """Return the adversaries whose whole view this one has: those in the result, and every part of its coalition."""
+    """Return the adversaries whose whole view this one has: those in the result, and every part of its coalition.
+
+    What is released to the world reaches everybody.
+    """
     stated = {row.adversary: row.contains for row in result.views}
     found, left = {adversary}, [adversary]
+    if result.run.release != "internal" and "world" in adversaries:
+        found.add("world")
     while left:
         at = left.pop()
         members = set(at.split("+"))

@@ -188,3 +188,15 @@ def test_no_leak_is_claimed_where_private_messages_were_not_read() -> None:
         assert ("No attack reads acme/bank" in " ".join(page.front.untested)) == (level == "inconclusive")
     (standing,) = standings(made.model_copy(update={"exposure": (row,)}), judge_all(made))
     assert "only on a part of its view" in standing.inherited
+
+
+@pytest.mark.parametrize(
+    ("release", "level"), [(None, "leak"), ("api", "leak"), ("internal", "not-applicable")]
+)
+def test_what_is_released_reaches_everybody(release: str | None, level: str) -> None:
+    made = result([cell("world", "leak"), cell("client/0", "not-applicable")])
+    made = made.model_copy(update={"run": made.run.model_copy(update={"release": release})})
+    assert levels(made) == {"world": "leak", "client/0": level}
+    findings = summarise(made, judge_all(made)).front.findings
+    assert [f.adversaries for f in findings] == [("world", "client/0") if level == "leak" else ("world",)]
+    assert "client/0 could" not in findings[0].what.lower()
