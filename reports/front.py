@@ -51,7 +51,7 @@ _NO_ANSWER: Sequence[tuple[Level, str]] = (
     ("not-requested", "not requested"),
 )
 
-_LINES, _MOST = 38, 7
+_LINES, _MOST = 35, 7
 """Lines of the printed page for adversaries, findings and the lists below them; most findings shown."""
 
 

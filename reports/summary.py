@@ -276,8 +276,20 @@ def _matrix(
             tried=sum(f.level not in _UNTRIED for f in cells),
         )
         rows.setdefault(standing.adversary, []).append(entry)
-    goals = tuple(dict.fromkeys(standing.goal for standing in held))
+    goals = tuple(
+        goal for goal in dict.fromkeys(s.goal for s in held) if goal not in _other_records(findings)
+    )
+    rows = {name: [entry for entry in entries if entry.goal in goals] for name, entries in rows.items()}
     return goals, tuple(MatrixRow(adversary=name, entries=tuple(entries)) for name, entries in rows.items())
+
+
+def _other_records(findings: Sequence[Finding]) -> set[str]:
+    """Return the goals about another kind of records than the run's: images or texts of which nothing was tried."""
+    kinds = ("reconstruction", "text-reconstruction")
+    tried = {f.cell.goal for f in findings if f.level not in _UNTRIED}
+    asked = [kind for kind in kinds if any(f.cell.goal == kind for f in findings)]
+    shown = [kind for kind in asked if kind in tried] or asked[:1]
+    return {kind for kind in asked if kind not in shown}
 
 
 def _note(result: Result, standing: Standing, cells: Sequence[Finding]) -> str:
