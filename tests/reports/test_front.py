@@ -204,3 +204,13 @@ def test_severity_is_the_product_that_is_printed() -> None:
         marks = ((9, "critical"), (6, "high"), (3, "medium"), (1, "low"))
         assert finding.severity == next(word for least, word in marks if impact * access >= least)
         assert finding.because.startswith(f"impact {impact} × access {access} (")
+
+
+@pytest.mark.parametrize(("adversaries", "drawn"), [(3, 3), (7, 5)])
+def test_the_five_gravest_findings_have_their_figures(adversaries: int, drawn: int) -> None:
+    made = leaking({f"client/{k}": k / 1000 for k in range(adversaries)})
+    page = render_report(made.model_dump(mode="json", by_alias=True), FIXTURES, {})
+    findings = page[page.index('<section id="findings"') :].partition("</section>")[0]
+    assert findings.count('<article class="cell"') == adversaries
+    assert findings.count("<figure") == drawn
+    assert ("are in the appendix, under their full evidence" in findings) == (adversaries > 5)
