@@ -3,8 +3,8 @@
 Guarantees:
   * every leak of the table *Who can learn what* is in a finding, inherited ones too;
   * severity is computed from the finding and its adversary alone, by the printed table;
-  * a finding names every client for whom one of its adversaries' attacks found a leak, and clears nobody else;
-  * nothing here is measured anew: each finding names the cell behind it.
+  * a finding names every client for whom one of its adversaries' attacks found a leak, and clears no other client;
+  * all figures are those of a cell, which the finding names.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The front page: findings with their severity and remedy, what ε may be stated, and what was not tested.
 
-Nothing here is measured anew.
+All figures are those of the result.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ def _claims(result: Result) -> Iterator[str]:
     ]
     if "world" in spared and not any(row.party == "world" for row in result.exposure):
         spared.remove("world")
-        yield "Nothing was released to the world."
+        yield "Nothing was released to the world: ε = 0."
     if spared:
         yield f"{sentence(joined(party(a) for a in spared))} received nothing computed from private data: ε = 0."
     if fallen:
@@ -158,6 +158,8 @@ def _untested(result: Result, findings: Sequence[Finding]) -> Iterator[str]:
     if result.out_of_scope:
         kinds = joined(clip(o.name, 40) for o in result.out_of_scope)
         yield f"Out of scope here: {kinds}."
+    if result.run.release is None and any(f.cell.adversary == "world" for f in findings):
+        yield "The spec does not say where the model goes (release): it is taken to be public."
     recording = result.run.recording
     if recording is not None and recording.asserted:
         yield f"{len(recording.asserted)} statements of the recorder and its card were not checked."
