@@ -108,9 +108,10 @@ def _contained(adversary: str, adversaries: Sequence[str], result: Result) -> li
     What is released to the world reaches everybody.
     """
     stated = {row.adversary: row.contains for row in result.views}
-    found, left = {adversary}, [adversary]
+    found = {adversary}
     if result.run.release != "internal" and "world" in adversaries:
         found.add("world")
+    left = sorted(found)
     while left:
         at = left.pop()
         members = set(at.split("+"))

@@ -10,7 +10,7 @@ from fdaudit.reports.inheritance import standings
 from fdaudit.reports.schema import Cell, Control, Controls, Exposure, Result, Target, ViewRow
 from fdaudit.reports.summary import summarise
 from fdaudit.reports.verdict import LEVELS, judge_all
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from fdaudit.types import Figure
@@ -61,6 +61,10 @@ def levels(made: Result) -> dict[str, str]:
 @given(
     st.lists(st.tuples(st.sampled_from(ADVERSARIES), st.sampled_from(ORDER)), min_size=1, max_size=9),
     st.dictionaries(st.sampled_from(ADVERSARIES), st.lists(st.sampled_from(ADVERSARIES)).map(tuple)),
+)
+@example(
+    cells=[("server", "leak"), ("client/0", "partial"), ("world", "partial")],
+    views={"client/0": ("world",), "world": ("server",)},
 )
 def test_no_adversary_reads_weaker_than_one_whose_view_it_contains(
     cells: list[tuple[str, str]], views: dict[str, tuple[str, ...]]
