@@ -17,6 +17,7 @@ _SYSTEM = (
 )
 _ITSELF = "/proc/self"
 """The process's own files. The path names the process that opens it, so it must not be resolved earlier."""
+_DEV = Path("/dev")
 _DEVICES = ("null", "zero", "full", "random", "urandom", "nvidia*", "dri", "kfd")
 _GROUPS = ("fdaudit.attacks", "fdaudit.defenses", "fdaudit.protocols")
 
@@ -38,8 +39,13 @@ def readable() -> list[str]:
 
 
 def devices() -> list[str]:
-    """Return the devices to be read and written; shared memory is not among them."""
-    return sorted(str(path) for name in _DEVICES for path in Path("/dev").glob(name))
+    """Return the devices to be read and written, and what their drivers write; shared memory is not among them.
+
+    CUDA does not start if it cannot name its threads, which it does in the process's own directory of `/proc`.
+    """
+    found = sorted(path for name in _DEVICES for path in _DEV.glob(name))
+    own = [_ITSELF] if any(path.match("nvidia*") for path in found) else []
+    return [*map(str, found), *own]
 
 
 def _is_site(path: Path) -> bool:

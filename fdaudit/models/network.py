@@ -43,13 +43,15 @@ class Network(nn.Module):
 
 
 def feature_width(extractor: nn.Module, input_shape: tuple[int, ...]) -> int:
-    """Return the number d of features that `extractor` computes from one image of `input_shape`.
+    """Return the number d of features that `extractor`, on whatever device, computes from one image of `input_shape`.
 
     Raises:
         RuntimeError: the image is too small for the layers.
     """
+    weight = next(extractor.parameters(), None)
+    image = torch.zeros(1, *input_shape, device=None if weight is None else weight.device)
     with torch.no_grad():
-        return int(extractor(torch.zeros(1, *input_shape)).shape[1])
+        return int(extractor(image).shape[1])
 
 
 def group_norm(channels: int) -> nn.GroupNorm:

@@ -71,3 +71,11 @@ def test_the_discriminators_own_layer_reads_the_classifiers_features(model, feat
 def test_a_module_without_an_extractor_is_refused():
     with pytest.raises(SpecError, match="no extractor"):
         build_domain_head(child(0, "d"), nn.Linear(4, 2), (1, 2, 2))
+
+
+@pytest.mark.parametrize("name", ["cnn-strided", "resnet8"])
+def test_a_last_layer_can_be_made_for_a_network_on_another_device(name):
+    network = architecture(ModelSpec(name=name), (1, 16, 16), CLASSES).build(child(0, "w"))
+    here = build_domain_head(child(0, "d"), network, (1, 16, 16))
+    there = build_domain_head(child(0, "d"), network.to("meta"), (1, 16, 16))
+    assert torch.equal(there.weight, here.weight)
