@@ -13,14 +13,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from fdaudit.types import Figure
-
 from .inheritance import Standing, standings
 from .remedies import ENCRYPT, Remedy, remedy
 from .rules import RULES, Rule, by_name, framed
 from .schema import Result
 from .text import clip, joined, measure, party, sentence, with_interval
-from .verdict import Finding, Level, strongest
+from .verdict import EVERYONE, Finding, Level, strongest
 
 __all__ = [
     "ACCESS",
@@ -282,7 +280,7 @@ def _evidence(finding: Finding) -> str:
     rule, key, worst = RULES.get(finding.cell.goal), finding.key, finding.worst_key
     if rule is None or key is None or key.value is None:
         return finding.measured
-    said = f"{framed(rule, key)}{_besides(finding, rule, key)}"
+    said = f"{framed(rule, key)}{_in_all(finding, rule)}{_besides(finding, EVERYONE)}"
     if worst is None or worst.value is None or finding.worst is None:
         return f"{said}." if finding.cell.targets and finding.worst else finding.measured
     if worst.value == key.value:
@@ -291,21 +289,23 @@ def _evidence(finding: Finding) -> str:
     if finding.affected and finding.worst.target not in finding.affected:
         return f"{said}; at most {measure(worst, worst.value)} for {name}, which alone is no leak."
     if finding.affected and not finding.together:
-        return f"{framed(rule, worst)} for {name}; {with_interval(key)} for all together, which is no leak."
-    return f"{said}; worst: {with_interval(worst)} for {name}."
+        shown = f"{framed(rule, worst)} for {name}{_besides(finding, name)}"
+        return f"{shown}; {with_interval(key)} for all together, which is no leak."
+    return f"{said}; worst: {with_interval(worst)} for {name}{_besides(finding, name)}."
 
 
-def _besides(finding: Finding, rule: Rule, key: Figure) -> str:
-    """Return what a reader of the deciding figure must know besides: how alike a copy is, or what decided."""
-    said = ""
-    agreement = by_name(finding.cell.figures, "agreement") or by_name(finding.cell.figures, "agreement_mean")
-    if rule is RULES["model-extraction"] and agreement is not None and agreement.value is not None:
-        said = f" ({measure(agreement, agreement.value)} in all)"
-    chance = rule.chance
-    inside = (
-        chance is not None and key.low is not None and key.high is not None and key.low <= chance <= key.high
-    )
-    return f"{said} (significant by its test)" if inside and finding.together else said
+def _in_all(finding: Finding, rule: Rule) -> str:
+    """Return how often a copy and its model agree, beside how much more often than the baseline."""
+    agreement = by_name(finding.cell.figures, "agreement")
+    if rule is not RULES["model-extraction"] or agreement is None or agreement.value is None:
+        return ""
+    return f" ({measure(agreement, agreement.value)} in all)"
+
+
+def _besides(finding: Finding, who: str) -> str:
+    """Return what decided for a victim, if its deciding figure alone did not."""
+    told = finding.besides.get(who)
+    return f" ({told})" if told else ""
 
 
 def shows_classes(finding: Finding) -> bool:

@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from itertools import accumulate
 from types import MappingProxyType
 
-from .findings import FrontFinding, found_by, lines
+from .findings import SEVERITIES, FrontFinding, found_by, lines
 from .inheritance import unread
+from .rules import single_rates
 from .schema import LedgerEntry, Result
 from .text import amount, clip, joined, party, sentence
 from .verdict import Finding, Level
@@ -80,6 +81,13 @@ class Front:
         return self.findings[: max(1, min(fits, _MOST))]
 
     @property
+    def more(self) -> str:
+        """Return how many findings are not shown and how severe they are, in a clause; empty if all are shown."""
+        left = self.findings[len(self.shown) :]
+        counts = [(sum(f.severity == word for f in left), word) for word in SEVERITIES]
+        return f"{len(left)} more ({joined(f'{n} {word}' for n, word in counts if n)})" if left else ""
+
+    @property
     def scales(self) -> str:
         """Return how to read the figures of the shown findings, in a sentence; empty if there are none."""
         goals = dict.fromkeys(goal for f in self.shown for goal in f.goals)
@@ -132,6 +140,26 @@ def _claims(result: Result) -> Iterator[str]:
         yield f"The system's own claim of {claim} is contradicted."
 
 
+def _untried(result: Result, findings: Sequence[Finding]) -> Iterator[str]:
+    """Yield which adversaries were not tried, and which rates could not be measured."""
+    tried = {f.cell.adversary for f in findings}
+    attacking = {a for name in tried for a in name.split("+") if a.startswith("client/")}
+    if 0 < len(attacking) < result.run.clients:
+        only = joined(sorted(attacking, key=lambda name: (len(name), name)))
+        yield f"Of the clients, only {only} {'was' if len(attacking) == 1 else 'were'} tried as an adversary."
+    together = sorted(clip(name, 60) for name in tried if "+" in name)
+    only = (
+        f"only {joined(together)} {'was' if len(together) == 1 else 'were'} tried"
+        if together
+        else "none was tried"
+    )
+    yield f"Of parties that collude, {only}. Others may learn more."
+    rates = [single_rates(t.figures) for f in findings if f.cell.goal == "membership" for t in f.cell.targets]
+    if any(rates):
+        least = amount(min(rate for found in rates for rate in found), "fraction")
+        yield f"With so few candidates, no false-positive rate below {least} was measured for one victim."
+
+
 def _unit(entry: LedgerEntry) -> str:
     return f"for one {clip(entry.unit, 40)} of a client, {clip(entry.relation, 40)}"
 
@@ -151,10 +179,7 @@ def _untested(result: Result, findings: Sequence[Finding]) -> Iterator[str]:
     attacked = len({t.target for f in findings for t in f.cell.targets})
     if 0 < attacked < result.run.clients:
         yield f"{result.run.clients - attacked} of {result.run.clients} clients were not attacked."
-    attacking = {a for f in findings for a in f.cell.adversary.split("+") if a.startswith("client/")}
-    if 0 < len(attacking) < result.run.clients:
-        only = joined(sorted(attacking, key=lambda name: (len(name), name)))
-        yield f"Of the clients, only {only} was tried as an adversary. Others may learn more."
+    yield from _untried(result, findings)
     if result.out_of_scope:
         kinds = joined(clip(o.name, 40) for o in result.out_of_scope)
         yield f"Out of scope here: {kinds}."

@@ -60,6 +60,9 @@ _FROM_SERVER = {"updates": "model", "answers": "ensemble", "declined": "ensemble
 """The way of the same kinds if the server sends them: the sum or the choice of all clients."""
 
 _LABELS_NO_REMEDY = "Answering with labels only is no remedy: label-only attacks exist (Choquette-Choo 2021)."
+_NOT_BY_THE_RECEIVER = (
+    "Noise that the receiver of the answers adds (`gnmax`) hides nothing from the receiver."
+)
 _ONLY_A_BOUND = "Only a stated ε bounds what any attack can tell about a record."
 
 REMEDIES: Mapping[tuple[str, str], Remedy] = MappingProxyType(
@@ -103,8 +106,8 @@ REMEDIES: Mapping[tuple[str, str], Remedy] = MappingProxyType(
             do="Train with `dp-sgd` at a stated ε before the model leaves.", why=_ONLY_A_BOUND
         ),
         ("membership", "answers"): Remedy(
-            do="Train with `dp-sgd` at a stated ε, or publish noisy votes (`gnmax`) instead of each client's {kinds}.",
-            why=_LABELS_NO_REMEDY,
+            do="Train with `dp-sgd` at a stated ε, or add `gaussian-noise` to each client's {kinds} at a stated ε.",
+            why=f"{_LABELS_NO_REMEDY} {_NOT_BY_THE_RECEIVER}",
         ),
         ("membership", "ensemble"): Remedy(
             do="Publish noisy votes (`gnmax`) instead of {kinds}, at a stated ε.", why=_LABELS_NO_REMEDY
@@ -141,8 +144,8 @@ REMEDIES: Mapping[tuple[str, str], Remedy] = MappingProxyType(
             why="An ε for clients covers their class shares; an ε for records does not.",
         ),
         ("label-distribution", "answers"): Remedy(
-            do="Publish noisy votes (`gnmax`) instead of each client's {kinds}.",
-            why="A client is surest about the classes that it holds.",
+            do="Let a secure aggregation count votes and publish noisy ones (`gnmax`): nobody gets a client's {kinds}.",
+            why=f"A client is surest about the classes that it holds. {_NOT_BY_THE_RECEIVER}",
         ),
         ("label-distribution", "ensemble"): Remedy(
             do="Publish noisy votes (`gnmax`) instead of {kinds}.",
@@ -164,7 +167,8 @@ REMEDIES: Mapping[tuple[str, str], Remedy] = MappingProxyType(
             why="The model can be computed from them.",
         ),
         ("model-extraction", "answers"): Remedy(
-            do="Treat each client's model as known to whoever receives its {kinds}; or publish noisy votes (`gnmax`).",
+            do="Treat each client's model as known to whoever receives its {kinds}; or let a secure aggregation count "
+            "votes (`gnmax`).",
             why="Every attack on a white box can be tried on the copy.",
         ),
         ("model-extraction", "ensemble"): Remedy(

@@ -128,6 +128,11 @@ def by_name(figures: Sequence[Figure], name: str) -> Figure | None:
     return next((f for f in figures if f.name in (name, f"{name}_mean") and f.value is not None), None)
 
 
+def single_rates(figures: Sequence[Figure]) -> tuple[float, ...]:
+    """Return the false-positive rates at which figures have a measured true-positive rate."""
+    return tuple(rate for _, rate in _tprs(figures))
+
+
 def framed(rule: Rule, figure: Figure) -> str:
     """Return a deciding figure with its interval in a clause."""
     value = figure.value or 0.0
@@ -256,17 +261,40 @@ def _membership_signal(evidence: Evidence) -> str:
         if auc.p is None:
             return _lower_end(auc, "0.5")
         return f"the AUC, {measure(auc, auc.value or 0.0)}, lies above 0.5{_chance(auc, evidence)}"
-    for figure, rate in _tprs(evidence.figures):
-        bound = TPR_MARGIN * rate
-        if _beats(figure, rate, bound, evidence):
-            if figure.p is None:
-                low = amount(figure.low or 0.0, "fraction")
-                return (
-                    f"the lower end of the true-positive rate, {low}, lies above {amount(bound, 'fraction')}, "
-                    f"{TPR_MARGIN:.0f} times the false-positive rate"
-                )
-            value, chance = amount(figure.value or 0.0, "fraction"), amount(rate, "fraction")
-            return f"the true-positive rate, {value}, lies above {chance}{_chance(figure, evidence)}"
+    found = _rate_above_chance(evidence)
+    if found is None:
+        return ""
+    figure, rate = found
+    if figure.p is None:
+        low, bound = (amount(v, "fraction") for v in (figure.low or 0.0, TPR_MARGIN * rate))
+        return (
+            f"the lower end of the true-positive rate, {low}, lies above {bound}, "
+            f"{TPR_MARGIN:.0f} times the false-positive rate"
+        )
+    value, chance = amount(figure.value or 0.0, "fraction"), amount(rate, "fraction")
+    return f"the true-positive rate, {value}, lies above {chance}{_chance(figure, evidence)}"
+
+
+def _rate_above_chance(evidence: Evidence) -> tuple[Figure, float] | None:
+    """Return the first true-positive rate that is significantly above its false-positive rate, with the latter."""
+    rates = _tprs(evidence.figures)
+    return next(((f, r) for f, r in rates if _beats(f, r, TPR_MARGIN * r, evidence)), None)
+
+
+def decided_besides(rule: Rule, evidence: Evidence) -> str:
+    """Return what decided, in a clause, if the rule's own figure alone would not have; else an empty text."""
+    key = by_name(evidence.figures, rule.figure)
+    chance = rule.chance
+    if key is None or chance is None or by_name(evidence.figures, "auc_blind") is not None:
+        return ""
+    if rule.figure == "auc" and not _beats(key, chance, chance, evidence):
+        found = _rate_above_chance(evidence)
+        if found is None:
+            return ""
+        value, rate = amount(found[0].value or 0.0, "fraction"), amount(found[1], "fraction")
+        return f"{value} of members found at a false-positive rate of {rate}, which decided"
+    if key.p is not None and key.low is not None and key.high is not None and key.low <= chance <= key.high:
+        return f"guessing would score this well {odds(key.p, evidence.level)}"
     return ""
 
 

@@ -10,7 +10,7 @@ from .front import Front, front
 from .inheritance import Standing, standings, unread
 from .schema import Result
 from .text import amount, clip, joined, party, sentence
-from .verdict import SETTLED, Finding, Level, strongest
+from .verdict import LEVELS, SETTLED, Finding, Level, strongest
 
 __all__ = [
     "Action",
@@ -82,6 +82,11 @@ class Summary:
         """Return the distinct notes of the matrix; an entry shows the number of its own."""
         entries = (entry for row in self.matrix for entry in row.entries)
         return tuple(dict.fromkeys(entry.note for entry in entries if entry.note))
+
+    @property
+    def first_is_all(self) -> bool:
+        """Return whether the first action is what to do about every finding."""
+        return all(f.remedy.do == self.actions[0].do for f in self.front.findings)
 
 
 _COUNTS = {1: "one", 2: "two", 3: "three", 4: "four", 5: "five", 6: "six"}
@@ -271,7 +276,7 @@ def _matrix(
             goal=standing.goal,
             level=standing.level,
             finding=standing.finding,
-            note=standing.inherited or _note(result, standing, cells),
+            note=standing.inherited or _of_fewer(standing, held) or _note(result, standing, cells),
             conclusive=sum(f.level in SETTLED for f in cells),
             tried=sum(f.level not in _UNTRIED for f in cells),
         )
@@ -281,6 +286,16 @@ def _matrix(
     )
     rows = {name: [entry for entry in entries if entry.goal in goals] for name, entries in rows.items()}
     return goals, tuple(MatrixRow(adversary=name, entries=tuple(entries)) for name, entries in rows.items())
+
+
+def _of_fewer(standing: Standing, held: Sequence[Standing]) -> str:
+    """Return which part of a coalition can do as much as the whole, in a sentence; empty if none can."""
+    members, order = set(standing.adversary.split("+")), list(LEVELS)
+    for other in held:
+        fewer = other.goal == standing.goal and set(other.adversary.split("+")) < members
+        if fewer and order.index(other.level) <= order.index(standing.level) <= order.index("partial"):
+            return f"{sentence(party(other.adversary))} can do as much alone: see its finding."
+    return ""
 
 
 def _other_records(findings: Sequence[Finding]) -> set[str]:

@@ -12,7 +12,7 @@ Guarantees:
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Literal
 
@@ -20,11 +20,11 @@ from fdaudit.types import Figure
 
 from .correction import Correction, corrections, groups
 from .identification import LOOK
-from .rules import FAMILY_LEVEL, RULES, Evidence, Rule, by_name, framed, worth
+from .rules import FAMILY_LEVEL, RULES, Evidence, Rule, by_name, decided_besides, framed, worth
 from .schema import Cell, Result, Target
 from .text import clip, detectable, joined, label, measure, odds, with_interval
 
-__all__ = ["LEVELS", "SETTLED", "Finding", "Level", "judge", "judge_all", "strongest"]
+__all__ = ["EVERYONE", "LEVELS", "SETTLED", "Finding", "Level", "judge", "judge_all", "strongest"]
 
 Level = Literal[
     "leak", "partial", "possible", "none-seen", "inconclusive", "failed", "not-applicable", "not-requested"
@@ -46,7 +46,8 @@ LEVELS: Mapping[Level, str] = MappingProxyType(
 SETTLED: Sequence[Level] = ("leak", "partial", "possible", "none-seen")
 """Levels of cells that gave an answer."""
 
-_MEAN = "all victims together"
+EVERYONE = "all victims together"
+"""Stands for a victim's name in evidence of all victims."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,6 +65,7 @@ class Finding:
         worst_key: the deciding figure of the worst victim, or None.
         affected: the victims for each of whom alone a leak was found.
         together: whether a leak was found for all victims together.
+        besides: what decided beside the deciding figure, in a clause, by victim; `EVERYONE` stands for all together.
         detectable: what would have been significant, in a clause, if nothing was found.
     """
 
@@ -78,6 +80,7 @@ class Finding:
     worst_key: Figure | None = None
     affected: tuple[str, ...] = ()
     together: bool = False
+    besides: Mapping[str, str] = field(default_factory=dict)
     detectable: str = ""
 
 
@@ -156,8 +159,9 @@ def _decided(finding: Finding, rule: Rule, correction: Correction) -> Finding:
             level="leak" if grave else "partial",
             because=f"For {shown.who}, {sign}.",
             cautions=tuple(_cautions(cell, who)),
-            affected=tuple(name for name in who if name != _MEAN),
-            together=_MEAN in who,
+            affected=tuple(name for name in who if name != EVERYONE),
+            together=EVERYONE in who,
+            besides={e.who: told for e, _ in signals if (told := decided_besides(rule, e))},
         )
     if not any(rule.telling(e) for e in evidence):
         return replace(finding, because="Its deciding figure has no interval, or nothing to compare it with.")
@@ -195,7 +199,7 @@ def _evidence(cell: Cell, correction: Correction) -> Iterator[Evidence]:
     """Yield the figures of all victims and of each, with their p-values after correction."""
     for target, figures, images in groups(cell):
         yield Evidence(
-            who=_MEAN if target is None else clip(target, 60),
+            who=EVERYONE if target is None else clip(target, 60),
             figures=[replace(f, p=correction.of(target, f)) for f in figures],
             images=images,
             tests=correction.tests,
@@ -208,7 +212,7 @@ def _corrected_away(cell: Cell, correction: Correction) -> tuple[str, bool]:
     Also return whether it is significant among the tests of its own cell (Bonferroni).
     """
     tested = [
-        (figure.p, after, figure.name, _MEAN if target is None else clip(target, 60))
+        (figure.p, after, figure.name, EVERYONE if target is None else clip(target, 60))
         for target, figures, _ in groups(cell)
         for figure in figures
         if figure.p is not None
@@ -245,7 +249,7 @@ def _cautions(cell: Cell, signs: Sequence[str]) -> Iterator[str]:
         yield "No positive control was run beside it."
     elif not controls.positive.passed:
         yield "Its positive control failed, so the attack is weak here; the leak may be larger."
-    if _MEAN not in signs and len(cell.targets) > 1:
+    if EVERYONE not in signs and len(cell.targets) > 1:
         yield f"{_affected(cell, signs)}; the pooled result is not significant."
         if any(f.p is None for t in cell.targets for f in t.figures if f.name == "auc"):
             yield "Intervals are not corrected for the number of victims: one may stand out by chance."

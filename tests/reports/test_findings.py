@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
+import pytest
 from fdaudit.reports.front import front
+from fdaudit.reports.schema import Cell
+from fdaudit.reports.summary import summarise
 from fdaudit.reports.verdict import judge_all
 
 from fdaudit.types import Figure
@@ -41,10 +45,90 @@ def test_what_encryption_stops_names_the_affected_clients_by_goal() -> None:
     assert finding.affected == (
         "Membership: client/0; 2 others not cleared. Model extraction: all 3 attacked clients as a group."
     )
-    assert "above the baseline (0.950 in all) (significant by its test)" in finding.evidence
+    assert "above the baseline (0.950 in all) (guessing would score this well" in finding.evidence
     assert "(" not in finding.clause
 
 
 def copying() -> tuple[Figure, ...]:
     gain = figure("agreement_gain", 0.2, -0.01, 0.3, p=1e-9)
     return gain, figure("agreement", 0.95, 0.9, 0.97)
+
+
+def with_rate(auc_p: float, rate_p: float, victim: str = "client/2") -> str:
+    """The evidence of a finding about one victim, by the p-values of its AUC and of its true-positive rate."""
+    base = cell("server", "none-seen")
+    auc, rate = figure("auc", 0.87, 0.64, 0.97, p=auc_p), figure("tpr_at_10fpr", 0.7, 0.5, 0.9, p=rate_p)
+    quiet = figure("auc", 0.5, 0.4, 0.6, p=0.5)
+    targets = tuple(
+        t.model_copy(update={"figures": (auc, rate) if t.target == victim else (quiet,)})
+        for t in base.targets
+    )
+    made = result([base.model_copy(update={"figures": (quiet,), "targets": targets})])
+    (finding,) = front(made, judge_all(made)).findings
+    return finding.evidence
+
+
+def test_evidence_shows_the_figure_that_decided() -> None:
+    decided = "70.0 % of members found at a false-positive rate of 10.0 %, which decided"
+    assert f"for client/2 ({decided}); " in with_rate(0.02, 1e-9).replace("\xa0", " ")
+    assert "which decided" not in with_rate(1e-9, 1e-9)  # the AUC alone would have
+
+
+def test_a_coalition_s_leak_says_which_part_can_do_as_much() -> None:
+    made = result([cell("server", "leak"), cell("server+client/0", "leak")])
+    rows = {row.adversary: row.entries[0].note for row in summarise(made, judge_all(made)).matrix}
+    assert rows == {"server": "", "server+client/0": "The server can do as much alone: see its finding."}
+    made = result([cell("server", "partial"), cell("server+client/0", "leak")])
+    assert not any(row.entries[0].note for row in summarise(made, judge_all(made)).matrix)
+
+
+def test_the_page_says_whether_its_first_action_is_for_every_finding() -> None:
+    made = result([cell("server", "leak")])
+    assert summarise(made, judge_all(made)).first_is_all
+    made = result([cell("server", "leak"), cell("eavesdropper", "leak")])
+    page = summarise(made, judge_all(made))
+    assert not page.first_is_all
+    assert page.actions[0].do == page.front.findings[0].remedy.do
+
+
+@pytest.mark.parametrize(
+    ("adversaries", "said"),
+    [
+        (("server", "client/0"), ("only client/0 was tried as an adversary", "collude, none was tried")),
+        (("server+client/0",), ("only client/0 was tried", "collude, only server+client/0 was tried")),
+        (
+            ("client/0", "client/1", "server+client/1", "aggregator+client/0"),
+            ("only client/0 and client/1 were tried", "aggregator+client/0 and server+client/1 were tried"),
+        ),
+    ],
+)
+def test_adversaries_that_were_not_tried_are_told(
+    adversaries: tuple[str, ...], said: tuple[str, str]
+) -> None:
+    made = result([cell(a, "none-seen") for a in adversaries])
+    told = " ".join(front(made, judge_all(made)).untested)
+    assert all(part in told for part in said)
+
+
+def test_rates_that_candidates_are_too_few_for_are_told() -> None:
+    base = cell("server", "none-seen")
+    rates = (figure("tpr_at_10fpr", 0.1, 0.0, 0.3), figure("tpr_at_1fpr", None))
+    targets = tuple(t.model_copy(update={"figures": (*t.figures, *rates)}) for t in base.targets)
+
+    def told(made: Cell) -> str:
+        return " ".join(front(result([made]), judge_all(result([made]))).untested).replace("\xa0", " ")
+
+    assert "no false-positive rate below 10.0 % was measured" in told(
+        base.model_copy(update={"targets": targets})
+    )
+    assert "false-positive rate" not in told(base)
+
+
+def test_findings_that_have_no_room_are_counted_by_severity() -> None:
+    made = result([cell("server", "leak"), cell("eavesdropper", "partial")])
+    page = front(made, judge_all(made))
+    assert page.more == ""
+    crowded = replace(page, findings=(*page.findings * 5, *[page.findings[-1]] * 2))
+    left = crowded.findings[len(crowded.shown) :]
+    assert crowded.more.startswith(f"{len(left)} more (")
+    assert sum(int(n) for n in re.findall(r"(\d+) (?:critical|high|medium|low)", crowded.more)) == len(left)
