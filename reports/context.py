@@ -17,7 +17,7 @@ from .annex import Document, Item, annex
 from .class_bands import class_bands
 from .diagram import diagram
 from .figures import ForestRow, forest_chart, roc_chart, shares_chart, utility_chart
-from .front import MEANS
+from .front import MEANS, released
 from .images import data_uri
 from .matrix import attack_matrix, grid
 from .rules import RULES, by_name
@@ -164,7 +164,10 @@ def build(
         "annex": _by_document(annex(result)),
         "cells": cells,
         "means": MEANS,
-        "roles": {"world": "has the released model", "eavesdropper": "on the network"},
+        "roles": {
+            "world": "has the released model" if released(result) else "is given no model",
+            "eavesdropper": "on the network",
+        },
         "class_bands": class_bands(result.class_table or ()),
         "diagram": diagram(result.exposure, result.run.clients),
         "exposure": _exposure(result.exposure),

@@ -10,11 +10,11 @@ Guarantees:
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from .inheritance import Standing, standings
-from .remedies import ENCRYPT, Remedy, remedy
+from .remedies import ENCRYPT, Remedy, carried, remedy
 from .rules import RULES, Rule, by_name, framed
 from .schema import Result
 from .text import clip, joined, measure, party, sentence, with_interval
@@ -27,6 +27,7 @@ __all__ = [
     "FrontFinding",
     "found_by",
     "lines",
+    "part_with_as_much",
     "severity",
     "shows_classes",
 ]
@@ -71,7 +72,7 @@ _UNTOLD = "not told"
 _NAMED = 4
 """Most affected clients named one by one."""
 
-_WIDTHS = {"what": 56, "evidence": 66, "affected": 17, "remedy": 34, "claims": 48, "untested": 85}
+_WIDTHS = {"what": 53, "evidence": 62, "affected": 21, "remedy": 34, "claims": 48, "untested": 85}
 """Characters of a printed line in the columns of the front page's findings, and in its two lists."""
 
 
@@ -161,7 +162,7 @@ def found_by(result: Result, findings: Sequence[Finding]) -> tuple[FrontFinding,
             leaks.setdefault((finding.cell.adversary, finding.cell.goal), []).append(finding)
     groups: dict[tuple[Remedy, str, object], list[Standing]] = {}
     for standing in held:
-        source = _same_by_fewer(standing, held) or standing
+        source = part_with_as_much(standing, held) or standing
         what = _remedy(result, source)
         # One thing ends all that an eavesdropper can do. Others share a finding only if they share its evidence.
         key = (what, "", None) if what is ENCRYPT else (what, standing.goal, _figures(source.finding, leaks))
@@ -177,8 +178,13 @@ def _gravest_first(finding: FrontFinding) -> tuple[int, int, int, bool, int]:
     return SEVERITIES.index(finding.severity), level, -impact, listens, -len(finding.strongest.affected)
 
 
-def _same_by_fewer(standing: Standing, held: Sequence[Standing]) -> Standing | None:
-    """Return the part of a coalition that can do most without the others, if it can do as much; else None."""
+def part_with_as_much(standing: Standing, held: Sequence[Standing]) -> Standing | None:
+    """Return the part of a coalition that can do most without the others, if it can do as much; else None.
+
+    Args:
+        standing: a leak.
+        held: all standings with a leak.
+    """
     members = set(standing.adversary.split("+"))
     parts = [
         s
@@ -251,7 +257,10 @@ def _finding(result: Result, standing: Sequence[Standing], what: Remedy, leaks: 
         adversaries=adversaries,
         what=f"{sentence(joined(party(a) for a in named))} could {can}",
         affected=_affected_by_goal(by_goal, leaks, result.run.clients),
-        evidence=" ".join(f"{clip(f.cell.attack, 60)}: {_evidence(f)}" for f in by_goal.values()),
+        evidence=" ".join(
+            f"{_attack(result, f)}: {_evidence(f) if f is top else _in_short(f)}"
+            for f in sorted(by_goal.values(), key=lambda f: f is not top)
+        ),
         remedy=what,
         strongest=top,
         factors=factors,
@@ -275,6 +284,12 @@ def _can(goal: str, found: Sequence[Finding]) -> str:
     return (rule.shown if of_classes else rule.leaked).removeprefix("could ")
 
 
+def _attack(result: Result, finding: Finding) -> str:
+    """Return the attack's name, and that it asks questions of its own if it reads no message."""
+    name = clip(finding.cell.attack, 60)
+    return f"{name} (by questions of its own)" if carried(result, finding).ways == ("oracle",) else name
+
+
 def _evidence(finding: Finding) -> str:
     """Return the deciding figures that carry the finding: of all victims and of the worst one."""
     rule, key, worst = RULES.get(finding.cell.goal), finding.key, finding.worst_key
@@ -292,6 +307,15 @@ def _evidence(finding: Finding) -> str:
         shown = f"{framed(rule, worst)} for {name}{_besides(finding, name)}"
         return f"{shown}; {with_interval(key)} for all together, which is no leak."
     return f"{said}; worst: {with_interval(worst)} for {name}{_besides(finding, name)}."
+
+
+def _in_short(finding: Finding) -> str:
+    """Return the deciding figure that carries a finding, without its interval."""
+    rule, figure = RULES.get(finding.cell.goal), finding.key if finding.together else finding.worst_key
+    if rule is None or figure is None or figure.value is None:
+        return finding.measured
+    whom = "" if finding.together or finding.worst is None else f" for {clip(finding.worst.target, 60)}"
+    return f"{framed(rule, replace(figure, low=None, high=None))}{_in_all(finding, rule)}{whom}."
 
 
 def _in_all(finding: Finding, rule: Rule) -> str:
@@ -316,15 +340,16 @@ def shows_classes(finding: Finding) -> bool:
 def _affected_by_goal(by_goal: Mapping[str, Finding], leaks: Leaks, clients: int) -> str:
     """Return the affected clients in words, once if they are the same for every goal."""
     goals: dict[str, list[str]] = {}
+    most = 1 if len(by_goal) > 1 else _NAMED
     for goal, finding in by_goal.items():
-        goals.setdefault(_affected(_all(finding, leaks), clients), []).append(goal.replace("-", " "))
+        goals.setdefault(_affected(_all(finding, leaks), clients, most), []).append(goal.replace("-", " "))
     if len(goals) == 1:
         return next(iter(goals))
     return " ".join(f"{sentence(joined(which))}: {who}." for who, which in goals.items())
 
 
-def _affected(found: Sequence[Finding], clients: int) -> str:
-    """Return for whom a leak was found alone, and who is not cleared."""
+def _affected(found: Sequence[Finding], clients: int, most: int = _NAMED) -> str:
+    """Return for whom a leak was found alone, and who is not cleared; at most so many are named one by one."""
     alone = _alone(found)
     attacked = {t.target for f in found for t in f.cell.targets}
     others = all(a.startswith("client/") for a in found[0].cell.adversary.split("+"))
@@ -337,9 +362,10 @@ def _affected(found: Sequence[Finding], clients: int) -> str:
         everyone += " attacked clients"
     if len(alone) == len(attacked) > 1:
         return everyone
-    named = joined(alone) if len(alone) <= _NAMED else str(len(alone))
+    named = joined(alone) if len(alone) <= most else str(len(alone))
     if len(attacked) > 1 and any(f.together for f in found):
-        return f"{everyone} as a group; alone: {named}" if alone else f"{everyone} as a group"
+        rest = f"; shown alone for {named}" if alone else ""
+        return f"{everyone} as a group{rest}"
     if not alone:
         return _UNTOLD
     left = len(attacked) - len(alone)

@@ -21,6 +21,7 @@ __all__ = [
     "MEANS",
     "Front",
     "front",
+    "released",
 ]
 
 MEANS: Mapping[str, str] = MappingProxyType(
@@ -52,7 +53,7 @@ _NO_ANSWER: Sequence[tuple[Level, str]] = (
     ("not-requested", "not requested"),
 )
 
-_LINES, _MOST = 35, 7
+_LINES, _MOST = 36, 7
 """Lines of the printed page for adversaries, findings and the lists below them; most findings shown."""
 
 
@@ -124,13 +125,13 @@ def _claims(result: Result) -> Iterator[str]:
     causes = [(e.adversary, e.cause) for e in ledger if e.epsilon is None and e.cause]
     if causes:
         whose, cause = causes[0]
-        yield f"For {party(whose)} the first reason is {clip(cause.partition(';')[0], 160)}."
+        yield f"For {party(whose)} the first message without a guarantee is {_first_cause(cause)}. Others may follow."
     spared = [
         e.adversary for e in ledger if e.epsilon == 0 and not e.contributions and e.adversary not in fallen
     ]
-    if "world" in spared and not any(row.party == "world" for row in result.exposure):
+    if "world" in spared and not released(result):
         spared.remove("world")
-        yield "Nothing was released to the world: ε = 0."
+        yield "The world is given no model. Of clients' own models, if they are used elsewhere, no ε is stated."
     if spared:
         yield f"{sentence(joined(party(a) for a in spared))} received nothing computed from private data: ε = 0."
     if fallen:
@@ -140,24 +141,34 @@ def _claims(result: Result) -> Iterator[str]:
         yield f"The system's own claim of {claim} is contradicted."
 
 
+def _first_cause(cause: str) -> str:
+    """Return a ledger's cause without what every cause says."""
+    message = cause.partition(", which reaches the view")[0]
+    return clip(message.replace(": computed from raw data, without a guarantee", ""), 200)
+
+
 def _untried(result: Result, findings: Sequence[Finding]) -> Iterator[str]:
     """Yield which adversaries were not tried, and which rates could not be measured."""
-    tried = {f.cell.adversary for f in findings}
-    attacking = {a for name in tried for a in name.split("+") if a.startswith("client/")}
-    if 0 < len(attacking) < result.run.clients:
-        only = joined(sorted(attacking, key=lambda name: (len(name), name)))
-        yield f"Of the clients, only {only} {'was' if len(attacking) == 1 else 'were'} tried as an adversary."
-    together = sorted(clip(name, 60) for name in tried if "+" in name)
-    only = (
-        f"only {joined(together)} {'was' if len(together) == 1 else 'were'} tried"
-        if together
-        else "none was tried"
+    tried = {f.cell.adversary for f in findings if f.level not in ("not-applicable", "not-requested")}
+    alone, together = (
+        sorted(
+            (a for a in tried if ("+" in a) == many and "client/" in a), key=lambda name: (len(name), name)
+        )
+        for many in (False, True)
     )
-    yield f"Of parties that collude, {only}. Others may learn more."
+    if len(alone) < result.run.clients:
+        clients = f"only {joined(alone)} of the clients" if alone else "no client by itself"
+        pairs = f"only {joined(together)} of parties that collude" if together else "no parties that collude"
+        yield f"Tried as adversaries: {clients}, and {pairs}. Others may learn more."
     rates = [single_rates(t.figures) for f in findings if f.cell.goal == "membership" for t in f.cell.targets]
     if any(rates):
         least = amount(min(rate for found in rates for rate in found), "fraction")
-        yield f"With so few candidates, no false-positive rate below {least} was measured for one victim."
+        yield f"A single victim has too few candidates to measure false-positive rates below {least}."
+
+
+def released(result: Result) -> bool:
+    """Return whether anything was released to the world."""
+    return any(row.party == "world" for row in result.exposure)
 
 
 def _unit(entry: LedgerEntry) -> str:
@@ -183,7 +194,7 @@ def _untested(result: Result, findings: Sequence[Finding]) -> Iterator[str]:
     if result.out_of_scope:
         kinds = joined(clip(o.name, 40) for o in result.out_of_scope)
         yield f"Out of scope here: {kinds}."
-    if result.run.release is None and any(f.cell.adversary == "world" for f in findings):
+    if result.run.release is None and released(result) and any(f.cell.adversary == "world" for f in findings):
         yield "The spec does not say where the model goes (release): it is taken to be public."
     recording = result.run.recording
     if recording is not None and recording.asserted:

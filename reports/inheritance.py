@@ -5,12 +5,12 @@ Guarantees:
   * only leaks are inherited. An attack on a smaller view that found nothing does not apply to a larger view: if no
     attack applies to the larger view itself, its level is inconclusive, never "not applicable";
   * "no leak measured" needs a view that attacks can read. If private messages reach an adversary that no attack reads,
-    its level is inconclusive.
+    or to which no attack of any goal applies, its level is inconclusive.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 from .rules import RULES
@@ -18,7 +18,7 @@ from .schema import Result
 from .text import clip, joined
 from .verdict import Finding, Level, strongest
 
-__all__ = ["Standing", "standings", "unread"]
+__all__ = ["Standing", "private_kinds", "standings", "unread"]
 
 _LEAKS: Sequence[Level] = ("leak", "partial", "possible")
 _UNTRIED: Sequence[Level] = ("not-applicable", "not-requested")
@@ -53,8 +53,12 @@ class Standing:
             return ""
         if self.level not in _LEAKS:
             return f"Tested only on what {self.source} sees, which is a part of its view."
-        sees = "everybody" if self.source == "world" else "it"
-        said = f"Inherits the finding of {self.source}: {sees} sees everything that {self.source} sees."
+        why = (
+            "what is released, everybody sees"
+            if self.source == "world"
+            else f"it sees everything that {self.source} sees"
+        )
+        said = f"Inherits the finding of {self.source}: {why}."
         affected, members = self.finding.affected, self.adversary.split("+")
         if affected and all(k in members for k in affected):
             said += f" The finding is about {joined(affected)}, a member of this coalition."
@@ -77,7 +81,18 @@ def standings(result: Result, findings: Sequence[Finding]) -> tuple[Standing, ..
         for a in adversaries
         for g in goals
     )
-    return tuple(_in_part(result, standing) for standing in found)
+    tried = {f.cell.adversary for f in findings if f.level not in _UNTRIED}
+    return tuple(_in_part(result, standing, tried) for standing in found)
+
+
+def private_kinds(result: Result, adversary: str) -> tuple[tuple[str, bool], ...]:
+    """Return the kinds that carry private data to an adversary, and whether a defence is on each."""
+    members = adversary.split("+")
+    seen: dict[str, bool] = {}
+    for row in result.exposure:
+        if row.direction != "sent" and row.private and (row.party in members or row.party == adversary):
+            seen[row.kind] = seen.get(row.kind, True) and bool(row.defenses)
+    return tuple(seen.items())
 
 
 def unread(result: Result, adversary: str | None = None) -> tuple[str, ...]:
@@ -91,8 +106,12 @@ def unread(result: Result, adversary: str | None = None) -> tuple[str, ...]:
     return tuple(dict.fromkeys(said))
 
 
-def _in_part(result: Result, standing: Standing) -> Standing:
-    """Return a standing that claims no absence of leaks where only a part of the view was tested."""
+def _in_part(result: Result, standing: Standing, tried: Collection[str]) -> Standing:
+    """Return a standing that claims no absence of leaks where only a part of the view was tested, or nothing of it."""
+    if standing.level == "not-applicable" and standing.adversary not in tried:
+        kinds = [clip(kind, 60) for kind, _ in private_kinds(result, standing.adversary)]
+        told = f"Receives private {joined(kinds)}, and no attack here fits."
+        return replace(standing, level="inconclusive", unread=told) if kinds else standing
     if standing.level != "none-seen":
         return standing
     parts = unread(result, standing.adversary)

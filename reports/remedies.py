@@ -56,9 +56,16 @@ WAYS: Mapping[str, tuple[str, ...]] = MappingProxyType(
 )
 """The kinds of messages of each way, as single clients send them; `ensemble` is what the server makes of answers."""
 
+_DECLINED = ("accept-set", "label-declined")
+"""Attacks that read which samples a client answered, whatever kind of message says so."""
+
+_UNBOUND_COUNTS = " Withhold `class_counts` too: no ε covers them."
 _FROM_SERVER = {"updates": "model", "answers": "ensemble", "declined": "ensemble", "prototypes": "ensemble"}
 """The way of the same kinds if the server sends them: the sum or the choice of all clients."""
 
+_HIDE_CLIENTS = (
+    "Add noise for whole clients (`dp-fedavg`), or sum {kinds} securely where only the sum is needed."
+)
 _LABELS_NO_REMEDY = "Answering with labels only is no remedy: label-only attacks exist (Choquette-Choo 2021)."
 _NOT_BY_THE_RECEIVER = (
     "Noise that the receiver of the answers adds (`gnmax`) hides nothing from the receiver."
@@ -68,11 +75,11 @@ _ONLY_A_BOUND = "Only a stated ε bounds what any attack can tell about a record
 REMEDIES: Mapping[tuple[str, str], Remedy] = MappingProxyType(
     {
         ("reconstruction", "updates"): Remedy(
-            do="Hide each client's {kinds}: secure aggregation, or `dp-fedavg` at the client.",
+            do=_HIDE_CLIENTS,
             why="Larger batches and more local steps make the attack harder, and guarantee nothing.",
         ),
         ("text-reconstruction", "updates"): Remedy(
-            do="Hide each client's {kinds}: secure aggregation, or `dp-fedavg` at the client.",
+            do=_HIDE_CLIENTS,
             why="Every word that occurs changes its row of the embedding, in batches of any size.",
         ),
         ("reconstruction", "model"): Remedy(
@@ -95,26 +102,26 @@ REMEDIES: Mapping[tuple[str, str], Remedy] = MappingProxyType(
             why="A generator repeats records that it was fitted to.",
         ),
         ("reconstruction", "oracle"): Remedy(
-            do="Limit and log queries.",
+            do="Refuse and log questions beyond the protocol's.",
             why=f"Each answer tells more of the model. {_LABELS_NO_REMEDY}",
         ),
         ("membership", "updates"): Remedy(
-            do="Train with `dp-sgd` at a stated ε. Secure aggregation also hides each client's {kinds}.",
-            why=_ONLY_A_BOUND,
+            do="Train with `dp-sgd` at a stated ε before sending {kinds}.",
+            why=f"{_ONLY_A_BOUND} A secure sum, where the protocol needs only the sum, hides whose record it is.",
         ),
         ("membership", "model"): Remedy(
-            do="Train with `dp-sgd` at a stated ε before the model leaves.", why=_ONLY_A_BOUND
+            do="Train with `dp-sgd` at a stated ε before a model is sent out.", why=_ONLY_A_BOUND
         ),
         ("membership", "answers"): Remedy(
-            do="Train with `dp-sgd` at a stated ε, or add `gaussian-noise` to each client's {kinds} at a stated ε.",
+            do="Train with `dp-sgd`, or clip each client's {kinds} and add `gaussian-noise`; at a stated ε.",
             why=f"{_LABELS_NO_REMEDY} {_NOT_BY_THE_RECEIVER}",
         ),
         ("membership", "ensemble"): Remedy(
             do="Publish noisy votes (`gnmax`) instead of {kinds}, at a stated ε.", why=_LABELS_NO_REMEDY
         ),
         ("membership", "declined"): Remedy(
-            do="Answer every public sample, or choose those to answer without looking at private records.",
-            why="Which samples a client declines depends on each of its records.",
+            do="Answer every public sample, and train with `dp-sgd` at a stated ε.",
+            why="Which samples a client declines depends on each of its records; `dp-sgd` alone does not cover that.",
         ),
         ("membership", "prototypes"): Remedy(
             do="Sum each client's {kinds} securely, with `gaussian-noise` at a stated ε.",
@@ -125,7 +132,8 @@ REMEDIES: Mapping[tuple[str, str], Remedy] = MappingProxyType(
             why="Generated samples and a discriminator's scores are closest to what was trained on.",
         ),
         ("membership", "oracle"): Remedy(
-            do="Train with `dp-sgd` at a stated ε. Limit and log queries.", why=_LABELS_NO_REMEDY
+            do="Train with `dp-sgd` at a stated ε. Refuse and log questions beyond the protocol's.",
+            why=_LABELS_NO_REMEDY,
         ),
         ("label-distribution", "counts"): Remedy(
             do="Do not send {kinds} to a single party: sum them securely, or leave them out.",
@@ -136,7 +144,7 @@ REMEDIES: Mapping[tuple[str, str], Remedy] = MappingProxyType(
             why="Which samples a client declines shows which classes it holds.",
         ),
         ("label-distribution", "updates"): Remedy(
-            do="Hide each client's {kinds}: secure aggregation.",
+            do=_HIDE_CLIENTS,
             why="Noise that hides one record does not hide a client's class shares.",
         ),
         ("label-distribution", "model"): Remedy(
@@ -160,7 +168,8 @@ REMEDIES: Mapping[tuple[str, str], Remedy] = MappingProxyType(
             why="Their shares follow the client's own.",
         ),
         ("label-distribution", "oracle"): Remedy(
-            do="Limit and log queries.", why="Answers on public samples show the classes that were learnt."
+            do="Refuse and log questions beyond the protocol's.",
+            why="Answers on public samples show the classes that were learnt.",
         ),
         ("model-extraction", "updates"): Remedy(
             do="Treat each client's model as known to whoever receives its {kinds}.",
@@ -176,7 +185,7 @@ REMEDIES: Mapping[tuple[str, str], Remedy] = MappingProxyType(
             why="Every attack on a white box can be tried on the copy.",
         ),
         ("model-extraction", "oracle"): Remedy(
-            do="Limit and log queries, and treat the model as known to whoever may ask.",
+            do="Refuse and log questions beyond the protocol's; treat the model as known to whoever may ask.",
             why="Every attack on a white box can be tried on the copy.",
         ),
     }
@@ -227,6 +236,8 @@ def carried(result: Result, finding: Finding) -> Carried:
     """
     members, needs = finding.cell.adversary.split("+"), finding.cell.needs
     found = _received(result, members, needs)
+    if finding.cell.attack in _DECLINED:
+        return Carried(kinds=found.kinds, ways=("declined",))
     if found.ways:
         return found
     may_ask = any(set(oracle.available_to) & set(members) for oracle in result.oracles)
@@ -263,7 +274,14 @@ def remedy(result: Result, finding: Finding) -> Remedy:
         return Remedy(do="Find out what this adversary needs to receive.", why="Its goal has no rule here.")
     behind = [k for k in found.kinds if not ways or k in _kinds(ways[0])] or list(found.kinds)
     named = joined(f"`{clip(kind, 60)}`" for kind in behind) or "its messages"
-    return Remedy(do=chosen.do.replace("{kinds}", named), why=chosen.why)
+    counts = _UNBOUND_COUNTS if "a stated ε" in chosen.do and _sends_counts(result) else ""
+    return Remedy(do=chosen.do.replace("{kinds}", named) + counts, why=chosen.why)
+
+
+def _sends_counts(result: Result) -> bool:
+    """Return whether somebody receives clients' class counts as they are."""
+    rows = (row for row in result.exposure if row.kind == "class_counts" and row.direction != "sent")
+    return any(row.private and not row.defenses for row in rows)
 
 
 def _kinds(way: str) -> tuple[str, ...]:

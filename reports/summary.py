@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
-from .findings import FrontFinding
+from .findings import FrontFinding, part_with_as_much
 from .front import Front, front
-from .inheritance import Standing, standings, unread
+from .inheritance import Standing, private_kinds, standings, unread
 from .schema import Result
 from .text import amount, clip, joined, party, sentence
-from .verdict import LEVELS, SETTLED, Finding, Level, strongest
+from .verdict import SETTLED, Finding, Level, strongest
 
 __all__ = [
     "Action",
@@ -18,7 +18,6 @@ __all__ = [
     "MatrixRow",
     "Reason",
     "Summary",
-    "private_kinds",
     "summarise",
 ]
 
@@ -118,16 +117,6 @@ def summarise(result: Result, findings: Sequence[Finding]) -> Summary:
     )
 
 
-def private_kinds(result: Result, adversary: str) -> tuple[tuple[str, bool], ...]:
-    """Return the kinds that carry private data to an adversary, and whether a defence is on each."""
-    members = adversary.split("+")
-    seen: dict[str, bool] = {}
-    for row in result.exposure:
-        if row.direction != "sent" and row.private and (row.party in members or row.party == adversary):
-            seen[row.kind] = seen.get(row.kind, True) and bool(row.defenses)
-    return tuple(seen.items())
-
-
 def _headline(
     result: Result, level: Level, findings: Sequence[Finding], found: Sequence[FrontFinding]
 ) -> str:
@@ -159,13 +148,15 @@ def _headline(
 
 def _standing(result: Result, findings: Sequence[Finding]) -> str:
     """Return the scope of the verdict: how many attacks ran, on which data, and what that leaves open."""
-    ran = [f for f in findings if f.level not in (*_UNTRIED, "failed")]
-    settled = [f for f in ran if f.level != "inconclusive"]
+    possible = sum(f.level == "possible" for f in findings)
+    settled = sum(f.level in SETTLED for f in findings) - possible
+    silent = len(findings) - settled - possible
+    may = f", {possible} show a possible leak" if possible else ""
     run = result.run
     return (
-        f"{len(settled)} of {len(findings)} tests (one attack by one adversary each) gave an answer about "
-        f"{clip(run.protocol)} with {run.clients} clients on {clip(run.dataset)}, "
-        f"in one run of {run.rounds} rounds from one seed with the {clip(run.profile)} profile."
+        f"Of {len(findings)} tests (one attack by one adversary each) {settled} have a result{may} and "
+        f"{silent} gave no answer, about {clip(run.protocol)} with {run.clients} clients on "
+        f"{clip(run.dataset)}, in one run of {run.rounds} rounds from one seed with the {clip(run.profile)} profile."
     )
 
 
@@ -268,6 +259,7 @@ def _matrix(
     result: Result, held: Sequence[Standing], findings: Sequence[Finding]
 ) -> tuple[tuple[str, ...], tuple[MatrixRow, ...]]:
     rows: dict[str, list[MatrixEntry]] = {}
+    leaks = [s for s in held if s.level in ("leak", "partial")]
     for standing in held:
         cells = [
             f for f in findings if (f.cell.adversary, f.cell.goal) == (standing.adversary, standing.goal)
@@ -276,7 +268,7 @@ def _matrix(
             goal=standing.goal,
             level=standing.level,
             finding=standing.finding,
-            note=standing.inherited or _of_fewer(standing, held) or _note(result, standing, cells),
+            note=standing.inherited or _of_fewer(standing, leaks) or _note(result, standing, cells),
             conclusive=sum(f.level in SETTLED for f in cells),
             tried=sum(f.level not in _UNTRIED for f in cells),
         )
@@ -288,14 +280,10 @@ def _matrix(
     return goals, tuple(MatrixRow(adversary=name, entries=tuple(entries)) for name, entries in rows.items())
 
 
-def _of_fewer(standing: Standing, held: Sequence[Standing]) -> str:
+def _of_fewer(standing: Standing, leaks: Sequence[Standing]) -> str:
     """Return which part of a coalition can do as much as the whole, in a sentence; empty if none can."""
-    members, order = set(standing.adversary.split("+")), list(LEVELS)
-    for other in held:
-        fewer = other.goal == standing.goal and set(other.adversary.split("+")) < members
-        if fewer and order.index(other.level) <= order.index(standing.level) <= order.index("partial"):
-            return f"{sentence(party(other.adversary))} can do as much alone: see its finding."
-    return ""
+    part = part_with_as_much(standing, leaks) if standing in leaks else None
+    return f"{sentence(party(part.adversary))} can do as much alone." if part else ""
 
 
 def _other_records(findings: Sequence[Finding]) -> set[str]:

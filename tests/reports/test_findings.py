@@ -24,7 +24,7 @@ def test_a_finding_names_whom_any_attack_of_its_adversary_finds() -> None:
     assert finding.affected == "client/0 and client/1; 1 other not cleared"
     made = result([cell("server", "leak", "a"), cell("server", "leak", "b", victims[2:])])
     (finding,) = front(made, judge_all(made)).findings
-    assert finding.affected == "all 3 attacked clients as a group; alone: client/2"
+    assert finding.affected == "all 3 attacked clients as a group; shown alone for client/2"
 
 
 def test_evidence_of_one_victim_leads_with_that_victim() -> None:
@@ -45,7 +45,9 @@ def test_what_encryption_stops_names_the_affected_clients_by_goal() -> None:
     assert finding.affected == (
         "Membership: client/0; 2 others not cleared. Model extraction: all 3 attacked clients as a group."
     )
-    assert "above the baseline (0.950 in all) (guessing would score this well" in finding.evidence
+    assert finding.evidence.endswith("b: agreement with the model 0.200 above the baseline (0.950 in all).")
+    (alone,) = front(result([other]), judge_all(result([other]))).findings
+    assert "above the baseline (0.950 in all) (guessing would score this well" in alone.evidence
     assert "(" not in finding.clause
 
 
@@ -69,15 +71,15 @@ def with_rate(auc_p: float, rate_p: float, victim: str = "client/2") -> str:
 
 
 def test_evidence_shows_the_figure_that_decided() -> None:
-    decided = "70.0 % of members found at a false-positive rate of 10.0 %, which decided"
+    decided = "deciding: 70.0 % of members found at a false-positive rate of 10.0 %"
     assert f"for client/2 ({decided}); " in with_rate(0.02, 1e-9).replace("\xa0", " ")
-    assert "which decided" not in with_rate(1e-9, 1e-9)  # the AUC alone would have
+    assert "deciding" not in with_rate(1e-9, 1e-9)  # the AUC alone would have
 
 
 def test_a_coalition_s_leak_says_which_part_can_do_as_much() -> None:
     made = result([cell("server", "leak"), cell("server+client/0", "leak")])
     rows = {row.adversary: row.entries[0].note for row in summarise(made, judge_all(made)).matrix}
-    assert rows == {"server": "", "server+client/0": "The server can do as much alone: see its finding."}
+    assert rows == {"server": "", "server+client/0": "The server can do as much alone."}
     made = result([cell("server", "partial"), cell("server+client/0", "leak")])
     assert not any(row.entries[0].note for row in summarise(made, judge_all(made)).matrix)
 
@@ -94,20 +96,22 @@ def test_the_page_says_whether_its_first_action_is_for_every_finding() -> None:
 @pytest.mark.parametrize(
     ("adversaries", "said"),
     [
-        (("server", "client/0"), ("only client/0 was tried as an adversary", "collude, none was tried")),
-        (("server+client/0",), ("only client/0 was tried", "collude, only server+client/0 was tried")),
+        (("server", "client/0"), "only client/0 of the clients, and no parties that collude."),
+        (("server+client/0",), "no client by itself, and only server+client/0 of parties that collude."),
         (
             ("client/0", "client/1", "server+client/1", "aggregator+client/0"),
-            ("only client/0 and client/1 were tried", "aggregator+client/0 and server+client/1 were tried"),
+            "only client/0 and client/1 of the clients, and only server+client/1 and aggregator+client/0 of parties",
         ),
     ],
 )
-def test_adversaries_that_were_not_tried_are_told(
-    adversaries: tuple[str, ...], said: tuple[str, str]
-) -> None:
+def test_adversaries_that_were_not_tried_are_told(adversaries: tuple[str, ...], said: str) -> None:
     made = result([cell(a, "none-seen") for a in adversaries])
-    told = " ".join(front(made, judge_all(made)).untested)
-    assert all(part in told for part in said)
+    assert f"Tried as adversaries: {said}" in " ".join(front(made, judge_all(made)).untested)
+
+
+def test_an_adversary_to_which_no_attack_applied_was_not_tried() -> None:
+    made = result([cell("server", "leak"), cell("client/0", "not-applicable")])
+    assert "no client by itself" in " ".join(front(made, judge_all(made)).untested)
 
 
 def test_rates_that_candidates_are_too_few_for_are_told() -> None:
@@ -118,7 +122,7 @@ def test_rates_that_candidates_are_too_few_for_are_told() -> None:
     def told(made: Cell) -> str:
         return " ".join(front(result([made]), judge_all(result([made]))).untested).replace("\xa0", " ")
 
-    assert "no false-positive rate below 10.0 % was measured" in told(
+    assert "too few candidates to measure false-positive rates below 10.0 %" in told(
         base.model_copy(update={"targets": targets})
     )
     assert "false-positive rate" not in told(base)

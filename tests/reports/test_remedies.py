@@ -66,7 +66,8 @@ def test_a_remedy_speaks_only_of_what_was_received(goal: str, kind: str, sender:
 def test_a_message_that_the_attack_does_not_start_from_is_not_named(goal: str) -> None:
     rows = [exposed("class_counts", "client/1", "server"), exposed("logits", "client/1", "server")]
     result = read(minimal() | {"exposure": rows})
-    assert "class_counts" not in remedy(result, finding(goal, "server", ("logits",))).do
+    told = remedy(result, finding(goal, "server", ("logits",))).do.partition(" Withhold")[0]
+    assert "class_counts" not in told
     assert carried(result, finding(goal, "server", ("logits",))).kinds == ("logits",)
 
 

@@ -7,9 +7,10 @@ from dataclasses import replace
 from typing import Any, get_args
 
 import pytest
+from fdaudit.reports.inheritance import private_kinds
 from fdaudit.reports.rules import RULES, framed
 from fdaudit.reports.schema import Cell, Control, Controls, Image, Result, Target
-from fdaudit.reports.summary import private_kinds, summarise
+from fdaudit.reports.summary import summarise
 from fdaudit.reports.text import odds, party
 from fdaudit.reports.verdict import LEVELS, Level, judge, judge_all, strongest
 from hypothesis import given
@@ -227,7 +228,7 @@ def test_the_summary_of_the_fixture_names_who_and_what() -> None:
     assert summary.reasons[0].number == 1
     by_adversary = {row.adversary: [e.level for e in row.entries] for row in summary.matrix}
     assert by_adversary["server"] == ["leak", "partial"], "what the world can do, the server can"
-    assert by_adversary["client/1"] == ["not-applicable", "partial"], "and so can a client"
+    assert by_adversary["client/1"] == ["inconclusive", "partial"], "and so can a client"
     world = next(row for row in summary.matrix if row.adversary == "world").entries[1]
     assert (world.conclusive, world.tried) == (2, 4)
 
