@@ -362,7 +362,7 @@ def _affected(found: Sequence[Finding], clients: int, most: int = _NAMED) -> str
         everyone += " attacked clients"
     if len(alone) == len(attacked) > 1:
         return everyone
-    named = joined(alone) if len(alone) <= most else str(len(alone))
+    named = joined(alone) if len(alone) <= most else f"{len(alone)} of them"
     if len(attacked) > 1 and any(f.together for f in found):
         rest = f"; shown alone for {named}" if alone else ""
         return f"{everyone} as a group{rest}"

@@ -125,7 +125,7 @@ def _claims(result: Result) -> Iterator[str]:
     causes = [(e.adversary, e.cause) for e in ledger if e.epsilon is None and e.cause]
     if causes:
         whose, cause = causes[0]
-        yield f"For {party(whose)} the first message without a guarantee is {_first_cause(cause)}. Others may follow."
+        yield f"What {party(whose)} sees derives without a guarantee from {_first_cause(cause)}. Others may follow."
     spared = [
         e.adversary for e in ledger if e.epsilon == 0 and not e.contributions and e.adversary not in fallen
     ]
@@ -157,7 +157,11 @@ def _untried(result: Result, findings: Sequence[Finding]) -> Iterator[str]:
         for many in (False, True)
     )
     if len(alone) < result.run.clients:
-        clients = f"only {joined(alone)} of the clients" if alone else "no client by itself"
+        clients = (
+            f"only {joined(alone)} of the clients"
+            if alone
+            else "no client by itself (no attack fits or was asked for)"
+        )
         pairs = f"only {joined(together)} of parties that collude" if together else "no parties that collude"
         yield f"Tried as adversaries: {clients}, and {pairs}. Others may learn more."
     rates = [single_rates(t.figures) for f in findings if f.cell.goal == "membership" for t in f.cell.targets]

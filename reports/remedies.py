@@ -64,7 +64,8 @@ _FROM_SERVER = {"updates": "model", "answers": "ensemble", "declined": "ensemble
 """The way of the same kinds if the server sends them: the sum or the choice of all clients."""
 
 _HIDE_CLIENTS = (
-    "Add noise for whole clients (`dp-fedavg`), or sum {kinds} securely where only the sum is needed."
+    "Clip each client's {kinds} and add `gaussian-noise` for whole clients, or sum updates securely if only the sum is "
+    "needed."
 )
 _LABELS_NO_REMEDY = "Answering with labels only is no remedy: label-only attacks exist (Choquette-Choo 2021)."
 _NOT_BY_THE_RECEIVER = (
@@ -83,8 +84,8 @@ REMEDIES: Mapping[tuple[str, str], Remedy] = MappingProxyType(
             why="Every word that occurs changes its row of the embedding, in batches of any size.",
         ),
         ("reconstruction", "model"): Remedy(
-            do="Do not hand out the model's weights. Answer queries, and limit and log them.",
-            why="`dp-sgd` protects single records, and not what a class looks like. Attacks by queries remain.",
+            do="Limit who gets the model and who may ask it: either shows what its classes look like.",
+            why="`dp-sgd` protects single records, and not what a class looks like.",
         ),
         ("reconstruction", "answers"): Remedy(
             do="Send `hard-label` answers, or add `gaussian-noise` to each client's {kinds}.",
@@ -102,7 +103,7 @@ REMEDIES: Mapping[tuple[str, str], Remedy] = MappingProxyType(
             why="A generator repeats records that it was fitted to.",
         ),
         ("reconstruction", "oracle"): Remedy(
-            do="Refuse and log questions beyond the protocol's.",
+            do="Limit and log the questions that are answered.",
             why=f"Each answer tells more of the model. {_LABELS_NO_REMEDY}",
         ),
         ("membership", "updates"): Remedy(
@@ -113,7 +114,7 @@ REMEDIES: Mapping[tuple[str, str], Remedy] = MappingProxyType(
             do="Train with `dp-sgd` at a stated ε before a model is sent out.", why=_ONLY_A_BOUND
         ),
         ("membership", "answers"): Remedy(
-            do="Train with `dp-sgd`, or clip each client's {kinds} and add `gaussian-noise`; at a stated ε.",
+            do="Train with `dp-sgd` at a stated ε before answering.",
             why=f"{_LABELS_NO_REMEDY} {_NOT_BY_THE_RECEIVER}",
         ),
         ("membership", "ensemble"): Remedy(
@@ -132,7 +133,7 @@ REMEDIES: Mapping[tuple[str, str], Remedy] = MappingProxyType(
             why="Generated samples and a discriminator's scores are closest to what was trained on.",
         ),
         ("membership", "oracle"): Remedy(
-            do="Train with `dp-sgd` at a stated ε. Refuse and log questions beyond the protocol's.",
+            do="Train everything that answers questions with `dp-sgd` at a stated ε.",
             why=_LABELS_NO_REMEDY,
         ),
         ("label-distribution", "counts"): Remedy(
@@ -168,7 +169,7 @@ REMEDIES: Mapping[tuple[str, str], Remedy] = MappingProxyType(
             why="Their shares follow the client's own.",
         ),
         ("label-distribution", "oracle"): Remedy(
-            do="Refuse and log questions beyond the protocol's.",
+            do="Limit and log the questions that are answered.",
             why="Answers on public samples show the classes that were learnt.",
         ),
         ("model-extraction", "updates"): Remedy(
@@ -185,7 +186,7 @@ REMEDIES: Mapping[tuple[str, str], Remedy] = MappingProxyType(
             why="Every attack on a white box can be tried on the copy.",
         ),
         ("model-extraction", "oracle"): Remedy(
-            do="Refuse and log questions beyond the protocol's; treat the model as known to whoever may ask.",
+            do="Limit and log questions, and treat the model as known to whoever may ask.",
             why="Every attack on a white box can be tried on the copy.",
         ),
     }
@@ -193,7 +194,7 @@ REMEDIES: Mapping[tuple[str, str], Remedy] = MappingProxyType(
 """By goal and way."""
 
 ENCRYPT = Remedy(
-    do="Encrypt the transport: this stops eavesdroppers only.",
+    do="Encrypt the transport: this stops listening in, not what receivers and the world can do.",
     why="Then an eavesdropper sees sizes and times. Receivers of the messages see as much as before.",
 )
 

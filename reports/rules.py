@@ -35,7 +35,9 @@ __all__ = [
     "Evidence",
     "Rule",
     "by_name",
+    "decided_besides",
     "framed",
+    "single_rates",
     "worth",
 ]
 
@@ -292,7 +294,7 @@ def decided_besides(rule: Rule, evidence: Evidence) -> str:
         if found is None:
             return ""
         value, rate = amount(found[0].value or 0.0, "fraction"), amount(found[1], "fraction")
-        return f"deciding: {value} of members found at a false-positive rate of {rate}"
+        return f"significant: {value} of members found at a false-positive rate of {rate}"
     if key.p is not None and key.low is not None and key.high is not None and key.low <= chance <= key.high:
         return f"guessing would score this well {odds(key.p, evidence.level).partition(';')[0]}"
     return ""

@@ -71,9 +71,9 @@ def with_rate(auc_p: float, rate_p: float, victim: str = "client/2") -> str:
 
 
 def test_evidence_shows_the_figure_that_decided() -> None:
-    decided = "deciding: 70.0 % of members found at a false-positive rate of 10.0 %"
+    decided = "significant: 70.0 % of members found at a false-positive rate of 10.0 %"
     assert f"for client/2 ({decided}); " in with_rate(0.02, 1e-9).replace("\xa0", " ")
-    assert "deciding" not in with_rate(1e-9, 1e-9)  # the AUC alone would have
+    assert "significant" not in with_rate(1e-9, 1e-9)  # the AUC alone would have
 
 
 def test_a_coalition_s_leak_says_which_part_can_do_as_much() -> None:
@@ -97,7 +97,10 @@ def test_the_page_says_whether_its_first_action_is_for_every_finding() -> None:
     ("adversaries", "said"),
     [
         (("server", "client/0"), "only client/0 of the clients, and no parties that collude."),
-        (("server+client/0",), "no client by itself, and only server+client/0 of parties that collude."),
+        (
+            ("server+client/0",),
+            "no client by itself (no attack fits or was asked for), and only server+client/0 of parties that collude.",
+        ),
         (
             ("client/0", "client/1", "server+client/1", "aggregator+client/0"),
             "only client/0 and client/1 of the clients, and only server+client/1 and aggregator+client/0 of parties",
