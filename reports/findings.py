@@ -72,8 +72,19 @@ _UNTOLD = "not told"
 _NAMED = 4
 """Most affected clients named one by one."""
 
-_WIDTHS = {"what": 53, "evidence": 62, "affected": 21, "remedy": 34, "claims": 48, "untested": 85}
-"""Characters of a printed line in the columns of the front page's findings, and in its two lists."""
+_WIDTHS = {
+    "headline": 85,
+    "action": 120,
+    "standing": 125,
+    "notes": 155,
+    "what": 53,
+    "evidence": 62,
+    "affected": 21,
+    "remedy": 34,
+    "claims": 48,
+    "untested": 85,
+}
+"""Characters of a printed line above the front page's findings, in their columns, and in the two lists below."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -53,8 +53,8 @@ _NO_ANSWER: Sequence[tuple[Level, str]] = (
     ("not-requested", "not requested"),
 )
 
-_LINES, _MOST = 36, 7
-"""Lines of the printed page for adversaries, findings and the lists below them; most findings shown."""
+_LINES, _MOST = 44, 7
+"""Lines of the printed page for its headline, adversaries, notes, findings and the lists below; most findings shown."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,17 +66,19 @@ class Front:
         adversaries: how many were tried.
         claims: what ε may be stated, one sentence each.
         untested: what was not tested, one sentence each.
+        above: lines that the headline and the notes of the table take.
     """
 
     findings: tuple[FrontFinding, ...]
     adversaries: int
     claims: tuple[str, ...]
     untested: tuple[str, ...]
+    above: int = 0
 
     @property
     def shown(self) -> tuple[FrontFinding, ...]:
         """Return the findings that one printed page has room for, the gravest first; always one if there is one."""
-        room = _LINES - self.adversaries
+        room = _LINES - self.above - self.adversaries
         room -= max(lines("claims", *self.claims), lines("untested", *self.untested))
         fits = sum(end <= room for end in accumulate(f.lines for f in self.findings))
         return self.findings[: max(1, min(fits, _MOST))]

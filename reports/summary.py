@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from .findings import FrontFinding, part_with_as_much
+from .findings import FrontFinding, lines, part_with_as_much
 from .front import Front, front
 from .inheritance import Standing, private_kinds, standings, unread
 from .schema import Result
@@ -105,7 +105,7 @@ def summarise(result: Result, findings: Sequence[Finding]) -> Summary:
     if level == "none-seen" and parts:
         level = "inconclusive"
     goals, matrix = _matrix(result, held, findings)
-    return Summary(
+    made = Summary(
         level=level,
         headline=_headline(result, level, findings, shown.findings),
         standing=_standing(result, findings),
@@ -115,6 +115,12 @@ def summarise(result: Result, findings: Sequence[Finding]) -> Summary:
         matrix=matrix,
         front=shown,
     )
+    above = (
+        lines("headline", made.headline)
+        + lines("action", made.actions[0].do)
+        + lines("standing", made.standing)
+    )
+    return replace(made, front=replace(shown, above=above + lines("notes", " ".join(made.notes))))
 
 
 def _headline(

@@ -12,6 +12,7 @@ from fdaudit.reports.front import front
 from fdaudit.reports.inheritance import standings
 from fdaudit.reports.schema import read
 from fdaudit.reports.security import render_report
+from fdaudit.reports.summary import summarise
 from fdaudit.reports.verdict import SETTLED, judge_all
 
 from ..helpers.report_cases import FIXTURES, Document, load
@@ -196,6 +197,8 @@ def test_the_page_shows_as_many_findings_as_it_has_room_for() -> None:
     assert len(replace(page, findings=(long,) * 20).shown) < len(many.shown)
     assert len(replace(many, claims=("ε " * 600,)).shown) < len(many.shown)
     assert len(replace(many, adversaries=60).shown) == 1
+    assert len(replace(many, above=20).shown) < len(many.shown)
+    assert summarise(made, judge_all(made)).front.above >= 3  # the headline, the first action and the scope
 
 
 def test_severity_is_the_product_that_is_printed() -> None:
