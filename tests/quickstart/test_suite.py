@@ -223,7 +223,7 @@ def test_the_command_prints_a_line_a_run(
     assert all(line.startswith(("one: ", "other: ")) for line in verdicts.splitlines())
     assert "loss-threshold" in verdicts
     value = json.loads((tmp_path / "audit" / "comparison.json").read_bytes())
-    goals = ["reconstruction", "membership", "label-distribution", "model-extraction"]
+    goals = ["reconstruction", "text-reconstruction", "membership", "label-distribution", "model-extraction"]
     assert sorted(lines[0].split()) == sorted(["run", "server", "clients", "worst", "bytes", *goals])
     assert [line.split()[0] for line in lines[1:4]] == ["one", "other", "standalone"]
     for line, run in zip(lines[1:3], value["runs"], strict=True):

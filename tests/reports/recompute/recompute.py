@@ -389,7 +389,9 @@ def _sentences(claims: Claims, document: Any) -> None:
             _told(claims, f"findings/{cell}", text, _decided(cells[cell], finding["worst_target"]))
     levels = [f["level"] for f in document["findings"]]
     settled = sum(level in ("leak", "partial", "none-seen") for level in levels)
-    stated = [settled, len(levels), result["run"]["clients"], result["run"]["rounds"]]
+    possible = levels.count("possible")
+    counts = [len(levels), settled, *([possible] if possible else []), len(levels) - settled - possible]
+    stated = [*counts, result["run"]["clients"], result["run"]["rounds"]]
     _told(claims, "verdict/standing", document["verdict"]["standing"], stated)
     for reason in document["verdict"]["reasons"]:
         if reason["cell"] and not reason["text"].endswith(measured[reason["cell"]]):
