@@ -306,7 +306,7 @@ def _evidence(finding: Finding) -> str:
     rule, key, worst = RULES.get(finding.cell.goal), finding.key, finding.worst_key
     if rule is None or key is None or key.value is None:
         return finding.measured
-    said = f"{framed(rule, key)}{_in_all(finding, rule)}{_besides(finding, EVERYONE)}"
+    said = f"{framed(rule, key)}{_in_all(finding, rule)}{_decided_by(finding, EVERYONE)}"
     if worst is None or worst.value is None or finding.worst is None:
         return f"{said}." if finding.cell.targets and finding.worst else finding.measured
     if worst.value == key.value:
@@ -315,9 +315,9 @@ def _evidence(finding: Finding) -> str:
     if finding.affected and finding.worst.target not in finding.affected:
         return f"{said}; at most {measure(worst, worst.value)} for {name}, which alone is no leak."
     if finding.affected and not finding.together:
-        shown = f"{framed(rule, worst)} for {name}{_besides(finding, name)}"
+        shown = f"{framed(rule, worst)} for {name}{_decided_by(finding, name)}"
         return f"{shown}; {with_interval(key)} for all together, which is no leak."
-    return f"{said}; worst: {with_interval(worst)} for {name}{_besides(finding, name)}."
+    return f"{said}; worst: {with_interval(worst)} for {name}{_decided_by(finding, name)}."
 
 
 def _in_short(finding: Finding) -> str:
@@ -337,9 +337,9 @@ def _in_all(finding: Finding, rule: Rule) -> str:
     return f" ({measure(agreement, agreement.value)} in all)"
 
 
-def _besides(finding: Finding, who: str) -> str:
+def _decided_by(finding: Finding, who: str) -> str:
     """Return what decided for a victim, if its deciding figure alone did not."""
-    told = finding.besides.get(who)
+    told = finding.decided_by.get(who)
     return f" ({told})" if told else ""
 
 

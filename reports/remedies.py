@@ -1,4 +1,4 @@
-"""What to do about a finding: a table of remedies by goal, and by the way on which the data reached the adversary.
+"""Remedies for findings: a table by goal, and by the way on which the data reached the adversary.
 
 Guarantees:
   * a remedy speaks only of messages that the adversary received and that the attack can start from;
@@ -30,7 +30,7 @@ class Remedy:
 
 @dataclass(frozen=True, kw_only=True)
 class Carried:
-    """What brought the data to an adversary: kinds of messages, and the ways they belong to; `oracle` is a way too."""
+    """The kinds of messages that brought data to an adversary, and the ways they belong to; `oracle` is a way too."""
 
     kinds: tuple[str, ...]
     ways: tuple[str, ...]
@@ -88,8 +88,8 @@ REMEDIES: Mapping[tuple[str, str], Remedy] = MappingProxyType(
             why="`dp-sgd` protects single records, and not what a class looks like.",
         ),
         ("reconstruction", "answers"): Remedy(
-            do="Send `hard-label` answers, or add `gaussian-noise` to each client's {kinds}.",
-            why="The attack inverts the values of the answers; fewer values tell less.",
+            do="Clip each client's {kinds} and add `gaussian-noise`.",
+            why=f"The attack inverts the values of the answers. {_LABELS_NO_REMEDY}",
         ),
         ("reconstruction", "ensemble"): Remedy(
             do="Publish noisy votes (`gnmax`) instead of {kinds}.", why="The attack inverts exact values."
@@ -280,7 +280,7 @@ def remedy(result: Result, finding: Finding) -> Remedy:
 
 
 def _sends_counts(result: Result) -> bool:
-    """Return whether somebody receives clients' class counts as they are."""
+    """Return whether a party receives clients' class counts as they are."""
     rows = (row for row in result.exposure if row.kind == "class_counts" and row.direction != "sent")
     return any(row.private and not row.defenses for row in rows)
 

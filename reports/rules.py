@@ -35,7 +35,7 @@ __all__ = [
     "Evidence",
     "Rule",
     "by_name",
-    "decided_besides",
+    "decided_by",
     "framed",
     "single_rates",
     "worth",
@@ -283,7 +283,7 @@ def _rate_above_chance(evidence: Evidence) -> tuple[Figure, float] | None:
     return next(((f, r) for f, r in rates if _beats(f, r, TPR_MARGIN * r, evidence)), None)
 
 
-def decided_besides(rule: Rule, evidence: Evidence) -> str:
+def decided_by(rule: Rule, evidence: Evidence) -> str:
     """Return what decided, in a clause, if the rule's own figure alone would not have; else an empty text."""
     key = by_name(evidence.figures, rule.figure)
     chance = rule.chance

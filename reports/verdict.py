@@ -20,7 +20,7 @@ from fdaudit.types import Figure
 
 from .correction import Correction, corrections, groups
 from .identification import LOOK
-from .rules import FAMILY_LEVEL, RULES, Evidence, Rule, by_name, decided_besides, framed, worth
+from .rules import FAMILY_LEVEL, RULES, Evidence, Rule, by_name, decided_by, framed, worth
 from .schema import Cell, Result, Target
 from .text import clip, detectable, joined, label, measure, odds, with_interval
 
@@ -65,7 +65,7 @@ class Finding:
         worst_key: the deciding figure of the worst victim, or None.
         affected: the victims for each of whom alone a leak was found.
         together: whether a leak was found for all victims together.
-        besides: what decided beside the deciding figure, in a clause, by victim; `EVERYONE` stands for all together.
+        decided_by: what decided in place of the deciding figure, by victim; `EVERYONE` stands for all together.
         detectable: what would have been significant, in a clause, if nothing was found.
     """
 
@@ -80,7 +80,7 @@ class Finding:
     worst_key: Figure | None = None
     affected: tuple[str, ...] = ()
     together: bool = False
-    besides: Mapping[str, str] = field(default_factory=dict)
+    decided_by: Mapping[str, str] = field(default_factory=dict)
     detectable: str = ""
 
 
@@ -161,7 +161,7 @@ def _decided(finding: Finding, rule: Rule, correction: Correction) -> Finding:
             cautions=tuple(_cautions(cell, who)),
             affected=tuple(name for name in who if name != EVERYONE),
             together=EVERYONE in who,
-            besides={e.who: told for e, _ in signals if (told := decided_besides(rule, e))},
+            decided_by={e.who: told for e, _ in signals if (told := decided_by(rule, e))},
         )
     if not any(rule.telling(e) for e in evidence):
         return replace(finding, because="Its deciding figure has no interval, or nothing to compare it with.")

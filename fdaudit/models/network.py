@@ -43,7 +43,7 @@ class Network(nn.Module):
 
 
 def feature_width(extractor: nn.Module, input_shape: tuple[int, ...]) -> int:
-    """Return the number d of features that `extractor`, on whatever device, computes from one image of `input_shape`.
+    """Return the number d of features that `extractor` computes, on any device, from one image of `input_shape`.
 
     Raises:
         RuntimeError: the image is too small for the layers.

@@ -106,6 +106,35 @@ def test_a_contradicted_ledger_lets_nobody_state_an_epsilon() -> None:
     )
 
 
+def test_a_world_that_is_given_no_model_has_no_epsilon_of_0() -> None:
+    entry = {
+        "adversary": "world",
+        "epsilon": 0.0,
+        "delta": 1e-5,
+        "unit": "record",
+        "relation": "add-or-remove",
+    }
+    exposure = [row for row in load()["exposure"] if row["party"] != "world"]
+    raw = load() | {"ledger": [entry], "exposure": exposure}
+    raw["run"]["release"] = None
+    page = front_of(raw)
+    assert page.claims == (
+        "The world is given no model. Of clients' own models, if they are used elsewhere, no ε is stated.",
+    )
+    assert not any("(release)" in line for line in page.untested)
+
+
+def test_the_first_message_without_a_guarantee_is_said_to_be_derived_from_not_received() -> None:
+    cause = "class_counts of client/0 in round 1 (message 0): computed from raw data, without a guarantee"
+    entry = {"adversary": "server", "epsilon": None, "unit": "record", "relation": "add-or-remove"}
+    entry["cause"] = f"{cause}, which reaches the view through what was computed from it"
+    told = front_of(load() | {"ledger": [entry]}).claims
+    assert told[-1] == (
+        "What the server sees derives without a guarantee from class_counts of client/0 in round 1 (message 0). "
+        "Others may follow."
+    )
+
+
 def test_what_was_not_tested_is_counted() -> None:
     raw = load()
     said = " ".join(front_of(raw).untested)

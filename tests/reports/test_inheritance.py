@@ -204,3 +204,38 @@ def test_what_is_released_reaches_everybody(release: str | None, level: str) -> 
     findings = summarise(made, judge_all(made)).front.findings
     assert [f.adversaries for f in findings] == [("world", "client/0") if level == "leak" else ("world",)]
     assert "client/0 could" not in findings[0].what.lower()
+
+
+def receiving(made: Result, private: bool = True) -> Result:
+    """The same result, in which client/0 receives the ensemble's labels."""
+    row = Exposure(
+        party="client/0",
+        kind="ensemble_labels",
+        direction="received",
+        count=1,
+        bytes=1,
+        senders=("server",),
+        recorded="full",
+        private=private,
+    )
+    return made.model_copy(update={"exposure": (row,)})
+
+
+@pytest.mark.parametrize(
+    ("private", "level", "note"),
+    [
+        (True, "inconclusive", "Receives private ensemble_labels, and no attack here fits."),
+        (False, "not-applicable", "Receives nothing private."),
+    ],
+)
+def test_private_messages_that_no_attack_fits_are_not_cleared(private: bool, level: str, note: str) -> None:
+    made = receiving(result([cell("server", "none-seen"), cell("client/0", "not-applicable")]), private)
+    assert levels(made)["client/0"] == level
+    rows = {row.adversary: row.entries for row in summarise(made, judge_all(made)).matrix}
+    assert [entry.note for entry in rows["client/0"]] == [note]
+
+
+def test_where_another_goal_was_tried_not_applicable_stays() -> None:
+    other = cell("client/0", "not-applicable", "b").model_copy(update={"goal": "label-distribution"})
+    made = receiving(result([cell("client/0", "none-seen"), other]))
+    assert [s.level for s in standings(made, judge_all(made))] == ["none-seen", "not-applicable"]

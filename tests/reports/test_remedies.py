@@ -29,14 +29,14 @@ def exposed(kind: str, sender: str, receiver: str) -> dict[str, Any]:
     return row.model_dump(mode="json")
 
 
-def finding(goal: str, adversary: str, needs: tuple[str, ...] = ()) -> Finding:
+def finding(goal: str, adversary: str, needs: tuple[str, ...] = (), attack: str = "a") -> Finding:
     raw = minimal()
     raw["cells"] = [
         {
             "id": f"{adversary}/a",
             "protocol": "p",
             "adversary": adversary,
-            "attack": "a",
+            "attack": attack,
             "goal": goal,
             "status": "run",
             "needs": list(needs),
@@ -98,3 +98,39 @@ def test_every_attack_has_a_remedy_for_each_of_its_messages(name: str) -> None:
 def test_kinds_of_a_system_s_own_get_the_general_remedy() -> None:
     result = read(minimal() | {"exposure": [exposed("acme/bank", "client/1", "server")]})
     assert "`acme/bank`" in remedy(result, finding("reconstruction", "server")).do
+
+
+@pytest.mark.parametrize(
+    ("goal", "attack"), [("membership", "accept-set"), ("label-distribution", "label-declined")]
+)
+def test_what_reads_only_which_samples_were_declined_is_not_stopped_by_other_answers(
+    goal: str, attack: str
+) -> None:
+    result = read(minimal() | {"exposure": [exposed("soft_labels", "client/1", "server")]})
+    found = remedy(result, finding(goal, "server", ("soft_labels",), attack))
+    assert found == REMEDIES[goal, "declined"]
+    assert found.do.startswith("Answer every public sample")
+    assert remedy(result, finding(goal, "server", ("soft_labels",))) != found
+
+
+@pytest.mark.parametrize("goal", ["membership", "label-distribution", "model-extraction"])
+def test_noise_of_the_receiver_is_no_remedy_against_the_receiver(goal: str) -> None:
+    result = read(minimal() | {"exposure": [exposed("logits", "client/1", "aggregator")]})
+    told = remedy(result, finding(goal, "aggregator", ("logits",))).do
+    assert "gnmax" not in told or "secure aggregation" in told
+
+
+def test_class_counts_in_clear_are_named_beside_every_epsilon() -> None:
+    rows = [
+        exposed("class_counts", "client/1", "aggregator"),
+        exposed("ensemble_labels", "aggregator", "server"),
+    ]
+    shown = remedy(
+        read(minimal() | {"exposure": rows}), finding("membership", "server", ("ensemble_labels",))
+    )
+    assert shown.do.endswith("Withhold `class_counts` too: no ε covers them.")
+    hidden = [{**rows[0], "defenses": ["gaussian-noise"]}, rows[1]]
+    shown = remedy(
+        read(minimal() | {"exposure": hidden}), finding("membership", "server", ("ensemble_labels",))
+    )
+    assert "class_counts" not in shown.do
