@@ -96,6 +96,7 @@ class FrontFinding:
         goals: of the attacks.
         level: leak or partial.
         adversaries: everyone who can do it, by the same remedy.
+        who: those of them who need no others for it, in words.
         what: the finding in a clause.
         affected: the affected clients in words.
         evidence: the strongest attack and its deciding figures.
@@ -109,6 +110,7 @@ class FrontFinding:
     goals: tuple[str, ...]
     level: Level
     adversaries: tuple[str, ...]
+    who: str
     what: str
     affected: str
     evidence: str
@@ -122,6 +124,13 @@ class FrontFinding:
         """Return about how many printed lines the finding takes in the table of the front page."""
         told = lines("what", self.what) + lines("evidence", self.evidence)
         return max(told, lines("affected", self.affected), lines("remedy", self.remedy.do))
+
+    @property
+    def briefly(self) -> str:
+        """Return the finding with its strongest figure, in a clause without a verb."""
+        goals = joined(goal.replace("-", " ") for goal in self.goals)
+        figure = _in_short(self.strongest).removesuffix(".")
+        return f"{goals} by {self.who} ({clip(self.strongest.cell.attack, 60)}: {figure})"
 
     @property
     def clause(self) -> str:
@@ -260,13 +269,15 @@ def _finding(result: Result, standing: Sequence[Standing], what: Remedy, leaks: 
     by_goal = {goal: strongest([f for f in found if f.cell.goal == goal]) or found[0] for goal in goals}
     top = by_goal[gravest.goal]
     word, factors, must = ranked[0]
+    who = joined(party(a) for a in named)
     can = joined(_can(goal, [f for f in found if f.cell.goal == goal]) for goal in goals)
     return FrontFinding(
         severity=word,
         goals=tuple(goals),
         level=gravest.level,
         adversaries=adversaries,
-        what=f"{sentence(joined(party(a) for a in named))} could {can}",
+        who=who,
+        what=f"{sentence(who)} could {can}",
         affected=_affected_by_goal(by_goal, leaks, result.run.clients),
         evidence=" ".join(
             f"{_attack(result, f)}: {_evidence(f) if f is top else _in_short(f)}"

@@ -5,9 +5,9 @@ All figures are those of the result.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 from types import MappingProxyType
 
 from .findings import SEVERITIES, FrontFinding, found_by, lines
@@ -47,13 +47,13 @@ _SCALES: Mapping[str, str] = MappingProxyType(
 """How to read the figure that decides about a goal."""
 
 _NO_ANSWER: Sequence[tuple[Level, str]] = (
-    ("inconclusive", "inconclusive"),
+    ("inconclusive", "ended inconclusive"),
     ("failed", "failed"),
-    ("not-applicable", "not applicable to what the adversary sees"),
-    ("not-requested", "not requested"),
+    ("not-applicable", "did not fit what the adversary sees"),
+    ("not-requested", "remained unrequested"),
 )
 
-_LINES, _MOST = 44, 7
+_LINES, _MOST = 43, 7
 """Lines of the printed page for its headline, adversaries, notes, findings and the lists below; most findings shown."""
 
 
@@ -80,15 +80,26 @@ class Front:
         """Return the findings that one printed page has room for, the gravest first; always one if there is one."""
         room = _LINES - self.above - self.adversaries
         room -= max(lines("claims", *self.claims), lines("untested", *self.untested))
-        fits = sum(end <= room for end in accumulate(f.lines for f in self.findings))
-        return self.findings[: max(1, min(fits, _MOST))]
+        most = min(len(self.findings), _MOST)
+        return self.findings[: next((n for n in range(most, 1, -1) if self._lines(n) <= room), 1)]
 
     @property
     def more(self) -> str:
-        """Return how many findings are not shown and how severe they are, in a clause; empty if all are shown."""
-        left = self.findings[len(self.shown) :]
+        """Return how many findings are not shown and which of them are grave, in sentences; empty if all are shown."""
+        return self._left_out(len(self.shown))
+
+    def _lines(self, shown: int) -> int:
+        """Return the lines of so many findings and of the words about those that are left out, beyond one."""
+        return sum(f.lines for f in self.findings[:shown]) + max(0, lines("notes", self._left_out(shown)) - 1)
+
+    def _left_out(self, shown: int) -> str:
+        left = self.findings[shown:]
+        if not left:
+            return ""
         counts = [(sum(f.severity == word for f in left), word) for word in SEVERITIES]
-        return f"{len(left)} more ({joined(f'{n} {word}' for n, word in counts if n)})" if left else ""
+        said = f"{len(left)} more in section Findings: {joined(f'{n} {word}' for n, word in counts if n)}."
+        grave = "; ".join(f.briefly for f in left if f.severity in SEVERITIES[:2])
+        return f"{said} High or worse: {grave}." if grave else said
 
     @property
     def scales(self) -> str:
@@ -106,6 +117,16 @@ def front(result: Result, findings: Sequence[Finding]) -> Front:
         claims=tuple(_claims(result)),
         untested=tuple(_untested(result, findings)),
     )
+
+
+def _settled_by(findings: Sequence[Finding]) -> str:
+    """Return what would settle the possible leaks, by kind of leak, in a clause."""
+    goals = Counter(f.cell.goal for f in findings if f.level == "possible")
+    parts = [
+        f"{n} on {goal.replace('-', ' ')} (more {'candidates' if goal == 'membership' else 'records'})"
+        for goal, n in goals.items()
+    ]
+    return joined(parts)
 
 
 def _claims(result: Result) -> Iterator[str]:
@@ -127,7 +148,10 @@ def _claims(result: Result) -> Iterator[str]:
     causes = [(e.adversary, e.cause) for e in ledger if e.epsilon is None and e.cause]
     if causes:
         whose, cause = causes[0]
-        yield f"What {party(whose)} sees derives without a guarantee from {_first_cause(cause)}. Others may follow."
+        yield (
+            f"What {party(whose)} sees derives without a guarantee from {_first_cause(cause)}. "
+            "Once that is mended, others may show."
+        )
     spared = [
         e.adversary for e in ledger if e.epsilon == 0 and not e.contributions and e.adversary not in fallen
     ]
@@ -159,17 +183,13 @@ def _untried(result: Result, findings: Sequence[Finding]) -> Iterator[str]:
         for many in (False, True)
     )
     if len(alone) < result.run.clients:
-        clients = (
-            f"only {joined(alone)} of the clients"
-            if alone
-            else "no client by itself (no attack fits or was asked for)"
-        )
+        clients = f"only {joined(alone)} of the clients" if alone else "no client alone (no attack fits)"
         pairs = f"only {joined(together)} of parties that collude" if together else "no parties that collude"
         yield f"Tried as adversaries: {clients}, and {pairs}. Others may learn more."
     rates = [single_rates(t.figures) for f in findings if f.cell.goal == "membership" for t in f.cell.targets]
     if any(rates):
         least = amount(min(rate for found in rates for rate in found), "fraction")
-        yield f"A single victim has too few candidates to measure false-positive rates below {least}."
+        yield f"For a single victim no false-positive rate below {least} was measured."
 
 
 def released(result: Result) -> bool:
@@ -186,11 +206,10 @@ def _untested(result: Result, findings: Sequence[Finding]) -> Iterator[str]:
     counts = [(sum(f.level == level for f in findings), words) for level, words in _NO_ANSWER]
     told = [f"{n} {words}" for n, words in counts if n]
     if told:
-        total = sum(n for n, _ in counts)
-        yield f"{total} of {len(findings)} tests gave no answer and clear nobody: {joined(told)}."
+        yield f"Of {len(findings)} tests {joined(told)}: they clear nobody."
     if possible := sum(f.level == "possible" for f in findings):
         many = f"{possible} tests show" if possible > 1 else "1 test shows"
-        yield f"{many} a possible leak, neither shown nor ruled out. More candidates would tell."
+        yield f"{many} a possible leak, neither shown nor ruled out: {_settled_by(findings)}."
     if left := unread(result):
         yield f"No attack reads {'; '.join(left)}: what these messages tell was not tested."
     attacked = len({t.target for f in findings for t in f.cell.targets})
@@ -201,9 +220,9 @@ def _untested(result: Result, findings: Sequence[Finding]) -> Iterator[str]:
         kinds = joined(clip(o.name, 40) for o in result.out_of_scope)
         yield f"Out of scope here: {kinds}."
     if result.run.release is None and released(result) and any(f.cell.adversary == "world" for f in findings):
-        yield "The spec does not say where the model goes (release): it is taken to be public."
+        yield "Where the model goes is not stated (release): it is taken to be public."
     recording = result.run.recording
     if recording is not None and recording.asserted:
         yield f"{len(recording.asserted)} statements of the recorder and its card were not checked."
     profile = clip(result.run.profile, 40)
-    yield f"Other seeds, other data and stronger attacks: this is one run with the {profile} profile."
+    yield f"Other seeds and data, stronger attacks, and the remedies: one run with the {profile} profile."

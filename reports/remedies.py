@@ -17,7 +17,7 @@ from .schema import Result
 from .text import clip, joined
 from .verdict import Finding
 
-__all__ = ["ENCRYPT", "REMEDIES", "WAYS", "Carried", "Remedy", "carried", "remedy", "way"]
+__all__ = ["ENCRYPT", "REMEDIES", "WAYS", "Carried", "Remedy", "carried", "remedy", "way", "without_epsilon"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +59,13 @@ WAYS: Mapping[str, tuple[str, ...]] = MappingProxyType(
 _DECLINED = ("accept-set", "label-declined")
 """Attacks that read which samples a client answered, whatever kind of message says so."""
 
-_UNBOUND_COUNTS = " Withhold `class_counts` too: no ε covers them."
+_NO_EPSILON: tuple[tuple[str, str | None], ...] = (
+    ("class_counts", None),
+    ("sample_count", None),
+    ("discriminator_scores", "fediod"),
+)
+"""Kinds that `dp-sgd` does not cover, and the protocol that computes them from records; None stands for any."""
+
 _FROM_SERVER = {"updates": "model", "answers": "ensemble", "declined": "ensemble", "prototypes": "ensemble"}
 """The way of the same kinds if the server sends them: the sum or the choice of all clients."""
 
@@ -275,14 +281,28 @@ def remedy(result: Result, finding: Finding) -> Remedy:
         return Remedy(do="Find out what this adversary needs to receive.", why="Its goal has no rule here.")
     behind = [k for k in found.kinds if not ways or k in _kinds(ways[0])] or list(found.kinds)
     named = joined(f"`{clip(kind, 60)}`" for kind in behind) or "its messages"
-    counts = _UNBOUND_COUNTS if "a stated ε" in chosen.do and _sends_counts(result) else ""
-    return Remedy(do=chosen.do.replace("{kinds}", named) + counts, why=chosen.why)
+    also = _beside_epsilon(result, chosen.do) if "a stated ε" in chosen.do else ""
+    return Remedy(do=chosen.do.replace("{kinds}", named) + also, why=chosen.why)
 
 
-def _sends_counts(result: Result) -> bool:
-    """Return whether a party receives clients' class counts as they are."""
-    rows = (row for row in result.exposure if row.kind == "class_counts" and row.direction != "sent")
-    return any(row.private and not row.defenses for row in rows)
+def _beside_epsilon(result: Result, do: str) -> str:
+    """Return what else has to be done before an ε can be stated, in sentences."""
+    aside = [f"`{kind}`" for kind in without_epsilon(result)]
+    also = (
+        f" Withhold {joined(aside)} too: no ε covers {'it' if len(aside) == 1 else 'them'}." if aside else ""
+    )
+    declines = any(cell.attack in _DECLINED and cell.status == "run" for cell in result.cells)
+    if declines and "Answer every" not in do:
+        also += " Answer every public sample too: no ε covers which are declined."
+    return also
+
+
+def without_epsilon(result: Result) -> list[str]:
+    """Return the kinds that a party received without a defence, and that an ε of `dp-sgd` does not cover."""
+    bare = {
+        row.kind for row in result.exposure if row.private and row.direction != "sent" and not row.defenses
+    }
+    return [k for k, where in _NO_EPSILON if k in bare and where in (None, result.run.protocol)]
 
 
 def _kinds(way: str) -> tuple[str, ...]:

@@ -294,7 +294,7 @@ def decided_by(rule: Rule, evidence: Evidence) -> str:
         if found is None:
             return ""
         value, rate = amount(found[0].value or 0.0, "fraction"), amount(found[1], "fraction")
-        return f"significant: {value} of members found at a false-positive rate of {rate}"
+        return f"decided by {value} of members found at a false-positive rate of {rate}"
     if key.p is not None and key.low is not None and key.high is not None and key.low <= chance <= key.high:
         return f"guessing would score this well {odds(key.p, evidence.level).partition(';')[0]}"
     return ""
@@ -369,10 +369,8 @@ def _extraction_signal(evidence: Evidence) -> str:
     gain = by_name(evidence.figures, "agreement_gain")
     if gain is None or gain.p is None or (gain.value or 0.0) <= 0 or not _unlikely(gain, evidence):
         return ""
-    above = amount(gain.value or 0.0, "fraction")
-    return (
-        f"the copy agrees with the model {above} more often than the baseline does{_chance(gain, evidence)}"
-    )
+    above = measure(gain, gain.value or 0.0)
+    return f"the copy agrees with the model {above} more than the baseline does{_chance(gain, evidence)}"
 
 
 def _extraction_strong(evidence: Evidence) -> bool:

@@ -10,7 +10,7 @@ from .front import Front, front
 from .inheritance import Standing, private_kinds, standings, unread
 from .schema import Result
 from .text import amount, clip, joined, party, sentence
-from .verdict import SETTLED, Finding, Level, strongest
+from .verdict import LEVELS, SETTLED, Finding, Level, strongest
 
 __all__ = [
     "Action",
@@ -54,6 +54,13 @@ class MatrixEntry:
     conclusive: int = 0
     tried: int = 0
 
+    @property
+    def words(self) -> str:
+        """Return the level in words; where nothing was tried on private messages, it says so."""
+        if self.level != "not-applicable" or self.note == _NOTHING:
+            return LEVELS[self.level]
+        return "Already held" if self.note.endswith(_HELD) else "Not tested"
+
 
 @dataclass(frozen=True, kw_only=True)
 class MatrixRow:
@@ -92,6 +99,10 @@ _COUNTS = {1: "one", 2: "two", 3: "three", 4: "four", 5: "five", 6: "six"}
 
 _UNTRIED = ("not-applicable", "not-requested")
 """Levels of cells in which nothing was tried."""
+
+_NOTHING = "Receives nothing private."
+_HELD = "there is nothing to copy."
+"""End of the reason why a model that an adversary holds is not copied."""
 
 
 def summarise(result: Result, findings: Sequence[Finding]) -> Summary:
@@ -155,13 +166,15 @@ def _headline(
 def _standing(result: Result, findings: Sequence[Finding]) -> str:
     """Return the scope of the verdict: how many attacks ran, on which data, and what that leaves open."""
     possible = sum(f.level == "possible" for f in findings)
-    settled = sum(f.level in SETTLED for f in findings) - possible
-    silent = len(findings) - settled - possible
-    may = f", {possible} show a possible leak" if possible else ""
+    leaks, partial, none = (
+        sum(f.level == level for f in findings) for level in ("leak", "partial", "none-seen")
+    )
+    silent = len(findings) - leaks - partial - none - possible
     run = result.run
     return (
-        f"Of {len(findings)} tests (one attack by one adversary each) {settled} have a result{may} and "
-        f"{silent} gave no answer, about {clip(run.protocol)} with {run.clients} clients on "
+        f"Of {len(findings)} tests (one attack by one adversary each) {leaks} show a leak, {partial} a partial and "
+        f"{possible} a possible leak, {none} found none, and {silent} gave no answer, about {clip(run.protocol)} with "
+        f"{run.clients} clients on "
         f"{clip(run.dataset)}, in one run of {run.rounds} rounds from one seed with the {clip(run.profile)} profile."
     )
 
@@ -289,7 +302,7 @@ def _matrix(
 def _of_fewer(standing: Standing, leaks: Sequence[Standing]) -> str:
     """Return which part of a coalition can do as much as the whole, in a sentence; empty if none can."""
     part = part_with_as_much(standing, leaks) if standing in leaks else None
-    return f"{sentence(party(part.adversary))} can do as much alone." if part else ""
+    return f"{sentence(party(part.adversary))} alone has this leak too." if part else ""
 
 
 def _other_records(findings: Sequence[Finding]) -> set[str]:
@@ -303,12 +316,14 @@ def _other_records(findings: Sequence[Finding]) -> set[str]:
 
 def _note(result: Result, standing: Standing, cells: Sequence[Finding]) -> str:
     """Return what a result without a leak leaves open: what could have been seen, or why nothing was tried."""
+    if standing.level == "inconclusive" and standing.finding is not None and standing.finding.because:
+        return f"{sentence(clip(standing.finding.because, 90))}."
     if standing.level == "none-seen" and standing.finding is not None and standing.finding.detectable:
         return f"It {standing.finding.detectable}. A smaller leak would be missed."
     if standing.level != "not-applicable":
         return ""
     if not private_kinds(result, standing.adversary):
-        return "Receives nothing private."
+        return _NOTHING
     reasons = {f.cell.reason for f in cells}
     told = "" if result.withheld or len(reasons) > 1 else clip(min(reasons, default=""), 90)
     return f"{sentence(told)}." if told else "No attack here fits what it receives."

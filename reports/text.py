@@ -97,6 +97,9 @@ _SUFFIXES = {
 _PURE = ("auc",)
 """Figures in [0, 1] that are not read as percentages."""
 
+_DIFFERENCES = ("agreement_gain", "token_gain")
+"""Differences of two shares, read in percentage points."""
+
 _ROLES = {
     "server": "the server",
     "world": "anyone who holds the released model",
@@ -168,7 +171,10 @@ def with_interval(figure: Figure) -> str:
 
 def measure(figure: Figure, value: float) -> str:
     """Return a value of a figure (its own, or an end of its interval) as that figure's readers expect it."""
-    return amount(value, "" if figure.name.removesuffix("_mean") in _PURE else figure.unit)
+    name = figure.name.removesuffix("_mean")
+    if name in _DIFFERENCES:
+        return f"{_decimal(100 * value, 1)}{NBSP}points"
+    return amount(value, "" if name in _PURE else figure.unit)
 
 
 _MOST_TRIALS = 10**6

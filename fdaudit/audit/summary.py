@@ -61,9 +61,9 @@ OUT_OF_SCOPE: tuple[Mapping[str, str], ...] = (
         "what": "which anonymous messages come from one client, or one client's device or site",
     },
     {
-        "name": "active servers",
-        "what": "parameters or samples made to single records out (Boenisch 2023); only samples that a protocol lets "
-        "the server choose are chosen here",
+        "name": "servers that alter models or samples",
+        "what": "parameters or samples made to single records out (Boenisch 2023). Where a protocol lets the server "
+        "choose the samples, attacks here choose them",
     },
     {
         "name": "poisoning and backdoors",

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 from fdaudit.reports.front import front
-from fdaudit.reports.schema import Cell
+from fdaudit.reports.schema import Cell, Exposure
 from fdaudit.reports.summary import summarise
 from fdaudit.reports.verdict import judge_all
 
@@ -45,7 +45,9 @@ def test_what_encryption_stops_names_the_affected_clients_by_goal() -> None:
     assert finding.affected == (
         "Membership: client/0; 2 others not cleared. Model extraction: all 3 attacked clients as a group."
     )
-    assert finding.evidence.endswith("b: agreement with the model 0.200 above the baseline (0.950 in all).")
+    assert finding.evidence.endswith(
+        "b: agreement with the model 20.0\u00a0points above the baseline (0.950 in all)."
+    )
     (alone,) = front(result([other]), judge_all(result([other]))).findings
     assert "above the baseline (0.950 in all) (guessing would score this well" in alone.evidence
     assert "(" not in finding.clause
@@ -71,15 +73,15 @@ def with_rate(auc_p: float, rate_p: float, victim: str = "client/2") -> str:
 
 
 def test_evidence_shows_the_figure_that_decided() -> None:
-    decided = "significant: 70.0 % of members found at a false-positive rate of 10.0 %"
+    decided = "decided by 70.0 % of members found at a false-positive rate of 10.0 %"
     assert f"for client/2 ({decided}); " in with_rate(0.02, 1e-9).replace("\xa0", " ")
-    assert "significant" not in with_rate(1e-9, 1e-9)  # the AUC alone would have
+    assert "decided by" not in with_rate(1e-9, 1e-9)  # the AUC alone would have
 
 
 def test_a_coalition_s_leak_says_which_part_can_do_as_much() -> None:
     made = result([cell("server", "leak"), cell("server+client/0", "leak")])
     rows = {row.adversary: row.entries[0].note for row in summarise(made, judge_all(made)).matrix}
-    assert rows == {"server": "", "server+client/0": "The server can do as much alone."}
+    assert rows == {"server": "", "server+client/0": "The server alone has this leak too."}
     made = result([cell("server", "partial"), cell("server+client/0", "leak")])
     assert not any(row.entries[0].note for row in summarise(made, judge_all(made)).matrix)
 
@@ -99,7 +101,7 @@ def test_the_page_says_whether_its_first_action_is_for_every_finding() -> None:
         (("server", "client/0"), "only client/0 of the clients, and no parties that collude."),
         (
             ("server+client/0",),
-            "no client by itself (no attack fits or was asked for), and only server+client/0 of parties that collude.",
+            "no client alone (no attack fits), and only server+client/0 of parties that collude.",
         ),
         (
             ("client/0", "client/1", "server+client/1", "aggregator+client/0"),
@@ -114,7 +116,7 @@ def test_adversaries_that_were_not_tried_are_told(adversaries: tuple[str, ...], 
 
 def test_an_adversary_to_which_no_attack_applied_was_not_tried() -> None:
     made = result([cell("server", "leak"), cell("client/0", "not-applicable")])
-    assert "no client by itself" in " ".join(front(made, judge_all(made)).untested)
+    assert "no client alone" in " ".join(front(made, judge_all(made)).untested)
 
 
 def test_rates_that_candidates_are_too_few_for_are_told() -> None:
@@ -125,7 +127,7 @@ def test_rates_that_candidates_are_too_few_for_are_told() -> None:
     def told(made: Cell) -> str:
         return " ".join(front(result([made]), judge_all(result([made]))).untested).replace("\xa0", " ")
 
-    assert "too few candidates to measure false-positive rates below 10.0 %" in told(
+    assert "no false-positive rate below 10.0 % was measured" in told(
         base.model_copy(update={"targets": targets})
     )
     assert "false-positive rate" not in told(base)
@@ -137,5 +139,45 @@ def test_findings_that_have_no_room_are_counted_by_severity() -> None:
     assert page.more == ""
     crowded = replace(page, findings=(*page.findings * 5, *[page.findings[-1]] * 2))
     left = crowded.findings[len(crowded.shown) :]
-    assert crowded.more.startswith(f"{len(left)} more (")
+    assert crowded.more.startswith(f"{len(left)} more in section Findings: ")
     assert sum(int(n) for n in re.findall(r"(\d+) (?:critical|high|medium|low)", crowded.more)) == len(left)
+    grave = sum(f.severity in ("critical", "high") for f in left)
+    assert grave
+    assert crowded.more.count("membership by the server (a: AUC 0.900)") == grave
+
+
+@pytest.mark.parametrize(
+    ("reasons", "words"),
+    [
+        (("its view has no gradient", "no message is a model"), "Not tested"),
+        (("the victims' models themselves are in view: there is nothing to copy",), "Already held"),
+        (("its view has no gradient",), "Not tested"),
+    ],
+)
+def test_a_goal_without_a_fitting_attack_reads_as_untested_and_a_model_in_view_as_held(
+    reasons: tuple[str, ...], words: str
+) -> None:
+    row = Exposure(
+        party="server",
+        kind="logits",
+        direction="received",
+        count=1,
+        bytes=1,
+        senders=("client/0",),
+        recorded="full",
+        private=True,
+    )
+    base = cell("server", "not-applicable").model_copy(update={"goal": "model-extraction"})
+    untried = [base.model_copy(update={"id": f"server/{n}", "reason": r}) for n, r in enumerate(reasons)]
+    made = result([cell("server", "leak"), *untried]).model_copy(update={"exposure": (row,)})
+    (shown,) = summarise(made, judge_all(made)).matrix
+    assert [entry.words for entry in shown.entries] == ["Leak", words]
+
+
+def test_possible_leaks_are_counted_by_what_would_settle_them() -> None:
+    made = result([cell("server", "leak"), cell("client/0", "leak")])
+    said = " ".join(front(made, [replace(f, level="possible") for f in judge_all(made)]).untested)
+    assert (
+        "2 tests show a possible leak, neither shown nor ruled out: 2 on membership (more candidates)."
+        in said
+    )

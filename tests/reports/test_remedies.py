@@ -128,9 +128,33 @@ def test_class_counts_in_clear_are_named_beside_every_epsilon() -> None:
     shown = remedy(
         read(minimal() | {"exposure": rows}), finding("membership", "server", ("ensemble_labels",))
     )
-    assert shown.do.endswith("Withhold `class_counts` too: no ε covers them.")
+    assert shown.do.endswith("Withhold `class_counts` too: no ε covers it.")
     hidden = [{**rows[0], "defenses": ["gaussian-noise"]}, rows[1]]
     shown = remedy(
         read(minimal() | {"exposure": hidden}), finding("membership", "server", ("ensemble_labels",))
     )
     assert "class_counts" not in shown.do
+
+
+def test_only_the_scores_that_a_protocol_computes_from_records_are_to_be_withheld() -> None:
+    rows = [
+        exposed("discriminator_scores", "client/1", "server"),
+        exposed("sample_count", "client/1", "server"),
+    ]
+    run = minimal()["run"]
+    for protocol, kinds in (
+        ("fediod", "`sample_count` and `discriminator_scores`"),
+        ("dafkd", "`sample_count`"),
+    ):
+        made = read(minimal() | {"exposure": rows, "run": run | {"protocol": protocol}})
+        assert f" Withhold {kinds} too: no ε" in remedy(made, finding("membership", "server")).do
+
+
+def test_declined_samples_are_spoken_of_wherever_an_epsilon_is_advised() -> None:
+    raw = minimal() | {"exposure": [exposed("soft_labels", "client/1", "server")]}
+    plain = remedy(read(raw), finding("membership", "server", ("soft_labels",)))
+    assert "declined" not in plain.do
+    told = {"id": "server/accept-set", "protocol": "p", "adversary": "server", "attack": "accept-set"}
+    raw["cells"] = [told | {"goal": "membership", "status": "run"}]
+    also = remedy(read(raw), finding("membership", "server", ("soft_labels",)))
+    assert also.do == f"{plain.do} Answer every public sample too: no ε covers which are declined."
