@@ -32,9 +32,9 @@ class LabelCountsConfig(Config):
 class LabelCounts:
     """Divides a client's class counts by their sum: exact, unless a defence changed the counts.
 
-    FedKD and FedIOD weight clients by their records of each class, so every client sends its counts first. Negative
-    counts, which only noise can produce, count as zero. For a victim whose counts are not in view it guesses equal
-    shares.
+    FedKD and FedIOD weight clients by their records of each class, so every client sends its counts first; of masks
+    they count pixels, and the shares are those of pixels. Negative counts, which only noise can produce, count as zero.
+    For a victim whose counts are not in view it guesses equal shares.
     """
 
     name: ClassVar[str] = "label-counts"
@@ -44,7 +44,7 @@ class LabelCounts:
     assumes: ClassVar[tuple[str, ...]] = ()
     oracle: ClassVar[str | None] = None
     source: ClassVar[str] = "Gong et al. 2022, Eq. 1: what FedKD sends in clear"
-    tasks: ClassVar[tuple[str, ...]] = ("single-label", "multi-label", "text")
+    tasks: ClassVar[tuple[str, ...]] = ("single-label", "multi-label", "segmentation", "text")
     control: ClassVar[dict[str, Any]] = {"on": "labels"}
     profiles: ClassVar[dict[str, dict[str, Any]]] = {"quick": {}, "standard": {}, "full": {}}
     Config: ClassVar[type[LabelCountsConfig]] = LabelCountsConfig

@@ -1,6 +1,7 @@
 """FedIOD's losses as pure functions of the messages to the server (Gong 2023, Eq. 1-10).
 
-K clients, n generated samples, C classes; z (K, n, C) the clients' logits, π (K,) their shares of all records.
+K clients, n generated samples, C classes; z (K, n, C) the clients' logits, π (K,) their shares of all records. In
+segmentation each pixel counts as a sample: `by_pixel`.
 Entropies and divergences are in nats. The functions draw no randomness and keep no state.
 """
 
@@ -12,6 +13,7 @@ from torch.nn import functional as F
 
 __all__ = [
     "aggregate",
+    "by_pixel",
     "confidence_loss",
     "divergence",
     "entropy",
@@ -20,6 +22,17 @@ __all__ = [
     "mimic_loss",
     "unique_loss",
 ]
+
+
+def by_pixel(values: Tensor, classes_at: int) -> Tensor:
+    """Return maps (..., n, C, h, w) as (..., n*h*w, C): each pixel counts as a sample. Answers for samples stay.
+
+    Args:
+        values: answers for samples (..., n, C), or for their pixels (..., n, C, h, w).
+        classes_at: the place of C.
+    """
+    maps = values.dim() > classes_at + 1
+    return values.movedim(classes_at, -1).flatten(classes_at - 1, -2) if maps else values
 
 
 def entropy(log_q: Tensor) -> Tensor:
@@ -62,8 +75,8 @@ def importance(counts: Tensor, ratios: Tensor) -> Tensor:
 
 
 def aggregate(z: Tensor, weights: Tensor) -> Tensor:
-    """Return A(z_1, …, z_K, x) (n, C): the clients' logits weighted by `weights` (K, n, C) (Eq. 9)."""
-    return (weights * z).sum(0)
+    """Return A(z_1, …, z_K, x): the clients' logits (K, n, C, ...) weighted by `weights` (K, n, C) (Eq. 9)."""
+    return (weights[(...,) + (None,) * (z.dim() - 3)] * z).sum(0)
 
 
 def mimic_loss(student: Tensor, target: Tensor, temperature: float | None = None) -> Tensor:

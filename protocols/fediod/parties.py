@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fdaudit.data import class_counts
 from fdaudit.errors import ProtocolError
 from fdaudit.federation.local_training import Basis, joined
 from fdaudit.federation.protocol import PartyData, Setting
@@ -35,7 +36,7 @@ class Answer:
     """A client's answer to generated samples.
 
     Attributes:
-        logits: z_k (n, C).
+        logits: z_k (n, C), of masks (n, C, h, w).
         scores: D_k(x) over the mean of D_k on real records (n,), if the server gets them.
         batch: numbers of those records.
         loss: L_gan of the discriminator.
@@ -86,8 +87,8 @@ class Client:
         self._freeze()
 
     def class_counts(self, classes: int) -> Tensor:
-        """Return the records of each class (C,)."""
-        return torch.bincount(self._data.y, minlength=classes)
+        """Return the records of each class, of masks the pixels (C,)."""
+        return class_counts(self._data.y, classes)
 
     # -- stage 2 --------------------------------------------------------------------------------------------
 
@@ -154,7 +155,8 @@ class Client:
         """Return the part of the generator's loss gradient at the samples (n, c, h, w) that passes through this client.
 
         Args:
-            values: ∂L/∂z_k (n, C). Omitted if the server got no logits; then only L_gan's gradient is returned.
+            values: ∂L/∂z_k (n, C), of masks (n, C, h, w). Omitted if the server got no logits; then only L_gan's
+                gradient is returned.
             gan_weight: weight of L_gan's gradient (); if omitted, zero.
         """
         if self._held is None:

@@ -7,7 +7,7 @@ from typing import Any, ClassVar, TypeVar
 
 from torch import Tensor
 
-from fdaudit.errors import ProtocolError
+from fdaudit.errors import ProtocolError, SpecError
 from fdaudit.federation.local_training import Basis, joined
 from fdaudit.federation.protocol import Round, Setting
 from fdaudit.federation.public_answers import ballot
@@ -173,6 +173,12 @@ class FedIOD:
             "and L_unique are left out, and clients send L_gan's gradient alone. Samples without a label teach nothing."
         ),
         "`gradients_from: one` is GS-WGAN's (Chen 2020): K times one client's gradient stands for the sum of all K.",
+        (
+            "Segmentation: each pixel counts as a sample in Eq. 3-10, counts are of pixels, and D_k(x) is one figure "
+            "an image. The paper gives its generator the clients' masks as a condition, after Chang 2020; here no "
+            "client sends a mask, and the generator has noise alone. Its perceptual loss and pretrained generator are "
+            "left out."
+        ),
         "Under DP-SGD of discriminators, noise covers L_gan's real half; that on generated samples is public given x.",
     )
     withholdable: ClassVar[tuple[str, ...]] = ("class_counts", "discriminator_scores")
@@ -201,12 +207,16 @@ class FedIOD:
         "takes": ("noise",),
     }
     trains: ClassVar[dict[str, str]] = {"model": "batch_size", "discriminator": "samples"}
+    tasks: ClassVar[tuple[str, ...]] = ("single-label", "segmentation")
     Config: ClassVar[type[FedIODConfig]] = FedIODConfig
 
     def __init__(self, config: FedIODConfig, setting: Setting) -> None:
         self.config, self._wire, self._trainers = config, setting.wire, setting.trainers
         self._local, self._seed = setting.local, setting.seed
-        self._classes = setting.classes
+        self._classes, self._task = setting.classes, setting.task
+        if config.outputs == "votes" and self._task == "segmentation":
+            problem = "needs one class a record: a vote names one"
+            raise SpecError("protocol.params.outputs", "votes", problem, "Set outputs to 'logits'.")
         self._clients = {k: Client(k, data, config, setting) for k, data in setting.clients.items()}
         self._server = Server(config, setting)
         self.state: dict[str, Tensor] = {}
@@ -231,7 +241,7 @@ class FedIOD:
     def _stage_1(self) -> Round:
         """Run the box's first step, local training to completion; then send the class counts, if they are needed."""
         jobs = [client.job() for client in self._clients.values()]
-        fit, nothing = self.config.fit(), dict.fromkeys(self._clients, ())
+        fit, nothing = self.config.fit(task=self._task), dict.fromkeys(self._clients, ())
         fitted, basis = self._local.fit(jobs, fit, length=self.config.steps, inputs=nothing)
         for job, result in zip(jobs, fitted, strict=True):
             self._clients[job.party].adopt(result.parameters, basis[job.party])

@@ -15,7 +15,15 @@ from fdaudit.rng import child, child_seed
 from fdaudit.training.stepwise import Learner, Optimizer
 from fdaudit.training.trainer import Parameters
 
-from .losses import aggregate, confidence_loss, importance, label_loss, mimic_loss, unique_loss
+from .losses import (
+    aggregate,
+    by_pixel,
+    confidence_loss,
+    importance,
+    label_loss,
+    mimic_loss,
+    unique_loss,
+)
 from .parties import GAN, laid_out
 
 if TYPE_CHECKING:
@@ -41,7 +49,9 @@ class Server:
         self._counts: dict[str, Tensor] = {}
         self._clients = len(setting.clients)
         self._of_one = self._clients if config.gradients_from == "one" else 1
-        self._replay = Replay(config.replay, config.samples, setting.input_shape, setting.classes, device)
+        maps = setting.input_shape[1:] if setting.task == "segmentation" else ()
+        answer = (setting.classes, *maps)
+        self._replay = Replay(config.replay, config.samples, setting.input_shape, answer, device)
 
     def hear_counts(self, client: str, counts: Tensor) -> None:
         """Store a client's class counts (C,)."""
@@ -65,7 +75,7 @@ class Server:
         Args:
             t: the step.
             sent: the samples (n, c, h, w) as the clients have them.
-            logits: z_k (n, C) by client, at least one.
+            logits: z_k (n, C), of masks (n, C, h, w), by client, at least one.
             scores: D_k's ratios (n,), of the clients whose scores arrived.
         """
         cfg, names = self._config, list(logits)
@@ -76,8 +86,9 @@ class Server:
         with self._trainer.randomness(child_seed(self._seed, "fediod", "student", t)):
             student = self._S.module.train()(x)
         target = aggregate(z, weights)
-        L_mimic = mimic_loss(student, target, cfg.temperature)
-        L_conf, L_unique = confidence_loss(z, shares), unique_loss(z, shares)
+        L_mimic = self._imitation(student, target)
+        each = by_pixel(z, 2)
+        L_conf, L_unique = confidence_loss(each, shares), unique_loss(each, shares)
         total = cfg.conf * L_conf + cfg.unique * L_unique - cfg.mimic * L_mimic
         cotangents, self._own = torch.autograd.grad(total, [z, x], retain_graph=True)
         self._mimic: Tensor | None = L_mimic
@@ -137,10 +148,10 @@ class Server:
         return self._config.gan * each
 
     def _imitation(self, student: Tensor, target: Tensor) -> Tensor:
-        """Return L_mimic () on samples that all have a target (n, C)."""
+        """Return L_mimic () on samples that all have a target (n, C), of masks (n, C, h, w)."""
         if self._config.outputs == "votes":
             return label_loss(student, target)
-        return mimic_loss(student, target, self._config.temperature)
+        return mimic_loss(by_pixel(student, 1), by_pixel(target, 1), self._config.temperature)
 
     def _shares(self, names: list[str]) -> Tensor:
         """Return π_k (K,) of the clients that answered, by their numbers of records, or equal shares."""
@@ -188,23 +199,23 @@ class Replay:
         batches: number of batches kept; 0 keeps one.
         n: samples of a batch.
         shape: (c, h, w) of a sample.
-        classes: C.
+        answer: (C,), or of masks (C, h, w).
         device: where they are kept.
     """
 
     def __init__(
-        self, batches: int, n: int, shape: tuple[int, ...], classes: int, device: torch.device
+        self, batches: int, n: int, shape: tuple[int, ...], answer: tuple[int, ...], device: torch.device
     ) -> None:
         places = max(batches, 1) * n
         self._x = torch.zeros(places, *shape, device=device)
-        self._target = torch.zeros(places, classes, device=device)
+        self._target = torch.zeros(places, *answer, device=device)
         self._n, self._seen = n, 0
 
     def __bool__(self) -> bool:
         return self._seen > 0
 
     def keep(self, x: Tensor, target: Tensor) -> None:
-        """Store samples (m, c, h, w) and targets (m, C), m up to n, in place of the oldest."""
+        """Store samples (m, c, h, w) and targets (m, C, ...), m up to n, in place of the oldest."""
         places = torch.arange(self._seen, self._seen + len(x), device=self._x.device) % len(self._x)
         self._x[places], self._target[places] = x, target
         self._seen += len(x)

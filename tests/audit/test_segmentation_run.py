@@ -16,6 +16,7 @@ import fdaudit
 from fdaudit.adversary.knowledge import Knowledge
 from fdaudit.adversary.oracle import answer
 from fdaudit.errors import SpecError, UsageError
+from fdaudit.evaluation.controls.labels import _uneven
 from fdaudit.handout.auxiliary import _turned, shifted
 from fdaudit.planning.plan import make_plan
 from fdaudit.rng import child
@@ -141,11 +142,35 @@ def test_membership_by_loss_runs_with_its_controls_and_every_other_attack_says_w
                 "positive": True,
                 "negative": True,
             }
+        elif cell["attack"] == "label-counts":
+            assert cell["status"] == "not-applicable"
+            assert "class_counts" in cell["reason"]
         else:
             assert cell["status"] == "not-applicable"
             images = "the attack needs one answer for each record, not one for each pixel"
             texts = "the attack works on texts, not on images"
             assert cell["reason"] == (texts if cell["attack"] in ("embedding-rows", "tag") else images)
+
+
+def test_pixel_counts_in_clear_are_class_shares(tmp_path):
+    kd = {"name": "fedkd", "params": {"local_steps": 2, "distill_rounds": 1, "distill_steps": 1}}
+    spec = spec_of(tmp_path, protocol=kd, attacks=[{"name": "label-counts"}], adversaries=["aggregator"])
+    made = fdaudit.run(spec, tmp_path / "run")
+    (cell,) = [c for c in made.result["cells"] if c["attack"] == "label-counts"]
+    assert cell["status"] == "run", cell["reason"]
+    assert {name: c["passed"] for name, c in cell["controls"].items()} == {"positive": True, "negative": True}
+    (distance,) = [f for f in cell["figures"] if f["name"] == "label_tv_mean"]
+    assert distance["value"] == pytest.approx(0, abs=1e-12)
+
+
+def test_the_clients_of_a_control_on_masks_differ_in_their_pixels():
+    _, objects = discs(60)
+    y = torch.from_numpy(objects > 0).long()
+    parts = _uneven(y, 3, child(0, "uneven"))
+    assert sorted(torch.cat(parts).tolist()) == list(range(60))
+    shares = [float((y[part] == 0).double().mean()) for part in parts]
+    assert shares == sorted(shares)
+    assert shares[-1] - shares[0] > 0.05
 
 
 def test_the_score_of_a_mask_is_the_mean_log_likelihood_of_its_pixels():
@@ -192,7 +217,7 @@ def test_shifted_masks_are_turned_with_their_images():
 
 
 CASES = [c for c in every_case() if "segmentation" in getattr(REGISTRY.load(c[0]), "tasks", ())]
-CASES = [c for c in CASES if c[1].get("ensemble") != "votes"]
+CASES = [c for c in CASES if "votes" not in (c[1].get("ensemble"), c[1].get("outputs"))]
 THOROUGH = [pytest.param(c, id=case_id(c), marks=[pytest.mark.thorough] if c[1] else []) for c in CASES]
 
 

@@ -76,9 +76,16 @@ def skewed_clients(attack: AttackPlan, plan: Case) -> dict[str, Control]:
 
 
 def _uneven(y: Tensor, clients: int, generator: torch.Generator) -> list[Tensor]:
-    """Return row numbers by client: class c goes to client c mod K, except a tenth that is spread evenly."""
-    main = y if task_of(y) == "single-label" else (y == 1).long().argmax(1)
-    home = main % clients
+    """Return row numbers by client: class c goes to client c mod K, except a tenth that is spread evenly.
+
+    Masks go to clients by their share of background: the lowest to client 0.
+    """
+    if task_of(y) == "segmentation":
+        rank = (y == 0).flatten(1).double().mean(1).argsort().argsort()
+        home = rank * clients // max(len(y), 1)
+    else:
+        main = y if task_of(y) == "single-label" else (y == 1).long().argmax(1)
+        home = main % clients
     stray = torch.rand(len(home), generator=generator) >= _OWN_SHARE
     anywhere = torch.randint(clients, home.shape, generator=generator)
     holder = torch.where(stray, anywhere, home)

@@ -280,7 +280,7 @@ def test_the_student_comes_to_say_what_the_clients_say(replay):
 
 
 def test_further_student_steps_are_on_what_was_kept():
-    kept = Replay(3, 2, SHAPE, CLASSES, torch.device("cpu"))
+    kept = Replay(3, 2, SHAPE, (CLASSES,), torch.device("cpu"))
     for b in range(5):
         kept.keep(torch.full((2, *SHAPE), float(b)), torch.full((2, CLASSES), 10.0 * b))
         x, target = kept.draw(child(0, "draw", b))

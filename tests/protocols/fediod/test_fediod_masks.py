@@ -1,0 +1,106 @@
+"""FedIOD on masks: pixel counts, Eq. 3, 5, 8 and 9 pixel by pixel from the record alone, and what is refused."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from fdaudit.errors import SpecError
+from fdaudit.planning.plan import make_plan
+from fdaudit.spec.schema import load_spec
+
+from ...helpers.mask_cases import write_masks
+from ...helpers.protocol_cases import CLASSES, masked, records, run
+from ...helpers.run_cases import known, tiny
+
+SIDE = 8
+SMALL = {"rounds": 2, "steps_per_round": 1, "samples": 4, "student_steps": 1, "local_steps": 6, "lr": 0.5}
+"""One step of stage 2, whose messages tell everything that its server computed."""
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    params = {**SMALL, "gan": 0.5, "conf": 0.3, "unique": 0.7, "mimic": 0.0}
+    return run(
+        tmp_path_factory.mktemp("fediod") / "a",
+        "fediod",
+        params,
+        clients=masked(records()),
+        task="segmentation",
+        rounds=2,
+    )
+
+
+def sent(made, kind, sender=None):
+    found = [m for m in made.messages if m.kind == kind and sender in (None, m.sender)]
+    return {m.receivers[0] if kind == "logit_cotangents" else m.sender: made.tensors(m) for m in found}
+
+
+def test_counts_are_of_pixels(made):
+    counts = sent(made, "class_counts")
+    for k, data in made.clients.items():
+        assert counts[k]["counts"].tolist() == [int((data.y == c).sum()) for c in range(CLASSES)]
+
+
+def test_answers_and_cotangents_are_maps_and_gradients_are_images(made):
+    maps, images = (4, CLASSES, SIDE, SIDE), (4, 1, SIDE, SIDE)
+    assert {tuple(t["values"].shape) for t in sent(made, "logits").values()} == {maps}
+    assert {tuple(t["values"].shape) for t in sent(made, "logit_cotangents").values()} == {maps}
+    assert {tuple(t["values"].shape) for t in sent(made, "sample_gradients").values()} == {images}
+    assert {tuple(t["values"].shape) for t in sent(made, "discriminator_scores").values()} == {(4,)}
+
+
+def test_cotangents_are_the_gradient_of_equations_3_and_5_over_pixels(made):
+    """Written out in NumPy in double precision, from logits and counts of the record."""
+    logits, counts = sent(made, "logits"), sent(made, "class_counts")
+    names = list(logits)
+    z = np.stack([logits[k]["values"].double().numpy() for k in names])
+    n = np.array([float(counts[k]["counts"].sum()) for k in names])
+    pi = n / n.sum()
+
+    def total(at):
+        q = np.exp(at - at.max(2, keepdims=True))
+        q /= q.sum(2, keepdims=True)
+        entropies = -(q * np.log(q)).sum(2)  # (K, n, h, w)
+        mixed = np.einsum("k,knchw->nchw", pi, q)
+        conf = np.einsum("k,knhw->nhw", pi, entropies)
+        unique = -(-(mixed * np.log(mixed)).sum(1) - conf)
+        return 0.3 * conf.mean() + 0.7 * unique.mean()
+
+    cotangents = sent(made, "logit_cotangents")
+    rng = np.random.default_rng(0)
+    for _ in range(12):
+        place = tuple(int(rng.integers(size)) for size in z.shape)
+        up, down = z.copy(), z.copy()
+        up[place] += 1e-4
+        down[place] -= 1e-4
+        expected = (total(up) - total(down)) / 2e-4
+        stated = float(cotangents[names[place[0]]]["values"][place[1:]])
+        assert stated == pytest.approx(expected, rel=2e-3, abs=1e-8)
+
+
+def test_the_student_learns_equation_9_at_every_pixel(made):
+    logits, counts, scores = (sent(made, k) for k in ("logits", "class_counts", "discriminator_scores"))
+    names = list(logits)
+    z = torch.stack([logits[k]["values"] for k in names])
+    raw = torch.stack([counts[k]["counts"].float()[None] * scores[k]["values"][:, None] for k in names])
+    weights = raw / raw.sum(0)
+    expected = torch.einsum("knc,knchw->nchw", weights, z)
+    state = made.protocol.state
+    torch.testing.assert_close(state["server/replay/target"][:4], expected, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(
+        state["server/replay/x"][:4], next(iter(sent(made, "generated_samples").values()))["samples"]
+    )
+
+
+def test_votes_are_refused_for_masks(tmp_path):
+    params = {"outputs": "votes", "weights": "uniform", "shares": "uniform"}
+    spec = tiny(
+        dataset={"name": f"masks:{write_masks(tmp_path / 'discs.npz', 120)}"},
+        splits={"test": 0.2, "proxy": 0.1, "auxiliary": 0.2, "candidates": 4},
+        model={"name": "unet", "params": {"width": 8, "depth": 1}},
+        protocol={"name": "fediod", "params": params},
+    )
+    with pytest.raises(SpecError, match="a vote names one"):
+        make_plan(load_spec(spec), known(0))
