@@ -289,7 +289,7 @@ def test_further_student_steps_are_on_what_was_kept():
         assert torch.equal(target[:, 0], 10 * x[:, 0, 0, 0])
     found = torch.cat([kept.draw(child(1, "draw", s))[0] for s in range(30)])
     assert set(found.unique().tolist()) == {2.0, 3.0, 4.0}
-    other = Replay(3, 2, SHAPE, CLASSES, torch.device("cpu"))
+    other = Replay(3, 2, SHAPE, (CLASSES,), torch.device("cpu"))
     other.restore(kept.state())
     pairs = zip(kept.draw(child(2, "draw")), other.draw(child(2, "draw")), strict=True)
     assert all(torch.equal(a, b) for a, b in pairs)
