@@ -4,9 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import torch
+from torch.nn import functional as F
+
 from fdaudit.data.datasets import Dataset, load_dataset
 from fdaudit.data.splits import Splits
 from fdaudit.errors import DataError, SpecError
+from fdaudit.limits import DATA_BYTES
+from fdaudit.rng import child
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -14,7 +19,7 @@ if TYPE_CHECKING:
     from fdaudit.rng import SecretStream
     from fdaudit.spec.schema import DatasetSpec, Spec
 
-__all__ = ["public_samples"]
+__all__ = ["public_samples", "shifted_copies"]
 
 
 def public_samples(
@@ -44,7 +49,42 @@ def public_samples(
     if needed and not len(x):
         problem = f"leaves no public samples, on which {spec.protocol.name} works"
         raise SpecError(field, value, problem, "Raise splits.proxy, or name a public dataset.")
+    if spec.public_copies > 1:
+        x, y = _copied(spec.public_copies, dataset, x, y, labelled=labelled)
     return x, y if labelled else None
+
+
+def shifted_copies(x: Tensor, copies: int) -> Tensor:
+    """Return images (n, c, h, w), then copies - 1 times the same images shifted at random: (copies * n, c, h, w).
+
+    Each is moved by up to an eighth of its height and width. Pixels that come in are zero. The shifts are public: a
+    fixed generator draws them.
+    """
+    n, _, height, width = x.shape
+    down, right = height // 8, width // 8
+    drawn = child(0, "public", "copies")
+    made = [x]
+    for _ in range(copies - 1):
+        rows = torch.randint(2 * down + 1, (n,), generator=drawn)[:, None] + torch.arange(height)
+        columns = torch.randint(2 * right + 1, (n,), generator=drawn)[:, None] + torch.arange(width)
+        wide = F.pad(x, (right, right, down, down))
+        made.append(
+            wide[torch.arange(n)[:, None, None], :, rows[:, :, None], columns[:, None]].movedim(-1, 1)
+        )
+    return torch.cat(made)
+
+
+def _copied(copies: int, dataset: Dataset, x: Tensor, y: Tensor, *, labelled: bool) -> tuple[Tensor, Tensor]:
+    field = "public_copies"
+    if dataset.task == "text":
+        raise SpecError(field, copies, "shifts images, and the records are texts", "Leave it out.")
+    if labelled and dataset.task == "segmentation":
+        raise SpecError(field, copies, "would shift images without their known masks", "Leave it out.")
+    if copies * x.numel() * x.element_size() > DATA_BYTES.most:
+        raise SpecError(
+            field, copies, f"makes {copies * len(x):,} public images, too many to hold", "Lower it."
+        )
+    return shifted_copies(x, copies), y.repeat(copies, *[1] * (y.dim() - 1))
 
 
 def _other(

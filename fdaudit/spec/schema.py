@@ -271,6 +271,9 @@ class Spec(Config):
     """Another dataset whose images are the public samples. Default: `splits.proxy` of the clients' own.
 
     Its labels are used only by protocols that need them."""
+    public_copies: int = Field(1, ge=1, le=1000)
+    """How often each public image occurs: once as it is, then as copies shifted at random by up to an eighth of its
+    side, which every party knows. FedKD's Table 2 has 50."""
     protocol: ProtocolSpec = ProtocolSpec()
     """The protocol."""
     preset: PresetSpec | None = None

@@ -186,7 +186,7 @@ class FedKD:
             "the central model learns by Eq. 10, with one by the divergence of each pixel. Probabilities are a softmax "
             "over the classes, of which background is one; sums over pixels are those of one image."
         ),
-        "Repeated predictions on augmented public samples (Table 2) are left out.",
+        "Predictions on augmented public samples (Table 2) are `public_copies: 50` of the spec, with shifts alone.",
     )
     withholdable: ClassVar[tuple[str, ...]] = ("class_counts",)
     privacy: ClassVar[dict[str, Any]] = {
