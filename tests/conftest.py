@@ -11,10 +11,8 @@ import pytest
 # that tests stay quick on a machine with other work.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
-import torch
 from hypothesis import settings
 
-torch.set_num_threads(1)  # before any fixture of a module; small operations gain nothing from a second thread
 settings.register_profile("fdaudit", deadline=None)  # a busy machine fails no test
 settings.load_profile("fdaudit")
 
@@ -23,6 +21,13 @@ settings.load_profile("fdaudit")
 def pytest_xdist_auto_num_workers() -> int:
     """One more than there are processors: tests often wait for processes that they have started."""
     return (os.cpu_count() or 1) + 1
+
+
+def pytest_make_collect_report() -> None:
+    """Small operations gain nothing from a second thread. The process that only hands out tests loads no PyTorch."""
+    import torch
+
+    torch.set_num_threads(1)
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -49,6 +54,8 @@ def _state_of_its_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None
 @pytest.fixture(autouse=True)
 def _torch_as_it_was() -> Iterator[None]:
     """One thread, since tests are small; and no switch stays as a run has set it."""
+    import torch
+
     torch.set_num_threads(1)
     yield
     torch.use_deterministic_algorithms(False)

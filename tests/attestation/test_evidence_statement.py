@@ -33,6 +33,8 @@ from ..helpers.evidence_cases import (
 
 __all__ = ["bundle", "made", "other"]
 
+pytestmark = pytest.mark.usefixtures("forked_processes")
+
 
 # -- the statement --------------------------------------------------------------------------------------------------
 

@@ -174,7 +174,9 @@ def test_state_is_kept_by_party_and_survives_safetensors(case, undisturbed):
 
 
 @every_protocol_anew
-@pytest.mark.parametrize("defended", [False, True], ids=["bare", "noised"])
+@pytest.mark.parametrize(
+    "defended", [pytest.param(False, id="bare", marks=pytest.mark.thorough), pytest.param(True, id="noised")]
+)
 def test_a_run_resumed_after_any_round_ends_bit_for_bit_the_same(case, defended, undisturbed, tmp_path):
     attached = noise(REGISTRY.load(case[0])) if defended else {}
     whole = run(tmp_path / "whole", *case, defenses=attached) if defended else undisturbed(case)
