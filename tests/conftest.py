@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import cache
+from typing import Any
 
 import pytest
 
@@ -13,7 +16,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 from hypothesis import settings
 
-settings.register_profile("fdaudit", deadline=None)  # a busy machine fails no test
+settings.register_profile("fdaudit", deadline=None, max_examples=50)  # a busy machine fails no test
 settings.load_profile("fdaudit")
 
 
@@ -59,6 +62,39 @@ def _torch_as_it_was() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.use_deterministic_algorithms(False)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _attack_processes_are_forked() -> Iterator[None]:
+    """A new program loads PyTorch for seconds. Tests of isolation and the end-to-end run start real ones."""
+    from .helpers.warm import forked_attackers
+
+    with forked_attackers():
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _what_is_installed_is_read_once() -> Iterator[None]:
+    """Evidence lists the installed packages, which stay the same; each bundle gets a copy of its own."""
+    from fdaudit.attestation import bundle
+
+    def once(real: Callable[[], dict[str, Any]]) -> Callable[[], dict[str, Any]]:
+        kept = cache(real)
+        return lambda: copy.deepcopy(kept())
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(bundle, "environment", once(bundle.environment))
+        patch.setattr(bundle, "sbom", once(bundle.sbom))
+        yield
+
+
+@pytest.fixture(scope="module")
+def new_programs() -> Iterator[None]:
+    """Attack processes are new programs, as they are for users."""
+    from .helpers.warm import programs_as_attackers
+
+    with programs_as_attackers():
+        yield
 
 
 @pytest.fixture

@@ -16,6 +16,9 @@ from fdaudit.spec.schema import Spec
 
 from .helpers.browser import Browser, chromium
 from .helpers.report_cases import SECTIONS
+from .helpers.warm import forked_attackers, forked_workers
+
+pytestmark = pytest.mark.usefixtures("new_programs")
 
 SPEC = {
     "name": "End to end",
@@ -31,8 +34,8 @@ SPEC = {
     "victims": 2,
     "attacks": [
         {"name": "analytic"},
-        {"name": "dlg", "params": {"restarts": 1, "evaluations": 150}},
-        {"name": "inverting-gradients", "params": {"iterations": 250, "restarts": 6}},
+        {"name": "dlg", "params": {"restarts": 1, "evaluations": 60}},
+        {"name": "inverting-gradients", "params": {"iterations": 150, "restarts": 3}},
         {"name": "loss-threshold"},
     ],
 }
@@ -152,7 +155,7 @@ def _short(name: str, spec: Spec) -> Spec:
 @pytest.fixture(scope="module")
 def five(tmp_path_factory: pytest.TempPathFactory) -> Path:
     specs = {name: _short(name, spec) for name, spec in suite.specs().items()}
-    with pytest.MonkeyPatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch, forked_attackers(), forked_workers():
         patch.setattr(suite, "specs", lambda: specs)
         return suite.quickstart(tmp_path_factory.mktemp("five") / "audit")[1]
 

@@ -33,8 +33,6 @@ from ..helpers.docs_pages import ROOT
 from ..helpers.evidence_cases import envelope_of, flip, keypair, payload_of, sha, statement_of
 from ..helpers.run_cases import cli, finished, tree
 
-pytestmark = pytest.mark.usefixtures("forked_processes")
-
 LOSS = {"name": "loss-threshold"}
 
 

@@ -35,8 +35,6 @@ from ..helpers.run_cases import cli, finished, secrets_apart
 
 __all__ = ["bundle", "made", "other"]
 
-pytestmark = pytest.mark.usefixtures("forked_processes")
-
 
 @pytest.mark.thorough
 def test_an_intact_bundle_has_no_findings_wherever_it_lies(made: Made, bundle: Path) -> None:

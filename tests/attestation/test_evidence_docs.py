@@ -24,8 +24,6 @@ from ..helpers.docs_pages import blocks, page, table
 from ..helpers.evidence_cases import STATEMENT, envelope_of, flip, keypair, statement_of
 from ..helpers.run_cases import finished
 
-pytestmark = pytest.mark.usefixtures("forked_processes")
-
 EVIDENCE, CI = "docs/evidence.md", "docs/ci.md"
 
 

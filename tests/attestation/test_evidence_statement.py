@@ -33,8 +33,6 @@ from ..helpers.evidence_cases import (
 
 __all__ = ["bundle", "made", "other"]
 
-pytestmark = pytest.mark.usefixtures("forked_processes")
-
 
 # -- the statement --------------------------------------------------------------------------------------------------
 

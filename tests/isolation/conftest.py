@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fdaudit.isolation import attacker
-
 
 @pytest.fixture(autouse=True, scope="module")
-def _no_process_of_other_tests() -> None:
-    """Attacks do not run in a process that another module's tests have forked."""
-    attacker.dismiss()
+def _processes_of_their_own(new_programs: None) -> None:
+    """Attacks run in new programs, and not in a process that another module's tests have forked."""
