@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import copy
+import gc
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from functools import cache
 from typing import Any
 
@@ -22,8 +23,24 @@ settings.load_profile("fdaudit")
 
 @pytest.hookimpl(optionalhook=True)  # tests of one environment run without xdist
 def pytest_xdist_auto_num_workers() -> int:
-    """One more than there are processors: tests often wait for processes that they have started."""
-    return (os.cpu_count() or 1) + 1
+    """As many as there are processors: tests seldom wait, and each process collects all tests for itself."""
+    return os.cpu_count() or 1
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """What is loaded now stays to the end: the garbage collector need not look through it again and again."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
+
+
+def pytest_unconfigure() -> None:
+    """At the end everything is let go."""
+    gc.unfreeze()
 
 
 def pytest_make_collect_report() -> None:
@@ -85,15 +102,6 @@ def _what_is_installed_is_read_once() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(bundle, "environment", once(bundle.environment))
         patch.setattr(bundle, "sbom", once(bundle.sbom))
-        yield
-
-
-@pytest.fixture(scope="module")
-def new_programs() -> Iterator[None]:
-    """Attack processes are new programs, as they are for users."""
-    from .helpers.warm import programs_as_attackers
-
-    with programs_as_attackers():
         yield
 
 
