@@ -91,15 +91,28 @@ def _attack_processes_are_forked() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True, scope="session")
-def _what_is_installed_is_read_once() -> Iterator[None]:
-    """Evidence lists the installed packages, which stay the same; each bundle gets a copy of its own."""
-    from fdaudit.attestation import bundle
+def _nothing_waits_for_the_disk() -> Iterator[None]:
+    """No machine fails under a test. Tests of what is durable look on at this call, or make it fail."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda descriptor: None)
+        yield
 
-    def once(real: Callable[[], dict[str, Any]]) -> Callable[[], dict[str, Any]]:
+
+@pytest.fixture(autouse=True, scope="session")
+def _what_is_installed_is_read_once() -> Iterator[None]:
+    """The installed packages and the digits among them stay the same; who may change what was read gets a copy."""
+    import sklearn.datasets
+
+    from fdaudit.attestation import bundle
+    from fdaudit.transcript import manifest
+
+    def once(real: Callable[[], Any]) -> Callable[[], Any]:
         kept = cache(real)
         return lambda: copy.deepcopy(kept())
 
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sklearn.datasets, "load_digits", once(sklearn.datasets.load_digits))
+        patch.setattr(manifest, "version", cache(manifest.version))
         patch.setattr(bundle, "environment", once(bundle.environment))
         patch.setattr(bundle, "sbom", once(bundle.sbom))
         yield
