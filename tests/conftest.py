@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import copy
+import gc
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Generator, Iterator
+from functools import cache
+from typing import Any
 
 import pytest
 
@@ -11,18 +15,39 @@ import pytest
 # that tests stay quick on a machine with other work.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
-import torch
 from hypothesis import settings
 
-torch.set_num_threads(1)  # before any fixture of a module; small operations gain nothing from a second thread
-settings.register_profile("fdaudit", deadline=None)  # a busy machine fails no test
+settings.register_profile("fdaudit", deadline=None, max_examples=50)  # a busy machine fails no test
 settings.load_profile("fdaudit")
 
 
 @pytest.hookimpl(optionalhook=True)  # tests of one environment run without xdist
 def pytest_xdist_auto_num_workers() -> int:
-    """One more than there are processors: tests often wait for processes that they have started."""
-    return (os.cpu_count() or 1) + 1
+    """As many as there are processors: tests seldom wait, and each process collects all tests for itself."""
+    return os.cpu_count() or 1
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """What is loaded now stays to the end: the garbage collector need not look through it again and again."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
+
+
+def pytest_unconfigure() -> None:
+    """At the end everything is let go."""
+    gc.unfreeze()
+
+
+def pytest_make_collect_report() -> None:
+    """Small operations gain nothing from a second thread. The process that only hands out tests loads no PyTorch."""
+    import torch
+
+    torch.set_num_threads(1)
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -49,9 +74,48 @@ def _state_of_its_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None
 @pytest.fixture(autouse=True)
 def _torch_as_it_was() -> Iterator[None]:
     """One thread, since tests are small; and no switch stays as a run has set it."""
+    import torch
+
     torch.set_num_threads(1)
     yield
     torch.use_deterministic_algorithms(False)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _attack_processes_are_forked() -> Iterator[None]:
+    """A new program loads PyTorch for seconds. Tests of isolation and the end-to-end run start real ones."""
+    from .helpers.warm import forked_attackers
+
+    with forked_attackers():
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _nothing_waits_for_the_disk() -> Iterator[None]:
+    """No machine fails under a test. Tests of what is durable look on at this call, or make it fail."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda descriptor: None)
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _what_is_installed_is_read_once() -> Iterator[None]:
+    """The installed packages and the digits among them stay the same; who may change what was read gets a copy."""
+    import sklearn.datasets
+
+    from fdaudit.attestation import bundle
+    from fdaudit.transcript import manifest
+
+    def once(real: Callable[[], Any]) -> Callable[[], Any]:
+        kept = cache(real)
+        return lambda: copy.deepcopy(kept())
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sklearn.datasets, "load_digits", once(sklearn.datasets.load_digits))
+        patch.setattr(manifest, "version", cache(manifest.version))
+        patch.setattr(bundle, "environment", once(bundle.environment))
+        patch.setattr(bundle, "sbom", once(bundle.sbom))
+        yield
 
 
 @pytest.fixture

@@ -16,6 +16,7 @@ from fdaudit.spec.schema import Spec
 
 from .helpers.browser import Browser, chromium
 from .helpers.report_cases import SECTIONS
+from .helpers.warm import forked_workers, programs_as_attackers
 
 SPEC = {
     "name": "End to end",
@@ -31,8 +32,8 @@ SPEC = {
     "victims": 2,
     "attacks": [
         {"name": "analytic"},
-        {"name": "dlg", "params": {"restarts": 1, "evaluations": 150}},
-        {"name": "inverting-gradients", "params": {"iterations": 250, "restarts": 6}},
+        {"name": "dlg", "params": {"restarts": 1, "evaluations": 40}},
+        {"name": "inverting-gradients", "params": {"iterations": 80, "restarts": 2}},
         {"name": "loss-threshold"},
     ],
 }
@@ -40,7 +41,8 @@ SPEC = {
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> fdaudit.Run:
-    run = fdaudit.run(SPEC, tmp_path_factory.mktemp("run") / "out")
+    with programs_as_attackers():
+        run = fdaudit.run(SPEC, tmp_path_factory.mktemp("run") / "out")
     fdaudit.report(run)
     return run
 
@@ -152,7 +154,7 @@ def _short(name: str, spec: Spec) -> Spec:
 @pytest.fixture(scope="module")
 def five(tmp_path_factory: pytest.TempPathFactory) -> Path:
     specs = {name: _short(name, spec) for name, spec in suite.specs().items()}
-    with pytest.MonkeyPatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch, forked_workers():
         patch.setattr(suite, "specs", lambda: specs)
         return suite.quickstart(tmp_path_factory.mktemp("five") / "audit")[1]
 

@@ -14,8 +14,6 @@ import pytest
 from packaging.requirements import Requirement
 
 from .helpers.run_cases import finished
-from .levels import ORDER
-from .test_import_rules import modules, ours, unit_of
 
 PROJECT = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text("utf-8"))["project"]
 REMEDY = "Install it: pip install 'fdaudit[remote]'."
@@ -115,18 +113,6 @@ def test_mirrored_without_the_extra_is_the_same_error(tmp_path: Path) -> None:
         "except fdaudit.FdauditError as error:\n    print(error.exit_code, error.remedy)\n"
     )
     assert without(("fsspec",), code, tmp_path).stdout == f"2 {REMEDY}\n"
-
-
-def test_only_the_command_line_and_the_facade_import_the_extra() -> None:
-    """The command line does so in one module."""
-    importers = {
-        module
-        for module in modules()
-        for target, _, _ in ours(module)
-        if target.startswith("fdaudit.remote") and unit_of(module) != "remote"
-    }
-    assert importers == {"fdaudit", "fdaudit.cli.directories"}
-    assert ORDER.index("remote") < ORDER.index("cli")
 
 
 def test_the_extra_is_declared_and_tests_have_it() -> None:

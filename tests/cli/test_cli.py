@@ -12,6 +12,7 @@ import pytest
 
 import fdaudit
 from fdaudit import attacks, defenses, protocols
+from fdaudit.cli.explain import card
 from fdaudit.progress import _visible
 
 from ..helpers.cli_cases import Shell
@@ -302,8 +303,7 @@ def test_list_names_everything(shell: Shell) -> None:
     "name", [*protocols.REGISTRY.names(), *attacks.REGISTRY.names(), *defenses.REGISTRY.names()]
 )
 def test_explain_says_what_a_class_declares(name: str, shell: Shell) -> None:
-    value = shell.json("explain", name)
-    assert value["name"] == name
+    value = card(name)
     code, out, err = shell("explain", name)
     assert (code, err) == (0, "")
     assert out.splitlines()[0] == f"{name} ({value['room']})"
@@ -312,6 +312,13 @@ def test_explain_says_what_a_class_declares(name: str, shell: Shell) -> None:
         assert f"{message['from']} -> {message['to']}: {message['kind']}" in out
     for assumption in value.get("trust", ()):
         assert assumption in out
+
+
+@pytest.mark.parametrize("name", ["fedavg", "dlg", "gaussian-noise"])
+def test_explain_json_is_what_is_explained(name: str, shell: Shell) -> None:
+    value = shell.json("explain", name)
+    assert value["name"] == name
+    assert value == json.loads(json.dumps(card(name)))
 
 
 def test_explain_names_the_nearest(shell: Shell) -> None:

@@ -12,7 +12,7 @@ from fdaudit.cli.explain import card, sections, sights, text, when
 from fdaudit.transcript.messages import role
 from fdaudit.types import KINDS
 
-from ..helpers.protocol_cases import case_id, every_case, run
+from ..helpers.protocol_cases import every_case, run, thorough_beyond_defaults
 
 
 def sees(found: dict[str, Any]) -> dict[str, tuple[set[str], set[str], set[str]]]:
@@ -62,7 +62,7 @@ def test_who_sees_what_of_fedavg() -> None:
     }
 
 
-@pytest.mark.parametrize("case", every_case(), ids=case_id)
+@pytest.mark.parametrize("case", thorough_beyond_defaults(every_case()))
 def test_nobody_sees_more_than_is_explained(case: tuple[str, dict[str, Any]], tmp_path: Path) -> None:
     said = sees(card(case[0]))
     for message in run(tmp_path / "run", *case).messages:

@@ -24,7 +24,7 @@ from typing import IO, Any, BinaryIO, cast
 import pytest
 
 from fdaudit.isolation import attacker
-from fdaudit.isolation.launch import THREADS, Launch
+from fdaudit.isolation.launch import THREADS, Launch, new_program
 from fdaudit.parallel.pool import Pool
 
 _SERVER = """
@@ -218,6 +218,16 @@ def forked_attackers() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(attacker.Attacker.__init__, "__defaults__", (launch_fork,))
         yield
+
+
+@contextmanager
+def programs_as_attackers() -> Iterator[None]:
+    """Processes of attacks are new programs meanwhile, and none that was forked before is used."""
+    attacker.dismiss()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(attacker.Attacker.__init__, "__defaults__", (new_program,))
+        yield
+        attacker.dismiss()
 
 
 @contextmanager

@@ -390,7 +390,9 @@ def test_a_model_that_knows_none_of_the_records_is_noted(here: Path, imported: I
         shutil.rmtree(here / "imported")
 
 
-@pytest.mark.parametrize("value", [np.nan, np.inf, 1e38])
+@pytest.mark.parametrize(
+    "value", [np.nan, *(pytest.param(v, marks=pytest.mark.thorough) for v in (np.inf, 1e38))]
+)
 def test_a_federation_that_diverged_is_imported(
     here: Path, source: Path, imported: Import, value: float
 ) -> None:
@@ -696,7 +698,13 @@ def test_a_card_is_written_from_a_record(
 # -- which party is which site ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", [lambda k: str(k), lambda k: f"client/{k}", lambda k: k])
+@pytest.mark.parametrize(
+    "name",
+    [
+        lambda k: f"client/{k}",
+        *(pytest.param(named, marks=pytest.mark.thorough) for named in (str, int)),
+    ],
+)
 def test_a_site_map_undoes_another_numbering_of_the_clients(
     here: Path, source: Path, imported: Import, name: Callable[[int], str | int]
 ) -> None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 
-from fdaudit.isolation import attacker
+from ..helpers.warm import programs_as_attackers
 
 
 @pytest.fixture(autouse=True, scope="module")
-def _no_process_of_other_tests() -> None:
-    """Attacks do not run in a process that another module's tests have forked."""
-    attacker.dismiss()
+def _processes_of_their_own() -> Iterator[None]:
+    """Attacks run in new programs, and not in a process that another module's tests have forked."""
+    with programs_as_attackers():
+        yield

@@ -70,7 +70,8 @@ def forked() -> Iterator[None]:
 
 @cache
 def asked_of(run: fdaudit.Run) -> AttackPlan:
-    return plan_attack("hostile", {}, run.plan.spec, "attack", ("world",))
+    with forked_attackers():
+        return plan_attack("hostile", {}, run.plan.spec, "attack", ("world",))
 
 
 def cell_of(run: fdaudit.Run, mode: str, **params: Any) -> Cell:

@@ -14,7 +14,7 @@ from fdaudit.isolation import launch
 from fdaudit.isolation.attacker import Attacker
 from fdaudit.storage import cache
 
-from ..helpers.warm import forked_attackers
+from ..helpers import warm
 
 PARENT = """
 import json, os, sys, tempfile, threading
@@ -56,9 +56,8 @@ with tempfile.TemporaryDirectory() as place, open(Path(place) / "output", "w+b")
 def said(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     secret = tmp_path_factory.mktemp("truth") / "secret"
     secret.write_text("truth")
-    done = subprocess.run(
-        [sys.executable, "-c", PARENT, str(secret)], capture_output=True, text=True, check=True
-    )
+    done = warm.run(["-c", PARENT, str(secret)])
+    assert done.returncode == 0, done.stderr
     found: dict[str, Any] = json.loads(done.stdout)
     return found
 
@@ -114,6 +113,6 @@ def test_a_removed_cache_directory_is_made_again_before_its_process_is_confined(
 ) -> None:
     monkeypatch.setenv(cache.DIRECTORY, str(tmp_path / "removed" / "cache"))
     monkeypatch.setenv(cache.KEY, "0" * 64)
-    with forked_attackers():
+    with warm.forked_attackers():
         Attacker(own=True).close()
     assert (tmp_path / "removed" / "cache").stat().st_mode & 0o777 == 0o700

@@ -24,7 +24,6 @@ from fdaudit.types import KINDS
 from ..helpers.protocol_cases import (
     CLASSES,
     SIZES,
-    case_id,
     configured,
     every_case,
     initial,
@@ -34,8 +33,7 @@ from ..helpers.protocol_cases import (
     thorough_beyond_defaults,
 )
 
-every_protocol = pytest.mark.parametrize("case", every_case(), ids=case_id)
-every_protocol_anew = pytest.mark.parametrize("case", thorough_beyond_defaults(every_case()))
+every_protocol = pytest.mark.parametrize("case", thorough_beyond_defaults(every_case()))
 by_name = pytest.mark.parametrize("name", REGISTRY.names())
 
 
@@ -173,8 +171,10 @@ def test_state_is_kept_by_party_and_survives_safetensors(case, undisturbed):
         assert back[name].dtype == tensor.dtype
 
 
-@every_protocol_anew
-@pytest.mark.parametrize("defended", [False, True], ids=["bare", "noised"])
+@every_protocol
+@pytest.mark.parametrize(
+    "defended", [pytest.param(False, id="bare", marks=pytest.mark.thorough), pytest.param(True, id="noised")]
+)
 def test_a_run_resumed_after_any_round_ends_bit_for_bit_the_same(case, defended, undisturbed, tmp_path):
     attached = noise(REGISTRY.load(case[0])) if defended else {}
     whole = run(tmp_path / "whole", *case, defenses=attached) if defended else undisturbed(case)
@@ -195,7 +195,7 @@ def test_a_run_resumed_after_any_round_ends_bit_for_bit_the_same(case, defended,
         ]
 
 
-@every_protocol_anew
+@every_protocol
 def test_what_is_released_is_what_was_published_and_can_be_had_from_the_state(case, undisturbed, tmp_path):
     ran = undisturbed(case)
     public = [m for m in ran.messages if "world" in m.receivers]
@@ -228,7 +228,7 @@ def test_a_kind_can_be_withheld_where_declared_and_is_missed_where_not(name, und
                 run(tmp_path / kind, name, withheld=(kind,))
 
 
-@every_protocol_anew
+@every_protocol
 @pytest.mark.parametrize("after", [0, 1])
 def test_a_round_is_completed_without_a_client_that_goes_silent(case, after, undisturbed, tmp_path):
     """Silent in every round after its first message, or from the start: on record, and nothing else is missing."""
@@ -252,7 +252,7 @@ def test_a_round_is_completed_without_a_client_that_goes_silent(case, after, und
     assert verify_transcript(ran.folder, head=head, count=count) == []
 
 
-@every_protocol_anew
+@every_protocol
 def test_a_round_is_completed_when_every_client_is_silent(case, tmp_path):
     rounds = configured(*case).rounds
     everybody = [Outage(party=k, first=0, last=rounds - 1) for k in records()]
@@ -263,7 +263,7 @@ def test_a_round_is_completed_when_every_client_is_silent(case, tmp_path):
             assert all(torch.isfinite(t).all() for t in model.values())
 
 
-@every_protocol_anew
+@every_protocol
 def test_a_class_that_no_client_holds_does_no_harm(case, tmp_path):
     clients = {k: PartyData(d.x, d.y % (CLASSES - 1)) for k, d in records().items()}
     ran = run(tmp_path / "a", *case, clients=clients)
@@ -292,7 +292,7 @@ def test_clients_may_train_unlike_networks_where_the_protocol_says_so(name, tmp_
 # -- randomness ---------------------------------------------------------------------------------------------------
 
 
-@every_protocol_anew
+@every_protocol
 def test_the_seed_decides_everything_and_global_randomness_is_neither_used_nor_moved(
     case, undisturbed, tmp_path
 ):

@@ -113,7 +113,9 @@ for t in itertools.count():
 """
 
 
-@pytest.mark.parametrize("moment", range(12))
+@pytest.mark.parametrize(
+    "moment", [0, 1, 2, *(pytest.param(n, marks=pytest.mark.thorough) for n in range(3, 12))]
+)
 def test_a_killed_process_loses_at_most_its_open_round(moment: int, tmp_path: Path) -> None:
     chance = random.Random(moment)
     command = [sys.executable, "-c", ENDLESS, str(tmp_path / "r"), str(tmp_path / "t")]

@@ -180,28 +180,30 @@ def refused(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
+    *out_option: object,
 ) -> str:
     """The one line with which a spec is refused; nothing is written anywhere."""
     work = tmp_path / "work"
     work.mkdir()
     monkeypatch.chdir(work)
     path = write_spec(tmp_path / "spec.yaml", spec)
-    for arguments in (("--out", work / "run"), ()):
-        code, out, err = cli(monkeypatch, capsys, "run", path, *arguments)
-        assert (code, out) == (2, ""), err
-        assert err.endswith("\n")
-        assert len(err.splitlines()) == 1, err
-        assert err.startswith("fdaudit: ")
-        assert list(work.iterdir()) == [], "a run directory was left behind"
+    code, out, err = cli(monkeypatch, capsys, "run", path, *out_option)
+    assert (code, out) == (2, ""), err
+    assert err.endswith("\n")
+    assert len(err.splitlines()) == 1, err
+    assert err.startswith("fdaudit: ")
+    assert list(work.iterdir()) == [], "a run directory was left behind"
     return err
 
 
+@pytest.mark.parametrize("out", [(), pytest.param(("--out", "run"), marks=pytest.mark.thorough)], ids=str)
 @pytest.mark.parametrize(
     ("changes", "field", "value", "remedy"),
     [case[1:] for case in MISTAKES],
     ids=[case[0] for case in MISTAKES],
 )
 def test_a_mistake_is_one_line(
+    out: tuple[str, ...],
     changes: dict[str, Any],
     field: str,
     value: str,
@@ -211,7 +213,7 @@ def test_a_mistake_is_one_line(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    line = refused(tiny(**filled(changes, folder)), tmp_path, monkeypatch, capsys)
+    line = refused(tiny(**filled(changes, folder)), tmp_path, monkeypatch, capsys, *out)
     assert line.startswith(f"fdaudit: {field}")
     assert value in line
     assert remedy in line
@@ -267,15 +269,17 @@ FILES: list[tuple[str, str, str]] = [
 
 
 @pytest.mark.thorough
+@pytest.mark.parametrize("out", [(), ("--out", "run")], ids=str)
 @pytest.mark.parametrize(("text", "problem"), [f[1:] for f in FILES], ids=[f[0] for f in FILES])
 def test_a_broken_file_is_one_line(
+    out: tuple[str, ...],
     text: str,
     problem: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert problem in refused(text, tmp_path, monkeypatch, capsys)
+    assert problem in refused(text, tmp_path, monkeypatch, capsys, *out)
 
 
 def test_an_alias_that_stays_small_is_read_as_written_out(tmp_path: Path) -> None:
@@ -305,7 +309,7 @@ def test_a_device_that_is_not_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    line = refused(tiny(device="cuda:1"), tmp_path, monkeypatch, capsys)
+    line = refused(tiny(device="cuda:1"), tmp_path, monkeypatch, capsys, "--out", "run")
     assert line.startswith("fdaudit: device: 'cuda:1' is not there")
     assert "Set device to 'cpu'" in line
 

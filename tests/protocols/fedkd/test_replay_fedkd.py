@@ -134,11 +134,11 @@ def worth(run: Path) -> float:
     "changes",
     [
         {},
-        {"grid": "eq3"},
-        {"levels": 7},
         {"levels": 2, "grid": "eq3"},
         {"levels": None},
-        {"weights": "uniform"},
+        pytest.param({"grid": "eq3"}, marks=pytest.mark.thorough),
+        pytest.param({"levels": 7}, marks=pytest.mark.thorough),
+        pytest.param({"weights": "uniform"}, marks=pytest.mark.thorough),
     ],
     ids=str,
 )
@@ -151,7 +151,7 @@ def test_without_noise_the_ensemble_follows_from_logits_and_counts(
     assert np.abs(residual).max() <= worth(run)
 
 
-@pytest.mark.parametrize("gamma", [0.1, 1.0, 10.0])
+@pytest.mark.parametrize("gamma", [1.0, *(pytest.param(g, marks=pytest.mark.thorough) for g in (0.1, 10.0))])
 def test_with_noise_what_is_left_over_is_laplace(gamma: float, tmp_path: Path) -> None:
     run, settings = recorded(tmp_path / "run", gamma=gamma)
     residual = replay(run / "transcript", settings, CLIENTS).ravel()
@@ -184,7 +184,15 @@ def replay_noised(run: Path, settings: dict[str, Any]) -> NDArray[Any]:
     return replay(run / "transcript", {**settings, "levels": None}, CLIENTS)
 
 
-@pytest.mark.parametrize("changes", [{}, {"gamma": 1.0}, {"levels": None, "weights": "uniform"}], ids=str)
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        pytest.param({"gamma": 1.0}, marks=pytest.mark.thorough),
+        pytest.param({"levels": None, "weights": "uniform"}, marks=pytest.mark.thorough),
+    ],
+    ids=str,
+)
 def test_taking_any_one_message_away_breaks_it(changes: dict[str, Any], tmp_path: Path) -> None:
     run, settings = recorded(tmp_path / "run", **changes)
     lines = (run / "transcript" / "messages.jsonl").read_bytes().splitlines(keepends=True)
