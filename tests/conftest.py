@@ -17,7 +17,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 from hypothesis import settings
 
-settings.register_profile("fdaudit", deadline=None, max_examples=50)  # a busy machine fails no test
+settings.register_profile("fdaudit", deadline=None)  # a busy machine fails no test
 settings.load_profile("fdaudit")
 
 

@@ -212,16 +212,18 @@ def isort_order(name: str) -> tuple[int, str]:
 
 def test_every_public_module_lists_its_names_in_order() -> None:
     assert len(public_modules()) > 200
-    for module, path in public_modules():
-        _lists_its_names_in_order(module, path)
+    left = [module for module, path in public_modules() if not _lists_its_names_in_order(module, path)]
+    if left:
+        pytest.skip(f"all others do; not installed is what these need: {', '.join(left)}")
 
 
-def _lists_its_names_in_order(module: str, path: Path) -> None:
+def _lists_its_names_in_order(module: str, path: Path) -> bool:
+    """Return whether the module could be imported; an environment with its extra checks the others."""
     names = listed(path)
     defines = [n for n in body_of(path) if not isinstance(n, (ast.Expr, ast.Import, ast.ImportFrom, ast.If))]
     if names is None:
         assert not defines, f"{module} defines names and has no __all__"
-        return
+        return True
     assert names == sorted(names, key=isort_order), module
     assert len(set(names)) == len(names), module
     assert not [n for n in names if n.startswith("_") and not n.startswith("__")], module
@@ -230,8 +232,9 @@ def _lists_its_names_in_order(module: str, path: Path) -> None:
     except ModuleNotFoundError as error:
         if error.name not in OF_EXTRAS:
             raise
-        return  # an environment with the extra checks it
+        return False
     assert [f"{module}.{n}" for n in names if not hasattr(loaded, n)] == []
+    return True
 
 
 def test_what_is_not_listed_is_underscored() -> None:
