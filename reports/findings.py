@@ -96,7 +96,7 @@ class FrontFinding:
         goals: of the attacks.
         level: leak or partial.
         adversaries: everyone who can do it, by the same remedy.
-        who: those of them who need no others for it, in words.
+        brief: what is learnt, by whom who needs no others, and the deciding figure of each goal, without a verb.
         what: the finding in a clause.
         affected: the affected clients in words.
         evidence: the strongest attack and its deciding figures.
@@ -110,7 +110,7 @@ class FrontFinding:
     goals: tuple[str, ...]
     level: Level
     adversaries: tuple[str, ...]
-    who: str
+    brief: str
     what: str
     affected: str
     evidence: str
@@ -124,13 +124,6 @@ class FrontFinding:
         """Return about how many printed lines the finding takes in the table of the front page."""
         told = lines("what", self.what) + lines("evidence", self.evidence)
         return max(told, lines("affected", self.affected), lines("remedy", self.remedy.do))
-
-    @property
-    def briefly(self) -> str:
-        """Return the finding with its strongest figure, in a clause without a verb."""
-        goals = joined(goal.replace("-", " ") for goal in self.goals)
-        figure = _in_short(self.strongest).removesuffix(".")
-        return f"{goals} by {self.who} ({clip(self.strongest.cell.attack, 60)}: {figure})"
 
     @property
     def clause(self) -> str:
@@ -276,7 +269,8 @@ def _finding(result: Result, standing: Sequence[Standing], what: Remedy, leaks: 
         goals=tuple(goals),
         level=gravest.level,
         adversaries=adversaries,
-        who=who,
+        brief=f"{joined(map(_learnt, by_goal.values()))} by {who} "
+        f"({'; '.join(_in_short(f).removesuffix('.') for f in by_goal.values())})",
         what=f"{sentence(who)} could {can}",
         affected=_affected_by_goal(by_goal, leaks, result.run.clients),
         evidence=" ".join(
@@ -318,6 +312,8 @@ def _evidence(finding: Finding) -> str:
     if rule is None or key is None or key.value is None:
         return finding.measured
     said = f"{framed(rule, key)}{_in_all(finding, rule)}{_decided_by(finding, EVERYONE)}"
+    if seen := _recognised(finding):
+        return f"{seen}; {said}."
     if worst is None or worst.value is None or finding.worst is None:
         return f"{said}." if finding.cell.targets and finding.worst else finding.measured
     if worst.value == key.value:
@@ -331,11 +327,18 @@ def _evidence(finding: Finding) -> str:
     return f"{said}; worst: {with_interval(worst)} for {name}{_decided_by(finding, name)}."
 
 
+def _learnt(finding: Finding) -> str:
+    """Return what a finding's adversary learns, as a noun."""
+    return "what classes look like" if shows_classes(finding) else finding.cell.goal.replace("-", " ")
+
+
 def _in_short(finding: Finding) -> str:
     """Return the deciding figure that carries a finding, without its interval."""
     rule, figure = RULES.get(finding.cell.goal), finding.key if finding.together else finding.worst_key
     if rule is None or figure is None or figure.value is None:
         return finding.measured
+    if seen := _recognised(finding):
+        return f"{seen}."
     whom = "" if finding.together or finding.worst is None else f" for {clip(finding.worst.target, 60)}"
     return f"{framed(rule, replace(figure, low=None, high=None))}{_in_all(finding, rule)}{whom}."
 
@@ -346,6 +349,21 @@ def _in_all(finding: Finding, rule: Rule) -> str:
     if rule is not RULES["model-extraction"] or agreement is None or agreement.value is None:
         return ""
     return f" ({measure(agreement, agreement.value)} in all)"
+
+
+def _recognised(finding: Finding) -> str:
+    """Return the share of pictures that an evaluator recognises, if it lies above chance; else empty."""
+    right, chance = (by_name(finding.cell.figures, f"evaluator_{n}") for n in ("accuracy", "chance"))
+    if (
+        right is None
+        or right.low is None
+        or chance is None
+        or chance.value is None
+        or right.low <= chance.value
+    ):
+        return ""
+    share, by_chance = measure(right, right.value or 0.0), measure(chance, chance.value)
+    return f"{share} of the pictures recognised, {by_chance} by chance"
 
 
 def _decided_by(finding: Finding, who: str) -> str:

@@ -98,7 +98,7 @@ class Front:
             return ""
         counts = [(sum(f.severity == word for f in left), word) for word in SEVERITIES]
         said = f"{len(left)} more in section Findings: {joined(f'{n} {word}' for n, word in counts if n)}."
-        grave = "; ".join(f.briefly for f in left if f.severity in SEVERITIES[:2])
+        grave = "; ".join(f.brief for f in left if f.severity in SEVERITIES[:2])
         return f"{said} High or worse: {grave}." if grave else said
 
     @property
@@ -152,6 +152,9 @@ def _claims(result: Result) -> Iterator[str]:
             f"What {party(whose)} sees derives without a guarantee from {_first_cause(cause)}. "
             "Once that is mended, others may show."
         )
+    ran = {(d, row.kind) for row in result.exposure for d in row.defenses}
+    if causes and ran:
+        yield f"These defences ran, and give no ε: {joined(f'{d} on {kind}' for d, kind in sorted(ran))}."
     spared = [
         e.adversary for e in ledger if e.epsilon == 0 and not e.contributions and e.adversary not in fallen
     ]
@@ -183,7 +186,9 @@ def _untried(result: Result, findings: Sequence[Finding]) -> Iterator[str]:
         for many in (False, True)
     )
     if len(alone) < result.run.clients:
-        clients = f"only {joined(alone)} of the clients" if alone else "no client alone (no attack fits)"
+        clients = (
+            f"only {joined(alone)} of the clients" if alone else "no client by its own view (no attack fits)"
+        )
         pairs = f"only {joined(together)} of parties that collude" if together else "no parties that collude"
         yield f"Tried as adversaries: {clients}, and {pairs}. Others may learn more."
     rates = [single_rates(t.figures) for f in findings if f.cell.goal == "membership" for t in f.cell.targets]

@@ -113,7 +113,7 @@ REMEDIES: Mapping[tuple[str, str], Remedy] = MappingProxyType(
             why=f"Each answer tells more of the model. {_LABELS_NO_REMEDY}",
         ),
         ("membership", "updates"): Remedy(
-            do="Train with `dp-sgd` at a stated ε before sending {kinds}.",
+            do="Train every network that is sent with `dp-sgd` at a stated ε before sending {kinds}.",
             why=f"{_ONLY_A_BOUND} A secure sum, where the protocol needs only the sum, hides whose record it is.",
         ),
         ("membership", "model"): Remedy(

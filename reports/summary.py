@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from .findings import FrontFinding, lines, part_with_as_much
+from .findings import FrontFinding, lines, part_with_as_much, shows_classes
 from .front import Front, front
 from .inheritance import Standing, private_kinds, standings, unread
 from .schema import Result
@@ -57,7 +57,10 @@ class MatrixEntry:
     @property
     def words(self) -> str:
         """Return the level in words; where nothing was tried on private messages, it says so."""
-        if self.level != "not-applicable" or self.note == _NOTHING:
+        if self.level == "partial" and self.finding is not None and shows_classes(self.finding):
+            return "Partial: classes"
+        untried = self.finding is not None and self.finding.level in _UNTRIED
+        if not untried or self.note == _NOTHING:
             return LEVELS[self.level]
         return "Already held" if self.note.endswith(_HELD) else "Not tested"
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 from fdaudit.reports.front import front
-from fdaudit.reports.schema import Cell, Exposure
+from fdaudit.reports.schema import Cell, Exposure, LedgerEntry
 from fdaudit.reports.summary import summarise
 from fdaudit.reports.verdict import judge_all
 
@@ -101,7 +101,7 @@ def test_the_page_says_whether_its_first_action_is_for_every_finding() -> None:
         (("server", "client/0"), "only client/0 of the clients, and no parties that collude."),
         (
             ("server+client/0",),
-            "no client alone (no attack fits), and only server+client/0 of parties that collude.",
+            "no client by its own view (no attack fits), and only server+client/0 of parties that collude.",
         ),
         (
             ("client/0", "client/1", "server+client/1", "aggregator+client/0"),
@@ -116,7 +116,7 @@ def test_adversaries_that_were_not_tried_are_told(adversaries: tuple[str, ...], 
 
 def test_an_adversary_to_which_no_attack_applied_was_not_tried() -> None:
     made = result([cell("server", "leak"), cell("client/0", "not-applicable")])
-    assert "no client alone" in " ".join(front(made, judge_all(made)).untested)
+    assert "no client by its own view" in " ".join(front(made, judge_all(made)).untested)
 
 
 def test_rates_that_candidates_are_too_few_for_are_told() -> None:
@@ -143,7 +143,7 @@ def test_findings_that_have_no_room_are_counted_by_severity() -> None:
     assert sum(int(n) for n in re.findall(r"(\d+) (?:critical|high|medium|low)", crowded.more)) == len(left)
     grave = sum(f.severity in ("critical", "high") for f in left)
     assert grave
-    assert crowded.more.count("membership by the server (a: AUC 0.900)") == grave
+    assert crowded.more.count("membership by the server (AUC 0.900)") == grave
 
 
 @pytest.mark.parametrize(
@@ -172,6 +172,51 @@ def test_a_goal_without_a_fitting_attack_reads_as_untested_and_a_model_in_view_a
     made = result([cell("server", "leak"), *untried]).model_copy(update={"exposure": (row,)})
     (shown,) = summarise(made, judge_all(made)).matrix
     assert [entry.words for entry in shown.entries] == ["Leak", words]
+
+
+def test_a_finding_about_classes_leads_with_the_share_of_pictures_that_are_recognised() -> None:
+    """The gain in decibels does not decide about pictures of classes, and does not say that they can be recognised."""
+    shown = (
+        figure("psnr_gain", 2.0, 1.5, 2.5),
+        replace(figure("evaluator_accuracy", 0.9, 0.7, 1.0, p=1e-9), unit="fraction"),
+        replace(figure("evaluator_chance", 0.2, None, None), unit="fraction"),
+    )
+    base = cell("server", "leak")
+    targets = tuple(t.model_copy(update={"figures": shown}) for t in base.targets)
+    told = base.model_copy(update={"goal": "reconstruction", "figures": shown, "targets": targets})
+    made = result([told])
+    page = summarise(made, judge_all(made))
+    (finding,) = page.front.findings
+    assert finding.evidence.replace("\xa0", " ").startswith(
+        "a: 90.0 % of the pictures recognised, 20.0 % by chance; "
+    )
+    assert finding.brief.startswith("what classes look like by the server (90.0")
+    assert [entry.words for entry in page.matrix[0].entries] == ["Partial: classes"]
+    unsure = tuple(replace(f, low=0.1) if f.name == "evaluator_accuracy" else f for f in shown)
+    made = result([told.model_copy(update={"figures": unsure})])
+    assert "recognised" not in front(made, judge_all(made)).findings[0].evidence
+
+
+def test_defences_that_ran_and_give_no_epsilon_are_named() -> None:
+    row = Exposure(
+        party="server",
+        kind="logits",
+        direction="received",
+        count=1,
+        bytes=1,
+        senders=("client/0",),
+        recorded="full",
+        private=True,
+        defenses=("uniform-quantization",),
+    )
+    entry = LedgerEntry(
+        adversary="server", epsilon=None, unit="record", relation="add-or-remove", cause="logits"
+    )
+    base = result([cell("server", "leak")]).model_copy(update={"exposure": (row,)})
+    for ledger, said in (((entry,), True), ((), False)):
+        made = base.model_copy(update={"ledger": ledger})
+        claims = " ".join(front(made, judge_all(made)).claims)
+        assert ("These defences ran, and give no ε: uniform-quantization on logits." in claims) == said
 
 
 def test_possible_leaks_are_counted_by_what_would_settle_them() -> None:
