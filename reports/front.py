@@ -152,8 +152,8 @@ def _claims(result: Result) -> Iterator[str]:
             f"What {party(whose)} sees derives without a guarantee from {_first_cause(cause)}. "
             "Once that is mended, others may show."
         )
-    ran = {(d, row.kind) for row in result.exposure for d in row.defenses}
-    if causes and ran:
+    ran = {(clip(d, 60), clip(row.kind, 60)) for row in result.exposure for d in row.defenses}
+    if causes and ran and not held:
         yield f"These defences ran, and give no ε: {joined(f'{d} on {kind}' for d, kind in sorted(ran))}."
     spared = [
         e.adversary for e in ledger if e.epsilon == 0 and not e.contributions and e.adversary not in fallen
