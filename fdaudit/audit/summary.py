@@ -61,7 +61,7 @@ OUT_OF_SCOPE: tuple[Mapping[str, str], ...] = (
         "what": "which anonymous messages come from one client, or one client's device or site",
     },
     {
-        "name": "servers that alter models or samples",
+        "name": "servers that alter models",
         "what": "parameters or samples made to single records out (Boenisch 2023). Where a protocol lets the server "
         "choose the samples, attacks here choose them",
     },
