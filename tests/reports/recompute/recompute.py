@@ -388,9 +388,8 @@ def _sentences(claims: Claims, document: Any) -> None:
             (finding,) = [f for f in document["findings"] if f["cell"] == cell]
             _told(claims, f"findings/{cell}", text, _decided(cells[cell], finding["worst_target"]))
     levels = [f["level"] for f in document["findings"]]
-    settled = sum(level in ("leak", "partial", "none-seen") for level in levels)
-    possible = levels.count("possible")
-    counts = [len(levels), settled, *([possible] if possible else []), len(levels) - settled - possible]
+    told = [levels.count(level) for level in ("leak", "partial", "possible", "none-seen")]
+    counts = [len(levels), *told, len(levels) - sum(told)]
     stated = [*counts, result["run"]["clients"], result["run"]["rounds"]]
     _told(claims, "verdict/standing", document["verdict"]["standing"], stated)
     for reason in document["verdict"]["reasons"]:
