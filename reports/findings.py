@@ -344,7 +344,7 @@ def _in_short(finding: Finding) -> str:
 
 
 def _in_all(finding: Finding, rule: Rule) -> str:
-    """Return how often a copy and its model agree, beside how much more often than the baseline."""
+    """Return how often a copy and its model agree, beside its gain over the baseline."""
     agreement = by_name(finding.cell.figures, "agreement")
     if rule is not RULES["model-extraction"] or agreement is None or agreement.value is None:
         return ""

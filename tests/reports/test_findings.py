@@ -7,13 +7,13 @@ from dataclasses import replace
 
 import pytest
 from fdaudit.reports.front import front
-from fdaudit.reports.schema import Cell, Exposure, LedgerEntry
+from fdaudit.reports.schema import Cell, LedgerEntry
 from fdaudit.reports.summary import summarise
 from fdaudit.reports.verdict import judge_all
 
 from fdaudit.types import Figure
 
-from .test_inheritance import cell, result
+from .test_inheritance import cell, received, result
 from .test_verdict import figure
 
 
@@ -157,16 +157,7 @@ def test_findings_that_have_no_room_are_counted_by_severity() -> None:
 def test_a_goal_without_a_fitting_attack_reads_as_untested_and_a_model_in_view_as_held(
     reasons: tuple[str, ...], words: str
 ) -> None:
-    row = Exposure(
-        party="server",
-        kind="logits",
-        direction="received",
-        count=1,
-        bytes=1,
-        senders=("client/0",),
-        recorded="full",
-        private=True,
-    )
+    row = received("server", "logits", "client/0")
     base = cell("server", "not-applicable").model_copy(update={"goal": "model-extraction"})
     untried = [base.model_copy(update={"id": f"server/{n}", "reason": r}) for n, r in enumerate(reasons)]
     made = result([cell("server", "leak"), *untried]).model_copy(update={"exposure": (row,)})
@@ -198,17 +189,7 @@ def test_a_finding_about_classes_leads_with_the_share_of_pictures_that_are_recog
 
 
 def test_defences_that_ran_and_give_no_epsilon_are_named() -> None:
-    row = Exposure(
-        party="server",
-        kind="logits",
-        direction="received",
-        count=1,
-        bytes=1,
-        senders=("client/0",),
-        recorded="full",
-        private=True,
-        defenses=("uniform-quantization",),
-    )
+    row = received("server", "logits", "client/0", defenses=("uniform-quantization",))
     entry = LedgerEntry(
         adversary="server", epsilon=None, unit="record", relation="add-or-remove", cause="logits"
     )

@@ -206,18 +206,25 @@ def test_what_is_released_reaches_everybody(release: str | None, level: str) -> 
     assert "client/0 could" not in findings[0].what.lower()
 
 
-def receiving(made: Result, private: bool = True) -> Result:
-    """The same result, in which client/0 receives the ensemble's labels."""
-    row = Exposure(
-        party="client/0",
-        kind="ensemble_labels",
+def received(
+    party: str, kind: str, sender: str, *, private: bool = True, defenses: tuple[str, ...] = ()
+) -> Exposure:
+    return Exposure(
+        party=party,
+        kind=kind,
         direction="received",
         count=1,
         bytes=1,
-        senders=("server",),
+        senders=(sender,),
         recorded="full",
         private=private,
+        defenses=defenses,
     )
+
+
+def receiving(made: Result, private: bool = True) -> Result:
+    """The same result, in which client/0 receives the ensemble's labels."""
+    row = received("client/0", "ensemble_labels", "server", private=private)
     return made.model_copy(update={"exposure": (row,)})
 
 
