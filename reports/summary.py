@@ -60,7 +60,7 @@ class MatrixEntry:
         if self.level == "partial" and self.finding is not None and shows_classes(self.finding):
             return "Partial: classes"
         untried = self.finding is not None and self.finding.level in _UNTRIED
-        if not untried or self.note == _NOTHING:
+        if not untried or self.level == "not-requested" or self.note == _NOTHING:
             return LEVELS[self.level]
         return "Already held" if self.note.endswith(_HELD) else "Not tested"
 
@@ -173,10 +173,12 @@ def _standing(result: Result, findings: Sequence[Finding]) -> str:
         sum(f.level == level for f in findings) for level in ("leak", "partial", "none-seen")
     )
     silent = len(findings) - leaks - partial - none - possible
+    # The public page does not tell possible leaks: it may not say that there are none either.
+    may = f"{possible} a possible leak, " if possible else ""
     run = result.run
     return (
-        f"Of {len(findings)} tests (one attack by one adversary each) {leaks} show a leak, {partial} a partial and "
-        f"{possible} a possible leak, {none} found none, and {silent} gave no answer, about {clip(run.protocol)} with "
+        f"Of {len(findings)} tests (one attack by one adversary each) {leaks} show a leak, {partial} a partial leak, "
+        f"{may}{none} found none, and {silent} gave no answer, about {clip(run.protocol)} with "
         f"{run.clients} clients on "
         f"{clip(run.dataset)}, in one run of {run.rounds} rounds from one seed with the {clip(run.profile)} profile."
     )
@@ -319,7 +321,7 @@ def _other_records(findings: Sequence[Finding]) -> set[str]:
 
 def _note(result: Result, standing: Standing, cells: Sequence[Finding]) -> str:
     """Return what a result without a leak leaves open: what could have been seen, or why nothing was tried."""
-    if standing.level == "inconclusive" and standing.finding is not None and standing.finding.because:
+    if standing.level == "inconclusive" and standing.finding is not None and not result.withheld:
         return f"{sentence(clip(standing.finding.because, 90))}."
     if standing.level == "none-seen" and standing.finding is not None and standing.finding.detectable:
         return f"It {standing.finding.detectable}. A smaller leak would be missed."

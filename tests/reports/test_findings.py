@@ -200,6 +200,21 @@ def test_defences_that_ran_and_give_no_epsilon_are_named() -> None:
         assert ("These defences ran, and give no ε: uniform-quantization on logits." in claims) == said
 
 
+def test_a_page_without_possible_leaks_does_not_say_that_there_are_none() -> None:
+    """The public page does not tell them: "0 a possible leak" would be a claim that it cannot make."""
+    made = result([cell("server", "leak")])
+    findings = judge_all(made)
+    assert "possible" not in summarise(made, findings).standing
+    as_possible = [replace(f, level="possible") for f in findings]
+    assert "1 a possible leak" in summarise(made, as_possible).standing
+
+
+def test_what_was_not_asked_for_stays_not_requested() -> None:
+    made = result([cell("server", "leak"), cell("client/0", "not-requested")])
+    words = {row.adversary: row.entries[0].words for row in summarise(made, judge_all(made)).matrix}
+    assert words["client/0"] == "Not requested"
+
+
 def test_possible_leaks_are_counted_by_what_would_settle_them() -> None:
     made = result([cell("server", "leak"), cell("client/0", "leak")])
     said = " ".join(front(made, [replace(f, level="possible") for f in judge_all(made)]).untested)
