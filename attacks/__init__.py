@@ -38,6 +38,7 @@ REGISTRY: Registry[Attack] = Registry(
         "label-counts": "fdaudit.attacks.label_distribution.counts:LabelCounts",
         "label-declined": "fdaudit.attacks.label_distribution.declined:LabelDeclined",
         "label-updates": "fdaudit.attacks.label_distribution.updates:LabelUpdates",
+        "learned-inversion": "fdaudit.attacks.gradient_inversion.learned:LearnedInversion",
         "lira-offline": "fdaudit.attacks.membership.lira:LiRAOffline",
         "lira-online": "fdaudit.attacks.membership.lira:LiRAOnline",
         "logan": "fdaudit.attacks.membership.logan:DiscriminatorScore",

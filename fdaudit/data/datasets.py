@@ -118,6 +118,16 @@ class Dataset:
         return "text" if self.words else task_of(self.y)
 
     @property
+    def known_groups(self) -> Tensor | None:
+        """Return the group (n,) of each record that a guess of its image may use: its class, or the site of a mask.
+
+        None if a guess may use neither: several labels a record, texts, or masks without sites.
+        """
+        if self.task == "segmentation":
+            return self.sites
+        return self.y if self.task == "single-label" else None
+
+    @property
     def input_shape(self) -> tuple[int, ...]:
         """Return (channels, height, width) of one image, or (L,) of one text."""
         return tuple(self.x.shape[1:])

@@ -82,7 +82,8 @@ class Stage:
         self._truth = Truth(plan, self._vault)
         self._answering = Answering(plan, self._vault)
         self._rehearsed = Rehearsed(plan, self._vault.directory / "rehearsal", self._truth)
-        encode = None if "auxiliary" in plan.lacks else plan.encoder
+        unclassed = plan.dataset.task == "segmentation"  # the encoder is a classifier's
+        encode = None if "auxiliary" in plan.lacks or unclassed else plan.encoder
         self._scorer = Scorer(self._truth, run.path, encode, Copies(plan, self._vault))
 
     # -- what an attack is given ----------------------------------------------------------------------------

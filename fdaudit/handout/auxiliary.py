@@ -36,6 +36,7 @@ __all__ = [
     "Assumption",
     "assumptions",
     "by_classes",
+    "groups_of",
     "known",
     "merged",
     "others",
@@ -100,6 +101,14 @@ def assumptions(plan: Case, card: Mapping[str, Any]) -> tuple[Assumption, ...]:
 def others(plan: Case) -> Assumption:
     """Return the adversaries' auxiliary records for attacks that do not show classes."""
     return Assumption(_variant(plan, plan.spec.auxiliary.others))
+
+
+def groups_of(plan: Case, y: Tensor | None) -> Tensor | None:
+    """Return the class (m,) of each auxiliary record with labels y, or the site of each mask; None without either."""
+    if y is None or plan.dataset.known_groups is None:
+        return None
+    sites = plan.dataset.sites
+    return y if plan.dataset.task == "single-label" or sites is None else sites[plan.splits.auxiliary]
 
 
 def known(

@@ -42,7 +42,8 @@ def bystanders_of(plan: Case, targets: Sequence[str]) -> Bystanders | None:
     rows = left.nonzero().flatten()
     if not len(rows):
         return None
-    return Bystanders(data.x, rows.numpy(), data.y[rows].numpy() if data.task == "single-label" else None)
+    known = data.known_groups
+    return Bystanders(data.x, rows.numpy(), None if known is None else known[rows].numpy())
 
 
 def gallery_tests(
@@ -65,7 +66,7 @@ def gallery_tests(
     held = torch.cat([splits.auxiliary, splits.proxy, *own])
     free = torch.ones(len(data.y), dtype=torch.bool)
     free[torch.cat([held, canaries])] = False
-    group = _groups(data.y)
+    group = _groups(data.y) if data.known_groups is None else data.known_groups
     rows = _chosen(free, torch.cat(true), group, data.x[0].numel(), generator)
     place = torch.full((len(data.y),), -1)
     place[rows] = torch.arange(len(rows))
@@ -84,8 +85,12 @@ def gallery_tests(
 
 
 def _groups(y: Tensor) -> Tensor:
-    """Return a group number (n,) for each record, equal for equal labels; for single-label records, the class."""
-    return y if y.ndim == 1 else torch.unique(y, dim=0, return_inverse=True)[1]
+    """Return a group number (n,) for each record, equal for equal labels (n, C); one group for masks (n, h, w)."""
+    return (
+        torch.zeros(len(y), dtype=torch.int64)
+        if y.ndim == 3
+        else torch.unique(y, dim=0, return_inverse=True)[1]
+    )
 
 
 def _chosen(free: Tensor, true: Tensor, group: Tensor, values: int, generator: np.random.Generator) -> Tensor:

@@ -13,7 +13,7 @@ from PIL import Image
 from torch import Tensor
 
 from fdaudit.errors import FdauditError
-from fdaudit.handout.auxiliary import Assumption, others
+from fdaudit.handout.auxiliary import Assumption, groups_of, others
 from fdaudit.metrics import (
     OWN_IMAGES,
     AuxiliaryPool,
@@ -35,7 +35,7 @@ from fdaudit.scoring.galleries import bystanders_of, gallery_tests
 from fdaudit.scoring.ground_truth import Truth
 from fdaudit.storage.files import write_atomically
 from fdaudit.training.encoder import TaskEncoder
-from fdaudit.types import Figure, Reconstruction, TextReconstruction, task_of
+from fdaudit.types import Figure, Reconstruction, TextReconstruction
 
 __all__ = ["ReconstructionScorer", "score_recovered"]
 
@@ -49,7 +49,7 @@ class ReconstructionScorer:
     Args:
         truth: the auditor's side.
         run: the run directory, where pictures go.
-        encode: the task encoder, for distances between sets of images; None without auxiliary records.
+        encode: the task encoder, for distances between sets of images; None without auxiliary records, or for masks.
     """
 
     def __init__(self, truth: Truth, run: Path, encode: Callable[[Tensor], Tensor] | None) -> None:
@@ -98,7 +98,7 @@ class ReconstructionScorer:
     ) -> ReconstructionScore:
         """Score reconstructions, one batch a guess, against the prior baseline from what the adversaries hold.
 
-        In the multi-label task the baseline knows no labels.
+        The baseline knows each record's class, or with masks its site. With several labels a record it knows nothing.
 
         Raises:
             FdauditError: no record stands behind a victim's messages; Poisson sampling can draw empty batches.
@@ -113,8 +113,8 @@ class ReconstructionScorer:
                     f"{guess.target}: no record stands behind its messages {list(guess.messages)}: the steps of its "
                     "training drew nobody. There is nothing to be reconstructed; raise the defence's sample_rate."
                 )
-        auxiliary_x, auxiliary_y = others(self._plan).prior
-        labelled = self._plan.dataset.task == "single-label"
+        auxiliary_x, auxiliary_groups = self._prior()
+        known = self._plan.dataset.known_groups
         labels = [g.labels for g in guesses if g.labels is not None]
         return score_reconstruction(
             [g.images for g in guesses],
@@ -122,8 +122,8 @@ class ReconstructionScorer:
             auxiliary_x,
             child_numpy(self._plan.seed, "score", cell),
             guess_labels=labels if len(labels) == len(guesses) else None,
-            true_labels=[y for _, y in truths] if labelled else None,
-            auxiliary_labels=auxiliary_y if labelled else None,
+            true_labels=None if known is None else [known[self._truth.rows(g)] for g in guesses],
+            auxiliary_labels=auxiliary_groups,
             bystanders=bystanders_of(self._plan, [g.target for g in guesses]),
             targets=[g.target for g in guesses],
             lpips_network=self._lpips,
@@ -144,12 +144,18 @@ class ReconstructionScorer:
             why = "a distance between sets needs at least two images on each side"
             return tuple(Figure(name=n, value=None, unavailable=why) for n in ("fid", "frechet_task_encoder"))
         if self._encode is None:
-            missing = Figure(name="frechet_task_encoder", value=None, unavailable="bring auxiliary records")
-            return fid_figure(guess, truth), missing
+            masks = self._plan.dataset.task == "segmentation"
+            why = "the encoder learns classes, and masks are none" if masks else "bring auxiliary records"
+            return fid_figure(guess, truth), Figure(name="frechet_task_encoder", value=None, unavailable=why)
         return (
             fid_figure(guess, truth),
             task_encoder_distance(guess, truth, self._encode, TaskEncoder.name),
         )
+
+    def _prior(self) -> tuple[Tensor | None, Tensor | None]:
+        """Return the images (m, c, h, w) that the prior baseline is made of, and their classes or sites (m,)."""
+        x, y = others(self._plan).prior
+        return x, groups_of(self._plan, y)
 
     def prior_images(
         self,
@@ -173,12 +179,12 @@ class ReconstructionScorer:
             of = y[rows].numpy()  # a guess is of the class of its nearest record
             priors = class_priors(self._plan, assumed)
             return None if priors is None else priors.guess(played[0], of, generator).float()
-        auxiliary, labels = others(self._plan).prior
+        auxiliary, groups = self._prior()
         if auxiliary is None:
             return None
-        labelled = task_of(y) == "single-label"
-        pool = AuxiliaryPool(auxiliary, labels if labelled else None)
-        shown = pool.guess(played[0], len(x), y.numpy() if labelled else None, generator)
+        known = self._plan.dataset.known_groups
+        own = None if known is None else known[self._truth.rows(guess)].numpy()
+        shown = AuxiliaryPool(auxiliary, groups).guess(played[0], len(x), own, generator)
         return shown[match(shown, x)].float()[rows]
 
     def _pictures(

@@ -145,11 +145,34 @@ def test_membership_by_loss_runs_with_its_controls_and_every_other_attack_says_w
         elif cell["attack"] == "label-counts":
             assert cell["status"] == "not-applicable"
             assert "class_counts" in cell["reason"]
+        elif cell["attack"] == "learned-inversion":
+            assert cell["status"] == "not-applicable"
+            assert cell["reason"] == "the regression needs 20 auxiliary records"
         else:
             assert cell["status"] == "not-applicable"
             images = "the attack needs one answer for each record, not one for each pixel"
             texts = "the attack works on texts, not on images"
             assert cell["reason"] == (texts if cell["attack"] in ("embedding-rows", "tag") else images)
+
+
+def test_gradients_of_single_masks_show_their_images(tmp_path):
+    one = {"name": "fedavg", "params": {"rounds": 1, "upload": "gradient", "batch_size": 1, "lr": 0.1}}
+    spec = spec_of(
+        tmp_path,
+        protocol=one,
+        attacks=[{"name": "learned-inversion"}],
+        adversaries=["server"],
+        splits={"test": 0.1, "proxy": 0.05, "auxiliary": 0.5, "candidates": 4},
+        victims=2,
+    )
+    made = fdaudit.run(spec, tmp_path / "run")
+    (cell,) = [c for c in made.result["cells"] if c["attack"] == "learned-inversion"]
+    assert cell["controls"]["negative"]["passed"]
+    figures = {f["name"]: f for f in cell["figures"]}
+    assert figures["psnr_gain"]["value"] > 1, figures["psnr_gain"]
+    assert figures["identification_rank"]["value"] <= 3
+    assert figures["frechet_task_encoder"]["value"] is None
+    fdaudit.report(made)
 
 
 def test_pixel_counts_in_clear_are_class_shares(tmp_path):

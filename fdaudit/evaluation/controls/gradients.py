@@ -17,6 +17,7 @@ from fdaudit import defenses
 from fdaudit.adversary.view import View
 from fdaudit.config import validate
 from fdaudit.evaluation.controls._membership import attack_seed, knowing, on_fedavg
+from fdaudit.handout.auxiliary import groups_of
 from fdaudit.isolation.attacker import attack as run_attack
 from fdaudit.isolation.schema import Trial
 from fdaudit.metrics import score_reconstruction
@@ -27,7 +28,7 @@ from fdaudit.result import Control
 from fdaudit.rng import child, child_numpy
 from fdaudit.storage.scratch import scratch
 from fdaudit.transcript.messages import role
-from fdaudit.types import AttackTask, Figure, Guess, Reconstruction, TextReconstruction, task_of
+from fdaudit.types import AttackTask, Figure, Guess, Reconstruction, TextReconstruction
 
 if TYPE_CHECKING:
     from fdaudit.adversary.attack_plan import AttackPlan
@@ -57,7 +58,9 @@ def bare_gradients(attack: AttackPlan, plan: Case) -> dict[str, Control]:
     clients = max(1, min(int(attack.card["control"].get("clients", _CLIENTS)), len(y) // (2 * records)))
     order = torch.randperm(len(y), generator=child(plan.seed, "control", attack.name, "victims"))
     victims, known = order[: clients * records], order[clients * records :]
-    case = _Case(attack, plan, fedavg, clients, (x[known], y[known]))
+    groups = groups_of(plan, y)
+    of = (None, None) if groups is None else (groups[victims], groups[known])
+    case = _Case(attack, plan, fedavg, clients, (x[known], y[known]), *of)
     what = (
         f"{fedavg.upload.replace('_', ' ')} of {clients} clients with {records} auxiliary records each, "
         f"untrained {plan.architecture.name}"
@@ -92,6 +95,12 @@ def _gain(figures: Mapping[str, Figure]) -> float | None:
     return figures["psnr_gain"].value
 
 
+def _closer(figures: Mapping[str, Figure]) -> bool:
+    """Return whether images are closer than the prior by the least gain, with an interval above no gain."""
+    gain = figures["psnr_gain"]
+    return gain.value is not None and gain.value >= _LEAST_GAIN_DB and (gain.low is None or gain.low > 0)
+
+
 def _beats(figures: Mapping[str, Figure]) -> bool:
     """Return whether recovered words fit the texts better than guessing, and better than they fit other texts."""
     gain = figures["token_gain"]
@@ -100,8 +109,8 @@ def _beats(figures: Mapping[str, Figure]) -> bool:
 
 _IMAGES = (
     _Asked(
-        f"mean gain over the prior at least {_LEAST_GAIN_DB:g} dB",
-        lambda found: (value := _gain(found)) is not None and value >= _LEAST_GAIN_DB,
+        f"mean gain over the prior at least {_LEAST_GAIN_DB:g} dB, with an interval above 0",
+        _closer,
     ),
     _Asked(
         f"gain below {_LEAST_GAIN_DB:g} dB",
@@ -151,6 +160,8 @@ class _Case:
     fedavg: FedAvgConfig
     clients: int
     auxiliary: tuple[Tensor, Tensor]
+    groups: Tensor | None
+    auxiliary_groups: Tensor | None
 
     def figures(self, x: Tensor, y: Tensor, drown: bool) -> Mapping[str, Figure]:
         """Return the attack's scores on the records (x, y), bare or drowned in noise."""
@@ -188,7 +199,7 @@ class _Case:
         targets = tuple(f"client/{k}" for k in range(self.clients))
         task = AttackTask(targets=targets)
         attack = replace(self.attack, params={**(self.attack.params or {}), "round": 0, **replaced})
-        xs, ys = x.chunk(self.clients), y.chunk(self.clients)
+        xs = x.chunk(self.clients)
         case = Trial(knowledge=knowledge, task=task, seed=attack_seed(self.plan, attack))
         made = run_attack(attack, view, case)
         if isinstance(made, str):
@@ -199,14 +210,14 @@ class _Case:
             return self._texts(made, x, y)
         guesses = [g for g in made if isinstance(g, Reconstruction)]
         rows = [targets.index(g.target) for g in guesses]
-        known = task_of(y) == "single-label"  # the prior's strategies by class need one class per record
+        own = None if self.groups is None else self.groups.chunk(self.clients)
         return score_reconstruction(
             [g.images for g in guesses],
             [xs[k] for k in rows],
             self.auxiliary[0],
             child_numpy(self.plan.seed, "control", self.attack.name, "score"),
-            true_labels=[ys[k] for k in rows] if known else None,
-            auxiliary_labels=self.auxiliary[1] if known else None,
+            true_labels=None if own is None else [own[k] for k in rows],
+            auxiliary_labels=self.auxiliary_groups,
         ).figures
 
     def _texts(self, made: Sequence[Guess], x: Tensor, y: Tensor) -> Mapping[str, Figure]:

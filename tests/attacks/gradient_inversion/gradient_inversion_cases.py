@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from fdaudit.adversary.knowledge import Knowledge
 from fdaudit.adversary.view import View
 from fdaudit.transcript.messages import Message
-from fdaudit.types import AttackTask, TensorInfo
+from fdaudit.types import AttackTask, TensorInfo, task_of
 
 
 @pytest.fixture(autouse=True)
@@ -123,10 +123,12 @@ def tensors(module: nn.Module) -> dict[str, Tensor]:
     return {k: v.detach().clone() for k, v in module.named_parameters()}
 
 
-def true_gradient(module: nn.Module, x: Tensor, y: Tensor) -> dict[str, Tensor]:
-    """What a client sends: gradients of the mean cross-entropy, by plain autograd on the module itself."""
+def true_gradient(
+    module: nn.Module, x: Tensor, y: Tensor, loss: Callable[[Tensor, Tensor], Tensor] = F.cross_entropy
+) -> dict[str, Tensor]:
+    """What a client sends: gradients of the mean loss, by plain autograd on the module itself."""
     named = dict(module.named_parameters())
-    gradients = torch.autograd.grad(F.cross_entropy(module(x), y), list(named.values()))
+    gradients = torch.autograd.grad(loss(module(x), y), list(named.values()))
     return {k: g.detach() for k, g in zip(named, gradients, strict=True)}
 
 
@@ -196,10 +198,15 @@ def world(
     *,
     keep: bool = True,
     noise: float = 0.0,
+    records: tuple[Tensor, Tensor] | None = None,
+    loss: Callable[[Tensor, Tensor], Tensor] = F.cross_entropy,
     **public: Any,
 ) -> tuple[MemoryView, Knowledge, AttackTask, list[tuple[Tensor, Tensor]]]:
-    """One round in which client k sends what one full-batch step on `counts[k]` digits gave."""
-    x, y = digits()
+    """One round in which client k sends what one full-batch step on `counts[k]` records gave: digits, or those given.
+
+    The adversary knows the digits from the thousandth on, or the given records that no client holds.
+    """
+    x, y = digits() if records is None else records
     g = torch.Generator().manual_seed(5)
     module = make(16, g)
     start = tensors(module)
@@ -239,7 +246,8 @@ def world(
     send("server", clients, "model_parameters", start)
     for name, (xk, yk) in zip(clients, data, strict=True):
         gradient = {
-            k: v + noise * torch.randn(v.shape, generator=g) for k, v in true_gradient(module, xk, yk).items()
+            k: v + noise * torch.randn(v.shape, generator=g)
+            for k, v in true_gradient(module, xk, yk, loss).items()
         }
         if kind == "gradient":
             sent = gradient
@@ -256,5 +264,8 @@ def world(
         directory=Path("nowhere"),
         payloads=payloads,
     )
-    knowledge = Knowledge(architecture=MemoryArchitecture(make), auxiliary=(x[1000:], y[1000:]))
+    known = 1000 if records is None else first
+    knowledge = Knowledge(
+        architecture=MemoryArchitecture(make), auxiliary=(x[known:], y[known:]), task=task_of(y)
+    )
     return view, knowledge, AttackTask(targets=clients), data
