@@ -376,6 +376,7 @@ KINDS: Mapping[str, str] = MappingProxyType(
         "discriminator_parameters": "named parameters of a discriminator",
         "class_prototypes": "values (C, C)",
         "vote_counts": "index (n,) unless all in order, counts (n, C)",
+        "private_labels": "values (n,), or of masks (n, h, w): the labels of the sender's own records",
         "release": "a digest or tensors that a party releases to itself",
         "oracle_query": "samples (n, c, h, w)",
         "oracle_answer": "values (n, C) or (n,)",
@@ -415,6 +416,7 @@ FIXED_SIZE = frozenset(
         "generator_parameters",
         "discriminator_parameters",
         "class_prototypes",
+        "private_labels",
         "silence",
     }
 )

@@ -14,6 +14,7 @@ __all__ = ["REGISTRY", "FederatedProtocol"]
 REGISTRY: Registry[FederatedProtocol] = Registry(
     "fdaudit.protocols",
     {
+        "asyndgan": "fdaudit.protocols.asyndgan:AsynDGAN",
         "centralized": "fdaudit.protocols.standalone:Centralized",
         "cronus": "fdaudit.protocols.cronus:Cronus",
         "dafkd": "fdaudit.protocols.dafkd.protocol:DaFKD",

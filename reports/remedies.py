@@ -39,6 +39,7 @@ class Carried:
 WAYS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         "counts": ("class_counts", "sample_count"),
+        "labels": ("private_labels",),
         "declined": ("proxy_indices",),
         "updates": ("gradient", "model_update", "model_parameters"),
         "answers": ("logits", "soft_labels", "hard_labels", "logit_range"),
@@ -145,6 +146,10 @@ REMEDIES: Mapping[tuple[str, str], Remedy] = MappingProxyType(
         ("label-distribution", "counts"): Remedy(
             do="Do not send {kinds} to a single party: sum them securely, or leave them out.",
             why="They are the class shares.",
+        ),
+        ("label-distribution", "labels"): Remedy(
+            do="Do not send {kinds}: draw the labels that the generator is given without looking at records.",
+            why="They are the labels of single records, in clear.",
         ),
         ("label-distribution", "declined"): Remedy(
             do="Answer every public sample, or choose those to answer without looking at private records.",

@@ -191,7 +191,7 @@ def _reconstruction_signal(evidence: Evidence) -> str:
     if shown := _classes_signal(evidence):
         return shown
     gain = by_name(evidence.figures, "psnr_gain")
-    if gain is not None and _above(gain, 0.0) and (gain.value or 0.0) >= GAIN_LEAST:
+    if gain is not None and _closer(gain):
         return _lower_end(gain, f"0 {gain.unit}".strip())
     clear = _clear_images(evidence)
     if clear:
@@ -200,6 +200,11 @@ def _reconstruction_signal(evidence: Evidence) -> str:
             f"{IMAGE_GAIN:.0f} dB or more above the prior"
         )
     return identified(evidence.figures, evidence.level)
+
+
+def _closer(gain: Figure) -> bool:
+    """Return whether images are closer to the truth than the prior, by the interval and by the least gain."""
+    return _above(gain, 0.0) and (gain.value or 0.0) >= GAIN_LEAST
 
 
 def _classes_signal(evidence: Evidence) -> str:
@@ -289,6 +294,9 @@ def decided_by(rule: Rule, evidence: Evidence) -> str:
     chance = rule.chance
     if key is None or chance is None or by_name(evidence.figures, "auc_blind") is not None:
         return ""
+    if rule.figure == "psnr_gain" and not _closer(key):
+        told = identified(evidence.figures, evidence.level).partition(". ")[0]
+        return f"decided by identification: {told}" if told else ""
     if rule.figure == "auc" and not _beats(key, chance, chance, evidence):
         found = _rate_above_chance(evidence)
         if found is None:

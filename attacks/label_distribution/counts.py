@@ -1,4 +1,4 @@
-"""Class shares from the counts that a client sends in clear."""
+"""Class shares from the counts, or the labels, that a client sends in clear."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ from ._guesses import guesses, sent_by
 from ._shadows import uniform
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from torch import Tensor
 
     from fdaudit.adversary.knowledge import Knowledge
@@ -21,7 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = ["LabelCounts", "LabelCountsConfig"]
 
-_KINDS = ("class_counts",)
+_KINDS = ("class_counts", "private_labels")
 
 
 class LabelCountsConfig(Config):
@@ -34,13 +36,14 @@ class LabelCounts:
 
     FedKD and FedIOD weight clients by their records of each class, so every client sends its counts first; of masks
     they count pixels, and the shares are those of pixels. Negative counts, which only noise can produce, count as zero.
-    For a victim whose counts are not in view it guesses equal shares.
+    AsynDGAN's clients send the labels of records, which it counts. For a victim whose counts are not in view it guesses
+    equal shares.
     """
 
     name: ClassVar[str] = "label-counts"
     work: ClassVar[dict[str, Any]] = {"once": 3500, "each": 70}
     goal: ClassVar[str] = "label-distribution"
-    needs: ClassVar[tuple[str, ...]] = ("class_counts",)
+    needs: ClassVar[tuple[str, ...]] = ("class_counts", "private_labels")
     assumes: ClassVar[tuple[str, ...]] = ()
     oracle: ClassVar[str | None] = None
     source: ClassVar[str] = "Gong et al. 2022, Eq. 1: what FedKD sends in clear"
@@ -53,7 +56,7 @@ class LabelCounts:
         self.config = config
 
     def applicable(self, view: View, knowledge: Knowledge, task: AttackTask) -> Applicability:
-        """Check for the counts of a victim in view."""
+        """Check for the counts or labels of a victim in view."""
         return sent_by(view, task.targets, _KINDS)
 
     def run(
@@ -62,11 +65,23 @@ class LabelCounts:
         """Return one guess a victim; the attack is deterministic."""
 
         def shares(target: str) -> Tensor | None:
-            sent = [m for m in view.select(kind="class_counts", sender=target) if m.payload is not None]
-            if not sent:
+            told = [
+                _counted(view.tensors(m), knowledge.classes)
+                for kind in _KINDS
+                for m in view.select(kind=kind, sender=target)
+                if m.payload is not None
+            ]
+            if not told:
                 return None
             # The mean over messages, where counts are sent more than once: each may have noise of its own.
-            counts = torch.stack([view.tensors(m)["counts"].double() for m in sent]).mean(0).clamp_min(0)
+            counts = torch.stack(told).mean(0).clamp_min(0)
             return counts / counts.sum() if counts.sum() > 0 else uniform(knowledge.classes)
 
         return guesses(task.targets, shares, knowledge.classes)
+
+
+def _counted(tensors: Mapping[str, Tensor], classes: int) -> Tensor:
+    """Return the counts (C,), float64, that a message states, or those of the labels in it."""
+    if "counts" in tensors:
+        return tensors["counts"].double()
+    return torch.bincount(tensors["values"].flatten().long(), minlength=classes)[:classes].double()

@@ -26,5 +26,6 @@ def verdicts(result: Mapping[str, Any], only: Collection[str] | None = None) -> 
         line = f"{cell.adversary} / {cell.attack}: {LEVELS[found.level].lower()}"
         if found.measured and figure is not None and figure.value is not None:
             who = found.worst.target if found.worst is not None and found.worst_key else "all victims"
-            line += f", {label(figure.name)} {measure(figure, figure.value)} ({who})"
+            told = next(iter(found.decided_by.values()), "")
+            line += f", {told or f'{label(figure.name)} {measure(figure, figure.value)} ({who})'}"
         yield line

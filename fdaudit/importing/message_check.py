@@ -27,6 +27,7 @@ _NEEDED: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "generated_samples": ("samples",),
         "hard_labels": ("values",),
         "logits": ("values",),
+        "private_labels": ("values",),
         "proxy_indices": ("index",),
         "sample_gradients": ("values",),
         "soft_labels": ("values",),

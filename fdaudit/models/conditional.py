@@ -1,4 +1,4 @@
-"""DaFKD's networks: a class-conditional generator, and a domain discriminator on a classifier's own extractor.
+"""DaFKD's and AsynDGAN's networks: generators of images with given labels, and a domain discriminator.
 
 The paper's generator has BatchNorm; this one has none. With BatchNorm a generated sample would depend on its whole
 batch, so it could not be drawn again alone. Clients would also exchange the batch statistics.
@@ -16,12 +16,15 @@ from torch.nn import functional as F
 
 from fdaudit.errors import SpecError
 from fdaudit.models.network import Network, feature_width, seed_from, seeded
+from fdaudit.models.unet import UNet
 
 __all__ = [
     "ConditionalGenerator",
     "build_conditional",
     "build_discriminator_apart",
     "build_domain_head",
+    "build_painter",
+    "planes",
     "shared_network",
 ]
 
@@ -110,3 +113,33 @@ def shared_network(module: nn.Module) -> Network:
         found, problem = type(module).__name__, "has no extractor that a discriminator could share"
         raise SpecError("model.name", found, problem, "Derive it from fdaudit.models.network.Network.")
     return module
+
+
+def planes(y: Tensor, classes: int, shape: _Shape) -> Tensor:
+    """Return labels (n,), or masks (n, h, w), as one plane a class (n, C, h, w) of zeros and ones.
+
+    Args:
+        y: the labels.
+        classes: number of classes C.
+        shape: (c, h, w) of an image.
+    """
+    maps = y if y.ndim == 3 else y[:, None, None].expand(-1, *shape[1:])
+    return F.one_hot(maps, classes).movedim(-1, 1).float()
+
+
+def build_painter(generator: torch.Generator, maps: int, width: int, output_shape: _Shape) -> nn.Module:
+    """Return a new generator of images in [0, 1] from planes of the same size, on the CPU; one draw seeds its weights.
+
+    It is a U-Net of at most two halvings, fewer where the sides of an image are no multiples.
+
+    Args:
+        generator: seeds the weights.
+        maps: number of planes.
+        width: channels of the first level.
+        output_shape: (c, h, w) of an image.
+    """
+    channels, *sides = output_shape
+    depth = max(d for d in range(3) if all(side % 2**d == 0 for side in sides))
+    return seeded(
+        seed_from(generator), lambda: nn.Sequential(UNet(maps, channels, width, depth), nn.Sigmoid())
+    )

@@ -57,6 +57,7 @@ KINDS = (
     "model_update",
     "oracle_answer",
     "oracle_query",
+    "private_labels",
     "proxy_indices",
     "release",
     "sample_count",

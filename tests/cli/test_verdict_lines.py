@@ -25,7 +25,8 @@ def test_the_lines_are_the_report_s_verdicts() -> None:
         assert line.startswith(head)
         if finding.level in ("leak", "partial"):
             assert finding.worst is not None
-            assert line.endswith(f"({finding.worst.target})")
+            told = next(iter(finding.decided_by.values()), "")
+            assert line.endswith(told or f"({finding.worst.target})")
     assert {f.level for f in findings} >= {"leak", "none-seen"}
 
 

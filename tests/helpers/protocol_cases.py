@@ -118,6 +118,9 @@ SMALL = {
     "generator_width": 2,
     "discriminator_width": 2,
     "replay": 3,
+    # asyndgan
+    "kept": 3,
+    "task_steps": 3,
 }
 """Settings that keep a run short, for the protocols that have them."""
 

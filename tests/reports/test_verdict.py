@@ -326,3 +326,18 @@ def test_exact_class_shares_are_told_so() -> None:
 def test_parties_of_a_coalition_collude() -> None:
     assert party("server+client/0") == "the server and client/0 colluding"
     assert party("server") == "the server"
+
+
+def test_what_decided_is_said_where_images_are_farther_than_the_prior_and_still_name_their_record():
+    gain = figure("psnr_gain", -1.8, -4.7, 1.5)
+    named = replace(figure("identification", 0.75, 0.19, 0.99, p=5e-5), n=4)
+    chance = figure("identification_chance", 0.07)
+    found = judge(cell("reconstruction", gain, figure("psnr", 25), named, chance))
+    assert found.level in ("leak", "partial")
+    (told,) = found.decided_by.values()
+    assert (
+        told
+        == "decided by identification: 75.0\u00a0% of 4 records are picked out of their galleries, by chance 7.0\u00a0%"
+    )
+    closer = judge(cell("reconstruction", figure("psnr_gain", 9, 8, 10), figure("psnr", 25), named, chance))
+    assert not closer.decided_by
