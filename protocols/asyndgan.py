@@ -117,13 +117,13 @@ class AsynDGAN:
             "the images arrived."
         ),
         "For classes, which the paper does not have, the label is one plane of ones among C planes.",
+        "A client whose count did not arrive counts as the mean of the others; without any, as all alike.",
         "The task model is fitted to images made from the labels that the server received, with Adam.",
     )
-    withholdable: ClassVar[tuple[str, ...]] = ()
+    withholdable: ClassVar[tuple[str, ...]] = ("sample_count",)
     privacy: ClassVar[dict[str, Any]] = {
         "claims": "Images stay where they are; labels are sent. No ε is claimed.",
-        "finds": {"server": "sample_count", "world": "private_labels"},
-        "private": {"params": {}, "withhold": [], "training": []},
+        "finds": {"server": "private_labels", "world": "private_labels"},
     }
     starts: ClassVar[dict[str, str]] = {
         "weights": "own",

@@ -62,6 +62,7 @@ _DECLINED = ("accept-set", "label-declined")
 
 _NO_EPSILON: tuple[tuple[str, str | None], ...] = (
     ("class_counts", None),
+    ("private_labels", None),
     ("sample_count", None),
     ("discriminator_scores", "fediod"),
 )

@@ -176,6 +176,9 @@ def _privacy(privacy: Mapping[str, Any] | None, mark: str) -> Iterator[str]:
         yield f"The ledger finds, as published: {view} ∞, by {mark}{kind}{mark} first."
     if not privacy["finds"]:
         yield "The ledger finds, as published: nothing reaches another party."
+    if "private" not in privacy:
+        yield f"There is no preset {mark}private{mark}."
+        return
     yield f"Preset {mark}private{mark}: {'; '.join(_combination(privacy['private'], mark)) or 'nothing is needed'}."
 
 

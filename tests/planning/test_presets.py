@@ -17,6 +17,8 @@ from ..helpers.run_cases import tiny
 
 SMALL: dict[str, dict[str, Any]] = {
     "centralized": {"rounds": 2, "local_steps": 2},
+    "asyndgan": {"rounds": 2, "steps_per_round": 2, "samples": 4, "generator_width": 4, "discriminator_width": 4,
+                 "task_steps": 2},
     "cronus": {"rounds": 2, "local_steps": 2, "warm_up_steps": 1},
     "dafkd": {"rounds": 2, "local_steps": 2, "distill_steps": 1, "pseudo_samples": 8, "generator_width": 4},
     "ds-fl": {"rounds": 2, "local_steps": 2, "warm_up_steps": 1, "distill_steps": 1},
@@ -35,10 +37,13 @@ SMALL: dict[str, dict[str, Any]] = {
     "standalone": {"rounds": 2, "local_steps": 2},
 }  # fmt: skip
 PROTOCOLS = sorted(SMALL)
+WITHOUT = ("asyndgan",)
+"""Protocols whose messages no defence here covers."""
 QUICKSTART = ("dafkd", "fedavg", "fediod", "fedkd", "selective-fd")
 
 
 def spec(protocol: str, **changes: Any) -> dict[str, Any]:
+    batch = {} if protocol in WITHOUT else {"batch_size": 8}
     return {
         "seed": 5,
         "device": "cpu",
@@ -47,7 +52,7 @@ def spec(protocol: str, **changes: Any) -> dict[str, Any]:
         "clients": 3,
         "dataset": {"name": "digits", "limit": 200},
         "model": {"name": "mlp", "params": {"widths": [8]}},
-        "protocol": {"name": protocol, "params": {**SMALL[protocol], "batch_size": 8}},
+        "protocol": {"name": protocol, "params": {**SMALL[protocol], **batch}},
         "references": [],
         "attacks": [],
         "adversaries": ["server", "world"] if protocol not in ("standalone", "centralized") else ["world"],
@@ -76,7 +81,7 @@ def test_the_ledger_finds_what_the_card_says(protocol: str, tmp_path: Path) -> N
     [
         p if p in QUICKSTART else pytest.param(p, marks=pytest.mark.slow)  # five seconds each
         for p in PROTOCOLS
-        if p != "standalone"
+        if p not in ("standalone", *WITHOUT)
     ],
 )
 def test_the_private_combination_keeps_to_its_epsilon(protocol: str, tmp_path: Path) -> None:
@@ -131,6 +136,12 @@ def test_a_preset_that_cannot_be(change: dict[str, Any], field: str, said: str, 
         fdaudit.run(spec("fedavg", **change), tmp_path / "run")
     assert caught.value.field == field
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("protocol", WITHOUT)
+def test_a_protocol_without_a_private_preset_is_refused_under_one(protocol: str, tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match="is not declared by"):
+        fdaudit.run(spec(protocol, preset={"name": "private", "epsilon": 8.0}), tmp_path / "run")
 
 
 @pytest.mark.thorough

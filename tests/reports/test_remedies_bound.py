@@ -13,7 +13,7 @@ from fdaudit.reports.schema import Result, read
 
 import fdaudit
 
-from ..planning.test_presets import PROTOCOLS, spec
+from ..planning.test_presets import PROTOCOLS, WITHOUT, spec
 
 OTHERWISE = {
     "fkd": "class_prototypes of client/0",  # membership by prototypes has a remedy of its own: noisy sums
@@ -33,7 +33,7 @@ def result_of(run: Path) -> Result:
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("name", PROTOCOLS)
+@pytest.mark.parametrize("name", [p for p in PROTOCOLS if p not in WITHOUT])
 def test_what_is_to_be_withheld_is_all_that_stands_between_dp_sgd_and_an_epsilon(
     name: str, tmp_path: Path
 ) -> None:
@@ -51,3 +51,9 @@ def test_what_is_to_be_withheld_is_all_that_stands_between_dp_sgd_and_an_epsilon
     assert all(OTHERWISE[name] in cause for cause in left)
     for kind in aside:  # none of them is to be withheld for nothing
         assert any(kind in cause for cause in causes(f"with-{kind}", [k for k in aside if k != kind]))
+
+
+@pytest.mark.parametrize("name", WITHOUT)
+def test_labels_in_clear_are_named_where_no_training_defence_covers_them(name: str, tmp_path: Path) -> None:
+    aside = without_epsilon(result_of(fdaudit.run(spec(name), tmp_path / "bare").directory))
+    assert "private_labels" in aside
