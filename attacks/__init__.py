@@ -45,6 +45,7 @@ REGISTRY: Registry[Attack] = Registry(
         "loss-threshold": "fdaudit.attacks.loss_threshold:LossThreshold",
         "noise-robustness": "fdaudit.attacks.label_only.noise:NoiseRobustness",
         "paired-logits": "fdaudit.attacks.model_inversion.paired_logits:PairedLogits",
+        "pixel-comparison": "fdaudit.attacks.gradient_inversion.comparison:PixelComparison",
         "plg-mi": "fdaudit.attacks.model_inversion.plg_mi:PLGMI",
         "rmia": "fdaudit.attacks.membership.lira:RMIA",
         "tag": "fdaudit.attacks.text_inversion.tag:TAG",

@@ -265,6 +265,7 @@ def _tried_on(found: Mapping[str, Any]) -> str:
     return {
         "answers": "answers of a model that learnt auxiliary records under shifted labels",
         "classes": "the run's network, trained on as many auxiliary records as a client has, through its {through}",
+        "comparisons": "gradients that compare auxiliary records with images near them",
         "discriminator": "a discriminator that knows auxiliary records by heart",
         "federation": "logits on public samples of a client that knows auxiliary records by heart",
         "generated": "generated samples that repeat auxiliary records under noise",

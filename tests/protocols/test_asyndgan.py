@@ -137,7 +137,7 @@ def test_masks_sent_in_clear_are_found_by_the_audit(tmp_path):
         splits={"test": 0.2, "proxy": 0.1, "auxiliary": 0.2, "candidates": 8},
         model={"name": "unet", "params": {"width": 8, "depth": 1}},
         protocol={"name": "asyndgan", "params": {"rounds": 3, "steps_per_round": 10, "task_steps": 60}},
-        attacks=[{"name": "label-counts"}],
+        attacks=[{"name": "label-counts"}, {"name": "pixel-comparison"}],
         adversaries=["server", "world"],
     )
     made = fdaudit.run(spec, tmp_path / "run")
@@ -146,5 +146,11 @@ def test_masks_sent_in_clear_are_found_by_the_audit(tmp_path):
     (distance,) = [f for f in cells["server"]["figures"] if f["name"] == "label_tv_mean"]
     assert distance["value"] < 0.05
     assert cells["world"]["status"] == "not-applicable"
+    compared = {c["adversary"]: c for c in made.result["cells"] if c["attack"] == "pixel-comparison"}
+    assert compared["world"]["status"] == "not-applicable"
+    assert compared["server"]["status"] == "run", compared["server"]["reason"]
+    figures = {f["name"]: f for f in compared["server"]["figures"]}
+    assert figures["psnr_gain"]["low"] > 1
+    assert figures["identification"]["p"] < 0.001
     ledger = {e["adversary"]: e for e in json.loads(json.dumps(made.result["ledger"]))}
     assert ledger["server"]["epsilon"] is None or ledger["server"]["epsilon"] == float("inf")

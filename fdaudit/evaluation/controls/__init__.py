@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from fdaudit.evaluation.controls.answers import model_that_answers
 from fdaudit.evaluation.controls.classes import unseen_classes
+from fdaudit.evaluation.controls.comparisons import compared_records
 from fdaudit.evaluation.controls.federation import recorded_answers
 from fdaudit.evaluation.controls.generated import generated_samples, overfit_discriminator
 from fdaudit.evaluation.controls.gradients import bare_gradients
@@ -39,6 +40,7 @@ CONTROLS: Mapping[str, Callable[[AttackPlan, Case], dict[str, Control]]] = Mappi
     {
         "answers": model_that_answers,
         "classes": unseen_classes,
+        "comparisons": compared_records,
         "discriminator": overfit_discriminator,
         "federation": recorded_answers,
         "generated": generated_samples,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -191,6 +191,37 @@ class MemoryArchitecture:
         return {n: tuple(t.shape) for n, t in self.build(torch.Generator()).state_dict().items()}
 
 
+def view_of_messages(
+    sent: Sequence[tuple[str, tuple[str, ...], str, dict[str, Tensor]]], *, keep: bool = True, **public: Any
+) -> MemoryView:
+    """Return the server's view of messages: sender, receivers, kind, tensors; `keep=False` leaves digests only."""
+    messages = tuple(
+        Message(
+            seq=seq,
+            round=0,
+            step=0,
+            sender=sender,
+            receivers=receivers,
+            kind=kind,
+            tensors={n: TensorInfo("F32", tuple(t.shape)) for n, t in values.items()},
+            payload={"file": "in memory"} if keep else None,
+        )
+        for seq, (sender, receivers, kind, values) in enumerate(sent)
+    )
+    clients = sorted(
+        {name for m in messages for name in (m.sender, *m.receivers) if name.startswith("client/")}
+    )
+    return MemoryView(
+        name="server",
+        members=("server",),
+        parties=("server", *clients),
+        hyperparameters=public,
+        messages=messages,
+        directory=Path("nowhere"),
+        payloads={seq: values for seq, (*_, values) in enumerate(sent)},
+    )
+
+
 def world(
     make: Any,
     kind: str,
@@ -219,51 +250,26 @@ def world(
         "upload": kind,
         **public,
     }
-    payload = {"file": "in memory"} if keep else None
-    messages, payloads = [], {}
-
-    def send(sender: str, receivers: tuple[str, ...], kind: str, values: dict[str, Tensor]) -> None:
-        seq = len(messages)
-        messages.append(
-            Message(
-                seq=seq,
-                round=0,
-                step=0,
-                sender=sender,
-                receivers=receivers,
-                kind=kind,
-                tensors={n: TensorInfo("F32", tuple(t.shape)) for n, t in values.items()},
-                payload=payload,
-            )
-        )
-        payloads[seq] = values
+    sent: list[tuple[str, tuple[str, ...], str, dict[str, Tensor]]] = []
 
     data, first = [], 0
     for name, n in zip(clients, counts, strict=True):
         data.append((x[first : first + n], y[first : first + n]))
         first += n
-        send(name, ("server",), "sample_count", {"n": torch.tensor(n)})
-    send("server", clients, "model_parameters", start)
+        sent.append((name, ("server",), "sample_count", {"n": torch.tensor(n)}))
+    sent.append(("server", clients, "model_parameters", start))
     for name, (xk, yk) in zip(clients, data, strict=True):
         gradient = {
             k: v + noise * torch.randn(v.shape, generator=g)
             for k, v in true_gradient(module, xk, yk, loss).items()
         }
         if kind == "gradient":
-            sent = gradient
+            upload = gradient
         else:
             base = start if kind == "model_parameters" else {k: torch.zeros_like(v) for k, v in start.items()}
-            sent = {k: base[k] - hyper["lr"] * v for k, v in gradient.items()}
-        send(name, ("server",), kind, sent)
-    view = MemoryView(
-        name="server",
-        members=("server",),
-        parties=("server", *clients),
-        hyperparameters=hyper,
-        messages=tuple(messages),
-        directory=Path("nowhere"),
-        payloads=payloads,
-    )
+            upload = {k: base[k] - hyper["lr"] * v for k, v in gradient.items()}
+        sent.append((name, ("server",), kind, upload))
+    view = view_of_messages(sent, keep=keep, **hyper)
     known = 1000 if records is None else first
     knowledge = Knowledge(
         architecture=MemoryArchitecture(make), auxiliary=(x[known:], y[known:]), task=task_of(y)
