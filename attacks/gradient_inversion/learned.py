@@ -57,7 +57,7 @@ class LearnedInversion:
 
     The adversary computes gradients of its own records, of which it knows the images, at the model that the victim
     started from. A regression from a sketch of the gradient to the image is fitted to them, and applied to the victim's
-    upload. It needs no search and no label, and works for masks and several labels a record alike. It reads uploads of
+    upload. It needs no search and no label, and works for masks and for several labels a record. It reads uploads of
     one image, also of several local steps on it, which count as one. The paper's regression is a network, and reads
     batches; this one has a Gaussian kernel between sketches of normalised gradients.
     """

@@ -62,7 +62,7 @@ def test_each_cell_has_a_status_a_reason_and_its_time(audited):
         assert cell.id in run.timings
     found = {c.id: c for c in cells}
     assert found["aggregator/label-counts"].status == "run"
-    assert found["server/label-counts"].reason == "no class_counts of a victim in view"
+    assert found["server/label-counts"].reason == "no class_counts or private_labels of a victim in view"
     assert [t.target for t in found["eavesdropper/label-counts"].targets] == ["client/0", "client/1"]
 
 
@@ -84,7 +84,7 @@ def test_the_page_shows_status_reason_time_and_queries_of_each_cell(audited):
     coverage = page[page.index('id="coverage"') :]
     for adversary in every_adversary(run):
         assert f'data-label="Adversary">{adversary}' in coverage
-    assert "no class_counts of a victim in view" in coverage
+    assert "no class_counts or private_labels of a victim in view" in coverage
 
 
 @pytest.mark.thorough

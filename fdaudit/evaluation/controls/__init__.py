@@ -17,9 +17,12 @@ from typing import TYPE_CHECKING
 
 from fdaudit.evaluation.controls.answers import model_that_answers
 from fdaudit.evaluation.controls.classes import unseen_classes
-from fdaudit.evaluation.controls.comparisons import compared_records
 from fdaudit.evaluation.controls.federation import recorded_answers
-from fdaudit.evaluation.controls.generated import generated_samples, overfit_discriminator
+from fdaudit.evaluation.controls.generated import (
+    compared_records,
+    generated_samples,
+    overfit_discriminator,
+)
 from fdaudit.evaluation.controls.gradients import bare_gradients
 from fdaudit.evaluation.controls.labels import skewed_clients
 from fdaudit.evaluation.controls.models import overfit_model

@@ -1,4 +1,4 @@
-"""Controls of attacks on generators and discriminators: ones that repeat records, and ones that cannot."""
+"""Controls of attacks on generators, discriminators and gradients at images: with auxiliary records, and without."""
 
 from __future__ import annotations
 
@@ -7,18 +7,36 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
-from fdaudit.evaluation.controls._membership import Design, Measured, design, passed, said, score
+from fdaudit.evaluation.controls._membership import (
+    Design,
+    Measured,
+    attack_seed,
+    design,
+    knowing,
+    passed,
+    said,
+    score,
+)
+from fdaudit.handout.auxiliary import groups_of
+from fdaudit.isolation.attacker import attack as run_attack
+from fdaudit.isolation.schema import Trial
+from fdaudit.metrics import score_reconstruction
 from fdaudit.models.conditional import build_domain_head, shared_network
 from fdaudit.result import Control
-from fdaudit.rng import child
+from fdaudit.rng import child, child_numpy
 from fdaudit.training.stepwise import Learner, Optimizer
 from fdaudit.training.trainer import parameters_of
+from fdaudit.types import AttackTask, Figure, Reconstruction
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from torch import Tensor
+
     from fdaudit.adversary.attack_plan import AttackPlan
     from fdaudit.planning.case import Case
 
-__all__ = ["generated_samples", "overfit_discriminator"]
+__all__ = ["compared_records", "generated_samples", "overfit_discriminator"]
 
 _SHARE = 0.7
 """Share of the auxiliary records that are candidates; other samples are made of the rest."""
@@ -27,6 +45,13 @@ _SPREAD = 0.05
 _COPIES = 4
 _STEPS = 300
 """Full-batch steps of Adam for the discriminator."""
+_RECORDS, _TIMES = 16, 20
+"""Auxiliary records that are compared, and how often."""
+_NEAR = 0.15
+"""Standard deviation of a compared image from the record, in units of pixel intensity."""
+_STRAY = 0.5
+"""Standard deviation of what a discriminator adds, in units of the L1 loss's gradient."""
+_LEAST_GAIN_DB = 1.0
 
 
 def generated_samples(attack: AttackPlan, plan: Case) -> dict[str, Control]:
@@ -91,3 +116,70 @@ def _discriminated(attack: AttackPlan, plan: Case, made: Design, steps: int) -> 
     ]
     with said(plan, attack, messages) as view:
         return score(attack, plan, view, made)
+
+
+def compared_records(attack: AttackPlan, plan: Case) -> dict[str, Control]:
+    """Return both controls: gradients that compare auxiliary records with images near them, and signs at random."""
+    held = len(plan.auxiliary[1])
+    generator = child(plan.seed, "control", attack.name, "victims")
+    order = torch.randperm(held, generator=generator)
+    count = min(_RECORDS, held // 2)
+    victims, known = order[:count], order[count:]
+    what = f"{count} auxiliary records compared with {_TIMES} images under noise of {_NEAR:g} each"
+    found = {
+        name: _compared(attack, plan, victims, known, generator, true=name == "positive")
+        for name in ("positive", "negative")
+    }
+    gains = {name: figures["psnr_gain"] for name, figures in found.items()}
+    positive, negative = gains["positive"], gains["negative"]
+    works = (positive.value or 0.0) >= _LEAST_GAIN_DB and (positive.low is None or positive.low > 0)
+    return {
+        "positive": Control(
+            what=f"{what}: mean gain over the prior at least {_LEAST_GAIN_DB:g} dB, with an interval above 0",
+            passed=works,
+            figures=(positive,),
+        ),
+        "negative": Control(
+            what=f"the same with signs at random: gain below {_LEAST_GAIN_DB:g} dB",
+            passed=negative.value is not None and negative.value < _LEAST_GAIN_DB,
+            figures=(negative,),
+        ),
+    }
+
+
+def _compared(
+    attack: AttackPlan, plan: Case, victims: Tensor, known: Tensor, generator: torch.Generator, *, true: bool
+) -> Mapping[str, Figure]:
+    """Return the attack's scores on records compared with images near them, or under signs at random."""
+    x, y = plan.auxiliary
+    real, target = x[victims], "client/0"
+    messages = []
+    for _ in range(_TIMES):
+        shown = (real + _NEAR * torch.randn(real.shape, generator=generator)).clamp(0, 1)
+        stray = _STRAY * torch.randn(real.shape, generator=generator)
+        signs = (shown - real).sign() if true else torch.randn(real.shape, generator=generator).sign()
+        messages += [
+            (target, "server", "private_labels", {"values": y[victims].to(torch.uint8)}),
+            ("server", target, "generated_samples", {"samples": shown}),
+            (target, "server", "sample_gradients", {"values": signs + stray}),
+        ]
+    auxiliary = (x[known], y[known])
+    with said(plan, attack, messages) as view:
+        case = Trial(
+            knowledge=knowing(plan, auxiliary=auxiliary),
+            task=AttackTask(targets=(target,)),
+            seed=attack_seed(plan, attack),
+        )
+        made = run_attack(attack, view, case)
+    if isinstance(made, str) or not isinstance(made[0], Reconstruction):
+        reason = f"the attack does not apply to its own control: {made}"
+        return {"psnr_gain": Figure(name="psnr_gain", value=None, unavailable=reason)}
+    groups = groups_of(plan, y)
+    return score_reconstruction(
+        made[0].images,
+        real,
+        x[known],
+        child_numpy(plan.seed, "control", attack.name, "score"),
+        true_labels=None if groups is None else groups[victims],
+        auxiliary_labels=None if groups is None else groups[known],
+    ).figures

@@ -108,7 +108,7 @@ def test_the_figures_stand_beside_the_worst_client_and_the_prior(fedkd):
 
 def test_what_is_not_in_view_is_a_reason(fedkd):
     reasons = {c["id"]: c["reason"] for c in fedkd.result["cells"] if c["status"] == "not-applicable"}
-    assert reasons["server/label-counts"] == "no class_counts of a victim in view"
+    assert reasons["server/label-counts"] == "no class_counts or private_labels of a victim in view"
     assert "asked about is not in view" in reasons["aggregator/label-declined"]
     assert "gradient, model_update or model_parameters" in reasons["aggregator/label-updates"]
 
@@ -125,7 +125,7 @@ def test_withheld_counts_leave_nothing_to_read(tmp_path):
     (cell,) = [
         c for c in fdaudit.run(wanted, tmp_path / "run").result["cells"] if c["attack"] == "label-counts"
     ]
-    assert (cell["status"], cell["reason"]) == ("not-applicable", "no class_counts of a victim in view")
+    assert (cell["status"], cell["reason"]) == ("not-applicable", "no class_counts or private_labels of a victim in view")
 
 
 @pytest.mark.thorough
