@@ -130,6 +130,15 @@ def test_half_precision_files_are_read_as_single_precision(tmp_path):
     assert {p.dtype for p in model.parameters()} == {torch.float32}
 
 
+def test_older_names_of_layer_norms_are_read(tmp_path):
+    older = {
+        n.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta"): t
+        for n, t in weights().items()
+    }
+    model = built(write_bert(tmp_path, tensors=older))
+    assert torch.equal(model.extractor.norm.weight, weights()["embeddings.LayerNorm.weight"])
+
+
 # -- how training treats it ------------------------------------------------------------------------------------------
 
 

@@ -186,7 +186,7 @@ def _sizes(file: Path, content: bytes) -> Sizes:
 def _tensors(file: Path, payload: bytes, sizes: Sizes) -> dict[str, Tensor]:
     """Return the network's tensors as float32; refuse a file without one of them, or with one of another shape."""
     try:
-        stored = {name.removeprefix(_PREFIX): tensor for name, tensor in decode(payload).items()}
+        stored = {_plain(name): tensor for name, tensor in decode(payload).items()}
     except IntegrityError:
         raise _wrong(file, "is no safetensors file") from None
     found = {}
@@ -201,6 +201,12 @@ def _tensors(file: Path, payload: bytes, sizes: Sizes) -> dict[str, Tensor]:
         if not torch.isfinite(found[name]).all():
             raise _wrong(file, f"holds NaN or infinite values in {name}")
     return found
+
+
+def _plain(name: str) -> str:
+    """Return a tensor's name without its prefix. Older files say gamma and beta in a LayerNorm."""
+    found = name.removeprefix(_PREFIX)
+    return found.replace("LayerNorm.gamma", "LayerNorm.weight").replace("LayerNorm.beta", "LayerNorm.bias")
 
 
 def _wrong(file: Path, problem: str) -> SpecError:
