@@ -1,11 +1,11 @@
 """DistilBERT (Sanh et al. 2019) with the weights of local files, fine-tuned as a classifier of texts.
 
 Guarantees:
-  * all weights but the head's are the files', whatever the generator: only the head is drawn;
+  * all weights but the head's are the files': the generator draws only the head;
   * the features are the last states of [CLS], as the published implementation computes them in evaluation mode;
   * [CLS] and [SEP] have an embedding of their own, so no row of the vocabulary's embedding speaks of them.
 
-It has no dropout, in training or elsewhere: `dropout` and `attention_dropout` of `config.json` are not read.
+It has no dropout: `dropout` and `attention_dropout` of `config.json` are not read.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _EPSILON = 1e-12
 
 
 class DistilbertParams(Config):
-    """Where the files of a pretrained network are; their `config.json` fixes its sizes."""
+    """The place of a pretrained network's files; their `config.json` fixes its sizes."""
 
     path: str = Field(min_length=1, max_length=4096)
     """A folder with `config.json`, `vocab.txt` and `model.safetensors`: below the folder of datasets, or absolute."""

@@ -3,7 +3,7 @@
 Guarantees:
   * nothing is unpickled and nothing is downloaded: weights are read from safetensors alone;
   * a relative path never leaves the folder of datasets, through `..` or a link;
-  * the bytes of a network are those of the digest that its architecture states, wherever it is built;
+  * every process that builds a network checks its files against the digest that the architecture states;
   * every size is bounded, and every tensor has the shape that `config.json` implies, before any network is built.
 """
 
@@ -115,7 +115,7 @@ def found_in(path: str, digest: str | None = None, root: Path | None = None) -> 
         root: the folder of datasets; default: FDAUDIT_DATA.
 
     Raises:
-        SpecError: a file is absent, too large or damaged, lies outside the folder of datasets, lacks a tensor or has
+        SpecError: a file is absent, too large, damaged or outside the folder of datasets, lacks a tensor or has
             one of another shape, or the files have another digest.
     """
     folder = _resolved(path, root)
