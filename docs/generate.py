@@ -28,7 +28,7 @@ from fdaudit.config import Config
 from fdaudit.data.composed import read_digits_multilabel
 from fdaudit.data.datasets import LENGTH, VOCABULARY
 from fdaudit.data.named import TORCHVISION, read_digits
-from fdaudit.models.zoo import _ZOO, _ZOO_OF_TEXTS, DENSE, architecture
+from fdaudit.models.zoo import _ZOO, _ZOO_OF_TEXTS, DENSE, FROM_FILES, architecture
 from fdaudit.spec.card import Card
 from fdaudit.spec.schema import ModelSpec, Spec
 from fdaudit.types import KINDS, DefenseSpec
@@ -324,6 +324,7 @@ def models_page() -> str:
         "Layers and parameters are those for grey images of 28x28 pixels and ten classes. `unet` is for masks: it has",
         "an answer for each pixel, and the sides of its images are multiples of 2 to the power of `depth`.",
         "`transformer` is for texts: its parameters are those for 32 tokens, 8192 words and ten classes.",
+        "`distilbert` is for texts too: its layers and their sizes are those of its files, see [text](text.md).",
         "`import:package.module:Class` names a class of your own that makes a `torch.nn.Module`; it is given",
         "`classes`, `input_shape` and, for texts, `words` if its constructor takes them, and `params` as keywords.",
         "Naming a class runs its code.",
@@ -332,7 +333,7 @@ def models_page() -> str:
         "| --- | --- | --- |",
     ]
     zoo = {**_ZOO, **_ZOO_OF_TEXTS}
-    for name in sorted(zoo):
+    for name in sorted(zoo.keys() - set(FROM_FILES)):
         with torch.device("meta"):  # shapes only: no weight is drawn
             shape, task = ((1, 32, 32), "segmentation") if name in DENSE else ((1, 28, 28), "single-label")
             given = ((LENGTH,), 10, "text", VOCABULARY) if name in _ZOO_OF_TEXTS else (shape, 10, task)

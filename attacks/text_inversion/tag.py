@@ -214,15 +214,21 @@ class _Matching:
         if place is None:
             return torch.zeros(n, self._long, B)
         by_word = self._sent[f"{self._name}.weight"][self._words].double()
-        by_place = self._sent[f"{place}.weight"][: self._long].double()
+        name, marks = place
+        by_place = self._sent[f"{name}.weight"][marks : marks + self._long].double()
         share: Tensor = torch.linalg.lstsq(by_place.T, by_word.T, driver="gelsd").solution  # (long, B)
         return (2 * share.clamp(0, 1)).float().expand(n, -1, -1).clone()
 
 
-def _positions(module: nn.Module, length: int) -> str | None:
-    """Return the name of an embedding with a row for each position, or None."""
+def _positions(module: nn.Module, length: int) -> tuple[str, int] | None:
+    """Return the name of an embedding with a row for each position, and the marks before a text; None without one.
+
+    It has L rows, or L + 2 if the network puts a mark before each text and one after it, as BERT does.
+    """
     found = [
-        n for n, m in module.named_modules() if isinstance(m, nn.Embedding) and m.num_embeddings == length
+        (n, (m.num_embeddings - length) // 2)
+        for n, m in module.named_modules()
+        if isinstance(m, nn.Embedding) and m.num_embeddings in (length, length + 2)
     ]
     return found[0] if len(found) == 1 else None
 
@@ -232,6 +238,7 @@ def _longest(gradient: Mapping[str, Tensor], module: nn.Module, length: int) -> 
     place = _positions(module, length)
     if place is None:
         return length
-    size = gradient[f"{place}.weight"].double().norm(dim=1)
+    name, marks = place
+    size = gradient[f"{name}.weight"].double().norm(dim=1)
     there = (size > 1e-6 * size.max()).nonzero().flatten()
-    return 1 + int(there.max()) if len(there) else length
+    return max(1 + int(there.max()) - 2 * marks, 1) if len(there) else length

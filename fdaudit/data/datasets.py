@@ -20,12 +20,13 @@ from fdaudit.data.raw import RawData
 from fdaudit.data.resize import fit, fit_masks, to_unit
 from fdaudit.data.stratify import stratified_draw
 from fdaudit.data.texts.files import TEXTS, read_named_texts, read_texts
+from fdaudit.data.texts.wordpieces import Pieces, find_pieces, read_pieces
 from fdaudit.errors import DataError, nearest
 from fdaudit.rng import SecretStream
 from fdaudit.spec.schema import DatasetSpec
 from fdaudit.types import Task, task_of
 
-__all__ = ["DATASETS", "LENGTH", "VOCABULARY", "Dataset", "load_dataset"]
+__all__ = ["DATASETS", "LENGTH", "VOCABULARY", "Dataset", "data_root", "load_dataset"]
 
 DATASETS: tuple[str, ...] = (
     "digits",
@@ -193,20 +194,20 @@ def load_dataset(spec: DatasetSpec, stream: SecretStream) -> Dataset:
 
 def _refuse_other_fields(spec: DatasetSpec, text: bool) -> None:
     """Refuse a field of images for texts, and a field of texts for images."""
-    for name in ("image_size",) if text else ("length", "vocabulary"):
+    for name in ("image_size",) if text else ("length", "vocabulary", "wordpieces"):
         if (value := getattr(spec, name)) is not None:
             problem = f"does not belong to {'texts' if text else 'images'}, which {spec.name} holds"
             raise DataError(f"dataset.{name}", value, problem, "Remove it.")
 
 
 def _read(spec: DatasetSpec) -> RawData:
-    root = _root(spec.root)
+    root = data_root(spec.root)
     scheme, colon, rest = spec.name.partition(":")
     length = LENGTH if spec.length is None else spec.length
     if colon and rest and scheme in ("npz", "folder", "masks", "text"):
         path = resolve_path(rest, root, "dataset.name")
         if scheme == "text":
-            return read_texts(path, length)
+            return read_texts(path, length, _pieces(spec, root))
         if scheme == "masks":
             return read_masks(path)
         return read_npz(path) if scheme == "npz" else read_folder(path, spec.image_size)
@@ -215,13 +216,20 @@ def _read(spec: DatasetSpec) -> RawData:
     if spec.name == "digits-multilabel":
         return read_digits_multilabel()
     if spec.name in TEXTS:
-        return read_named_texts(spec.name, root, length)
+        return read_named_texts(spec.name, root, length, _pieces(spec, root))
     if spec.name in TORCHVISION:
         return read_torchvision(spec.name, root, spec.download)
     raise DataError("dataset.name", spec.name, "is not a known dataset", nearest(spec.name, DATASETS))
 
 
-def _root(root: str | None) -> Path:
+def _pieces(spec: DatasetSpec, root: Path) -> Pieces | None:
+    """Return the word pieces that the spec's texts are cut into; None if they have words of their own."""
+    field = "dataset.wordpieces"
+    return None if spec.wordpieces is None else read_pieces(find_pieces(spec.wordpieces, root, field), field)
+
+
+def data_root(root: str | None = None) -> Path:
+    """Return the folder of datasets: `root` if given, else FDAUDIT_DATA, else a folder in the user's cache."""
     if root is not None:
         return Path(root).expanduser()
     if os.environ.get("FDAUDIT_DATA"):

@@ -93,10 +93,14 @@ class Attacker:
     Args:
         own: whether fdaudit's own attacks run in it, one after the other. Others get a process for each case.
         launched: starts the process.
+        reads: files that it may read besides Python and its libraries: those of pretrained networks.
     """
 
-    def __init__(self, own: bool, launched: Launcher = new_program) -> None:
+    def __init__(
+        self, own: bool, launched: Launcher = new_program, *, reads: frozenset[str] = frozenset()
+    ) -> None:
         self._launched = launched
+        self.reads = reads
         self.folder = home() if own else new_folder("attack")
         self.surroundings = _surroundings(own)
         self._temporary = new_folder("attacker") if own else self.folder
@@ -169,7 +173,7 @@ class Attacker:
         self._output = (self._temporary / _OUTPUT).open("w+b", buffering=0)
         self._process, reading, writing = self._launched(
             Launch(
-                paths={"readable": readable(), "writable": writable},
+                paths={"readable": [*readable(), *sorted(self.reads)], "writable": writable},
                 output=self._output,
                 directory=self._temporary,
                 variables={**self.surroundings, **_SET, "HOME": temporary, "TMPDIR": temporary},
@@ -251,7 +255,10 @@ def attack(asked: AttackPlan, view: View, case: Trial, reply: Reply | None = Non
     from fdaudit.isolation.schema import guesses_of, packed
 
     served = _served(case, reply)
-    with _attacker(asked.own) as attacker, TemporaryDirectory(dir=attacker.folder, prefix="case-") as folder:
+    with (
+        _attacker(asked.own, _networks_files(case)) as attacker,
+        TemporaryDirectory(dir=attacker.folder, prefix="case-") as folder,
+    ):
         directory = _laid_out(view, attacker.folder, Path(folder) / "view")
         tensors = Tensors()
         fields = {
@@ -341,6 +348,15 @@ def _settled(case: Trial, readable_below: Path, folder: Path) -> Trial:
     return replace(case, knowledge=replace(case.knowledge, rehearse=rehearsal))
 
 
+def _networks_files(case: Trial) -> frozenset[str]:
+    """Return the files of pretrained networks that the adversary of a case knows; they are public."""
+    known: Any = case.knowledge
+    networks = [] if known.architecture is None else [known.architecture]
+    networks += [] if known.train is None else [known.train.architecture]
+    networks += [] if known.rehearse is None else known.rehearse.common.networks.distinct
+    return frozenset(file for network in networks for file in network.pretrained)
+
+
 # -- the processes ----------------------------------------------------------------------------------------------
 
 _free: list[Attacker] = []
@@ -386,10 +402,10 @@ def _surroundings(own: bool) -> dict[str, str]:
 
 
 @contextmanager
-def _attacker(own: bool) -> Iterator[Attacker]:
+def _attacker(own: bool, reads: frozenset[str] = frozenset()) -> Iterator[Attacker]:
     """Yield a process for one case: an idle one for fdaudit's own attacks, or a new one."""
-    made = _standing() if own else None
-    made = made or Attacker(own)
+    made = _standing(reads) if own else None
+    made = made or Attacker(own, reads=reads)
     again = False
     try:
         yield made
@@ -405,11 +421,12 @@ def _attacker(own: bool) -> Iterator[Attacker]:
                 made.close()
 
 
-def _standing() -> Attacker | None:
+def _standing(reads: frozenset[str]) -> Attacker | None:
     with _turn:
         while _free:
             made = _free.pop()
-            if made.alive and made.surroundings == _surroundings(own=True) and made.folder == home():
+            same = made.surroundings == _surroundings(own=True) and made.folder == home()
+            if made.alive and same and reads <= made.reads:
                 return made
             made.close()
     return None

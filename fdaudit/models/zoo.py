@@ -20,6 +20,8 @@ from fdaudit.config import Config, validate
 from fdaudit.errors import SpecError, nearest, plugin_line
 from fdaudit.limits import MOST_PARAMETERS
 from fdaudit.models.network import seed_from, seeded
+from fdaudit.models.pretrained.distilbert import DistilbertParams, distilbert, located
+from fdaudit.models.pretrained.files import FILES
 from fdaudit.models.resnets import Resnet8Params, ResnetParams, resnet8, resnet_small
 from fdaudit.models.small import (
     CNNS,
@@ -38,7 +40,16 @@ from fdaudit.parallel.threads import forked_randomness
 from fdaudit.spec.schema import ModelSpec
 from fdaudit.types import Task
 
-__all__ = ["DENSE", "MODELS", "OF_TEXTS", "PAPER_TABLES", "Architecture", "architecture", "paper_model"]
+__all__ = [
+    "DENSE",
+    "FROM_FILES",
+    "MODELS",
+    "OF_TEXTS",
+    "PAPER_TABLES",
+    "Architecture",
+    "architecture",
+    "paper_model",
+]
 
 _Shape = tuple[int, ...]
 _Builder = Callable[[Any, Any, int], nn.Module]
@@ -61,11 +72,15 @@ _ZOO: Mapping[str, tuple[type[Config], _Builder]] = {
 }
 
 _ZOO_OF_TEXTS: Mapping[str, tuple[type[Config], Callable[[Any, int, int, int], nn.Module]]] = {
+    "distilbert": (DistilbertParams, distilbert),
     "transformer": (TransformerParams, transformer),
 }
 
 OF_TEXTS = tuple(sorted(_ZOO_OF_TEXTS))
 """Networks of the zoo for texts."""
+
+FROM_FILES = ("distilbert",)
+"""Networks of the zoo whose weights come from the user's files."""
 
 DENSE = ("unet",)
 """Networks of the zoo with an answer for each pixel."""
@@ -160,8 +175,20 @@ class Architecture:
         return self.name.startswith(_IMPORT)
 
     @property
+    def pretrained(self) -> tuple[str, ...]:
+        """Return the absolute paths of the files that the weights come from; none if all weights are drawn."""
+        if self.name not in FROM_FILES:
+            return ()
+        return tuple(str(Path(self.params["path"]) / name) for name in FILES)
+
+    @property
     def source(self) -> str:
-        """Return the SHA-256 of an imported class's file, or "" for a model of the zoo or a class without a file."""
+        """Return the SHA-256 of an imported class's file or of pretrained files; "" for other models of the zoo.
+
+        It is "" for a class without a file.
+        """
+        if self.pretrained:
+            return str(self.params["sha256"])
         if not self.imported:
             return ""
         path = self.name.removeprefix(_IMPORT).partition(":")[0]
@@ -228,9 +255,22 @@ class Architecture:
 
 
 def architecture(
-    spec: ModelSpec, input_shape: _Shape, classes: int, task: Task = "single-label", words: int = 0
+    spec: ModelSpec,
+    input_shape: _Shape,
+    classes: int,
+    task: Task = "single-label",
+    words: int | tuple[str, ...] = 0,
+    root: Path | None = None,
 ) -> Architecture:
     """Return the architecture that `spec` names, after checking that it maps records of this shape to logits.
+
+    Args:
+        spec: a network and its settings.
+        input_shape: (c, h, w) of an image, or (L,) of a text.
+        classes: number of classes C.
+        task: the task of the records.
+        words: the words of texts, or their number, which suffices for networks without files; 0 for images.
+        root: the folder below which files of networks are; default: FDAUDIT_DATA.
 
     Raises:
         SpecError: the name or a parameter is unknown, an import fails, the images are too small for the
@@ -242,12 +282,16 @@ def architecture(
             raise SpecError("model.name", spec.name, "is not a known model", nearest(spec.name, MODELS))
         if (spec.name in OF_TEXTS) != bool(words):
             of, remedy = (
-                ("images", f"Use {OF_TEXTS[0]!r}.") if words else ("texts", "Choose another network.")
+                ("images", f"Use {OF_TEXTS[-1]!r}.") if words else ("texts", "Choose another network.")
             )
             raise SpecError("model.name", spec.name, f"is a network for {of}", remedy)
         settings = (_ZOO_OF_TEXTS if words else _ZOO)[spec.name][0]
-        params = validate(settings, spec.params, "model.params").model_dump(mode="json")
-    made = Architecture(spec.name, dict(params), input_shape, classes, words)
+        given = validate(settings, spec.params, "model.params")
+        if isinstance(given, DistilbertParams):
+            given = located(given, input_shape[0], words, root)
+        params = given.model_dump(mode="json")
+    count = words if isinstance(words, int) else len(words)
+    made = Architecture(spec.name, dict(params), input_shape, classes, count)
     answer = (classes, *input_shape[1:]) if task == "segmentation" else (classes,)
     problem = _misfit(made, answer)
     if problem:

@@ -15,7 +15,7 @@ from fdaudit.adversary.forms import Forms
 from fdaudit.adversary.view import members_of
 from fdaudit.config import validate
 from fdaudit.data import Dataset, Splits, insert_canaries, load_dataset, make_splits, public_samples, test_xy
-from fdaudit.data.datasets import VOCABULARY
+from fdaudit.data.datasets import VOCABULARY, data_root
 from fdaudit.data.texts.vocabulary import known_words
 from fdaudit.errors import SpecError
 from fdaudit.federation.defenses import attach, refuse_untrainable
@@ -35,7 +35,7 @@ from fdaudit.models.network import Network, feature_width
 from fdaudit.planning.attacks import plan_attacks, refuse_attacks_without_controls
 from fdaudit.planning.presets import written_out
 from fdaudit.rng import child_seed
-from fdaudit.spec.schema import RecordRounds, Spec
+from fdaudit.spec.schema import ModelSpec, RecordRounds, Spec
 from fdaudit.storage.cache import digest_of
 from fdaudit.storage.vault import Secrets
 from fdaudit.training.encoder import TaskEncoder
@@ -290,7 +290,7 @@ def make_plan(spec: Spec, secrets: Secrets) -> Plan:
             dataset, splits, spec.canaries, lambda client: secrets.truth("canaries", client)
         )
     _refuse_other_tasks(spec, protocol, dataset)
-    networks = networks_named(spec, dataset.input_shape, dataset.classes, dataset.task, len(dataset.words))
+    networks = networks_named(spec, dataset.input_shape, dataset.classes, dataset.task, dataset.words)
     _refuse_unlike(networks, spec, protocol)
     refuse_untrainable(attached, spec, networks_of(protocol, networks))
     execution = execution_of(spec, networks)
@@ -338,7 +338,7 @@ def _with_messages(
     config.fits(spec.clients)
     dataset, splits = _records(spec, secrets)
     _refuse_other_tasks(spec, protocol, dataset)
-    networks = networks_named(spec, dataset.input_shape, dataset.classes, dataset.task, len(dataset.words))
+    networks = networks_named(spec, dataset.input_shape, dataset.classes, dataset.task, dataset.words)
     public, labels = _public(spec, protocol, dataset, splits, secrets)
     execution = replace(execution_of(spec, networks), device="cpu")
     held, seed = dataset.x[splits.auxiliary], child_seed(secrets.working_seed, "encoder")
@@ -388,6 +388,8 @@ def _records(spec: Spec, secrets: Secrets) -> tuple[Dataset, Splits]:
     dataset = load_dataset(spec.dataset, secrets.truth("dataset"))
     shares = spec.splits if spec.public_dataset is None else spec.splits.model_copy(update={"proxy": 0.0})
     splits = make_splits(dataset, spec.clients, spec.partition, shares, secrets.truth("splits"))
+    if spec.dataset.wordpieces is not None:
+        return dataset, splits  # the vocabulary is a public file's, made of no text of this run
     public = torch.cat([splits.proxy, splits.auxiliary])
     return known_words(dataset, public, spec.dataset.vocabulary or VOCABULARY), splits
 
@@ -425,18 +427,25 @@ def _refuse_beside_texts(spec: Spec) -> None:
 
 
 def networks_named(
-    spec: Spec, input_shape: tuple[int, ...], classes: int, task: Task = "single-label", words: int = 0
+    spec: Spec,
+    input_shape: tuple[int, ...],
+    classes: int,
+    task: Task = "single-label",
+    words: tuple[str, ...] = (),
 ) -> Networks:
-    """Return the networks that a spec names, for images (c, h, w), or for texts (L,) of so many `words`.
+    """Return the networks that a spec names, for images (c, h, w), or for texts (L,) of these `words`.
 
     Raises:
-        SpecError: a network is unknown, or does not accept such images.
+        SpecError: a network is unknown, or does not accept such images or texts.
     """
-    shared = architecture(spec.model, input_shape, classes, task, words)
-    own = []
+
+    def named(entry: ModelSpec) -> Architecture:
+        return architecture(entry, input_shape, classes, task, words, data_root(spec.dataset.root))
+
+    shared, own = named(spec.model), []
     for number, entry in enumerate(spec.client_models):
         try:
-            own.append(architecture(entry, input_shape, classes, task, words))
+            own.append(named(entry))
         except SpecError as error:
             field = error.field.replace("model", f"client_models.{number}", 1)
             raise SpecError(field, error.value, error.problem, error.remedy) from None

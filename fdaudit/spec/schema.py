@@ -50,10 +50,20 @@ class DatasetSpec(Config):
     limit: int | None = Field(None, ge=10)
     """At most this many training records, drawn class by class (multi-label and masks: at random)."""
     length: int | None = Field(None, ge=1, le=512)
-    """Texts: number of words that are read of each. Default: 32."""
+    """Texts: number of words, or word pieces, that are read of each. Default: 32."""
     vocabulary: int | None = Field(None, ge=3, le=1_000_000)
     """Texts: most words that the vocabulary of public and auxiliary texts holds, padding and the unknown word included.
     Default: 8192."""
+    wordpieces: Text | None = None
+    """Texts: a public vocabulary of BERT's word pieces, a `vocab.txt` or its folder below the folder of datasets. Texts
+    are cut into its pieces, and no vocabulary is made. `distilbert` needs it. Default: whole words."""
+
+    @model_validator(mode="after")
+    def _one_vocabulary(self) -> Self:
+        if self.vocabulary is not None and self.wordpieces is not None:
+            problem = "does not go with `dataset.wordpieces`, which fixes the vocabulary"
+            raise SpecError("dataset.vocabulary", self.vocabulary, problem, "Remove one of them.")
+        return self
 
 
 class PartitionSpec(Config):

@@ -20,7 +20,7 @@ from fdaudit.models import MODELS, PAPER_TABLES, Architecture, Network, architec
 from fdaudit.rng import child
 from fdaudit.spec.schema import ModelSpec
 
-APART = ("transformer", "unet")  # for texts and for pixels: see test_transformer.py and test_unet.py
+APART = ("distilbert", "transformer", "unet")  # for texts and for pixels: each has a file of tests of its own
 ZOO = [name for name in MODELS[:-1] if name not in APART]
 LIGHT = [name for name in ZOO if name not in ("resnet18", "resnet34", "resnet50")]
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from fdaudit.data.raw import RawData, class_total
+from fdaudit.data.texts.wordpieces import PieceNumbering, Pieces
 from fdaudit.data.texts.words import Numbering
 from fdaudit.errors import DataError
 from fdaudit.limits import DATA_BYTES, TABLE_BYTES, read_file
@@ -40,7 +41,7 @@ class _Row(NamedTuple):
     fields: list[str]
 
 
-def read_texts(file: Path, length: int) -> RawData:
+def read_texts(file: Path, length: int, pieces: Pieces | None = None) -> RawData:
     """Read a user's table with the columns `text` and `label`: comma-separated, or tab-separated if it ends in .tsv.
 
     Labels are whole numbers from 0. Fields of a comma-separated file may be quoted; those of a tab-separated one are
@@ -49,6 +50,7 @@ def read_texts(file: Path, length: int) -> RawData:
     Args:
         file: the file, UTF-8.
         length: number of tokens of a record.
+        pieces: the word pieces that texts are cut into; None numbers the file's own words.
 
     Raises:
         DataError: the file is absent or too large, or a row is damaged; the error names the row.
@@ -59,7 +61,7 @@ def read_texts(file: Path, length: int) -> RawData:
         problem = f"has no column {missing[0]}, or several" if header else "is empty"
         raise DataError(_FIELD, str(file), problem, "Begin it with the names of its columns: text,label.")
     text, label = header.index("text"), header.index("label")
-    numbering = Numbering(length)
+    numbering = _numbering(length, pieces)
     x, y = _records(file, rows, len(header), (text,), label, 0, numbering)
     least = int(y.min())
     if least:
@@ -74,13 +76,19 @@ def read_texts(file: Path, length: int) -> RawData:
     )
 
 
-def read_named_texts(name: str, root: Path, length: int) -> RawData:
+def read_named_texts(name: str, root: Path, length: int, pieces: Pieces | None = None) -> RawData:
     """Read `ag_news` or `sst2` from the folder of datasets.
+
+    Args:
+        name: one of `TEXTS`.
+        root: the folder of datasets.
+        length: number of tokens of a record.
+        pieces: the word pieces that texts are cut into; None numbers the files' own words.
 
     Raises:
         DataError: a file is absent or damaged.
     """
-    numbering = Numbering(length)
+    numbering = _numbering(length, pieces)
     if name == "ag_news":
         file = root / "ag_news.csv"
         x, y = _records(file, _rows(file, ","), 3, (1, 2), 0, 1, numbering)
@@ -110,6 +118,10 @@ def read_named_texts(name: str, root: Path, length: int) -> RawData:
         provenance="SST-2 (Socher et al. 2013) as in GLUE, test on its development split; licence not stated.",
         words=numbering.words,
     )
+
+
+def _numbering(length: int, pieces: Pieces | None) -> Numbering:
+    return Numbering(length) if pieces is None else PieceNumbering(length, pieces)
 
 
 def _rows(file: Path, delimiter: str) -> Iterator[_Row]:

@@ -41,7 +41,11 @@ class Numbering:
         """Return token numbers (n, L), int64. A text without a word is one unknown word."""
         made = []
         for text in texts:
-            found = words_of(text)[: self.length]
-            own = [self._number.setdefault(word, len(self._number)) for word in found] or [UNKNOWN]
+            own = self._numbers(text) or [UNKNOWN]
             made.append(torch.tensor(own + [PADDING] * (self.length - len(own)), dtype=torch.int32))
         return torch.stack(made).long() if made else torch.zeros(0, self.length, dtype=torch.int64)
+
+    def _numbers(self, text: str) -> list[int]:
+        """Return the numbers of a text's first L words."""
+        found = words_of(text)[: self.length]
+        return [self._number.setdefault(word, len(self._number)) for word in found]

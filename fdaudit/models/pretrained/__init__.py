@@ -1,0 +1,1 @@
+"""Networks whose weights come from local files."""

@@ -1,0 +1,213 @@
+"""The files of a DistilBERT in the layout that Hugging Face ships: `config.json`, `vocab.txt` and `model.safetensors`.
+
+Guarantees:
+  * nothing is unpickled and nothing is downloaded: weights are read from safetensors alone;
+  * a relative path never leaves the folder of datasets, through `..` or a link;
+  * every process that builds a network checks its files against the digest that the architecture states;
+  * every size is bounded, and every tensor has the shape that `config.json` implies, before any network is built.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal, Self
+
+import torch
+from pydantic import ConfigDict, Field, ValidationError, model_validator
+from torch import Tensor
+
+from fdaudit.config import Config
+from fdaudit.data.datasets import data_root
+from fdaudit.data.files import resolve_path
+from fdaudit.data.texts.wordpieces import VOCABULARY_FILE, Pieces, pieces_of
+from fdaudit.errors import DataError, IntegrityError, SpecError
+from fdaudit.limits import JSON_BYTES, TABLE_BYTES, TENSOR_BYTES, Limit, read_file
+from fdaudit.storage.files import decode, parse_json
+
+__all__ = ["FIELD", "FILES", "Sizes", "Weights", "found_in", "sizes_in"]
+
+FIELD = "model.params.path"
+CONFIG_FILE, WEIGHTS_FILE = "config.json", "model.safetensors"
+FILES: Mapping[str, Limit] = {
+    CONFIG_FILE: JSON_BYTES,
+    VOCABULARY_FILE: TABLE_BYTES,
+    WEIGHTS_FILE: TENSOR_BYTES,
+}
+"""The files of a network with the most bytes that are read of each, in the order of its digest."""
+_GET = "Put config.json, vocab.txt and model.safetensors of distilbert-base-uncased there."
+_PREFIX = "distilbert."
+
+
+class Sizes(Config):
+    """The part of `config.json` that decides what the network computes. Other entries are not read."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    model_type: Literal["distilbert"]
+    activation: Literal["gelu"] = "gelu"
+    dim: int = Field(ge=2, le=4096)
+    """Entries d of a state; a multiple of `n_heads`."""
+    hidden_dim: int = Field(ge=1, le=16_384)
+    """Entries of a state between the two linear layers of a block."""
+    n_layers: int = Field(ge=1, le=48)
+    n_heads: int = Field(ge=1, le=128)
+    max_position_embeddings: int = Field(ge=3, le=8192)
+    vocab_size: int = Field(ge=5, le=1_000_000)
+
+    @model_validator(mode="after")
+    def _whole_heads(self) -> Self:
+        if self.dim % self.n_heads:
+            raise ValueError(f"dim {self.dim} is no multiple of n_heads {self.n_heads}")
+        return self
+
+    @cached_property
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        """Return the shapes of the tensors, by name in the file."""
+        d, wide = self.dim, self.hidden_dim
+        found: dict[str, tuple[int, ...]] = {
+            "embeddings.word_embeddings.weight": (self.vocab_size, d),
+            "embeddings.position_embeddings.weight": (self.max_position_embeddings, d),
+            **_both("embeddings.LayerNorm", d),
+        }
+        for n in range(self.n_layers):
+            at = f"transformer.layer.{n}"
+            for name in ("q_lin", "k_lin", "v_lin", "out_lin"):
+                found |= _both(f"{at}.attention.{name}", d, d)
+            found |= _both(f"{at}.sa_layer_norm", d) | _both(f"{at}.output_layer_norm", d)
+            found |= _both(f"{at}.ffn.lin1", wide, d) | _both(f"{at}.ffn.lin2", d, wide)
+        return found
+
+
+def _both(name: str, *shape: int) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of a layer's weight and bias."""
+    return {f"{name}.weight": shape, f"{name}.bias": shape[:1]}
+
+
+@dataclass(frozen=True, eq=False)
+class Weights:
+    """The files of one network.
+
+    Attributes:
+        folder: its absolute path.
+        sizes: what `config.json` says.
+        pieces: its vocabulary.
+        tensors: by name in the file without its prefix, float32 and finite; heads of other tasks are left out.
+        digest: SHA-256 of the three files one after the other, in the order of `FILES`.
+    """
+
+    folder: Path
+    sizes: Sizes
+    pieces: Pieces
+    tensors: Mapping[str, Tensor]
+    digest: str
+
+
+def found_in(path: str, digest: str | None = None, root: Path | None = None) -> Weights:
+    """Return the files in a folder.
+
+    Args:
+        path: the folder: absolute, or below `root`.
+        digest: the digest that the files must have, if one is known.
+        root: the folder of datasets; default: FDAUDIT_DATA.
+
+    Raises:
+        SpecError: a file is absent, too large, damaged or outside the folder of datasets, lacks a tensor or has
+            one of another shape, or the files have another digest.
+    """
+    folder = _resolved(path, root)
+    content = {name: _read(folder, _resolved(str(Path(path) / name), root), FILES[name]) for name in FILES}
+    hashed = hashlib.sha256()
+    for part in content.values():
+        hashed.update(part)
+    if digest not in (None, made := hashed.hexdigest()):
+        problem = f"is not the digest of the files in {folder}: they have {made}"
+        raise SpecError("model.params.sha256", digest, problem, "Correct it, or put the right files there.")
+    sizes = _sizes(folder / CONFIG_FILE, content[CONFIG_FILE])
+    try:
+        pieces = pieces_of(content[VOCABULARY_FILE], folder / VOCABULARY_FILE, FIELD)
+    except DataError as error:
+        raise SpecError(error.field, error.value, error.problem, error.remedy) from None
+    if len(pieces.listed) != sizes.vocab_size:
+        problem = f"has {len(pieces.listed):,} pieces, but config.json says vocab_size {sizes.vocab_size:,}"
+        raise _wrong(folder / VOCABULARY_FILE, problem)
+    tensors = _tensors(folder / WEIGHTS_FILE, content[WEIGHTS_FILE], sizes)
+    return Weights(folder, sizes, pieces, tensors, made)
+
+
+def sizes_in(path: str) -> Sizes:
+    """Return the sizes of the network in a folder, which is absolute or below FDAUDIT_DATA.
+
+    Raises:
+        SpecError: `config.json` is absent, or describes no DistilBERT.
+    """
+    file = _resolved(str(Path(path) / CONFIG_FILE), None)
+    return _sizes(file, _read(file.parent, file, FILES[CONFIG_FILE]))
+
+
+def _resolved(path: str, root: Path | None) -> Path:
+    try:
+        return resolve_path(path, data_root() if root is None else root, FIELD)
+    except DataError as error:
+        raise SpecError(error.field, error.value, error.problem, error.remedy) from None
+
+
+def _read(folder: Path, place: Path, limit: Limit) -> bytes:
+    try:
+        return read_file(place, limit)
+    except FileNotFoundError:
+        pickled = sorted(p.name for p in folder.glob("*") if p.suffix in (".bin", ".pt", ".pth", ".ckpt"))
+        if place.name == WEIGHTS_FILE and pickled:
+            problem = f"has no {WEIGHTS_FILE}; {pickled[0]}, a pickle that may run code, is not read"
+        else:
+            problem = f"has no {place.name}" if folder.is_dir() else "is no folder"
+        raise SpecError(FIELD, str(folder), problem, _GET) from None
+    except OSError as error:
+        raise _wrong(place, f"cannot be read ({error.strerror})") from None
+
+
+def _sizes(file: Path, content: bytes) -> Sizes:
+    try:
+        return Sizes.model_validate(parse_json(content))
+    except ValidationError as error:
+        first: Any = error.errors()[0]
+        name = ".".join(map(str, first["loc"]))
+        said = first["msg"].removeprefix("Value error, ")
+        raise _wrong(
+            file, f"describes no DistilBERT that is read ({name}: {said})".replace("(: ", "(")
+        ) from None
+    except ValueError as error:
+        raise _wrong(file, f"is no JSON ({error})") from None
+
+
+def _tensors(file: Path, payload: bytes, sizes: Sizes) -> dict[str, Tensor]:
+    """Return the network's tensors as float32; refuse a file without one of them, or with one of another shape."""
+    try:
+        stored = {_plain(name): tensor for name, tensor in decode(payload).items()}
+    except IntegrityError:
+        raise _wrong(file, "is no safetensors file") from None
+    found = {}
+    for name, shape in sizes.shapes.items():
+        if (tensor := stored.get(name)) is None:
+            raise _wrong(file, f"has no tensor {name}")
+        if tuple(tensor.shape) != shape or not tensor.is_floating_point():
+            kind = str(tensor.dtype).removeprefix("torch.")
+            problem = f"has {name} as {kind} {tuple(tensor.shape)}; config.json implies floats {shape}"
+            raise _wrong(file, problem)
+        found[name] = tensor.to(torch.float32)
+        if not torch.isfinite(found[name]).all():
+            raise _wrong(file, f"holds NaN or infinite values in {name}")
+    return found
+
+
+def _plain(name: str) -> str:
+    """Return a tensor's name without its prefix. Older files say gamma and beta in a LayerNorm."""
+    found = name.removeprefix(_PREFIX)
+    return found.replace("LayerNorm.gamma", "LayerNorm.weight").replace("LayerNorm.beta", "LayerNorm.bias")
+
+
+def _wrong(file: Path, problem: str) -> SpecError:
+    return SpecError(FIELD, str(file), problem, _GET)
