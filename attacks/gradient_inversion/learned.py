@@ -160,7 +160,11 @@ class _Gradients:
             out: Tensor = functional_call(self._module, {**free, **self._fixed}, (one[None],))
             return self._loss(out, label[None])
 
-        found = vmap(grad(loss), (None, 0, 0))(self._free, x, y)
+        try:
+            found = vmap(grad(loss), (None, 0, 0))(self._free, x, y)
+        except RuntimeError:  # a network that cannot be vectorised is asked record by record
+            each = [grad(loss)(self._free, *one) for one in zip(x, y, strict=True)]
+            found = {k: torch.stack([gradient[k] for gradient in each]) for k in self._free}
         return self._sketch(torch.cat([found[k].flatten(1) for k in self._free], 1).cpu())
 
     def _sketch(self, values: Tensor) -> Tensor:

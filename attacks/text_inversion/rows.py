@@ -111,9 +111,15 @@ def embedding_of(module: nn.Module, knowledge: Knowledge) -> str | None:
 
 
 def changed_rows(change: Tensor) -> Tensor:
-    """Return the numbers (m,) of the rows of a change (V, d) that are larger than those of most words."""
+    """Return the numbers (m,) of the rows of a change (V, d) that are larger than those of most words.
+
+    Where the rows of most words are exactly zero, every other row counts, however small: attention that looks away
+    from a word leaves it a gradient of a millionth of others.
+    """
     size = change.double().norm(dim=1)
     middle = size.median()
+    if middle == 0:
+        return (size > 0).nonzero().flatten().cpu()
     spread = (size - middle).abs().median()
     least = torch.maximum(middle + _SPREADS * spread, _ROUNDING * size.max())
     rows: Tensor = (size > least).nonzero().flatten()

@@ -105,3 +105,23 @@ def test_a_guess_depends_on_no_other_victim():
     together = LearnedInversion(SMALL).run(view, knowledge, asked, child(0, "a"))
     alone = LearnedInversion(SMALL).run(view, knowledge, AttackTask(targets=("client/2",)), child(1, "b"))
     torch.testing.assert_close(alone[0].images, together[2].images, rtol=1e-3, atol=1e-4)
+
+
+class Branching(torch.nn.Module):
+    """A network that looks at a value of its input, which vectorised code cannot."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(256, 10))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(x) if float(x.sum()) >= 0 else self.inner(-x)
+
+
+def test_a_network_that_cannot_be_vectorised_is_asked_record_by_record():
+    given = records("single-label")
+    view, knowledge, asked, data = world(
+        lambda side, generator: Branching(), "gradient", (1, 1), records=(given[0][:60], given[1][:60])
+    )
+    guesses = LearnedInversion(SMALL).run(view, knowledge, asked, child(0, "a"))
+    assert [g.images.shape for g in guesses] == [x.shape for x, _ in data]

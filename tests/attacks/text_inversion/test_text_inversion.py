@@ -147,5 +147,8 @@ def test_changed_rows_stand_out_from_noise_of_all_rows():
     exact = torch.zeros(500, 8)
     exact[5] = 1e-9
     exact[9] = 1.0
-    assert changed_rows(exact).tolist() == [9]  # the other is rounding
+    assert changed_rows(exact).tolist() == [5, 9]
+    decayed = torch.full((500, 8), 1e-8)  # weight decay moves every row
+    decayed[[5, 9]] = torch.tensor([1e-7, 1.0])[:, None]
+    assert changed_rows(decayed).tolist() == [9]  # the other may be rounding
     assert changed_rows(torch.zeros(5, 2)).tolist() == []
