@@ -118,15 +118,25 @@ class Made:
         self.bundle = fdaudit.evidence(load(self.run), folder / "bundle", sign=self.private)
 
 
+_KEPT: dict[str, Made] = {}
+"""Runs that the tests of one process share: each changes copies only."""
+
+
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
-    return Made(tmp_path_factory.mktemp("made"))
+    return _kept("made", tmp_path_factory)
 
 
 @pytest.fixture(scope="module")
 def other(tmp_path_factory: pytest.TempPathFactory) -> Made:
     """The same spec, another run."""
-    return Made(tmp_path_factory.mktemp("other"))
+    return _kept("other", tmp_path_factory)
+
+
+def _kept(name: str, factory: pytest.TempPathFactory) -> Made:
+    if name not in _KEPT:
+        _KEPT[name] = Made(factory.mktemp(name))
+    return _KEPT[name]
 
 
 @pytest.fixture
