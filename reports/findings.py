@@ -15,9 +15,9 @@ from types import MappingProxyType
 
 from .inheritance import Standing, standings
 from .remedies import ENCRYPT, Remedy, carried, remedy
-from .rules import RULES, Rule, by_name, framed
+from .rules import RULES, Rule, beside, by_name, framed
 from .schema import Result
-from .text import clip, joined, measure, party, sentence, with_interval
+from .text import clip, joined, measure, party, sentence
 from .verdict import EVERYONE, Finding, Level, strongest
 
 __all__ = [
@@ -323,8 +323,8 @@ def _evidence(finding: Finding) -> str:
         return f"{said}; at most {measure(worst, worst.value)} for {name}, which alone is no leak."
     if finding.affected and not finding.together:
         shown = f"{framed(rule, worst)} for {name}{_decided_by(finding, name)}"
-        return f"{shown}; {with_interval(key)} for all together, which is no leak."
-    return f"{said}; worst: {with_interval(worst)} for {name}{_decided_by(finding, name)}."
+        return f"{shown}; {beside(rule, key, worst)} for all together, which is no leak."
+    return f"{said}; worst: {beside(rule, worst, key)} for {name}{_decided_by(finding, name)}."
 
 
 def _learnt(finding: Finding) -> str:

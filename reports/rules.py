@@ -34,6 +34,7 @@ __all__ = [
     "TV_STRONG",
     "Evidence",
     "Rule",
+    "beside",
     "by_name",
     "decided_by",
     "framed",
@@ -145,6 +146,12 @@ def framed(rule: Rule, figure: Figure) -> str:
     if rule.figure == "label_tv" and value < _EXACT:
         return "the class shares were recovered exactly"
     return rule.frame.format(with_interval(figure))
+
+
+def beside(rule: Rule, figure: Figure, first: Figure) -> str:
+    """Return a deciding figure after one that was framed: its value and interval, or in words where one is negative."""
+    negative = min(figure.value or 0.0, first.value or 0.0) < 0
+    return framed(rule, figure) if rule.figure == "psnr_gain" and negative else with_interval(figure)
 
 
 def worth(rule: Rule, figure: Figure | None) -> float:

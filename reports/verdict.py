@@ -20,9 +20,9 @@ from fdaudit.types import Figure
 
 from .correction import Correction, corrections, groups
 from .identification import LOOK
-from .rules import FAMILY_LEVEL, RULES, Evidence, Rule, by_name, decided_by, framed, worth
+from .rules import FAMILY_LEVEL, RULES, Evidence, Rule, beside, by_name, decided_by, framed, worth
 from .schema import Cell, Result, Target
-from .text import clip, detectable, joined, label, measure, odds, with_interval
+from .text import clip, detectable, joined, label, measure, odds
 
 __all__ = ["EVERYONE", "LEVELS", "SETTLED", "Finding", "Level", "judge", "judge_all", "strongest"]
 
@@ -268,7 +268,7 @@ def _measured(rule: Rule, key: Figure | None, worst: Target | None, worst_key: F
     """Return the deciding figures in one sentence: of all victims and always also of the worst one."""
     parts = [f"{framed(rule, key)} over all victims"] if key else []
     if worst and worst_key:
-        said = with_interval(worst_key) if parts else framed(rule, worst_key)
+        said = beside(rule, worst_key, key) if key else framed(rule, worst_key)
         parts.append(f"{said} for the worst victim, {clip(worst.target, 60)}")
         psnr = by_name(worst.figures, "psnr")
         if psnr and psnr.value is not None and rule is RULES["reconstruction"]:

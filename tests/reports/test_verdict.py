@@ -341,3 +341,14 @@ def test_what_decided_is_said_where_images_are_farther_than_the_prior_and_still_
     )
     closer = judge(cell("reconstruction", figure("psnr_gain", 9, 8, 10), figure("psnr", 25), named, chance))
     assert not closer.decided_by
+
+
+def test_a_victim_closer_than_the_prior_is_not_counted_with_all_that_are_farther():
+    """One sentence said "3 dB farther from the truth than guessing; worst: 0.8 dB", which read as farther too."""
+    worst = Target(target="client/1", figures=(figure("psnr_gain", 0.8, 0.5, 1.1), figure("psnr", 25)))
+    other = Target(target="client/0", figures=(figure("psnr_gain", -7, -8, -6), figure("psnr", 15)))
+    found = judge(
+        cell("reconstruction", figure("psnr_gain", -3, -4, -2), figure("psnr", 20), targets=(other, worst))
+    )
+    assert "farther from the truth than guessing over all victims" in found.measured
+    assert "closer to the truth than guessing for the worst victim" in found.measured

@@ -407,7 +407,10 @@ def _decided(cell: Any, victim: str) -> list[float]:
     told = []
     for figures in (cell["figures"], worst["figures"]):
         (figure,) = [f for f in figures if f["name"] in DECIDING[cell["goal"]]]
-        told += [figure[part] for part in ("value", "low", "high") if figure[part] is not None]
+        parts = [figure[part] for part in ("value", "low", "high") if figure[part] is not None]
+        if cell["goal"] == "reconstruction" and figure["value"] < 0:  # so many dB farther from the truth
+            parts = [-figure["value"], *(-figure[end] for end in ("high", "low") if figure[end] is not None)]
+        told += parts
     if cell["goal"] == "reconstruction":
         told += [f["value"] for f in worst["figures"] if f["name"] == "psnr"]
     return told
