@@ -38,7 +38,7 @@ audit: $(READY) ## run five protocols on digits, write their reports and $(OUT)/
 
 PYTEST_IN_PARALLEL = $(BIN)/python -m pytest -n auto --maxprocesses 8 --dist loadfile --no-loadscope-reorder
 
-test: $(READY) ## run the tests (under ten minutes on 2 cores; nothing but the digits data is needed)
+test: $(READY) ## run the tests (three to five minutes on 2 quiet cores; nothing but the digits data is needed)
 	$(PYTEST_IN_PARALLEL) -m "not slow and not thorough" $(ARGS)
 
 thorough: $(READY) ## run the tests that `make test` leaves out because they take long or repeat one in more settings
