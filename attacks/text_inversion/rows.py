@@ -118,9 +118,8 @@ def changed_rows(change: Tensor) -> Tensor:
     """
     size = change.double().norm(dim=1)
     middle = size.median()
-    if middle == 0:
-        return (size > 0).nonzero().flatten().cpu()
     spread = (size - middle).abs().median()
     least = torch.maximum(middle + _SPREADS * spread, _ROUNDING * size.max())
+    least = least if middle > 0 else torch.zeros_like(middle)
     rows: Tensor = (size > least).nonzero().flatten()
     return rows.cpu()
