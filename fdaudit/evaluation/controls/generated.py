@@ -52,6 +52,7 @@ _NEAR = 0.15
 _STRAY = 0.5
 """Standard deviation of what a discriminator adds, in units of the L1 loss's gradient."""
 _LEAST_GAIN_DB = 1.0
+"""Mean gain over the prior from which a comparison counts as working, as for controls of gradients."""
 
 
 def generated_samples(attack: AttackPlan, plan: Case) -> dict[str, Control]:
