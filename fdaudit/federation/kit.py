@@ -3,12 +3,15 @@
 `fdaudit`'s own protocols use the same names from the modules where they are defined.
 """
 
+from fdaudit.errors import ProtocolError
 from fdaudit.federation.client_models import ClientModels, draw_job
 from fdaudit.federation.local_settings import LocalSteps, LocalTraining
 from fdaudit.federation.local_training import Basis, LocalTrainings, joined
 from fdaudit.federation.protocol import FederatedProtocol, PartyData, ProtocolConfig, Round, Setting
 from fdaudit.federation.simple import Computed, SimpleProtocol, mean
 from fdaudit.federation.state import basis_of, keep_basis, put, take
+from fdaudit.models.conditional import shared_network
+from fdaudit.models.network import feature_width, seed_from, seeded
 from fdaudit.rng import child, child_seed
 from fdaudit.training.private_step import Guard, per_sample_gradients
 from fdaudit.training.stepwise import Learner, Optimizer
@@ -36,6 +39,7 @@ __all__ = [
     "Parameters",
     "PartyData",
     "ProtocolConfig",
+    "ProtocolError",
     "Round",
     "Setting",
     "SimpleProtocol",
@@ -44,11 +48,15 @@ __all__ = [
     "child_seed",
     "draw_batches",
     "draw_job",
+    "feature_width",
     "joined",
     "keep_basis",
     "mean",
     "parameters_of",
     "per_sample_gradients",
     "put",
+    "seed_from",
+    "seeded",
+    "shared_network",
     "take",
 ]

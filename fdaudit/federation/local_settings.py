@@ -10,6 +10,7 @@ from pydantic import Field, model_validator
 from fdaudit.federation.protocol import ProtocolConfig
 from fdaudit.limits import MOST_ROUNDS
 from fdaudit.training.objectives import objective_of
+from fdaudit.training.optimizers import annealed
 from fdaudit.training.trainer import Fit
 from fdaudit.types import Task, Trained
 
@@ -50,6 +51,10 @@ class LocalSteps(ProtocolConfig):
         """Return `steps` and `epochs` for the training core."""
         epochs = self.local_epochs or (None if self.local_steps else 1)
         return {"steps": self.local_steps, "epochs": epochs}
+
+    def local_lr(self, step: int, steps: int) -> float:
+        """Return the learning rate of step `step` of a round's `steps`, for a `Learner`."""
+        return annealed(self.lr, self.final_lr, step, steps)
 
     def fit(self, mu: float = 0.0, task: Task = "single-label") -> Fit:
         """Return the training core's settings for labels of a task."""

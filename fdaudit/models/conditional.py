@@ -110,7 +110,7 @@ def shared_network(module: nn.Module) -> Network:
         SpecError: it is another kind of module, which does not mark where its features end.
     """
     if not isinstance(module, Network):
-        found, problem = type(module).__name__, "has no extractor that a discriminator could share"
+        found, problem = type(module).__name__, "does not mark where its features end"
         raise SpecError("model.name", found, problem, "Derive it from fdaudit.models.network.Network.")
     return module
 

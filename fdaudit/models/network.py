@@ -42,16 +42,22 @@ class Network(nn.Module):
         return cast(Tensor, self.head(self.extractor(x)))
 
 
-def feature_width(extractor: nn.Module, input_shape: tuple[int, ...]) -> int:
+def feature_width(extractor: nn.Module, input_shape: tuple[int, ...], *, text: bool = False) -> int:
     """Return the number d of features that `extractor` computes, on any device, from one image of `input_shape`.
+
+    Args:
+        extractor: the network's first part.
+        input_shape: (c, h, w) of an image, or (L,) of a text.
+        text: whether it reads token numbers.
 
     Raises:
         RuntimeError: the image is too small for the layers.
     """
     weight = next(extractor.parameters(), None)
-    image = torch.zeros(1, *input_shape, device=None if weight is None else weight.device)
+    dtype = torch.int64 if text else torch.float32
+    record = torch.zeros(1, *input_shape, dtype=dtype, device=None if weight is None else weight.device)
     with torch.no_grad():
-        return int(extractor(image).shape[1])
+        return int(extractor(record).shape[1])
 
 
 def group_norm(channels: int) -> nn.GroupNorm:

@@ -195,7 +195,8 @@ class Plan:
             return None
         module = self.architecture.build(torch.Generator().manual_seed(0))
         shape, classes = self.dataset.input_shape, self.dataset.classes
-        width = feature_width(module.extractor, shape) if isinstance(module, Network) else 0
+        text = self.dataset.task == "text"
+        width = feature_width(module.extractor, shape, text=text) if isinstance(module, Network) else 0
         settings = self.protocol_config.model_dump(mode="json")
         return generator_card(declared, settings, input_shape=shape, classes=classes, features=width)
 
