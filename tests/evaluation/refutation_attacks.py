@@ -13,7 +13,7 @@ the client, and the public initial model. It reads
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -146,7 +146,8 @@ class Attacker:
         mine = "own" if m.sender == asked.client else "of all"
         if m.kind == "model_parameters":
             sent = self._parameters(view, m)
-            loss = self._losses(self._initial, asked) - self._losses(sent, asked)
+            whole = {**self._initial, **sent}  # predictors alone may be sent
+            loss = self._losses(self._initial, asked) - self._losses(whole, asked)
             changed = self._of_change(asked, reference, sent, drift=True)
             return {
                 **{f"{n} of a model": s for n, s in changed.items()},
@@ -201,17 +202,22 @@ class Attacker:
         start = self._kept.get((reference,), self._initial)
         names = sorted(n for n in start if n in sent)
         moved = torch.cat([(sent[n] - (start[n] if drift else 0)).flatten() for n in names]).double()
-        records, n = self._records(asked, reference), len(asked.challenge.y)
+        records, n = self._records(asked, reference, names), len(asked.challenge.y)
         return {
             "update by regression": _regression(records, -moved)[:n],
             "update by projection": -(records @ moved)[:n],
         }
 
-    def _records(self, asked: Asked, reference: int) -> Tensor:
-        """The directions (n, d) in which the canaries, and then the client's other records, pull a model."""
+    def _records(self, asked: Asked, reference: int, names: Sequence[str] = ()) -> Tensor:
+        """The directions (n, d) in which the canaries, and then the client's other records, pull a model.
+
+        Where a part of it was sent, the rest is the client's own first one, and `names` are the parameters that count.
+        """
         start = self._own(asked) if reference == _OWN else self._kept.get((reference,), self._initial)
-        names, key = sorted(start), ("gradients", reference, asked.client)
+        names = list(names) or sorted(start)
+        key = ("gradients", reference, asked.client, *names)
         if key not in self._kept:
+            start = {**self._own(asked), **start}
             own = self._gradients(start, names, asked.challenge.x, asked.challenge.y)
             records = torch.cat([own, self._gradients(start, names, *asked.others)])
             self._kept[key] = records / records.norm(dim=1, keepdim=True).clamp_min(1e-9)
@@ -260,9 +266,10 @@ class Attacker:
     def _gradients(self, start: Mapping[str, Tensor], names: list[str], x: Tensor, y: Tensor) -> Tensor:
         """The gradient (n, d) of each record's cross-entropy."""
         weights = {n: start[n].detach() for n in names}
+        fixed = {n: t.detach() for n, t in start.items() if n not in weights}
 
         def loss(free: dict[str, Tensor], image: Tensor, label: Tensor) -> Tensor:
-            logits: Tensor = torch.func.functional_call(self._module, free, (image[None],))
+            logits: Tensor = torch.func.functional_call(self._module, {**fixed, **free}, (image[None],))
             return F.cross_entropy(logits, label[None])
 
         if not len(x):
