@@ -24,6 +24,7 @@ REGISTRY: Registry[FederatedProtocol] = Registry(
         "feded": "fdaudit.protocols.feded:FedED",
         "fedftg": "fdaudit.protocols.fedftg.protocol:FedFTG",
         "fedgems": "fdaudit.protocols.fedgems:FedGEMS",
+        "fedgen": "fdaudit.protocols.fedgen.protocol:FedGEN",
         "fediod": "fdaudit.protocols.fediod.protocol:FedIOD",
         "fedkd": "fdaudit.protocols.fedkd.protocol:FedKD",
         "fedmd": "fdaudit.protocols.fedmd:FedMD",

@@ -1,6 +1,7 @@
 """Everything that a protocol from outside imports, in one place.
 
-`fdaudit`'s own protocols use the same names from the modules where they are defined.
+`fdaudit`'s own protocols use the same names from the modules where they are defined. FedGEN alone imports this module,
+to be an example that the tests also run as a package from outside.
 """
 
 from fdaudit.errors import ProtocolError

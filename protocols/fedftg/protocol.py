@@ -18,8 +18,8 @@ from fdaudit.transcript.wire import Delivery
 
 from .._uploads import ModelUploads
 from ..feddf import weighted_mean
+from ..fedgen.generator import class_shares
 from .config import FedFTGConfig
-from .losses import class_shares
 from .server import Server
 
 __all__ = ["FedFTG"]

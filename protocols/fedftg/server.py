@@ -13,8 +13,9 @@ from fdaudit.rng import child, child_seed
 from fdaudit.training.stepwise import Learner, Optimizer
 from fdaudit.training.trainer import Parameters, parameters_of
 
+from ..fedgen.generator import likeness
 from .config import FedFTGConfig
-from .losses import disagreement, likeness, soft_cross_entropy, weighted_cross_entropy
+from .losses import disagreement, soft_cross_entropy, weighted_cross_entropy
 
 __all__ = ["Server"]
 

@@ -104,6 +104,7 @@ NARROW = {
     "feded": {"soft_labels"},
     "fedftg": {"model_parameters"},
     "fedgems": {"logits"},
+    "fedgen": {"model_parameters"},
     "fediod": {"logits", "sample_gradients"},
     "fedkd": {"logits", "logit_range"},
     "fedmd": {"logits"},

@@ -65,6 +65,11 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ("feddf", {"fraction": 0.67, "distill_batch_size": 3, "temperature": 2.0}),
     ("fedftg", {"fraction": 0.67, "ensemble": "uniform", "labels": "uniform", "generator_steps": 2}),
     ("fedftg", {"iterations": 0}),
+    ("fedgen", {"share": "head", "fraction": 0.67, "momentum": 0.5, "weighting": "uniform"}),
+    (
+        "fedgen",
+        {"ensemble": "logits", "labels": "classes", "beta": 0.0, "diversity": 0.0, "final_lr": 1e-3},
+    ),
     ("feded", {"share": "hard_labels", "distill_batch_size": 2, "distill_lr": 0.05, **FAST}),
     ("fedmd", {"share": "hard_labels", "public_batch": 4, "warm_up_steps": 0, **FAST}),
     ("fedmd", {"share": "soft_labels", "order": "revisit-digest", "local_steps": 1}),
@@ -108,6 +113,8 @@ SMALL = {
     "pseudo_samples": 5,
     # fedftg
     "iterations": 2,
+    # fedgen
+    "generated": 5,
     # fedgems
     "server_epochs": 2,
     "server_batch_size": 5,
@@ -292,6 +299,8 @@ def configured(name: str, params: Mapping[str, Any], rounds: int = 3) -> Config:
     small = {name: value for name, value in SMALL.items() if name in cls.Config.model_fields}
     if name in ("fedkd", "fediod") and "local_steps" not in params:  # by default 50 epochs and 20
         small["local_epochs"] = 5
+    if name == "fedgen":  # by default 50
+        small["generator_steps"] = 2
     if name == "selective-fd":  # by default it sends predicted classes
         small["lr"] = FAST["lr"]
     if "rounds" in cls.Config.model_fields:

@@ -22,6 +22,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "feddf": {"rounds": 2},
     "fedftg": {"rounds": 2, "iterations": 2},
     "fedgems": {"rounds": 2},
+    "fedgen": {"rounds": 2, "generator_steps": 5},
     "fediod": {"rounds": 2, "steps_per_round": 2, "samples": 8},
     "fedmd": {"rounds": 2},
     "fkd": {"rounds": 2},

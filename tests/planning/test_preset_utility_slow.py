@@ -57,6 +57,7 @@ PROTOCOLS: dict[str, dict[str, Any]] = {
     "feded": {**LOCAL, "distill_steps": 20},
     "feddf": {**LOCAL, "distill_steps": 20},
     "fedftg": {**LOCAL, "iterations": 2},
+    "fedgen": {**LOCAL, "alpha": 1.0, "beta": 1.0},
     "fkd": LOCAL,
     "pls": LOCAL,
 }

@@ -27,6 +27,7 @@ SMALL: dict[str, dict[str, Any]] = {
     "feded": {"rounds": 2, "local_steps": 2, "distill_steps": 1},
     "fedftg": {"rounds": 2, "local_steps": 2, "iterations": 1},
     "fedgems": {"rounds": 2, "local_steps": 2, "warm_up_steps": 1, "distill_steps": 1, "server_epochs": 1},
+    "fedgen": {"rounds": 2, "local_steps": 2, "generator_steps": 1},
     "fediod": {"rounds": 2, "local_steps": 3, "steps_per_round": 2, "samples": 4, "generator_width": 4,
                "discriminator_width": 4},
     "fedkd": {"local_epochs": 2, "distill_rounds": 1, "distill_steps": 2},

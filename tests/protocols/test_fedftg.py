@@ -8,13 +8,8 @@ from typing import Any
 import pytest
 import torch
 from fdaudit.protocols.fedftg.config import FedFTGConfig
-from fdaudit.protocols.fedftg.losses import (
-    class_shares,
-    disagreement,
-    likeness,
-    soft_cross_entropy,
-    weighted_cross_entropy,
-)
+from fdaudit.protocols.fedftg.losses import disagreement, soft_cross_entropy, weighted_cross_entropy
+from fdaudit.protocols.fedgen.generator import class_shares, likeness
 from torch import Tensor
 from torch.nn import functional as F
 

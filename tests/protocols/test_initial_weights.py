@@ -17,7 +17,7 @@ from fdaudit.storage.files import encode
 from ..helpers.protocol_cases import initial, records, run
 from ..helpers.run_cases import known, tiny
 
-BROADCAST = {"dafkd", "fedavg", "feddf", "feded", "fedftg"}
+BROADCAST = {"dafkd", "fedavg", "feddf", "feded", "fedftg", "fedgen"}
 UNTRAINED = {"lr": 1e-30, "distill_lr": 1e-30, "local_steps": 1}
 
 

@@ -1,7 +1,9 @@
-"""A protocol from outside: FedGEN as a package, kinds of its own, declared generators."""
+"""A protocol from outside: FedGEN's own files as a package of another name, kinds of its own, declared generators."""
 
 from __future__ import annotations
 
+import ast
+import json
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
@@ -29,18 +31,33 @@ from fdaudit.types import TensorInfo
 
 from ..helpers.run_cases import known, tiny
 
-FEDGEN = "import:fedgen:FedGEN"
-_FOLDER = Path(__file__).parent.parent / "fixtures" / "fedgen_package"
+FEDGEN = "import:outside_fedgen.protocol:FedGEN"
+_BANKS = Path(__file__).parent.parent / "fixtures" / "banks_package"
+_SHIPPED = Path(__file__).parents[2] / "protocols" / "fedgen"
 NETWORK = Architecture("mlp", {"widths": [4]}, (1, 8, 8), 10)
 
 
 @pytest.fixture(scope="module", autouse=True)
-def package() -> Iterator[None]:
-    sys.path.insert(0, str(_FOLDER))
-    yield
-    sys.path.remove(str(_FOLDER))
-    for name in ("fedgen", "banks"):
-        sys.modules.pop(name, None)
+def package(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """FedGEN as a stranger would bring it: its files in a package of another name, below another public name."""
+    site = tmp_path_factory.mktemp("site")
+    (site / "outside_fedgen").mkdir()
+    renamed = {
+        "fdaudit.protocols.fedgen.generator:": "outside_fedgen.generator:",
+        'name: ClassVar[str] = "fedgen"': 'name: ClassVar[str] = "outside-fedgen"',
+    }
+    for file in _SHIPPED.glob("*.py"):
+        text_ = file.read_text(encoding="utf-8")
+        for ours, theirs in renamed.items():
+            assert text_.count(ours) == (file.name == "protocol.py")
+            text_ = text_.replace(ours, theirs)
+        (site / "outside_fedgen" / file.name).write_text(text_, encoding="utf-8")
+    sys.path[:0] = [str(site), str(_BANKS)]
+    yield site / "outside_fedgen"
+    for folder in (site, _BANKS):
+        sys.path.remove(str(folder))
+    for name in [n for n in sys.modules if n.partition(".")[0] in ("outside_fedgen", "banks")]:
+        del sys.modules[name]
 
 
 def fedgen(share: str = "all", **changes: Any) -> dict[str, Any]:
@@ -163,7 +180,7 @@ def test_a_kind_without_a_namespace_is_refused(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     declared = f'messages = ({{"kind": {kind!r}, "from": "client", "to": "server", "what": "x"}},)'
-    text_ = (_FOLDER / "banks.py").read_text().replace('name = "banks"', f'name = "banks"\n    {declared}')
+    text_ = (_BANKS / "banks.py").read_text().replace('name = "banks"', f'name = "banks"\n    {declared}')
     (tmp_path / "unnamed.py").write_text(text_)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "unnamed", raising=False)
@@ -249,10 +266,13 @@ def test_a_generator_that_cannot_be_built_has_a_reason() -> None:
 # -- FedGEN ---------------------------------------------------------------------------------------------------------
 
 
-def test_fedgen_imports_public_names_only_and_its_messages_are_found() -> None:
-    source = (_FOLDER / "fedgen.py").read_text(encoding="utf-8")
-    ours = [line for line in source.splitlines() if line.startswith(("from fdaudit", "import fdaudit"))]
-    assert ours == ["from fdaudit.federation.kit import ("]
+def test_fedgen_imports_public_names_only_and_its_messages_are_found(package: Path) -> None:
+    assert len(list(package.glob("*.py"))) == 5
+    for file in package.glob("*.py"):
+        found = list(ast.walk(ast.parse(file.read_text(encoding="utf-8"))))
+        names = {a.name for n in found if isinstance(n, ast.Import) for a in n.names}
+        names |= {n.module or "" for n in found if isinstance(n, ast.ImportFrom) and not n.level}
+        assert {n for n in names if n.partition(".")[0] == "fdaudit"} <= {"fdaudit.federation.kit"}, file.name
     plan = make_plan(load_spec(fedgen()), known(7))
     found = {(m["kind"], m["from"]): set(m["to"].split(", ")) for m in plan.declared_messages}
     assert found == {
@@ -261,7 +281,22 @@ def test_fedgen_imports_public_names_only_and_its_messages_are_found() -> None:
         ("generator_parameters", "server"): {"client"},
         ("model_parameters", "client"): {"server"},
     }
-    assert "Clients send their models and label counts." in text(card(FEDGEN))
+    assert "Clients upload models and class counts" in text(card(FEDGEN))
+
+
+def test_the_outside_package_is_the_shipped_protocol(package: Path, tmp_path: Path) -> None:
+    """Its messages have the bytes of the shipped one's."""
+    heads = []
+    for number, name in enumerate((FEDGEN, "fedgen")):
+        asked = fedgen()
+        asked["protocol"]["name"] = name
+        run = fdaudit.run(asked, tmp_path / str(number))
+        log = (run.directory / "transcript" / "messages.jsonl").read_text().splitlines()
+        heads.append([(m["kind"], m["sender"], m["inputs"]) for m in map(json.loads, log)])
+        heads.append([run.view("server").tensors(m) for m in run.view("server").messages])
+    assert heads[0] == heads[2]
+    for one, other in zip(heads[1], heads[3], strict=True):
+        assert all(torch.equal(t, other[n]) for n, t in one.items())
 
 
 @pytest.mark.thorough

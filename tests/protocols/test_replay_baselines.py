@@ -6,6 +6,8 @@ start by torch alone. A record with one message taken away no longer gives them 
 
 from __future__ import annotations
 
+import hashlib
+import json
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -22,7 +24,7 @@ from fdaudit.transcript.wire import Outage
 from ..helpers.protocol_cases import CLASSES, public, public_labels, run
 from ..helpers.record_reader import Arrays, Record, read, samples
 
-ROUNDS, CLIENTS = 3, 3
+ROUNDS, CLIENTS, SEED = 3, 3, 5
 
 
 class BrokenRecordError(Exception):
@@ -118,12 +120,11 @@ def equal_models(stated: Arrays, made: Arrays, what: str) -> None:
         equal(stated[name], values, f"{what}, {name}", tolerance=1e-5)
 
 
-def server_models(record: Record) -> list[Arrays]:
-    """What the server broadcast at the start of each round, and at the end."""
+def server_models(record: Record, published: bool = True) -> list[Arrays]:
+    """What the server broadcast at the start of each round, and published at the end."""
     found = [(m, t) for m, t in record if m["kind"] == "model_parameters" and m["sender"] == "server"]
-    if [m["round"] for m, _ in found] != [*range(ROUNDS), ROUNDS - 1] or "world" not in found[-1][0][
-        "receivers"
-    ]:
+    rounds = [*range(ROUNDS), *[ROUNDS - 1] * published]
+    if [m["round"] for m, _ in found] != rounds or published != ("world" in found[-1][0]["receivers"]):
         raise BrokenRecordError("a broadcast of the server's model is missing")
     return [t for _, t in found]
 
@@ -214,6 +215,82 @@ def fedftg(record: Record, settings: dict[str, Any], start: Arrays, silent: froz
         }
         equal_models(sent[r + 1], mean, f"the model after round {r}")
     return ROUNDS
+
+
+def drawn(*path: str | int) -> torch.Generator:
+    """The run's named generator, as docs/randomness.md defines it."""
+    text = json.dumps([SEED, *path], separators=(",", ":"))
+    digest = hashlib.sha256(text.encode("ascii")).digest()
+    return torch.Generator().manual_seed(int.from_bytes(digest[:8], "big"))
+
+
+def initial_generator(latent: int, width: int, features: int) -> nn.ModuleDict:
+    """FedGEN's generator as PyTorch's own initialisers draw it from the seed."""
+    seed = int(torch.randint(2**63 - 1, (), generator=drawn("fedgen", "generator")))
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        first = nn.Linear(latent + CLASSES, width)
+        return nn.ModuleDict(
+            {"hidden": first, "norm": nn.LayerNorm(width), "last": nn.Linear(width, features)}
+        )
+
+
+def fedgen_features(G: nn.ModuleDict, noise: Tensor, y: Tensor) -> Tensor:
+    return G["last"](torch.relu(G["norm"](G["hidden"](torch.cat([noise, torch.eye(CLASSES)[y]], 1)))))
+
+
+def fedgen_loss(
+    z: Tensor, noise: Tensor, y: Tensor, uploads: list[Arrays], share: Tensor, rule: str, diversity: float
+) -> Tensor:
+    """The server's loss, client by client; share (K, C) are the clients' shares of a class."""
+    heads = [(torch.tensor(u["head.0.weight"]), torch.tensor(u["head.0.bias"])) for u in uploads]
+    told = [z @ weight.T + bias for weight, bias in heads]
+    right = torch.arange(len(y)), y
+    if rule == "logits":
+        loss = -torch.stack(told).mean(0).log_softmax(1)[right].mean()
+    else:
+        loss = sum((-s[y] * t.log_softmax(1)[right]).mean() for s, t in zip(share, told, strict=True))
+    apart = (noise[:, None] - noise).square().mean(2) * (z[:, None] - z).abs().mean(2)
+    return loss + diversity * (-apart.mean()).exp()
+
+
+def fedgen(record: Record, settings: dict[str, Any], start: Arrays, silent: frozenset[str]) -> int:
+    """Every model is the weighted mean of the uploads; every generator is what their heads teach the one before."""
+    cfg = {"ensemble": "classes", "labels": "uniform", "diversity": 1.0, "share": "all", **settings}
+    whole = cfg["share"] == "all"  # heads alone are not published
+    names = [n for n in start if whole or n.startswith("head.")]
+    sent = server_models(record, published=whole)
+    equal_models(sent[0], {n: start[n] for n in names}, "the first model")
+    counts = {k: t["counts"] for k, t in answers(record, 0, ("class_counts",), silent).items()}
+    G = initial_generator(cfg["latent"], cfg["generator_width"], start["head.0.weight"].shape[1])
+    adam = torch.optim.Adam(G.parameters(), lr=3e-4, weight_decay=0.01)
+    for r in range(ROUNDS):
+        stated = only(of(record, r, "generator_parameters", "server"), "the generator")
+        equal_models(stated, {n: p.detach().numpy() for n, p in G.named_parameters()}, "the generator")
+        uploads = answers(record, r, ("model_parameters",), silent)
+        total = sum(int(counts[k].sum()) for k in uploads)
+        mean = {
+            n: sum(counts[k].sum() / total * u[n].astype(np.float64) for k, u in uploads.items()).astype(
+                np.float32
+            )
+            for n in names
+        }
+        table = torch.tensor(np.stack([counts[k] for k in uploads])).double()
+        share = torch.where(table.sum(0) > 0, table / table.sum(0).clamp_min(1), 1 / len(table)).float()
+        draws = drawn("fedgen", "features", r)
+        for _ in range(cfg["generator_steps"]):
+            often = table.sum(0).float() if cfg["labels"] == "classes" else (table.sum(0) > 0).float()
+            y = torch.multinomial(often, cfg["generated"], replacement=True, generator=draws)
+            noise = torch.randn(len(y), cfg["latent"], generator=draws)
+            z = fedgen_features(G, noise, y)
+            adam.zero_grad()
+            fedgen_loss(
+                z, noise, y, list(uploads.values()), share, cfg["ensemble"], cfg["diversity"]
+            ).backward()
+            adam.step()
+        if whole or r + 1 < ROUNDS:
+            equal_models(sent[r + 1], mean, f"the model after round {r}")
+    return 2 * ROUNDS
 
 
 def mean_by_class(tables: list[NDArray[Any]]) -> NDArray[Any]:
@@ -325,6 +402,7 @@ def pls(record: Record, settings: dict[str, Any], start: Arrays, silent: frozens
 READERS = {
     "cronus": cronus,
     "fedgems": fedgems,
+    "fedgen": fedgen,
     "fedmd": fedmd,
     "ds-fl": ds_fl,
     "feded": feded,
@@ -348,6 +426,7 @@ LARGER = {
     "server_batch_size": 128,
     "server_lr": 1e-2,
 }
+GENERATED = {**STEPS, "latent": 3, "generator_width": 4, "generated": 6, "generator_steps": 3}
 FUSED = {**STEPS, "distill_steps": 3, "distill_batch_size": 128}
 CASES = [
     pytest.param(name, settings, id="-".join([name, *map(str, list(settings.values())[len(base) :])]))
@@ -360,6 +439,8 @@ CASES = [
         ("fedgems", LARGER, {"epsilon": (0.75, 0.0)}),
         ("feddf", FUSED, {"fraction": (1.0,)}),
         ("fedftg", STEPS, {"iterations": (0,)}),
+        ("fedgen", GENERATED, {"share": ("all", "head")}),
+        ("fedgen", {**GENERATED, "labels": "classes"}, {"ensemble": ("logits",)}),
         ("fkd", STEPS, {"share": ("soft", "hard")}),
         ("pls", STEPS, {"share": ("soft", "hard")}),
     )
@@ -374,7 +455,7 @@ def recorded(
 ) -> tuple[Path, Arrays]:
     """A run's transcript, and the public start of the server's model."""
     gone = [Outage(party=k, first=0, last=ROUNDS - 1) for k in silent]
-    ran = run(folder, name, settings, rounds=ROUNDS, outages=gone)
+    ran = run(folder, name, settings, rounds=ROUNDS, seed=SEED, outages=gone)
     return folder, {n: t.numpy() for n, t in ran.setting.initial["server"].items()}
 
 
@@ -412,6 +493,10 @@ def test_taking_any_one_message_away_breaks_it(name, settings, tmp_path):
         ("fedgems", "fedgems", {"epsilon": 0.5}),
         ("fedgems", "fedgems", {"server_epochs": 2}),
         ("feddf", "feddf", {"distill_steps": 2}),
+        ("fedgen", "fedgen", {"ensemble": "logits"}),
+        ("fedgen", "fedgen", {"diversity": 0.0}),
+        ("fedgen", "fedgen", {"generator_steps": 2}),
+        ("fedgen", "fedgen", {"share": "head"}),
         ("fkd", "pls", {}),
         ("pls", "fkd", {}),
     ],
@@ -423,6 +508,7 @@ def test_the_reader_tells_another_rule_from_the_right_one(name, reader, change, 
         "cronus": {**ROBUST, "share": "soft_labels"},
         "fedgems": {**LARGER, "epsilon": 0.0},
         "feddf": FUSED,
+        "fedgen": GENERATED,
     }.get(name, STEPS)
     folder, start = recorded(tmp_path / "a", name, own)
     READERS[name](read(folder), own, start, NOBODY)

@@ -35,7 +35,19 @@ from .test_replay import BrokenRecordError, replay
 pytestmark = pytest.mark.thorough
 
 GIVEN = {"task": "text"}
-ABLE = ("centralized", "ds-fl", "fedavg", "feddf", "feded", "fedkd", "fedmd", "fkd", "pls", "standalone")
+ABLE = (
+    "centralized",
+    "ds-fl",
+    "fedavg",
+    "feddf",
+    "feded",
+    "fedgen",
+    "fedkd",
+    "fedmd",
+    "fkd",
+    "pls",
+    "standalone",
+)
 CASES = [
     (name, {**params, "lr": 0.1} if params.get("lr") == 1.0 else params)  # a transformer diverges at 1
     for name, params in every_case()
