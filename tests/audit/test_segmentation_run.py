@@ -67,9 +67,10 @@ def rows_of(run):
 
 def test_utility_is_the_mean_dice_coefficient_of_test_images(finished):
     rows = rows_of(finished)
-    assert list(rows[0])[3:] == ["dice", "low", "high", "mean_iou", "object_dice", "aji", "hd95", "n"]
+    assert list(rows[0])[3:] == ["dice", "low", "high", "mean_iou", "object_dice", "aji", "hd95", "n", "site"]
     assert {r["line"] for r in rows} == {"fedavg", "standalone", "centralized"}
-    (last,) = [r for r in rows if (r["line"], r["round"], r["party"]) == ("fedavg", "2", "server")]
+    asked = ("fedavg", "2", "server", "")
+    (last,) = [r for r in rows if (r["line"], r["round"], r["party"], r["site"]) == asked]
     x, y = finished.plan.test
     weights = load_tensors(finished.directory / "vault/models/server.safetensors")
     guess = finished.plan.trainer().predict(weights, x).argmax(1).numpy()
@@ -82,8 +83,34 @@ def test_utility_is_the_mean_dice_coefficient_of_test_images(finished):
     assert int(last["n"]) == len(y)
 
 
+def test_every_last_model_is_measured_on_the_test_images_of_each_site(finished):
+    rows = [r for r in rows_of(finished) if r["site"]]
+    assert {r["round"] for r in rows} == {"2"}
+    clients = {f"client/{k}" for k in range(2)}
+    by_line = {"fedavg": {"server", *clients}, "standalone": clients, "centralized": {"client/0"}}
+    for line, parties in by_line.items():
+        found = {(r["party"], r["site"]) for r in rows if r["line"] == line}
+        assert found == {(p, str(k)) for p in parties for k in range(2)}
+    x, y = finished.plan.test
+    weights = load_tensors(finished.directory / "vault/models/server.safetensors")
+    guess = finished.plan.trainer().predict(weights, x).argmax(1).numpy()
+    of = finished.plan.dataset.sites[finished.plan.splits.test].numpy()
+    for row in (r for r in rows if (r["line"], r["party"]) == ("fedavg", "server")):
+        mine = of == int(row["site"])
+        pairs = list(zip(guess[mine], y.numpy()[mine], strict=True))
+        assert int(row["n"]) == len(pairs)
+        dice = np.mean([2 * (g * t).sum() / (g.sum() + t.sum()) for g, t in pairs])
+        assert float(row["dice"]) == pytest.approx(dice)
+
+
+def test_the_result_has_one_figure_a_party_and_none_of_a_single_site(finished):
+    final = finished.result["utility"]["final"]
+    assert len({(f["line"], f["party"]) for f in final}) == len(final)
+    assert {f["figure"]["n"] for f in final} == {len(finished.plan.test[1])}
+
+
 def test_discs_are_learnt(finished):
-    best = [float(r["dice"]) for r in rows_of(finished) if r["line"] == "centralized"][-1]
+    best = [float(r["dice"]) for r in rows_of(finished) if r["line"] == "centralized" and not r["site"]][-1]
     assert best > 0.8
 
 
