@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from fdaudit.attacks._target_model import log_likelihood
+from fdaudit.attacks._target_model import log_likelihood, soft_dice
 from fdaudit.protocols import REGISTRY
 
 import fdaudit
@@ -184,6 +184,30 @@ def test_membership_by_loss_runs_with_its_controls_and_every_other_attack_says_w
             assert cell["reason"] == (texts if cell["attack"] in ("embedding-rows", "tag") else images)
 
 
+def test_members_of_an_overfit_federation_are_told_by_their_loss(tmp_path):
+    """Acceptance: few noisy masks, learnt for long; each client's own model is in the server's view."""
+    name = f"masks:{write_masks(tmp_path / 'noisy.npz', 180, each=1, noise=0.5)}"
+    local = {"rounds": 1, "local_steps": 300, "batch_size": 16, "lr": 0.1, "momentum": 0.9}
+    spec = spec_of(
+        tmp_path,
+        dataset={"name": name},
+        splits={"test": 0.2, "proxy": 0.05, "auxiliary": 0.2, "candidates": 15},
+        protocol={"name": "fedavg", "params": local},
+        attacks=[{"name": "loss-threshold", "adversaries": ["server"]}],
+    )
+    made = fdaudit.run(spec, tmp_path / "run")
+    (cell,) = [c for c in made.result["cells"] if c["id"] == "server/loss-threshold"]
+    assert cell["params"]["mask_loss"] == "dice"
+    told = [fdaudit.attack("loss-threshold", made, "server", mask_loss=k) for k in ("cross-entropy", "both")]
+    for one in (cell, *(t.to_json() for t in told)):
+        assert {name: c["passed"] for name, c in one["controls"].items()} == {
+            "positive": True,
+            "negative": True,
+        }
+        (auc,) = [f for f in one["figures"] if f["name"] == "auc" and not f.get("target")]
+        assert auc["low"] > 0.6, auc
+
+
 def test_gradients_of_single_masks_show_their_images(tmp_path):
     one = {"name": "fedavg", "params": {"rounds": 1, "upload": "gradient", "batch_size": 1, "lr": 0.1}}
     spec = spec_of(
@@ -233,7 +257,30 @@ def test_the_score_of_a_mask_is_the_mean_log_likelihood_of_its_pixels():
     assert log_likelihood(soft, y).tolist() == pytest.approx([expected], rel=1e-5)
 
 
-def test_membership_scores_are_asked_of_an_oracle_pixel_by_pixel():
+def dice_of(p, mask):
+    """Return the soft Dice coefficient of an answer (C, h, w) in NumPy, over the classes that the mask has."""
+    classes = [c for c in range(1, len(p)) if (mask == c).any()] or [0]
+    each = [2 * p[c][mask == c].sum() / ((p[c] ** 2).sum() + (mask == c).sum()) for c in classes]
+    return np.mean(each)
+
+
+def test_the_dice_score_of_a_mask_is_that_of_the_classes_it_has():
+    p = torch.randn(6, 3, 5, 4, generator=child(0, "p"), dtype=torch.float64).mul(2).softmax(1)
+    y = torch.randint(3, (6, 5, 4), generator=child(0, "y"))
+    y[1], y[2], y[3] = 0, y[2].clamp(max=1), 2
+    expected = [dice_of(a, m) for a, m in zip(p.numpy(), y.numpy(), strict=True)]
+    assert soft_dice(p, y).tolist() == pytest.approx(expected, rel=1e-12)
+
+
+def test_a_perfect_answer_has_the_dice_score_1_even_for_a_mask_without_objects():
+    y = torch.tensor([[[0, 0], [0, 0]], [[0, 1], [1, 1]]])
+    sure = torch.nn.functional.one_hot(y, 2).movedim(-1, 1)
+    assert soft_dice(sure, y).tolist() == [1, 1]
+    assert soft_dice(1 - sure, y).tolist() == [0, 0]
+
+
+@pytest.mark.parametrize("loss", ["dice", "cross-entropy", "both"])
+def test_membership_scores_are_asked_of_an_oracle_pixel_by_pixel(loss):
     attack = fdaudit.attacks.REGISTRY.load("loss-threshold")
     soft = torch.rand(2, 2, 4, 4, generator=child(0, "z")).softmax(1)
 
@@ -247,8 +294,9 @@ def test_membership_scores_are_asked_of_an_oracle_pixel_by_pixel():
     challenge = Challenge(target="client/0", x=torch.zeros(2, 1, 4, 4), y=y, pair=torch.tensor([0, 0]))
     task = AttackTask(targets=("client/0",), challenges={"client/0": challenge}, oracle=Asked())
     view, knows = SimpleNamespace(messages=()), Knowledge(task="segmentation")
-    (guess,) = attack(attack.Config()).run(view, knows, task, child(0, "a"))
-    assert torch.equal(guess.scores, log_likelihood(soft, y))
+    (guess,) = attack(attack.Config(mask_loss=loss)).run(view, knows, task, child(0, "a"))
+    dice, fit = soft_dice(soft, y), log_likelihood(soft, y)
+    assert torch.equal(guess.scores, {"dice": dice, "cross-entropy": fit, "both": fit + dice}[loss])
 
 
 def test_oracles_answer_for_each_pixel():
