@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from fdaudit.training.trainer import Parameters, Trainer
     from fdaudit.transcript.messages import Message
 
-__all__ = ["Asked", "answerable", "asked", "log_likelihood", "shared_model"]
+__all__ = ["Asked", "answerable", "asked", "log_likelihood", "shared_model", "soft_dice"]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -174,3 +174,20 @@ def log_likelihood(answer: Tensor, y: Tensor, floor: float = 1e-12) -> Tensor:
         right = torch.where(y == 1, p, 1 - p).clamp_min(floor).log()
         return (right * (y >= 0)).sum(1)
     return p.gather(1, y[:, None]).squeeze(1).clamp_min(floor).log()
+
+
+def soft_dice(answer: Tensor, y: Tensor) -> Tensor:
+    """Return the soft Dice coefficient (n,) of answers (n, C, h, w) with masks (n, h, w): Gong 2022, Eq. 10.
+
+    It is a mean over the classes that occur in a mask. The background, 0, counts only if nothing else occurs: every
+    answer has the coefficient 0 with a class that does not.
+    """
+    p, pixels = answer.double(), (-2, -1)
+    hot = (y.unsqueeze(1) == torch.arange(p.shape[1], device=y.device).view(-1, 1, 1)).to(p.dtype)
+    area = hot.sum(pixels)
+    present = area > 0
+    present[:, 0] &= ~present[:, 1:].any(1)
+    overlap = (
+        2 * (p * hot).sum(pixels) / (p.square().sum(pixels) + area).where(present, torch.ones_like(area))
+    )
+    return (overlap * present).sum(1) / present.sum(1)

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
 from pydantic import Field
+from torch import Tensor
 
 from fdaudit.config import Config
-from fdaudit.types import Applicability, AttackTask, Membership
+from fdaudit.types import Applicability, AttackTask, Membership, task_of
 
 from ._reading import reads_forms
-from ._target_model import answerable, asked, log_likelihood
+from ._target_model import answerable, asked, log_likelihood, soft_dice
 
 if TYPE_CHECKING:
     from fdaudit.adversary.knowledge import Knowledge
@@ -25,6 +26,9 @@ class LossThresholdConfig(Config):
 
     floor: float = Field(1e-12, gt=0, lt=1)
     """Smallest probability before the logarithm."""
+    mask_loss: Literal["dice", "cross-entropy", "both"] = "dice"
+    """Loss of a mask: 1 minus the soft Dice coefficient, the mean cross-entropy of its pixels, or their sum, by which
+    local models are trained. Other records have one loss, whatever this says."""
 
 
 @reads_forms
@@ -34,7 +38,7 @@ class LossThreshold:
     It queries a soft-label oracle if the adversary has one, once for each candidate: each victim's own model if clients
     answer, else the released one. Otherwise it evaluates the last model in its view. Thresholding the loss is optimal
     under the assumptions of Sablayrolles et al. 2019. It is the simplest attack, so stronger ones have to beat it. The
-    loss of a mask is the mean over its pixels.
+    loss of a mask is 1 minus its soft Dice coefficient, unless `mask_loss` says otherwise.
     """
 
     name: ClassVar[str] = "loss-threshold"
@@ -66,6 +70,14 @@ class LossThreshold:
                 raise ValueError(
                     f"loss-threshold: run on a view to which it does not apply: {refused.reason}."
                 )
-            scores = log_likelihood(target(challenge.x), challenge.y, self.config.floor)
+            scores = self._scores(target(challenge.x), challenge.y)
             found.append(Membership(target=name, scores=scores))
         return tuple(found)
+
+    def _scores(self, answer: Tensor, y: Tensor) -> Tensor:
+        """Return minus the loss (n,) of soft answers, up to a constant."""
+        of = self.config.mask_loss if task_of(y) == "segmentation" else "cross-entropy"
+        if of == "dice":
+            return soft_dice(answer, y)
+        fit = log_likelihood(answer, y, self.config.floor)
+        return fit if of == "cross-entropy" else fit + soft_dice(answer, y)

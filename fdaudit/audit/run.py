@@ -73,7 +73,8 @@ class Run:
         """Return `utility.csv`: columns line, round, party, accuracy, macro_f1, n.
 
         Multi-label data have mean_auc, its interval low and high, macro_f1, left_out (classes) and n. Masks have dice,
-        its interval low and high, mean_iou, object_dice, aji, hd95 and n.
+        its interval low and high, mean_iou, object_dice, aji, hd95, n and site: of the rows after the last round, those
+        with a site's number measure its test images alone, and those without one all test images.
         """
         return utility_table(self.directory)
 

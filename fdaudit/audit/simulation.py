@@ -43,7 +43,7 @@ _COLUMNS: Mapping[Task, tuple[str, ...]] = {
     "single-label": (*_WHO, "accuracy", "macro_f1", "n"),
     "multi-label": (*_WHO, "mean_auc", "low", "high", "macro_f1", "left_out", "n"),
     "text": (*_WHO, "accuracy", "macro_f1", "n"),
-    "segmentation": (*_WHO, "dice", "low", "high", "mean_iou", "object_dice", "aji", "hd95", "n"),
+    "segmentation": (*_WHO, "dice", "low", "high", "mean_iou", "object_dice", "aji", "hd95", "n", "site"),
 }
 
 
@@ -52,7 +52,8 @@ class Utility:
 
     For the multi-label task a row has mAUC with its interval (empty if there is none), and the number of classes that
     it leaves out. For segmentation it has the mean Dice coefficient with its interval, mIoU, object-level Dice, AJI and
-    HD95 (empty if no image has one).
+    HD95 (empty if no image has one). Masks of several sites have further rows after the last round: one for the test
+    images of each site, whose number is in the column `site`.
 
     Args:
         path: the file.
@@ -69,16 +70,26 @@ class Utility:
             self._write([_COLUMNS[task]])
 
     def add(
-        self, line: str, round: int, models: Mapping[str, Parameters], trainers: Trainers, plan: Plan
+        self,
+        line: str,
+        round: int,
+        models: Mapping[str, Parameters],
+        trainers: Trainers,
+        plan: Plan,
+        *,
+        last: bool = False,
     ) -> None:
-        """Evaluate models on the test records and append their rows."""
+        """Evaluate models on the test records and append their rows; after the `last` round also those by site."""
         if not models:
             return
         x, y = plan.test
-        rows = []
+        rows: list[tuple[Any, ...]] = []
         for party, parameters in models.items():
             logits = trainers[party].predict(parameters, x)
-            rows.append((line, round, party, *_measured(logits, y, plan)))
+            measured = [_measured(logits, y, plan)]
+            if last and plan.dataset.task == "segmentation":
+                measured += _measured_by_site(logits.argmax(1), y, plan)
+            rows += [(line, round, party, *figures) for figures in measured]
         self._write(rows)
 
     def _write(self, rows: list[tuple[Any, ...]]) -> None:
@@ -92,7 +103,7 @@ class Utility:
 def _measured(logits: Tensor, y: Tensor, plan: Plan) -> tuple[Any, ...]:
     """Return the figures of one row, in the order of `_COLUMNS`."""
     if task_of(y) == "segmentation":
-        return _measured_masks(logits.argmax(1), y, plan)
+        return (*_measured_masks(logits.argmax(1), y, plan, torch.arange(len(y))), None)
     if task_of(y) == "single-label":
         guess = logits.argmax(1)
         return accuracy(guess, y), macro_f1(guess, y), len(y)
@@ -101,16 +112,27 @@ def _measured(logits: Tensor, y: Tensor, plan: Plan) -> tuple[Any, ...]:
     return figure.value, figure.low, figure.high, multilabel_macro_f1(logits > 0, y), left_out, len(y)
 
 
-def _measured_masks(predicted: Tensor, y: Tensor, plan: Plan) -> tuple[Any, ...]:
-    """Return the figures of predicted masks (n, h, w)."""
+def _measured_masks(predicted: Tensor, y: Tensor, plan: Plan, images: Tensor) -> tuple[Any, ...]:
+    """Return the figures of predicted masks (n, h, w) on some test images."""
     objects, pictures = (
-        None if held is None else held[plan.splits.test].numpy()
+        None if held is None else held[plan.splits.test[images]].numpy()
         for held in (plan.dataset.objects, plan.dataset.pictures)
     )
-    found = score_masks(predicted.numpy(), y.numpy(), objects=objects, pictures=pictures)
+    found = score_masks(predicted[images].numpy(), y[images].numpy(), objects=objects, pictures=pictures)
     dice = found.dice
     others = (found.mean_iou, found.object_dice, found.aji, found.hd95)
-    return dice.value, dice.low, dice.high, *others, len(y)
+    return dice.value, dice.low, dice.high, *others, len(images)
+
+
+def _measured_by_site(predicted: Tensor, y: Tensor, plan: Plan) -> list[tuple[Any, ...]]:
+    """Return the figures on each site's test images, with the site's number; nothing if there is one site."""
+    if plan.dataset.sites is None:
+        return []
+    of = plan.dataset.sites[plan.splits.test]
+    sites = of.unique().tolist()
+    if len(sites) < 2:
+        return []
+    return [(*_measured_masks(predicted, y, plan, (of == k).nonzero().squeeze(1)), k) for k in sites]
 
 
 @dataclass(frozen=True, eq=False)
@@ -175,7 +197,8 @@ def federate(run: RunDirectory, tick: Tick) -> Position:
         first = checkpoint["round"] + 1 if checkpoint else 0
         for done in stage.protocol.rounds(first) if _goes_on(meter) else ():
             last = done.index == rounds - 1 or not _goes_on(meter)
-            utility.add(plan.protocol.name, done.index, stage.worth_a_row(done, last), stage.evaluators, plan)
+            worth = stage.worth_a_row(done, last)
+            utility.add(plan.protocol.name, done.index, worth, stage.evaluators, plan, last=last)
             if last:
                 for party, parameters in done.models.items():
                     vault.save(f"models/{party.replace('/', '-')}", parameters)
@@ -239,7 +262,8 @@ def _reference_line(
     stage = _Stage.set_up(plan, protocol, config, NoWire())
     for done in stage.protocol.rounds(0):
         last = done.index == config.rounds - 1
-        utility.add(protocol.name, done.index, stage.worth_a_row(done, last), stage.evaluators, plan)
+        worth = stage.worth_a_row(done, last)
+        utility.add(protocol.name, done.index, worth, stage.evaluators, plan, last=last)
         tick(protocol.name, done.index + 1, config.rounds)
 
 

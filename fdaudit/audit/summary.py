@@ -274,6 +274,8 @@ def utility_table(run: Path) -> pd.DataFrame:
 
 def _utility(run: Path, plan: Case) -> dict[str, Any]:
     frame, task, classes = utility_table(run), plan.dataset.task, plan.dataset.classes
+    if "site" in frame:
+        frame = frame[frame["site"].isna()]
     final = []
     for line, rows in frame.groupby("line", sort=False):
         for row in rows[rows["round"] == rows["round"].max()].itertuples():

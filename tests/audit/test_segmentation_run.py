@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from fdaudit.attacks._target_model import log_likelihood
+from fdaudit.attacks._target_model import log_likelihood, soft_dice
 from fdaudit.protocols import REGISTRY
 
 import fdaudit
@@ -67,9 +67,10 @@ def rows_of(run):
 
 def test_utility_is_the_mean_dice_coefficient_of_test_images(finished):
     rows = rows_of(finished)
-    assert list(rows[0])[3:] == ["dice", "low", "high", "mean_iou", "object_dice", "aji", "hd95", "n"]
+    assert list(rows[0])[3:] == ["dice", "low", "high", "mean_iou", "object_dice", "aji", "hd95", "n", "site"]
     assert {r["line"] for r in rows} == {"fedavg", "standalone", "centralized"}
-    (last,) = [r for r in rows if (r["line"], r["round"], r["party"]) == ("fedavg", "2", "server")]
+    asked = ("fedavg", "2", "server", "")
+    (last,) = [r for r in rows if (r["line"], r["round"], r["party"], r["site"]) == asked]
     x, y = finished.plan.test
     weights = load_tensors(finished.directory / "vault/models/server.safetensors")
     guess = finished.plan.trainer().predict(weights, x).argmax(1).numpy()
@@ -82,8 +83,34 @@ def test_utility_is_the_mean_dice_coefficient_of_test_images(finished):
     assert int(last["n"]) == len(y)
 
 
+def test_every_last_model_is_measured_on_the_test_images_of_each_site(finished):
+    rows = [r for r in rows_of(finished) if r["site"]]
+    assert {r["round"] for r in rows} == {"2"}
+    clients = {f"client/{k}" for k in range(2)}
+    by_line = {"fedavg": {"server", *clients}, "standalone": clients, "centralized": {"client/0"}}
+    for line, parties in by_line.items():
+        found = {(r["party"], r["site"]) for r in rows if r["line"] == line}
+        assert found == {(p, str(k)) for p in parties for k in range(2)}
+    x, y = finished.plan.test
+    weights = load_tensors(finished.directory / "vault/models/server.safetensors")
+    guess = finished.plan.trainer().predict(weights, x).argmax(1).numpy()
+    of = finished.plan.dataset.sites[finished.plan.splits.test].numpy()
+    for row in (r for r in rows if (r["line"], r["party"]) == ("fedavg", "server")):
+        mine = of == int(row["site"])
+        pairs = list(zip(guess[mine], y.numpy()[mine], strict=True))
+        assert int(row["n"]) == len(pairs)
+        dice = np.mean([2 * (g * t).sum() / (g.sum() + t.sum()) for g, t in pairs])
+        assert float(row["dice"]) == pytest.approx(dice)
+
+
+def test_the_result_has_one_figure_a_party_and_none_of_a_single_site(finished):
+    final = finished.result["utility"]["final"]
+    assert len({(f["line"], f["party"]) for f in final}) == len(final)
+    assert {f["figure"]["n"] for f in final} == {len(finished.plan.test[1])}
+
+
 def test_discs_are_learnt(finished):
-    best = [float(r["dice"]) for r in rows_of(finished) if r["line"] == "centralized"][-1]
+    best = [float(r["dice"]) for r in rows_of(finished) if r["line"] == "centralized" and not r["site"]][-1]
     assert best > 0.8
 
 
@@ -157,6 +184,30 @@ def test_membership_by_loss_runs_with_its_controls_and_every_other_attack_says_w
             assert cell["reason"] == (texts if cell["attack"] in ("embedding-rows", "tag") else images)
 
 
+def test_members_of_an_overfit_federation_are_told_by_their_loss(tmp_path):
+    """Acceptance: few noisy masks, learnt for long; each client's own model is in the server's view."""
+    name = f"masks:{write_masks(tmp_path / 'noisy.npz', 180, each=1, noise=0.5)}"
+    local = {"rounds": 1, "local_steps": 300, "batch_size": 16, "lr": 0.1, "momentum": 0.9}
+    spec = spec_of(
+        tmp_path,
+        dataset={"name": name},
+        splits={"test": 0.2, "proxy": 0.05, "auxiliary": 0.2, "candidates": 15},
+        protocol={"name": "fedavg", "params": local},
+        attacks=[{"name": "loss-threshold", "adversaries": ["server"]}],
+    )
+    made = fdaudit.run(spec, tmp_path / "run")
+    (cell,) = [c for c in made.result["cells"] if c["id"] == "server/loss-threshold"]
+    assert cell["params"]["mask_loss"] == "dice"
+    told = [fdaudit.attack("loss-threshold", made, "server", mask_loss=k) for k in ("cross-entropy", "both")]
+    for one in (cell, *(t.to_json() for t in told)):
+        assert {name: c["passed"] for name, c in one["controls"].items()} == {
+            "positive": True,
+            "negative": True,
+        }
+        (auc,) = [f for f in one["figures"] if f["name"] == "auc" and not f.get("target")]
+        assert auc["low"] > 0.6, auc
+
+
 def test_gradients_of_single_masks_show_their_images(tmp_path):
     one = {"name": "fedavg", "params": {"rounds": 1, "upload": "gradient", "batch_size": 1, "lr": 0.1}}
     spec = spec_of(
@@ -206,7 +257,30 @@ def test_the_score_of_a_mask_is_the_mean_log_likelihood_of_its_pixels():
     assert log_likelihood(soft, y).tolist() == pytest.approx([expected], rel=1e-5)
 
 
-def test_membership_scores_are_asked_of_an_oracle_pixel_by_pixel():
+def dice_of(p, mask):
+    """Return the soft Dice coefficient of an answer (C, h, w) in NumPy, over the classes that the mask has."""
+    classes = [c for c in range(1, len(p)) if (mask == c).any()] or [0]
+    each = [2 * p[c][mask == c].sum() / ((p[c] ** 2).sum() + (mask == c).sum()) for c in classes]
+    return np.mean(each)
+
+
+def test_the_dice_score_of_a_mask_is_that_of_the_classes_it_has():
+    p = torch.randn(6, 3, 5, 4, generator=child(0, "p"), dtype=torch.float64).mul(2).softmax(1)
+    y = torch.randint(3, (6, 5, 4), generator=child(0, "y"))
+    y[1], y[2], y[3] = 0, y[2].clamp(max=1), 2
+    expected = [dice_of(a, m) for a, m in zip(p.numpy(), y.numpy(), strict=True)]
+    assert soft_dice(p, y).tolist() == pytest.approx(expected, rel=1e-12)
+
+
+def test_a_perfect_answer_has_the_dice_score_1_even_for_a_mask_without_objects():
+    y = torch.tensor([[[0, 0], [0, 0]], [[0, 1], [1, 1]]])
+    sure = torch.nn.functional.one_hot(y, 2).movedim(-1, 1)
+    assert soft_dice(sure, y).tolist() == [1, 1]
+    assert soft_dice(1 - sure, y).tolist() == [0, 0]
+
+
+@pytest.mark.parametrize("loss", ["dice", "cross-entropy", "both"])
+def test_membership_scores_are_asked_of_an_oracle_pixel_by_pixel(loss):
     attack = fdaudit.attacks.REGISTRY.load("loss-threshold")
     soft = torch.rand(2, 2, 4, 4, generator=child(0, "z")).softmax(1)
 
@@ -220,8 +294,9 @@ def test_membership_scores_are_asked_of_an_oracle_pixel_by_pixel():
     challenge = Challenge(target="client/0", x=torch.zeros(2, 1, 4, 4), y=y, pair=torch.tensor([0, 0]))
     task = AttackTask(targets=("client/0",), challenges={"client/0": challenge}, oracle=Asked())
     view, knows = SimpleNamespace(messages=()), Knowledge(task="segmentation")
-    (guess,) = attack(attack.Config()).run(view, knows, task, child(0, "a"))
-    assert torch.equal(guess.scores, log_likelihood(soft, y))
+    (guess,) = attack(attack.Config(mask_loss=loss)).run(view, knows, task, child(0, "a"))
+    dice, fit = soft_dice(soft, y), log_likelihood(soft, y)
+    assert torch.equal(guess.scores, {"dice": dice, "cross-entropy": fit, "both": fit + dice}[loss])
 
 
 def test_oracles_answer_for_each_pixel():

@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 import yaml
 
+from ..helpers.mask_cases import write_masks
 from ..helpers.record_reader import Arrays, read, standing_alone
 from ..helpers.run_cases import finished
 
@@ -130,6 +131,35 @@ def test_every_aggregate_follows_from_the_recorded_uploads(
     assert replay(run / "transcript", settings, CLIENTS) == 4
     stated = yaml.safe_load((run / "spec.yaml").read_text())["protocol"]["params"]
     assert {**settings, **stated} == settings, "the published spec has the settings that the reader needs"
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(
+    ("upload", "weighting", "momentum"),
+    [("gradient", "samples", 0.0), ("model_update", "samples", 0.5), ("model_parameters", "uniform", 0.0)],
+)
+def test_every_aggregate_of_models_of_masks_follows_from_the_recorded_uploads(
+    upload: str, weighting: str, momentum: float, tmp_path: Path
+) -> None:
+    settings = {"rounds": 3, "upload": upload, "weighting": weighting, "fraction": 0.67, "lr": 0.1}
+    settings |= {
+        "server_momentum": momentum,
+        "batch_size": 4,
+        "local_steps": 1 if upload == "gradient" else 3,
+    }
+    masks = write_masks(tmp_path / "discs.npz", 120, sites=("a", "a", "a", "b", "b", "c"))  # unequal counts
+    run = finished(
+        tmp_path / "run",
+        clients=3,
+        dataset={"name": f"masks:{masks}"},
+        partition={"name": "by-site"},
+        splits={"test": 0.2, "proxy": 0.1, "auxiliary": 0.1, "candidates": 1},
+        model={"name": "unet", "params": {"width": 8, "depth": 1}},
+        protocol={"name": "fedavg", "params": settings},
+    )
+    assert replay(run / "transcript", settings, 3) == 3
+    with pytest.raises(BrokenRecordError):
+        replay(run / "transcript", {**settings, "server_momentum": 0.9}, 3)
 
 
 @pytest.mark.parametrize(

@@ -14,16 +14,33 @@ from fdaudit.storage.files import decode, encode
 from fdaudit.training.execution import Execution
 from fdaudit.training.trainer import Fit, Trainer, parameters_of
 
-from .training_cases import CLASSES, FITS, NETWORKS, SHAPE, STEPS, close, execution, jobs, plain
+from .training_cases import (
+    CLASSES,
+    FITS,
+    FITS_OF_MASKS,
+    NETWORKS,
+    SHAPE,
+    STEPS,
+    UNET,
+    close,
+    execution,
+    jobs,
+    plain,
+)
 
 # -- strategies ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("name", FITS)
-@pytest.mark.parametrize("model", ["mlp", "cnn"])
-def test_loop_stacked_and_plain_torch_take_the_same_steps(model, name):
-    network, fit = NETWORKS[model], FITS[name]
+@pytest.mark.parametrize(
+    ("model", "fit"),
+    [
+        *(pytest.param(m, fit, id=f"{m}-{name}") for m in ("mlp", "cnn") for name, fit in FITS.items()),
+        *(pytest.param("unet", fit, id=f"unet-{name}") for name, fit in FITS_OF_MASKS.items()),
+    ],
+)
+def test_loop_stacked_and_plain_torch_take_the_same_steps(model, fit):
+    network = UNET if model == "unet" else NETWORKS[model]
     work = jobs(network, objective=fit.objective)
     looped = Trainer(network, execution("loop")).fit(work, fit)
     stacked = Trainer(network, execution("stacked")).fit(work, fit)

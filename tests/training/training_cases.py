@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+from torch.nn import functional as F
 
 from fdaudit.models import architecture
 from fdaudit.rng import child
@@ -18,6 +19,7 @@ NETWORKS = {
     ),
     "norm": architecture(ModelSpec(name="resnet8", params={"width": 8, "norm": "batch"}), SHAPE, CLASSES),
 }
+UNET = architecture(ModelSpec(name="unet", params={"width": 8, "depth": 1}), SHAPE, CLASSES, "segmentation")
 
 
 def execution(strategy="loop", memory_format="contiguous", device="cpu"):
@@ -31,8 +33,11 @@ def jobs(network, count=3, objective="cross-entropy", batch=5, n=20, **more):
         x = torch.rand(n, *SHAPE, generator=g)
         y = torch.randint(CLASSES, (n,), generator=g)
         values = torch.randn(n, CLASSES, generator=g)
+        maps = torch.randn(n, CLASSES, *SHAPE[1:], generator=g)
         targets = {
             "cross-entropy": y,
+            "cross-entropy-dice": maps.argmax(1),
+            "dice": maps.softmax(1),
             "binary-cross-entropy": torch.randint(-1, 2, (n, CLASSES), generator=g),
             "kl": values.softmax(1),
             "binary-kl": values.sigmoid(),
@@ -83,6 +88,11 @@ def plain(network, job, fit):
         elif fit.objective == "kl":
             q = (z / fit.temperature).log_softmax(1)
             loss = fit.temperature**2 * (t * (t.log() - q)).sum(1).mean()
+        elif fit.objective == "cross-entropy-dice":
+            hot = F.one_hot(t, CLASSES).movedim(-1, 1)
+            loss = -(z.log_softmax(1) * hot).sum(1).mean() + 1 - dice(z.softmax(1), hot)
+        elif fit.objective == "dice":
+            loss = -dice(z.softmax(1), t)
         elif fit.objective == "l1":
             loss = (z - t).abs().mean()
         else:
@@ -95,6 +105,16 @@ def plain(network, job, fit):
         optimizer.step()
         schedule.step()
     return parameters_of(module), torch.tensor(losses)
+
+
+def dice(q, p):
+    """Gong et al. 2022 (FedKD), Eq. 10 without its sign: record by record and class by class, without background."""
+    each = [
+        2 * (a[c] * b[c]).sum() / ((a[c] ** 2).sum() + (b[c] ** 2).sum() + 1e-6)
+        for a, b in zip(q, p, strict=True)
+        for c in range(1, CLASSES)
+    ]
+    return sum(each) / len(each)
 
 
 def close(one, two, rtol=1e-4, atol=1e-5):
@@ -117,4 +137,10 @@ FITS = {
     "binary-cross-entropy": Fit(lr=0.3, objective="binary-cross-entropy"),
     "binary-kl": Fit(lr=0.1, objective="binary-kl", temperature=3.0),
     "l2": Fit(lr=0.02, objective="l2"),
+}
+FITS_OF_MASKS = {
+    "sgd": Fit(lr=0.1, objective="cross-entropy-dice"),
+    "momentum": Fit(lr=0.1, momentum=0.9, weight_decay=0.01, objective="cross-entropy-dice"),
+    "fedprox": Fit(lr=0.1, mu=0.5, objective="cross-entropy-dice"),
+    "dice": Fit(lr=0.1, objective="dice"),
 }
