@@ -21,6 +21,7 @@ from fdaudit.adversary.view import View, view_of
 from fdaudit.attacks.model_inversion.priors import composites
 from fdaudit.data.stratify import stratified_draw
 from fdaudit.evaluation.controls._membership import attack_seed
+from fdaudit.evaluation.controls.gradients import LEAST_GAIN_DB
 from fdaudit.handout.auxiliary import Assumption, assumptions, known, merged
 from fdaudit.handout.oracle_access import answered_by, defended_answers
 from fdaudit.handout.oracle_server import answers_of
@@ -42,8 +43,6 @@ if TYPE_CHECKING:
 
 __all__ = ["unseen_classes"]
 
-_LEAST_GAIN_DB = 1.0
-"""Mean gain over the prior baseline from which the report speaks of a leak."""
 _LEVEL = 0.001
 """Largest p at which the evaluator's accuracy counts: the level of one of 20 such tests of a run."""
 _DROWNING = 100.0
@@ -68,7 +67,7 @@ def unseen_classes(attack: AttackPlan, plan: Case, setting: str = "") -> dict[st
     if isinstance(made, str):
         return _impossible(attack, made)
     found = {name: made.figures(drown=name == "negative") for name in ("positive", "negative")}
-    counted = f"p of at most {_LEVEL:g}, or a gain over the prior of at least {_LEAST_GAIN_DB:g} dB"
+    counted = f"p of at most {_LEVEL:g}, or a gain over the prior of at least {LEAST_GAIN_DB:g} dB"
     what = f"{made.told}: {counted}"
     drowned = (
         f"the same under Gaussian noise {_DROWNING:g} times what is seen of the model: neither of the two"
@@ -88,7 +87,7 @@ def _counts(figures: Sequence[Figure]) -> bool:
     named = {f.name: f for f in figures}
     accuracy, gain = named.get("evaluator_accuracy"), named.get("psnr_gain")
     by_name = accuracy is not None and accuracy.p is not None and accuracy.p <= _LEVEL
-    return by_name or (gain is not None and gain.value is not None and gain.value >= _LEAST_GAIN_DB)
+    return by_name or (gain is not None and gain.value is not None and gain.value >= LEAST_GAIN_DB)
 
 
 def _impossible(attack: AttackPlan, reason: str) -> dict[str, Control]:

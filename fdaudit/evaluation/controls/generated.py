@@ -17,6 +17,7 @@ from fdaudit.evaluation.controls._membership import (
     said,
     score,
 )
+from fdaudit.evaluation.controls.gradients import LEAST_GAIN_DB
 from fdaudit.handout.auxiliary import groups_of
 from fdaudit.isolation.attacker import attack as run_attack
 from fdaudit.isolation.schema import Trial
@@ -51,8 +52,6 @@ _NEAR = 0.15
 """Standard deviation of a compared image from the record, in units of pixel intensity."""
 _STRAY = 0.5
 """Standard deviation of what a discriminator adds, in units of the L1 loss's gradient."""
-_LEAST_GAIN_DB = 1.0
-"""Mean gain over the prior from which a comparison counts as working, as for controls of gradients."""
 
 
 def generated_samples(attack: AttackPlan, plan: Case) -> dict[str, Control]:
@@ -133,16 +132,16 @@ def compared_records(attack: AttackPlan, plan: Case) -> dict[str, Control]:
     }
     gains = {name: figures["psnr_gain"] for name, figures in found.items()}
     positive, negative = gains["positive"], gains["negative"]
-    works = (positive.value or 0.0) >= _LEAST_GAIN_DB and (positive.low is None or positive.low > 0)
+    works = (positive.value or 0.0) >= LEAST_GAIN_DB and (positive.low is None or positive.low > 0)
     return {
         "positive": Control(
-            what=f"{what}: mean gain over the prior at least {_LEAST_GAIN_DB:g} dB, with an interval above 0",
+            what=f"{what}: mean gain over the prior at least {LEAST_GAIN_DB:g} dB, with an interval above 0",
             passed=works,
             figures=(positive,),
         ),
         "negative": Control(
-            what=f"the same with signs at random: gain below {_LEAST_GAIN_DB:g} dB",
-            passed=negative.value is not None and negative.value < _LEAST_GAIN_DB,
+            what=f"the same with signs at random: gain below {LEAST_GAIN_DB:g} dB",
+            passed=negative.value is not None and negative.value < LEAST_GAIN_DB,
             figures=(negative,),
         ),
     }

@@ -36,9 +36,9 @@ if TYPE_CHECKING:
     from fdaudit.protocols._fedavg_settings import FedAvgConfig
     from fdaudit.transcript.wire import Defense
 
-__all__ = ["bare_gradients"]
+__all__ = ["LEAST_GAIN_DB", "bare_gradients"]
 
-_LEAST_GAIN_DB = 1.0
+LEAST_GAIN_DB = 1.0
 """Mean gain over the prior baseline from which a control counts as working, as for a run's images."""
 _LEVEL = 0.01
 """Largest p-value of recovered words in a control that works."""
@@ -98,7 +98,7 @@ def _gain(figures: Mapping[str, Figure]) -> float | None:
 def _closer(figures: Mapping[str, Figure]) -> bool:
     """Return whether images are closer than the prior by the least gain, with an interval above no gain."""
     gain = figures["psnr_gain"]
-    return gain.value is not None and gain.value >= _LEAST_GAIN_DB and (gain.low is None or gain.low > 0)
+    return gain.value is not None and gain.value >= LEAST_GAIN_DB and (gain.low is None or gain.low > 0)
 
 
 def _beats(figures: Mapping[str, Figure]) -> bool:
@@ -109,12 +109,12 @@ def _beats(figures: Mapping[str, Figure]) -> bool:
 
 _IMAGES = (
     _Asked(
-        f"mean gain over the prior at least {_LEAST_GAIN_DB:g} dB, with an interval above 0",
+        f"mean gain over the prior at least {LEAST_GAIN_DB:g} dB, with an interval above 0",
         _closer,
     ),
     _Asked(
-        f"gain below {_LEAST_GAIN_DB:g} dB",
-        lambda found: (value := _gain(found)) is not None and value < _LEAST_GAIN_DB,
+        f"gain below {LEAST_GAIN_DB:g} dB",
+        lambda found: (value := _gain(found)) is not None and value < LEAST_GAIN_DB,
     ),
     ("psnr", "psnr_prior", "psnr_gain"),
 )
