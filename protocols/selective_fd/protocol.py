@@ -180,18 +180,18 @@ class SelectiveFD:
             "of the class's records, its validation records among them, which are thus not quite held out."
         ),
         (
-            "The server-side selector is off by default (`tau_server: 2`) and in every run that we publish: only the "
-            "client-side selectors are at work there. The paper has 2 where it varies τ_client, and drops "
-            "ambiguous ensemble predictions at lower values."
+            "The server-side selector is off by default (`tau_server: 2`) and in every run that we publish, except "
+            "those that vary it: only the client-side selectors are at work there. The paper has 2 where it varies "
+            "τ_client, and drops ambiguous ensemble predictions at lower values."
         ),
         (
             "Every distillation step takes all samples that came back in the round, as in the authors' code; the paper "
             "gives a batch size only."
         ),
         (
-            "Hard labels are averaged and sent back as shares of the answers, as in the authors' code, which also "
-            "divides them by the number of clients; we do not. With SGD this only shortens the steps: `distill_lr` of "
-            "`lr` by the number of clients takes the same ones."
+            "Hard labels are averaged and sent back as shares of the answers, as in the authors' code. Their early "
+            "script for hard labels also divides them by the number of clients; their later code and we do not. With "
+            "SGD this only shortens the steps: `distill_lr` of `lr` by the number of clients takes the same ones."
         ),
         (
             "`ensemble: votes` and `aggregator: secure` are ours: they make of the answers an ensemble to which PATE "

@@ -69,7 +69,7 @@ def test_the_discriminators_own_layer_reads_the_classifiers_features(model, feat
 
 
 def test_a_module_without_an_extractor_is_refused():
-    with pytest.raises(SpecError, match="no extractor"):
+    with pytest.raises(SpecError, match="does not mark where its features end"):
         build_domain_head(child(0, "d"), nn.Linear(4, 2), (1, 2, 2))
 
 
