@@ -269,8 +269,8 @@ def _tried_on(found: Mapping[str, Any]) -> str:
         "discriminator": "a discriminator that knows auxiliary records by heart",
         "federation": "logits on public samples of a client that knows auxiliary records by heart",
         "generated": "generated samples that repeat auxiliary records under noise",
-        "gradients": "undefended uploads of {clients} clients with auxiliary records, of the run's network, batch size "
-        "and local steps",
+        "gradients": "undefended uploads of 2 clients or more with 8 auxiliary records in all or more, of the run's "
+        "network, batch size and local steps",
         "labels": "the run's own protocol, undefended, with auxiliary records spread unevenly over its clients",
         "model": "auxiliary records learnt by heart under labels drawn at random",
         "selector": "a client of the run's own protocol, undefended, whose selector is fitted to auxiliary records",

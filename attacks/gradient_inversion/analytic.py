@@ -52,7 +52,7 @@ class AnalyticRecovery:
     source: ClassVar[str] = "Phong et al. 2018, section 3; batches: Boenisch et al. 2023, Fowl et al. 2022"
     tasks: ClassVar[tuple[str, ...]] = ("single-label", "multi-label")
     profiles: ClassVar[dict[str, dict[str, Any]]] = {"quick": {}, "standard": {}, "full": {}}
-    control: ClassVar[dict[str, Any]] = {"on": "gradients", "clients": 2}
+    control: ClassVar[dict[str, Any]] = {"on": "gradients"}
     Config: ClassVar[type[AnalyticConfig]] = AnalyticConfig
 
     def __init__(self, config: AnalyticConfig) -> None:

@@ -78,7 +78,7 @@ class DLG:
         "standard": {"restarts": 4, "evaluations": 600},
         "full": {"restarts": 16, "evaluations": 2000},
     }
-    control: ClassVar[dict[str, Any]] = {"on": "gradients", "clients": 2}
+    control: ClassVar[dict[str, Any]] = {"on": "gradients"}
     Config: ClassVar[type[DLGConfig]] = DLGConfig
 
     def __init__(self, config: DLGConfig) -> None:

@@ -100,7 +100,7 @@ class InvertingGradients:
         "standard": {"restarts": 2, "iterations": 2000, "trials": 0.25},
         "full": {"restarts": 8, "iterations": 8000, "trials": 0.125, "simulated_steps": 512},
     }
-    control: ClassVar[dict[str, Any]] = {"on": "gradients", "clients": 2, "drowned": {"tune": False}}
+    control: ClassVar[dict[str, Any]] = {"on": "gradients", "drowned": {"tune": False}}
     Config: ClassVar[type[InvertingGradientsConfig]] = InvertingGradientsConfig
 
     def __init__(self, config: InvertingGradientsConfig) -> None:

@@ -74,7 +74,7 @@ class LearnedInversion:
         "standard": {"copies": 8, "features": 3000},
         "full": {"copies": 8, "features": 6000},
     }
-    control: ClassVar[dict[str, Any]] = {"on": "gradients", "clients": 8}
+    control: ClassVar[dict[str, Any]] = {"on": "gradients"}
     Config: ClassVar[type[LearnedInversionConfig]] = LearnedInversionConfig
 
     def __init__(self, config: LearnedInversionConfig) -> None:

@@ -54,7 +54,7 @@ class EmbeddingRows:
     source: ClassVar[str] = "Melis, Song, De Cristofaro & Shmatikov 2019, section 4.1"
     tasks: ClassVar[tuple[str, ...]] = ("text",)
     profiles: ClassVar[dict[str, dict[str, Any]]] = {"quick": {}, "standard": {}, "full": {}}
-    control: ClassVar[dict[str, Any]] = {"on": "gradients", "clients": 2}
+    control: ClassVar[dict[str, Any]] = {"on": "gradients"}
     Config: ClassVar[type[EmbeddingRowsConfig]] = EmbeddingRowsConfig
 
     def __init__(self, config: EmbeddingRowsConfig) -> None:

@@ -69,7 +69,7 @@ class TAG:
         "standard": {"restarts": 2, "iterations": 1000},
         "full": {"restarts": 8, "iterations": 3000},
     }
-    control: ClassVar[dict[str, Any]] = {"on": "gradients", "clients": 2}
+    control: ClassVar[dict[str, Any]] = {"on": "gradients"}
     Config: ClassVar[type[TAGConfig]] = TAGConfig
 
     def __init__(self, config: TAGConfig) -> None:

@@ -15,6 +15,7 @@ import fdaudit.isolation.attacker
 from fdaudit.audit.pipeline import attacked, federated, perform
 from fdaudit.audit.run import Run
 from fdaudit.errors import FdauditError
+from fdaudit.evaluation.controls.gradients import bare_gradients
 from fdaudit.evaluation.stage import Stage
 from fdaudit.planning.plan import make_plan
 from fdaudit.planning.run_directory import RunDirectory
@@ -71,6 +72,16 @@ def test_an_attack_that_finds_members_of_an_untrained_model_fails_its_negative_c
     assert not cell["controls"]["negative"]["passed"]
     (auc,) = cell["controls"]["negative"]["figures"]
     assert auc["low"] > 0.5
+
+
+@pytest.mark.parametrize(("batch_size", "records"), [(1, 8), (3, 9), (5, 10)])
+def test_controls_on_gradients_try_eight_records_or_more_whatever_the_batch(batch_size, records):
+    local = {"rounds": 1, "upload": "gradient", "batch_size": batch_size, "lr": 0.1}
+    wanted = load_spec(spec(protocol={"name": "fedavg", "params": local}, attacks=[{"name": "analytic"}]))
+    plan = make_plan(wanted, known(SEED))
+    [analytic] = [a for a in plan.attacks if a.name == "analytic"]
+    for control in bare_gradients(analytic, plan).values():
+        assert {f.n for f in control.figures} == {records}
 
 
 def test_controls_are_run_once_and_are_the_same_for_every_adversary(tried):

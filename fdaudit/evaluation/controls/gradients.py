@@ -5,6 +5,7 @@ The records are images or texts.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -42,8 +43,9 @@ LEAST_GAIN_DB = 1.0
 """Mean gain over the prior baseline from which a control counts as working, as for a run's images."""
 _LEVEL = 0.01
 """Largest p-value of recovered words in a control that works."""
-_CLIENTS = 2
-"""Default number of a control's clients."""
+_LEAST_CLIENTS = 2
+_LEAST_RECORDS = 8
+"""Least records of all clients: with four, two images that resist hid an attack that finds all the others."""
 _DROWNING = 100.0
 """Noise of the negative control, in standard deviations of the gradient's entries."""
 
@@ -51,11 +53,12 @@ _DROWNING = 100.0
 def bare_gradients(attack: AttackPlan, plan: Case) -> dict[str, Control]:
     """Return both controls of an attack on gradients, undefended, with the run's network, batch size and local steps.
 
-    The card may give the number of `clients`, and under `drowned` the settings that the negative control replaces.
+    The card may give under `drowned` the settings that the negative control replaces.
     """
     x, y = plan.auxiliary
     fedavg, records = _as_in_the_run(plan, len(y) // 2)
-    clients = max(1, min(int(attack.card["control"].get("clients", _CLIENTS)), len(y) // (2 * records)))
+    enough = max(_LEAST_CLIENTS, math.ceil(_LEAST_RECORDS / records))
+    clients = max(1, min(enough, len(y) // (2 * records)))
     order = torch.randperm(len(y), generator=child(plan.seed, "control", attack.name, "victims"))
     victims, known = order[: clients * records], order[clients * records :]
     groups = groups_of(plan, y)
