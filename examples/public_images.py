@@ -1,4 +1,4 @@
-"""Write image files for FedKD with public images of another domain, in MedMNIST's layout.
+"""Write image files in MedMNIST's layout: public images of other domains for FedKD, and X-rays with three findings.
 
     python examples/public_images.py DATA OUT
 
@@ -6,7 +6,10 @@ DATA holds `cifar10_jpeg.npz` and `pneumoniamnist.npz`. OUT receives, each 28x28
 
 - `digits28.npz`: scikit-learn's 1,797 digits, enlarged from 8x8;
 - `cifar28.npz` and `cifar28-all.npz`: 1,797 and all of CIFAR-10's training images, in grey and shrunk;
-- `xrays28.npz` and `xrays28-all.npz`: 1,797 and all training images of PneumoniaMNIST.
+- `xrays28.npz` and `xrays28-all.npz`: 1,797 and all training images of PneumoniaMNIST;
+- `xrays28-findings.npz`: all of its images with three labels each, pneumonia, heart on the right, and device. The
+  first is the file's own. The other two are made: half of the images are mirrored, and half show a bright bar of 2x6
+  pixels at a random place. The halves are drawn at random, each by itself.
 
 FedKD does not read labels of public images. The files hold them because the layout has them.
 """
@@ -35,10 +38,23 @@ def resized(images: Images) -> Images:
 
 
 def write(path: Path, images: Images, labels: Images, test: Images, test_labels: Images) -> None:
-    """Write images (n, 28, 28) and labels (n, 1)."""
+    """Write images (n, 28, 28) and labels (n, 1) or (n, 3)."""
     np.savez_compressed(
         path, train_images=images, train_labels=labels, test_images=test, test_labels=test_labels
     )
+
+
+def with_findings(images: Images, labels: Images, draws: np.random.Generator) -> tuple[Images, Images]:
+    """Return copies of images (n, 28, 28), some mirrored, some with a bar, and their three labels (n, 3)."""
+    found = np.concatenate([labels, draws.integers(0, 2, (len(images), 2), dtype=np.uint8)], axis=1)
+    made = images.copy()
+    mirrored = found[:, 1] == 1
+    made[mirrored] = made[mirrored, :, ::-1]
+    height, width = 2, 6
+    for i in np.flatnonzero(found[:, 2]):
+        top, left = draws.integers(0, 28 - height + 1), draws.integers(0, 28 - width + 1)
+        made[i, top : top + height, left : left + width] = 255
+    return made, found
 
 
 def main(data: Path, out: Path) -> None:
@@ -64,6 +80,12 @@ def main(data: Path, out: Path) -> None:
             parts["train_labels"][:COUNT],
         )
         write(out / f"{name}.npz", *parts.values())
+    with np.load(data / "pneumoniamnist.npz") as file:
+        draws = np.random.default_rng(0)
+        train, test = (
+            with_findings(file[f"{part}_images"], file[f"{part}_labels"], draws) for part in ("train", "test")
+        )
+    write(out / "xrays28-findings.npz", *train, *test)
 
 
 if __name__ == "__main__":
