@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from fdaudit.importing.records import import_record
     from fdaudit.remote.workspace import mirrored
     from fdaudit.spec.schema import Spec, load_spec
+    from fdaudit.trust import trust_code
 
 __all__ = [
     "FdauditError",
@@ -36,6 +37,7 @@ __all__ = [
     "report",
     "run",
     "score",
+    "trust_code",
 ]
 
 _HOMES = {
@@ -55,6 +57,7 @@ _HOMES = {
     "report": "fdaudit.api",
     "run": "fdaudit.api",
     "score": "fdaudit.audit.red_team",
+    "trust_code": "fdaudit.trust",
 }
 
 

@@ -27,6 +27,7 @@ from fdaudit.storage.locks import writing
 from fdaudit.storage.paths import local_path
 from fdaudit.transcript.manifest import refuse_changed, refuse_no_run
 from fdaudit.transcript.messages import role
+from fdaudit.trust import name_code
 
 if TYPE_CHECKING:
     from fdaudit.reports.comparison import Entry
@@ -104,6 +105,7 @@ def attack(
         SpecError: the attack or a setting is unknown.
     """
     plan = run.plan
+    name_code(name)
     wanted = plan_attack(name, params, plan.spec, "attack", (adversary,))
     run.view(adversary)  # an unknown party is refused before anything is written
     (cell,) = _again(run, (wanted,), lambda a, b: (a, b) == (adversary, wanted.name), tick, elsewhere)

@@ -17,12 +17,11 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar, get_args
 
 from fdaudit.errors import FdauditError, SpecError, nearest, plugin_line
+from fdaudit.trust import IMPORT, refuse_untrusted
 from fdaudit.types import KINDS, Goal, is_kind
 
-__all__ = ["IMPORT", "METHODS", "REQUIRED", "Registry", "loaded", "room_of"]
+__all__ = ["METHODS", "REQUIRED", "Registry", "loaded", "room_of"]
 
-IMPORT = "import:"
-"""The beginning of a name that says where a class is."""
 _SAFE = re.compile(r"[a-z0-9][a-z0-9-]{0,63}")
 
 T_co = TypeVar("T_co", covariant=True)
@@ -246,8 +245,10 @@ class Registry(Generic[T_co]):
         """Return the class behind a name.
 
         Raises:
-            SpecError: the name is unknown; `field` is the spec's field that gave it. Or the class breaks its contract.
+            SpecError: the name is unknown, or untrusted code; `field` is the spec's field that gave it. Or the class
+                breaks its contract.
         """
+        refuse_untrusted(name, field or _field_of(self.group))
         found: type[T_co] = loaded(self.target(name, field), self.group, name)
         return found
 
@@ -257,7 +258,7 @@ class Registry(Generic[T_co]):
         Raises:
             SpecError: the name is unknown; `field` is the spec's field that gave it.
         """
-        where = field or self.group.rpartition(".")[2].removesuffix("s")
+        where = field or _field_of(self.group)
         if name.startswith(IMPORT):
             return _import_target(name, where)
         if name not in self._targets:
@@ -320,6 +321,10 @@ class Registry(Generic[T_co]):
             _refuse_broken(self.group, name, target, members, whole)
         literals = {n: v for n, v in members.items() if v is not _COMPUTED and not isinstance(v, Signature)}
         return deepcopy({"doc": doc, **literals})
+
+
+def _field_of(group: str) -> str:
+    return group.rpartition(".")[2].removesuffix("s")
 
 
 def _import_target(name: str, where: str) -> str:

@@ -50,6 +50,12 @@ def pytest_make_collect_report() -> None:
     torch.set_num_threads(1)
 
 
+@pytest.fixture
+def trusting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For tests that name code without a spec: all of it is trusted, until the test ends."""
+    monkeypatch.setattr("fdaudit.trust._named", {"*"})
+
+
 @pytest.fixture(autouse=True, scope="session")
 def _a_seed_has_one_secret() -> Iterator[None]:
     """Runs of one seed draw the same records each time, as thresholds need: their secret is derived from the seed."""

@@ -45,9 +45,9 @@ def main(variant: str, out: str) -> None:
     join_uses(folder / "truth", {str(k): folder / f"site-{k}" for k in range(SITES)})
     (folder / "card.yaml").write_text(card(app, settings))
     run, truth = str(folder / "run"), [f"--truth={folder / d}" for d in ("truth", "design/truth")]
-    told = [f"--card={folder / 'card.yaml'}", *truth, f"--audit={HERE / 'audit.yaml'}"]
+    told = [f"--card={folder / 'card.yaml'}", *truth, f"--audit={HERE / 'audit.yaml'}", "--trust-code"]
     fdaudit(app, "import", str(folder / "record"), *told, f"--out={run}")
-    failed = fdaudit(app, "attack", run, "--all", expected=(0, 1))
+    failed = fdaudit(app, "attack", run, "--all", "--trust-code", expected=(0, 1))
     fdaudit(app, "report", run)
     sys.exit(failed)
 

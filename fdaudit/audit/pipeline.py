@@ -17,7 +17,7 @@ from fdaudit.planning.run_directory import RunDirectory
 from fdaudit.progress import Tick
 from fdaudit.spec.schema import Spec
 from fdaudit.storage.locks import together, writing
-from fdaudit.transcript.manifest import MANIFEST, refuse_changed, versions, write_manifest
+from fdaudit.transcript.manifest import MANIFEST, versions, write_manifest
 from fdaudit.transcript.transcript import Position
 
 __all__ = ["attacked", "federated", "perform"]
@@ -63,7 +63,6 @@ def federated(
     """Run the first half of `perform`, with its arguments: federation and transcript, sealed."""
     with RunDirectory.begun(source, out, resume=resume, seed_from=seed_from) as run:
         if (out / MANIFEST).is_file():
-            refuse_changed(out)
             return run
         plan = run.plan
         if elsewhere.cells is None:

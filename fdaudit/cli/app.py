@@ -15,7 +15,7 @@ import typer
 from fdaudit.cli.design import design
 from fdaudit.cli.directories import open_directory, runs_below
 from fdaudit.cli.evidence import evidence, verify
-from fdaudit.cli.options import Address, AsJson, ExecutorName, RunPath, RunWorkers
+from fdaudit.cli.options import Address, AsJson, ExecutorName, RunPath, RunWorkers, TrustCode
 from fdaudit.cli.privacy import calibrate, ledger
 from fdaudit.cli.recording import card, import_
 from fdaudit.cli.red_team import export_view, score
@@ -145,6 +145,7 @@ def run(
     executor: ExecutorName = "local",
     workers: RunWorkers = None,
     address: Address = None,
+    trust_code: TrustCode = False,
     as_json: AsJson = False,
 ) -> None:
     """Run a spec: federation, transcript, attacks, result, report."""
@@ -296,6 +297,7 @@ def attack(
     executor: ExecutorName = "local",
     workers: RunWorkers = None,
     address: Address = None,
+    trust_code: TrustCode = False,
     as_json: AsJson = False,
 ) -> None:
     """Attack a finished run and store the outcome in it, or write the guesses for a site that holds the truth."""

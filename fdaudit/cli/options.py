@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-if TYPE_CHECKING:
-    pass
+from fdaudit.trust import trust_code
 
-__all__ = ["Address", "AsJson", "ExecutorName", "RunPath", "RunWorkers"]
+__all__ = ["Address", "AsJson", "ExecutorName", "RunPath", "RunWorkers", "TrustCode"]
 
 Address = Annotated[
     str | None,
@@ -29,4 +28,20 @@ RunWorkers = Annotated[
 ]
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
+
+
+def _trusted(given: bool) -> bool:
+    if given:
+        trust_code()
+    return given
+
+
+TrustCode = Annotated[
+    bool,
+    typer.Option(
+        "--trust-code",
+        callback=_trusted,
+        help="Run code that the files name by import:module:Class. Read it first: it may be a stranger's.",
+    ),
+]
 RunPath = Annotated[str, typer.Argument(metavar="RUN", help="A run directory, or the URL of one.")]

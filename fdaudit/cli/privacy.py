@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args
 import typer
 
 from fdaudit.cli.directories import open_directory
-from fdaudit.cli.options import AsJson
+from fdaudit.cli.options import AsJson, TrustCode
 from fdaudit.errors import UsageError, nearest
 from fdaudit.events import Relation, Unit
 from fdaudit.progress import say, show
@@ -51,6 +51,7 @@ def ledger(
             metavar="DIR", help="Write ε at many δ, trade-off functions and loss distributions there."
         ),
     ] = None,
+    trust_code: TrustCode = False,
     as_json: AsJson = False,
 ) -> None:
     """Print each adversary's ε for the worst-affected client, or why none can be claimed."""

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from fdaudit.cli.options import AsJson
+from fdaudit.cli.options import AsJson, TrustCode
 from fdaudit.errors import IntegrityError, UsageError
 from fdaudit.progress import show
 
@@ -45,6 +45,7 @@ def import_(
     check: Annotated[
         bool, typer.Option("--check", help="Only check the record, its card and its truth; write nothing.")
     ] = False,
+    trust_code: TrustCode = False,
     as_json: AsJson = False,
 ) -> None:
     """Import a record of another system as a run, which `attack`, `ledger`, `report` and `evidence` read."""

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from fdaudit.cli.directories import open_directory
-from fdaudit.cli.options import AsJson, RunPath
+from fdaudit.cli.options import AsJson, RunPath, TrustCode
 from fdaudit.errors import UsageError
 from fdaudit.progress import show
 
@@ -28,6 +28,7 @@ def export_view(
             "these victims are not scored.",
         ),
     ] = False,
+    trust_code: TrustCode = False,
     as_json: AsJson = False,
 ) -> None:
     """Export an adversary's view and assumed knowledge, without the truth, for an external attack."""
@@ -68,7 +69,7 @@ def score(
     ] = None,
     card: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="At a site: the card, to trust its code."),
+        typer.Option(metavar="FILE", help="At a site: the card, if it is not beside the lines."),
     ] = None,
     truth: Annotated[
         list[Path] | None,
@@ -86,6 +87,7 @@ def score(
     key: Annotated[
         Path | None, typer.Option(metavar="PUB", help="The statement must be signed by this key (PEM).")
     ] = None,
+    trust_code: TrustCode = False,
     as_json: AsJson = False,
 ) -> None:
     """Score guesses: a red team's in a run, or where the truth may not leave, at the site that holds it."""

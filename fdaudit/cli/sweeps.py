@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fdaudit.cli.directories import open_directory
-from fdaudit.cli.options import Address, AsJson, ExecutorName
+from fdaudit.cli.options import Address, AsJson, ExecutorName, TrustCode
 from fdaudit.cluster.backends import refuse_misfit
 from fdaudit.progress import progress, say, show, typed_again
 
@@ -34,6 +34,7 @@ def sweep(
     ] = None,
     executor: ExecutorName = "local",
     address: Address = None,
+    trust_code: TrustCode = False,
     as_json: AsJson = False,
 ) -> None:
     """Run a grid of protocols x defences x ε x seeds, in parallel."""

@@ -44,6 +44,7 @@ from fdaudit.storage.vault import Secrets, Vault
 from fdaudit.transcript.manifest import versions, write_manifest
 from fdaudit.transcript.messages import Message
 from fdaudit.transcript.transcript import read_messages
+from fdaudit.trust import refuse_code
 
 __all__ = ["check", "import_record", "scoring_run"]
 
@@ -112,7 +113,7 @@ def import_record(
         seed_from: a run directory whose seed and secret are used again.
 
     Raises:
-        UsageError: an argument, the card or a file of the truth is wrong; nothing was written.
+        UsageError: an argument, the card or a file of the truth is wrong, or names untrusted code; nothing was written.
         IntegrityError: the record is damaged, or the truth contradicts it; nothing was written.
     """
     source, target = local_path(record, "record"), local_path(out, "out")
@@ -126,6 +127,7 @@ def import_record(
     settings = read_yaml(audit, "audit") if isinstance(audit, Path) else audit
     if not isinstance(settings or {}, dict):
         raise SpecError("audit", str(audit), "is no mapping", "Write `key: value` lines.")
+    refuse_code(settings or {}, "audit")
     spec = recorded_spec(stated, about.parties, settings or {})
     known = None if seed_from is None else Vault(local_path(seed_from, "seed-from") / "vault").secrets
     drawn = known or Secrets.draw(spec.seed)
@@ -200,7 +202,7 @@ def scoring_run(
     Args:
         lines: a record's lines, as `write_lines_only` writes them, with the system's card.
         out: the run directory; must not exist yet.
-        card: the same card, to trust the code that it names.
+        card: the same card; default: the one beside the lines.
         truth: the directories of the truth.
         audit: settings of the audit.
 
@@ -227,19 +229,17 @@ def scoring_run(
 
 
 def _card_of(record: Path, card: Card | Path | str | dict[str, Any] | None) -> Card:
-    """Return the card. One that came with the record may be a stranger's: it may not name code, nor be a link."""
-    if card is not None:
-        return load_card(card)
+    """Return the given card, or the one that came with the record.
+
+    Raises:
+        UsageError: it is wrong, missing or a link, or names code that is not trusted: it may be a stranger's.
+    """
     path = record / CARD
-    if path.is_symlink() or not path.is_file():
+    if card is None and (path.is_symlink() or not path.is_file()):
         problem = "is a link, no regular file" if path.is_symlink() else "is missing"
         raise RunError("card", str(path), problem, "Give --card; `fdaudit card new` writes one to fill in.")
-    found = load_card(path)
-    for network in (found.model, *found.client_models):
-        if network is not None and network.name.startswith("import:"):
-            problem = "runs code, and the card came with the record"
-            remedy = f"If you trust that code, say so: --card {path}."
-            raise SpecError("card.model.name", network.name, problem, remedy)
+    found = load_card(path if card is None else card)
+    refuse_code(found.model_dump(mode="json"), "card")
     return found
 
 

@@ -75,7 +75,7 @@ def score_at_site(
         out: the statement; must not exist yet.
         truth: the site's truth.
         record: the record that was attacked, whose payloads are not read; default: the lines beside the guesses.
-        card: the system's card, to trust the code that it names; default: `card.yaml` beside the lines.
+        card: the system's card; default: `card.yaml` beside the lines.
         sign: an Ed25519 private key (PEM, PKCS#8); None leaves the statement unsigned.
         passphrase: called for the passphrase of an encrypted key.
 

@@ -20,6 +20,7 @@ from fdaudit.planning.recorded import RecordedPlan
 from fdaudit.recording.record import Record, write_lines_only
 from fdaudit.storage.files import encode, save_json, write_atomically, written_whole
 from fdaudit.transcript.manifest import read_manifest, refuse_changed
+from fdaudit.trust import name_code
 from fdaudit.types import Guess, LabelDistribution, Reconstruction
 
 if TYPE_CHECKING:
@@ -51,6 +52,7 @@ def write_guesses(run: Run, attack: str, adversary: str, out: Path, **params: An
     if out.exists() or out.is_symlink():
         raise RunError("out", str(out), "exists already", "Choose another directory.")
     refuse_changed(run.directory)
+    name_code(attack)
     planned = plan_attack(attack, params, run.plan.spec, "attack", (adversary,))
     by_class = planned.card.get("control", {}).get("on") == "classes"
     if planned.card["goal"] not in ("reconstruction", "label-distribution") or by_class:

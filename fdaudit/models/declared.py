@@ -62,12 +62,12 @@ class GeneratorCard:
         path, _, attribute = self.build.partition(":")
         try:
             constructor = getattr(importlib.import_module(path), attribute)
+            if not (isinstance(constructor, type) and issubclass(constructor, nn.Module)):
+                raise TypeError("it is no class of networks")
             made = seeded(seed_from(generator), lambda: constructor(**self.arguments))
         except Exception as error:  # foreign code may raise anything
             problem = f"cannot be made ({type(error).__name__}: {error}){plugin_line(error)}"
             raise SpecError(_FIELD, self.build, problem, "Check `build` and `arguments`.") from error
-        if not isinstance(made, nn.Module):
-            raise SpecError(_FIELD, self.build, f"makes a {type(made).__name__}", "Name a torch.nn.Module.")
         return made
 
     def misfit(self, found: Mapping[str, tuple[int, ...] | None]) -> str:

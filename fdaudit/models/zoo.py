@@ -38,6 +38,7 @@ from fdaudit.models.transformer import TransformerParams, transformer
 from fdaudit.models.unet import UnetParams, unet
 from fdaudit.parallel.threads import forked_randomness
 from fdaudit.spec.schema import ModelSpec
+from fdaudit.trust import IMPORT, refuse_untrusted
 from fdaudit.types import Task
 
 __all__ = [
@@ -53,7 +54,6 @@ __all__ = [
 
 _Shape = tuple[int, ...]
 _Builder = Callable[[Any, Any, int], nn.Module]
-_IMPORT = "import:"
 
 
 def _without_params(make: Callable[[Any, int], nn.Module]) -> tuple[type[Config], _Builder]:
@@ -172,7 +172,7 @@ class Architecture:
     @property
     def imported(self) -> bool:
         """Return whether the class is imported from outside fdaudit."""
-        return self.name.startswith(_IMPORT)
+        return self.name.startswith(IMPORT)
 
     @property
     def pretrained(self) -> tuple[str, ...]:
@@ -191,7 +191,8 @@ class Architecture:
             return str(self.params["sha256"])
         if not self.imported:
             return ""
-        path = self.name.removeprefix(_IMPORT).partition(":")[0]
+        refuse_untrusted(self.name, "model.name")
+        path = self.name.removeprefix(IMPORT).partition(":")[0]
         file = getattr(importlib.import_module(path), "__file__", None)
         return hashlib.sha256(Path(file).read_bytes()).hexdigest() if file and Path(file).is_file() else ""
 
@@ -233,7 +234,7 @@ class Architecture:
 
     def tried(self, records: int) -> Any:
         """Run the network on `records` blank records. On the meta device the output has a shape but no values."""
-        device = torch.device("cpu" if self.name.startswith(_IMPORT) else "meta")
+        device = torch.device("cpu" if self.name.startswith(IMPORT) else "meta")
         # The trial run of an imported module may draw at random: inside the fork, like the building.
         with forked_randomness(), torch.no_grad():
             module = self._skeleton
@@ -248,7 +249,7 @@ class Architecture:
     @cached_property
     def _skeleton(self) -> nn.Module:
         """Return the module on the meta device. An imported class may not support that and is built in full."""
-        if self.name.startswith(_IMPORT):
+        if self.name.startswith(IMPORT):
             return self._seeded(0)
         with torch.device("meta"):
             return self._seeded(0)
@@ -274,10 +275,11 @@ def architecture(
 
     Raises:
         SpecError: the name or a parameter is unknown, an import fails, the images are too small for the
-            network, or its output is not (n, classes), for segmentation (n, classes, h, w).
+            network, or its output is not (n, classes), for segmentation (n, classes, h, w); or the name is
+            untrusted code, or names no subclass of `torch.nn.Module`.
     """
     params: Mapping[str, Any] = spec.params
-    if not spec.name.startswith(_IMPORT):
+    if not spec.name.startswith(IMPORT):
         if spec.name not in MODELS:
             raise SpecError("model.name", spec.name, "is not a known model", nearest(spec.name, MODELS))
         if (spec.name in OF_TEXTS) != bool(words):
@@ -320,7 +322,7 @@ def paper_model(task: str, client: int) -> ModelSpec:
 
 def _module(made: Architecture) -> nn.Module:
     """Return an architecture's module, built from the current random state."""
-    if made.name.startswith(_IMPORT):
+    if made.name.startswith(IMPORT):
         return _imported(made)
     if made.words:
         (length,), (kind, for_texts) = made.input_shape, _ZOO_OF_TEXTS[made.name]
@@ -332,25 +334,30 @@ def _module(made: Architecture) -> nn.Module:
 def _imported(made: Architecture) -> nn.Module:
     """Return the module built by the class that `import:package.module:Class` names, from the current random state."""
     name, params = made.name, made.params
-    path, colon, attribute = name.removeprefix(_IMPORT).partition(":")
+    refuse_untrusted(name, "model.name")
+    path, colon, attribute = name.removeprefix(IMPORT).partition(":")
     if not (colon and path and attribute):
         raise SpecError("model.name", name, "is no import path", "Write import:package.module:Class.")
     try:
-        constructor = getattr(importlib.import_module(path), attribute)
-        accepted = inspect.signature(constructor).parameters
-        offered = {"classes": made.classes, "input_shape": made.input_shape, "words": made.words}
-        module = constructor(**{k: v for k, v in offered.items() if k in accepted}, **params)
-    # Any exception of a foreign module becomes one clear error here, including `sys.exit`.
+        target = getattr(importlib.import_module(path), attribute)
     except (Exception, SystemExit) as error:
-        raise SpecError(
-            "model.name",
-            name,
-            f"cannot be made ({type(error).__name__}: {error}){plugin_line(error)}",
-            "Check the import path and `model.params`.",
-        ) from error
-    if not isinstance(module, nn.Module):
-        raise SpecError("model.name", name, f"makes a {type(module).__name__}", "Name a torch.nn.Module.")
-    return module
+        raise _unmade(name, error) from error
+    # A class is checked before it is called: `subprocess:Popen` would have run by the time its result is looked at.
+    if not (isinstance(target, type) and issubclass(target, nn.Module)):
+        remedy = "Name a class below torch.nn.Module; wrap a function that makes a network in one."
+        raise SpecError("model.name", name, "is no class of networks", remedy)
+    try:
+        accepted = inspect.signature(target).parameters
+        offered = {"classes": made.classes, "input_shape": made.input_shape, "words": made.words}
+        return target(**{k: v for k, v in offered.items() if k in accepted}, **params)
+    except (Exception, SystemExit) as error:
+        raise _unmade(name, error) from error
+
+
+def _unmade(name: str, error: BaseException) -> SpecError:
+    """Return the refusal of a network whose own code raised; foreign code may raise anything, `SystemExit` included."""
+    problem = f"cannot be made ({type(error).__name__}: {error}){plugin_line(error)}"
+    return SpecError("model.name", name, problem, "Check the import path and `model.params`.")
 
 
 def _misfit(made: Architecture, answer: tuple[int, ...]) -> str | None:
@@ -379,7 +386,7 @@ def _remedy(made: Architecture, answer: tuple[int, ...]) -> str:
             if made.imported
             else "Correct `model.params`."
         )
-    if made.name.startswith(_IMPORT):
+    if made.name.startswith(IMPORT):
         shape = "(n, classes, h, w)" if dense else "(n, classes)"
         return f"Make it map (n, c, h, w) to {shape}, or set `dataset.image_size`."
     if dense != (made.name in DENSE):

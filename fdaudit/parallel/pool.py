@@ -168,13 +168,15 @@ class Pool:
         return self._start()
 
     def _start(self) -> subprocess.Popen[str]:
-        # In its own session: this process decides whether an interrupt reaches its workers.
+        # In its own session: this process decides whether an interrupt reaches its workers. It imports what this
+        # process could: `-m` alone would put the working directory first, which may be a stranger's run (`-P`).
+        path = os.pathsep.join(place or os.getcwd() for place in sys.path)
         return subprocess.Popen(  # noqa: S603  # a module of ours, by name
-            [sys.executable, "-m", self._module],
+            [sys.executable, "-P", "-m", self._module],
             start_new_session=True,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            env={**os.environ, **self._variables},
+            env={**os.environ, "PYTHONPATH": path, **self._variables},
             text=True,
             encoding="utf-8",
         )

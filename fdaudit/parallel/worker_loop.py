@@ -15,7 +15,12 @@ from queue import SimpleQueue
 from threading import Thread
 from typing import Any, NoReturn
 
-__all__ = ["Say", "serve"]
+from fdaudit.trust import trust_code
+
+__all__ = ["TRUSTED", "Say", "serve"]
+
+TRUSTED = "trusted"
+"""The field of a task with the names of code that its sender trusts."""
 
 Say = Callable[[Mapping[str, Any]], None]
 """Sends a line about the task in hand."""
@@ -48,5 +53,7 @@ def serve(
 
     Thread(target=read, daemon=True).start()
     while True:
-        work(tasks.get(), say)
+        task = tasks.get()
+        trust_code(task.pop(TRUSTED, ()))
+        work(task, say)
         say({"done": True})

@@ -10,8 +10,8 @@ from fdaudit.adversary.attack_plan import AttackPlan
 from fdaudit.config import validate
 from fdaudit.errors import SpecError, nearest
 from fdaudit.isolation.attacker import settings_of
-from fdaudit.registry import IMPORT
 from fdaudit.spec.schema import AttackSpec, Spec
+from fdaudit.trust import IMPORT, refuse_untrusted
 
 __all__ = ["plan_attack", "plan_attacks", "refuse_attacks_without_controls"]
 
@@ -46,9 +46,10 @@ def plan_attack(
     """Plan one attack under the spec's profile; the user's own settings override the profile's.
 
     Raises:
-        SpecError: the attack or one of its settings is unknown or out of range.
+        SpecError: the attack or one of its settings is unknown or out of range, or the name is untrusted code.
     """
     registry = attacks.REGISTRY
+    refuse_untrusted(name, "attack")
     if not registry.owns(name):
         settings = settings_of(name, registry.target(name, "attack"), spec.profile, params, where)
         return _attack_plan(name, settings, adversaries)

@@ -9,10 +9,10 @@ from fdaudit import protocols
 from fdaudit.config import validate
 from fdaudit.errors import ProtocolError, SpecError
 from fdaudit.federation.protocol import FederatedProtocol, ProtocolConfig, Round, Setting, applies
-from fdaudit.registry import IMPORT
 from fdaudit.spec.card import Card, Facts, MessageFacts
 from fdaudit.spec.schema import ProtocolSpec
 from fdaudit.transcript.messages import Message, role
+from fdaudit.trust import IMPORT
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -68,13 +68,11 @@ class Recorded:
 
 
 def known_protocol(entry: ProtocolSpec, field: str) -> tuple[type[FederatedProtocol], ProtocolConfig]:
-    """Return a protocol of fdaudit with its settings.
+    """Return a protocol that a card names, with its settings.
 
     Raises:
-        SpecError: it is not known or names code, which a card may not; or a setting is wrong.
+        SpecError: it is not known, or is untrusted code, or a setting is wrong.
     """
-    if entry.name.startswith(IMPORT):
-        raise SpecError(f"{field}.name", entry.name, "names code", "Name a protocol of `fdaudit list`.")
     cls = protocols.REGISTRY.load(entry.name, f"{field}.name")
     return cls, validate(cls.Config, entry.params, f"{field}.params")
 

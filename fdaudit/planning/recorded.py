@@ -30,13 +30,13 @@ from fdaudit.planning.card_protocol import Recorded, known_protocol, protocol_of
 from fdaudit.planning.ladder import ASSUMED, lacking_parts, needed_by
 from fdaudit.planning.plan import Plan, execution_of, networks_named
 from fdaudit.recording.truth import SITES, read_sites
-from fdaudit.registry import IMPORT
 from fdaudit.spec.card import Card, load_card
 from fdaudit.spec.schema import AuxiliarySpec, DatasetSpec, ModelSpec, Spec
 from fdaudit.storage.cache import digest_of
 from fdaudit.storage.vault import Secrets, Vault
 from fdaudit.transcript.log import read_log
 from fdaudit.transcript.messages import ALL, Message, role
+from fdaudit.trust import refuse_code
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -294,7 +294,6 @@ def recorded_plan(
     rehearsed = protocol if card.stand_in is None else known_protocol(card.stand_in, "card.stand_in")[0]
     execution = execution_of(spec, networks)
     resolved = spec.model_copy(update=execution.settings)
-    _refuse_code(spec)
     attached = attach(spec, protocol, config)
     head = messages[-1].sha256 if messages else ""
     return RecordedPlan(
@@ -340,14 +339,19 @@ def recording_in(run: Path, spec: Spec, secrets: Secrets, about: Mapping[str, An
         spec: the spec in it.
         secrets: the secrets in its vault.
         about: what its manifest says of the recording.
+
+    Raises:
+        SpecError: its card names untrusted code, or does not fit.
     """
+    card = load_card(run / "card.yaml")
+    refuse_code(card.model_dump(mode="json"), "card")
     vault = Vault(run / "vault")
     held = vault.directory / BROUGHT
     brought = read_records(held / LISTS, held / ARRAYS) if (held / LISTS).is_file() else None
     if brought is not None and (held / SITES).is_file():
         brought = by_party(brought, read_sites(held / SITES))
     return recorded_plan(
-        load_card(run / "card.yaml"),
+        card,
         spec,
         secrets,
         about["parties"],
@@ -387,16 +391,6 @@ def _ordered(parties: Sequence[str]) -> tuple[str, ...]:
             "record.parties", found, "are not client/0 to the last without a gap", "Name them so."
         )
     return (*first, *clients, *(["world"] if "world" in parties else []))
-
-
-def _refuse_code(spec: Spec) -> None:
-    """Refuse attacks and defences that name code: the spec of a recording may be a stranger's."""
-    trusted = "If you trust it, give it to `fdaudit attack RUN`."
-    listed = [("defenses", d.name, "Remove it.") for d in spec.defenses]
-    listed += [("attacks", a.name, trusted) for a in (() if spec.attacks == "all" else spec.attacks)]
-    for field, name, remedy in listed:
-        if name.startswith(IMPORT):
-            raise SpecError(field, name, "names code, in the spec of a recording", remedy)
 
 
 def _refuse_stranger(field: str, name: str, parties: Sequence[str]) -> None:

@@ -1,4 +1,9 @@
-"""A run directory with its spec, secrets, vault and plan: begin, resume, reopen or refuse it."""
+"""A run directory with its spec, secrets, vault and plan: begin, resume, reopen or refuse it.
+
+Guarantee:
+  * an existing directory is checked before anything is planned from it: first its record, then the code that its files
+    name.
+"""
 
 from __future__ import annotations
 
@@ -19,6 +24,8 @@ from fdaudit.storage.files import load_json, save_json, write_atomically
 from fdaudit.storage.locks import make_private, writing
 from fdaudit.storage.vault import Secrets, Vault
 from fdaudit.transcript.manifest import MANIFEST, origin_of, read_manifest, refuse_changed
+from fdaudit.transcript.transcript import Position, refuse_broken
+from fdaudit.trust import name_code, refuse_code
 
 __all__ = ["RunDirectory"]
 
@@ -54,12 +61,16 @@ class RunDirectory:
             seed_from: a run directory whose seed and secret are used again.
 
         Raises:
-            UsageError: the spec is wrong, or the directory is occupied or being written; nothing was written.
+            UsageError: the spec is wrong, or the directory is occupied or being written, or it names code that
+                is not trusted; nothing was written.
+            IntegrityError: the run was changed; nothing was written.
         """
         _refuse_recording(path)
         with ExitStack() as held:
             if path.is_dir():
                 held.enter_context(writing(path))
+            if resume:
+                _refuse_changed_so_far(path)
             spec = _the_spec(source, path, resume)
             secrets = _the_secrets(spec, path, resume, seed_from)
             run = cls(path, make_plan(spec, secrets))
@@ -81,21 +92,19 @@ class RunDirectory:
 
         Raises:
             RunError: there is no run, or its data are no longer available.
+            SpecError: it names code that is not trusted.
             IntegrityError: its record was changed, so new figures would be attributed to the wrong record.
         """
-        spec = _the_spec(None, path, resume=True)
+        refuse_changed(path)
+        spec, manifest = _the_spec(None, path, resume=True), read_manifest(path)
         secrets = Vault(path / "vault").secrets
-        manifest = read_manifest(path) if (path / MANIFEST).exists() else {}
         if origin_of(manifest) == "recording":
-            refuse_changed(path)
             plan: Plan = recording_in(path, spec, secrets, manifest["recording"])
         else:
             plan = make_plan(spec, secrets)
-            refuse_changed(path)
         run = cls(path, plan)
-        stated = read_manifest(path)["commitments"]
         for name, found in run.commitments.items():
-            if stated.get(name) != found:
+            if manifest["commitments"].get(name) != found:
                 problem = f"does not have the {name} that its manifest commits to"
                 raise RunError(
                     "run", str(path), problem, "Restore the dataset and the vault it was run with."
@@ -163,20 +172,30 @@ def _refuse_recording(path: Path) -> None:
         )
 
 
+def _refuse_changed_so_far(path: Path) -> None:
+    """Refuse a run whose record was changed; of an unfinished run, its log up to the last checkpoint."""
+    if (path / MANIFEST).is_file():
+        refuse_changed(path)
+    elif (checkpoint := Vault(path / "vault").load_round()) is not None:
+        refuse_broken(path / "transcript", Position(**checkpoint["transcript"]))
+
+
 def _the_spec(source: Spec | Path | str | dict[str, Any] | None, out: Path, resume: bool) -> Spec:
     """Return the spec of a run: the given one, or the run's own. A resumed run must have begun with the given spec.
 
     Raises:
         RunError: a run exists and `resume` is false, no run exists to resume, or it began with another spec.
+        SpecError: the run's own spec names code that neither the given spec names nor the user trusts.
     """
     kept = out / "spec.yaml"
     if source is None:
         if not resume or not kept.is_file():
             raise RunError("run", str(out), "is no run directory", "Give a spec, or the directory of a run.")
-        return load_spec(kept)
+        return _kept_spec(kept)
     spec = load_spec(source)
+    name_code(spec.model_dump(mode="json"))
     if resume and kept.is_file():
-        earlier = load_spec(kept)
+        earlier = _kept_spec(kept)
         ours, theirs = spec.model_dump(), earlier.model_dump()
         open_ = ("threads", "device", "strategy", "memory_format", "precision", "compile")
         left_open = {field: Spec.model_fields[field].default for field in open_}
@@ -193,6 +212,13 @@ def _the_spec(source: Spec | Path | str | dict[str, Any] | None, out: Path, resu
                 problem = f"differs from the run's own: {theirs[field]!r}"
                 raise SpecError(field, ours[field], problem, "Resume with the run's own spec.")
         return earlier.model_copy(update={"seed": spec.seed})
+    return spec
+
+
+def _kept_spec(path: Path) -> Spec:
+    """Return the spec in a run directory, which may be a stranger's."""
+    spec = load_spec(path)
+    refuse_code(spec.model_dump(mode="json"), "spec")
     return spec
 
 

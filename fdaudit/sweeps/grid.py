@@ -26,6 +26,7 @@ from fdaudit.spec.documents import read_yaml
 from fdaudit.spec.schema import Spec
 from fdaudit.storage.digests import canonical
 from fdaudit.sweeps.levels import PLACEHOLDER, UNDEFENDED, asks_for_epsilon, filled, in_words
+from fdaudit.trust import refuse_code
 
 __all__ = ["DefenceAxis", "Grid", "GridRun", "ProtocolAxis", "expand", "load_grid"]
 
@@ -200,9 +201,10 @@ def load_grid(source: Path | str | Mapping[str, Any]) -> Grid:
     """Return a grid from a YAML file, or from a mapping whose `base` is one.
 
     Raises:
-        SpecError: the file or the base is missing or not YAML, or a field is wrong.
+        SpecError: the file or the base is missing or not YAML, a field is wrong, or names code that is not trusted.
     """
     if isinstance(source, Mapping):
+        refuse_code(source, "grid")
         return validate(Grid, _plain(dict(source)))
     path = Path(source)
     value = read_yaml(path, "grid")
@@ -213,6 +215,7 @@ def load_grid(source: Path | str | Mapping[str, Any]) -> Grid:
         raise SpecError("grid", str(source), "is the spec of one run", "Give it to `fdaudit run`.")
     if isinstance(value.get("base"), str):
         value = {**value, "base": _base(path.parent, value["base"])}
+    refuse_code(value, "grid")
     return validate(Grid, _plain(value))
 
 

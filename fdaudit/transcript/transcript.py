@@ -40,6 +40,7 @@ __all__ = [
     "Transcript",
     "read_lines",
     "read_messages",
+    "refuse_broken",
     "verify_transcript",
 ]
 
@@ -235,6 +236,28 @@ def read_lines(path: Path) -> Iterator[bytes]:
                 yield line[:-1]
     except OSError as error:
         raise IntegrityError([f"{path.name} cannot be read: {error.strerror}"]) from None
+
+
+def refuse_broken(directory: Path, end: Position) -> None:
+    """Refuse a transcript whose lines up to a position are not one chain that ends there; change nothing.
+
+    Args:
+        directory: the transcript's directory.
+        end: the position of a checkpoint; later lines are not read.
+
+    Raises:
+        IntegrityError: they are not.
+    """
+    previous, offset = GENESIS, 0
+    lines = read_lines(directory / LOG) if end.offset else ()
+    for number, line in enumerate(lines, start=1):
+        if Message.from_line(line).previous != previous:
+            raise IntegrityError([f"{LOG} line {number}: does not chain to the line before"])
+        previous, offset = hashlib.sha256(line).hexdigest(), offset + len(line) + 1
+        if offset >= end.offset:
+            break
+    if (previous, offset) != (end.head, end.offset):
+        raise IntegrityError([f"{LOG} does not end as the last checkpoint says"])
 
 
 def read_messages(directory: Path, log: str = LOG) -> Iterator[Message]:

@@ -153,8 +153,9 @@ def test_another_network_under_the_same_import_path_makes_other_noise(
     for slope in (0.1, 0.2):
         (tmp_path / "a_strangers_network.py").write_text(
             "from torch import nn\n\n"
-            "def Net(classes):\n"
-            f"    return nn.Sequential(nn.Flatten(), nn.Linear(64, classes), nn.LeakyReLU({slope}))\n"
+            "class Net(nn.Sequential):\n"
+            "    def __init__(self, classes):\n"
+            f"        super().__init__(nn.Flatten(), nn.Linear(64, classes), nn.LeakyReLU({slope}))\n"
         )
         importlib.invalidate_caches()
         sys.modules.pop("a_strangers_network", None)

@@ -34,7 +34,9 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     for source in blocks("docs/extending.md", "python"):
         name = source.split("\n")[0].rpartition("/")[2]
         (package / name).write_text(source, encoding="utf-8")
-    (package / "network.py").write_text("def Net(classes):\n    return 1 / 0\n")
+    (package / "network.py").write_text(
+        "from torch import nn\nclass Net(nn.Module):\n    def __init__(self, classes):\n        1 / 0\n"
+    )
     monkeypatch.syspath_prepend(tmp_path / "site")
     importlib.invalidate_caches()
     yield package
@@ -99,7 +101,7 @@ def test_a_sweep_s_run_fails_with_its_line(site: Path, tmp_path: Path) -> None:
 
 def test_a_network_is_refused_with_its_line(shell: Shell, site: Path) -> None:
     line = shell.refused("run", shell.spec(model={"name": "import:faulty.network:Net"}), "--out", "out")
-    problem = f"cannot be made (ZeroDivisionError: division by zero) ({site / 'network.py'}, line 2)"
+    problem = f"cannot be made (ZeroDivisionError: division by zero) ({site / 'network.py'}, line 4)"
     assert f"model.name: 'import:faulty.network:Net' {problem}. " in line
 
 

@@ -320,10 +320,7 @@ def test_a_card_that_came_with_a_record_runs_no_code(
         lambda: check(here / "record"),
         lambda: fdaudit.import_record(here / "record", here / "imported", truth=[here / "truth"]),
     ):
-        assert "--card" in refused(here, SpecError, do)
-    with pytest.raises(SpecError, match="makes a"):  # given by the auditor, it runs
-        check(here / "record", card=here / "record" / "card.yaml")
-    assert (here / "ran").exists()
+        assert "--trust-code" in refused(here, SpecError, do)
 
 
 def test_a_card_in_a_record_is_no_link(here: Path, source: Path) -> None:

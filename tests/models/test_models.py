@@ -20,6 +20,8 @@ from fdaudit.models import MODELS, PAPER_TABLES, Architecture, Network, architec
 from fdaudit.rng import child
 from fdaudit.spec.schema import ModelSpec
 
+pytestmark = pytest.mark.usefixtures("trusting")  # networks named by `import:`
+
 APART = ("distilbert", "transformer", "unet")  # for texts and for pixels: each has a file of tests of its own
 ZOO = [name for name in MODELS[:-1] if name not in APART]
 LIGHT = [name for name in ZOO if name not in ("resnet18", "resnet34", "resnet50")]
@@ -304,7 +306,8 @@ def test_the_5_5_cnn_does_not_fit_8x8_and_the_error_says_how_to_pad():
         ("import:no.such.package:Net", {}, "model.name", "ModuleNotFoundError"),
         ("import:torch.nn:Nothing", {}, "model.name", "AttributeError"),
         ("import:torch.nn:Linear", {}, "model.name", "TypeError"),
-        ("import:collections:Counter", {}, "model.name", "torch.nn.Module"),
+        ("import:collections:Counter", {}, "model.name", "is no class of networks"),
+        ("import:torch.nn.functional:relu", {}, "model.name", "wrap a function"),
         ("import:torch.nn:Flatten", {}, "model.name", "(2, 256), not to logits (2, 10)"),
         ("import:torch.nn:Linear", {"in_features": 3, "out_features": 4}, "model.name", "does not accept"),
     ],

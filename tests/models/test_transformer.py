@@ -14,6 +14,8 @@ from fdaudit.rng import child
 from fdaudit.spec.schema import ModelSpec
 from fdaudit.training.private_step import _taken, per_sample_gradients, unfit
 
+pytestmark = pytest.mark.usefixtures("trusting")  # networks named by `import:`
+
 LENGTH, WORDS, CLASSES = 6, 20, 3
 
 

@@ -13,6 +13,8 @@ from fdaudit.rng import child
 from fdaudit.spec.schema import ModelSpec
 from fdaudit.training.private_step import unfit
 
+pytestmark = pytest.mark.usefixtures("trusting")  # networks named by `import:`
+
 SHAPE = (1, 16, 16)
 
 

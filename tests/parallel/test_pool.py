@@ -32,11 +32,30 @@ for line in sys.stdin:
 @pytest.fixture
 def pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pool]:
     (tmp_path / "a_worker_for_tests.py").write_text(WORKER)
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delenv("PYTHONSAFEPATH", raising=False)
     made = Pool("a_worker_for_tests", 2)
     yield made
     made.close()
+
+
+def test_a_worker_imports_nothing_from_the_working_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may be a stranger's run, with files that are named as modules are."""
+    stranger, site = tmp_path / "stranger", tmp_path / "site"
+    stranger.mkdir()
+    site.mkdir()
+    (site / "a_worker_for_tests.py").write_text(WORKER)
+    for name in ("json", "os", "signal", "time", "typing", "torch", "a_worker_for_tests"):
+        (stranger / f"{name}.py").write_text(f"open({str(stranger / 'ran')!r}, 'w')\n")
+    monkeypatch.chdir(stranger)
+    monkeypatch.delenv("PYTHONSAFEPATH", raising=False)
+    monkeypatch.syspath_prepend(site)
+    pool = Pool("a_worker_for_tests", 1)
+    assert [line["said"] for _, line in pool.work([{"say": "here"}]) if line] == ["here"]
+    pool.close()
+    assert not (stranger / "ran").exists()
 
 
 def alive(pid: int) -> bool:

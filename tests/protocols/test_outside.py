@@ -175,6 +175,7 @@ def test_a_kind_of_its_own_is_private_untested_and_of_telling_size(tmp_path: Pat
     assert server["epsilon"] is None
 
 
+@pytest.mark.usefixtures("trusting")
 @pytest.mark.parametrize("kind", ["bank", "Acme/bank", "acme/", "acme/bank/x"])
 def test_a_kind_without_a_namespace_is_refused(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -266,6 +267,7 @@ def test_a_generator_that_cannot_be_built_has_a_reason() -> None:
 # -- FedGEN ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("trusting")
 def test_fedgen_imports_public_names_only_and_its_messages_are_found(package: Path) -> None:
     assert len(list(package.glob("*.py"))) == 5
     for file in package.glob("*.py"):

@@ -129,7 +129,7 @@ MISTAKES: list[tuple[str, dict[str, Any], str, str, str]] = [
         {"model": {"name": "import:sys:exit"}},
         "model.name",
         "'import:sys:exit'",
-        "Check",
+        "torch.nn.Module",
     ),
     (
         "module that is not there",
