@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from fdaudit.importing.records import import_record
     from fdaudit.remote.workspace import mirrored
     from fdaudit.spec.schema import Spec, load_spec
-    from fdaudit.trust import trust_code
+    from fdaudit.spec.trust import trust_code
 
 __all__ = [
     "FdauditError",
@@ -57,7 +57,7 @@ _HOMES = {
     "report": "fdaudit.api",
     "run": "fdaudit.api",
     "score": "fdaudit.audit.red_team",
-    "trust_code": "fdaudit.trust",
+    "trust_code": "fdaudit.spec.trust",
 }
 
 

@@ -23,11 +23,11 @@ from fdaudit.planning.attacks import plan_attack
 from fdaudit.progress import Tick
 from fdaudit.result import Cell
 from fdaudit.spec.schema import Spec, load_spec
+from fdaudit.spec.trust import name_code
 from fdaudit.storage.locks import writing
 from fdaudit.storage.paths import local_path
 from fdaudit.transcript.manifest import refuse_changed, refuse_no_run
 from fdaudit.transcript.messages import role
-from fdaudit.trust import name_code
 
 if TYPE_CHECKING:
     from fdaudit.reports.comparison import Entry

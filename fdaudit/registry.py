@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar, get_args
 
 from fdaudit.errors import FdauditError, SpecError, nearest, plugin_line
-from fdaudit.trust import IMPORT, refuse_untrusted
+from fdaudit.spec.trust import IMPORT, refuse_untrusted
 from fdaudit.types import KINDS, Goal, is_kind
 
 __all__ = ["METHODS", "REQUIRED", "Registry", "loaded", "room_of"]

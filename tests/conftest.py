@@ -53,7 +53,7 @@ def pytest_make_collect_report() -> None:
 @pytest.fixture
 def trusting(monkeypatch: pytest.MonkeyPatch) -> None:
     """For tests that name code without a spec: all of it is trusted, until the test ends."""
-    monkeypatch.setattr("fdaudit.trust._named", {"*"})
+    monkeypatch.setattr("fdaudit.spec.trust._named", {"*"})
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -6,15 +6,14 @@ ORDER = (  # lower ones first: a unit imports nothing of ours but itself and wha
     "errors",
     "limits",
     "rng",
-    "trust",
     "parallel",
     "config",
     "events",
     "types",
-    "registry",
     "progress",
     "storage",
     "spec",
+    "registry",
     "transcript",
     "recording",
     "result",
@@ -50,7 +49,7 @@ ORDER = (  # lower ones first: a unit imports nothing of ours but itself and wha
 ROOMS = ("attacks", "defenses", "protocols", "reports")
 FACADES = ("fdaudit", "fdaudit.__main__")
 
-WORDS = {"errors", "limits", "rng", "trust", "config", "events", "types", "registry"}
+WORDS = {"errors", "limits", "rng", "config", "events", "types", "registry"}
 """Modules of the root that every room uses."""
 ROOMS_MAY = {
     "attacks": WORDS

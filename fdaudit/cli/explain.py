@@ -15,7 +15,7 @@ from typing import Any
 from fdaudit import attacks, defenses, protocols
 from fdaudit.errors import UsageError, nearest
 from fdaudit.registry import Registry, room_of
-from fdaudit.trust import IMPORT
+from fdaudit.spec.trust import IMPORT
 from fdaudit.types import KINDS, ONLY_SINGLE_LABEL, OWN_KIND
 
 __all__ = ["Section", "Sight", "card", "sections", "sights", "text", "when"]

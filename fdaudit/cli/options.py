@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from fdaudit.trust import trust_code
+from fdaudit.spec.trust import trust_code
 
 __all__ = ["Address", "AsJson", "ExecutorName", "RunPath", "RunWorkers", "TrustCode"]
 

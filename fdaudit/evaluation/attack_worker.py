@@ -45,7 +45,9 @@ def _work(value: dict[str, Any], say: Say) -> None:
     from fdaudit.errors import plugin_line
     from fdaudit.evaluation import runner
     from fdaudit.planning.run_directory import RunDirectory
+    from fdaudit.spec.trust import trust_code
 
+    trust_code(value["trusted"])
     run = Path(value["run"])
     try:
         if not _desks or _desks[0].run.path != run:

@@ -28,16 +28,15 @@ from fdaudit.evaluation.memory import fitting
 from fdaudit.evaluation.stage import Adversary, Stage, handed_folder, not_asked
 from fdaudit.isolation.attacker import ENDED, KILLED
 from fdaudit.parallel.pool import Pool, Workers
-from fdaudit.parallel.worker_loop import TRUSTED
 from fdaudit.planning.attacks import plan_attack
 from fdaudit.planning.case import Case
 from fdaudit.planning.run_directory import RunDirectory
 from fdaudit.progress import Tick
 from fdaudit.result import Cell
 from fdaudit.scoring.scoring import forget_other_scores, outcome_path
+from fdaudit.spec.trust import trusted_code
 from fdaudit.storage.files import save_json, save_json_together
 from fdaudit.storage.timings import TIMINGS, read_timings
-from fdaudit.trust import trusted_code
 
 __all__ = ["Desk", "Piece", "attack_cells", "note_time", "stand_by"]
 
@@ -63,7 +62,7 @@ class Piece:
             "among": list(self.attack.adversaries),
             "adversaries": list(self.adversaries),
             "beside": [str(place.resolve()) for place in self.beside],
-            TRUSTED: trusted_code(),
+            "trusted": trusted_code(),
         }
 
     @classmethod

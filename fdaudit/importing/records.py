@@ -38,13 +38,13 @@ from fdaudit.recording.record import (
 from fdaudit.recording.truth import SITES, USES, read_sites, read_uses
 from fdaudit.spec.card import Card, load_card
 from fdaudit.spec.documents import read_yaml
+from fdaudit.spec.trust import refuse_code
 from fdaudit.storage.files import write_atomically, written_whole
 from fdaudit.storage.paths import local_path
 from fdaudit.storage.vault import Secrets, Vault
 from fdaudit.transcript.manifest import versions, write_manifest
 from fdaudit.transcript.messages import Message
 from fdaudit.transcript.transcript import read_messages
-from fdaudit.trust import refuse_code
 
 __all__ = ["check", "import_record", "scoring_run"]
 

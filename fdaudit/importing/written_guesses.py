@@ -18,9 +18,9 @@ from fdaudit.importing.records import CARD
 from fdaudit.planning.attacks import plan_attack
 from fdaudit.planning.recorded import RecordedPlan
 from fdaudit.recording.record import Record, write_lines_only
+from fdaudit.spec.trust import name_code
 from fdaudit.storage.files import encode, save_json, write_atomically, written_whole
 from fdaudit.transcript.manifest import read_manifest, refuse_changed
-from fdaudit.trust import name_code
 from fdaudit.types import Guess, LabelDistribution, Reconstruction
 
 if TYPE_CHECKING:

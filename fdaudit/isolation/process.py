@@ -21,7 +21,7 @@ from threading import Thread
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from fdaudit.isolation.confinement import confine
-from fdaudit.trust import trust_code
+from fdaudit.spec.trust import trust_code
 
 if TYPE_CHECKING:
     from torch import Tensor

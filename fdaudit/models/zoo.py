@@ -38,7 +38,7 @@ from fdaudit.models.transformer import TransformerParams, transformer
 from fdaudit.models.unet import UnetParams, unet
 from fdaudit.parallel.threads import forked_randomness
 from fdaudit.spec.schema import ModelSpec
-from fdaudit.trust import IMPORT, refuse_untrusted
+from fdaudit.spec.trust import IMPORT, refuse_untrusted
 from fdaudit.types import Task
 
 __all__ = [

@@ -15,12 +15,7 @@ from queue import SimpleQueue
 from threading import Thread
 from typing import Any, NoReturn
 
-from fdaudit.trust import trust_code
-
-__all__ = ["TRUSTED", "Say", "serve"]
-
-TRUSTED = "trusted"
-"""The field of a task with the names of code that its sender trusts."""
+__all__ = ["Say", "serve"]
 
 Say = Callable[[Mapping[str, Any]], None]
 """Sends a line about the task in hand."""
@@ -53,7 +48,5 @@ def serve(
 
     Thread(target=read, daemon=True).start()
     while True:
-        task = tasks.get()
-        trust_code(task.pop(TRUSTED, ()))
-        work(task, say)
+        work(tasks.get(), say)
         say({"done": True})

@@ -11,7 +11,7 @@ from fdaudit.config import validate
 from fdaudit.errors import SpecError, nearest
 from fdaudit.isolation.attacker import settings_of
 from fdaudit.spec.schema import AttackSpec, Spec
-from fdaudit.trust import IMPORT, refuse_untrusted
+from fdaudit.spec.trust import IMPORT, refuse_untrusted
 
 __all__ = ["plan_attack", "plan_attacks", "refuse_attacks_without_controls"]
 

@@ -11,8 +11,8 @@ from fdaudit.errors import ProtocolError, SpecError
 from fdaudit.federation.protocol import FederatedProtocol, ProtocolConfig, Round, Setting, applies
 from fdaudit.spec.card import Card, Facts, MessageFacts
 from fdaudit.spec.schema import ProtocolSpec
+from fdaudit.spec.trust import IMPORT
 from fdaudit.transcript.messages import Message, role
-from fdaudit.trust import IMPORT
 
 if TYPE_CHECKING:
     from torch import Tensor

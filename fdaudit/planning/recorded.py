@@ -32,11 +32,11 @@ from fdaudit.planning.plan import Plan, execution_of, networks_named
 from fdaudit.recording.truth import SITES, read_sites
 from fdaudit.spec.card import Card, load_card
 from fdaudit.spec.schema import AuxiliarySpec, DatasetSpec, ModelSpec, Spec
+from fdaudit.spec.trust import refuse_code
 from fdaudit.storage.cache import digest_of
 from fdaudit.storage.vault import Secrets, Vault
 from fdaudit.transcript.log import read_log
 from fdaudit.transcript.messages import ALL, Message, role
-from fdaudit.trust import refuse_code
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -20,12 +20,12 @@ from fdaudit.errors import RunError, SpecError
 from fdaudit.planning.plan import Plan, make_plan
 from fdaudit.planning.recorded import recording_in
 from fdaudit.spec.schema import Spec, load_spec
+from fdaudit.spec.trust import name_code, refuse_code
 from fdaudit.storage.files import load_json, save_json, write_atomically
 from fdaudit.storage.locks import make_private, writing
 from fdaudit.storage.vault import Secrets, Vault
 from fdaudit.transcript.manifest import MANIFEST, origin_of, read_manifest, refuse_changed
 from fdaudit.transcript.transcript import Position, refuse_broken
-from fdaudit.trust import name_code, refuse_code
 
 __all__ = ["RunDirectory"]
 

@@ -24,9 +24,9 @@ from fdaudit.errors import SpecError, nearest
 from fdaudit.planning.plan import refuse_unknown_adversaries
 from fdaudit.spec.documents import read_yaml
 from fdaudit.spec.schema import Spec
+from fdaudit.spec.trust import refuse_code
 from fdaudit.storage.digests import canonical
 from fdaudit.sweeps.levels import PLACEHOLDER, UNDEFENDED, asks_for_epsilon, filled, in_words
-from fdaudit.trust import refuse_code
 
 __all__ = ["DefenceAxis", "Grid", "GridRun", "ProtocolAxis", "expand", "load_grid"]
 

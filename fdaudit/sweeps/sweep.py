@@ -23,7 +23,6 @@ from typing import Any
 from fdaudit.errors import IntegrityError, RunError, SpecError
 from fdaudit.evaluation.controls.kept import take_controls
 from fdaudit.parallel.pool import Answer, Pool
-from fdaudit.parallel.worker_loop import TRUSTED
 from fdaudit.progress import Tick
 from fdaudit.spec.schema import Spec
 from fdaudit.storage.digests import canonical
@@ -36,7 +35,6 @@ from fdaudit.sweeps.grid import Grid, GridRun, expand, load_grid
 from fdaudit.sweeps.index import INDEX, SCHEMA, Entry, Index, read_index, write_index
 from fdaudit.sweeps.levels import UNDEFENDED
 from fdaudit.transcript.manifest import MANIFEST
-from fdaudit.trust import trusted_code
 
 __all__ = ["KEPT", "Executor", "local", "run_directory", "shared_directory", "sweep"]
 
@@ -208,7 +206,6 @@ def _piece(out: Path, run: GridRun) -> dict[str, Any]:
         "spec": run.spec.model_dump(mode="json"),
         "defended": run.defence != UNDEFENDED,
         "like": _point(run),
-        TRUSTED: trusted_code(),
     }
 
 

@@ -36,7 +36,7 @@ def _work(piece: dict[str, Any], say: Say) -> None:
 
 
 def _outcome(piece: dict[str, Any], tick: Callable[[str, int, int], None]) -> dict[str, Any]:
-    """Carry out a run; return its `status`, and a `reason` unless it is done."""
+    """Carry out a run; return its `status`, and a `reason` unless it is done. Its spec is the user's own."""
     from fdaudit.audit.pipeline import perform
     from fdaudit.errors import SpecError, plugin_line
 

@@ -17,16 +17,16 @@ import pytest
 import yaml
 
 import fdaudit
-from fdaudit import trust
 from fdaudit.errors import FdauditError, SpecError
 from fdaudit.planning import run_directory
 from fdaudit.planning.plan import make_plan
+from fdaudit.spec import trust
 from fdaudit.storage.digests import canonical
 from fdaudit.transcript.manifest import MANIFEST, write_manifest
 
-from .helpers.cli_cases import Shell
-from .helpers.rerecorded import card_of, rerecord
-from .helpers.run_cases import tiny, tree
+from ..helpers.cli_cases import Shell
+from ..helpers.rerecorded import card_of, rerecord
+from ..helpers.run_cases import tiny, tree
 
 TRAP = """
 from pathlib import Path
