@@ -10,6 +10,8 @@ from functools import cache
 from importlib.metadata import entry_points
 from pathlib import Path
 
+from fdaudit.names import visible
+
 __all__ = [
     "BudgetExceededError",
     "DataError",
@@ -52,7 +54,7 @@ class UsageError(FdauditError):
         shown = _shown(value)
         if len(shown) > _MOST_SHOWN:
             shown = shown[: _MOST_SHOWN - 3] + "..."
-        super().__init__(f"{field}: {shown} {problem}. {remedy}")
+        super().__init__(visible(f"{field}: {shown} {problem}. {remedy}"))
 
 
 def _shown(value: object) -> str:
@@ -84,7 +86,7 @@ class IntegrityError(FdauditError):
     exit_code = 3
 
     def __init__(self, findings: Sequence[str]) -> None:
-        self.findings = tuple(findings)
+        self.findings = tuple(visible(finding) for finding in findings)
         super().__init__("; ".join(self.findings))
 
 
