@@ -60,7 +60,10 @@ class UsageError(FdauditError):
 def _shown(value: object) -> str:
     try:
         return repr(value)
-    except ValueError:  # Python writes no number of more than 4,300 digits
+    except (
+        ValueError,
+        RecursionError,
+    ):  # Python writes no number of more than 4,300 digits, and no deep nesting
         return "a value too long to show"
 
 

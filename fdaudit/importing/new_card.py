@@ -15,12 +15,11 @@ import yaml
 
 from fdaudit.errors import IntegrityError, RunError
 from fdaudit.names import visible
-from fdaudit.recording.record import check_record, closed_part, read_record
+from fdaudit.recording.record import check_record, closed_part, held_messages, read_record
 from fdaudit.spec.documents import from_yaml
 from fdaudit.storage.files import write_atomically
 from fdaudit.storage.scratch import scratch
 from fdaudit.transcript.messages import Message, role
-from fdaudit.transcript.transcript import read_messages
 
 __all__ = ["new_card"]
 
@@ -96,7 +95,7 @@ def new_card(record: Path, out: Path) -> Path:
     about = read_record(record)
     with scratch("card") as folder:
         closed_part(about, folder / "transcript")
-        messages = list(read_messages(folder / "transcript"))
+        messages = held_messages(folder / "transcript")
     clients = sum(role(p) == "client" for p in about.parties)
     write_atomically(out, _card(clients, messages).encode("utf-8"))
     return out

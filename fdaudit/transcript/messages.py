@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from fdaudit.errors import IntegrityError
 from fdaudit.events import Event, event_from_json, event_to_json
+from fdaudit.limits import MOST_DIMENSIONS
 from fdaudit.names import name_problem, text_problem
 from fdaudit.storage.digests import canonical
 from fdaudit.types import TensorInfo
@@ -159,6 +160,8 @@ def _refuse_mistyped(value: Any) -> None:
     _each("defenses", value["defenses"], dict)
     _each("tensors.dtype", [t["dtype"] for t in value["tensors"].values()], str)
     _each("tensors.shape", shapes, int)
+    if any(len(t["shape"]) > MOST_DIMENSIONS for t in value["tensors"].values()):
+        raise TypeError(f"tensors.shape has more than {MOST_DIMENSIONS} dimensions")
     if any(not 0 <= n < _MOST for n in shapes):
         raise TypeError("tensors.shape holds something other than counts")
     inputs = [] if value["inputs"] == ALL else value["inputs"]
@@ -179,10 +182,10 @@ def _odd_text(value: Mapping[str, Any]) -> str:
             return f"tensors: the name {name!r:.80} {problem}"
         if tensor["dtype"] not in DTYPES:
             return f"tensors.dtype: {tensor['dtype']!r:.80} is no type of numbers"
-    for field in _IN_LINE:
-        for text in _texts(value[field]):
+    for part in _IN_LINE:
+        for text in _texts(value[part]):
             if problem := text_problem(text):
-                return f"{field}: {text!r:.80} {problem}"
+                return f"{part}: {text!r:.80} {problem}"
     return ""
 
 
