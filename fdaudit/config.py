@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 from fdaudit.errors import SpecError, nearest
 from fdaudit.limits import MOST_COUNT
+from fdaudit.names import text_problem
 
 __all__ = ["Config", "validate"]
 
@@ -23,9 +24,11 @@ class Config(BaseModel):
     """Base of all configurations: frozen; refuses unknown keys, NaN and silent type changes.
 
     Field docstrings become `--help` text. A whole number in a field without an upper bound is at most `_most`.
+    Every text is one line that prints, unless `_one_line` is false.
     """
 
     _most: ClassVar[int] = MOST_COUNT
+    _one_line: ClassVar[bool] = True
 
     model_config = ConfigDict(
         frozen=True,
@@ -51,6 +54,7 @@ class Config(BaseModel):
 _UNION_MEMBER = re.compile(r".*\[|function-|[A-Z]")
 _MOST_BITS = 1024
 _HALF_CHARACTER = re.compile("[\ud800-\udfff]")
+_ONE_LINE = "Write one line, in characters that print."
 _EXPONENT = re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d{1,3}")
 
 C = TypeVar("C", bound=Config)
@@ -69,16 +73,16 @@ def validate(config: type[C], values: Mapping[str, Any], where: str = "") -> C:
     """
     try:
         # Python-mode strictness would refuse a YAML list for a tuple; JSON mode accepts just that.
-        return config.model_validate_json(_to_json(values, where), strict=True)
+        return config.model_validate_json(_to_json(values, where, config._one_line), strict=True)
     except ValidationError as error:
         raise _spec_error(config, error, where) from None
 
 
-def _to_json(values: Mapping[str, Any], where: str) -> str:
+def _to_json(values: Mapping[str, Any], where: str, one_line: bool) -> str:
     if not isinstance(values, Mapping):
         raise SpecError(where or "spec", values, "is not a mapping", "Write `key: value` lines.")
     try:
-        _refuse_foreign(values, (where,) if where else ())
+        _refuse_foreign(values, (where,) if where else (), one_line)
         return json.dumps(values, allow_nan=True)
     except (TypeError, ValueError, RecursionError) as error:
         raise SpecError(
@@ -86,18 +90,20 @@ def _to_json(values: Mapping[str, Any], where: str) -> str:
         ) from None
 
 
-def _refuse_foreign(value: object, path: tuple[object, ...]) -> None:
-    """Refuse a value that JSON cannot express (YAML reads `2020-01-01` as a date), and name its field."""
+def _refuse_foreign(value: object, path: tuple[object, ...], one_line: bool) -> None:
+    """Refuse a value that JSON cannot express (YAML reads `2020-01-01` as a date) and odd text, and name its field."""
     problem = remedy = ""
     if isinstance(value, Mapping):
         for key, below in value.items():
-            _refuse_foreign(below, (*path, key))
+            if isinstance(key, str) and (odd := text_problem(key)):
+                raise SpecError(".".join(map(str, path)) or "spec", key, odd, _ONE_LINE)
+            _refuse_foreign(below, (*path, key), one_line)
     elif isinstance(value, (list, tuple)):
         for number, below in enumerate(value):
-            _refuse_foreign(below, (*path, number))
+            _refuse_foreign(below, (*path, number), one_line)
     elif isinstance(value, str):
-        if _HALF_CHARACTER.search(value):
-            problem, remedy = "holds half a character", "Write whole characters."
+        if one_line or _HALF_CHARACTER.search(value):
+            problem, remedy = text_problem(value), _ONE_LINE
     elif isinstance(value, int):
         if value.bit_length() > _MOST_BITS:
             problem, remedy = f"is a whole number of {value.bit_length():,} bits", "Give a smaller number."

@@ -10,6 +10,8 @@ from functools import cache
 from importlib.metadata import entry_points
 from pathlib import Path
 
+from fdaudit.names import visible
+
 __all__ = [
     "BudgetExceededError",
     "DataError",
@@ -52,13 +54,16 @@ class UsageError(FdauditError):
         shown = _shown(value)
         if len(shown) > _MOST_SHOWN:
             shown = shown[: _MOST_SHOWN - 3] + "..."
-        super().__init__(f"{field}: {shown} {problem}. {remedy}")
+        super().__init__(visible(f"{field}: {shown} {problem}. {remedy}"))
 
 
 def _shown(value: object) -> str:
     try:
         return repr(value)
-    except ValueError:  # Python writes no number of more than 4,300 digits
+    except (
+        ValueError,
+        RecursionError,
+    ):  # Python writes no number of more than 4,300 digits, and no deep nesting
         return "a value too long to show"
 
 
@@ -84,7 +89,7 @@ class IntegrityError(FdauditError):
     exit_code = 3
 
     def __init__(self, findings: Sequence[str]) -> None:
-        self.findings = tuple(findings)
+        self.findings = tuple(visible(finding) for finding in findings)
         super().__init__("; ".join(self.findings))
 
 

@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal, get_args
 
 from fdaudit.errors import IntegrityError
+from fdaudit.limits import MOST_COUNT, MOST_PARTS
 
 __all__ = [
     "Composed",
@@ -30,6 +31,9 @@ __all__ = [
     "event_from_json",
     "event_to_json",
 ]
+
+_LEAST = 1e-60
+"""A positive number below this, or above its inverse, is no sensitivity, scale or ε; its square overflows."""
 
 Unit = Literal["record", "client"]
 Relation = Literal["add-or-remove", "replace-one"]
@@ -63,15 +67,15 @@ class _Mechanism:
         name = type(self).__name__
         if self.unit not in get_args(Unit) or self.relation not in get_args(Relation):
             raise ValueError(f"{name}: unit {self.unit!r} or relation {self.relation!r} is not known.")
-        if type(self.count) is not int or self.count < 1:
-            raise ValueError(f"{name}: count = {self.count} must be a whole number from 1 on.")
+        if type(self.count) is not int or not 1 <= self.count <= MOST_COUNT:
+            raise ValueError(f"{name}: count = {self.count} must be a whole number from 1 to {MOST_COUNT:,}.")
         if not self.covers or not set(self.covers) <= set(get_args(Cover)):
             raise ValueError(f"{name}: covers = {self.covers} must name some of {get_args(Cover)}.")
 
     def _positive(self, *fields: str) -> None:
         for field in fields:
             value = getattr(self, field)
-            if not 0 < value < float("inf"):
+            if not _LEAST <= value <= 1 / _LEAST:
                 raise ValueError(f"{type(self).__name__}: {field} = {value} must be positive and finite.")
 
 
@@ -203,7 +207,10 @@ def event_from_json(value: dict[str, Any]) -> Event:
     fields = {k: v for k, v in value.items() if k != "event"}
     try:
         if name == "Composed":
-            return Composed(parts=tuple(_mechanism(part) for part in fields.pop("parts")), **fields)
+            parts = fields.pop("parts")
+            if type(parts) is not list or len(parts) > MOST_PARTS:
+                raise ValueError(f"parts is no list of at most {MOST_PARTS} mechanisms")
+            return Composed(parts=tuple(_mechanism(part) for part in parts), **fields)
         return NoGuarantee(**fields) if name == "NoGuarantee" else _mechanism(value)
     except (TypeError, ValueError, AttributeError, KeyError) as error:
         raise IntegrityError([f"event {name} is malformed: {error}"]) from error

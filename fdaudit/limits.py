@@ -25,10 +25,14 @@ __all__ = [
     "MOST_CANDIDATES",
     "MOST_CLIENTS",
     "MOST_COUNT",
+    "MOST_DIMENSIONS",
     "MOST_INNER",
+    "MOST_NETWORKS",
     "MOST_PARAMETERS",
+    "MOST_PARTS",
     "MOST_QUERIES",
     "MOST_ROUNDS",
+    "MOST_TABLE",
     "MOST_TEXT",
     "MOST_YAML_DEPTH",
     "MOST_YAML_VALUES",
@@ -51,6 +55,14 @@ MOST_PARAMETERS = 1_000_000_000
 """Parameters of one network."""
 MOST_COUNT = 1_000_000_000
 """Whole numbers in a configuration that have no other limit."""
+MOST_TABLE = 10_000_000
+"""Entries of a table that a file's numbers span: clients by classes, or the values of one image."""
+MOST_DIMENSIONS = 16
+"""Dimensions of a tensor."""
+MOST_PARTS = 16
+"""Different mechanisms that are composed: parts of one event, or of all claims in a card."""
+MOST_NETWORKS = 100
+"""Different networks of one federation."""
 MOST_TEXT = 20_000
 """Characters of one value in a YAML file."""
 MOST_YAML_DEPTH = 64

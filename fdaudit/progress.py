@@ -11,6 +11,8 @@ from pathlib import Path
 
 import typer
 
+from fdaudit.names import visible
+
 __all__ = ["Tick", "progress", "say", "show", "typed_again"]
 
 
@@ -22,18 +24,12 @@ _SECONDS = 30.0
 
 def say(line: str) -> None:
     """Print one line on standard error."""
-    print(f"fdaudit: {_visible(line)}", file=sys.stderr)  # noqa: T201
-
-
-def _visible(text: str) -> str:
-    """Return untrusted text with control characters and directional marks escaped; no-break spaces become plain."""
-    plain = text.replace("\N{NO-BREAK SPACE}", " ")
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in plain)
+    print(f"fdaudit: {visible(line)}", file=sys.stderr)  # noqa: T201
 
 
 def show(*lines: str) -> None:
     """Print lines. Line breaks inside one are escaped, so that a name cannot imitate another line."""
-    print("\n".join(_visible(line) for line in lines))  # noqa: T201
+    print("\n".join(visible(line) for line in lines))  # noqa: T201
 
 
 def typed_again(*added: str) -> str:

@@ -58,6 +58,9 @@ SCHEMA = "fdaudit-result/1"
 class _Part(Config):
     model_config = ConfigDict(extra="ignore")
     _most: ClassVar[int] = 2**63 - 1  # what was measured, such as bytes, has no limit of our own
+    _one_line: ClassVar[bool] = (
+        False  # an attack's own reason may have several lines; pages and terminals escape them
+    )
 
 
 class Silence(_Part):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 ORDER = (  # lower ones first: a unit imports nothing of ours but itself and what stands before it
+    "names",
     "errors",
     "limits",
     "rng",

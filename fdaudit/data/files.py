@@ -20,6 +20,7 @@ from fdaudit.data.raw import RawData, as_identities, as_images, as_labels, class
 from fdaudit.data.resize import fit
 from fdaudit.errors import DataError
 from fdaudit.limits import DATA_BYTES, PIXELS, open_file
+from fdaudit.parallel.memory import refuse_forecast
 
 __all__ = ["read_arrays", "read_folder", "read_npz", "resolve_path"]
 
@@ -36,6 +37,8 @@ _LONGEST_END = 66_000
 """Bytes at the end of a zip archive that can hold the length of its list of members."""
 _MOST_LISTED = 1 << 20
 """Most bytes of that list."""
+_MOST_UNPACKED, _MOST_RATIO = 64 << 20, 100
+"""Bytes that an archive may unpack to, whatever its size, and further bytes for each of its own."""
 _DAMAGED = (ValueError, OSError, EOFError, RuntimeError, NotImplementedError, MemoryError, KeyError)
 _DAMAGED_ZIP = (*_DAMAGED, zipfile.BadZipFile, zlib.error)
 
@@ -153,7 +156,8 @@ def read_arrays(
     try:
         # Opened here, because np.load leaves the file open when the archive is damaged.
         with open_file(file, DATA_BYTES, follow=follow) as stream:
-            _refuse_large(stream, wanted)
+            need = _refuse_large(stream, wanted)
+            refuse_forecast(field, str(file), need)
             with np.load(stream, allow_pickle=False) as archive:
                 arrays = {name: archive[name] for name in wanted if name in archive.files}
     except _DAMAGED_ZIP as error:
@@ -171,8 +175,15 @@ def read_arrays(
     return arrays
 
 
-def _refuse_large(stream: BinaryIO, wanted: tuple[str, ...]) -> None:
-    """Raise a `ValueError` if the arrays take too much memory, by the archive's list or by their own headers."""
+def _refuse_large(stream: BinaryIO, wanted: tuple[str, ...]) -> int:
+    """Return the bytes that the arrays take in memory, as their own headers say, with two copies of 32-bit numbers.
+
+    Raises:
+        ValueError: the arrays are larger than allowed, than the archive's list says, or than a packed file holds.
+    """
+    packed = stream.seek(0, 2)
+    stream.seek(0)
+    need = 0
     if stream.read(6) == np.lib.format.MAGIC_PREFIX:
         raise ValueError("it holds one bare array")
     _refuse_long_directory(stream)
@@ -184,19 +195,27 @@ def _refuse_large(stream: BinaryIO, wanted: tuple[str, ...]) -> None:
         }
         if sum(sizes.values()) > DATA_BYTES.most:
             raise ValueError(f"it has {DATA_BYTES.refusal(sum(sizes.values()))}")
+        if sum(sizes.values()) > _MOST_UNPACKED + _MOST_RATIO * packed:
+            found = f"{sum(sizes.values()):,} bytes out of {packed:,}"
+            raise ValueError(f"it unpacks to {found}: write it with numpy.savez, which does not compress")
         for name, size in sizes.items():
             with archive.open(f"{name}.npy") as member:
-                if _stated_bytes(member) > size:
+                stated, entries = _stated(member)
+                if stated > size:
                     raise ValueError(f"{name} is shorter than its header says")
+                if entries > size:
+                    raise ValueError(f"{name} has {entries:,} entries without content")
+                need += stated + 2 * 4 * entries
     stream.seek(0)
+    return need
 
 
-def _stated_bytes(member: IO[bytes]) -> int:
-    """Return the number of bytes of an array, as its header states it."""
+def _stated(member: IO[bytes]) -> tuple[int, int]:
+    """Return the bytes of an array, as its header states it, and its entries; an empty dimension counts as one."""
     version = np.lib.format.read_magic(member)
     read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
     shape, _, dtype = read(member)
-    return math.prod(shape) * dtype.itemsize
+    return math.prod(shape) * dtype.itemsize, math.prod(max(1, size) for size in shape)
 
 
 def _refuse_long_directory(stream: BinaryIO) -> None:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from fdaudit.errors import DataError, SpecError
+from fdaudit.limits import MOST_TABLE
 from fdaudit.rng import SecretStream
 from fdaudit.spec.schema import PartitionSpec
 from fdaudit.types import task_of
@@ -66,6 +67,7 @@ def partition(
     """
     if clients < 1:
         raise DataError("clients", clients, "is not a number of clients", "Give at least 1.")
+    _refuse_large_table(clients, classes)
     if spec.name == "by-site":
         parts = _by_site(sites, clients)
     elif pictures is not None and spec.name == "iid":
@@ -86,8 +88,24 @@ def partition(
 
 
 def class_table(y: Tensor, parts: Sequence[Tensor], classes: int) -> Tensor:
-    """Return the number of records by client and class, int64 (clients, classes); each of `parts` indexes `y`."""
+    """Return the number of records by client and class, int64 (clients, classes); each of `parts` indexes `y`.
+
+    Raises:
+        DataError: the table is too large.
+    """
+    _refuse_large_table(len(parts), classes)
     return torch.stack([class_counts(y[part], classes) for part in parts])
+
+
+def _refuse_large_table(clients: int, classes: int) -> None:
+    """Refuse a table by client and class that takes too much memory.
+
+    Raises:
+        DataError: it is too large.
+    """
+    if clients * classes > MOST_TABLE:
+        problem = f"by {clients:,} clients are {clients * classes:,} entries, more than {MOST_TABLE:,}"
+        raise DataError("classes", classes, problem, "Use fewer clients, or data of fewer classes.")
 
 
 def class_counts(y: Tensor, classes: int) -> Tensor:

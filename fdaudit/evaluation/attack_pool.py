@@ -6,7 +6,7 @@ import os
 import secrets
 from functools import cache
 
-from fdaudit.evaluation.memory import fitting
+from fdaudit.parallel.memory import fitting
 from fdaudit.parallel.pool import Pool, processors, standing_pool
 from fdaudit.storage.cache import BYTES, DIRECTORY, KEY
 from fdaudit.storage.scratch import new_folder

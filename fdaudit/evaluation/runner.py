@@ -24,9 +24,9 @@ from threadpoolctl import ThreadpoolController
 from fdaudit.adversary.attack_plan import AttackPlan
 from fdaudit.evaluation.attack_pool import attack_pool, dismiss
 from fdaudit.evaluation.estimate import estimate
-from fdaudit.evaluation.memory import fitting
 from fdaudit.evaluation.stage import Adversary, Stage, handed_folder, not_asked
 from fdaudit.isolation.attacker import ENDED, KILLED
+from fdaudit.parallel.memory import fitting
 from fdaudit.parallel.pool import Pool, Workers
 from fdaudit.planning.attacks import plan_attack
 from fdaudit.planning.case import Case

@@ -1,68 +1,78 @@
-"""Write a card to fill in: comments say what each line means, and what a record shows is filled in."""
+"""Write a card to fill in: comments say what each line means, and what a record shows is filled in.
+
+Guarantees:
+  * every value is written by the YAML emitter, and comments hold no text of the record but printable names;
+  * the card is parsed again before it is written, and refused unless it says what was meant.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import yaml
 
 from fdaudit.errors import IntegrityError, RunError
-from fdaudit.recording.record import check_record, closed_part, read_record
+from fdaudit.names import visible
+from fdaudit.recording.record import check_record, closed_part, held_messages, read_record
+from fdaudit.spec.documents import from_yaml
 from fdaudit.storage.files import write_atomically
 from fdaudit.storage.scratch import scratch
 from fdaudit.transcript.messages import Message, role
-from fdaudit.transcript.transcript import read_messages
 
 __all__ = ["new_card"]
 
-_CARD = """\
-# The card of a system that fdaudit did not run. `fdaudit import RECORD --card THIS --out RUN` reads it.
-# Whoever fills it in asserts it. The report lists what could not be checked.
+_FILL_IN = "FILL IN"
+_MOST_SHOWN = 80
+"""Most characters of a tensor's name in a comment."""
 
-name: "FILL IN"          # the system's name
-asserted_by: "FILL IN"   # who asserts that the record is complete and this card true
+_HEAD = """\
+The card of a system that fdaudit did not run. `fdaudit import RECORD --card THIS --out RUN` reads it.
+Whoever fills it in asserts it. The report lists what could not be checked.
+"""
+_COMMENTS: Mapping[str, str] = {
+    "name": "The system's name.",
+    "asserted_by": "Who asserts that the record is complete and this card true.",
+    "task": "single-label or multi-label",
+    "classes": "Number of classes.",
+    "input_shape": "Channels, height and width of an image.",
+    "protocol": "If fdaudit knows the protocol, its name and settings. Otherwise any name, with the facts under"
+    " `training`.",
+    "transport": "`encrypted`: an eavesdropper sees sizes and order only.",
+    "messages": "What the messages carry, in words.",
+}
+"""What stands above a field, by the field."""
+_NETWORK = """\
+The network: one of fdaudit's (`fdaudit explain models` lists them), or a class of your own. Its tensors must have
+the names and shapes on record{tensors}
+model: {{name: "import:package.module:Class", params: {{}}}}
+"""
+_TRAINING = """\
+Facts of local training that gradient inversion and shadow models need. Leave out what you do not know.
+training:
+  lr: 0.1
+  batch_size: 32
+  local_steps: 1       # or local_epochs
+  optimizer: sgd
 
-clients: {clients}
-task: single-label       # or multi-label
-classes: {classes}
-input_shape: {shape}  # channels, height, width of an image
+A protocol of fdaudit that comes close, for rehearsals. Leave it out if none does.
+stand_in: {name: fedavg, params: {}}
+"""
+_RELEASE = "release: api           # internal, api, public-weights\n"
+_TAIL = """\
+Defences that somebody answers for. Without them, ε of every view is infinite.
+attested:
+  - {kind: model_update, sender: client, by: "WHO", event: {event: Gaussian, unit: record, relation: add-or-remove,
+     covers: [data], count: 1, sensitivity: 1.0, scale: 1.0, drawn_from: 1}}
+inputs_attested_by: "WHO"
 
-# The network: one of fdaudit's (`fdaudit explain models` lists them), or a class of your own. Its tensors must have
-# the names and shapes on record{tensors}.
-# model: {{name: "import:package.module:Class", params: {{}}}}
+ε that the system claims for itself.
+claims:
+  - {adversary: server, epsilon: 8.0, delta: 1.0e-5, unit: record, relation: add-or-remove, source: "WHERE"}
 
-# If fdaudit knows the protocol, its name and settings. Otherwise any name, with the facts under `training`.
-protocol:
-  name: "FILL IN"
-
-# Facts of local training that gradient inversion and shadow models need. Leave out what you do not know.
-# training:
-#   lr: 0.1
-#   batch_size: 32
-#   local_steps: 1       # or local_epochs
-#   optimizer: sgd
-
-# A protocol of fdaudit that comes close, for rehearsals. Leave it out if none does.
-# stand_in: {{name: fedavg, params: {{}}}}
-
-transport: plain         # encrypted: an eavesdropper sees sizes and order only
-# release: api           # internal, api, public-weights
-
-# What the messages carry, in words.
-messages:
-{messages}
-# Defences that somebody answers for. Without them, ε of every view is infinite.
-# attested:
-#   - {{kind: model_update, sender: client, by: "WHO", event: {{event: Gaussian, unit: record, relation: add-or-remove,
-#      covers: [data], count: 1, sensitivity: 1.0, scale: 1.0, drawn_from: 1}}}}
-# inputs_attested_by: "WHO"
-
-# ε that the system claims for itself.
-# claims:
-#   - {{adversary: server, epsilon: 8.0, delta: 1.0e-5, unit: record, relation: add-or-remove, source: "WHERE"}}
-
-# The commitment that `fdaudit design` printed before the training.
-# design: "0123…"
+The commitment that `fdaudit design` printed before the training.
+design: "0123…"
 """
 
 
@@ -75,7 +85,7 @@ def new_card(record: Path, out: Path) -> Path:
 
     Raises:
         UsageError: the file exists, or there is no record.
-        IntegrityError: the record is damaged.
+        IntegrityError: the record is damaged, or holds what a card cannot state.
     """
     if out.exists() or out.is_symlink():
         raise RunError("out", str(out), "exists already", "Choose another file, or remove it.")
@@ -85,47 +95,80 @@ def new_card(record: Path, out: Path) -> Path:
     about = read_record(record)
     with scratch("card") as folder:
         closed_part(about, folder / "transcript")
-        messages = list(read_messages(folder / "transcript"))
-    text = _CARD.format(
-        clients=sum(role(p) == "client" for p in about.parties),
-        classes=_classes(messages),
-        shape=_shape(messages),
-        tensors=_tensors(messages),
-        messages=_described(messages),
-    )
-    write_atomically(out, text.encode("utf-8"))
+        messages = held_messages(folder / "transcript")
+    clients = sum(role(p) == "client" for p in about.parties)
+    write_atomically(out, _card(clients, messages).encode("utf-8"))
     return out
 
 
-def _classes(messages: list[Message]) -> str:
+def _card(clients: int, messages: list[Message]) -> str:
+    """Return the text of a card, after a check that it says nothing but what was meant."""
+    values: dict[str, Any] = {
+        "name": _FILL_IN,
+        "asserted_by": _FILL_IN,
+        "clients": clients,
+        "task": "single-label",
+        "classes": _classes(messages),
+        "input_shape": _shape(messages),
+        "protocol": {"name": _FILL_IN},
+        "transport": "plain",
+        "messages": _described(messages),
+    }
+    after = {
+        "input_shape": "\n" + _commented(_NETWORK.format(tensors=_tensors(messages))) + "\n",
+        "protocol": "\n" + _commented(_TRAINING) + "\n",
+        "transport": _commented(_RELEASE) + "\n",
+        "messages": "\n" + _commented(_TAIL),
+    }
+    text = _commented(_HEAD) + "\n"
+    for field, value in values.items():
+        if field in _COMMENTS:
+            text += _commented(_COMMENTS[field])
+        text += yaml.safe_dump({field: value}, sort_keys=False, default_flow_style=_flow(value))
+        text += after.get(field, "")
+    if from_yaml(text, "the card") != values:
+        raise IntegrityError(["the record holds a text that would change the meaning of its card"])
+    return text
+
+
+def _flow(value: object) -> bool | None:
+    """Return whether YAML writes a value on one line: a list of numbers, for example."""
+    return None if isinstance(value, list) and all(isinstance(one, int) for one in value) else False
+
+
+def _commented(text: str) -> str:
+    """Return text as comments: one for each of its lines, however a line ends."""
+    return "".join(f"# {line}".rstrip() + "\n" for line in text.splitlines())
+
+
+def _classes(messages: list[Message]) -> int | str:
     for message in messages:
         for name in ("values", "counts"):
             info = message.tensors.get(name)
             if message.kind in ("logits", "soft_labels", "class_counts") and info is not None and info.shape:
-                return str(info.shape[-1])
-    return '"FILL IN"        # number of classes'
+                return info.shape[-1]
+    return _FILL_IN
 
 
-def _shape(messages: list[Message]) -> str:
+def _shape(messages: list[Message]) -> list[int] | str:
     for message in messages:
         for info in message.tensors.values():
             if message.kind in ("generated_samples", "sample_gradients") and len(info.shape) == 4:
-                return str(list(info.shape[1:]))
-    return '"FILL IN"'
+                return list(info.shape[1:])
+    return _FILL_IN
 
 
 def _tensors(messages: list[Message]) -> str:
-    """Return the first tensors of a model on record, in words; empty if there is none."""
+    """Return the first tensors of a model on record, as the end of a sentence; a full stop if there is none."""
     for message in messages:
         if message.kind in ("model_parameters", "model_update", "gradient"):
-            shown = [f"{n} {list(t.shape)}" for n, t in list(message.tensors.items())[:4]]
+            first = list(message.tensors.items())[:4]
+            shown = [f"{visible(name)[:_MOST_SHOWN]} {list(info.shape)}" for name, info in first]
             more = ", …" if len(message.tensors) > 4 else ""
-            return ":\n#   " + ", ".join(shown) + more
-    return ""
+            return ":\n  " + ", ".join(shown) + more
+    return "."
 
 
-def _described(messages: list[Message]) -> str:
+def _described(messages: list[Message]) -> list[dict[str, str]]:
     kinds = dict.fromkeys((m.kind, role(m.sender)) for m in messages)
-    entries = [{"kind": kind, "sender": sender, "what": "FILL IN"} for kind, sender in kinds]
-    text = yaml.safe_dump(entries, sort_keys=False, default_flow_style=False)
-    return "".join(f"  {line}\n" for line in text.splitlines())
+    return [{"kind": kind, "sender": sender, "what": _FILL_IN} for kind, sender in kinds]

@@ -21,11 +21,11 @@ from fdaudit.types import KINDS
 
 if TYPE_CHECKING:
     from fdaudit.planning.recorded import RecordedPlan
-    from fdaudit.training.trainer import Parameters
 
 __all__ = ["asserted", "contradictions", "oddities", "refuse_false_card"]
 
 Uses = Mapping[int, Sequence[int]]
+Shapes = Mapping[str, tuple[int, ...]]
 
 _BY_CLASS = ("class_counts", "class_prototypes", "logit_cotangents", "logits", "soft_labels", "vote_counts")
 """Kinds whose tensors have a last dimension of one entry a class."""
@@ -56,16 +56,17 @@ def refuse_false_card(plan: RecordedPlan, transcript: Path, messages: Sequence[M
     _refuse_false_attestation(plan, messages)
     refuse_other_tensors(card.classes, messages)
     refuse_varied_sizes(card, fixed_sizes(plan), messages)
-    networks: dict[str, Parameters] = {}
+    networks: dict[int, Shapes] = {}  # by identity: clients share networks
     for message in messages:
         _refuse_other_classes(card.classes, transcript, message)
         if message.kind in _SAMPLES:
             _refuse_other_images(card.input_shape, message)
         if message.kind in _MODELS and card.model is not None:
             party = message.sender if role(message.sender) == "client" else "server"
-            if party not in networks:
-                networks[party] = plan.networks.initial([party], 0)[party]
-            _refuse_other_network(networks[party], plan.networks.of(party).name, message)
+            network = plan.networks.of(party)
+            if id(network) not in networks:
+                networks[id(network)] = network.tensor_shapes
+            _refuse_other_network(networks[id(network)], network.name, message)
 
 
 def _refuse_false_attestation(plan: RecordedPlan, messages: Sequence[Message]) -> None:
@@ -105,7 +106,7 @@ def _refuse_other_images(shape: tuple[int, int, int], message: Message) -> None:
             raise SpecError("card.input_shape", list(shape), problem, "Correct it.")
 
 
-def _refuse_other_network(network: Parameters, name: str, message: Message) -> None:
+def _refuse_other_network(network: Shapes, name: str, message: Message) -> None:
     for tensor, info in message.tensors.items():
         if is_counter(tensor):
             continue
@@ -113,8 +114,8 @@ def _refuse_other_network(network: Parameters, name: str, message: Message) -> N
         if due is None:
             known = ", ".join(list(network)[:3])
             problem = f"does not fit message {message.seq}: it has no tensor {tensor[:60]!r}, but {known}, …"
-        elif tuple(info.shape) != tuple(due.shape):
-            shapes = f"{tuple(info.shape)}, not {tuple(due.shape)}"
+        elif tuple(info.shape) != due:
+            shapes = f"{tuple(info.shape)}, not {due}"
             problem = f"does not fit message {message.seq}: {tensor[:60]!r} is {shapes}"
         else:
             continue
@@ -178,7 +179,6 @@ def _too_many(settings: Mapping[str, Any], message: Message, records: Sequence[i
 
 def oddities(plan: RecordedPlan, messages: Sequence[Message]) -> list[str]:
     """Return what looks like a missing message, one sentence each."""
-    rounds = sorted({m.round for m in messages})
     kinds = {(m.sender, m.kind) for m in messages if role(m.sender) == "client" and m.kind != "silence"}
     silent = {(m.sender, m.round) for m in messages if m.kind == "silence"}
     by_kind: dict[str, set[int]] = {}
@@ -189,12 +189,16 @@ def oddities(plan: RecordedPlan, messages: Sequence[Message]) -> list[str]:
             sent.setdefault((message.sender, message.kind), set()).add(message.round)
     found = []
     for sender, kind in sorted(kinds):
-        missing = [r for r in rounds if r in by_kind[kind] - sent[sender, kind] and (sender, r) not in silent]
+        if len(found) == _MOST_SHOWN:
+            found.append("Other senders may miss messages too; only the first are listed.")
+            break
+        owed = by_kind[kind] - sent[sender, kind]
+        missing = [r for r in sorted(owed) if (sender, r) not in silent]
         if missing:
             told = ", ".join(map(str, missing[:5])) + (", …" if len(missing) > 5 else "")
             why = "it was not asked, it was silent, or a message is missing"
             found.append(f"{sender} sends no {kind} in round {told}, in which others do: {why}.")
-    planned, closed = plan.card.training.rounds, len(rounds)
+    planned, closed = plan.card.training.rounds, len({m.round for m in messages})
     if planned is not None and planned > closed:
         found.append(
             f"The card plans {planned} rounds, and {closed} are on record: attacks and ledger cover these."
@@ -207,7 +211,8 @@ def oddities(plan: RecordedPlan, messages: Sequence[Message]) -> list[str]:
             "The card says that others ask the model and do not hold it, and the record hands its weights to the world."
             " Attacks by the world hold them."
         )
-    never = [k for k in plan.clients if not any(k in m.parties() for m in messages)]
+    heard = {party for m in messages for party in m.parties()}
+    never = [client for client in plan.clients if client not in heard]
     found += [
         f"{client} is named in the record and neither sends nor receives a message." for client in never
     ]

@@ -31,6 +31,7 @@ from fdaudit.recording.record import (
     Record,
     check_record,
     closed_part,
+    held_messages,
     read_lines_only,
     read_record,
     write_lines_only,
@@ -44,7 +45,6 @@ from fdaudit.storage.paths import local_path
 from fdaudit.storage.vault import Secrets, Vault
 from fdaudit.transcript.manifest import versions, write_manifest
 from fdaudit.transcript.messages import Message
-from fdaudit.transcript.transcript import read_messages
 
 __all__ = ["check", "import_record", "scoring_run"]
 
@@ -135,7 +135,7 @@ def import_record(
     _refuse_other_design(stated, brought)
     with written_whole(target) as scratch:
         left = closed_part(about, scratch / "transcript")
-        messages = list(read_messages(scratch / "transcript"))
+        messages = held_messages(scratch / "transcript")
         if not messages:
             raise RunError("record", str(record), "has no closed round", "Record at least one whole round.")
         plan = recorded_plan(stated, spec, drawn, about.parties, messages, brought, uses=uses is not None)
@@ -175,7 +175,7 @@ def check(
     _refuse_other_design(stated, brought)
     with scratch("import") as folder:
         closed_part(about, folder / "transcript")
-        messages = list(read_messages(folder / "transcript"))
+        messages = held_messages(folder / "transcript")
         spec = recorded_spec(stated, about.parties, {})
         plan = recorded_plan(
             stated, spec, Secrets.draw(0), about.parties, messages, brought, uses=uses is not None

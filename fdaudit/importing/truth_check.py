@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from fdaudit.errors import TrainingDivergedError
+from fdaudit.limits import MOST_TABLE
 from fdaudit.storage.files import decode
 from fdaudit.training.trainer import Fit, Job
 from fdaudit.transcript.encoding import weights_of
@@ -68,10 +69,9 @@ def _steps(
     known = not {"architecture", "images"} & plan.lacks.keys() and settings.get("optimizer") in (None, "sgd")
     if not known or settings.get("lr") is None or settings.get("local_steps") != 1:
         return
-    tried = 0
+    tried, starts = 0, _starts(messages)
     for seq, records in uses.items():
-        message = messages[seq]
-        start = _start(messages, message)
+        message, start = messages[seq], starts.get(seq)
         if message.kind not in ("model_update", "model_parameters") or start is None or not records:
             continue
         if message.payload is None or start.payload is None or not len(plan.numbered(message.sender)):
@@ -82,14 +82,16 @@ def _steps(
             return
 
 
-def _start(messages: Sequence[Message], message: Message) -> Message | None:
-    """Return the model that a client had received last before a message."""
-    earlier = (
-        m
-        for m in reversed(messages[: message.seq])
-        if m.kind == "model_parameters" and message.sender in m.receivers
-    )
-    return next(earlier, None)
+def _starts(messages: Sequence[Message]) -> dict[int, Message]:
+    """Return by number of a message the model that its sender had received last before it."""
+    held: dict[str, Message] = {}
+    found: dict[int, Message] = {}
+    for message in messages:
+        if message.sender in held:
+            found[message.seq] = held[message.sender]
+        if message.kind == "model_parameters":
+            held |= dict.fromkeys(message.receivers, message)
+    return found
 
 
 def _rate_shown(
@@ -119,7 +121,8 @@ def _rate_shown(
 
 def _learnt_nothing(plan: RecordedPlan, transcript: Path, messages: Sequence[Message]) -> Iterator[str]:
     """Yield a sentence if the last shared model knows the clients' records no better than the most common class."""
-    rows = torch.cat([client.train for client in plan.splits.clients])[:_MOST_RECORDS]
+    most = min(_MOST_RECORDS, max(1, MOST_TABLE // plan.dataset.classes))
+    rows = torch.cat([client.train for client in plan.splits.clients])[:most]
     lacking = {"architecture", "images"} & plan.lacks.keys()
     if lacking or plan.dataset.task != "single-label" or not len(rows):
         return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 import threading
 from collections.abc import Hashable, Iterable, Mapping, Sequence
@@ -12,7 +13,7 @@ from urllib.parse import quote
 import numpy as np
 from numpy.typing import NDArray
 
-from fdaudit.recording.recorder import Delivery, Recorder
+from fdaudit.recording.recorder import Delivery, Recorder, is_name
 
 from .truth import ServerTruth
 
@@ -40,6 +41,8 @@ Tensors = dict[str, NDArray[Any]]
 
 _DIRECTIONS = ("instruction", "reply")
 _INPUTS = ("data", "instruction")
+_LONGEST = 400
+"""Most characters of a name that is kept as it is; a record accepts longer ones, which leaves room for an ending."""
 _SPECIAL = re.compile(r".*:(bytes|codes|grid|layout|lengths|name)|__metadata__", re.DOTALL)
 _CLIENT = re.compile(r"client/(0|[1-9][0-9]*)")
 
@@ -291,13 +294,16 @@ class Exchange:
 
 
 def safe_name(name: str) -> str:
-    """Return a name that a record accepts for a tensor: the name itself, or a quoted form of one with a special use.
+    """Return a name that a record accepts for a tensor: the name itself, a quoted form, or a digest of a long one.
 
     A client chooses its names. None of them stops the recorder, and no two have the same form.
     """
-    if name and not _SPECIAL.fullmatch(name) and name.isprintable():
+    if is_name(name) and not _SPECIAL.fullmatch(name) and len(name) <= _LONGEST:
         return name
-    return quote(name, safe="", errors="surrogatepass") + ":name"
+    quoted = quote(name, safe="", errors="surrogatepass")
+    if len(quoted) > _LONGEST:
+        quoted = hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()
+    return quoted + ":name"
 
 
 def as_tensors(name: str, value: Any) -> Tensors:

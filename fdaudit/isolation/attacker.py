@@ -29,7 +29,7 @@ from time import sleep
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from fdaudit.errors import BudgetExceededError, FdauditError, SpecError
-from fdaudit.isolation.frames import EndedError, Frame, MalformedError, Tensors, receive, send
+from fdaudit.isolation.frames import MOST_ANSWER, EndedError, Frame, MalformedError, Tensors, receive, send
 from fdaudit.isolation.launch import THREADS, Launch, Process, new_program
 from fdaudit.isolation.paths import devices, readable
 from fdaudit.storage.cache import DIRECTORY, handed_on, private_directory
@@ -124,7 +124,7 @@ class Attacker:
                 receive(self._reading, 0)
                 self._ready = True
             send(self._writing, kind, fields, tensors.named)
-            while (frame := receive(self._reading)).kind == "question":
+            while (frame := receive(self._reading, most_header=MOST_ANSWER)).kind == "question":
                 if served is None:
                     raise MalformedError("the attack's process asked an oracle that there is not")
                 served.serve(frame, self._writing)
@@ -276,7 +276,8 @@ def attack(asked: AttackPlan, view: View, case: Trial, reply: Reply | None = Non
             return _reason(frame)
         if frame.kind != "guesses":
             raise MalformedError(f"the attack's process answered with {frame.kind!r:.60}")
-        return guesses_of(frame.fields.get("guesses"), frame.tensors)
+        most = len(case.task.targets) + 1  # one for each victim, and for the released model
+        return guesses_of(frame.fields.get("guesses"), frame.tensors, most)
 
 
 def _laid_out(view: View, readable_below: Path, place: Path) -> Path:

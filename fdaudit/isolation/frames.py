@@ -20,11 +20,13 @@ from fdaudit.storage.files import decode, encode, parse_json
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["MOST_BYTES", "EndedError", "Frame", "MalformedError", "Tensors", "receive", "send"]
+__all__ = ["MOST_ANSWER", "MOST_BYTES", "EndedError", "Frame", "MalformedError", "Tensors", "receive", "send"]
 
 MOST_BYTES = 1 << 30
 """Most bytes of tensors in one frame, unless the receiver sets a smaller limit."""
 _MOST_HEADER = 16 << 20
+MOST_ANSWER = 1 << 20
+"""Most bytes of JSON in a frame from an attack: it holds no long list but numbers of messages."""
 _LENGTHS = struct.Struct(">IQ")
 
 
@@ -83,12 +85,13 @@ def send(stream: BinaryIO, kind: str, fields: Mapping[str, Any], tensors: Mappin
         raise EndedError(f"the other side has gone: {error}") from None
 
 
-def receive(stream: BinaryIO, most: int = MOST_BYTES) -> Frame:
+def receive(stream: BinaryIO, most: int = MOST_BYTES, *, most_header: int = _MOST_HEADER) -> Frame:
     """Return the next frame.
 
     Args:
         stream: the stream to read.
         most: the most bytes of tensors that are accepted.
+        most_header: the most bytes of JSON that are accepted.
 
     Raises:
         EndedError: the stream is at its end.
@@ -99,8 +102,8 @@ def receive(stream: BinaryIO, most: int = MOST_BYTES) -> Frame:
         raise EndedError("the other side has closed its end")
     try:
         header, body = _LENGTHS.unpack(start)
-        if header > _MOST_HEADER or body > most:
-            raise ValueError(f"{header} and {body} bytes are more than {_MOST_HEADER} and {most}")
+        if header > most_header or body > most:
+            raise ValueError(f"{header} and {body} bytes are more than {most_header} and {most}")
         value = parse_json(_whole(stream, header))
         json.dumps(value, ensure_ascii=False).encode()  # text with half a character is refused
         tensors = decode(_whole(stream, body)) if body else {}

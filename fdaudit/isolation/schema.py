@@ -16,10 +16,11 @@ from fdaudit.adversary.knowledge import Knowledge
 from fdaudit.adversary.oracle import Oracle
 from fdaudit.federation.networks import Networks
 from fdaudit.federation.protocol import Common
-from fdaudit.isolation.frames import MalformedError, Tensors
+from fdaudit.isolation.frames import MOST_BYTES, MalformedError, Tensors
 from fdaudit.isolation.rehearsal import Rehearsal
 from fdaudit.models import Architecture
 from fdaudit.models.declared import GeneratorCard
+from fdaudit.names import visible
 from fdaudit.training.encoder import TaskEncoder
 from fdaudit.training.execution import Execution
 from fdaudit.training.trainer import Trainer
@@ -309,39 +310,91 @@ def _finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def guesses_of(value: Any, tensors: Mapping[str, Tensor]) -> tuple[Guess, ...]:
+def guesses_of(value: Any, tensors: Mapping[str, Tensor], most: int) -> tuple[Guess, ...]:
     """Return the guesses that an attack's process sent.
 
+    Args:
+        value: their JSON values.
+        tensors: the frame's tensors, by name.
+        most: the most guesses that the case can need; no tensor is used more often.
+
     Raises:
-        MalformedError: a field is missing, or has another type.
+        MalformedError: a field is missing or has another type, or the guesses are too many or too large.
     """
     try:
-        return tuple(_guess_of(one, tensors) for one in value)
+        if len(_typed(value, list)) > most:
+            raise ValueError(f"{len(value)} guesses are more than the case's {most}")
+        sent = _Sent(tensors, most)
+        return tuple(_guess_of(one, sent) for one in value)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise MalformedError(
-            f"the attack's process sent no guesses: {type(error).__name__}: {error}"
-        ) from None
+        said = f"{type(error).__name__}: {str(error)[:_LONGEST_NOTE]}"
+        raise MalformedError(f"the attack's process sent no guesses: {said}") from None
 
 
-def _guess_of(value: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Guess:
+class _Sent:
+    """The tensors of a frame of guesses. Each is converted once; all uses count, with their bytes after conversion.
+
+    Args:
+        tensors: by name.
+        most: the most uses of one tensor.
+    """
+
+    def __init__(self, tensors: Mapping[str, Tensor], most: int) -> None:
+        self._tensors, self._most = tensors, most
+        self._uses: dict[str, int] = {}
+        self._converted: dict[str, Tensor] = {}
+        self._bytes = 0
+
+    def floats(self, name: Any) -> Tensor:
+        """Return a tensor of real numbers; whole numbers become float64."""
+        tensor = self._tensors[_typed(name, str)]
+        if tensor.is_complex():
+            raise TypeError(f"needs real numbers, got {tensor.dtype}")
+        return self._used(name, wide=not tensor.is_floating_point())
+
+    def integers(self, name: Any, *, wide: bool = False) -> Tensor:
+        """Return a tensor of whole numbers; if `wide`, as int64."""
+        tensor = self._tensors[_typed(name, str)]
+        if tensor.is_floating_point() or tensor.is_complex():
+            raise TypeError(f"needs integers, got {tensor.dtype}")
+        return self._used(name, wide=wide, whole=True)
+
+    def _used(self, name: str, *, wide: bool, whole: bool = False) -> Tensor:
+        """Return a tensor, of 64 bits a number if `wide`, unless that is one use or byte too many."""
+        tensor = self._tensors[name]
+        self._uses[name] = self._uses.get(name, 0) + 1
+        if self._uses[name] > self._most:
+            raise ValueError(f"the tensor {name!r:.40} is used more than {self._most} times")
+        width = 8 if wide else tensor.element_size()
+        self._bytes += width * math.prod(max(1, size) for size in tensor.shape)  # an empty tensor can be long
+        if self._bytes > MOST_BYTES:
+            raise ValueError(f"the tensors would take {self._bytes:,} bytes, more than {MOST_BYTES:,}")
+        if not wide:
+            return tensor
+        if name not in self._converted:
+            self._converted[name] = tensor.long() if whole else tensor.double()
+        return self._converted[name]
+
+
+def _guess_of(value: Mapping[str, Any], sent: _Sent) -> Guess:
     target = _typed(value["target"], str)
     if value["kind"] == "membership":
-        note = _typed(value["note"], str)[:_LONGEST_NOTE]
-        made = None if value["generated"] is None else _floats(tensors[value["generated"]])
-        return Membership(target=target, scores=_floats(tensors[value["scores"]]), generated=made, note=note)
+        note = visible(_typed(value["note"], str)[:_LONGEST_NOTE])
+        made = None if value["generated"] is None else sent.floats(value["generated"])
+        return Membership(target=target, scores=sent.floats(value["scores"]), generated=made, note=note)
     if value["kind"] == "labels":
-        return LabelDistribution(target=target, distribution=_floats(tensors[value["distribution"]]))
+        return LabelDistribution(target=target, distribution=sent.floats(value["distribution"]))
     if value["kind"] == "extraction":
         named = _typed(value["parameters"], dict)
-        copy = {_typed(name, str): _floats(tensors[at]) for name, at in named.items()}
+        copy = {_typed(name, str): sent.floats(at) for name, at in named.items()}
         return Extraction(target=target, parameters=copy, answers=_typed(value["answers"], int))
     if value["kind"] == "text-reconstruction":
         texts, objective = value["texts"], value["objective"]
         return TextReconstruction(
             target=target,
             messages=tuple(_typed(seq, int) for seq in _typed(value["messages"], list)),
-            words=_integers(tensors[value["words"]]).long(),
-            texts=None if texts is None else _integers(tensors[texts]).long(),
+            words=sent.integers(value["words"], wide=True),
+            texts=None if texts is None else sent.integers(texts, wide=True),
             objective=None if objective is None else _typed(objective, float),
         )
     if value["kind"] != "reconstruction":
@@ -350,27 +403,15 @@ def _guess_of(value: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Guess:
     return Reconstruction(
         target=target,
         messages=tuple(_typed(seq, int) for seq in _typed(value["messages"], list)),
-        images=_floats(tensors[value["images"]]),
-        labels=None if labels is None else _integers(tensors[labels]),
+        images=sent.floats(value["images"]),
+        labels=None if labels is None else sent.integers(labels),
         objective=None if objective is None else _typed(objective, float),
         evaluations=_typed(value["evaluations"], int),
-        note=_typed(value["note"], str)[:_LONGEST_NOTE],
+        note=visible(_typed(value["note"], str)[:_LONGEST_NOTE]),
     )
 
 
 def _typed(value: Any, kind: type[Any]) -> Any:
     if type(value) is not kind:
-        raise TypeError(f"{value!r:.100} is no {kind.__name__}")
+        raise TypeError(f"a {type(value).__name__} is no {kind.__name__}")
     return value
-
-
-def _floats(tensor: Tensor) -> Tensor:
-    if tensor.is_complex():
-        raise TypeError(f"needs real numbers, got {tensor.dtype}")
-    return tensor if tensor.is_floating_point() else tensor.double()
-
-
-def _integers(tensor: Tensor) -> Tensor:
-    if tensor.is_floating_point() or tensor.is_complex():
-        raise TypeError(f"needs integers, got {tensor.dtype}")
-    return tensor

@@ -43,7 +43,7 @@ class NoParams(Config):
 class MlpParams(Config):
     """A multilayer perceptron."""
 
-    widths: tuple[_Width, ...] = (128,)
+    widths: tuple[_Width, ...] = Field((128,), max_length=64)
     """Hidden widths in order; none makes it logistic regression."""
 
 

@@ -29,6 +29,7 @@ from fdaudit.federation.protocol import (
     labels_public,
 )
 from fdaudit.federation.rehearsal import networks_of, parties_of, set_up, with_messages
+from fdaudit.limits import MOST_NETWORKS
 from fdaudit.models import Architecture, architecture
 from fdaudit.models.declared import GeneratorCard, generator_card
 from fdaudit.models.network import Network, feature_width
@@ -37,6 +38,7 @@ from fdaudit.planning.presets import written_out
 from fdaudit.rng import child_seed
 from fdaudit.spec.schema import ModelSpec, RecordRounds, Spec
 from fdaudit.storage.cache import digest_of
+from fdaudit.storage.digests import canonical
 from fdaudit.storage.vault import Secrets
 from fdaudit.training.encoder import TaskEncoder
 from fdaudit.training.evaluator import Evaluator
@@ -440,8 +442,16 @@ def networks_named(
         SpecError: a network is unknown, or does not accept such images or texts.
     """
 
+    made: dict[bytes, Architecture] = {}
+
     def named(entry: ModelSpec) -> Architecture:
-        return architecture(entry, input_shape, classes, task, words, data_root(spec.dataset.root))
+        key = canonical(entry.model_dump(mode="json"))
+        if key not in made:
+            if len(made) == MOST_NETWORKS:
+                problem = f"is one of more than {MOST_NETWORKS} different networks"
+                raise SpecError("model.name", entry.name, problem, "Use fewer.")
+            made[key] = architecture(entry, input_shape, classes, task, words, data_root(spec.dataset.root))
+        return made[key]
 
     shared, own = named(spec.model), []
     for number, entry in enumerate(spec.client_models):

@@ -24,6 +24,8 @@ from fdaudit.events import Event, event_from_json
 from fdaudit.federation.defenses import attach
 from fdaudit.federation.networks import Networks
 from fdaudit.federation.protocol import FederatedProtocol, ProtocolConfig, applies, labels_public
+from fdaudit.limits import MOST_TABLE
+from fdaudit.parallel.memory import refuse_forecast
 from fdaudit.planning.attacks import plan_attacks
 from fdaudit.planning.brought import ARRAYS, LISTS, BroughtRecords, read_records
 from fdaudit.planning.card_protocol import Recorded, known_protocol, protocol_of
@@ -57,6 +59,8 @@ __all__ = [
 BROUGHT, USES = "brought", "truth/uses"
 """Where a vault keeps the records that were brought, and the records behind messages."""
 
+_HELD = 16
+"""Bytes of memory for each parameter of a network: its weight, a gradient, a copy and what an optimiser keeps."""
 _PLACEHOLDER = ModelSpec(name="mlp", params={"widths": []})
 """Stands where no network was named; no attack gets it."""
 
@@ -280,6 +284,9 @@ def recorded_plan(
     ordered = _ordered(parties)
     protocol, config = protocol_of(card, ordered, messages)
     clients = tuple(p for p in ordered if role(p) == "client")
+    if (entries := len(clients) * card.classes) > MOST_TABLE:
+        problem = f"makes {entries:,} entries, one a client and class, more than {MOST_TABLE:,}"
+        raise SpecError("card.classes", card.classes, problem, "Correct it, or leave out clients.")
     dataset, splits = _records(card, clients, brought)
     lacks = lacking_parts(
         card, brought, uses=uses, stands_in=card.stand_in is not None or not issubclass(protocol, Recorded)
@@ -291,6 +298,8 @@ def recorded_plan(
     for name in spec.adversaries:
         _refuse_stranger("adversaries", name, ordered)
     networks = _networks(card, spec)
+    largest = max(networks.distinct, key=lambda network: network.parameters)
+    refuse_forecast("card.model.name", largest.name, _HELD * largest.parameters)
     rehearsed = protocol if card.stand_in is None else known_protocol(card.stand_in, "card.stand_in")[0]
     execution = execution_of(spec, networks)
     resolved = spec.model_copy(update=execution.settings)

@@ -19,12 +19,13 @@ from typing import Any
 
 from fdaudit.errors import IntegrityError, RunError
 from fdaudit.limits import JSON_BYTES, MOST_CLIENTS, read_file
+from fdaudit.parallel.memory import refuse_forecast
 from fdaudit.storage.digests import canonical
 from fdaudit.storage.files import write_atomically
 from fdaudit.storage.scratch import scratch
 from fdaudit.transcript.messages import GENESIS, Message
 from fdaudit.transcript.payloads import PAYLOADS, payload_name
-from fdaudit.transcript.transcript import LOG, read_lines, verify_transcript
+from fdaudit.transcript.transcript import LOG, read_lines, read_messages, verify_transcript
 
 __all__ = [
     "RECORD",
@@ -32,6 +33,7 @@ __all__ = [
     "Record",
     "check_record",
     "closed_part",
+    "held_messages",
     "is_record",
     "read_lines_only",
     "read_record",
@@ -54,6 +56,8 @@ _DIGEST = re.compile("[0-9a-f]{64}")
 _BESIDE = frozenset({RECORD, f".{RECORD}.tmp", "card.yaml", "transcript"})
 """What a record may hold; the second is left by a kill between writing and naming."""
 _CHUNK = 1 << 20
+_PARSED = 12
+"""Bytes of memory for each byte of a log whose messages are held."""
 
 
 @dataclass(frozen=True)
@@ -165,6 +169,7 @@ def read_lines_only(directory: Path) -> tuple[Record, list[Message]]:
     log = record.transcript / LOG
     if record.transcript.is_symlink() or log.is_symlink() or not log.is_file():
         raise IntegrityError([f"transcript/{LOG} is missing, or no regular file"])
+    refuse_forecast("record", str(log), _PARSED * log.stat().st_size)
     lines = list(islice(_whole_lines(log), record.messages))
     findings, previous = [], GENESIS
     for number, line in enumerate(lines, start=1):
@@ -275,6 +280,19 @@ def closed_part(record: Record, target: Path) -> int:
     return rest
 
 
+def held_messages(transcript: Path) -> list[Message]:
+    """Return all messages of a transcript, which are held in memory together.
+
+    Raises:
+        UsageError: they would take too much.
+        IntegrityError: a line is not a message.
+    """
+    log = transcript / LOG
+    if log.is_file():
+        refuse_forecast("record", str(log), _PARSED * log.stat().st_size)
+    return list(read_messages(transcript))
+
+
 def _whole_lines(log: Path) -> Iterator[bytes]:
     """Yield the lines of a log whose last one may have been cut by a kill; that one is counted as a line as well."""
     try:
@@ -298,16 +316,16 @@ def _copy(source: Path, target: Path, most: int) -> None:
 def _untrue(record: Record, transcript: Path) -> list[str]:
     """Return one sentence for each party that the record does not name, input never held, and uncounted round."""
     known, rounds, found = set(record.parties), set[int](), list[str]()
-    holders: list[tuple[str, ...]] = []
+    holders: list[frozenset[str]] = []
     for number, line in enumerate(read_lines(transcript / LOG), start=1):
         message = Message.from_line(line)
         rounds.add(message.round)
-        holders.append(message.parties())
+        holders.append(frozenset(message.parties()))
         others = sorted({*message.parties()} - known)
         found += [f"{LOG} line {number}: {party!r:.60} is no party of the record" for party in others]
         found += [
             f"{LOG} line {number}: {message.sender} names message {i} as an input, which it neither sent nor received"
-            for i in message.inputs
+            for i in dict.fromkeys(message.inputs)
             if isinstance(i, int) and message.sender not in holders[i]
         ]
     if len(rounds) > record.rounds:

@@ -35,7 +35,7 @@ from typing import Any, BinaryIO, Literal
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["KINDS", "Delivery", "RecordError", "Recorder"]
+__all__ = ["KINDS", "Delivery", "RecordError", "Recorder", "is_name"]
 
 SCHEMA = "fdaudit-record/1"
 VERSION = "1"
@@ -71,6 +71,12 @@ KINDS = (
 _OWN_KIND = re.compile(r"[a-z0-9][a-z0-9-]*/[a-z0-9][a-z0-9-]*")
 _PARTY = re.compile(r"server|aggregator|world|client/(0|[1-9][0-9]{0,3})")
 _RESERVED = re.compile(r".*:(codes|grid|layout)|__metadata__", re.DOTALL)
+
+# The grammar of names, as in fdaudit's `names.py`.
+_MOST_NAME = 500
+_INVISIBLE = re.compile(
+    "[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u2800\u3164\ufe00-\ufe0f\uffa0\U000e0100-\U000e01ef]"
+)
 
 # The limits of fdaudit's readers: the environment variable that raises each, and its default.
 _LINE_BYTES = ("FDAUDIT_MOST_LINE_BYTES", 256 << 10)
@@ -118,9 +124,10 @@ class RecordError(ValueError):
     def __init__(self, field: str, value: object, problem: str, remedy: str) -> None:
         self.field, self.value, self.problem, self.remedy = field, value, problem, remedy
         shown = repr(value)
-        super().__init__(
-            f"{field}: {shown if len(shown) <= 200 else shown[:197] + '...'} {problem}. {remedy}"
-        )
+        if len(shown) > 200:
+            shown = shown[:197] + "..."
+        text = f"{field}: {shown} {problem}. {remedy}"
+        super().__init__("".join(c if c.isprintable() else ascii(c)[1:-1] for c in text))
 
 
 class Delivery(dict[str, Array]):
@@ -252,8 +259,8 @@ class Recorder:
             truth = self._truth_directory("sites")
             self._refuse_strangers("sites", sites)
             for site in sites.values():
-                if type(site) not in (str, int):
-                    raise RecordError("sites", site, "is no site", "Give its name or number.")
+                if type(site) is not int and not is_name(site):
+                    raise RecordError("sites", site, "is no site", f"Give its number, or {_NAMING}.")
             with _writing(truth):
                 _replace(truth / "sites.json", _canonical(dict(sites)) + b"\n")
 
@@ -504,10 +511,13 @@ def _bits(name: Any, value: Any) -> tuple[Array, str, np.dtype[Any] | None]:
 
     NumPy has no bfloat16. Such an array holds the bits as whole numbers. The type to return is None for PyTorch's.
     """
-    if not isinstance(name, str) or not name or _RESERVED.fullmatch(name) or _broken(name):
-        problem = "is no name of a tensor, or one that the format reserves"
-        remedy = "Use text that does not end with ':codes', ':grid' or ':layout', and is not '__metadata__'."
-        raise RecordError("tensors", name, problem, remedy)
+    if not is_name(name):
+        raise RecordError("tensors", name, "is no name of a tensor", f"Use {_NAMING}.")
+    if _RESERVED.fullmatch(name):
+        remedy = (
+            "Use a name that does not end with ':codes', ':grid' or ':layout', and is not '__metadata__'."
+        )
+        raise RecordError("tensors", name, "is a name that the format reserves", remedy)
     described = f"{name!r} of type {type(value).__name__}"
     try:
         array, dtype = _array(value)
@@ -557,9 +567,18 @@ def _whole(value: Any, below: int) -> int | None:
     return None
 
 
-def _broken(text: str) -> bool:
-    """Return whether text cannot be written as UTF-8, since it holds half a character."""
-    return text.encode(errors="ignore").decode() != text
+_NAMING = (
+    f"a name of 1 to {_MOST_NAME} characters that print, without a space at either end, or a part '.' or '..'"
+)
+
+
+def is_name(value: object) -> bool:
+    """Return whether a value may name a tensor or a site."""
+    if not isinstance(value, str) or not 0 < len(value) <= _MOST_NAME:
+        return False
+    if not value.isprintable() or _INVISIBLE.search(value) or value.strip() != value:
+        return False
+    return {".", ".."}.isdisjoint(value.split("/"))
 
 
 def _items(field: str, value: Any) -> list[Any]:

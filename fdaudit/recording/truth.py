@@ -7,6 +7,7 @@ from pathlib import Path
 
 from fdaudit.errors import IntegrityError, UsageError
 from fdaudit.limits import JSON_BYTES, TABLE_BYTES, read_file
+from fdaudit.names import name_problem
 from fdaudit.storage.files import parse_json
 
 __all__ = ["SITES", "USES", "read_sites", "read_uses"]
@@ -57,7 +58,10 @@ def read_sites(path: Path) -> Mapping[str, str | int]:
     except (OSError, IntegrityError, ValueError) as error:
         raise UsageError(path.name, str(path), f"cannot be read ({error})", _WRITTEN) from None
     if not isinstance(value, dict) or not all(type(site) in (str, int) for site in value.values()):
-        raise UsageError(path.name, str(value)[:60], "does not give a site for each party", _WRITTEN)
+        raise UsageError(path.name, type(value).__name__, "does not give a site for each party", _WRITTEN)
+    for name in (*value, *(site for site in value.values() if isinstance(site, str))):
+        if problem := name_problem(name):
+            raise UsageError(path.name, name, problem, _WRITTEN)
     return value
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -10,7 +11,7 @@ from pydantic import Field, model_validator
 from fdaudit.config import Config, validate
 from fdaudit.errors import IntegrityError, SpecError
 from fdaudit.events import Relation, Unit, event_from_json
-from fdaudit.limits import MOST_CLIENTS, MOST_TEXT
+from fdaudit.limits import MOST_CANDIDATES, MOST_CLIENTS, MOST_PARTS, MOST_ROUNDS, MOST_TABLE, MOST_TEXT
 from fdaudit.spec.documents import read_yaml
 from fdaudit.spec.schema import DefenseEntry, ModelSpec, ProtocolSpec
 
@@ -20,18 +21,23 @@ Text = Annotated[str, Field(min_length=1, max_length=MOST_TEXT)]
 Role = Literal["client", "server", "aggregator"]
 
 
+_MOST_CLAIMS = 100
+_LEAST_NOISE, _LEAST_RATE = 1e-6, 1e-12
+"""Smaller noise and rarer sampling than these say nothing, and overflow."""
+
+
 class Facts(Config):
     """The public settings of local training. An attack without a setting that it needs does not apply."""
 
-    rounds: int | None = Field(None, ge=1)
+    rounds: int | None = Field(None, ge=1, le=MOST_ROUNDS)
     """Number of rounds that were planned."""
     lr: float | None = Field(None, gt=0)
     """Learning rate of a client's steps."""
-    batch_size: int | None = Field(None, ge=1)
+    batch_size: int | None = Field(None, ge=1, le=MOST_CANDIDATES)
     """Records a step."""
-    local_steps: int | None = Field(None, ge=1)
+    local_steps: int | None = Field(None, ge=1, le=MOST_ROUNDS)
     """Steps of a client in a round. Give this or `local_epochs`."""
-    local_epochs: int | None = Field(None, ge=1)
+    local_epochs: int | None = Field(None, ge=1, le=MOST_ROUNDS)
     """Passes of a client over its records in a round."""
     momentum: float | None = Field(None, ge=0, lt=1)
     """Momentum of the clients' optimiser."""
@@ -49,6 +55,12 @@ class Facts(Config):
         if self.local_steps is not None and self.local_epochs is not None:
             problem = "is given beside local_epochs"
             raise SpecError("training.local_steps", self.local_steps, problem, "Keep one of them.")
+        handled = (self.batch_size or 1) * (self.local_steps or 1)
+        if handled > MOST_TABLE:
+            problem = (
+                f"times batch_size is {handled:,} records in one round of a client, more than {MOST_TABLE:,}"
+            )
+            raise SpecError("training.local_steps", self.local_steps, problem, "Correct one of them.")
         return self
 
 
@@ -115,10 +127,15 @@ class Claim(Config):
             problem = "is missing" if self.epsilon is None else "is given beside history"
             raise SpecError("claims.epsilon", self.epsilon, problem, "Give epsilon, or history.")
         for noise, rate, steps in self.history:
-            if noise <= 0 or not 0 < rate <= 1 or steps < 1:
+            if not (_LEAST_NOISE <= noise <= 1 / _LEAST_NOISE and _LEAST_RATE <= rate <= 1 and steps >= 1):
                 problem = "is no (noise multiplier > 0, sampling rate in (0, 1], steps from 1)"
                 raise SpecError("claims.history", [noise, rate, steps], problem, "Correct the entry.")
         return self
+
+    @property
+    def mechanisms(self) -> frozenset[tuple[float, float]]:
+        """Return the different (noise multiplier, sampling rate) of the history; each takes seconds to compose."""
+        return frozenset((noise, rate) for noise, rate, _ in self.history)
 
 
 class Card(Config):
@@ -179,6 +196,19 @@ class Card(Config):
         if min(self.input_shape) < 1 or max(self.input_shape) > 4096:
             problem = "is no (channels, height, width)"
             raise SpecError("input_shape", list(self.input_shape), problem, "Give three numbers from 1 on.")
+        for field, value, entries, of in (
+            ("input_shape", list(self.input_shape), math.prod(self.input_shape), "values of one image"),
+            ("classes", self.classes, self.classes * (self.clients or 1), "entries, one a client and class"),
+        ):
+            if entries > MOST_TABLE:
+                problem = f"makes {entries:,} {of}, more than {MOST_TABLE:,}"
+                raise SpecError(field, value, problem, "Give smaller numbers.")
+        composed = sum(len(claim.mechanisms) for claim in self.claims)
+        if composed > MOST_PARTS or len(self.claims) > _MOST_CLAIMS:
+            problem = f"compose {composed} different steps in {len(self.claims)} claims"
+            problem += f", more than {MOST_PARTS} in {_MOST_CLAIMS}"
+            remedy = "State epsilon in place of a longer history."
+            raise SpecError("claims", f"{len(self.claims)} entries", problem, remedy)
         if self.client_models and self.model is None:
             raise SpecError("model", None, "is missing beside client_models", "Name the server's network.")
         for field, entries in (("messages", self.messages), ("attested", self.attested)):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from functools import lru_cache
 from types import MappingProxyType
@@ -11,10 +11,12 @@ from typing import Any, Literal
 
 from fdaudit.errors import IntegrityError
 from fdaudit.events import Event, event_from_json, event_to_json
+from fdaudit.limits import MOST_DIMENSIONS
+from fdaudit.names import name_problem, text_problem
 from fdaudit.storage.digests import canonical
 from fdaudit.types import TensorInfo
 
-__all__ = ["ALL", "DATA", "GENESIS", "SUM", "Inputs", "Message", "role"]
+__all__ = ["ALL", "DATA", "DTYPES", "GENESIS", "SUM", "Inputs", "Message", "role"]
 
 DATA = "data"
 """The input that stands for the sender's raw private data."""
@@ -27,6 +29,12 @@ SUM = "exact_sum"
 
 GENESIS = "0" * 64
 """`previous` of the first line."""
+
+DTYPES = frozenset(
+    ["BF16", "BOOL", "C64", "F16", "F32", "F64", "F8_E4M3", "F8_E4M3FNUZ", "F8_E5M2", "F8_E5M2FNUZ"]
+    + [f"{sign}{bits}" for sign in "IU" for bits in (8, 16, 32, 64)]
+)
+"""safetensors' names of the types that tensors may have."""
 
 Inputs = tuple[str | int, ...] | Literal["all"]
 
@@ -69,12 +77,20 @@ class Message:
         """Return the sender and every receiver."""
         return (self.sender, *self.receivers)
 
+    def odd_text(self) -> str:
+        """Return the first field that holds a text or name which no reader accepts, and why; empty if none does."""
+        return _odd_text(self._value())
+
     def to_line(self) -> bytes:
         """Return the message's line in the log, with its newline."""
+        return canonical(self._value()) + b"\n"
+
+    def _value(self) -> dict[str, Any]:
+        """Return the JSON value of the line."""
         value = {name: getattr(self, name) for name in _IN_LINE}
         value["tensors"] = {k: {"dtype": t.dtype, "shape": list(t.shape)} for k, t in self.tensors.items()}
         value["event"] = None if self.event is None else event_to_json(self.event)
-        return canonical(value) + b"\n"
+        return value
 
     @classmethod
     def from_line(cls, line: bytes) -> Message:
@@ -144,15 +160,46 @@ def _refuse_mistyped(value: Any) -> None:
     _each("defenses", value["defenses"], dict)
     _each("tensors.dtype", [t["dtype"] for t in value["tensors"].values()], str)
     _each("tensors.shape", shapes, int)
+    if any(len(t["shape"]) > MOST_DIMENSIONS for t in value["tensors"].values()):
+        raise TypeError(f"tensors.shape has more than {MOST_DIMENSIONS} dimensions")
     if any(not 0 <= n < _MOST for n in shapes):
         raise TypeError("tensors.shape holds something other than counts")
     inputs = [] if value["inputs"] == ALL else value["inputs"]
     if type(inputs) is not list or not all(type(i) in (int, str) for i in inputs):
         raise TypeError("inputs are neither messages nor names")
+    if odd := _odd_text(value):
+        raise ValueError(odd)
     if value["payload"] is not None:
         where = {name: type(part) for name, part in value["payload"].items()}
         if where != {"file": str, "length": int} or not 0 <= value["payload"]["length"] < _MOST:
             raise TypeError("payload does not say file and length")
+
+
+def _odd_text(value: Mapping[str, Any]) -> str:
+    """Return why a text or a name in a line's value is refused, with its field; empty if none is."""
+    for name, tensor in value["tensors"].items():
+        if problem := name_problem(name):
+            return f"tensors: the name {name!r:.80} {problem}"
+        if tensor["dtype"] not in DTYPES:
+            return f"tensors.dtype: {tensor['dtype']!r:.80} is no type of numbers"
+    for part in _IN_LINE:
+        for text in _texts(value[part]):
+            if problem := text_problem(text):
+                return f"{part}: {text!r:.80} {problem}"
+    return ""
+
+
+def _texts(value: object) -> Iterator[str]:
+    """Yield every text in a JSON value, the names of fields included."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for name, below in value.items():
+            yield name
+            yield from _texts(below)
+    elif isinstance(value, list | tuple):
+        for below in value:
+            yield from _texts(below)
 
 
 def _each(name: str, values: list[Any], wanted: type) -> None:

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 from fdaudit.errors import IntegrityError
 from fdaudit.limits import TENSOR_BYTES, open_file
+from fdaudit.parallel.memory import refuse_forecast
 from fdaudit.storage.files import commitment, write_atomically
 
 if TYPE_CHECKING:
@@ -165,6 +166,7 @@ def _slice(path: Path, offset: int, length: int) -> bytes:
         raise ValueError("is missing" if not path.exists() else "is no regular file")
     if length > TENSOR_BYTES.most:
         raise ValueError(f"has {TENSOR_BYTES.refusal(length)}")
+    refuse_forecast("payload", path.name, 3 * length)  # as read, decoded, and in its reader's form
     with open_file(path, follow=False) as file:
         if min(offset, length) < 0 or offset + length > os.fstat(file.fileno()).st_size:
             raise ValueError("is shorter than its line says")

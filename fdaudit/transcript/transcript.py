@@ -144,6 +144,10 @@ class Transcript:
             sha256=commitment(salt, payload),
             previous=self._position.head,
         )
+        if odd := message.odd_text():
+            raise RunError(
+                "transcript", f"{draft.kind} of {draft.sender}", f"is refused: {odd}", "Rename it."
+            )
         line = message.to_line()
         end = self._position.offset + len(line)
         _refuse_unreadable(draft, {LINE_BYTES: len(line), LOG_BYTES: end, TENSOR_BYTES: len(payload)})

@@ -13,7 +13,7 @@ import pytest
 import fdaudit
 from fdaudit import attacks, defenses, protocols
 from fdaudit.cli.explain import card
-from fdaudit.progress import _visible
+from fdaudit.names import visible
 
 from ..helpers.cli_cases import Shell
 from ..helpers.run_cases import finished, tree, write_spec
@@ -148,7 +148,7 @@ def test_a_failed_cell_ends_with_1_and_says_why(shell: Shell, monkeypatch: pytes
 
     monkeypatch.setattr(LossThreshold, "run", broken)
     code, out, err = shell("run", shell.spec(attacks=[LOSS]), "--out", "here", "--no-report")
-    assert code == 1
+    assert code == 1, err
     assert len(err.splitlines()) == 1
     assert err.startswith("fdaudit: cell server/loss-threshold failed: RuntimeError: no\\n")
     assert "\x1b" not in out + err
@@ -341,7 +341,7 @@ def clean(text: str) -> bool:
     "character", ["\x1b", "\r", "\n", "\t", "\x07", "\x7f", "\x9b", "\u202e", "\u2028", "\u200f", "\ud800"]
 )
 def test_what_a_terminal_would_obey_is_written_out(character: str) -> None:
-    shown = _visible(f"a{character}b")
+    shown = visible(f"a{character}b")
     assert clean(shown)
     assert "\n" not in shown
     assert shown.encode("utf-8").decode("unicode_escape") == f"a{character}b"
@@ -371,10 +371,11 @@ def test_hostile_names_are_written_out_everywhere(shell: Shell, done: Path) -> N
         assert not [line for line in (out + err).splitlines() if line.startswith("fdaudit: all is well")], (
             command
         )
+    code, out, err = shell("run", shell.spec(name=HOSTILE), "--out", shell.home / "named")
+    assert (code, out) == (2, "")
+    assert clean(err)
     # A good run in a directory of that name: its name is printed, and is one line.
-    code, out, err = shell(
-        "run", shell.spec(name=HOSTILE), "--out", shell.home / f"new{HOSTILE}", "--no-report"
-    )
+    code, out, err = shell("run", shell.spec(), "--out", shell.home / f"new{HOSTILE}", "--no-report")
     assert code == 0, err
     assert clean(out + err)
     assert len([line for line in out.splitlines() if line.startswith("run ")]) == 1

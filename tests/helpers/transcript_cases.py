@@ -11,7 +11,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from fdaudit.events import Gaussian, Laplace, NoGuarantee
+from fdaudit.recording.recorder import is_name
 from fdaudit.transcript.messages import ALL, Message
+from fdaudit.transcript.messages import DTYPES as NAMED
 from fdaudit.transcript.transcript import Position, Transcript
 from fdaudit.types import KINDS, TensorInfo
 
@@ -19,7 +21,8 @@ SECRET = b"a secret of thirty-two bytes...."
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.uint8, torch.bool)
 
 
-texts = st.text(max_size=12)
+printed = st.characters(min_codepoint=32).filter(str.isprintable)
+texts = st.text(printed, max_size=12)
 counts = st.integers(0, 2**62)
 hexes = st.binary(max_size=32).map(bytes.hex)
 plain = st.recursive(
@@ -43,7 +46,7 @@ noise = st.fixed_dictionaries(
 )
 events = st.one_of(
     st.none(),
-    st.text(min_size=1).filter(str.strip).map(lambda reason: NoGuarantee(reason=reason)),
+    st.text(printed, min_size=1).filter(str.strip).map(lambda reason: NoGuarantee(reason=reason)),
     noise.map(lambda kwargs: Gaussian(**kwargs)),
     noise.map(lambda kwargs: Laplace(**kwargs)),
 )
@@ -56,8 +59,10 @@ messages = st.builds(
     receivers=st.lists(texts, max_size=3).map(tuple),
     kind=st.sampled_from(sorted(KINDS)),
     tensors=st.dictionaries(
-        texts,
-        st.builds(TensorInfo, dtype=texts, shape=st.lists(counts, max_size=4).map(tuple)),
+        texts.filter(is_name),
+        st.builds(
+            TensorInfo, dtype=st.sampled_from(sorted(NAMED)), shape=st.lists(counts, max_size=4).map(tuple)
+        ),
         max_size=3,
     ),
     fields=st.dictionaries(texts, plain, max_size=3),
@@ -90,7 +95,7 @@ def tensors(draw: st.DrawFn) -> Tensor:
 
 
 named = st.dictionaries(
-    st.text(string.ascii_letters + "./_é\n", min_size=1, max_size=8), tensors(), max_size=4
+    st.text(string.ascii_letters + "./_é ", min_size=1, max_size=8).filter(is_name), tensors(), max_size=4
 )
 
 

@@ -43,7 +43,7 @@ def crossed(guesses: tuple[Any, ...]) -> tuple[Any, ...]:
     send(stream, "guesses", {"guesses": packed_guesses(guesses, tensors)}, tensors.named)
     stream.seek(0)
     found = receive(stream)
-    return guesses_of(found.fields["guesses"], found.tensors)
+    return guesses_of(found.fields["guesses"], found.tensors, 8)
 
 
 def test_what_is_sent_arrives():
@@ -127,8 +127,8 @@ REBUILT = {
 def test_what_is_no_guess_is_refused(value):
     tensors = {"t0": torch.rand(4), "complex": torch.zeros(4, dtype=torch.complex64)}
     with pytest.raises(MalformedError):
-        guesses_of(value, tensors)
-    assert guesses_of([GOOD, REBUILT], tensors)
+        guesses_of(value, tensors, 8)
+    assert guesses_of([GOOD, REBUILT], tensors, 8)
 
 
 @pytest.mark.parametrize(

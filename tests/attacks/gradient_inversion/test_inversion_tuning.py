@@ -414,7 +414,7 @@ def test_a_note_reaches_the_auditor() -> None:
     sent = Reconstruction(target="client/0", messages=(1,), images=torch.zeros(1, 1, 2, 2), note="as chosen")
     named = Tensors()
     packed = packed_guesses([sent], named)
-    assert guesses_of(packed, named.named)[0].note == "as chosen"
+    assert guesses_of(packed, named.named, 1)[0].note == "as chosen"
 
 
 def test_the_simulated_gradient_of_a_trial_is_differentiable() -> None:

@@ -173,7 +173,7 @@ def copy_of(run: fdaudit.Run, **changes: Any) -> Extraction:
 
 def test_a_copy_crosses_as_typed_bytes(run: fdaudit.Run) -> None:
     guess, tensors = copy_of(run), Tensors()
-    (back,) = guesses_of(packed_guesses([guess], tensors), tensors.named)
+    (back,) = guesses_of(packed_guesses([guess], tensors), tensors.named, 1)
     assert isinstance(back, Extraction)
     assert (back.target, back.answers) == ("client/0", 5)
     assert all(torch.equal(back.parameters[n], t) for n, t in guess.parameters.items())
@@ -187,7 +187,7 @@ def test_a_malformed_copy_is_refused(run: fdaudit.Run, changes: dict[str, Any]) 
     tensors = Tensors()
     (packed,) = packed_guesses([copy_of(run)], tensors)
     with pytest.raises(MalformedError):
-        guesses_of([{**packed, **changes}], tensors.named)
+        guesses_of([{**packed, **changes}], tensors.named, 1)
 
 
 def test_a_copy_that_is_no_set_of_weights_is_refused(run: fdaudit.Run) -> None:

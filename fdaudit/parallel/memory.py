@@ -1,4 +1,7 @@
-"""The number of attack processes that memory has room for; it decides how long cells take, never their outcome."""
+"""The memory that may be used: how many attack processes fit, and whether a file may be read at all.
+
+The number of processes decides how long cells take, never their outcome.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ from pathlib import Path
 
 from fdaudit.errors import UsageError
 
-__all__ = ["VARIABLE", "budget", "fitting"]
+__all__ = ["VARIABLE", "budget", "fitting", "refuse_forecast"]
 
 VARIABLE = "FDAUDIT_MEMORY"
 """Gigabytes that attack processes may take together."""
@@ -44,6 +47,24 @@ def fitting() -> int:
     """Return how many attack processes fit in the budget; at least one."""
     room = budget()
     return max(1, int(room / _NEED)) if room is not None else 1 << 16
+
+
+def refuse_forecast(field: str, value: object, need: int) -> None:
+    """Refuse what would take more memory than may be used. Call it once sizes are known, before memory is taken.
+
+    Args:
+        field: what was given: a file, or a field of one.
+        value: its value.
+        need: an estimate of the bytes, all copies included.
+
+    Raises:
+        UsageError: the bytes exceed the budget.
+    """
+    room = budget()
+    if room is not None and need > room * 1e9:
+        problem = f"needs about {need / 1e9:.1f} GB of memory, and at most {room:.1f} GB are used"
+        remedy = f"Set {VARIABLE} to more gigabytes if the machine has them."
+        raise UsageError(field, value, problem, remedy)
 
 
 def _available() -> int | None:

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 import pytest
 
 from fdaudit.errors import UsageError
-from fdaudit.evaluation import memory
 from fdaudit.isolation.attacker import ENDED, KILLED, Attacker
+from fdaudit.parallel import memory
 
 
 @pytest.fixture(autouse=True)
