@@ -7,6 +7,7 @@ Guarantees:
     ceiling. Guesses that are farther from the truth than these are not told apart;
   * the gain of a guess is the one that more than half of the records behind each of its messages reach, records
     without a guess included. No mean, maximum or minimum over records leaves the site;
+  * an answer about a party depends on no other party's records, since it is charged to that party alone;
   * figures are rounded towards no leak, to the step of their definition.
 """
 
@@ -24,10 +25,11 @@ from torch import Tensor
 
 from fdaudit.data import class_counts
 from fdaudit.errors import UsageError
-from fdaudit.metrics import psnr
+from fdaudit.handout.auxiliary import groups_of, others
+from fdaudit.metrics import ReconstructionScore, psnr, score_reconstruction
+from fdaudit.rng import child_numpy
 from fdaudit.scoring.ground_truth import Truth
 from fdaudit.scoring.label_distribution import score_labels
-from fdaudit.scoring.reconstruction import ReconstructionScorer
 from fdaudit.types import Figure, Guess, LabelDistribution, Reconstruction
 
 if TYPE_CHECKING:
@@ -149,8 +151,7 @@ def coarse_figures(run: RunDirectory, guesses: Sequence[Guess]) -> dict[str, tup
         shares = [g for g in guesses if isinstance(g, LabelDistribution)]
         return _distances(_CoarseTruth(run.plan, run.vault), shares)
     truth = Truth(run.plan, run.vault)
-    scorer = ReconstructionScorer(truth, run.path, None)
-    return {g.target: _gains(truth, scorer, g) for g in guesses if isinstance(g, Reconstruction)}
+    return {g.target: _gains(truth, g) for g in guesses if isinstance(g, Reconstruction)}
 
 
 def together(by_party: Mapping[str, Sequence[Figure]]) -> tuple[Figure, ...]:
@@ -234,14 +235,13 @@ def _behind_each(truth: Truth, guess: Reconstruction) -> list[Tensor]:
     return [rows for rows in groups if len(rows)]
 
 
-def _gains(truth: Truth, scorer: ReconstructionScorer, guess: Reconstruction) -> tuple[Figure, ...]:
+def _gains(truth: Truth, guess: Reconstruction) -> tuple[Figure, ...]:
     """Return the gain that more than half of the records behind each message reach, and their PSNR."""
     rows = truth.rows(guess)
-    baseline = _mean_image_psnr(truth, guess)
+    means = _mean_image_psnr(truth, guess)
     gains, psnrs = np.zeros(len(rows)), np.zeros(len(rows))
-    # The site names the draws: a name from outside could be chosen for the prior that it draws.
-    for image in scorer.compared([guess], f"site/{guess.target}").images:
-        prior = max(baseline[image.truth], image.psnr_prior or 0.0)
+    for image in _compared(truth, guess).images:
+        prior = max(means[image.truth], image.psnr_prior or 0.0)
         gains[image.truth] = image.psnr - prior
         psnrs[image.truth] = image.psnr
     groups = [torch.isin(rows, group).numpy() for group in _behind_each(truth, guess)]
@@ -253,6 +253,24 @@ def _gains(truth: Truth, scorer: ReconstructionScorer, guess: Reconstruction) ->
         reached = min(_rounded_down("psnr", _reached(psnrs[group])) for group in groups)
         found.append(defined("psnr", reached, None, least))
     return tuple(found)
+
+
+def _compared(truth: Truth, guess: Reconstruction) -> ReconstructionScore:
+    """Compare a guess with the records behind its messages, and with the prior.
+
+    Other parties' records have no part in it: answers about one party are not charged to others.
+    """
+    plan = truth.plan
+    x, y = others(plan).prior
+    known = plan.dataset.known_groups
+    return score_reconstruction(
+        [guess.images],
+        [truth.records(guess)[0]],
+        x,
+        child_numpy(plan.seed, "site", guess.target),
+        true_labels=None if known is None else [known[truth.rows(guess)]],
+        auxiliary_labels=groups_of(plan, y),
+    )
 
 
 def _mean_image_psnr(truth: Truth, guess: Reconstruction) -> list[float]:

@@ -142,6 +142,10 @@ class Statement(Config):
     predicate: Scored
     """What was scored."""
 
+    def to_bytes(self) -> bytes:
+        """Return its canonical form, which is signed."""
+        return canonical(self.model_dump(mode="json", by_alias=True))
+
     @property
     def guesses(self) -> str:
         """Return the SHA-256 of the file of guesses."""
@@ -153,10 +157,8 @@ def schema() -> dict[str, Any]:
     return Statement.model_json_schema(by_alias=True)
 
 
-def scored(
-    given: Guesses, digest: str, by_party: Mapping[str, Sequence[Figure]], **fields: Any
-) -> dict[str, Any]:
-    """Return the statement of a site, as `Statement` describes it.
+def scored(given: Guesses, digest: str, by_party: Mapping[str, Sequence[Figure]], **fields: Any) -> Statement:
+    """Return the statement of a site.
 
     Args:
         given: the guesses.
@@ -181,8 +183,7 @@ def scored(
         "predicateType": PREDICATE_TYPE,
         "predicate": predicate,
     }
-    validate(Statement, value, "statement")
-    return value
+    return validate(Statement, value, "statement")
 
 
 def read_statement(payload: bytes, name: str) -> Statement:

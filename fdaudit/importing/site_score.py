@@ -27,7 +27,7 @@ from fdaudit.errors import IntegrityError, RunError, UsageError
 from fdaudit.evaluation.stage import Stage
 from fdaudit.importing.coarse_scores import MOST_ANSWERS, coarse_figures, refuse_too_few
 from fdaudit.importing.records import scoring_run
-from fdaudit.importing.scored_statement import Statement, read_statement, refuse_other_guesses, scored
+from fdaudit.importing.scored_statement import Scored, Statement, read_statement, refuse_other_guesses, scored
 from fdaudit.importing.written_guesses import GUESSES, LINES
 from fdaudit.limits import JSON_BYTES, read_file
 from fdaudit.planning.brought import ARRAYS
@@ -60,7 +60,7 @@ def score_at_site(
     card: Path | None = None,
     sign: Path | None = None,
     passphrase: Callable[[], str | None] = lambda: None,
-) -> Path:
+) -> Scored:
     """Score guesses with a site's truth, and write the figures as a statement.
 
     Only guesses about parties whose records are in the truth are scored.
@@ -74,6 +74,9 @@ def score_at_site(
         sign: an Ed25519 private key (PEM, PKCS#8); None leaves the statement unsigned.
         passphrase: called for the passphrase of an encrypted key.
 
+    Returns:
+        What the statement says.
+
     Raises:
         UsageError: the guesses are malformed, of another record, about nobody whose records are here or about too few
             records, or the site has answered often enough; nothing was written.
@@ -81,6 +84,8 @@ def score_at_site(
     """
     if out.exists() or out.is_symlink():
         raise RunError("out", str(out), "exists already", "Choose another file.")
+    if not out.parent.is_dir():
+        raise RunError("out", str(out), "lies in no directory", "Make the directory first.")
     guesses = guesses / GUESSES if guesses.is_dir() else guesses
     key: Ed25519PrivateKey | None = None if sign is None else private_key(sign, passphrase)
     given, digest = guesses_and_digest(guesses)
@@ -107,8 +112,8 @@ def score_at_site(
                 versions=versions(),
                 **counted,
             )
-            write_atomically(out, seal(canonical(statement), key))
-    return out
+            write_atomically(out, seal(statement.to_bytes(), key))
+    return statement.predicate
 
 
 def take_scores(run: Run, scored: Path, guesses: Path, key: Path | None = None) -> Cell:

@@ -18,8 +18,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fdaudit.data import class_counts
 from fdaudit.errors import UsageError
-from fdaudit.importing.coarse_scores import MOST_ANSWERS
+from fdaudit.importing.coarse_scores import MOST_ANSWERS, coarse_shares
 from fdaudit.metrics import psnr, score_label_distribution, score_reconstruction
 from fdaudit.storage.answered import LEDGER
 
@@ -35,7 +36,7 @@ class Row:
     """One line of the table."""
 
     asker: str
-    asked: int
+    asked: int | str
     got: str
     prior: str
     undefended: str
@@ -55,6 +56,12 @@ def shares_by_one_class_each(asker: Asker) -> Tensor:
     left = torch.tensor([asker.about_shares(one.tolist())[0] for one in classes], dtype=torch.float64)
     found = (1 - left).clamp(min=0)
     return found / found.sum().clamp(min=1e-9)
+
+
+def parcels_by_any_number_of_questions(made: Two) -> Tensor:
+    """Return what an asker without a budget ends with: the parcels themselves, of which every answer is a function."""
+    y, classes = made.source.plan.records(VICTIM)[1], made.source.plan.dataset.classes
+    return coarse_shares(class_counts(y, classes))
 
 
 def share_by_bisection(asker: Asker, prior: Tensor) -> float:
@@ -189,7 +196,7 @@ def shares_by_exact_figures(made: Two) -> float:
 def answered_under_other_names(made: Two, asker: Asker) -> int:
     """Return how often a site answers about one party's images under other names, adversaries and messages."""
     messages, answers = made.uploads(VICTIM), 0
-    for number in range(3 * MOST_ANSWERS):
+    for number in range(MOST_ANSWERS + 5):
         subset = messages[number % 3 :] or messages
         adversary = ("server", "eavesdropper", "server+client/1")[number % 3]
         records = made.opened.behind(VICTIM, subset)[0]
@@ -260,7 +267,15 @@ def _share_rows(made: Two, site: _Site) -> list[Row]:
         f"equal shares {abs(float(truth[0]) - 0.1):.3f}",
         "exact with 1 request",
     )
-    return [one_each, bisected]
+    parcels = parcels_by_any_number_of_questions(made)
+    unlimited = Row(
+        "class shares: both ledgers are gone",
+        "any",
+        f"largest error {float((parcels - truth).abs().max()):.3f}",
+        f"equal shares {uniform:.3f}",
+        f"{shares_by_exact_figures(made):.0e} with 10 requests",
+    )
+    return [one_each, bisected, unlimited]
 
 
 def _image_rows(made: Two, site: _Site) -> list[Row]:
@@ -281,20 +296,22 @@ def _image_rows(made: Two, site: _Site) -> list[Row]:
             )
         )
     start = auxiliary.mean(0, keepdim=True).expand(len(x), -1, -1, -1)
+    half = torch.cat([x[: len(x) // 2], auxiliary[: len(x) - len(x) // 2]])
     for what, begin, scale in (
         ("rebuild: climb from the mean auxiliary image", start, 0.1),
         ("rebuild: climb from auxiliary images", auxiliary[: len(x)], 0.1),
-        ("refine a reconstruction that leaks", x + 0.1 * noise(1.0)(torch.zeros_like(x), 99), 0.02),
+        ("rebuild: climb to others with half of the records known", half, 0.1),
+        ("refine a reconstruction that leaks", noise(0.1)(x, 99).clamp(0, 1), 0.02),
     ):
-        begin = begin.clamp(0, 1)
         end = climbed(made, asker := site.asker(), begin, noise(scale))
         error = rebuilt_by_exact_figures(made)
+        own = slice(len(x) // 2, None) if begin is half else slice(None)
         found.append(
             Row(
                 what,
                 asker.asked,
-                f"closest record {nearest(end, x):.2f} dB",
-                f"where it began {nearest(begin, x):.2f} dB",
+                f"closest record {nearest(end[own], x[own]):.2f} dB",
+                f"where it began {nearest(begin[own], x[own]):.2f} dB",
                 f"largest pixel error {error:.0e} with 65 requests",
             )
         )
@@ -336,7 +353,8 @@ def main() -> None:
     torch.set_num_threads(1)
     kept = os.environ.get("XDG_STATE_HOME")
     with tempfile.TemporaryDirectory() as folder:
-        made = two(Path(folder), dataset={"name": "digits", "limit": 400})
+        skewed = {"name": "dirichlet", "alpha": 0.5}
+        made = two(Path(folder), dataset={"name": "digits", "limit": 400}, partition=skewed)
         print(table(rows(made, Path(folder) / "askers")))
     if kept is not None:
         os.environ["XDG_STATE_HOME"] = kept

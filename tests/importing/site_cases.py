@@ -129,8 +129,8 @@ class Asker:
     def asks(self, **fields: Any) -> Mapping[str, Any]:
         """Return the predicate that the site answers with."""
         path = self.sends(**fields)
-        out = score_at_site(path, path.parent / "scored.json", truth=self.truth)
-        return predicate(out)
+        score_at_site(path, path.parent / "scored.json", truth=self.truth)
+        return predicate(path.parent / "scored.json")
 
     def about_images(
         self, images: Tensor, messages: Sequence[int], target: str = "client/0", **fields: Any

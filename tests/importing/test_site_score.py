@@ -26,7 +26,8 @@ pytestmark = pytest.mark.thorough
 
 
 def scored(made: Two, out: Path, **changes: Any) -> Path:
-    return score_at_site(made.guesses, out, **{"truth": [made.site / "truth"], **changes})
+    score_at_site(made.guesses, out, **{"truth": [made.site / "truth"], **changes})
+    return out
 
 
 def test_figures_come_back_and_no_record(made: Two, tmp_path: Path) -> None:
@@ -36,7 +37,8 @@ def test_figures_come_back_and_no_record(made: Two, tmp_path: Path) -> None:
         {"target": k, "messages": seq, "images": made.opened.behind(k, seq)[0]} for k, seq in own.items()
     ]
     guesses = Asker(made, tmp_path / "asks", [made.truth]).sends(reconstruction=images)
-    out = score_at_site(guesses, tmp_path / "scored.json", truth=[made.truth], sign=private)
+    out = tmp_path / "scored.json"
+    assert score_at_site(guesses, out, truth=[made.truth], sign=private).asked == 1
     (target, *_) = predicate(out)["targets"]
     assert target.keys() == {"target", "figures"}  # no image, no label, no share
     run = Run(shutil.copytree(made.run.directory, tmp_path / "run"))
@@ -167,6 +169,7 @@ def test_the_commands(
     site = ("--truth", made.site / "truth")
     out, _ = shell.told("score", "sent", *site, "--out", "back.json", "--sign", private)
     assert "signed" in out
+    assert "answer 1 of 10" in out
     out, _ = shell.told("score", run, "sent/guesses.json", "--scored", "back.json", "--key", public)
     assert "psnr_gain" in out
     shell.refused("score", "sent/guesses.json")
