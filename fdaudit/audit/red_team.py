@@ -28,7 +28,7 @@ from fdaudit.audit.guesses import (
     to_guesses,
 )
 from fdaudit.audit.summary import conclude
-from fdaudit.errors import IntegrityError, RunError, UsageError, nearest
+from fdaudit.errors import FdauditError, IntegrityError, RunError, UsageError, nearest
 from fdaudit.evaluation.stage import Stage
 from fdaudit.handout.auxiliary import others
 from fdaudit.planning.case import Case
@@ -136,7 +136,9 @@ def _score(run: Run, path: Path) -> Cell:
     made = to_guesses(given, path.parent, plan.dataset.input_shape)
     try:
         figures, targets = stage.score(f"{given.adversary}/external-{given.name}", given.adversary, made)
-    except ValueError as error:
+    except UsageError:
+        raise
+    except (ValueError, FdauditError) as error:
         raise UsageError("guesses", str(path), f"cannot be scored: {error}", "Correct the file.") from None
     params = {"guesses_sha256": digest, "submission": earlier + 1}
     return keep_external(run, given, params, figures, targets)

@@ -288,7 +288,7 @@ def _image_rows(made: Two, site: _Site) -> list[Row]:
         told = [membership(made, site.asker(), inside=inside, known=known) for inside in (True, False)]
         found.append(
             Row(
-                f"is this record behind that message? {known} of {len(x)} others known",
+                f"is this record behind that message? {known} of its {len(x)} records known",
                 len(told[0]),
                 f"inside {max(told[0]):g} dB, outside {max(told[1]):g} dB",
                 "no difference",
