@@ -62,7 +62,7 @@ _CONFIDENCE = 0.95
 
 
 @dataclass(frozen=True, kw_only=True)
-class Defined:
+class _Defined:
     """The definition of a figure that leaves a site.
 
     Attributes:
@@ -85,8 +85,8 @@ class Defined:
 _HALF = "reached by more than half of the records behind each message"
 _PARCELS = f"class shares in parcels of {LEAST_RECORDS} records or more"
 
-DEFINED: Mapping[str, Defined] = {
-    "psnr_gain": Defined(
+DEFINED: Mapping[str, _Defined] = {
+    "psnr_gain": _Defined(
         goal="reconstruction",
         unit="dB",
         step=0.5,
@@ -94,21 +94,21 @@ DEFINED: Mapping[str, Defined] = {
         bounded=True,
         note=f"scored at a site: over the prior and the party's mean image, {_HALF}, in steps of 0.5 dB up to 20",
     ),
-    "psnr": Defined(
+    "psnr": _Defined(
         goal="reconstruction",
         unit="dB",
         step=0.5,
         most=30.0,
         note=f"scored at a site: {_HALF}, in steps of 0.5 dB up to 30 dB; given only beside a gain",
     ),
-    "label_tv": Defined(
+    "label_tv": _Defined(
         goal="label-distribution",
         unit="",
         step=0.05,
         most=1.0,
         note=f"scored at a site: {_PARCELS}, rounded up to 0.05",
     ),
-    "label_tv_prior": Defined(
+    "label_tv_prior": _Defined(
         goal="label-distribution",
         unit="",
         step=0.05,

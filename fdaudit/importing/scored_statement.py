@@ -27,6 +27,8 @@ from fdaudit.types import Figure
 __all__ = [
     "PREDICATE_TYPE",
     "Scored",
+    "ScoredFigure",
+    "ScoredTarget",
     "Statement",
     "read_statement",
     "refuse_other_guesses",
@@ -36,8 +38,6 @@ __all__ = [
 
 PREDICATE_TYPE = "https://fdaudit.dev/scored/v2"
 _SUBJECT = "guesses.json"
-_FOR_ALL = 1e-9
-"""Error of a mean of floats."""
 
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Text = Annotated[str, Field(max_length=400)]
@@ -103,7 +103,7 @@ class Scored(Config):
             raise ValueError("names a party twice. Name each party once.")
         for target in self.targets:
             _refuse_other_figures(self.goal, target)
-        due = together({target.target: figures_of(target.figures) for target in self.targets})
+        due = together({target.target: _figures_of(target.figures) for target in self.targets})
         if [_written(f) for f in due] != [_whole(f) for f in self.figures]:
             raise ValueError(
                 "holds figures of all parties that do not follow from each party's. Recompute them."
@@ -114,7 +114,7 @@ class Scored(Config):
 
     def results(self) -> tuple[tuple[Figure, ...], tuple[TargetResult, ...]]:
         """Return the figures of all parties, and the result of each."""
-        targets = tuple(TargetResult(target=t.target, figures=figures_of(t.figures)) for t in self.targets)
+        targets = tuple(TargetResult(target=t.target, figures=_figures_of(t.figures)) for t in self.targets)
         return together({t.target: t.figures for t in targets}), targets
 
 
@@ -232,7 +232,7 @@ def refuse_other_guesses(statement: Statement, given: Guesses, digest: str, path
         raise IntegrityError(["the statement's targets are not some of the guesses', in their order"])
 
 
-def figures_of(given: Sequence[ScoredFigure]) -> tuple[Figure, ...]:
+def _figures_of(given: Sequence[ScoredFigure]) -> tuple[Figure, ...]:
     """Return figures with what their definitions say."""
     return tuple(defined(f.name, f.value, f.low, f.n) for f in given)
 
