@@ -28,6 +28,7 @@ from fdaudit.config import Config
 from fdaudit.data.composed import read_digits_multilabel
 from fdaudit.data.datasets import LENGTH, VOCABULARY
 from fdaudit.data.named import TORCHVISION, read_digits
+from fdaudit.importing.scored_statement import schema as scored_schema
 from fdaudit.models.zoo import _ZOO, _ZOO_OF_TEXTS, DENSE, FROM_FILES, architecture
 from fdaudit.spec.card import Card
 from fdaudit.spec.schema import ModelSpec, Spec
@@ -460,6 +461,7 @@ PAGES: Mapping[str, Callable[[], str]] = {
     "models.md": models_page,
     "quickstart.md": quickstart_page,
     "report.schema.json": partial(_published, report_schema),
+    "scored.schema.json": partial(_published, scored_schema),
     "spec.md": partial(fields_page, Spec, "spec.md"),
     **{f"{room}/index.md": partial(room_index, room) for room in _ROOMS},
     **{

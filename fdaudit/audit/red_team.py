@@ -28,12 +28,14 @@ from fdaudit.audit.guesses import (
     to_guesses,
 )
 from fdaudit.audit.summary import conclude
-from fdaudit.errors import RunError, UsageError, nearest
+from fdaudit.errors import FdauditError, IntegrityError, RunError, UsageError, nearest
 from fdaudit.evaluation.stage import Stage
 from fdaudit.handout.auxiliary import others
 from fdaudit.planning.case import Case
+from fdaudit.planning.recorded import RecordedPlan
 from fdaudit.result import Cell, TargetResult
 from fdaudit.scoring.extraction import RELEASED
+from fdaudit.storage.answered import note_handed_out
 from fdaudit.storage.files import encode, load_json, save_json, write_atomically, written_whole
 from fdaudit.storage.locks import writing
 from fdaudit.storage.paths import local_path
@@ -43,7 +45,15 @@ from fdaudit.types import Challenge, Figure
 if TYPE_CHECKING:
     from fdaudit.audit.run import Run
 
-__all__ = ["CARD", "export_view", "keep_external", "score"]
+__all__ = [
+    "CARD",
+    "export_view",
+    "keep_external",
+    "refuse_other_view",
+    "refuse_spoilt",
+    "score",
+    "submissions",
+]
 
 CARD = "card.json"
 _SCHEMA = "fdaudit-handout/2"
@@ -89,6 +99,10 @@ def export_view(run: Run, adversary: str, out: Path | str, *, challenges: bool =
         issued = _fill(scratch, Stage(run.opened), adversary, challenges)
         if issued:
             run.opened.vault.note_handed_out(issued)
+            if isinstance(
+                plan, RecordedPlan
+            ):  # a site that scores guesses about these records has no such run
+                note_handed_out(name for client in issued for name in plan.names_of(client))
     target.chmod(0o755)  # for others to read, but only when it is complete
     return target
 
@@ -115,14 +129,16 @@ def score(run: Run, guesses: Path | str) -> Cell:
 def _score(run: Run, path: Path) -> Cell:
     (given, digest), plan = guesses_and_digest(path), run.plan
     stage = Stage(run.opened)
-    _refuse_other_view(given, stage)
+    refuse_other_view(given, stage)
     _refuse_other_candidates(given, stage)
-    _refuse_spoilt(given, run.opened.vault.handed_out)
-    earlier = _earlier(_kept(run, given), given)
+    refuse_spoilt(given, run.opened.vault.handed_out)
+    earlier = submissions(run, given)
     made = to_guesses(given, path.parent, plan.dataset.input_shape)
     try:
         figures, targets = stage.score(f"{given.adversary}/external-{given.name}", given.adversary, made)
-    except ValueError as error:
+    except UsageError:
+        raise
+    except (ValueError, FdauditError) as error:
         raise UsageError("guesses", str(path), f"cannot be scored: {error}", "Correct the file.") from None
     params = {"guesses_sha256": digest, "submission": earlier + 1}
     return keep_external(run, given, params, figures, targets)
@@ -149,9 +165,17 @@ def keep_external(
         targets=targets,
     )
     kept = _kept(run, given)
+    before = kept.read_bytes() if kept.is_file() else None
     kept.parent.mkdir(exist_ok=True)
     save_json(kept, cell.to_json(), indent=1)
-    conclude(run.opened)
+    try:
+        conclude(run.opened)
+    except BaseException:  # a cell that cannot be concluded would stop every later command on the run
+        if before is None:
+            kept.unlink()
+        else:
+            write_atomically(kept, before)
+        raise
     return cell
 
 
@@ -224,7 +248,12 @@ def _candidates(challenge: Challenge) -> bytes:
 # -- what is handed back ----------------------------------------------------------------------------------------
 
 
-def _refuse_other_view(given: Guesses, stage: Stage) -> None:
+def refuse_other_view(given: Guesses, stage: Stage) -> None:
+    """Refuse guesses whose adversary is nobody in the run, or saw another view there.
+
+    Raises:
+        UsageError: it is so.
+    """
     members_of(given.adversary, stage.plan.parties)
     if given.view != view_digest(stage.view(given.adversary)):
         problem = f"is not the digest of what {given.adversary} saw in this run"
@@ -247,12 +276,15 @@ def _refuse_other_candidates(given: Guesses, stage: Stage) -> None:
             raise UsageError(f"{field}.challenge", guess.challenge, problem, remedy)
 
 
-def _refuse_spoilt(given: Guesses, handed_out: Collection[str]) -> None:
+def refuse_spoilt(given: Guesses, handed_out: Collection[str]) -> None:
     """Refuse guesses that handed-out candidates could answer.
 
     Candidates have roughly the client's class shares, and half of them are its images. Copies of models are refused,
     too: a copy can be trained on the candidates, half of which trained the model. The recipient and the name of the
     hand-out do not matter: candidates may have been passed on since.
+
+    Raises:
+        UsageError: a guess is about a victim whose candidates were handed out.
     """
     guesses: Sequence[LabelGuess | ReconstructionGuess | ExtractionGuess] = (
         given.label_distribution or given.reconstruction or given.model_extraction or ()
@@ -268,12 +300,35 @@ def _refuse_spoilt(given: Guesses, handed_out: Collection[str]) -> None:
             raise UsageError(f"guesses.{kind}.{number}.target", guess.target, problem, remedy)
 
 
-def _earlier(kept: Path, given: Guesses) -> int:
-    """Return how often guesses of this name were scored before: with many attempts, some succeed by chance."""
+def submissions(run: Run, given: Guesses, *, by_site: bool = False) -> int:
+    """Return how often guesses of this name were scored before: with many attempts, some succeed by chance.
+
+    Args:
+        run: the run.
+        given: the guesses.
+        by_site: whether a site scored them.
+
+    Raises:
+        UsageError: the name belongs to guesses of another adversary or goal, or to guesses that were scored elsewhere.
+        IntegrityError: their kept outcome is damaged.
+    """
+    kept = _kept(run, given)
     if not kept.is_file():
         return 0
-    cell = load_json(kept)
-    if (cell["adversary"], cell["goal"]) != (given.adversary, given.goal):
-        problem = f"is the name of guesses about {cell['goal']} by {cell['adversary']}"
-        raise UsageError("guesses.name", given.name, problem, "Choose another name.")
-    return int(cell["params"]["submission"])
+    try:
+        cell = Cell.from_json(load_json(kept))
+        earlier = cell.params["submission"]
+        if type(earlier) is not int or earlier < 1:
+            raise ValueError(f"it counts {earlier!r} submissions")
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise IntegrityError([f"{kept.name} is damaged: {type(error).__name__}: {error}"]) from None
+    remedy = "Choose another name."
+    if (cell.adversary, cell.goal) != (given.adversary, given.goal):
+        problem = f"is the name of guesses about {cell.goal} by {cell.adversary}"
+        raise UsageError("guesses.name", given.name, problem, remedy)
+    if by_site != ("scored_by" in cell.params):
+        where = "here" if by_site else "at a site"
+        raise UsageError(
+            "guesses.name", given.name, f"is the name of guesses that were scored {where}", remedy
+        )
+    return earlier

@@ -131,12 +131,22 @@ def _score_at_site(
     sign: Path | None,
     as_json: bool,
 ) -> None:
+    from fdaudit.importing.coarse_scores import MOST_ANSWERS
     from fdaudit.importing.site_score import score_at_site
+    from fdaudit.storage.answered import LEDGER
 
     if second is not None:
         raise UsageError("GUESSES", str(second), "is given beside RUN and --truth", "Leave RUN out.")
     if out is None:
         raise UsageError("--out", None, "is missing", "Name the file of the statement.")
-    path = score_at_site(Path(guesses), out, truth=truth, record=record, card=card, sign=sign)
-    told = f"{path}: {'unsigned' if sign is None else 'signed'}, no record in it"
-    show(json.dumps({"scored": str(path), "signed": sign is not None}) if as_json else told)
+    answer = score_at_site(Path(guesses), out, truth=truth, record=record, card=card, sign=sign)
+    if as_json:
+        counted = {"asked": answer.asked, "asked_elsewhere": answer.asked_elsewhere}
+        show(json.dumps({"scored": str(out), "signed": sign is not None, **counted}))
+        return
+    show(f"{out}: {'unsigned' if sign is None else 'signed'}, no record in it")
+    show(f"answer {answer.asked} of {MOST_ANSWERS} about these records")
+    if answer.asked_elsewhere:
+        show(
+            f"{answer.asked_elsewhere} answers are not in the {LEDGER} beside the truth: was it removed, or copied?"
+        )

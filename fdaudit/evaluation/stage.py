@@ -134,13 +134,10 @@ class Stage:
         issued = {k: self._truth.challenge(k)[0] for k in self.victims(adversary)}
         return {k: challenge for k, challenge in issued.items() if len(challenge.y)}
 
-    def score(
-        self, cell: str, adversary: str, guesses: Sequence[Guess], victims: Sequence[str] | None = None
-    ) -> tuple[tuple[Figure, ...], tuple[TargetResult, ...]]:
-        """Score guesses that did not come from an attack of this run, by the same rules.
+    def check(self, adversary: str, guesses: Sequence[Guess], victims: Sequence[str] | None = None) -> None:
+        """Refuse guesses that did not come from an attack of this run and cannot be scored.
 
         Args:
-            cell: the cell's id.
             adversary: whose view was attacked.
             guesses: the guesses.
             victims: whom they are about; default: the run's victims.
@@ -153,6 +150,21 @@ class Stage:
         about = self.victims(adversary) if victims is None else victims
         check_guesses(guesses, _named(guesses, about), candidates, view, classes)
         refuse_too_many(guesses, view, self._truth)
+
+    def score(
+        self, cell: str, adversary: str, guesses: Sequence[Guess]
+    ) -> tuple[tuple[Figure, ...], tuple[TargetResult, ...]]:
+        """Score guesses that did not come from an attack of this run, by the same rules.
+
+        Args:
+            cell: the cell's id.
+            adversary: whose view was attacked.
+            guesses: the guesses, about the run's victims.
+
+        Raises:
+            ValueError: the guesses are not about the victims or their challenges.
+        """
+        self.check(adversary, guesses)
         return self._scorer.score(cell, guesses)
 
     def task(self, adversary: str, attack: AttackPlan, canaries: bool = False) -> AttackTask:

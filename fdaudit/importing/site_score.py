@@ -2,58 +2,53 @@
 
 Guarantees:
   * guesses are scored with the lines and the card of the record that they were made from, and without its payloads;
-  * what leaves the site are figures: no image, no label, no class share, no score of a single candidate;
-  * the auditor takes figures over only for guesses, a record and a card that it has itself.
+  * what leaves the site are coarse figures (`coarse_scores`): no image, no label, no class share, no score of one
+    record;
+  * the site answers at most `MOST_ANSWERS` times about any record and goal, whatever names the guesses, the adversary,
+    the messages, the record or the card have. An answer is counted on disk before it is computed (`answered`);
+  * guesses about a party whose candidates were handed out by the same user are refused;
+  * the auditor takes figures over only for guesses, a record and a card that it has itself, and only if the whole
+    statement agrees with them (`scored_statement`).
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fdaudit.attestation.dsse import open_envelope, seal
 from fdaudit.attestation.keys import key_id, private_key, public_key
-from fdaudit.attestation.statement import STATEMENT_TYPE
-from fdaudit.audit.guesses import guesses_and_digest, to_guesses
-from fdaudit.audit.red_team import keep_external
+from fdaudit.audit.guesses import Guesses, guesses_and_digest, to_guesses
+from fdaudit.audit.red_team import keep_external, refuse_other_view, refuse_spoilt, submissions
 from fdaudit.audit.run import Run
 from fdaudit.errors import IntegrityError, RunError, UsageError
 from fdaudit.evaluation.stage import Stage
+from fdaudit.importing.coarse_scores import MOST_ANSWERS, coarse_figures, refuse_too_few
 from fdaudit.importing.records import scoring_run
+from fdaudit.importing.scored_statement import Scored, Statement, read_statement, refuse_other_guesses, scored
 from fdaudit.importing.written_guesses import GUESSES, LINES
 from fdaudit.limits import JSON_BYTES, read_file
-from fdaudit.planning.plan import Plan
+from fdaudit.planning.brought import ARRAYS
 from fdaudit.planning.recorded import RecordedPlan
-from fdaudit.result import Cell, TargetResult, figure_json, figures_of
+from fdaudit.planning.run_directory import RunDirectory
+from fdaudit.result import Cell
+from fdaudit.storage.answered import Answered, answered_at
 from fdaudit.storage.digests import canonical
-from fdaudit.storage.files import parse_json, write_atomically
+from fdaudit.storage.files import write_atomically
 from fdaudit.storage.locks import writing
 from fdaudit.storage.scratch import scratch
 from fdaudit.transcript.manifest import read_manifest, refuse_changed, versions
+from fdaudit.types import Guess
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-__all__ = ["PREDICATE_TYPE", "score_at_site", "take_scores"]
+    from fdaudit.planning.plan import Plan
+    from fdaudit.recording.record import Record
 
-PREDICATE_TYPE = "https://fdaudit.dev/scored/v1"
-_FIELDS = frozenset(
-    {
-        "adversary",
-        "assumes",
-        "card",
-        "figures",
-        "goal",
-        "head",
-        "name",
-        "source",
-        "targets",
-        "versions",
-        "view",
-    }
-)
+__all__ = ["score_at_site", "take_scores"]
 
 
 def score_at_site(
@@ -65,7 +60,7 @@ def score_at_site(
     card: Path | None = None,
     sign: Path | None = None,
     passphrase: Callable[[], str | None] = lambda: None,
-) -> Path:
+) -> Scored:
     """Score guesses with a site's truth, and write the figures as a statement.
 
     Only guesses about parties whose records are in the truth are scored.
@@ -73,19 +68,24 @@ def score_at_site(
     Args:
         guesses: the file of guesses, or the directory that `write_guesses` made.
         out: the statement; must not exist yet.
-        truth: the site's truth.
+        truth: the site's truth. `answered.json` beside its records counts the answers.
         record: the record that was attacked, whose payloads are not read; default: the lines beside the guesses.
         card: the system's card; default: `card.yaml` beside the lines.
         sign: an Ed25519 private key (PEM, PKCS#8); None leaves the statement unsigned.
         passphrase: called for the passphrase of an encrypted key.
 
+    Returns:
+        What the statement says.
+
     Raises:
-        UsageError: the guesses are malformed, of another record, or about nobody whose records are here; nothing was
-            written.
-        IntegrityError: the record is damaged, or the truth contradicts it.
+        UsageError: the guesses are malformed, of another record, about nobody whose records are here or about too few
+            records, or the site has answered often enough; nothing was written.
+        IntegrityError: the record is damaged, the truth contradicts it, or the count of answers is damaged.
     """
     if out.exists() or out.is_symlink():
         raise RunError("out", str(out), "exists already", "Choose another file.")
+    if not out.parent.is_dir():
+        raise RunError("out", str(out), "lies in no directory", "Make the directory first.")
     guesses = guesses / GUESSES if guesses.is_dir() else guesses
     key: Ed25519PrivateKey | None = None if sign is None else private_key(sign, passphrase)
     given, digest = guesses_and_digest(guesses)
@@ -95,45 +95,25 @@ def score_at_site(
     with scratch("score") as folder:
         audit = {"victims": 1, "adversaries": [given.adversary]}
         lines = record or guesses.parent / LINES
-        run, about_record = scoring_run(lines, folder / "run", card=card, truth=truth, audit=audit)
-        if given.head not in (None, about_record.head):
-            problem = f"is the end of another record than {lines}"
-            raise UsageError("guesses.head", given.head, problem, "Give the record that was attacked.")
-        stage, plan = Stage(run), run.plan
-        made = to_guesses(given, guesses.parent, plan.dataset.input_shape)
-        known = [g for g in made if len(plan.numbered(g.target))]
-        if not known:
-            problem = "is about nobody whose records are in the truth"
-            raise UsageError("GUESSES", str(guesses), problem, "Give the truth of the site that it is about.")
-        about, cell = [g.target for g in known], f"{given.adversary}/external-{given.name}"
-        try:
-            figures, targets = stage.score(cell, given.adversary, known, about)
-        except ValueError as error:
-            said = f"cannot be scored: {error}"
-            raise UsageError("GUESSES", str(guesses), said, "Correct the file.") from None
-        predicate = {
-            "name": given.name,
-            "adversary": given.adversary,
-            "goal": given.goal,
-            "source": given.source,
-            "assumes": list(given.assumes),
-            "view": given.view,
-            "head": about_record.head,
-            "card": _card_digest(plan),
-            "figures": [figure_json(f) for f in figures],
-            "targets": [
-                {"target": t.target, "figures": [figure_json(f) for f in t.figures]} for t in targets
-            ],
-            "versions": versions(),
-        }
-    statement = {
-        "_type": STATEMENT_TYPE,
-        "subject": [{"name": "guesses.json", "digest": {"sha256": digest}}],
-        "predicateType": PREDICATE_TYPE,
-        "predicate": predicate,
-    }
-    write_atomically(out, seal(canonical(statement), key))
-    return out
+        run, about = scoring_run(lines, folder / "run", card=card, truth=truth, audit=audit)
+        known = _scorable(run, about, given, guesses, lines)
+        home = next(directory for directory in truth if (directory / ARRAYS).exists())
+        plan = run.plan
+        if not isinstance(plan, RecordedPlan):
+            raise TypeError("a recording was expected")
+        with answered_at(home, plan.record_names) as answered:
+            counted = _charge(answered, given.goal, plan, known, digest)
+            statement = scored(
+                given,
+                digest,
+                coarse_figures(run, known),
+                head=about.head,
+                card=_card_digest(run.plan),
+                versions=versions(),
+                **counted,
+            )
+            write_atomically(out, seal(statement.to_bytes(), key))
+    return statement.predicate
 
 
 def take_scores(run: Run, scored: Path, guesses: Path, key: Path | None = None) -> Cell:
@@ -146,37 +126,100 @@ def take_scores(run: Run, scored: Path, guesses: Path, key: Path | None = None) 
         key: the site's public key; None takes an unsigned statement, and the cell says so.
 
     Raises:
-        UsageError: the statement is about other guesses or another record, or the key is no key.
-        IntegrityError: it is malformed, or not signed by this key; nothing was written.
+        UsageError: the statement is about other guesses or another record, or the key is no key; nothing was written.
+        IntegrityError: it is malformed, not signed by this key, or contradicts the guesses; nothing was written.
     """
     envelope = open_envelope(_read(scored), scored.name)
     signer = None if key is None else public_key(key)
     if signer is not None and not envelope.signed_by(signer):
         raise IntegrityError([f"{scored.name} is not signed by this key"])
-    predicate, digest = _predicate(envelope.payload, scored.name)
-    given, due = guesses_and_digest(guesses)
-    if digest != due:
-        raise UsageError("GUESSES", str(guesses), "are not those that the site scored", "Give the same file.")
+    statement = read_statement(envelope.payload, scored.name)
+    given, digest = guesses_and_digest(guesses)
+    refuse_other_guesses(statement, given, digest, str(guesses))
+    signed = "unsigned" if signer is None else key_id(signer)
     with writing(run.directory):
         refuse_changed(run.directory)
-        own = read_manifest(run.directory)["head"], _card_digest(run.plan)
-        for what, found, wanted in zip(
-            ("record", "card"), (predicate["head"], predicate["card"]), own, strict=True
-        ):
-            if found != wanted:
-                problem = f"is about another {what}"
-                raise UsageError("SCORED", str(scored), problem, "Give the run that was attacked.")
-        signed = "unsigned" if signer is None else key_id(signer)
-        params = {"guesses_sha256": digest, "scored_by": signed}
-        targets = tuple(
-            TargetResult(target=t["target"], figures=figures_of(t["figures"])) for t in predicate["targets"]
-        )
-        return keep_external(run, given, params, figures_of(predicate["figures"]), targets)
+        _refuse_other_run(run, statement, given, str(scored))
+        earlier = submissions(run, given, by_site=True)
+        params = {
+            "guesses_sha256": digest,
+            "scored_by": signed,
+            "submission": earlier + 1,
+            "asked": statement.predicate.asked,
+            "asked_elsewhere": statement.predicate.asked_elsewhere,
+        }
+        return keep_external(run, given, params, *statement.predicate.results())
+
+
+# -- at the site --------------------------------------------------------------------------------------------------
+
+
+def _scorable(run: RunDirectory, about: Record, given: Guesses, path: Path, lines: Path) -> tuple[Guess, ...]:
+    """Return the guesses about parties whose records are in the truth, after all checks that need no answer."""
+    if given.head not in (None, about.head):
+        problem = f"is the end of another record than {lines}"
+        raise UsageError("guesses.head", given.head, problem, "Give the record that was attacked.")
+    made = to_guesses(given, path.parent, run.plan.dataset.input_shape)
+    known = tuple(g for g in made if len(run.plan.numbered(g.target)))
+    if not known:
+        problem = "is about nobody whose records are in the truth"
+        raise UsageError("GUESSES", str(path), problem, "Give the truth of the site that it is about.")
+    try:
+        Stage(run).check(given.adversary, known, [g.target for g in known])
+    except ValueError as error:
+        said = f"cannot be scored: {error}"
+        raise UsageError("GUESSES", str(path), said, "Correct the file.") from None
+    refuse_too_few(run, known)
+    return known
+
+
+def _charge(
+    answered: Answered, goal: str, plan: RecordedPlan, known: Sequence[Guess], digest: str
+) -> dict[str, int]:
+    """Count an answer for every record of the guessed parties; return the counts that the statement tells.
+
+    All records of a party are charged, not only those behind the named messages: else refusals would tell which
+    messages share records.
+    """
+    every = list[str]()
+    for guess in known:
+        records = plan.names_of(guess.target)
+        if answered.handed_out(records):
+            problem = "had its candidates for membership handed out, which show its classes and images"
+            raise UsageError(
+                "GUESSES", guess.target, problem, "Score guesses before candidates are handed out."
+            )
+        if answered.asked(goal, records) >= MOST_ANSWERS:
+            problem = f"has records that {MOST_ANSWERS} answers about {goal} were given for, the most that are given"
+            raise UsageError("GUESSES", guess.target, problem, "Leave it out.")
+        every += records
+    elsewhere = answered.elsewhere(goal, every)
+    answered.charge(goal, every, digest)
+    return {"asked": answered.asked(goal, every), "asked_elsewhere": elsewhere}
+
+
+# -- at the auditor -----------------------------------------------------------------------------------------------
+
+
+def _refuse_other_run(run: Run, statement: Statement, given: Guesses, path: str) -> None:
+    """Refuse figures of another record or card, of another view, or of a party that they cannot be about here."""
+    own = read_manifest(run.directory)["head"], _card_digest(run.plan)
+    told = statement.predicate.head, statement.predicate.card
+    for what, found, wanted in zip(("record", "card"), told, own, strict=True):
+        if found != wanted:
+            problem = f"is about another {what}"
+            raise UsageError("SCORED", path, problem, "Give the run that was attacked.")
+    refuse_other_view(given, Stage(run.opened))
+    refuse_spoilt(given, run.opened.vault.handed_out)
+    for target in statement.predicate.targets:
+        if target.target not in run.plan.clients:
+            problem = f"is about {target.target}, who is no client of the run"
+            raise UsageError("SCORED", path, problem, "Give the run that was attacked.")
 
 
 def _card_digest(plan: Plan) -> str:
     """Return the SHA-256 of a recording's card, or of nothing for a simulated run."""
-    stated = plan.card.model_dump(mode="json") if isinstance(plan, RecordedPlan) else None
+    stated: Any = plan.card.model_dump(mode="json") if isinstance(plan, RecordedPlan) else None
     return hashlib.sha256(canonical(stated)).hexdigest()
 
 
@@ -187,20 +230,3 @@ def _read(path: Path) -> bytes:
         raise UsageError(
             "SCORED", str(path), f"cannot be read ({error.strerror})", "Give the site's file."
         ) from None
-
-
-def _predicate(payload: bytes, name: str) -> tuple[Mapping[str, Any], str]:
-    """Return the predicate of a statement about scores, and the digest of the guesses."""
-    try:
-        value = parse_json(payload)
-        (subject,) = value["subject"]
-        predicate = value["predicate"]
-        right = (value["_type"], value["predicateType"]) == (STATEMENT_TYPE, PREDICATE_TYPE)
-        if not right or predicate.keys() != _FIELDS or canonical(value) != payload:
-            raise ValueError("it is no statement about scores")
-        figures_of(predicate["figures"])
-        for target in predicate["targets"]:
-            figures_of(target["figures"])
-        return predicate, str(subject["digest"]["sha256"])
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise IntegrityError([f"{name} is malformed: {error}"]) from None

@@ -35,6 +35,7 @@ from fdaudit.recording.truth import SITES, read_sites
 from fdaudit.spec.card import Card, load_card
 from fdaudit.spec.schema import AuxiliarySpec, DatasetSpec, ModelSpec, Spec
 from fdaudit.spec.trust import refuse_code
+from fdaudit.storage.answered import record_names
 from fdaudit.storage.cache import digest_of
 from fdaudit.storage.vault import Secrets, Vault
 from fdaudit.transcript.log import read_log
@@ -144,6 +145,15 @@ class RecordedPlan(Plan):
         """Return the rows (n,) of a client's records by the numbers that it gives them itself."""
         known = None if self.brought is None else self.brought.clients.get(client)
         return torch.zeros(0, dtype=torch.int64) if known is None else known.records
+
+    @cached_property
+    def record_names(self) -> tuple[str, ...]:
+        """Return by row the names under which answers about the brought records are counted."""
+        return () if self.brought is None else record_names(self.brought.x, self.brought.y)
+
+    def names_of(self, client: str) -> list[str]:
+        """Return the names of a client's records, as `record_names` has them."""
+        return [self.record_names[row] for row in self.numbered(client).tolist()]
 
     def victims(self, adversary: str) -> tuple[str, ...]:
         """Return the attacked clients: the first ones outside the adversary whose records were brought, if any were."""

@@ -51,6 +51,7 @@ __all__ = [
     "private_directory",
     "remembered",
     "remembered_parts",
+    "state_directory",
 ]
 
 DIRECTORY = "FDAUDIT_CACHE"
@@ -334,7 +335,7 @@ def _key() -> bytes:
     """Return the key that this process was given, or the user's own, created at first use."""
     given = os.environ.get(KEY)
     if given is None:
-        return _own_key(_state())
+        return _own_key(state_directory())
     if not _IS_KEY.fullmatch(given):
         raise UsageError(
             KEY, "…", "is no key of 64 hexadecimal digits", "Unset it to use the key of this user."
@@ -342,7 +343,7 @@ def _key() -> bytes:
     return bytes.fromhex(given)
 
 
-def _state() -> Path:
+def state_directory() -> Path:
     """Return the directory where this user's programs keep persistent state."""
     named = os.environ.get("XDG_STATE_HOME") or os.path.join(os.path.expanduser("~"), ".local", "state")
     return Path(named) / "fdaudit"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import json
 import shutil
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,6 @@ import pytest
 import yaml
 
 import fdaudit
-from fdaudit import api
 from fdaudit.audit.run import Run
 from fdaudit.errors import IntegrityError, RunError, UsageError
 from fdaudit.importing.site_score import score_at_site, take_scores
@@ -22,93 +20,35 @@ from fdaudit.storage.digests import canonical
 
 from ..helpers.cli_cases import Shell
 from ..helpers.evidence_cases import keypair
-from ..helpers.rerecorded import card_of, rerecord
-from ..helpers.run_cases import tiny
+from .site_cases import QUICK, Asker, Two, predicate
 
 pytestmark = pytest.mark.thorough
 
-UPDATES = {"rounds": 2, "batch_size": 2, "local_steps": 1, "upload": "model_update", "weighting": "uniform"}
-QUICK = {"iterations": 400, "restarts": 2}
-
-
-@dataclass(frozen=True)
-class Two:
-    """The auditor's directory, and the site's."""
-
-    auditor: Path
-    site: Path
-    run: Run
-    guesses: Path
-
-
-@pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Two:
-    base = tmp_path_factory.mktemp("two")
-    source = api.run(tiny(protocol={"name": "fedavg", "params": UPDATES}), base / "run")
-    auditor, site = base / "auditor", base / "site"
-    site.mkdir()
-    rerecord(source, site)
-    (site / "card.yaml").write_text(yaml.safe_dump(card_of(source)))
-    auditor.mkdir()
-    shutil.copytree(site / "record", auditor / "record")
-    shutil.copy(site / "card.yaml", auditor / "card.yaml")
-    (auditor / "knowledge").mkdir()
-    value = json.loads((site / "truth" / "records.json").read_bytes())
-    # Only what an adversary may know: auxiliary records, no client's.
-    import numpy as np
-
-    held = np.load(site / "truth" / "records.npz")
-    rows = np.array(value["auxiliary"])
-    np.savez(auditor / "knowledge" / "records.npz", x=held["x"][rows], y=held["y"][rows])
-    lists = {"schema": value["schema"], "clients": {}, "design": None, "auxiliary": list(range(len(rows)))}
-    (auditor / "knowledge" / "records.json").write_bytes(canonical(lists) + b"\n")
-    run = fdaudit.import_record(
-        auditor / "record",
-        auditor / "imported",
-        card=auditor / "card.yaml",
-        truth=[auditor / "knowledge"],
-        audit={"profile": "quick", "threads": 1, "victims": 2},
-    )
-    guesses = write_guesses(run, "inverting-gradients", "server", auditor / "guesses", **QUICK)
-    return Two(auditor, site, run, guesses)
-
 
 def scored(made: Two, out: Path, **changes: Any) -> Path:
-    return score_at_site(made.guesses, out, **{"truth": [made.site / "truth"], **changes})
+    score_at_site(made.guesses, out, **{"truth": [made.site / "truth"], **changes})
+    return out
 
 
 def test_figures_come_back_and_no_record(made: Two, tmp_path: Path) -> None:
     private, public = keypair(tmp_path)
-    out = scored(made, tmp_path / "scored.json", sign=private)
-    statement = json.loads(base64.b64decode(json.loads(out.read_bytes())["payload"]))
-    (target, *_) = statement["predicate"]["targets"]
+    own = {k: made.uploads(k)[:1] for k in ("client/0", "client/1")}
+    images = [
+        {"target": k, "messages": seq, "images": made.opened.behind(k, seq)[0]} for k, seq in own.items()
+    ]
+    guesses = Asker(made, tmp_path / "asks", [made.truth]).sends(reconstruction=images)
+    out = tmp_path / "scored.json"
+    assert score_at_site(guesses, out, truth=[made.truth], sign=private).asked == 1
+    (target, *_) = predicate(out)["targets"]
     assert target.keys() == {"target", "figures"}  # no image, no label, no share
     run = Run(shutil.copytree(made.run.directory, tmp_path / "run"))
-    cell = take_scores(run, out, made.guesses, public)
+    cell = take_scores(run, out, guesses, public)
     figures = {f.name: f.value for f in cell.figures}
-    assert (figures["psnr"] or 0) > 20
-    assert figures["labels_right"] == 1
+    assert figures == {"psnr_gain": 20.0, "psnr": 30.0}
     assert cell.params["scored_by"] != "unsigned"
+    assert (cell.params["asked"], cell.params["asked_elsewhere"]) == (1, 0)
     assert "external-inverting-gradients" in {c["attack"] for c in run.result["cells"]}
-
-
-def test_the_figures_are_those_of_one_directory(made: Two, tmp_path: Path) -> None:
-    whole = fdaudit.import_record(
-        made.site / "record",
-        tmp_path / "whole",
-        card=made.site / "card.yaml",
-        truth=[made.site / "truth"],
-        audit={"profile": "quick", "threads": 1, "victims": 2},
-    )
-    from fdaudit.audit import red_team
-
-    there = red_team.score(whole, made.guesses)
-    out = scored(made, tmp_path / "scored.json")
-    predicate = json.loads(base64.b64decode(json.loads(out.read_bytes())["payload"]))["predicate"]
-    here = {f["name"]: f["value"] for f in predicate["figures"]}
-    for figure in there.figures:
-        if figure.name in ("psnr", "ssim", "mse", "labels_right"):  # others compare with records at hand
-            assert here[figure.name] == figure.value
+    assert "could reconstruct private training inputs" in fdaudit.report(run).read_text("utf-8")
 
 
 def test_the_auditor_holds_no_truth(made: Two) -> None:
@@ -127,8 +67,7 @@ def test_a_site_scores_only_guesses_about_its_own_records(made: Two, tmp_path: P
     mine = [canonical(u) + b"\n" for u in uses if senders[u["seq"]] == "client/1"]
     (truth / "uses.jsonl").write_bytes(b"".join(mine))
     out = scored(made, tmp_path / "scored.json", truth=[truth])
-    predicate = json.loads(base64.b64decode(json.loads(out.read_bytes())["payload"]))["predicate"]
-    assert [t["target"] for t in predicate["targets"]] == ["client/1"]
+    assert [t["target"] for t in predicate(out)["targets"]] == ["client/1"]
 
 
 def test_guesses_of_another_record_are_refused(made: Two, tmp_path: Path) -> None:
@@ -175,12 +114,14 @@ def test_a_whole_record_may_be_given(made: Two, tmp_path: Path) -> None:
         score_at_site(lone, tmp_path / "out.json", truth=[made.site / "truth"])
     given = {"record": made.site / "record", "card": made.site / "card.yaml"}
     score_at_site(lone, tmp_path / "out.json", truth=[made.site / "truth"], **given)
-    assert (tmp_path / "out.json").read_bytes() == scored(made, tmp_path / "again.json").read_bytes()
+    again = predicate(scored(made, tmp_path / "again.json"))
+    assert (again.pop("asked"), predicate(tmp_path / "out.json").pop("asked")) == (2, 1)
+    assert again == {k: v for k, v in predicate(tmp_path / "out.json").items() if k != "asked"}
 
 
 def test_figures_made_with_another_card_are_not_taken(made: Two, tmp_path: Path) -> None:
     card = yaml.safe_load((made.site / "card.yaml").read_text())
-    card["protocol"]["params"]["batch_size"] = 3
+    card["protocol"]["params"]["batch_size"] = 9
     (tmp_path / "card.yaml").write_text(yaml.safe_dump(card))
     out = scored(made, tmp_path / "out.json", card=tmp_path / "card.yaml")
     with pytest.raises(UsageError, match="another card"):
@@ -202,12 +143,12 @@ def test_a_statement_is_taken_only_for_its_guesses_its_record_and_its_key(made: 
         take_scores(run, out, folder / "guesses.json", public)
     envelope = json.loads(out.read_bytes())
     statement = json.loads(base64.b64decode(envelope["payload"]))
-    statement["predicate"]["head"] = "0" * 64
+    statement["predicate"]["card"] = "0" * 64
     forged = {**envelope, "payload": base64.b64encode(canonical(statement)).decode()}
     (tmp_path / "forged.json").write_bytes(canonical(forged) + b"\n")
     with pytest.raises(IntegrityError, match="not signed"):
         take_scores(run, tmp_path / "forged.json", made.guesses, public)
-    with pytest.raises(UsageError, match="another record"):
+    with pytest.raises(UsageError, match="another card"):
         take_scores(run, tmp_path / "forged.json", made.guesses)
 
 
@@ -228,8 +169,9 @@ def test_the_commands(
     site = ("--truth", made.site / "truth")
     out, _ = shell.told("score", "sent", *site, "--out", "back.json", "--sign", private)
     assert "signed" in out
+    assert "answer 1 of 10" in out
     out, _ = shell.told("score", run, "sent/guesses.json", "--scored", "back.json", "--key", public)
-    assert "psnr" in out
+    assert "psnr_gain" in out
     shell.refused("score", "sent/guesses.json")
     shell.refused("score", "sent/guesses.json", *site)
     shell.refused("score", "sent/guesses.json", "--record", made.site / "record", "--out", "again.json")

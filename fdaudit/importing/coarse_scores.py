@@ -1,0 +1,362 @@
+"""The figures that a site gives away: so coarse that no answer depends on one record.
+
+Guarantees:
+  * class shares are compared in parcels of at least `LEAST_RECORDS` labels. Every answer is a function of the parcels,
+    so no number of questions tells shares more finely;
+  * an image counts only for what it gains over the prior and over the mean image of the party's records, up to a
+    ceiling. Guesses that are farther from the truth than these are not told apart;
+  * the gain of a guess is the one that more than half of the records behind each of its messages reach, records
+    without a guess included. No mean, maximum or minimum over records leaves the site;
+  * an answer about a party depends on no other party's records, since it is charged to that party alone;
+  * figures are rounded towards no leak, to the step of their definition.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+import torch
+from scipy.stats import binom
+from torch import Tensor
+
+from fdaudit.data import class_counts
+from fdaudit.errors import UsageError
+from fdaudit.handout.auxiliary import groups_of, others
+from fdaudit.metrics import ReconstructionScore, psnr, score_reconstruction
+from fdaudit.rng import child_numpy
+from fdaudit.scoring.ground_truth import Truth
+from fdaudit.scoring.label_distribution import score_labels
+from fdaudit.types import Figure, Guess, LabelDistribution, Reconstruction
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from fdaudit.planning.run_directory import RunDirectory
+
+__all__ = [
+    "DEFINED",
+    "LEAST_LABELS",
+    "LEAST_RECORDS",
+    "MOST_ANSWERS",
+    "coarse_figures",
+    "coarse_shares",
+    "defined",
+    "multiple",
+    "refuse_too_few",
+    "together",
+]
+
+MOST_ANSWERS = 10
+"""Answers about one record, for each goal."""
+LEAST_RECORDS = 5
+"""Least number of records behind a message whose images are scored, and of records in a parcel of class shares."""
+LEAST_LABELS = 20
+"""Least number of labels of a party whose class shares are scored."""
+_MOST_PARCELS = 20
+"""Parcels that a party's labels are divided into at most: class shares in steps of 0.05."""
+_CONFIDENCE = 0.95
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Defined:
+    """The definition of a figure that leaves a site.
+
+    Attributes:
+        goal: of which guesses.
+        unit: its unit.
+        step: values are multiples of it.
+        most: the largest value; larger ones are not told apart.
+        note: what to know when reading it.
+        bounded: whether it has the lower end of an interval.
+    """
+
+    goal: Literal["reconstruction", "label-distribution"]
+    unit: str
+    step: float
+    most: float
+    note: str
+    bounded: bool = False
+
+
+_HALF = "reached by more than half of the records behind each message"
+_PARCELS = f"class shares in parcels of {LEAST_RECORDS} records or more"
+
+DEFINED: Mapping[str, _Defined] = {
+    "psnr_gain": _Defined(
+        goal="reconstruction",
+        unit="dB",
+        step=0.5,
+        most=20.0,
+        bounded=True,
+        note=f"scored at a site: over the prior and the party's mean image, {_HALF}, in steps of 0.5 dB up to 20",
+    ),
+    "psnr": _Defined(
+        goal="reconstruction",
+        unit="dB",
+        step=0.5,
+        most=30.0,
+        note=f"scored at a site: {_HALF}, in steps of 0.5 dB up to 30 dB; given only beside a gain",
+    ),
+    "label_tv": _Defined(
+        goal="label-distribution",
+        unit="",
+        step=0.05,
+        most=1.0,
+        note=f"scored at a site: {_PARCELS}, rounded up to 0.05",
+    ),
+    "label_tv_prior": _Defined(
+        goal="label-distribution",
+        unit="",
+        step=0.05,
+        most=1.0,
+        note=f"scored at a site: {_PARCELS}, rounded down to 0.05; the better of equal shares and auxiliary records'",
+    ),
+}
+"""The figures of one party, by name."""
+
+
+def refuse_too_few(run: RunDirectory, guesses: Sequence[Guess]) -> None:
+    """Refuse guesses about fewer records than a site answers for, and more images than records.
+
+    Args:
+        run: the run directory that scores.
+        guesses: guesses of one kind.
+
+    Raises:
+        UsageError: a guess is about too few records, has too many images, or is about images that are not there.
+    """
+    truth = Truth(run.plan, run.vault)
+    for guess in guesses:
+        if isinstance(guess, LabelDistribution):
+            labels = int(class_counts(truth.plan.records(guess.target)[1], truth.plan.dataset.classes).sum())
+            if labels < LEAST_LABELS:
+                problem = f"has fewer than {LEAST_LABELS} labels, which is too few for its class shares to be scored"
+                raise UsageError("GUESSES", guess.target, problem, "Leave it out.")
+        elif isinstance(guess, Reconstruction):
+            _refuse_images(truth, guess)
+
+
+def coarse_figures(run: RunDirectory, guesses: Sequence[Guess]) -> dict[str, tuple[Figure, ...]]:
+    """Return the coarse figures of each party that guesses are about.
+
+    Args:
+        run: the run directory that scores.
+        guesses: of one kind, one a party, which `refuse_too_few` let pass.
+    """
+    if isinstance(guesses[0], LabelDistribution):
+        shares = [g for g in guesses if isinstance(g, LabelDistribution)]
+        return _distances(_CoarseTruth(run.plan, run.vault), shares)
+    truth = Truth(run.plan, run.vault)
+    return {g.target: _gains(truth, g) for g in guesses if isinstance(g, Reconstruction)}
+
+
+def together(by_party: Mapping[str, Sequence[Figure]]) -> tuple[Figure, ...]:
+    """Return the figures of all parties, which follow from those of each.
+
+    Args:
+        by_party: the coarse figures of each party.
+    """
+    named: dict[str, list[Figure]] = {}
+    for figures in by_party.values():
+        for figure in figures:
+            named.setdefault(figure.name, []).append(figure)
+    found = []
+    for name, figures in named.items():
+        if len(figures) < len(by_party):
+            continue
+        if DEFINED[name].goal == "reconstruction":
+            found.append(_least(name, figures))
+        else:
+            found += _mean_and_worst(name, figures)
+    return tuple(found)
+
+
+def defined(name: str, value: float, low: float | None, n: int) -> Figure:
+    """Return a coarse figure with what its definition says.
+
+    Args:
+        name: its name in `DEFINED`.
+        value: a multiple of its step.
+        low: the lower end of its interval, or None if it has none.
+        n: number of items behind it.
+    """
+    given = DEFINED[name]
+    figure = Figure(name=name, value=value, unit=given.unit, n=n, note=given.note)
+    if low is None:
+        return figure
+    method = "order statistic, one-sided"
+    return replace(figure, low=low, high=given.most, confidence=_CONFIDENCE, method=method)
+
+
+def coarse_shares(counts: Tensor) -> Tensor:
+    """Return class shares (C,), float64, in whole parcels of at least `LEAST_RECORDS` labels.
+
+    Parcels are given out by the largest remainder, so that each share is less than one parcel from its true value.
+
+    Args:
+        counts: labels of each class (C,), together `LEAST_RECORDS` or more.
+    """
+    total = int(counts.sum())
+    size = max(LEAST_RECORDS, math.ceil(total / _MOST_PARCELS))
+    parcels = total // size
+    due = counts.long() * parcels  # in parcels of `total` parts each
+    given = due // total
+    by_remainder = torch.argsort(due % total, descending=True, stable=True)
+    given[by_remainder[: parcels - int(given.sum())]] += 1
+    return given.double() / parcels
+
+
+# -- images -------------------------------------------------------------------------------------------------------
+
+
+def _refuse_images(truth: Truth, guess: Reconstruction) -> None:
+    plan = truth.plan
+    if "images" in plan.lacks:
+        raise UsageError(
+            "GUESSES", guess.target, "has no images in the truth", "Add them: see docs/import.md."
+        )
+    groups = _behind_each(truth, guess)
+    if not groups or min(map(len, groups)) < LEAST_RECORDS:
+        problem = f"names messages that fewer than {LEAST_RECORDS} records stand behind"
+        raise UsageError("GUESSES", guess.target, problem, "Name messages of more records.")
+    if len(guess.images) > len(truth.rows(guess)):
+        problem = "has more images than records stand behind its messages"
+        raise UsageError("GUESSES", guess.target, problem, "Give the likeliest.")
+
+
+def _behind_each(truth: Truth, guess: Reconstruction) -> list[Tensor]:
+    """Return the records (n,) behind each message of a guess that has any."""
+    messages = dict.fromkeys(guess.messages)
+    groups = [truth.rows(replace(guess, messages=(seq,))) for seq in messages]
+    return [rows for rows in groups if len(rows)]
+
+
+def _gains(truth: Truth, guess: Reconstruction) -> tuple[Figure, ...]:
+    """Return the gain that more than half of the records behind each message reach, and their PSNR."""
+    rows = truth.rows(guess)
+    means = _mean_image_psnr(truth, guess)
+    gains, psnrs = np.zeros(len(rows)), np.zeros(len(rows))
+    for image in _compared(truth, guess).images:
+        prior = max(means[image.truth], image.psnr_prior or 0.0)
+        gains[image.truth] = image.psnr - prior
+        psnrs[image.truth] = image.psnr
+    groups = [torch.isin(rows, group).numpy() for group in _behind_each(truth, guess)]
+    least = min(int(group.sum()) for group in groups)
+    gain = min(_rounded_down("psnr_gain", _reached(gains[group])) for group in groups)
+    low = min(_rounded_down("psnr_gain", _bound(gains[group])) for group in groups)
+    found = [defined("psnr_gain", gain, low, least)]
+    if gain > 0:
+        reached = min(_rounded_down("psnr", _reached(psnrs[group])) for group in groups)
+        found.append(defined("psnr", reached, None, least))
+    return tuple(found)
+
+
+def _compared(truth: Truth, guess: Reconstruction) -> ReconstructionScore:
+    """Compare a guess with the records behind its messages, and with the prior.
+
+    Other parties' records have no part in it: answers about one party are not charged to others.
+    """
+    plan = truth.plan
+    x, y = others(plan).prior
+    known = plan.dataset.known_groups
+    return score_reconstruction(
+        [guess.images],
+        [truth.records(guess)[0]],
+        x,
+        child_numpy(plan.seed, "site", guess.target),
+        true_labels=None if known is None else [known[truth.rows(guess)]],
+        auxiliary_labels=groups_of(plan, y),
+    )
+
+
+def _mean_image_psnr(truth: Truth, guess: Reconstruction) -> list[float]:
+    """Return the PSNR in dB (n,) of the mean image of a party's records, for each record that a guess is about.
+
+    Auxiliary records may be few or of another kind. A weak prior would let an asker climb from there.
+    """
+    x, _ = truth.records(guess)
+    mean = truth.plan.records(guess.target)[0].double().mean(0, keepdim=True).clamp(0, 1)
+    found: list[float] = psnr(mean.expand_as(x), x.double()).tolist()
+    return found
+
+
+def _reached(values: NDArray[np.float64]) -> float:
+    """Return the largest value that more than half of the values (n,) reach."""
+    return float(np.sort(values)[(len(values) - 1) // 2])
+
+
+def _bound(values: NDArray[np.float64]) -> float:
+    """Return the lower end of the median's interval by the sign test: an order statistic of the values (n,), n >= 5."""
+    place = int(binom.ppf(1 - _CONFIDENCE, len(values), 0.5)) - 1
+    return float(np.sort(values)[place])
+
+
+def _least(name: str, figures: Sequence[Figure]) -> Figure:
+    """Return the least figure of all parties: more than half of each party's records reach it."""
+    value = min(_value(f) for f in figures)
+    lows = [f.low for f in figures if f.low is not None]
+    low = min(lows) if lows else None
+    return defined(name, value, low, sum(f.n or 0 for f in figures))
+
+
+# -- class shares -------------------------------------------------------------------------------------------------
+
+
+class _CoarseTruth(Truth):
+    """A truth that knows class shares in parcels only."""
+
+    def label_shares(self, client: str) -> Tensor:
+        return coarse_shares(class_counts(self.plan.records(client)[1], self.plan.dataset.classes))
+
+
+def _distances(truth: _CoarseTruth, guesses: Sequence[LabelDistribution]) -> dict[str, tuple[Figure, ...]]:
+    _, targets = score_labels(truth, "site", guesses)
+    found = dict[str, tuple[Figure, ...]]()
+    for target in targets:
+        values = {f.name: _value(f) for f in target.figures}
+        left = _rounded_up("label_tv", values["label_tv"])
+        prior = _rounded_down("label_tv_prior", values["label_tv_prior"])
+        found[target.target] = (
+            defined("label_tv", left, None, 1),
+            defined("label_tv_prior", prior, None, 1),
+        )
+    return found
+
+
+def _mean_and_worst(name: str, figures: Sequence[Figure]) -> list[Figure]:
+    """Return the mean over parties, and for the distance left also that of the party with the least."""
+    values, about = [_value(f) for f in figures], defined(name, 0.0, None, len(figures))
+    mean = replace(about, name=f"{name}_mean", value=math.fsum(values) / len(values))
+    if name.endswith("_prior"):
+        return [mean]
+    return [mean, replace(about, name=f"{name}_worst", value=min(values), n=1)]
+
+
+def _value(figure: Figure) -> float:
+    if figure.value is None:
+        raise TypeError(f"{figure.name} has no value")
+    return figure.value
+
+
+_SLACK = 1e-9
+"""Steps by which a value may lie below a multiple and still count as that multiple, for the error of sums of floats."""
+
+
+def _rounded_down(name: str, value: float) -> float:
+    given = DEFINED[name]
+    return multiple(name, math.floor(min(max(value, 0.0), given.most) / given.step + _SLACK))
+
+
+def _rounded_up(name: str, value: float) -> float:
+    """Round up, to one step at least: a coarse distance does not show that nothing is left."""
+    given = DEFINED[name]
+    return multiple(name, max(1, math.ceil(min(value, given.most) / given.step - _SLACK)))
+
+
+def multiple(name: str, count: int) -> float:
+    """Return a number of steps of a figure as its value, with no digits but the step's."""
+    return round(count * DEFINED[name].step, 2)
