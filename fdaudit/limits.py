@@ -61,7 +61,7 @@ MOST_DIMENSIONS = 16
 """Dimensions of a tensor."""
 MOST_PARTS = 16
 """Different mechanisms that are composed: parts of one event, or of all claims in a card."""
-MOST_NETWORKS = 100
+MOST_NETWORKS = 32
 """Different networks of one federation."""
 MOST_TEXT = 20_000
 """Characters of one value in a YAML file."""

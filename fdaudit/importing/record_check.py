@@ -214,8 +214,11 @@ def oddities(plan: RecordedPlan, messages: Sequence[Message]) -> list[str]:
     heard = {party for m in messages for party in m.parties()}
     never = [client for client in plan.clients if client not in heard]
     found += [
-        f"{client} is named in the record and neither sends nor receives a message." for client in never
+        f"{client} is named in the record and neither sends nor receives a message."
+        for client in never[:_MOST_SHOWN]
     ]
+    if len(never) > _MOST_SHOWN:
+        found.append(f"{len(never) - _MOST_SHOWN} more clients neither send nor receive a message.")
     design = None if plan.brought is None else plan.brought.design
     if design is not None and not design.images:
         found.append(
