@@ -11,7 +11,15 @@ from pydantic import Field, model_validator
 from fdaudit.config import Config, validate
 from fdaudit.errors import IntegrityError, SpecError
 from fdaudit.events import Relation, Unit, event_from_json
-from fdaudit.limits import MOST_CANDIDATES, MOST_CLIENTS, MOST_PARTS, MOST_ROUNDS, MOST_TABLE, MOST_TEXT
+from fdaudit.limits import (
+    MOST_CANDIDATES,
+    MOST_CLIENTS,
+    MOST_HISTORY,
+    MOST_PARTS,
+    MOST_ROUNDS,
+    MOST_TABLE,
+    MOST_TEXT,
+)
 from fdaudit.spec.documents import read_yaml
 from fdaudit.spec.schema import DefenseEntry, ModelSpec, ProtocolSpec
 
@@ -126,6 +134,10 @@ class Claim(Config):
         if (self.epsilon is None) == (not self.history):
             problem = "is missing" if self.epsilon is None else "is given beside history"
             raise SpecError("claims.epsilon", self.epsilon, problem, "Give epsilon, or history.")
+        if len(self.history) > MOST_HISTORY:
+            problem = f"has {len(self.history):,} entries, more than {MOST_HISTORY:,}"
+            remedy = "Join equal entries, or state epsilon."
+            raise SpecError("claims.history", f"{len(self.history)} entries", problem, remedy)
         for noise, rate, steps in self.history:
             if not (_LEAST_NOISE <= noise <= 1 / _LEAST_NOISE and _LEAST_RATE <= rate <= 1 and steps >= 1):
                 problem = "is no (noise multiplier > 0, sampling rate in (0, 1], steps from 1)"
