@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -14,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 
+from fdaudit.audit.guesses import read_guesses
 from fdaudit.data.partition import class_table, partition
 from fdaudit.errors import DataError, FdauditError, IntegrityError, SpecError, UsageError
 from fdaudit.events import event_from_json
@@ -203,6 +205,20 @@ def test_bytes_count_after_conversion_and_for_every_use(monkeypatch: pytest.Monk
 def test_a_tensor_is_converted_once() -> None:
     first, second = guesses_of([membership()] * 2, {"t0": torch.zeros(9, dtype=torch.uint8)}, 2)
     assert first.scores.data_ptr() == second.scores.data_ptr()
+
+
+def test_a_file_of_guesses_names_a_victim_and_a_file_once(tmp_path: Path) -> None:
+    """One file of images that many guesses named was read and converted for each of them."""
+    about = {"schema": "fdaudit-guesses/1", "name": "mine", "adversary": "server", "view": "0" * 64}
+    one = {"target": "client/0", "messages": [1], "images": "a.safetensors"}
+    for second, said in (
+        ({"images": "b.safetensors"}, "one victim twice"),
+        ({"target": "client/1"}, "one file twice"),
+    ):
+        text = json.dumps({**about, "reconstruction": [one, {**one, **second}]})
+        (tmp_path / "guesses.json").write_text(text)
+        with pytest.raises(UsageError, match=said):
+            read_guesses(tmp_path / "guesses.json")
 
 
 # -- memory -----------------------------------------------------------------------------------------------------------

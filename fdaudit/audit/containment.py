@@ -51,7 +51,7 @@ def contained(
     holders = _holders(held)
     for smaller, view in held.items():
         # Whoever contains it holds its rarest message: few do, and no other pair need be compared.
-        parts = [*(m.seq for m in view.messages), *view.own_data]
+        parts = _parts(view)
         candidates = min((holders[part] for part in parts), key=len, default=[])
         if not parts and role(smaller) != "client":
             candidates = list(held)
@@ -65,9 +65,15 @@ def _holders(views: Mapping[str, View]) -> dict[int | str, list[str]]:
     """Return for each message's `seq`, and for each client whose records are held, the adversaries that hold it."""
     found: dict[int | str, list[str]] = {}
     for name, view in views.items():
-        for part in (*(m.seq for m in view.messages), *view.own_data):
+        for part in _parts(view):
             found.setdefault(part, []).append(name)
     return found
+
+
+def _parts(view: View) -> list[int | str]:
+    """Return the numbers of a view's messages, and the clients whose records it holds."""
+    parts: list[int | str] = [message.seq for message in view.messages]
+    return [*parts, *view.own_data]
 
 
 def _may_ask(view: View, oracle: Access, transport: str) -> bool:

@@ -187,7 +187,7 @@ def oddities(plan: RecordedPlan, messages: Sequence[Message]) -> list[str]:
         if role(message.sender) == "client":
             by_kind.setdefault(message.kind, set()).add(message.round)
             sent.setdefault((message.sender, message.kind), set()).add(message.round)
-    found = []
+    found: list[str] = []
     for sender, kind in sorted(kinds):
         if len(found) == _MOST_SHOWN:
             found.append("Other senders may miss messages too; only the first are listed.")

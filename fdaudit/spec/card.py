@@ -208,13 +208,14 @@ class Card(Config):
         if min(self.input_shape) < 1 or max(self.input_shape) > 4096:
             problem = "is no (channels, height, width)"
             raise SpecError("input_shape", list(self.input_shape), problem, "Give three numbers from 1 on.")
-        for field, value, entries, of in (
+        products: tuple[tuple[str, object, int, str], ...] = (
             ("input_shape", list(self.input_shape), math.prod(self.input_shape), "values of one image"),
             ("classes", self.classes, self.classes * (self.clients or 1), "entries, one a client and class"),
-        ):
-            if entries > MOST_TABLE:
-                problem = f"makes {entries:,} {of}, more than {MOST_TABLE:,}"
-                raise SpecError(field, value, problem, "Give smaller numbers.")
+        )
+        for name, value, product, of in products:
+            if product > MOST_TABLE:
+                problem = f"makes {product:,} {of}, more than {MOST_TABLE:,}"
+                raise SpecError(name, value, problem, "Give smaller numbers.")
         composed = sum(len(claim.mechanisms) for claim in self.claims)
         if composed > MOST_PARTS or len(self.claims) > _MOST_CLAIMS:
             problem = f"compose {composed} different steps in {len(self.claims)} claims"
