@@ -26,6 +26,7 @@ __all__ = [
     "MOST_CLIENTS",
     "MOST_COUNT",
     "MOST_DIMENSIONS",
+    "MOST_HISTORY",
     "MOST_INNER",
     "MOST_NETWORKS",
     "MOST_PARAMETERS",
@@ -61,7 +62,9 @@ MOST_DIMENSIONS = 16
 """Dimensions of a tensor."""
 MOST_PARTS = 16
 """Different mechanisms that are composed: parts of one event, or of all claims in a card."""
-MOST_NETWORKS = 100
+MOST_HISTORY = 1_000
+"""Entries of an accountant's history."""
+MOST_NETWORKS = 32
 """Different networks of one federation."""
 MOST_TEXT = 20_000
 """Characters of one value in a YAML file."""

@@ -1,16 +1,18 @@
 """Find which views contain which others. A larger view can learn everything that a smaller one can.
 
 Guarantee:
-  * a view contains another only if it has every message of the other, its records, and access to the same oracles.
+  * a view contains another only if it has every message of the other, its records, and access to the same oracles;
+  * a client that neither sent nor received anything is left out: thousands would be listed with each other.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from fdaudit.adversary.view import EAVESDROPPER
 from fdaudit.handout.oracle_access import Access, published
+from fdaudit.transcript.messages import role
 
 if TYPE_CHECKING:
     from fdaudit.adversary.forms import Forms
@@ -45,7 +47,33 @@ def contained(
             )
         )
 
-    return [{"adversary": a, "contains": [b for b in held if contains(a, b)]} for a in held]
+    found: dict[str, list[str]] = {name: [] for name in held}
+    holders = _holders(held)
+    for smaller, view in held.items():
+        # Whoever contains it holds its rarest message: few do, and no other pair need be compared.
+        parts = _parts(view)
+        candidates = min((holders[part] for part in parts), key=len, default=[])
+        if not parts and role(smaller) != "client":
+            candidates = list(held)
+        for larger in candidates:
+            if contains(larger, smaller):
+                found[larger].append(smaller)
+    return [{"adversary": name, "contains": names} for name, names in found.items()]
+
+
+def _holders(views: Mapping[str, View]) -> dict[int | str, list[str]]:
+    """Return for each message's `seq`, and for each client whose records are held, the adversaries that hold it."""
+    found: dict[int | str, list[str]] = {}
+    for name, view in views.items():
+        for part in _parts(view):
+            found.setdefault(part, []).append(name)
+    return found
+
+
+def _parts(view: View) -> list[int | str]:
+    """Return the numbers of a view's messages, and the clients whose records it holds."""
+    parts: list[int | str] = [message.seq for message in view.messages]
+    return [*parts, *view.own_data]
 
 
 def _may_ask(view: View, oracle: Access, transport: str) -> bool:

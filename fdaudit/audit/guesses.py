@@ -113,6 +113,14 @@ class Guesses(Config):
             raise ValueError(
                 f"holds {len(given)} kinds of guesses. Give exactly one kind, and one guess at least."
             )
+        files = [g.images for g in self.reconstruction or ()] + [
+            g.parameters for g in self.model_extraction or ()
+        ]
+        for what, named in (("victim", [getattr(g, "target", "") for g in given[0]]), ("file", files)):
+            if len(set(named)) < len(named):
+                raise ValueError(
+                    f"names one {what} twice. Give each victim one guess, with a file of its own."
+                )
         return self
 
     @property

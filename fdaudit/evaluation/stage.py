@@ -84,6 +84,7 @@ class Stage:
         self._rehearsed = Rehearsed(plan, self._vault.directory / "rehearsal", self._truth)
         unclassed = plan.dataset.task == "segmentation"  # the encoder is a classifier's
         encode = None if "auxiliary" in plan.lacks or unclassed else plan.encoder
+        self._clients = {client: number for number, client in enumerate(plan.clients)}
         self._scorer = Scorer(self._truth, run.path, encode, Copies(plan, self._vault))
 
     # -- what an attack is given ----------------------------------------------------------------------------
@@ -101,7 +102,8 @@ class Stage:
 
     def view(self, name: str) -> View:
         """Return the view of an adversary on the run's own transcript."""
-        own = {k: self.plan.records(k) for k in self.plan.clients if k in name.split("+")}
+        members = self._clients.keys() & name.split("+")
+        own = {k: self.plan.records(k) for k in sorted(members, key=self._clients.__getitem__)}
         return view_of(
             self.run / "transcript",
             name,

@@ -187,7 +187,7 @@ def oddities(plan: RecordedPlan, messages: Sequence[Message]) -> list[str]:
         if role(message.sender) == "client":
             by_kind.setdefault(message.kind, set()).add(message.round)
             sent.setdefault((message.sender, message.kind), set()).add(message.round)
-    found = []
+    found: list[str] = []
     for sender, kind in sorted(kinds):
         if len(found) == _MOST_SHOWN:
             found.append("Other senders may miss messages too; only the first are listed.")
@@ -214,8 +214,11 @@ def oddities(plan: RecordedPlan, messages: Sequence[Message]) -> list[str]:
     heard = {party for m in messages for party in m.parties()}
     never = [client for client in plan.clients if client not in heard]
     found += [
-        f"{client} is named in the record and neither sends nor receives a message." for client in never
+        f"{client} is named in the record and neither sends nor receives a message."
+        for client in never[:_MOST_SHOWN]
     ]
+    if len(never) > _MOST_SHOWN:
+        found.append(f"{len(never) - _MOST_SHOWN} more clients neither send nor receive a message.")
     design = None if plan.brought is None else plan.brought.design
     if design is not None and not design.images:
         found.append(

@@ -108,7 +108,7 @@ class Plan:
         """Return the seed of training, attacks and intervals; it reveals nothing about the truth."""
         return self.secrets.working_seed
 
-    @property
+    @cached_property
     def clients(self) -> tuple[str, ...]:
         """Return the clients' names."""
         return tuple(f"client/{k}" for k in range(self.spec.clients))

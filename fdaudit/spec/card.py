@@ -11,7 +11,15 @@ from pydantic import Field, model_validator
 from fdaudit.config import Config, validate
 from fdaudit.errors import IntegrityError, SpecError
 from fdaudit.events import Relation, Unit, event_from_json
-from fdaudit.limits import MOST_CANDIDATES, MOST_CLIENTS, MOST_PARTS, MOST_ROUNDS, MOST_TABLE, MOST_TEXT
+from fdaudit.limits import (
+    MOST_CANDIDATES,
+    MOST_CLIENTS,
+    MOST_HISTORY,
+    MOST_PARTS,
+    MOST_ROUNDS,
+    MOST_TABLE,
+    MOST_TEXT,
+)
 from fdaudit.spec.documents import read_yaml
 from fdaudit.spec.schema import DefenseEntry, ModelSpec, ProtocolSpec
 
@@ -126,6 +134,10 @@ class Claim(Config):
         if (self.epsilon is None) == (not self.history):
             problem = "is missing" if self.epsilon is None else "is given beside history"
             raise SpecError("claims.epsilon", self.epsilon, problem, "Give epsilon, or history.")
+        if len(self.history) > MOST_HISTORY:
+            problem = f"has {len(self.history):,} entries, more than {MOST_HISTORY:,}"
+            remedy = "Join equal entries, or state epsilon."
+            raise SpecError("claims.history", f"{len(self.history)} entries", problem, remedy)
         for noise, rate, steps in self.history:
             if not (_LEAST_NOISE <= noise <= 1 / _LEAST_NOISE and _LEAST_RATE <= rate <= 1 and steps >= 1):
                 problem = "is no (noise multiplier > 0, sampling rate in (0, 1], steps from 1)"
@@ -196,13 +208,14 @@ class Card(Config):
         if min(self.input_shape) < 1 or max(self.input_shape) > 4096:
             problem = "is no (channels, height, width)"
             raise SpecError("input_shape", list(self.input_shape), problem, "Give three numbers from 1 on.")
-        for field, value, entries, of in (
+        products: tuple[tuple[str, object, int, str], ...] = (
             ("input_shape", list(self.input_shape), math.prod(self.input_shape), "values of one image"),
             ("classes", self.classes, self.classes * (self.clients or 1), "entries, one a client and class"),
-        ):
-            if entries > MOST_TABLE:
-                problem = f"makes {entries:,} {of}, more than {MOST_TABLE:,}"
-                raise SpecError(field, value, problem, "Give smaller numbers.")
+        )
+        for name, value, product, of in products:
+            if product > MOST_TABLE:
+                problem = f"makes {product:,} {of}, more than {MOST_TABLE:,}"
+                raise SpecError(name, value, problem, "Give smaller numbers.")
         composed = sum(len(claim.mechanisms) for claim in self.claims)
         if composed > MOST_PARTS or len(self.claims) > _MOST_CLAIMS:
             problem = f"compose {composed} different steps in {len(self.claims)} claims"

@@ -275,7 +275,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "no guess": (lambda home: guesses(home, label_distribution=[]), "holds 0 kinds"),
     "two kinds": (lambda home: guesses(home, membership=membership(home)), "holds 2 kinds"),
     "a victim left out": (_shares(("client/0", EVEN)), "the victims are"),
-    "a victim twice": (_shares(("client/0", EVEN), ("client/0", EVEN)), "the victims are"),
+    "a victim twice": (_shares(("client/0", EVEN), ("client/0", EVEN)), "names one victim twice"),
     "no victim": (_shares(("client/0", EVEN), ("client/2", EVEN)), "the victims are"),
     "nine classes": (_shares(("client/0", EVEN[:9]), ("client/1", EVEN)), "each of 10 classes"),
     "shares of two": (_shares(("client/0", [0.2] * 10), ("client/1", EVEN)), "do not sum to 1"),
