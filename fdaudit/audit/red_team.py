@@ -37,6 +37,7 @@ from fdaudit.scoring.extraction import RELEASED
 from fdaudit.storage.files import encode, load_json, save_json, write_atomically, written_whole
 from fdaudit.storage.locks import writing
 from fdaudit.storage.paths import local_path
+from fdaudit.storage.tree import make_folder
 from fdaudit.transcript.manifest import refuse_changed
 from fdaudit.types import Challenge, Figure
 
@@ -149,7 +150,7 @@ def keep_external(
         targets=targets,
     )
     kept = _kept(run, given)
-    kept.parent.mkdir(exist_ok=True)
+    make_folder(kept.parent)
     save_json(kept, cell.to_json(), indent=1)
     conclude(run.opened)
     return cell

@@ -40,6 +40,7 @@ from fdaudit.spec.card import Card, load_card
 from fdaudit.spec.documents import read_yaml
 from fdaudit.storage.files import write_atomically, written_whole
 from fdaudit.storage.paths import local_path
+from fdaudit.storage.tree import refuse_links
 from fdaudit.storage.vault import Secrets, Vault
 from fdaudit.transcript.manifest import versions, write_manifest
 from fdaudit.transcript.messages import Message
@@ -127,7 +128,7 @@ def import_record(
     if not isinstance(settings or {}, dict):
         raise SpecError("audit", str(audit), "is no mapping", "Write `key: value` lines.")
     spec = recorded_spec(stated, about.parties, settings or {})
-    known = None if seed_from is None else Vault(local_path(seed_from, "seed-from") / "vault").secrets
+    known = None if seed_from is None else _secrets_of(local_path(seed_from, "seed-from"))
     drawn = known or Secrets.draw(spec.seed)
     brought, uses = files.brought(), files.uses()
     _refuse_other_design(stated, brought)
@@ -224,6 +225,11 @@ def scoring_run(
 
 
 # -- details ------------------------------------------------------------------------------------------------------
+
+
+def _secrets_of(run: Path) -> Secrets:
+    refuse_links(run, ("vault",))
+    return Vault(run / "vault").secrets
 
 
 def _card_of(record: Path, card: Card | Path | str | dict[str, Any] | None) -> Card:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from fdaudit.planning.recorded import recording_in
 from fdaudit.spec.schema import Spec, load_spec
 from fdaudit.storage.files import load_json, save_json, write_atomically
 from fdaudit.storage.locks import make_private, writing
+from fdaudit.storage.tree import refuse_links
 from fdaudit.storage.vault import Secrets, Vault
 from fdaudit.transcript.manifest import MANIFEST, origin_of, read_manifest, refuse_changed
 
@@ -60,6 +62,7 @@ class RunDirectory:
         with ExitStack() as held:
             if path.is_dir():
                 held.enter_context(writing(path))
+                _refuse_links(path)
             spec = _the_spec(source, path, resume)
             secrets = _the_secrets(spec, path, resume, seed_from)
             run = cls(path, make_plan(spec, secrets))
@@ -83,6 +86,7 @@ class RunDirectory:
             RunError: there is no run, or its data are no longer available.
             IntegrityError: its record was changed, so new figures would be attributed to the wrong record.
         """
+        _refuse_links(path)
         spec = _the_spec(None, path, resume=True)
         secrets = Vault(path / "vault").secrets
         manifest = read_manifest(path) if (path / MANIFEST).exists() else {}
@@ -152,6 +156,12 @@ class RunDirectory:
                 raise RunError(
                     "dataset", self.plan.spec.dataset.name, problem, "Restore it, or start a new run."
                 )
+
+
+def _refuse_links(path: Path) -> None:
+    """Refuse a run directory with a link in it; any other directory is refused for what it is."""
+    if any(os.path.lexists(path / name) for name in ("spec.yaml", "vault")):
+        refuse_links(path)
 
 
 def _refuse_recording(path: Path) -> None:

@@ -22,6 +22,7 @@ from fdaudit.limits import JSON_BYTES, MOST_CLIENTS, read_file
 from fdaudit.storage.digests import canonical
 from fdaudit.storage.files import write_atomically
 from fdaudit.storage.scratch import scratch
+from fdaudit.storage.tree import refuse_links
 from fdaudit.transcript.messages import GENESIS, Message
 from fdaudit.transcript.payloads import PAYLOADS, payload_name
 from fdaudit.transcript.transcript import LOG, read_lines, verify_transcript
@@ -114,6 +115,7 @@ def read_record(directory: Path) -> Record:
         raise RunError(
             "record", str(directory), f"has no {RECORD}", "Give a directory that a recorder wrote."
         )
+    refuse_links(directory, _BESIDE)
     try:
         data = read_file(path, JSON_BYTES)
         value = json.loads(data)
