@@ -20,10 +20,10 @@ from typing import BinaryIO
 
 from fdaudit.errors import IntegrityError
 
-__all__ = ["irregular", "make_folder", "open_appending", "open_new", "refuse_links"]
+__all__ = ["irregular", "make_folder", "open_appending", "open_new", "put_in_place", "refuse_links"]
 
 _MOST_NAMED = 20
-_REMEDY = "Put the files themselves there (`cp -rL` copies so), or take it away"
+_REMEDY = "Take it away, or put the file itself there"
 
 
 def refuse_links(directory: Path, only: Iterable[str] | None = None) -> None:
@@ -99,11 +99,35 @@ def open_new(path: Path, mode: int = 0o644) -> BinaryIO:
     """Open a file to be made. Whatever has the name, a link for instance, is removed and not followed.
 
     Raises:
+        IntegrityError: a folder has its name.
         OSError: it cannot be made.
     """
-    path.unlink(missing_ok=True)
+    try:
+        path.unlink(missing_ok=True)
+    except OSError:
+        if path.is_dir():
+            raise _is_folder(path) from None
+        raise
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     return os.fdopen(os.open(path, flags, mode), "wb")
+
+
+def put_in_place(made: Path, path: Path) -> None:
+    """Give a file that is complete its name. Whatever has the name, a link for instance, is replaced.
+
+    Raises:
+        IntegrityError: a folder has the name; the file is removed.
+        OSError: it cannot be renamed.
+    """
+    try:
+        made.replace(path)
+    except IsADirectoryError:
+        made.unlink(missing_ok=True)
+        raise _is_folder(path) from None
+
+
+def _is_folder(path: Path) -> IntegrityError:
+    return IntegrityError([f"{path.name} is a folder, where a file is to be written. Take it away."])
 
 
 def open_appending(path: Path, end: int | None = None) -> BinaryIO:
@@ -114,14 +138,22 @@ def open_appending(path: Path, end: int | None = None) -> BinaryIO:
         end: the length to cut the file to first; default: all of it stays.
 
     Raises:
-        OSError: it cannot be opened, is a link, no regular file, or has a second name.
+        IntegrityError: it is a link, no regular file, or has a second name.
+        OSError: it cannot be opened.
     """
+    problem = "is no regular file of this directory alone, and nothing is written to it. Take it away"
+    refused = IntegrityError([f"{path.name} {problem}."])
     flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-    descriptor = os.open(path, flags, 0o644)
+    try:
+        descriptor = os.open(path, flags, 0o644)
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.EISDIR, errno.ENXIO):
+            raise refused from None
+        raise
     try:
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode) or status.st_nlink > 1:
-            raise OSError(errno.EPERM, "it is no regular file of this directory alone", str(path))
+            raise refused
         if end is not None:
             os.ftruncate(descriptor, end)
     except BaseException:
@@ -134,10 +166,11 @@ def make_folder(path: Path, mode: int = 0o777) -> None:
     """Make a folder in an existing one, unless it is there.
 
     Raises:
-        OSError: it cannot be made, or a file or a link has its name.
+        IntegrityError: a file or a link has its name.
+        OSError: it cannot be made.
     """
     try:
         path.mkdir(mode)
     except FileExistsError:
         if path.is_symlink() or not path.is_dir():
-            raise
+            raise IntegrityError([f"{path.name} is no folder. Take it away."]) from None

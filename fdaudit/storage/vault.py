@@ -27,7 +27,7 @@ from fdaudit.storage.files import (
     write_aside,
     write_atomically,
 )
-from fdaudit.storage.tree import make_folder
+from fdaudit.storage.tree import make_folder, put_in_place
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -183,7 +183,7 @@ class Vault:
 
     def replace_round(self, staged: Path) -> None:
         """Make a durable file from `stage_round` the run's resume point."""
-        staged.replace(self.directory / _ROUND)
+        put_in_place(staged, self.directory / _ROUND)
         sync_path(self.directory)
 
     def load_round(self) -> dict[str, Any] | None:

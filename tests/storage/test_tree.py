@@ -122,9 +122,20 @@ def test_a_planted_temporary_name_is_replaced_and_not_followed(kind: str, run: P
 def test_nothing_is_appended_through_a_link(kind: str, run: Path, outside: Path) -> None:
     ODD[kind](run / "a" / "log", outside)
     for end in (None, 0):
-        with pytest.raises(OSError, match=r"."):
+        with pytest.raises(IntegrityError, match="log is no regular file"):
             open_appending(run / "a" / "log", end)
     assert outside.read_bytes() == b"private"
+
+
+@pytest.mark.parametrize("name", ["x.json", ".x.json.tmp"])
+def test_a_folder_in_the_place_of_a_file_is_one_error_and_leaves_nothing(name: str, run: Path) -> None:
+    (run / "a" / name).mkdir()
+    before = sorted(run.rglob("*"))
+    with pytest.raises(IntegrityError, match=f"{name} is a folder"):
+        save_json(run / "a" / "x.json", {})
+    with pytest.raises(IntegrityError, match=f"{name} is a folder"):
+        save_json_together({run / "a" / "x.json": {}})
+    assert sorted(run.rglob("*")) == before
 
 
 def test_a_file_is_cut_and_continued(run: Path) -> None:
@@ -143,7 +154,7 @@ def test_a_folder_is_made_through_no_link(kind: str, run: Path, outside: Path) -
     make_folder(run / "a")
     make_folder(run / "new")
     ODD[kind](run / "a" / "odd", outside)
-    with pytest.raises(FileExistsError):
+    with pytest.raises(IntegrityError, match="odd is no folder"):
         make_folder(run / "a" / "odd")
     assert [p.name for p in outside.parent.iterdir()] == [outside.name]
 
@@ -153,10 +164,10 @@ def test_a_vault_and_a_transcript_write_into_no_linked_folder(run: Path, outside
     vault = Vault(run / "vault")
     vault.create(Secrets(7, bytes(32)))
     (run / "vault" / "scores").symlink_to(outside.parent)
-    with pytest.raises(FileExistsError):
+    with pytest.raises(IntegrityError, match="scores is no folder"):
         vault.save("scores/server-lira/0", {})
     (run / "vault" / "handed_out").symlink_to(outside.parent)
     (run / "transcript").symlink_to(outside.parent)
-    with pytest.raises(FileExistsError):
+    with pytest.raises(IntegrityError, match="transcript is no folder"):
         Transcript(run / "transcript", secret=bytes(32))
     assert [p.name for p in outside.parent.iterdir()] == [outside.name]
