@@ -1,6 +1,6 @@
 # `make audit` and `make test` are all a newcomer needs; both create the environment on first use.
 .DEFAULT_GOAL := help
-.PHONY: audit bench check clean docs format help slow test thorough
+.PHONY: audit bench check clean docs format help sbom slow test thorough
 
 PYTHON ?= python3
 VENV := $(if $(LOCKED),.venv-locked,.venv)
@@ -47,13 +47,17 @@ thorough: $(READY) ## run the tests that `make test` leaves out because they tak
 slow: $(READY) ## run the slow tests, with their figures; FDAUDIT_DATA adds those that need data
 	$(BIN)/python -m pytest -m slow -s $(ARGS)
 
-check: $(READY) ## ruff, mypy --strict over an installed copy, import rules
+check: $(READY) ## ruff, mypy --strict over an installed copy, import rules, known vulnerabilities of locked packages
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	@rm -rf build .check && $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --target .check .
 	@rm -rf build
 	MYPYPATH=.check $(BIN)/mypy --config-file pyproject.toml --cache-dir .mypy_cache -p fdaudit
 	$(BIN)/python -m pytest -q tests/test_import_rules.py tests/test_packaging.py
+	$(BIN)/python .lock/audit.py
+
+sbom: $(READY) ## write the bill of materials of a release, from the lock file, into dist/
+	$(BIN)/python .lock/bom.py
 
 docs: $(READY) ## build the documentation site into docs/_build/html; warnings end it
 	$(BIN)/python -m sphinx -W --keep-going -q -b html docs docs/_build/html

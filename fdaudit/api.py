@@ -26,6 +26,7 @@ from fdaudit.spec.schema import Spec, load_spec
 from fdaudit.spec.trust import name_code
 from fdaudit.storage.locks import writing
 from fdaudit.storage.paths import local_path
+from fdaudit.storage.tree import refuse_links
 from fdaudit.transcript.manifest import refuse_changed, refuse_no_run
 from fdaudit.transcript.messages import role
 
@@ -74,12 +75,14 @@ def load(path: Path | str) -> Run:
 
     Raises:
         RunError: the directory holds no finished run.
+        IntegrityError: it holds a link, or something else that is no file of its own.
     """
     directory = local_path(path, "run")
     if not (directory / "manifest.json").is_file():
         refuse_no_run(directory)
         problem = "is not a finished run" if (directory / "vault").is_dir() else "is not a run directory"
         raise RunError("run", str(path), problem, "Finish it with `fdaudit run --resume`, or give another.")
+    refuse_links(directory)
     return Run(directory)
 
 

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from fdaudit.storage.tree import make_folder
 from fdaudit.transcript.messages import ALL, DATA, Message, role
 from fdaudit.types import Figure, Goal
 
@@ -180,7 +181,8 @@ def plain_name(cell: str) -> str:
 def cell_directory(run: Path, cell: str) -> Path:
     """Return the directory of a cell's own files."""
     path = run / "attacks" / plain_name(cell)
-    path.mkdir(parents=True, exist_ok=True)
+    for folder in (path.parent, path):
+        make_folder(folder)
     return path
 
 

@@ -21,6 +21,7 @@ from typing import Any
 import jinja2
 from markupsafe import Markup, escape
 
+from fdaudit.errors import IntegrityError
 from fdaudit.types import Figure
 
 from . import text, verdict
@@ -46,6 +47,11 @@ def write(page: str, path: Path) -> None:
             file.flush()
             os.fsync(file.fileno())
         Path(temporary).replace(path)
+    except IsADirectoryError:
+        Path(temporary).unlink(missing_ok=True)
+        raise IntegrityError(
+            [f"{path.name} is a folder, where a page is to be written. Take it away."]
+        ) from None
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
         raise

@@ -20,6 +20,7 @@ from fdaudit.errors import IntegrityError, RunError
 from fdaudit.storage.files import save_json, write_atomically, written_whole
 from fdaudit.storage.locks import writing
 from fdaudit.storage.paths import local_path
+from fdaudit.storage.tree import refuse_links
 from fdaudit.transcript.manifest import read_manifest, verify
 
 from .commitment import commit_to_vault
@@ -117,6 +118,7 @@ def _refuse(source: Path, target: Path) -> None:
     if target.resolve().is_relative_to(source.resolve()):
         raise RunError("out", str(target), "lies in the run itself", "Choose a directory beside it.")
     read_manifest(source)
+    refuse_links(source)
     if not (source / "result.json").is_file():
         raise RunError(
             "run", str(source), "has no result yet", "Finish it with `fdaudit run --resume --out`."

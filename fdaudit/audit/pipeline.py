@@ -17,6 +17,7 @@ from fdaudit.planning.run_directory import RunDirectory
 from fdaudit.progress import Tick
 from fdaudit.spec.schema import Spec
 from fdaudit.storage.locks import together, writing
+from fdaudit.storage.tree import refuse_links
 from fdaudit.transcript.manifest import MANIFEST, versions, write_manifest
 from fdaudit.transcript.transcript import Position
 
@@ -61,6 +62,8 @@ def federated(
     tick: Tick = lambda what, done, total: None,
 ) -> RunDirectory:
     """Run the first half of `perform`, with its arguments: federation and transcript, sealed."""
+    if seed_from is not None:
+        refuse_links(seed_from, ("attacks", "vault"))
     with RunDirectory.begun(source, out, resume=resume, seed_from=seed_from) as run:
         if (out / MANIFEST).is_file():
             return run

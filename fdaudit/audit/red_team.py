@@ -39,6 +39,7 @@ from fdaudit.storage.answered import note_handed_out
 from fdaudit.storage.files import encode, load_json, save_json, write_atomically, written_whole
 from fdaudit.storage.locks import writing
 from fdaudit.storage.paths import local_path
+from fdaudit.storage.tree import make_folder
 from fdaudit.transcript.manifest import refuse_changed
 from fdaudit.types import Challenge, Figure
 
@@ -166,7 +167,7 @@ def keep_external(
     )
     kept = _kept(run, given)
     before = kept.read_bytes() if kept.is_file() else None
-    kept.parent.mkdir(exist_ok=True)
+    make_folder(kept.parent)
     save_json(kept, cell.to_json(), indent=1)
     try:
         conclude(run.opened)

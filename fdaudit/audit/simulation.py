@@ -24,6 +24,7 @@ from fdaudit.planning.plan import Plan
 from fdaudit.planning.run_directory import RunDirectory
 from fdaudit.spec.schema import RecordRounds
 from fdaudit.storage.tables import csv_text
+from fdaudit.storage.tree import open_appending
 from fdaudit.storage.writer import BackgroundWriter
 from fdaudit.training.trainer import Parameters
 from fdaudit.transcript.transcript import Position, Transcript, read_messages
@@ -63,8 +64,7 @@ class Utility:
 
     def __init__(self, path: Path, offset: int, task: Task = "single-label") -> None:
         self._path = path
-        path.touch()
-        os.truncate(path, offset)
+        open_appending(path, offset).close()
         self.offset = offset
         if offset == 0:
             self._write([_COLUMNS[task]])
@@ -93,9 +93,8 @@ class Utility:
         self._write(rows)
 
     def _write(self, rows: list[tuple[Any, ...]]) -> None:
-        with self._path.open("ab") as file:
+        with open_appending(self._path) as file:
             file.write(csv_text(rows).encode("utf-8"))
-            file.flush()
             os.fsync(file.fileno())
         self.offset = self._path.stat().st_size
 

@@ -37,6 +37,7 @@ from fdaudit.scoring.scoring import forget_other_scores, outcome_path
 from fdaudit.spec.trust import trusted_code
 from fdaudit.storage.files import save_json, save_json_together
 from fdaudit.storage.timings import TIMINGS, read_timings
+from fdaudit.storage.tree import make_folder
 
 __all__ = ["Desk", "Piece", "attack_cells", "note_time", "stand_by"]
 
@@ -136,7 +137,7 @@ def attack_cells(
         for attack in plan.attacks
     }
     unasked = [c for k, names in due.items() for a in names if (c := not_asked(plan, a, k)) is not None]
-    (path / "attacks").mkdir(exist_ok=True)
+    make_folder(path / "attacks")
     save_json_together({_path(path, c.adversary, c.attack): c.to_json() for c in unasked}, indent=1)
     found = {(c.adversary, c.attack): c for c in unasked}
     pieces = [

@@ -42,6 +42,7 @@ from fdaudit.spec.documents import read_yaml
 from fdaudit.spec.trust import refuse_code
 from fdaudit.storage.files import write_atomically, written_whole
 from fdaudit.storage.paths import local_path
+from fdaudit.storage.tree import refuse_links
 from fdaudit.storage.vault import Secrets, Vault
 from fdaudit.transcript.manifest import versions, write_manifest
 from fdaudit.transcript.messages import Message
@@ -129,7 +130,7 @@ def import_record(
         raise SpecError("audit", str(audit), "is no mapping", "Write `key: value` lines.")
     refuse_code(settings or {}, "audit")
     spec = recorded_spec(stated, about.parties, settings or {})
-    known = None if seed_from is None else Vault(local_path(seed_from, "seed-from") / "vault").secrets
+    known = None if seed_from is None else _secrets_of(local_path(seed_from, "seed-from"))
     drawn = known or Secrets.draw(spec.seed)
     brought, uses = files.brought(), files.uses()
     _refuse_other_design(stated, brought)
@@ -226,6 +227,11 @@ def scoring_run(
 
 
 # -- details ------------------------------------------------------------------------------------------------------
+
+
+def _secrets_of(run: Path) -> Secrets:
+    refuse_links(run, ("vault",))
+    return Vault(run / "vault").secrets
 
 
 def _card_of(record: Path, card: Card | Path | str | dict[str, Any] | None) -> Card:

@@ -7,6 +7,7 @@ Guarantee:
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ from fdaudit.spec.schema import Spec, load_spec
 from fdaudit.spec.trust import name_code, refuse_code
 from fdaudit.storage.files import load_json, save_json, write_atomically
 from fdaudit.storage.locks import make_private, writing
+from fdaudit.storage.tree import refuse_links
 from fdaudit.storage.vault import Secrets, Vault
 from fdaudit.transcript.manifest import MANIFEST, origin_of, read_manifest, refuse_changed
 from fdaudit.transcript.transcript import Position, refuse_broken
@@ -69,6 +71,7 @@ class RunDirectory:
         with ExitStack() as held:
             if path.is_dir():
                 held.enter_context(writing(path))
+                _refuse_links(path)
             if resume:
                 _refuse_changed_so_far(path)
             spec = _the_spec(source, path, resume)
@@ -161,6 +164,12 @@ class RunDirectory:
                 raise RunError(
                     "dataset", self.plan.spec.dataset.name, problem, "Restore it, or start a new run."
                 )
+
+
+def _refuse_links(path: Path) -> None:
+    """Refuse a run directory with a link in it; any other directory is refused for what it is."""
+    if any(os.path.lexists(path / name) for name in ("spec.yaml", "vault")):
+        refuse_links(path)
 
 
 def _refuse_recording(path: Path) -> None:

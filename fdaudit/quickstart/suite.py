@@ -25,6 +25,7 @@ from fdaudit.progress import Tick
 from fdaudit.spec.schema import Spec, load_spec
 from fdaudit.storage.files import load_json
 from fdaudit.storage.locks import make_private, together, writing
+from fdaudit.storage.tree import refuse_links
 
 __all__ = ["PROTOCOLS", "quickstart", "specs", "table"]
 
@@ -68,6 +69,7 @@ def quickstart(
     wanted = specs()
     first = out / next(iter(wanted))
     _refuse_occupied(out, first, resume)
+    refuse_links(out, wanted)
     make_private(out)
     with together(), writing(out), _Beside(one_by_one or elsewhere is not HERE) as beside:
         for number, (name, spec) in enumerate(wanted.items(), 1):

@@ -23,6 +23,7 @@ from fdaudit.parallel.memory import refuse_forecast
 from fdaudit.storage.digests import canonical
 from fdaudit.storage.files import write_atomically
 from fdaudit.storage.scratch import scratch
+from fdaudit.storage.tree import refuse_links
 from fdaudit.transcript.messages import GENESIS, Message
 from fdaudit.transcript.payloads import PAYLOADS, payload_name
 from fdaudit.transcript.transcript import LOG, read_lines, read_messages, verify_transcript
@@ -118,6 +119,7 @@ def read_record(directory: Path) -> Record:
         raise RunError(
             "record", str(directory), f"has no {RECORD}", "Give a directory that a recorder wrote."
         )
+    refuse_links(directory, _BESIDE)
     try:
         data = read_file(path, JSON_BYTES)
         value = json.loads(data)

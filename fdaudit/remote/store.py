@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 
 from fdaudit.errors import FdauditError, IntegrityError, RunError, UsageError
 from fdaudit.storage.paths import inside
+from fdaudit.storage.tree import refuse_links
 
 __all__ = ["Store"]
 
@@ -93,6 +94,8 @@ class Store:
             RunError: it cannot be listed, or is a file.
             IntegrityError: a name leads out of the directory, or is that of a link.
         """
+        if self._local:
+            refuse_links(Path(self._root))
         with self._asked("listed"):
             self._fs.invalidate_cache()
             try:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from fdaudit.errors import IntegrityError, RunError
 from fdaudit.limits import JSON_BYTES, TENSOR_BYTES, Limit, open_file
 from fdaudit.storage.digests import canonical
+from fdaudit.storage.tree import open_new, put_in_place
 from fdaudit.types import TensorInfo
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ _SYNCS_AT_ONCE = 8
 def write_atomically(path: Path, data: bytes, *, mode: int = 0o644, sync: bool = True) -> None:
     """Write `data` under a temporary name in the same directory, then rename it to `path`."""
     temporary = write_aside(path, data, mode=mode, sync=sync)
-    temporary.replace(path)
+    put_in_place(temporary, path)
     if sync:
         sync_path(path.parent)
 
@@ -56,8 +57,7 @@ def write_atomically(path: Path, data: bytes, *, mode: int = 0o644, sync: bool =
 def write_aside(path: Path, data: bytes, *, mode: int = 0o644, sync: bool = True) -> Path:
     """Write the future content of `path` next to it, and return the temporary name."""
     temporary = path.with_name(f".{path.name}.tmp")
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
-    with os.fdopen(descriptor, "wb") as file:
+    with open_new(temporary, mode) as file:
         file.write(data)
         if sync:
             file.flush()
@@ -125,7 +125,7 @@ def save_json_together(values: Mapping[Path, Any], *, indent: int | None = None)
         aside = {write_aside(path, _text(v, indent), sync=False): path for path, v in values.items()}
         sync(aside)
         for temporary, path in aside.items():
-            temporary.replace(path)
+            put_in_place(temporary, path)
         sync({path.parent for path in values})
 
 

@@ -27,6 +27,7 @@ from fdaudit.storage.files import (
     write_aside,
     write_atomically,
 )
+from fdaudit.storage.tree import make_folder, put_in_place
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -93,10 +94,11 @@ class Vault:
 
     def create(self, secrets: Secrets) -> None:
         """Make the directory and store the secrets in it."""
-        self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self.directory.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_folder(self.directory, 0o700)
         self.directory.chmod(0o700)
         for folder in ("state", "truth", "models"):
-            (self.directory / folder).mkdir(exist_ok=True)
+            make_folder(self.directory / folder)
         write_atomically(self.directory / ".gitignore", b"*\n")
         value = {"seed": secrets.seed, "secret": secrets.secret.hex()}
         save_json(self.directory / "secrets.json", value)
@@ -124,7 +126,8 @@ class Vault:
     def save_encoded(self, name: str, payload: bytes, *, sync: bool = True) -> str:
         """Store encoded tensors, otherwise as `save`; without `sync` the file is not durable yet."""
         path = self.path(name)
-        path.parent.mkdir(parents=True, exist_ok=True)
+        for folder in reversed(path.relative_to(self.directory).parents):
+            make_folder(self.directory / folder)
         write_atomically(path, payload, sync=sync)
         return hashlib.sha256(payload).hexdigest()
 
@@ -160,7 +163,7 @@ class Vault:
         """
         folder = self.directory / _HANDED_OUT
         try:
-            folder.mkdir(exist_ok=True)
+            make_folder(folder)
             for client in clients:
                 save_json(folder / f"{client.replace('/', '-')}.json", {"client": client})
             sync_path(self.directory)
@@ -180,7 +183,7 @@ class Vault:
 
     def replace_round(self, staged: Path) -> None:
         """Make a durable file from `stage_round` the run's resume point."""
-        staged.replace(self.directory / _ROUND)
+        put_in_place(staged, self.directory / _ROUND)
         sync_path(self.directory)
 
     def load_round(self) -> dict[str, Any] | None:

@@ -11,6 +11,7 @@ from fdaudit.reports.schema import read
 from fdaudit.reports.sweep_rows import SweepRun, axis_adversary, row_of
 from fdaudit.storage.files import load_json
 from fdaudit.storage.paths import local_path
+from fdaudit.storage.tree import refuse_links
 from fdaudit.sweeps.index import Entry, read_index
 from fdaudit.sweeps.sweep import run_directory
 from fdaudit.transcript.manifest import refuse_changed
@@ -60,6 +61,7 @@ def _run(directory: Path, entry: Entry) -> SweepRun:
     if status == "done":
         try:
             place = run_directory(directory, entry.key)
+            refuse_links(directory / "runs", (entry.key,))
             refuse_changed(place, results=True)
             result = read(load_json(place / "result.json"))
         except (OSError, FdauditError) as error:

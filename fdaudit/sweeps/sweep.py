@@ -30,6 +30,7 @@ from fdaudit.storage.files import load_json, save_json
 from fdaudit.storage.locks import make_private, writing
 from fdaudit.storage.paths import local_path
 from fdaudit.storage.timings import read_timings
+from fdaudit.storage.tree import refuse_links
 from fdaudit.storage.vault import Secrets, Vault
 from fdaudit.sweeps.grid import Grid, GridRun, expand, load_grid
 from fdaudit.sweeps.index import INDEX, SCHEMA, Entry, Index, read_index, write_index
@@ -40,6 +41,8 @@ __all__ = ["KEPT", "Executor", "local", "run_directory", "shared_directory", "sw
 
 KEPT = ("spec.yaml", MANIFEST, "result.json", "utility.csv", "timings.json", "run.json")
 """Files of a finished run that stay with `keep: results`."""
+_OWN = ("locks", "runs", "scratch", "shared")
+"""Folders of a sweep."""
 _WORKER = "fdaudit.sweeps.worker"
 _DONE = "run.json"
 _ALIKE = (
@@ -121,6 +124,7 @@ def sweep(
     grid, directory = load_grid(source), local_path(out, "out")
     runs = expand(grid)
     _refuse_occupied(directory, resume)
+    refuse_links(directory, _OWN)
     before = read_index(directory) if (directory / INDEX).is_file() else None
     runs = _known_not_to_apply(runs, before)
     if before is None or before.grid != grid.model_dump(mode="json"):

@@ -15,6 +15,7 @@ from fdaudit.errors import IntegrityError, RunError
 from fdaudit.limits import JSON_BYTES, TABLE_BYTES, read_file
 from fdaudit.storage.digests import canonical
 from fdaudit.storage.files import write_atomically
+from fdaudit.storage.tree import irregular
 from fdaudit.transcript.transcript import verify_transcript
 
 __all__ = [
@@ -136,6 +137,8 @@ def verify(run: Path) -> list[str]:
         manifest = read_manifest(run)
     except IntegrityError as error:
         return list(error.findings)
+    if findings := irregular(run):
+        return findings
     transcript = run / "transcript"
     return _changed(run, manifest) + verify_transcript(
         transcript,
@@ -179,7 +182,12 @@ def refuse_changed(run: Path, *, results: bool = False) -> None:
         RunError: there is no manifest, or another version wrote it.
     """
     pruned = results and not (run / "transcript").exists()
-    if findings := _changed(run, read_manifest(run)) if pruned else verify(run):
+    if not pruned:
+        findings = verify(run)
+    else:
+        manifest = read_manifest(run)
+        findings = irregular(run) or _changed(run, manifest)
+    if findings:
         raise IntegrityError(findings)
 
 

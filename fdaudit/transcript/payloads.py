@@ -22,6 +22,7 @@ from fdaudit.errors import IntegrityError
 from fdaudit.limits import TENSOR_BYTES, open_file
 from fdaudit.parallel.memory import refuse_forecast
 from fdaudit.storage.files import commitment, write_atomically
+from fdaudit.storage.tree import make_folder, open_appending
 
 if TYPE_CHECKING:
     from fdaudit.transcript.messages import Message
@@ -47,7 +48,9 @@ class Payloads:
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
-        (directory / PAYLOADS).mkdir(parents=True, exist_ok=True)
+        directory.parent.mkdir(parents=True, exist_ok=True)
+        for folder in (directory, directory / PAYLOADS):
+            make_folder(folder)
         self._unsynced: list[Path] = []
         self._open: tuple[Path, BinaryIO] | None = None
 
@@ -67,7 +70,7 @@ class Payloads:
             if shared is not None and int(shared[1]) < round:
                 continue
             if shared is not None and int(shared[1]) == round and end:
-                os.truncate(path, end)
+                open_appending(path, end).close()
                 continue
             path.unlink()
 
@@ -99,7 +102,7 @@ class Payloads:
         """Return the file of a round, at its end."""
         if self._open is None or self._open[0] != path:
             self.close()
-            self._open = (path, path.open("ab", buffering=0))
+            self._open = (path, open_appending(path))
             self._unsynced.append(path)
         elif path not in self._unsynced[-1:]:
             self._unsynced.append(path)

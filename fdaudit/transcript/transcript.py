@@ -26,6 +26,7 @@ from fdaudit.errors import IntegrityError, RunError
 from fdaudit.limits import LINE_BYTES, LOG_BYTES, TENSOR_BYTES, Limit, open_file
 from fdaudit.rng import SecretStream
 from fdaudit.storage.files import Syncs, commitment, decode, encode, header
+from fdaudit.storage.tree import open_appending
 from fdaudit.storage.writer import InlineWriter, Writer
 from fdaudit.transcript.messages import ALL, DATA, GENESIS, Message
 from fdaudit.transcript.payloads import PAYLOADS, Payloads, payload_name, placed, read_payload, shared_name
@@ -94,7 +95,7 @@ class Transcript:
         self._position = start or Position()
         self.seq = self._position.seq
         self._rewind()
-        self._file = self._log_path.open("ab", buffering=0)
+        self._file = open_appending(self._log_path)
 
     @property
     def position(self) -> Position:
@@ -104,11 +105,11 @@ class Transcript:
 
     def _rewind(self) -> None:
         """Cut the log back to the start position, and remove later payloads."""
-        self._log_path.touch()
+        open_appending(self._log_path).close()
         # A continued chain (an oracle's log) starts with a foreign head at offset 0.
         if self._log_path.stat().st_size < self._position.offset:
             raise IntegrityError([f"{self._log_path.name} is shorter than the last checkpoint says"])
-        os.truncate(self._log_path, self._position.offset)
+        open_appending(self._log_path, self._position.offset).close()
         lines = _lines_back(self._log_path)
         last = next(lines, None)
         if last is None:

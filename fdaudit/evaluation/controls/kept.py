@@ -19,6 +19,7 @@ from fdaudit.result import Control
 from fdaudit.storage.digests import canonical
 from fdaudit.storage.files import load_json, save_json, write_atomically
 from fdaudit.storage.locks import writing
+from fdaudit.storage.tree import make_folder
 
 if TYPE_CHECKING:
     from fdaudit.adversary.attack_plan import AttackPlan
@@ -56,7 +57,8 @@ def kept_controls(
         found = next((outcomes for outcomes in others if outcomes is not None), None)
         if found is None:
             found = {n: c.to_json() for n, c in controls(attack, plan, setting).items()}
-        path.parent.mkdir(parents=True, exist_ok=True)
+        for folder in (path.parent.parent, path.parent):
+            make_folder(folder)
         with writing(path.parent, wait=True):  # a process with another adversary's cell writes the same file
             save_json(path, {"sealed": seal(found), "controls": found}, indent=1)
     return {n: Control.from_json(value) for n, value in found.items()}
@@ -77,5 +79,6 @@ def take_controls(source: Path, run: Path) -> None:
     for path in sorted(controls_directory(source).glob("*.json")):
         target = controls_directory(run) / path.name
         if not target.is_file():
-            target.parent.mkdir(parents=True, exist_ok=True)
+            for folder in (target.parent.parent, target.parent):
+                make_folder(folder)
             write_atomically(target, read_file(path, JSON_BYTES))
