@@ -34,8 +34,8 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
 from fdaudit.errors import BudgetExceededError, FdauditError, SpecError
-from fdaudit.isolation.frames import EndedError, Frame, MalformedError, Tensors, receive, send
 from fdaudit.isolation.confinement import LAYERS, Allowed
+from fdaudit.isolation.frames import EndedError, Frame, MalformedError, Tensors, receive, send
 from fdaudit.isolation.keeper import ENDINGS, Bounds
 from fdaudit.isolation.launch import (
     THREADS,
@@ -71,6 +71,7 @@ __all__ = [
     "attack",
     "dismiss",
     "home",
+    "offered_confinement",
     "one_cell",
     "settings_of",
     "stand_by",
@@ -84,7 +85,7 @@ KILLED = (
 """Why a cell has no outcome if its process is gone."""
 OVERDUE = "its attacks took longer than the {:g} seconds of `limits.seconds_per_cell`"
 _PATIENCE, _START_UP = 10.0, 600.0
-"""Seconds in which a process that was told to end does, and in which a new one is ready, before any code of an attack."""
+"""Seconds in which a process that was told to end does, and in which a new one is ready for its first attack."""
 _SETTINGS_SECONDS, _ALONE_SECONDS = 600.0, 86_400.0
 """Seconds in which an attack's settings are found, and for an attack that belongs to no cell."""
 _MEMORY_SHARE, _MOST_PROCESSES, _MOST_DISK = 0.9, 128, 16 << 30
@@ -122,7 +123,7 @@ class Tried:
 
     Attributes:
         left: seconds that are left.
-        missing: layers of confinement that were missing for some of them, with reasons; None before the first has begun.
+        missing: layers of confinement that some of them lacked, with reasons; None before the first has begun.
     """
 
     def __init__(self, seconds: float) -> None:
@@ -132,10 +133,7 @@ class Tried:
     @property
     def confinement(self) -> Confinement | None:
         """Return how they were confined; None if none has begun."""
-        if self.missing is None:
-            return None
-        held = tuple(layer for layer in (*LAYERS, _TIME) if layer not in self.missing)
-        return Confinement(held=held, missing=dict(self.missing))
+        return None if self.missing is None else _confined(self.missing)
 
 
 _TIME = "time"
@@ -516,6 +514,25 @@ _without: tuple[str, ...] = ()
 _free: list[Attacker] = []
 _turn = Lock()
 _dismissed = False
+
+
+def offered_confinement() -> Confinement:
+    """Return how this machine confines a third party's attack, as a process that starts and runs none finds it.
+
+    Raises:
+        AttackFailedError: the process does not start.
+        MalformedError: it sends something else.
+    """
+    attacker = Attacker(own=False)
+    try:
+        return _confined(attacker.missing())
+    finally:
+        attacker.close()
+
+
+def _confined(missing: Mapping[str, str]) -> Confinement:
+    held = tuple(layer for layer in (*LAYERS, _TIME) if layer not in missing)
+    return Confinement(held=held, missing=dict(missing))
 
 
 def home() -> Path:

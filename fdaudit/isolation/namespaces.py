@@ -79,7 +79,10 @@ def build_tree(readable: Sequence[str], writable: Sequence[str]) -> None:
             for each in sorted(shown, key=lambda found: found.place):
                 _show(top, each)
             _show_proc(top, proc, names_own)
-            for folder, when in changed.items():  # Python lists a changed directory again, which rules may forbid
+            for (
+                folder,
+                when,
+            ) in changed.items():  # Python lists a changed directory again, which rules may forbid
                 if os.stat(top + folder).st_dev == os.stat(top).st_dev:
                     os.utime(top + folder, ns=(when, when))
             os.chdir(top)

@@ -40,7 +40,9 @@ def main() -> None:
 
 def serve_until_the_end(allowed: Allowed) -> None:
     """Confine this process, and serve cases until the input ends."""
-    PathFinder.find_spec(_NO_MODULE)  # lists the directories of the search path, which rules on files may forbid later
+    PathFinder.find_spec(
+        _NO_MODULE
+    )  # lists the directories of the search path, which rules on files may forbid later
     missing = confine(allowed)
     reading = os.fdopen(os.dup(0), "rb")
     writing = os.fdopen(os.dup(1), "wb")

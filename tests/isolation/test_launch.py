@@ -42,7 +42,8 @@ secret = open(sys.argv[1])
 process.serve_until_the_end = told
 with tempfile.TemporaryDirectory() as place, open(Path(place) / "output", "w+b") as output:
     child, reading, writing = launch.fork(launch.Launch(
-        allowed=Allowed((), ("a",), Bounds(1, 1, 1)), output=output, directory=Path(place), variables={"HOME": "there"}))
+        allowed=Allowed((), ("a",), Bounds(1, 1, 1)), output=output,
+        directory=Path(place), variables={"HOME": "there"}))
     alive = child.poll() is None
     writing.write(b"asked")
     writing.flush()
