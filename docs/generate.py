@@ -69,6 +69,7 @@ _TITLES = {
     "DefenseEntry": "defenses",
     "AttackSpec": "attacks",
     "RecordRounds": "record",
+    "LimitSpec": "limits",
     "GateSpec": "gates",
     "PresetSpec": "preset",
     "PrivacySpec": "privacy",
