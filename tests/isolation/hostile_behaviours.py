@@ -311,11 +311,8 @@ def _targets(p: Place) -> list[int]:
 
 def _traces(p: Place) -> Any:
     return _each(
-        *(
-            lambda pid=pid: raised(LIBC.ptrace(request, pid, 0, 0))
-            for pid in _targets(p)
-            for request in (16, 0x4206)
-        ),
+        *(lambda pid=pid: raised(LIBC.ptrace(16, pid, 0, 0)) for pid in _targets(p)),
+        *(lambda pid=pid: raised(LIBC.ptrace(0x4206, pid, 0, 0)) for pid in _targets(p)),
         lambda: raised(LIBC.ptrace(0, 0, 0, 0)),
     )
 
