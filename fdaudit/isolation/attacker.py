@@ -169,7 +169,8 @@ class Attacker:
         self.folder = home() if own else new_folder("attack")
         self.surroundings = _surroundings(own)
         self._temporary = new_folder("attacker") if own else self.folder
-        self._user = None if own or os.geteuid() != 0 else _FIRST_USER + secrets.randbelow(_USERS)
+        another = os.geteuid() == 0 and not own and "user" not in _without
+        self._user = _FIRST_USER + secrets.randbelow(_USERS) if another else None
         self._printed = 0
         self._until = 0.0
         self._spoiled = False

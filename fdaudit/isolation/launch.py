@@ -236,20 +236,13 @@ def ended_within(process: Process, seconds: float) -> bool:
     """Return whether a process ends within a time."""
     until = time.monotonic() + seconds
     announced = _announcing(process)
-    try:
-        while process.poll() is None:
-            left = until - time.monotonic()
-            if left <= 0:
-                return False
-            if announced is None:
-                time.sleep(min(left, 0.01))
-            else:
-                waiting = select.poll()
-                waiting.register(announced, select.POLLIN)
-                waiting.poll(1000 * left + 1)
-                announced, closed = None, announced  # its status may still be on its way
-                os.close(closed)
-        return True
-    finally:
-        if announced is not None:
-            os.close(announced)
+    if announced is not None:
+        waiting = select.poll()
+        waiting.register(announced, select.POLLIN)
+        waiting.poll(1000 * seconds)
+        os.close(announced)
+    while process.poll() is None:  # its status may come a moment after its end
+        if time.monotonic() > until:
+            return False
+        time.sleep(0.01)
+    return True
