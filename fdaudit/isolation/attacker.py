@@ -28,7 +28,7 @@ from functools import cache
 from io import BufferedReader, BufferedWriter
 from pathlib import Path
 from signal import SIGKILL, SIGTERM
-from tempfile import TemporaryDirectory, gettempdir
+from tempfile import gettempdir, mkdtemp
 from threading import Lock
 from time import monotonic
 from typing import TYPE_CHECKING, Any, BinaryIO, cast
@@ -49,7 +49,7 @@ from fdaudit.isolation.launch import (
 from fdaudit.isolation.paths import devices, has_accelerator, readable
 from fdaudit.result import Confinement
 from fdaudit.storage.cache import DIRECTORY, handed_on, private_directory
-from fdaudit.storage.scratch import new_folder
+from fdaudit.storage.scratch import new_folder, remove_tree
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -274,7 +274,7 @@ class Attacker:
             if stream is not None:
                 with suppress(OSError, FdauditError):
                     stream.close()
-        shutil.rmtree(self._temporary, ignore_errors=True)
+        remove_tree(self._temporary)
 
     def give(self, place: Path) -> None:
         """Let the process read and change what is in a directory of its own."""
@@ -397,7 +397,7 @@ def attack(asked: AttackPlan, view: View, case: Trial, reply: Reply | None = Non
     served, tried = _served(case, reply), _cell.get() or Tried(_ALONE_SECONDS)
     with (
         _attacker(asked.own, _networks_files(case)) as attacker,
-        TemporaryDirectory(dir=attacker.folder, prefix="case-") as folder,
+        _case_folder(attacker.folder, asked.own) as folder,
     ):
         directory = _laid_out(view, attacker.folder, Path(folder) / "view")
         attacker.give(Path(folder))
@@ -418,6 +418,17 @@ def attack(asked: AttackPlan, view: View, case: Trial, reply: Reply | None = Non
         if frame.kind != "guesses":
             raise MalformedError(f"the attack's process answered with {frame.kind!r:.60}")
         return guesses_of(frame.fields.get("guesses"), frame.tensors)
+
+
+@contextmanager
+def _case_folder(above: Path, own: bool) -> Iterator[str]:
+    """Yield a directory of one case. A third party's goes with its process: nothing is removed under its hands."""
+    made = mkdtemp(dir=above, prefix="case-")
+    try:
+        yield made
+    finally:
+        if own:
+            remove_tree(Path(made))
 
 
 def _laid_out(view: View, readable_below: Path, place: Path) -> Path:

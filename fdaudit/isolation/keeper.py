@@ -30,7 +30,8 @@ _SIGNALS = {signal.SIGTERM, signal.SIGCHLD}
 _PAUSE, _SHARE = 0.25, 0.005
 """Least seconds between two looks, and the most of a processor that looking may take."""
 _PAGE = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
-_SPARE_DISK = 1 << 28
+_SPARE_DISK, _LEAST_ENTRY = 1 << 28, 4096
+"""Bytes: below this much free space an attack must not take more; and what even an empty file is taken for."""
 
 
 @dataclass(frozen=True)
@@ -147,7 +148,7 @@ def _written(folder: str, most: int) -> int:
                 with suppress(OSError):
                     if entry.is_dir(follow_symlinks=False):
                         agenda.append(entry.path)
-                    total += 512 * entry.stat(follow_symlinks=False).st_blocks
+                    total += max(_LEAST_ENTRY, 512 * entry.stat(follow_symlinks=False).st_blocks)
     return total
 
 

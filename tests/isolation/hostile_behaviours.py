@@ -621,6 +621,31 @@ def fills_its_output(p: Place) -> None:
         os.write(2, b"x" * (1 << 20))
 
 
+def nests_directories(p: Place) -> None:
+    """Deeper than a recursion goes, and than a path is long."""
+    for _ in range(5000):
+        os.mkdir("d")
+        os.chdir("d")
+    os._exit(0)
+
+
+def leaves_what_resists(p: Place) -> None:
+    """Directories that nobody may enter, with links to the run: who mends modes to remove them must not follow."""
+    os.mkdir("closed")
+    for number, target in enumerate((p.secrets, p.run / "vault", p.run)):
+        os.symlink(target, f"closed/link-{number}")
+    os.umask(0o777)
+    os.mkdir("closed/inner")
+    os.open("closed/file", os.O_CREAT | os.O_WRONLY, 0o666)
+    os.mkdir("none")
+    os._exit(0)
+
+
+def makes_empty_files(p: Place) -> None:
+    for number in range(1 << 22):
+        os.close(os.open(f"empty-{number}", os.O_CREAT | os.O_WRONLY))
+
+
 def _pipes() -> list[int]:
     found = []
     for number in range(3, 64):
@@ -687,6 +712,9 @@ ALONE: dict[str, tuple[Callable[[Place], None], str]] = {
     "takes memory": (takes_memory, "memory"),
     "takes memory in children": (takes_memory_in_children, "memory"),
     "fills the disk": (fills_the_disk, "disk"),
+    "nests directories": (nests_directories, "ended"),
+    "leaves what resists": (leaves_what_resists, "ended"),
+    "makes empty files": (makes_empty_files, "disk"),
     "fills its output": (fills_its_output, "disk"),
     "closes the pipe": (closes_the_pipe, "ended"),
     "claims a huge frame": (claims_a_huge_frame, "malformed"),
