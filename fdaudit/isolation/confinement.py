@@ -22,6 +22,7 @@ import os
 import resource
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -127,8 +128,8 @@ def _bounded(allowed: Allowed, alone: bool) -> str | None:
         _, most = resource.getrlimit(limit)
         lower = value if most == resource.RLIM_INFINITY else min(value, most)
         resource.setrlimit(limit, (lower, lower))
-    with open(_OUT_OF_MEMORY, "w", encoding="ascii") as file:
-        file.write("1000")
+    with suppress(OSError), open(_OUT_OF_MEMORY, "w", encoding="ascii") as file:
+        file.write("1000")  # the keeper watches, too
     return None
 
 

@@ -268,7 +268,7 @@ from fdaudit.isolation import namespaces
 home, root, files = sys.argv[1], sys.argv[2], json.loads(sys.argv[3])
 if "tree" not in namespaces.enter(["tree"]):  # shows Python below directories that only root may enter
     devices = ["/dev/" + name for name in ("null", "zero", "urandom", "full", "shm")]
-    namespaces.build_tree([*files, root, "/etc"], [home, *devices])
+    namespaces.build_tree([*files, root, "/etc"], [home, "/proc/self", *devices])
 hidden = namespaces.unreachable([root, sys.prefix, os.__file__], {NOBODY})
 if hidden is not None:
     print(hidden)
