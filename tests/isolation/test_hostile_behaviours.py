@@ -171,12 +171,12 @@ def test_the_behaviours_succeed_where_nothing_confines_them(tmp_path: Path) -> N
     (victim / "vault" / "secrets.json").write_text("{}")
     (victim / "manifest.json").write_text("{}")
     wanted = (
-        "open_to_all",
-        "chmod_of_all_kinds",
-        "times",
         "reads",
         "reads_by_another_program",
         "sees_the_run",
+        "times",
+        "open_to_all",
+        "chmod_of_all_kinds",
     )
     script = (
         "import json, os, sys; sys.path.insert(0, sys.argv[1]); import hostile_behaviours as b\n"
