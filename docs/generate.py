@@ -70,6 +70,7 @@ _TITLES = {
     "DefenseEntry": "defenses",
     "AttackSpec": "attacks",
     "RecordRounds": "record",
+    "LimitSpec": "limits",
     "GateSpec": "gates",
     "PresetSpec": "preset",
     "PrivacySpec": "privacy",

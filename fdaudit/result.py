@@ -14,6 +14,7 @@ from fdaudit.types import Figure, Goal
 __all__ = [
     "SCHEMA",
     "Cell",
+    "Confinement",
     "Control",
     "TargetResult",
     "cell_directory",
@@ -98,12 +99,34 @@ class TargetResult:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Confinement:
+    """How the processes of a cell's attacks were confined.
+
+    Attributes:
+        held: the layers that held for all of them.
+        missing: the layers that did not, each with the reason.
+    """
+
+    held: tuple[str, ...]
+    missing: Mapping[str, str]
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> Confinement:
+        """Return the confinement that `to_json` made `value` from."""
+        return cls(held=tuple(value["held"]), missing=dict(value["missing"]))
+
+    def to_json(self) -> dict[str, Any]:
+        """Return a JSON object."""
+        return {"held": list(self.held), "missing": dict(self.missing)}
+
+
+@dataclass(frozen=True, kw_only=True)
 class Cell:
     """One protocol x adversary x attack cell: its result, or the reason why it was not run.
 
     `needs` names what the attack can start from: kinds of messages, or an oracle; empty for guesses from outside.
     `canaries` says how a membership attack scored canaries, or why it scored none. It is None if the run has no
-    canaries for it.
+    canaries for it. `confinement` says which layers confined the attack's processes; None if none was started.
     """
 
     protocol: str
@@ -121,6 +144,7 @@ class Cell:
     targets: tuple[TargetResult, ...] = ()
     controls: Mapping[str, Control] = field(default_factory=dict)
     canaries: Mapping[str, Any] | None = None
+    confinement: Confinement | None = None
 
     @property
     def id(self) -> str:
@@ -133,8 +157,9 @@ class Cell:
         plain = {
             k: v
             for k, v in value.items()
-            if k not in ("id", "figures", "targets", "controls", "assumes", "needs")
+            if k not in ("id", "figures", "targets", "controls", "assumes", "needs", "confinement")
         }
+        confined = value.get("confinement")
         return cls(
             **plain,
             assumes=tuple(value["assumes"]),
@@ -142,6 +167,7 @@ class Cell:
             figures=figures_of(value["figures"]),
             targets=tuple(TargetResult.from_json(t) for t in value["targets"]),
             controls={name: Control.from_json(c) for name, c in (value["controls"] or {}).items()},
+            confinement=None if confined is None else Confinement.from_json(confined),
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -163,6 +189,7 @@ class Cell:
             "targets": [t.to_json() for t in self.targets],
             "controls": {k: c.to_json() for k, c in self.controls.items()} or None,
             **({} if self.canaries is None else {"canaries": dict(self.canaries)}),
+            **({} if self.confinement is None else {"confinement": self.confinement.to_json()}),
         }
 
 

@@ -178,6 +178,7 @@ def build(
         "utility_words": _utility_words(result),
         "tested": result.family,
         "detectable": _detectable(result),
+        "confined": _confined(result),
         "intervals": sum(1 for c in cells for f in _deciding(c) if f.low is not None),
         "timings": timings,
         "stages": {name: seconds for name, seconds in timings.items() if name not in ids},
@@ -202,6 +203,25 @@ def _release(result: Result) -> Release:
         "" if stated == "internal" or audited else "No attack ran on what such a release shows to the world."
     )
     return Release(stated=_RELEASES[stated], caution=caution)
+
+
+def _confined(result: Result) -> list[str]:
+    """Return how attacks' processes were confined: one line if all were alike, else one for each way."""
+    alike = dict[str, list[str]]()
+    for cell in result.cells:
+        if cell.confinement is not None:
+            missing = (f"{layer} ({why})" for layer, why in cell.confinement.missing.items())
+            held = joined(cell.confinement.held) if cell.confinement.held else "nothing"
+            said = f"confined by {held}"
+            lacking = "; ".join(missing)
+            alike.setdefault(f"{said}; not confined here by {lacking}" if lacking else said, []).append(
+                cell.id
+            )
+    if len(alike) < 2:
+        return [f"Attacks were {said}." for said in alike]
+    most = max(alike, key=lambda said: len(alike[said]))
+    others = [f"{joined(cells)}: {said}." for said, cells in alike.items() if said != most]
+    return [f"Attacks were {most}, except these cells.", *others]
 
 
 def _detectable(result: Result) -> str:

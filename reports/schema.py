@@ -22,6 +22,7 @@ __all__ = [
     "ByThemselves",
     "Cell",
     "Check",
+    "Confinement",
     "Contribution",
     "Control",
     "Controls",
@@ -298,6 +299,13 @@ class Controls(_Part):
     power: Control | None = None
 
 
+class Confinement(_Part):
+    """The layers that confined the processes of a cell's attacks, and why the others did not."""
+
+    held: tuple[str, ...] = ()
+    missing: dict[str, str] = Field(default_factory=dict)
+
+
 class Cell(_Part):
     """One protocol x adversary x attack."""
 
@@ -317,6 +325,8 @@ class Cell(_Part):
     figures: tuple[Figure, ...] = ()
     targets: tuple[Target, ...] = ()
     controls: Controls | None = None
+    confinement: Confinement | None = None
+    """None if no process was started, or an older version did not say."""
 
     @model_validator(mode="after")
     def _has_reason(self) -> Cell:

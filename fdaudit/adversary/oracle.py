@@ -3,6 +3,7 @@
 Guarantees:
   * the handle holds two queues, a budget and a word; no attribute, closure or bound method leads from it to a model,
     a vault or a split (attributes would reach a model through a closure over it);
+  * a question without samples costs as much as one with one;
   * a query that would exceed the budget is refused before anything is asked. The serving side keeps its own count and
     refuses it again: tampering with the handle buys no answer;
   * an answer that cannot be given fails the attack, even if the attack catches the error, and blocks no process.
@@ -82,7 +83,7 @@ class Oracle:
             BudgetExceededError: the query would pass the budget; nothing was asked.
             FdauditError: there is no such model to ask.
         """
-        n = int(x.shape[0])
+        n = max(1, int(x.shape[0]))
         if of not in (self._models or (None,)):
             raise FdauditError(f"oracle: {of} has no model to ask; there are {list(self._models) or 'none'}.")
         with self._turn:
@@ -141,7 +142,7 @@ def serve(attack: Callable[[], T], oracle: Oracle, reply_to: Callable[[Tensor, s
         if refusal is None:
             try:
                 x, of = question
-                left -= len(x)
+                left -= max(1, len(x))
                 if left < 0:
                     raise BudgetExceededError(f"oracle: more was asked than the budget of {oracle.budget}.")
                 reply = reply_to(x, of)

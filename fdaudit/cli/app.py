@@ -15,13 +15,13 @@ import typer
 from fdaudit.cli.design import design
 from fdaudit.cli.directories import open_directory, runs_below
 from fdaudit.cli.evidence import evidence, verify
+from fdaudit.cli.machine import doctor, weights
 from fdaudit.cli.options import Address, AsJson, ExecutorName, RunPath, RunWorkers, TrustCode
 from fdaudit.cli.privacy import calibrate, ledger
 from fdaudit.cli.recording import card, import_
 from fdaudit.cli.red_team import export_view, score
 from fdaudit.cli.sweeps import curve, sweep
 from fdaudit.cli.verdicts import verdicts
-from fdaudit.cli.weights import weights
 from fdaudit.cluster.backends import elsewhere
 from fdaudit.errors import FdauditError, IntegrityError, UsageError, plugin_line
 from fdaudit.progress import progress, say, show, typed_again
@@ -414,6 +414,7 @@ app.add_typer(card, name="card")
 app.command()(sweep)
 app.command()(curve)
 app.command()(weights)
+app.command()(doctor)
 
 
 @app.command(name="list")

@@ -28,7 +28,7 @@ from fdaudit.handout.auxiliary import Assumption, assumptions, known, merged, ot
 from fdaudit.handout.handed import Adversary, handed_folder, without_records
 from fdaudit.handout.oracle_server import Answering
 from fdaudit.handout.rehearsals import rehearsal_of
-from fdaudit.isolation.attacker import AttackFailedError, attack
+from fdaudit.isolation.attacker import AttackFailedError, Tried, attack, one_cell
 from fdaudit.isolation.schema import Trial
 from fdaudit.planning.case import Case
 from fdaudit.planning.run_directory import RunDirectory
@@ -200,7 +200,11 @@ class Stage:
         """
         if (unasked := not_asked(self.plan, adversary.name, attack)) is not None:
             return unasked
-        base = _Base(self.plan, adversary.name, attack)
+        with one_cell(self.plan.spec.seconds_per_cell) as tried:
+            return self._cell(_Base(self.plan, adversary.name, attack, tried), adversary, beside)
+
+    def _cell(self, base: _Base, adversary: Adversary, beside: Sequence[Path]) -> Cell:
+        attack = base.attack
         task, able = self.plan.dataset.task, tuple(attack.card.get("tasks", ONLY_SINGLE_LABEL))
         if task not in able:
             reason = _ONLY_TEXTS if able == ("text",) else _OTHER_TASK[task]
@@ -249,7 +253,8 @@ class Stage:
         """
         base = _Base(self.plan, adversary.name, attack)
         task = self.task(adversary.name, attack)
-        found, _, reason = self._tried(base, adversary, task, assumptions(self.plan, attack.card))
+        with one_cell(self.plan.spec.seconds_per_cell):
+            found, _, reason = self._tried(base, adversary, task, assumptions(self.plan, attack.card))
         if not found:
             told = "; ".join(filter(None, (reason, self.plan.advice(attack))))
             raise RunError(
@@ -334,7 +339,7 @@ class Stage:
         with log:
 
             def serve_one(x: Tensor, of: str | None) -> Tensor:
-                asked.append(len(x))
+                asked.append(max(1, len(x)))  # a question without samples costs one query
                 answerer = of or "oracle"
                 whose.add(answerer)
                 question = log.record(asker, answerer, "oracle_query", {"samples": x})
@@ -411,6 +416,7 @@ class _Base:
     plan: Case
     adversary: str
     attack: AttackPlan
+    tried: Tried | None = None
 
     @property
     def id(self) -> str:
@@ -427,5 +433,6 @@ class _Base:
             assumes=tuple(self.attack.card["assumes"]),
             needs=tuple(self.attack.card.get("needs", ())),
             params=dict(self.attack.params or {}),
+            confinement=None if self.tried is None else self.tried.confinement,
             **values,
         )

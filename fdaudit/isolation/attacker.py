@@ -7,7 +7,9 @@ Guarantees:
   * a third-party attack starts in a new program, without the auditor's memory, open files and variables;
   * fdaudit's own attacks start in the same way, or in a fork of a process that has not read anything of a run yet;
   * its answers are bytes, from which plain tensors are rebuilt here, and counted;
-  * a process that ends before it has answered fails only its own case.
+  * a process that ends before it has answered fails only its own case;
+  * each process is confined (`fdaudit.isolation.confinement`), and each cell is told by which layers;
+  * a cell's attacks end at its deadline, and no process of theirs is left.
 """
 
 from __future__ import annotations
@@ -15,25 +17,39 @@ from __future__ import annotations
 import atexit
 import json
 import os
+import secrets
 import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from dataclasses import replace
 from functools import cache
+from io import BufferedReader, BufferedWriter
 from pathlib import Path
-from signal import SIGKILL
-from tempfile import TemporaryDirectory, gettempdir
+from signal import SIGKILL, SIGTERM
+from tempfile import gettempdir, mkdtemp
 from threading import Lock
-from time import sleep
-from typing import TYPE_CHECKING, Any, BinaryIO
+from time import monotonic
+from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
 from fdaudit.errors import BudgetExceededError, FdauditError, SpecError
+from fdaudit.isolation.confinement import LAYERS, Allowed
 from fdaudit.isolation.frames import MOST_ANSWER, EndedError, Frame, MalformedError, Tensors, receive, send
-from fdaudit.isolation.launch import THREADS, Launch, Process, new_program
-from fdaudit.isolation.paths import devices, readable
+from fdaudit.isolation.keeper import ENDINGS, Bounds
+from fdaudit.isolation.launch import (
+    THREADS,
+    Launch,
+    OverdueError,
+    Pipe,
+    Process,
+    ended_within,
+    new_program,
+)
+from fdaudit.isolation.paths import devices, has_accelerator, readable
+from fdaudit.result import Confinement
 from fdaudit.storage.cache import DIRECTORY, handed_on, private_directory
-from fdaudit.storage.scratch import new_folder
+from fdaudit.storage.scratch import new_folder, remove_tree
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -48,11 +64,15 @@ if TYPE_CHECKING:
 __all__ = [
     "ENDED",
     "KILLED",
+    "OVERDUE",
     "AttackFailedError",
     "Attacker",
+    "Tried",
     "attack",
     "dismiss",
     "home",
+    "offered_confinement",
+    "one_cell",
     "settings_of",
     "stand_by",
 ]
@@ -63,8 +83,16 @@ KILLED = (
     "set FDAUDIT_MEMORY lower, or use fewer threads"
 )
 """Why a cell has no outcome if its process is gone."""
-_WAITS, _WAIT = 20, 0.05
-"""Attempts to learn the status of a process whose pipe has closed, and seconds between them."""
+OVERDUE = "its attacks took longer than the {:g} seconds of `limits.seconds_per_cell`"
+_PATIENCE, _START_UP = 10.0, 600.0
+"""Seconds in which a process that was told to end does, and in which a new one is ready for its first attack."""
+_SETTINGS_SECONDS, _ALONE_SECONDS = 600.0, 86_400.0
+"""Seconds in which an attack's settings are found, and for an attack that belongs to no cell."""
+_MEMORY_SHARE, _MOST_PROCESSES, _MOST_DISK = 0.9, 128, 16 << 30
+_FIRST_USER, _USERS = 61184, 4336
+"""Numbers of users that belong to nobody, as systemd gives them to services."""
+_MOST_REFUSED = 100
+"""Questions after a refused one that are still answered with a refusal."""
 _OUTPUT = "output.txt"
 _KEPT = ("PATH", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "LD_LIBRARY_PATH", "CUDA_VISIBLE_DEVICES")
 """Variables of this process that an attack's process receives."""
@@ -87,6 +115,43 @@ class AttackFailedError(FdauditError):
     """An attack raised an error, or its process ended without an answer; the text says which."""
 
 
+class Tried:
+    """The attacks of one cell.
+
+    Args:
+        seconds: how long they may take together.
+
+    Attributes:
+        left: seconds that are left.
+        missing: layers of confinement that some of them lacked, with reasons; None before the first has begun.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = self.left = float(seconds)
+        self.missing: dict[str, str] | None = None
+
+    @property
+    def confinement(self) -> Confinement | None:
+        """Return how they were confined; None if none has begun."""
+        return None if self.missing is None else _confined(self.missing)
+
+
+_TIME = "time"
+"""The layer that is on this side: the deadline."""
+_cell: ContextVar[Tried | None] = ContextVar("cell", default=None)
+
+
+@contextmanager
+def one_cell(seconds: float) -> Iterator[Tried]:
+    """Count all attacks of the block as one cell's, with one deadline for all."""
+    tried = Tried(seconds)
+    token = _cell.set(tried)
+    try:
+        yield tried
+    finally:
+        _cell.reset(token)
+
+
 class Attacker:
     """A process that attacks run in.
 
@@ -99,87 +164,154 @@ class Attacker:
     def __init__(
         self, own: bool, launched: Launcher = new_program, *, reads: frozenset[str] = frozenset()
     ) -> None:
-        self._launched = launched
+        self._launched, self._own = launched, own
         self.reads = reads
         self.folder = home() if own else new_folder("attack")
         self.surroundings = _surroundings(own)
         self._temporary = new_folder("attacker") if own else self.folder
+        another = os.geteuid() == 0 and not own and "user" not in _without
+        self._user = _FIRST_USER + secrets.randbelow(_USERS) if another else None
         self._printed = 0
+        self._until = 0.0
+        self._spoiled = False
         self._output: BinaryIO | None = None
         self._process: Process | None = None
         self._reading, self._writing = self._started()
-        self._ready = False
+        self._missing: dict[str, str] | None = None
+
+    def missing(self) -> dict[str, str]:
+        """Wait until the process is ready; return the layers of its confinement that are missing, with reasons.
+
+        Raises:
+            AttackFailedError: it ended before.
+            MalformedError: it sent something else.
+        """
+        if self._missing is None:
+            self._until = monotonic() + _START_UP
+            with self._conversation(_START_UP):
+                found = receive(self._reading, 0).fields.get("missing")
+            if not isinstance(found, dict):
+                raise MalformedError("the attack's process did not say how it is confined")
+            self._missing = {layer: str(found[layer]) for layer in LAYERS if layer in found}
+        return self._missing
 
     def ask(
-        self, kind: str, fields: Mapping[str, Any], tensors: Tensors, served: _Served | None = None
+        self,
+        kind: str,
+        fields: Mapping[str, Any],
+        tensors: Tensors,
+        served: _Served | None = None,
+        tried: Tried | None = None,
     ) -> Frame:
         """Send one request and return the answer; questions of the process are served meanwhile.
 
+        Args:
+            kind: the request's type.
+            fields: its JSON values.
+            tensors: its tensors.
+            served: the oracle that the process may ask.
+            tried: the cell whose time it takes; default: one of its own.
+
         Raises:
-            AttackFailedError: the attack failed, or the process ended.
+            AttackFailedError: the attack failed, the process ended, or the time is up.
             MalformedError: the process sent an invalid frame.
         """
+        missing = self.missing()
+        tried = tried or Tried(_SETTINGS_SECONDS)
+        tried.missing = {**(tried.missing or {}), **missing}
+        begun = monotonic()
+        self._until = begun + tried.left
         try:
-            if not self._ready:
-                receive(self._reading, 0)
-                self._ready = True
-            send(self._writing, kind, fields, tensors.named)
-            while (frame := receive(self._reading, most_header=MOST_ANSWER)).kind == "question":
-                if served is None:
-                    raise MalformedError("the attack's process asked an oracle that there is not")
-                served.serve(frame, self._writing)
-        except EndedError:
-            raise AttackFailedError(self._ending()) from None
+            with self._conversation(tried.seconds):
+                send(self._writing, kind, fields, tensors.named)
+                while (frame := receive(self._reading, most_header=MOST_ANSWER)).kind == "question":
+                    if served is None:
+                        raise MalformedError("the attack's process asked an oracle that there is not")
+                    served.serve(frame, self._writing)
         finally:
-            self._pass_on()
+            tried.left -= monotonic() - begun
         if frame.kind == "failed":
             raise AttackFailedError(_reason(frame))
         return frame
 
+    @contextmanager
+    def _conversation(self, seconds: float) -> Iterator[None]:
+        """Turn the end of the process, or of its time, into a failure of the attack; print what it printed."""
+        self._spoiled = True
+        try:
+            yield
+            self._spoiled = False
+        except OverdueError:
+            raise AttackFailedError(OVERDUE.format(seconds)) from None
+        except EndedError:
+            raise AttackFailedError(self._ending()) from None
+        finally:
+            self._pass_on()
+
     @property
     def alive(self) -> bool:
         """Return whether the process can take another request."""
-        return self._process is not None and self._process.poll() is None
+        return not self._spoiled and self._process is not None and self._process.poll() is None
 
     def _ending(self) -> str:
-        """Return why the process gave no answer: it was killed, or it ended by itself."""
-        status = None
-        for _ in range(_WAITS):  # its pipe closes a moment before its status is known
-            if self._process is None or (status := self._process.poll()) is not None:
-                break
-            sleep(_WAIT)
-        return KILLED if status == -SIGKILL else ENDED
+        """Return why the process gave no answer: it was killed, it took too much, or it ended by itself."""
+        if self._process is None or not ended_within(self._process, 1.0):
+            return ENDED
+        status = self._process.poll()
+        return KILLED if status == -SIGKILL else ENDINGS.get(status or 0, ENDED)
 
     def close(self) -> None:
-        """End the process and all its children at once, and remove its directories."""
+        """End the process and all its children, and remove its directories."""
         if self._process is not None:
-            for end in (os.killpg, os.kill):  # a child that was just forked has no group of its own yet
-                with suppress(OSError):
-                    end(self._process.pid, 9)
+            with suppress(OSError):
+                os.kill(self._process.pid, SIGTERM)  # to its keeper, which ends all others
+            if not ended_within(self._process, _PATIENCE):
+                for end in (os.killpg, os.kill):  # a child that was just forked has no group of its own yet
+                    with suppress(OSError):
+                        end(self._process.pid, SIGKILL)
             self._process.wait()
         for stream in (self._reading, self._writing, self._output):
             if stream is not None:
-                with suppress(OSError):
+                with suppress(OSError, FdauditError):
                     stream.close()
-        shutil.rmtree(self._temporary, ignore_errors=True)
+        remove_tree(self._temporary)
+
+    def give(self, place: Path) -> None:
+        """Let the process read and change what is in a directory of its own."""
+        if self._user is None or "user" in self.missing():
+            return
+        for path in (place, *place.rglob("*")):
+            os.chown(path, self._user, self._user, follow_symlinks=False)
 
     def _started(self) -> tuple[BinaryIO, BinaryIO]:
         """Start a process; return the pipe from it and the pipe to it."""
         temporary, cache_directory = str(self._temporary), self.surroundings.get(DIRECTORY)
         if cache_directory:  # a cleaner may have removed it, and the confined process could not make it
             os.close(private_directory(Path(cache_directory), DIRECTORY))
-        writable = [str(self.folder), temporary, *devices(), *([cache_directory] if cache_directory else [])]
+        folders = [temporary, str(self.folder), *([cache_directory] if cache_directory else [])]
         # Never opened by its name again: the attack may have replaced it by a link.
         self._output = (self._temporary / _OUTPUT).open("w+b", buffering=0)
+        if self._user is not None:
+            os.chown(self._temporary, self._user, self._user)
+        allowed = Allowed(
+            readable=(*readable(), *sorted(self.reads)),
+            writable=(*dict.fromkeys(folders), *devices()),
+            bounds=_bounds(self._temporary, None if self._own else temporary),
+            user=self._user,
+            trusted=self._own,
+            accelerator=has_accelerator(),
+            without=_without,
+        )
         self._process, reading, writing = self._launched(
             Launch(
-                paths={"readable": [*readable(), *sorted(self.reads)], "writable": writable},
+                allowed=allowed,
                 output=self._output,
                 directory=self._temporary,
                 variables={**self.surroundings, **_SET, "HOME": temporary, "TMPDIR": temporary},
             )
         )
-        return reading, writing
+        ends = [Pipe(end, self._process, lambda: self._until) for end in (reading, writing)]
+        return cast(BinaryIO, BufferedReader(ends[0])), cast(BinaryIO, BufferedWriter(ends[1]))
 
     def _pass_on(self) -> None:
         """Print the process's new output as plain text."""
@@ -201,10 +333,15 @@ class _Served:
 
     def __init__(self, oracle: Oracle, network: Architecture, reply: Reply) -> None:
         self._oracle, self._network, self._reply, self._left = oracle, network, reply, oracle.budget
+        self._refused = 0
         self.refusal: Exception | None = None
 
     def serve(self, frame: Frame, writing: BinaryIO) -> None:
-        """Answer a question, or report that it cannot be answered."""
+        """Answer a question, or report that it cannot be answered.
+
+        Raises:
+            MalformedError: the process does not stop to ask after a refusal.
+        """
         values = None
         if self.refusal is None:
             try:
@@ -212,6 +349,9 @@ class _Served:
             except Exception as error:  # raised after the attack has ended
                 self.refusal = error
         if values is None:
+            self._refused += 1
+            if self._refused > _MOST_REFUSED:
+                raise MalformedError("the attack's process did not stop to ask")
             send(writing, "refused", {"reason": "the question could not be answered"}, {})
         else:
             send(writing, "answer", {}, {"values": values})
@@ -225,7 +365,7 @@ class _Served:
             raise FdauditError(f"oracle: asked {x.dtype} of shape {tuple(x.shape)}, not {expected}.")
         if of not in (self._oracle.models or (None,)):
             raise FdauditError(f"oracle: {of!r:.60} has no model to ask.")
-        self._left -= len(x)
+        self._left -= max(1, len(x))  # each question costs work, so their number is bounded too
         if self._left < 0:
             raise BudgetExceededError(f"oracle: more was asked than the budget of {self._oracle.budget}.")
         return x, of
@@ -254,12 +394,13 @@ def attack(asked: AttackPlan, view: View, case: Trial, reply: Reply | None = Non
     """
     from fdaudit.isolation.schema import guesses_of, packed
 
-    served = _served(case, reply)
+    served, tried = _served(case, reply), _cell.get() or Tried(_ALONE_SECONDS)
     with (
         _attacker(asked.own, _networks_files(case)) as attacker,
-        TemporaryDirectory(dir=attacker.folder, prefix="case-") as folder,
+        _case_folder(attacker.folder, asked.own) as folder,
     ):
         directory = _laid_out(view, attacker.folder, Path(folder) / "view")
+        attacker.give(Path(folder))
         tensors = Tensors()
         fields = {
             "target": asked.target,
@@ -268,7 +409,7 @@ def attack(asked: AttackPlan, view: View, case: Trial, reply: Reply | None = Non
             "case": packed(_settled(case, attacker.folder, Path(folder)), tensors),
         }
         try:
-            frame = attacker.ask("attack", fields, tensors, served)
+            frame = attacker.ask("attack", fields, tensors, served, tried)
         finally:
             if served is not None and served.refusal is not None:
                 raise served.refusal
@@ -278,6 +419,17 @@ def attack(asked: AttackPlan, view: View, case: Trial, reply: Reply | None = Non
             raise MalformedError(f"the attack's process answered with {frame.kind!r:.60}")
         most = len(case.task.targets) + 1  # one for each victim, and for the released model
         return guesses_of(frame.fields.get("guesses"), frame.tensors, most)
+
+
+@contextmanager
+def _case_folder(above: Path, own: bool) -> Iterator[str]:
+    """Yield a directory of one case. A third party's goes with its process: nothing is removed under its hands."""
+    made = mkdtemp(dir=above, prefix="case-")
+    try:
+        yield made
+    finally:
+        if own:
+            remove_tree(Path(made))
 
 
 def _laid_out(view: View, readable_below: Path, place: Path) -> Path:
@@ -358,11 +510,42 @@ def _networks_files(case: Trial) -> frozenset[str]:
     return frozenset(file for network in networks for file in network.pretrained)
 
 
+def _bounds(place: Path, folder: str | None) -> Bounds:
+    """Return what a process may take of this machine, whose folder for temporary files is given."""
+    found = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
+    for limit in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
+        with suppress(OSError, ValueError):  # no such group, or `max`
+            found.append(int(Path(limit).read_text(encoding="ascii")))
+    disk = min(_MOST_DISK, shutil.disk_usage(place).free // 2)
+    return Bounds(int(_MEMORY_SHARE * min(found)), _MOST_PROCESSES, disk, folder)
+
+
 # -- the processes ----------------------------------------------------------------------------------------------
 
+_without: tuple[str, ...] = ()
+"""Layers of confinement that are left out, in measurements of their cost and in tests."""
 _free: list[Attacker] = []
 _turn = Lock()
 _dismissed = False
+
+
+def offered_confinement() -> Confinement:
+    """Return how this machine confines a third party's attack, as a process that starts and runs none finds it.
+
+    Raises:
+        AttackFailedError: the process does not start.
+        MalformedError: it sends something else.
+    """
+    attacker = Attacker(own=False)
+    try:
+        return _confined(attacker.missing())
+    finally:
+        attacker.close()
+
+
+def _confined(missing: Mapping[str, str]) -> Confinement:
+    held = tuple(layer for layer in (*LAYERS, _TIME) if layer not in missing)
+    return Confinement(held=held, missing=dict(missing))
 
 
 def home() -> Path:

@@ -1,11 +1,16 @@
-"""Confinement: a process permanently gives up access to all but the given files, through Linux's Landlock.
+"""Confinement: a process and all that it starts keep access to what they were given, for good.
 
-Without Landlock in the kernel (another system, or Linux before 5.13) no access is given up, and `confine` says so.
+It has layers, and each can be missing on some system. No layer is silently left out: `confine` says which hold.
 
-Guarantees, if it returns True:
-  * files outside the given directories can be neither read nor written. This includes memory and descriptors of
-    outside processes (`/proc`). Neither this process nor its children can undo it;
-  * from Linux 6.7 on no TCP connection can be made, from 6.12 on no outside process can be signalled.
+| Layer | What it takes away |
+| --- | --- |
+| `user` | the auditor's user: files of the run belong to somebody else (only a third party's attack that root starts) |
+| `network` | every network, and sockets of every family |
+| `processes` | the sight of other processes, and every way to signal them; none of its own outlives it |
+| `tree` | the existence of all other files; the files that may only be read are mounted read-only |
+| `files` | opening of other files, by rules of the kernel (Landlock) |
+| `system calls` | modes, owners, times and attributes of files, and interfaces that no attack needs (seccomp) |
+| `memory` | more memory, processes and disk than an attack may take |
 
 This module loads nothing of PyTorch: confinement must start before a library starts a thread, since it holds for the
 calling thread and its descendants.
@@ -13,90 +18,146 @@ calling thread and its descendants.
 
 from __future__ import annotations
 
-import ctypes
 import os
-import struct
+import resource
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from typing import Any
 
-__all__ = ["confine", "offered"]
+from fdaudit.isolation import keeper, landlock, namespaces, system_calls
 
-_CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
-_PR_SET_NO_NEW_PRIVS = 38
-_RULE_PATH_BENEATH = 1
+__all__ = ["LAYERS", "Allowed", "confine"]
 
-_EXECUTE, _WRITE_FILE, _READ_FILE, _READ_DIR = 1 << 0, 1 << 1, 1 << 2, 1 << 3
-_TRUNCATE = 1 << 14
-_ALL_BY_VERSION = ((1, (1 << 13) - 1), (2, 1 << 13), (3, _TRUNCATE))
-"""Rights over files that each version of Landlock can take away; those over devices (5) are kept."""
-_ON_FILES = _EXECUTE | _WRITE_FILE | _READ_FILE | _TRUNCATE
-_READ = _EXECUTE | _READ_FILE | _READ_DIR
-_TCP_SINCE, _TCP = 4, 0b11
-_SCOPE_SINCE, _SCOPE = 6, 0b11
-"""Abstract sockets and signals."""
-
-
-def offered() -> int:
-    """Return the version of Landlock that this system offers; 0 if there is none."""
-    if sys.platform != "linux":
-        return 0
-    return max(0, _syscall(_CREATE_RULESET, None, 0, 1))
+LAYERS = ("user", "network", "processes", "tree", "files", "system calls", "memory")
+_SWITCHED_OFF = "switched off"
+_NOT_LINUX = "this system is not Linux"
+_OWN_USER = "only root can start a process of another user"
+_HIDDEN = "another user could not read the files that it needs"
+_TRUSTED = "fdaudit's own attacks share the auditor's cache"
+_MOST_OPEN, _MOST_TASKS = 4096, 1024
+_OUT_OF_MEMORY = "/proc/self/oom_score_adj"
 
 
-def confine(readable: Iterable[str], writable: Iterable[str]) -> bool:
-    """Give up access to every file except those below the given paths; return whether this system can.
+@dataclass(frozen=True)
+class Allowed:
+    """What a confined process keeps.
 
-    Args:
+    Attributes:
         readable: files and directories that may be read and run. Missing ones are left out.
-        writable: files and directories that may also be written.
-
-    Raises:
-        OSError: the system has Landlock and refuses.
+        writable: files and directories that may also be written; the working directory is among them.
+        bounds: what it may take.
+        user: the user that it becomes if it is started by root; None for the same.
+        trusted: whether it runs fdaudit's own attacks.
+        accelerator: whether it needs the drivers of an accelerator.
+        without: layers that are left out, and said to be.
     """
-    version = offered()
-    if not version:
-        return False
-    files = sum(rights for since, rights in _ALL_BY_VERSION if version >= since)
-    tcp = _TCP if version >= _TCP_SINCE else 0
-    scope = _SCOPE if version >= _SCOPE_SINCE else 0
-    attributes = struct.pack("=QQQ", files, tcp, scope)
-    size = 24 if version >= _SCOPE_SINCE else 16 if version >= _TCP_SINCE else 8
-    ruleset = _checked(_syscall(_CREATE_RULESET, attributes, size, 0))
+
+    readable: tuple[str, ...]
+    writable: tuple[str, ...]
+    bounds: keeper.Bounds
+    user: int | None = None
+    trusted: bool = False
+    accelerator: bool = False
+    without: tuple[str, ...] = ()
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> Allowed:
+        """Return what `to_json` made `value` from."""
+        paths = {name: tuple(value[name]) for name in ("readable", "writable", "without")}
+        return cls(**{**value, **paths, "bounds": keeper.Bounds(**value["bounds"])})
+
+    def to_json(self) -> dict[str, Any]:
+        """Return a JSON object."""
+        return asdict(self)
+
+
+def confine(allowed: Allowed) -> dict[str, str]:
+    """Confine this process, which must have one thread. On Linux a new child returns; the caller becomes its keeper.
+
+    Returns:
+        Why each missing layer is missing, by its name; the others hold.
+    """
+    if sys.platform != "linux":
+        return dict.fromkeys(LAYERS, _NOT_LINUX)
+    missing = dict.fromkeys(allowed.without, _SWITCHED_OFF)
+    missing |= namespaces.enter(layer for layer in LAYERS if layer not in missing)
+    parent = os.getppid()
+    keeper.hold_signals()
+    child = os.fork()
+    if child:
+        keeper.keep(child, parent, allowed.bounds)
+    keeper.tied_to_keeper()
+    alone = "processes" not in missing
+    steps: tuple[tuple[str, Callable[[], str | None]], ...] = (
+        ("memory", lambda: _bounded(allowed, alone)),
+        ("tree", lambda: namespaces.build_tree(allowed.readable, allowed.writable)),
+        ("user", lambda: _another_user(allowed)),
+        ("files", lambda: _only_files(allowed)),
+        ("system calls", lambda: system_calls.filter_calls(alone, allowed.accelerator)),
+    )
+    for layer, step in steps:
+        if layer == "files":
+            namespaces.drop_privileges()
+        if layer not in missing:
+            try:
+                reason = step()
+            except OSError as error:
+                reason = error.strerror or type(error).__name__
+            if reason is not None:
+                missing[layer] = reason
+    if "system calls" not in missing:  # the filter refuses every socket
+        missing.pop("network", None)
+    return {layer: missing[layer] for layer in LAYERS if layer in missing}
+
+
+def _bounded(allowed: Allowed, alone: bool) -> str | None:
+    """Set limits that the process cannot raise, and have the system end it first if memory runs out."""
+    bounds = allowed.bounds
+    wanted = {
+        resource.RLIMIT_CORE: 0,
+        resource.RLIMIT_FSIZE: bounds.disk,
+        resource.RLIMIT_NOFILE: _MOST_OPEN,
+    }
+    if not allowed.accelerator:  # drivers map more than they use
+        wanted[resource.RLIMIT_DATA] = bounds.memory
+    if alone and _counts_by_namespace():
+        wanted[resource.RLIMIT_NPROC] = _MOST_TASKS
+    for limit, value in wanted.items():
+        _, most = resource.getrlimit(limit)
+        lower = value if most == resource.RLIM_INFINITY else min(value, most)
+        resource.setrlimit(limit, (lower, lower))
+    with suppress(OSError), open(_OUT_OF_MEMORY, "w", encoding="ascii") as file:
+        file.write("1000")  # the keeper watches, too
+    return None
+
+
+def _counts_by_namespace() -> bool:
+    """Return whether a limit on processes counts only those of this namespace, and not all of the user's."""
+    release: Sequence[str] = os.uname().release.split(".")
+    return (int(release[0]), int(release[1])) >= (5, 14)
+
+
+def _another_user(allowed: Allowed) -> str | None:
+    if allowed.trusted:
+        return _TRUSTED
+    if allowed.user is None or os.geteuid() != 0:
+        return _OWN_USER
+    own = [path for path in allowed.writable if not path.startswith(("/dev", "/proc"))]
     try:
-        for paths, rights in ((readable, _READ), (writable, files)):
-            for path in paths:
-                _allow(ruleset, path, rights & files)
-        _checked(_libc().prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0))
-        _checked(_syscall(_RESTRICT_SELF, ruleset, 0))
-    finally:
-        os.close(ruleset)
-    return True
+        hidden = namespaces.unreachable([*allowed.readable, *own], allowed.user)
+        if hidden is None:
+            namespaces.become(allowed.user)
+    except OSError as error:
+        hidden = error.strerror or type(error).__name__
+    namespaces.stay_visible()
+    if os.geteuid() == 0:  # its folders were given to the other user
+        for path in own:
+            os.chown(path, 0, 0)
+    return None if hidden is None else _HIDDEN
 
 
-def _allow(ruleset: int, path: str, rights: int) -> None:
-    try:
-        descriptor = os.open(path, os.O_PATH | os.O_CLOEXEC)
-    except OSError:
-        return
-    try:
-        if not os.path.isdir(f"/proc/self/fd/{descriptor}"):
-            rights &= _ON_FILES
-        rule = struct.pack("=Qi", rights, descriptor)
-        _checked(_syscall(_ADD_RULE, ruleset, _RULE_PATH_BENEATH, rule, 0))
-    finally:
-        os.close(descriptor)
-
-
-def _libc() -> ctypes.CDLL:
-    return ctypes.CDLL(None, use_errno=True)
-
-
-def _syscall(number: int, *arguments: object) -> int:
-    return int(_libc().syscall(number, *arguments))
-
-
-def _checked(result: int) -> int:
-    if result < 0:
-        error = ctypes.get_errno()
-        raise OSError(error, os.strerror(error))
-    return result
+def _only_files(allowed: Allowed) -> str | None:
+    held = landlock.restrict(allowed.readable, allowed.writable)
+    return None if held else "the kernel has no Landlock"

@@ -1,26 +1,34 @@
-"""Starts of attack processes: as a new program, or as a fork of a process that has loaded only libraries.
+"""Starts of attack processes: as a new program, or as a fork of a process that has loaded only libraries; and pipes.
 
 Guarantees:
   * the process inherits no open file except the two ends of its pipe and its output file;
   * it uses only the given environment variables;
   * a new program shares no memory with its starter. A fork shares that of a process that has loaded libraries and
-    read nothing of a run. For this reason only fdaudit's own attacks are forked.
+    read nothing of a run. For this reason only fdaudit's own attacks are forked;
+  * no pipe outlasts its process: reading and writing end with the process, whoever else holds the other end, and at a
+    deadline.
 """
 
 from __future__ import annotations
 
+import io
 import json
 import os
+import select
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Lock, active_count
-from typing import BinaryIO, NoReturn, Protocol, cast
+from typing import Any, BinaryIO, NoReturn, Protocol, cast
 
-__all__ = ["THREADS", "Launch", "Process", "fork", "new_program"]
+from fdaudit.errors import FdauditError
+from fdaudit.isolation.confinement import Allowed
+
+__all__ = ["THREADS", "Launch", "OverdueError", "Pipe", "Process", "ended_within", "fork", "new_program"]
 
 THREADS = {
     "JOBLIB_MULTIPROCESSING": "0",
@@ -30,6 +38,13 @@ THREADS = {
 }
 """Variables that libraries read when they are loaded: a process that forks attackers was started with them."""
 _PROGRAM = "fdaudit.isolation.process"
+
+_TICK = 0.2
+"""Seconds between two looks at a process whose end the system cannot announce."""
+
+
+class OverdueError(FdauditError):
+    """The process took longer than it may."""
 
 
 class Process(Protocol):
@@ -51,13 +66,13 @@ class Launch:
     """The start parameters of a process.
 
     Attributes:
-        paths: files to which it keeps access, by `readable` and `writable`.
+        allowed: what it keeps when it is confined.
         output: open file for its output.
         directory: its working directory.
         variables: its environment.
     """
 
-    paths: Mapping[str, Sequence[str]]
+    allowed: Allowed
     output: BinaryIO
     directory: Path
     variables: Mapping[str, str]
@@ -66,7 +81,7 @@ class Launch:
 def new_program(launch: Launch) -> tuple[Process, BinaryIO, BinaryIO]:
     """Start a new program; return the process, the pipe from it and the pipe to it."""
     process = subprocess.Popen(  # noqa: S603  # a module of ours, by name
-        [sys.executable, "-m", _PROGRAM, json.dumps(launch.paths)],
+        [sys.executable, "-m", _PROGRAM, json.dumps(launch.allowed.to_json())],
         start_new_session=True,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
@@ -119,7 +134,7 @@ def _become(launch: Launch, reading: int, writing: int) -> NoReturn:
         os.chdir(launch.directory)
         from fdaudit.isolation.process import serve_until_the_end
 
-        serve_until_the_end(launch.paths)
+        serve_until_the_end(launch.allowed)
     os._exit(1)
 
 
@@ -144,3 +159,90 @@ class _Forked:
                 if found:
                     self._status = os.waitstatus_to_exitcode(status)
             return self._status
+
+
+class Pipe(io.RawIOBase):
+    """One end of a pipe to a process.
+
+    Args:
+        end: the open end; it is closed with this object.
+        process: the process at the other end.
+        until: returns the time of `time.monotonic` at which waiting ends with an `OverdueError`.
+    """
+
+    def __init__(self, end: BinaryIO, process: Process, until: Callable[[], float]) -> None:
+        self._end, self._process, self._until = end, process, until
+        os.set_blocking(end.fileno(), False)
+        self._announced = _announcing(process)
+
+    def readable(self) -> bool:
+        """Return True; writing to an end that is only read fails."""
+        return True
+
+    def writable(self) -> bool:
+        """Return True; reading from an end that is only written fails."""
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        """Read what there is; 0 at the end of the pipe or of the process."""
+        return os.readv(self._end.fileno(), [buffer]) if self._ready(select.POLLIN) else 0
+
+    def write(self, data: Any) -> int:
+        """Write a part of the data.
+
+        Raises:
+            BrokenPipeError: the process has ended.
+        """
+        if not self._ready(select.POLLOUT):
+            raise BrokenPipeError("the process has ended")
+        return os.write(self._end.fileno(), data)
+
+    def close(self) -> None:
+        """Close the end."""
+        if not self.closed and self._announced is not None:
+            os.close(self._announced)
+        self._end.close()
+        super().close()
+
+    def _ready(self, event: int) -> bool:
+        """Wait until the pipe is ready; return whether it is, and not at its process's end."""
+        waiting = select.poll()
+        waiting.register(self._end.fileno(), event)
+        if self._announced is not None:
+            waiting.register(self._announced, select.POLLIN)
+        while True:
+            left = self._until() - time.monotonic()
+            if left <= 0:
+                raise OverdueError("the process took longer than it may")
+            wait = min(left, 3600.0 if self._announced is not None else _TICK)
+            found = dict(waiting.poll(1000 * wait + 1))
+            if self._end.fileno() in found:
+                return True
+            if found or self._process.poll() is not None:
+                waiting.unregister(self._end.fileno())
+                waiting.register(self._end.fileno(), event)  # what it wrote before it ended is still read
+                return self._end.fileno() in dict(waiting.poll(0))
+
+
+def _announcing(process: Process) -> int | None:
+    """Return a descriptor that becomes readable when a process ends; None where the system has none."""
+    opened = getattr(os, "pidfd_open", None)
+    with suppress(OSError):
+        return None if opened is None else cast(int, opened(process.pid))
+    return None
+
+
+def ended_within(process: Process, seconds: float) -> bool:
+    """Return whether a process ends within a time."""
+    until = time.monotonic() + seconds
+    announced = _announcing(process)
+    if announced is not None:
+        waiting = select.poll()
+        waiting.register(announced, select.POLLIN)
+        waiting.poll(1000 * seconds)
+        os.close(announced)
+    while process.poll() is None:  # its status may come a moment after its end
+        if time.monotonic() > until:
+            return False
+        time.sleep(0.01)
+    return True

@@ -2,40 +2,57 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import sysconfig
 from importlib.machinery import PathFinder
 from importlib.metadata import entry_points
 from pathlib import Path
 
-__all__ = ["devices", "readable"]
+__all__ = ["devices", "has_accelerator", "readable"]
 
 _SYSTEM = (
-    *("/usr", "/lib", "/lib32", "/lib64", "/bin", "/opt/cuda", "/etc/ld.so.cache", "/etc/ld.so.preload"),
+    *("/lib", "/lib32", "/lib64", "/bin", "/opt/cuda", "/etc/ld.so.cache", "/etc/ld.so.preload"),
     *("/etc/localtime", "/etc/alternatives", "/etc/nsswitch.conf", "/etc/passwd", "/etc/ssl/openssl.cnf"),
     *("/proc/cpuinfo", "/proc/meminfo", "/proc/stat", "/proc/driver", "/proc/sys/vm", "/sys"),
 )
+_PREFIXES = ("/usr", "/usr/local")
+_OF_PREFIX = ("bin", "cuda*", "include", "lib*", "pyvenv.cfg", "sbin", "share")
+"""What is read below a prefix of programs. A user may keep a run below the rest, such as `/usr/src/app`."""
 _ITSELF = "/proc/self"
 """The process's own files. The path names the process that opens it, so it must not be resolved earlier."""
 _DEV = Path("/dev")
-_DEVICES = ("null", "zero", "full", "random", "urandom", "nvidia*", "dri", "kfd")
+_ACCELERATORS = ("nvidia*", "dri", "kfd")
+_DEVICES = ("null", "zero", "full", "random", "urandom", *_ACCELERATORS)
 _GROUPS = ("fdaudit.attacks", "fdaudit.defenses", "fdaudit.protocols")
+_OF_A_RUN = frozenset({"manifest.json", "secrets.json", "messages.jsonl", "vault"})
+"""A directory with one of these below it is no package: it holds a run or a record."""
+_CODE = (".py", ".so", ".egg-info")
 
 
 def readable() -> list[str]:
-    """Return the files and directories to be read; of the user's directories, only those of packages."""
+    """Return the files and directories to be read; of the user's directories, only those of packages.
+
+    A directory that only looks like a package because it is in the working directory or another source directory is
+    not among them, nor is a package that holds a run.
+    """
     found = [Path(path) for path in _SYSTEM]
-    found += [Path(p) for p in (sys.prefix, sys.base_prefix, sys.exec_prefix, sysconfig.get_path("stdlib"))]
+    for prefix in (*_PREFIXES, sys.prefix, sys.base_prefix, sys.exec_prefix):
+        found += [path for name in _OF_PREFIX for path in Path(prefix).glob(name)]
+    found.append(Path(sysconfig.get_path("stdlib")))
     found += [Path(p) for p in sys.path if _is_site(Path(p))]
-    names = {"fdaudit"} | {e.value.partition(":")[0] for group in _GROUPS for e in entry_points(group=group)}
-    for name in names:
-        found += _package(name.partition(".")[0])
+    found.append(Path(__file__).parents[1])
+    names = {e.value.partition(":")[0] for group in _GROUPS for e in entry_points(group=group)}
+    for name in sorted({name.partition(".")[0] for name in names}):
+        found += _package(name)
     for name, module in list(sys.modules.items()):
         if name.startswith("__editable__"):  # the folders of editable packages, as setuptools records them
-            found += [Path(path) for path in getattr(module, "MAPPING", {}).values()]
+            places = map(Path, getattr(module, "MAPPING", {}).values())
+            found += [place for place in places if _is_importable(place)]
     for path in sys.path:
         found += _importable(Path(path))
-    return [_ITSELF, *sorted({str(path.resolve()) for path in found if path.exists()})]
+    named = {str(path.absolute()) for path in found if path.exists()}
+    return [_ITSELF, *sorted(named | {os.path.realpath(name) for name in named})]
 
 
 def devices() -> list[str]:
@@ -48,6 +65,11 @@ def devices() -> list[str]:
     return [*map(str, found), *own]
 
 
+def has_accelerator() -> bool:
+    """Return whether this machine has a device whose driver needs more than files."""
+    return any(True for name in _ACCELERATORS for _ in _DEV.glob(name))
+
+
 def _is_site(path: Path) -> bool:
     """Return whether a directory of the search path holds only installed packages."""
     return path.name in ("site-packages", "dist-packages", "lib-dynload") or path.suffix == ".zip"
@@ -55,17 +77,34 @@ def _is_site(path: Path) -> bool:
 
 def _importable(path: Path) -> list[Path]:
     """Return the packages and modules of a source directory, without its other files."""
-    if not path.is_dir() or _is_site(path):
+    if not path.is_dir() or _is_site(path) or path == Path(sysconfig.get_path("stdlib")):
         return []
-    return [
-        p for p in path.iterdir() if p.suffix in (".py", ".so", ".egg-info") or (p / "__init__.py").is_file()
-    ]
+    return [place for place in path.iterdir() if _is_importable(place)]
+
+
+def _is_importable(place: Path) -> bool:
+    """Return whether a path is a module, or a package by its `__init__.py`, and holds no run."""
+    if place.suffix in _CODE:
+        return place.is_file() or not _holds_run(place)
+    return (place / "__init__.py").is_file() and not _holds_run(place)
+
+
+def _holds_run(place: Path) -> bool:
+    """Return whether a run or a record lies in a directory or below it."""
+    return any(_OF_A_RUN.intersection((*folders, *files)) for _, folders, files in os.walk(place))
 
 
 def _package(name: str) -> list[Path]:
-    """Return the places of a package or a module, without importing it."""
+    """Return the places of a package or a module, without importing it.
+
+    A package without `__init__.py` counts only where packages are installed: elsewhere any directory would be one.
+    """
     spec = PathFinder.find_spec(name)
     if spec is None:
         return []
-    places = list(spec.submodule_search_locations or ())
-    return [Path(p) for p in places or ([spec.origin] if spec.origin else [])]
+    if spec.origin is None:
+        places = map(Path, spec.submodule_search_locations or ())
+        return [place for place in places if _is_site(place.parent) and not _holds_run(place)]
+    if spec.submodule_search_locations is None:
+        return [Path(spec.origin)]
+    return [place for place in map(Path, spec.submodule_search_locations) if _is_importable(place)]

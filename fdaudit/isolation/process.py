@@ -3,8 +3,7 @@
 `fdaudit.isolation.attacker` starts it as `python -m`, with its own environment and no open file except its pipe.
 
 Guarantees:
-  * before it loads any code of an attack, it gives up access to all files that its starter does not name, if the
-    system offers Landlock;
+  * before it loads any code of an attack, it is confined, and it says which layers are missing;
   * when its input ends, it ends at once, even in the middle of an attack.
 """
 
@@ -15,12 +14,13 @@ import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
+from importlib.machinery import PathFinder
 from pathlib import Path
 from queue import SimpleQueue
 from threading import Thread
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from fdaudit.isolation.confinement import confine
+from fdaudit.isolation.confinement import Allowed, confine
 from fdaudit.spec.trust import trust_code
 
 if TYPE_CHECKING:
@@ -31,15 +31,20 @@ if TYPE_CHECKING:
 
 __all__ = ["main", "serve_cases", "serve_until_the_end"]
 
+_NO_MODULE = "fdaudit_has_no_such_module"
+
 
 def main() -> None:
-    """Serve cases as a new program; its one argument lists the paths to which it keeps access, as JSON."""
-    serve_until_the_end(json.loads(sys.argv[1]))
+    """Serve cases as a new program; its one argument says what it keeps, as JSON."""
+    serve_until_the_end(Allowed.from_json(json.loads(sys.argv[1])))
 
 
-def serve_until_the_end(paths: Mapping[str, Sequence[str]]) -> None:
-    """Restrict access to the given paths, and serve cases until the input ends."""
-    confined = confine(paths["readable"], paths["writable"])
+def serve_until_the_end(allowed: Allowed) -> None:
+    """Confine this process, and serve cases until the input ends."""
+    PathFinder.find_spec(
+        _NO_MODULE
+    )  # lists the directories of the search path, which rules on files may forbid later
+    missing = confine(allowed)
     reading = os.fdopen(os.dup(0), "rb")
     writing = os.fdopen(os.dup(1), "wb")
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
@@ -49,17 +54,26 @@ def serve_until_the_end(paths: Mapping[str, Sequence[str]]) -> None:
 
     torch.set_num_threads(1)
     trust_code()  # it is told only names of code that the auditor has checked
-    serve_cases(reading, writing, confined, at_end=lambda: os._exit(0))
+    serve_cases(reading, writing, missing, at_end=lambda: os._exit(0))
 
 
-def serve_cases(reading: BinaryIO, writing: BinaryIO, confined: bool, at_end: Callable[[], object]) -> None:
-    """Run every incoming case and send its outcome; call `at_end` when the input ends."""
+def serve_cases(
+    reading: BinaryIO, writing: BinaryIO, missing: Mapping[str, str], at_end: Callable[[], object]
+) -> None:
+    """Run every incoming case and send its outcome; call `at_end` when the input ends.
+
+    Args:
+        reading: where cases come from.
+        writing: where outcomes go.
+        missing: the layers of confinement that are missing, each with the reason.
+        at_end: called when the input ends.
+    """
     from fdaudit.isolation.frames import EndedError, send
 
     frames: SimpleQueue[Frame | None] = SimpleQueue()
     Thread(target=_read, args=(reading, frames, at_end), daemon=True).start()
     try:
-        send(writing, "ready", {"confined": confined}, {})
+        send(writing, "ready", {"missing": dict(missing)}, {})
     except EndedError:
         return
     while (frame := frames.get()) is not None:

@@ -22,6 +22,7 @@ __all__ = [
     "DatasetSpec",
     "DefenseEntry",
     "GateSpec",
+    "LimitSpec",
     "ModelSpec",
     "OutageSpec",
     "PartitionSpec",
@@ -233,6 +234,15 @@ class GateSpec(Config):
     """Largest loss of accuracy, mAUC or Dice against clients that learn alone; needs `standalone` in `references`."""
 
 
+class LimitSpec(Config):
+    """Limits on attacks. They end an attack that does not end by itself, and change no result of another."""
+
+    seconds_per_cell: int | None = Field(None, ge=1)
+    """Seconds that all attacks of one cell may take together, controls included; then the cell has failed.
+
+    Default by profile: 21,600, 86,400 or 604,800 (6 hours, a day or a week)."""
+
+
 class Spec(Config):
     """A run."""
 
@@ -315,6 +325,8 @@ class Spec(Config):
     expected strength.
 
     Default by profile: not in `quick`, because it repeats the protocol and the attacks."""
+    limits: LimitSpec = LimitSpec()
+    """How long attacks may take. Not part of the spec's digest."""
     gates: GateSpec = GateSpec()
     """Thresholds that make a run fail."""
     release: Literal["internal", "api", "public-weights"] | None = None
@@ -361,13 +373,20 @@ class Spec(Config):
         """Return the number of oracle queries that each attack may spend."""
         return self.queries or {"quick": 20_000, "standard": 500_000, "full": 10_000_000}[self.profile]
 
+    @property
+    def seconds_per_cell(self) -> int:
+        """Return the number of seconds that all attacks of one cell may take together."""
+        asked = self.limits.seconds_per_cell
+        return asked or {"quick": 21_600, "standard": 86_400, "full": 604_800}[self.profile]
+
     def public(self, seed_commitment: str) -> dict[str, Any]:
         """Return the resolved spec for the run directory, with a salted commitment in place of the seed."""
         return {**self.model_dump(mode="json"), "seed": {"commitment": seed_commitment}}
 
     def digest(self) -> str:
-        """Return the SHA-256 of the spec's canonical bytes, without the seed."""
-        return hashlib.sha256(canonical(self.model_dump(mode="json", exclude={"seed"}))).hexdigest()
+        """Return the SHA-256 of the spec's canonical bytes, without the seed and the limits on time."""
+        described = self.model_dump(mode="json", exclude={"seed", "limits"})
+        return hashlib.sha256(canonical(described)).hexdigest()
 
 
 def load_spec(source: Spec | Path | str | dict[str, Any]) -> Spec:

@@ -11,14 +11,16 @@ import atexit
 import fcntl
 import os
 import shutil
+import stat
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
+from secrets import token_hex
 from typing import IO
 
-__all__ = ["new_folder", "remove_all", "scratch"]
+__all__ = ["new_folder", "remove_all", "remove_tree", "scratch"]
 
 _PREFIX = "fdaudit-scratch-"
 _LOCK = ".lock"
@@ -40,10 +42,60 @@ def new_folder(purpose: str) -> Path:
     return Path(tempfile.mkdtemp(prefix=f"{purpose}-", dir=_root(tempfile.gettempdir(), os.getpid())))
 
 
+def remove_tree(folder: Path) -> None:
+    """Remove a directory that a stranger filled: however deep, whatever its modes, and following no link.
+
+    What the system does not let go stays.
+    """
+    with suppress(OSError):
+        top = _entered(str(folder), None)
+        try:
+            while names := os.listdir(top):
+                for name in names:
+                    _remove_entry(name, top)
+        finally:
+            os.close(top)
+        folder.rmdir()
+
+
+def _remove_entry(name: str, top: int) -> None:
+    """Remove an entry of a directory; the directories in it are moved up, to be next."""
+    if not _is_directory(name, top):
+        os.unlink(name, dir_fd=top)
+        return
+    inner = _entered(name, top)
+    try:
+        for below in os.listdir(inner):
+            if _is_directory(below, inner):
+                os.close(_entered(below, inner))  # its mode must let it be moved
+                os.rename(below, token_hex(16), src_dir_fd=inner, dst_dir_fd=top)
+            else:
+                os.unlink(below, dir_fd=inner)
+    finally:
+        os.close(inner)
+    os.rmdir(name, dir_fd=top)
+
+
+def _is_directory(name: str, folder: int) -> bool:
+    return stat.S_ISDIR(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode)
+
+
+def _entered(name: str, folder: int | None) -> int:
+    """Open a directory, and no link, after giving its owner every right to it."""
+    only = os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+    if hasattr(os, "O_PATH"):
+        held = os.open(name, os.O_PATH | only, dir_fd=folder)
+        try:
+            os.chmod(f"/proc/self/fd/{held}", 0o700)
+        finally:
+            os.close(held)
+    return os.open(name, os.O_RDONLY | only, dir_fd=folder)
+
+
 def remove_all() -> None:
     """Remove every scratch directory of this process."""
     for root, lock in list(_held.items()):
-        shutil.rmtree(root, ignore_errors=True)
+        remove_tree(root)
         lock.close()
         _held.pop(root, None)
     _root.cache_clear()
@@ -77,4 +129,4 @@ def _remove_left_over(above: Path) -> None:
                 continue
             with (root / _LOCK).open("r") as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                shutil.rmtree(root, ignore_errors=True)
+                remove_tree(root)

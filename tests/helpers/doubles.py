@@ -14,6 +14,7 @@ import torch
 from fdaudit import attacks
 from fdaudit.config import Config
 from fdaudit.isolation import attacker
+from fdaudit.isolation.confinement import LAYERS
 from fdaudit.isolation.process import serve_cases
 from fdaudit.registry import Registry
 from fdaudit.rng import child
@@ -55,6 +56,9 @@ def registered(*names: str) -> Iterator[None]:
         yield
 
 
+_IN_A_THREAD = dict.fromkeys(LAYERS, "it runs in a thread of the tests")
+
+
 class Beside(attacker.Attacker):
     """An attacker in a thread of this process, for tests that look on: the same frames, the same bytes."""
 
@@ -70,7 +74,7 @@ class Beside(attacker.Attacker):
                 os.fdopen(from_here, "rb") as reading,
                 os.fdopen(to_here, "wb") as writing,
             ):
-                serve_cases(reading, writing, False, lambda: None)
+                serve_cases(reading, writing, _IN_A_THREAD, lambda: None)
 
         Thread(target=work, daemon=True).start()
         return os.fdopen(from_there, "rb"), os.fdopen(to_there, "wb")

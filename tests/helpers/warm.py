@@ -201,7 +201,7 @@ def run(
 def launch_fork(launch: Launch) -> tuple[Started, BinaryIO, BinaryIO]:
     """Start the process of an attack as `new_program` does, but forked."""
     process = Started(
-        ["-m", "fdaudit.isolation.process", json.dumps(launch.paths)],
+        ["-m", "fdaudit.isolation.process", json.dumps(launch.allowed.to_json())],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=launch.output,

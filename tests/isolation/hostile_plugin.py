@@ -38,6 +38,8 @@ class Settings(Config):
     mode: str = "snoop"
     place: str = ""
     other: str = ""
+    auditor: int = 0
+    behaviour: str = ""
 
 
 class Lying(torch.Tensor):
@@ -89,6 +91,30 @@ class Hostile:
 
     def _guess(self, view: Any, knowledge: Any, task: Any) -> Any:
         return tuple(Membership(target=k, scores=torch.zeros(len(c.y))) for k, c in task.challenges.items())
+
+    def _together(self, view: Any, knowledge: Any, task: Any) -> Any:
+        from hostile_extras import behaviours
+
+        found = behaviours.tried_together(self._place())
+        raise FoundError(json.dumps(found, sort_keys=True))
+
+    def _alone(self, view: Any, knowledge: Any, task: Any) -> Any:
+        from hostile_extras import behaviours
+
+        behaviours.ALONE[self.config.behaviour][0](self._place())
+        return self._guess(view, knowledge, task)
+
+    def _place(self) -> Any:
+        from hostile_extras import behaviours
+
+        return behaviours.Place(self.config.place, self.config.auditor, self.config.other)
+
+    def _empty(self, view: Any, knowledge: Any, task: Any) -> Any:
+        """Asks questions without samples, for ever."""
+        x = next(iter(task.challenges.values())).x[:0]
+        while True:
+            task.oracle._spent = 0
+            task.oracle.query(x)
 
     def _snoop(self, view: Any, knowledge: Any, task: Any) -> Any:
         looked: dict[str, Any] = {}

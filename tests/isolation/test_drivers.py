@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from fdaudit.isolation import paths
-from fdaudit.isolation.confinement import offered
+from fdaudit.isolation.landlock import offered
 
 CHILD = """
 import json, sys, threading
-from fdaudit.isolation.confinement import confine
+from fdaudit.isolation.landlock import restrict
 
 def can(path, text):
     try:
@@ -24,7 +24,7 @@ def can(path, text):
         return False
     return True
 
-confine(["/usr", "/lib", "/lib64", sys.prefix, "/proc/self"], json.loads(sys.argv[2]))
+restrict(["/usr", "/lib", "/lib64", sys.prefix, "/proc/self"], json.loads(sys.argv[2]))
 thread = f"/proc/self/task/{threading.get_native_id()}/comm"
 outside = sys.argv[1]
 print(json.dumps([can(thread, "named"), can(outside, "x"), can("/proc/self/root" + outside, "x"),

@@ -20,7 +20,7 @@ from fdaudit import attacks
 from fdaudit.adversary.attack_plan import AttackPlan
 from fdaudit.errors import SpecError
 from fdaudit.evaluation.stage import Stage
-from fdaudit.isolation.confinement import offered
+from fdaudit.isolation.landlock import offered
 from fdaudit.planning.attacks import plan_attack
 from fdaudit.result import Cell
 from fdaudit.storage import scratch

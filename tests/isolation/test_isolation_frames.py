@@ -167,8 +167,8 @@ def test_a_frame_larger_than_the_receiver_allows_is_not_read():
 
 def test_a_header_is_plain_json(tmp_path):
     stream = io.BytesIO()
-    send(stream, "ready", {"confined": True}, {})
-    assert json.loads(stream.getvalue()[12:]) == {"kind": "ready", "fields": {"confined": True}}
+    send(stream, "ready", {"missing": {}}, {})
+    assert json.loads(stream.getvalue()[12:]) == {"kind": "ready", "fields": {"missing": {}}}
 
 
 @pytest.mark.parametrize("fields", [{"a": "\ud800"}, {"\udfff": 1}, {"a": [{"b": "x\udc00"}]}])
@@ -195,6 +195,6 @@ def test_an_error_with_half_a_character_is_told_all_the_same():
 def test_a_process_ends_when_nothing_more_can_be_read(stream, capfd):
     """Otherwise it would wait for ever, and so would the auditor."""
     ended = []
-    serve_cases(stream, io.BytesIO(), confined=False, at_end=lambda: ended.append(True))
+    serve_cases(stream, io.BytesIO(), missing={}, at_end=lambda: ended.append(True))
     assert ended == [True]
     assert ("MalformedError" in capfd.readouterr().err) == bool(stream.getvalue())

@@ -20,15 +20,17 @@ PARENT = """
 import json, os, sys, tempfile, threading
 from pathlib import Path
 from fdaudit.isolation import launch, process
+from fdaudit.isolation.confinement import Allowed
+from fdaudit.isolation.keeper import Bounds
 
-def told(paths):
+def told(allowed):
     links = {}
     for number in os.listdir("/proc/self/fd"):
         try:
             links[int(number)] = os.readlink(f"/proc/self/fd/{number}")
         except OSError:
             pass  # of the listing itself
-    said = {"open": links, "variables": dict(os.environ), "at": os.getcwd(), "paths": paths,
+    said = {"open": links, "variables": dict(os.environ), "at": os.getcwd(), "writable": allowed.writable,
             "leads": os.getsid(0) == os.getpid(), "threads": threading.active_count(),
             "read": os.read(0, 100).decode()}
     os.write(1, json.dumps(said).encode())
@@ -40,7 +42,8 @@ secret = open(sys.argv[1])
 process.serve_until_the_end = told
 with tempfile.TemporaryDirectory() as place, open(Path(place) / "output", "w+b") as output:
     child, reading, writing = launch.fork(launch.Launch(
-        paths={"readable": [], "writable": ["a"]}, output=output, directory=Path(place), variables={"HOME": "there"}))
+        allowed=Allowed((), ("a",), Bounds(1, 1, 1)), output=output,
+        directory=Path(place), variables={"HOME": "there"}))
     alive = child.poll() is None
     writing.write(b"asked")
     writing.flush()
@@ -77,7 +80,7 @@ def test_a_fork_has_its_own_variables_directory_and_session(said: dict[str, Any]
     assert said["at"] == said["place"]
     assert said["leads"]
     assert said["threads"] == 1
-    assert said["paths"] == {"readable": [], "writable": ["a"]}
+    assert said["writable"] == ["a"]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")

@@ -1,8 +1,10 @@
-"""The command that says which weights of LPIPS and FID are here, and checks files that somebody was given."""
+"""The commands about this machine: what it offers, and which weights of LPIPS and FID are here."""
 
 from __future__ import annotations
 
 import json
+import os
+import shutil
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,7 +14,48 @@ from fdaudit.cli.options import AsJson
 from fdaudit.errors import UsageError
 from fdaudit.progress import show
 
-__all__ = ["weights"]
+__all__ = ["doctor", "weights"]
+
+
+def doctor(as_json: AsJson = False) -> None:
+    """Say what this machine offers: how it confines attacks (tried, not guessed), processors, memory, data, disk."""
+    found = _machine()
+    if as_json:
+        show(json.dumps(found))
+        return
+    confinement = found.pop("confinement")
+    show(f"confined by      {', '.join(confinement['held']) or 'nothing'}")
+    for layer, reason in confinement["missing"].items():
+        show(f"not confined by  {layer}: {reason}")
+    for name, value in found.items():
+        shown = f"{value:.1f}" if isinstance(value, float) else "none" if value is None else str(value)
+        show(f"{name.replace('_', ' '):<17}{shown}")
+
+
+def _machine() -> dict[str, Any]:
+    """Return what this machine offers, by name."""
+    import torch
+
+    from fdaudit.data.datasets import data_root
+    from fdaudit.evaluation.memory import budget
+    from fdaudit.isolation.attacker import offered_confinement
+    from fdaudit.metrics.images.weights import PINS, find_weights
+
+    data = data_root()
+    missing = [pin.file for name, pin in PINS.items() if find_weights(name) is None]
+    memory = budget()
+    return {
+        "confinement": offered_confinement().to_json(),
+        "cores": os.cpu_count() or 1,
+        "memory_gb": None if memory is None else round(memory, 1),
+        "accelerator": torch.cuda.get_device_name(0) if torch.cuda.is_available() else None,
+        "data": str(data),
+        "data_exists": data.is_dir(),
+        "weights": os.environ.get("FDAUDIT_WEIGHTS"),
+        "weights_missing": ", ".join(missing) or None,
+        "disk_free_gb": round(shutil.disk_usage(Path.cwd()).free / 1e9, 1),
+        "torch": torch.__version__,
+    }
 
 
 def weights(
