@@ -37,7 +37,7 @@ def _machine() -> dict[str, Any]:
     import torch
 
     from fdaudit.data.datasets import data_root
-    from fdaudit.evaluation.memory import budget
+    from fdaudit.parallel.memory import budget
     from fdaudit.isolation.attacker import offered_confinement
     from fdaudit.metrics.images.weights import PINS, find_weights
 
