@@ -95,15 +95,14 @@ def _refuse_foreign(value: object, path: tuple[object, ...], one_line: bool) -> 
     problem = remedy = ""
     if isinstance(value, Mapping):
         for key, below in value.items():
-            if isinstance(key, str) and (odd := text_problem(key)):
+            if isinstance(key, str) and (odd := _odd(key, one_line)):
                 raise SpecError(".".join(map(str, path)) or "spec", key, odd, _ONE_LINE)
             _refuse_foreign(below, (*path, key), one_line)
     elif isinstance(value, (list, tuple)):
         for number, below in enumerate(value):
             _refuse_foreign(below, (*path, number), one_line)
     elif isinstance(value, str):
-        if one_line or _HALF_CHARACTER.search(value):
-            problem, remedy = text_problem(value), _ONE_LINE
+        problem, remedy = _odd(value, one_line), _ONE_LINE
     elif isinstance(value, int):
         if value.bit_length() > _MOST_BITS:
             problem, remedy = f"is a whole number of {value.bit_length():,} bits", "Give a smaller number."
@@ -112,6 +111,11 @@ def _refuse_foreign(value: object, path: tuple[object, ...], one_line: bool) -> 
         remedy = "Write text in quotes, a number, a list or a mapping."
     if problem:
         raise SpecError(".".join(map(str, path)) or "spec", value, problem, remedy)
+
+
+def _odd(text: str, one_line: bool) -> str:
+    """Return why a text is refused: it does not print, or, where several lines may be, holds half a character."""
+    return text_problem(text) if one_line or _HALF_CHARACTER.search(text) else ""
 
 
 def _spec_error(config: type[Config], error: ValidationError, where: str) -> SpecError:
