@@ -44,6 +44,13 @@ __all__ = [
 
 _MAX_HEADER = 16 << 20
 _SYNCS_AT_ONCE = 8
+_BITS = {
+    **dict.fromkeys(("BOOL", "U8", "I8", "F8_E4M3", "F8_E5M2"), 8),
+    **dict.fromkeys(("I16", "U16", "F16", "BF16"), 16),
+    **dict.fromkeys(("I32", "U32", "F32"), 32),
+    **dict.fromkeys(("I64", "U64", "F64", "C64"), 64),
+}
+"""Bits of a number, by its type's name in safetensors."""
 
 
 def write_atomically(path: Path, data: bytes, *, mode: int = 0o644, sync: bool = True) -> None:
@@ -222,7 +229,7 @@ def header(payload: bytes) -> dict[str, TensorInfo]:
     """Return dtype and shape of the tensors in safetensors bytes, without decoding them.
 
     Raises:
-        IntegrityError: the header is malformed.
+        IntegrityError: the header is malformed, or does not describe the bytes behind it.
     """
     try:
         (length,) = struct.unpack("<Q", payload[:8])
@@ -230,9 +237,23 @@ def header(payload: bytes) -> dict[str, TensorInfo]:
             raise ValueError(f"header of {length} bytes")
         entries = parse_json(payload[8 : 8 + length])
         entries.pop("__metadata__", None)
+        _refuse_other_bytes(entries.values(), len(payload) - 8 - length)
         return {str(k): TensorInfo(str(v["dtype"]), tuple(v["shape"])) for k, v in entries.items()}
     except (struct.error, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise IntegrityError([f"payload header is malformed: {error}"]) from None
+
+
+def _refuse_other_bytes(entries: Iterable[Any], stored: int) -> None:
+    """Raise a `ValueError` unless tensors fill the stored bytes, one after the other, as `decode` demands."""
+    end = 0
+    for entry in sorted(entries, key=lambda one: tuple(one["data_offsets"])):
+        begin, after = entry["data_offsets"]
+        size = math.prod(entry["shape"]) * _BITS[entry["dtype"]] // 8
+        if begin != end or after - begin != size or any(n < 0 for n in entry["shape"]):
+            raise ValueError(f"it places a tensor of {size} bytes at {begin} to {after}, after {end}")
+        end = after
+    if end != stored:
+        raise ValueError(f"it describes {end} bytes, and {stored} follow")
 
 
 def save_tensors(path: Path, tensors: Mapping[str, Tensor]) -> str:

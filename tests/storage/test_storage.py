@@ -112,6 +112,27 @@ def test_hostile_headers_are_damage(text: bytes) -> None:
         header((1 << 60).to_bytes(8, "little") + text)
 
 
+@pytest.mark.parametrize(
+    "entry",
+    [
+        {"dtype": "F32", "shape": [3], "data_offsets": [0, 8]},
+        {"dtype": "F64", "shape": [2], "data_offsets": [0, 8]},
+        {"dtype": "F32", "shape": [2], "data_offsets": [4, 12]},
+        {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]},
+        {"dtype": "F32", "shape": [-1, -2], "data_offsets": [0, 8]},
+        {"dtype": "F32", "shape": [1 << 40], "data_offsets": [0, 1 << 42]},
+        {"dtype": "X1", "shape": [2], "data_offsets": [0, 8]},
+    ],
+)
+def test_a_header_that_does_not_describe_its_bytes_is_damage(entry: dict[str, Any]) -> None:
+    """What `header` accepts, `decode` accepts: a check that reads headers alone calls no payload intact wrongly."""
+    text = json.dumps({"a": entry}).encode()
+    payload = len(text).to_bytes(8, "little") + text + bytes(8)
+    for read in (header, decode):
+        with pytest.raises(IntegrityError):
+            read(payload)
+
+
 def _crashes(monkeypatch: pytest.MonkeyPatch, call: str, at: int) -> None:
     """Lets the `at`-th call of an `os` function raise, and every later one too: the process is gone."""
     real, calls = getattr(os, call), count()
