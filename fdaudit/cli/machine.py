@@ -37,9 +37,9 @@ def _machine() -> dict[str, Any]:
     import torch
 
     from fdaudit.data.datasets import data_root
-    from fdaudit.parallel.memory import budget
     from fdaudit.isolation.attacker import offered_confinement
     from fdaudit.metrics.images.weights import PINS, find_weights
+    from fdaudit.parallel.memory import budget
 
     data = data_root()
     missing = [pin.file for name, pin in PINS.items() if find_weights(name) is None]
