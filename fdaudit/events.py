@@ -33,7 +33,7 @@ __all__ = [
 ]
 
 _LEAST = 1e-60
-"""A positive number below this, or above its inverse, is no sensitivity, scale or ε; its square overflows."""
+"""The least sensitivity, scale or ε that is read from a file; the largest is its inverse, whose square is finite."""
 
 Unit = Literal["record", "client"]
 Relation = Literal["add-or-remove", "replace-one"]
@@ -75,7 +75,7 @@ class _Mechanism:
     def _positive(self, *fields: str) -> None:
         for field in fields:
             value = getattr(self, field)
-            if not _LEAST <= value <= 1 / _LEAST:
+            if not 0 < value < float("inf"):
                 raise ValueError(f"{type(self).__name__}: {field} = {value} must be positive and finite.")
 
 
@@ -218,4 +218,8 @@ def event_from_json(value: dict[str, Any]) -> Event:
 
 def _mechanism(value: dict[str, Any]) -> Mechanism:
     fields = {k: v for k, v in value.items() if k != "event"}
-    return _MECHANISMS[value["event"]](**fields | {"covers": tuple(fields["covers"])})
+    made = _MECHANISMS[value["event"]](**fields | {"covers": tuple(fields["covers"])})
+    for name in ("sensitivity", "scale", "epsilon"):
+        if not _LEAST <= fields.get(name, 1.0) <= 1 / _LEAST:
+            raise ValueError(f"{name} = {fields[name]} is not from {_LEAST} to {1 / _LEAST}")
+    return made

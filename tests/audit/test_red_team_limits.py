@@ -182,7 +182,7 @@ def test_the_note_is_there_before_the_candidates_are(home, monkeypatch):
 
 def test_a_note_that_cannot_be_written_stops_the_handout(home):
     (home / "run" / "vault" / "handed-out").write_text("in the way")
-    with pytest.raises(fdaudit.FdauditError, match="cannot note whose candidates"):
+    with pytest.raises(fdaudit.FdauditError, match="handed-out is no folder"):
         fdaudit.export_view(fdaudit.load(home / "run"), "server", home / "out", challenges=True)
     assert not (home / "out").exists()
 

@@ -141,6 +141,7 @@ def test_other_code_under_the_same_import_path_is_another_run(site: Path) -> Non
     assert defenses.REGISTRY.source("gaussian-noise") == ()
 
 
-def test_a_card_s_protocol_is_no_untrusted_code() -> None:
+def test_a_card_s_protocol_is_no_untrusted_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fdaudit.spec.trust._named", set())
     with pytest.raises(SpecError, match="code that you have not named"):
         known_protocol(ProtocolSpec(name="import:os:system"), "card.stand_in")

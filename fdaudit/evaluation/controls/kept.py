@@ -79,6 +79,7 @@ def take_controls(source: Path, run: Path) -> None:
     for path in sorted(controls_directory(source).glob("*.json")):
         target = controls_directory(run) / path.name
         if not target.is_file():
+            run.mkdir(parents=True, exist_ok=True)
             for folder in (target.parent.parent, target.parent):
                 make_folder(folder)
             write_atomically(target, read_file(path, JSON_BYTES))
