@@ -1,4 +1,4 @@
-"""What a site has answered about its records, counted beside the truth and once more for the user of the machine.
+"""Count what a site has answered about its records, beside the truth and once more for the user of the machine.
 
 Guarantees:
   * counts are by record. A record is named by its content, so neither a party's name nor a row's number changes its
@@ -219,5 +219,9 @@ def _known(ledger: _Ledger) -> set[str]:
 
 def _account() -> Path:
     folder = state_directory() / "answered"
-    os.close(private_directory(folder, "XDG_STATE_HOME"))
+    for private in (
+        folder.parent,
+        folder,
+    ):  # in this order: a parent that is made on the way is open to others
+        os.close(private_directory(private, "XDG_STATE_HOME"))
     return folder

@@ -49,7 +49,7 @@ class Killed(BaseException):
     """No code of fdaudit may catch this: the process is gone."""
 
 
-WRITES = ("fsync", "replace", "rename", "unlink", "remove", "truncate", "mkdir", "link")
+WRITES = ("fsync", "replace", "rename", "unlink", "remove", "ftruncate", "mkdir", "link")
 
 
 @contextmanager
@@ -189,7 +189,7 @@ def test_dying_at_any_write_of_the_federation_and_resuming_changes_nothing(
     spec = {**SPEC, "attacks": []}
     fdaudit.run(spec, tmp_path / "whole", seed_from=whole)
     calls = die_everywhere(spec, None, whole, tree(tmp_path / "whole"), tmp_path, every)
-    assert {"fsync", "mkdir", "replace", "truncate", "unlink", "write"} <= set(calls)
+    assert {"fsync", "mkdir", "replace", "ftruncate", "unlink", "write"} <= set(calls)
     assert len(calls) > 80
 
 
@@ -204,7 +204,7 @@ def test_dying_at_any_write_of_rounds_that_wait_together_and_resuming_changes_no
     whole = fdaudit.run(spec, tmp_path / "whole").directory
     monkeypatch.setattr(simulation, "BackgroundWriter", Waiting)
     calls = die_everywhere(spec, None, whole, tree(whole), tmp_path, every)
-    assert {"mkdir", "replace", "truncate", "unlink", "write"} <= set(calls)
+    assert {"mkdir", "replace", "ftruncate", "unlink", "write"} <= set(calls)
     assert len(calls) > 80
 
 

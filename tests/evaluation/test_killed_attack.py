@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
+from threading import Event, Thread
 from typing import Any
 
 import pytest
@@ -16,7 +20,8 @@ from fdaudit.storage.files import load_json
 pytestmark = pytest.mark.thorough
 
 PLUGIN = """
-import os
+import ctypes
+import time
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -46,7 +51,8 @@ class Hungry:
 
     def run(self, view, knowledge, task, generator):
         if Path(__file__).with_name("FLAG").exists():
-            os.kill(os.getpid(), 9)
+            ctypes.CDLL(None).prctl(15, b"hungry", 0, 0, 0)  # the name by which the test finds and kills it
+            time.sleep(86400)
         return tuple(
             Membership(target=k, scores=task.oracle.query(c.x).max(1).values) for k, c in task.challenges.items()
         )
@@ -79,6 +85,26 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     attack_pool.dismiss()
 
 
+@pytest.fixture
+def _kernel() -> Iterator[None]:
+    """Kill every process called `hungry`, as the system does when memory runs out: from outside its namespace."""
+    ended = Event()
+
+    def kill() -> None:
+        while not ended.wait(0.05):
+            for name in Path("/proc").glob("[0-9]*/comm"):
+                with suppress(OSError):
+                    if name.read_text() == "hungry\n":
+                        os.kill(int(name.parent.name), signal.SIGKILL)
+
+    thread = Thread(target=kill)
+    thread.start()
+    yield
+    ended.set()
+    thread.join()
+
+
+@pytest.mark.usefixtures("_kernel")
 @pytest.mark.parametrize("once", [True, False])
 def test_a_killed_attack_costs_no_other_cell(once: bool, site: Path, tmp_path: Path) -> None:
     (site / "hungry_attack.py").write_text(PLUGIN, encoding="utf-8")

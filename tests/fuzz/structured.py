@@ -271,13 +271,22 @@ def _reorder(lines: list[bytes], draws: random.Random) -> str:
 def _change_envelope(path: Path, draws: random.Random) -> str:
     """Change the statement in an envelope, or the envelope."""
     envelope = json.loads(path.read_bytes())
-    if draws.random() < 0.15:
+    if draws.random() < 0.15 or not _holds_statement(envelope):
         envelope, told = disturbed(envelope, draws)
     else:
         value, told = disturbed(json.loads(base64.b64decode(envelope["payload"])), draws)
         envelope["payload"] = base64.b64encode(text_of(value)).decode()
     path.write_bytes(text_of(envelope) + b"\n")
     return told
+
+
+def _holds_statement(envelope: Any) -> bool:
+    """Return whether an envelope, which an earlier change may have spoilt, still holds a statement."""
+    try:
+        json.loads(base64.b64decode(envelope["payload"]))
+    except (KeyError, TypeError, ValueError):
+        return False
+    return True
 
 
 def _change_file(path: Path, draws: random.Random) -> str:

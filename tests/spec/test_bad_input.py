@@ -262,9 +262,13 @@ FILES: list[tuple[str, str, str]] = [
         "holds more than 100,000 values",
     ),
     ("a binary", "name: !!binary x", "is not YAML"),
-    ("control characters", 'atacks: "\\e[31mred\\nline"', "atacks: '\\x1b[31mred\\nline' is an unknown key"),
-    ("a name with a line break", '"ev\\nil": 1', "ev\\nil: 1 is an unknown key"),
-    ("a name from right to left", '"\\u202Eevil": 1', "\\u202eevil: 1 is an unknown key"),
+    (
+        "control characters",
+        'atacks: "\\e[31mred\\nline"',
+        "atacks: '\\x1b[31mred\\nline' holds the character U+001B",
+    ),
+    ("a name with a line break", '"ev\\nil": 1', "spec: 'ev\\nil' holds the character U+000A"),
+    ("a name from right to left", '"\\u202Eevil": 1', "spec: '\\u202eevil' holds the character U+202E"),
 ]
 
 

@@ -159,6 +159,7 @@ def test_the_ledgers_are_for_their_user_alone(truth: Path, state: Path) -> None:
     state.chmod(0o755)
     with pytest.raises(UsageError, match="lets other users in"):
         charge(truth, *NAMES)
+    assert stat.S_IMODE(state.parent.stat().st_mode) == 0o700  # or no attack could keep its key there
 
 
 def test_askers_at_once_are_counted_one_after_the_other(truth: Path) -> None:
