@@ -21,6 +21,7 @@ from fdaudit.metrics import MEAN_AUC_METHOD, bytes_on_wire, clopper_pearson, nea
 from fdaudit.metrics.segmentation.figures import DICE_METHOD
 from fdaudit.planning.run_directory import RunDirectory
 from fdaudit.result import SCHEMA, derived_from_data, exposure, figure_json, gates
+from fdaudit.result import Cell as Outcome
 from fdaudit.scoring.claimed import claimed_by
 from fdaudit.scoring.claims import check_claims
 from fdaudit.scoring.family import family_of
@@ -186,7 +187,8 @@ def _outcome(path: Path) -> Any:
     value = load_json(path)
     try:
         validate(Cell, value, "outcome")
-    except SpecError as error:
+        Outcome.from_json(value)  # every field that an attack stage writes is there
+    except (SpecError, KeyError, TypeError) as error:
         raise IntegrityError([f"attacks/{path.name} is no outcome of an attack: {error}"]) from None
     return value
 

@@ -50,7 +50,7 @@ class Hungry:
         return Applicability(True)
 
     def run(self, view, knowledge, task, generator):
-        if Path(__file__).with_name("FLAG").exists():
+        if Path(__file__).with_name("flag_of_hungry.py").exists():
             ctypes.CDLL(None).prctl(15, b"hungry", 0, 0, 0)  # the name by which the test finds and kills it
             time.sleep(86400)
         return tuple(
@@ -92,10 +92,10 @@ def _kernel() -> Iterator[None]:
 
     def kill() -> None:
         while not ended.wait(0.05):
-            for name in Path("/proc").glob("[0-9]*/comm"):
+            for name in Path("/proc").glob("[0-9]*/task/[0-9]*/comm"):  # an attack that asks runs in a thread
                 with suppress(OSError):
                     if name.read_text() == "hungry\n":
-                        os.kill(int(name.parent.name), signal.SIGKILL)
+                        os.kill(int(name.parts[2]), signal.SIGKILL)
 
     thread = Thread(target=kill)
     thread.start()
@@ -108,7 +108,7 @@ def _kernel() -> Iterator[None]:
 @pytest.mark.parametrize("once", [True, False])
 def test_a_killed_attack_costs_no_other_cell(once: bool, site: Path, tmp_path: Path) -> None:
     (site / "hungry_attack.py").write_text(PLUGIN, encoding="utf-8")
-    (flag := site / "FLAG").touch()
+    (flag := site / "flag_of_hungry.py").touch()  # an attack sees modules, and no other files there
     said = list[str]()
 
     def tick(what: str, done: int, total: int) -> None:
