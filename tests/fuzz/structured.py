@@ -718,6 +718,7 @@ def main() -> None:
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
         home = Path(folder).resolve()
+        os.environ.setdefault("XDG_STATE_HOME", str(home / "state"))  # by hand: never the user's own ledger
         templates = Path(os.environ.get("FDAUDIT_FUZZ_TEMPLATES") or make_templates(home / "templates"))
         os.environ["FDAUDIT_FUZZ_TEMPLATES"] = str(templates)
         os.environ["FDAUDIT_FUZZ_RAN"] = str(home / "ran")
