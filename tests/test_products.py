@@ -14,8 +14,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from fdaudit.audit.guesses import read_guesses
+from fdaudit.data.files import read_folder
 from fdaudit.data.partition import class_table, partition
 from fdaudit.errors import DataError, FdauditError, IntegrityError, SpecError, UsageError
 from fdaudit.events import event_from_json
@@ -30,7 +32,7 @@ from fdaudit.recording.recorder import Recorder
 from fdaudit.rng import SecretStream
 from fdaudit.spec.card import load_card
 from fdaudit.spec.schema import PartitionSpec
-from fdaudit.storage.files import parse_json
+from fdaudit.storage.files import load_json, load_tensors, parse_json, save_tensors
 
 from .fuzz.fuzzing import bound_memory, watched
 from .helpers.hostile_names import a_record, forge
@@ -251,6 +253,23 @@ def test_arrays_are_forecast_before_they_are_read(little_memory: None, tmp_path:
     (tmp_path / "records.json").write_text('{"clients":{},"design":null,"schema":"fdaudit-records/1"}')
     with pytest.raises(UsageError, match=r"records\.npz: .*needs about .*FDAUDIT_MEMORY"):
         read_records(tmp_path / "records.json", tmp_path / "records.npz")
+
+
+def test_files_that_many_commands_read_are_forecast(little_memory: None, tmp_path: Path) -> None:
+    (tmp_path / "result.json").write_text("[" + "[]," * 200_000 + "0]")
+    with pytest.raises(UsageError, match=r"result\.json' needs about .*FDAUDIT_MEMORY"):
+        load_json(tmp_path / "result.json")
+    save_tensors(tmp_path / "model.safetensors", {"w": torch.zeros(2_000_000)})
+    with pytest.raises(UsageError, match=r"model\.safetensors' needs about .*FDAUDIT_MEMORY"):
+        load_tensors(tmp_path / "model.safetensors")
+
+
+def test_a_folder_of_images_is_forecast(little_memory: None, tmp_path: Path) -> None:
+    for kind in ("a", "b"):
+        (tmp_path / kind).mkdir()
+        Image.new("L", (2000, 2000)).save(tmp_path / kind / "1.png")
+    with pytest.raises(UsageError, match=r"dataset\.name: .*needs about .*FDAUDIT_MEMORY"):
+        read_folder(tmp_path, None)
 
 
 def test_an_archive_packs_no_desert(tmp_path: Path) -> None:

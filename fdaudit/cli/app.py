@@ -24,6 +24,7 @@ from fdaudit.cli.sweeps import curve, sweep
 from fdaudit.cli.verdicts import verdicts
 from fdaudit.cluster.backends import elsewhere
 from fdaudit.errors import FdauditError, IntegrityError, UsageError, plugin_line
+from fdaudit.parallel.memory import VARIABLE, set_ceiling
 from fdaudit.progress import progress, say, show, typed_again
 from fdaudit.storage.locks import together
 from fdaudit.storage.paths import Place, is_url
@@ -60,6 +61,7 @@ def main() -> None:
     # each other, and next to another busy process an operation of microseconds takes milliseconds.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     try:
+        set_ceiling()
         app(standalone_mode=True)
     except FdauditError as error:
         _say_error(error)
@@ -72,7 +74,7 @@ def main() -> None:
         if isinstance(error, MemoryError) or (
             isinstance(error, RuntimeError) and "allocate memory" in str(error)
         ):
-            remedy = "Ask for smaller networks, batches or images, or use a larger machine."
+            remedy = f"Ask for smaller networks, batches or images, or give more gigabytes by {VARIABLE}."
             say(f"there is not enough memory. {remedy}")
         elif place := plugin_line(error):
             say(f"a plug-in failed: {type(error).__name__}: {error}{place}")

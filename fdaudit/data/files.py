@@ -305,6 +305,7 @@ def _images(files: list[Path], folder: Path, image_size: int | None) -> Tensor:
     if (total := len(files) * channels * each) > DATA_BYTES.most:
         remedy = "Give a smaller `dataset.image_size`, or fewer images."
         raise DataError("dataset.name", str(folder), f"has {DATA_BYTES.refusal(total)}", remedy)
+    refuse_forecast("dataset.name", str(folder), 2 * total)  # one by one, and together
 
     def read(file: Path) -> Tensor:
         image = as_images(_pixels(file, channels)[None], "dataset.name", str(folder))

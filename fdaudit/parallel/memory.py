@@ -1,4 +1,4 @@
-"""The memory that may be used: how many attack processes fit, and whether a file may be read at all.
+"""The memory that may be used: how many attack processes fit, whether a file may be read, and where a command ends.
 
 The number of processes decides how long cells take, never their outcome.
 """
@@ -6,12 +6,14 @@ The number of processes decides how long cells take, never their outcome.
 from __future__ import annotations
 
 import os
+import sys
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
 from fdaudit.errors import UsageError
 
-__all__ = ["VARIABLE", "budget", "fitting", "refuse_forecast"]
+__all__ = ["VARIABLE", "budget", "fitting", "refuse_forecast", "set_ceiling"]
 
 VARIABLE = "FDAUDIT_MEMORY"
 """Gigabytes that attack processes may take together."""
@@ -19,6 +21,13 @@ _NEED = 2.0
 """Gigabytes for one attack at a time: its process, that of the cell, and an attack on images of 92x112."""
 _SHARE = 0.8
 """Share of the free memory that is used by default."""
+_GROUPS = (
+    ("/sys/fs/cgroup", "memory.max", "memory.current", "inactive_file"),
+    ("/sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+)
+"""Where a container's limit stands, in both versions: the folder, and names of limit, use and files kept ready."""
+_ACCELERATORS = ("/dev/nvidiactl", "/dev/kfd")
+"""Devices of CUDA and ROCm."""
 
 
 @cache
@@ -67,6 +76,34 @@ def refuse_forecast(field: str, value: object, need: int) -> None:
         raise UsageError(field, value, problem, remedy)
 
 
+def set_ceiling() -> None:
+    """Let no more memory be taken than may be used: what asks for more gets a `MemoryError`, and the machine lives.
+
+    It stands behind the forecasts. Nothing is set where the system has no such limit, or where an accelerator is:
+    its driver maps far more than it uses.
+
+    Raises:
+        UsageError: as `budget`.
+    """
+    room = budget()
+    if room is None or sys.platform != "linux" or any(Path(path).exists() for path in _ACCELERATORS):
+        return
+    import resource
+
+    with suppress(OSError, ValueError):
+        _, most = resource.getrlimit(resource.RLIMIT_DATA)
+        wanted = _held() + int(room * 1e9)
+        resource.setrlimit(
+            resource.RLIMIT_DATA, (wanted if most == resource.RLIM_INFINITY else min(wanted, most), most)
+        )
+
+
+def _held() -> int:
+    """Return the bytes of data that this process has mapped."""
+    lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
+    return next(1024 * int(line.split()[1]) for line in lines if line.startswith("VmData:"))
+
+
 def _available() -> int | None:
     """Return the bytes that Linux can give without swapping; None on other systems."""
     try:
@@ -77,14 +114,13 @@ def _available() -> int | None:
 
 
 def _left_in_group() -> int | None:
-    """Return the bytes left to this container; None without a limit."""
-    for folder, most, used in (
-        ("/sys/fs/cgroup", "memory.max", "memory.current"),
-        ("/sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes"),
-    ):
+    """Return the bytes left to this container, files that can be read again not counted; None without a limit."""
+    for folder, most, used, cached in _GROUPS:
         try:
             limit, taken = (int(Path(folder, name).read_text(encoding="ascii")) for name in (most, used))
+            lines = Path(folder, "memory.stat").read_text(encoding="ascii").splitlines()
         except (OSError, ValueError):  # no such group, or `max`
             continue
-        return max(0, limit - taken)
+        files = next((int(line.split()[1]) for line in lines if line.startswith(f"{cached} ")), 0)
+        return max(0, limit - taken + files)
     return None

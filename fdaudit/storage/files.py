@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from fdaudit.errors import IntegrityError, RunError
 from fdaudit.limits import JSON_BYTES, TENSOR_BYTES, Limit, open_file
+from fdaudit.parallel.memory import refuse_forecast
 from fdaudit.storage.digests import canonical
 from fdaudit.storage.tree import open_new, put_in_place
 from fdaudit.types import TensorInfo
@@ -42,6 +43,8 @@ __all__ = [
     "written_whole",
 ]
 
+_PARSED = 24
+"""Bytes of memory that a byte of JSON takes at most, parsed: an empty list has three of them."""
 _MAX_HEADER = 16 << 20
 _SYNCS_AT_ONCE = 8
 _BITS = {
@@ -148,9 +151,11 @@ def load_json(path: Path) -> Any:
 
     Raises:
         IntegrityError: the file cannot be read, is a link or too large, or is not JSON.
+        UsageError: it takes more memory than may be used.
     """
     try:
         with open_file(path, JSON_BYTES, follow=False) as file:
+            refuse_forecast("file", str(path), _PARSED * os.fstat(file.fileno()).st_size)
             return parse_json(file.read(JSON_BYTES.most))
     except OSError as error:
         raise IntegrityError([f"{path.name} cannot be read: {error.strerror}"]) from None
@@ -275,9 +280,11 @@ def load_tensors(
 
     Raises:
         IntegrityError: the file is missing, too large or damaged, or has another digest than `sha256`.
+        UsageError: it takes more memory than may be used.
     """
     try:
         with open_file(path, limit) as file:
+            refuse_forecast("file", str(path), 2 * os.fstat(file.fileno()).st_size)  # as read, and decoded
             payload = file.read()
     except OSError as error:
         raise IntegrityError([f"{path.name} cannot be read: {error.strerror}"]) from None

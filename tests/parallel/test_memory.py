@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -45,6 +46,31 @@ def test_where_nothing_is_known_memory_sets_no_limit(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(memory, "_available", lambda: None)
     monkeypatch.setattr(memory, "_left_in_group", lambda: None)
     assert memory.fitting() > 1000
+
+
+def test_files_that_the_system_keeps_ready_are_not_taken_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, text in (
+        ("memory.max", "4000000000"),
+        ("memory.current", "3900000000"),
+        ("memory.stat", "anon 500000000\nfile 3400000000\ninactive_file 3000000000\n"),
+    ):
+        (tmp_path / name).write_text(text)
+    monkeypatch.setattr(memory, "_GROUPS", ((str(tmp_path), *memory._GROUPS[0][1:]),))
+    assert memory._left_in_group() == 3_100_000_000
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="no limit on data")
+@pytest.mark.skipif(any(Path(p).exists() for p in memory._ACCELERATORS), reason="no ceiling here")
+def test_a_command_that_takes_more_than_it_may_ends_with_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Behind all forecasts: what no forecast counted ends the command, and not the machine."""
+    greedy = "import fdaudit.cli.app as it; it.app = lambda **_: bytearray(1 << 32); it.main()"
+    monkeypatch.setenv(memory.VARIABLE, "0.5")
+    done = subprocess.run([sys.executable, "-c", greedy], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr.startswith("fdaudit: there is not enough memory.")
+    assert done.stderr.count("\n") == 1
 
 
 @pytest.mark.parametrize("asked", ["8 GB", "0", "-1", "inf", "nan"])

@@ -54,6 +54,15 @@ def flips(path: Path, masks: Callable[[int], list[int]]) -> Iterator[tuple[int, 
     assert path.read_bytes() == whole
 
 
+def test_a_list_of_defects_has_an_end(damaged: Path) -> None:
+    """Each line of a log may hold a defect, and a log a million lines."""
+    log = damaged / LOG
+    log.write_bytes(b"{}\n" * 5_000)
+    findings = verify(damaged)
+    assert len(findings) < 1_010
+    assert any("line 1000 is the last that was checked" in finding for finding in findings)
+
+
 @pytest.mark.thorough
 def test_every_single_byte_of_the_record_is_covered(damaged: Path) -> None:
     """All bytes under `transcript/` and of the manifest, each with its lowest bit flipped, some with others."""
