@@ -47,6 +47,7 @@ REGISTRY: Registry[Attack] = Registry(
         "paired-logits": "fdaudit.attacks.model_inversion.paired_logits:PairedLogits",
         "pixel-comparison": "fdaudit.attacks.gradient_inversion.comparison:PixelComparison",
         "plg-mi": "fdaudit.attacks.model_inversion.plg_mi:PLGMI",
+        "rehearsed-regression": "fdaudit.attacks.membership.rehearsed_regression:RehearsedRegression",
         "rmia": "fdaudit.attacks.membership.lira:RMIA",
         "tag": "fdaudit.attacks.text_inversion.tag:TAG",
         "update-projection": "fdaudit.attacks.membership.projection:UpdateProjection",

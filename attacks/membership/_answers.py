@@ -59,6 +59,7 @@ def recorded(
     first: bool = False,
     round: int | None = None,
     kinds: Sequence[str] = _KINDS,
+    spread: bool = False,
 ) -> dict[str, Recorded]:
     """Return the recorded answers, by client.
 
@@ -72,6 +73,7 @@ def recorded(
         first: whether only the first round counts.
         round: the only round that counts, if one is named.
         kinds: kinds of messages that count; `hard_labels` are read as probabilities of 0 and 1.
+        spread: whether messages evenly spread over all rounds count, where the last ones would be enough.
     """
     drawn = _Drawn(view, knowledge)
     found = {}
@@ -83,6 +85,10 @@ def recorded(
             sent = [m for m in sent if m.round == sent[0].round]
         # Probabilities and logits of one client are never mixed: the kind of its last answer counts.
         sent = [m for m in sent if m.kind == sent[-1].kind]
+        if spread and sent:
+            each = max(1, len(view.tensors(sent[0])["values"]))
+            chosen = torch.linspace(0, len(sent) - 1, min(len(sent), max(1, most // each))).round().long()
+            sent = [sent[k] for k in chosen.tolist()]
         told = _one(view, drawn, sent, most) if sent else None
         if told is not None:
             found[client] = told

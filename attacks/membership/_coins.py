@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
     from fdaudit.types import Challenge
 
-__all__ = ["against_its_pair", "pairs_of"]
+__all__ = ["against_its_pair", "pairs_of", "scores_of"]
 
 
 def pairs_of(challenge: Challenge) -> Tensor | None:
@@ -30,3 +30,13 @@ def against_its_pair(scores: Tensor, challenge: Challenge) -> Tensor:
     other = torch.empty_like(challenge.pair)
     other[pairs[:, 0]], other[pairs[:, 1]] = pairs[:, 1], pairs[:, 0]
     return scores - scores[other]
+
+
+def scores_of(coins: Tensor, challenge: Challenge, *, paired: bool) -> Tensor:
+    """Return scores (n,) of candidates from their predicted coins (k,)."""
+    pairs = pairs_of(challenge) if paired else None
+    if pairs is None:
+        return coins
+    scores = coins.new_zeros(len(challenge.y))
+    scores[pairs[:, 0]], scores[pairs[:, 1]] = coins, -coins
+    return scores

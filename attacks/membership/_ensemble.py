@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -21,12 +21,17 @@ if TYPE_CHECKING:
     from fdaudit.adversary.view import View
     from fdaudit.transcript.messages import Message
 
-__all__ = ["Ensemble", "Form", "answered_as", "ensemble_of"]
+__all__ = ["Ensemble", "Form", "answered_as", "ensembles_of", "weights_of", "with_selectors"]
 
 Form = Literal["logits", "soft_labels", "hard_labels"]
 _SHARPENED = "era"
 _FLOOR = 1e-30
 """Smallest probability before a logarithm: the smallest that a softmax in float32 gives."""
+_SELECTED: Mapping[Any, Form] = {"soft": "soft_labels", "hard": "hard_labels"}
+_LEAST_VARIANCE = 1e-4
+"""Least variance of an answer's probabilities."""
+_MOST_UNKNOWN = 10
+"""Clients of which it is guessed who is in an average."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -37,8 +42,11 @@ class Ensemble:
         index: (n,) numbers of the public samples.
         values: (n, C) the average, less the answers that the view holds, each times its weight.
         form: the averaged values: logits, probabilities or one-hot votes.
-        weights: (C,) weight of each class's values, by client whose answers are not in view.
+        weights: (C,) weight of each class's values, by client whose answers are not in view; or (n, C) by sample.
         noise: variance of a defence's noise on each value.
+        round: its round.
+        selects: the clients decide which samples they answer; `weights` are then unknown, and `values` the average.
+        known: by client, its answers (n, C) in view, if clients select; NaN where it declined.
     """
 
     index: Tensor
@@ -46,6 +54,9 @@ class Ensemble:
     form: Form
     weights: Mapping[str, Tensor]
     noise: float
+    round: int
+    selects: bool = False
+    known: Mapping[str, Tensor] = field(default_factory=dict)
 
 
 def answered_as(z: Tensor, form: Form) -> Tensor:
@@ -57,27 +68,95 @@ def answered_as(z: Tensor, form: Form) -> Tensor:
     return torch.nn.functional.one_hot(z.argmax(-1), z.shape[-1]).to(z.dtype)
 
 
-def ensemble_of(view: View, knowledge: Knowledge, task: AttackTask) -> Ensemble | None:
-    """Return the first average in view of clients' answers on public samples, or None if it cannot be read.
+def ensembles_of(
+    view: View, knowledge: Knowledge, task: AttackTask, rounds: int, most: int
+) -> list[Ensemble]:
+    """Return the averages in view of clients' answers on public samples, of the first rounds with one.
 
-    It cannot be read if the set of averaged clients is not public, as in Selective-FD.
+    Args:
+        view: the adversary's view.
+        knowledge: with the public samples.
+        task: with the challenges.
+        rounds: averages, at most.
+        most: samples of one, at most; evenly spread.
     """
     form = _form(view.hyperparameters)
     sent = [m for m in view.messages if m.kind in ("ensemble_labels", "vote_counts") and m.payload]
-    if form is None or not sent or knowledge.public is None:
-        return None
-    message, clients = sent[0], [p for p in view.parties if role(p) == "client"]
+    if form is None or knowledge.public is None:
+        return []
+    found: dict[int, Ensemble] = {}
+    for message in sent:
+        if message.round not in found and len(found) < rounds:
+            one = _ensemble(view, knowledge, task, message, form, most)
+            if one is None:
+                break
+            found[message.round] = one
+    return list(found.values())
+
+
+def _ensemble(
+    view: View, knowledge: Knowledge, task: AttackTask, message: Message, form: Form, most: int
+) -> Ensemble | None:
+    """Return the average that a message holds, without the part of answers in view; None if it cannot be read."""
+    clients = [p for p in view.parties if role(p) == "client"]
     tensors = view.tensors(message)
     index, values = sample_index(tensors), _values(tensors, view.hyperparameters, len(clients))
-    if not len(index) or int(index.max()) >= len(knowledge.public):
+    if not len(index) or knowledge.public is None or int(index.max()) >= len(knowledge.public):
         return None
-    weights = _weights(view, task, clients, knowledge.classes)
-    for client in clients:
-        mine = _answer(view, client, message, index, form, knowledge.classes)
-        if mine is not None:
-            values = values - weights.pop(client) * mine
+    some = torch.linspace(0, len(index) - 1, min(most, len(index))).round().long()
+    index, values = index[some], values[some]
     noise = treatment_of(message.kind, view.defenses_of(message), values).variance
-    return Ensemble(index=index, values=values, form=form, weights=weights, noise=noise)
+    selects = "counts" not in tensors and view.hyperparameters.get("selector") not in (None, "none")
+    weights, known = weights_of(view, task, clients, knowledge.classes), dict[str, Tensor]()
+    for client in clients:
+        mine = _answer(view, client, message, index, form, knowledge.classes, selects)
+        if mine is not None and selects:
+            weights.pop(client)
+            known[client] = mine
+        elif mine is not None:
+            values = values - weights.pop(client) * mine
+    return Ensemble(
+        index=index, values=values, form=form, weights=weights, noise=noise,
+        round=message.round, selects=selects, known=known,
+    )  # fmt: skip
+
+
+def with_selectors(ensemble: Ensemble, answers: Mapping[str, Tensor]) -> Ensemble:
+    """Return an average over clients that chose their samples, with the likeliest set of clients behind each sample.
+
+    Of all sets of clients that may have answered, the one counts whose shadows' mean is closest to the average, by the
+    shadows' own variance.
+
+    Args:
+        ensemble: the average.
+        answers: (m, n, C) of each client's shadows; of more than ten clients none is read.
+    """
+    names, (n, classes) = list(ensemble.weights), ensemble.values.shape
+    if len(names) > _MOST_UNKNOWN:
+        return replace(ensemble, weights={k: torch.zeros(n, classes).double() for k in names})
+    given = torch.stack(
+        [v.nan_to_num() for v in ensemble.known.values()] or [torch.zeros(n, classes)]
+    ).double()
+    count = torch.stack([~v[:, 0].isnan() for v in ensemble.known.values()] or [torch.zeros(n) > 0]).sum(0)
+    known = given.sum(0)  # (n, C) the sum of the answers in view
+    mean = torch.stack([answers[k].mean(0) for k in names])
+    variance = torch.stack([answers[k].var(0) for k in names])
+    best = torch.full((n,), -torch.inf, dtype=torch.float64)
+    chosen = torch.zeros(n, len(names), dtype=torch.float64)
+    for number in range(1 << len(names)):
+        inside = torch.tensor([number >> k & 1 for k in range(len(names))], dtype=torch.float64)
+        total = (inside.sum() + count).clamp_min(1)[:, None]
+        expected = (torch.einsum("k,knc->nc", inside, mean) + known) / total
+        spread = (
+            torch.einsum("k,knc->nc", inside, variance) / total.square() + _LEAST_VARIANCE + ensemble.noise
+        )
+        fit = -((ensemble.values - expected).square() / spread + spread.log()).sum(1) / 2
+        fit = fit.masked_fill(inside.sum() + count == 0, -torch.inf)
+        better = fit > best
+        best, chosen[better] = torch.where(better, fit, best), inside
+    total = (chosen.sum(1) + count).clamp_min(1)
+    weights = {k: (chosen[:, j] / total)[:, None].expand(n, classes) for j, k in enumerate(names)}
+    return replace(ensemble, values=ensemble.values - known / total[:, None], weights=weights)
 
 
 def _form(public: Mapping[str, Any]) -> Form | None:
@@ -86,7 +165,9 @@ def _form(public: Mapping[str, Any]) -> Form | None:
         form: Form = public["share"]
         return form
     if "selector" in public:
-        return None
+        if public.get("ensemble") == "votes":
+            return "hard_labels" if public["selector"] == "none" else None
+        return _SELECTED.get(public.get("labels"))
     ways: Mapping[Any, Form] = {"logits": "logits", "votes": "hard_labels"}
     return ways.get(public.get("ensemble"))
 
@@ -102,7 +183,7 @@ def _values(tensors: Mapping[str, Tensor], public: Mapping[str, Any], clients: i
     return values
 
 
-def _weights(view: View, task: AttackTask, clients: list[str], classes: int) -> dict[str, Tensor]:
+def weights_of(view: View, task: AttackTask, clients: list[str], classes: int) -> dict[str, Tensor]:
     """Return ω (C,) of each client: its share of each class's records (Gong et al. 2022, Eq. 1), or 1/K.
 
     Class counts that are not in view are estimated: from the candidates, half of which a victim holds, or for other
@@ -132,9 +213,12 @@ def _counts(view: View, task: AttackTask, client: str, classes: int) -> Tensor |
 
 
 def _answer(
-    view: View, client: str, ensemble: Message, index: Tensor, form: Form, classes: int
+    view: View, client: str, ensemble: Message, index: Tensor, form: Form, classes: int, selects: bool
 ) -> Tensor | None:
-    """Return a client's own answers (n, C) in an average, if the view holds them for all its samples."""
+    """Return a client's own answers (n, C) in an average, if the view holds them for all its samples.
+
+    If clients select, those that it declined are NaN.
+    """
     sent = [
         m
         for m in view.select(sender=client, round=ensemble.round)
@@ -149,6 +233,12 @@ def _answer(
         valid = (values >= 0) & (values < classes)
         values = torch.nn.functional.one_hot(values.clamp(0, classes - 1), classes) * valid[:, None]
     place = {int(name): row for row, name in enumerate(sample_index(tensors).tolist())}
+    if selects:
+        rows = torch.tensor([place.get(int(name), -1) for name in index])
+        found = (
+            values[rows.clamp_min(0)].double() if len(values) else torch.zeros(len(index), classes).double()
+        )
+        return found.masked_fill(rows[:, None] < 0, torch.nan)
     if any(int(name) not in place for name in index):
         return None
     return values[[place[int(name)] for name in index]].double()

@@ -21,11 +21,10 @@ from ._answers import Recorded, recorded
 if TYPE_CHECKING:
     from fdaudit.adversary.knowledge import Knowledge
     from fdaudit.adversary.view import View
-    from fdaudit.types import Challenge
 
     from ._matched import Matched
 
-__all__ = ["Answered", "Lesson", "answered_in_rounds", "followed"]
+__all__ = ["Answered", "Lesson", "answered_in_rounds", "followed", "lesson_of"]
 
 _LOCAL_FIRST = "predict-first"
 """The order in which a client takes its local steps between its answers and its distillation."""
@@ -81,7 +80,7 @@ def answered_in_rounds(view: View, knowledge: Knowledge, most: int, rounds: int)
                 one = Answered(answers=answers[client], lessons=tuple(learnt[client]))
                 found.setdefault(client, []).append(one)
                 learnt[client] = []
-            lesson = _lesson(view, knowledge, client, now)
+            lesson = lesson_of(view, knowledge, client, now)
             if lesson is None or len(found.get(client, ())) == rounds:
                 del learnt[client]
             else:
@@ -94,7 +93,6 @@ def answered_in_rounds(view: View, knowledge: Knowledge, most: int, rounds: int)
 
 def followed(
     knowledge: Knowledge,
-    challenge: Challenge,
     made: Matched,
     lessons: Sequence[Lesson],
     *,
@@ -105,8 +103,7 @@ def followed(
     """Return the shadows after they have learnt what their victim learnt: distillation, and steps on their own records.
 
     Args:
-        knowledge: with auxiliary records, the network, a training core.
-        challenge: the victim's candidates.
+        knowledge: with the network and a training core.
         made: its shadows as they answered last.
         lessons: of the rounds since then.
         training: the public configuration.
@@ -116,10 +113,8 @@ def followed(
     Raises:
         TrainingDivergedError: a shadow's loss became NaN or infinite.
     """
-    if knowledge.auxiliary is None:
-        raise ValueError("followed: no auxiliary records. Ask `missing` first.")
-    x, y = (torch.cat([a, b]) for a, b in zip((challenge.x, challenge.y), knowledge.auxiliary, strict=True))
-    held = [row.nonzero().squeeze(1) for row in torch.cat([made.inside, made.others], 1)]
+    x, y = made.pool
+    held = [row.nonzero().squeeze(1) for row in made.held]
     own = {**training, "rounds": 1, "warm_up_steps": 0}
     recipe = recipe_of(own, y, records=max(len(row) for row in held), most_steps=most_steps)
     recipe = recipe.model_copy(
@@ -132,7 +127,7 @@ def followed(
     return made
 
 
-def _lesson(view: View, knowledge: Knowledge, client: str, now: int) -> Lesson | None:
+def lesson_of(view: View, knowledge: Knowledge, client: str, now: int) -> Lesson | None:
     """Return what a client learnt from in a round; None where the view or the configuration does not tell."""
     public, samples = view.hyperparameters, knowledge.public
     told = isinstance(public.get("lr"), (int, float)) and isinstance(public.get("batch_size"), int)

@@ -37,12 +37,19 @@ class Matched:
         inside: (m, n) the candidates that each was trained on.
         others: (m, a) the auxiliary records that each was trained on.
         coins: (m, k) ±1: whether the first candidate of each pair is in; without pairs, whether each candidate is.
+        pool: (x, y) the candidates, and the auxiliary records after them.
     """
 
     models: list[Parameters]
     inside: Tensor
     others: Tensor
     coins: Tensor
+    pool: tuple[Tensor, Tensor]
+
+    @property
+    def held(self) -> Tensor:
+        """Return the records of the pool (m, n + a) that each was trained on."""
+        return torch.cat([self.inside, self.others], 1)
 
 
 def before_answers(public: Mapping[str, Any], from_upload: bool = False) -> dict[str, Any]:
@@ -97,7 +104,7 @@ def matched(
     recipe = recipe_of(training, y, records=int(held.sum(1).max()), most_steps=most_steps)
     start = _initial(knowledge) if start is None else start
     found = shadow_models(knowledge, x, y, held, seed=seed, recipe=recipe, start=start)
-    return Matched(models=found, inside=inside, others=others, coins=coins)
+    return Matched(models=found, inside=inside, others=others, coins=coins, pool=(x, y))
 
 
 def strangers(
@@ -110,7 +117,7 @@ def strangers(
     training: Mapping[str, Any],
     most_steps: int,
     seed: int,
-) -> list[Parameters]:
+) -> Matched:
     """Return `count` plausible models of a client without known candidates, trained on auxiliary records.
 
     Each holds records of the classes that the client reported, or else of a random half of all classes.
@@ -139,7 +146,9 @@ def strangers(
         row[keys.argsort()[: min(records, max(int(allowed.sum()), 1))]] = True
     recipe = recipe_of(training, y, records=int(inside.sum(1).max()), most_steps=most_steps)
     start = _initial(knowledge)
-    return shadow_models(knowledge, x, y, inside, seed=seed, recipe=recipe, start=start)
+    models = shadow_models(knowledge, x, y, inside, seed=seed, recipe=recipe, start=start)
+    nobody = torch.zeros(count, 0, dtype=torch.bool)
+    return Matched(models=models, inside=nobody, others=inside, coins=torch.zeros(count, 0), pool=(x, y))
 
 
 def _initial(knowledge: Knowledge) -> Parameters | None:

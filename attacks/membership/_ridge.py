@@ -9,12 +9,23 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-__all__ = ["Regressed", "regressed", "regressed_in_parts", "regressed_sum", "stacked"]
+__all__ = [
+    "Own",
+    "Regressed",
+    "regressed",
+    "regressed_in_parts",
+    "regressed_rehearsed",
+    "regressed_sum",
+    "stacked",
+]
 
 _FLOOR = 1e-6
 """Smallest scale of an answer."""
 _RIDGES = 10.0 ** torch.arange(-5, 2.01, 0.25, dtype=torch.float64)
 """λ over the mean squared length of centred answers."""
+_OWN_SHARES = (0.3, 1.0, 3.0)
+"""How much more than other answers those about a coin's own candidates may count."""
+_FEW_RIDGES = 10.0 ** torch.arange(-3, 2.01, 0.5, dtype=torch.float64)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -36,6 +47,21 @@ class Regressed:
     right: float
 
 
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Own:
+    """Answers about each coin's own candidates, which tell more of it than other answers do.
+
+    Attributes:
+        theirs: (m, k, e) of the shadows.
+        mine: (k, e) of the victim.
+        noise: variance of a defence's noise on each of the victim's.
+    """
+
+    theirs: Tensor
+    mine: Tensor
+    noise: float = 0.0
+
+
 def regressed(answers: Tensor, coins: Tensor, victim: Tensor, noise: float = 0.0) -> Regressed:
     """Predict a client's coins from its answers.
 
@@ -49,29 +75,90 @@ def regressed(answers: Tensor, coins: Tensor, victim: Tensor, noise: float = 0.0
 
 
 def regressed_in_parts(
-    parts: Sequence[tuple[Tensor, Tensor, float]], coins: Tensor, *, stack: bool
+    parts: Sequence[tuple[Tensor, Tensor, float]],
+    coins: Tensor,
+    *,
+    stack: bool,
+    own: Sequence[Own] = (),
 ) -> Regressed:
     """Predict a client's coins from several of its answers, each scaled by how much shadows differ in it.
 
     One regression joins all answers. With `stack` each has a regression of its own as well, and these are stacked:
-    those predictions count that have the smaller error on left-out shadows.
+    those predictions count that have the smaller error on left-out shadows. With `own` each coin has a regression of
+    its own, in which the answers about its candidates count more: a ridge prior by feature.
 
     Args:
         parts: of each answer, shadows' values (m, d), the victim's (d,), and the variance of a defence's noise.
         coins: (m, k) ±1 of the shadows.
         stack: whether regressions of one answer each are tried too.
+        own: what is known about each coin's candidates.
     """
-    scaled = []
-    for theirs, mine, noise in parts:
-        scale = (theirs - theirs.mean(0)).square().sum(1).mean().sqrt().clamp_min(_FLOOR)
-        scaled.append((theirs / scale, mine / scale, noise / float(scale) ** 2))
+    scaled = [_scaled(*part) for part in parts]
     every, seen = torch.cat([one[0] for one in scaled], 1), torch.cat([one[1] for one in scaled])
     noise = sum(noise * len(mine) for _, mine, noise in scaled) / len(seen)
     joined = regressed(every, coins, seen, noise)
+    if own:
+        return min(joined, _by_coin((every, seen, noise), own, coins), key=lambda one: one.error)
     if not stack or len(scaled) == 1:
         return joined
     alone = [regressed(theirs, coins, mine, noise) for theirs, mine, noise in scaled]
     return min(joined, stacked(alone, coins), key=lambda one: one.error)
+
+
+def _scaled(theirs: Tensor, mine: Tensor, noise: float) -> tuple[Tensor, Tensor, float]:
+    """Divide answers (m, d) and (d,) by the root of the shadows' mean squared distance from their mean."""
+    scale = (theirs - theirs.mean(0)).square().sum(1).mean().sqrt().clamp_min(_FLOOR)
+    return theirs / scale, mine / scale, noise / float(scale) ** 2
+
+
+def _by_coin(shared: tuple[Tensor, Tensor, float], own: Sequence[Own], coins: Tensor) -> Regressed:
+    """Predict each coin from the shared answers (m, d) and those about its own candidates, with one λ and one share.
+
+    The kernel of coin j is K + α Σ K_j over its own answers, which is ridge regression with a wider prior on these.
+    """
+    kernel, toward = _kernel(*shared[:2])
+    scaled = [_scaled_by_coin(one) for one in own]
+    kernels = [_kernel(theirs, mine) for theirs, mine, _ in scaled]
+    near, near_toward = (sum(parts) for parts in zip(*kernels, strict=True))
+    truth = coins.double()
+    best: Regressed | None = None
+    for share in _OWN_SHARES:
+        values, basis = torch.linalg.eigh(kernel + share * near)  # (k, m), (k, m, m)
+        values = values.clamp_min(0)
+        known = (basis.mT @ truth.T[..., None]).squeeze(2)  # (k, m)
+        square = basis.square()
+        mean = values.mean(1, keepdim=True)
+        for ridge in (_FEW_RIDGES[:, None, None] * mean).unbind():
+            kept = values / (values + ridge)
+            fitted = (basis @ (kept * known)[..., None]).squeeze(2)
+            left = (1 - (square @ kept[..., None]).squeeze(2)).clamp_min(1e-9)
+            left_out = truth.T - (truth.T - fitted) / left
+            dual = (basis @ (known / (values + ridge))[..., None]).squeeze(2)  # (k, m)
+            spread = shared[2] * torch.einsum("km,mn,kn->k", dual, kernel, dual)
+            for (one, _), (_, _, noise) in zip(kernels, scaled, strict=True):
+                spread = spread + share**2 * noise * torch.einsum("km,kmn,kn->k", dual, one, dual)
+            found = _judged(
+                ((toward + share * near_toward) * dual).sum(1), left_out.T, spread.clamp_min(0), truth
+            )
+            if best is None or found.error < best.error:
+                best = found
+    if best is None:
+        raise ValueError("regressed_in_parts: no coin.")
+    return best
+
+
+def _kernel(theirs: Tensor, mine: Tensor) -> tuple[Tensor, Tensor]:
+    """Return products (..., m, m) of centred answers (..., m, d), and their products (..., m) with the victim's."""
+    centre = theirs.double().mean(-2, keepdim=True)
+    answers = theirs.double() - centre
+    return answers @ answers.mT, (answers @ (mine.double() - centre.squeeze(-2))[..., None]).squeeze(-1)
+
+
+def _scaled_by_coin(own: Own) -> tuple[Tensor, Tensor, Tensor]:
+    """Return answers (k, m, e) and (k, e) of each coin, scaled as `_scaled` does, and the variance of noise (k,)."""
+    theirs = own.theirs.double().movedim(1, 0)
+    scale = (theirs - theirs.mean(1, keepdim=True)).square().sum(2).mean(1).sqrt().clamp_min(_FLOOR)
+    return theirs / scale[:, None, None], own.mine.double() / scale[:, None], own.noise / scale.square()
 
 
 def stacked(found: Sequence[Regressed], coins: Tensor) -> Regressed:
@@ -123,8 +210,8 @@ def regressed_sum(
     means = [answers.double().mean(0) for answers, _ in clients]
     x = torch.cat([answers.double() - mean for (answers, _), mean in zip(clients, means, strict=True)])
     other = seen.double() - torch.stack(means).sum(0)
-    scale = (x.square().sum() / m).clamp_min(1e-300)
     target = torch.block_diag(*(coins.double() for _, coins in clients))
+    scale = (x.square().sum() / m).clamp_min(1e-300)
     values, basis = torch.linalg.eigh(x @ x.T / scale)
     values, known = values.clamp_min(0), basis.T @ target
     square, toward = basis.square(), basis.T @ (x @ other) / scale
@@ -153,6 +240,70 @@ def _by_client(
         summed = left_out[:, columns].reshape(len(clients), m, -1).sum(0)
         found.append(_judged(coins[columns], summed, spread[columns], truth.double()))
     return found
+
+
+def regressed_rehearsed(
+    clients: Sequence[tuple[Tensor, Tensor]], seen: Tensor, residual: Tensor, rehearsed: Tensor
+) -> list[Regressed]:
+    """Predict the coins of several clients from values that are the sum of their answers and a residual.
+
+    As `regressed_sum`, with the residual as one more client, which has no coins. λ is chosen by the error on rehearsed
+    federations, each of which is left out with the shadows that hold the same records.
+
+    Args:
+        clients: answers (m, d) and coins (m, k) ±1 of each client's shadows; the same m for all.
+        seen: (d,) the values.
+        residual: (r, d) what each rehearsed federation's values hold besides its clients' answers; r at most m.
+        rehearsed: (r, d) these values; in federation i each client holds the records of its shadow i.
+    """
+    m, r = len(clients[0][0]), len(residual)
+    sizes = [m] * len(clients) + [r]
+    rows = torch.cat([*(answers for answers, _ in clients), residual, rehearsed, seen[None]]).double()
+    products = rows @ rows.T
+    target = torch.block_diag(*(coins.double() for _, coins in clients))
+    target = torch.cat([target, target.new_zeros(r, target.shape[1])])
+    truth = torch.cat([coins[:r] for _, coins in clients], 1).double()
+    left_out = torch.stack(
+        [_solved(products, sizes, target, sum(sizes) + number, leave=number) for number in range(r)], 1
+    )  # (λ, r, all coins)
+    chosen = int((left_out - truth).square().mean((1, 2)).argmin())
+    coins = _solved(products, sizes, target, len(rows) - 1)[chosen]
+    widths = [coins_.shape[1] for _, coins_ in clients]
+    parts = zip(coins.split(widths), left_out[chosen].split(widths, 1), truth.split(widths, 1), strict=True)
+    return [_judged(mine, theirs, torch.zeros_like(mine), true) for mine, theirs, true in parts]
+
+
+def _solved(
+    products: Tensor, sizes: Sequence[int], target: Tensor, row: int, leave: int | None = None
+) -> Tensor:
+    """Return the coins (λ, k) that one row predicts, at every λ.
+
+    Args:
+        products: (n, n) inner products of all rows.
+        sizes: rows of each client and of the residual; the rows that follow belong to none.
+        target: coins (Σ sizes, k) of these.
+        row: the row.
+        leave: the row of every client, and of the residual, that is left out.
+    """
+    kept, centring, mean, first = list[int](), list[Tensor](), products.new_zeros(len(products)), 0
+    for size in sizes:
+        of = [k for k in range(first, first + size) if k != (None if leave is None else first + leave)]
+        average = products.new_zeros(len(products))
+        average[of] = 1 / len(of)
+        each = -average.repeat(len(of), 1)
+        each[torch.arange(len(of)), of] += 1
+        # The covariance of each counts alike, however many draws there are of it.
+        centring.append(each * math.sqrt(sizes[0] / max(len(of), 1)))
+        kept, mean, first = kept + of, mean + average, first + size
+    apart = -mean
+    apart[row] += 1
+    spread = torch.cat(centring)
+    kernel = spread @ products @ spread.T
+    scale = (kernel.diagonal().sum() / sizes[0]).clamp_min(1e-300)
+    values, basis = torch.linalg.eigh(kernel / scale)
+    known, toward = basis.T @ target[kept], ((apart @ products @ spread.T) / scale) @ basis
+    ridges = _FEW_RIDGES[:, None]
+    return (toward / (values.clamp_min(0) + ridges)) @ known
 
 
 def _judged(coins: Tensor, left_out: Tensor, spread: Tensor, truth: Tensor) -> Regressed:

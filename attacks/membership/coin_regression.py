@@ -14,14 +14,17 @@ from fdaudit.errors import TrainingDivergedError
 from fdaudit.types import Applicability, AttackTask, Membership
 
 from .._reading import reads_forms
+from .._target_model import asked
 from .._uploads import MODELS, after, uploads_of
 from ._answers import Recorded, recorded
-from ._coins import pairs_of
-from ._ensemble import Ensemble, answered_as, ensemble_of
+from ._case import probabilities
+from ._coins import pairs_of, scores_of
 from ._followed import Answered, answered_in_rounds, followed
-from ._matched import Matched, before_answers, matched, strangers
+from ._matched import Matched, before_answers, matched
 from ._references import missing
-from ._ridge import Regressed, regressed, regressed_in_parts, regressed_sum
+from ._ridge import Own, Regressed, regressed, regressed_in_parts
+from ._statistics import confidence
+from ._treatment import Treatment, treatments
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -36,6 +39,12 @@ __all__ = ["CoinRegression", "CoinRegressionConfig"]
 _MOST_PARAMETERS = 100_000
 _FLOOR = 1e-6
 """Smallest probability before a logarithm."""
+_MORE_STRANGE = 2.0
+"""How much worse than a client's first answers shadows may explain others of it that are read with them."""
+_LESSONS = ("ensemble_labels", "hard_labels", "model_parameters", "soft_labels", "vote_counts")
+"""Kinds of messages from which a client learns."""
+_REPEATS = 4
+"""Questions about the same candidate, if answers have noise."""
 
 
 class CoinRegressionConfig(Config):
@@ -98,15 +107,15 @@ class CoinRegression:
         "soft_labels",
         "model_update",
         "model_parameters",
-        "ensemble_labels",
-        "vote_counts",
+        "oracle (soft labels)",
     )
+    oracle: ClassVar[str | None] = "soft"
     assumes: ClassVar[tuple[str, ...]] = ("architecture", "auxiliary", "initial", "public")
     source: ClassVar[str] = "Hoerl & Kennard 1970 on shadow models (Shokri et al. 2017)"
     control: ClassVar[dict[str, str]] = {"on": "federation"}
     tasks: ClassVar[tuple[str, ...]] = ("single-label", "text")
     profiles: ClassVar[dict[str, dict[str, Any]]] = {
-        "quick": {"shadows": 96, "uploads": 8, "rounds": 1},
+        "quick": {"shadows": 144, "uploads": 8, "rounds": 1},
         "standard": {"shadows": 500, "uploads": 16, "rounds": 4},
         "full": {"shadows": 2000, "uploads": 100, "rounds": 8},
     }
@@ -123,13 +132,8 @@ class CoinRegression:
             return Applicability(True)
         if any(uploads_of(view, name, MODELS) for name in task.challenges):
             return Applicability(True)
-        ensemble = ensemble_of(view, knowledge, task)
-        if ensemble is not None and set(ensemble.weights) & set(task.challenges):
-            return Applicability(True)
         return Applicability(
-            False,
-            "neither a victim's answers on known samples, nor its model with the one before it, nor an average of "
-            "answers of which it is public who gave them, in view",
+            False, "neither a victim's answers on known samples nor its model with the one before it in view"
         )
 
     def run(
@@ -138,16 +142,10 @@ class CoinRegression:
         """Return one `Membership` for each victim of whose model the view tells; `seed` decides what is random."""
         answers = answered_in_rounds(view, knowledge, self.config.samples, self.config.rounds)
         found: list[Membership] = []
-        left: list[Challenge] = []
         for name, challenge in task.challenges.items():
             heard, sent = answers.get(name, []), self._uploaded(view, name)
             if heard or sent:
-                found.append(self._guess(view, knowledge, challenge, heard, sent))
-            else:
-                left.append(challenge)
-        ensemble = ensemble_of(view, knowledge, task) if left else None
-        if ensemble is not None and ensemble.weights:
-            found += self._guesses(view, knowledge, left, ensemble)
+                found.append(self._guess(view, knowledge, task, challenge, heard, sent))
         return tuple(found)
 
     def _uploaded(self, view: View, target: str) -> list[_Told]:
@@ -162,14 +160,90 @@ class CoinRegression:
         return found
 
     def _guess(
-        self, view: View, knowledge: Knowledge, challenge: Challenge, heard: list[Answered], sent: list[_Told]
+        self,
+        view: View,
+        knowledge: Knowledge,
+        task: AttackTask,
+        challenge: Challenge,
+        heard: list[Answered],
+        sent: list[_Told],
     ) -> Membership:
-        parts, rounds = list[tuple[Tensor, Tensor, float]](), 0
+        parts, rounds, own = list[tuple[Tensor, Tensor, float]](), 0, list[Own]()
         for made, one in self._shown(view, knowledge, challenge, heard, sent):
             coins, rounds = made.coins, rounds + (one.x is not None)
             parts.append((*_read(_answers(knowledge, made, one), coins, one), one.noise))
+        if not sent and len(heard) == 1:
+            first = parts[0]
+            if (later := self._later(view, knowledge, challenge, made, first)) is not None:
+                parts, rounds = [later], 0
+            own = self._asked(view, knowledge, task, challenge, made, parts[0])
         # On DaFKD's uploads joining reads more coins right, although stacking promises more.
-        return self._membership(challenge, regressed_in_parts(parts, coins, stack=not sent), rounds)
+        return self._membership(challenge, regressed_in_parts(parts, coins, stack=not sent, own=own), rounds)
+
+    def _later(
+        self,
+        view: View,
+        knowledge: Knowledge,
+        challenge: Challenge,
+        made: Matched,
+        first: tuple[Tensor, Tensor, float],
+    ) -> tuple[Tensor, Tensor, float] | None:
+        """Return a client's answers spread over all rounds, if the shadows explain these as well as its first ones.
+
+        They do where clients do not learn after their first answers. None if there are none, they do not, or the client
+        was sent something to learn from before its last answers.
+        """
+        sent = [m.seq for m in view.select(sender=challenge.target) if m.kind in ("logits", "soft_labels")]
+        if any(
+            challenge.target in m.receivers and m.kind in _LESSONS and m.seq < sent[-1] for m in view.messages
+        ):
+            return None
+        spread = recorded(view, knowledge, self.config.samples, spread=True).get(challenge.target)
+        if spread is None or not len(spread.samples):
+            return None
+        told = _answered(spread)
+        found = (*_read(_answers(knowledge, made, told), made.coins, told), told.noise)
+        return found if _strangeness(*found) <= _MORE_STRANGE * _strangeness(*first) else None
+
+    def _asked(
+        self,
+        view: View,
+        knowledge: Knowledge,
+        task: AttackTask,
+        challenge: Challenge,
+        made: Matched,
+        first: tuple[Tensor, Tensor, float],
+    ) -> list[Own]:
+        """Return what a client's model answers about its candidates, if it can be asked and is the one that answered.
+
+        Both the logits of each candidate and its confidence count.
+        """
+        target, _ = asked("soft", view, knowledge, task, challenge.target, own=False)
+        if target is None or target.of is None or target.remaining < len(task.challenges) * len(challenge.y):
+            return []
+        treated = treatments(view, challenge.target)
+        times = max(
+            1,
+            min(
+                _REPEATS if treated.noisy else 1, target.remaining // len(challenge.y) // len(task.challenges)
+            ),
+        )
+        heard = torch.stack([target(challenge.x).double() for _ in range(times)]).mean(0)
+        mine = treated.probabilities(heard) if treated != Treatment() else heard
+        theirs = torch.stack([probabilities(knowledge, model, challenge.x).double() for model in made.models])
+        floor = max(treated.floor, _FLOOR)
+        found = []
+        for how in (_centred_logs, lambda p, floor: _confidence(p, challenge.y, floor)):
+            a, b = how(theirs, floor), how(mine, floor)
+            if _strangeness(a.flatten(1), b.flatten(), 0.0) > _MORE_STRANGE * _strangeness(*first):
+                return []
+            found.append(
+                Own(
+                    theirs=_by_coin(a, challenge, self.config.paired),
+                    mine=_by_coin(b[None], challenge, self.config.paired)[0],
+                )
+            )
+        return found
 
     def _shown(
         self, view: View, knowledge: Knowledge, challenge: Challenge, heard: list[Answered], sent: list[_Told]
@@ -180,7 +254,7 @@ class CoinRegression:
         for number, one in enumerate(heard):
             try:
                 made = followed(
-                    knowledge, challenge, made, one.lessons,
+                    knowledge, made, one.lessons,
                     training=view.hyperparameters, most_steps=self.config.most_steps, seed=self.config.seed,
                 )  # fmt: skip
             except TrainingDivergedError:
@@ -189,35 +263,6 @@ class CoinRegression:
             yield made, _answered(one.answers)
         for told in sent:
             yield self._shadows(view, knowledge, challenge, told.start), told
-
-    def _guesses(
-        self, view: View, knowledge: Knowledge, challenges: list[Challenge], ensemble: Ensemble
-    ) -> list[Membership]:
-        """Predict the coins of victims whose answers are in view as part of an average alone."""
-        if knowledge.public is None or knowledge.train is None:
-            raise ValueError("coin-regression: no public samples or no training core.")
-        x, by_name = knowledge.public[ensemble.index], {c.target: c for c in challenges}
-        records = max(len(c.y) for c in challenges) // 2
-        training = before_answers(view.hyperparameters)
-        clients: list[tuple[Tensor, Tensor]] = []
-        victims: list[Challenge] = []
-        for name, weight in ensemble.weights.items():
-            challenge = by_name.get(name)
-            if challenge is not None:
-                made = self._shadows(view, knowledge, challenge, None)
-                models, coins = made.models, made.coins
-                victims.append(challenge)
-            else:
-                models = strangers(
-                    view, knowledge, name, self.config.shadows,
-                    records=records, training=training, most_steps=self.config.most_steps, seed=self.config.seed,
-                )  # fmt: skip
-                coins = torch.zeros(len(models), 0)
-            z = torch.stack([knowledge.train.predict(model, x) for model in models])
-            clients.append(((answered_as(z.double(), ensemble.form) * weight).flatten(1), coins))
-        found = regressed_sum(clients, ensemble.values.flatten(), ensemble.noise)
-        told = {name: one for name, one in zip(ensemble.weights, found, strict=True) if name in by_name}
-        return [self._membership(c, told[c.target]) for c in victims]
 
     def _shadows(
         self, view: View, knowledge: Knowledge, challenge: Challenge, start: Parameters | None
@@ -238,9 +283,34 @@ class CoinRegression:
         told = f"; answers of {rounds} {'round' if rounds == 1 else 'rounds'}" if rounds else ""
         return Membership(
             target=challenge.target,
-            scores=_scores(found.coins, challenge, self.config.paired),
+            scores=scores_of(found.coins, challenge, paired=self.config.paired),
             note=f"left-out shadows: {found.right:.0%} of coins right{told}",
         )
+
+
+def _strangeness(theirs: Tensor, mine: Tensor, noise: float) -> float:
+    """Return how far answers (d,) are from those of shadows (m, d), in the variance of these; about 1 if alike."""
+    centre = theirs.double().mean(0)
+    spread = (theirs.double() - centre).square().sum() / max(len(theirs) - 1, 1)
+    return float((mine.double() - centre).square().sum() / (spread + noise * len(mine)).clamp_min(1e-300))
+
+
+def _centred_logs(p: Tensor, floor: float) -> Tensor:
+    """Return the logarithms (..., n, C) of probabilities, less their mean."""
+    found = p.clamp_min(floor).log()
+    return found - found.mean(-1, keepdim=True)
+
+
+def _confidence(p: Tensor, y: Tensor, floor: float) -> Tensor:
+    """Return the logit-scaled confidence (..., n, 1) of probabilities (..., n, C)."""
+    rows = [confidence(one, y, floor) for one in p.reshape(-1, *p.shape[-2:])]
+    return torch.stack(rows).reshape(*p.shape[:-1], 1)
+
+
+def _by_coin(values: Tensor, challenge: Challenge, paired: bool) -> Tensor:
+    """Return by coin (m, k, e) what answers (m, n, e) say of its candidates: both of a pair, or one."""
+    pairs = pairs_of(challenge) if paired else None
+    return values if pairs is None else values[:, pairs].flatten(2)
 
 
 def _answered(heard: Recorded) -> _Told:
@@ -276,13 +346,3 @@ def _read(theirs: Tensor, coins: Tensor, told: _Told) -> tuple[Tensor, Tensor]:
 
     undone = logits(theirs).flatten(1), logits(told.values).flatten()
     return min((undone, plain), key=lambda pair: regressed(pair[0], coins, pair[1]).error)
-
-
-def _scores(coins: Tensor, challenge: Challenge, paired: bool) -> Tensor:
-    """Scores (n,) of candidates from the coins."""
-    pairs = pairs_of(challenge) if paired else None
-    if pairs is None:
-        return coins
-    scores = coins.new_zeros(len(challenge.y))
-    scores[pairs[:, 0]], scores[pairs[:, 1]] = coins, -coins
-    return scores

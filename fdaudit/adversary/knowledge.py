@@ -29,7 +29,7 @@ class Knowledge:
         train: a training core of the adversary's own, for shadow models.
         encode: a feature extractor (n, c, h, w) -> (n, d), trained on `auxiliary` only.
         rehearse: runs the protocol on data that the adversary chooses, (x, y) per client, with a seed of its own, and
-            returns the adversary's view of that shadow run.
+            returns the adversary's view of that shadow run. A dict as third argument receives each party's last model.
         public: (n, c, h, w) the samples that every party holds, in the order of the messages' `index`.
         public_labels: (n,) their classes, if the protocol's parties know them.
         initial: seed of the initial weights that the server broadcasts, which all clients with the federation's network
@@ -44,7 +44,7 @@ class Knowledge:
     auxiliary: tuple[Tensor, Tensor] | None = None
     train: Trainer | None = None
     encode: Callable[[Tensor], Tensor] | None = None
-    rehearse: Callable[[list[tuple[Tensor, Tensor]], int], View] | None = None
+    rehearse: Callable[..., View] | None = None
     public: Tensor | None = None
     public_labels: Tensor | None = None
     initial: int | None = None

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from fdaudit.adversary.view import View
+    from fdaudit.training.trainer import Parameters
 
 __all__ = ["Rehearsal"]
 
@@ -48,11 +49,22 @@ class Rehearsal:
     own: Path | None = None
     everybody: Path | None = None
 
-    def __call__(self, data: list[tuple[Tensor, Tensor]], seed: int) -> View:
-        """Return the adversary's view of a federation of clients with these records."""
+    def __call__(
+        self,
+        data: list[tuple[Tensor, Tensor]],
+        seed: int,
+        models: dict[str, Parameters] | None = None,
+    ) -> View:
+        """Return the adversary's view of a federation of clients with these records.
+
+        Args:
+            data: records (x, y) of each client.
+            seed: of the rehearsal.
+            models: receives each party's last model; the rehearsal is the adversary's own.
+        """
         attached = self._attached
         return rehearse(
-            self._folder(data, seed),
+            self._folder(data, seed, alone=models is not None),
             protocol=self._protocol,
             config=self._config,
             common=self.common,
@@ -63,6 +75,7 @@ class Rehearsal:
             training=attached.training,
             withheld=tuple(self.setting.get("withhold", ())),
             transport=self.setting.get("transport", "plain"),
+            models=models,
         )
 
     @cached_property
@@ -82,9 +95,10 @@ class Rehearsal:
         spec = load_spec({k: v for k, v in self.setting.items() if k != "defended"})
         return attach(spec, self._protocol, self._config)
 
-    def _folder(self, data: list[tuple[Tensor, Tensor]], seed: int) -> Path:
+    def _folder(self, data: list[tuple[Tensor, Tensor]], seed: int, *, alone: bool) -> Path:
+        """Return the transcript's directory: a new one, or if not `alone` one that adversaries share."""
         asked = set[str]().union(*(_records(x, y) for x, y in data))
-        if self.everybody is None or not asked <= self._shared_records:
+        if alone or self.everybody is None or not asked <= self._shared_records:
             return Path(tempfile.mkdtemp(prefix="rehearsal-", dir=self.own)) / "transcript"
         described = {"seed": seed, "setting": dict(self.setting)}
         return self.everybody / digest_of(described, *(t for pair in data for t in pair))

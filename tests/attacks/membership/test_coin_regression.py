@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 from fdaudit.attacks.membership._answers import recorded
-from fdaudit.attacks.membership._ensemble import ensemble_of
 from fdaudit.attacks.membership._matched import before_answers, matched
 from fdaudit.attacks.membership._ridge import regressed, regressed_sum
 from fdaudit.attacks.membership.coin_regression import (
@@ -155,7 +154,14 @@ class Case:
             place / "transcript",
             protocol=fedkd,
             config=fedkd.Config(
-                local_epochs=20, batch_size=8, lr=0.2, distill_rounds=1, distill_steps=1, **params
+                **{
+                    "local_epochs": 20,
+                    "batch_size": 8,
+                    "lr": 0.2,
+                    "distill_rounds": 1,
+                    "distill_steps": 1,
+                    **params,
+                }
             ),
             common=Common(networks=networks, execution=EXECUTION, public=public, task="single-label"),
             data=[self.held, others(20)],  # type: ignore[list-item]
@@ -238,46 +244,6 @@ def test_without_pairs_it_tells_less(case: Case) -> None:
     apart, p, _ = case.auc(paired=False)
     assert p < 0.05
     assert apart <= whole
-
-
-@pytest.mark.thorough
-def test_the_server_reads_members_off_the_average_of_all_clients(tmp_path: Path) -> None:
-    found, p, note = Case(tmp_path, True, "server").auc(shadows=300)
-    assert found > 0.7
-    assert p < 0.01
-    assert "of coins right" in note
-
-
-@pytest.mark.parametrize("params", [{"ensemble": "votes"}, {"weights": "uniform", "gamma": None}])
-def test_averages_of_other_forms_are_read_too(tmp_path: Path, params: dict[str, Any]) -> None:
-    case = Case(tmp_path, True, "server", **params)
-    task = AttackTask(targets=("client/0",), challenges={"client/0": case.challenge})
-    ensemble = ensemble_of(case.view, case.knowledge, task)
-    assert ensemble is not None
-    assert ensemble.noise == 0
-    assert ensemble.form == ("hard_labels" if "ensemble" in params else "logits")
-    assert case.auc(shadows=60)[0] > 0.5
-
-
-def test_what_a_coalition_put_into_an_average_is_taken_off(tmp_path: Path) -> None:
-    case = Case(tmp_path, True, "server+client/1", gamma=None, levels=None)
-    task = AttackTask(targets=("client/0",), challenges={"client/0": case.challenge})
-    ensemble = ensemble_of(case.view, case.knowledge, task)
-    assert ensemble is not None
-    assert list(ensemble.weights) == ["client/0"]
-    (mine,) = case.view.select(kind="logits", sender="client/1")
-    (whole,) = case.view.select(kind="ensemble_labels")
-    rest = case.view.tensors(whole)["values"].double()
-    weight = 1 - ensemble.weights["client/0"]
-    rest = rest - weight * case.view.tensors(mine)["values"].double()
-    assert torch.allclose(ensemble.values, rest, atol=1e-5)
-
-
-def test_an_average_of_unknown_clients_is_not_read(tmp_path: Path) -> None:
-    case = Case(tmp_path, True, "server")
-    task = AttackTask(targets=("client/0",), challenges={"client/0": case.challenge})
-    selective = replace(case.view, hyperparameters={**case.view.hyperparameters, "selector": "energy"})
-    assert ensemble_of(selective, case.knowledge, task) is None
 
 
 def test_a_client_without_the_candidates_gives_nothing_away(tmp_path: Path) -> None:

@@ -106,7 +106,16 @@ class Case:
             model = self.knowledge.train.fit([job], Fit(final_lr=final, **plain))[0].parameters
         coins = self.member.reshape(PAIRS, 2)[:, 0].double() * 2 - 1
         others = torch.zeros(1, 40, dtype=torch.bool)
-        return Matched(models=[model], inside=self.member[None], others=others, coins=coins[None])
+        assert self.knowledge.auxiliary is not None
+        pool = torch.cat([self.challenge.x, self.knowledge.auxiliary[0]])
+        labels = torch.cat([self.challenge.y, self.knowledge.auxiliary[1]])
+        return Matched(
+            models=[model],
+            inside=self.member[None],
+            others=others,
+            coins=coins[None],
+            pool=(pool, labels),
+        )
 
 
 def far_from(case: Case, made: Matched, answered: Any) -> float:
@@ -130,7 +139,7 @@ def test_a_shadow_with_the_true_coins_answers_as_its_victim(
     unmoved = made
     for one in heard:
         made = followed(
-            case.knowledge, case.challenge, made, one.lessons,
+            case.knowledge, made, one.lessons,
             training=case.view.hyperparameters, most_steps=2000, seed=0,
         )  # fmt: skip
         assert far_from(case, made, one.answers) < 1e-4
@@ -189,7 +198,7 @@ def test_a_silent_client_is_followed_to_its_next_answers(tmp_path: Path) -> None
     made = case.victim()
     for one in heard:
         made = followed(
-            case.knowledge, case.challenge, made, one.lessons,
+            case.knowledge, made, one.lessons,
             training=case.view.hyperparameters, most_steps=2000, seed=0,
         )  # fmt: skip
         assert far_from(case, made, one.answers) < 1e-4

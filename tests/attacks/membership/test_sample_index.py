@@ -11,8 +11,8 @@ import torch
 from fdaudit.attacks.label_distribution.answers import read_answers
 from fdaudit.attacks.label_distribution.declined import accepted_samples
 from fdaudit.attacks.membership._answers import recorded
-from fdaudit.attacks.membership._ensemble import ensemble_of
-from fdaudit.attacks.membership._followed import _lesson
+from fdaudit.attacks.membership._ensemble import ensembles_of
+from fdaudit.attacks.membership._followed import lesson_of
 from fdaudit.attacks.model_inversion.paired_logits import _last
 from torch import Tensor
 
@@ -61,9 +61,9 @@ def read(place: Path, form: torch.dtype | None) -> dict[str, Any]:
         whole: View = replace(seen, hyperparameters=SETTINGS)
         knows, task = known(), AttackTask(targets=("client/1",))
         hard = recorded(whole, knows, 100, kinds=("hard_labels",))["client/2"]
-        soft, ensemble = recorded(whole, knows, 100)["client/1"], ensemble_of(whole, knows, task)
-        lesson = _lesson(whole, knows, "client/1", 0)
-        assert ensemble is not None
+        soft = recorded(whole, knows, 100)["client/1"]
+        (ensemble,) = ensembles_of(whole, knows, task, 1, 100)
+        lesson = lesson_of(whole, knows, "client/1", 0)
         assert lesson is not None
         mine = [m for m in whole.messages if m.kind == "soft_labels"]
         return {

@@ -1,0 +1,219 @@
+"""Membership from what follows from all clients together: averages, mixtures, and models distilled from these."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+from pydantic import Field
+
+from fdaudit.config import Config
+from fdaudit.transcript.messages import role
+from fdaudit.types import Applicability, AttackTask, Membership
+
+from .._reading import reads_forms
+from .._target_model import asked
+from ._coins import scores_of
+from ._derived import averages, joined, mixtures
+from ._ensemble import ensembles_of, weights_of
+from ._matched import Matched, before_answers, matched, strangers
+from ._references import missing
+from ._rehearsed import distilled, rounds_of
+from ._ridge import Regressed, regressed_rehearsed, regressed_sum
+
+if TYPE_CHECKING:
+    from fdaudit.adversary.knowledge import Knowledge
+    from fdaudit.adversary.view import View
+
+    from ._derived import Reading
+
+__all__ = ["RehearsedRegression", "RehearsedRegressionConfig"]
+
+
+class RehearsedRegressionConfig(Config):
+    """Settings of rehearsed regression."""
+
+    shadows: int = Field(200, ge=8)
+    """Shadow models of each client; as many as `coin-regression` has, so that they are trained once."""
+    most_steps: int = Field(2000, ge=1)
+    """Training steps of one shadow model, at most."""
+    rounds: int = Field(4, ge=1)
+    """Averages that are looked at, at most: those of the first rounds."""
+    samples: int = Field(1000, ge=1)
+    """Samples of one average that are looked at, at most."""
+    rehearsals: int = Field(24, ge=4)
+    """Federations that are rehearsed for what a distilled model has of its teachers."""
+    rehearsed_rounds: int = Field(20, ge=0)
+    """Rounds of a protocol that is rehearsed, at most; longer ones are not."""
+    seed: int = Field(0, ge=0, lt=2**63)
+    """Of coins, records besides the candidates, batches and rehearsals."""
+
+
+@reads_forms
+class RehearsedRegression:
+    """Reads the coins of clients whose messages it does not see off what was made of all clients' messages.
+
+    What is in view is a sum of what every client adds, and a residual: an average of answers of any round, the mixture
+    of all answers that FedIOD's cotangents tell a client, or the answers of a model that was distilled from an average.
+    Matched shadows show what each client adds, with and without each candidate. Where a model was distilled, the
+    protocol runs on a few federations of the adversary's own, and what their models answer beyond the average of their
+    teachers is the residual. All that is in view is read together, if left-out shadows show that this tells more.
+    """
+
+    name: ClassVar[str] = "rehearsed-regression"
+    work: ClassVar[dict[str, Any]] = {"once": 38000, "each": 3000, "grows": ("shadows", "rehearsals")}
+    goal: ClassVar[str] = "membership"
+    needs: ClassVar[tuple[str, ...]] = (
+        "ensemble_labels",
+        "vote_counts",
+        "logit_cotangents",
+        "model_parameters",
+        "oracle (soft labels)",
+    )
+    oracle: ClassVar[str | None] = "soft"
+    assumes: ClassVar[tuple[str, ...]] = ("architecture", "auxiliary", "initial", "public", "rehearse")
+    source: ClassVar[str] = (
+        "Hoerl & Kennard 1970 on shadow models (Shokri et al. 2017), of rehearsed federations"
+    )
+    control: ClassVar[dict[str, str]] = {"on": "federation"}
+    tasks: ClassVar[tuple[str, ...]] = ("single-label", "text")
+    profiles: ClassVar[dict[str, dict[str, Any]]] = {
+        "quick": {"shadows": 144, "rounds": 3, "rehearsals": 16, "rehearsed_rounds": 2},
+        "standard": {"shadows": 500, "rounds": 8, "rehearsals": 48},
+        "full": {"shadows": 2000, "rounds": 20, "rehearsals": 100},
+    }
+    Config: ClassVar[type[RehearsedRegressionConfig]] = RehearsedRegressionConfig
+
+    def __init__(self, config: RehearsedRegressionConfig) -> None:
+        self.config = config
+
+    def applicable(self, view: View, knowledge: Knowledge, task: AttackTask) -> Applicability:
+        """Yes with an average, a mixture or a distilled model of clients whose own messages are not in view."""
+        if not (lacking := missing(knowledge, task)):
+            return lacking
+        hidden = _hidden(view, task)
+        if not hidden:
+            return Applicability(False, "every victim's own answers or model are in view, which tell more")
+        ensembles = ensembles_of(view, knowledge, task, 1, 1)
+        if any(set(one.weights) & hidden for one in ensembles) or _has_mixtures(view):
+            return Applicability(True)
+        if self._distils(view, knowledge, task):
+            return Applicability(True)
+        return Applicability(
+            False,
+            "neither an average of answers, nor a mixture of them, nor a model of a short protocol that can be "
+            "rehearsed in view",
+        )
+
+    def run(
+        self, view: View, knowledge: Knowledge, task: AttackTask, generator: torch.Generator
+    ) -> tuple[Membership, ...]:
+        """Return one `Membership` for each victim whose own messages are not in view; `seed` decides what is random."""
+        made = self._shadows(view, knowledge, task)
+        readings = self._readings(view, knowledge, task, made)
+        if not readings:
+            return ()
+        tried = {what: self._regressed(reading, made) for what, reading in readings.items()}
+        what = min(tried, key=lambda one: sum(tried[one][k].error for k in _hidden(view, task)))
+        return tuple(
+            Membership(
+                target=name,
+                scores=scores_of(found.coins, task.challenges[name], paired=True),
+                note=f"{found.right:.0%} of coins right in rehearsed federations; from {what}",
+            )
+            for name, found in tried[what].items()
+            if name in _hidden(view, task)
+        )
+
+    def _shadows(self, view: View, knowledge: Knowledge, task: AttackTask) -> dict[str, Matched]:
+        """Return shadows of every client whose answers are not in view, as they are before the first answers."""
+        cfg, training = self.config, before_answers(view.hyperparameters)
+        records = max(len(c.y) for c in task.challenges.values()) // 2
+        found = {}
+        for client in (p for p in view.parties if role(p) == "client" and p not in view.members):
+            if client in task.challenges:
+                found[client] = matched(
+                    view, knowledge, task.challenges[client], cfg.shadows,
+                    training=training, paired=True, most_steps=cfg.most_steps, seed=cfg.seed,
+                )  # fmt: skip
+            else:
+                found[client] = strangers(
+                    view, knowledge, client, cfg.shadows,
+                    records=records, training=training, most_steps=cfg.most_steps, seed=cfg.seed,
+                )  # fmt: skip
+        return found
+
+    def _readings(
+        self, view: View, knowledge: Knowledge, task: AttackTask, made: dict[str, Matched]
+    ) -> dict[str, Reading]:
+        """Return what can be read, by what it is; several things together come last."""
+        cfg = self.config
+        found: dict[str, Reading] = {}
+        rounds = averages(
+            view, knowledge, task, made,
+            rounds=cfg.rounds, samples=cfg.samples, most_steps=cfg.most_steps, seed=cfg.seed,
+        )  # fmt: skip
+        if rounds:
+            found["the first average"] = rounds[0]
+        if len(rounds) > 1:
+            found[f"{len(rounds)} averages"] = joined(rounds)
+        mixture = mixtures(view, knowledge, made, samples=2 * cfg.samples, seed=cfg.seed)
+        if mixture is not None:
+            found["mixtures of answers"] = mixture
+        model = self._model(view, knowledge, task, made)
+        if model is not None:
+            found["the distilled model"] = model
+        if model is not None and len(found) > 1:
+            found["all of these"] = joined([*found.values()][-2:])
+        return found
+
+    def _distils(self, view: View, knowledge: Knowledge, task: AttackTask) -> bool:
+        """Return whether a model that was made of all clients' answers can be asked, and its making rehearsed."""
+        if knowledge.rehearse is None or rounds_of(view) > self.config.rehearsed_rounds:
+            return False
+        target = next(iter(task.challenges))
+        model, _ = asked("soft", view, knowledge, task, target, own=False)
+        return model is not None and model.of is None
+
+    def _model(
+        self, view: View, knowledge: Knowledge, task: AttackTask, made: dict[str, Matched]
+    ) -> Reading | None:
+        """Return what the released model answers about public samples and candidates, as a sum over its teachers."""
+        if not self._distils(view, knowledge, task):
+            return None
+        model, _ = asked("soft", view, knowledge, task, next(iter(task.challenges)), own=False)
+        samples = [c.x for c in task.challenges.values()]
+        if knowledge.public is not None:
+            some = torch.linspace(
+                0, len(knowledge.public) - 1, min(self.config.samples, len(knowledge.public))
+            )
+            samples.append(knowledge.public[some.round().long()])
+        x = torch.cat(samples)
+        if model is None or len(x) > model.remaining:
+            return None
+        clients = [p for p in view.parties if role(p) == "client"]
+        return distilled(
+            view, knowledge, made, weights_of(view, task, clients, knowledge.classes), x, model(x),
+            rehearsals=self.config.rehearsals, seed=self.config.seed,
+        )  # fmt: skip
+
+    def _regressed(self, reading: Reading, made: dict[str, Matched]) -> dict[str, Regressed]:
+        clients = [(part, made[client].coins) for client, part in reading.parts.items()]
+        if reading.residual is not None and reading.rehearsed is not None:
+            found = regressed_rehearsed(clients, reading.seen, reading.residual, reading.rehearsed)
+        else:
+            found = regressed_sum(clients, reading.seen, reading.noise)
+        return dict(zip(reading.parts, found, strict=True))
+
+
+def _hidden(view: View, task: AttackTask) -> set[str]:
+    """Return the victims that sent nothing in view which is about their own model."""
+    told = {"logits", "soft_labels", "hard_labels", "model_parameters", "model_update", "gradient"}
+    seen = {m.sender for m in view.messages if m.kind in told and m.payload is not None}
+    return {name for name in task.challenges if name not in seen}
+
+
+def _has_mixtures(view: View) -> bool:
+    return view.hyperparameters.get("weights") == "eq8" and any(
+        m.payload is not None for m in view.select(kind="logit_cotangents")
+    )
