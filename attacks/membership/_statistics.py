@@ -65,20 +65,43 @@ def lira_online(
     """Return the log-likelihood ratio (n,) of φ under Gaussians of the models with and without each candidate.
 
     Source: Carlini 2022, Algorithm 1 (online), and section VI-B for the variance: with few shadow models, one for all
-    candidates.
+    candidates. Then the two means are few models' too, and their difference has the wrong sign for many candidates. It
+    is shrunk towards the mean difference of all candidates by its variance (James & Stein 1961); one variance serves
+    both sides, so that a target that is surer than every shadow is not judged by which side scatters more.
 
     Args:
         target: φ (n,) of the target.
         shadows: φ (m, n) of the shadow models.
         inside: (m, n).
-        fixed_variance: one variance for all candidates, each side its own.
+        fixed_variance: one variance for all candidates and both sides.
         blur: variance (n,) that rounding of the target's answers adds to both sides.
     """
+    both = (inside.any(0) & (~inside).any(0)).double()
+    if fixed_variance:
+        return _shrunk_ratio(target, shadows, inside, blur) * both
     with_it = _gaussian(shadows, inside, fixed_variance)
     without = _gaussian(shadows, ~inside, fixed_variance)
-    both = (inside.any(0) & (~inside).any(0)).double()
     ratio = _log_density(target, *with_it, blur) - _log_density(target, *without, blur)
     return ratio * both  # a candidate on one side of all models cannot be told by them
+
+
+def _shrunk_ratio(target: Tensor, shadows: Tensor, inside: Tensor, blur: Tensor | float) -> Tensor:
+    """Return the log-likelihood ratio (n,) of two Gaussians of one variance, with shrunk differences of their means."""
+    sides = [_moments(shadows, chosen) for chosen in (inside, ~inside)]
+    counts = [count.clamp_min(1) for _, _, count in sides]
+    known = inside.any(0) & (~inside).any(0)
+    freedom = sum((count - 1).clamp_min(0).sum() for _, _, count in sides)
+    variance = (
+        sum(spread.sum() for _, spread, _ in sides) / torch.as_tensor(freedom).clamp_min(1)
+    ).clamp_min(_LEAST_DEVIATION**2)
+    gap, error = sides[0][0] - sides[1][0], variance * (1 / counts[0] + 1 / counts[1])
+    if not bool(known.any()):
+        return torch.zeros_like(target)
+    centre = gap[known].mean()
+    true = ((gap[known] - centre).square().mean() - error[known].mean()).clamp_min(0)
+    shrunk = centre + (gap - centre) * true / (true + error)
+    middle = (sides[0][0] + sides[1][0]) / 2
+    return (target - middle) * shrunk / (variance + blur)
 
 
 def lira_offline(
