@@ -36,7 +36,7 @@ from fdaudit.models.small import (
 )
 from fdaudit.models.transformer import TransformerParams, transformer
 from fdaudit.models.unet import UnetParams, unet
-from fdaudit.parallel.threads import forked_randomness
+from fdaudit.parallel.randomness import forked_randomness
 from fdaudit.spec.schema import ModelSpec
 from fdaudit.spec.trust import IMPORT, refuse_untrusted
 from fdaudit.types import Task
