@@ -25,7 +25,7 @@ from fdaudit.accounting.costs import (
 )
 from fdaudit.accounting.graph import Guarantees, Leak, MessageGraph, State, Unchanged
 from fdaudit.events import Gaussian, Mechanism, NoGuarantee, Relation, Release, SampledGaussian, Unit
-from fdaudit.transcript.messages import ALL, DATA, SUM, Message, role
+from fdaudit.transcript.messages import ALL, DATA, DRAWN, SUM, Message, role
 
 __all__ = ["Bill", "Contribution", "Entry", "mechanisms", "sampling"]
 
@@ -98,6 +98,7 @@ class Entry:
     delta: float
     unit: Unit
     relation: Relation
+    clients: int = 0
     pld: bool = True
 
     def ways(self, victim: str) -> list[frozenset[int]] | Leak:
@@ -246,11 +247,12 @@ class Entry:
                 plain[part] += 1
             if isinstance(event, Gaussian) and event.drawn_from > 1 and self._of_clients(seq):
                 drawn[event] += 1
-        if not drawn or self.members != ("world",):
+        if not drawn or not self.counts_draws:
             return [plain]
         hidden = Counter(plain)
         hidden -= drawn
-        for part, steps in self._draws(set(drawn)).items():
+        for part in drawn:
+            steps = self.draws.steps[part.drawn_from]
             hidden[Drawn(gaussian=part, clients=part.drawn_from, steps=steps)] += 1
         return [plain, hidden]
 
@@ -259,13 +261,67 @@ class Entry:
         event = self.graph.messages[seq].event
         return isinstance(event, Gaussian) and (event.unit, event.relation) == ("client", "replace-one")
 
-    def _draws(self, parts: set[Gaussian]) -> dict[Gaussian, int]:
-        """Return, for each such release, the number of steps in which some client was drawn for it."""
-        steps = defaultdict[Gaussian, set[tuple[int, int]]](set)
-        for seq, event in self._common.items():
-            if isinstance(event, Gaussian) and event in parts:
-                steps[event].add((self.graph.messages[seq].round, self.graph.messages[seq].step))
-        return {part: len(found) for part, found in steps.items()}
+    @cached_property
+    def draws(self) -> Draws:
+        """Return the draws of clients on record."""
+        return Draws.of(self.graph.messages, self.clients)
+
+    @property
+    def counts_draws(self) -> bool:
+        """Return whether this view cannot tell who was drawn: it sees no request, and no silence gave a draw away."""
+        return self.members == ("world",) and not self.draws.problem
+
+
+@dataclass(frozen=True, kw_only=True)
+class Draws:
+    """The draws of one client of many, as the record shows them.
+
+    A draw hides who answered only if every client would have answered alike. So all draws are on record, each drawn
+    client answered, once a step and by one and the same release, and no client went silent at any time: a client that
+    does not answer changes what is released, and an answer then shows that another one was drawn.
+
+    Attributes:
+        steps: by number of clients drawn from, how many draws there were.
+        problem: why the draws are worth nothing; empty otherwise.
+    """
+
+    steps: Mapping[int, int]
+    problem: str = ""
+
+    @classmethod
+    def of(cls, messages: Sequence[Message], clients: int) -> Draws:
+        """Return the draws of a record of so many clients, and the first reason why they are worth nothing."""
+        requests = [m for m in messages if DRAWN in m.fields]
+        problem = _unfit_draws(requests, messages, clients)
+        steps = Counter[int]() if problem else Counter(m.fields[DRAWN] for m in requests)
+        return cls(steps=steps, problem=problem)
+
+
+def _unfit_draws(requests: Sequence[Message], messages: Sequence[Message], clients: int) -> str:
+    """Return why draws hide nobody, or an empty text."""
+    if any(type(m.fields[DRAWN]) is not int or not 1 < m.fields[DRAWN] <= clients for m in requests):
+        return f"a draw on record is not one of at most {clients} clients"
+    silent = next((m for m in messages if m.kind == "silence" and role(m.sender) == "client"), None)
+    if silent is not None:
+        return f"{silent.sender} was silent in round {silent.round}, which shows when it was drawn"
+    answers = [
+        m for m in messages if any(isinstance(e, Gaussian) and e.drawn_from > 1 for e in mechanisms(m))
+    ]
+    if len({(m.event, m.kind) for m in answers}) > 1 or any(len(mechanisms(m)) > 1 for m in answers):
+        return "not all drawn clients release by the same rule"
+    unanswered = {(m.round, m.step, m.receivers, m.fields[DRAWN]): m.seq for m in requests}
+    if len({(m.round, m.step) for m in requests}) < len(requests):
+        return "a step draws more than one client"
+    for answer in answers:
+        (event,) = mechanisms(answer)
+        drawn_from = event.drawn_from if isinstance(event, Gaussian) else 1
+        request = unanswered.pop((answer.round, answer.step, (answer.sender,), drawn_from), None)
+        if request is None or not (answer.inputs == ALL or request in answer.inputs):
+            return f"the draw of {answer.sender} in round {answer.round}, step {answer.step} is not on record"
+    if unanswered:
+        round, step, receivers, _ = next(iter(unanswered))
+        return f"{', '.join(receivers)} was drawn in round {round}, step {step}, and did not answer"
+    return ""
 
 
 def sampling(charged: Collection[int], graph: MessageGraph, entry: Entry) -> str:
@@ -276,7 +332,7 @@ def sampling(charged: Collection[int], graph: MessageGraph, entry: Entry) -> str
             if isinstance(part, SampledGaussian):
                 assumed.add(f"Poisson at rate {part.sample_rate:g}")
                 done |= {str(d["sampling"]) for d in graph.messages[seq].defenses if "sampling" in d}
-            if isinstance(part, Gaussian) and part.drawn_from > 1 and entry.members == ("world",):
+            if isinstance(part, Gaussian) and part.drawn_from > 1 and entry.counts_draws:
                 assumed.add(f"one of {part.drawn_from} clients a step")
                 done.add("one client a step, drawn without data")
     if not assumed:

@@ -200,6 +200,7 @@ class Books:
             victim=victim,
             contributions=bill.contributions(self._graph, delta, pld),
             sampling=sampling(bill.charged, self._graph, entry),
+            warnings=(*blank.warnings, *self._uncounted(bill.charged, entry)),
             gdp=worst_gdp((b.charges,) for b in bills.values()),
             zcdp=worst_zcdp((b.charges,) for b in bills.values()),
         )
@@ -246,6 +247,7 @@ class Books:
             delta=delta,
             unit=unit,
             relation=relation or self.relation,
+            clients=sum(role(p) == "client" for p in self._parties),
             pld=pld,
         )
 
@@ -286,6 +288,15 @@ class Books:
             least = f"{self._records} records, the fewest of a client"
             return (f"delta = {delta:g} is not below 1/n for {least}: it permits to publish one of them.",)
         return ()
+
+    @staticmethod
+    def _uncounted(charged: Collection[int], entry: Entry) -> tuple[str, ...]:
+        """Return why a draw of clients that this view does not see is not counted, if it is not."""
+        parts = [part for seq in charged for part in mechanisms(entry.graph.messages[seq])]
+        drawn = any(isinstance(part, Gaussian) and part.drawn_from > 1 for part in parts)
+        if entry.members != ("world",) or not drawn or entry.counts_draws:
+            return ()
+        return (f"The draw of one client a step is not counted: {entry.draws.problem}.",)
 
     def _assumed(self, entry: Entry) -> tuple[str, ...]:
         """Return the assumptions of every figure of this run."""
