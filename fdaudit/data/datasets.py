@@ -16,7 +16,7 @@ from fdaudit.data.composed import read_digits_multilabel
 from fdaudit.data.files import read_folder, read_npz, resolve_path
 from fdaudit.data.masks import read_masks
 from fdaudit.data.named import TORCHVISION, read_digits, read_torchvision
-from fdaudit.data.raw import RawData
+from fdaudit.data.raw import RawData, image_origins
 from fdaudit.data.resize import fit, fit_masks, to_unit
 from fdaudit.data.stratify import stratified_draw
 from fdaudit.data.texts.files import TEXTS, read_named_texts, read_texts
@@ -40,7 +40,7 @@ DATASETS: tuple[str, ...] = (
 """Every name `dataset.name` may have; DIR and FILE are paths."""
 LENGTH, VOCABULARY = 32, 8192
 """Tokens of a text, and most words of a vocabulary, if the spec does not say."""
-_BY_RECORD = ("x", "y", "identities", "objects", "sites", "pictures")
+_BY_RECORD = ("x", "y", "identities", "objects", "sites", "pictures", "origins")
 """Tensors of raw data with a row for each training record."""
 
 
@@ -70,6 +70,8 @@ class Dataset:
         sites: (n,) int64, the site behind each image of `x`, counted from 0; None without sites.
         pictures: (n,) int64, the picture that each image of `x` was cut from; None if every image is one.
         words: the word of each token number, first padding and the unknown word; empty for images.
+        origins: (n, 2) int64, a digest of each record as its source stores it, whatever this run makes of it (size,
+            vocabulary, length); None if the source is unknown. They are no part of `sha256`.
 
     Raises:
         DataError: a guarantee would not hold.
@@ -88,6 +90,7 @@ class Dataset:
     sites: Tensor | None = None
     pictures: Tensor | None = None
     words: tuple[str, ...] = ()
+    origins: Tensor | None = None
 
     def __post_init__(self) -> None:
         _check(self.x, self.y, self.classes, self.name, len(self.words))
@@ -96,6 +99,9 @@ class Dataset:
             if given is not None and (given.shape != (len(self.x),) or given.dtype != torch.int64):
                 problem = f"has {len(self.x)} images but {what} {given.dtype} {tuple(given.shape)}"
                 raise DataError("dataset", self.name, problem, f"Give one int64 of {what} for each image.")
+        if self.origins is not None and self.origins.shape != (len(self.x), 2):
+            problem = f"has {len(self.x)} records but origins {tuple(self.origins.shape)}"
+            raise DataError("dataset", self.name, problem, "Give one digest for each record.")
         if self.objects is not None and self.objects.shape != self.y.shape:
             problem = f"has masks {tuple(self.y.shape)} but objects {tuple(self.objects.shape)}"
             raise DataError("dataset", self.name, problem, "Give the objects of each mask.")
@@ -189,6 +195,7 @@ def load_dataset(spec: DatasetSpec, stream: SecretStream) -> Dataset:
         sites=raw.sites,
         pictures=raw.pictures,
         words=raw.words,
+        origins=image_origins(raw.x) if raw.origins is None and not raw.words else raw.origins,
     )
 
 

@@ -19,6 +19,7 @@ import torch
 from fdaudit.adversary.view import members_of
 from fdaudit.config import validate
 from fdaudit.data import ClientSplit, Dataset, Splits, class_table
+from fdaudit.data.raw import image_origins
 from fdaudit.errors import SpecError
 from fdaudit.events import Event, event_from_json
 from fdaudit.federation.defenses import attach
@@ -456,7 +457,8 @@ def _records(card: Card, clients: Sequence[str], brought: BroughtRecords | None)
     if brought is None or brought.x is None:
         dataset: Dataset = _Labels(x=torch.zeros(len(y), 1, 1, 1), shape=card.input_shape, **named)
     else:  # the memory layout changes the last bits of convolutions
-        dataset = Dataset(x=brought.x.clone(memory_format=torch.contiguous_format), **named)
+        x = brought.x.clone(memory_format=torch.contiguous_format)
+        dataset = Dataset(x=x, origins=image_origins(x) if x.dim() == 4 else None, **named)
     rows = {
         name: none if brought is None else getattr(brought, source)
         for name, source in (("proxy", "public"), ("auxiliary", "auxiliary"), ("test", "test"))

@@ -11,9 +11,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fdaudit.data.raw import RawData, class_total
+from fdaudit.data.raw import RawData, class_total, text_origins
 from fdaudit.data.texts.wordpieces import PieceNumbering, Pieces
-from fdaudit.data.texts.words import Numbering
+from fdaudit.data.texts.words import Numbering, words_of
 from fdaudit.errors import DataError
 from fdaudit.limits import DATA_BYTES, TABLE_BYTES, read_file
 
@@ -62,7 +62,7 @@ def read_texts(file: Path, length: int, pieces: Pieces | None = None) -> RawData
         raise DataError(_FIELD, str(file), problem, "Begin it with the names of its columns: text,label.")
     text, label = header.index("text"), header.index("label")
     numbering = _numbering(length, pieces)
-    x, y = _records(file, rows, len(header), (text,), label, 0, numbering)
+    x, y, origins = _records(file, rows, len(header), (text,), label, 0, numbering)
     least = int(y.min())
     if least:
         problem = f"numbers its classes from {least}: class 0 never occurs"
@@ -73,6 +73,7 @@ def read_texts(file: Path, length: int, pieces: Pieces | None = None) -> RawData
         classes=class_total([y], _FIELD, str(file)),
         provenance=f"The user's file {file.name}; licence not stated in it.",
         words=numbering.words,
+        origins=origins,
     )
 
 
@@ -91,7 +92,7 @@ def read_named_texts(name: str, root: Path, length: int, pieces: Pieces | None =
     numbering = _numbering(length, pieces)
     if name == "ag_news":
         file = root / "ag_news.csv"
-        x, y = _records(file, _rows(file, ","), 3, (1, 2), 0, 1, numbering)
+        x, y, origins = _records(file, _rows(file, ","), 3, (1, 2), 0, 1, numbering)
         return RawData(
             x=x,
             y=y,
@@ -100,6 +101,7 @@ def read_named_texts(name: str, root: Path, length: int, pieces: Pieces | None =
             provenance="AG News (Zhang, Zhao & LeCun 2015), title and description; for research and other "
             "non-commercial use.",
             words=numbering.words,
+            origins=origins,
         )
     parts = {}
     for part in ("train", "dev"):
@@ -107,7 +109,7 @@ def read_named_texts(name: str, root: Path, length: int, pieces: Pieces | None =
         rows = _rows(file, "\t")
         next(rows, None)
         parts[part] = _records(file, rows, 2, (0,), 1, 0, numbering)
-    (x, y), (test_x, test_y) = parts["train"], parts["dev"]
+    (x, y, origins), (test_x, test_y, _) = parts["train"], parts["dev"]
     return RawData(
         x=x,
         y=y,
@@ -117,6 +119,7 @@ def read_named_texts(name: str, root: Path, length: int, pieces: Pieces | None =
         class_names=("negative", "positive"),
         provenance="SST-2 (Socher et al. 2013) as in GLUE, test on its development split; licence not stated.",
         words=numbering.words,
+        origins=origins,
     )
 
 
@@ -159,8 +162,8 @@ def _records(
     label: int,
     first: int,
     numbering: Numbering,
-) -> tuple[Tensor, Tensor]:
-    """Return token numbers (n, L) and classes (n,) of a table's rows.
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return token numbers (n, L), classes (n,) and origins (n, 2) of a table's rows.
 
     Args:
         file: for errors.
@@ -187,7 +190,7 @@ def _records(
     if (size := 8 * len(read) * numbering.length) > DATA_BYTES.most:
         remedy = "Give fewer records, or a smaller `dataset.length`."
         raise DataError(_FIELD, str(file), f"makes {DATA_BYTES.refusal(size)}", remedy)
-    return numbering.rows(read), torch.tensor(labels)
+    return numbering.rows(read), torch.tensor(labels), text_origins(map(words_of, read))
 
 
 def _class(text: str, first: int, file: Path, line: int) -> int:
