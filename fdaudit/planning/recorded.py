@@ -34,6 +34,7 @@ from fdaudit.planning.ladder import ASSUMED, lacking_parts, needed_by
 from fdaudit.planning.plan import Plan, execution_of, networks_named
 from fdaudit.recording.truth import SITES, read_sites
 from fdaudit.spec.card import Card, load_card
+from fdaudit.spec.code import own_digest
 from fdaudit.spec.schema import AuxiliarySpec, DatasetSpec, ModelSpec, Spec
 from fdaudit.spec.trust import refuse_code
 from fdaudit.storage.answered import record_names
@@ -338,7 +339,7 @@ def recorded_plan(
                 "head": head,
                 "seed": secrets.working_seed,
                 "data": dataset.sha256() if len(dataset.y) else "",
-                "code": [n.source for n in networks.distinct],
+                "code": [own_digest(), *(n.source for n in networks.distinct)],
             }
         ),
         origin="recording",
