@@ -18,13 +18,15 @@ from fdaudit.accounting.costs import (
     Charges,
     Drawn,
     Epsilon,
+    Grouped,
     converted,
     curve,
     epsilon,
+    grouped,
     parts_of,
 )
 from fdaudit.accounting.graph import Guarantees, Leak, MessageGraph, State, Unchanged
-from fdaudit.events import Gaussian, Mechanism, NoGuarantee, Relation, Release, SampledGaussian, Unit
+from fdaudit.events import EventUnit, Gaussian, Mechanism, NoGuarantee, Relation, Release, SampledGaussian
 from fdaudit.transcript.messages import ALL, DATA, DRAWN, SUM, Message, role
 
 __all__ = ["Bill", "Contribution", "Entry", "mechanisms", "sampling"]
@@ -60,22 +62,26 @@ def mechanisms(message: Message) -> tuple[Mechanism, ...]:
 
 @dataclass(frozen=True, kw_only=True)
 class Bill:
-    """The charges of one victim, and their ε."""
+    """The charges of one victim, and their ε.
 
-    charged: frozenset[int]
-    guarantees: Guarantees
-    charges: Mapping[Charge, int]
+    Attributes:
+        costs: by `seq` of each charged message, its mechanisms.
+        charges: all mechanisms, with how often each is charged.
+        epsilon: their ε.
+    """
+
+    costs: Mapping[int, tuple[Charge, ...]]
+    charges: Charges
     epsilon: Epsilon
 
     def contributions(self, graph: MessageGraph, delta: float, pld: bool) -> tuple[Contribution, ...]:
         """Return the charges by kind of message and mechanism, in order of first use."""
         by_kind = defaultdict[tuple[str, str, str], Counter[Charge]](Counter)
-        for seq in sorted(self.charged):
-            message, event = graph.messages[seq], self.guarantees[seq]
-            if isinstance(event, Unchanged | NoGuarantee):
-                continue
-            for part in parts_of(event):
-                by_kind[message.kind, role(message.sender), type(part).__name__][part] += 1
+        for seq, parts in sorted(self.costs.items()):
+            message = graph.messages[seq]
+            for part in parts:
+                name = type(part.event if isinstance(part, Grouped) else part).__name__
+                by_kind[message.kind, role(message.sender), name][part] += 1
         return tuple(
             Contribution(
                 kind=kind,
@@ -90,15 +96,28 @@ class Bill:
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """A computation of ε for one view, one δ, one unit and one relation."""
+    """A computation of ε for one view, one δ, one unit and one relation.
+
+    Attributes:
+        graph: the messages and their inputs.
+        members: the adversary's parties.
+        seen: the messages of the view, by `seq`.
+        delta: δ.
+        unit: what changes between neighbours; for groups `record`.
+        relation: how it changes.
+        clients: number of clients.
+        group: number of records that change together.
+        pld: whether privacy-loss distributions may be convolved.
+    """
 
     graph: MessageGraph
     members: tuple[str, ...]
     seen: list[int]
     delta: float
-    unit: Unit
+    unit: EventUnit
     relation: Relation
     clients: int = 0
+    group: int = 1
     pld: bool = True
 
     def ways(self, victim: str) -> list[frozenset[int]] | Leak:
@@ -121,8 +140,32 @@ class Entry:
             elif isinstance(m.event, NoGuarantee):
                 found[m.seq] = m.event
             elif m.event is not None:
-                found[m.seq] = converted(m.event, self.unit, self.relation)
+                found[m.seq] = self._stated(m.event)
         return found
+
+    def _stated(self, event: Release) -> Release | NoGuarantee:
+        """Return an event in this ledger's unit and relation, or the reason why that is impossible."""
+        made = converted(event, self.unit, self.relation)
+        if isinstance(made, NoGuarantee) or event.unit != "record":
+            return made
+        costs = (grouped(part, self.group) for part in parts_of(made))
+        return next((cost for cost in costs if isinstance(cost, NoGuarantee)), made)
+
+    def _parts(self, seq: int, event: Release | Unchanged | NoGuarantee) -> tuple[Charge, ...]:
+        """Return what a charged message costs, mechanism by mechanism; a group costs what its records do together.
+
+        A bound for any change of a client's data holds for a group of its records as it is.
+        """
+        if isinstance(event, Unchanged | NoGuarantee):
+            return ()
+        sources = [self.graph.messages[seq]]
+        if sources[0].event is None:  # a sum, whose noise is its summands'
+            inputs = () if sources[0].inputs == ALL else sources[0].inputs
+            sources = [self.graph.messages[int(i)] for i in inputs if i != DATA]
+        stated = [m.event for m in sources if m.event is not None and not isinstance(m.event, NoGuarantee)]
+        size = self.group if any(e.unit == "record" for e in stated) else 1
+        costs = [grouped(part, size) for part in parts_of(event)]
+        return tuple(cost for cost in costs if not isinstance(cost, NoGuarantee))
 
     @cached_property
     def _sum_messages(self) -> tuple[Message, ...]:
@@ -184,15 +227,13 @@ class Entry:
     def _costs(self, gates: Collection[int], victim: str) -> list[dict[int, float]]:
         """Return, by order, the cost of each message that may be charged."""
         worth = self.guarantees(victim)
-        curves = {seq: self._curve(worth[seq]) for seq in gates}
+        curves = {seq: self._curve(self._parts(seq, worth[seq])) for seq in gates}
         indices = [int(np.argmin(np.abs(ORDERS - order))) for order in _TRIED]
         return [{seq: float(c[i]) for seq, c in curves.items()} for i in indices]
 
     @staticmethod
-    def _curve(event: Release | Unchanged | NoGuarantee) -> Any:
-        if isinstance(event, Unchanged | NoGuarantee):
-            return np.zeros(len(ORDERS))
-        return np.sum([curve(part) for part in parts_of(event)], axis=0)
+    def _curve(parts: Sequence[Charge]) -> Any:
+        return np.sum([curve(part) for part in parts], axis=0) if parts else np.zeros(len(ORDERS))
 
     def charges(self, victim: str, ways: Sequence[frozenset[int]]) -> tuple[Charges, ...]:
         """Return the mechanisms that each way charges; every entry by itself bounds the view's cost to the victim."""
@@ -209,7 +250,8 @@ class Entry:
             priced = [epsilon(charges, self.delta, coarse=True) for _, charges in bills]
         at = min(range(len(bills)), key=lambda i: priced[i].value)
         way, charges = bills[at]
-        return Bill(charged=way, guarantees=worth, charges=charges, epsilon=priced[at])
+        costs = {seq: self._parts(seq, worth[seq]) for seq in way}
+        return Bill(costs=costs, charges=charges, epsilon=priced[at])
 
     def worst(self, bills: Mapping[str, Bill]) -> tuple[str, Bill]:
         """Return the victim whose bill is largest at full precision, and that bill.
@@ -241,9 +283,7 @@ class Entry:
         plain, drawn = Counter[Charge](), Counter[Gaussian]()
         for seq in way:
             event = worth[seq]
-            if isinstance(event, Unchanged | NoGuarantee):
-                continue
-            for part in parts_of(event):
+            for part in self._parts(seq, event):
                 plain[part] += 1
             if isinstance(event, Gaussian) and event.drawn_from > 1 and self._of_clients(seq):
                 drawn[event] += 1

@@ -20,7 +20,7 @@ from fdaudit.accounting.accounts import Accounts
 from fdaudit.accounting.costs import Charges, epsilon
 from fdaudit.accounting.distributions import Distribution, composed
 from fdaudit.accounting.exact import gdp, worst_gdp, worst_zcdp
-from fdaudit.accounting.losses import ROUNDING
+from fdaudit.accounting.losses import ROUNDING, TINY, tail_epsilons
 from fdaudit.errors import SpecError
 from fdaudit.events import Relation, Unit
 
@@ -235,7 +235,11 @@ def _by_all_rules(client: str, charges: Charges, deltas: Values, distributions: 
         return sums
     distribution = composed(client, charges)
     name = f"PLD (dp-accounting {version('dp-accounting')})"
-    tighter = sums.epsilons if exact else distribution.epsilons(np.maximum(deltas - ROUNDING, 0.0))
+    tighter = sums.epsilons
+    if not exact:
+        tiny = deltas <= TINY
+        tighter = distribution.epsilons(np.maximum(deltas - ROUNDING, 0.0))
+        tighter[tiny] = tail_epsilons(charges, deltas[tiny])
     # If figures differ by rounding only, the more informative rule keeps its name.
     better = tighter < sums.epsilons * (1 - 1e-6)
     return _Priced(

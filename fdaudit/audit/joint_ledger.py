@@ -172,6 +172,9 @@ class JointRuns:
 
     def _joined(self, view: str, delta: float, unit: Unit | None, relation: Relation | None) -> Joint:
         unit = unit or self._plans[0].spec.privacy.unit
+        if unit == "group":
+            problem = "is not matched between runs"
+            raise UsageError("unit", unit, problem, "Ask for the unit record, or client.")
         if unit == "client" and self._one_dataset and not self._same_clients:
             problem = "has no meaning here: the runs split one dataset between clients in different ways"
             raise UsageError("unit", unit, problem, "Ask for the unit record.")

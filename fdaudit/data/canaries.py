@@ -67,8 +67,16 @@ def insert_canaries(
     origins = None
     if dataset.origins is not None:
         origins = torch.cat([dataset.origins, *map(image_origins, x[1:])])
+    groups = dataset.groups
+    if groups is not None:  # each canary is a group of its own
+        groups = torch.cat([groups, groups.max() + 1 + torch.arange(total - len(dataset.y))])
     larger = replace(
-        dataset, x=torch.cat(x), y=torch.cat(y), identities=_nobody(dataset, total), origins=origins
+        dataset,
+        x=torch.cat(x),
+        y=torch.cat(y),
+        identities=_nobody(dataset, total),
+        origins=origins,
+        groups=groups,
     )
     table = class_table(larger.y, [c.train for c in made], larger.classes)
     return larger, replace(splits, clients=tuple(made), class_table=table)

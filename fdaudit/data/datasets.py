@@ -40,7 +40,7 @@ DATASETS: tuple[str, ...] = (
 """Every name `dataset.name` may have; DIR and FILE are paths."""
 LENGTH, VOCABULARY = 32, 8192
 """Tokens of a text, and most words of a vocabulary, if the spec does not say."""
-_BY_RECORD = ("x", "y", "identities", "objects", "sites", "pictures", "origins")
+_BY_RECORD = ("x", "y", "identities", "objects", "sites", "pictures", "origins", "groups")
 """Tensors of raw data with a row for each training record."""
 
 
@@ -72,6 +72,8 @@ class Dataset:
         words: the word of each token number, first padding and the unknown word; empty for images.
         origins: (n, 2) int64, a digest of each record as its source stores it, whatever this run makes of it (size,
             vocabulary, length); None if the source is unknown. They are no part of `sha256`.
+        groups: (n,) int64, the group that each record belongs to, for ε of the unit `group`: as the source says, or by
+            picture, or by person; None if nothing is known. No part of `sha256`.
 
     Raises:
         DataError: a guarantee would not hold.
@@ -91,10 +93,11 @@ class Dataset:
     pictures: Tensor | None = None
     words: tuple[str, ...] = ()
     origins: Tensor | None = None
+    groups: Tensor | None = None
 
     def __post_init__(self) -> None:
         _check(self.x, self.y, self.classes, self.name, len(self.words))
-        for what in ("identities", "sites", "pictures"):
+        for what in ("identities", "sites", "pictures", "groups"):
             given = getattr(self, what)
             if given is not None and (given.shape != (len(self.x),) or given.dtype != torch.int64):
                 problem = f"has {len(self.x)} images but {what} {given.dtype} {tuple(given.shape)}"
@@ -195,8 +198,21 @@ def load_dataset(spec: DatasetSpec, stream: SecretStream) -> Dataset:
         sites=raw.sites,
         pictures=raw.pictures,
         words=raw.words,
+        groups=_groups(raw),
         origins=image_origins(raw.x) if raw.origins is None and not raw.words else raw.origins,
     )
+
+
+def _groups(raw: RawData) -> Tensor | None:
+    """Return the groups (n,) of records that a source states, or its pictures, or its persons; None without any.
+
+    A record of an unknown person is a group of its own.
+    """
+    if raw.groups is not None or raw.pictures is not None:
+        return raw.pictures if raw.groups is None else raw.groups
+    if raw.identities is None:
+        return None
+    return torch.where(raw.identities < 0, -1 - torch.arange(len(raw.y)), raw.identities)
 
 
 def _refuse_other_fields(spec: DatasetSpec, text: bool) -> None:

@@ -90,7 +90,14 @@ def read_npz(file: Path) -> RawData:
         raise DataError(
             field, f"npz:{file}", problem, "Give a path below `dataset.root`, or an absolute path."
         )
-    wanted = ("train_images", "train_labels", "test_images", "test_labels", "train_identities")
+    wanted = (
+        "train_images",
+        "train_labels",
+        "test_images",
+        "test_labels",
+        "train_identities",
+        "train_groups",
+    )
     arrays = read_arrays(file, wanted, field)
     missing = [name for name in wanted[:2] if name not in arrays]
     if missing or ("test_images" in arrays) != ("test_labels" in arrays):
@@ -119,6 +126,9 @@ def read_npz(file: Path) -> RawData:
         identities=None
         if whose is None
         else as_identities(whose, len(x), field, f"train_identities of {file}"),
+        groups=None
+        if (alike := arrays.get("train_groups")) is None
+        else as_identities(alike, len(x), field, f"train_groups of {file}"),
         test_x=test_x,
         test_y=test_y,
         classes=class_total([labels for _, labels in splits.values()], field, str(file)),

@@ -39,6 +39,7 @@ class RawData:
 
     `identities` (n,) int64 give the person behind each record of `x`, if known. `class_names` may name
     the classes. For segmentation, `objects`, `sites` and `pictures` are those of `fdaudit.data.Dataset`.
+    `groups` (n,) int64 say which records belong together, if the source says so.
     `origins` (n, 2) int64 identify records that a reader has already resized or numbered.
     """
 
@@ -55,6 +56,7 @@ class RawData:
     pictures: Tensor | None = None
     words: tuple[str, ...] = ()
     origins: Tensor | None = None
+    groups: Tensor | None = None
 
 
 def image_origins(x: Tensor) -> Tensor:

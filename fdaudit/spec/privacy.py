@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 
 from fdaudit.config import Config
 from fdaudit.errors import SpecError
-from fdaudit.events import Relation, Unit
+from fdaudit.events import EventUnit, Relation, Unit
 
 __all__ = ["BudgetSpec", "CanarySpec", "PresetSpec", "PrivacySpec"]
 
@@ -48,7 +48,7 @@ class CanarySpec(Config):
     """`mislabelled`: the client's own records, set aside, with wrong labels; `noise`: random pixels."""
     design: Literal["coin-flips", "matched-pairs"] = "coin-flips"
     """`coin-flips` checks ε for added or removed records; `matched-pairs`, for replaced records."""
-    unit: Unit = "record"
+    unit: EventUnit = "record"
     """`record`: each canary or pair has its own coin. `client`: one coin decides all pairs of a client."""
     guesses: int | None = Field(None, ge=1)
     """Number of coins that an attack guesses. Default: try several numbers and correct for multiple testing."""
@@ -82,7 +82,10 @@ class PrivacySpec(Config):
     """The terms in which ε is stated, and choices on private data that no message shows."""
 
     unit: Unit = "record"
-    """The difference between neighbouring datasets: one record of a client, or all its records."""
+    """The difference between neighbouring datasets: one record, all records of one group, or all of a client's records.
+
+    Groups are the dataset's: a column `group` of a table, `train_groups` of an npz file, pictures, or persons.
+    """
     relation: Relation | None = None
     """The neighbouring relation: `add-or-remove` or `replace-one`. Default: that of the run's privacy events."""
     delta: float = Field(1e-5, gt=0, lt=1)
@@ -95,6 +98,13 @@ class PrivacySpec(Config):
     """The published model: the last round's, or one chosen by results on private data."""
     budget: BudgetSpec | None = None
     """A limit on the ε of one adversary's view."""
+
+    @model_validator(mode="after")
+    def _budget_of_units(self) -> Self:
+        if self.unit == "group" and self.budget is not None:
+            problem = "is no unit that a budget can limit"
+            raise SpecError("privacy.unit", self.unit, problem, "Use record or client, or remove the budget.")
+        return self
 
     def unaccounted(self) -> str:
         """Return a choice on private data that no event charges, or an empty string."""
