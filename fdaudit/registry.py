@@ -50,7 +50,7 @@ _OPTIONAL: Mapping[str, Mapping[str, str]] = {
         "page": "text",
     },
     "fdaudit.protocols": {
-        **dict.fromkeys(("roles_when", "privacy", "trains", "generator", "starts"), "a mapping"),
+        **dict.fromkeys(("roles_when", "privacy", "trains", "averages", "generator", "starts"), "a mapping"),
         "messages": _RECORDS,
         "needs_labels": "true or false",
         "page": "text",

@@ -245,7 +245,9 @@ class Entry:
         worth = self.guarantees(victim)
         bills = [(way, charges) for way in ways for charges in self._charges(way, worth)]
         priced = [epsilon(charges, self.delta, pld=False) for _, charges in bills]
-        if self.pld and any(isinstance(c, Drawn) for _, charges in bills for c in charges):
+        if self.pld and any(
+            isinstance(c, Drawn | SampledGaussian) for _, charges in bills[1:] for c in charges
+        ):
             # Rényi curves overestimate a drawn client by far, so they cannot decide which count is smaller.
             priced = [epsilon(charges, self.delta, coarse=True) for _, charges in bills]
         at = min(range(len(bills)), key=lambda i: priced[i].value)
@@ -279,22 +281,49 @@ class Entry:
         )
 
     def _charges(self, way: Collection[int], worth: Guarantees) -> list[Counter[Charge]]:
-        """Return the mechanisms of one way; add a second count if the view cannot tell which client was drawn."""
-        plain, drawn = Counter[Charge](), Counter[Gaussian]()
+        """Return the mechanisms of one way; add a second count if the view cannot tell which clients were drawn."""
+        plain, drawn, coins = Counter[Charge](), Counter[Gaussian](), False
+        hidden = Counter[Charge]()
         for seq in way:
-            event = worth[seq]
-            for part in self._parts(seq, event):
-                plain[part] += 1
+            event, parts = worth[seq], self._parts(seq, worth[seq])
+            plain.update(parts)
             if isinstance(event, Gaussian) and event.drawn_from > 1 and self._of_clients(seq):
                 drawn[event] += 1
-        if not drawn or not self.counts_draws:
-            return [plain]
-        hidden = Counter(plain)
-        hidden -= drawn
-        for part in drawn:
+            elif self.hides_coins(self.graph.messages[seq]):
+                coins = True
+            else:
+                hidden.update(parts)
+        counts_draws = bool(drawn) and self.counts_draws
+        if not counts_draws:
+            hidden.update(drawn)
+            if not coins:
+                return [plain]
+        for part in drawn if counts_draws else ():
             steps = self.draws.steps[part.drawn_from]
             hidden[Drawn(gaussian=part, clients=part.drawn_from, steps=steps)] += 1
+        if coins:  # a client may have been drawn in every round, so every round counts
+            hidden.update(made for m in self.graph.messages if (made := self._by_coins(m)) is not None)
         return [plain, hidden]
+
+    def hides_coins(self, message: Message) -> bool:
+        """Return whether this view cannot tell which clients took part in a noisy sum."""
+        return self._by_coins(message) is not None
+
+    def _by_coins(self, message: Message) -> SampledGaussian | None:
+        """Return the cost of a sum over clients that took part by secret coins; None if the view saw the coins.
+
+        The sum has its noise whoever takes part, so a silent client shows nothing. Only the outermost view cannot tell
+        who took part: everyone else sees who sends, or who is sent to.
+        """
+        event = message.event
+        if not isinstance(event, SampledGaussian) or event.unit != "client" or event.sample_rate == 1:
+            return None
+        stated = any(str(d.get("sampling", "")).startswith("Poisson") for d in message.defenses)
+        inside = message.kind == "release" and not message.receivers and role(message.sender) != "client"
+        if self.members != ("world",) or not stated or not inside:
+            return None
+        made = converted(event, self.unit, self.relation, coins=True)
+        return made if isinstance(made, SampledGaussian) else None
 
     def _of_clients(self, seq: int) -> bool:
         """Return whether the release bounds the distance between any two clients, as a random draw needs."""
@@ -369,7 +398,9 @@ def sampling(charged: Collection[int], graph: MessageGraph, entry: Entry) -> str
     assumed, done = set[str](), set[str]()
     for seq in charged:
         for part in mechanisms(graph.messages[seq]):
-            if isinstance(part, SampledGaussian):
+            if isinstance(part, SampledGaussian) and (
+                part.unit == "record" or entry.hides_coins(graph.messages[seq])
+            ):
                 assumed.add(f"Poisson at rate {part.sample_rate:g}")
                 done |= {str(d["sampling"]) for d in graph.messages[seq].defenses if "sampling" in d}
             if isinstance(part, Gaussian) and part.drawn_from > 1 and entry.counts_draws:

@@ -109,16 +109,24 @@ def parts_of(event: Release) -> tuple[Mechanism, ...]:
     return event.parts if isinstance(event, Composed) else (event,)
 
 
-def converted(event: Release, unit: EventUnit, relation: Relation) -> Release | NoGuarantee:
+def converted(
+    event: Release, unit: EventUnit, relation: Relation, *, coins: bool = False
+) -> Release | NoGuarantee:
     """Return the event restated for another unit and relation, or the reason why this is impossible.
+
+    If clients take part by coins, whoever sees messages sees the coins. They count only if `coins` says so.
 
     A bound for an arbitrary change of all of a client's data (`client`, `replace-one`) also holds for any change in one
     record. Removing one record and adding another are two steps: their sensitivities add up.
     """
     if isinstance(event, Composed):
-        made = [converted(part, unit, relation) for part in event.parts]
+        made = [converted(part, unit, relation, coins=coins) for part in event.parts]
         wrong = next((part for part in made if isinstance(part, NoGuarantee)), None)
         return wrong or Composed(parts=tuple(made))  # type: ignore[arg-type]
+    if isinstance(event, SampledGaussian) and event.unit == "client" and event.sample_rate < 1 and not coins:
+        # Without sampling, replacing moves the sum by twice what one client adds.
+        both = 2 if event.relation == "replace-one" else 1
+        event = replace(event, sample_rate=1.0, sensitivity=both * event.sensitivity)
     stated = f"{type(event).__name__} is stated for {event.unit}, {event.relation}"
     if (event.unit, event.relation) == (unit, relation):
         return event

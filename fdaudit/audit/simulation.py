@@ -240,7 +240,7 @@ def _meter(run: RunDirectory, start: Position) -> Meter | None:
         asked.delta,
         "client" if asked.unit == "client" else "record",  # a spec has no budget for groups
         # Of DP-SGD, added or removed records cost less than replaced ones.
-        asked.relation or ("add-or-remove" if plan.training else "replace-one"),
+        asked.relation or ("add-or-remove" if set(plan.training) - {"updates"} else "replace-one"),
         plan.parties,
         fixed=fixed_events(plan),
     )
