@@ -52,6 +52,9 @@ ROUNDING = 1e-11
 _GRID, _FINE_GRID, _MANY = 1e-4, 1e-5, 10_000
 """Cell of the grid, cell for large compositions, and the number of runs from which it is used."""
 
+_CELLS_OF_A_RUN, _MOST_CELLS = 16, 2**22
+"""Cells in the standard deviation of a quiet run's loss, and most cells of a composed loss."""
+
 TINY, _TAIL_ERROR = 1e-9, 1e-6
 """δ from which on tails are composed after tilting, and the part of δ kept back for rounding errors there."""
 
@@ -169,8 +172,7 @@ def _factors(charges: Charges, coarser: float) -> tuple[float, list[tuple[Any, i
     from dp_accounting.pld.privacy_loss_distribution import from_gaussian_mechanism, from_privacy_parameters
 
     runs = _sorted(charges)
-    many = sum(n for kind in (runs.pure, runs.sampled, runs.grouped, runs.drawn) for n in kind.values())
-    grid = coarser * (_GRID if many <= _MANY else _FINE_GRID)
+    grid = _cell(runs, coarser)
     found = list[tuple[Any, int]]()
     if ratio := math.hypot(*runs.ratios):
         # Gaussians add up exactly; composing their grids would round each of them up.
@@ -187,6 +189,25 @@ def _factors(charges: Charges, coarser: float) -> tuple[float, list[tuple[Any, i
     for parameters, n in stated:
         found.append((from_privacy_parameters(parameters, value_discretization_interval=grid), n))
     return grid, found
+
+
+def _cell(runs: _Runs, coarser: float) -> float:
+    """Return the width of the grid's cells: small beside the losses of every run, if there is room for so many cells.
+
+    Rounding adds about a quarter of a squared cell to the variance of each run's loss, so many quiet runs need small
+    cells.
+    """
+    kinds = (runs.sampled, runs.grouped, runs.drawn)
+    counts = [n for kind in (runs.pure, *kinds) for n in kind.values()]
+    cell = coarser * (_GRID if sum(counts) <= _MANY else _FINE_GRID)
+    quiet = [(rate / noise, n) for kind in kinds for (noise, rate, *_), n in kind.items()]
+    if not quiet:
+        return cell
+    spread = math.hypot(*runs.ratios, *(typical * math.sqrt(n) for typical, n in quiet))
+    widest = 20 * spread + spread**2 + math.fsum(eps * n for eps, n in runs.pure.items())
+    needed = max(min(typical for typical, _ in quiet) / _CELLS_OF_A_RUN, widest / _MOST_CELLS)
+    # Powers of two of one width, so that steps are used again.
+    return cell * min(1.0, 2.0 ** math.floor(math.log2(needed / _GRID)) * _GRID / cell)
 
 
 def epsilon_by_losses(charges: Charges, delta: float, coarser: float = 1) -> float:

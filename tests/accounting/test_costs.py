@@ -415,6 +415,7 @@ def test_a_discrete_gaussian_that_moves_by_one_is_priced_exactly() -> None:
 # -- groups ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("size", [2, 5])
 def test_a_group_costs_what_its_records_do_together(size: int) -> None:
     shifted = Gaussian(sensitivity=float(size), scale=3.0, **RECORD)
