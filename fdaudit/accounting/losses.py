@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fdaudit.accounting.tails import FAR, Loss, tail
 from fdaudit.events import (
     DiscreteGaussian,
     DiscreteLaplace,
@@ -58,9 +59,6 @@ _CELLS_OF_A_RUN, _MOST_CELLS = 16, 2**22
 TINY, _TAIL_ERROR = 1e-9, 1e-6
 """δ from which on tails are composed after tilting, and the part of δ kept back for rounding errors there."""
 
-_UNSEEN = 45.0
-"""Minus the logarithm of a probability that no sum of probabilities shows."""
-
 _UNLIKE = 1e-15
 """Largest total probability that discrete Gaussians differ from their replacements."""
 
@@ -69,9 +67,6 @@ _ONE_BY_ONE, _WHOLE = 4.0, 1e-9
 
 _TAIL = 10.0
 """Standard deviations beyond which a Gaussian has a probability below 1e-22."""
-
-_FAR = 600.0
-"""Largest loss with a finite exponential, with room for products."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -232,116 +227,16 @@ def tail_epsilons(charges: Charges, deltas: NDArray[np.float64], coarser: float 
         coarser: factor by which the grid is widened.
     """
     grid, factors = _factors(charges, coarser)
-    sides = [[(_Loss.of(one._pmf_remove), n) for one, n in factors]]
+    sides = [[(Loss.of(one._pmf_remove), n) for one, n in factors]]
     if not all(one._symmetric for one, _ in factors):
-        sides.append([(_Loss.of(one._pmf_add), n) for one, n in factors])
+        sides.append([(Loss.of(one._pmf_add), n) for one, n in factors])
     found = np.zeros(len(deltas))
     decades = np.floor(np.log10(deltas))
     for decade in np.unique(decades):
         at = decades == decade
         for side in sides:
-            found[at] = np.maximum(found[at], _tail(side, grid, deltas[at] * (1 - _TAIL_ERROR)))
+            found[at] = np.maximum(found[at], tail(side, grid, deltas[at] * (1 - _TAIL_ERROR)))
     return found
-
-
-@dataclass(frozen=True, eq=False)
-class _Loss:
-    """The loss of one run on the grid: cell numbers (n,), their probabilities (n,), and that of an infinite loss."""
-
-    cells: NDArray[np.int64]
-    probabilities: NDArray[np.float64]
-    infinity: float
-
-    @classmethod
-    def of(cls, pmf: Any) -> _Loss:
-        """Return the distribution of a `dp_accounting` object."""
-        dense = pmf.to_dense_pmf()
-        probabilities = np.asarray(dense._probs, dtype=np.float64)
-        cells = int(dense._lower_loss) + np.arange(len(probabilities))
-        return cls(cells, probabilities, float(dense._infinity_mass))
-
-    def mean(self, tilt: float) -> float:
-        """Return the mean cell after tilting."""
-        return float(self.tilted(tilt)[0] @ self.cells)
-
-    def tilted(self, tilt: float) -> tuple[NDArray[np.float64], float]:
-        """Return p e^(tilt * cell) divided by its sum, and the logarithm of that sum."""
-        with np.errstate(divide="ignore"):
-            logs = np.log(self.probabilities) + tilt * self.cells
-        largest = float(logs.max())
-        weights = np.exp(logs - largest)
-        total = float(weights.sum())
-        return weights / total, largest + math.log(total)
-
-
-def _tail(side: Sequence[tuple[_Loss, int]], grid: float, deltas: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return ε (n,) at tiny δ (n,) of one decade, from loss distributions that are tilted before they are composed.
-
-    A Fourier transform makes errors of about 1e-15 in every probability, more than a tiny δ allows. Let P be the
-    composed loss, and Q(l) = P(l) e^(tl) / M its tilted form, which composes in the same way. With a t that brings Q's
-    mean near ε (Daniels 1954), an error of Q counts only as M e^(-tε), which is about δ.
-    """
-    infinity = -math.expm1(math.fsum(n * math.log1p(-loss.infinity) for loss, n in side))
-    finite = np.asarray(deltas - infinity, dtype=np.float64)
-    if not np.any(finite > 0):
-        return np.full(len(deltas), np.inf)
-    tilt = _saddle(side, grid, float(finite[finite > 0].min()))
-    first, length = _window(side, tilt)
-    total: NDArray[np.complex128] = np.ones(length // 2 + 1, dtype=np.complex128)
-    offset, log_mass = 0, 0.0
-    for loss, n in side:
-        weights, log_sum = loss.tilted(tilt)
-        wrapped = np.bincount(np.arange(len(weights)) % length, weights, minlength=length)
-        total *= np.fft.rfft(wrapped) ** n
-        offset, log_mass = offset + n * int(loss.cells[0]), log_mass + n * log_sum
-    composed = np.roll(np.fft.irfft(total, length), (offset - first) % length)
-    cells = first + np.arange(length)
-    mass = np.maximum(composed, 0.0) * np.exp(np.minimum(log_mass - tilt * cells, _FAR))
-    values = np.asarray(grid * cells, dtype=np.float64)
-    return np.array([_least_epsilon(values, mass, delta) if delta > 0 else math.inf for delta in finite])
-
-
-def _cumulant(side: Sequence[tuple[_Loss, int]], tilt: float) -> float:
-    return math.fsum(n * loss.tilted(tilt)[1] for loss, n in side)
-
-
-def _saddle(side: Sequence[tuple[_Loss, int]], grid: float, delta: float) -> float:
-    """Return the tilt, per cell, at which Chernoff's bound on P(loss > mean of the tilted loss) is δ."""
-    low, high = 1e-9 * grid, 1e5 * grid
-    while high / low > 1 + 1e-3:
-        tilt = math.sqrt(low * high)
-        exponent = math.fsum(n * (loss.tilted(tilt)[1] - tilt * loss.mean(tilt)) for loss, n in side)
-        low, high = (tilt, high) if exponent > math.log(delta) else (low, tilt)
-    return low
-
-
-def _window(side: Sequence[tuple[_Loss, int]], tilt: float) -> tuple[int, int]:
-    """Return the first cell, and the number of cells, outside which the tilted loss has no probability to speak of.
-
-    By Chernoff's bound, P(loss > x) <= exp(K(s) - K(0) - sx) for every s > 0, and in the same way below.
-    """
-    least, most = (sum(n * int(loss.cells[end]) for loss, n in side) for end in (0, -1))
-    base = _cumulant(side, tilt)
-    for s in tilt * np.geomspace(1e-2, 1e2, 17):
-        most = min(most, math.ceil((_cumulant(side, tilt + s) - base + _UNSEEN) / s))
-        least = max(least, math.floor((base - _cumulant(side, tilt - s) - _UNSEEN) / s))
-    return least, 1 << math.ceil(math.log2(most - least + 1))
-
-
-def _least_epsilon(values: NDArray[np.float64], mass: NDArray[np.float64], delta: float) -> float:
-    """Return the least ε >= 0 with Σ mass (1 - e^(ε - value)) <= δ over values above ε."""
-    kept = values > 0
-    values, mass = values[kept], mass[kept]
-    above = np.cumsum(mass[::-1])[::-1]
-    scaled = np.cumsum((mass * np.exp(-np.minimum(values, _FAR)))[::-1])[::-1]
-    at = above - np.exp(np.minimum(values, _FAR)) * scaled
-    fits = np.flatnonzero(at <= delta)
-    if not len(fits):
-        return math.inf
-    k = fits[0]
-    if scaled[k] <= 0:
-        return float(values[k])
-    return float(min(max(math.log(max((above[k] - delta) / scaled[k], 1.0)), 0.0), values[k]))
 
 
 def at_delta(distribution: Any, delta: float) -> float:
@@ -450,8 +345,8 @@ def _grouped_losses(noise: float, rate: float, size: int, grid: float) -> Any:
 
     low, high = -_TAIL * noise, size + _TAIL * noise
     top = math.ceil(max(float(loss(np.array([high]))[0]), -float(log_chances[0, 0])) / grid)
-    eps = np.arange(-top, top + 1) * grid
-    x = _inverse(loss, eps, low, high)
+    eps = np.arange(-top, top + 1, dtype=np.float64) * np.float64(grid)
+    x = _inverse(loss, np.asarray(eps, dtype=np.float64), low, high)
     removed = (chances * ndtr((k - x) / noise)).sum(0) - np.exp(eps) * ndtr(-x / noise)
     other = x[::-1]  # the threshold for a loss of -ε
     added = ndtr(other / noise) - np.exp(eps) * (chances * ndtr((other - k) / noise)).sum(0)
@@ -526,7 +421,7 @@ def _concentrated_losses(rho: float, grid: float) -> Any:
     from dp_accounting.pld.pld_pmf import create_pmf_pessimistic_connect_dots
     from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 
-    far = min(rho + 2 * math.sqrt(rho * math.log(1 / _UNLIKE)), _FAR)
+    far = min(rho + 2 * math.sqrt(rho * math.log(1 / _UNLIKE)), FAR)
     cells = np.unique(np.ceil(np.linspace(0, far, 1000) / grid)).astype(np.int64)
     eps = cells * grid
     orders = 1 + np.geomspace(1e-3, 1e5, 400)[:, None]

@@ -16,10 +16,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fdaudit.accounting.accounts import Accounts
+from fdaudit.accounting.accounts import Accounts, gdp, worst_gdp, worst_zcdp
 from fdaudit.accounting.costs import Charges, epsilon
-from fdaudit.accounting.distributions import Distribution, composed
-from fdaudit.accounting.exact import gdp, worst_gdp, worst_zcdp
+from fdaudit.accounting.distributions import Distribution, Exported, composed, exported
 from fdaudit.accounting.losses import ROUNDING, TINY, tail_epsilons
 from fdaudit.errors import SpecError
 from fdaudit.events import Relation, Unit
@@ -64,6 +63,7 @@ class Profile:
         zcdp: ρ if ρ-zCDP holds exactly for every client; None otherwise.
         distributions: one for each client that may be worst at some δ.
         missing: why there are no distributions, or an empty text.
+        exports: the charges of each client that may be worst at some δ, for other accountants.
         assumptions: assumptions of the profile.
     """
 
@@ -79,6 +79,7 @@ class Profile:
     zcdp: float | None = None
     distributions: tuple[Distribution, ...] = ()
     missing: str = ""
+    exports: tuple[Exported, ...] = ()
     assumptions: tuple[str, ...] = ()
 
     def trade_off(self, alphas: Values = ALPHAS) -> Values:
@@ -172,6 +173,7 @@ def profile(accounts: Accounts, deltas: Values = DELTAS, *, distributions: bool 
         accountants=tuple(p.accountants[k] for k, p in enumerate(worst)),
         gdp=worst_gdp(accounts.charges.values()),
         zcdp=worst_zcdp(accounts.charges.values()),
+        exports=tuple(exported(p.client, p.charges) for p in priced),
         **_composed(priced),
     )
 
@@ -184,6 +186,7 @@ class _Priced:
     epsilons: Values
     accountants: tuple[str, ...]
     distribution: Distribution | None
+    charges: Charges
 
 
 def _refined(
@@ -213,6 +216,7 @@ def _least(ways: Sequence[_Priced]) -> _Priced:
         epsilons=np.min(table, axis=0),
         accountants=tuple(ways[i].accountants[k] for k, i in enumerate(least)),
         distribution=ways[often].distribution,
+        charges=ways[often].charges,
     )
 
 
@@ -224,6 +228,7 @@ def _by_sums(client: str, charges: Charges, deltas: Values) -> _Priced:
         epsilons=np.array([e.value for e in found]),
         accountants=tuple(e.accountant for e in found),
         distribution=None,
+        charges=charges,
     )
 
 
@@ -247,6 +252,7 @@ def _by_all_rules(client: str, charges: Charges, deltas: Values, distributions: 
         epsilons=np.where(better, tighter, sums.epsilons),
         accountants=tuple(name if b else a for a, b in zip(sums.accountants, better, strict=True)),
         distribution=distribution,
+        charges=charges,
     )
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from fdaudit.accounting.exact import rounded_up
+from fdaudit.accounting.accounts import rounded_up
 from fdaudit.accounting.ledger import Books, Groups, Ledger
 from fdaudit.handout.oracle_access import finished, oracle_answers
 from fdaudit.planning.message_sizes import fixed_sizes
