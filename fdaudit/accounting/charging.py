@@ -19,6 +19,7 @@ from fdaudit.accounting.costs import (
     Drawn,
     Epsilon,
     Grouped,
+    Selected,
     converted,
     curve,
     epsilon,
@@ -27,9 +28,10 @@ from fdaudit.accounting.costs import (
 )
 from fdaudit.accounting.graph import Guarantees, Leak, MessageGraph, State, Unchanged
 from fdaudit.events import EventUnit, Gaussian, Mechanism, NoGuarantee, Relation, Release, SampledGaussian
+from fdaudit.spec.privacy import TuningSpec
 from fdaudit.transcript.messages import ALL, DATA, DRAWN, SUM, Message, role
 
-__all__ = ["Bill", "Contribution", "Entry", "mechanisms", "sampling"]
+__all__ = ["Bill", "Contribution", "Draws", "Entry", "mechanisms", "sampling"]
 
 _TRIED = (1.5, 2, 4, 8, 16, 64, 1024)
 """Orders at which the cheapest way of charging is searched."""
@@ -87,7 +89,9 @@ class Bill:
                 kind=kind,
                 sender=sender,
                 mechanism=mechanism,
-                charges=sum(n * part.count for part, n in parts.items() if not isinstance(part, Drawn)),
+                charges=sum(
+                    n * part.count for part, n in parts.items() if not isinstance(part, Drawn | Selected)
+                ),
                 epsilon=epsilon(parts, delta, pld=pld).value,
             )
             for (kind, sender, mechanism), parts in by_kind.items()
@@ -107,6 +111,7 @@ class Entry:
         relation: how it changes.
         clients: number of clients.
         group: number of records that change together.
+        tuning: from how many runs the setting was chosen; None if not by results on private data.
         pld: whether privacy-loss distributions may be convolved.
     """
 
@@ -118,6 +123,7 @@ class Entry:
     relation: Relation
     clients: int = 0
     group: int = 1
+    tuning: TuningSpec | None = None
     pld: bool = True
 
     def ways(self, victim: str) -> list[frozenset[int]] | Leak:
@@ -238,12 +244,20 @@ class Entry:
     def charges(self, victim: str, ways: Sequence[frozenset[int]]) -> tuple[Charges, ...]:
         """Return the mechanisms that each way charges; every entry by itself bounds the view's cost to the victim."""
         worth = self.guarantees(victim)
-        return tuple(charges for way in ways for charges in self._charges(way, worth))
+        return tuple(self._tuned(charges) for way in ways for charges in self._charges(way, worth))
+
+    def _tuned(self, charges: Charges) -> Charges:
+        """Return one run's charges with the price of choosing it among others by their results."""
+        if self.tuning is None or not charges:
+            return charges
+        if self.tuning.number == "fixed":
+            return {charge: int(self.tuning.runs) * n for charge, n in charges.items()}
+        return {Selected(charges=tuple(charges.items()), mean=self.tuning.runs): 1}  # type: ignore[arg-type]
 
     def cheapest(self, victim: str, ways: Sequence[frozenset[int]]) -> Bill:
         """Return the cheapest way, priced by Rényi curves; this upper bound is lowered by `worst`."""
         worth = self.guarantees(victim)
-        bills = [(way, charges) for way in ways for charges in self._charges(way, worth)]
+        bills = [(way, self._tuned(charges)) for way in ways for charges in self._charges(way, worth)]
         priced = [epsilon(charges, self.delta, pld=False) for _, charges in bills]
         if self.pld and any(
             isinstance(c, Drawn | SampledGaussian) for _, charges in bills[1:] for c in charges

@@ -30,6 +30,7 @@ from fdaudit.accounting.losses import (
     Charges,
     Drawn,
     Grouped,
+    Selected,
     epsilon_by_losses,
     losses,
     pure_each,
@@ -55,6 +56,7 @@ __all__ = [
     "Drawn",
     "Epsilon",
     "Grouped",
+    "Selected",
     "converted",
     "curve",
     "epsilon",
@@ -191,7 +193,8 @@ def _epsilon(charged: tuple[tuple[Charge, int], ...], delta: float, pld: bool, c
         total = math.fsum(n * (e or 0.0) for n, e in zip(charges.values(), pure, strict=True))
         found.append(Epsilon(value=total, accountant="pure ε, added up"))
     found.append(_renyi(charges, delta, coarse))
-    if pld and min(e.value for e in found) < _VACUOUS:
+    composed = not any(isinstance(charge, Selected) for charge in charges)
+    if pld and composed and min(e.value for e in found) < _VACUOUS:
         found.append(_by_losses(charges, delta, min(e.value for e in found), 10 if coarse else 1))
     least = min(found, key=lambda e: e.value)
     # If figures differ by rounding only, the more informative rule is named first.
@@ -203,6 +206,8 @@ def curve(charge: Charge, few: bool = False) -> Curve:
     """Return the read-only Rényi divergences of one charge at `ORDERS`, its count included."""
     if isinstance(charge, Drawn):
         found = _drawn(charge)
+    elif isinstance(charge, Selected):
+        found = _selected(charge, few)
     elif isinstance(charge, Grouped):
         found = curve(charge.loudest, few)
     elif isinstance(charge, SampledGaussian) and charge.relation == "replace-one" and charge.sample_rate < 1:
@@ -301,10 +306,24 @@ def _drawn(charge: Drawn) -> Curve:
     return np.asarray(np.minimum(found, charge.steps * curve(g)))
 
 
+def _selected(charge: Selected, few: bool) -> Curve:
+    """Return the curve of the best of a geometric number of runs (Papernot & Steinke 2022, Theorem 2, η = 1).
+
+    ε'(λ) = ε(λ) + 2 min over λ̂ of ((1 - 1/λ̂) ε(λ̂) + log(1/γ) / λ̂) + log E[K] / (λ - 1), where 1/γ = E[K].
+    """
+    one = np.sum([n * curve(part, few) for part, n in charge.charges], axis=0)
+    log_mean = math.log(charge.mean)
+    choice = 2 * float(np.min((1 - 1 / ORDERS) * one + log_mean / ORDERS))
+    found = one + choice + log_mean / (ORDERS - 1)
+    # Rényi divergences rise with the order, so a bound at a higher order holds at all lower ones.
+    lowered: Curve = np.minimum.accumulate(found[::-1])[::-1]
+    return lowered
+
+
 def _pure(charge: Charge) -> float | None:
     """Return the pure ε of one charge, its count included, or None if it has none."""
     each = pure_each(charge)
-    return None if isinstance(charge, Drawn) or math.isinf(each) else charge.count * each
+    return None if isinstance(charge, Drawn | Selected) or math.isinf(each) else charge.count * each
 
 
 def _by_gaussian(charges: Charges, delta: float) -> Epsilon:

@@ -268,6 +268,7 @@ class Books:
             unit="record" if unit == "group" else unit,
             group=self._groups.largest if unit == "group" and self._groups else 1,
             relation=relation or self.relation,
+            tuning=self._choices.tuning,
             clients=sum(role(p) == "client" for p in self._parties),
             pld=pld,
         )
@@ -341,6 +342,12 @@ class Books:
         if any(isinstance(e, Gaussian | Laplace | SampledGaussian) for e in events):
             found.append(
                 "Noise is of real numbers: what the low bits of floating-point noise tell is not counted."
+            )
+        if (tuning := self._choices.tuning) is not None:
+            found[1] = "Who takes part, the schedule and every other setting were fixed without private data."
+            runs = f"{tuning.runs:g} runs ({tuning.number})"
+            found.append(
+                f"The setting was chosen from {runs}, none of which costs more than this one, by what each released."
             )
         if entry.group > 1:
             found.append(f"No group has more than {entry.group} records, as was known beforehand.")

@@ -40,6 +40,7 @@ __all__ = [
     "Charges",
     "Drawn",
     "Grouped",
+    "Selected",
     "at_delta",
     "epsilon_by_losses",
     "losses",
@@ -105,7 +106,15 @@ class Grouped:
         return replace(self.event, sample_rate=rate, sensitivity=self.size * self.event.sensitivity)
 
 
-Charge = Mechanism | Drawn | Grouped
+@dataclass(frozen=True, kw_only=True)
+class Selected:
+    """The best of several runs with the same charges; their number is geometric with mean `mean`, and secret."""
+
+    charges: tuple[tuple[Mechanism | Drawn | Grouped, int], ...]
+    mean: float
+
+
+Charge = Mechanism | Drawn | Grouped | Selected
 Charges = Mapping[Charge, int]
 """Mechanisms, and how often each is charged."""
 
@@ -248,6 +257,8 @@ def at_delta(distribution: Any, delta: float) -> float:
 def _sorted(charges: Charges) -> _Runs:
     runs, whole = _Runs(), Counter[DiscreteGaussian]()
     for charge, n in charges.items():
+        if isinstance(charge, Selected):
+            raise TypeError("losses: the best of several runs has a Rényi curve, and no loss distribution")
         if isinstance(charge, Drawn):
             g = charge.gaussian
             noise = g.scale / (g.sensitivity * math.sqrt(g.count))

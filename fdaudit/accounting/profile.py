@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fdaudit.accounting.accounts import Accounts, gdp, worst_gdp, worst_zcdp
-from fdaudit.accounting.costs import Charges, epsilon
+from fdaudit.accounting.costs import Charges, Selected, epsilon
 from fdaudit.accounting.distributions import Distribution, Exported, composed, exported
 from fdaudit.accounting.losses import ROUNDING, TINY, tail_epsilons
 from fdaudit.errors import SpecError
@@ -236,7 +236,8 @@ def _by_all_rules(client: str, charges: Charges, deltas: Values, distributions: 
     sums = _by_sums(client, charges, deltas)
     moderate = float(np.min(sums.epsilons[: max(1, int(np.sum(deltas < 0.01)))])) < _TOO_LOUD
     exact = gdp(charges) is not None
-    if not charges or not moderate or (exact and not distributions):
+    selected = any(isinstance(charge, Selected) for charge in charges)
+    if not charges or not moderate or selected or (exact and not distributions):
         return sums
     distribution = composed(client, charges)
     name = f"PLD (dp-accounting {version('dp-accounting')})"
@@ -261,4 +262,4 @@ def _composed(priced: Sequence[_Priced]) -> dict[str, Any]:
     found = [p.distribution for p in priced if p.distribution is not None]
     if len(found) == len(priced):
         return {"distributions": tuple(found)}
-    return {"missing": "the loss distribution of a client would be too long"}
+    return {"missing": "the loss distribution of a client would be too long, or a chosen run has none"}
