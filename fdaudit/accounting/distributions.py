@@ -159,6 +159,7 @@ def _is_swapped(charge: Charge) -> bool:
 def _event(charge: Charge, swapped: bool) -> Any:
     """Return one run's event, or None if the library has none; `swapped` is for its accountant of replaced records."""
     import dp_accounting as dp
+    from dp_accounting.dp_event import MixtureOfGaussiansDpEvent
     from scipy.stats import binom
 
     if isinstance(charge, Gaussian | SampledGaussian):
@@ -174,7 +175,7 @@ def _event(charge: Charge, swapped: bool) -> Any:
         k = list(range(charge.size + 1))
         chances = np.asarray(binom.pmf(k, charge.size, charge.event.sample_rate)).tolist()
         noise = charge.event.scale / charge.event.sensitivity
-        return dp.MixtureOfGaussiansDpEvent(noise, [float(n) for n in k], chances)
+        return MixtureOfGaussiansDpEvent(noise, [float(n) for n in k], chances)
     return None  # a Laplace event is for one value, and ours may move many
 
 

@@ -20,7 +20,7 @@ from opacus.accountants import RDPAccountant
 from scipy.stats import norm
 
 from fdaudit.accounting.accounts import Accounts, gdp, rounded_up, worst_gdp, worst_zcdp, zcdp
-from fdaudit.accounting.costs import Charge, epsilon, losses
+from fdaudit.accounting.costs import Charge, Grouped, epsilon, losses
 from fdaudit.accounting.distributions import composed, exported
 from fdaudit.accounting.ledger import Books
 from fdaudit.accounting.losses import ROUNDING, TINY
@@ -252,7 +252,7 @@ def rebuilt(value: Any) -> Any:
         return [rebuilt(one) for one in value]
     if not isinstance(value, dict):
         return value
-    cls = getattr(dp, value["dp_event"])
+    cls = getattr(dp.dp_event, value["dp_event"])
     return cls(**{name: rebuilt(one) for name, one in value.items() if name != "dp_event"})
 
 
@@ -270,6 +270,16 @@ def test_an_exported_event_costs_elsewhere_what_it_costs_here(charges: Any) -> N
     accountant = PLDAccountant(dp.NeighboringRelation[found.relation])
     accountant.compose(rebuilt(json.loads(json.dumps(found.event))))
     assert accountant.get_epsilon(1e-5) == pytest.approx(epsilon(charges, 1e-5).value, rel=1e-3)
+
+
+@pytest.mark.thorough
+def test_an_exported_group_costs_elsewhere_what_it_costs_here() -> None:
+    charges: Any = {Grouped(event=dp_sgd(2.0, rate=0.1, count=5), size=2): 1}
+    found = exported("client/0", charges)
+    accountant = PLDAccountant(dp.NeighboringRelation[found.relation], value_discretization_interval=1e-3)
+    accountant.compose(rebuilt(json.loads(json.dumps(found.event))))
+    assert accountant.get_epsilon(1e-5) == pytest.approx(epsilon(charges, 1e-5).value, rel=1e-2)
+    assert found.history is None
 
 
 def test_a_history_is_for_opacus_and_for_its_relation_only() -> None:
