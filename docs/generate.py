@@ -75,6 +75,7 @@ _TITLES = {
     "PresetSpec": "preset",
     "PrivacySpec": "privacy",
     "BudgetSpec": "privacy-budget",
+    "TuningSpec": "privacy-tuning",
     "Attested": "attested",
     "Claim": "claims",
     "Facts": "training",

@@ -19,6 +19,7 @@ __all__ = [
     "DiscreteGaussian",
     "DiscreteLaplace",
     "Event",
+    "EventUnit",
     "Gaussian",
     "Laplace",
     "Mechanism",
@@ -35,7 +36,10 @@ __all__ = [
 _LEAST = 1e-60
 """The least sensitivity, scale or ε that is read from a file; the largest is its inverse, whose square is finite."""
 
-Unit = Literal["record", "client"]
+EventUnit = Literal["record", "client"]
+"""What the sensitivity of an event is stated for."""
+Unit = Literal["record", "group", "client"]
+"""What a ledger protects: a record, all records of one group (a picture, a person), or all data of a client."""
 Relation = Literal["add-or-remove", "replace-one"]
 Cover = Literal["data", "messages", "each-client"]
 Covers = tuple[str, ...]
@@ -58,14 +62,14 @@ class NoGuarantee:
 class _Mechanism:
     """`count` independent runs of one mechanism, with parameters that were fixed before the data were seen."""
 
-    unit: Unit
+    unit: EventUnit
     relation: Relation
     covers: Covers
     count: int = 1
 
     def __post_init__(self) -> None:
         name = type(self).__name__
-        if self.unit not in get_args(Unit) or self.relation not in get_args(Relation):
+        if self.unit not in get_args(EventUnit) or self.relation not in get_args(Relation):
             raise ValueError(f"{name}: unit {self.unit!r} or relation {self.relation!r} is not known.")
         if type(self.count) is not int or not 1 <= self.count <= MOST_COUNT:
             raise ValueError(f"{name}: count = {self.count} must be a whole number from 1 to {MOST_COUNT:,}.")
@@ -166,7 +170,7 @@ class Composed:
             raise ValueError("Composed: parts must be there, with one unit, one relation and one cover.")
 
     @property
-    def unit(self) -> Unit:
+    def unit(self) -> EventUnit:
         """Return the unit, which all parts have in common."""
         return self.parts[0].unit
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import hashlib
 import importlib
 import re
 import sys
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar, get_args
 
 from fdaudit.errors import FdauditError, SpecError, nearest, plugin_line
+from fdaudit.spec.code import imported_digest
 from fdaudit.spec.trust import IMPORT, refuse_untrusted
 from fdaudit.types import KINDS, Goal, is_kind
 
@@ -50,7 +50,7 @@ _OPTIONAL: Mapping[str, Mapping[str, str]] = {
         "page": "text",
     },
     "fdaudit.protocols": {
-        **dict.fromkeys(("roles_when", "privacy", "trains", "generator", "starts"), "a mapping"),
+        **dict.fromkeys(("roles_when", "privacy", "trains", "averages", "generator", "starts"), "a mapping"),
         "messages": _RECORDS,
         "needs_labels": "true or false",
         "page": "text",
@@ -280,10 +280,8 @@ class Registry(Generic[T_co]):
         return found
 
     def source(self, name: str) -> tuple[str, ...]:
-        """Return the SHA-256 of the file of a class that `import:` names; nothing for a registered name."""
-        if not name.startswith(IMPORT):
-            return ()
-        return (hashlib.sha256(_source(self.target(name).partition(":")[0])[1].encode()).hexdigest(),)
+        """Return the SHA-256 of the code of a class that is not fdaudit's own: its file and all that it imports."""
+        return () if self.owns(name) else (imported_digest(self.target(name).partition(":")[0]),)
 
     def place(self, name: str) -> tuple[str, int, str]:
         """Return the file of a class, the line where it begins, and the file's text; import nothing.

@@ -71,6 +71,14 @@ class SecretStream:
         self._block += 1
         return hashlib.shake_256(self._key + block).digest(n)
 
+    def branch(self, name: str) -> SecretStream:
+        """Return a stream of its own for a purpose. What this stream gives stays as it is.
+
+        Branches of different names, or made after different numbers of draws, are independent.
+        """
+        path = json.dumps([name, self._block], separators=(",", ":"))
+        return SecretStream(hmac.digest(self._key, path.encode("ascii"), "sha256"), "branch")
+
     def integers(self, high: int, *shape: int) -> np.ndarray[tuple[int, ...], np.dtype[np.int64]]:
         """Draw integers from 0 to `high` - 1, all equally likely, of the given shape.
 
@@ -109,7 +117,9 @@ class SecretStream:
 
         state = torch.Generator().manual_seed(0).get_state()
         words = np.frombuffer(self.bytes(4 * 624), dtype="<u4").astype("<u8")
-        # After the seed (8 bytes), two numbers of 4 and one of 8 bytes, which say that all words are still to be used.
+        # The first 8 bytes are the seed that the generator reports. A secret one shows whether somebody set another.
+        state[:8] = torch.frombuffer(bytearray(self.bytes(8)), dtype=torch.uint8)
+        # After the seed, two numbers of 4 and one of 8 bytes say that all words are still to be used.
         state[24 : 24 + 8 * 624] = torch.frombuffer(bytearray(words.tobytes()), dtype=torch.uint8)
         return state
 

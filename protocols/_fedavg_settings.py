@@ -71,6 +71,23 @@ class FedAvgConfig(LocalTraining):
             )
         return self
 
+    def refuse_uneven(self) -> None:
+        """Refuse settings under which a noisy sum of clipped updates is not the whole mechanism.
+
+        Raises:
+            SpecError: a client's influence would not end at its clipped update, or who takes part is set otherwise.
+        """
+        needed = {"upload": "model_update", "weighting": "uniform", "aggregation": "plain"}
+        for name, value in {**needed, "fraction": 1.0, "server_momentum": 0.0}.items():
+            if (given := getattr(self, name)) != value:
+                problem = "does not go with a rule on the clients' updates"
+                raise SpecError(f"protocol.params.{name}", given, problem, f"Set it to {value!r}.")
+
+    @property
+    def cohort(self) -> int:
+        """Return what a rule on the clients' updates divides their noisy sum by, unless it says `expected_batch`."""
+        return 1
+
     def fits(self, clients: int) -> None:
         """Refuse public weights unless there is one for each client.
 

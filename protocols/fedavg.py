@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import cycle
 from typing import Any, ClassVar
 
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor
 
 from fdaudit.errors import ProtocolError
+from fdaudit.events import SampledGaussian
 from fdaudit.federation.local_training import joined
 from fdaudit.federation.protocol import PartyData, Round, Setting
 from fdaudit.federation.state import put, take
@@ -17,6 +19,7 @@ from fdaudit.rng import child, child_seed
 from fdaudit.training.trainer import Job, Parameters, draw_batches
 from fdaudit.transcript.messages import ALL, DATA, SUM
 from fdaudit.transcript.wire import Delivery
+from fdaudit.types import GradientRule
 
 from ._fedavg_settings import FedAvgConfig
 
@@ -134,6 +137,7 @@ class FedAvg:
     needs_public: ClassVar[bool] = False
     tasks: ClassVar[tuple[str, ...]] = ("single-label", "multi-label", "segmentation", "text")
     trains: ClassVar[dict[str, str]] = {"model": "batch_size"}
+    averages: ClassVar[dict[str, str]] = {"updates": "cohort"}
     Config: ClassVar[type[FedAvgConfig]] = FedAvgConfig
 
     def __init__(self, config: FedAvgConfig, setting: Setting) -> None:
@@ -145,6 +149,9 @@ class FedAvg:
             raise ProtocolError(
                 "upload = 'gradient' cannot carry BatchNorm's statistics. Use 'model_update'."
             )
+        self._rule = self._wire.training.get("updates")
+        if self._rule is not None:
+            config.refuse_uneven()
         self.state: dict[str, Tensor] = {}
         put(self.state, "server/w/", {n: t.clone() for n, t in initial.items()})
         if config.server_momentum:
@@ -157,6 +164,9 @@ class FedAvg:
             self._wire.begin(t)
             if t == 0 and self._counted:
                 self._announce_counts()
+            if self._rule is not None:
+                yield self._private_round(t, self._rule)
+                continue
             S = self._sample(t)  # S_t <- random set of m = max(C·K, 1) clients
             w_t = self._send_model(S)
             uploads, batches, losses, models = self._client_updates(t, w_t, S)
@@ -236,6 +246,39 @@ class FedAvg:
 
     def _count_seqs(self, senders: Iterable[str]) -> list[int]:
         return [int(self.state[f"server/n_seq/{k}"]) for k in senders if f"server/n_seq/{k}" in self.state]
+
+    def _private_round(self, t: int, rule: GradientRule) -> Round:
+        """Run a round of DP-FedAvg (McMahan et al. 2018, Algorithm 1): by coins, with clipped updates and a noisy sum.
+
+        A client that does not take part, or is silent, adds nothing. The sum keeps its noise and its divisor.
+        """
+        coins, names = self._wire.coins("updates", "server"), list(self._clients)
+        S = [names[int(k)] for k in rule.draw(len(names), coins)]  # each client with probability q
+        w = self.released()
+        uploads, batches, losses, models = dict[str, Delivery](), dict[int, Tensor](), {}, {}
+        basis = [int(i) for i in self.state["server/basis"]]
+        if S:
+            w_t = self._send_model(S)
+            basis, w = [*basis, w_t.seq], {n: p.cpu() for n, p in w_t.items()}
+            uploads, batches, losses, models = self._client_updates(t, w_t, S)
+        updates = {
+            n: torch.stack([torch.zeros_like(p), *(u[n].cpu() for u in uploads.values())])
+            for n, p in w.items()
+        }
+        noisy = rule.noised(rule.clipped(updates), coins)
+        put(self.state, "server/w/", {n: p + noisy[n].to(p.dtype) for n, p in w.items()})
+        event = rule.event(1)
+        if isinstance(
+            event, SampledGaussian
+        ):  # what it says of one gradient of many holds of one client's update
+            event = replace(event, unit="client", covers=("each-client",))
+        inputs = [*basis, *(u.seq for u in uploads.values())]
+        described = {**rule.describe(), "of": "updates"}
+        made = self._wire.release("server", event, inputs=inputs, described=described)
+        self.state["server/basis"] = torch.tensor([made], dtype=torch.int64)
+        if t == self.config.rounds - 1:
+            self._send_model([*self._clients, "world"])
+        return Round(index=t, models={"server": self.released(), **models}, batches=batches, losses=losses)
 
     # -- secure aggregation -----------------------------------------------------------------------------------
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from .schema import Cell, LedgerEntry, Result
-from .text import clip, joined
+from .text import amount, clip, joined
 
 __all__ = ["DOCUMENTS", "Document", "Item", "annex"]
 
@@ -40,6 +40,11 @@ DP = Document(
     title="National Institute of Standards and Technology, Guidelines for Evaluating Differential Privacy Guarantees, "
     "March 2025, doi:10.6028/NIST.SP.800-226",
 )
+DP_FY = Document(
+    name="How to DP-fy ML",
+    title="Ponomareva, Hazimeh, Kurakin, Xu, Denison, McMahan, Vassilvitskii, Chien & Thakurta, How to DP-fy ML: A "
+    "Practical Guide to Machine Learning with Differential Privacy, JAIR 77, 2023",
+)
 AML = Document(
     name="NIST AI 100-2",
     title="National Institute of Standards and Technology, Adversarial Machine Learning: A Taxonomy and Terminology of "
@@ -50,7 +55,8 @@ ISO = Document(
     title="ISO/IEC 27559:2022, Privacy enhancing data de-identification framework; clause numbers are those of its "
     "table of contents",
 )
-DOCUMENTS = (EDPB, DP, AML, ISO)
+DOCUMENTS = (EDPB, DP, DP_FY, AML, ISO)
+_CHOSEN = "The setting was chosen from"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,7 +85,7 @@ class Item:
 
 def annex(result: Result) -> tuple[Item, ...]:
     """Return every item, in the documents' order; pure."""
-    return (*_edpb(result), *_dp(result), *_aml(result), *_iso(result))
+    return (*_edpb(result), *_dp(result), *_dp_fy(result), *_aml(result), *_iso(result))
 
 
 def _edpb(result: Result) -> Iterator[Item]:
@@ -154,13 +160,7 @@ def _dp(result: Result) -> Iterator[Item]:
             what=f"{'; '.join(distinct)}." if distinct else "No finite ε states one.",
             where=where,
         )
-    yield Item(
-        document=DP,
-        asked="Cost of tuning",
-        provided="no",
-        what="A run is charged as it ran. Choices of settings made on private data before it are not in the ledger.",
-        where=where,
-    )
+    yield _tuning(DP, finite)
     yield Item(
         document=DP,
         asked="Trust model",
@@ -178,6 +178,66 @@ def _dp(result: Result) -> Iterator[Item]:
         if checked
         else "No claim was held against an attack that could have contradicted it.",
         where=where,
+    )
+
+
+def _tuning(document: Document, finite: Sequence[LedgerEntry]) -> Item:
+    stated = [line for e in finite for line in e.assumptions if line.startswith(_CHOSEN)]
+    return Item(
+        document=document,
+        asked="Cost of tuning",
+        provided="yes" if stated else "in part" if finite else "no",
+        what=clip(stated[0], 240)
+        if stated
+        else "A run is charged as it ran. That its settings were fixed without private data is an assumption."
+        if finite
+        else "No finite ε states one.",
+        where=("ledger",),
+    )
+
+
+def _dp_fy(result: Result) -> Iterator[Item]:
+    """Yield the items of the checklist for reporting a guarantee: setting, definition, accounting, transparency."""
+    finite = [e for e in result.ledger or () if e.epsilon is not None and e.contributions]
+    views = joined(clip(e.adversary, 40) for e in finite)
+    yield Item(
+        document=DP_FY,
+        asked="DP setting: who must be trusted",
+        provided="yes" if finite else "no",
+        what=f"ε is stated for the views of {views}; parties outside a view are trusted to hide what they see."
+        if finite
+        else "No view has a finite ε.",
+        where=("ledger", "threats"),
+    )
+    mechanisms = [f"{c.kind} of {c.sender} ({c.mechanism})" for e in finite for c in e.contributions]
+    stated = (
+        ("Data accesses that are covered", mechanisms),
+        ("Final mechanism output", [f"all that {clip(e.adversary, 40)} sees" for e in finite]),
+        ("Unit of privacy", [e.unit for e in finite if e.unit]),
+        ("Adjacency definition", [e.relation for e in finite if e.relation]),
+        ("Type of accounting", [e.accountant for e in finite if e.accountant]),
+        ("Accounting assumptions", [e.sampling for e in finite if e.sampling]),
+        (
+            "Formal DP statement",
+            [f"({amount(e.epsilon or 0.0)}, {amount(e.delta or 0.0)})-DP" for e in finite],
+        ),
+    )
+    for asked, values in stated:
+        distinct = list(dict.fromkeys(clip(v, 160) for v in values))
+        yield Item(
+            document=DP_FY,
+            asked=asked,
+            provided="yes" if distinct else "no",
+            what=f"{'; '.join(distinct)}." if distinct else "No finite ε states one.",
+            where=("ledger",),
+        )
+    yield _tuning(DP_FY, finite)
+    yield Item(
+        document=DP_FY,
+        asked="Transparency and verifiability",
+        provided="yes",
+        what="The ledger follows from the recorded messages, which anybody with the run can check and price again.",
+        where=("ledger", "reproduce"),
     )
 
 

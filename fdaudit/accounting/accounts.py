@@ -1,14 +1,20 @@
-"""The accounts of a view: the mechanisms charged to each client, before they are priced at a δ."""
+"""The accounts of a view: the mechanisms charged to each client, and the guarantees of one number that they have.
+
+Guarantees:
+  * μ of Gaussian differential privacy, or ρ of zero-concentrated, is given only if every charge has it in closed form;
+  * composition is exact: squares of μ add up, and so do the ρ.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from fdaudit.accounting.costs import Charges
-from fdaudit.events import Relation, Unit
+from fdaudit.events import DiscreteGaussian, Gaussian, Relation, Unit
 
-__all__ = ["Accounts"]
+__all__ = ["Accounts", "gdp", "rounded_up", "worst_gdp", "worst_zcdp", "zcdp"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,3 +41,58 @@ class Accounts:
     def cause(self) -> str:
         """Return why no ε can be claimed for the worst client; an empty text if one can."""
         return next(iter(self.causes.values()), "")
+
+
+def gdp(charges: Charges) -> float | None:
+    """Return μ of μ-GDP, or None if a charge is not a plain Gaussian release.
+
+    Source: Dong, Roth & Su 2019, Corollary 3.3: μ² = Σ (sensitivity / scale)².
+    """
+    ratios = list[float]()
+    for charge, times in charges.items():
+        if not isinstance(charge, Gaussian):
+            return None
+        ratios.append(math.sqrt(times * charge.count) * charge.sensitivity / charge.scale)
+    return math.hypot(*ratios)
+
+
+def zcdp(charges: Charges) -> float | None:
+    """Return ρ of ρ-zCDP, or None if a charge is neither a Gaussian nor a discrete Gaussian release.
+
+    Source: Bun & Steinke 2016, Proposition 1.6 and Lemma 1.7; Canonne, Kamath & Steinke 2020, Theorem 4.
+    """
+    terms = list[float]()
+    for charge, times in charges.items():
+        if not isinstance(charge, Gaussian | DiscreteGaussian):
+            return None
+        terms.append(times * charge.count * (charge.sensitivity / charge.scale) ** 2 / 2)
+    return math.fsum(terms)
+
+
+def worst_gdp(clients: Iterable[Sequence[Charges]]) -> float | None:
+    """Return μ of the worst client by its best way; None if a client has no μ or there is no client."""
+    return _worst(clients, gdp)
+
+
+def worst_zcdp(clients: Iterable[Sequence[Charges]]) -> float | None:
+    """Return ρ of the worst client by its best way; None if a client has no ρ or there is no client."""
+    return _worst(clients, zcdp)
+
+
+def _worst(clients: Iterable[Sequence[Charges]], figure: Callable[[Charges], float | None]) -> float | None:
+    """Return the maximum over clients of the minimum over their ways of charging, each of which bounds the view."""
+    largest: float | None = None
+    for ways in clients:
+        known = [value for way in ways if (value := figure(way)) is not None]
+        if not known:
+            return None
+        largest = max(min(known), largest or 0.0)
+    return largest
+
+
+def rounded_up(value: float) -> str:
+    """Return a privacy figure in four digits, never rounded down; ∞ if it is infinite."""
+    if not 0 < value < math.inf:
+        return "0" if value == 0 else "∞"
+    unit = 10.0 ** (math.floor(math.log10(value)) - 3)
+    return f"{math.ceil(value / unit * (1 - 1e-12)) * unit:.4g}"

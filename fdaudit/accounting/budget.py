@@ -28,7 +28,7 @@ import numpy as np
 from fdaudit.accounting.costs import ORDERS, Charge, converted, curve, epsilon, parts_of
 from fdaudit.adversary.view import EAVESDROPPER, members_of
 from fdaudit.errors import SpecError
-from fdaudit.events import Event, NoGuarantee, Relation, Release, Unit
+from fdaudit.events import Event, EventUnit, NoGuarantee, Relation, Release
 from fdaudit.transcript.messages import ALL, DATA, Message, role
 
 __all__ = ["Meter"]
@@ -95,7 +95,7 @@ class Meter:
         adversary: str,
         epsilon: float,
         delta: float,
-        unit: Unit,
+        unit: EventUnit,
         relation: Relation,
         parties: Sequence[str],
         *,

@@ -52,7 +52,13 @@ def _gaussian(sensitivity: float, noise: float, count: int = 1) -> Gaussian:
 
 def _dp_sgd(shape: Shape, noise: float) -> Charges:
     event = SampledGaussian(
-        sensitivity=1.0, scale=noise, sample_rate=shape.sample_rate, count=shape.steps, **_UNIT
+        sensitivity=1.0,
+        scale=noise,
+        sample_rate=shape.sample_rate,
+        count=shape.steps,
+        unit="record",
+        relation="add-or-remove",
+        covers=("data",),
     )
     return {event: 1}
 
@@ -132,11 +138,10 @@ def calibrate(
 
 
 def least_noise(charges: Callable[[float], Charges], target: float, delta: float) -> float:
-    """Return the least noise whose charges keep to an ε, to a thousandth.
+    """Return the least noise of five digits whose charges keep to an ε; it never rises with the target.
 
-    The first search uses Rényi orders and finds noise that suffices. The second uses loss distributions on a coarse
-    grid and lowers the noise further. The last step uses the ledger's fine grid: it adds noise if ε is above the
-    target, and removes some if the coarse grid left ε too far below it.
+    The first search uses loss distributions on a coarse grid. The second uses the ledger's fine grid, down to the last
+    digit.
 
     Raises:
         SpecError: the target is not positive, or not met with the largest noise.
@@ -148,18 +153,20 @@ def least_noise(charges: Callable[[float], Charges], target: float, delta: float
     def fine(noise: float) -> float:
         return epsilon(charges(noise), delta).value
 
-    enough = calibrate(
-        lambda noise: epsilon(charges(noise), delta, pld=False, coarse=True).value, target, close=0.05
-    )
-    found = calibrate(coarse, target, least=_below(coarse, target, enough), most=enough)
-    while (reached := fine(found)) > target:
-        found *= 1 + _CLOSE / 4
-    if reached < target * (1 - 3 * _CLOSE) and found > _LEAST:
-        found = calibrate(fine, target, least=_below(fine, target, found, 1.02), most=found)
+    most = 1.0
+    while target > 0 and most < _MOST and coarse(most) > target:
+        most *= 4
+    found = calibrate(coarse, target, least=_below(coarse, target, most, 4), most=most)
+    while found < _MOST and fine(found) > target:
+        found *= 1 + 4 * _CLOSE
+    least = _below(fine, target, found, 1 + 4 * _CLOSE)
+    found = written(calibrate(fine, target, least=least, most=found, close=_CLOSE / 10))
+    while found > _LEAST and fine(lower := _next_below(found)) <= target:
+        found = lower
     return found
 
 
-def _below(cost: Callable[[float], float], target: float, noise: float, factor: float = 1.5) -> float:
+def _below(cost: Callable[[float], float], target: float, noise: float, factor: float) -> float:
     """Return a noise that costs more than the target, found by dividing `noise` by `factor` as often as needed."""
     while noise > _LEAST and cost(noise) <= target:
         noise /= factor
@@ -168,8 +175,19 @@ def _below(cost: Callable[[float], float], target: float, noise: float, factor: 
 
 def written(noise: float) -> float:
     """Return the noise rounded up to five digits."""
-    digits = 10.0 ** (4 - math.floor(math.log10(noise)))
-    return math.ceil(noise * digits) / digits
+    digits = _digits(noise)
+    return math.ceil(noise * digits * (1 - 1e-15)) / digits
+
+
+def _next_below(noise: float) -> float:
+    """Return the largest number of five digits below one of five digits."""
+    digits = _digits(noise)
+    return (round(noise * digits) - 1) / digits
+
+
+def _digits(noise: float) -> float:
+    """Return the power of ten that makes a number's first five digits a whole number."""
+    return 10.0 ** (4 - math.floor(math.log10(noise)))
 
 
 def noise_for(defence: str, shape: Shape, target: float, delta: float) -> tuple[float, float]:
@@ -182,5 +200,5 @@ def noise_for(defence: str, shape: Shape, target: float, delta: float) -> tuple[
         known = ", ".join(sorted(SHAPES))
         raise SpecError("defence", defence, "is none that can be calibrated", f"Valid names: {known}.")
     _, charges = SHAPES[defence]
-    found = written(least_noise(lambda noise: charges(shape, noise), target, delta))
+    found = least_noise(lambda noise: charges(shape, noise), target, delta)
     return found, epsilon(charges(shape, found), delta).value

@@ -18,16 +18,20 @@ from fdaudit.accounting.costs import (
     Charges,
     Drawn,
     Epsilon,
+    Grouped,
+    Selected,
     converted,
     curve,
     epsilon,
+    grouped,
     parts_of,
 )
 from fdaudit.accounting.graph import Guarantees, Leak, MessageGraph, State, Unchanged
-from fdaudit.events import Gaussian, Mechanism, NoGuarantee, Relation, Release, SampledGaussian, Unit
-from fdaudit.transcript.messages import ALL, DATA, SUM, Message, role
+from fdaudit.events import EventUnit, Gaussian, Mechanism, NoGuarantee, Relation, Release, SampledGaussian
+from fdaudit.spec.privacy import TuningSpec
+from fdaudit.transcript.messages import ALL, DATA, DRAWN, SUM, Message, role
 
-__all__ = ["Bill", "Contribution", "Entry", "mechanisms", "sampling"]
+__all__ = ["Bill", "Contribution", "Draws", "Entry", "mechanisms", "sampling"]
 
 _TRIED = (1.5, 2, 4, 8, 16, 64, 1024)
 """Orders at which the cheapest way of charging is searched."""
@@ -60,28 +64,34 @@ def mechanisms(message: Message) -> tuple[Mechanism, ...]:
 
 @dataclass(frozen=True, kw_only=True)
 class Bill:
-    """The charges of one victim, and their ε."""
+    """The charges of one victim, and their ε.
 
-    charged: frozenset[int]
-    guarantees: Guarantees
-    charges: Mapping[Charge, int]
+    Attributes:
+        costs: by `seq` of each charged message, its mechanisms.
+        charges: all mechanisms, with how often each is charged.
+        epsilon: their ε.
+    """
+
+    costs: Mapping[int, tuple[Charge, ...]]
+    charges: Charges
     epsilon: Epsilon
 
     def contributions(self, graph: MessageGraph, delta: float, pld: bool) -> tuple[Contribution, ...]:
         """Return the charges by kind of message and mechanism, in order of first use."""
         by_kind = defaultdict[tuple[str, str, str], Counter[Charge]](Counter)
-        for seq in sorted(self.charged):
-            message, event = graph.messages[seq], self.guarantees[seq]
-            if isinstance(event, Unchanged | NoGuarantee):
-                continue
-            for part in parts_of(event):
-                by_kind[message.kind, role(message.sender), type(part).__name__][part] += 1
+        for seq, parts in sorted(self.costs.items()):
+            message = graph.messages[seq]
+            for part in parts:
+                name = type(part.event if isinstance(part, Grouped) else part).__name__
+                by_kind[message.kind, role(message.sender), name][part] += 1
         return tuple(
             Contribution(
                 kind=kind,
                 sender=sender,
                 mechanism=mechanism,
-                charges=sum(n * part.count for part, n in parts.items() if not isinstance(part, Drawn)),
+                charges=sum(
+                    n * part.count for part, n in parts.items() if not isinstance(part, Drawn | Selected)
+                ),
                 epsilon=epsilon(parts, delta, pld=pld).value,
             )
             for (kind, sender, mechanism), parts in by_kind.items()
@@ -90,14 +100,30 @@ class Bill:
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """A computation of ε for one view, one δ, one unit and one relation."""
+    """A computation of ε for one view, one δ, one unit and one relation.
+
+    Attributes:
+        graph: the messages and their inputs.
+        members: the adversary's parties.
+        seen: the messages of the view, by `seq`.
+        delta: δ.
+        unit: what changes between neighbours; for groups `record`.
+        relation: how it changes.
+        clients: number of clients.
+        group: number of records that change together.
+        tuning: from how many runs the setting was chosen; None if not by results on private data.
+        pld: whether privacy-loss distributions may be convolved.
+    """
 
     graph: MessageGraph
     members: tuple[str, ...]
     seen: list[int]
     delta: float
-    unit: Unit
+    unit: EventUnit
     relation: Relation
+    clients: int = 0
+    group: int = 1
+    tuning: TuningSpec | None = None
     pld: bool = True
 
     def ways(self, victim: str) -> list[frozenset[int]] | Leak:
@@ -120,8 +146,32 @@ class Entry:
             elif isinstance(m.event, NoGuarantee):
                 found[m.seq] = m.event
             elif m.event is not None:
-                found[m.seq] = converted(m.event, self.unit, self.relation)
+                found[m.seq] = self._stated(m.event)
         return found
+
+    def _stated(self, event: Release) -> Release | NoGuarantee:
+        """Return an event in this ledger's unit and relation, or the reason why that is impossible."""
+        made = converted(event, self.unit, self.relation)
+        if isinstance(made, NoGuarantee) or event.unit != "record":
+            return made
+        costs = (grouped(part, self.group) for part in parts_of(made))
+        return next((cost for cost in costs if isinstance(cost, NoGuarantee)), made)
+
+    def _parts(self, seq: int, event: Release | Unchanged | NoGuarantee) -> tuple[Charge, ...]:
+        """Return what a charged message costs, mechanism by mechanism; a group costs what its records do together.
+
+        A bound for any change of a client's data holds for a group of its records as it is.
+        """
+        if isinstance(event, Unchanged | NoGuarantee):
+            return ()
+        sources = [self.graph.messages[seq]]
+        if sources[0].event is None:  # a sum, whose noise is its summands'
+            inputs = () if sources[0].inputs == ALL else sources[0].inputs
+            sources = [self.graph.messages[int(i)] for i in inputs if i != DATA]
+        stated = [m.event for m in sources if m.event is not None and not isinstance(m.event, NoGuarantee)]
+        size = self.group if any(e.unit == "record" for e in stated) else 1
+        costs = [grouped(part, size) for part in parts_of(event)]
+        return tuple(cost for cost in costs if not isinstance(cost, NoGuarantee))
 
     @cached_property
     def _sum_messages(self) -> tuple[Message, ...]:
@@ -183,32 +233,41 @@ class Entry:
     def _costs(self, gates: Collection[int], victim: str) -> list[dict[int, float]]:
         """Return, by order, the cost of each message that may be charged."""
         worth = self.guarantees(victim)
-        curves = {seq: self._curve(worth[seq]) for seq in gates}
+        curves = {seq: self._curve(self._parts(seq, worth[seq])) for seq in gates}
         indices = [int(np.argmin(np.abs(ORDERS - order))) for order in _TRIED]
         return [{seq: float(c[i]) for seq, c in curves.items()} for i in indices]
 
     @staticmethod
-    def _curve(event: Release | Unchanged | NoGuarantee) -> Any:
-        if isinstance(event, Unchanged | NoGuarantee):
-            return np.zeros(len(ORDERS))
-        return np.sum([curve(part) for part in parts_of(event)], axis=0)
+    def _curve(parts: Sequence[Charge]) -> Any:
+        return np.sum([curve(part) for part in parts], axis=0) if parts else np.zeros(len(ORDERS))
 
     def charges(self, victim: str, ways: Sequence[frozenset[int]]) -> tuple[Charges, ...]:
         """Return the mechanisms that each way charges; every entry by itself bounds the view's cost to the victim."""
         worth = self.guarantees(victim)
-        return tuple(charges for way in ways for charges in self._charges(way, worth))
+        return tuple(self._tuned(charges) for way in ways for charges in self._charges(way, worth))
+
+    def _tuned(self, charges: Charges) -> Charges:
+        """Return one run's charges with the price of choosing it among others by their results."""
+        if self.tuning is None or not charges:
+            return charges
+        if self.tuning.number == "fixed":
+            return {charge: int(self.tuning.runs) * n for charge, n in charges.items()}
+        return {Selected(charges=tuple(charges.items()), mean=self.tuning.runs): 1}  # type: ignore[arg-type]
 
     def cheapest(self, victim: str, ways: Sequence[frozenset[int]]) -> Bill:
         """Return the cheapest way, priced by Rényi curves; this upper bound is lowered by `worst`."""
         worth = self.guarantees(victim)
-        bills = [(way, charges) for way in ways for charges in self._charges(way, worth)]
+        bills = [(way, self._tuned(charges)) for way in ways for charges in self._charges(way, worth)]
         priced = [epsilon(charges, self.delta, pld=False) for _, charges in bills]
-        if self.pld and any(isinstance(c, Drawn) for _, charges in bills for c in charges):
+        if self.pld and any(
+            isinstance(c, Drawn | SampledGaussian) for _, charges in bills[1:] for c in charges
+        ):
             # Rényi curves overestimate a drawn client by far, so they cannot decide which count is smaller.
             priced = [epsilon(charges, self.delta, coarse=True) for _, charges in bills]
         at = min(range(len(bills)), key=lambda i: priced[i].value)
         way, charges = bills[at]
-        return Bill(charged=way, guarantees=worth, charges=charges, epsilon=priced[at])
+        costs = {seq: self._parts(seq, worth[seq]) for seq in way}
+        return Bill(costs=costs, charges=charges, epsilon=priced[at])
 
     def worst(self, bills: Mapping[str, Bill]) -> tuple[str, Bill]:
         """Return the victim whose bill is largest at full precision, and that bill.
@@ -236,36 +295,116 @@ class Entry:
         )
 
     def _charges(self, way: Collection[int], worth: Guarantees) -> list[Counter[Charge]]:
-        """Return the mechanisms of one way; add a second count if the view cannot tell which client was drawn."""
-        plain, drawn = Counter[Charge](), Counter[Gaussian]()
+        """Return the mechanisms of one way; add a second count if the view cannot tell which clients were drawn."""
+        plain, drawn, coins = Counter[Charge](), Counter[Gaussian](), False
+        hidden = Counter[Charge]()
         for seq in way:
-            event = worth[seq]
-            if isinstance(event, Unchanged | NoGuarantee):
-                continue
-            for part in parts_of(event):
-                plain[part] += 1
+            event, parts = worth[seq], self._parts(seq, worth[seq])
+            plain.update(parts)
             if isinstance(event, Gaussian) and event.drawn_from > 1 and self._of_clients(seq):
                 drawn[event] += 1
-        if not drawn or self.members != ("world",):
-            return [plain]
-        hidden = Counter(plain)
-        hidden -= drawn
-        for part, steps in self._draws(set(drawn)).items():
+            elif self.hides_coins(self.graph.messages[seq]):
+                coins = True
+            else:
+                hidden.update(parts)
+        counts_draws = bool(drawn) and self.counts_draws
+        if not counts_draws:
+            hidden.update(drawn)
+            if not coins:
+                return [plain]
+        for part in drawn if counts_draws else ():
+            steps = self.draws.steps[part.drawn_from]
             hidden[Drawn(gaussian=part, clients=part.drawn_from, steps=steps)] += 1
+        if coins:  # a client may have been drawn in every round, so every round counts
+            hidden.update(made for m in self.graph.messages if (made := self._by_coins(m)) is not None)
         return [plain, hidden]
+
+    def hides_coins(self, message: Message) -> bool:
+        """Return whether this view cannot tell which clients took part in a noisy sum."""
+        return self._by_coins(message) is not None
+
+    def _by_coins(self, message: Message) -> SampledGaussian | None:
+        """Return the cost of a sum over clients that took part by secret coins; None if the view saw the coins.
+
+        The sum has its noise whoever takes part, so a silent client shows nothing. Only the outermost view cannot tell
+        who took part: everyone else sees who sends, or who is sent to.
+        """
+        event = message.event
+        if not isinstance(event, SampledGaussian) or event.unit != "client" or event.sample_rate == 1:
+            return None
+        stated = any(str(d.get("sampling", "")).startswith("Poisson") for d in message.defenses)
+        inside = message.kind == "release" and not message.receivers and role(message.sender) != "client"
+        if self.members != ("world",) or not stated or not inside:
+            return None
+        made = converted(event, self.unit, self.relation, coins=True)
+        return made if isinstance(made, SampledGaussian) else None
 
     def _of_clients(self, seq: int) -> bool:
         """Return whether the release bounds the distance between any two clients, as a random draw needs."""
         event = self.graph.messages[seq].event
         return isinstance(event, Gaussian) and (event.unit, event.relation) == ("client", "replace-one")
 
-    def _draws(self, parts: set[Gaussian]) -> dict[Gaussian, int]:
-        """Return, for each such release, the number of steps in which some client was drawn for it."""
-        steps = defaultdict[Gaussian, set[tuple[int, int]]](set)
-        for seq, event in self._common.items():
-            if isinstance(event, Gaussian) and event in parts:
-                steps[event].add((self.graph.messages[seq].round, self.graph.messages[seq].step))
-        return {part: len(found) for part, found in steps.items()}
+    @cached_property
+    def draws(self) -> Draws:
+        """Return the draws of clients on record."""
+        return Draws.of(self.graph.messages, self.clients)
+
+    @property
+    def counts_draws(self) -> bool:
+        """Return whether this view cannot tell who was drawn: it sees no request, and no silence gave a draw away."""
+        return self.members == ("world",) and not self.draws.problem
+
+
+@dataclass(frozen=True, kw_only=True)
+class Draws:
+    """The draws of one client of many, as the record shows them.
+
+    A draw hides who answered only if every client would have answered alike. So all draws are on record, each drawn
+    client answered, once a step and by one and the same release, and no client went silent at any time: a client that
+    does not answer changes what is released, and an answer then shows that another one was drawn.
+
+    Attributes:
+        steps: by number of clients drawn from, how many draws there were.
+        problem: why the draws are worth nothing; empty otherwise.
+    """
+
+    steps: Mapping[int, int]
+    problem: str = ""
+
+    @classmethod
+    def of(cls, messages: Sequence[Message], clients: int) -> Draws:
+        """Return the draws of a record of so many clients, and the first reason why they are worth nothing."""
+        requests = [m for m in messages if DRAWN in m.fields]
+        problem = _unfit_draws(requests, messages, clients)
+        steps = Counter[int]() if problem else Counter(m.fields[DRAWN] for m in requests)
+        return cls(steps=steps, problem=problem)
+
+
+def _unfit_draws(requests: Sequence[Message], messages: Sequence[Message], clients: int) -> str:
+    """Return why draws hide nobody, or an empty text."""
+    if any(type(m.fields[DRAWN]) is not int or not 1 < m.fields[DRAWN] <= clients for m in requests):
+        return f"a draw on record is not one of at most {clients} clients"
+    silent = next((m for m in messages if m.kind == "silence" and role(m.sender) == "client"), None)
+    if silent is not None:
+        return f"{silent.sender} was silent in round {silent.round}, which shows when it was drawn"
+    answers = [
+        m for m in messages if any(isinstance(e, Gaussian) and e.drawn_from > 1 for e in mechanisms(m))
+    ]
+    if len({(m.event, m.kind) for m in answers}) > 1 or any(len(mechanisms(m)) > 1 for m in answers):
+        return "not all drawn clients release by the same rule"
+    unanswered = {(m.round, m.step, m.receivers, m.fields[DRAWN]): m.seq for m in requests}
+    if len({(m.round, m.step) for m in requests}) < len(requests):
+        return "a step draws more than one client"
+    for answer in answers:
+        (event,) = mechanisms(answer)
+        drawn_from = event.drawn_from if isinstance(event, Gaussian) else 1
+        request = unanswered.pop((answer.round, answer.step, (answer.sender,), drawn_from), None)
+        if request is None or not (answer.inputs == ALL or request in answer.inputs):
+            return f"the draw of {answer.sender} in round {answer.round}, step {answer.step} is not on record"
+    if unanswered:
+        round, step, receivers, _ = next(iter(unanswered))
+        return f"{', '.join(receivers)} was drawn in round {round}, step {step}, and did not answer"
+    return ""
 
 
 def sampling(charged: Collection[int], graph: MessageGraph, entry: Entry) -> str:
@@ -273,10 +412,12 @@ def sampling(charged: Collection[int], graph: MessageGraph, entry: Entry) -> str
     assumed, done = set[str](), set[str]()
     for seq in charged:
         for part in mechanisms(graph.messages[seq]):
-            if isinstance(part, SampledGaussian):
+            if isinstance(part, SampledGaussian) and (
+                part.unit == "record" or entry.hides_coins(graph.messages[seq])
+            ):
                 assumed.add(f"Poisson at rate {part.sample_rate:g}")
                 done |= {str(d["sampling"]) for d in graph.messages[seq].defenses if "sampling" in d}
-            if isinstance(part, Gaussian) and part.drawn_from > 1 and entry.members == ("world",):
+            if isinstance(part, Gaussian) and part.drawn_from > 1 and entry.counts_draws:
                 assumed.add(f"one of {part.drawn_from} clients a step")
                 done.add("one client a step, drawn without data")
     if not assumed:

@@ -26,17 +26,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fdaudit.accounting.losses import (
-    ROUNDING,
     Charge,
     Charges,
     Drawn,
-    at_delta,
+    Grouped,
+    Selected,
+    epsilon_by_losses,
     losses,
     pure_each,
 )
 from fdaudit.events import (
     Composed,
     DiscreteGaussian,
+    EventUnit,
     Gaussian,
     Laplace,
     Mechanism,
@@ -45,7 +47,6 @@ from fdaudit.events import (
     Relation,
     Release,
     SampledGaussian,
-    Unit,
 )
 
 __all__ = [
@@ -54,9 +55,12 @@ __all__ = [
     "Charges",
     "Drawn",
     "Epsilon",
+    "Grouped",
+    "Selected",
     "converted",
     "curve",
     "epsilon",
+    "grouped",
     "losses",
     "parts_of",
 ]
@@ -107,16 +111,24 @@ def parts_of(event: Release) -> tuple[Mechanism, ...]:
     return event.parts if isinstance(event, Composed) else (event,)
 
 
-def converted(event: Release, unit: Unit, relation: Relation) -> Release | NoGuarantee:
+def converted(
+    event: Release, unit: EventUnit, relation: Relation, *, coins: bool = False
+) -> Release | NoGuarantee:
     """Return the event restated for another unit and relation, or the reason why this is impossible.
+
+    If clients take part by coins, whoever sees messages sees the coins. They count only if `coins` says so.
 
     A bound for an arbitrary change of all of a client's data (`client`, `replace-one`) also holds for any change in one
     record. Removing one record and adding another are two steps: their sensitivities add up.
     """
     if isinstance(event, Composed):
-        made = [converted(part, unit, relation) for part in event.parts]
+        made = [converted(part, unit, relation, coins=coins) for part in event.parts]
         wrong = next((part for part in made if isinstance(part, NoGuarantee)), None)
         return wrong or Composed(parts=tuple(made))  # type: ignore[arg-type]
+    if isinstance(event, SampledGaussian) and event.unit == "client" and event.sample_rate < 1 and not coins:
+        # Without sampling, replacing moves the sum by twice what one client adds.
+        both = 2 if event.relation == "replace-one" else 1
+        event = replace(event, sample_rate=1.0, sensitivity=both * event.sensitivity)
     stated = f"{type(event).__name__} is stated for {event.unit}, {event.relation}"
     if (event.unit, event.relation) == (unit, relation):
         return event
@@ -131,10 +143,28 @@ def converted(event: Release, unit: Unit, relation: Relation) -> Release | NoGua
     if isinstance(event, SampledGaussian) and event.sample_rate == 1:
         return replace(event, unit=unit, relation=relation, sensitivity=2 * event.sensitivity)
     if isinstance(event, SampledGaussian):
-        return NoGuarantee(reason=f"{stated}: with sampling, replacing is not twice removing")
+        return replace(event, unit=unit, relation=relation)  # priced as a replacement, not as two removals
     if isinstance(event, PureDP):
         return replace(event, unit=unit, relation=relation, epsilon=2 * event.epsilon)
     return replace(event, unit=unit, relation=relation, sensitivity=2 * event.sensitivity)
+
+
+def grouped(part: Mechanism, size: int) -> Charge | NoGuarantee:
+    """Return what `size` records that change together cost, given a mechanism stated for one record.
+
+    Source: Vadhan 2017, Lemma 2.2, for pure ε. Sensitivities add up; a Gaussian's are those of one mean.
+    """
+    if size == 1:
+        return part
+    if isinstance(part, PureDP):
+        return replace(part, epsilon=size * part.epsilon)
+    if isinstance(part, SampledGaussian) and part.sample_rate < 1:
+        if part.relation == "replace-one":
+            return NoGuarantee(
+                reason="with sampling, a replaced group is not accounted for: add or remove it"
+            )
+        return Grouped(event=part, size=size)
+    return replace(part, sensitivity=size * part.sensitivity)
 
 
 def epsilon(charges: Charges, delta: float, *, pld: bool = True, coarse: bool = False) -> Epsilon:
@@ -163,7 +193,8 @@ def _epsilon(charged: tuple[tuple[Charge, int], ...], delta: float, pld: bool, c
         total = math.fsum(n * (e or 0.0) for n, e in zip(charges.values(), pure, strict=True))
         found.append(Epsilon(value=total, accountant="pure ε, added up"))
     found.append(_renyi(charges, delta, coarse))
-    if pld and delta > ROUNDING and min(e.value for e in found) < _VACUOUS:
+    composed = not any(isinstance(charge, Selected) for charge in charges)
+    if pld and composed and min(e.value for e in found) < _VACUOUS:
         found.append(_by_losses(charges, delta, min(e.value for e in found), 10 if coarse else 1))
     least = min(found, key=lambda e: e.value)
     # If figures differ by rounding only, the more informative rule is named first.
@@ -175,6 +206,12 @@ def curve(charge: Charge, few: bool = False) -> Curve:
     """Return the read-only Rényi divergences of one charge at `ORDERS`, its count included."""
     if isinstance(charge, Drawn):
         found = _drawn(charge)
+    elif isinstance(charge, Selected):
+        found = _selected(charge, few)
+    elif isinstance(charge, Grouped):
+        found = curve(charge.loudest, few)
+    elif isinstance(charge, SampledGaussian) and charge.relation == "replace-one" and charge.sample_rate < 1:
+        found = charge.count * _replaced(charge, few)
     elif isinstance(charge, Gaussian | DiscreteGaussian):
         found = charge.count * ORDERS * (charge.sensitivity / charge.scale) ** 2 / 2
     elif isinstance(charge, SampledGaussian | Laplace):
@@ -206,6 +243,24 @@ def _accounted(charge: SampledGaussian | Laplace, few: bool) -> Curve:
     found = np.full(len(ORDERS), np.inf)
     found[orders] = accountant.rdp
     return found
+
+
+def _replaced(charge: SampledGaussian, few: bool) -> Curve:
+    """Return one run's curve for a replaced record: by way of the data without it, or without sampling.
+
+    D_α(P || Q) <= (α - 1/2) / (α - 1) D_2α(P || R) + D_(2α-1)(R || Q) (Mironov 2017, Proposition 11).
+    """
+    from dp_accounting.rdp import RdpAccountant
+
+    found = ORDERS * (2 * charge.sensitivity / charge.scale) ** 2 / 2
+    whole = (ORDERS % 1 == 0) & ((_SHORT if few else _SUMMED_UP_TO) >= 2 * ORDERS)
+    orders = ORDERS[whole]
+    accountant = RdpAccountant([*(2 * orders), *(2 * orders - 1)])
+    with _without_word_of_orders():
+        accountant.compose(_plain(charge))
+    there, back = np.split(np.asarray(accountant.rdp), 2)
+    found[whole] = np.minimum(found[whole], (orders - 0.5) / (orders - 1) * there + back)
+    return np.asarray(found)
 
 
 @contextmanager
@@ -251,10 +306,24 @@ def _drawn(charge: Drawn) -> Curve:
     return np.asarray(np.minimum(found, charge.steps * curve(g)))
 
 
+def _selected(charge: Selected, few: bool) -> Curve:
+    """Return the curve of the best of a geometric number of runs (Papernot & Steinke 2022, Theorem 2, η = 1).
+
+    ε'(λ) = ε(λ) + 2 min over λ̂ of ((1 - 1/λ̂) ε(λ̂) + log(1/γ) / λ̂) + log E[K] / (λ - 1), where 1/γ = E[K].
+    """
+    one = np.sum([n * curve(part, few) for part, n in charge.charges], axis=0)
+    log_mean = math.log(charge.mean)
+    choice = 2 * float(np.min((1 - 1 / ORDERS) * one + log_mean / ORDERS))
+    found = one + choice + log_mean / (ORDERS - 1)
+    # Rényi divergences rise with the order, so a bound at a higher order holds at all lower ones.
+    lowered: Curve = np.minimum.accumulate(found[::-1])[::-1]
+    return lowered
+
+
 def _pure(charge: Charge) -> float | None:
     """Return the pure ε of one charge, its count included, or None if it has none."""
     each = pure_each(charge)
-    return None if isinstance(charge, Drawn) or math.isinf(each) else charge.count * each
+    return None if isinstance(charge, Drawn | Selected) or math.isinf(each) else charge.count * each
 
 
 def _by_gaussian(charges: Charges, delta: float) -> Epsilon:
@@ -297,8 +366,8 @@ def _by_losses(charges: Charges, delta: float, above: float, coarser: int) -> Ep
         coarser: factor by which the grid is widened.
     """
     if above > _FULL:
-        above = min(above, at_delta(losses(charges, _cells(10 * above)), delta))
-    found = at_delta(losses(charges, coarser * _cells(above)), delta)
+        above = min(above, epsilon_by_losses(charges, delta, _cells(10 * above)))
+    found = epsilon_by_losses(charges, delta, coarser * _cells(above))
     return Epsilon(value=found, accountant=f"PLD (dp-accounting {version('dp-accounting')})")
 
 

@@ -1,21 +1,24 @@
-"""Composed privacy-loss distributions as plain arrays, for files.
+"""Charges in the terms of other tools: composed loss distributions as plain arrays, and other accountants' events.
 
 Guarantees:
   * a distribution is the ledger's own, in both directions, without rounding;
-  * ε at any δ from the arrays equals that of the library that made them.
+  * ε at any δ from the arrays equals that of the library that made them;
+  * an event of `dp_accounting`, or a history of Opacus, is given only if its accountant prices it as the ledger does.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fdaudit.accounting.costs import Charges, losses
+from fdaudit.accounting.costs import Charge, Charges, Grouped, losses
+from fdaudit.events import Gaussian, SampledGaussian
 
-__all__ = ["Distribution", "Losses", "composed"]
+__all__ = ["Distribution", "Exported", "Losses", "composed", "exported"]
 
 Values = NDArray[np.float64]
 
@@ -98,3 +101,95 @@ def _plain(pmf: Any) -> Losses:
         infinity=float(dense._infinity_mass),
         probabilities=np.asarray(dense._probs, dtype=np.float64),
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Exported:
+    """One client's charges for other accountants.
+
+    Attributes:
+        client: its name.
+        event: a `dp_accounting.DpEvent` as nested JSON, each event by its class name; None if there is none.
+        relation: the neighbouring relation with which its `PLDAccountant` prices the event as the ledger does.
+        history: steps (noise multiplier, sampling rate, number) as Opacus' accountants keep them; None if a charge is
+            no sampled Gaussian of records added or removed.
+        missing: why there is no event, or an empty text.
+    """
+
+    client: str
+    event: dict[str, Any] | None
+    relation: str = ""
+    history: tuple[tuple[float, float, int], ...] | None = None
+    missing: str = ""
+
+
+def exported(client: str, charges: Charges) -> Exported:
+    """Return a client's charges as an event of `dp_accounting` and as a history of Opacus.
+
+    `dp_accounting` doubles a Gaussian's sensitivity for replaced records. Ours is already that of a replacement, so
+    all events are for records added or removed, unless a sample has a pair of its own for replaced records.
+    """
+    import dp_accounting as dp
+
+    swapped = any(_is_swapped(charge) for charge in charges)
+    events, history = list[dp.DpEvent](), list[tuple[float, float, int]]()
+    for charge, times in charges.items():
+        event = _event(charge, swapped)
+        if event is None:
+            what = f"{type(charge).__name__} has no event that prices it alike"
+            return Exported(client=client, event=None, missing=what)
+        runs = times * charge.count  # type: ignore[union-attr]
+        events.append(dp.SelfComposedDpEvent(event, runs))
+        if isinstance(charge, Gaussian | SampledGaussian):
+            rate = charge.sample_rate if isinstance(charge, SampledGaussian) else 1.0
+            history.append((charge.scale / charge.sensitivity, rate, runs))
+    whole = len(history) == len(events) and not swapped
+    return Exported(
+        client=client,
+        event=_as_json(dp.ComposedDpEvent(events)),
+        relation="REPLACE_ONE" if swapped else "ADD_OR_REMOVE_ONE",
+        history=tuple(history) if whole else None,
+    )
+
+
+def _is_swapped(charge: Charge) -> bool:
+    return isinstance(charge, SampledGaussian) and charge.sample_rate < 1 and charge.relation == "replace-one"
+
+
+def _event(charge: Charge, swapped: bool) -> Any:
+    """Return one run's event, or None if the library has none; `swapped` is for its accountant of replaced records."""
+    import dp_accounting as dp
+    from dp_accounting.dp_event import MixtureOfGaussiansDpEvent
+    from scipy.stats import binom
+
+    if isinstance(charge, Gaussian | SampledGaussian):
+        # Of replaced records the library counts twice the distance that a Gaussian's multiplier is stated for.
+        doubled = 2 if swapped and not _is_swapped(charge) else 1
+        event = dp.GaussianDpEvent(doubled * charge.scale / charge.sensitivity)
+        if isinstance(charge, SampledGaussian) and charge.sample_rate < 1:
+            return dp.PoissonSampledDpEvent(charge.sample_rate, event)
+        return event
+    if swapped:
+        return None
+    if isinstance(charge, Grouped):
+        k = list(range(charge.size + 1))
+        chances = np.asarray(binom.pmf(k, charge.size, charge.event.sample_rate)).tolist()
+        noise = charge.event.scale / charge.event.sensitivity
+        return MixtureOfGaussiansDpEvent(noise, [float(n) for n in k], chances)
+    return None  # a Laplace event is for one value, and ours may move many
+
+
+def _as_json(event: Any) -> dict[str, Any]:
+    """Return an event as its class name (`dp_event`) with its fields; other events among them in the same way."""
+
+    def plain(value: Any) -> Any:
+        if hasattr(value, "to_named_tuple"):
+            return _as_json(value)
+        return [plain(one) for one in value] if isinstance(value, list | tuple) else value
+
+    return {"dp_event": type(event).__name__, **{n: plain(getattr(event, n)) for n in _fields(event)}}
+
+
+def _fields(event: Any) -> Iterator[str]:
+    for attribute in type(event).__attrs_attrs__:
+        yield attribute.name

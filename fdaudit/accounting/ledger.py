@@ -8,10 +8,9 @@ from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from fdaudit.accounting.accounts import Accounts
+from fdaudit.accounting.accounts import Accounts, worst_gdp, worst_zcdp
 from fdaudit.accounting.charging import Contribution, Entry, mechanisms, sampling
 from fdaudit.accounting.costs import Charges
-from fdaudit.accounting.exact import worst_gdp, worst_zcdp
 from fdaudit.accounting.graph import Leak, MessageGraph
 from fdaudit.adversary.view import EAVESDROPPER, members_of
 from fdaudit.errors import SpecError
@@ -19,7 +18,7 @@ from fdaudit.events import Gaussian, Laplace, Relation, SampledGaussian, Unit
 from fdaudit.spec.privacy import PrivacySpec
 from fdaudit.transcript.messages import Message, role
 
-__all__ = ["Books", "Ledger", "OracleAnswers", "may_ask"]
+__all__ = ["Books", "Groups", "Ledger", "OracleAnswers", "may_ask"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,6 +75,19 @@ class Ledger:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Groups:
+    """The groups of the clients' records that a ledger of the unit `group` protects.
+
+    Attributes:
+        largest: the most records that a client trains on of one group.
+        apart: why a group's records are not all one client's, or an empty text.
+    """
+
+    largest: int
+    apart: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
 class OracleAnswers:
     """All answers of one model that an adversary may get; the ledger charges permitted questions, asked or not.
 
@@ -120,6 +132,8 @@ class Books:
             and its defences declare. All other sizes are charged like the message itself.
         assumptions: assumptions that the protocol's settings make.
         pooled: the party that held every client's records before the first message, or "".
+        groups: the groups of the records; None if they are unknown.
+        notes: further warnings, about the data.
     """
 
     def __init__(
@@ -135,6 +149,8 @@ class Books:
         fixed_sizes: Collection[tuple[str, str]] = (),
         assumptions: Sequence[str] = (),
         pooled: str = "",
+        groups: Groups | None = None,
+        notes: Sequence[str] = (),
     ) -> None:
         recorded = tuple(messages)
         self._graph = MessageGraph((*recorded, *(o.message for o in oracles)))
@@ -142,6 +158,7 @@ class Books:
         self._parties, self._transport = tuple(parties), transport
         self._choices, self._reveals = choices or PrivacySpec(), dict(reveals or {})
         self._records, self._assumptions, self._pooled = records, tuple(assumptions), pooled
+        self._groups, self._notes = groups, tuple(notes)
 
     @cached_property
     def relation(self) -> Relation:
@@ -184,7 +201,7 @@ class Books:
         )
         if not victims:
             return replace(blank, accountant="no client is left to protect")
-        if cause := self._beyond_messages(entry):
+        if cause := self._beyond_messages(entry, unit):
             return replace(blank, epsilon=math.inf, cause=cause, victim=victims[0])
         found = {victim: entry.ways(victim) for victim in victims}
         leaks = {v: w for v, w in found.items() if isinstance(w, Leak)}
@@ -199,7 +216,8 @@ class Books:
             accountant=bill.epsilon.accountant,
             victim=victim,
             contributions=bill.contributions(self._graph, delta, pld),
-            sampling=sampling(bill.charged, self._graph, entry),
+            sampling=sampling(bill.costs, self._graph, entry),
+            warnings=(*blank.warnings, *self._uncounted(bill.costs, entry)),
             gdp=worst_gdp((b.charges,) for b in bills.values()),
             zcdp=worst_zcdp((b.charges,) for b in bills.values()),
         )
@@ -218,7 +236,7 @@ class Books:
         entry = self._entry(view, 0.5, unit, relation, pld=False)  # ways of charging are the same at every δ
         victims, assumed = self._victims(entry), self._assumed(entry)
         charges, causes = dict[str, tuple[Charges, ...]](), dict[str, str]()
-        if cause := self._beyond_messages(entry):
+        if cause := self._beyond_messages(entry, unit):
             causes = dict.fromkeys(victims, cause)
         else:
             ways = {victim: entry.ways(victim) for victim in victims}
@@ -238,14 +256,20 @@ class Books:
     def _entry(self, view: str, delta: float, unit: Unit, relation: Relation | None, pld: bool) -> Entry:
         if not 0 < delta < 1:
             raise SpecError("delta", delta, "is no probability of failure", "Give a δ between 0 and 1.")
+        if unit == "group" and self._groups is None:
+            remedy = "Give the dataset groups: a column `group`, `train_groups`, pictures or persons."
+            raise SpecError("unit", unit, "needs to know which records belong together", remedy)
         members = members_of(view, self._parties)
         return Entry(
             graph=self._graph,
             members=members,
             seen=self._seen(members),
             delta=delta,
-            unit=unit,
+            unit="record" if unit == "group" else unit,
+            group=self._groups.largest if unit == "group" and self._groups else 1,
             relation=relation or self.relation,
+            tuning=self._choices.tuning,
+            clients=sum(role(p) == "client" for p in self._parties),
             pld=pld,
         )
 
@@ -262,8 +286,10 @@ class Books:
                 seen.append(m.seq)
         return seen + [o.message.seq for o in self._oracles if o.open_to(members, self._transport)]
 
-    def _beyond_messages(self, entry: Entry) -> str:
+    def _beyond_messages(self, entry: Entry, unit: Unit) -> str:
         """Return a reason outside the messages why no ε can be claimed, or an empty text."""
+        if unit == "group" and self._groups is not None and self._groups.apart:
+            return self._groups.apart
         if self._pooled in entry.members:
             return f"every client's records were pooled at {self._pooled} before the first message"
         return self._choices.unaccounted() if entry.seen else ""
@@ -282,10 +308,27 @@ class Books:
 
     def warnings(self, delta: float, unit: Unit) -> tuple[str, ...]:
         """Return the reasons why a figure at this δ says less than it seems to."""
+        found = list(self._notes)
         if unit == "record" and self._records and delta >= 1 / self._records:
             least = f"{self._records} records, the fewest of a client"
-            return (f"delta = {delta:g} is not below 1/n for {least}: it permits to publish one of them.",)
-        return ()
+            found.append(
+                f"delta = {delta:g} is not below 1/n for {least}: it permits to publish one of them."
+            )
+        if unit == "record" and self._groups is not None and self._groups.largest > 1:
+            found.append(
+                f"Up to {self._groups.largest} records of a client are of one group (a picture, a person). "
+                "A bound for one record does not hold for them together: ask for the unit group."
+            )
+        return tuple(found)
+
+    @staticmethod
+    def _uncounted(charged: Collection[int], entry: Entry) -> tuple[str, ...]:
+        """Return why a draw of clients that this view does not see is not counted, if it is not."""
+        parts = [part for seq in charged for part in mechanisms(entry.graph.messages[seq])]
+        drawn = any(isinstance(part, Gaussian) and part.drawn_from > 1 for part in parts)
+        if entry.members != ("world",) or not drawn or entry.counts_draws:
+            return ()
+        return (f"The draw of one client a step is not counted: {entry.draws.problem}.",)
 
     def _assumed(self, entry: Entry) -> tuple[str, ...]:
         """Return the assumptions of every figure of this run."""
@@ -300,6 +343,14 @@ class Books:
             found.append(
                 "Noise is of real numbers: what the low bits of floating-point noise tell is not counted."
             )
+        if (tuning := self._choices.tuning) is not None:
+            found[1] = "Who takes part, the schedule and every other setting were fixed without private data."
+            runs = f"{tuning.runs:g} runs ({tuning.number})"
+            found.append(
+                f"The setting was chosen from {runs}, none of which costs more than this one, by what each released."
+            )
+        if entry.group > 1:
+            found.append(f"No group has more than {entry.group} records, as was known beforehand.")
         if entry.relation == "replace-one" and any(m.kind == "sample_count" for m in self._graph.messages):
             found.append("Replacing a record leaves a client's number of records as it is.")
         if EAVESDROPPER in entry.members and self._transport == "encrypted":

@@ -16,11 +16,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fdaudit.accounting.accounts import Accounts
-from fdaudit.accounting.costs import Charges, epsilon
-from fdaudit.accounting.distributions import Distribution, composed
-from fdaudit.accounting.exact import gdp, worst_gdp, worst_zcdp
-from fdaudit.accounting.losses import ROUNDING
+from fdaudit.accounting.accounts import Accounts, gdp, worst_gdp, worst_zcdp
+from fdaudit.accounting.costs import Charges, Selected, epsilon
+from fdaudit.accounting.distributions import Distribution, Exported, composed, exported
+from fdaudit.accounting.losses import ROUNDING, TINY, tail_epsilons
 from fdaudit.errors import SpecError
 from fdaudit.events import Relation, Unit
 
@@ -64,6 +63,7 @@ class Profile:
         zcdp: ρ if ρ-zCDP holds exactly for every client; None otherwise.
         distributions: one for each client that may be worst at some δ.
         missing: why there are no distributions, or an empty text.
+        exports: the charges of each client that may be worst at some δ, for other accountants.
         assumptions: assumptions of the profile.
     """
 
@@ -79,6 +79,7 @@ class Profile:
     zcdp: float | None = None
     distributions: tuple[Distribution, ...] = ()
     missing: str = ""
+    exports: tuple[Exported, ...] = ()
     assumptions: tuple[str, ...] = ()
 
     def trade_off(self, alphas: Values = ALPHAS) -> Values:
@@ -172,6 +173,7 @@ def profile(accounts: Accounts, deltas: Values = DELTAS, *, distributions: bool 
         accountants=tuple(p.accountants[k] for k, p in enumerate(worst)),
         gdp=worst_gdp(accounts.charges.values()),
         zcdp=worst_zcdp(accounts.charges.values()),
+        exports=tuple(exported(p.client, p.charges) for p in priced),
         **_composed(priced),
     )
 
@@ -184,6 +186,7 @@ class _Priced:
     epsilons: Values
     accountants: tuple[str, ...]
     distribution: Distribution | None
+    charges: Charges
 
 
 def _refined(
@@ -213,6 +216,7 @@ def _least(ways: Sequence[_Priced]) -> _Priced:
         epsilons=np.min(table, axis=0),
         accountants=tuple(ways[i].accountants[k] for k, i in enumerate(least)),
         distribution=ways[often].distribution,
+        charges=ways[often].charges,
     )
 
 
@@ -224,6 +228,7 @@ def _by_sums(client: str, charges: Charges, deltas: Values) -> _Priced:
         epsilons=np.array([e.value for e in found]),
         accountants=tuple(e.accountant for e in found),
         distribution=None,
+        charges=charges,
     )
 
 
@@ -231,11 +236,16 @@ def _by_all_rules(client: str, charges: Charges, deltas: Values, distributions: 
     sums = _by_sums(client, charges, deltas)
     moderate = float(np.min(sums.epsilons[: max(1, int(np.sum(deltas < 0.01)))])) < _TOO_LOUD
     exact = gdp(charges) is not None
-    if not charges or not moderate or (exact and not distributions):
+    selected = any(isinstance(charge, Selected) for charge in charges)
+    if not charges or not moderate or selected or (exact and not distributions):
         return sums
     distribution = composed(client, charges)
     name = f"PLD (dp-accounting {version('dp-accounting')})"
-    tighter = sums.epsilons if exact else distribution.epsilons(np.maximum(deltas - ROUNDING, 0.0))
+    tighter = sums.epsilons
+    if not exact:
+        tiny = deltas <= TINY
+        tighter = distribution.epsilons(np.maximum(deltas - ROUNDING, 0.0))
+        tighter[tiny] = tail_epsilons(charges, deltas[tiny])
     # If figures differ by rounding only, the more informative rule keeps its name.
     better = tighter < sums.epsilons * (1 - 1e-6)
     return _Priced(
@@ -243,6 +253,7 @@ def _by_all_rules(client: str, charges: Charges, deltas: Values, distributions: 
         epsilons=np.where(better, tighter, sums.epsilons),
         accountants=tuple(name if b else a for a, b in zip(sums.accountants, better, strict=True)),
         distribution=distribution,
+        charges=charges,
     )
 
 
@@ -251,4 +262,4 @@ def _composed(priced: Sequence[_Priced]) -> dict[str, Any]:
     found = [p.distribution for p in priced if p.distribution is not None]
     if len(found) == len(priced):
         return {"distributions": tuple(found)}
-    return {"missing": "the loss distribution of a client would be too long"}
+    return {"missing": "the loss distribution of a client would be too long, or a chosen run has none"}

@@ -2,6 +2,7 @@
 
 Guarantees:
   * runs are matched record by record if they split one dataset, otherwise by the worst client of each;
+  * a record that one run protects and another hands out is found by its source, whatever size or vocabulary a run has;
   * runs that draw from one stream of randomness are refused: noise that two releases share protects neither;
   * a record that one run protects and another gives to adversaries has no ε.
 """
@@ -23,6 +24,7 @@ from fdaudit.accounting.ledger import Ledger
 from fdaudit.accounting.profile import Profile, profile, with_delta
 from fdaudit.audit.ledgers import views_of
 from fdaudit.audit.run import Run
+from fdaudit.data import load_dataset
 from fdaudit.errors import RunError, UsageError
 from fdaudit.events import Relation, Unit
 from fdaudit.planning.case import Case
@@ -170,6 +172,9 @@ class JointRuns:
 
     def _joined(self, view: str, delta: float, unit: Unit | None, relation: Relation | None) -> Joint:
         unit = unit or self._plans[0].spec.privacy.unit
+        if unit == "group":
+            problem = "is not matched between runs"
+            raise UsageError("unit", unit, problem, "Ask for the unit record, or client.")
         if unit == "client" and self._one_dataset and not self._same_clients:
             problem = "has no meaning here: the runs split one dataset between clients in different ways"
             raise UsageError("unit", unit, problem, "Ask for the unit record.")
@@ -236,13 +241,23 @@ class JointRuns:
     def _public(self, plan: Case) -> set[Any]:
         index = torch.cat([plan.splits.proxy, plan.splits.auxiliary])
         public = self._identified(plan, index)
-        return public if self._one_dataset else public | {image.numpy().tobytes() for image in plan.public}
+        if self._one_dataset:
+            return public
+        if plan.origin == "simulation" and plan.spec.public_dataset is not None:
+            other = load_dataset(plan.spec.public_dataset, plan.secrets.truth("public-dataset"))
+            public |= _identities(other.x, other.origins)
+        return public | _identities(plan.public, None)
 
     def _identified(self, plan: Case, index: torch.Tensor) -> set[Any]:
-        """Return records by their indices if the runs split one dataset, else by their images' bytes."""
+        """Return records by their indices if the runs split one dataset, else by what their source stores.
+
+        A run may number words in its own way, cut texts or resize images. So records of different runs are compared as
+        they were before, and as they are after that.
+        """
         if self._one_dataset:
             return set(index.tolist())
-        return {image.numpy().tobytes() for image in plan.dataset.x[index]}
+        dataset = plan.dataset
+        return _identities(dataset.x[index], None if dataset.origins is None else dataset.origins[index])
 
     def _refuse_one_record_twice(self) -> None:
         seen = dict[str, str]()
@@ -278,6 +293,12 @@ def joint(runs: Sequence[Run]) -> JointRuns:
         RunError: there is only one run, or a run is given twice or shares its noise with another.
     """
     return JointRuns(runs)
+
+
+def _identities(x: torch.Tensor, origins: torch.Tensor | None) -> set[Any]:
+    """Return records (n, …) by their values, and by their origins (n, 2) if these are known."""
+    found: set[Any] = {record.numpy().tobytes() for record in x}
+    return found if origins is None else found | {tuple(row) for row in origins.tolist()}
 
 
 def _first_salt(run: Run) -> str:

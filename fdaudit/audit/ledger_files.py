@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -106,6 +107,7 @@ def _stated(profile: Profile, delta: float) -> dict[str, Any]:
         "gdp": profile.gdp,
         "zcdp": profile.zcdp,
         "losses_missing": profile.missing,
+        "events": [asdict(e) for e in profile.exports],
         "assumptions": list(profile.assumptions),
     }
 

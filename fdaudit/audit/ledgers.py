@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from fdaudit.accounting.exact import rounded_up
-from fdaudit.accounting.ledger import Books, Ledger
+import torch
+
+from fdaudit.accounting.accounts import rounded_up
+from fdaudit.accounting.ledger import Books, Groups, Ledger
 from fdaudit.handout.oracle_access import finished, oracle_answers
 from fdaudit.planning.message_sizes import fixed_sizes
 from fdaudit.transcript.log import read_log
@@ -17,6 +19,9 @@ if TYPE_CHECKING:
     from fdaudit.planning.run_directory import RunDirectory
 
 __all__ = ["books_of", "table", "views_of"]
+
+_COUNTED = ("single-label", "text")
+"""Tasks whose number of classes a file's labels decide."""
 
 
 def books_of(run: RunDirectory) -> Books:
@@ -35,7 +40,42 @@ def books_of(run: RunDirectory) -> Books:
         fixed_sizes=fixed_sizes(plan),
         assumptions=_assumptions(plan),
         pooled=plan.clients[0] if plan.protocol.pools_data else "",
+        groups=_groups(plan),
+        notes=_rare_classes(plan),
     )
+
+
+def _groups(plan: Case) -> Groups | None:
+    """Return the groups of the clients' records; None if the dataset states none."""
+    groups, splits = plan.dataset.groups, plan.splits
+    if groups is None:
+        return None
+    public = groups[torch.cat([splits.proxy, splits.auxiliary])]
+    largest, apart, owners = 1, "", dict[int, str]()
+    for client, split in zip(plan.clients, splits.clients, strict=True):
+        held, counts = groups[split.train].unique(return_counts=True)
+        largest = max(largest, *counts.tolist()) if len(counts) else largest
+        for group in held.tolist():
+            if (owner := owners.setdefault(group, client)) != client and not apart:
+                apart = f"records of one group lie with {owner} and with {client}"
+        if len(held) and bool(torch.isin(held, public).any()) and not apart:
+            apart = f"records of one group lie with {client} and among proxy or auxiliary data"
+    return Groups(largest=largest, apart=apart)
+
+
+def _rare_classes(plan: Case) -> tuple[str, ...]:
+    """Return a warning if the number of classes, which shapes every network, hangs on a single record of a file."""
+    if plan.origin == "recording" or ":" not in plan.dataset.name or plan.dataset.task not in _COUNTED:
+        return ()
+    lone = (plan.splits.class_table.sum(0) == 1).nonzero().flatten().tolist()
+    if not lone:
+        return ()
+    outputs = plan.dataset.classes
+    warning = (
+        f"Class {lone[0]} occurs in one record of the clients only, and a file without it may give the networks fewer "
+        f"than {outputs} outputs. Every ε takes the number of classes as public, fixed without the records."
+    )
+    return (warning,)
 
 
 def _assumptions(plan: Case) -> tuple[str, ...]:
@@ -43,6 +83,9 @@ def _assumptions(plan: Case) -> tuple[str, ...]:
     found: tuple[str, ...] = plan.protocol_config.assumptions()
     if plan.origin == "recording":
         found = (*found, "Every message is on record: the operator of the recorded system asserts it.")
+    if any(network.imported for network in plan.networks.distinct):
+        fixed = "What an imported network reads from files, or imports by a computed name, is the same in all runs."
+        found = (*found, fixed)
     preset = plan.spec.preset
     if preset is None or preset.name == "as-published" or preset.sample_rate is not None:
         return found

@@ -238,9 +238,9 @@ def _meter(run: RunDirectory, start: Position) -> Meter | None:
         asked.budget.adversary,
         asked.budget.epsilon,
         asked.delta,
-        asked.unit,
-        # Events stated for added or removed records cannot be counted for replaced records.
-        asked.relation or ("add-or-remove" if plan.training else "replace-one"),
+        "client" if asked.unit == "client" else "record",  # a spec has no budget for groups
+        # Of DP-SGD, added or removed records cost less than replaced ones.
+        asked.relation or ("add-or-remove" if set(plan.training) - {"updates"} else "replace-one"),
         plan.parties,
         fixed=fixed_events(plan),
     )

@@ -112,7 +112,7 @@ def _written(
 
 
 def _show_ledgers(found: Sequence[Ledger], both_relations: bool) -> None:
-    from fdaudit.accounting.exact import rounded_up
+    from fdaudit.accounting.accounts import rounded_up
     from fdaudit.audit.joint_ledger import JointLedger
     from fdaudit.audit.ledgers import table
 
@@ -133,7 +133,7 @@ def _show_ledgers(found: Sequence[Ledger], both_relations: bool) -> None:
 
 def _side_by_side(found: Sequence[Ledger]) -> list[str]:
     """Return a line per adversary with ε for both relations."""
-    from fdaudit.accounting.exact import rounded_up
+    from fdaudit.accounting.accounts import rounded_up
 
     relations = get_args(Relation)
     cells = {(e.view, e.relation): rounded_up(e.epsilon) for e in found}

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from fdaudit.data.datasets import Dataset
 from fdaudit.data.partition import class_table
+from fdaudit.data.raw import image_origins
 from fdaudit.data.splits import ClientSplit, Splits
 from fdaudit.errors import SpecError
 from fdaudit.rng import SecretStream
@@ -63,7 +64,20 @@ def insert_canaries(
         made[number] = _tossed(made[number], spec, draws)
         x.append(new_x)
         y.append(new_y)
-    larger = replace(dataset, x=torch.cat(x), y=torch.cat(y), identities=_nobody(dataset, total))
+    origins = None
+    if dataset.origins is not None:
+        origins = torch.cat([dataset.origins, *map(image_origins, x[1:])])
+    groups = dataset.groups
+    if groups is not None:  # each canary is a group of its own
+        groups = torch.cat([groups, groups.max() + 1 + torch.arange(total - len(dataset.y))])
+    larger = replace(
+        dataset,
+        x=torch.cat(x),
+        y=torch.cat(y),
+        identities=_nobody(dataset, total),
+        origins=origins,
+        groups=groups,
+    )
     table = class_table(larger.y, [c.train for c in made], larger.classes)
     return larger, replace(splits, clients=tuple(made), class_table=table)
 

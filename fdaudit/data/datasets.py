@@ -16,7 +16,7 @@ from fdaudit.data.composed import read_digits_multilabel
 from fdaudit.data.files import read_folder, read_npz, resolve_path
 from fdaudit.data.masks import read_masks
 from fdaudit.data.named import TORCHVISION, read_digits, read_torchvision
-from fdaudit.data.raw import RawData
+from fdaudit.data.raw import RawData, image_origins
 from fdaudit.data.resize import fit, fit_masks, to_unit
 from fdaudit.data.stratify import stratified_draw
 from fdaudit.data.texts.files import TEXTS, read_named_texts, read_texts
@@ -40,7 +40,7 @@ DATASETS: tuple[str, ...] = (
 """Every name `dataset.name` may have; DIR and FILE are paths."""
 LENGTH, VOCABULARY = 32, 8192
 """Tokens of a text, and most words of a vocabulary, if the spec does not say."""
-_BY_RECORD = ("x", "y", "identities", "objects", "sites", "pictures")
+_BY_RECORD = ("x", "y", "identities", "objects", "sites", "pictures", "origins", "groups")
 """Tensors of raw data with a row for each training record."""
 
 
@@ -70,6 +70,10 @@ class Dataset:
         sites: (n,) int64, the site behind each image of `x`, counted from 0; None without sites.
         pictures: (n,) int64, the picture that each image of `x` was cut from; None if every image is one.
         words: the word of each token number, first padding and the unknown word; empty for images.
+        origins: (n, 2) int64, a digest of each record as its source stores it, whatever this run makes of it (size,
+            vocabulary, length); None if the source is unknown. They are no part of `sha256`.
+        groups: (n,) int64, the group that each record belongs to, for ε of the unit `group`: as the source says, or by
+            picture, or by person; None if nothing is known. No part of `sha256`.
 
     Raises:
         DataError: a guarantee would not hold.
@@ -88,14 +92,19 @@ class Dataset:
     sites: Tensor | None = None
     pictures: Tensor | None = None
     words: tuple[str, ...] = ()
+    origins: Tensor | None = None
+    groups: Tensor | None = None
 
     def __post_init__(self) -> None:
         _check(self.x, self.y, self.classes, self.name, len(self.words))
-        for what in ("identities", "sites", "pictures"):
+        for what in ("identities", "sites", "pictures", "groups"):
             given = getattr(self, what)
             if given is not None and (given.shape != (len(self.x),) or given.dtype != torch.int64):
                 problem = f"has {len(self.x)} images but {what} {given.dtype} {tuple(given.shape)}"
                 raise DataError("dataset", self.name, problem, f"Give one int64 of {what} for each image.")
+        if self.origins is not None and self.origins.shape != (len(self.x), 2):
+            problem = f"has {len(self.x)} records but origins {tuple(self.origins.shape)}"
+            raise DataError("dataset", self.name, problem, "Give one digest for each record.")
         if self.objects is not None and self.objects.shape != self.y.shape:
             problem = f"has masks {tuple(self.y.shape)} but objects {tuple(self.objects.shape)}"
             raise DataError("dataset", self.name, problem, "Give the objects of each mask.")
@@ -189,7 +198,21 @@ def load_dataset(spec: DatasetSpec, stream: SecretStream) -> Dataset:
         sites=raw.sites,
         pictures=raw.pictures,
         words=raw.words,
+        groups=_groups(raw),
+        origins=image_origins(raw.x) if raw.origins is None and not raw.words else raw.origins,
     )
+
+
+def _groups(raw: RawData) -> Tensor | None:
+    """Return the groups (n,) of records that a source states, or its pictures, or its persons; None without any.
+
+    A record of an unknown person is a group of its own.
+    """
+    if raw.groups is not None or raw.pictures is not None:
+        return raw.pictures if raw.groups is None else raw.groups
+    if raw.identities is None:
+        return None
+    return torch.where(raw.identities < 0, -1 - torch.arange(len(raw.y)), raw.identities)
 
 
 def _refuse_other_fields(spec: DatasetSpec, text: bool) -> None:

@@ -16,7 +16,15 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fdaudit.data.raw import RawData, as_identities, as_images, as_labels, class_total, same_count
+from fdaudit.data.raw import (
+    RawData,
+    as_identities,
+    as_images,
+    as_labels,
+    class_total,
+    image_origins,
+    same_count,
+)
 from fdaudit.data.resize import fit
 from fdaudit.errors import DataError
 from fdaudit.limits import DATA_BYTES, PIXELS, open_file
@@ -82,7 +90,14 @@ def read_npz(file: Path) -> RawData:
         raise DataError(
             field, f"npz:{file}", problem, "Give a path below `dataset.root`, or an absolute path."
         )
-    wanted = ("train_images", "train_labels", "test_images", "test_labels", "train_identities")
+    wanted = (
+        "train_images",
+        "train_labels",
+        "test_images",
+        "test_labels",
+        "train_identities",
+        "train_groups",
+    )
     arrays = read_arrays(file, wanted, field)
     missing = [name for name in wanted[:2] if name not in arrays]
     if missing or ("test_images" in arrays) != ("test_labels" in arrays):
@@ -111,6 +126,9 @@ def read_npz(file: Path) -> RawData:
         identities=None
         if whose is None
         else as_identities(whose, len(x), field, f"train_identities of {file}"),
+        groups=None
+        if (alike := arrays.get("train_groups")) is None
+        else as_identities(alike, len(x), field, f"train_groups of {file}"),
         test_x=test_x,
         test_y=test_y,
         classes=class_total([labels for _, labels in splits.values()], field, str(file)),
@@ -266,9 +284,11 @@ def read_folder(folder: Path, image_size: int | None) -> RawData:
             raise DataError(field, str(kind), "is an empty class folder", "Put images there or remove it.")
         files += [_inside(f, home) for f in found]
         labels += [label] * len(found)
+    x, origins = _images(files, folder, image_size)
     return RawData(
-        x=_images(files, folder, image_size),
+        x=x,
         y=torch.tensor(labels),
+        origins=origins,
         classes=len(kinds),
         provenance=f"The user's folder {folder.name}; licence not stated in it.",
         class_names=tuple("".join(c if c.isprintable() else "?" for c in kind.name) for kind in kinds),
@@ -291,8 +311,8 @@ def _inside(path: Path, home: Path) -> Path:
     return target
 
 
-def _images(files: list[Path], folder: Path, image_size: int | None) -> Tensor:
-    """Return images as one tensor (n, c, h, w): uint8, or float32 if fitted to `image_size`."""
+def _images(files: list[Path], folder: Path, image_size: int | None) -> tuple[Tensor, Tensor]:
+    """Return images as one tensor (n, c, h, w): uint8, or float32 if fitted to `image_size`; and origins (n, 2)."""
     seen = _each(files, folder, _looked_at)
     channels = 1 if all(grey for _, grey in seen) else 3
     sizes = sorted({size for size, _ in seen})
@@ -307,11 +327,12 @@ def _images(files: list[Path], folder: Path, image_size: int | None) -> Tensor:
         raise DataError("dataset.name", str(folder), f"has {DATA_BYTES.refusal(total)}", remedy)
     refuse_forecast("dataset.name", str(folder), 2 * total)  # one by one, and together
 
-    def read(file: Path) -> Tensor:
+    def read(file: Path) -> tuple[Tensor, Tensor]:
         image = as_images(_pixels(file, channels)[None], "dataset.name", str(folder))
-        return image if image_size is None else fit(image, image_size)
+        return image if image_size is None else fit(image, image_size), image_origins(image)
 
-    return torch.cat(_each(files, folder, read))
+    images, origins = zip(*_each(files, folder, read), strict=True)
+    return torch.cat(images), torch.cat(origins)
 
 
 def _each(files: list[Path], folder: Path, read: Callable[[Path], _T]) -> list[_T]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+from hashlib import blake2b
 from typing import Any
 
 import numpy as np
@@ -10,9 +12,23 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fdaudit.data.resize import to_unit
 from fdaudit.errors import DataError
 
-__all__ = ["RawData", "as_identities", "as_images", "as_labels", "class_total", "same_count"]
+__all__ = [
+    "RawData",
+    "as_identities",
+    "as_images",
+    "as_labels",
+    "class_total",
+    "image_origins",
+    "same_count",
+    "text_origins",
+]
+
+_LEVELS = 16 * 255
+"""Levels of brightness that origins tell apart: both 8-bit images and sixteenths are whole numbers of them."""
+_AT_ONCE = 1024
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -23,6 +39,8 @@ class RawData:
 
     `identities` (n,) int64 give the person behind each record of `x`, if known. `class_names` may name
     the classes. For segmentation, `objects`, `sites` and `pictures` are those of `fdaudit.data.Dataset`.
+    `groups` (n,) int64 say which records belong together, if the source says so.
+    `origins` (n, 2) int64 identify records that a reader has already resized or numbered.
     """
 
     x: Tensor
@@ -37,6 +55,36 @@ class RawData:
     sites: Tensor | None = None
     pictures: Tensor | None = None
     words: tuple[str, ...] = ()
+    origins: Tensor | None = None
+    groups: Tensor | None = None
+
+
+def image_origins(x: Tensor) -> Tensor:
+    """Return digests (n, 2) int64 of images (n, c, h, w) as stored: equal images have equal digests in every run.
+
+    Type and number of channels do not matter: 8-bit and float images agree, and grey ones with their RGB copies.
+    """
+    digests = list[bytes]()
+    for part in x.split(_AT_ONCE):
+        levels = (to_unit(part) * _LEVELS).round().to(torch.int16)
+        grey = (levels == levels[:, :1]).flatten(1).all(1).tolist()
+        for image, alike in zip(levels, grey, strict=True):
+            kept = image[:1] if alike else image
+            digests.append(_digest(f"{tuple(kept.shape)}".encode() + kept.contiguous().numpy().tobytes()))
+    return _together(digests)
+
+
+def text_origins(texts: Iterable[Iterable[str]]) -> Tensor:
+    """Return digests (n, 2) int64 of texts, given as all their words: independent of vocabulary and length."""
+    return _together([_digest(" ".join(words).encode("utf-8", "surrogatepass")) for words in texts])
+
+
+def _digest(content: bytes) -> bytes:
+    return blake2b(content, digest_size=16).digest()
+
+
+def _together(digests: list[bytes]) -> Tensor:
+    return torch.from_numpy(np.frombuffer(b"".join(digests), dtype="<i8").reshape(-1, 2).astype(np.int64))
 
 
 def as_identities(array: NDArray[Any], n: int, field: str, what: str) -> Tensor:

@@ -169,7 +169,7 @@ def _in_training(
     config: ProtocolConfig,
     cls: type[GradientRule],
 ) -> GradientRule:
-    trains: Mapping[str, str] = getattr(protocol, "trains", {})
+    trains: Mapping[str, str] = {**getattr(protocol, "trains", {}), **getattr(protocol, "averages", {})}
     if of not in trains:
         problem = f"is nothing that clients of {protocol.name} train by themselves"
         remedy = f"They train: {', '.join(trains)}." if trains else "Remove it, or choose another protocol."

@@ -8,7 +8,7 @@ from typing import TypeVar, cast
 import torch
 from torch import Tensor, nn
 
-from fdaudit.parallel.threads import forked_randomness
+from fdaudit.parallel.randomness import seeded_randomness
 
 __all__ = ["Network", "feature_width", "group_norm", "seed_from", "seeded"]
 
@@ -78,8 +78,5 @@ def seeded(seed: int, make: Callable[[], M]) -> M:
       * equal seeds give equal weights, independent of the global random state;
       * the global random state stays as it was, on every device.
     """
-    # Initialisers draw from the global CPU generator. It is forked and seeded here and nowhere else;
-    # torch.manual_seed would reseed the accelerators' generators too.
-    with forked_randomness():
-        torch.default_generator.manual_seed(seed)
+    with seeded_randomness(seed):
         return make()

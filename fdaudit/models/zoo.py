@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import importlib
 import inspect
 from collections.abc import Callable, Mapping
@@ -36,7 +35,8 @@ from fdaudit.models.small import (
 )
 from fdaudit.models.transformer import TransformerParams, transformer
 from fdaudit.models.unet import UnetParams, unet
-from fdaudit.parallel.threads import forked_randomness
+from fdaudit.parallel.randomness import forked_randomness
+from fdaudit.spec.code import imported_digest
 from fdaudit.spec.schema import ModelSpec
 from fdaudit.spec.trust import IMPORT, refuse_untrusted
 from fdaudit.types import Task
@@ -183,18 +183,16 @@ class Architecture:
 
     @property
     def source(self) -> str:
-        """Return the SHA-256 of an imported class's file or of pretrained files; "" for other models of the zoo.
+        """Return the SHA-256 of an imported class's code or of pretrained files; "" for other models of the zoo.
 
-        It is "" for a class without a file.
+        The code is the class's file and all that it imports (`fdaudit.spec.code`). It is "" for a class without a file.
         """
         if self.pretrained:
             return str(self.params["sha256"])
         if not self.imported:
             return ""
         refuse_untrusted(self.name, "model.name")
-        path = self.name.removeprefix(IMPORT).partition(":")[0]
-        file = getattr(importlib.import_module(path), "__file__", None)
-        return hashlib.sha256(Path(file).read_bytes()).hexdigest() if file and Path(file).is_file() else ""
+        return imported_digest(self.name.removeprefix(IMPORT).partition(":")[0])
 
     @property
     def has_batchnorm(self) -> bool:

@@ -11,34 +11,18 @@ Guarantees:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from queue import SimpleQueue
-from threading import RLock
 from typing import TypeVar
 
 import torch
 
-__all__ = ["forked_randomness", "side_by_side"]
+__all__ = ["side_by_side"]
 
 Means = TypeVar("Means")
 Piece = TypeVar("Piece")
 Result = TypeVar("Result")
-
-
-_turn = RLock()
-
-
-@contextmanager
-def forked_randomness(devices: Sequence[torch.device] = ()) -> Iterator[None]:
-    """Restore PyTorch's global generators when the block ends. Only one thread at a time, so that draws do not mix.
-
-    Args:
-        devices: accelerators whose generators are restored as well.
-    """
-    with _turn, torch.random.fork_rng(devices=list(devices)):
-        yield
 
 
 def side_by_side(

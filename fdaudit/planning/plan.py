@@ -36,6 +36,7 @@ from fdaudit.models.network import Network, feature_width
 from fdaudit.planning.attacks import plan_attacks, refuse_attacks_without_controls
 from fdaudit.planning.presets import written_out
 from fdaudit.rng import child_seed
+from fdaudit.spec.code import own_digest
 from fdaudit.spec.schema import ModelSpec, RecordRounds, Spec
 from fdaudit.storage.cache import digest_of
 from fdaudit.storage.digests import canonical
@@ -363,8 +364,8 @@ def _with_messages(
 def _identity(
     spec: Spec, seed: int, dataset: Dataset, splits: Splits, networks: Networks, *public: Tensor | None
 ) -> str:
-    """Return a digest of a run's settings, records, shares and imported networks; any change gives another digest."""
-    code = [network.source for network in networks.distinct]
+    """Return a digest of a run's settings, records, shares and code; any change gives another digest."""
+    code = [own_digest(), *(network.source for network in networks.distinct)]
     code += protocols.REGISTRY.source(spec.protocol.name)
     code += [digest for entry in spec.defenses for digest in defenses.REGISTRY.source(entry.name)]
     card = {"spec": spec.digest(), "seed": seed, "data": dataset.sha256(), "code": code}

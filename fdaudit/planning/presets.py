@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from fdaudit import defenses
-from fdaudit.accounting.calibration import least_noise, written
+from fdaudit.accounting.calibration import least_noise
 from fdaudit.accounting.costs import Charge
 from fdaudit.config import validate
 from fdaudit.errors import SpecError
@@ -97,7 +97,7 @@ def _noise(entries: list[DefenseEntry], config: ProtocolConfig, preset: PresetSp
 
     target = preset.epsilon or 0.0
     try:
-        return written(least_noise(charges, target, delta))
+        return least_noise(charges, target, delta)
     except SpecError as error:
         raise SpecError("preset.epsilon", target, error.problem, error.remedy) from None
 

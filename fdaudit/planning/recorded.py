@@ -19,6 +19,7 @@ import torch
 from fdaudit.adversary.view import members_of
 from fdaudit.config import validate
 from fdaudit.data import ClientSplit, Dataset, Splits, class_table
+from fdaudit.data.raw import image_origins
 from fdaudit.errors import SpecError
 from fdaudit.events import Event, event_from_json
 from fdaudit.federation.defenses import attach
@@ -33,6 +34,7 @@ from fdaudit.planning.ladder import ASSUMED, lacking_parts, needed_by
 from fdaudit.planning.plan import Plan, execution_of, networks_named
 from fdaudit.recording.truth import SITES, read_sites
 from fdaudit.spec.card import Card, load_card
+from fdaudit.spec.code import own_digest
 from fdaudit.spec.schema import AuxiliarySpec, DatasetSpec, ModelSpec, Spec
 from fdaudit.spec.trust import refuse_code
 from fdaudit.storage.answered import record_names
@@ -337,7 +339,7 @@ def recorded_plan(
                 "head": head,
                 "seed": secrets.working_seed,
                 "data": dataset.sha256() if len(dataset.y) else "",
-                "code": [n.source for n in networks.distinct],
+                "code": [own_digest(), *(n.source for n in networks.distinct)],
             }
         ),
         origin="recording",
@@ -456,7 +458,8 @@ def _records(card: Card, clients: Sequence[str], brought: BroughtRecords | None)
     if brought is None or brought.x is None:
         dataset: Dataset = _Labels(x=torch.zeros(len(y), 1, 1, 1), shape=card.input_shape, **named)
     else:  # the memory layout changes the last bits of convolutions
-        dataset = Dataset(x=brought.x.clone(memory_format=torch.contiguous_format), **named)
+        x = brought.x.clone(memory_format=torch.contiguous_format)
+        dataset = Dataset(x=x, origins=image_origins(x) if x.dim() == 4 else None, **named)
     rows = {
         name: none if brought is None else getattr(brought, source)
         for name, source in (("proxy", "public"), ("auxiliary", "auxiliary"), ("test", "test"))

@@ -268,11 +268,11 @@ def _tests(asked: CanarySpec, entry: Ledger) -> bool:
     """Return whether the coins of canaries test a claim.
 
     Replacing a record changes what its client holds, so pairs of either unit test a claim about whole clients. Adding a
-    record does not add a client.
+    record does not add a client. A claim about groups holds for each record of a group.
     """
     if asked.design == "matched-pairs":
         return entry.unit == "client" or asked.unit == "record"
-    return entry.unit == "record" and entry.relation == "add-or-remove"
+    return entry.unit != "client" and entry.relation == "add-or-remove"
 
 
 def _evidence(

@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 
 from fdaudit.config import Config, validate
 from fdaudit.errors import IntegrityError, SpecError
-from fdaudit.events import Relation, Unit, event_from_json
+from fdaudit.events import EventUnit, Relation, event_from_json
 from fdaudit.limits import (
     MOST_CANDIDATES,
     MOST_CLIENTS,
@@ -120,7 +120,7 @@ class Claim(Config):
     """ε at `delta`; leave it out with `history`."""
     delta: float = Field(1e-5, gt=0, lt=1)
     """δ."""
-    unit: Unit = "record"
+    unit: EventUnit = "record"
     """What neighbours differ in: one record of a client, or a client."""
     relation: Relation = "add-or-remove"
     """How they differ."""

@@ -8,9 +8,9 @@ from pydantic import Field, model_validator
 
 from fdaudit.config import Config
 from fdaudit.errors import SpecError
-from fdaudit.events import Relation, Unit
+from fdaudit.events import EventUnit, Relation, Unit
 
-__all__ = ["BudgetSpec", "CanarySpec", "PresetSpec", "PrivacySpec"]
+__all__ = ["BudgetSpec", "CanarySpec", "PresetSpec", "PrivacySpec", "TuningSpec"]
 
 Text = Annotated[str, Field(min_length=1, max_length=20_000)]
 
@@ -48,7 +48,7 @@ class CanarySpec(Config):
     """`mislabelled`: the client's own records, set aside, with wrong labels; `noise`: random pixels."""
     design: Literal["coin-flips", "matched-pairs"] = "coin-flips"
     """`coin-flips` checks ε for added or removed records; `matched-pairs`, for replaced records."""
-    unit: Unit = "record"
+    unit: EventUnit = "record"
     """`record`: each canary or pair has its own coin. `client`: one coin decides all pairs of a client."""
     guesses: int | None = Field(None, ge=1)
     """Number of coins that an attack guesses. Default: try several numbers and correct for multiple testing."""
@@ -78,17 +78,38 @@ class BudgetSpec(Config):
     """The adversary whose view is limited."""
 
 
+class TuningSpec(Config):
+    """How many runs on the private records a setting was chosen from, by their results (Papernot & Steinke 2022)."""
+
+    runs: float = Field(ge=1, le=1e6)
+    """Number of runs, the chosen one included; with `number: geometric`, its mean."""
+    number: Literal["fixed", "geometric"] = "fixed"
+    """`fixed`: set beforehand, and every run counts in full. `geometric`: secret coins fixed it before the first run,
+    and settings were drawn at random; then one run and the choice count."""
+
+    @model_validator(mode="after")
+    def _whole_runs(self) -> Self:
+        if self.number == "fixed" and self.runs != int(self.runs):
+            raise SpecError("privacy.tuning.runs", self.runs, "is no number of runs", "Give a whole number.")
+        return self
+
+
 class PrivacySpec(Config):
     """The terms in which ε is stated, and choices on private data that no message shows."""
 
     unit: Unit = "record"
-    """The difference between neighbouring datasets: one record of a client, or all its records."""
+    """The difference between neighbouring datasets: one record, all records of one group, or all of a client's records.
+
+    Groups are the dataset's: a column `group` of a table, `train_groups` of an npz file, pictures, or persons.
+    """
     relation: Relation | None = None
     """The neighbouring relation: `add-or-remove` or `replace-one`. Default: that of the run's privacy events."""
     delta: float = Field(1e-5, gt=0, lt=1)
     """δ: well below 1 / (records of a client); otherwise publishing one record would be allowed."""
     tuned_on: Literal["nothing", "public", "private"] = "nothing"
-    """The data on which the protocol and hyper-parameters were chosen. With `private`, no ε is claimed."""
+    """The data on which the protocol and hyper-parameters were chosen. With `private`, ε needs `tuning`."""
+    tuning: TuningSpec | None = None
+    """With `tuned_on: private`: from how many runs the setting was chosen. Their price is then part of ε."""
     stopped_on: Literal["schedule", "private"] = "schedule"
     """How the number of rounds was set: in advance, or from private data."""
     published: Literal["last", "chosen-on-private"] = "last"
@@ -96,9 +117,28 @@ class PrivacySpec(Config):
     budget: BudgetSpec | None = None
     """A limit on the ε of one adversary's view."""
 
+    @model_validator(mode="after")
+    def _budget_of_units(self) -> Self:
+        if self.unit == "group" and self.budget is not None:
+            problem = "is no unit that a budget can limit"
+            raise SpecError("privacy.unit", self.unit, problem, "Use record or client, or remove the budget.")
+        return self
+
+    @model_validator(mode="after")
+    def _tuning_of_private_data(self) -> Self:
+        if self.tuning is None:
+            return self
+        if self.tuned_on != "private":
+            problem = "prices a choice by private results, and tuned_on names none"
+            raise SpecError("privacy.tuning", self.tuning.runs, problem, "Set tuned_on to private.")
+        if self.budget is not None:
+            problem = "is not counted by a budget"
+            raise SpecError("privacy.tuning", self.tuning.runs, problem, "Remove the budget.")
+        return self
+
     def unaccounted(self) -> str:
         """Return a choice on private data that no event charges, or an empty string."""
-        if self.tuned_on == "private":
+        if self.tuned_on == "private" and self.tuning is None:
             return "hyper-parameters were tuned on private data (tuned_on), and the tuning is not charged"
         if self.stopped_on == "private":
             return "training was stopped by private data (stopped_on), and the decision is not charged"

@@ -3,21 +3,22 @@
 Guarantees:
   * records enter a step only through `GradientRule.clipped`, each by its own gradient;
   * the records of a step and the noise on their sum come from a secret, never from the run's seed;
+  * so do all numbers that the network draws in a step, whatever layer or function draws them;
   * a record with a NaN or infinite gradient adds nothing, and does not stop the run.
 """
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
 
 from fdaudit.models.network import Network
-from fdaudit.parallel.threads import forked_randomness
+from fdaudit.parallel.randomness import forked_randomness, seeded_randomness
 from fdaudit.rng import SecretStream
 from fdaudit.training.separation import coupling
 from fdaudit.types import GradientRule
@@ -51,6 +52,10 @@ class Guard:
     rule: GradientRule
     noise: SecretStream
     steps: int = 1
+    _draws: SecretStream = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_draws", self.noise.branch("draws of the network"))
 
     def step(self, module: nn.Module, records: int, losses: Callable[[Tensor], Tensor]) -> Step:
         """Return the gradient of one step. Call this inside `per_sample_gradients(module)`.
@@ -67,15 +72,21 @@ class Guard:
         entries = _ENTRIES.get(next(iter(free.values())).device.type, _ENTRIES["cpu"])
         part = max(entries // sum(p.numel() for p in free.values()), 1)
         loss = torch.zeros(())
-        for drawn in batch.split(part) if len(batch) else ():
-            found = losses(drawn)
-            found.backward()  # not for `inputs` alone: hooks fire where a layer's own input gets its gradient
-            loss = loss + found.detach().cpu()
-            for name, clipped in self.rule.clipped(_taken(free, len(drawn))).items():
-                total[name] += clipped
+        with seeded_randomness(self._draws, _accelerators(free)):
+            for drawn in batch.split(part) if len(batch) else ():
+                found = losses(drawn)
+                found.backward()  # not for `inputs` alone: hooks fire where a layer's own input gets its gradient
+                loss = loss + found.detach().cpu()
+                for name, clipped in self.rule.clipped(_taken(free, len(drawn))).items():
+                    total[name] += clipped
         noisy = self.rule.noised(total, self.noise)
         gradient = {n: noisy[n].to(p.dtype) for n, p in free.items()}
         return Step(gradient, batch, loss / self.rule.expected_batch)
+
+
+def _accelerators(parameters: Mapping[str, Tensor]) -> list[torch.device]:
+    """Return the GPUs on which these parameters lie."""
+    return list({p.device: None for p in parameters.values() if p.device.type == "cuda"})
 
 
 @contextmanager

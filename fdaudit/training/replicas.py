@@ -9,7 +9,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
-from torch.nn.modules.dropout import _DropoutNd
 
 from fdaudit.training.execution import Execution
 from fdaudit.training.jobs import Parameters
@@ -50,7 +49,7 @@ class Traits:
     """Properties of a network that decide which training strategies can run it.
 
     Attributes:
-        random: it has dropout, which draws from the one global generator.
+        random: a pass in training draws from a global generator.
         compiled: its forward pass is compiled, for one shape at a time.
         stackable: many models may be trained as one under `vmap`, which can neither give each model its own seed nor
             update statistics in place.
@@ -65,10 +64,9 @@ class Traits:
     cached: bool
 
     @classmethod
-    def of(cls, module: nn.Module, execution: Execution) -> Traits:
-        """Return the properties of a network."""
+    def of(cls, module: nn.Module, execution: Execution, *, random: bool) -> Traits:
+        """Return the properties of a network; `random` was found by trial."""
         modules = list(module.modules())
-        random = any(isinstance(m, _DropoutNd) for m in modules)
         norms = [m for m in modules if isinstance(m, _BatchNorm)]
         on_processor = torch.device(execution.device).type == "cpu"
         return cls(

@@ -8,11 +8,15 @@ Tests:
   * one image of a batch of 2, 3 or 5 is replaced: outputs and gradients of all other images stay the same;
   * an image alone has the same output and gradient as in a batch;
   * a pass changes no buffer and no parameter;
-  * the same images have the same outputs after other images, in training and in evaluation mode.
+  * the same images have the same outputs after other images, in training and in evaluation mode;
+  * random numbers come from PyTorch's global generator in the state that it was given, and each record has its own:
+    other numbers for one image leave all other outputs as they are.
+
+The last test matters because only secret, separate draws make the order of records irrelevant. If two records share a
+draw, or if draws can be guessed, removing one record changes the draws of those after it.
 
 The tests cannot find a coupling that random images do not trigger: at certain values, in batches above 5, after many
-steps, or below a relative size of 1e-8. They also cannot find effects outside PyTorch. Random draws must come from
-PyTorch's global generator.
+steps, or below a relative size of 1e-8. They also cannot find effects outside PyTorch.
 """
 
 from __future__ import annotations
@@ -25,7 +29,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fdaudit.parallel.threads import forked_randomness
+from fdaudit.parallel.randomness import generator_states, seeded_randomness
 
 __all__ = ["Gradients", "coupling"]
 
@@ -39,6 +43,9 @@ _ENTRIES = 1 << 22
 batch are tested."""
 _CLOSE = {torch.float64: 1e-8, torch.float32: 1e-3}
 """Relative differences that rounding may explain."""
+
+_MARK = 8_105_226_641_733_019_842
+"""The seed of the trials: no network sets this one by chance."""
 
 _Seen = dict[str, Tensor]
 
@@ -82,6 +89,8 @@ class _Trial:
     def problem(self, x: Tensor, other: Tensor) -> str | None:
         """Return the failure when one of `other` replaces an image of x (n, c, h, w), or None."""
         before, quiet = _kept(self._module), self._evaluated(x)
+        if (draws := self._draws(x)) is not None:
+            return draws
         base = self._seen(x)
         if len(base["output"]) != len(x):
             return f"it makes {len(base['output'])} outputs of {len(x)} images"
@@ -100,6 +109,28 @@ class _Trial:
         ):
             return "its output depends on images that it met before"
         return self._in_company(x)
+
+    def _draws(self, x: Tensor) -> str | None:
+        """Return how the random numbers of a pass over x (n, c, h, w) could be guessed or are shared, or None."""
+        with _fixed_draws():
+            before = generator_states()
+            with _Watch(len(x)) as watch:
+                base = {"output": self._module.train()(x).detach().clone()}
+            after = generator_states()
+        if watch.problem or after[1:] != before[1:]:
+            return watch.problem or (
+                "its output depends on Python's or NumPy's generator, which all records of a batch share: use "
+                "PyTorch's, with numbers for each record"
+            )
+        if not watch.draws or len(base["output"]) != len(x):
+            return None
+        for j in (0, len(x) - 1):
+            with _fixed_draws(), _Watch(len(x), j):
+                found = {"output": self._module.train()(x).detach().clone()}
+            rest = [i for i in range(len(x)) if i != j]
+            if self._differs(base, found, rest) is not None:
+                return "its output of one image depends on random numbers drawn for another"
+        return None
 
     def _in_company(self, x: Tensor) -> str | None:
         """Compare each image alone with itself in the batch. Draws are constant, because they depend on batch size."""
@@ -200,6 +231,53 @@ class _Constant(TorchDispatchMode):  # type: ignore[misc, unused-ignore]
         return made
 
 
+class _Watch(TorchDispatchMode):  # type: ignore[misc, unused-ignore]
+    """Watches the random operations of a pass over `records` records.
+
+    Args:
+        records: the number of records.
+        changed: a record whose random numbers are replaced by others, or None.
+
+    Attributes:
+        draws: how many random operations there were.
+        problem: why a draw is not a secret one for each record; empty otherwise.
+    """
+
+    def __init__(self, records: int, changed: int | None = None) -> None:
+        super().__init__()  # type: ignore[no-untyped-call, unused-ignore]
+        self._records, self._changed = records, changed
+        self.draws, self.problem = 0, ""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run an operation. Check its generator and its shape, if it is a random one."""
+        kwargs = kwargs or {}
+        random = torch.Tag.nondeterministic_seeded in func.tags
+        if random:
+            given = [g for g in (*args, *kwargs.values()) if isinstance(g, torch.Generator)]
+            if any(g.initial_seed() != _MARK for g in (*given, torch.default_generator)):
+                self.problem = "it has a generator of its own or sets a seed, so its draws can be guessed"
+        made = func(*args, **kwargs)
+        if random:
+            self.draws += 1
+            for tensor in made if isinstance(made, tuple | list) else (made,):
+                if isinstance(tensor, Tensor) and tensor.numel():
+                    self._check(tensor)
+        return made
+
+    def _check(self, tensor: Tensor) -> None:
+        """Require that the first dimension counts records, or equal blocks of one record each."""
+        size = tensor.shape[0] if tensor.dim() else 1
+        if size % self._records:
+            self.problem = self.problem or (
+                "the records of a batch share its random numbers: draw a tensor whose first dimension counts records"
+            )
+        elif self._changed is not None:
+            block = size // self._records
+            rows = tensor.narrow(0, self._changed * block, block)
+            other = 1 - rows if tensor.is_floating_point() else torch.zeros_like(rows)
+            rows.copy_(~rows if tensor.dtype == torch.bool else other)
+
+
 def _loss(output: Tensor) -> Tensor:
     """Return a sum over records in which every output has its own weight."""
     flat = output.flatten(1)
@@ -253,7 +331,6 @@ def _same(a: Tensor, b: Tensor) -> bool:
 
 @contextmanager
 def _fixed_draws() -> Iterator[None]:
-    """Fix PyTorch's generator. A network that draws from another generator is refused as one with memory."""
-    with forked_randomness():
-        torch.default_generator.manual_seed(0)
+    """Fix the global generators. A network that draws from another generator is refused as one with memory."""
+    with seeded_randomness(_MARK):
         yield

@@ -9,7 +9,8 @@ Guarantees:
   * both strategies compute the same steps, on whole batches or on their parts in turn; they agree to float
     tolerance;
   * jobs fitted side by side give the same bits as jobs in turn on one thread;
-  * no global random state is read or left changed; dropout draws from the job's own seed;
+  * no global random state is read or left changed; a network that draws numbers, by any function, draws from the
+    job's own seed;
   * a NaN or infinite loss stops the run and names the party, the step and the value;
   * a job with a guard uses its records only through that guard.
 """
@@ -17,7 +18,7 @@ Guarantees:
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Protocol, TypeVar
@@ -25,8 +26,10 @@ from typing import Protocol, TypeVar
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
+from torch.nn.modules.dropout import _DropoutNd
 
-from fdaudit.parallel.threads import forked_randomness, side_by_side
+from fdaudit.parallel.randomness import forked_randomness, generator_states, seeded_randomness
+from fdaudit.parallel.threads import side_by_side
 from fdaudit.rng import SecretStream
 from fdaudit.training.execution import Execution
 from fdaudit.training.jobs import Fit, Fitted, Job, Parameters, draw_batches, finite, parameters_of
@@ -80,7 +83,8 @@ class Trainer:
         self._copies = [self._build()]
         self._module, self._named = self._copies[0].module, self._copies[0].named
         self._trainable = frozenset(n for n, p in self._module.named_parameters() if p.requires_grad)
-        self._traits = Traits.of(self._module, execution)
+        random, self._draws_answers = self._draws()
+        self._traits = Traits.of(self._module, execution, random=random)
         if self._traits.compiled:
             self._copies = [Copy(self._module, compiled=True)]
 
@@ -170,7 +174,7 @@ class Trainer:
             inputs.requires_grad_(inputs.is_floating_point())
             return mean_of(copy.module(inputs), _rows(targets, drawn)) * len(drawn)
 
-        with self.randomness(guard.noise), per_sample_gradients(copy.module):
+        with per_sample_gradients(copy.module):
             for _ in range(guard.steps):
                 yield guard.step(copy.module, len(x), losses)
 
@@ -240,21 +244,33 @@ class Trainer:
 
     def _by_themselves(self, work: Callable[[Copy, Job], Fitted], jobs: Sequence[Job]) -> list[Fitted]:
         """Run every job separately; on a CPU in as many threads as allowed."""
+        before = generator_states()
         workers = self._workers(len(jobs))
         if workers <= 1:
-            return list(map(partial(work, self._copies[0]), jobs))
-        self._copies += [self._build() for _ in range(workers - len(self._copies))]
-        return side_by_side(work, jobs, self._copies[:workers])
+            done = list(map(partial(work, self._copies[0]), jobs))
+        else:
+            self._copies += [self._build() for _ in range(workers - len(self._copies))]
+            done = side_by_side(work, jobs, self._copies[:workers])
+        if generator_states() != before and not self._traits.random:
+            # Only on these records the network draws numbers: fit again, each job from its own seed.
+            self._traits = replace(self._traits, random=True, stackable=False, coupled=True)
+            return self._by_themselves(work, jobs)
+        return done
 
     # -- asking ---------------------------------------------------------------------------------------------
 
     @torch.no_grad()
     def predict(self, parameters: Mapping[str, Tensor], x: Tensor) -> Tensor:
-        """Return logits (n, C) of one model for samples (n, c, h, w), on the CPU."""
+        """Return logits (n, C) of one model for samples (n, c, h, w), on the CPU.
+
+        A network that draws random numbers here too gets the same ones in every call. They are no secret.
+        """
         self._copies[0].load(parameters)
         self._module.eval()
         size = int(min(_PREDICT_BATCH, self._traits.at_once(x)))
-        return torch.cat([self._module(self._images(part)).cpu() for part in x.split(size)])
+        devices = [self.device] if self.device.type == "cuda" else []
+        with seeded_randomness(0, devices) if self._draws_answers else nullcontext():
+            return torch.cat([self._module(self._images(part)).cpu() for part in x.split(size)])
 
     # -- lending --------------------------------------------------------------------------------------------
 
@@ -282,34 +298,44 @@ class Trainer:
 
     @contextmanager
     def randomness(self, source: int | SecretStream) -> Iterator[None]:
-        """Give the global generator, the only source of dropout, a seed or a secret state. Restore it afterwards.
+        """Give the global generators, from which a network may draw, a state from `source`. Restore them afterwards.
 
-        Under a guard the state must be secret. A record's mask follows from its place in the batch. An adversary that
-        knows the masks could detect an omitted record by the masks of all records after it.
+        Networks that draw nothing are left alone, so that threads need not take turns.
         """
         if not self._traits.random:
             yield
             return
-        devices = [self.device] if self.device.type == "cuda" else []
-        with forked_randomness(devices):
-            # torch.manual_seed would reseed every accelerator, also those that were not forked.
-            if isinstance(source, int):
-                seed = source
-                torch.default_generator.manual_seed(seed)
-            else:
-                torch.default_generator.set_state(source.torch_state())
-                seed = int(source.integers(2**63, 1)[0])
-            if devices:
-                with torch.cuda.device(self.device):
-                    torch.cuda.manual_seed(seed)
+        with seeded_randomness(source, [self.device] if self.device.type == "cuda" else []):
             yield
 
     # -- details --------------------------------------------------------------------------------------------
 
     def _workers(self, pieces: int) -> int:
-        # Dropout draws from the one global generator, and compilers are no friends of threads: such work takes turns.
+        # Draws come from the global generators, and compilers are no friends of threads: such work takes turns.
         alone = self._traits.random or self._traits.compiled or self.device.type != "cpu"
         return 1 if alone else min(self.execution.threads, pieces)
+
+    def _draws(self) -> tuple[bool, bool]:
+        """Return whether a pass over two random inputs draws from a global generator, in training and in evaluation.
+
+        A pass that fails counts as one that draws; training reports the error.
+        """
+        inputs = getattr(self.architecture, "random_inputs", None)
+        module = self.architecture.build(torch.Generator().manual_seed(0))
+        if inputs is None:  # a stand-in that does not know its inputs
+            return any(isinstance(m, _DropoutNd) for m in module.modules()), False
+        x = inputs(2, torch.Generator().manual_seed(0))
+
+        def draws(training: bool) -> bool:
+            before = generator_states()
+            try:
+                module.train(training)(x)
+            except Exception:  # of somebody else's code
+                return True
+            return generator_states() != before
+
+        with forked_randomness(), torch.no_grad():
+            return draws(True), draws(False)
 
     def _build(self) -> Copy:
         built = self.architecture.build(torch.Generator().manual_seed(0))

@@ -16,7 +16,7 @@ from fdaudit.names import name_problem, text_problem
 from fdaudit.storage.digests import canonical
 from fdaudit.types import TensorInfo
 
-__all__ = ["ALL", "DATA", "DTYPES", "GENESIS", "SUM", "Inputs", "Message", "role"]
+__all__ = ["ALL", "DATA", "DRAWN", "DTYPES", "GENESIS", "SUM", "Inputs", "Message", "role"]
 
 DATA = "data"
 """The input that stands for the sender's raw private data."""
@@ -26,6 +26,9 @@ ALL: Literal["all"] = "all"
 
 SUM = "exact_sum"
 """The field that marks a message as the exact sum of the messages among its inputs."""
+
+DRAWN = "drawn_from"
+"""The field of a request to a client that was drawn for it by a secret, uniform draw from so many clients."""
 
 GENESIS = "0" * 64
 """`previous` of the first line."""

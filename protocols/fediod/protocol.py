@@ -15,7 +15,7 @@ from fdaudit.federation.state import take
 from fdaudit.parallel.threads import side_by_side
 from fdaudit.rng import SecretStream
 from fdaudit.training.trainer import Parameters
-from fdaudit.transcript.messages import DATA
+from fdaudit.transcript.messages import DATA, DRAWN
 from fdaudit.transcript.wire import Delivery
 
 from .config import FedIODConfig
@@ -342,10 +342,13 @@ class FedIOD:
         self, x: Delivery, wanted: Mapping[str, dict[str, Tensor]], behind: Mapping[str, Basis]
     ) -> dict[str, Tensor]:
         """Send clients the server's requests; return the gradients that came back."""
+        draw: dict[str, Any] = {}
         if self.config.gradients_from == "one":
-            asked = self._drawn(self._wire.coins("asked", "server"))
+            asked, draw = self._drawn(self._wire.coins("asked", "server")), {DRAWN: len(self._clients)}
             wanted = {k: tensors for k, tensors in wanted.items() if k == asked}
-        told = {k: self._sent("server", [k], "logit_cotangents", tensors) for k, tensors in wanted.items()}
+        told = {
+            k: self._sent("server", [k], "logit_cotangents", tensors, draw) for k, tensors in wanted.items()
+        }
         pulled = self._each(told, lambda k: self._clients[k].pull_back(**told[k]))
         gradients = {}
         for k, values in pulled.items():
@@ -359,9 +362,16 @@ class FedIOD:
         """Draw the client that is asked for gradients in a step: all equally likely, independent of earlier draws."""
         return list(self._clients)[int(float(coins.uniform(1)[0]) * len(self._clients))]
 
-    def _sent(self, sender: str, receivers: list[str], kind: str, tensors: Mapping[str, Tensor]) -> Delivery:
+    def _sent(
+        self,
+        sender: str,
+        receivers: list[str],
+        kind: str,
+        tensors: Mapping[str, Tensor],
+        fields: Mapping[str, Any] | None = None,
+    ) -> Delivery:
         """Send a message of the server's; the wire refuses to withhold its kind."""
-        sent = self._wire.send(sender, receivers, kind, tensors)
+        sent = self._wire.send(sender, receivers, kind, tensors, fields=fields)
         if sent is None:
             raise ProtocolError(f"fediod cannot do without {kind}. Do not withhold it.")
         return sent

@@ -23,6 +23,7 @@ from fdaudit.cli.app import app
 from fdaudit.errors import RunError, UsageError
 
 from ..helpers.ledger_cases import dp_sgd, gaussian, laplace
+from ..helpers.text_cases import write_texts
 
 DELTA = 1e-5
 Clients = dict[str, dict[Charge, int]]
@@ -195,3 +196,47 @@ def test_the_command_states_both_relations_side_by_side(runs: dict[str, fdaudit.
         CliRunner().invoke(
             app, ["ledger", path, "--both-relations", "--relation", "replace-one"], catch_exceptions=False
         )
+
+
+# -- one record in two encodings ------------------------------------------------------------------------------------
+
+
+def texts_of(folder: Path, length: int) -> dict[str, Any]:
+    file = folder / "texts.csv"
+    if not file.exists():
+        write_texts(file, 150)
+    return spec(
+        20.0,
+        dataset={"name": f"text:{file}", "length": length},
+        model={"name": "transformer", "params": {"width": 8}},
+    )
+
+
+def images_of(folder: Path, size: int | None) -> dict[str, Any]:
+    return spec(20.0, dataset={"name": "digits", "limit": 300, "image_size": size})
+
+
+@pytest.mark.parametrize(
+    "pair",
+    [
+        lambda folder: [texts_of(folder, 8), {**texts_of(folder, 6), "seed": 4}],
+        lambda folder: [images_of(folder, 10), {**images_of(folder, 12), "seed": 4}],
+        lambda folder: [
+            images_of(folder, None),
+            spec(
+                20.0,
+                dataset={"name": "digits-multilabel", "limit": 100, "image_size": 12},
+                splits={"proxy": 0.0},
+                public_dataset={"name": "digits", "image_size": 12},
+            ),
+        ],
+    ],
+    ids=["texts", "images", "public-dataset"],
+)
+def test_records_are_compared_as_their_source_stores_them(pair: Any, tmp_path: Path) -> None:
+    """A run's own vocabulary, length and size hid that it hands out what the other one protects."""
+    runs = [fdaudit.run(value, tmp_path / str(n)) for n, value in enumerate(pair(tmp_path))]
+    assert all(math.isfinite(run.ledger("server").epsilon) for run in runs)
+    found = joint(runs).ledger("server")
+    assert found.epsilon == math.inf
+    assert "proxy or auxiliary data of" in found.cause

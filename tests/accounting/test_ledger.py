@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fdaudit.accounting.charging import SUM
-from fdaudit.accounting.costs import ORDERS, epsilon
+from fdaudit.accounting.costs import ORDERS, Drawn, epsilon
 from fdaudit.accounting.ledger import Books, OracleAnswers
 from fdaudit.errors import IntegrityError, SpecError
 from fdaudit.events import Composed, DiscreteGaussian, Gaussian, NoGuarantee
@@ -275,8 +275,8 @@ def test_what_cannot_be_stated_for_a_unit_is_refused_with_its_reason() -> None:
     client = books(log).ledger("server", unit="client")
     assert client.epsilon == INF
     assert "a client holds many records" in client.cause
-    replaced = books(log).ledger("server", relation="replace-one")
-    assert "with sampling, replacing is not twice removing" in replaced.cause
+    replaced, removed = (books(log).ledger("server", relation=r) for r in ("replace-one", "add-or-remove"))
+    assert removed.epsilon < replaced.epsilon < 3 * removed.epsilon
     local = Log()
     local.add("client/0", "server", "logits", ["data"], gaussian(1.0))
     removed = books(local).ledger("server", unit="client", relation="add-or-remove")
@@ -391,34 +391,108 @@ def test_a_summand_in_clear_hides_nobody_in_the_sum() -> None:
     assert books(elsewhere).ledger("server+world").epsilon == pytest.approx(one_gaussian(1.0))
 
 
+DRAWS = 60
+
+
+def drawn_log(
+    *, of: int = 4, asked: tuple[int, ...] = (0, 1, 2, 3), silent: tuple[int, ...] = (), **event: Any
+) -> Log:
+    """A server that draws one of four clients in each of 60 steps and publishes what it made of their answers."""
+    log, parts = Log(), list[int]()
+    release = Gaussian(**{"sensitivity": 2.0, "scale": 30.0, "count": 4, "drawn_from": of, **CLIENT, **event})
+    for s in range(DRAWS):
+        k = asked[s * 7 % len(asked)]
+        request = log.add("server", f"client/{k}", "logit_cotangents", [], drawn_from=of, round=s)
+        if k in silent:
+            log.add(f"client/{k}", "server", "silence", [], round=s)
+        else:
+            parts.append(
+                log.add(f"client/{k}", "server", "sample_gradients", ["data", request], release, round=s)
+            )
+    log.add("server", "world", "model_parameters", parts, round=DRAWS)
+    return log
+
+
+FOUR = ("server", *(f"client/{k}" for k in range(4)), "world")
+
+
 def test_only_who_cannot_tell_who_was_asked_may_count_the_chance() -> None:
-    log = Log()
-    event = Gaussian(sensitivity=2.0, scale=30.0, count=4, drawn_from=100, **CLIENT)
-    parts = [
-        log.add(f"client/{s % 3}", "server", "sample_gradients", ["data"], event, round=s) for s in range(300)
-    ]
-    log.add("server", "world", "model_parameters", parts)
-    b = books(log)
+    b = Books(drawn_log(), FOUR)
     world, server = b.ledger("world"), b.ledger("server")
-    assert server.epsilon == pytest.approx(
-        epsilon(
-            {
-                Gaussian(
-                    sensitivity=2.0,
-                    scale=30.0,
-                    count=4,
-                    drawn_from=100,
-                    unit="record",
-                    relation="replace-one",
-                    covers=("data",),
-                ): 100
-            },
-            1e-5,
-        ).value
+    each = Gaussian(
+        **{"sensitivity": 2.0, "scale": 30.0, "count": 4, "drawn_from": 4, **CLIENT, "unit": "record"}
     )
-    assert 0 < world.epsilon < server.epsilon / 2
-    assert "one of 100 clients" in world.sampling
+    assert server.epsilon == pytest.approx(epsilon({each: DRAWS // 4}, 1e-5).value)
+    assert world.epsilon < server.epsilon
+    assert world.epsilon == pytest.approx(
+        epsilon({Drawn(gaussian=each, clients=4, steps=DRAWS): 1}, 1e-5).value
+    )
+    assert "one of 4 clients" in world.sampling
+    assert world.warnings == ()
     assert b.ledger("client/1+world").epsilon == pytest.approx(server.epsilon)
+
+
+def unrecorded(log: Log) -> None:
+    log[0] = replace(log[0], fields={})
+
+
+def unanswered(log: Log) -> None:
+    log[1] = replace(log[1], event=None, inputs=(), kind="logits")
+
+
+def twice_a_step(log: Log) -> None:
+    log[2] = replace(log[2], round=0)
+    log[3] = replace(log[3], round=0)
+
+
+def by_another(log: Log) -> None:
+    log[1] = replace(log[1], sender="client/3")
+
+
+def by_another_rule(log: Log) -> None:
+    assert isinstance(log[1].event, Gaussian)
+    log[1] = replace(log[1], event=replace(log[1].event, scale=40.0))
+
+
+def of_other_clients(log: Log) -> None:
+    log[0] = replace(log[0], fields={"drawn_from": 5})
+
+
+def by_no_number(log: Log) -> None:
+    log[0] = replace(log[0], fields={"drawn_from": True})
+
+
+def ended(log: Log) -> None:
+    log.add("client/2", "server", "silence", [], round=DRAWS + 1)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        *(unrecorded, unanswered, twice_a_step, by_another, by_another_rule, of_other_clients),
+        *(by_no_number, ended),
+    ],
+    ids=lambda f: f.__name__,
+)
+def test_a_draw_counts_only_if_the_record_shows_that_it_hid_who_answered(damage: Any) -> None:
+    log = drawn_log()
+    damage(log)
+    found = Books(log, FOUR).ledger("world")
+    assert found.sampling == ""
+    assert "one of 4 clients" not in found.sampling
+    assert found.epsilon == pytest.approx(Books(log, FOUR).ledger("server").epsilon)
+    assert any("is not counted" in line for line in found.warnings)
+
+
+def test_draws_of_silent_clients_hide_nobody() -> None:
+    """Whoever sees that a step changed nothing knows that the one client that answers was not drawn."""
+    log = drawn_log(silent=(1, 2, 3))
+    found = Books(log, FOUR).ledger("world")
+    answered = sum(m.kind == "sample_gradients" for m in log)
+    each = Gaussian(**{"sensitivity": 2.0, "scale": 30.0, "count": 4, **CLIENT, "unit": "record"})
+    assert 0 < answered < DRAWS
+    assert found.epsilon == pytest.approx(epsilon({each: answered}, 1e-5).value)
+    assert "silent in round" in found.warnings[0]
 
 
 def test_a_discrete_gaussian_costs_no_more_than_a_gaussian_does_by_its_orders() -> None:

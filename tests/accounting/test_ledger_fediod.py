@@ -165,3 +165,14 @@ def test_a_member_that_knows_who_was_asked_leaves_nothing_to_count(of_one: fdaud
     most = max(others.count(k) for k in set(others) - hidden)
     seen = {c.kind: c.charges for c in found.contributions}
     assert seen["sample_gradients"] == SAMPLES * most
+
+
+@pytest.mark.thorough
+def test_a_silent_client_ends_the_credit_for_draws(tmp_path: Path) -> None:
+    params = {**VOTES, "gradients_from": "one", "steps_per_round": 6}
+    gone = [{"client": 2, "round": 2}]
+    run = ran(tmp_path, params, [gradients(3), votes(4000.0)], outages=gone)
+    world = run.ledger("world")
+    assert world.sampling == ""
+    assert "client/2 was silent in round 2" in world.warnings[-1]
+    assert world.epsilon == pytest.approx(run.ledger("server").epsilon)

@@ -5,22 +5,25 @@ from __future__ import annotations
 import csv
 import json
 import math
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+import dp_accounting as dp
 import numpy as np
 import pytest
+from dp_accounting.pld import PLDAccountant
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from opacus.accountants import RDPAccountant
 from scipy.stats import norm
 
-from fdaudit.accounting.accounts import Accounts
-from fdaudit.accounting.costs import Charge, epsilon, losses
-from fdaudit.accounting.distributions import composed
-from fdaudit.accounting.exact import gdp, rounded_up, worst_gdp, worst_zcdp, zcdp
+from fdaudit.accounting.accounts import Accounts, gdp, rounded_up, worst_gdp, worst_zcdp, zcdp
+from fdaudit.accounting.costs import Charge, Grouped, epsilon, losses
+from fdaudit.accounting.distributions import composed, exported
 from fdaudit.accounting.ledger import Books
-from fdaudit.accounting.losses import ROUNDING
+from fdaudit.accounting.losses import ROUNDING, TINY
 from fdaudit.accounting.profile import ALPHAS, DELTAS, profile, trade_off, with_delta
 from fdaudit.audit.ledger_files import write_profiles
 from fdaudit.errors import RunError, SpecError
@@ -195,9 +198,11 @@ def test_the_reader_on_the_page_recomputes_epsilon_from_the_file(tmp_path: Path)
     assert len(rows) == len(DELTAS)
     for row in rows:
         delta, eps = float(row["delta"]), float(row["epsilon"])
+        kept_back = ROUNDING if delta > TINY else 0.0  # of tails, only a millionth
+        close = 1e-6 if delta > TINY else 1e-2  # a reader's plain sums have rounding errors
         if eps > 0 and "PLD" in row["accountant"]:
-            assert scope["delta"](path, eps) == pytest.approx(delta - ROUNDING, rel=1e-6)
-        assert eps == 0 or scope["delta"](path, eps) >= (delta - ROUNDING) * (1 - 1e-6)
+            assert scope["delta"](path, eps) == pytest.approx(delta - kept_back, rel=close)
+        assert eps == 0 or scope["delta"](path, eps) >= (delta - kept_back) * (1 - close)
 
 
 @pytest.mark.thorough
@@ -236,3 +241,70 @@ def test_a_directory_with_other_content_is_refused(tmp_path: Path) -> None:
 def test_a_delta_that_is_no_probability_is_refused() -> None:
     with pytest.raises(SpecError, match="delta"):
         with_delta(1.0)
+
+
+# -- for other accountants --------------------------------------------------------------------------------------------
+
+
+def rebuilt(value: Any) -> Any:
+    """A reader's own way from JSON to the library's event."""
+    if isinstance(value, list):
+        return [rebuilt(one) for one in value]
+    if not isinstance(value, dict):
+        return value
+    cls = getattr(dp.dp_event, value["dp_event"])
+    return cls(**{name: rebuilt(one) for name, one in value.items() if name != "dp_event"})
+
+
+@pytest.mark.parametrize(
+    "charges",
+    [
+        {dp_sgd(rate=0.05, count=30): 2, gaussian(3.0): 4},
+        {replace(dp_sgd(rate=0.05, count=30), relation="replace-one"): 1, gaussian(3.0): 4},
+        {gaussian(2.0): 3},
+    ],
+    ids=["sampled", "replaced", "gaussian"],
+)
+def test_an_exported_event_costs_elsewhere_what_it_costs_here(charges: Any) -> None:
+    found = exported("client/0", charges)
+    accountant = PLDAccountant(dp.NeighboringRelation[found.relation])
+    accountant.compose(rebuilt(json.loads(json.dumps(found.event))))
+    assert accountant.get_epsilon(1e-5) == pytest.approx(epsilon(charges, 1e-5).value, rel=1e-3)
+
+
+@pytest.mark.thorough
+def test_an_exported_group_costs_elsewhere_what_it_costs_here() -> None:
+    charges: Any = {Grouped(event=dp_sgd(2.0, rate=0.1, count=5), size=2): 1}
+    found = exported("client/0", charges)
+    accountant = PLDAccountant(dp.NeighboringRelation[found.relation], value_discretization_interval=1e-3)
+    accountant.compose(rebuilt(json.loads(json.dumps(found.event))))
+    assert accountant.get_epsilon(1e-5) == pytest.approx(epsilon(charges, 1e-5).value, rel=1e-2)
+    assert found.history is None
+
+
+def test_a_history_is_for_opacus_and_for_its_relation_only() -> None:
+    found = exported("client/0", {dp_sgd(2.0, rate=0.05, count=30): 2, gaussian(3.0): 4})
+    assert found.history == ((2.0, 0.05, 60), (3.0, 1.0, 4))
+    opacus = RDPAccountant()
+    opacus.history = list(found.history)
+    ours = epsilon({dp_sgd(2.0, rate=0.05, count=30): 2, gaussian(3.0): 4}, 1e-5, pld=False)
+    assert opacus.get_epsilon(1e-5) == pytest.approx(ours.value, rel=1e-2)
+    assert exported("c", {replace(dp_sgd(), relation="replace-one"): 1}).history is None
+    assert exported("c", {laplace(): 1}).history is None
+
+
+def test_what_no_event_prices_alike_is_left_out_with_a_reason() -> None:
+    found = exported("c", {DiscreteGaussian(sensitivity=1.0, scale=2.0, **RECORD): 1})
+    assert (found.event, found.history) == (None, None)
+    assert "DiscreteGaussian" in found.missing
+
+
+def test_profiles_on_disk_have_events(tmp_path: Path) -> None:
+    log = Log()
+    log.add("client/0", "server", "model_update", ["data"], dp_sgd(rate=0.05, count=30))
+    found = profile(Books(log, PARTIES).accounts("server"), np.array([1e-5]))
+    write_profiles([found], tmp_path / "curve", delta=1e-5)
+    (entry,) = json.loads((tmp_path / "curve" / "profile.json").read_text())["profiles"]
+    (event,) = entry["events"]
+    assert event["history"] == [[1.0, 0.05, 30]]
+    assert event["event"]["dp_event"] == "ComposedDpEvent"

@@ -165,6 +165,57 @@ def test_another_network_under_the_same_import_path_makes_other_noise(
     assert abs(cosine(*found)) < chance(len(found[0]))
 
 
+HELPED = """
+from torch import nn
+from a_package import layers
+
+
+class Net(nn.Module):
+    def __init__(self, classes):
+        super().__init__()
+        self.layer = nn.Linear(64, classes)
+
+    def forward(self, x):
+        return layers.last(self.layer(x.flatten(1)))
+"""
+LAYERS = """
+def last(x):
+    from .slopes import SLOPE
+    return (x * SLOPE).relu()
+"""
+
+
+def test_an_edit_of_what_a_network_imports_makes_other_noise(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The class's own file stays as it is: the edit is two imports away, one of them inside a function."""
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    (tmp_path / "a_package").mkdir()
+    (tmp_path / "a_package" / "__init__.py").write_text("")
+    (tmp_path / "a_helped_network.py").write_text(HELPED)
+    (tmp_path / "a_package" / "layers.py").write_text(LAYERS)
+    found = []
+    for slope in (1.0, 1.1):
+        (tmp_path / "a_package" / "slopes.py").write_text(f"SLOPE = {slope}\n")
+        importlib.invalidate_caches()
+        for name in [n for n in sys.modules if n.startswith(("a_helped", "a_package"))]:
+            del sys.modules[name]
+        model = {"name": "import:a_helped_network:Net"}
+        made = run(home, f"helped-{slope}", model=model, defenses=[GAUSSIAN])
+        found.append(sent(made, "model_update"))
+    assert abs(cosine(*found)) < chance(len(found[0]))
+
+
+def test_another_version_of_fdaudit_makes_other_noise(
+    home: Path, noisy: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fdaudit.planning.plan.own_digest", lambda: "0" * 64)
+    again = run(home, "noisy-version", defenses=[GAUSSIAN])
+    one, two = sent(noisy, "model_update"), sent(again, "model_update")
+    assert abs(cosine(one, two)) < chance(len(one))
+
+
 def test_a_run_that_is_repeated_has_the_same_bytes(home: Path, noisy: Path, trained: Path) -> None:
     for first, defence in ((noisy, GAUSSIAN), (trained, DP_SGD)):
         again = run(home, f"{first.name}-again", defenses=[defence])

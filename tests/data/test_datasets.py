@@ -15,7 +15,9 @@ import pytest
 import torch
 
 from fdaudit.data import DATASETS, Dataset, load_dataset
+from fdaudit.data.raw import image_origins
 from fdaudit.errors import DataError
+from fdaudit.rng import SecretStream, child
 from fdaudit.spec.schema import DatasetSpec
 
 from ..helpers.run_cases import stream
@@ -269,3 +271,21 @@ def test_mnist_has_its_published_sizes():
     assert data.test_x.shape == (10000, 1, 28, 28)
     assert torch.bincount(data.y).tolist() == [5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949]
     assert data.x.mean().item() == pytest.approx(0.1307, abs=1e-4)
+
+
+def test_origins_do_not_depend_on_size_type_or_copies_of_grey():
+    grey = torch.randint(256, (5, 1, 6, 7), dtype=torch.uint8, generator=child(0, "grey"))
+    origins = image_origins(grey)
+    assert origins.shape == (5, 2)
+    assert len({tuple(row) for row in origins.tolist()}) == 5
+    for same in (grey / 255.0, grey.expand(5, 3, 6, 7), (grey.double() / 255).float()):
+        assert torch.equal(image_origins(same), origins)
+    other = grey.clone()
+    other[0, 0, 0, 0] ^= 1
+    assert not torch.equal(image_origins(other)[0], origins[0])
+    assert not torch.equal(image_origins(grey.transpose(2, 3)), origins)
+    sizes = [
+        load_dataset(DatasetSpec(name="digits", image_size=size), SecretStream(b"x" * 16, "d"))
+        for size in (None, 6, 20)
+    ]
+    assert all(torch.equal(d.origins, sizes[0].origins) for d in sizes)

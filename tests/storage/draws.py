@@ -10,7 +10,17 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).parents[2]
 ROOMS = ("fdaudit", "attacks", "protocols", "defenses", "reports")
-NAMED = {"child", "child_numpy", "child_seed", "SecretStream", "coins", "truth", "commit", "seed_from"}
+NAMED = {
+    "child",
+    "child_numpy",
+    "child_seed",
+    "SecretStream",
+    "coins",
+    "truth",
+    "commit",
+    "seed_from",
+    "branch",
+}
 """Called with the name of the draw."""
 RAW = {
     *("manual_seed", "default_rng", "RandomState", "urandom", "uuid4", "set_state", "spawn", "seeded"),

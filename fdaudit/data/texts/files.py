@@ -11,9 +11,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fdaudit.data.raw import RawData, class_total
+from fdaudit.data.raw import RawData, class_total, text_origins
 from fdaudit.data.texts.wordpieces import PieceNumbering, Pieces
-from fdaudit.data.texts.words import Numbering
+from fdaudit.data.texts.words import Numbering, words_of
 from fdaudit.errors import DataError
 from fdaudit.limits import DATA_BYTES, TABLE_BYTES, read_file
 
@@ -44,6 +44,7 @@ class _Row(NamedTuple):
 def read_texts(file: Path, length: int, pieces: Pieces | None = None) -> RawData:
     """Read a user's table with the columns `text` and `label`: comma-separated, or tab-separated if it ends in .tsv.
 
+    An optional column `group` names the records that belong together, by any text: those of one person, for example.
     Labels are whole numbers from 0. Fields of a comma-separated file may be quoted; those of a tab-separated one are
     read as they are.
 
@@ -61,8 +62,9 @@ def read_texts(file: Path, length: int, pieces: Pieces | None = None) -> RawData
         problem = f"has no column {missing[0]}, or several" if header else "is empty"
         raise DataError(_FIELD, str(file), problem, "Begin it with the names of its columns: text,label.")
     text, label = header.index("text"), header.index("label")
+    group = header.index("group") if header.count("group") == 1 else None
     numbering = _numbering(length, pieces)
-    x, y = _records(file, rows, len(header), (text,), label, 0, numbering)
+    x, y, origins, groups = _records(file, rows, len(header), (text,), label, 0, numbering, group)
     least = int(y.min())
     if least:
         problem = f"numbers its classes from {least}: class 0 never occurs"
@@ -73,6 +75,8 @@ def read_texts(file: Path, length: int, pieces: Pieces | None = None) -> RawData
         classes=class_total([y], _FIELD, str(file)),
         provenance=f"The user's file {file.name}; licence not stated in it.",
         words=numbering.words,
+        origins=origins,
+        groups=groups,
     )
 
 
@@ -91,7 +95,7 @@ def read_named_texts(name: str, root: Path, length: int, pieces: Pieces | None =
     numbering = _numbering(length, pieces)
     if name == "ag_news":
         file = root / "ag_news.csv"
-        x, y = _records(file, _rows(file, ","), 3, (1, 2), 0, 1, numbering)
+        x, y, origins, _ = _records(file, _rows(file, ","), 3, (1, 2), 0, 1, numbering)
         return RawData(
             x=x,
             y=y,
@@ -100,6 +104,7 @@ def read_named_texts(name: str, root: Path, length: int, pieces: Pieces | None =
             provenance="AG News (Zhang, Zhao & LeCun 2015), title and description; for research and other "
             "non-commercial use.",
             words=numbering.words,
+            origins=origins,
         )
     parts = {}
     for part in ("train", "dev"):
@@ -107,7 +112,7 @@ def read_named_texts(name: str, root: Path, length: int, pieces: Pieces | None =
         rows = _rows(file, "\t")
         next(rows, None)
         parts[part] = _records(file, rows, 2, (0,), 1, 0, numbering)
-    (x, y), (test_x, test_y) = parts["train"], parts["dev"]
+    (x, y, origins, _), (test_x, test_y, *_) = parts["train"], parts["dev"]
     return RawData(
         x=x,
         y=y,
@@ -117,6 +122,7 @@ def read_named_texts(name: str, root: Path, length: int, pieces: Pieces | None =
         class_names=("negative", "positive"),
         provenance="SST-2 (Socher et al. 2013) as in GLUE, test on its development split; licence not stated.",
         words=numbering.words,
+        origins=origins,
     )
 
 
@@ -159,8 +165,9 @@ def _records(
     label: int,
     first: int,
     numbering: Numbering,
-) -> tuple[Tensor, Tensor]:
-    """Return token numbers (n, L) and classes (n,) of a table's rows.
+    group: int | None = None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    """Return token numbers (n, L), classes (n,), origins (n, 2) and groups (n,), if there are any, of a table's rows.
 
     Args:
         file: for errors.
@@ -170,8 +177,10 @@ def _records(
         label: the column of the class.
         first: the number of the first class.
         numbering: numbers the words.
+        group: the column of the group, if there is one.
     """
-    read, labels = list[str](), list[int]()
+    read, labels, names = list[str](), list[int](), dict[str, int]()
+    groups = list[int]()
     for line, fields in rows:
         if len(fields) != width:
             raise _damaged(file, line, f"has {len(fields)} fields, not {width}")
@@ -182,12 +191,15 @@ def _records(
             raise _damaged(file, line, f"has a text of {len(text):,} characters, more than {_LONGEST:,}")
         read.append(text)
         labels.append(_class(fields[label].strip(), first, file, line))
+        if group is not None:
+            groups.append(names.setdefault(fields[group].strip(), len(names)))
     if not read:
         raise DataError(_FIELD, str(file), "holds no record", "Give one with records.")
     if (size := 8 * len(read) * numbering.length) > DATA_BYTES.most:
         remedy = "Give fewer records, or a smaller `dataset.length`."
         raise DataError(_FIELD, str(file), f"makes {DATA_BYTES.refusal(size)}", remedy)
-    return numbering.rows(read), torch.tensor(labels)
+    alike = None if group is None else torch.tensor(groups)
+    return numbering.rows(read), torch.tensor(labels), text_origins(map(words_of, read)), alike
 
 
 def _class(text: str, first: int, file: Path, line: int) -> int:

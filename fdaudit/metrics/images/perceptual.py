@@ -25,7 +25,7 @@ from fdaudit.metrics._arrays import images, same_shape
 from fdaudit.metrics.images.frechet import frechet_figure
 from fdaudit.metrics.images.weights import WeightsUnavailableError, load_weights
 from fdaudit.metrics.intervals import mean_figure
-from fdaudit.parallel.threads import forked_randomness
+from fdaudit.parallel.randomness import forked_randomness
 from fdaudit.types import Figure
 
 __all__ = [
