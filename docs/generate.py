@@ -276,6 +276,7 @@ def _tried_on(found: Mapping[str, Any]) -> str:
         "labels": "the run's own protocol, undefended, with auxiliary records spread unevenly over its clients",
         "model": "auxiliary records learnt by heart under labels drawn at random",
         "selector": "a client of the run's own protocol, undefended, whose selector is fitted to auxiliary records",
+        "tables": "class means of FKD, of the run's network, from a client that knows auxiliary records by heart",
         "uploads": "gradients of FedAvg, of the run's network, from a client that trained on auxiliary records",
     }[control["on"]].format(**control)
 
