@@ -125,6 +125,7 @@ class Cell:
     """One protocol x adversary x attack cell: its result, or the reason why it was not run.
 
     `needs` names what the attack can start from: kinds of messages, or an oracle; empty for guesses from outside.
+    `reads` names the kinds of messages that it uses besides, where they are in view.
     `canaries` says how a membership attack scored canaries, or why it scored none. It is None if the run has no
     canaries for it. `confinement` says which layers confined the attack's processes; None if none was started.
     """
@@ -138,6 +139,7 @@ class Cell:
     reason: str = ""
     assumes: tuple[str, ...] = ()
     needs: tuple[str, ...] = ()
+    reads: tuple[str, ...] = ()
     params: Mapping[str, Any] = field(default_factory=dict)
     queries: Mapping[str, Any] | None = None
     figures: tuple[Figure, ...] = ()
@@ -157,13 +159,14 @@ class Cell:
         plain = {
             k: v
             for k, v in value.items()
-            if k not in ("id", "figures", "targets", "controls", "assumes", "needs", "confinement")
+            if k not in ("id", "figures", "targets", "controls", "assumes", "needs", "reads", "confinement")
         }
         confined = value.get("confinement")
         return cls(
             **plain,
             assumes=tuple(value["assumes"]),
             needs=tuple(value.get("needs", ())),
+            reads=tuple(value.get("reads", ())),
             figures=figures_of(value["figures"]),
             targets=tuple(TargetResult.from_json(t) for t in value["targets"]),
             controls={name: Control.from_json(c) for name, c in (value["controls"] or {}).items()},
@@ -183,6 +186,7 @@ class Cell:
             "reason": self.reason,
             "assumes": list(self.assumes),
             "needs": list(self.needs),
+            **({"reads": list(self.reads)} if self.reads else {}),
             "params": dict(self.params),
             "queries": None if self.queries is None else dict(self.queries),
             "figures": [figure_json(f) for f in self.figures],

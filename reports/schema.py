@@ -320,6 +320,8 @@ class Cell(_Part):
     assumes: tuple[str, ...] = ()
     needs: tuple[str, ...] = ()
     """What the attack can start from: kinds of messages, or an oracle; empty for guesses from outside."""
+    reads: tuple[str, ...] = ()
+    """Kinds of messages that it uses besides, where they are in view."""
     params: dict[str, Any] = Field(default_factory=dict)
     queries: Queries | None = None
     figures: tuple[Figure, ...] = ()

@@ -6,6 +6,7 @@ Guarantees:
   * an attack that found nothing counts as "no leak measured" only if its positive control passed;
   * a cell with a test that is significant among its own tests, but not among all tests of the run, is a possible leak,
     never "no leak measured";
+  * a gain below zero supports no possible leak, nor does a cell of a run whose final model is near chance;
   * no rule yields "safe".
 """
 
@@ -27,7 +28,15 @@ from .text import clip, detectable, joined, label, measure, odds
 __all__ = ["EVERYONE", "LEVELS", "SETTLED", "Finding", "Level", "judge", "judge_all", "strongest"]
 
 Level = Literal[
-    "leak", "partial", "possible", "none-seen", "inconclusive", "failed", "not-applicable", "not-requested"
+    "leak",
+    "partial",
+    "possible",
+    "none-seen",
+    "inconclusive",
+    "not-tested",
+    "failed",
+    "not-applicable",
+    "not-requested",
 ]
 
 LEVELS: Mapping[Level, str] = MappingProxyType(
@@ -37,15 +46,18 @@ LEVELS: Mapping[Level, str] = MappingProxyType(
         "possible": "Possible leak",
         "none-seen": "No leak measured",
         "inconclusive": "Inconclusive",
+        "not-tested": "Not tested",
         "failed": "Failed",
         "not-applicable": "Not applicable",
         "not-requested": "Not requested",
     }
 )
-"""Levels from the gravest to the least informative, with the words shown for each."""
+"""Levels from the gravest to the least informative, with the words shown for each. No cell is "not tested": a view is,
+if private messages in it were read by no attack."""
 SETTLED: Sequence[Level] = ("leak", "partial", "possible", "none-seen")
 """Levels of cells that gave an answer."""
 
+_LOW = "The model is near chance on test records, which supports no possible leak."
 EVERYONE = "all victims together"
 """Stands for a victim's name in evidence of all victims."""
 
@@ -87,7 +99,8 @@ class Finding:
 def judge_all(result: Result) -> tuple[Finding, ...]:
     """Return every cell's finding, in the result's order, by p-values that are corrected for all tests of the run."""
     judged = zip(result.cells, corrections(result), strict=True)
-    return tuple(judge(cell, i, correction) for i, (cell, correction) in enumerate(judged, start=1))
+    low = bool(result.utility.warnings)
+    return tuple(judge(cell, i, correction, low) for i, (cell, correction) in enumerate(judged, start=1))
 
 
 def strongest(findings: Sequence[Finding]) -> Finding | None:
@@ -101,13 +114,16 @@ def strongest(findings: Sequence[Finding]) -> Finding | None:
     return min(findings, key=rank, default=None)
 
 
-def judge(cell: Cell, number: int = 1, correction: Correction | None = None) -> Finding:
+def judge(
+    cell: Cell, number: int = 1, correction: Correction | None = None, near_chance: bool = False
+) -> Finding:
     """Judge one cell by the rule of its goal and the state of its controls.
 
     Args:
         cell: the cell.
         number: its place in the result, from 1.
         correction: of its p-values. Without one, each test is judged alone.
+        near_chance: whether a final model of the run is near chance on test records.
     """
     rule = RULES.get(cell.goal)
     if rule is None:
@@ -133,6 +149,8 @@ def judge(cell: Cell, number: int = 1, correction: Correction | None = None) -> 
         return replace(finding, level=cell.status, cautions=_look(cell, cell.status))
     measured = _measured(rule, key, worst, worst_key)
     decided = _decided(replace(finding, measured=measured), rule, correction or Correction())
+    if decided.level == "possible" and near_chance:
+        decided = replace(decided, level="inconclusive", because=f"{decided.because} {_LOW}")
     if cell.status == "inconclusive" and decided.level not in ("leak", "partial", "possible"):
         decided = replace(decided, level="inconclusive", because=cell.reason or decided.because)
     return replace(decided, cautions=(*decided.cautions, *_look(cell, decided.level)))
@@ -165,7 +183,7 @@ def _decided(finding: Finding, rule: Rule, correction: Correction) -> Finding:
         )
     if not any(rule.telling(e) for e in evidence):
         return replace(finding, because="Its deciding figure has no interval, or nothing to compare it with.")
-    away, own = _corrected_away(cell, correction)
+    away, own = _corrected_away(cell, rule, correction)
     if own:
         return replace(finding, level="possible", because=away, cautions=tuple(_in_this_run(correction)))
     if positive is None or not positive.passed:
@@ -206,14 +224,16 @@ def _evidence(cell: Cell, correction: Correction) -> Iterator[Evidence]:
         )
 
 
-def _corrected_away(cell: Cell, correction: Correction) -> tuple[str, bool]:
+def _corrected_away(cell: Cell, rule: Rule, correction: Correction) -> tuple[str, bool]:
     """Return a sentence if a figure is significant alone but not after correction, else an empty text.
 
-    Also return whether it is significant among the tests of its own cell (Bonferroni).
+    Figures of those whose gain is below zero do not count. Also return whether the figure is significant among the
+    tests of its own cell (Bonferroni).
     """
     tested = [
         (figure.p, after, figure.name, EVERYONE if target is None else clip(target, 60))
         for target, figures, _ in groups(cell)
+        if not _worse_than_guessing(rule, figures)
         for figure in figures
         if figure.p is not None
         and (after := correction.of(target, figure)) is not None
@@ -229,6 +249,12 @@ def _corrected_away(cell: Cell, correction: Correction) -> tuple[str, bool]:
         f"{odds(after, FAMILY_LEVEL)}."
     )
     return said, p * len(tested) <= FAMILY_LEVEL
+
+
+def _worse_than_guessing(rule: Rule, figures: Sequence[Figure]) -> bool:
+    """Return whether the deciding figure is a gain over guessing and lies below zero."""
+    key = by_name(figures, rule.figure)
+    return rule.chance == 0.0 and key is not None and (key.value or 0.0) < 0
 
 
 def _detectable(correction: Correction) -> str:

@@ -101,6 +101,7 @@ class CoinRegression:
         "ensemble_labels",
         "vote_counts",
     )
+    reads: ClassVar[tuple[str, ...]] = ("class_counts", "sample_count")
     assumes: ClassVar[tuple[str, ...]] = ("architecture", "auxiliary", "initial", "public")
     source: ClassVar[str] = "Hoerl & Kennard 1970 on shadow models (Shokri et al. 2017)"
     control: ClassVar[dict[str, str]] = {"on": "federation"}

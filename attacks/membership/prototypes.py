@@ -61,6 +61,7 @@ class PrototypeRegression:
     work: ClassVar[dict[str, Any]] = {"once": 30000, "each": 20000, "grows": ("shadows", "rounds")}
     goal: ClassVar[str] = "membership"
     needs: ClassVar[tuple[str, ...]] = ("class_prototypes",)
+    reads: ClassVar[tuple[str, ...]] = ("class_counts", "sample_count")
     assumes: ClassVar[tuple[str, ...]] = ("architecture", "auxiliary")
     oracle: ClassVar[str | None] = None
     source: ClassVar[str] = (

@@ -228,7 +228,7 @@ def test_the_summary_of_the_fixture_names_who_and_what() -> None:
     assert summary.reasons[0].number == 1
     by_adversary = {row.adversary: [e.level for e in row.entries] for row in summary.matrix}
     assert by_adversary["server"] == ["leak", "partial"], "what the world can do, the server can"
-    assert by_adversary["client/1"] == ["inconclusive", "partial"], "and so can a client"
+    assert by_adversary["client/1"] == ["not-tested", "partial"], "and so can a client"
     world = next(row for row in summary.matrix if row.adversary == "world").entries[1]
     assert (world.conclusive, world.tried) == (2, 4)
 
@@ -303,6 +303,43 @@ def test_recognised_classes_share_the_level_among_their_cells() -> None:
     assert {f.level for f in judge_all(cells(10, 0.004))} == {"partial"}
     assert {f.level for f in judge_all(cells(20, 0.004))} == {"possible"}
     assert "of which it was given no record" in judge_all(cells(1, 0.01))[0].because
+
+
+def of_one_run(*cells: Cell, warnings: tuple[str, ...] = ()) -> Result:
+    made = Result.model_validate_json(json.dumps(minimal()))
+    return made.model_copy(
+        update={"cells": cells, "utility": made.utility.model_copy(update={"warnings": warnings})}
+    )
+
+
+QUIET = cell("membership", figure("auc", 0.5, 0.4, 0.6, p=0.5))
+
+
+@pytest.mark.parametrize(("gain", "level"), [(0.2, "possible"), (0.0, "possible"), (-0.8, "none-seen")])
+def test_pictures_farther_from_the_truth_than_guessing_are_no_possible_leak(
+    gain: float, level: Level
+) -> None:
+    """Records picked out of galleries stand out in their own test alone, by chance or not."""
+    chance = figure("identification_chance", 0.1)
+    near = cell(
+        "reconstruction",
+        figure("psnr_gain", gain, gain - 1, gain + 1),
+        figure("identification", 0.3, 0.1, 0.5, p=0.02),
+        chance,
+    )
+    found = judge_all(of_one_run(near, *[QUIET] * 9))
+    assert found[0].level == level
+    assert found[0].because.startswith("Not significant after correction") == (level == "possible")
+
+
+@pytest.mark.parametrize("warnings", [(), ("The model of server ends near chance.",)])
+def test_a_model_at_chance_supports_no_possible_leak(warnings: tuple[str, ...]) -> None:
+    one = cell("membership", figure("auc", 0.65, 0.51, 0.8, p=0.01))
+    found = judge_all(of_one_run(one, *[QUIET] * 9, warnings=warnings))
+    assert found[0].level == ("inconclusive" if warnings else "possible")
+    assert ("near chance" in found[0].because) == bool(warnings)
+    grave = cell("membership", figure("auc", 0.9, 0.8, 1.0, p=1e-9))
+    assert judge_all(of_one_run(grave, *[QUIET] * 9, warnings=warnings))[0].level == "leak"
 
 
 # -- plain words ---------------------------------------------------------------------------------------------------
