@@ -25,6 +25,7 @@ __all__ = [
     "gates",
     "noted",
     "plain_name",
+    "told_anew",
 ]
 
 SCHEMA = "fdaudit-result/1"
@@ -240,11 +241,35 @@ def derived_from_data(messages: Iterable[Message]) -> frozenset[int]:
     return frozenset(reached)
 
 
+def told_anew(log: Sequence[Message], view: Iterable[int], private: frozenset[int]) -> frozenset[int]:
+    """Return the `seq` of a view's private messages that are computed from more than the view's other messages.
+
+    The mean of answers tells nothing new to those who see every answer. A message is new if raw data reached it
+    directly or through a private message that is not in the view.
+
+    Args:
+        log: all messages of a run, in order.
+        view: `seq` of the messages that an adversary saw.
+        private: `seq` of the messages that raw data may have reached.
+    """
+    seen, held, found = frozenset(view), dict[str, set[int]](), set[int]()
+    for m in log:
+        if m.seq in seen & private:
+            data = DATA in m.inputs or (m.inputs == ALL and role(m.sender) == "client")
+            sources = held.get(m.sender, set()) if m.inputs == ALL else {i for i in m.inputs if i != DATA}
+            if data or (sources & private) - seen:
+                found.add(m.seq)
+        for party in {m.sender, *m.receivers}:
+            held.setdefault(party, set()).add(m.seq)
+    return frozenset(found)
+
+
 def exposure(
     messages: Sequence[Message],
     party: str,
     private: frozenset[int],
     misfit: Callable[[Message], str] = lambda _: "",
+    anew: frozenset[int] | None = None,
 ) -> list[dict[str, Any]]:
     """Return the messages that one adversary saw: counts, bytes and record kept, by kind, direction and sender role.
 
@@ -253,6 +278,7 @@ def exposure(
         party: the adversary's name.
         private: `seq` of the messages that raw data may have reached.
         misfit: returns why no attack reads a message, or an empty text.
+        anew: `seq` of those that are computed from more than the view's other messages; None for all.
     """
     members = set(party.split("+"))
     rows: dict[tuple[str, str, str], dict[str, Any]] = {}
@@ -261,12 +287,14 @@ def exposure(
             "sent" if m.sender in members else "received" if members & set(m.receivers) else "overheard"
         )
         empty = {"count": 0, "bytes": 0, "kept": set(), "defenses": set(), "private": False, "unread": ""}
+        empty |= {"derived": True}
         row = rows.setdefault((m.kind, direction, role(m.sender)), empty)
         row["count"] += 1
         row["bytes"] += m.bytes_on_wire
         row["kept"].add("digest" if m.payload is None else "full")
         row["defenses"] |= {str(d.get("name")) for d in m.defenses}
         row["private"] |= m.seq in private
+        row["derived"] &= anew is not None and m.seq not in anew
         row["unread"] = row["unread"] or misfit(m)
     return [
         {
@@ -280,6 +308,7 @@ def exposure(
             "defenses": sorted(row["defenses"]),
             "private": row["private"],
             "unread": row["unread"],
+            "derived": row["derived"],
         }
         for (kind, direction, sender), row in sorted(rows.items())
     ]

@@ -129,7 +129,7 @@ def gaps(result: Result, findings: Sequence[Finding]) -> Mapping[str, tuple[Gap,
 
 
 def _gaps(result: Result, adversary: str, read: Collection[str], readers: Collection[str]) -> Iterator[Gap]:
-    """Yield the gaps of one adversary, a kind each.
+    """Yield the gaps of one adversary, a kind each; messages derived from others of its view leave none.
 
     Args:
         result: the result.
@@ -137,8 +137,9 @@ def _gaps(result: Result, adversary: str, read: Collection[str], readers: Collec
         read: the kinds that attacks with an answer have read in its view.
         readers: the kinds that any attack of the result could read; none if its version does not say.
     """
-    misfits = {r.kind: r.unread for r in _received(result, adversary) if r.unread and r.private}
-    for kind, _ in private_kinds(result, adversary):
+    rows = [row for row in _received(result, adversary) if row.private and not row.derived]
+    misfits = {row.kind: row.unread for row in rows if row.unread}
+    for kind in dict.fromkeys(row.kind for row in rows):
         shown = clip(kind, 60)
         if kind in misfits:
             yield Gap(kind=shown, why=f"no attack reads it ({clip(misfits[kind], 300)})")

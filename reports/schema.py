@@ -195,6 +195,8 @@ class Exposure(_Part):
     """Whether the messages depend on raw data of any party; if left out, they do."""
     unread: str = ""
     """Why no attack reads some of these messages; empty if attacks do."""
+    derived: bool = False
+    """Whether they are computed from other messages of the party's view alone, and tell nothing new."""
 
 
 class ViewRow(_Part):

@@ -313,6 +313,15 @@ def test_what_was_read_on_a_smaller_view_counts_for_the_larger_one() -> None:
     assert told(made, "server+client/0") == ("none-seen", "")
 
 
+def test_what_is_computed_from_the_view_alone_needs_no_reader() -> None:
+    made = result([reading(cell("server", "none-seen"), "logits")])
+    rows = (
+        received("server", "logits", "client"),
+        received("server", "ensemble_labels", "server").model_copy(update={"derived": True}),
+    )
+    assert told(made.model_copy(update={"exposure": rows})) == ("none-seen", "")
+
+
 def test_a_leak_stays_a_leak_whatever_was_not_read() -> None:
     loud = reading(cell("server", "leak"), "logits")
     assert told(seen(result([loud]), "logits", "logit_cotangents"))[0] == "leak"
