@@ -39,14 +39,12 @@ from ..helpers.protocol_cases import (
 )
 
 MISSING: dict[tuple[str, str], tuple[str, ...]] = {
-    ("aggregator", "logit_range"): ("fedkd",),
     ("client", "ensemble_labels"): ("selective-fd",),
     ("client", "logit_cotangents"): ("fediod",),
     ("client", "logit_range"): ("fedkd",),
     ("client", "logits"): ("fedgems",),
     ("client", "proxy_indices"): ("fedgems",),
     ("eavesdropper", "discriminator_scores"): ("fediod",),
-    ("eavesdropper", "logit_range"): ("fedkd",),
     ("eavesdropper", "sample_gradients"): ("fediod",),
     ("server", "discriminator_scores"): ("fediod",),
     ("server", "sample_gradients"): ("fediod",),
