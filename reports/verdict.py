@@ -6,7 +6,8 @@ Guarantees:
   * an attack that found nothing counts as "no leak measured" only if its positive control passed;
   * a cell with a test that is significant among its own tests, but not among all tests of the run, is a possible leak,
     never "no leak measured";
-  * a gain below zero supports no possible leak, nor does a cell of a run whose final model is near chance;
+  * a gain below zero supports no possible leak, unless many records are identified far beyond chance; nor does a cell
+    of a run whose final model is near chance;
   * no rule yields "safe".
 """
 
@@ -20,7 +21,7 @@ from typing import Literal
 from fdaudit.types import Figure
 
 from .correction import Correction, corrections, groups
-from .identification import LOOK
+from .identification import LOOK, identifies
 from .rules import FAMILY_LEVEL, RULES, Evidence, Rule, beside, by_name, decided_by, framed, worth
 from .schema import Cell, Result, Target
 from .text import clip, detectable, joined, label, measure, odds
@@ -227,19 +228,18 @@ def _evidence(cell: Cell, correction: Correction) -> Iterator[Evidence]:
 def _corrected_away(cell: Cell, rule: Rule, correction: Correction) -> tuple[str, bool]:
     """Return a sentence if a figure is significant alone but not after correction, else an empty text.
 
-    Figures of those whose gain is below zero do not count. Also return whether the figure is significant among the
-    tests of its own cell (Bonferroni).
+    Figures beside a gain below zero do not count, except an identification of many records. Also return whether the
+    figure is significant among the tests of its own cell (Bonferroni).
     """
     tested = [
-        (figure.p, after, figure.name, EVERYONE if target is None else clip(target, 60))
+        (figure.p, after, figure.name, EVERYONE if target is None else clip(target, 60), figures)
         for target, figures, _ in groups(cell)
-        if not _worse_than_guessing(rule, figures)
         for figure in figures
         if figure.p is not None
         and (after := correction.of(target, figure)) is not None
         and not figure.name.endswith("_worst")
     ]
-    found = [test for test in tested if test[0] <= FAMILY_LEVEL < test[1]]
+    found = [t[:4] for t in tested if t[0] <= FAMILY_LEVEL < t[1] and not _worse_than_guessing(rule, t[4])]
     if not found:
         return "", False
     p, after, name, who = min(found)
@@ -252,9 +252,10 @@ def _corrected_away(cell: Cell, rule: Rule, correction: Correction) -> tuple[str
 
 
 def _worse_than_guessing(rule: Rule, figures: Sequence[Figure]) -> bool:
-    """Return whether the deciding figure is a gain over guessing and lies below zero."""
+    """Return whether the deciding figure is a gain over guessing below zero, and few records are identified."""
     key = by_name(figures, rule.figure)
-    return rule.chance == 0.0 and key is not None and (key.value or 0.0) < 0
+    below = rule.chance == 0.0 and key is not None and (key.value or 0.0) < 0
+    return below and not identifies(figures, level=1.0)
 
 
 def _detectable(correction: Correction) -> str:

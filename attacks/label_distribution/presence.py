@@ -54,7 +54,7 @@ class LabelPresence:
     source: ClassVar[str] = (
         "Jeong et al. 2018, Algorithm 1: a device without records of a class sends no mean for it"
     )
-    control: ClassVar[dict[str, Any]] = {"on": "labels"}
+    control: ClassVar[dict[str, Any]] = {"on": "labels", "rounds": 20}
     tasks: ClassVar[tuple[str, ...]] = ("single-label", "text")
     profiles: ClassVar[dict[str, dict[str, Any]]] = {"quick": {}, "standard": {}, "full": {}}
     Config: ClassVar[type[LabelPresenceConfig]] = LabelPresenceConfig

@@ -89,13 +89,14 @@ def tables_of_shadows(
     recipe = recipe_of(once, y, records=int(held.sum(1).max()), most_steps=most_steps)
     fit = recipe.fit.model_copy(update={"final_lr": training.get("final_lr")})
     recipe = recipe.model_copy(update={"fit": fit})
+    gamma, share = float(training.get("gamma", 1.0)), str(training.get("share", "soft"))
     card = {
         "what": "tables of shadows",
         "network": network.described,
         "execution": train.execution.described,
         "recipe": recipe.model_dump(mode="json"),
-        "gamma": float(training.get("gamma", 1.0)),
-        "share": str(training.get("share", "soft")),
+        "gamma": gamma,
+        "share": share,
         "only right": only_right,
         "seed": seed,
     }
@@ -105,9 +106,9 @@ def tables_of_shadows(
         records = [held[k].nonzero().squeeze(1) for k in rows]
         tables = []
         for now, teacher in enumerate(teachers):
-            targets = mixed_targets(y, teacher, card["gamma"])
+            targets = mixed_targets(y, teacher, gamma)
             models = _trained(train, models, x, targets, records, recipe, rows, seed, now)
-            tables.append(_tables(train, models, x, y, records, card["share"], only_right, len(teacher)))
+            tables.append(_tables(train, models, x, y, records, share, only_right, len(teacher)))
         return {"tables": torch.stack(tables, 1)}
 
     parts = parts_of(len(held))

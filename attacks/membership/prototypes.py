@@ -99,8 +99,9 @@ class PrototypeRegression:
                 found.append(self._guess(view, knowledge, challenge, sent))
             else:
                 unseen.append(challenge)
-        if unseen and averages(view):
-            found += self._guesses(view, knowledge, unseen)
+        mean = averages(view) if unseen else None
+        if mean is not None:
+            found += self._guesses(view, knowledge, unseen, *mean)
         return tuple(found)
 
     def _guess(
@@ -119,9 +120,15 @@ class PrototypeRegression:
             parts.append((shadows.flatten(1), mine.flatten(), treatment.variance))
         return _membership(challenge, regressed_in_parts(parts, coins, stack=True), len(parts))
 
-    def _guesses(self, view: View, knowledge: Knowledge, challenges: Sequence[Challenge]) -> list[Membership]:
-        """Guess about victims whose tables are in view as part of a mean alone."""
-        means, within = averages(view)
+    def _guesses(
+        self,
+        view: View,
+        knowledge: Knowledge,
+        challenges: Sequence[Challenge],
+        means: Mapping[int, Tensor],
+        within: Sequence[str],
+    ) -> list[Membership]:
+        """Guess about victims whose tables are in view as part of a mean alone, over the clients `within`."""
         means = {now: table for now, table in means.items() if now < self.config.rounds}
         rounds, only_right = max(means) + 1, _only_right(means)
         by_name, own = {c.target: c for c in challenges}, {k: tables_sent(view, k) for k in within}
@@ -134,16 +141,12 @@ class PrototypeRegression:
                 shadows[client] = self._strangers(view, knowledge, client, rounds, only_right, records)
         found: dict[str, list[Regressed]] = {name: [] for name in by_name}
         for now, table in sorted(means.items()):
+            theirs = [t[:, now].double() for t, _ in shadows.values()]
             mine = [sent[now] for sent in own.values() if now in sent]
-            rows = sum(
-                (
-                    known(t[:, now].flatten(0, 1)).double().view(len(t), -1).mean(0)
-                    for t, _ in shadows.values()
-                )
-            )
-            share = 1 / (rows + sum(known(t).double() for t in mine)).clamp_min(1)[:, None]
-            left = table - sum((share * t for t in mine), torch.zeros_like(table))
-            clients = [((t[:, now].double() * share).flatten(1), coins) for t, coins in shadows.values()]
+            share = _share(theirs, mine)
+            left = table - torch.stack([*(share * t for t in mine), torch.zeros_like(table)]).sum(0)
+            coins = (coins for _, coins in shadows.values())
+            clients = [((t * share).flatten(1), c) for t, c in zip(theirs, coins, strict=True)]
             told = regressed_sum(clients, left.flatten())
             for name, one in zip(shadows, told, strict=True):
                 if name in by_name:
@@ -216,6 +219,18 @@ def averages(view: View) -> tuple[dict[int, Tensor], tuple[str, ...]] | None:
     chosen = [m for m in sent if m.receivers == first]
     within = tuple(k for k in clients if k not in first) if len(first) == 1 else clients
     return {m.round: view.tensors(m)["values"].double().cpu() for m in chosen}, within
+
+
+def _share(theirs: Sequence[Tensor], mine: Sequence[Tensor]) -> Tensor:
+    """Return the weight (C, 1) of one client's row in a mean: 1 over the expected number of clients with the class.
+
+    Args:
+        theirs: tables (m, C, C) of the shadows of each client whose own is not in view.
+        mine: the tables (C, C) in view.
+    """
+    shares_of_shadows = [known(t.flatten(0, 1)).double().view(len(t), -1).mean(0) for t in theirs]
+    held = torch.stack([*shares_of_shadows, *(known(t).double() for t in mine)]).sum(0)
+    return 1 / held.clamp_min(1)[:, None]
 
 
 def _only_right(tables: Mapping[int, Tensor]) -> bool:
