@@ -217,12 +217,19 @@ def _look(cell: Cell, found: Level) -> tuple[str, ...]:
 def _evidence(cell: Cell, correction: Correction) -> Iterator[Evidence]:
     """Yield the figures of all victims and of each, with their p-values after correction."""
     for target, figures, images in groups(cell):
+        named = [t for t in cell.targets if target in (None, t.target)]
         yield Evidence(
             who=EVERYONE if target is None else clip(target, 60),
             figures=[replace(f, p=correction.of(target, f)) for f in figures],
             images=images,
+            shares=[t.shares for t in named if t.shares is not None] if _all_shown(named) else [],
             tests=correction.tests,
         )
+
+
+def _all_shown(targets: Sequence[Target]) -> bool:
+    """Return whether the class shares of every victim are known."""
+    return all(t.shares is not None for t in targets)
 
 
 def _corrected_away(cell: Cell, rule: Rule, correction: Correction) -> tuple[str, bool]:

@@ -9,7 +9,7 @@ from typing import Any, get_args
 import pytest
 from fdaudit.reports.inheritance import private_kinds
 from fdaudit.reports.rules import RULES, framed
-from fdaudit.reports.schema import Cell, Control, Controls, Image, Result, Target
+from fdaudit.reports.schema import Cell, Control, Controls, Image, Result, Shares, Target
 from fdaudit.reports.summary import summarise
 from fdaudit.reports.text import odds, party
 from fdaudit.reports.verdict import LEVELS, Level, judge, judge_all, strongest
@@ -389,3 +389,25 @@ def test_a_victim_closer_than_the_prior_is_not_counted_with_all_that_are_farther
     )
     assert "farther from the truth than guessing over all victims" in found.measured
     assert "closer to the truth than guessing for the worst victim" in found.measured
+
+
+# -- class sets ----------------------------------------------------------------------------------------------------
+
+
+def _named(guess: tuple[float, ...], clients: int = 3, cells: int = 1) -> Level:
+    """The verdict on guessed shares of clients that hold five of ten classes unevenly: no distance is halved."""
+    truth = (0.6, 0.1, 0.1, 0.1, 0.1, 0, 0, 0, 0, 0)
+    figures = (figure("label_tv", 0.4), figure("label_tv_prior", 0.5))
+    shares = Shares(truth=truth, guess=guess, prior=(0.1,) * 10)
+    targets = tuple(Target(target=f"client/{k}", figures=figures, shares=shares) for k in range(clients))
+    made = cell("label-distribution", *figures, targets=targets)
+    return judge_all(of_one_run(made, *[QUIET] * cells))[0].level
+
+
+def test_class_sets_that_are_named_exactly_are_a_partial_leak() -> None:
+    right = (0.2,) * 5 + (0.0,) * 5
+    assert _named(right) == "partial"
+    assert _named(right, clients=1, cells=1) == "partial"  # one set of 252
+    assert _named(right, clients=1, cells=40) == "none-seen"
+    assert _named((0.2,) * 4 + (0.0, 0.2) + (0.0,) * 4) == "none-seen"
+    assert _named((0.1,) * 10) == "none-seen"
