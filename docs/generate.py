@@ -252,6 +252,8 @@ def _own_defence(entry: DefenseSpec) -> str:
 
 def _attack(found: Mapping[str, Any]) -> list[str]:
     lines = ["## What it needs", "", f"- Goal: {found['goal']}.", f"- Needs one of: {_needs(found)}."]
+    if found.get("reads"):
+        lines.append(f"- Reads besides, where in view: {', '.join(f'`{n}`' for n in found['reads'])}.")
     lines.append(f"- Assumes that the adversary knows: {', '.join(found['assumes']) or 'nothing'}.")
     lines.append(f"- Tasks: {', '.join(found['tasks'])}.")
     if found.get("oracle"):
@@ -277,6 +279,7 @@ def _tried_on(found: Mapping[str, Any]) -> str:
         "labels": "the run's own protocol, undefended, with auxiliary records spread unevenly over its clients",
         "model": "auxiliary records learnt by heart under labels drawn at random",
         "selector": "a client of the run's own protocol, undefended, whose selector is fitted to auxiliary records",
+        "tables": "class means of FKD, of the run's network, from a client that knows auxiliary records by heart",
         "uploads": "gradients of FedAvg, of the run's network, from a client that trained on auxiliary records",
     }[control["on"]].format(**control)
 

@@ -44,7 +44,7 @@ REQUIRED: Mapping[str, Mapping[str, str]] = {
 _OPTIONAL: Mapping[str, Mapping[str, str]] = {
     "fdaudit.attacks": {
         "oracle": "text or None",
-        "tasks": _TEXTS,
+        **dict.fromkeys(("reads", "tasks"), _TEXTS),
         "control": "a mapping",
         "work": "a mapping",
         "page": "text",

@@ -25,6 +25,7 @@ __all__ = [
     "gates",
     "noted",
     "plain_name",
+    "told_anew",
 ]
 
 SCHEMA = "fdaudit-result/1"
@@ -125,6 +126,7 @@ class Cell:
     """One protocol x adversary x attack cell: its result, or the reason why it was not run.
 
     `needs` names what the attack can start from: kinds of messages, or an oracle; empty for guesses from outside.
+    `reads` names the kinds of messages that it uses besides, where they are in view.
     `canaries` says how a membership attack scored canaries, or why it scored none. It is None if the run has no
     canaries for it. `confinement` says which layers confined the attack's processes; None if none was started.
     """
@@ -138,6 +140,7 @@ class Cell:
     reason: str = ""
     assumes: tuple[str, ...] = ()
     needs: tuple[str, ...] = ()
+    reads: tuple[str, ...] = ()
     params: Mapping[str, Any] = field(default_factory=dict)
     queries: Mapping[str, Any] | None = None
     figures: tuple[Figure, ...] = ()
@@ -157,13 +160,14 @@ class Cell:
         plain = {
             k: v
             for k, v in value.items()
-            if k not in ("id", "figures", "targets", "controls", "assumes", "needs", "confinement")
+            if k not in ("id", "figures", "targets", "controls", "assumes", "needs", "reads", "confinement")
         }
         confined = value.get("confinement")
         return cls(
             **plain,
             assumes=tuple(value["assumes"]),
             needs=tuple(value.get("needs", ())),
+            reads=tuple(value.get("reads", ())),
             figures=figures_of(value["figures"]),
             targets=tuple(TargetResult.from_json(t) for t in value["targets"]),
             controls={name: Control.from_json(c) for name, c in (value["controls"] or {}).items()},
@@ -183,6 +187,7 @@ class Cell:
             "reason": self.reason,
             "assumes": list(self.assumes),
             "needs": list(self.needs),
+            **({"reads": list(self.reads)} if self.reads else {}),
             "params": dict(self.params),
             "queries": None if self.queries is None else dict(self.queries),
             "figures": [figure_json(f) for f in self.figures],
@@ -236,11 +241,35 @@ def derived_from_data(messages: Iterable[Message]) -> frozenset[int]:
     return frozenset(reached)
 
 
+def told_anew(log: Sequence[Message], view: Iterable[int], private: frozenset[int]) -> frozenset[int]:
+    """Return the `seq` of a view's private messages that are computed from more than the view's other messages.
+
+    The mean of answers tells nothing new to those who see every answer. A message is new if raw data reached it
+    directly or through a private message that is not in the view.
+
+    Args:
+        log: all messages of a run, in order.
+        view: `seq` of the messages that an adversary saw.
+        private: `seq` of the messages that raw data may have reached.
+    """
+    seen, held, found = frozenset(view), dict[str, set[int]](), set[int]()
+    for m in log:
+        if m.seq in seen & private:
+            data = DATA in m.inputs or (m.inputs == ALL and role(m.sender) == "client")
+            sources = held.get(m.sender, set()) if m.inputs == ALL else {i for i in m.inputs if i != DATA}
+            if data or (sources & private) - seen:
+                found.add(m.seq)
+        for party in {m.sender, *m.receivers}:
+            held.setdefault(party, set()).add(m.seq)
+    return frozenset(found)
+
+
 def exposure(
     messages: Sequence[Message],
     party: str,
     private: frozenset[int],
     misfit: Callable[[Message], str] = lambda _: "",
+    anew: frozenset[int] | None = None,
 ) -> list[dict[str, Any]]:
     """Return the messages that one adversary saw: counts, bytes and record kept, by kind, direction and sender role.
 
@@ -249,6 +278,7 @@ def exposure(
         party: the adversary's name.
         private: `seq` of the messages that raw data may have reached.
         misfit: returns why no attack reads a message, or an empty text.
+        anew: `seq` of those that are computed from more than the view's other messages; None for all.
     """
     members = set(party.split("+"))
     rows: dict[tuple[str, str, str], dict[str, Any]] = {}
@@ -257,12 +287,14 @@ def exposure(
             "sent" if m.sender in members else "received" if members & set(m.receivers) else "overheard"
         )
         empty = {"count": 0, "bytes": 0, "kept": set(), "defenses": set(), "private": False, "unread": ""}
+        empty |= {"derived": True}
         row = rows.setdefault((m.kind, direction, role(m.sender)), empty)
         row["count"] += 1
         row["bytes"] += m.bytes_on_wire
         row["kept"].add("digest" if m.payload is None else "full")
         row["defenses"] |= {str(d.get("name")) for d in m.defenses}
         row["private"] |= m.seq in private
+        row["derived"] &= anew is not None and m.seq not in anew
         row["unread"] = row["unread"] or misfit(m)
     return [
         {
@@ -276,6 +308,7 @@ def exposure(
             "defenses": sorted(row["defenses"]),
             "private": row["private"],
             "unread": row["unread"],
+            "derived": row["derived"],
         }
         for (kind, direction, sender), row in sorted(rows.items())
     ]

@@ -5,20 +5,20 @@ Knowledge is a table of C rows, one mean prediction a class, without single reco
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar, Literal
 
 import torch
 from pydantic import Field
 from torch import Tensor
-from torch.nn import functional as F
 
 from fdaudit.federation.client_models import ClientModels
 from fdaudit.federation.local_settings import LocalTraining
 from fdaudit.federation.protocol import Round, Setting
+from fdaudit.training.class_means import combine, mean_by_class, mixed_targets, predictions
 from fdaudit.transcript.wire import Delivery
 
-__all__ = ["FKD", "PLS", "ClasswiseTraining", "combine", "known", "mean_by_class", "mixed_targets"]
+__all__ = ["FKD", "PLS", "ClasswiseTraining"]
 
 
 class ClasswiseTraining(LocalTraining):
@@ -28,52 +28,6 @@ class ClasswiseTraining(LocalTraining):
     """Average each class's softmax outputs, or its predicted classes."""
     gamma: float = Field(1.0, ge=0)
     """γ: weight of the teacher's cross-entropy; 0 trains alone."""
-
-
-def mean_by_class(predictions: Tensor, labels: Tensor, classes: int) -> Tensor:
-    """Return the mean prediction of each class's records: row c of (C, C) is the mean over y = c.
-
-    Args:
-        predictions: (n, C), rows summing to 1.
-        labels: (n,) true classes.
-        classes: C.
-
-    Returns:
-        The table; the row of a class without records is all zero.
-    """
-    one_hot = F.one_hot(labels, classes).double()
-    count = one_hot.sum(0)
-    return ((one_hot.T @ predictions.double()) / count.clamp(min=1)[:, None]).float()
-
-
-def known(table: Tensor) -> Tensor:
-    """Return which rows of a table (C, C) are known (C,): rows that sum to more than a half.
-
-    A known row sums to 1, an absent class's row to 0. A defence's noise can move a row across this threshold.
-    """
-    return table.sum(1) > 0.5
-
-
-def combine(tables: Sequence[Tensor], classes: int) -> Tensor:
-    """Return the mean of each class's rows over the tables that have it; a row that no table has is zero."""
-    total, count = (
-        torch.zeros(classes, classes, dtype=torch.float64),
-        torch.zeros(classes, 1, dtype=torch.float64),
-    )
-    for table in tables:
-        says = known(table)[:, None]
-        total += torch.where(says, table.double(), 0.0)
-        count += says
-    return (total / count.clamp(min=1)).float()
-
-
-def mixed_targets(labels: Tensor, teacher: Tensor, gamma: float) -> Tensor:
-    """Return targets (n, C) whose cross-entropy is φ(F, y) + γ φ(F, teacher_y), if the teacher knows class y.
-
-    Cross-entropy is linear in its target, so one cross-entropy with the sum of both targets gives both terms.
-    """
-    taught = torch.where(known(teacher)[:, None], teacher, 0.0)
-    return F.one_hot(labels, len(teacher)).float() + gamma * taught[labels]
 
 
 class _Classwise(ClientModels):
@@ -132,10 +86,7 @@ class _Classwise(ClientModels):
 
     def _own_predictions(self, k: str) -> Tensor:
         """Return client k's predictions (n, C) for its own records: softmax outputs, or one-hot predicted classes."""
-        logits = self._predict(k, self._clients[k].x)
-        if self.config.share == "soft":
-            return logits.softmax(1)
-        return F.one_hot(logits.argmax(1), self._classes).float()
+        return predictions(self._predict(k, self._clients[k].x), self.config.share)
 
     def _learn(self, k: str, sent: Delivery) -> None:
         """Give client k the teacher that it received, for its next local training."""

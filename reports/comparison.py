@@ -17,7 +17,7 @@ from fdaudit.transcript.messages import role
 from fdaudit.types import Figure, Goal
 
 from .findings import shows_classes
-from .inheritance import unread
+from .inheritance import Standing, standings
 from .rules import RULES
 from .schema import Exposure, FinalUtility, Result
 from .text import MEASURES, clip, joined
@@ -218,12 +218,13 @@ def _compared(entry: Entry) -> Compared:
     for row in result.wire:
         sent[row.sender_role] = sent.get(row.sender_role, 0) + row.bytes
     findings = judge_all(result)
+    held = standings(result, findings)
     return Compared(
         entry=entry,
         utility=utility(result.utility.final, result.run.protocol),
         bytes=tuple(sent.items()),
         seen=tuple(_all_seen(result)),
-        outcomes=tuple(_outcome(goal, findings, unread(result)) for goal in _goals(findings)),
+        outcomes=tuple(_outcome(goal, findings, held) for goal in _goals(findings)),
     )
 
 
@@ -321,15 +322,15 @@ def _goals(findings: Iterable[Finding]) -> tuple[Goal, ...]:
     return tuple(goal for goal in RULES if goal in found)  # type: ignore[misc]
 
 
-def _outcome(goal: Goal, findings: Iterable[Finding], left: Sequence[str]) -> Outcome:
-    """Return what attacks with a goal found; without a leak nothing is concluded if some messages were not read."""
+def _outcome(goal: Goal, findings: Iterable[Finding], held: Sequence[Standing]) -> Outcome:
+    """Return what attacks with a goal found; without a leak, "not tested" if an adversary's messages were not read."""
     cells = [f for f in findings if f.cell.goal == goal]
     tried = [f for f in cells if f.level not in _UNTRIED]
     settled = [f for f in tried if f.level in SETTLED]
     top = strongest(tried or cells)
-    if top is not None and top.level == "none-seen" and left:
-        because = f"No attack reads {'; '.join(left)}."
-        top = replace(top, level="inconclusive", because=because)
+    left = next((s for s in held if (s.goal, s.level) == (goal, "not-tested")), None)
+    if top is not None and top.level == "none-seen" and left is not None:
+        top = replace(top, level="not-tested", because=f"{clip(left.adversary, 60)}: {left.unread}")
     return Outcome(
         goal=goal,
         finding=top,
@@ -351,7 +352,7 @@ def _headlines(rows: Sequence[Compared]) -> Iterator[str]:
                 level = "shown"
             by_level.setdefault(level, []).append(clip(row.entry.name, 40))
         untried = [name for level in _UNTRIED for name in by_level.get(level, [])]
-        open_ = [*by_level.get("inconclusive", []), *by_level.get("failed", [])]
+        open_ = [n for level in ("inconclusive", "not-tested", "failed") for n in by_level.get(level, [])]
         parts = []
         found = [("", by_level.get("leak", [])), ("in part ", by_level.get("partial", []))]
         where = [f"{extent}in {joined(names)}" for extent, names in found if names]

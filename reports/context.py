@@ -249,6 +249,7 @@ _MARKS: Mapping[str, str] = {
     "possible": "possible",
     "none-seen": "none",
     "inconclusive": "open",
+    "not-tested": "not tested",
     "failed": "failed",
     "not-applicable": "–",
     "not-requested": "not asked",

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from .findings import SEVERITIES, FrontFinding, found_by, lines
-from .inheritance import unread
+from .inheritance import gaps
 from .rules import single_rates
 from .schema import LedgerEntry, Result
 from .text import amount, clip, joined, party, sentence
@@ -215,8 +215,9 @@ def _untested(result: Result, findings: Sequence[Finding]) -> Iterator[str]:
     if possible := sum(f.level == "possible" for f in findings):
         many = f"{possible} tests show" if possible > 1 else "1 test shows"
         yield f"{many} a possible leak, neither shown nor ruled out: {_settled_by(findings)}."
-    if left := unread(result):
-        yield f"No attack reads {'; '.join(left)}: what these messages tell was not tested."
+    left = dict.fromkeys(gap.clause for found in gaps(result, findings).values() for gap in found)
+    if left:
+        yield f"Not tested is what these messages tell. {sentence('; '.join(left))}."
     attacked = len({t.target for f in findings for t in f.cell.targets})
     if 0 < attacked < result.run.clients:
         yield f"{result.run.clients - attacked} of {result.run.clients} clients were not attacked."

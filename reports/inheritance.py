@@ -4,24 +4,37 @@ Guarantees:
   * no adversary reads weaker than one whose view it contains. Its own cells may be inconclusive, failed or absent;
   * only leaks are inherited. An attack on a smaller view that found nothing does not apply to a larger view: if no
     attack applies to the larger view itself, its level is inconclusive, never "not applicable";
-  * "no leak measured" needs a view that attacks can read. If private messages reach an adversary that no attack reads,
-    or to which no attack of any goal applies, its level is inconclusive.
+  * "no leak measured" needs a view that attacks have read: for every kind of private message in it, an attack that
+    needs or reads this kind gave an answer there or on a smaller view. Else the view is "not tested", and it is named.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from .rules import RULES
-from .schema import Result
+from .schema import Exposure, Result
 from .text import clip, joined
-from .verdict import Finding, Level, strongest
+from .verdict import SETTLED, Finding, Level, strongest
 
-__all__ = ["Standing", "private_kinds", "standings", "unread"]
+__all__ = ["Gap", "Standing", "gaps", "private_kinds", "standings"]
 
 _LEAKS: Sequence[Level] = ("leak", "partial", "possible")
 _UNTRIED: Sequence[Level] = ("not-applicable", "not-requested")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gap:
+    """A kind of private messages in an adversary's view that no attack has read, and why in a clause."""
+
+    kind: str
+    why: str
+
+    @property
+    def clause(self) -> str:
+        """Return the gap in a clause."""
+        return f"{self.kind}: {self.why}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,43 +95,78 @@ def standings(result: Result, findings: Sequence[Finding]) -> tuple[Standing, ..
         for g in goals
     )
     tried = {f.cell.adversary for f in findings if f.level not in _UNTRIED}
-    return tuple(_in_part(result, standing, tried) for standing in found)
+    left = gaps(result, findings)
+    return tuple(_in_part(result, standing, tried, left[standing.adversary]) for standing in found)
 
 
 def private_kinds(result: Result, adversary: str) -> tuple[tuple[str, bool], ...]:
     """Return the kinds that carry private data to an adversary, and whether a defence is on each."""
-    members = adversary.split("+")
     seen: dict[str, bool] = {}
-    for row in result.exposure:
-        if row.direction != "sent" and row.private and (row.party in members or row.party == adversary):
+    for row in _received(result, adversary):
+        if row.private:
             seen[row.kind] = seen.get(row.kind, True) and bool(row.defenses)
     return tuple(seen.items())
 
 
-def unread(result: Result, adversary: str | None = None) -> tuple[str, ...]:
-    """Return what no attack reads of the private messages that reach an adversary, or anybody: one clause each."""
-    rows = [
-        row
-        for row in result.exposure
-        if row.unread and row.private and row.direction != "sent" and adversary in (None, row.party)
-    ]
-    said = (f"{clip(row.kind, 60)} ({clip(row.unread, 300)})" for row in rows)
-    return tuple(dict.fromkeys(said))
+def gaps(result: Result, findings: Sequence[Finding]) -> Mapping[str, tuple[Gap, ...]]:
+    """Return by adversary of the findings what no attack has read of the private messages that reach it.
+
+    A result of an earlier version whose cells do not state what they need has only gaps of messages without the form of
+    their kind.
+    """
+    adversaries = tuple(dict.fromkeys(f.cell.adversary for f in findings))
+    readers = {kind for cell in result.cells for kind in (*cell.needs, *cell.reads)}
+    settled: dict[str, set[str]] = {a: set() for a in adversaries}
+    for f in findings:
+        if f.level in SETTLED:
+            settled[f.cell.adversary] |= {*f.cell.needs, *f.cell.reads}
+    found = {}
+    for adversary in adversaries:
+        smaller = _contained(adversary, adversaries, result)
+        read = settled[adversary].union(*(settled[a] for a in smaller))
+        found[adversary] = tuple(_gaps(result, adversary, read, readers))
+    return found
 
 
-def _in_part(result: Result, standing: Standing, tried: Collection[str]) -> Standing:
+def _gaps(result: Result, adversary: str, read: Collection[str], readers: Collection[str]) -> Iterator[Gap]:
+    """Yield the gaps of one adversary, a kind each; messages derived from others of its view leave none.
+
+    Args:
+        result: the result.
+        adversary: the adversary.
+        read: the kinds that attacks with an answer have read in its view.
+        readers: the kinds that any attack of the result could read; none if its version does not say.
+    """
+    rows = [row for row in _received(result, adversary) if row.private and not row.derived]
+    misfits = {row.kind: row.unread for row in rows if row.unread}
+    for kind in dict.fromkeys(row.kind for row in rows):
+        shown = clip(kind, 60)
+        if kind in misfits:
+            yield Gap(kind=shown, why=f"no attack reads it ({clip(misfits[kind], 300)})")
+        elif readers and kind not in readers:
+            yield Gap(kind=shown, why="no attack reads it")
+        elif readers and kind not in read:
+            yield Gap(kind=shown, why="no attack that reads it gave an answer")
+
+
+def _received(result: Result, adversary: str) -> list[Exposure]:
+    """Return the rows of messages that reached an adversary: its own rows, or those of a coalition's members."""
+    rows = [row for row in result.exposure if row.direction != "sent"]
+    members = adversary.split("+")
+    own = [row for row in rows if row.party == adversary]
+    return own or [row for row in rows if row.party in members]
+
+
+def _in_part(result: Result, standing: Standing, tried: Collection[str], left: Sequence[Gap]) -> Standing:
     """Return a standing that claims no absence of leaks where only a part of the view was tested, or nothing of it."""
     if standing.level == "not-applicable" and standing.adversary not in tried:
         kinds = [clip(kind, 60) for kind, _ in private_kinds(result, standing.adversary)]
         told = f"Receives private {joined(kinds)}, and no attack here fits."
-        return replace(standing, level="inconclusive", unread=told) if kinds else standing
-    if standing.level != "none-seen":
+        return replace(standing, level="not-tested", unread=told) if kinds else standing
+    if standing.level != "none-seen" or not left:
         return standing
-    parts = unread(result, standing.adversary)
-    if not parts:
-        return standing
-    told = f"Tested only on a part of its view: no attack reads {'; '.join(parts)}."
-    return replace(standing, level="inconclusive", unread=told)
+    told = f"Tested only on a part of its view. {'; '.join(gap.clause for gap in left)}."
+    return replace(standing, level="not-tested", unread=told)
 
 
 def _contained(adversary: str, adversaries: Sequence[str], result: Result) -> list[str]:

@@ -14,7 +14,7 @@ from fdaudit.types import Figure
 
 from .rules import RULES, by_name
 from .schema import Target
-from .verdict import LEVELS, Finding
+from .verdict import LEVELS, SETTLED, Finding
 
 __all__ = ["Grid", "MatrixLine", "WorstRecord", "attack_matrix", "grid"]
 
@@ -82,9 +82,12 @@ def grid(findings: Sequence[Finding]) -> Grid:
 
 
 def attack_matrix(findings: Sequence[Finding]) -> tuple[MatrixLine, ...]:
-    """Return a line for each cell that ran and whose goal has a rule, the gravest first, then in the result's order."""
+    """Return a line for each cell with an answer whose goal has a rule, the gravest first, then in the result's order.
+
+    A leak is an answer even where the positive control failed.
+    """
     order = list(LEVELS)
-    ran = (f for f in findings if f.cell.status == "run" and f.cell.goal in RULES)
+    ran = (f for f in findings if (f.cell.status == "run" or f.level in SETTLED) and f.cell.goal in RULES)
     return tuple(_line(f) for f in sorted(ran, key=lambda f: order.index(f.level)))
 
 

@@ -8,6 +8,7 @@ Guarantees:
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -16,7 +17,7 @@ from types import MappingProxyType
 from fdaudit.types import Figure
 
 from .identification import RULE, identified, identifies
-from .schema import Image
+from .schema import Image, Shares
 from .text import amount, measure, odds, with_interval
 
 __all__ = [
@@ -85,7 +86,7 @@ _TPR = re.compile(r"tpr_at_(\d+(?:\.\d+)?)fpr")
 
 @dataclass(frozen=True, kw_only=True)
 class Evidence:
-    """Input of a rule: the figures of the mean or of one victim, and that victim's images.
+    """Input of a rule: the figures of the mean or of one victim, that victim's images, and the class shares.
 
     The figures carry p-values after correction for all `tests` of the run, so each is compared with `level` itself.
     """
@@ -93,6 +94,7 @@ class Evidence:
     who: str
     figures: Sequence[Figure]
     images: Sequence[Image] = ()
+    shares: Sequence[Shares] = ()
     level: float = FAMILY_LEVEL
     tests: int = 1
 
@@ -367,8 +369,24 @@ def _tprs(figures: Sequence[Figure]) -> Iterator[tuple[Figure, float]]:
 def _labels_signal(evidence: Evidence) -> str:
     distance, prior = _value(evidence.figures, "label_tv"), _value(evidence.figures, "label_tv_prior")
     if distance is None or prior is None or distance > prior / 2:
-        return ""
+        return _class_sets_signal(evidence)
     return f"the distance left, {amount(distance)}, is at most half the prior's, {amount(prior)}"
+
+
+def _class_sets_signal(evidence: Evidence) -> str:
+    """Return a clause that the classes that clients hold are named exactly, by an unlikely guess; else empty.
+
+    Guessing sets of the right sizes names them with a chance of Π 1 / binomial(C, k), which is corrected by Bonferroni.
+    """
+    chance = 1.0
+    for shares in evidence.shares:
+        held, guessed = (tuple(v > 0 for v in part) for part in (shares.truth, shares.guess))
+        if held != guessed:
+            return ""
+        chance /= math.comb(len(held), sum(held))
+    if not evidence.shares or chance * evidence.tests > evidence.level:
+        return ""
+    return f"the classes held are named exactly; guessing would do so {odds(chance, evidence.level)}"
 
 
 def _labels_strong(evidence: Evidence) -> bool:
@@ -454,8 +472,9 @@ RULES: Mapping[str, Rule] = MappingProxyType(
             strong=_labels_strong,
             telling=_labels_telling,
             text="The total variation distance to the true class shares is at most half the prior's; it is "
-            "exact for a client, so it has no interval. It is a leak where the distance is at most "
-            f"{TV_STRONG:.1f}, else a partial leak.",
+            "exact for a client, so it has no interval. Or the classes held are named exactly, where guessing sets of "
+            f"their sizes would do so, in as many tests, with a chance of at most {FAMILY_LEVEL:.0%}. It is a leak "
+            f"where the distance is at most {TV_STRONG:.1f}, else a partial leak.",
         ),
         "model-extraction": Rule(
             figure="agreement_gain",

@@ -195,6 +195,8 @@ class Exposure(_Part):
     """Whether the messages depend on raw data of any party; if left out, they do."""
     unread: str = ""
     """Why no attack reads some of these messages; empty if attacks do."""
+    derived: bool = False
+    """Whether they are computed from other messages of the party's view alone, and tell nothing new."""
 
 
 class ViewRow(_Part):
@@ -320,6 +322,8 @@ class Cell(_Part):
     assumes: tuple[str, ...] = ()
     needs: tuple[str, ...] = ()
     """What the attack can start from: kinds of messages, or an oracle; empty for guesses from outside."""
+    reads: tuple[str, ...] = ()
+    """Kinds of messages that it uses besides, where they are in view."""
     params: dict[str, Any] = Field(default_factory=dict)
     queries: Queries | None = None
     figures: tuple[Figure, ...] = ()

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from .findings import FrontFinding, lines, part_with_as_much, shows_classes
 from .front import Front, front
-from .inheritance import Standing, private_kinds, standings, unread
+from .inheritance import Standing, private_kinds, standings
 from .schema import Result
 from .text import amount, clip, joined, party, sentence
 from .verdict import LEVELS, SETTLED, Finding, Level, strongest
@@ -115,9 +115,8 @@ def summarise(result: Result, findings: Sequence[Finding]) -> Summary:
     if level in ("failed", *_UNTRIED):
         level = "inconclusive"
     held, shown = standings(result, findings), front(result, findings)
-    parts = unread(result)
-    if level == "none-seen" and parts:
-        level = "inconclusive"
+    if level == "none-seen" and any(s.level == "not-tested" for s in held):
+        level = "not-tested"
     goals, matrix = _matrix(result, held, findings)
     made = Summary(
         level=level,
@@ -157,7 +156,7 @@ def _headline(
         return f"A leak is possible: a test stands out alone, but not after correction for all tests.{gate}"
     if level == "none-seen":
         return f"No leak was measured. That is not evidence of safety.{gate}"
-    if any(f.level == "none-seen" for f in findings):
+    if level == "not-tested":
         why = "no leak was measured in the part that attacks read, and a part was not tested."
         return f"Nothing can be concluded: {why}{gate}"
     why = "no attack ran whose controls hold"

@@ -6,6 +6,8 @@ Guarantees:
   * an attack that found nothing counts as "no leak measured" only if its positive control passed;
   * a cell with a test that is significant among its own tests, but not among all tests of the run, is a possible leak,
     never "no leak measured";
+  * a gain below zero supports no possible leak, unless many records are identified far beyond chance; nor does a cell
+    of a run whose final model is near chance;
   * no rule yields "safe".
 """
 
@@ -19,7 +21,7 @@ from typing import Literal
 from fdaudit.types import Figure
 
 from .correction import Correction, corrections, groups
-from .identification import LOOK
+from .identification import LOOK, identifies
 from .rules import FAMILY_LEVEL, RULES, Evidence, Rule, beside, by_name, decided_by, framed, worth
 from .schema import Cell, Result, Target
 from .text import clip, detectable, joined, label, measure, odds
@@ -27,7 +29,15 @@ from .text import clip, detectable, joined, label, measure, odds
 __all__ = ["EVERYONE", "LEVELS", "SETTLED", "Finding", "Level", "judge", "judge_all", "strongest"]
 
 Level = Literal[
-    "leak", "partial", "possible", "none-seen", "inconclusive", "failed", "not-applicable", "not-requested"
+    "leak",
+    "partial",
+    "possible",
+    "none-seen",
+    "inconclusive",
+    "not-tested",
+    "failed",
+    "not-applicable",
+    "not-requested",
 ]
 
 LEVELS: Mapping[Level, str] = MappingProxyType(
@@ -37,15 +47,18 @@ LEVELS: Mapping[Level, str] = MappingProxyType(
         "possible": "Possible leak",
         "none-seen": "No leak measured",
         "inconclusive": "Inconclusive",
+        "not-tested": "Not tested",
         "failed": "Failed",
         "not-applicable": "Not applicable",
         "not-requested": "Not requested",
     }
 )
-"""Levels from the gravest to the least informative, with the words shown for each."""
+"""Levels from the gravest to the least informative, with the words shown for each. No cell is "not tested": a view is,
+if private messages in it were read by no attack."""
 SETTLED: Sequence[Level] = ("leak", "partial", "possible", "none-seen")
 """Levels of cells that gave an answer."""
 
+_LOW = "The model is near chance on test records, which supports no possible leak."
 EVERYONE = "all victims together"
 """Stands for a victim's name in evidence of all victims."""
 
@@ -87,7 +100,8 @@ class Finding:
 def judge_all(result: Result) -> tuple[Finding, ...]:
     """Return every cell's finding, in the result's order, by p-values that are corrected for all tests of the run."""
     judged = zip(result.cells, corrections(result), strict=True)
-    return tuple(judge(cell, i, correction) for i, (cell, correction) in enumerate(judged, start=1))
+    low = bool(result.utility.warnings)
+    return tuple(judge(cell, i, correction, low) for i, (cell, correction) in enumerate(judged, start=1))
 
 
 def strongest(findings: Sequence[Finding]) -> Finding | None:
@@ -101,13 +115,16 @@ def strongest(findings: Sequence[Finding]) -> Finding | None:
     return min(findings, key=rank, default=None)
 
 
-def judge(cell: Cell, number: int = 1, correction: Correction | None = None) -> Finding:
+def judge(
+    cell: Cell, number: int = 1, correction: Correction | None = None, near_chance: bool = False
+) -> Finding:
     """Judge one cell by the rule of its goal and the state of its controls.
 
     Args:
         cell: the cell.
         number: its place in the result, from 1.
         correction: of its p-values. Without one, each test is judged alone.
+        near_chance: whether a final model of the run is near chance on test records.
     """
     rule = RULES.get(cell.goal)
     if rule is None:
@@ -133,6 +150,8 @@ def judge(cell: Cell, number: int = 1, correction: Correction | None = None) -> 
         return replace(finding, level=cell.status, cautions=_look(cell, cell.status))
     measured = _measured(rule, key, worst, worst_key)
     decided = _decided(replace(finding, measured=measured), rule, correction or Correction())
+    if decided.level == "possible" and near_chance:
+        decided = replace(decided, level="inconclusive", because=f"{decided.because} {_LOW}")
     if cell.status == "inconclusive" and decided.level not in ("leak", "partial", "possible"):
         decided = replace(decided, level="inconclusive", because=cell.reason or decided.because)
     return replace(decided, cautions=(*decided.cautions, *_look(cell, decided.level)))
@@ -165,7 +184,7 @@ def _decided(finding: Finding, rule: Rule, correction: Correction) -> Finding:
         )
     if not any(rule.telling(e) for e in evidence):
         return replace(finding, because="Its deciding figure has no interval, or nothing to compare it with.")
-    away, own = _corrected_away(cell, correction)
+    away, own = _corrected_away(cell, rule, correction)
     if own:
         return replace(finding, level="possible", because=away, cautions=tuple(_in_this_run(correction)))
     if positive is None or not positive.passed:
@@ -198,28 +217,36 @@ def _look(cell: Cell, found: Level) -> tuple[str, ...]:
 def _evidence(cell: Cell, correction: Correction) -> Iterator[Evidence]:
     """Yield the figures of all victims and of each, with their p-values after correction."""
     for target, figures, images in groups(cell):
+        named = [t for t in cell.targets if target in (None, t.target)]
         yield Evidence(
             who=EVERYONE if target is None else clip(target, 60),
             figures=[replace(f, p=correction.of(target, f)) for f in figures],
             images=images,
+            shares=[t.shares for t in named if t.shares is not None] if _all_shown(named) else [],
             tests=correction.tests,
         )
 
 
-def _corrected_away(cell: Cell, correction: Correction) -> tuple[str, bool]:
+def _all_shown(targets: Sequence[Target]) -> bool:
+    """Return whether the class shares of every victim are known."""
+    return all(t.shares is not None for t in targets)
+
+
+def _corrected_away(cell: Cell, rule: Rule, correction: Correction) -> tuple[str, bool]:
     """Return a sentence if a figure is significant alone but not after correction, else an empty text.
 
-    Also return whether it is significant among the tests of its own cell (Bonferroni).
+    Figures beside a gain below zero do not count, except an identification of many records. Also return whether the
+    figure is significant among the tests of its own cell (Bonferroni).
     """
     tested = [
-        (figure.p, after, figure.name, EVERYONE if target is None else clip(target, 60))
+        (figure.p, after, figure.name, EVERYONE if target is None else clip(target, 60), figures)
         for target, figures, _ in groups(cell)
         for figure in figures
         if figure.p is not None
         and (after := correction.of(target, figure)) is not None
         and not figure.name.endswith("_worst")
     ]
-    found = [test for test in tested if test[0] <= FAMILY_LEVEL < test[1]]
+    found = [t[:4] for t in tested if t[0] <= FAMILY_LEVEL < t[1] and not _worse_than_guessing(rule, t[4])]
     if not found:
         return "", False
     p, after, name, who = min(found)
@@ -229,6 +256,13 @@ def _corrected_away(cell: Cell, correction: Correction) -> tuple[str, bool]:
         f"{odds(after, FAMILY_LEVEL)}."
     )
     return said, p * len(tested) <= FAMILY_LEVEL
+
+
+def _worse_than_guessing(rule: Rule, figures: Sequence[Figure]) -> bool:
+    """Return whether the deciding figure is a gain over guessing below zero, and few records are identified."""
+    key = by_name(figures, rule.figure)
+    below = rule.chance == 0.0 and key is not None and (key.value or 0.0) < 0
+    return below and not identifies(figures, level=1.0)
 
 
 def _detectable(correction: Correction) -> str:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from fdaudit.training.trainer import Parameters
     from fdaudit.types import Challenge
 
-__all__ = ["Matched", "before_answers", "matched", "strangers", "told_counts"]
+__all__ = ["Matched", "before_answers", "drawn", "drawn_of_stranger", "matched", "strangers", "told_counts"]
 
 _ANSWERS_FIRST = ("predict-first", "digest-revisit")
 """Orders in which a client's first answers follow its warm-up."""
@@ -96,15 +96,37 @@ def matched(
     """
     if knowledge.auxiliary is None or knowledge.architecture is None or knowledge.train is None:
         raise ValueError("matched: no auxiliary records, network or training core. Ask `missing` first.")
-    draws = child(seed, "matched", "coins")
-    inside, coins = _coins(challenge, count, paired, draws)
-    others = _others(view, knowledge.auxiliary[1], challenge, int(inside[0].sum()), inside, draws)
+    inside, others, coins = drawn(view, knowledge, challenge, count, paired=paired, seed=seed)
     x, y = (torch.cat([a, b]) for a, b in zip((challenge.x, challenge.y), knowledge.auxiliary, strict=True))
     held = torch.cat([inside, others], 1)
     recipe = recipe_of(training, y, records=int(held.sum(1).max()), most_steps=most_steps)
     start = _initial(knowledge) if start is None else start
     found = shadow_models(knowledge, x, y, held, seed=seed, recipe=recipe, start=start)
     return Matched(models=found, inside=inside, others=others, coins=coins, pool=(x, y))
+
+
+def drawn(
+    view: View, knowledge: Knowledge, challenge: Challenge, count: int, *, paired: bool, seed: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Draw the records of `count` shadows of a client.
+
+    Args:
+        view: for the client's class counts or sample count, if it sent any.
+        knowledge: with auxiliary records.
+        challenge: the client's candidates.
+        count: m.
+        paired: whether one candidate of each matched pair is in; otherwise each has its own coin.
+        seed: of coins and other records.
+
+    Returns:
+        The candidates (m, n) and the auxiliary records (m, a) of each shadow, bool, and the coins (m, k) ±1.
+    """
+    if knowledge.auxiliary is None:
+        raise ValueError("drawn: no auxiliary records. Ask `missing` first.")
+    draws = child(seed, "matched", "coins")
+    inside, coins = _coins(challenge, count, paired, draws)
+    others = _others(view, knowledge.auxiliary[1], challenge, int(inside[0].sum()), inside, draws)
+    return inside, others, coins
 
 
 def strangers(
@@ -135,6 +157,25 @@ def strangers(
     if knowledge.auxiliary is None:
         raise ValueError("strangers: no auxiliary records. Ask `missing` first.")
     x, y = knowledge.auxiliary
+    inside = drawn_of_stranger(view, knowledge, client, count, records=records, seed=seed)
+    recipe = recipe_of(training, y, records=int(inside.sum(1).max()), most_steps=most_steps)
+    start = _initial(knowledge)
+    models = shadow_models(knowledge, x, y, inside, seed=seed, recipe=recipe, start=start)
+    nobody = torch.zeros(count, 0, dtype=torch.bool)
+    return Matched(models=models, inside=nobody, others=inside, coins=torch.zeros(count, 0), pool=(x, y))
+
+
+def drawn_of_stranger(
+    view: View, knowledge: Knowledge, client: str, count: int, *, records: int, seed: int
+) -> Tensor:
+    """Draw the auxiliary records (count, a), bool, of plausible shadows of a client without known candidates.
+
+    Each holds at most `records` records of the classes that the client reported, or else of a random half of all
+    classes.
+    """
+    if knowledge.auxiliary is None:
+        raise ValueError("drawn_of_stranger: no auxiliary records. Ask `missing` first.")
+    _, y = knowledge.auxiliary
     draws = child(seed, "strangers", client)
     told, _ = told_counts(view, client)
     present = y.unique()
@@ -144,11 +185,7 @@ def strangers(
         allowed = torch.isin(y, half) if told is None else told[y] > 0
         keys = torch.rand(len(y), generator=draws).masked_fill(~allowed, 2)
         row[keys.argsort()[: min(records, max(int(allowed.sum()), 1))]] = True
-    recipe = recipe_of(training, y, records=int(inside.sum(1).max()), most_steps=most_steps)
-    start = _initial(knowledge)
-    models = shadow_models(knowledge, x, y, inside, seed=seed, recipe=recipe, start=start)
-    nobody = torch.zeros(count, 0, dtype=torch.bool)
-    return Matched(models=models, inside=nobody, others=inside, coins=torch.zeros(count, 0), pool=(x, y))
+    return inside
 
 
 def _initial(knowledge: Knowledge) -> Parameters | None:

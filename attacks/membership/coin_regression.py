@@ -71,8 +71,8 @@ class _Told:
     """What one upload or one round of answers tells of a client's model.
 
     Attributes:
-        values: (s, C) answers of the client's model, or (P,) what training has changed in it.
-        kind: `logits`, `soft_labels` or `change`.
+        values: (s, C) answers of the client's model, (P,) what training has changed in it, or (1,) its largest logit.
+        kind: `logits`, `soft_labels`, `change` or `logit_range`.
         x: (s, c, h, w) the samples that are answered.
         floor: smallest probability before a logarithm.
         start: what the model was trained from, if it is in view.
@@ -110,6 +110,7 @@ class CoinRegression:
         "oracle (soft labels)",
     )
     oracle: ClassVar[str | None] = "soft"
+    reads: ClassVar[tuple[str, ...]] = ("class_counts", "logit_range", "sample_count")
     assumes: ClassVar[tuple[str, ...]] = ("architecture", "auxiliary", "initial", "public")
     source: ClassVar[str] = "Hoerl & Kennard 1970 on shadow models (Shokri et al. 2017)"
     control: ClassVar[dict[str, str]] = {"on": "federation"}
@@ -170,12 +171,12 @@ class CoinRegression:
     ) -> Membership:
         parts, rounds, own = list[tuple[Tensor, Tensor, float]](), 0, list[Own]()
         for made, one in self._shown(view, knowledge, challenge, heard, sent):
-            coins, rounds = made.coins, rounds + (one.x is not None)
+            coins, rounds = made.coins, rounds + (one.kind in ("logits", "soft_labels"))
             parts.append((*_read(_answers(knowledge, made, one), coins, one), one.noise))
         if not sent and len(heard) == 1:
             first = parts[0]
             if (later := self._later(view, knowledge, challenge, made, first)) is not None:
-                parts, rounds = [later], 0
+                parts[0], rounds = later, 0
             own = self._asked(view, knowledge, task, challenge, made, parts[0])
         # On DaFKD's uploads joining reads more coins right, although stacking promises more.
         return self._membership(challenge, regressed_in_parts(parts, coins, stack=not sent, own=own), rounds)
@@ -261,6 +262,8 @@ class CoinRegression:
                 if number:
                     break
             yield made, _answered(one.answers)
+            if not number and (ranged := _ranged(view, knowledge, challenge.target)) is not None:
+                yield made, ranged
         for told in sent:
             yield self._shadows(view, knowledge, challenge, told.start), told
 
@@ -318,13 +321,24 @@ def _answered(heard: Recorded) -> _Told:
     return _Told(x=heard.x, values=heard.values, kind=heard.kind, floor=floor, noise=heard.noise)
 
 
+def _ranged(view: View, knowledge: Knowledge, client: str) -> _Told | None:
+    """A client's largest absolute logit on the public samples, as it was before quantisation; None if not in view."""
+    sent = [m for m in view.select(kind="logit_range", sender=client) if m.payload is not None]
+    if not sent or knowledge.public is None or "max_abs" not in sent[0].tensors:
+        return None
+    value = view.tensors(sent[0])["max_abs"].cpu().float().reshape(1)
+    return _Told(values=value, kind="logit_range", x=knowledge.public)
+
+
 def _answers(knowledge: Knowledge, made: Matched, told: _Told) -> Tensor:
-    """What the victim's values are, of shadows: (m, s, C) or (m, P)."""
+    """What the victim's values are, of shadows: (m, s, C), (m, P) or (m, 1)."""
     if knowledge.train is None:
         raise ValueError("coin-regression: no training core to ask shadows with.")
     if told.x is None:
         return torch.stack([_change(model, told.start or {}) for model in made.models])
     z = torch.stack([knowledge.train.predict(model, told.x) for model in made.models])
+    if told.kind == "logit_range":
+        return z.abs().amax((1, 2))[:, None]
     return z - z.mean(2, keepdim=True) if told.kind == "logits" else z.softmax(2)
 
 

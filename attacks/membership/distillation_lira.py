@@ -57,6 +57,7 @@ class DistillationLiRA:
     work: ClassVar[dict[str, Any]] = {"once": 28000, "each": 1000, "grows": ("students", "distill_steps")}
     goal: ClassVar[str] = "membership"
     needs: ClassVar[tuple[str, ...]] = ("logits", "soft_labels")
+    reads: ClassVar[tuple[str, ...]] = ("class_counts", "sample_count")
     assumes: ClassVar[tuple[str, ...]] = ("architecture", "auxiliary", "public samples")
     oracle: ClassVar[str | None] = None
     source: ClassVar[str] = "Shi, Ouyang & Wang 2025, with shadow models (our reading)"

@@ -68,6 +68,7 @@ class _Shadowed(ABC):
 
     name: ClassVar[str]
     needs: ClassVar[tuple[str, ...]] = ("oracle (soft labels)", "model_parameters", "model_update")
+    reads: ClassVar[tuple[str, ...]] = ("class_counts", "sample_count")
     assumes: ClassVar[tuple[str, ...]] = ("architecture", "auxiliary")
     goal: ClassVar[str] = "membership"
     oracle: ClassVar[str | None] = "soft"

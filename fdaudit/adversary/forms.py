@@ -36,6 +36,7 @@ MODELS = ("model_parameters", "model_update", "gradient")
 _ANSWERS = ("logits", "soft_labels", "hard_labels")
 _NAMED: Mapping[str, tuple[str, ...]] = {
     "class_counts": ("counts",),
+    "class_prototypes": ("values",),
     "ensemble_labels": ("values",),
     "generated_samples": ("samples",),
     "hard_labels": ("values",),
@@ -124,6 +125,7 @@ class Forms:
                     return f"it has no index, and {other[:60]} may number its samples, where {kind} is: {KINDS[kind]}"
         fits = {
             "class_counts": self.classes == 0 or shape == (self.classes,),
+            "class_prototypes": len(shape) == 2 and shape == (self.classes or shape[0],) * 2,
             "ensemble_labels": len(shape) == 1 or rows,
             "generated_samples": self.architecture is None or shape[1:] == self.architecture.input_shape,
             "hard_labels": len(shape) == 1,

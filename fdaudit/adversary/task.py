@@ -21,8 +21,9 @@ class Attack(Protocol):
 
     The class attributes are plain literals: `name`, the `goal` of its guesses, the kinds of messages that it `needs`,
     what it `assumes` an adversary to know, its `source`, and its settings under each of `profiles`. An attack may also
-    declare `oracle` (`soft` or `hard`), `tasks` (default: single-label only), `control`, and its `work`, which the
-    estimate of the attack stage reads (`fdaudit.evaluation.estimate.Work`).
+    declare the kinds that it `reads` besides, where they are in view, `oracle` (`soft` or `hard`), `tasks` (default:
+    single-label only), `control`, and its `work`, which the estimate of the attack stage reads
+    (`fdaudit.evaluation.estimate.Work`). A private kind that no attack needs or reads leaves a view "not tested".
     """
 
     name: ClassVar[str]

@@ -20,7 +20,7 @@ from fdaudit.limits import TABLE_BYTES, open_file, read_file
 from fdaudit.metrics import MEAN_AUC_METHOD, bytes_on_wire, clopper_pearson, near_chance
 from fdaudit.metrics.segmentation.figures import DICE_METHOD
 from fdaudit.planning.run_directory import RunDirectory
-from fdaudit.result import SCHEMA, derived_from_data, exposure, figure_json, gates
+from fdaudit.result import SCHEMA, derived_from_data, exposure, figure_json, gates, told_anew
 from fdaudit.result import Cell as Outcome
 from fdaudit.scoring.claimed import claimed_by
 from fdaudit.scoring.claims import check_claims
@@ -98,7 +98,8 @@ def conclude(run: RunDirectory) -> dict[str, Any]:
 
     def told(party: str) -> list[dict[str, Any]]:
         seen = views[party].messages
-        return exposure(seen, party, private, forms.unread_in(seen))
+        anew = told_anew(messages, [m.seq for m in seen], private)
+        return exposure(seen, party, private, forms.unread_in(seen), anew)
 
     value = {
         "schema": SCHEMA,

@@ -246,7 +246,7 @@ def _broken(gate: Mapping[str, Any]) -> str:
 
 
 def _summary(result: dict[str, Any]) -> list[str]:
-    """Return lines with accuracy, mAUC or Dice by line of the utility table, then one line per cell."""
+    """Return lines with accuracy, mAUC or Dice by line of the utility table, and its warnings."""
     lines = []
     words = {"mean_auc": "mAUC", "dice": "Dice"}
     best: dict[str, list[float]] = {}
@@ -260,21 +260,6 @@ def _summary(result: dict[str, Any]) -> list[str]:
     for name, values in best.items():
         lines.append(f"{measured:<9} {name:<14} {sum(values) / len(values):6.1%}")
     lines += [f"warning   {warning}" for warning in result["utility"].get("warnings", ())]
-    for cell in result["cells"]:
-        if cell["status"] in ("not-requested",):
-            continue
-        figure = next(
-            (
-                f
-                for f in cell["figures"]
-                if f["name"] in ("psnr", "token_f1", "auc", "label_tv_mean") and f["value"] is not None
-            ),
-            None,
-        )
-        shown = (
-            cell["reason"] if figure is None else f"{figure['name']} {figure['value']:.3g} {figure['unit']}"
-        )
-        lines.append(f"{cell['status']:<15} {cell['id']:<36} {shown}")
     return lines
 
 
@@ -327,8 +312,7 @@ def attack(
     if as_json:
         show(json.dumps([c.to_json() for c in cells]))
     else:
-        show(*_summary({"utility": {"final": []}, "cells": [c.to_json() for c in cells]}))
-        show("", *verdicts(loaded.result, {c.id for c in cells}))
+        show(*verdicts(loaded.result, {c.id for c in cells}))
     if any(c.status == "failed" for c in cells):
         raise typer.Exit(1)
 

@@ -432,6 +432,7 @@ class _Base:
             status=status,
             assumes=tuple(self.attack.card["assumes"]),
             needs=tuple(self.attack.card.get("needs", ())),
+            reads=tuple(self.attack.card.get("reads", ())),
             params=dict(self.attack.params or {}),
             confinement=None if self.tried is None else self.tried.confinement,
             **values,

@@ -6,9 +6,12 @@ import json
 from pathlib import Path
 
 import pytest
+from fdaudit.reports.inheritance import standings
+from fdaudit.reports.matrix import attack_matrix
 from fdaudit.reports.schema import read
 from fdaudit.reports.verdict import LEVELS, judge_all
 
+from fdaudit.cli.app import _summary
 from fdaudit.cli.verdicts import verdicts
 
 from ..helpers.cli_cases import Shell
@@ -19,8 +22,11 @@ RESULT = json.loads((Path(__file__).parents[1] / "fixtures" / "result.json").rea
 def test_the_lines_are_the_report_s_verdicts() -> None:
     findings = [f for f in judge_all(read(RESULT)) if f.level != "not-requested"]
     lines = list(verdicts(RESULT))
-    assert len(lines) == len(findings)
-    for finding, line in zip(findings, lines, strict=True):
+    views = [s for s in standings(read(RESULT), judge_all(read(RESULT))) if s.level == "not-tested"]
+    assert len(lines) == len(findings) + len(views)
+    for standing, line in zip(views, lines[len(findings) :], strict=True):
+        assert line == f"{standing.adversary}, {standing.goal}: not tested. {standing.unread}"
+    for finding, line in zip(findings, lines, strict=False):
         head = f"{finding.cell.adversary} / {finding.cell.attack}: {LEVELS[finding.level].lower()}"
         assert line.startswith(head)
         if finding.level in ("leak", "partial"):
@@ -48,3 +54,18 @@ def test_run_and_attack_print_them(
     assert line in list(verdicts(result))
     out, _ = shell.told("attack", "here", "loss-threshold")
     assert out.splitlines()[-1] == line
+
+
+def test_a_leak_beside_a_failed_control_has_one_level_on_the_console() -> None:
+    """The cell's status is "inconclusive", because its positive control failed; the report's level is "leak"."""
+    result = json.loads(json.dumps(RESULT))
+    cell = next(c for c in result["cells"] if c["id"] == "server/dlg")
+    cell["controls"]["positive"]["passed"] = False
+    cell |= {"status": "inconclusive", "reason": "its positive control failed"}
+    shown = [*_summary(result), *verdicts(result)]
+    about = [line for line in shown if "dlg" in line and line.startswith("server")]
+    assert len(about) == 1
+    assert about[0].startswith("server / dlg: leak")
+    assert not any("inconclusive" in line and "dlg" in line for line in shown)
+    findings = judge_all(read(result))
+    assert "server/dlg" in {line.finding.cell.id for line in attack_matrix(findings)}

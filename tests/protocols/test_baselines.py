@@ -6,7 +6,6 @@ import math
 
 import pytest
 import torch
-from fdaudit.protocols.classwise import combine, known, mean_by_class, mixed_targets
 from fdaudit.protocols.ds_fl import sharpen
 from fdaudit.protocols.feddf import mean_logits, weighted_mean
 from torch.nn import functional as F
@@ -14,6 +13,7 @@ from torch.nn import functional as F
 from fdaudit.federation.protocol import PartyData
 from fdaudit.federation.public_answers import answer as made_answer
 from fdaudit.federation.public_answers import average, draw_samples, existing
+from fdaudit.training.class_means import combine, known, mean_by_class, mixed_targets
 from fdaudit.transcript.wire import Outage
 
 from ..helpers.protocol_cases import CLASSES, SHAPE, configured, network, public, records, run

@@ -5,20 +5,23 @@ from __future__ import annotations
 import json
 
 import pytest
+from fdaudit.reports.comparison import Entry, compare
 from fdaudit.reports.document import document
 from fdaudit.reports.inheritance import standings
+from fdaudit.reports.public import public
 from fdaudit.reports.schema import Cell, Control, Controls, Exposure, Result, Target, ViewRow
 from fdaudit.reports.summary import summarise
 from fdaudit.reports.verdict import LEVELS, judge_all
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from fdaudit.cli.verdicts import verdicts
 from fdaudit.types import Figure
 
 from ..helpers.report_cases import minimal
 from .test_verdict import PASSED, figure
 
-ORDER = [level for level in LEVELS if level != "possible"]
+ORDER = [level for level in LEVELS if level not in ("possible", "not-tested")]
 LEAKING: dict[str, tuple[Figure, ...]] = {
     "leak": (figure("auc", 0.9, 0.8, 1.0),),
     "partial": (figure("auc", 0.6, 0.55, 0.65),),
@@ -181,7 +184,7 @@ def test_no_leak_is_claimed_where_private_messages_were_not_read() -> None:
         unread="no attack knows its tensors",
     )
     for changes, level in (
-        ({}, "inconclusive"),
+        ({}, "not-tested"),
         ({"private": False}, "none-seen"),
         ({"direction": "sent"}, "none-seen"),
     ):
@@ -189,7 +192,8 @@ def test_no_leak_is_claimed_where_private_messages_were_not_read() -> None:
         assert levels(seen) == {"server": level}
         page = summarise(seen, judge_all(seen))
         assert page.level == level
-        assert ("No attack reads acme/bank" in " ".join(page.front.untested)) == (level == "inconclusive")
+        told = "Acme/bank: no attack reads it (no attack knows its tensors)."
+        assert (told in " ".join(page.front.untested)) == (level == "not-tested")
     (standing,) = standings(made.model_copy(update={"exposure": (row,)}), judge_all(made))
     assert "only on a part of its view" in standing.inherited
 
@@ -231,7 +235,7 @@ def receiving(made: Result, private: bool = True) -> Result:
 @pytest.mark.parametrize(
     ("private", "level", "note"),
     [
-        (True, "inconclusive", "Receives private ensemble_labels, and no attack here fits."),
+        (True, "not-tested", "Receives private ensemble_labels, and no attack here fits."),
         (False, "not-applicable", "Receives nothing private."),
     ],
 )
@@ -246,3 +250,89 @@ def test_where_another_goal_was_tried_not_applicable_stays() -> None:
     other = cell("client/0", "not-applicable", "b").model_copy(update={"goal": "label-distribution"})
     made = receiving(result([cell("client/0", "none-seen"), other]))
     assert [s.level for s in standings(made, judge_all(made))] == ["none-seen", "not-applicable"]
+
+
+# -- what no attack has read ------------------------------------------------------------------------------------
+
+
+def reading(made: Cell, *needs: str, reads: tuple[str, ...] = ()) -> Cell:
+    return made.model_copy(update={"needs": needs, "reads": reads})
+
+
+def seen(made: Result, *kinds: str, party: str = "server") -> Result:
+    rows = tuple(received(party, kind, "client") for kind in kinds)
+    return made.model_copy(update={"exposure": rows})
+
+
+def told(made: Result, adversary: str = "server") -> tuple[str, str]:
+    """Return the adversary's level and what its standing says of the part that was not tested."""
+    (found,) = (s for s in standings(made, judge_all(made)) if s.adversary == adversary)
+    return found.level, found.unread
+
+
+def test_a_view_with_a_kind_that_no_attack_reads_is_not_tested_and_names_it() -> None:
+    quiet = reading(cell("server", "none-seen"), "logits")
+    assert told(seen(result([quiet]), "logits")) == ("none-seen", "")
+    made = seen(result([quiet]), "logits", "logit_cotangents")
+    assert told(made) == (
+        "not-tested",
+        "Tested only on a part of its view. logit_cotangents: no attack reads it.",
+    )
+    page = summarise(made, judge_all(made))
+    assert page.level == "not-tested"
+    assert page.matrix[0].entries[0].words == "Not tested"
+    assert "Logit_cotangents: no attack reads it." in " ".join(page.front.untested)
+    (part,) = document(made, judge_all(made), {}).adversaries
+    assert (part.level, "logit_cotangents: no attack reads it" in part.inherited) == ("not-tested", True)
+
+
+def test_a_kind_counts_as_read_by_what_an_attack_reads_besides() -> None:
+    quiet = reading(cell("server", "none-seen"), "logits", reads=("sample_count",))
+    assert told(seen(result([quiet]), "logits", "sample_count"))[0] == "none-seen"
+
+
+@pytest.mark.parametrize("level", ["inconclusive", "failed", "not-applicable", "not-requested"])
+def test_an_attack_without_an_answer_has_read_nothing(level: str) -> None:
+    cells = [
+        reading(cell("server", "none-seen"), "logits"),
+        reading(cell("server", level, "b"), "soft_labels"),
+    ]
+    found = told(seen(result(cells), "logits", "soft_labels"))
+    assert found == (
+        "not-tested",
+        "Tested only on a part of its view. soft_labels: no attack that reads it gave an answer.",
+    )
+
+
+def test_what_was_read_on_a_smaller_view_counts_for_the_larger_one() -> None:
+    cells = [
+        reading(cell("server", "none-seen"), "logits"),
+        reading(cell("server+client/0", "none-seen"), "ensemble_labels"),
+    ]
+    made = seen(result(cells), "logits", "ensemble_labels", party="server+client/0")
+    assert told(made, "server+client/0") == ("none-seen", "")
+
+
+def test_what_is_computed_from_the_view_alone_needs_no_reader() -> None:
+    made = result([reading(cell("server", "none-seen"), "logits")])
+    rows = (
+        received("server", "logits", "client"),
+        received("server", "ensemble_labels", "server").model_copy(update={"derived": True}),
+    )
+    assert told(made.model_copy(update={"exposure": rows})) == ("none-seen", "")
+
+
+def test_a_leak_stays_a_leak_whatever_was_not_read() -> None:
+    loud = reading(cell("server", "leak"), "logits")
+    assert told(seen(result([loud]), "logits", "logit_cotangents"))[0] == "leak"
+
+
+def test_page_public_page_comparison_and_console_agree_on_what_was_not_tested() -> None:
+    made = seen(result([reading(cell("server", "none-seen"), "logits")]), "logits", "logit_cotangents")
+    shown, findings = public(made)
+    assert summarise(shown, findings).level == "not-tested"
+    (row,) = compare([Entry(name="one", result=made)]).rows
+    assert [o.finding.level for o in row.outcomes if o.finding] == ["not-tested"]
+    lines = list(verdicts(json.loads(made.model_dump_json(by_alias=True))))
+    assert lines[-1].startswith("server, membership: not tested.")
+    assert "logit_cotangents: no attack reads it" in lines[-1]

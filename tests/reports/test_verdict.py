@@ -9,7 +9,7 @@ from typing import Any, get_args
 import pytest
 from fdaudit.reports.inheritance import private_kinds
 from fdaudit.reports.rules import RULES, framed
-from fdaudit.reports.schema import Cell, Control, Controls, Image, Result, Target
+from fdaudit.reports.schema import Cell, Control, Controls, Image, Result, Shares, Target
 from fdaudit.reports.summary import summarise
 from fdaudit.reports.text import odds, party
 from fdaudit.reports.verdict import LEVELS, Level, judge, judge_all, strongest
@@ -228,7 +228,7 @@ def test_the_summary_of_the_fixture_names_who_and_what() -> None:
     assert summary.reasons[0].number == 1
     by_adversary = {row.adversary: [e.level for e in row.entries] for row in summary.matrix}
     assert by_adversary["server"] == ["leak", "partial"], "what the world can do, the server can"
-    assert by_adversary["client/1"] == ["inconclusive", "partial"], "and so can a client"
+    assert by_adversary["client/1"] == ["not-tested", "partial"], "and so can a client"
     world = next(row for row in summary.matrix if row.adversary == "world").entries[1]
     assert (world.conclusive, world.tried) == (2, 4)
 
@@ -305,6 +305,43 @@ def test_recognised_classes_share_the_level_among_their_cells() -> None:
     assert "of which it was given no record" in judge_all(cells(1, 0.01))[0].because
 
 
+def of_one_run(*cells: Cell, warnings: tuple[str, ...] = ()) -> Result:
+    made = Result.model_validate_json(json.dumps(minimal()))
+    return made.model_copy(
+        update={"cells": cells, "utility": made.utility.model_copy(update={"warnings": warnings})}
+    )
+
+
+QUIET = cell("membership", figure("auc", 0.5, 0.4, 0.6, p=0.5))
+
+
+@pytest.mark.parametrize(("gain", "level"), [(0.2, "possible"), (0.0, "possible"), (-0.8, "none-seen")])
+def test_pictures_farther_from_the_truth_than_guessing_are_no_possible_leak(
+    gain: float, level: Level
+) -> None:
+    """Records picked out of galleries stand out in their own test alone, by chance or not."""
+    chance = figure("identification_chance", 0.1)
+    near = cell(
+        "reconstruction",
+        figure("psnr_gain", gain, gain - 1, gain + 1),
+        figure("identification", 0.3, 0.1, 0.5, p=0.02),
+        chance,
+    )
+    found = judge_all(of_one_run(near, *[QUIET] * 9))
+    assert found[0].level == level
+    assert found[0].because.startswith("Not significant after correction") == (level == "possible")
+
+
+@pytest.mark.parametrize("warnings", [(), ("The model of server ends near chance.",)])
+def test_a_model_at_chance_supports_no_possible_leak(warnings: tuple[str, ...]) -> None:
+    one = cell("membership", figure("auc", 0.65, 0.51, 0.8, p=0.01))
+    found = judge_all(of_one_run(one, *[QUIET] * 9, warnings=warnings))
+    assert found[0].level == ("inconclusive" if warnings else "possible")
+    assert ("near chance" in found[0].because) == bool(warnings)
+    grave = cell("membership", figure("auc", 0.9, 0.8, 1.0, p=1e-9))
+    assert judge_all(of_one_run(grave, *[QUIET] * 9, warnings=warnings))[0].level == "leak"
+
+
 # -- plain words ---------------------------------------------------------------------------------------------------
 
 
@@ -352,3 +389,25 @@ def test_a_victim_closer_than_the_prior_is_not_counted_with_all_that_are_farther
     )
     assert "farther from the truth than guessing over all victims" in found.measured
     assert "closer to the truth than guessing for the worst victim" in found.measured
+
+
+# -- class sets ----------------------------------------------------------------------------------------------------
+
+
+def _named(guess: tuple[float, ...], clients: int = 3, cells: int = 1) -> Level:
+    """The verdict on guessed shares of clients that hold five of ten classes unevenly: no distance is halved."""
+    truth = (0.6, 0.1, 0.1, 0.1, 0.1, 0, 0, 0, 0, 0)
+    figures = (figure("label_tv", 0.4), figure("label_tv_prior", 0.5))
+    shares = Shares(truth=truth, guess=guess, prior=(0.1,) * 10)
+    targets = tuple(Target(target=f"client/{k}", figures=figures, shares=shares) for k in range(clients))
+    made = cell("label-distribution", *figures, targets=targets)
+    return judge_all(of_one_run(made, *[QUIET] * cells))[0].level
+
+
+def test_class_sets_that_are_named_exactly_are_a_partial_leak() -> None:
+    right = (0.2,) * 5 + (0.0,) * 5
+    assert _named(right) == "partial"
+    assert _named(right, clients=1, cells=1) == "partial"  # one set of 252
+    assert _named(right, clients=1, cells=40) == "none-seen"
+    assert _named((0.2,) * 4 + (0.0, 0.2) + (0.0,) * 4) == "none-seen"
+    assert _named((0.1,) * 10) == "none-seen"

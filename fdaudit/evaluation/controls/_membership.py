@@ -49,7 +49,7 @@ __all__ = [
     "guessed",
     "knowing",
     "measured",
-    "on_fedavg",
+    "on_protocol",
     "passed",
     "said",
     "score",
@@ -160,7 +160,8 @@ def undefended(
         yield rehearsal, rehearsal(list(data), child_seed(plan.seed, "control", attack.name))
 
 
-def on_fedavg(
+def on_protocol(
+    name: str,
     attack: AttackPlan,
     plan: Case,
     folder: Path,
@@ -168,11 +169,11 @@ def on_fedavg(
     data: Sequence[tuple[Tensor, Tensor]],
     defenses: Mapping[tuple[str, str], Sequence[Defense]] | None = None,
 ) -> View:
-    """Return what the server sees of FedAvg on the run's network, with these clients' records (x, y)."""
+    """Return what the server sees of a protocol on the run's network, with these clients' records (x, y)."""
     x, y = plan.auxiliary
     return rehearse(
         folder / "transcript",
-        protocol=protocols.REGISTRY.load("fedavg"),
+        protocol=protocols.REGISTRY.load(name),
         config=config,
         common=Common(
             networks=Networks(plan.architecture),

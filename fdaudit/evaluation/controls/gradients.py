@@ -17,7 +17,7 @@ from torch import Tensor
 from fdaudit import defenses
 from fdaudit.adversary.view import View
 from fdaudit.config import validate
-from fdaudit.evaluation.controls._membership import attack_seed, knowing, on_fedavg
+from fdaudit.evaluation.controls._membership import attack_seed, knowing, on_protocol
 from fdaudit.handout.auxiliary import groups_of
 from fdaudit.isolation.attacker import attack as run_attack
 from fdaudit.isolation.schema import Trial
@@ -193,7 +193,7 @@ class _Case:
         self, folder: Path, x: Tensor, y: Tensor, attached: Mapping[tuple[str, str], Sequence[Defense]]
     ) -> View:
         data = list(zip(x.chunk(self.clients), y.chunk(self.clients), strict=True))
-        return on_fedavg(self.attack, self.plan, folder, self.fedavg, data, attached)
+        return on_protocol("fedavg", self.attack, self.plan, folder, self.fedavg, data, attached)
 
     def _attacked(
         self, view: View, x: Tensor, y: Tensor, replaced: Mapping[str, Any]

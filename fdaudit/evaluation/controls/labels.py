@@ -25,6 +25,7 @@ __all__ = ["skewed_clients"]
 
 _MOST_CLIENTS = 4
 _MOST_ROUNDS = 3
+"""Rounds of the control, unless the attack's card states its `rounds`: PLS sends no row before a class is learnt."""
 _MOST_RECORDS = 4_000
 _OWN_SHARE = 0.9
 """Share of a client's records from its own classes, which no other client of the control favours."""
@@ -115,7 +116,8 @@ def _guesses(
     attack: AttackPlan, plan: Case, data: Sequence[tuple[Tensor, Tensor]], auxiliary: tuple[Tensor, Tensor]
 ) -> Sequence[LabelDistribution] | str:
     """Return the attack's guess about each client, in their order, or the reason why there is none."""
-    with undefended(attack, plan, data, {"rounds": _MOST_ROUNDS}) as (rehearsal, view):
+    most = int(attack.card["control"].get("rounds", _MOST_ROUNDS))
+    with undefended(attack, plan, data, {"rounds": most}) as (rehearsal, view):
         public = plan.public if len(plan.public) else None
         knowledge = knowing(plan, auxiliary=auxiliary, encode=plan.encoder, public=public, rehearse=rehearsal)
         task = AttackTask(targets=tuple(f"client/{k}" for k in range(len(data))))

@@ -1,4 +1,4 @@
-"""Controls of attacks on uploads: a client that trained on half of the candidates, and one that has none."""
+"""Controls of attacks on what a client sends: one that trained on half of the candidates, and one that has none."""
 
 from __future__ import annotations
 
@@ -12,26 +12,32 @@ from fdaudit.evaluation.controls._membership import (
     design,
     guessed,
     knowing,
-    on_fedavg,
+    on_protocol,
     passed,
 )
 from fdaudit.handout.auxiliary import others
 from fdaudit.storage.scratch import scratch
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from typing import Any
+
     from torch import Tensor
 
     from fdaudit.adversary.attack_plan import AttackPlan
     from fdaudit.planning.case import Case
     from fdaudit.result import Control
 
-__all__ = ["recorded_uploads"]
+__all__ = ["recorded_tables", "recorded_uploads"]
 
-_ROUNDS, _LR, _BATCH = 30, 0.1, 8
+_FEDAVG = {"rounds": 30, "upload": "gradient", "local_steps": 1, "batch_size": 8, "lr": 0.1}
+_FKD = {"rounds": 20, "local_epochs": 5, "batch_size": 8, "lr": 0.1}
 _MOST = 64
-"""Most candidates."""
+"""Most candidates of uploads."""
 _SHARE = 0.6
-"""Share of the auxiliary records that are candidates; another client holds records of the rest."""
+"""Share of the auxiliary records that are candidates of uploads; another client holds records of the rest."""
+_MOST_OF_TABLES = 24
+_SHARE_OF_TABLES = 0.3
 
 
 def recorded_uploads(attack: AttackPlan, plan: Case) -> dict[str, Control]:
@@ -41,26 +47,49 @@ def recorded_uploads(attack: AttackPlan, plan: Case) -> dict[str, Control]:
     control holds as many other records, so the coins are independent of its messages.
     """
     made = design(attack, plan, share=_SHARE, most=_MOST, random_labels=False)
+    what = f"gradients of {_FEDAVG['rounds']} rounds of FedAvg, batches of {_FEDAVG['batch_size']}"
+    return _both(attack, plan, made, what, "fedavg", _FEDAVG)
+
+
+def recorded_tables(attack: AttackPlan, plan: Case) -> dict[str, Control]:
+    """Return both controls: FKD on the run's network, whose clients send class means, seen by the server.
+
+    Labels are drawn at random, so a client learns its few records by heart. The victims are those of
+    `recorded_uploads`.
+    """
+    made = design(attack, plan, share=_SHARE_OF_TABLES, most=_MOST_OF_TABLES)
+    what = f"class means of {_FKD['rounds']} rounds of FKD under random labels"
+    return _both(attack, plan, made, what, "fkd", _FKD)
+
+
+def _both(
+    attack: AttackPlan, plan: Case, made: Design, what: str, protocol: str, settings: Mapping[str, Any]
+) -> dict[str, Control]:
+    """Return the controls of a protocol with these settings: its victim holds candidates, or other records."""
     count = int(made.member.sum())
     x, y = made.rest
     apart = (x[:count], y[:count])
     found = {
-        name: _attacked(attack, plan, made, held)
+        name: _attacked(attack, plan, made, held, protocol, settings)
         for name, held in (("positive", made.members), ("negative", apart))
     }
-    what = f"gradients of {_ROUNDS} rounds of FedAvg, batches of {_BATCH}"
     return passed(
         (f"{what}, of a client with {count} auxiliary records against {count} held out", found["positive"]),
         (f"the same candidates, {what}, of a client with {len(apart[1])} other records", found["negative"]),
     )
 
 
-def _attacked(attack: AttackPlan, plan: Case, made: Design, held: tuple[Tensor, Tensor]) -> Measured:
+def _attacked(
+    attack: AttackPlan,
+    plan: Case,
+    made: Design,
+    held: tuple[Tensor, Tensor],
+    protocol: str,
+    settings: Mapping[str, Any],
+) -> Measured:
     """Return the attack's AUC about a client that holds these records."""
-    fedavg = protocols.REGISTRY.load("fedavg")
-    settings = {"rounds": _ROUNDS, "upload": "gradient", "local_steps": 1, "batch_size": _BATCH, "lr": _LR}
     (x, y), count = made.rest, len(held[1])
     with scratch("control") as folder:
-        config = validate(fedavg.Config, settings)
-        view = on_fedavg(attack, plan, folder, config, [held, (x[count:], y[count:])])
+        config = validate(protocols.REGISTRY.load(protocol).Config, settings)
+        view = on_protocol(protocol, attack, plan, folder, config, [held, (x[count:], y[count:])])
         return guessed(attack, plan, view, knowing(plan, auxiliary=others(plan).records), made)

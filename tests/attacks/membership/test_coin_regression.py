@@ -14,6 +14,8 @@ from fdaudit.attacks.membership._ridge import regressed, regressed_sum
 from fdaudit.attacks.membership.coin_regression import (
     CoinRegression,
     CoinRegressionConfig,
+    _answers,
+    _ranged,
 )
 
 from fdaudit import protocols
@@ -283,3 +285,18 @@ def test_the_first_answers_are_those_of_the_first_round(tmp_path: Path) -> None:
     told = recorded(view, known, 100, first=True)["client/0"]
     assert sorted(told.samples.tolist()) == sorted(sample_index(view.tensors(first)).tolist())
     assert len(recorded(view, known, 100)["client/0"].samples) >= len(told.samples)
+
+
+def test_the_largest_logit_is_regressed_as_well(tmp_path: Path) -> None:
+    case = Case(tmp_path, True)
+    (sent,) = case.view.select(kind="logit_range", sender="client/0")
+    told = _ranged(case.view, case.knowledge, "client/0")
+    assert told is not None
+    assert torch.equal(told.values, case.view.tensors(sent)["max_abs"].reshape(1))
+    made = matched(
+        case.view, case.knowledge, case.challenge, 3,
+        training=before_answers(case.view.hyperparameters), paired=True, most_steps=20, seed=0,
+    )  # fmt: skip
+    assert case.knowledge.train is not None
+    by_hand = [float(case.knowledge.train.predict(m, case.knowledge.public).abs().max()) for m in made.models]
+    assert _answers(case.knowledge, made, told).flatten().tolist() == pytest.approx(by_hand)

@@ -1,0 +1,183 @@
+"""The classes that a client holds, from empty rows of its messages and from classes that never occur in them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from fdaudit.config import Config
+from fdaudit.training.class_means import known
+from fdaudit.transcript.messages import role
+from fdaudit.types import Applicability, AttackTask, LabelDistribution
+
+from .._reading import reads_forms
+from ._guesses import guesses
+
+if TYPE_CHECKING:
+    from fdaudit.adversary.knowledge import Knowledge
+    from fdaudit.adversary.view import View
+
+__all__ = ["LabelPresence", "LabelPresenceConfig", "present_in_tables", "records_of_class", "top_classes"]
+
+_TABLES = "class_prototypes"
+_ANSWERS = ("hard_labels", "soft_labels", "logits")
+_MOST_RECORDS = 1000
+"""Largest number of records of a class that fractions are read as."""
+_EXACT = 1e-4
+"""Largest distance of a share times n from a whole number; float32 leaves 6e-5 of shares of 1,000."""
+
+
+class LabelPresenceConfig(Config):
+    """No settings."""
+
+
+@reads_forms
+class LabelPresence:
+    """Names the classes that a client holds: those whose row of class means is ever filled, or that it ever predicts.
+
+    A class without records has an empty row, of zeros or NaN, in FKD's and PLS's class means. Shares of hard
+    predictions are fractions k/n: the smallest n that explains a row is the number of records behind it. Without such
+    fractions the classes present get equal shares. A client sees means of others: a class is absent there if no other
+    client has it. Where clients answer on public samples instead, the attack counts the classes that their first
+    answers rank highest. It needs no records and no model.
+    """
+
+    name: ClassVar[str] = "label-presence"
+    work: ClassVar[dict[str, Any]] = {"once": 1400, "each": 40}
+    goal: ClassVar[str] = "label-distribution"
+    needs: ClassVar[tuple[str, ...]] = ("class_prototypes", "hard_labels", "soft_labels", "logits")
+    assumes: ClassVar[tuple[str, ...]] = ()
+    oracle: ClassVar[str | None] = None
+    source: ClassVar[str] = (
+        "Jeong et al. 2018, Algorithm 1: a device without records of a class sends no mean for it"
+    )
+    control: ClassVar[dict[str, Any]] = {"on": "labels", "rounds": 20}
+    tasks: ClassVar[tuple[str, ...]] = ("single-label", "text")
+    profiles: ClassVar[dict[str, dict[str, Any]]] = {"quick": {}, "standard": {}, "full": {}}
+    Config: ClassVar[type[LabelPresenceConfig]] = LabelPresenceConfig
+
+    def __init__(self, config: LabelPresenceConfig) -> None:
+        self.config = config
+
+    def applicable(self, view: View, knowledge: Knowledge, task: AttackTask) -> Applicability:
+        """Check for class means of a victim or of several clients in view, or for a victim's answers."""
+        if not task.targets:
+            return Applicability(
+                False, "every client belongs to the adversary: nobody is left to be attacked"
+            )
+        if any(self._shares(view, knowledge, target) is not None for target in task.targets):
+            return Applicability(True)
+        return Applicability(
+            False, f"no {_TABLES}, and no {', '.join(_ANSWERS[:-1])} or {_ANSWERS[-1]} of a victim"
+        )
+
+    def run(
+        self, view: View, knowledge: Knowledge, task: AttackTask, generator: torch.Generator
+    ) -> tuple[LabelDistribution, ...]:
+        """Return one guess a victim; the attack is deterministic."""
+        return guesses(task.targets, lambda target: self._shares(view, knowledge, target), knowledge.classes)
+
+    def _shares(self, view: View, knowledge: Knowledge, target: str) -> Tensor | None:
+        """Return a victim's shares (C,), float64; None if nothing of it is in view."""
+        tables = _tables(view, target, knowledge.classes)
+        if tables:
+            counts = records_of_class(tables) if _hard(view) else None
+            return _normal(present_in_tables(tables).double() if counts is None else counts)
+        means = _means_without_members(view, knowledge.classes)
+        if means:
+            return _normal(present_in_tables(means).double())
+        return top_classes(view, target, knowledge.classes)
+
+
+def present_in_tables(tables: Sequence[Tensor]) -> Tensor:
+    """Return the classes (C,), bool, whose row of any table (C, C) is filled: it has no NaN and sums to more than 1/2.
+
+    Noise is averaged: of noisy tables the mean decides. Rows of tables without noise are filled or exactly empty.
+    """
+    plain = torch.stack([table.double().nan_to_num(0.0) for table in tables])
+    empty = (plain == 0).all(2)
+    if bool(empty.any()) or bool((plain.sum(2) - 1).abs().max() < _EXACT):
+        return torch.stack([known(table) for table in plain]).any(0)
+    return known(plain.mean(0))
+
+
+def records_of_class(tables: Sequence[Tensor]) -> Tensor | None:
+    """Return the numbers of records (C,), float64, that rows of hard predictions are fractions of, 0 for empty rows.
+
+    The smallest n for which all of a row's shares, in all tables, are k/n. A divisor of the true number shows if the
+    predictions have it in common; more rounds make this rarer. A row whose predictions always agree tells no number
+    and gets the mean of the others. None if some row is no such fraction.
+    """
+    plain = torch.stack([table.double().nan_to_num(0.0) for table in tables])
+    n = torch.arange(1, _MOST_RECORDS + 1, dtype=torch.float64)
+    found = torch.zeros(plain.shape[1], dtype=torch.float64)
+    for label in present_in_tables(tables).nonzero().flatten().tolist():
+        scaled = plain[:, label].flatten() * n[:, None]
+        fits = ((scaled - scaled.round()).abs().amax(1) < _EXACT * n.clamp_min(1)).nonzero().flatten()
+        if not len(fits):
+            return None
+        found[label] = n[fits[0]]
+    told = found[found > 1]
+    return torch.where(found == 1, told.mean() if len(told) else found, found)
+
+
+def top_classes(view: View, client: str, classes: int) -> Tensor | None:
+    """Return the shares (C,), float64, of classes that a client's first answers rank highest; None without answers."""
+    for message in view.select(sender=client):
+        if message.kind not in _ANSWERS or message.payload is None:
+            continue
+        values = view.tensors(message)["values"].cpu()
+        top = values.long() if message.kind == "hard_labels" else _filled(values).argmax(1)
+        top = top[(top >= 0) & (top < classes)]
+        if len(top):
+            return _normal(torch.bincount(top, minlength=classes).double())
+    return None
+
+
+def _tables(view: View, client: str, classes: int) -> list[Tensor]:
+    """Return a client's class means (C, C), a message each: also soft labels with a row for each class."""
+    rows = (classes, classes)
+    return [
+        view.tensors(m)["values"].cpu()
+        for m in view.select(sender=client)
+        if m.payload is not None
+        and (m.kind == _TABLES or (m.kind == "soft_labels" and "index" not in m.tensors))
+        and m.tensors["values"].shape == rows
+    ]
+
+
+def _means_without_members(view: View, classes: int) -> list[Tensor]:
+    """Return means (C, C) over clients that reached the adversary, without rows that equal a member's own.
+
+    Such a row says that no other client has the class.
+    """
+    found = []
+    for m in view.select(kind=_TABLES):
+        if role(m.sender) == "client" or m.payload is None:
+            continue
+        table = view.tensors(m)["values"].cpu().clone()
+        for own in (t for k in view.members for t in view.select(kind=_TABLES, sender=k, round=m.round)):
+            if own.payload is not None:
+                mine = view.tensors(own)["values"].cpu()
+                table[(table - mine).abs().amax(1) < 1e-6] = 0
+        found.append(table)
+    return found
+
+
+def _filled(values: Tensor) -> Tensor:
+    """Return the rows of answers (n, C) that are neither NaN nor all equal, as an abstention is."""
+    plain = values.nan_to_num(0.0)
+    return plain[plain.amax(1) > plain.amin(1)]
+
+
+def _hard(view: View) -> bool:
+    return view.hyperparameters.get("share") == "hard"
+
+
+def _normal(counts: Tensor) -> Tensor | None:
+    """Return counts (C,) divided by their sum; None if all are zero."""
+    total = float(counts.sum())
+    return counts / total if total > 0 else None

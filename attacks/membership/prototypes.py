@@ -1,0 +1,267 @@
+"""Membership from mean predictions by class: the coins that decided about records, by regression on shadows' tables."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from fdaudit.config import Config
+from fdaudit.training.class_means import known
+from fdaudit.transcript.messages import role
+from fdaudit.types import Applicability, AttackTask, Membership
+
+from .._reading import reads_forms
+from ._coins import pairs_of
+from ._matched import drawn, drawn_of_stranger
+from ._references import missing
+from ._ridge import Regressed, regressed_in_parts, regressed_sum, stacked
+from ._taught import tables_of_shadows, tables_sent, teachers_of
+from ._treatment import Treatment, treatment_of
+
+if TYPE_CHECKING:
+    from fdaudit.adversary.knowledge import Knowledge
+    from fdaudit.adversary.view import View
+    from fdaudit.types import Challenge
+
+__all__ = ["PrototypeRegression", "PrototypeRegressionConfig", "averages"]
+
+_KIND = "class_prototypes"
+_FLOOR = 1e-6
+"""Smallest probability before a logarithm."""
+
+
+class PrototypeRegressionConfig(Config):
+    """Settings of the regression on class means."""
+
+    shadows: int = Field(200, ge=8)
+    """Shadow models of each victim."""
+    rounds: int = Field(100, ge=1)
+    """Rounds that are looked at, at most: the first ones."""
+    most_steps: int = Field(2000, ge=1)
+    """Training steps of one shadow model in one round, at most."""
+    seed: int = Field(0, ge=0, lt=2**63)
+    """Of coins, other records, initial weights and batches."""
+
+
+@reads_forms
+class PrototypeRegression:
+    """Learns from shadow clients how each candidate moves class means, and reads the coins off a client's real ones.
+
+    FKD's and PLS's clients send, each round, the mean prediction for their own records of each class. Shadows have one
+    candidate of each matched pair and train as the victim does, towards the teachers that it was sent. In each round
+    the attack regresses the coins on the shadows' tables, and it joins the rounds by their error on left-out shadows.
+    A client sees only means over other clients: there it predicts the coins of all victims from each mean together.
+    """
+
+    name: ClassVar[str] = "prototype-regression"
+    work: ClassVar[dict[str, Any]] = {"once": 30000, "each": 20000, "grows": ("shadows", "rounds")}
+    goal: ClassVar[str] = "membership"
+    needs: ClassVar[tuple[str, ...]] = ("class_prototypes",)
+    reads: ClassVar[tuple[str, ...]] = ("class_counts", "sample_count")
+    assumes: ClassVar[tuple[str, ...]] = ("architecture", "auxiliary")
+    oracle: ClassVar[str | None] = None
+    source: ClassVar[str] = (
+        "Hoerl & Kennard 1970 on shadow models (Shokri et al. 2017); stacked after Wolpert 1992"
+    )
+    control: ClassVar[dict[str, str]] = {"on": "tables"}
+    tasks: ClassVar[tuple[str, ...]] = ("single-label", "text")
+    profiles: ClassVar[dict[str, dict[str, Any]]] = {
+        "quick": {"shadows": 192, "rounds": 50},
+        "standard": {"shadows": 500, "rounds": 100},
+        "full": {"shadows": 2000, "rounds": 500},
+    }
+    Config: ClassVar[type[PrototypeRegressionConfig]] = PrototypeRegressionConfig
+
+    def __init__(self, config: PrototypeRegressionConfig) -> None:
+        self.config = config
+
+    def applicable(self, view: View, knowledge: Knowledge, task: AttackTask) -> Applicability:
+        """Check for a victim's class means or a mean of them in view, and for what shadow models need."""
+        if not (lacking := missing(knowledge, task)):
+            return lacking
+        if any(tables_sent(view, name) for name in task.challenges) or averages(view):
+            return Applicability(True)
+        return Applicability(False, "no class means of a victim, nor a mean of clients' class means, in view")
+
+    def run(
+        self, view: View, knowledge: Knowledge, task: AttackTask, generator: torch.Generator
+    ) -> tuple[Membership, ...]:
+        """Return one `Membership` for each victim; `seed` decides what is random."""
+        found: list[Membership] = []
+        unseen: list[Challenge] = []
+        for name, challenge in task.challenges.items():
+            sent = {now: table for now, table in tables_sent(view, name).items() if now < self.config.rounds}
+            if sent:
+                found.append(self._guess(view, knowledge, challenge, sent))
+            else:
+                unseen.append(challenge)
+        mean = averages(view) if unseen else None
+        if mean is not None:
+            found += self._guesses(view, knowledge, unseen, *mean)
+        return tuple(found)
+
+    def _guess(
+        self, view: View, knowledge: Knowledge, challenge: Challenge, sent: Mapping[int, Tensor]
+    ) -> Membership:
+        """Guess about a victim whose own tables are in view."""
+        theirs, coins = self._shadows(view, knowledge, challenge, max(sent) + 1, _only_right(sent))
+        treatment = _treatment(view, challenge.target)
+        plain = treatment.noisy or view.hyperparameters.get("share") == "hard"
+        floor = max(treatment.floor, _FLOOR)
+        parts = []
+        for now, table in sorted(sent.items()):
+            shadows, mine = theirs[:, now].double(), table
+            if not plain:
+                shadows, mine = _log_rows(shadows, floor), _log_rows(mine, floor)
+            parts.append((shadows.flatten(1), mine.flatten(), treatment.variance))
+        return _membership(challenge, regressed_in_parts(parts, coins, stack=True), len(parts))
+
+    def _guesses(
+        self,
+        view: View,
+        knowledge: Knowledge,
+        challenges: Sequence[Challenge],
+        means: Mapping[int, Tensor],
+        within: Sequence[str],
+    ) -> list[Membership]:
+        """Guess about victims whose tables are in view as part of a mean alone, over the clients `within`."""
+        means = {now: table for now, table in means.items() if now < self.config.rounds}
+        rounds, only_right = max(means) + 1, _only_right(means)
+        by_name, own = {c.target: c for c in challenges}, {k: tables_sent(view, k) for k in within}
+        records = max(len(c.y) for c in challenges) // 2
+        shadows: dict[str, tuple[Tensor, Tensor]] = {}
+        for client in within:
+            if client in by_name:
+                shadows[client] = self._shadows(view, knowledge, by_name[client], rounds, only_right)
+            elif not own[client]:
+                shadows[client] = self._strangers(view, knowledge, client, rounds, only_right, records)
+        found: dict[str, list[Regressed]] = {name: [] for name in by_name}
+        for now, table in sorted(means.items()):
+            theirs = [t[:, now].double() for t, _ in shadows.values()]
+            mine = [sent[now] for sent in own.values() if now in sent]
+            share = _share(theirs, mine)
+            left = table - torch.stack([*(share * t for t in mine), torch.zeros_like(table)]).sum(0)
+            coins = (coins for _, coins in shadows.values())
+            clients = [((t * share).flatten(1), c) for t, c in zip(theirs, coins, strict=True)]
+            told = regressed_sum(clients, left.flatten())
+            for name, one in zip(shadows, told, strict=True):
+                if name in by_name:
+                    found[name].append(one)
+        return [
+            _membership(c, stacked(found[c.target], shadows[c.target][1]), len(means))
+            for c in challenges
+            if c.target in shadows
+        ]
+
+    def _shadows(
+        self, view: View, knowledge: Knowledge, challenge: Challenge, rounds: int, only_right: bool
+    ) -> tuple[Tensor, Tensor]:
+        """Return tables (m, R, C, C) of a victim's shadows, and their coins (m, k)."""
+        if knowledge.auxiliary is None:
+            raise ValueError("prototype-regression: no auxiliary records. Ask `applicable` first.")
+        inside, others, coins = drawn(
+            view, knowledge, challenge, self.config.shadows, paired=True, seed=self.config.seed
+        )
+        x, y = (
+            torch.cat([a, b]) for a, b in zip((challenge.x, challenge.y), knowledge.auxiliary, strict=True)
+        )
+        held = torch.cat([inside, others], 1)
+        return self._tables(view, knowledge, challenge.target, (x, y), held, rounds, only_right), coins
+
+    def _strangers(
+        self, view: View, knowledge: Knowledge, client: str, rounds: int, only_right: bool, records: int
+    ) -> tuple[Tensor, Tensor]:
+        """Return tables (m, R, C, C) of a client without known candidates, and no coins (m, 0)."""
+        if knowledge.auxiliary is None:
+            raise ValueError("prototype-regression: no auxiliary records. Ask `applicable` first.")
+        count = self.config.shadows
+        held = drawn_of_stranger(view, knowledge, client, count, records=records, seed=self.config.seed)
+        tables = self._tables(view, knowledge, client, knowledge.auxiliary, held, rounds, only_right)
+        return tables, torch.zeros(count, 0)
+
+    def _tables(
+        self,
+        view: View,
+        knowledge: Knowledge,
+        client: str,
+        records: tuple[Tensor, Tensor],
+        held: Tensor,
+        rounds: int,
+        only_right: bool,
+    ) -> Tensor:
+        return tables_of_shadows(
+            knowledge,
+            *records,
+            held,
+            teachers_of(view, client, rounds, knowledge.classes),
+            training=view.hyperparameters,
+            only_right=only_right,
+            most_steps=self.config.most_steps,
+            seed=self.config.seed,
+        )
+
+
+def averages(view: View) -> tuple[dict[int, Tensor], tuple[str, ...]] | None:
+    """Return a party's mean tables (C, C) in view by round, and the clients within: those that it was sent to or not.
+
+    A mean for one client alone is over the others, as in FKD. A mean for several is over all clients, as in PLS. Among
+    means for single clients those of the view's first member count. None if there is no mean in view.
+    """
+    sent = [m for m in view.select(kind=_KIND) if role(m.sender) != "client" and m.payload is not None]
+    if not sent:
+        return None
+    clients = tuple(p for p in view.parties if role(p) == "client")
+    first = sent[0].receivers
+    chosen = [m for m in sent if m.receivers == first]
+    within = tuple(k for k in clients if k not in first) if len(first) == 1 else clients
+    return {m.round: view.tensors(m)["values"].double().cpu() for m in chosen}, within
+
+
+def _share(theirs: Sequence[Tensor], mine: Sequence[Tensor]) -> Tensor:
+    """Return the weight (C, 1) of one client's row in a mean: 1 over the expected number of clients with the class.
+
+    Args:
+        theirs: tables (m, C, C) of the shadows of each client whose own is not in view.
+        mine: the tables (C, C) in view.
+    """
+    shares_of_shadows = [known(t.flatten(0, 1)).double().view(len(t), -1).mean(0) for t in theirs]
+    held = torch.stack([*shares_of_shadows, *(known(t).double() for t in mine)]).sum(0)
+    return 1 / held.clamp_min(1)[:, None]
+
+
+def _only_right(tables: Mapping[int, Tensor]) -> bool:
+    """Return whether tables are means of correct predictions, as in PLS: each row then ranks its own class first."""
+    for table in tables.values():
+        rows = known(table).nonzero().squeeze(1)
+        if not torch.equal(table[rows].argmax(1), rows):
+            return False
+    return True
+
+
+def _treatment(view: View, client: str) -> Treatment:
+    """Return the effects of defences on a client's tables."""
+    last = view.select(kind=_KIND, sender=client)[-1]
+    return treatment_of("soft_labels", view.defenses_of(last), view.tensors(last)["values"])
+
+
+def _log_rows(tables: Tensor, floor: float) -> Tensor:
+    """Return logarithms of probabilities (..., C), each row less its mean; an empty row is zero."""
+    found = tables.clamp_min(floor).log()
+    return found - found.mean(-1, keepdim=True)
+
+
+def _membership(challenge: Challenge, found: Regressed, rounds: int) -> Membership:
+    scores, pairs = found.coins, pairs_of(challenge)
+    if pairs is not None:
+        scores = found.coins.new_zeros(len(challenge.y))
+        scores[pairs[:, 0]], scores[pairs[:, 1]] = found.coins, -found.coins
+    told = f"class means of {rounds} {'round' if rounds == 1 else 'rounds'}"
+    return Membership(
+        target=challenge.target,
+        scores=scores,
+        note=f"left-out shadows: {found.right:.0%} of coins right; {told}",
+    )

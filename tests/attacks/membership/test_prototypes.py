@@ -1,0 +1,151 @@
+"""Coins read off mean predictions by class: shadows that are taught as their victim was, on FKD and PLS."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from fdaudit.attacks.membership._taught import tables_of_shadows, tables_sent, teachers_of
+from fdaudit.attacks.membership.prototypes import PrototypeRegression, PrototypeRegressionConfig, averages
+
+from fdaudit import protocols
+from fdaudit.adversary.knowledge import Knowledge
+from fdaudit.adversary.view import View
+from fdaudit.federation.networks import Networks
+from fdaudit.federation.protocol import Common
+from fdaudit.federation.rehearsal import rehearse
+from fdaudit.metrics import score_membership
+from fdaudit.models import architecture
+from fdaudit.rng import child_numpy
+from fdaudit.spec.schema import ModelSpec
+from fdaudit.training.execution import Execution
+from fdaudit.training.trainer import Trainer
+from fdaudit.types import AttackTask, Challenge
+
+NETWORK = architecture(ModelSpec(name="mlp", params={"widths": [16]}), (1, 6, 6), 4)
+EXECUTION = Execution(device="cpu", threads=1, strategy="loop", memory_format="contiguous")
+PAIRS, ROUNDS = 8, 8
+
+
+def stream(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def noise(n: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Images without a pattern: what a model knows of them, it knows by heart."""
+    return torch.rand(n, 1, 6, 6, generator=stream(seed)), torch.arange(n) % 4
+
+
+class Case:
+    """A federation of three clients, the first of which holds one candidate of each pair, or none of them."""
+
+    def __init__(self, place: Path, protocol: str, *, adversary: str = "server", holds: bool = True) -> None:
+        x, y = torch.rand(2 * PAIRS, 1, 6, 6, generator=stream(1)), torch.arange(PAIRS) % 4
+        y = y.repeat_interleave(2)
+        x[1::2] *= 0.3  # a pale one is learnt more slowly, so that each coin moves the mean of its class
+        first = torch.rand(PAIRS, generator=stream(2)) < 0.5
+        self.member = torch.stack([first, ~first], 1).flatten()
+        pair = torch.arange(PAIRS).repeat_interleave(2)
+        self.challenge = Challenge(target="client/0", x=x, y=y, pair=pair)
+        held = (x[self.member], y[self.member]) if holds else noise(PAIRS, 7)
+        kind = protocols.REGISTRY.load(protocol)
+        self.view: View = rehearse(
+            place / "transcript",
+            protocol=kind,
+            config=kind.Config(rounds=ROUNDS, local_epochs=3, batch_size=4, lr=0.2),
+            common=Common(networks=Networks(NETWORK), execution=EXECUTION, public=x[:0], task="single-label"),
+            data=[held, noise(8, 8), noise(8, 9)],
+            seed=5,
+            adversary=adversary,
+        )
+        self.knowledge = Knowledge(
+            architecture=NETWORK, auxiliary=noise(40, 10), train=Trainer(NETWORK, EXECUTION), classes=4
+        )
+        self.task = AttackTask(targets=("client/0",), challenges={"client/0": self.challenge})
+
+    def auc(self, shadows: int = 100) -> tuple[float, float, str]:
+        """AUC, its p-value, and the guess's note."""
+        attack = PrototypeRegression(PrototypeRegressionConfig(shadows=shadows))
+        assert attack.applicable(self.view, self.knowledge, self.task)
+        (guess,) = attack.run(self.view, self.knowledge, self.task, stream(0))
+        draws = child_numpy(0, "test")
+        figures = score_membership(
+            guess.scores, self.member, generator=draws, pair=self.challenge.pair
+        ).figures
+        auc = figures["auc"]
+        assert auc.value is not None
+        assert auc.p is not None
+        return auc.value, auc.p, guess.note
+
+
+@pytest.mark.parametrize("protocol", ["fkd", "pls"])
+def test_the_server_reads_members_off_class_means(tmp_path: Path, protocol: str) -> None:
+    found, _, note = Case(tmp_path, protocol).auc()
+    assert found > 0.7
+    assert f"class means of {ROUNDS} rounds" in note
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("protocol", ["fkd", "pls"])
+def test_a_client_reads_members_off_the_mean_of_the_others(tmp_path: Path, protocol: str) -> None:
+    found, _, note = Case(tmp_path, protocol, adversary="client/1").auc(shadows=160)
+    assert found > 0.6
+    assert "of coins right" in note
+
+
+def test_a_client_without_the_candidates_gives_nothing_away(tmp_path: Path) -> None:
+    assert Case(tmp_path, "fkd", holds=False).auc(shadows=60)[1] > 0.01
+
+
+@pytest.mark.parametrize("protocol", ["fkd", "pls"])
+def test_a_shadow_with_the_clients_own_records_weights_and_batches_sends_its_tables(
+    tmp_path: Path, protocol: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The imitation is the protocol's own step: the tables differ by nothing but the draws."""
+    from fdaudit.attacks.membership import _taught
+
+    case = Case(tmp_path, protocol)
+    sent = tables_sent(case.view, "client/0")
+    start = Common(
+        networks=Networks(NETWORK), execution=EXECUTION, public=case.challenge.x[:0], task="single-label"
+    ).networks.initial(["client/0"], 5)["client/0"]
+    monkeypatch.setattr(_taught, "parameters_of", lambda _: start)
+    drawn = _taught.child
+    monkeypatch.setattr(
+        _taught, "child", lambda seed, *path: drawn(5, protocol, "batches", path[1], "client/0", "batches")
+        if path[-1] == "batches" else drawn(seed, *path),
+    )  # fmt: skip
+    x, y = case.challenge.x[case.member], case.challenge.y[case.member]
+    found = tables_of_shadows(
+        case.knowledge, x, y, torch.ones(1, len(y), dtype=torch.bool),
+        teachers_of(case.view, "client/0", ROUNDS, 4), training=case.view.hyperparameters,
+        only_right=protocol == "pls", most_steps=10_000, seed=0,
+    )  # fmt: skip
+    mine = torch.stack([sent[now] for now in range(ROUNDS)])
+    assert torch.allclose(found[0].double(), mine, atol=1e-4)
+
+
+def test_teachers_are_the_tables_sent_before(tmp_path: Path) -> None:
+    view = Case(tmp_path, "fkd").view
+    teachers = teachers_of(view, "client/0", ROUNDS, 4)
+    sent = tables_sent(view, "server", "client/0")
+    assert not teachers[0].any()
+    for now in range(1, ROUNDS):
+        assert torch.equal(teachers[now].double(), sent[now - 1])
+
+
+def test_a_mean_for_one_client_is_over_the_others_and_a_mean_for_all_over_all(tmp_path: Path) -> None:
+    others = averages(Case(tmp_path / "a", "fkd", adversary="client/1").view)
+    everybody = averages(Case(tmp_path / "b", "pls", adversary="client/1").view)
+    assert others is not None
+    assert everybody is not None
+    assert others[1] == ("client/0", "client/2")
+    assert everybody[1] == ("client/0", "client/1", "client/2")
+
+
+def test_it_says_why_it_does_not_apply(tmp_path: Path) -> None:
+    case, attack = Case(tmp_path, "fkd", adversary="world"), PrototypeRegression(PrototypeRegressionConfig())
+    told = attack.applicable(case.view, case.knowledge, case.task)
+    assert "no class means of a victim" in told.reason
+    assert "no challenge" in attack.applicable(case.view, case.knowledge, AttackTask(targets=())).reason
