@@ -54,8 +54,8 @@ ROUNDING = 1e-11
 _GRID, _FINE_GRID, _MANY = 1e-4, 1e-5, 10_000
 """Cell of the grid, cell for large compositions, and the number of runs from which it is used."""
 
-_CELLS_OF_A_RUN, _MOST_CELLS = 16, 2**22
-"""Cells in the standard deviation of a quiet run's loss, and most cells of a composed loss."""
+_CELLS_OF_A_RUN, _MOST_CELLS_OF_A_RUN, _MOST_CELLS = 16, 2**20, 2**22
+"""Cells in the standard deviation of a quiet run's loss, most cells of a run's loss, and most of a composed loss."""
 
 TINY, _TAIL_ERROR = 1e-9, 1e-6
 """δ from which on tails are composed after tilting, and the part of δ kept back for rounding errors there."""
@@ -204,12 +204,18 @@ def _cell(runs: _Runs, coarser: float) -> float:
     kinds = (runs.sampled, runs.grouped, runs.drawn)
     counts = [n for kind in (runs.pure, *kinds) for n in kind.values()]
     cell = coarser * (_GRID if sum(counts) <= _MANY else _FINE_GRID)
-    quiet = [(rate / noise, n) for kind in kinds for (noise, rate, *_), n in kind.items()]
+    sampled = [(noise, rate, n) for kind in kinds for (noise, rate, *_), n in kind.items()]
+    quiet = [(rate * math.sqrt(math.expm1(min(noise**-2, FAR))), n) for noise, rate, n in sampled]
     if not quiet:
         return cell
+    # A run's largest loss, where the Gaussian's tail has a probability of 1e-22.
+    loudest = max(
+        float(np.logaddexp(0.0, math.log(rate) + (_TAIL + 0.5 / noise) / noise)) for noise, rate, _ in sampled
+    )
     spread = math.hypot(*runs.ratios, *(typical * math.sqrt(n) for typical, n in quiet))
     widest = 20 * spread + spread**2 + math.fsum(eps * n for eps, n in runs.pure.items())
-    needed = max(min(typical for typical, _ in quiet) / _CELLS_OF_A_RUN, widest / _MOST_CELLS)
+    least = min(typical for typical, _ in quiet) / _CELLS_OF_A_RUN
+    needed = max(least, widest / _MOST_CELLS, loudest / _MOST_CELLS_OF_A_RUN)
     # Powers of two of one width, so that steps are used again.
     return cell * min(1.0, 2.0 ** math.floor(math.log2(needed / _GRID)) * _GRID / cell)
 

@@ -20,7 +20,7 @@ from scipy.stats import binom, norm
 
 from fdaudit.accounting import costs
 from fdaudit.accounting.costs import ORDERS, Drawn, Grouped, converted, curve, epsilon, grouped
-from fdaudit.accounting.losses import _GRID, _factors, epsilon_by_losses
+from fdaudit.accounting.losses import _factors, epsilon_by_losses
 from fdaudit.events import (
     Composed,
     DiscreteGaussian,
@@ -369,13 +369,13 @@ def test_a_tiny_delta_is_priced_by_losses() -> None:
     assert found.value == pytest.approx(3.916, rel=5e-3)
     assert "PLD" in found.accountant
     few = replace(SAMPLED, count=8)
-    (one, _), *_ = _factors({SAMPLED: 1}, 30.0)[1]
+    grid, ((one, _),) = _factors({few: 1}, 30.0)
     dense = one._pmf_remove.to_dense_pmf()
     single = np.asarray(dense._probs)
     total, infinity = np.ones(1), 1 - (1 - dense._infinity_mass) ** 8
     for _ in range(8):
         total = np.convolve(total, single)  # a direct sum of products is exact to the last digits of each
-    losses = _GRID * 30 * (8 * dense._lower_loss + np.arange(len(total)))
+    losses = grid * (8 * dense._lower_loss + np.arange(len(total)))
     for delta in (1e-10, 1e-14, 1e-18):
         priced = epsilon_by_losses({few: 1}, delta, 30.0)
         above = losses > priced
