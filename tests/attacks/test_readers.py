@@ -51,6 +51,7 @@ MISSING: dict[tuple[str, str], tuple[str, ...]] = {
 
 UNDER_SETTINGS: dict[tuple[str, str], tuple[str, ...]] = {
     ("aggregator", "model_update"): ("fedavg",),
+    ("client", "ensemble_labels"): ("selective-fd",),
     ("client", "generator_parameters"): ("fedgen",),
     ("client", "model_parameters"): ("fedgen",),
     ("client", "vote_counts"): ("selective-fd",),
