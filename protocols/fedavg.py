@@ -255,7 +255,9 @@ class FedAvg:
         coins, names = self._wire.coins("updates", "server"), list(self._clients)
         S = [names[int(k)] for k in rule.draw(len(names), coins)]  # each client with probability q
         w = self.released()
-        uploads, batches, losses, models = dict[str, Delivery](), dict[int, Tensor](), {}, {}
+        uploads, batches = dict[str, Delivery](), dict[int, Tensor]()
+        losses: dict[str, float] = {}
+        models: dict[str, Parameters] = {}
         basis = [int(i) for i in self.state["server/basis"]]
         if S:
             w_t = self._send_model(S)

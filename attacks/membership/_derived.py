@@ -262,12 +262,13 @@ def _main_effects(
 
     def drawn(clients: Sequence[str]) -> Tensor:
         rows = [theirs[k][int(torch.randint(len(theirs[k]), (), generator=draws))] for k in clients]
-        return sum(rows, own)
+        return torch.stack([own, *rows]).sum(0)
 
-    parts = {}
+    parts: dict[str, Tensor] = {}
     for client, adds in theirs.items():
         rest = [drawn([k for k in theirs if k != client]) for _ in range(_OTHERS)]
-        parts[client] = sum(read((adds + one).log()) for one in rest) / _OTHERS
+        parts[client] = torch.stack([read((adds + one).log()) for one in rest]).mean(0)
     count = min(_FEDERATIONS, *(len(adds) for adds in theirs.values()))
-    values = torch.stack([read(sum((adds[i] for adds in theirs.values()), own).log()) for i in range(count)])
-    return parts, values - sum(part[:count] for part in parts.values()), values
+    mixed = own + torch.stack([adds[:count] for adds in theirs.values()]).sum(0)
+    values = read(mixed.log())
+    return parts, values - torch.stack([part[:count] for part in parts.values()]).sum(0), values

@@ -303,7 +303,8 @@ def _solved(
     values, basis = torch.linalg.eigh(kernel / scale)
     known, toward = basis.T @ target[kept], ((apart @ products @ spread.T) / scale) @ basis
     ridges = _FEW_RIDGES[:, None]
-    return (toward / (values.clamp_min(0) + ridges)) @ known
+    found: Tensor = (toward / (values.clamp_min(0) + ridges)) @ known
+    return found
 
 
 def _judged(coins: Tensor, left_out: Tensor, spread: Tensor, truth: Tensor) -> Regressed:

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from fdaudit.config import Config
 from fdaudit.errors import ProtocolError
-from fdaudit.events import Composed, Event, Gaussian, NoGuarantee, PureDP, Relation, Unit
+from fdaudit.events import Composed, Event, EventUnit, Gaussian, NoGuarantee, PureDP, Relation
 from fdaudit.rng import SecretStream
 from fdaudit.transcript.samples import narrow
 from fdaudit.transcript.wire import Released
@@ -35,7 +35,7 @@ from .._parts import Configured
 
 __all__ = ["ConfidentGNMax", "ConfidentGNMaxConfig", "GNMax", "GNMaxConfig", "LNMax", "LNMaxConfig"]
 
-_UNIT: Unit = "client"
+_UNIT: EventUnit = "client"
 _RELATION: Relation = "replace-one"
 _COVERS = ("each-client",)
 
