@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from fdaudit.rng import child
+from fdaudit.rng import child, child_seed
 from fdaudit.transcript.messages import role
 
 from ._ensemble import answered_as, ensembles_of, with_selectors
@@ -133,7 +133,7 @@ def averages(
             now = {
                 client: followed(
                     knowledge, one, [lesson],
-                    training=view.hyperparameters, most_steps=most_steps, seed=seed,
+                    training=view.hyperparameters, most_steps=most_steps, seed=child_seed(seed, client),
                 )
                 for client, one in now.items()
                 if (lesson := lessons[client]) is not None

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from fdaudit.rng import child
+from fdaudit.rng import child, child_seed
 from fdaudit.training.trainer import parameters_of
 
 from .._shadows import recipe_of, shadow_models
@@ -101,7 +101,9 @@ def matched(
     held = torch.cat([inside, others], 1)
     recipe = recipe_of(training, y, records=int(held.sum(1).max()), most_steps=most_steps)
     start = _initial(knowledge) if start is None else start
-    found = shadow_models(knowledge, x, y, held, seed=seed, recipe=recipe, start=start)
+    # Shadows of two clients have nothing in common: what is read off sums of them would count it as their coins.
+    own = child_seed(seed, "matched", challenge.target)
+    found = shadow_models(knowledge, x, y, held, seed=own, recipe=recipe, start=start)
     return Matched(models=found, inside=inside, others=others, coins=coins, pool=(x, y))
 
 
@@ -123,7 +125,7 @@ def drawn(
     """
     if knowledge.auxiliary is None:
         raise ValueError("drawn: no auxiliary records. Ask `missing` first.")
-    draws = child(seed, "matched", "coins")
+    draws = child(seed, "matched", "coins", challenge.target)
     inside, coins = _coins(challenge, count, paired, draws)
     others = _others(view, knowledge.auxiliary[1], challenge, int(inside[0].sum()), inside, draws)
     return inside, others, coins
@@ -160,7 +162,8 @@ def strangers(
     inside = drawn_of_stranger(view, knowledge, client, count, records=records, seed=seed)
     recipe = recipe_of(training, y, records=int(inside.sum(1).max()), most_steps=most_steps)
     start = _initial(knowledge)
-    models = shadow_models(knowledge, x, y, inside, seed=seed, recipe=recipe, start=start)
+    own = child_seed(seed, "strangers", client)
+    models = shadow_models(knowledge, x, y, inside, seed=own, recipe=recipe, start=start)
     nobody = torch.zeros(count, 0, dtype=torch.bool)
     return Matched(models=models, inside=nobody, others=inside, coins=torch.zeros(count, 0), pool=(x, y))
 

@@ -63,7 +63,7 @@ class DistillationLiRA:
     source: ClassVar[str] = "Shi, Ouyang & Wang 2025, with shadow models (our reading)"
     tasks: ClassVar[tuple[str, ...]] = ("single-label", "text")
     profiles: ClassVar[dict[str, dict[str, Any]]] = {
-        "quick": {"matched": 96, "students": 8, "distill_steps": 80, "distill_batch_size": 64},
+        "quick": {"matched": 144, "students": 8, "distill_steps": 80, "distill_batch_size": 64},
         "standard": {"matched": 500, "students": 64},
         "full": {"matched": 2000, "students": 256, "distill_steps": 2000},
     }

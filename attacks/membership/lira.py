@@ -74,9 +74,9 @@ class _Shadowed(ABC):
     oracle: ClassVar[str | None] = "soft"
     tasks: ClassVar[tuple[str, ...]] = ("single-label", "multi-label", "text")
     profiles: ClassVar[dict[str, dict[str, Any]]] = {
-        "quick": {"shadows": 8, "most_steps": 300, "matched": 96},
+        "quick": {"shadows": 8, "most_steps": 300, "matched": 144},
         "standard": {"shadows": 64, "most_steps": 1000, "matched": 500},
-        "full": {"shadows": 256, "most_steps": 2000, "matched": 960},
+        "full": {"shadows": 256, "most_steps": 2000, "matched": 1440},
     }
 
     def __init__(self, config: Any) -> None:
@@ -180,9 +180,9 @@ class RMIA(_Shadowed):
     work: ClassVar[dict[str, Any]] = {"once": 3500, "each": 600, "grows": ("shadows", "most_steps")}
     source: ClassVar[str] = "Zarifzadeh, Liu & Shokri 2024, Eq. 2 to 4"
     profiles: ClassVar[dict[str, dict[str, Any]]] = {
-        "quick": {"shadows": 8, "most_steps": 300, "matched": 96, "population": 100},
+        "quick": {"shadows": 8, "most_steps": 300, "matched": 144, "population": 100},
         "standard": {"shadows": 64, "most_steps": 1000, "matched": 500, "population": 500},
-        "full": {"shadows": 256, "most_steps": 2000, "matched": 960, "population": 2500},
+        "full": {"shadows": 256, "most_steps": 2000, "matched": 1440, "population": 2500},
     }
     Config: ClassVar[type[RMIAConfig]] = RMIAConfig
 

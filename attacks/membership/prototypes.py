@@ -10,6 +10,7 @@ from pydantic import Field
 from torch import Tensor
 
 from fdaudit.config import Config
+from fdaudit.rng import child_seed
 from fdaudit.training.class_means import known
 from fdaudit.transcript.messages import role
 from fdaudit.types import Applicability, AttackTask, Membership
@@ -201,7 +202,7 @@ class PrototypeRegression:
             training=view.hyperparameters,
             only_right=only_right,
             most_steps=self.config.most_steps,
-            seed=self.config.seed,
+            seed=child_seed(self.config.seed, client),
         )
 
 

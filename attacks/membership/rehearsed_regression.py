@@ -75,10 +75,10 @@ class RehearsedRegression:
     source: ClassVar[str] = (
         "Hoerl & Kennard 1970 on shadow models (Shokri et al. 2017), of rehearsed federations"
     )
-    control: ClassVar[dict[str, str]] = {"on": "federation"}
+    control: ClassVar[dict[str, str]] = {"on": "average"}
     tasks: ClassVar[tuple[str, ...]] = ("single-label", "text")
     profiles: ClassVar[dict[str, dict[str, Any]]] = {
-        "quick": {"shadows": 144, "rounds": 3, "rehearsals": 16, "rehearsed_rounds": 2},
+        "quick": {"shadows": 144, "rounds": 1, "rehearsals": 16, "rehearsed_rounds": 2},
         "standard": {"shadows": 500, "rounds": 8, "rehearsals": 48},
         "full": {"shadows": 2000, "rounds": 20, "rehearsals": 100},
     }

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from fdaudit.evaluation.controls.answers import model_that_answers
 from fdaudit.evaluation.controls.classes import unseen_classes
-from fdaudit.evaluation.controls.federation import recorded_answers
+from fdaudit.evaluation.controls.federation import averaged_answers, recorded_answers
 from fdaudit.evaluation.controls.generated import (
     compared_records,
     generated_samples,
@@ -45,6 +45,7 @@ CONTROLS: Mapping[str, Callable[[AttackPlan, Case], dict[str, Control]]] = Mappi
         "classes": unseen_classes,
         "comparisons": compared_records,
         "discriminator": overfit_discriminator,
+        "average": averaged_answers,
         "federation": recorded_answers,
         "generated": generated_samples,
         "gradients": bare_gradients,

@@ -128,16 +128,29 @@ def said(
     attack: AttackPlan,
     messages: Sequence[tuple[str, str, str, Mapping[str, Tensor]]],
     to: str = "server",
+    *,
+    clients: Sequence[str] = (),
+    public: Mapping[str, Any] | None = None,
 ) -> Iterator[View]:
-    """Yield the view of `to` on a transcript of these messages: sender, receiver, kind, tensors."""
-    clients = sorted({name for m in messages for name in m[:2] if name.startswith("client/")} | {_VICTIM})
+    """Yield the view of `to` on a transcript of these messages: sender, receiver, kind, tensors.
+
+    Args:
+        plan: the run's plan.
+        attack: the attack under control.
+        messages: what is sent.
+        to: whose view it is.
+        clients: clients besides those that send or receive something.
+        public: the protocol's public configuration.
+    """
+    named = {name for m in messages for name in m[:2] if name.startswith("client/")}
+    clients = sorted({*named, *clients, _VICTIM})
     seed = child_seed(plan.seed, "control", attack.name, "secret").to_bytes(8, "big")
     secret = SecretStream(seed * 2, "control").bytes(32)
     with scratch("control") as folder:
         with Transcript(folder, secret=secret) as transcript:
             for sender, receiver, kind, tensors in messages:
                 transcript.record(sender, receiver, kind, tensors)
-        yield view_of(folder, to, parties=("server", *clients, "world"), hyperparameters={})
+        yield view_of(folder, to, parties=("server", *clients, "world"), hyperparameters=dict(public or {}))
 
 
 @contextmanager

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from fdaudit.adversary.attack_plan import AttackPlan
     from fdaudit.planning.case import Case
 
-__all__ = ["public_samples", "recorded_answers"]
+__all__ = ["averaged_answers", "public_samples", "recorded_answers"]
 
 _OTHERS = 3
 """Clients other than the victim."""
@@ -32,6 +32,15 @@ def recorded_answers(attack: AttackPlan, plan: Case) -> dict[str, Control]:
     Labels are drawn at random: everything a model knows of them, it knows from the records. Three other clients hold
     other records. All models of the negative control are untrained, each with its own initial weights.
     """
+    return _answers(attack, plan, averaged=False)
+
+
+def averaged_answers(attack: AttackPlan, plan: Case) -> dict[str, Control]:
+    """Return both controls of the same federation, of which the adversary sees the mean of all logits alone."""
+    return _answers(attack, plan, averaged=True)
+
+
+def _answers(attack: AttackPlan, plan: Case, *, averaged: bool) -> dict[str, Control]:
     made = design(attack, plan, share=_SHARE)
     public = public_samples(attack, plan)
     start = [
@@ -40,11 +49,12 @@ def recorded_answers(attack: AttackPlan, plan: Case) -> dict[str, Control]:
     ]
     models, accuracy = _by_heart(plan, start, made)
     found = {
-        name: _heard(attack, plan, made, public, weights)
+        name: _heard(attack, plan, made, public, weights, averaged=averaged)
         for name, weights in (("positive", models), ("negative", start))
     }
     pairs = len(made.member) // 2
-    samples = f"logits on {len(public)} public samples of {1 + _OTHERS} clients"
+    what = "the mean of the logits" if averaged else "logits"
+    samples = f"{what} on {len(public)} public samples of {1 + _OTHERS} clients"
     by_heart = (
         f"{samples}, one of which learnt {pairs} auxiliary records by heart under random labels "
         f"({accuracy:.0%} fitted), against {pairs} held out"
@@ -84,14 +94,23 @@ def _by_heart(plan: Case, start: list[Parameters], made: Design) -> tuple[list[P
 
 
 def _heard(
-    attack: AttackPlan, plan: Case, made: Design, public: Tensor, models: list[Parameters]
+    attack: AttackPlan,
+    plan: Case,
+    made: Design,
+    public: Tensor,
+    models: list[Parameters],
+    *,
+    averaged: bool,
 ) -> Measured:
-    """Return the attack's AUC from these clients' answers."""
-    trainer = plan.trainer()
-    index = torch.arange(len(public))
-    messages = [
-        (f"client/{k}", "server", "logits", {"index": index, "values": trainer.predict(w, public)})
-        for k, w in enumerate(models)
-    ]
-    with said(plan, attack, messages) as view:
+    """Return the attack's AUC from these clients' answers, or from their mean."""
+    trainer, index = plan.trainer(), torch.arange(len(public))
+    logits = {f"client/{k}": trainer.predict(w, public) for k, w in enumerate(models)}
+    if averaged:
+        mean = torch.stack([*logits.values()]).mean(0)
+        messages = [("server", "world", "ensemble_labels", {"index": index, "values": mean})]
+    else:
+        messages = [(k, "server", "logits", {"index": index, "values": z}) for k, z in logits.items()]
+    public_settings = {"share": "logits"} if averaged else {}
+    to = "world" if averaged else "server"
+    with said(plan, attack, messages, to, clients=tuple(logits), public=public_settings) as view:
         return score(attack, plan, view, made, public)
