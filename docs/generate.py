@@ -269,7 +269,8 @@ def _tried_on(found: Mapping[str, Any]) -> str:
     control = found.get("control", {"on": "model"})
     return {
         "answers": "answers of a model that learnt auxiliary records under shifted labels",
-        "average": "the mean of logits on public samples of four clients, one of which knows auxiliary records by heart",
+        "average": "the mean of logits of four clients on public samples, one of which knows auxiliary records by "
+        "heart",
         "classes": "the run's network, trained on as many auxiliary records as a client has, through its {through}",
         "comparisons": "gradients that compare auxiliary records with images near them",
         "discriminator": "a discriminator that knows auxiliary records by heart",
