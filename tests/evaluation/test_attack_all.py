@@ -49,7 +49,7 @@ def test_every_adversary_is_tried_coalitions_and_the_aggregator_too(audited):
     expected = {"server", "aggregator", "world", "client/0", "eavesdropper", "server+client/0"}
     assert set(every_adversary(run)) == expected
     named = {(c.adversary, c.attack) for c in cells}
-    names = ("label-answers", "label-counts", "label-declined", "label-updates")
+    names = ("label-answers", "label-counts", "label-declined", "label-presence", "label-updates")
     assert named == {(a, n) for a in expected for n in names}
     assert {(c["adversary"], c["attack"]) for c in run.result["cells"]} >= named
     assert "not-requested" not in {c.status for c in cells}
