@@ -658,7 +658,7 @@ def test_the_commands_read_an_imported_run(
     shell = Shell(monkeypatch, capsys, here / "home")
     assert "intact" in shell.told("verify", run)[0]
     assert "∞" in shell.told("ledger", run)[0]
-    assert "auc" in shell.told("attack", run, "gap")[0]
+    assert "Area under the ROC curve 0." in shell.told("attack", run, "gap")[0]
     shell.told("report", run)
     page = (run / "report" / "index.html").read_text(encoding="utf-8")
     assert "fdaudit did not run this system" in page
