@@ -50,8 +50,8 @@ WAYS: Mapping[str, tuple[str, ...]] = MappingProxyType(
             "discriminator_parameters",
             "discriminator_scores",
             "sample_gradients",
-            "logit_cotangents",
         ),
+        "cotangents": ("logit_cotangents",),
         "ensemble": ("ensemble_labels", "vote_counts"),
     }
 )
@@ -139,6 +139,10 @@ REMEDIES: Mapping[tuple[str, str], Remedy] = MappingProxyType(
         ("membership", "generator"): Remedy(
             do="Train generator and discriminator with noise at a stated ε: `sanitized-gradients`.",
             why="Generated samples and a discriminator's scores are closest to what was trained on.",
+        ),
+        ("membership", "cotangents"): Remedy(
+            do="Train with `dp-sgd` at a stated ε before answering.",
+            why="{kinds} follow from every client's answers. Noise on gradients at samples hides nothing of these.",
         ),
         ("membership", "oracle"): Remedy(
             do="Train everything that answers questions with `dp-sgd` at a stated ε.",
@@ -288,7 +292,7 @@ def remedy(result: Result, finding: Finding) -> Remedy:
     behind = [k for k in found.kinds if not ways or k in _kinds(ways[0])] or list(found.kinds)
     named = joined(f"`{clip(kind, 60)}`" for kind in behind) or "its messages"
     also = _beside_epsilon(result, chosen.do) if "a stated ε" in chosen.do else ""
-    return Remedy(do=chosen.do.replace("{kinds}", named) + also, why=chosen.why)
+    return Remedy(do=chosen.do.replace("{kinds}", named) + also, why=chosen.why.replace("{kinds}", named))
 
 
 def _beside_epsilon(result: Result, do: str) -> str:

@@ -158,3 +158,14 @@ def test_declined_samples_are_spoken_of_wherever_an_epsilon_is_advised() -> None
     raw["cells"] = [told | {"goal": "membership", "status": "run"}]
     also = remedy(read(raw), finding("membership", "server", ("soft_labels",)))
     assert also.do == f"{plain.do} Answer every public sample too: no ε covers which are declined."
+
+
+def test_noise_that_trains_a_generator_is_no_remedy_for_what_answers_tell() -> None:
+    """FedIOD's cotangents follow from the clients' answers; their gradients at samples do not matter to them."""
+    rows = [exposed(kind, "server", "client/0") for kind in ("generated_samples", "logit_cotangents")]
+    found = remedy(
+        read(minimal() | {"exposure": rows}), finding("membership", "client/0", ("logit_cotangents",))
+    )
+    assert "`dp-sgd`" in found.do
+    assert "sanitized-gradients" not in found.do
+    assert found.why.startswith("`logit_cotangents` follow")
