@@ -217,7 +217,7 @@ def _untested(result: Result, findings: Sequence[Finding]) -> Iterator[str]:
         yield f"{many} a possible leak, neither shown nor ruled out: {_settled_by(findings)}."
     left = dict.fromkeys(gap.clause for found in gaps(result, findings).values() for gap in found)
     if left:
-        yield f"Not tested is what these messages tell. {sentence('; '.join(left))}."
+        yield f"Not tested is what these messages tell: {'; '.join(left)}."
     attacked = len({t.target for f in findings for t in f.cell.targets})
     if 0 < attacked < result.run.clients:
         yield f"{result.run.clients - attacked} of {result.run.clients} clients were not attacked."
