@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,13 @@ from nvflare.app_common.abstract.fl_model import FLModel
 from nvflare.app_common.workflows.fedavg import FedAvg
 
 
+def keep(path: Path, arrays: Mapping[str, Any]) -> None:
+    """Write arrays that are there whole or not at all: the test kills this process at any moment."""
+    with path.with_suffix(".part").open("wb") as part:
+        np.savez(part, **arrays)
+    path.with_suffix(".part").replace(path)
+
+
 class Averaging(FedAvg):  # type: ignore[misc]
     """FedAvg, which keeps the model of each round."""
 
@@ -24,7 +32,7 @@ class Averaging(FedAvg):  # type: ignore[misc]
 
     def save_model(self, model: FLModel) -> None:
         """Keep the model of a round."""
-        np.savez(Path(self.folder) / f"model-{self.current_round}.npz", **model.params)
+        keep(Path(self.folder) / f"model-{self.current_round}.npz", model.params)
 
 
 class Trainer(Executor):  # type: ignore[misc]
@@ -43,8 +51,8 @@ class Trainer(Executor):  # type: ignore[misc]
         sent = {k: (np.cos(v) + self.step).astype(np.float32) for k, v in received.items()}
         place = Path(self.folder) / fl_ctx.get_identity_name()
         place.mkdir(parents=True, exist_ok=True)
-        np.savez(place / f"received-{t}.npz", **received)
-        np.savez(place / f"sent-{t}.npz", **sent)
+        keep(place / f"received-{t}.npz", received)
+        keep(place / f"sent-{t}.npz", sent)
         time.sleep(self.wait)
         result: Shareable = DXO(
             DataKind.WEIGHTS, sent, {"NUM_STEPS_CURRENT_ROUND": 3, "fdaudit.records": [t, 7]}
