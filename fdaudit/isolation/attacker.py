@@ -27,7 +27,7 @@ from dataclasses import replace
 from functools import cache
 from io import BufferedReader, BufferedWriter
 from pathlib import Path
-from signal import SIGKILL, SIGTERM
+from signal import SIGKILL, SIGTERM, Signals
 from tempfile import gettempdir, mkdtemp
 from threading import Lock
 from time import monotonic
@@ -36,7 +36,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, cast
 from fdaudit.errors import BudgetExceededError, FdauditError, SpecError
 from fdaudit.isolation.confinement import LAYERS, Allowed
 from fdaudit.isolation.frames import MOST_ANSWER, EndedError, Frame, MalformedError, Tensors, receive, send
-from fdaudit.isolation.keeper import ENDINGS, Bounds
+from fdaudit.isolation.keeper import BY_SIGNAL, ENDINGS, Bounds
 from fdaudit.isolation.launch import (
     THREADS,
     Launch,
@@ -255,10 +255,14 @@ class Attacker:
 
     def _ending(self) -> str:
         """Return why the process gave no answer: it was killed, it took too much, or it ended by itself."""
-        if self._process is None or not ended_within(self._process, 1.0):
+        if self._process is None or not ended_within(self._process, _PATIENCE):
             return ENDED
-        status = self._process.poll()
-        return KILLED if status == -SIGKILL else ENDINGS.get(status or 0, ENDED)
+        status = self._process.poll() or 0
+        if status == -SIGKILL:
+            return KILLED
+        with suppress(ValueError):
+            return f"{ENDED} ({Signals(status - BY_SIGNAL).name})"
+        return ENDINGS.get(status, ENDED)
 
     def close(self) -> None:
         """End the process and all its children, and remove its directories."""

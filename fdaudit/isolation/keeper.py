@@ -16,7 +16,7 @@ from typing import NoReturn
 
 from fdaudit.isolation.system_calls import libc
 
-__all__ = ["ENDINGS", "Bounds", "hold_signals", "keep", "tied_to_keeper"]
+__all__ = ["BY_SIGNAL", "ENDINGS", "Bounds", "hold_signals", "keep", "tied_to_keeper"]
 
 _TOO_MUCH_MEMORY, _TOO_MANY_PROCESSES, _TOO_MUCH_DISK = 90, 91, 92
 ENDINGS = {
@@ -25,6 +25,8 @@ ENDINGS = {
     _TOO_MUCH_DISK: "it wrote more to disk than an attack may (16 GiB, or half of what was free)",
 }
 """Why the keeper ended a process, by its own exit status."""
+BY_SIGNAL = 128
+"""What the keeper adds to the number of the signal that ended its process, in its own exit status."""
 _PR_SET_PDEATHSIG, _PR_SET_SUBREAPER = 1, 36
 _SIGNALS = {signal.SIGTERM, signal.SIGCHLD}
 _PAUSE, _SHARE = 0.25, 0.005
@@ -83,7 +85,7 @@ def keep(child: int, parent: int, bounds: Bounds) -> NoReturn:
         _end_all()
     if why == -signal.SIGKILL:  # its starter tells this from an end of its own
         os.kill(os.getpid(), signal.SIGKILL)
-    os._exit(why if why in ENDINGS else min(abs(why), 1))
+    os._exit(why if why in ENDINGS else BY_SIGNAL - why if why < 0 else min(why, 1))
 
 
 def _watched(child: int, parent: int, bounds: Bounds) -> int:
