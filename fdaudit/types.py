@@ -285,12 +285,14 @@ class Membership:
         scores: (n,), finite; higher means member.
         generated: (k, c, h, w) in [0, 1], the generated samples behind the scores, if any.
         note: information needed to read its figures, or empty.
+        rehearsed: the share of coins that it told right in rehearsed federations, where it knows them, or None.
     """
 
     target: str
     scores: torch.Tensor
     generated: torch.Tensor | None = None
     note: str = ""
+    rehearsed: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

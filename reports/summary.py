@@ -323,7 +323,8 @@ def _note(result: Result, standing: Standing, cells: Sequence[Finding]) -> str:
     if standing.level == "inconclusive" and standing.finding is not None and not result.withheld:
         return f"{sentence(clip(standing.finding.because, 90))}."
     if standing.level == "none-seen" and standing.finding is not None and standing.finding.detectable:
-        return f"It {standing.finding.detectable}. A smaller leak would be missed."
+        found = standing.finding
+        return f"It {found.detectable}. A smaller leak would be missed. {found.rehearsed}".rstrip()
     if standing.level != "not-applicable":
         return ""
     if not private_kinds(result, standing.adversary):

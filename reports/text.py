@@ -68,6 +68,7 @@ _NAMES = {
     "mean_auc": "Mean AUC over the classes (mAUC)",
     "mse": "Mean squared error",
     "pair_accuracy": "Right choices within pairs",
+    "pair_accuracy_rehearsed": "Right choices within pairs, in rehearsed federations",
     "psnr": "PSNR",
     "positions_right": "Words recovered at their position",
     "rouge_1": "ROUGE-1",

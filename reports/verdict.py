@@ -80,6 +80,7 @@ class Finding:
         together: whether a leak was found for all victims together.
         decided_by: what decided in place of the deciding figure, by victim; `EVERYONE` stands for all together.
         detectable: what would have been significant, in a clause, if nothing was found.
+        rehearsed: what the attack reached where coins are known, in a sentence, if nothing was found.
     """
 
     number: int
@@ -95,6 +96,7 @@ class Finding:
     together: bool = False
     decided_by: Mapping[str, str] = field(default_factory=dict)
     detectable: str = ""
+    rehearsed: str = ""
 
 
 def judge_all(result: Result) -> tuple[Finding, ...]:
@@ -186,7 +188,8 @@ def _decided(finding: Finding, rule: Rule, correction: Correction) -> Finding:
         return replace(finding, because="Its deciding figure has no interval, or nothing to compare it with.")
     away, own = _corrected_away(cell, rule, correction)
     if own:
-        return replace(finding, level="possible", because=away, cautions=tuple(_in_this_run(correction)))
+        cautions = (*_in_this_run(correction), *_rehearsed(cell))
+        return replace(finding, level="possible", because=away, cautions=cautions)
     if positive is None or not positive.passed:
         why = "failed" if positive else "was not run"
         told = away or "It found nothing."
@@ -202,8 +205,10 @@ def _decided(finding: Finding, rule: Rule, correction: Correction) -> Finding:
         level="none-seen",
         because=away or nothing,
         detectable=_detectable(correction),
+        rehearsed=" ".join(_rehearsed(cell)),
         cautions=(
             *_in_this_run(correction),
+            *_rehearsed(cell),
             "This attack, with this budget, found nothing. A stronger one may.",
         ),
     )
@@ -273,6 +278,20 @@ def _detectable(correction: Correction) -> str:
 def _in_this_run(correction: Correction) -> Iterator[str]:
     if said := _detectable(correction):
         yield f"In this run it {said}."
+
+
+def _rehearsed(cell: Cell) -> Iterator[str]:
+    """Yield what a membership attack reached where the coins are known; of other goals there is nothing to say."""
+    if cell.goal != "membership":
+        return
+    power = cell.controls.power if cell.controls else None
+    told = by_name(power.figures, "auc") if power is not None else None
+    if told is not None and told.value is not None:
+        yield f"In a rehearsal of this run with known coins it reached AUC {told.value:.3f}."
+    elif (share := by_name(cell.figures, "pair_accuracy_rehearsed")) is not None and share.value is not None:
+        yield f"In rehearsed federations with known coins it told {share.value:.0%} of them right; guessing tells 50%."
+    else:
+        yield "It was not tried on a rehearsal with known coins: `power: true` in the spec does so."
 
 
 def _cautions(cell: Cell, signs: Sequence[str]) -> Iterator[str]:

@@ -283,11 +283,12 @@ class CoinRegression:
         )
 
     def _membership(self, challenge: Challenge, found: Regressed, rounds: int = 0) -> Membership:
-        told = f"; answers of {rounds} {'round' if rounds == 1 else 'rounds'}" if rounds else ""
+        told = f"answers of {rounds} {'round' if rounds == 1 else 'rounds'}" if rounds else ""
         return Membership(
             target=challenge.target,
             scores=scores_of(found.coins, challenge, paired=self.config.paired),
-            note=f"left-out shadows: {found.right:.0%} of coins right{told}",
+            note=told,
+            rehearsed=found.right,
         )
 
 

@@ -264,5 +264,6 @@ def _membership(challenge: Challenge, found: Regressed, rounds: int) -> Membersh
     return Membership(
         target=challenge.target,
         scores=scores,
-        note=f"left-out shadows: {found.right:.0%} of coins right; {told}",
+        note=told,
+        rehearsed=found.right,
     )

@@ -119,7 +119,8 @@ class RehearsedRegression:
             Membership(
                 target=name,
                 scores=scores_of(found.coins, task.challenges[name], paired=True),
-                note=f"{found.right:.0%} of coins right in rehearsed federations; from {what}",
+                note=f"from {what}",
+                rehearsed=found.right,
             )
             for name, found in tried[what].items()
             if name in _hidden(view, task)

@@ -272,6 +272,7 @@ def _packed_guess(guess: Guess, tensors: Tensors) -> dict[str, Any]:
             "scores": scores,
             "generated": made,
             "note": note,
+            "rehearsed": None if guess.rehearsed is None else _finite(float(guess.rehearsed)),
         }
     if isinstance(guess, LabelDistribution):
         return {"kind": "labels", "target": guess.target, "distribution": tensors.name(guess.distribution)}
@@ -381,7 +382,13 @@ def _guess_of(value: Mapping[str, Any], sent: _Sent) -> Guess:
     if value["kind"] == "membership":
         note = visible(_typed(value["note"], str)[:_LONGEST_NOTE])
         made = None if value["generated"] is None else sent.floats(value["generated"])
-        return Membership(target=target, scores=sent.floats(value["scores"]), generated=made, note=note)
+        rehearsed = None if value["rehearsed"] is None else _typed(value["rehearsed"], float)
+        if rehearsed is not None and not 0 <= rehearsed <= 1:
+            raise ValueError(
+                f"the share of coins in rehearsed federations must lie in [0, 1], got {rehearsed}"
+            )
+        scores = sent.floats(value["scores"])
+        return Membership(target=target, scores=scores, generated=made, note=note, rehearsed=rehearsed)
     if value["kind"] == "labels":
         return LabelDistribution(target=target, distribution=sent.floats(value["distribution"]))
     if value["kind"] == "extraction":

@@ -50,6 +50,7 @@ class MembershipScorer:
                 target=guess.target,
                 figures=(
                     *(noted(f, guess.note) for f in scores[guess.target].figures.values()),
+                    *_rehearsed([guess]),
                     *self._blind([guess], cell),
                     *self._generated([guess], cell),
                 ),
@@ -61,6 +62,7 @@ class MembershipScorer:
         for name in figures[:]:
             generator = child_numpy(self._seed, "score", cell, name.name)
             figures.append(mean_and_worst({t: s.figures[name.name] for t, s in scores.items()}, generator)[1])
+        figures += _rehearsed(guesses)
         return (*figures, *self._blind(guesses, cell), *self._generated(guesses, cell)), targets
 
     def _pooled(self, guesses: Sequence[Membership], cell: str) -> MembershipScore:
@@ -127,6 +129,16 @@ class MembershipScorer:
             self._encode,
             child_numpy(self._seed, "score-generated", cell, *(g.target for g in with_samples)),
         )
+
+
+def _rehearsed(guesses: Sequence[Membership]) -> list[Figure]:
+    """Return the mean share of coins told right in rehearsed federations; empty if the attack rehearsed none."""
+    found = [g.rehearsed for g in guesses if g.rehearsed is not None]
+    if not found:
+        return []
+    value = sum(found) / len(found)
+    note = "of known coins in rehearsed federations or left-out shadows; the attack's own figure"
+    return [Figure(name="pair_accuracy_rehearsed", value=value, unit="fraction", note=note)]
 
 
 def _roc(score: MembershipScore) -> dict[str, Any]:

@@ -73,7 +73,7 @@ def test_a_tensor_of_another_class_arrives_plain_and_is_counted_from_its_bytes()
 def test_every_kind_of_guess_arrives_whole():
     given = (
         Membership(target="client/0", scores=torch.rand(4), generated=torch.rand(2, 1, 4, 4), note="as it is"),
-        Membership(target="client/1", scores=torch.tensor([0, 1])),
+        Membership(target="client/1", scores=torch.tensor([0, 1]), rehearsed=0.75),
         LabelDistribution(target="client/0", distribution=torch.tensor([0.25, 0.75])),
         Reconstruction(
             target="client/0", messages=(3, 4), images=torch.rand(2, 1, 4, 4), labels=torch.tensor([1, 2]),
@@ -87,13 +87,21 @@ def test_every_kind_of_guess_arrives_whole():
     assert torch.equal(found[0].generated, given[0].generated)
     assert found[0].note == "as it is"
     assert found[1].scores.tolist() == [0.0, 1.0]
+    assert [found[0].rehearsed, found[1].rehearsed] == [None, 0.75]
     assert torch.equal(found[2].distribution, given[2].distribution)
     assert (found[3].messages, found[3].objective, found[3].evaluations) == ((3, 4), 0.5, 7)
     assert torch.equal(found[3].labels, given[3].labels)
     assert found[4].objective is None
 
 
-GOOD = {"kind": "membership", "target": "client/0", "scores": "t0", "generated": None, "note": ""}
+GOOD = {
+    "kind": "membership",
+    "target": "client/0",
+    "scores": "t0",
+    "generated": None,
+    "note": "",
+    "rehearsed": None,
+}
 REBUILT = {
     "kind": "reconstruction", "target": "client/0", "messages": [1], "images": "t0", "labels": None,
     "objective": None, "evaluations": 1, "note": "",
@@ -108,6 +116,8 @@ REBUILT = {
         {"kind": "membership"},
         [7],
         [{**GOOD, "kind": "truth"}],
+        [{**GOOD, "rehearsed": 1.5}],
+        [{**GOOD, "rehearsed": "all"}],
         [{**GOOD, "target": 7}],
         [{**GOOD, "target": None}],
         [{**GOOD, "scores": "t9"}],

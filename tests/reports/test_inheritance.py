@@ -162,6 +162,40 @@ def test_a_test_that_does_not_stand_out_in_its_own_cell_is_no_possible_leak() ->
     assert found.because.startswith("Not significant after correction")
 
 
+REHEARSED = Controls(power=Control(what="rehearsal", passed=True, figures=(figure("auc", 0.71, 0.6, 0.8),)))
+
+
+@pytest.mark.parametrize(
+    ("figures", "power", "said"),
+    [
+        (
+            (figure("pair_accuracy_rehearsed", 0.65),),
+            None,
+            "federations with known coins it told 65% of them",
+        ),
+        (
+            (figure("pair_accuracy_rehearsed", 0.65),),
+            REHEARSED.power,
+            "with known coins it reached AUC 0.710.",
+        ),
+        ((), None, "It was not tried on a rehearsal with known coins"),
+    ],
+)
+@pytest.mark.parametrize("level", ["none-seen", "possible"])
+def test_beside_no_leak_stands_what_the_attack_reached_on_known_coins(
+    level: str, figures: tuple[Figure, ...], power: Control | None, said: str
+) -> None:
+    key = figure("auc", 0.5, 0.4, 0.6) if level == "none-seen" else figure("auc", 0.6, 0.5, 0.7, p=0.03)
+    controls = PASSED.model_copy(update={"power": power})
+    asked = cell("server", "none-seen").model_copy(update={"figures": (key, *figures), "controls": controls})
+    made = result([asked, asked.model_copy(update={"id": "server/b"})])
+    for found in judge_all(made):
+        assert found.level == level
+        assert said in " ".join(found.cautions)
+    if level == "none-seen":
+        assert said in found.rehearsed
+
+
 @pytest.mark.parametrize("own", ["not-applicable", "not-requested"])
 def test_an_adversary_tested_only_on_a_part_of_its_view_is_open(own: str) -> None:
     made = result([cell("world", "none-seen"), cell("server", own)], {"server": ("world",)})
@@ -192,7 +226,7 @@ def test_no_leak_is_claimed_where_private_messages_were_not_read() -> None:
         assert levels(seen) == {"server": level}
         page = summarise(seen, judge_all(seen))
         assert page.level == level
-        told = "Acme/bank: no attack reads it (no attack knows its tensors)."
+        told = "acme/bank: no attack reads it (no attack knows its tensors)."
         assert (told in " ".join(page.front.untested)) == (level == "not-tested")
     (standing,) = standings(made.model_copy(update={"exposure": (row,)}), judge_all(made))
     assert "only on a part of its view" in standing.inherited
@@ -281,7 +315,7 @@ def test_a_view_with_a_kind_that_no_attack_reads_is_not_tested_and_names_it() ->
     page = summarise(made, judge_all(made))
     assert page.level == "not-tested"
     assert page.matrix[0].entries[0].words == "Not tested"
-    assert "Logit_cotangents: no attack reads it." in " ".join(page.front.untested)
+    assert "logit_cotangents: no attack reads it." in " ".join(page.front.untested)
     (part,) = document(made, judge_all(made), {}).adversaries
     assert (part.level, "logit_cotangents: no attack reads it" in part.inherited) == ("not-tested", True)
 
