@@ -1,0 +1,77 @@
+"""Count the federations that learn nothing in which a report still finds members.
+
+Each federation of the quickstart's runs with a learning rate of 1e-9, so that its models are those it began with. Every
+membership attack runs on every adversary's view, with secrets of its own. Whatever an attack finds is a false alarm.
+Target: at most 5 of 40 are flagged (5 % are expected; more than 5 of 40 has a chance of 1 % then).
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import yaml
+from fdaudit.reports.schema import read
+from fdaudit.reports.verdict import judge_all
+from scipy.stats import binomtest
+
+import fdaudit
+from fdaudit import attacks
+
+SPECS = Path(fdaudit.__file__).parent / "quickstart"
+NOTHING = 1e-9
+"""The learning rate."""
+PROTOCOLS: dict[str, dict[str, Any]] = {
+    "fedkd": {
+        "local_epochs": 4, "batch_size": 8, "lr": NOTHING, "distill_rounds": 2, "distill_steps": 20,
+        "distill_lr": NOTHING,
+    },
+    "fedavg": {"rounds": 20, "upload": "model_parameters", "batch_size": 8, "lr": NOTHING},
+    "selective-fd": {"rounds": 5, "warm_up_steps": 10, "batch_size": 8, "public_batch": 100, "lr": NOTHING},
+    "fedmd": {"rounds": 4, "batch_size": 8, "lr": NOTHING},
+    "ds-fl": {"rounds": 4, "batch_size": 8, "lr": NOTHING},
+}  # fmt: skip
+"""Settings by protocol. Rounds are few, because nothing changes in them."""
+
+
+def spec_of(protocol: str) -> dict[str, Any]:
+    """Return the quickstart's federation with another protocol, which learns nothing."""
+    base = yaml.safe_load((SPECS / "fedkd.yaml").read_text(encoding="utf-8"))
+    names = [n for n in attacks.REGISTRY.names() if attacks.REGISTRY.load(n).goal == "membership"]
+    adversaries = [a for a in base["adversaries"] if a != "aggregator" or protocol == "fedkd"]
+    return base | {
+        "name": f"{protocol} that learns nothing",
+        "protocol": {"name": protocol, "params": PROTOCOLS[protocol]},
+        "references": [],
+        "adversaries": adversaries,
+        "attacks": [{"name": name} for name in names],
+    }
+
+
+def main() -> None:
+    """Run the federations and print what was flagged in each, and their number."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--each", type=int, default=8, help="federations of each protocol (default: 8)")
+    parser.add_argument("--protocols", nargs="+", default=list(PROTOCOLS), choices=PROTOCOLS)
+    asked = parser.parse_args()
+    flagged, total, levels = 0, 0, Counter[str]()
+    for number in range(asked.each):
+        for protocol in asked.protocols:
+            with tempfile.TemporaryDirectory() as folder:
+                run = fdaudit.run(spec_of(protocol), Path(folder) / "run")
+                findings = judge_all(read(run.result))
+            levels.update(f.level for f in findings)
+            found = [f for f in findings if f.level in ("leak", "partial")]
+            told = ", ".join(f"{f.cell.adversary}/{f.cell.attack}: {f.because}" for f in found)
+            total, flagged = total + 1, flagged + bool(found)
+            print(f"{protocol} {number}: {told or 'clean'}", flush=True)
+    interval = binomtest(flagged, total).proportion_ci()
+    print(dict(levels))
+    print(f"{flagged} of {total} federations flagged ({interval.low:.1%} to {interval.high:.1%})")
+
+
+if __name__ == "__main__":
+    main()
