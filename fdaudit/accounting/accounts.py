@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from fdaudit.accounting.costs import Charges
+from fdaudit.accounting.charges import Charges
 from fdaudit.events import DiscreteGaussian, Gaussian, Relation, Unit
 
 __all__ = ["Accounts", "gdp", "rounded_up", "worst_gdp", "worst_zcdp", "zcdp"]

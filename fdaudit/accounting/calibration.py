@@ -9,7 +9,8 @@ from typing import Any
 from pydantic import Field
 from scipy.optimize import brentq
 
-from fdaudit.accounting.costs import Charge, Charges, Drawn, epsilon
+from fdaudit.accounting.charges import Charge, Charges, Drawn
+from fdaudit.accounting.costs import epsilon
 from fdaudit.config import Config
 from fdaudit.errors import SpecError
 from fdaudit.events import Gaussian, Laplace, PureDP, SampledGaussian

@@ -12,20 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from fdaudit.accounting.costs import (
-    ORDERS,
-    Charge,
-    Charges,
-    Drawn,
-    Epsilon,
-    Grouped,
-    Selected,
-    converted,
-    curve,
-    epsilon,
-    grouped,
-    parts_of,
-)
+from fdaudit.accounting.charges import Charge, Charges, Drawn, Grouped, Selected, converted, grouped, parts_of
+from fdaudit.accounting.costs import ORDERS, Epsilon, curve, epsilon
 from fdaudit.accounting.graph import Guarantees, Leak, MessageGraph, State, Unchanged
 from fdaudit.events import EventUnit, Gaussian, Mechanism, NoGuarantee, Relation, Release, SampledGaussian
 from fdaudit.spec.privacy import TuningSpec

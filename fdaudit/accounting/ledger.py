@@ -9,8 +9,8 @@ from functools import cached_property
 from typing import Any
 
 from fdaudit.accounting.accounts import Accounts, worst_gdp, worst_zcdp
+from fdaudit.accounting.charges import Charges
 from fdaudit.accounting.charging import Contribution, Entry, mechanisms, sampling
-from fdaudit.accounting.costs import Charges
 from fdaudit.accounting.graph import Leak, MessageGraph
 from fdaudit.adversary.view import EAVESDROPPER, members_of
 from fdaudit.errors import SpecError

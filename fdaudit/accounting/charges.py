@@ -1,0 +1,155 @@
+"""What a ledger charges: mechanisms as events state them, and what sampling, groups and choices make of them.
+
+An event is stated for one unit and relation. `converted` restates it for another, or says why that is impossible.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from fdaudit.events import (
+    Composed,
+    DiscreteLaplace,
+    EventUnit,
+    Gaussian,
+    Laplace,
+    Mechanism,
+    NoGuarantee,
+    PureDP,
+    Relation,
+    Release,
+    SampledGaussian,
+)
+
+__all__ = [
+    "Charge",
+    "Charges",
+    "Drawn",
+    "Grouped",
+    "Selected",
+    "converted",
+    "grouped",
+    "parts_of",
+    "pure_each",
+]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Drawn:
+    """`steps` Gaussian releases, each by a client drawn at random from `clients`; the draw stays secret.
+
+    The draws are fresh and uniform. Every client releases by the same rule, so the values of any two clients differ by
+    at most the sensitivity: a clip of half the sensitivity bounds all of them.
+    """
+
+    gaussian: Gaussian
+    clients: int
+    steps: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Grouped:
+    """Sums over Poisson samples of records, `size` of which are added or removed together."""
+
+    event: SampledGaussian
+    size: int
+
+    @property
+    def count(self) -> int:
+        """Return the number of sums."""
+        return self.event.count
+
+    @property
+    def loudest(self) -> SampledGaussian:
+        """Return a mechanism of one record that dominates this one: the whole group takes part if one of it does.
+
+        A shift of a mixture's Gaussians to larger means only makes the pair easier to tell apart (Choquette-Choo,
+        Ganesh, Steinke & Thakurta 2024).
+        """
+        rate = -math.expm1(self.size * math.log1p(-self.event.sample_rate))
+        return replace(self.event, sample_rate=rate, sensitivity=self.size * self.event.sensitivity)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Selected:
+    """The best of several runs with the same charges; their number is geometric with mean `mean`, and secret."""
+
+    charges: tuple[tuple[Mechanism | Drawn | Grouped, int], ...]
+    mean: float
+
+
+Charge = Mechanism | Drawn | Grouped | Selected
+Charges = Mapping[Charge, int]
+"""Mechanisms, and how often each is charged."""
+
+
+def pure_each(charge: Charge) -> float:
+    """Return the pure ε of one run, or infinity if it has none."""
+    if isinstance(charge, PureDP):
+        return charge.epsilon
+    if isinstance(charge, Laplace | DiscreteLaplace):
+        return charge.sensitivity / charge.scale
+    return math.inf
+
+
+def parts_of(event: Release) -> tuple[Mechanism, ...]:
+    """Return the mechanisms of a release."""
+    return event.parts if isinstance(event, Composed) else (event,)
+
+
+def converted(
+    event: Release, unit: EventUnit, relation: Relation, *, coins: bool = False
+) -> Release | NoGuarantee:
+    """Return the event restated for another unit and relation, or the reason why this is impossible.
+
+    If clients take part by coins, whoever sees messages sees the coins. They count only if `coins` says so.
+
+    A bound for an arbitrary change of all of a client's data (`client`, `replace-one`) also holds for any change in one
+    record. Removing one record and adding another are two steps: their sensitivities add up.
+    """
+    if isinstance(event, Composed):
+        made = [converted(part, unit, relation, coins=coins) for part in event.parts]
+        wrong = next((part for part in made if isinstance(part, NoGuarantee)), None)
+        return wrong or Composed(parts=tuple(made))  # type: ignore[arg-type]
+    if isinstance(event, SampledGaussian) and event.unit == "client" and event.sample_rate < 1 and not coins:
+        # Without sampling, replacing moves the sum by twice what one client adds.
+        both = 2 if event.relation == "replace-one" else 1
+        event = replace(event, sample_rate=1.0, sensitivity=both * event.sensitivity)
+    stated = f"{type(event).__name__} is stated for {event.unit}, {event.relation}"
+    if (event.unit, event.relation) == (unit, relation):
+        return event
+    if unit == "client" and event.unit == "record":
+        return NoGuarantee(reason=f"{stated}: a client holds many records")
+    if event.relation == "replace-one":
+        if event.unit == "client" and unit == "record":
+            return replace(event, unit=unit, relation=relation)
+        return NoGuarantee(reason=f"{stated}: what changes when one is removed was not bounded")
+    if relation == "add-or-remove" and event.unit == "client":
+        return NoGuarantee(reason=f"{stated}: a change of one record is no removal of a client")
+    if isinstance(event, SampledGaussian) and event.sample_rate == 1:
+        return replace(event, unit=unit, relation=relation, sensitivity=2 * event.sensitivity)
+    if isinstance(event, SampledGaussian):
+        return replace(event, unit=unit, relation=relation)  # priced as a replacement, not as two removals
+    if isinstance(event, PureDP):
+        return replace(event, unit=unit, relation=relation, epsilon=2 * event.epsilon)
+    return replace(event, unit=unit, relation=relation, sensitivity=2 * event.sensitivity)
+
+
+def grouped(part: Mechanism, size: int) -> Charge | NoGuarantee:
+    """Return what `size` records that change together cost, given a mechanism stated for one record.
+
+    Source: Vadhan 2017, Lemma 2.2, for pure ε. Sensitivities add up; a Gaussian's are those of one mean.
+    """
+    if size == 1:
+        return part
+    if isinstance(part, PureDP):
+        return replace(part, epsilon=size * part.epsilon)
+    if isinstance(part, SampledGaussian) and part.sample_rate < 1:
+        if part.relation == "replace-one":
+            return NoGuarantee(
+                reason="with sampling, a replaced group is not accounted for: add or remove it"
+            )
+        return Grouped(event=part, size=size)
+    return replace(part, sensitivity=size * part.sensitivity)
