@@ -18,6 +18,7 @@ __all__ = [
     "Covers",
     "DiscreteGaussian",
     "DiscreteLaplace",
+    "DrawnGaussian",
     "Event",
     "EventUnit",
     "Gaussian",
@@ -156,7 +157,30 @@ class SampledGaussian(_Noise):
             raise ValueError(f"SampledGaussian: sample_rate = {self.sample_rate} must lie in (0, 1].")
 
 
-Mechanism = Gaussian | Laplace | DiscreteGaussian | DiscreteLaplace | PureDP | SampledGaussian
+@dataclass(frozen=True, kw_only=True)
+class DrawnGaussian(_Noise):
+    """Gaussian noise on a sum over `drawn` of `clients` clients, drawn uniformly without replacement.
+
+    `sensitivity` is the most by which the sum moves if the data of one client in it are replaced: twice the clip.
+    `count` is the number of such sums. Draws are independent of data, secret, and made again for each sum. A draw of a
+    fixed size is stated for replaced clients only: without one client, another one would be drawn.
+    """
+
+    drawn: int
+    clients: int
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        whole = type(self.drawn) is int and type(self.clients) is int
+        if not whole or not 1 <= self.drawn <= self.clients:
+            raise ValueError(f"DrawnGaussian: drawn = {self.drawn} of clients = {self.clients} is no draw.")
+        if (self.unit, self.relation) != ("client", "replace-one"):
+            raise ValueError(
+                f"DrawnGaussian: {self.unit}, {self.relation} is not accounted for. State client, replace-one."
+            )
+
+
+Mechanism = Gaussian | Laplace | DiscreteGaussian | DiscreteLaplace | PureDP | SampledGaussian | DrawnGaussian
 
 
 @dataclass(frozen=True, kw_only=True)

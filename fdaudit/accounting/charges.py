@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from fdaudit.events import (
     Composed,
     DiscreteLaplace,
+    DrawnGaussian,
     EventUnit,
     Gaussian,
     Laplace,
@@ -38,15 +39,22 @@ __all__ = [
 
 @dataclass(frozen=True, kw_only=True)
 class Drawn:
-    """`steps` Gaussian releases, each by a client drawn at random from `clients`; the draw stays secret.
+    """`steps` Gaussian releases, each of `drawn` clients that are drawn at random from `clients`; the draws are secret.
 
-    The draws are fresh and uniform. Every client releases by the same rule, so the values of any two clients differ by
-    at most the sensitivity: a clip of half the sensitivity bounds all of them.
+    The draws are fresh, uniform and without replacement. Each release is a sum over the drawn clients under one noise.
+    Every client adds to it by the same rule, so the contributions of any two clients differ by at most the sensitivity:
+    a clip of half the sensitivity bounds all of them.
     """
 
     gaussian: Gaussian
     clients: int
     steps: int
+    drawn: int = 1
+
+    @property
+    def rate(self) -> float:
+        """Return the probability that a client is drawn at a step."""
+        return self.drawn / self.clients
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,7 +112,8 @@ def converted(
 ) -> Release | NoGuarantee:
     """Return the event restated for another unit and relation, or the reason why this is impossible.
 
-    If clients take part by coins, whoever sees messages sees the coins. They count only if `coins` says so.
+    If clients take part by coins or a draw, whoever sees messages sees who takes part. Coins count only if `coins` says
+    so. A draw is no part of a restated event: see `Drawn`.
 
     A bound for an arbitrary change of all of a client's data (`client`, `replace-one`) also holds for any change in one
     record. Removing one record and adding another are two steps: their sensitivities add up.
@@ -117,6 +126,15 @@ def converted(
         # Without sampling, replacing moves the sum by twice what one client adds.
         both = 2 if event.relation == "replace-one" else 1
         event = replace(event, sample_rate=1.0, sensitivity=both * event.sensitivity)
+    if isinstance(event, DrawnGaussian):
+        event = Gaussian(
+            sensitivity=event.sensitivity,
+            scale=event.scale,
+            count=event.count,
+            unit=event.unit,
+            relation=event.relation,
+            covers=event.covers,
+        )
     stated = f"{type(event).__name__} is stated for {event.unit}, {event.relation}"
     if (event.unit, event.relation) == (unit, relation):
         return event

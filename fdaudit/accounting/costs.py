@@ -194,7 +194,7 @@ def _plain(charge: SampledGaussian | Laplace | Gaussian) -> Any:
 
 
 def _drawn(charge: Drawn) -> Curve:
-    """Return the curve of one client of many, drawn without replacement, its whole data replaced.
+    """Return the curve of clients drawn without replacement, one of whom has its whole data replaced.
 
     Source: Wang, Balle & Kasiviswanathan 2019.
     """
@@ -205,7 +205,7 @@ def _drawn(charge: Drawn) -> Curve:
     once = dp.GaussianDpEvent(g.scale / (g.sensitivity * math.sqrt(g.count)))
     orders = ORDERS[ORDERS <= _SUMMED_UP_TO]
     accountant = RdpAccountant(list(orders), dp.NeighboringRelation.REPLACE_ONE)
-    accountant.compose(dp.SampledWithoutReplacementDpEvent(charge.clients, 1, once), charge.steps)
+    accountant.compose(dp.SampledWithoutReplacementDpEvent(charge.clients, charge.drawn, once), charge.steps)
     found: Curve = np.full(len(ORDERS), np.inf)
     found[: len(orders)] = accountant.rdp
     return np.asarray(np.minimum(found, charge.steps * curve(g)))

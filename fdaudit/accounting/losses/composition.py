@@ -198,10 +198,10 @@ def _sorted(charges: Charges) -> _Runs:
         if isinstance(charge, Drawn):
             g = charge.gaussian
             noise = g.scale / (g.sensitivity * math.sqrt(g.count))
-            if charge.clients == 1:
+            if charge.drawn == charge.clients:
                 runs.ratios.append(math.sqrt(n * charge.steps) / noise)
             else:
-                runs.drawn[noise, 1 / charge.clients] += n * charge.steps
+                runs.drawn[noise, charge.rate] += n * charge.steps
         elif isinstance(charge, DiscreteGaussian):
             whole[charge] += n * charge.count
         elif isinstance(charge, Grouped):

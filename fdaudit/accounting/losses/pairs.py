@@ -119,16 +119,20 @@ def discrete_losses(scale: float, grid: float) -> Any:
 
 @lru_cache(maxsize=16)
 def drawn_losses(noise: float, rate: float, grid: float) -> Any:
-    """Return the loss distribution of a step that draws one of many clients, whose whole data are replaced.
+    """Return the loss distribution of a step that draws k of K clients, one of whom has its whole data replaced.
 
-    With q = 1/K, a step's distributions are P = (1-q)R + qN(u) and Q = (1-q)R + qN(v). R mixes the other clients'
-    Gaussians. All means are within one sensitivity of u and of v. For a >= 1 and b = 1 + (a-1)/q advanced joint
-    convexity gives H_a(P, Q) = q H_b(N(u), (1-a/b)R + (a/b)N(v)) (Balle, Barthe & Gaboardi 2018, Theorem 2). H is
+    For k = 1 and q = 1/K, a step's distributions are P = (1-q)R + qN(u) and Q = (1-q)R + qN(v). R mixes the other
+    clients' Gaussians. All means are within one sensitivity of u and of v. For a >= 1 and b = 1 + (a-1)/q advanced
+    joint convexity gives H_a(P, Q) = q H_b(N(u), (1-a/b)R + (a/b)N(v)) (Balle, Barthe & Gaboardi 2018, Theorem 2). H is
     convex in its second argument, so this is at most q H_b(N(Δ), N(0)) = H_a((1-q)N(0) + qN(Δ), N(0)). For a < 1
     H_a(P, Q) = 1 - a + a H_{1/a}(Q, P), and the same bound holds for the second term. The two bounds together make
     a profile, which some pair has (Zhu, Dong & Wang 2022, Proposition 10 and Theorem 11). The pairs of Poisson
     sampling are not used: an adversary may place the others near u at one step and near v at the next, and no
     proof covers that (Lebeda, Regehr, Kamath & Steinke 2024).
+
+    For k > 1 let S be k - 1 of the others, drawn at random, and j one of the rest. With q = k/K a step releases the sum
+    over S and the client, and otherwise the sum over S and j, which is a random set of k others. Given S, both are as
+    above, with means that S shifts alike. Divergences are convex, so the mixture over S keeps the bound.
     """
     from dp_accounting.pld.pld_pmf import create_pmf_pessimistic_connect_dots_fixed_gap
     from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
