@@ -9,8 +9,10 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from fdaudit.accounting.participation import toeplitz_sensitivity
 from fdaudit.events import (
     Composed,
+    CorrelatedGaussian,
     DiscreteLaplace,
     DrawnGaussian,
     EventUnit,
@@ -113,7 +115,7 @@ def converted(
     """Return the event restated for another unit and relation, or the reason why this is impossible.
 
     If clients take part by coins or a draw, whoever sees messages sees who takes part. Coins count only if `coins` says
-    so. A draw is no part of a restated event: see `Drawn`.
+    so. A draw is no part of a restated event: see `Drawn`. Correlated noise is restated as one Gaussian release.
 
     A bound for an arbitrary change of all of a client's data (`client`, `replace-one`) also holds for any change in one
     record. Removing one record and adding another are two steps: their sensitivities add up.
@@ -126,9 +128,9 @@ def converted(
         # Without sampling, replacing moves the sum by twice what one client adds.
         both = 2 if event.relation == "replace-one" else 1
         event = replace(event, sample_rate=1.0, sensitivity=both * event.sensitivity)
-    if isinstance(event, DrawnGaussian):
+    if isinstance(event, DrawnGaussian | CorrelatedGaussian):
         event = Gaussian(
-            sensitivity=event.sensitivity,
+            sensitivity=event.sensitivity * _amplified(event),
             scale=event.scale,
             count=event.count,
             unit=event.unit,
@@ -153,6 +155,13 @@ def converted(
     if isinstance(event, PureDP):
         return replace(event, unit=unit, relation=relation, epsilon=2 * event.epsilon)
     return replace(event, unit=unit, relation=relation, sensitivity=2 * event.sensitivity)
+
+
+def _amplified(event: DrawnGaussian | CorrelatedGaussian) -> float:
+    """Return by how much participations in several steps of correlated noise exceed one contribution."""
+    if isinstance(event, DrawnGaussian):
+        return 1.0
+    return toeplitz_sensitivity(event.bands, event.steps, event.separation, event.participations)
 
 
 def grouped(part: Mechanism, size: int) -> Charge | NoGuarantee:

@@ -15,7 +15,15 @@ from fdaudit.accounting.draws import mechanisms
 from fdaudit.accounting.graph import Leak, MessageGraph
 from fdaudit.adversary.view import EAVESDROPPER, members_of
 from fdaudit.errors import SpecError
-from fdaudit.events import DrawnGaussian, Gaussian, Laplace, Relation, SampledGaussian, Unit
+from fdaudit.events import (
+    CorrelatedGaussian,
+    DrawnGaussian,
+    Gaussian,
+    Laplace,
+    Relation,
+    SampledGaussian,
+    Unit,
+)
 from fdaudit.spec.privacy import PrivacySpec
 from fdaudit.transcript.messages import Message, role
 
@@ -344,7 +352,10 @@ class Books:
             "Noise and coins come from a secret that nobody else holds.",
         ]
         events = [part for m in self._graph.messages for part in mechanisms(m)]
-        if any(isinstance(e, Gaussian | Laplace | SampledGaussian | DrawnGaussian) for e in events):
+        if any(
+            isinstance(e, Gaussian | Laplace | SampledGaussian | DrawnGaussian | CorrelatedGaussian)
+            for e in events
+        ):
             found.append(
                 "Noise is of real numbers: what the low bits of floating-point noise tell is not counted."
             )

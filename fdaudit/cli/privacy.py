@@ -160,6 +160,9 @@ def calibrate(
     answered: Annotated[int | None, typer.Option(help="Confident-GNMax: the cap on answers.")] = None,
     threshold_noise: Annotated[float, typer.Option(help="Confident-GNMax: σ1 over σ.")] = 2.0,
     drawn_from: Annotated[int, typer.Option(help="Number of clients from which each step draws one.")] = 1,
+    bands: Annotated[str, typer.Option(help="DP-FTRL: coefficients of its Toeplitz matrix, as 1,0.5.")] = "1",
+    separation: Annotated[int, typer.Option(help="DP-FTRL: least steps between two uses of a record.")] = 1,
+    participations: Annotated[int, typer.Option(help="DP-FTRL: most uses of a record.")] = 1,
     as_json: AsJson = False,
 ) -> None:
     """Find the least noise with which a defence keeps a given number of uses within an ε."""
@@ -171,6 +174,7 @@ def calibrate(
     given = {
         "releases": releases, "steps": steps, "samples": samples, "sample_rate": sample_rate,
         "sensitivity": sensitivity, "answered": answered, "threshold_noise": threshold_noise, "drawn_from": drawn_from,
+        "bands": _numbers(bands), "separation": separation, "participations": participations,
     }  # fmt: skip
     noise, reached = noise_for(defence, validate(Shape, given), epsilon, delta)
     setting = SHAPES[defence][0]
@@ -182,6 +186,14 @@ def calibrate(
     name, value = (setting[2:], f"{1 / noise:.8g}") if setting.startswith("1/") else (setting, f"{noise:.5g}")
     assumed = "".join(f", {what} = {number:g}" for what, number in _assumed(defence, sensitivity).items())
     show(f"{defence}: {name} = {value}, ε = {reached:.4g} at δ = {delta:g}{assumed}")
+
+
+def _numbers(text: str) -> list[float]:
+    """Return the numbers of a list with commas; refuse other text."""
+    try:
+        return [float(part) for part in text.split(",")]
+    except ValueError:
+        raise UsageError("--bands", text, "is no list of numbers", "Write them as 1,0.5,0.25.") from None
 
 
 def _assumed(defence: str, sensitivity: float) -> dict[str, float]:
