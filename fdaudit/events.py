@@ -294,7 +294,7 @@ def event_from_json(value: dict[str, Any]) -> Event:
 
 def _mechanism(value: dict[str, Any]) -> Mechanism:
     fields = {k: v for k, v in value.items() if k != "event"}
-    listed = {name: tuple(fields[name]) for name in ("covers", "bands") if name in fields}
+    listed: dict[str, Any] = {name: tuple(fields[name]) for name in ("covers", "bands") if name in fields}
     made = _MECHANISMS[value["event"]](**fields | listed)
     for name in ("sensitivity", "scale", "epsilon"):
         if not _LEAST <= fields.get(name, 1.0) <= 1 / _LEAST:

@@ -8,8 +8,10 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 from fdaudit.accounting.participation import toeplitz_sensitivity
+from fdaudit.errors import IntegrityError
 from fdaudit.events import (
     Composed,
     CorrelatedGaussian,
@@ -24,7 +26,10 @@ from fdaudit.events import (
     Relation,
     Release,
     SampledGaussian,
+    event_from_json,
+    event_to_json,
 )
+from fdaudit.limits import MOST_COUNT
 
 __all__ = [
     "Charge",
@@ -32,6 +37,8 @@ __all__ = [
     "Drawn",
     "Grouped",
     "Selected",
+    "charges_from_json",
+    "charges_to_json",
     "converted",
     "grouped",
     "parts_of",
@@ -180,3 +187,66 @@ def grouped(part: Mechanism, size: int) -> Charge | NoGuarantee:
             )
         return Grouped(event=part, size=size)
     return replace(part, sensitivity=size * part.sensitivity)
+
+
+def charges_to_json(charges: Charges) -> list[dict[str, Any]]:
+    """Return charges as JSON objects, each with its number of `times`."""
+    return [{"times": n, "charge": _charge_to_json(charge)} for charge, n in charges.items()]
+
+
+def charges_from_json(value: object) -> dict[Charge, int]:
+    """Return the charges that `charges_to_json` wrote.
+
+    Raises:
+        IntegrityError: the value is no list of charges, or a charge has impossible parameters.
+    """
+    found: dict[Charge, int] = {}
+    try:
+        if not isinstance(value, list):
+            raise TypeError("charges are no list")
+        for entry in value:
+            times = entry["times"]
+            if type(times) is not int or not 1 <= times <= MOST_COUNT or set(entry) != {"times", "charge"}:
+                raise ValueError(f"times = {times!r:.80} is no number of charges")
+            charge = _charge_from_json(entry["charge"])
+            found[charge] = found.get(charge, 0) + times
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise IntegrityError([f"charges are malformed: {type(error).__name__}: {error}"]) from None
+    return found
+
+
+def _charge_to_json(charge: Charge) -> dict[str, Any]:
+    if isinstance(charge, Drawn):
+        sizes = {"clients": charge.clients, "steps": charge.steps, "drawn": charge.drawn}
+        return {"event": "Drawn", "of": event_to_json(charge.gaussian), **sizes}
+    if isinstance(charge, Grouped):
+        return {"event": "Grouped", "of": event_to_json(charge.event), "size": charge.size}
+    if isinstance(charge, Selected):
+        return {"event": "Selected", "of": charges_to_json(dict(charge.charges)), "mean": charge.mean}
+    return event_to_json(charge)
+
+
+def _charge_from_json(value: dict[str, Any]) -> Charge:
+    what = value["event"]
+    if what == "Selected":
+        return Selected(charges=tuple(charges_from_json(value["of"]).items()), mean=float(value["mean"]))  # type: ignore[arg-type]
+    event = event_from_json(value["of"] if what in ("Drawn", "Grouped") else value)
+    if isinstance(event, NoGuarantee | Composed):
+        raise ValueError(f"{what} is no single mechanism")
+    if what == "Drawn":
+        clients, drawn, steps = (_whole(value, name) for name in ("clients", "drawn", "steps"))
+        if not isinstance(event, Gaussian) or drawn > clients:
+            raise ValueError("Drawn is no draw of clients under Gaussian noise")
+        return Drawn(gaussian=event, clients=clients, drawn=drawn, steps=steps)
+    if what == "Grouped":
+        if not isinstance(event, SampledGaussian):
+            raise ValueError("Grouped is of no sampled Gaussian")
+        return Grouped(event=event, size=_whole(value, "size"))
+    return event
+
+
+def _whole(value: dict[str, Any], name: str) -> int:
+    number = value[name]
+    if type(number) is not int or not 1 <= number <= MOST_COUNT:
+        raise ValueError(f"{name} = {number!r:.80} is no count")
+    return number

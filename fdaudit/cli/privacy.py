@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from fdaudit.accounting.ledger import Ledger
     from fdaudit.audit.joint_ledger import JointRuns
     from fdaudit.audit.run import Run
+    from fdaudit.sweeps.chosen import ChosenRun
 
 __all__ = ["calibrate", "ledger"]
 
@@ -51,6 +52,12 @@ def ledger(
             metavar="DIR", help="Write ε at many δ, trade-off functions and loss distributions there."
         ),
     ] = None,
+    chosen_from: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SWEEP", help="The sweep from which this run was chosen by results: charge all."
+        ),
+    ] = None,
     trust_code: TrustCode = False,
     as_json: AsJson = False,
 ) -> None:
@@ -60,7 +67,9 @@ def ledger(
     asked = {"unit": _one_of("unit", unit, Unit), "relation": _one_of("relation", relation, Relation)}
     wanted = [{**asked, "delta": delta, "relation": r} for r in _relations(both_relations, asked["relation"])]
     with ExitStack() as stack:
-        opened = _opened(runs, stack, quiet=as_json)
+        opened = (
+            _opened(runs, stack, quiet=as_json) if chosen_from is None else _chosen(runs, chosen_from, curve)
+        )
         views = adversary or _views(opened)
         found = [opened.ledger(view, **how) for view in views for how in wanted]
         files = _written(opened, found, curve, stack, quiet=as_json)
@@ -88,18 +97,36 @@ def _opened(runs: list[str], stack: ExitStack, *, quiet: bool) -> Run | JointRun
     return loaded[0] if len(loaded) == 1 else joint(loaded)
 
 
-def _views(opened: Run | JointRuns) -> tuple[str, ...]:
-    from fdaudit.audit.joint_ledger import JointRuns
-    from fdaudit.audit.ledgers import views_of
+def _chosen(runs: list[str], sweep: str, curve: str | None) -> ChosenRun:
+    """Return one run as one of the runs of a sweep."""
+    from fdaudit.storage.paths import local_path
+    from fdaudit.sweeps.chosen import ChosenRun
 
-    return opened.views if isinstance(opened, JointRuns) else views_of(opened.plan)
+    if len(runs) > 1 or curve is not None:
+        problem, remedy = "is about one run, without --curve", "Give the chosen run alone."
+        raise UsageError("--chosen-from", sweep, problem, remedy)
+    return ChosenRun(local_path(sweep, "--chosen-from"), local_path(runs[0], "run"))
+
+
+def _views(opened: Run | JointRuns | ChosenRun) -> tuple[str, ...]:
+    from fdaudit.audit.ledgers import views_of
+    from fdaudit.audit.run import Run
+
+    return views_of(opened.plan) if isinstance(opened, Run) else opened.views
 
 
 def _written(
-    opened: Run | JointRuns, ledgers: Sequence[Ledger], curve: str | None, stack: ExitStack, *, quiet: bool
+    opened: Run | JointRuns | ChosenRun,
+    ledgers: Sequence[Ledger],
+    curve: str | None,
+    stack: ExitStack,
+    *,
+    quiet: bool,
 ) -> list[str]:
     """Return the files of the ledgers' profiles, as the user would name them; none without a directory."""
-    if curve is None:
+    from fdaudit.sweeps.chosen import ChosenRun
+
+    if curve is None or isinstance(opened, ChosenRun):
         return []
     from fdaudit.audit.ledger_files import write_profiles
 
