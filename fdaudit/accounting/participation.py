@@ -5,8 +5,8 @@ is a function of C x + z, one Gaussian release. Its sensitivity depends on the s
 
 Guarantees:
   * the figure is at least the distance for every permitted set of steps and all contributions of norm 1 or less;
-  * it is exact if C^T C has no negative entry and either one unit takes part once, or steps further apart than twice
-    the separation do not share a row of C.
+  * it is exact if a unit takes part once or twice, if permitted steps share no row of C, or if C^T C has no negative
+    entry and steps at least twice the separation apart share no row.
 """
 
 from __future__ import annotations
@@ -106,13 +106,15 @@ def _largest(products: Values, separation: int, participations: int) -> float:
         earlier[offset] = np.maximum(earlier[offset + 1], products[offset] + earlier[offset + separation])
     best = products[0].copy()  # with step i as the last of those chosen
     largest = float(best.max())
-    for _ in range(min(participations, math.ceil(n / separation)) - 1):
+    for before in range(min(participations, math.ceil(n / separation)) - 1):
         reached = np.full(n, -math.inf)
         far = max(w, separation)
         if far < n:
             reached[far:] = np.maximum.accumulate(best)[: n - far]
         for offset in range(separation, min(w, n)):
-            shared = products[offset] + earlier[min(offset + separation, w)]
+            shared = products[offset]
+            if before:  # the last step before i is not the first that was chosen
+                shared = shared + earlier[min(offset + separation, w)]
             reached[offset:] = np.maximum(reached[offset:], best[:-offset] + 2 * shared[offset:])
         best = products[0] + reached
         largest = max(largest, float(best.max()))
