@@ -121,8 +121,8 @@ def converted(
 ) -> Release | NoGuarantee:
     """Return the event restated for another unit and relation, or the reason why this is impossible.
 
-    If clients take part by coins or a draw, whoever sees messages sees who takes part. Coins count only if `coins` says
-    so. A draw is no part of a restated event: see `Drawn`. Correlated noise is restated as one Gaussian release.
+    If clients take part by coins or a draw, a view of the messages shows who takes part. Coins count only if `coins`
+    says so. A draw is no part of a restated event: see `Drawn`. Correlated noise is restated as one Gaussian release.
 
     A bound for an arbitrary change of all of a client's data (`client`, `replace-one`) also holds for any change in one
     record. Removing one record and adding another are two steps: their sensitivities add up.

@@ -344,7 +344,7 @@ class Entry:
 
     @cached_property
     def unfit_sums(self) -> str:
-        """Return why noisy sums over drawn clients hide nobody, or an empty text."""
+        """Return why noisy sums do not hide which clients were drawn, or an empty text."""
         return unfit_sums(self.graph.messages, self.clients)
 
     def _of_clients(self, seq: int) -> bool:

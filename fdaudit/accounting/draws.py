@@ -52,7 +52,7 @@ class Draws:
 
 
 def _unfit_draws(requests: Sequence[Message], messages: Sequence[Message], clients: int) -> str:
-    """Return why draws hide nobody, or an empty text."""
+    """Return why draws do not hide who answered, or an empty text."""
     if any(type(m.fields[DRAWN]) is not int or not 1 < m.fields[DRAWN] <= clients for m in requests):
         return f"a draw on record is not one of at most {clients} clients"
     if problem := silence(messages):
@@ -86,7 +86,7 @@ def silence(messages: Sequence[Message]) -> str:
 
 
 def unfit_sums(messages: Sequence[Message], clients: int) -> str:
-    """Return why noisy sums over drawn clients hide nobody, or an empty text.
+    """Return why noisy sums do not hide which clients were drawn, or an empty text.
 
     Each sum names one request of its step among its inputs. The request went to as many clients as were drawn, and
     states from how many. The sum has one message of each of these clients among its inputs, and of no other.
@@ -109,7 +109,7 @@ def unfit_sums(messages: Sequence[Message], clients: int) -> str:
 
 
 def _unfit_sum(whole: Message, messages: Sequence[Message], clients: int) -> str:
-    """Return why one noisy sum hides nobody, or an empty text."""
+    """Return why one noisy sum does not hide which clients were drawn, or an empty text."""
     event = whole.event
     if not isinstance(event, DrawnGaussian) or event.count != 1:
         return "is not one release alone"

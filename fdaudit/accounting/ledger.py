@@ -341,6 +341,11 @@ class Books:
             return (f"The draw of one client a step is not counted: {entry.draws.problem}.",)
         if any(isinstance(part, DrawnGaussian) for part in parts) and entry.unfit_sums:
             return (f"The draw of clients is not counted: {entry.unfit_sums}.",)
+        coins = any(
+            isinstance(p, SampledGaussian) and p.unit == "client" and p.sample_rate < 1 for p in parts
+        )
+        if coins and entry.remembering:
+            return (f"The coins of clients are not counted: {entry.remembering}.",)
         return ()
 
     def _assumed(self, entry: Entry) -> tuple[str, ...]:

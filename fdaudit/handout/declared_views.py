@@ -1,4 +1,4 @@
-"""What a view may hold by declaration: the protocol's messages and oracles under the settings, before any run."""
+"""Decide by declarations alone which messages and oracles a view may have, before any run."""
 
 from __future__ import annotations
 

@@ -175,7 +175,9 @@ def test_coins_count_for_nothing_if_a_client_remembers_its_own() -> None:
     assert m.inputs[0] == "data"
     assert Books(log, PARTIES).ledger("world").epsilon == pytest.approx(46.21, rel=5e-3)
     log[uploads[1]] = replace(m, inputs="all")
-    assert Books(log, PARTIES).ledger("world").epsilon == pytest.approx(46.21, rel=5e-3)
+    found = Books(log, PARTIES).ledger("world")
+    assert found.epsilon == pytest.approx(46.21, rel=5e-3)
+    assert "model_update of client/1 in round 11" in found.warnings[-1]
 
 
 # -- a draw of a fixed number of clients -------------------------------------------------------------------------------
