@@ -15,9 +15,11 @@ from fdaudit.limits import MOST_COUNT, MOST_PARTS
 
 __all__ = [
     "Composed",
+    "CorrelatedGaussian",
     "Covers",
     "DiscreteGaussian",
     "DiscreteLaplace",
+    "DrawnGaussian",
     "Event",
     "EventUnit",
     "Gaussian",
@@ -35,6 +37,9 @@ __all__ = [
 
 _LEAST = 1e-60
 """The least sensitivity, scale or ε that is read from a file; the largest is its inverse, whose square is finite."""
+
+_MOST_ENTRIES, _MOST_WORK = 4_000_000, 1_000_000_000
+"""Most bands times steps of correlated noise, and most of these times participations: an event may be a stranger's."""
 
 EventUnit = Literal["record", "client"]
 """What the sensitivity of an event is stated for."""
@@ -156,7 +161,74 @@ class SampledGaussian(_Noise):
             raise ValueError(f"SampledGaussian: sample_rate = {self.sample_rate} must lie in (0, 1].")
 
 
-Mechanism = Gaussian | Laplace | DiscreteGaussian | DiscreteLaplace | PureDP | SampledGaussian
+@dataclass(frozen=True, kw_only=True)
+class DrawnGaussian(_Noise):
+    """Gaussian noise on a sum over `drawn` of `clients` clients, drawn uniformly without replacement.
+
+    `sensitivity` is the most by which the sum moves if the data of one client in it are replaced: twice the clip.
+    `count` is the number of such sums. Draws are independent of data, secret, and made again for each sum. A draw of a
+    fixed size is stated for replaced clients only: without one client, another one would be drawn.
+    """
+
+    drawn: int
+    clients: int
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        whole = type(self.drawn) is int and type(self.clients) is int
+        if not whole or not 1 <= self.drawn <= self.clients:
+            raise ValueError(f"DrawnGaussian: drawn = {self.drawn} of clients = {self.clients} is no draw.")
+        if (self.unit, self.relation) != ("client", "replace-one"):
+            raise ValueError(
+                f"DrawnGaussian: {self.unit}, {self.relation} is not accounted for. State client, replace-one."
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class CorrelatedGaussian(_Noise):
+    """Gaussian noise that is correlated over the steps of one training (DP-FTRL, matrix factorisation).
+
+    The training releases x + C^-1 z for the sums x of its steps. C is lower triangular with `bands` on its diagonal and
+    below, the same in every column. `scale` is the standard deviation of z, `sensitivity` the most that one
+    participation moves a step's sum. A unit takes part in at most `participations` of the `steps`, any two at least
+    `separation` apart, and this was fixed without the data. `count` is the number of such trainings, with noise of
+    their own. All steps are one event: releases that share noise cannot be charged one by one.
+
+    Source: Choquette-Choo et al. 2023, "(Amplified) Banded Matrix Factorization".
+    """
+
+    bands: tuple[float, ...]
+    steps: int
+    separation: int
+    participations: int
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.bands or not all(isinstance(c, int | float) and abs(c) <= 1 / _LEAST for c in self.bands):
+            raise ValueError("CorrelatedGaussian: bands must be finite numbers, one at least.")
+        if self.bands[0] == 0:
+            raise ValueError("CorrelatedGaussian: bands[0] = 0 has no inverse. Give the diagonal first.")
+        for field in ("steps", "separation", "participations"):
+            value = getattr(self, field)
+            if type(value) is not int or not 1 <= value <= MOST_COUNT:
+                raise ValueError(f"CorrelatedGaussian: {field} = {value} must be a whole number from 1 on.")
+        times = min(self.participations, -(-self.steps // self.separation))
+        if len(self.bands) * self.steps > _MOST_ENTRIES or times * self.steps * len(self.bands) > _MOST_WORK:
+            problem = f"{len(self.bands)} bands, {self.steps} steps and {times} participations are too many"
+            raise ValueError(f"CorrelatedGaussian: {problem}. Give the sensitivity as one Gaussian.")
+
+
+Mechanism = (
+    Gaussian
+    | Laplace
+    | DiscreteGaussian
+    | DiscreteLaplace
+    | PureDP
+    | SampledGaussian
+    | DrawnGaussian
+    | CorrelatedGaussian
+)
+"""A mechanism with a guarantee."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -222,7 +294,8 @@ def event_from_json(value: dict[str, Any]) -> Event:
 
 def _mechanism(value: dict[str, Any]) -> Mechanism:
     fields = {k: v for k, v in value.items() if k != "event"}
-    made = _MECHANISMS[value["event"]](**fields | {"covers": tuple(fields["covers"])})
+    listed: dict[str, Any] = {name: tuple(fields[name]) for name in ("covers", "bands") if name in fields}
+    made = _MECHANISMS[value["event"]](**fields | listed)
     for name in ("sensitivity", "scale", "epsilon"):
         if not _LEAST <= fields.get(name, 1.0) <= 1 / _LEAST:
             raise ValueError(f"{name} = {fields[name]} is not from {_LEAST} to {1 / _LEAST}")

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, model_validator
 
 from fdaudit.errors import SpecError
+from fdaudit.events import Event, SampledGaussian
 from fdaudit.federation.local_settings import LocalTraining
 
 __all__ = ["FedAvgConfig"]
@@ -21,7 +22,7 @@ class FedAvgConfig(LocalTraining):
     upload: Literal["gradient", "model_update", "model_parameters"] = "model_update"
     """What a client sends: the gradient of one batch, the change of its model, or its model."""
     fraction: float = Field(1.0, gt=0, le=1)
-    """C: share of the clients that take part in a round, at least one."""
+    """C: share of the clients that take part in a round, at least one. Under a rule on the updates a secret draw."""
     weighting: Literal["samples", "public", "uniform"] = "samples"
     """The average's weights: by `sample_count`, which clients tell the server; by `weights`, or without them by counts
     that every client tells all parties; or equal."""
@@ -71,17 +72,28 @@ class FedAvgConfig(LocalTraining):
             )
         return self
 
-    def refuse_uneven(self) -> None:
+    def refuse_uneven(self, event: Event) -> None:
         """Refuse settings under which a noisy sum of clipped updates is not the whole mechanism.
+
+        Args:
+            event: the event of one sum by the rule. Its coins and a draw of `fraction` exclude each other.
 
         Raises:
             SpecError: a client's influence would not end at its clipped update, or who takes part is set otherwise.
         """
         needed = {"upload": "model_update", "weighting": "uniform", "aggregation": "plain"}
-        for name, value in {**needed, "fraction": 1.0, "server_momentum": 0.0}.items():
+        for name, value in {**needed, "server_momentum": 0.0}.items():
             if (given := getattr(self, name)) != value:
                 problem = "does not go with a rule on the clients' updates"
                 raise SpecError(f"protocol.params.{name}", given, problem, f"Set it to {value!r}.")
+        if self.fraction < 1 and not (isinstance(event, SampledGaussian) and event.sample_rate == 1):
+            problem = "does not go with a rule on the clients' updates that draws them itself"
+            remedy = "Set the rule's sample_rate to 1, or fraction to 1.0."
+            raise SpecError("protocol.params.fraction", self.fraction, problem, remedy)
+
+    def taking_part(self, clients: int) -> int:
+        """Return m = max(C·K, 1), the number of clients that take part in a round."""
+        return max(round(self.fraction * clients), 1)
 
     @property
     def cohort(self) -> int:

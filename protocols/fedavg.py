@@ -11,13 +11,13 @@ import torch
 from torch import Tensor
 
 from fdaudit.errors import ProtocolError
-from fdaudit.events import SampledGaussian
+from fdaudit.events import DrawnGaussian, Event, SampledGaussian
 from fdaudit.federation.local_training import joined
 from fdaudit.federation.protocol import PartyData, Round, Setting
 from fdaudit.federation.state import put, take
-from fdaudit.rng import child, child_seed
+from fdaudit.rng import SecretStream, child, child_seed
 from fdaudit.training.trainer import Job, Parameters, draw_batches
-from fdaudit.transcript.messages import ALL, DATA, SUM
+from fdaudit.transcript.messages import ALL, DATA, DRAWN, SUM
 from fdaudit.transcript.wire import Delivery
 from fdaudit.types import GradientRule
 
@@ -151,7 +151,7 @@ class FedAvg:
             )
         self._rule = self._wire.training.get("updates")
         if self._rule is not None:
-            config.refuse_uneven()
+            config.refuse_uneven(self._rule.event(1))
         self.state: dict[str, Tensor] = {}
         put(self.state, "server/w/", {n: t.clone() for n, t in initial.items()})
         if config.server_momentum:
@@ -185,15 +185,17 @@ class FedAvg:
     # -- the server -----------------------------------------------------------------------------------------
 
     def _sample(self, t: int) -> list[str]:
-        m = max(round(self.config.fraction * len(self._clients)), 1)
+        m = self.config.taking_part(len(self._clients))
         order = torch.randperm(len(self._clients), generator=child(self._seed, "fedavg", "sample", t))
         chosen = {int(k) for k in order[:m]}
         return [name for k, name in enumerate(self._clients) if k in chosen]
 
-    def _send_model(self, receivers: Sequence[str]) -> Delivery:
+    def _send_model(self, receivers: Sequence[str], fields: Mapping[str, Any] | None = None) -> Delivery:
         # The velocity of server momentum goes back to every earlier upload: then all that is held counts.
         inputs = ALL if self.config.server_momentum else [int(i) for i in self.state["server/basis"]]
-        sent = self._wire.send("server", receivers, "model_parameters", self.released(), inputs=inputs)
+        sent = self._wire.send(
+            "server", receivers, "model_parameters", self.released(), inputs=inputs, fields=fields
+        )
         if sent is None:
             raise ProtocolError("fedavg: the server's model did not arrive. Only clients may go silent.")
         return sent
@@ -248,19 +250,20 @@ class FedAvg:
         return [int(self.state[f"server/n_seq/{k}"]) for k in senders if f"server/n_seq/{k}" in self.state]
 
     def _private_round(self, t: int, rule: GradientRule) -> Round:
-        """Run a round of DP-FedAvg (McMahan et al. 2018, Algorithm 1): by coins, with clipped updates and a noisy sum.
+        """Run a round of DP-FedAvg (McMahan et al. 2018, Algorithm 1): clipped updates and noise on their sum.
 
-        A client that does not take part, or is silent, adds nothing. The sum keeps its noise and its divisor.
+        Clients take part by coins, or a `fraction` of them by a draw without replacement. A client that does not take
+        part, or is silent, adds nothing. The sum keeps its noise and its divisor.
         """
-        coins, names = self._wire.coins("updates", "server"), list(self._clients)
-        S = [names[int(k)] for k in rule.draw(len(names), coins)]  # each client with probability q
+        coins = self._wire.coins("updates", "server")
+        S = self._private_sample(rule, coins)
         w = self.released()
         uploads, batches = dict[str, Delivery](), dict[int, Tensor]()
         losses: dict[str, float] = {}
         models: dict[str, Parameters] = {}
         basis = [int(i) for i in self.state["server/basis"]]
         if S:
-            w_t = self._send_model(S)
+            w_t = self._send_model(S, {DRAWN: len(self._clients)} if self.config.fraction < 1 else None)
             basis, w = [*basis, w_t.seq], {n: p.cpu() for n, p in w_t.items()}
             uploads, batches, losses, models = self._client_updates(t, w_t, S)
         updates = {
@@ -269,18 +272,45 @@ class FedAvg:
         }
         noisy = rule.noised(rule.clipped(updates), coins)
         put(self.state, "server/w/", {n: p + noisy[n].to(p.dtype) for n, p in w.items()})
-        event = rule.event(1)
-        if isinstance(
-            event, SampledGaussian
-        ):  # what it says of one gradient of many holds of one client's update
-            event = replace(event, unit="client", covers=("each-client",))
+        event, described = self._private_event(rule)
         inputs = [*basis, *(u.seq for u in uploads.values())]
-        described = {**rule.describe(), "of": "updates"}
         made = self._wire.release("server", event, inputs=inputs, described=described)
         self.state["server/basis"] = torch.tensor([made], dtype=torch.int64)
         if t == self.config.rounds - 1:
             self._send_model([*self._clients, "world"])
         return Round(index=t, models={"server": self.released(), **models}, batches=batches, losses=losses)
+
+    def _private_sample(self, rule: GradientRule, coins: SecretStream) -> list[str]:
+        """Return the clients of a round: each with probability q, or m of them drawn without replacement."""
+        names = list(self._clients)
+        if self.config.fraction == 1:
+            return [names[int(k)] for k in rule.draw(len(names), coins)]
+        drawn = coins.permutation(len(names))[: self.config.taking_part(len(names))]
+        return [names[k] for k in sorted(drawn.tolist())]
+
+    def _private_event(self, rule: GradientRule) -> tuple[Event, dict[str, Any]]:
+        """Return the event of one noisy sum of updates and its description.
+
+        What the rule states of one gradient of many holds of one client's update. Under a draw of a fixed size a
+        replaced client moves the sum by two clips.
+        """
+        event, described = rule.event(1), {**rule.describe(), "of": "updates"}
+        if not isinstance(event, SampledGaussian):
+            return event, described
+        if self.config.fraction == 1:
+            return replace(event, unit="client", covers=("each-client",)), described
+        K = len(self._clients)
+        m = self.config.taking_part(K)
+        drawn = DrawnGaussian(
+            sensitivity=2 * event.sensitivity,
+            scale=event.scale,
+            drawn=m,
+            clients=K,
+            unit="client",
+            relation="replace-one",
+            covers=("each-client",),
+        )
+        return drawn, {**described, "sampling": f"{m} of {K} clients without replacement, secret draw"}
 
     # -- secure aggregation -----------------------------------------------------------------------------------
 

@@ -10,11 +10,22 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, get_args
 
-from fdaudit.accounting.costs import Charges
+from fdaudit.accounting.charges import Charges, charges_from_json, charges_to_json
+from fdaudit.errors import IntegrityError
 from fdaudit.events import DiscreteGaussian, Gaussian, Relation, Unit
 
-__all__ = ["Accounts", "gdp", "rounded_up", "worst_gdp", "worst_zcdp", "zcdp"]
+__all__ = [
+    "Accounts",
+    "accounts_from_json",
+    "accounts_to_json",
+    "gdp",
+    "rounded_up",
+    "worst_gdp",
+    "worst_zcdp",
+    "zcdp",
+]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,6 +52,44 @@ class Accounts:
     def cause(self) -> str:
         """Return why no ε can be claimed for the worst client; an empty text if one can."""
         return next(iter(self.causes.values()), "")
+
+
+def accounts_to_json(accounts: Accounts) -> dict[str, Any]:
+    """Return accounts as a JSON object."""
+    return {
+        "view": accounts.view,
+        "unit": accounts.unit,
+        "relation": accounts.relation,
+        "charges": {k: [charges_to_json(way) for way in ways] for k, ways in accounts.charges.items()},
+        "causes": dict(accounts.causes),
+        "assumptions": list(accounts.assumptions),
+    }
+
+
+def accounts_from_json(value: object) -> Accounts:
+    """Return the accounts that `accounts_to_json` wrote.
+
+    Raises:
+        IntegrityError: the value has other fields, or impossible ones.
+    """
+    names = ("view", "unit", "relation", "charges", "causes", "assumptions")
+    if not isinstance(value, dict) or set(value) != set(names):
+        raise IntegrityError([f"accounts do not have the fields {', '.join(names)}"])
+    charges, causes, assumptions = value["charges"], value["causes"], value["assumptions"]
+    texts = [value["view"], *(causes.values() if isinstance(causes, dict) else [None]), *assumptions]
+    known = value["unit"] in get_args(Unit) and value["relation"] in get_args(Relation)
+    if not known or not isinstance(charges, dict) or not all(isinstance(text, str) for text in texts):
+        raise IntegrityError(["accounts state no unit, relation, charges and texts"])
+    if any(not isinstance(ways, list) or not ways for ways in charges.values()):
+        raise IntegrityError(["accounts have a client without a way of charging"])
+    return Accounts(
+        view=value["view"],
+        unit=value["unit"],
+        relation=value["relation"],
+        charges={k: tuple(charges_from_json(way) for way in ways) for k, ways in charges.items()},
+        causes=causes,
+        assumptions=tuple(assumptions),
+    )
 
 
 def gdp(charges: Charges) -> float | None:

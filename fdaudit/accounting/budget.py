@@ -25,7 +25,8 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from fdaudit.accounting.costs import ORDERS, Charge, converted, curve, epsilon, parts_of
+from fdaudit.accounting.charges import Charge, converted, parts_of
+from fdaudit.accounting.costs import ORDERS, curve, epsilon
 from fdaudit.adversary.view import EAVESDROPPER, members_of
 from fdaudit.errors import SpecError
 from fdaudit.events import Event, EventUnit, NoGuarantee, Relation, Release

@@ -9,7 +9,9 @@ from typing import Any
 from pydantic import Field
 from scipy.optimize import brentq
 
-from fdaudit.accounting.costs import Charge, Charges, Drawn, epsilon
+from fdaudit.accounting.charges import Charge, Charges, Drawn
+from fdaudit.accounting.costs import epsilon
+from fdaudit.accounting.participation import toeplitz_sensitivity
 from fdaudit.config import Config
 from fdaudit.errors import SpecError
 from fdaudit.events import Gaussian, Laplace, PureDP, SampledGaussian
@@ -41,6 +43,12 @@ class Shape(Config):
     """Confident-GNMax: noise of the threshold step over that of the answers."""
     drawn_from: int = Field(1, ge=1)
     """Number of clients from which each step draws one, for views that do not show which."""
+    bands: tuple[float, ...] = Field((1.0,), min_length=1)
+    """DP-FTRL: the coefficients of its lower-triangular Toeplitz matrix, the diagonal first."""
+    separation: int = Field(1, ge=1)
+    """DP-FTRL: the least number of steps between two participations of one record."""
+    participations: int = Field(1, ge=1)
+    """DP-FTRL: the most participations of one record."""
 
 
 _UNIT: dict[str, Any] = {"unit": "client", "relation": "replace-one", "covers": ("data", "messages")}
@@ -63,6 +71,11 @@ def _dp_sgd(shape: Shape, noise: float) -> Charges:
     return {event: 1}
 
 
+def _dp_ftrl(shape: Shape, noise: float) -> Charges:
+    moved = toeplitz_sensitivity(shape.bands, shape.steps, shape.separation, shape.participations)
+    return {_gaussian(moved, noise): 1}
+
+
 def _confident(shape: Shape, noise: float) -> Charges:
     found: dict[Charge, int] = {_gaussian(1.0, noise * shape.threshold_noise, shape.releases): 1}
     answered = shape.releases if shape.answered is None else min(shape.answered, shape.releases)
@@ -81,6 +94,7 @@ def _sanitized(shape: Shape, noise: float) -> Charges:
 Curve = Callable[[Shape, float], Charges]
 SHAPES: Mapping[str, tuple[str, Curve]] = {
     "dp-sgd": ("noise_multiplier", _dp_sgd),
+    "dp-ftrl": ("noise_multiplier", _dp_ftrl),
     "gaussian-noise": ("sigma", lambda s, noise: {_gaussian(s.sensitivity, noise): s.releases}),
     "laplace-noise": (
         "1/gamma",

@@ -12,26 +12,23 @@ from typing import Any
 
 import numpy as np
 
-from fdaudit.accounting.costs import (
-    ORDERS,
-    Charge,
-    Charges,
-    Drawn,
-    Epsilon,
-    Grouped,
-    Selected,
-    converted,
-    curve,
-    epsilon,
-    grouped,
-    parts_of,
-)
+from fdaudit.accounting.charges import Charge, Charges, Drawn, Grouped, Selected, converted, grouped, parts_of
+from fdaudit.accounting.costs import ORDERS, Epsilon, curve, epsilon
+from fdaudit.accounting.draws import Draws, mechanisms, remembering, unfit_sums
 from fdaudit.accounting.graph import Guarantees, Leak, MessageGraph, State, Unchanged
-from fdaudit.events import EventUnit, Gaussian, Mechanism, NoGuarantee, Relation, Release, SampledGaussian
+from fdaudit.events import (
+    DrawnGaussian,
+    EventUnit,
+    Gaussian,
+    NoGuarantee,
+    Relation,
+    Release,
+    SampledGaussian,
+)
 from fdaudit.spec.privacy import TuningSpec
-from fdaudit.transcript.messages import ALL, DATA, DRAWN, SUM, Message, role
+from fdaudit.transcript.messages import ALL, DATA, SUM, Message, role
 
-__all__ = ["Bill", "Contribution", "Draws", "Entry", "mechanisms", "sampling"]
+__all__ = ["Bill", "Contribution", "Entry", "sampling"]
 
 _TRIED = (1.5, 2, 4, 8, 16, 64, 1024)
 """Orders at which the cheapest way of charging is searched."""
@@ -54,12 +51,6 @@ class Contribution:
     mechanism: str
     charges: int
     epsilon: float
-
-
-def mechanisms(message: Message) -> tuple[Mechanism, ...]:
-    """Return the mechanisms of a message's event; an empty tuple without an event or a guarantee."""
-    event = message.event
-    return () if event is None or isinstance(event, NoGuarantee) else parts_of(event)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -323,21 +314,38 @@ class Entry:
         """Return whether this view cannot tell which clients took part in a noisy sum."""
         return self._by_coins(message) is not None
 
-    def _by_coins(self, message: Message) -> SampledGaussian | None:
-        """Return the cost of a sum over clients that took part by secret coins; None if the view saw the coins.
+    def _by_coins(self, message: Message) -> Charge | None:
+        """Return the cost of a sum over clients that took part by secret chance; None if the view saw the chance.
 
-        The sum has its noise whoever takes part, so a silent client shows nothing. Only the outermost view cannot tell
-        who took part: everyone else sees who sends, or who is sent to.
+        Only the outermost view cannot tell who took part: everyone else sees who sends, or who is sent to. With coins
+        the sum has its noise whoever takes part, so a silent client shows nothing. With a draw of a fixed size every
+        drawn client must have answered.
         """
         event = message.event
-        if not isinstance(event, SampledGaussian) or event.unit != "client" or event.sample_rate == 1:
+        if self.members != ("world",) or not isinstance(event, SampledGaussian | DrawnGaussian):
+            return None
+        if isinstance(event, DrawnGaussian):
+            made = None if self.unfit_sums else converted(event, self.unit, self.relation)
+            if not isinstance(made, Gaussian):
+                return None
+            once = replace(made, count=1)
+            return Drawn(gaussian=once, clients=event.clients, drawn=event.drawn, steps=made.count)
+        if event.unit != "client" or event.sample_rate == 1 or self.remembering:
             return None
         stated = any(str(d.get("sampling", "")).startswith("Poisson") for d in message.defenses)
         inside = message.kind == "release" and not message.receivers and role(message.sender) != "client"
-        if self.members != ("world",) or not stated or not inside:
-            return None
-        made = converted(event, self.unit, self.relation, coins=True)
-        return made if isinstance(made, SampledGaussian) else None
+        coins = converted(event, self.unit, self.relation, coins=True)
+        return coins if stated and inside and isinstance(coins, SampledGaussian) else None
+
+    @cached_property
+    def remembering(self) -> str:
+        """Return which answer in a noisy sum may depend on who took part earlier, or an empty text."""
+        return remembering(self.graph.messages)
+
+    @cached_property
+    def unfit_sums(self) -> str:
+        """Return why noisy sums do not hide which clients were drawn, or an empty text."""
+        return unfit_sums(self.graph.messages, self.clients)
 
     def _of_clients(self, seq: int) -> bool:
         """Return whether the release bounds the distance between any two clients, as a random draw needs."""
@@ -355,58 +363,6 @@ class Entry:
         return self.members == ("world",) and not self.draws.problem
 
 
-@dataclass(frozen=True, kw_only=True)
-class Draws:
-    """The draws of one client of many, as the record shows them.
-
-    A draw hides who answered only if every client would have answered alike. So all draws are on record, each drawn
-    client answered, once a step and by one and the same release, and no client went silent at any time: a client that
-    does not answer changes what is released, and an answer then shows that another one was drawn.
-
-    Attributes:
-        steps: by number of clients drawn from, how many draws there were.
-        problem: why the draws are worth nothing; empty otherwise.
-    """
-
-    steps: Mapping[int, int]
-    problem: str = ""
-
-    @classmethod
-    def of(cls, messages: Sequence[Message], clients: int) -> Draws:
-        """Return the draws of a record of so many clients, and the first reason why they are worth nothing."""
-        requests = [m for m in messages if DRAWN in m.fields]
-        problem = _unfit_draws(requests, messages, clients)
-        steps = Counter[int]() if problem else Counter(m.fields[DRAWN] for m in requests)
-        return cls(steps=steps, problem=problem)
-
-
-def _unfit_draws(requests: Sequence[Message], messages: Sequence[Message], clients: int) -> str:
-    """Return why draws hide nobody, or an empty text."""
-    if any(type(m.fields[DRAWN]) is not int or not 1 < m.fields[DRAWN] <= clients for m in requests):
-        return f"a draw on record is not one of at most {clients} clients"
-    silent = next((m for m in messages if m.kind == "silence" and role(m.sender) == "client"), None)
-    if silent is not None:
-        return f"{silent.sender} was silent in round {silent.round}, which shows when it was drawn"
-    answers = [
-        m for m in messages if any(isinstance(e, Gaussian) and e.drawn_from > 1 for e in mechanisms(m))
-    ]
-    if len({(m.event, m.kind) for m in answers}) > 1 or any(len(mechanisms(m)) > 1 for m in answers):
-        return "not all drawn clients release by the same rule"
-    unanswered = {(m.round, m.step, m.receivers, m.fields[DRAWN]): m.seq for m in requests}
-    if len({(m.round, m.step) for m in requests}) < len(requests):
-        return "a step draws more than one client"
-    for answer in answers:
-        (event,) = mechanisms(answer)
-        drawn_from = event.drawn_from if isinstance(event, Gaussian) else 1
-        request = unanswered.pop((answer.round, answer.step, (answer.sender,), drawn_from), None)
-        if request is None or not (answer.inputs == ALL or request in answer.inputs):
-            return f"the draw of {answer.sender} in round {answer.round}, step {answer.step} is not on record"
-    if unanswered:
-        round, step, receivers, _ = next(iter(unanswered))
-        return f"{', '.join(receivers)} was drawn in round {round}, step {step}, and did not answer"
-    return ""
-
-
 def sampling(charged: Collection[int], graph: MessageGraph, entry: Entry) -> str:
     """Return a sentence on the sampling that the charges assume and the sampling that was done."""
     assumed, done = set[str](), set[str]()
@@ -416,6 +372,9 @@ def sampling(charged: Collection[int], graph: MessageGraph, entry: Entry) -> str
                 part.unit == "record" or entry.hides_coins(graph.messages[seq])
             ):
                 assumed.add(f"Poisson at rate {part.sample_rate:g}")
+                done |= {str(d["sampling"]) for d in graph.messages[seq].defenses if "sampling" in d}
+            if isinstance(part, DrawnGaussian) and entry.hides_coins(graph.messages[seq]):
+                assumed.add(f"{part.drawn} of {part.clients} clients a step, without replacement")
                 done |= {str(d["sampling"]) for d in graph.messages[seq].defenses if "sampling" in d}
             if isinstance(part, Gaussian) and part.drawn_from > 1 and entry.counts_draws:
                 assumed.add(f"one of {part.drawn_from} clients a step")

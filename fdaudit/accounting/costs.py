@@ -17,7 +17,7 @@ import logging
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from importlib.metadata import version
 from typing import Any
@@ -25,45 +25,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fdaudit.accounting.losses import (
-    Charge,
-    Charges,
-    Drawn,
-    Grouped,
-    Selected,
-    epsilon_by_losses,
-    losses,
-    pure_each,
-)
-from fdaudit.events import (
-    Composed,
-    DiscreteGaussian,
-    EventUnit,
-    Gaussian,
-    Laplace,
-    Mechanism,
-    NoGuarantee,
-    PureDP,
-    Relation,
-    Release,
-    SampledGaussian,
-)
+from fdaudit.accounting.charges import Charge, Charges, Drawn, Grouped, Selected, pure_each
+from fdaudit.accounting.losses.composition import epsilon_by_losses
+from fdaudit.events import DiscreteGaussian, Gaussian, Laplace, SampledGaussian
 
-__all__ = [
-    "ORDERS",
-    "Charge",
-    "Charges",
-    "Drawn",
-    "Epsilon",
-    "Grouped",
-    "Selected",
-    "converted",
-    "curve",
-    "epsilon",
-    "grouped",
-    "losses",
-    "parts_of",
-]
+__all__ = ["ORDERS", "Epsilon", "curve", "epsilon"]
 
 Curve = NDArray[np.float64]
 
@@ -104,67 +70,6 @@ class Epsilon:
 
     value: float
     accountant: str
-
-
-def parts_of(event: Release) -> tuple[Mechanism, ...]:
-    """Return the mechanisms of a release."""
-    return event.parts if isinstance(event, Composed) else (event,)
-
-
-def converted(
-    event: Release, unit: EventUnit, relation: Relation, *, coins: bool = False
-) -> Release | NoGuarantee:
-    """Return the event restated for another unit and relation, or the reason why this is impossible.
-
-    If clients take part by coins, whoever sees messages sees the coins. They count only if `coins` says so.
-
-    A bound for an arbitrary change of all of a client's data (`client`, `replace-one`) also holds for any change in one
-    record. Removing one record and adding another are two steps: their sensitivities add up.
-    """
-    if isinstance(event, Composed):
-        made = [converted(part, unit, relation, coins=coins) for part in event.parts]
-        wrong = next((part for part in made if isinstance(part, NoGuarantee)), None)
-        return wrong or Composed(parts=tuple(made))  # type: ignore[arg-type]
-    if isinstance(event, SampledGaussian) and event.unit == "client" and event.sample_rate < 1 and not coins:
-        # Without sampling, replacing moves the sum by twice what one client adds.
-        both = 2 if event.relation == "replace-one" else 1
-        event = replace(event, sample_rate=1.0, sensitivity=both * event.sensitivity)
-    stated = f"{type(event).__name__} is stated for {event.unit}, {event.relation}"
-    if (event.unit, event.relation) == (unit, relation):
-        return event
-    if unit == "client" and event.unit == "record":
-        return NoGuarantee(reason=f"{stated}: a client holds many records")
-    if event.relation == "replace-one":
-        if event.unit == "client" and unit == "record":
-            return replace(event, unit=unit, relation=relation)
-        return NoGuarantee(reason=f"{stated}: what changes when one is removed was not bounded")
-    if relation == "add-or-remove" and event.unit == "client":
-        return NoGuarantee(reason=f"{stated}: a change of one record is no removal of a client")
-    if isinstance(event, SampledGaussian) and event.sample_rate == 1:
-        return replace(event, unit=unit, relation=relation, sensitivity=2 * event.sensitivity)
-    if isinstance(event, SampledGaussian):
-        return replace(event, unit=unit, relation=relation)  # priced as a replacement, not as two removals
-    if isinstance(event, PureDP):
-        return replace(event, unit=unit, relation=relation, epsilon=2 * event.epsilon)
-    return replace(event, unit=unit, relation=relation, sensitivity=2 * event.sensitivity)
-
-
-def grouped(part: Mechanism, size: int) -> Charge | NoGuarantee:
-    """Return what `size` records that change together cost, given a mechanism stated for one record.
-
-    Source: Vadhan 2017, Lemma 2.2, for pure ε. Sensitivities add up; a Gaussian's are those of one mean.
-    """
-    if size == 1:
-        return part
-    if isinstance(part, PureDP):
-        return replace(part, epsilon=size * part.epsilon)
-    if isinstance(part, SampledGaussian) and part.sample_rate < 1:
-        if part.relation == "replace-one":
-            return NoGuarantee(
-                reason="with sampling, a replaced group is not accounted for: add or remove it"
-            )
-        return Grouped(event=part, size=size)
-    return replace(part, sensitivity=size * part.sensitivity)
 
 
 def epsilon(charges: Charges, delta: float, *, pld: bool = True, coarse: bool = False) -> Epsilon:
@@ -289,7 +194,7 @@ def _plain(charge: SampledGaussian | Laplace | Gaussian) -> Any:
 
 
 def _drawn(charge: Drawn) -> Curve:
-    """Return the curve of one client of many, drawn without replacement, its whole data replaced.
+    """Return the curve of clients drawn without replacement, one of whom has its whole data replaced.
 
     Source: Wang, Balle & Kasiviswanathan 2019.
     """
@@ -300,7 +205,7 @@ def _drawn(charge: Drawn) -> Curve:
     once = dp.GaussianDpEvent(g.scale / (g.sensitivity * math.sqrt(g.count)))
     orders = ORDERS[ORDERS <= _SUMMED_UP_TO]
     accountant = RdpAccountant(list(orders), dp.NeighboringRelation.REPLACE_ONE)
-    accountant.compose(dp.SampledWithoutReplacementDpEvent(charge.clients, 1, once), charge.steps)
+    accountant.compose(dp.SampledWithoutReplacementDpEvent(charge.clients, charge.drawn, once), charge.steps)
     found: Curve = np.full(len(ORDERS), np.inf)
     found[: len(orders)] = accountant.rdp
     return np.asarray(np.minimum(found, charge.steps * curve(g)))

@@ -15,7 +15,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from fdaudit.accounting.accounts import Accounts
-from fdaudit.accounting.costs import Charge, Charges, epsilon
+from fdaudit.accounting.charges import Charge, Charges
+from fdaudit.accounting.costs import epsilon
 
 __all__ = ["Holders", "Joint", "joined"]
 

@@ -9,12 +9,21 @@ from functools import cached_property
 from typing import Any
 
 from fdaudit.accounting.accounts import Accounts, worst_gdp, worst_zcdp
-from fdaudit.accounting.charging import Contribution, Entry, mechanisms, sampling
-from fdaudit.accounting.costs import Charges
+from fdaudit.accounting.charges import Charges
+from fdaudit.accounting.charging import Contribution, Entry, sampling
+from fdaudit.accounting.draws import mechanisms
 from fdaudit.accounting.graph import Leak, MessageGraph
 from fdaudit.adversary.view import EAVESDROPPER, members_of
 from fdaudit.errors import SpecError
-from fdaudit.events import Gaussian, Laplace, Relation, SampledGaussian, Unit
+from fdaudit.events import (
+    CorrelatedGaussian,
+    DrawnGaussian,
+    Gaussian,
+    Laplace,
+    Relation,
+    SampledGaussian,
+    Unit,
+)
 from fdaudit.spec.privacy import PrivacySpec
 from fdaudit.transcript.messages import Message, role
 
@@ -324,11 +333,20 @@ class Books:
     @staticmethod
     def _uncounted(charged: Collection[int], entry: Entry) -> tuple[str, ...]:
         """Return why a draw of clients that this view does not see is not counted, if it is not."""
+        if entry.members != ("world",):
+            return ()
         parts = [part for seq in charged for part in mechanisms(entry.graph.messages[seq])]
         drawn = any(isinstance(part, Gaussian) and part.drawn_from > 1 for part in parts)
-        if entry.members != ("world",) or not drawn or entry.counts_draws:
-            return ()
-        return (f"The draw of one client a step is not counted: {entry.draws.problem}.",)
+        if drawn and not entry.counts_draws:
+            return (f"The draw of one client a step is not counted: {entry.draws.problem}.",)
+        if any(isinstance(part, DrawnGaussian) for part in parts) and entry.unfit_sums:
+            return (f"The draw of clients is not counted: {entry.unfit_sums}.",)
+        coins = any(
+            isinstance(p, SampledGaussian) and p.unit == "client" and p.sample_rate < 1 for p in parts
+        )
+        if coins and entry.remembering:
+            return (f"The coins of clients are not counted: {entry.remembering}.",)
+        return ()
 
     def _assumed(self, entry: Entry) -> tuple[str, ...]:
         """Return the assumptions of every figure of this run."""
@@ -339,7 +357,10 @@ class Books:
             "Noise and coins come from a secret that nobody else holds.",
         ]
         events = [part for m in self._graph.messages for part in mechanisms(m)]
-        if any(isinstance(e, Gaussian | Laplace | SampledGaussian) for e in events):
+        if any(
+            isinstance(e, Gaussian | Laplace | SampledGaussian | DrawnGaussian | CorrelatedGaussian)
+            for e in events
+        ):
             found.append(
                 "Noise is of real numbers: what the low bits of floating-point noise tell is not counted."
             )

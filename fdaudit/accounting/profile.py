@@ -17,9 +17,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fdaudit.accounting.accounts import Accounts, gdp, worst_gdp, worst_zcdp
-from fdaudit.accounting.costs import Charges, Selected, epsilon
-from fdaudit.accounting.distributions import Distribution, Exported, composed, exported
-from fdaudit.accounting.losses import ROUNDING, TINY, tail_epsilons
+from fdaudit.accounting.charges import Charges, Selected
+from fdaudit.accounting.costs import epsilon
+from fdaudit.accounting.losses.composition import ROUNDING, TINY, tail_epsilons
+from fdaudit.accounting.losses.distributions import Distribution, Exported, composed, exported
 from fdaudit.errors import SpecError
 from fdaudit.events import Relation, Unit
 

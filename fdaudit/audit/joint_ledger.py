@@ -31,7 +31,7 @@ from fdaudit.planning.case import Case
 from fdaudit.transcript.manifest import read_manifest
 from fdaudit.transcript.transcript import read_messages
 
-__all__ = ["JointLedger", "JointRuns", "Share", "joint"]
+__all__ = ["JointLedger", "JointRuns", "Share", "joint", "joint_entry"]
 
 _ADAPTIVE = (
     "Each run was set up without private data, except for what earlier runs had released to the adversary."
@@ -124,31 +124,9 @@ class JointRuns:
         delta = self._plans[0].spec.privacy.delta if delta is None else delta
         with_delta(delta)  # refuses a δ out of range
         found = self._joined(view, delta, unit, relation)
-        priced = profile(found.accounts, np.array([delta]), distributions=False)
-        victim = priced.clients[0]
-        held = found.holders.get(victim, (None,) * len(self.names))
-        parts = found.shares.get(victim, ({},) * len(self.names))
-        shares = tuple(
-            Share(run=name, client=client or "", epsilon=epsilon(charges, delta).value)
-            for name, client, charges in zip(self.names, held, parts, strict=True)
-        )
-        return JointLedger(
-            view=view,
-            epsilon=float(priced.epsilons[0]),
-            delta=delta,
-            unit=priced.unit,
-            relation=priced.relation,
-            victim=victim,
-            cause=priced.cause,
-            accountant=priced.accountants[0],
-            assumptions=priced.assumptions,
-            warnings=tuple(
-                dict.fromkeys(w for run in self._runs for w in run.books.warnings(delta, priced.unit))
-            ),
-            gdp=priced.gdp,
-            zcdp=priced.zcdp,
-            runs=() if priced.cause else shares,
-        )
+        unit = found.accounts.unit
+        warnings = dict.fromkeys(w for run in self._runs for w in run.books.warnings(delta, unit))
+        return joint_entry(found, self.names, delta, tuple(warnings))
 
     def profile(
         self,
@@ -281,6 +259,40 @@ class JointRuns:
                 raise RunError("run", str(run.directory), problem, remedy)
             if salt:
                 seen[salt] = name
+
+
+def joint_entry(found: Joint, names: Sequence[str], delta: float, warnings: tuple[str, ...]) -> JointLedger:
+    """Return the ledger of joint accounts, with each run's share for the worst record.
+
+    Args:
+        found: the joint accounts of the runs.
+        names: of the runs.
+        delta: δ.
+        warnings: reasons why the figure says less than it seems to.
+    """
+    priced = profile(found.accounts, np.array([delta]), distributions=False)
+    victim = priced.clients[0]
+    held = found.holders.get(victim, (None,) * len(names))
+    parts = found.shares.get(victim, ({},) * len(names))
+    shares = tuple(
+        Share(run=name, client=client or "", epsilon=epsilon(charges, delta).value)
+        for name, client, charges in zip(names, held, parts, strict=True)
+    )
+    return JointLedger(
+        view=priced.view,
+        epsilon=float(priced.epsilons[0]),
+        delta=delta,
+        unit=priced.unit,
+        relation=priced.relation,
+        victim=victim,
+        cause=priced.cause,
+        accountant=priced.accountants[0],
+        assumptions=priced.assumptions,
+        warnings=warnings,
+        gdp=priced.gdp,
+        zcdp=priced.zcdp,
+        runs=() if priced.cause else shares,
+    )
 
 
 def joint(runs: Sequence[Run]) -> JointRuns:

@@ -15,7 +15,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from fdaudit.accounting.distributions import Distribution
+from fdaudit.accounting.losses.distributions import Distribution
 from fdaudit.accounting.profile import ALPHAS, Profile
 from fdaudit.errors import IntegrityError, RunError
 from fdaudit.reports.ledger_figures import Line, epsilon_figure, trade_off_figure

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from fdaudit.accounting.ledger import Ledger
     from fdaudit.audit.joint_ledger import JointRuns
     from fdaudit.audit.run import Run
+    from fdaudit.sweeps.chosen import ChosenRun
 
 __all__ = ["calibrate", "ledger"]
 
@@ -51,6 +52,12 @@ def ledger(
             metavar="DIR", help="Write ε at many δ, trade-off functions and loss distributions there."
         ),
     ] = None,
+    chosen_from: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SWEEP", help="The sweep from which this run was chosen by results: charge all."
+        ),
+    ] = None,
     trust_code: TrustCode = False,
     as_json: AsJson = False,
 ) -> None:
@@ -60,7 +67,9 @@ def ledger(
     asked = {"unit": _one_of("unit", unit, Unit), "relation": _one_of("relation", relation, Relation)}
     wanted = [{**asked, "delta": delta, "relation": r} for r in _relations(both_relations, asked["relation"])]
     with ExitStack() as stack:
-        opened = _opened(runs, stack, quiet=as_json)
+        opened = (
+            _opened(runs, stack, quiet=as_json) if chosen_from is None else _chosen(runs, chosen_from, curve)
+        )
         views = adversary or _views(opened)
         found = [opened.ledger(view, **how) for view in views for how in wanted]
         files = _written(opened, found, curve, stack, quiet=as_json)
@@ -88,18 +97,36 @@ def _opened(runs: list[str], stack: ExitStack, *, quiet: bool) -> Run | JointRun
     return loaded[0] if len(loaded) == 1 else joint(loaded)
 
 
-def _views(opened: Run | JointRuns) -> tuple[str, ...]:
-    from fdaudit.audit.joint_ledger import JointRuns
-    from fdaudit.audit.ledgers import views_of
+def _chosen(runs: list[str], sweep: str, curve: str | None) -> ChosenRun:
+    """Return one run as one of the runs of a sweep."""
+    from fdaudit.storage.paths import local_path
+    from fdaudit.sweeps.chosen import ChosenRun
 
-    return opened.views if isinstance(opened, JointRuns) else views_of(opened.plan)
+    if len(runs) > 1 or curve is not None:
+        problem, remedy = "is about one run, without --curve", "Give the chosen run alone."
+        raise UsageError("--chosen-from", sweep, problem, remedy)
+    return ChosenRun(local_path(sweep, "--chosen-from"), local_path(runs[0], "run"))
+
+
+def _views(opened: Run | JointRuns | ChosenRun) -> tuple[str, ...]:
+    from fdaudit.audit.ledgers import views_of
+    from fdaudit.audit.run import Run
+
+    return views_of(opened.plan) if isinstance(opened, Run) else opened.views
 
 
 def _written(
-    opened: Run | JointRuns, ledgers: Sequence[Ledger], curve: str | None, stack: ExitStack, *, quiet: bool
+    opened: Run | JointRuns | ChosenRun,
+    ledgers: Sequence[Ledger],
+    curve: str | None,
+    stack: ExitStack,
+    *,
+    quiet: bool,
 ) -> list[str]:
     """Return the files of the ledgers' profiles, as the user would name them; none without a directory."""
-    if curve is None:
+    from fdaudit.sweeps.chosen import ChosenRun
+
+    if curve is None or isinstance(opened, ChosenRun):
         return []
     from fdaudit.audit.ledger_files import write_profiles
 
@@ -160,6 +187,9 @@ def calibrate(
     answered: Annotated[int | None, typer.Option(help="Confident-GNMax: the cap on answers.")] = None,
     threshold_noise: Annotated[float, typer.Option(help="Confident-GNMax: σ1 over σ.")] = 2.0,
     drawn_from: Annotated[int, typer.Option(help="Number of clients from which each step draws one.")] = 1,
+    bands: Annotated[str, typer.Option(help="DP-FTRL: coefficients of its Toeplitz matrix, as 1,0.5.")] = "1",
+    separation: Annotated[int, typer.Option(help="DP-FTRL: least steps between two uses of a record.")] = 1,
+    participations: Annotated[int, typer.Option(help="DP-FTRL: most uses of a record.")] = 1,
     as_json: AsJson = False,
 ) -> None:
     """Find the least noise with which a defence keeps a given number of uses within an ε."""
@@ -171,6 +201,7 @@ def calibrate(
     given = {
         "releases": releases, "steps": steps, "samples": samples, "sample_rate": sample_rate,
         "sensitivity": sensitivity, "answered": answered, "threshold_noise": threshold_noise, "drawn_from": drawn_from,
+        "bands": _numbers(bands), "separation": separation, "participations": participations,
     }  # fmt: skip
     noise, reached = noise_for(defence, validate(Shape, given), epsilon, delta)
     setting = SHAPES[defence][0]
@@ -182,6 +213,14 @@ def calibrate(
     name, value = (setting[2:], f"{1 / noise:.8g}") if setting.startswith("1/") else (setting, f"{noise:.5g}")
     assumed = "".join(f", {what} = {number:g}" for what, number in _assumed(defence, sensitivity).items())
     show(f"{defence}: {name} = {value}, ε = {reached:.4g} at δ = {delta:g}{assumed}")
+
+
+def _numbers(text: str) -> list[float]:
+    """Return the numbers of a list with commas; refuse other text."""
+    try:
+        return [float(part) for part in text.split(",")]
+    except ValueError:
+        raise UsageError("--bands", text, "is no list of numbers", "Write them as 1,0.5,0.25.") from None
 
 
 def _assumed(defence: str, sensitivity: float) -> dict[str, float]:

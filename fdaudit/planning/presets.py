@@ -8,7 +8,7 @@ from typing import Any
 
 from fdaudit import defenses
 from fdaudit.accounting.calibration import least_noise
-from fdaudit.accounting.costs import Charge
+from fdaudit.accounting.charges import Charge
 from fdaudit.config import validate
 from fdaudit.errors import SpecError
 from fdaudit.events import Gaussian, SampledGaussian

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from fdaudit.accounting.costs import Charge, epsilon
+from fdaudit.accounting.charges import Charge
+from fdaudit.accounting.costs import epsilon
 from fdaudit.accounting.ledger import Ledger
 from fdaudit.events import Gaussian, SampledGaussian
 from fdaudit.scoring.claims import Claimed

@@ -3,7 +3,8 @@
 Guarantees:
   * if every claim of a run holds, the probability that any of them is contradicted is at most 1 - `CONFIDENCE`. The
     level is shared (Bonferroni) by all planned attacks on all designs in all views, and by the two tests of each:
-    of (ε, δ), and of Gaussian DP;
+    of (ε, δ), and of Gaussian DP. An attack does not count in a view that by declaration never gets what it needs: its
+    card, the protocol's and the spec decide this before the run;
   * the two tests claim different things. The first bounds the mechanism's ε at δ. The second bounds the least μ of a
     Gaussian mechanism that explains the guesses. Only the first can contradict a claim of ε, only the second a
     claim of μ;
@@ -25,6 +26,7 @@ from numpy.typing import ArrayLike
 from torch import Tensor
 
 from fdaudit.events import Relation
+from fdaudit.handout.declared_views import may_apply
 from fdaudit.metrics import (
     epsilon_lower_bound,
     epsilon_p_value,
@@ -247,7 +249,7 @@ def _verdict(check: Check) -> tuple[Verdict, str]:
 
 
 def _planned(plan: Case, truth: Truth, entry: Ledger) -> Iterator[tuple[str, Part]]:
-    """Yield the attacks that the spec requests in this view, with each kind of coins that tests its claim."""
+    """Yield the attacks that count in this view, with each kind of coins that tests its claim."""
     if not entry.finite or not entry.victim:
         return
     members = entry.view.split("+")
@@ -260,7 +262,7 @@ def _planned(plan: Case, truth: Truth, entry: Ledger) -> Iterator[tuple[str, Par
         parts.append("canaries")
     for attack in plan.attacks:
         wanted = attack.params is not None and entry.view in attack.adversaries
-        if wanted and attack.card["goal"] == "membership":
+        if wanted and attack.card["goal"] == "membership" and may_apply(plan, attack, members):
             yield from ((attack.name, part) for part in parts)
 
 

@@ -18,9 +18,11 @@ from fdaudit.errors import RunError
 from fdaudit.storage.files import load_json, save_json
 from fdaudit.sweeps.levels import in_words
 
-__all__ = ["INDEX", "SCHEMA", "Entry", "Index", "Status", "read_index", "write_index"]
+__all__ = ["ACCOUNTS", "INDEX", "SCHEMA", "Entry", "Index", "Status", "read_index", "write_index"]
 
 INDEX = "sweep.json"
+ACCOUNTS = "accounts.json"
+"""The file of a run that keeps what each view charges; it stays when the transcript is removed."""
 SCHEMA: Literal["fdaudit-sweep/1"] = "fdaudit-sweep/1"
 
 Status = Literal["pending", "done", "failed", "not-applicable"]

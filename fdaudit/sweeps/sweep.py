@@ -33,13 +33,13 @@ from fdaudit.storage.timings import read_timings
 from fdaudit.storage.tree import refuse_links
 from fdaudit.storage.vault import Secrets, Vault
 from fdaudit.sweeps.grid import Grid, GridRun, expand, load_grid
-from fdaudit.sweeps.index import INDEX, SCHEMA, Entry, Index, read_index, write_index
+from fdaudit.sweeps.index import ACCOUNTS, INDEX, SCHEMA, Entry, Index, read_index, write_index
 from fdaudit.sweeps.levels import UNDEFENDED
 from fdaudit.transcript.manifest import MANIFEST
 
 __all__ = ["KEPT", "Executor", "local", "run_directory", "shared_directory", "sweep"]
 
-KEPT = ("spec.yaml", MANIFEST, "result.json", "utility.csv", "timings.json", "run.json")
+KEPT = ("spec.yaml", MANIFEST, "result.json", "utility.csv", "timings.json", ACCOUNTS, "run.json")
 """Files of a finished run that stay with `keep: results`."""
 _OWN = ("locks", "runs", "scratch", "shared")
 """Folders of a sweep."""

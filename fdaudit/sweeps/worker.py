@@ -39,12 +39,14 @@ def _outcome(piece: dict[str, Any], tick: Callable[[str, int, int], None]) -> di
     """Carry out a run; return its `status`, and a `reason` unless it is done. Its spec is the user's own."""
     from fdaudit.audit.pipeline import perform
     from fdaudit.errors import SpecError, plugin_line
+    from fdaudit.sweeps.chosen import note_accounts
 
     place = Path(piece["run"])
     try:
         # An orphan lets go of the run's lock and of its directory when it ends, not of both at once.
         with alone(Path(piece["lock"])), writing(place, wait=True) if place.is_dir() else nullcontext():
             perform(piece["spec"], place, resume=True, seed_from=Path(piece["shared"]), tick=tick)
+            note_accounts(place, Path(piece["shared"]).name)
     except Exception as error:  # any error fails only this run
         unfit = piece["defended"] and isinstance(error, SpecError) and not place.exists()
         return {

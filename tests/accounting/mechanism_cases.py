@@ -22,8 +22,17 @@ from scipy.special import log_ndtr
 from scipy.stats import norm
 from torch import Tensor
 
+from fdaudit.accounting.charges import Drawn, converted
+from fdaudit.accounting.costs import epsilon as priced
 from fdaudit.config import validate
-from fdaudit.events import DiscreteGaussian, DiscreteLaplace, Gaussian, Laplace
+from fdaudit.events import (
+    CorrelatedGaussian,
+    DiscreteGaussian,
+    DiscreteLaplace,
+    Gaussian,
+    Laplace,
+    SampledGaussian,
+)
 from fdaudit.metrics.claims.claim_test import choose, lower_bound
 from fdaudit.rng import SecretStream, child_numpy
 from fdaudit.transcript.encoding import readable
@@ -236,6 +245,93 @@ def sampled_gaussian(rate: float, sigma: float, steps: int, delta: float, factor
     return Case(draw=draw, score=score, epsilon=epsilon, delta=delta, tight=epsilon)
 
 
+def drawn_gaussian(
+    sigma: float, steps: int, delta: float, factor: float = 1.0, *, shown: bool = False
+) -> Case:
+    """Noised sums over two of four clients, drawn without replacement; one client's value goes from 1 to -1.
+
+    The others have the value 1. On D every sum is 2; on D' it is 0 if the client was drawn, in half of all steps.
+
+    Args:
+        sigma: of the noise.
+        steps: number of sums.
+        delta: δ of the claim.
+        factor: noise over what the claim is for.
+        shown: whether the view sees who was drawn.
+    """
+
+    def draw(side: int, n: int) -> Floats:
+        rng = child_numpy(0, "drawn", side)
+        clients = np.ones((n, steps, 4))
+        clients[:, :, 0] = (1.0, -1.0)[side]
+        taken = rng.random((n, steps, 4)).argsort(2) < 2
+        sums = (clients * taken).sum(2) + sigma * factor * rng.normal(size=(n, steps))
+        return np.concatenate([sums, taken[:, :, 0]], 1)
+
+    one = Gaussian(sensitivity=2.0, scale=sigma, unit="client", relation="replace-one", covers=("data",))
+    pair = pld.from_gaussian_mechanism(sigma / 2, 1.0, value_discretization_interval=1e-4, sampling_prob=0.5)
+
+    def score(y: Floats) -> Floats:
+        sums, taken = y[:, :steps], y[:, steps:]
+        against = ((sums - 2) ** 2 - sums**2) / (2 * sigma**2)  # log of N(0) over N(2)
+        ratio = taken * against if shown else np.log1p(0.5 * np.expm1(against))
+        return np.asarray(-ratio.sum(1))
+
+    return Case(
+        draw=draw,
+        score=score,
+        epsilon=priced({Drawn(gaussian=one, clients=4, drawn=2, steps=steps): 1}, delta).value,
+        delta=delta,
+        tight=float(pair.self_compose(steps).get_epsilon_for_delta(delta)),
+    )
+
+
+def correlated_gaussian(scale: float, separation: int, delta: float, factor: float = 1.0) -> Case:
+    """Sums of four steps under noise of three bands; a record takes part twice, or never."""
+    bands, steps = (1.0, 0.8, 0.6), 4
+    event = CorrelatedGaussian(
+        sensitivity=1.0,
+        scale=scale,
+        bands=bands,
+        steps=steps,
+        separation=separation,
+        participations=2,
+        unit="record",
+        relation="add-or-remove",
+        covers=("data",),
+    )
+    made = converted(event, "record", "add-or-remove")
+    assert isinstance(made, Gaussian)
+    C = sum(c * np.eye(steps, k=-offset) for offset, c in enumerate(bands))
+    moved = np.zeros(steps)
+    moved[[0, separation]] = 1.0
+
+    def draw(side: int, n: int) -> Floats:
+        drawn = child_numpy(0, "correlated", side).normal(size=(n, steps))
+        return np.asarray((moved if side == 0 else 0.0) + scale * factor * np.linalg.solve(C, drawn.T).T)
+
+    return Case(
+        draw=draw,
+        score=lambda y: np.asarray(y @ (C.T @ C) @ moved),
+        epsilon=priced({made: 1}, delta).value,
+        delta=delta,
+        tight=gaussian_epsilon(float(np.linalg.norm(C @ moved)) / scale, delta),
+    )
+
+
+def by_coins(sigma: float, steps: int, delta: float) -> float:
+    """What the draw would cost if coins hid its clients."""
+    coins = SampledGaussian(
+        sensitivity=1.0,
+        scale=sigma,
+        sample_rate=0.5,
+        unit="client",
+        relation="replace-one",
+        covers=("data",),
+    )
+    return priced({coins: steps}, delta).value
+
+
 # -- the cases ----------------------------------------------------------------------------------------------------
 
 _BOTH = ((2.0, 2.0), (-2.0, -2.0))
@@ -305,6 +401,8 @@ def cases() -> dict[str, Callable[[], Case]]:
         "noisy max, gaussian": lambda: noisy_max("gaussian", 2.0, 1e-3),
         "noisy max, laplace": lambda: noisy_max("laplace", 2.0, 0.0),
         "sampled gaussian": lambda: sampled_gaussian(0.3, 1.0, 4, 1e-3),
+        "drawn gaussian": lambda: drawn_gaussian(2.5, 4, 1e-3),
+        "correlated gaussian": lambda: correlated_gaussian(4.0, 1, 1e-3),
     }
 
 
@@ -385,6 +483,15 @@ def broken() -> dict[str, Callable[[], Case]]:
         ),
         "noisy max, a quarter of the noise": lambda: noisy_max("laplace", 2.0, 0.0, 0.25),
         "sampled gaussian, half the noise": lambda: sampled_gaussian(0.3, 1.0, 4, 1e-3, 0.5),
+        "drawn gaussian, half the noise": lambda: drawn_gaussian(2.5, 4, 1e-3, 0.5),
+        "drawn gaussian, who was drawn is seen": lambda: drawn_gaussian(2.5, 4, 1e-3, shown=True),
+        "drawn gaussian, priced as coins": lambda: replace(
+            drawn_gaussian(2.5, 4, 1e-3), epsilon=by_coins(2.5, 4, 1e-3)
+        ),
+        "correlated gaussian, half the noise": lambda: correlated_gaussian(4.0, 1, 1e-3, 0.5),
+        "correlated gaussian, steps taken for orthogonal": lambda: replace(
+            correlated_gaussian(4.0, 1, 1e-3), epsilon=gaussian_epsilon(math.sqrt(2 * 2.0) / 4.0, 1e-3)
+        ),
         "sampled gaussian, everybody sampled": lambda: replace(
             sampled_gaussian(1.0, 1.0, 4, 1e-3), epsilon=sampled_gaussian(0.3, 1.0, 4, 1e-3).epsilon
         ),

@@ -19,8 +19,9 @@ from scipy.optimize import brentq
 from scipy.stats import binom, norm
 
 from fdaudit.accounting import costs
-from fdaudit.accounting.costs import ORDERS, Drawn, Grouped, converted, curve, epsilon, grouped
-from fdaudit.accounting.losses import _factors, epsilon_by_losses
+from fdaudit.accounting.charges import Drawn, Grouped, converted, grouped
+from fdaudit.accounting.costs import ORDERS, curve, epsilon
+from fdaudit.accounting.losses.composition import _factors, epsilon_by_losses
 from fdaudit.events import (
     Composed,
     DiscreteGaussian,

@@ -15,7 +15,8 @@ from typer.testing import CliRunner
 
 import fdaudit
 from fdaudit.accounting.accounts import Accounts
-from fdaudit.accounting.costs import Charge, epsilon
+from fdaudit.accounting.charges import Charge
+from fdaudit.accounting.costs import epsilon
 from fdaudit.accounting.joint import joined
 from fdaudit.accounting.profile import profile
 from fdaudit.audit.joint_ledger import joint

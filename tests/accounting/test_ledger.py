@@ -12,8 +12,9 @@ from dp_accounting.rdp import RdpAccountant
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fdaudit.accounting.charges import Drawn
 from fdaudit.accounting.charging import SUM
-from fdaudit.accounting.costs import ORDERS, Drawn, epsilon
+from fdaudit.accounting.costs import ORDERS, epsilon
 from fdaudit.accounting.ledger import Books, OracleAnswers
 from fdaudit.errors import IntegrityError, SpecError
 from fdaudit.events import Composed, DiscreteGaussian, Gaussian, NoGuarantee

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 import fdaudit
-from fdaudit.accounting.costs import Drawn, epsilon
+from fdaudit.accounting.charges import Drawn
+from fdaudit.accounting.costs import epsilon
 from fdaudit.events import Gaussian
 
 VOTES = {"outputs": "votes", "weights": "uniform", "shares": "uniform"}

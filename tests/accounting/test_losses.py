@@ -12,8 +12,9 @@ from dp_accounting import get_epsilon_gaussian
 from dp_accounting.pld import PLDAccountant
 from numpy.typing import NDArray
 
-from fdaudit.accounting.costs import Drawn, converted, epsilon, losses
-from fdaudit.accounting.losses import at_delta
+from fdaudit.accounting.charges import Drawn, converted
+from fdaudit.accounting.costs import epsilon
+from fdaudit.accounting.losses.composition import at_delta, losses
 from fdaudit.events import DiscreteGaussian, Gaussian, Laplace, PureDP, SampledGaussian
 
 from ..helpers.ledger_cases import CLIENT, RECORD

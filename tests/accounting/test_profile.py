@@ -20,10 +20,11 @@ from opacus.accountants import RDPAccountant
 from scipy.stats import norm
 
 from fdaudit.accounting.accounts import Accounts, gdp, rounded_up, worst_gdp, worst_zcdp, zcdp
-from fdaudit.accounting.costs import Charge, Grouped, epsilon, losses
-from fdaudit.accounting.distributions import composed, exported
+from fdaudit.accounting.charges import Charge, Grouped
+from fdaudit.accounting.costs import epsilon
 from fdaudit.accounting.ledger import Books
-from fdaudit.accounting.losses import ROUNDING, TINY
+from fdaudit.accounting.losses.composition import ROUNDING, TINY, losses
+from fdaudit.accounting.losses.distributions import composed, exported
 from fdaudit.accounting.profile import ALPHAS, DELTAS, profile, trade_off, with_delta
 from fdaudit.audit.ledger_files import write_profiles
 from fdaudit.errors import RunError, SpecError

@@ -11,7 +11,8 @@ import pytest
 from dp_accounting.dp_event import RepeatAndSelectDpEvent
 from dp_accounting.rdp import RdpAccountant
 
-from fdaudit.accounting.costs import ORDERS, Selected, curve, epsilon
+from fdaudit.accounting.charges import Selected
+from fdaudit.accounting.costs import ORDERS, curve, epsilon
 from fdaudit.accounting.ledger import Books
 from fdaudit.accounting.profile import profile
 from fdaudit.errors import SpecError

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 import fdaudit
-from fdaudit.accounting.costs import Grouped, epsilon
+from fdaudit.accounting.charges import Grouped
+from fdaudit.accounting.costs import epsilon
 from fdaudit.data import load_dataset
 from fdaudit.errors import SpecError, UsageError
 from fdaudit.events import Gaussian, SampledGaussian

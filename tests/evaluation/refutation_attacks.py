@@ -9,6 +9,8 @@ the client, and the public initial model. It reads
   * `answer`: what was said of the canary's own image, where it is a public sample, for its label against its class;
   * `oracle`: what a model says of the canary when asked;
   * `table`: whether a table of classes has the canary's class.
+
+Beside these count the membership attacks of fdaudit itself that the case's spec asks for, by their scores of canaries.
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ from fdaudit.handout.oracle_server import Answering
 from fdaudit.planning.plan import Plan
 from fdaudit.rng import SecretStream
 from fdaudit.scoring.ground_truth import Truth
+from fdaudit.scoring.scoring import kept_scores
 from fdaudit.storage.vault import Vault
 from fdaudit.transcript.messages import Message
 from fdaudit.transcript.samples import sample_index
@@ -113,9 +116,18 @@ class Attacker:
                 found.setdefault(name, []).append(score.double())
             pairs.append(asked.challenge.pair + coins)
             coins += len(asked.challenge.y) // (2 if self.paired else 1)
+        for name, by_client in self._own_attacks(view).items():
+            if all(k in by_client for k in attacked):
+                found[name] = [by_client[k].double() for k in attacked]
         whole = {n: torch.cat(s).nan_to_num() for n, s in found.items() if len(s) == len(attacked)}
         member = torch.cat([self._truth[k][1] for k in attacked])
         return Scores(of=whole, member=member, pair=torch.cat(pairs) if self.paired else None, coins=coins)
+
+    def _own_attacks(self, view: str) -> dict[str, dict[str, Tensor]]:
+        """The scores of canaries that fdaudit's own attacks left in the vault, by attack and client."""
+        wanted = [a.name for a in self.plan.attacks if a.params is not None and view in a.adversaries]
+        scores = {name: kept_scores(self.run.directory, f"{view}/{name}", "canaries") for name in wanted}
+        return {name: by_client for name, by_client in scores.items() if by_client}
 
     # -- what a view shows ------------------------------------------------------------------------------------------
 

@@ -91,10 +91,13 @@ def _deep(
         params,
         clients=2,
         dataset={"name": "digits", **({} if kind == "mislabelled" else {"limit": 200})},
-        splits={"test": 0.05, "proxy": 0.0, "auxiliary": 0.05, "candidates": 0},
         canaries={"count": count, "kind": kind, "design": design},
         queries=2 * count,
-        **{**shared, **changes},
+        **{
+            "splits": {"test": 0.05, "proxy": 0.0, "auxiliary": 0.05, "candidates": 0},
+            **shared,
+            **changes,
+        },
     )
 
 
@@ -282,11 +285,67 @@ def _defended() -> list[Case]:
     ]  # fmt: skip
 
 
+def _with_own_attacks() -> list[Case]:
+    """Cases that fdaudit's own attacks read as well: class means, averages that a client hears, and uploads."""
+    challenged = {"test": 0.05, "proxy": 0.0, "auxiliary": 0.2, "candidates": 4}
+    found = []
+    for protocol, attacks, count, epsilon in (
+        ("fkd", ("prototype-regression",), 60, {"epsilon": 1.0}),
+        ("pls", ("prototype-regression",), 60, {"epsilon": 1.0}),
+        ("ds-fl", ("rehearsed-regression", "coin-regression"), 100, {"epsilon": 1.0, "sample_rate": 1.0}),
+        ("fedavg", ("coin-regression", "loss-threshold"), 100, {"epsilon": 1.0, "sample_rate": 1.0}),
+    ):
+        whole_message = protocol in _WIDE_PRESETS
+        made = _deep(
+            protocol,
+            _PRESETS[protocol],
+            count=count,
+            preset={"name": "private", **epsilon},
+            splits=challenged,
+            attacks=[{"name": name} for name in attacks],
+            design="matched-pairs" if whole_message else "coin-flips",
+        )
+        found.append(
+            Case(
+                name=f"{protocol}, preset, own attacks",
+                spec={**made, "adversaries": ["server", "client/1", "world"]},
+                protocol=protocol,
+                defences=("gaussian-noise",) if whole_message else ("dp-sgd",),
+                finite=("server",),
+            )
+        )
+    return found
+
+
+def _drawn_clients() -> list[Case]:
+    """DP-FedAvg with a trusted server: clients by coins, or half of them by a draw without replacement."""
+    found = []
+    for name, fraction, rate in (("coins", 1.0, 0.5), ("a draw of half", 0.5, 1.0)):
+        rule = {"clip": 0.5, "noise_multiplier": _SIGMA, "sample_rate": rate, "expected_batch": _CLIENTS // 2}
+        made = _wide(
+            "fedavg",
+            {**_AVERAGED, "lr": 0.5, "rounds": 2, "fraction": fraction},
+            defenses=[{"at": "training", "of": "updates", "name": "dp-sgd", "params": rule}],
+        )
+        found.append(
+            Case(
+                name=f"fedavg, dp-sgd on updates, {name}",
+                spec=made,
+                protocol="fedavg",
+                defences=("dp-sgd",),
+                finite=("world", "client/1"),
+            )
+        )
+    return found
+
+
 CASES = (
     *(_preset(name, 1.0) for name in PROTOCOLS.names() if name in _PRESETS),
     *(_preset(name, 2.0) for name in PROTOCOLS.names() if name in _PRESETS and name not in _WIDE_PRESETS),
     *(_preset(protocol, 1.0, name, **params) for name, protocol, params in _VARIANTS),
     *_defended(),
+    *_drawn_clients(),
+    *_with_own_attacks(),
 )
 """Every case, presets first."""
 

@@ -81,13 +81,15 @@ def rows_of(case: Case, directory: Path) -> list[Row]:
 def sizes_differ(run: Run, twin: Run) -> list[tuple[str, str]]:
     """Return the kinds and senders of messages whose size is declared fixed and differs between two runs."""
     fixed = fixed_sizes(run.plan)
+    # Secret coins decide how many clients take part, whatever the data: then only the sizes count, not their number.
+    by_coins = "updates" in run.plan.training and run.plan.protocol_config.fraction == 1
 
     def sizes(of: Run) -> dict[tuple[str, str], list[int]]:
         found: dict[tuple[str, str], list[int]] = {}
         for m in read_messages(of.directory / "transcript"):
             if (m.kind, role(m.sender)) in fixed and m.receivers:
                 found.setdefault((m.kind, role(m.sender)), []).append(m.bytes_on_wire)
-        return found
+        return {key: sorted(set(all_)) for key, all_ in found.items()} if by_coins else found
 
     mine, others = sizes(run), sizes(twin)
     return sorted(key for key in mine.keys() | others.keys() if mine.get(key) != others.get(key))

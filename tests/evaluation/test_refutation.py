@@ -15,6 +15,7 @@ from fdaudit.config import validate
 from fdaudit.events import NoGuarantee
 from fdaudit.rng import SecretStream
 
+from .refutation_attacks import Attacker
 from .refutation_cases import CASES, NEVER_FINITE, NOT_A_CLAIM, case
 from .refutation_rows import Row, rows_of, sizes_differ, table
 
@@ -100,3 +101,19 @@ def test_rows_name_every_view_of_a_run(tmp_path: Path) -> None:
         "eavesdropper, encrypted",
     ]
     assert all(r.bound <= r.claimed for r in found)
+
+
+@pytest.mark.parametrize("name", [c.name for c in CASES if "dp-sgd on updates" in c.name])
+def test_no_attack_contradicts_a_credited_draw_of_clients(name: str, tmp_path: Path) -> None:
+    found = {r.adversary: r for r in rows_of(case(name), tmp_path)}
+    assert found["world"].verdict == "consistent"
+    assert found["world"].claimed < found["client/1"].claimed
+    assert not [r for r in found.values() if r.verdict == "CONTRADICTED"]
+
+
+def test_own_attacks_of_a_case_count_among_the_bounds(tmp_path: Path) -> None:
+    spec = dict(case("fedavg, preset, own attacks").spec)
+    spec |= {"canaries": {"count": 20, "kind": "noise"}, "attacks": [{"name": "loss-threshold"}]}
+    found = Attacker(fdaudit.run(spec, tmp_path / "run")).scores("server")
+    assert "loss-threshold" in found.of
+    assert len(found.of["loss-threshold"]) == len(found.member) == 20

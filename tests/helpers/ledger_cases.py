@@ -5,7 +5,8 @@ from __future__ import annotations
 import itertools
 from typing import Any
 
-from fdaudit.accounting.costs import converted, epsilon, parts_of
+from fdaudit.accounting.charges import converted, parts_of
+from fdaudit.accounting.costs import epsilon
 from fdaudit.events import Gaussian, Laplace, NoGuarantee, PureDP, SampledGaussian
 from fdaudit.transcript.messages import Message
 

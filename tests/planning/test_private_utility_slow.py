@@ -23,7 +23,7 @@ import pytest
 
 import fdaudit
 from fdaudit.accounting.calibration import SHAPES, Shape, least_noise
-from fdaudit.accounting.costs import Charges
+from fdaudit.accounting.charges import Charges
 
 pytestmark = [
     pytest.mark.slow,

@@ -1,19 +1,28 @@
-"""DP-FedAvg: the server draws clients by secret coins and averages clipped updates with noise on their sum."""
+"""DP-FedAvg: the server takes clients by secret coins or a secret draw, and adds noise to the sum of their updates."""
 
 from __future__ import annotations
 
+import itertools
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import dp_accounting as dp
+import numpy as np
 import pytest
 import torch
+from dp_accounting.pld import PLDAccountant
+from dp_accounting.rdp import RdpAccountant
+from scipy.stats import norm
 
 import fdaudit
-from fdaudit.accounting.costs import epsilon
+from fdaudit.accounting.charges import Drawn
+from fdaudit.accounting.costs import ORDERS, epsilon
 from fdaudit.accounting.ledger import Books
+from fdaudit.accounting.losses.composition import losses
 from fdaudit.errors import SpecError
-from fdaudit.events import Gaussian, SampledGaussian
+from fdaudit.events import DrawnGaussian, Gaussian, SampledGaussian
 from fdaudit.storage.files import decode
 from fdaudit.transcript.messages import role
 from fdaudit.transcript.payloads import read_payload
@@ -156,3 +165,203 @@ def test_rounds_of_another_rate_count_although_the_client_took_no_part_in_them()
     charges = {event(**kept, sample_rate=0.1): 90, event(**kept, sample_rate=0.5): 10}
     for world in (Books(log, PARTIES).ledger("world"),):
         assert world.epsilon == pytest.approx(epsilon(charges, 1e-5).value)
+
+
+def test_coins_count_for_nothing_if_a_client_remembers_its_own() -> None:
+    """A client whose later answers depend on earlier ones may tell in which rounds it took part."""
+    log = hundred()
+    uploads = [m.seq for m in log if m.kind == "model_update" and m.sender == "client/1"]
+    log[uploads[1]] = m = replace(log[uploads[1]], inputs=(*log[uploads[1]].inputs, uploads[0]))
+    assert m.inputs[0] == "data"
+    assert Books(log, PARTIES).ledger("world").epsilon == pytest.approx(46.21, rel=5e-3)
+    log[uploads[1]] = replace(m, inputs="all")
+    found = Books(log, PARTIES).ledger("world")
+    assert found.epsilon == pytest.approx(46.21, rel=5e-3)
+    assert "model_update of client/1 in round 11" in found.warnings[-1]
+
+
+# -- a draw of a fixed number of clients -------------------------------------------------------------------------------
+
+TWENTY = ("server", *(f"client/{k}" for k in range(20)), "world")
+TWO_OF_TWENTY = DrawnGaussian(
+    sensitivity=2.0,
+    scale=1.0,
+    drawn=2,
+    clients=20,
+    unit="client",
+    relation="replace-one",
+    covers=("each-client",),
+)
+
+
+def drawn_rounds(rounds: int = 100) -> Log:
+    """Each round two of twenty clients; every client takes part in a tenth of the rounds."""
+    log, basis = Log(), list[int]()
+    stated = ({"sampling": "2 of 20 clients without replacement, secret draw"},)
+    for t in range(rounds):
+        asked = [t % 20, (t + 7) % 20]
+        to = " ".join(f"client/{k}" for k in asked)
+        w = log.add("server", to, "model_parameters", basis, round=t, drawn_from=20)
+        up = [log.add(f"client/{k}", "server", "model_update", ["data", w], round=t) for k in asked]
+        basis = [log.add("server", "", "release", [*basis, w, *up], TWO_OF_TWENTY, round=t)]
+        log[-1] = replace(log[-1], defenses=stated)
+    log.add("server", "world", "model_parameters", basis, round=rounds)
+    return log
+
+
+def test_a_draw_of_a_fixed_size_costs_more_than_coins_and_less_than_no_draw() -> None:
+    """Others may stand where the replaced client stood: then its absence shows twice as far as with coins.
+
+    That pair is realised, so that the ε of coins (10.5) would be too small. Its own ε is a lower bound.
+    """
+    books = Books(drawn_rounds(), TWENTY)
+    world = books.ledger("world", unit="client")
+    step = dp.PoissonSampledDpEvent(0.1, dp.GaussianDpEvent(0.5))
+    realised = PLDAccountant().compose(step, 100).get_epsilon(1e-5)
+    assert realised == pytest.approx(31.37, abs=0.01)
+    assert realised < world.epsilon == pytest.approx(34.17, rel=5e-3)
+    assert "2 of 20 clients a step, without replacement" in world.sampling
+    assert books.ledger("world").epsilon == world.epsilon
+    assert books.ledger("world", unit="client", relation="add-or-remove").epsilon == math.inf
+
+
+def test_a_draw_of_a_fixed_size_by_orders_costs_what_the_library_says() -> None:
+    """Wang, Balle & Kasiviswanathan 2019, for replaced clients at two clips' distance."""
+    one = Gaussian(sensitivity=2.0, scale=4.0, unit="client", relation="replace-one", covers=("data",))
+    charges = {Drawn(gaussian=one, clients=1000, drawn=100, steps=1): 100}
+    event = dp.SampledWithoutReplacementDpEvent(1000, 100, dp.GaussianDpEvent(2.0))
+    accountant = RdpAccountant(list(ORDERS[ORDERS <= 1024]), dp.NeighboringRelation.REPLACE_ONE)
+    library = accountant.compose(event, 100).get_epsilon(1e-5)
+    assert epsilon(charges, 1e-5, pld=False).value == pytest.approx(library, rel=5e-3)
+
+
+@pytest.mark.parametrize("noise", [1.0, 2.0])
+def test_no_placement_of_others_tells_more_than_the_pair_of_a_draw(noise: float) -> None:
+    """Two of four clients a step, updates of -1 or 1: divergences, integrated, for every placement of the others."""
+    x = np.linspace(-2 - 9 * noise, 2 + 9 * noise, 4001)
+    pair, coins = losses_of(noise, drawn=True), losses_of(noise, drawn=False)
+    above_coins = 0.0
+    for others in itertools.product((-1.0, 1.0), repeat=3):
+        p, q = (drawn_density(x, others, own, noise) for own in (1.0, -1.0))
+        for eps in (0.0, 0.3, 1.0, 2.0):
+            for a, b in ((p, q), (q, p)):
+                found = float(np.trapezoid(np.maximum(a - math.exp(eps) * b, 0.0), x))
+                assert found <= pair.get_delta_for_epsilon(eps) + 1e-5
+                above_coins = max(above_coins, found - coins.get_delta_for_epsilon(eps))
+    assert above_coins > 1e-3, "the pair of coins is no bound for a draw"
+
+
+def losses_of(noise: float, *, drawn: bool) -> Any:
+    """The loss of one step: half of the clients by a draw, or each with probability 1/2 by its own coin."""
+    if drawn:
+        one = Gaussian(sensitivity=2.0, scale=noise, unit="client", relation="replace-one", covers=("data",))
+        return losses({Drawn(gaussian=one, clients=4, drawn=2, steps=1): 1}, 10)
+    return losses({event(sensitivity=1.0, scale=noise, sample_rate=0.5, relation="replace-one"): 1}, 10)
+
+
+def drawn_density(x: Any, others: tuple[float, ...], own: float, noise: float) -> Any:
+    sums = [sum(pair) for pair in itertools.combinations((*others, own), 2)]
+    return np.mean([norm.pdf(x, mean, noise) for mean in sums], axis=0)
+
+
+def unrequested(log: Log) -> None:
+    log[0] = replace(log[0], fields={})
+
+
+def of_more_clients(log: Log) -> None:
+    for seq, m in enumerate(log):
+        if isinstance(m.event, DrawnGaussian):
+            log[seq] = replace(m, event=replace(m.event, clients=40))
+        if m.fields:
+            log[seq] = replace(m, fields={"drawn_from": 40})
+
+
+def of_fewer_drawn(log: Log) -> None:
+    log[3] = replace(log[3], event=replace(TWO_OF_TWENTY, drawn=1))
+
+
+def unanswered(log: Log) -> None:
+    """One of the drawn clients gives nothing to the sum."""
+    log[3] = replace(log[3], inputs=(0, 1))
+
+
+def another_in_the_sum(log: Log) -> None:
+    log[2] = replace(log[2], sender="client/3")
+
+
+def silent_elsewhere(log: Log) -> None:
+    log.add("client/4", "server", "silence", [], round=101)
+
+
+def undescribed(log: Log) -> None:
+    log[3] = replace(log[3], defenses=())
+
+
+def sent_away(log: Log) -> None:
+    log[3] = replace(log[3], receivers=("client/3",))
+
+
+def remembered(log: Log) -> None:
+    """A drawn client's answer depends on the answer that it gave when it was drawn before."""
+    later = next(m.seq for m in log if m.sender == "client/0" and m.seq > 1)
+    log[later] = replace(log[later], inputs=(*log[later].inputs, 1))
+
+
+def from_an_answer(log: Log) -> None:
+    """The next request is computed from an answer, past the noise: then the model leaks it, and ε is infinite."""
+    log[4] = replace(log[4], inputs=(1,))
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        *(unrequested, of_more_clients, of_fewer_drawn, unanswered, another_in_the_sum, silent_elsewhere),
+        *(undescribed, sent_away, remembered, from_an_answer),
+    ],
+    ids=lambda f: f.__name__,
+)
+def test_a_draw_of_a_fixed_size_counts_only_if_the_record_shows_that_it_hid_who_answered(damage: Any) -> None:
+    log = drawn_rounds()
+    credited = Books(log, TWENTY).ledger("world").epsilon
+    damage(log)
+    found = Books(log, TWENTY).ledger("world")
+    assert found.sampling == ""
+    assert credited < found.epsilon
+    assert math.isinf(found.epsilon) or any("is not counted" in line for line in found.warnings)
+
+
+@pytest.mark.parametrize(
+    "view", ["client/1", "world+client/1", "eavesdropper", "world+eavesdropper", "server"]
+)
+@pytest.mark.parametrize("transport", ["plain", "encrypted"])
+def test_whoever_sees_who_is_asked_may_not_count_the_draw(view: str, transport: str) -> None:
+    fixed = {("model_parameters", "server"), ("model_update", "client")}
+    books = Books(drawn_rounds(), TWENTY, transport=transport, fixed_sizes=fixed)
+    found, world = books.ledger(view), books.ledger("world")
+    assert found.sampling == ""
+    assert found.epsilon > world.epsilon or not found.contributions
+
+
+def test_a_fraction_of_the_clients_is_a_secret_draw(tmp_path: Path) -> None:
+    changed = spec()
+    changed["protocol"]["params"]["fraction"] = 0.5
+    changed["defenses"][0]["params"] = {**RULE, "sample_rate": 1.0}
+    run = fdaudit.run(changed, tmp_path / "run")
+    messages = list(read_messages(run.directory / "transcript"))
+    requests = [m for m in messages if m.kind == "model_parameters" and m.round < ROUNDS - 1]
+    assert {len(m.receivers) for m in requests} == {2}
+    assert len({m.receivers for m in requests}) > 1
+    one = Gaussian(sensitivity=0.1, scale=0.2, unit="record", relation="replace-one", covers=("each-client",))
+    expected = {Drawn(gaussian=one, clients=CLIENTS, drawn=2, steps=1): ROUNDS}
+    world = run.ledger("world")
+    assert world.epsilon == pytest.approx(epsilon(expected, 1e-5).value)
+    assert world.epsilon < run.ledger("client/0").epsilon
+
+
+def test_a_silent_client_ends_the_credit_for_a_draw(tmp_path: Path) -> None:
+    changed = spec(outages=[{"client": k, "round": 1} for k in range(CLIENTS)])
+    changed["protocol"]["params"]["fraction"] = 0.5
+    changed["defenses"][0]["params"] = {**RULE, "sample_rate": 1.0}
+    world = fdaudit.run(changed, tmp_path / "run").ledger("world")
+    assert world.sampling == ""
+    assert "silent in round 1" in world.warnings[-1]

@@ -276,6 +276,24 @@ def test_the_level_is_shared_by_what_the_spec_asks_for_and_coins_that_do_not_fit
     assert found["confidence"] == pytest.approx(0.9875)
 
 
+def test_an_attack_that_by_declaration_never_gets_what_it_needs_takes_no_part_of_the_level(
+    tmp_path: Path,
+) -> None:
+    """FedAvg sends no class means and no generator; the attacks on them weaken no other."""
+    changes: dict[str, Any] = {
+        "defenses": [
+            {"kind": "model_update", "name": "gaussian-noise", "params": {"sigma": 4.0, "clip": 1.0}}
+        ],
+        "splits__auxiliary": 0.2,
+        "protocol__params__weighting": "uniform",
+    }
+    names = ("loss-threshold", "prototype-regression", "generator-leakage")
+    run = fdaudit.run(tiny(**changes, attacks=[{"name": name} for name in names]), tmp_path / "run")
+    found = check(run)
+    assert [e["attack"] for e in found["evidence"]] == ["loss-threshold"]
+    assert found["confidence"] == pytest.approx(0.975)
+
+
 def test_a_run_whose_scores_are_gone_or_another_outcome_s_is_refused(
     honest: fdaudit.Run, tmp_path: Path
 ) -> None:

@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fdaudit.accounting.costs import Charge, Charges, Grouped, losses
+from fdaudit.accounting.charges import Charge, Charges, Grouped
+from fdaudit.accounting.losses.composition import losses
 from fdaudit.events import Gaussian, SampledGaussian
 
 __all__ = ["Distribution", "Exported", "Losses", "composed", "exported"]

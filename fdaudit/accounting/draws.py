@@ -1,0 +1,182 @@
+"""Draws of clients: whether the record shows that they hide who took part.
+
+Guarantees:
+  * a draw counts only if it is on record, fresh in its step, and every drawn client answered;
+  * one silent client ends the credit for every draw of a fixed size: silence shows who was drawn;
+  * chance counts only if no answer depends on earlier chance except through noisy sums. A client that remembers when it
+    was drawn could tell in a later round.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+from fdaudit.accounting.charges import parts_of
+from fdaudit.events import DrawnGaussian, Gaussian, Mechanism, NoGuarantee, SampledGaussian
+from fdaudit.transcript.messages import ALL, DATA, DRAWN, Message, role
+
+__all__ = ["Draws", "mechanisms", "remembering", "silence", "unfit_sums"]
+
+
+def mechanisms(message: Message) -> tuple[Mechanism, ...]:
+    """Return the mechanisms of a message's event; an empty tuple without an event or a guarantee."""
+    event = message.event
+    return () if event is None or isinstance(event, NoGuarantee) else parts_of(event)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Draws:
+    """The draws of one client of many for a release of its own, as the record shows them.
+
+    A draw hides who answered only if every client would have answered alike. So all draws are on record, each drawn
+    client answered, once a step and by one and the same release, and no client went silent at any time: a client that
+    does not answer changes what is released, and an answer then shows that another one was drawn.
+
+    Attributes:
+        steps: by number of clients drawn from, how many draws there were.
+        problem: why the draws are worth nothing; empty otherwise.
+    """
+
+    steps: Mapping[int, int]
+    problem: str = ""
+
+    @classmethod
+    def of(cls, messages: Sequence[Message], clients: int) -> Draws:
+        """Return the draws of a record of so many clients, and the first reason why they are worth nothing."""
+        requests = [m for m in messages if DRAWN in m.fields]
+        problem = _unfit_draws(requests, messages, clients)
+        steps = Counter[int]() if problem else Counter(m.fields[DRAWN] for m in requests)
+        return cls(steps=steps, problem=problem)
+
+
+def _unfit_draws(requests: Sequence[Message], messages: Sequence[Message], clients: int) -> str:
+    """Return why draws do not hide who answered, or an empty text."""
+    if any(type(m.fields[DRAWN]) is not int or not 1 < m.fields[DRAWN] <= clients for m in requests):
+        return f"a draw on record is not one of at most {clients} clients"
+    if problem := silence(messages):
+        return problem
+    answers = [
+        m for m in messages if any(isinstance(e, Gaussian) and e.drawn_from > 1 for e in mechanisms(m))
+    ]
+    if len({(m.event, m.kind) for m in answers}) > 1 or any(len(mechanisms(m)) > 1 for m in answers):
+        return "not all drawn clients release by the same rule"
+    unanswered = {(m.round, m.step, m.receivers, m.fields[DRAWN]): m.seq for m in requests}
+    if len({(m.round, m.step) for m in requests}) < len(requests):
+        return "a step draws more than one client"
+    for answer in answers:
+        (event,) = mechanisms(answer)
+        drawn_from = event.drawn_from if isinstance(event, Gaussian) else 1
+        request = unanswered.pop((answer.round, answer.step, (answer.sender,), drawn_from), None)
+        if request is None or not (answer.inputs == ALL or request in answer.inputs):
+            return f"the draw of {answer.sender} in round {answer.round}, step {answer.step} is not on record"
+    if unanswered:
+        round, step, receivers, _ = next(iter(unanswered))
+        return f"{', '.join(receivers)} was drawn in round {round}, step {step}, and did not answer"
+    return ""
+
+
+def silence(messages: Sequence[Message]) -> str:
+    """Return which client was silent first, or an empty text."""
+    silent = next((m for m in messages if m.kind == "silence" and role(m.sender) == "client"), None)
+    if silent is None:
+        return ""
+    return f"{silent.sender} was silent in round {silent.round}, which shows when it was drawn"
+
+
+def unfit_sums(messages: Sequence[Message], clients: int) -> str:
+    """Return why noisy sums do not hide which clients were drawn, or an empty text.
+
+    Each sum names one request of its step among its inputs. The request went to as many clients as were drawn, and
+    states from how many. The sum has one message of each of these clients among its inputs, and of no other.
+
+    Args:
+        messages: the whole record.
+        clients: number of clients of the federation.
+    """
+    sums = [m for m in messages if any(isinstance(e, DrawnGaussian) for e in mechanisms(m))]
+    if problem := silence(messages) or remembering(messages):
+        return problem
+    steps = set[tuple[int, int]]()
+    for whole in sums:
+        if problem := _unfit_sum(whole, messages, clients):
+            return f"the sum in round {whole.round}, step {whole.step} {problem}"
+        if (whole.round, whole.step) in steps:
+            return f"round {whole.round}, step {whole.step} has more than one sum"
+        steps.add((whole.round, whole.step))
+    return ""
+
+
+def _unfit_sum(whole: Message, messages: Sequence[Message], clients: int) -> str:
+    """Return why one noisy sum does not hide which clients were drawn, or an empty text."""
+    event = whole.event
+    if not isinstance(event, DrawnGaussian) or event.count != 1:
+        return "is not one release alone"
+    if event.clients > clients:
+        return f"draws from {event.clients} clients, and there are {clients}"
+    if not any("without replacement" in str(d.get("sampling", "")) for d in whole.defenses):
+        return "does not state its draw"
+    if whole.kind != "release" or whole.receivers or role(whole.sender) == "client":
+        return "is not made inside a server"
+    if whole.inputs == ALL:
+        return "does not state its inputs"
+    inputs = _named(whole, messages)
+    requests = [m for m in inputs if DRAWN in m.fields and m.sender == whole.sender]
+    requests = [m for m in requests if (m.round, m.step) == (whole.round, whole.step)]
+    if len(requests) != 1 or requests[0].fields[DRAWN] != event.clients:
+        return "has no request of a draw on record"
+    asked = sorted(requests[0].receivers)
+    if len(asked) != event.drawn or any(role(party) != "client" for party in asked):
+        return f"asked {len(asked)} parties, and {event.drawn} clients were drawn"
+    if sorted(m.sender for m in inputs if role(m.sender) == "client") != asked:
+        return "is not over one answer of each drawn client"
+    return ""
+
+
+def remembering(messages: Sequence[Message]) -> str:
+    """Return which answer in a noisy sum may depend on who took part earlier, or an empty text.
+
+    Composition needs every step's answers to be functions of the clients' data and of earlier sums. An answer may name
+    its sender's data, the sender's own releases of this step, and messages that are computed from noisy sums alone.
+    """
+    public = set[int]()
+    for m in messages:
+        if _is_sum(m) or (role(m.sender) != "client" and _within(m, public)):
+            public.add(m.seq)
+    for whole in filter(_is_sum, messages):
+        for part in _named(whole, messages):
+            if part.seq in public:
+                continue
+            now = {r.seq for r in _named(part, messages) if _is_own_release(r, part, public)}
+            if role(part.sender) != "client" or not _within(part, public | now, data=True):
+                where = f"round {part.round}, step {part.step}"
+                return f"{part.kind} of {part.sender} in {where} may depend on who took part before"
+        if whole.inputs == ALL:
+            return f"the sum in round {whole.round}, step {whole.step} does not state its inputs"
+    return ""
+
+
+def _is_sum(message: Message) -> bool:
+    """Return whether a message is a noisy sum over clients that took part by chance."""
+    return any(
+        isinstance(e, DrawnGaussian)
+        or (isinstance(e, SampledGaussian) and e.unit == "client" and e.sample_rate < 1)
+        for e in mechanisms(message)
+    )
+
+
+def _is_own_release(message: Message, answer: Message, public: Collection[int]) -> bool:
+    """Return whether a message is a release of the answer's sender in the same step, from data and public messages."""
+    same = (message.sender, message.round, message.step) == (answer.sender, answer.round, answer.step)
+    return same and message.kind == "release" and _within(message, public, data=True)
+
+
+def _named(message: Message, messages: Sequence[Message]) -> list[Message]:
+    """Return the messages that one names among its inputs."""
+    return [] if message.inputs == ALL else [messages[int(i)] for i in message.inputs if i != DATA]
+
+
+def _within(message: Message, known: Collection[int], *, data: bool = False) -> bool:
+    """Return whether a message was computed from known messages only, and from its sender's data if that is allowed."""
+    return message.inputs != ALL and all(data if i == DATA else int(i) in known for i in message.inputs)

@@ -1,0 +1,1 @@
+"""Privacy-loss distributions: dominating pairs, their composition, and what other tools read of them."""

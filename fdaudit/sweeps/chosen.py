@@ -1,0 +1,195 @@
+"""ε of a run that was chosen from a sweep by results: the charges of all runs of the sweep, composed.
+
+Guarantees:
+  * every run that was carried out counts, with its own charges, whether its results were good or bad;
+  * a run without a guarantee, a failed run, and a run whose charges are not known leave no ε to claim.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+
+from fdaudit.accounting.accounts import Accounts, accounts_from_json, accounts_to_json
+from fdaudit.accounting.joint import joined
+from fdaudit.accounting.profile import with_delta
+from fdaudit.audit.joint_ledger import JointLedger, joint_entry
+from fdaudit.audit.ledgers import views_of
+from fdaudit.audit.run import Run
+from fdaudit.errors import IntegrityError, RunError, UsageError
+from fdaudit.events import Relation, Unit
+from fdaudit.storage.files import load_json, save_json
+from fdaudit.sweeps.index import ACCOUNTS, Entry, read_index
+from fdaudit.transcript.manifest import read_manifest
+
+__all__ = ["ChosenRun", "note_accounts"]
+
+_FIXED = "Who takes part, the schedule and every"
+_OTHERS = "Who takes part, the schedule and every other setting were fixed without private data."
+
+
+def note_accounts(directory: Path, records: str) -> None:
+    """Write the accounts of a finished run beside its result.
+
+    Args:
+        directory: the run.
+        records: a name that runs on the same records in the same hands share.
+    """
+    run = Run(directory)
+    plan = run.plan
+    value = {
+        "records": records,
+        "hands_out": bool(len(plan.splits.proxy) + len(plan.splits.auxiliary)),
+        "delta": plan.spec.privacy.delta,
+        "accounts": [accounts_to_json(run.accounts(view)) for view in views_of(plan)],
+    }
+    save_json(directory / ACCOUNTS, value, indent=1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Kept:
+    """The content of one run's accounts file."""
+
+    records: str
+    hands_out: bool
+    delta: float
+    accounts: Mapping[str, Accounts]
+
+    @classmethod
+    def read(cls, path: Path) -> _Kept:
+        """Return the accounts of a run.
+
+        Raises:
+            IntegrityError: the file is damaged.
+        """
+        value = load_json(path)
+        kinds: Mapping[str, type] = {"records": str, "hands_out": bool, "delta": float, "accounts": list}
+        fits = isinstance(value, dict) and value.keys() == kinds.keys()
+        if not fits or any(type(value[name]) is not kind for name, kind in kinds.items()):
+            raise IntegrityError([f"{path.name} does not have the fields {', '.join(kinds)}"])
+        views = [accounts_from_json(entry) for entry in value["accounts"]]
+        return cls(**{**value, "accounts": {entry.view: entry for entry in views}})
+
+
+class ChosenRun:
+    """A run of a sweep, as one of all the runs from which it was chosen.
+
+    Args:
+        sweep: the sweep's directory.
+        run: the chosen run, or a copy of it.
+
+    Raises:
+        RunError: the directory holds no sweep, or the run is none of it.
+        IntegrityError: a file of the sweep is damaged.
+    """
+
+    def __init__(self, sweep: Path, run: Path) -> None:
+        self._sweep = sweep
+        self._entries = [e for e in read_index(sweep).runs if e.status in ("done", "failed")]
+        head = read_manifest(run)["head"]
+        keys = [e.key for e in self._entries if e.status == "done"]
+        if not any(read_manifest(self._place(key))["head"] == head for key in keys):
+            problem = f"is no finished run of {sweep}"
+            raise RunError("run", str(run), problem, "Give a run below the sweep's own directory `runs`.")
+
+    @property
+    def views(self) -> tuple[str, ...]:
+        """Return the adversaries of whom every finished run has accounts."""
+        kept = list(self._kept.values())
+        first = tuple(kept[0].accounts) if kept else ()
+        return tuple(view for view in first if all(view in one.accounts for one in kept))
+
+    def ledger(
+        self,
+        view: str = "server",
+        *,
+        delta: float | None = None,
+        unit: Unit | None = None,
+        relation: Relation | None = None,
+    ) -> JointLedger:
+        """Return ε of all runs together, or why none can be claimed; arguments as for `Run.ledger`.
+
+        Raises:
+            SpecError: δ is out of range.
+            UsageError: the sweep's ledgers have another unit or relation.
+        """
+        kept = list(self._kept.values())
+        delta = kept[0].delta if delta is None else delta
+        with_delta(delta)  # refuses a δ out of range
+        accounts = [one.accounts[view] for one in kept if view in one.accounts]
+        for field, value in (("unit", unit), ("relation", relation)):
+            stated = {getattr(one, field) for one in accounts}
+            if value is not None and stated != {value}:
+                problem = f"is not that of the sweep's ledgers ({', '.join(sorted(stated))})"
+                raise UsageError(field, value, problem, f"Set privacy.{field} in the grid's base.")
+        if cause := self._unknown(view):
+            blank = accounts[0] if accounts else None
+            return JointLedger(
+                view=view,
+                epsilon=math.inf,
+                delta=delta,
+                unit="record" if blank is None else blank.unit,
+                relation="replace-one" if blank is None else blank.relation,
+                cause=cause,
+                assumptions=() if blank is None else self._assumed(blank.assumptions),
+            )
+        names = list(self._kept)
+        same = len({one.records for one in kept}) == 1
+        clients = dict.fromkeys(k for one in accounts for k in (*one.charges, *one.causes))
+        holders = [(client,) * len(names) for client in clients] if same else None
+        found = joined(accounts, names, holders, delta)
+        whole = replace(found.accounts, assumptions=self._assumed(found.accounts.assumptions))
+        return joint_entry(replace(found, accounts=whole), names, delta, ())
+
+    @cached_property
+    def _kept(self) -> dict[str, _Kept]:
+        """Return the accounts of the finished runs that have them, by the run in words."""
+        found = {}
+        for entry in self._entries:
+            path = self._place(entry.key) / ACCOUNTS
+            if entry.status == "done" and path.is_file():
+                found[entry.called] = _Kept.read(path)
+        if not found:
+            problem = "has no run with accounts"
+            raise RunError("sweep", str(self._sweep), problem, "Run the sweep anew with this version.")
+        return found
+
+    def _unknown(self, view: str) -> str:
+        """Return why the runs cannot be composed, or an empty text."""
+        for entry in self._entries:
+            kept = self._kept.get(entry.called)
+            if kept is None:
+                return f"{entry.called}: {_why_unknown(entry)}"
+            if view not in kept.accounts:
+                return f"{entry.called} has no accounts of {view}"
+        kept_runs = list(self._kept.values())
+        if len({(one.accounts[view].unit, one.accounts[view].relation) for one in kept_runs}) > 1:
+            return (
+                "the runs state ε for different units or relations: set privacy.relation in the grid's base"
+            )
+        if len({one.records for one in kept_runs}) > 1 and any(one.hands_out for one in kept_runs):
+            return (
+                "the runs split the records differently, so that one run may hand out what another protects: "
+                "choose among runs of one seed"
+            )
+        return ""
+
+    def _assumed(self, assumptions: tuple[str, ...]) -> tuple[str, ...]:
+        kept = [line for line in assumptions if not line.startswith(_FIXED)]
+        chosen = (
+            f"The setting was chosen from {len(self._entries)} runs by what each released; all are charged."
+        )
+        return (*kept, _OTHERS, chosen)
+
+    def _place(self, key: str) -> Path:
+        return self._sweep / "runs" / key
+
+
+def _why_unknown(entry: Entry) -> str:
+    """Return why nothing is known of a run's charges."""
+    if entry.status == "failed":
+        return "it failed, and what it released is not known"
+    return f"it has no {ACCOUNTS}, because an earlier version carried it out"
