@@ -6,9 +6,11 @@ The names below are loaded at first use, so that importing the package stays fas
 from __future__ import annotations
 
 from importlib import import_module
+from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    __version__: str
     from fdaudit.api import attack, compare, load, report, run
     from fdaudit.attestation.bundle import evidence
     from fdaudit.audit.joint_ledger import JointRuns, joint
@@ -62,6 +64,8 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        return version("fdaudit")
     if name in _HOMES:
         return getattr(import_module(_HOMES[name]), name)
     raise AttributeError(f"module 'fdaudit' has no attribute {name!r}")

@@ -12,20 +12,24 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+import fdaudit
 from fdaudit.cli.design import design
 from fdaudit.cli.directories import open_directory, runs_below
 from fdaudit.cli.evidence import evidence, verify
+from fdaudit.cli.groups import Grouped
 from fdaudit.cli.machine import doctor, weights
-from fdaudit.cli.options import Address, AsJson, ExecutorName, RunPath, RunWorkers, TrustCode
+from fdaudit.cli.options import Address, AsJson, ExecutorName, RunPath, RunWorkers, TrustCode, Verbose
 from fdaudit.cli.privacy import calibrate, ledger
 from fdaudit.cli.recording import card, import_
 from fdaudit.cli.red_team import export_view, score
+from fdaudit.cli.starting import init, schema
 from fdaudit.cli.sweeps import curve, sweep
-from fdaudit.cli.verdicts import verdicts
+from fdaudit.cli.verdicts import compared, outcome, verdicts
 from fdaudit.cluster.backends import elsewhere
 from fdaudit.errors import FdauditError, IntegrityError, UsageError, plugin_line
+from fdaudit.names import visible
 from fdaudit.parallel.memory import VARIABLE, set_ceiling
-from fdaudit.progress import progress, say, show, typed_again
+from fdaudit.progress import printer, progress, say, show, typed_again
 from fdaudit.storage.locks import together
 from fdaudit.storage.paths import Place, is_url
 
@@ -45,8 +49,9 @@ _UNMEASURED = {
 
 app = typer.Typer(
     name="fdaudit",
+    cls=Grouped,
     no_args_is_help=True,
-    add_completion=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
     help="Audit the leakage of federated learning and distillation: run a protocol and record every message, attack "
@@ -55,8 +60,23 @@ app = typer.Typer(
 )
 
 
+def _version(asked: bool) -> None:
+    if asked:
+        show(f"fdaudit {fdaudit.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    pass
+
+
 def main() -> None:
-    """Run the command line; every refusal is one line on standard error and its exit code."""
+    """Run the command line; every mistake is one line on standard error, and decides the exit code."""
     # OpenMP reads this once, when torch is first imported. Its threads would otherwise spin while they wait for
     # each other, and next to another busy process an operation of microseconds takes milliseconds.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
@@ -84,7 +104,16 @@ def main() -> None:
 
 
 def _say_error(error: FdauditError) -> None:
-    lines = error.findings if isinstance(error, IntegrityError) else (str(error),)
+    """Print a line for each mistake or defect; with `--json` one JSON object on standard output instead."""
+    found = error.all if isinstance(error, UsageError) else (error,)
+    lines = error.findings if isinstance(error, IntegrityError) else tuple(map(str, found))
+    if "--json" in sys.argv[1:]:
+        fields = ("field", "problem", "remedy")
+        told = [{"error": line} for line in lines]
+        for entry, each in zip(told, found, strict=False):
+            entry |= {name: visible(str(getattr(each, name))) for name in fields if hasattr(each, name)}
+        show(json.dumps({"errors": told, "exit_code": error.exit_code}))
+        return
     for line in lines:
         say(line)
 
@@ -98,6 +127,7 @@ def quickstart(
     executor: ExecutorName = "local",
     workers: RunWorkers = None,
     address: Address = None,
+    verbose: Verbose = False,
     as_json: AsJson = False,
 ) -> None:
     """Run five protocols on digits, which ship with scikit-learn; write their reports and a page to compare them."""
@@ -108,7 +138,14 @@ def quickstart(
     from fdaudit.quickstart import suite
     from fdaudit.storage.files import load_json
 
+    shown = printer()
     with open_directory(out, "resume" if resume else "new", field="out", quiet=as_json) as place:
+
+        def reported(run: Run, page: Path) -> None:
+            if not as_json:
+                found = outcome(run.result, verbose=verbose)
+                shown([f"== {run.directory.name}", *found, f"report  {place.shown(page)}", ""])
+
         with _at_work(as_json, executor, workers, address, "--resume") as (tick, far):
             # Files must not change while they are sent to a URL.
             finished, page = suite.quickstart(
@@ -117,19 +154,16 @@ def quickstart(
                 elsewhere=far,
                 one_by_one=is_url(out),
                 tick=place.ticking(tick),
+                reported=reported,
             )
         place.push()
-        named = {
-            place.shown(r.directory): place.shown(r.directory / "report" / "index.html") for r in finished
-        }
+        comparison = load_json(page.with_name("comparison.json"))
         if as_json:
-            made = [{"run": run, "report": report} for run, report in named.items()]
-            comparison = load_json(page.with_name("comparison.json"))
+            pages = {r.directory: r.directory / "report" / "index.html" for r in finished}
+            made = [{"run": place.shown(run), "report": place.shown(page)} for run, page in pages.items()]
             show(json.dumps({"runs": made, "page": place.shown(page), "comparison": comparison}))
         else:
-            for each in finished:
-                show(*(f"{each.directory.name}: {line}" for line in verdicts(each.result)))
-            show("", *suite.table(page), "", *(f"run     {r}" for r in named), f"page    {place.shown(page)}")
+            show(*compared(comparison), "", f"page    {place.shown(page)}")
         _end({r.directory.name: r.result for r in finished})
 
 
@@ -148,6 +182,7 @@ def run(
     workers: RunWorkers = None,
     address: Address = None,
     trust_code: TrustCode = False,
+    verbose: Verbose = False,
     as_json: AsJson = False,
 ) -> None:
     """Run a spec: federation, transcript, attacks, result, report."""
@@ -176,7 +211,7 @@ def run(
             path = api.report(finished) if with_report else None
         place = place or Place(finished.directory)
         place.push()
-        _conclude(finished, path, place, as_json)
+        _conclude(finished, path, place, as_json, verbose)
 
 
 @contextmanager
@@ -196,7 +231,7 @@ def _at_work(
         yield tick, far
 
 
-def _conclude(finished: Run, path: Path | None, place: Place, as_json: bool) -> None:
+def _conclude(finished: Run, path: Path | None, place: Place, as_json: bool, verbose: bool) -> None:
     result = finished.result
     if as_json:
         value = {
@@ -206,7 +241,13 @@ def _conclude(finished: Run, path: Path | None, place: Place, as_json: bool) -> 
         }
         show(json.dumps(value))
     else:
-        show(*_summary(result), "", *verdicts(result), "", f"run     {place.shown(finished.directory)}")
+        show(
+            *_summary(result),
+            "",
+            *outcome(result, verbose=verbose),
+            "",
+            f"run     {place.shown(finished.directory)}",
+        )
         if path is not None:
             show(f"report  {place.shown(path)}")
     _end({"": result})
@@ -285,6 +326,7 @@ def attack(
     workers: RunWorkers = None,
     address: Address = None,
     trust_code: TrustCode = False,
+    verbose: Verbose = False,
     as_json: AsJson = False,
 ) -> None:
     """Attack a finished run and store the outcome in it, or write the guesses for a site that holds the truth."""
@@ -312,7 +354,8 @@ def attack(
     if as_json:
         show(json.dumps([c.to_json() for c in cells]))
     else:
-        show(*verdicts(loaded.result, {c.id for c in cells}))
+        only = {c.id for c in cells}
+        show(*(outcome(loaded.result, verbose=verbose) if name is None else verdicts(loaded.result, only)))
     if any(c.status == "failed" for c in cells):
         raise typer.Exit(1)
 
@@ -388,6 +431,7 @@ def compare(
         show(json.dumps({"page": place.shown(path)}) if as_json else place.shown(path))
 
 
+app.command()(init)
 app.command()(verify)
 app.command()(evidence)
 app.command()(ledger)
@@ -399,6 +443,7 @@ app.command(name="import")(import_)
 app.add_typer(card, name="card")
 app.command()(sweep)
 app.command()(curve)
+app.command()(schema)
 app.command()(weights)
 app.command()(doctor)
 

@@ -8,7 +8,7 @@ import typer
 
 from fdaudit.spec.trust import trust_code
 
-__all__ = ["Address", "AsJson", "ExecutorName", "RunPath", "RunWorkers", "TrustCode"]
+__all__ = ["Address", "AsJson", "ExecutorName", "RunPath", "RunWorkers", "TrustCode", "Verbose"]
 
 Address = Annotated[
     str | None,
@@ -27,6 +27,9 @@ RunWorkers = Annotated[
     typer.Option(min=1, max=1024, help="Ray workers at a time; default: one per processor of the cluster."),
 ]
 
+Verbose = Annotated[
+    bool, typer.Option("--verbose", help="Also print a line for each attack by each adversary.")
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
 
 
