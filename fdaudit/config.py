@@ -6,6 +6,7 @@ import json
 import math
 import re
 from collections.abc import Mapping
+from difflib import get_close_matches
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
@@ -125,9 +126,16 @@ def _odd(text: str, one_line: bool) -> str:
 
 
 def _by_field(errors: list[ErrorDetails]) -> list[list[ErrorDetails]]:
-    """Return the errors of each field; those of a union's members belong to one field."""
+    """Return the errors of each field; those of a union's members belong to one field.
+
+    A field that is missing because its name was mistyped is one mistake: the unknown key.
+    """
     fields: dict[tuple[int | str, ...], list[ErrorDetails]] = {}
+    typed = [e["loc"] for e in errors if e["type"] == "extra_forbidden"]
     for error in errors:
+        beside = [str(place[-1]) for place in typed if place[:-1] == error["loc"][:-1]]
+        if error["type"] == "missing" and get_close_matches(str(error["loc"][-1]), beside, n=1, cutoff=0.5):
+            continue
         *above, last = error["loc"] or ("",)
         place = tuple(takewhile(lambda part: not _UNION_MEMBER.match(str(part)), above))
         if len(place) == len(above) and (
