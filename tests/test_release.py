@@ -85,7 +85,7 @@ def test_the_oldest_versions_are_the_lower_bounds() -> None:
     lines = (ROOT / ".ci" / "oldest.txt").read_text("utf-8").splitlines()
     pins = dict(line.split("==") for line in lines if not line.startswith("#"))
     wanted = {}
-    for line in [*PROJECT["dependencies"], *PROJECT["optional-dependencies"]["remote"]]:
+    for line in PROJECT["dependencies"]:
         requirement = Requirement(line)
         (bound,) = requirement.specifier
         assert bound.operator == ">=", line

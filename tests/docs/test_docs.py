@@ -238,7 +238,7 @@ def test_the_checker_and_verify_refuse_a_damaged_run(
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("name", ["README.md", "docs/storage.md", "docs/transcript.md"])
+@pytest.mark.parametrize("name", ["README.md", "docs/transcript.md"])
 def test_the_python_snippets_run(
     name: str, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
