@@ -112,7 +112,7 @@ def score(run: Run, guesses: Path | str) -> Cell:
 
     Args:
         run: the run whose exported view was attacked.
-        guesses: a JSON file; `docs/guesses.schema.json` is its schema.
+        guesses: a JSON file; `guesses.schema.json` of an exported view is its schema.
 
     Returns:
         The outcome, which the report shows as the attack `external-NAME`; it has no controls.

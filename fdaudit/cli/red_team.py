@@ -50,7 +50,9 @@ def score(
     first: Annotated[Path, typer.Argument(metavar="RUN", help="A run directory; with --truth, the GUESSES.")],
     second: Annotated[
         Path | None,
-        typer.Argument(metavar="GUESSES", help="JSON file; its schema is docs/guesses.schema.json."),
+        typer.Argument(
+            metavar="GUESSES", help="JSON file; an exported view has its schema, guesses.schema.json."
+        ),
     ] = None,
     record: Annotated[
         Path | None,
