@@ -1,11 +1,9 @@
 """Generator of documentation pages from the code: see `PAGES`.
 
-Hand-written text on a protocol, attack or defence is in `docs/notes/` and is included in its page. Run the script
-after a change to that, or to the spec, a protocol, an attack, a defence, a model or a dataset:
+Hand-written text on a protocol, attack or defence is in `docs/notes/` and is included in its page. `make docs` and
+`make dist` write the pages beside the hand-written ones, where Git ignores them. To write the pages alone:
 
     .venv/bin/python docs/generate.py
-
-A test compares the pages on disk with its output.
 """
 
 from __future__ import annotations
@@ -34,9 +32,9 @@ from fdaudit.spec.card import Card
 from fdaudit.spec.schema import ModelSpec, Spec
 from fdaudit.types import KINDS, DefenseSpec
 
-__all__ = ["PAGES", "guarantee"]
+__all__ = ["PAGES", "guarantee", "write"]
 
-_NOTE = "<!-- Written by docs/generate.py. Change the code's docstrings, then run it again. -->"
+_NOTE = "<!-- Written by docs/generate.py from the code's docstrings. -->"
 _HERE = Path(__file__).parent
 
 
@@ -194,7 +192,7 @@ def guarantee(name: str) -> str:
 
 
 def _note(notes: str) -> str:
-    return f"<!-- Written by docs/generate.py from the code and {notes}: change these, then run it again. -->"
+    return f"<!-- Written by docs/generate.py from the code and {notes}: change these. -->"
 
 
 def _hand_written(notes: str) -> str:
@@ -479,7 +477,22 @@ PAGES: Mapping[str, Callable[[], str]] = {
 }
 """The generated pages, by their path below `docs/`."""
 
+
+def write(directory: Path) -> None:
+    """Write the generated pages below a directory, and remove pages of names that are gone.
+
+    An unchanged page is not touched, so that Sphinx reads changed pages only.
+    """
+    for name, make in PAGES.items():
+        path, text = directory / name, make()
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if not path.is_file() or path.read_text(encoding="utf-8") != text:
+            path.write_text(text, encoding="utf-8")
+    for room in _ROOMS:
+        for path in (directory / room).iterdir():
+            if f"{room}/{path.name}" not in PAGES:
+                path.unlink()
+
+
 if __name__ == "__main__":
-    for path, make in PAGES.items():
-        (_HERE / path).parent.mkdir(exist_ok=True)
-        (_HERE / path).write_text(make(), encoding="utf-8")
+    write(_HERE)

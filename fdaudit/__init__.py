@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from fdaudit.audit.run import Run
     from fdaudit.errors import FdauditError
     from fdaudit.importing.records import import_record
-    from fdaudit.remote.workspace import mirrored
     from fdaudit.spec.schema import Spec, load_spec
     from fdaudit.spec.trust import trust_code
 
@@ -35,7 +34,6 @@ __all__ = [
     "joint",
     "load",
     "load_spec",
-    "mirrored",
     "report",
     "run",
     "score",
@@ -55,7 +53,6 @@ _HOMES = {
     "joint": "fdaudit.audit.joint_ledger",
     "load": "fdaudit.api",
     "load_spec": "fdaudit.spec.schema",
-    "mirrored": "fdaudit.remote.workspace",
     "report": "fdaudit.api",
     "run": "fdaudit.api",
     "score": "fdaudit.audit.red_team",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -47,4 +48,4 @@ TrustCode = Annotated[
         help="Run code that the files name by import:module:Class. Read it first: it may be a stranger's.",
     ),
 ]
-RunPath = Annotated[str, typer.Argument(metavar="RUN", help="A run directory, or the URL of one.")]
+RunPath = Annotated[Path, typer.Argument(metavar="RUN", help="A run directory.")]

@@ -43,7 +43,6 @@ def quickstart(
     *,
     resume: bool = False,
     elsewhere: Elsewhere = HERE,
-    one_by_one: bool = False,
     tick: Tick = lambda what, done, total: None,
     reported: Callable[[Run, Path], None] = lambda run, page: None,
 ) -> tuple[tuple[Run, ...], Path]:
@@ -56,7 +55,6 @@ def quickstart(
         out: where they go.
         resume: continue an interrupted quickstart.
         elsewhere: runs parts of the work on other machines, one part at a time.
-        one_by_one: start a run only after the previous run has its report.
         tick: progress; called from several threads.
         reported: called with each run and its report's page once that is written; from another thread.
 
@@ -71,7 +69,7 @@ def quickstart(
     _refuse_occupied(out, first, resume)
     refuse_links(out, wanted)
     make_private(out)
-    with together(), writing(out), _Beside(one_by_one or elsewhere is not HERE, reported) as beside:
+    with together(), writing(out), _Beside(elsewhere is not HERE, reported) as beside:
         for number, (name, spec) in enumerate(wanted.items(), 1):
             place, seed_from = out / name, None if out / name == first else first
             step = beside.stopped_by(_step(tick, f"{number}/{len(wanted)} {name}"))

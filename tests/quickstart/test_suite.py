@@ -12,6 +12,7 @@ from fdaudit.protocols import REGISTRY
 
 import fdaudit
 from fdaudit import attacks
+from fdaudit.audit.backend import Elsewhere
 from fdaudit.errors import UsageError
 from fdaudit.planning.plan import make_plan
 from fdaudit.progress import Tick
@@ -145,7 +146,7 @@ def test_runs_one_by_one_or_beside_each_other_are_the_same(tmp_path: Path) -> No
         (tmp_path / "by-one" / name / "vault").mkdir(parents=True)
         secrets = (tmp_path / "beside" / name / "vault" / "secrets.json").read_bytes()
         (tmp_path / "by-one" / name / "vault" / "secrets.json").write_bytes(secrets)
-    by_one, _ = suite.quickstart(tmp_path / "by-one", resume=True, one_by_one=True)
+    by_one, _ = suite.quickstart(tmp_path / "by-one", resume=True, elsewhere=Elsewhere())
     assert [r.result for r in by_one] == [r.result for r in beside]
 
 
