@@ -16,17 +16,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from fdaudit.reports.document import json_schema as report_schema
 from fdaudit.reports.text import kilobytes
 
 from fdaudit import attacks, defenses, protocols
-from fdaudit.audit.guesses import schema as guesses_schema
 from fdaudit.cli.explain import card, sections, sights, when
+from fdaudit.cli.starting import schemas
 from fdaudit.config import Config
 from fdaudit.data.composed import read_digits_multilabel
 from fdaudit.data.datasets import LENGTH, VOCABULARY
 from fdaudit.data.named import TORCHVISION, read_digits
-from fdaudit.importing.scored_statement import schema as scored_schema
 from fdaudit.models.zoo import _ZOO, _ZOO_OF_TEXTS, DENSE, FROM_FILES, architecture
 from fdaudit.spec.card import Card
 from fdaudit.spec.schema import ModelSpec, Spec
@@ -460,14 +458,11 @@ def _published(schema: Callable[[], Mapping[str, Any]]) -> str:
 
 PAGES: Mapping[str, Callable[[], str]] = {
     "card.md": partial(fields_page, Card, "card.md"),
-    "card.schema.json": partial(_published, Card.model_json_schema),
     "datasets.md": datasets_page,
-    "guesses.schema.json": partial(_published, guesses_schema),
     "models.md": models_page,
     "quickstart.md": quickstart_page,
-    "report.schema.json": partial(_published, report_schema),
-    "scored.schema.json": partial(_published, scored_schema),
     "spec.md": partial(fields_page, Spec, "spec.md"),
+    **{f"{name}.schema.json": partial(_published, schema) for name, schema in schemas().items()},
     **{f"{room}/index.md": partial(room_index, room) for room in _ROOMS},
     **{
         f"{room}/{name}.md": partial(name_page, room, name)
