@@ -7,17 +7,25 @@ import os
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, redirect_stdout
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-import fdaudit
 from fdaudit.cli.design import design
 from fdaudit.cli.evidence import evidence, verify
-from fdaudit.cli.groups import Grouped
 from fdaudit.cli.machine import doctor, weights
-from fdaudit.cli.options import Address, AsJson, ExecutorName, RunPath, RunWorkers, TrustCode, Verbose
+from fdaudit.cli.options import (
+    Address,
+    AsJson,
+    ExecutorName,
+    Grouped,
+    RunPath,
+    RunWorkers,
+    TrustCode,
+    Verbose,
+)
 from fdaudit.cli.privacy import calibrate, ledger
 from fdaudit.cli.recording import card, import_
 from fdaudit.cli.red_team import export_view, score
@@ -60,13 +68,13 @@ app = typer.Typer(
 
 def _version(asked: bool) -> None:
     if asked:
-        show(f"fdaudit {fdaudit.__version__}")
+        show(f"fdaudit {version('fdaudit')}")
         raise typer.Exit
 
 
 @app.callback()
 def _options(
-    version: Annotated[
+    shown: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:

@@ -17,7 +17,7 @@ from jsonschema import Draft202012Validator
 
 import fdaudit
 from fdaudit.cli.app import app
-from fdaudit.cli.groups import GROUPS
+from fdaudit.cli.options import GROUPS
 from fdaudit.errors import FdauditError
 from fdaudit.spec.schema import load_spec
 
