@@ -12,9 +12,9 @@ HEAD = "# Written by `python .ci/write-oldest.py` from the lower bounds in pypro
 
 
 def constraints() -> str:
-    """Return one line for each dependency, and for the extra `remote`, with its lower bound."""
+    """Return one line for each dependency, with its lower bound."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    lines = [*project["dependencies"], *project["optional-dependencies"]["remote"]]
+    lines = project["dependencies"]
     found = [re.fullmatch(r"([\w.-]+)>=([\w.]+)", line) for line in lines]
     if None in found:
         raise SystemExit(f"not every dependency has the form NAME>=VERSION: {lines}")

@@ -1,5 +1,6 @@
 """Settings of the documentation site: `make docs` builds it into `docs/_build`, with warnings as errors.
 
+The pages that are made from the code are written into this folder first.
 Nothing is fetched during building or reading: no fonts, no external scripts, mathematics as outlines.
 """
 
@@ -52,5 +53,8 @@ def _whole(app: Any, what: str, name: str, thing: Any, options: Any, lines: list
 
 
 def setup(app: Any) -> None:
-    """Comes before Napoleon."""
+    """Write the generated pages, and change docstrings before Napoleon reads them."""
+    from generate import write
+
+    write(Path(__file__).parent)
     app.connect("autodoc-process-docstring", _whole, priority=400)

@@ -1,11 +1,9 @@
 """Generator of documentation pages from the code: see `PAGES`.
 
-Hand-written text on a protocol, attack or defence is in `docs/notes/` and is included in its page. Run the script
-after a change to that, or to the spec, a protocol, an attack, a defence, a model or a dataset:
+Hand-written text on a protocol, attack or defence is in `docs/notes/` and is included in its page. `make docs` and
+`make dist` write the pages beside the hand-written ones, where Git ignores them. To write the pages alone:
 
     .venv/bin/python docs/generate.py
-
-A test compares the pages on disk with its output.
 """
 
 from __future__ import annotations
@@ -18,25 +16,23 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from fdaudit.reports.document import json_schema as report_schema
 from fdaudit.reports.text import kilobytes
 
 from fdaudit import attacks, defenses, protocols
-from fdaudit.audit.guesses import schema as guesses_schema
 from fdaudit.cli.explain import card, sections, sights, when
+from fdaudit.cli.starting import schemas
 from fdaudit.config import Config
 from fdaudit.data.composed import read_digits_multilabel
 from fdaudit.data.datasets import LENGTH, VOCABULARY
 from fdaudit.data.named import TORCHVISION, read_digits
-from fdaudit.importing.scored_statement import schema as scored_schema
 from fdaudit.models.zoo import _ZOO, _ZOO_OF_TEXTS, DENSE, FROM_FILES, architecture
 from fdaudit.spec.card import Card
 from fdaudit.spec.schema import ModelSpec, Spec
 from fdaudit.types import KINDS, DefenseSpec
 
-__all__ = ["PAGES", "guarantee"]
+__all__ = ["PAGES", "guarantee", "write"]
 
-_NOTE = "<!-- Written by docs/generate.py. Change the code's docstrings, then run it again. -->"
+_NOTE = "<!-- Written by docs/generate.py from the code's docstrings. -->"
 _HERE = Path(__file__).parent
 
 
@@ -194,7 +190,7 @@ def guarantee(name: str) -> str:
 
 
 def _note(notes: str) -> str:
-    return f"<!-- Written by docs/generate.py from the code and {notes}: change these, then run it again. -->"
+    return f"<!-- Written by docs/generate.py from the code and {notes}: change these. -->"
 
 
 def _hand_written(notes: str) -> str:
@@ -462,14 +458,11 @@ def _published(schema: Callable[[], Mapping[str, Any]]) -> str:
 
 PAGES: Mapping[str, Callable[[], str]] = {
     "card.md": partial(fields_page, Card, "card.md"),
-    "card.schema.json": partial(_published, Card.model_json_schema),
     "datasets.md": datasets_page,
-    "guesses.schema.json": partial(_published, guesses_schema),
     "models.md": models_page,
     "quickstart.md": quickstart_page,
-    "report.schema.json": partial(_published, report_schema),
-    "scored.schema.json": partial(_published, scored_schema),
     "spec.md": partial(fields_page, Spec, "spec.md"),
+    **{f"{name}.schema.json": partial(_published, schema) for name, schema in schemas().items()},
     **{f"{room}/index.md": partial(room_index, room) for room in _ROOMS},
     **{
         f"{room}/{name}.md": partial(name_page, room, name)
@@ -479,7 +472,22 @@ PAGES: Mapping[str, Callable[[], str]] = {
 }
 """The generated pages, by their path below `docs/`."""
 
+
+def write(directory: Path) -> None:
+    """Write the generated pages below a directory, and remove pages of names that are gone.
+
+    An unchanged page is not touched, so that Sphinx reads changed pages only.
+    """
+    for name, make in PAGES.items():
+        path, text = directory / name, make()
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if not path.is_file() or path.read_text(encoding="utf-8") != text:
+            path.write_text(text, encoding="utf-8")
+    for room in _ROOMS:
+        for path in (directory / room).iterdir():
+            if f"{room}/{path.name}" not in PAGES:
+                path.unlink()
+
+
 if __name__ == "__main__":
-    for path, make in PAGES.items():
-        (_HERE / path).parent.mkdir(exist_ok=True)
-        (_HERE / path).write_text(make(), encoding="utf-8")
+    write(_HERE)

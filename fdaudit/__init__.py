@@ -6,9 +6,11 @@ The names below are loaded at first use, so that importing the package stays fas
 from __future__ import annotations
 
 from importlib import import_module
+from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    __version__: str
     from fdaudit.api import attack, compare, load, report, run
     from fdaudit.attestation.bundle import evidence
     from fdaudit.audit.joint_ledger import JointRuns, joint
@@ -16,7 +18,6 @@ if TYPE_CHECKING:
     from fdaudit.audit.run import Run
     from fdaudit.errors import FdauditError
     from fdaudit.importing.records import import_record
-    from fdaudit.remote.workspace import mirrored
     from fdaudit.spec.schema import Spec, load_spec
     from fdaudit.spec.trust import trust_code
 
@@ -33,7 +34,6 @@ __all__ = [
     "joint",
     "load",
     "load_spec",
-    "mirrored",
     "report",
     "run",
     "score",
@@ -53,7 +53,6 @@ _HOMES = {
     "joint": "fdaudit.audit.joint_ledger",
     "load": "fdaudit.api",
     "load_spec": "fdaudit.spec.schema",
-    "mirrored": "fdaudit.remote.workspace",
     "report": "fdaudit.api",
     "run": "fdaudit.api",
     "score": "fdaudit.audit.red_team",
@@ -62,6 +61,8 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        return version("fdaudit")
     if name in _HOMES:
         return getattr(import_module(_HOMES[name]), name)
     raise AttributeError(f"module 'fdaudit' has no attribute {name!r}")

@@ -25,7 +25,6 @@ from fdaudit.result import Cell
 from fdaudit.spec.schema import Spec, load_spec
 from fdaudit.spec.trust import name_code
 from fdaudit.storage.locks import writing
-from fdaudit.storage.paths import local_path
 from fdaudit.storage.tree import refuse_links
 from fdaudit.transcript.manifest import refuse_changed, refuse_no_run
 from fdaudit.transcript.messages import role
@@ -64,8 +63,8 @@ def run(
         if spec is None:
             raise RunError("out", None, "is missing", "Give the run directory to resume.")
         out = _default_directory(load_spec(spec))
-    source = local_path(seed_from, "seed-from") if seed_from is not None else None
-    directory = local_path(out, "out")
+    source = Path(seed_from) if seed_from is not None else None
+    directory = Path(out)
     perform(spec, directory, resume=resume, seed_from=source, elsewhere=elsewhere, tick=tick)
     return Run(directory)
 
@@ -77,7 +76,7 @@ def load(path: Path | str) -> Run:
         RunError: the directory holds no finished run.
         IntegrityError: it holds a link, or something else that is no file of its own.
     """
-    directory = local_path(path, "run")
+    directory = Path(path)
     if not (directory / "manifest.json").is_file():
         refuse_no_run(directory)
         problem = "is not a finished run" if (directory / "vault").is_dir() else "is not a run directory"
@@ -181,7 +180,7 @@ def report(run: Run, path: Path | str | None = None, *, public: bool = False) ->
     from fdaudit.reports.security import public_outcomes, write_report
 
     usual = _report_of(run).with_name("public.html") if public else _report_of(run)
-    target = usual if path is None else local_path(path, "out")
+    target = usual if path is None else Path(path)
     if target.is_dir() or target.suffix == ".json":
         problem = "is a directory" if target.is_dir() else "is the name of the JSON beside the page"
         raise RunError("out", str(target), problem, "Give the path of an HTML file.")
@@ -208,7 +207,7 @@ def compare(runs: Sequence[Run], out: Path | str) -> Path:
     """
     from fdaudit.reports import write_comparison
 
-    directory = local_path(out, "out")
+    directory = Path(out)
     if len(runs) < 2:
         found = str(runs[0].directory) if runs else None
         raise RunError("run", found, "stands alone", "Give two runs or more to compare.")

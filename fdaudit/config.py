@@ -6,6 +6,8 @@ import json
 import math
 import re
 from collections.abc import Mapping
+from difflib import get_close_matches
+from itertools import takewhile
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, field_validator
@@ -13,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, fie
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
 
-from fdaudit.errors import SpecError, nearest
+from fdaudit.errors import Mistakes, SpecError, nearest
 from fdaudit.limits import MOST_COUNT
 from fdaudit.names import text_problem
 
@@ -61,7 +63,7 @@ C = TypeVar("C", bound=Config)
 
 
 def validate(config: type[C], values: Mapping[str, Any], where: str = "") -> C:
-    """Build `config` from `values`; the first mistake becomes one `SpecError`.
+    """Build `config` from `values`; the first mistake becomes a `SpecError`, and each other one is in its `others`.
 
     Args:
         config: the class to build.
@@ -75,7 +77,12 @@ def validate(config: type[C], values: Mapping[str, Any], where: str = "") -> C:
         # Python-mode strictness would refuse a YAML list for a tuple; JSON mode accepts just that.
         return config.model_validate_json(_to_json(values, where, config._one_line), strict=True)
     except ValidationError as error:
-        raise _spec_error(config, error, where) from None
+        mistakes = Mistakes()
+        for found in _by_field(error.errors()):
+            with mistakes.apart():
+                raise _spec_error(config, found, where) from None
+        mistakes.refuse()
+        raise
 
 
 def _to_json(values: Mapping[str, Any], where: str, one_line: bool) -> str:
@@ -118,8 +125,29 @@ def _odd(text: str, one_line: bool) -> str:
     return text_problem(text) if one_line or _HALF_CHARACTER.search(text) else ""
 
 
-def _spec_error(config: type[Config], error: ValidationError, where: str) -> SpecError:
-    first = _telling(error.errors())
+def _by_field(errors: list[ErrorDetails]) -> list[list[ErrorDetails]]:
+    """Return the errors of each field; those of a union's members belong to one field.
+
+    A field that is missing because its name was mistyped is one mistake: the unknown key.
+    """
+    fields: dict[tuple[int | str, ...], list[ErrorDetails]] = {}
+    typed = [e["loc"] for e in errors if e["type"] == "extra_forbidden"]
+    for error in errors:
+        beside = [str(place[-1]) for place in typed if place[:-1] == error["loc"][:-1]]
+        if error["type"] == "missing" and get_close_matches(str(error["loc"][-1]), beside, n=1, cutoff=0.5):
+            continue
+        *above, last = error["loc"] or ("",)
+        place = tuple(takewhile(lambda part: not _UNION_MEMBER.match(str(part)), above))
+        if len(place) == len(above) and (
+            error["type"] == "extra_forbidden" or not _UNION_MEMBER.match(str(last))
+        ):
+            place = (*place, last)
+        fields.setdefault(place, []).append(error)
+    return list(fields.values())
+
+
+def _spec_error(config: type[Config], errors: list[ErrorDetails], where: str) -> SpecError:
+    first = _telling(errors)
     # An unknown key, which ends its path, is the user's own word.
     own = len(first["loc"]) - 1 if first["type"] == "extra_forbidden" else None
     parts = [str(p) for n, p in enumerate(first["loc"]) if n == own or not _UNION_MEMBER.match(str(p))]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sysconfig
 import traceback
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from difflib import get_close_matches
 from functools import cache
 from importlib.metadata import entry_points
@@ -17,6 +18,7 @@ __all__ = [
     "DataError",
     "FdauditError",
     "IntegrityError",
+    "Mistakes",
     "ProtocolError",
     "RunError",
     "SpecError",
@@ -27,7 +29,7 @@ __all__ = [
 ]
 
 
-_MOST_SHOWN = 200
+_MOST_SHOWN, _MOST_NAMES = 200, 12
 _GROUPS = ("fdaudit.attacks", "fdaudit.defenses", "fdaudit.protocols")
 
 
@@ -51,10 +53,16 @@ class UsageError(FdauditError):
 
     def __init__(self, field: str, value: object, problem: str, remedy: str) -> None:
         self.field, self.value, self.problem, self.remedy = field, value, problem, remedy
+        self.others: tuple[UsageError, ...] = ()
         shown = _shown(value)
         if len(shown) > _MOST_SHOWN:
             shown = shown[: _MOST_SHOWN - 3] + "..."
         super().__init__(visible(f"{field}: {shown} {problem}. {remedy}"))
+
+    @property
+    def all(self) -> tuple[UsageError, ...]:
+        """Return this mistake and the others that were found with it."""
+        return (self, *self.others)
 
 
 def _shown(value: object) -> str:
@@ -65,6 +73,28 @@ def _shown(value: object) -> str:
         RecursionError,
     ):  # Python writes no number of more than 4,300 digits, and no deep nesting
         return "a value too long to show"
+
+
+class Mistakes:
+    """The mistakes of steps that do not depend on each other, so that a user reads all of them at once."""
+
+    def __init__(self) -> None:
+        self._found: list[UsageError] = []
+
+    @contextmanager
+    def apart(self) -> Iterator[None]:
+        """Keep a mistake of the steps within, and go on after them."""
+        try:
+            yield
+        except UsageError as error:
+            self._found += error.all
+
+    def refuse(self) -> None:
+        """Raise the first mistake, with all others; nothing if there is none."""
+        if self._found:
+            first, *others = self._found
+            first.others = tuple(others)
+            raise first
 
 
 class SpecError(UsageError):
@@ -140,8 +170,8 @@ def _libraries() -> tuple[str, ...]:
 
 
 def nearest(value: str, known: Iterable[str]) -> str:
-    """Return a remedy that names the valid name nearest to `value`, then all valid names."""
+    """Return a remedy that names the valid name nearest to `value`, and all valid names unless these are many."""
     names = sorted(known)
     close = get_close_matches(value, names, n=1, cutoff=0.5)
-    hint = f"Did you mean {close[0]!r}? " if close else ""
-    return f"{hint}Valid names: {', '.join(names)}."
+    hint = f"Did you mean {close[0]!r}?" if close else ""
+    return hint if hint and len(names) > _MOST_NAMES else f"{hint} Valid names: {', '.join(names)}.".strip()

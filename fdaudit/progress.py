@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -13,7 +13,7 @@ import typer
 
 from fdaudit.names import visible
 
-__all__ = ["Tick", "progress", "say", "show", "typed_again"]
+__all__ = ["Tick", "printer", "progress", "say", "show", "typed_again"]
 
 
 Tick = Callable[[str, int, int], None]
@@ -30,6 +30,20 @@ def say(line: str) -> None:
 def show(*lines: str) -> None:
     """Print lines. Line breaks inside one are escaped, so that a name cannot imitate another line."""
     print("\n".join(visible(line) for line in lines))  # noqa: T201
+
+
+def printer() -> Callable[[Sequence[str]], None]:
+    """Return a function that shows lines at once while a command works, above the bar and outside of redirections.
+
+    Call it before either begins.
+    """
+    out, beside = sys.stdout, sys.stdout.isatty() and sys.stderr.isatty()
+
+    def shown(lines: Sequence[str]) -> None:
+        # A bar on the same terminal moves aside only for what is written to standard error.
+        print("\n".join(visible(line) for line in lines), file=sys.stderr if beside else out, flush=True)
+
+    return shown
 
 
 def typed_again(*added: str) -> str:

@@ -41,7 +41,6 @@ ORDER = (  # lower ones first: a unit imports nothing of ours but itself and wha
     "importing",
     "cluster",
     "quickstart",
-    "remote",
     "integrations",
     "cli",
     "fdaudit",

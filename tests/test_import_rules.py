@@ -122,18 +122,6 @@ def test_no_files_import_each_other_in_a_circle() -> None:
     assert after == {}, "each of these imports another of them, directly or through others"
 
 
-def test_only_the_command_line_and_the_facade_import_the_extra_for_urls() -> None:
-    """The command line does so in one module."""
-    importers = {
-        module
-        for module in modules()
-        for target, _, _ in ours(module)
-        if target.startswith("fdaudit.remote") and unit_of(module) != "remote"
-    }
-    assert importers == {"fdaudit", "fdaudit.cli.directories"}
-    assert ORDER.index("remote") < ORDER.index("cli")
-
-
 def test_the_tree_is_read(tmp_path: Path) -> None:
     """The reader sees every form of import; were it blind, every rule below would hold."""
     seen = {(target, name) for target, name, _ in ours("fdaudit.planning.plan")}

@@ -6,6 +6,7 @@ import json
 import re
 import subprocess
 import sys
+import tarfile
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -59,7 +60,7 @@ def test_links_of_the_pages_at_the_root_lead_somewhere() -> None:
 def test_the_index_page_keeps_the_text_of_relative_links() -> None:
     code = (
         "import json, runpy, setuptools\n"
-        "setuptools.setup = lambda **settings: print(json.dumps(settings))\n"
+        "setuptools.setup = lambda cmdclass, **settings: print(json.dumps(settings))\n"
         "runpy.run_path('setup.py')\n"
     )
     # In a process of its own, because setuptools adds packages of its own to those that can be imported.
@@ -70,12 +71,34 @@ def test_the_index_page_keeps_the_text_of_relative_links() -> None:
     page, readme = given["long_description"], (ROOT / "README.md").read_text("utf-8")
     assert re.search(r"\]\((?!https://)", readme)
     assert not re.search(r"\]\((?!https://)", page)
-    assert "![" not in readme
-    texts = re.findall(r"\[([^\]]+)\]\([^)\s]+\)", readme)
+    assert "![" in readme
+    assert "![" not in page
+    texts = re.findall(r"(?<!!)\[([^\]]+)\]\([^)\s]+\)", readme)
     assert len(texts) > 20
     assert all(text in page for text in texts)
     assert given["long_description_content_type"] == "text/markdown"
     assert PROJECT["dynamic"] == ["readme"]
+
+
+# -- the source distribution --------------------------------------------------------------------------------------
+
+
+def test_a_source_distribution_without_the_generated_pages_is_refused(tmp_path: Path) -> None:
+    """Git does not hold them, and an isolated build cannot make them."""
+    for name in ("setup.py", "README.md", "docs/notes/attacks/dlg.md"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes((ROOT / name).read_bytes())
+    command = [sys.executable, "setup.py", "-q", "sdist"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=600)
+    assert done.returncode != 0
+    assert done.stderr.strip().endswith("docs/attacks/dlg.md is missing: run `make docs` first")
+    (tmp_path / "docs" / "attacks").mkdir()
+    (tmp_path / "docs" / "attacks" / "dlg.md").write_text("the page")
+    (tmp_path / "MANIFEST.in").write_bytes((ROOT / "MANIFEST.in").read_bytes())
+    subprocess.run(command, cwd=tmp_path, capture_output=True, check=True, timeout=600)
+    (archive,) = (tmp_path / "dist").glob("*.tar.gz")
+    with tarfile.open(archive) as opened:
+        assert any(name.endswith("/docs/attacks/dlg.md") for name in opened.getnames())
 
 
 # -- the oldest versions ------------------------------------------------------------------------------------------
@@ -85,7 +108,7 @@ def test_the_oldest_versions_are_the_lower_bounds() -> None:
     lines = (ROOT / ".ci" / "oldest.txt").read_text("utf-8").splitlines()
     pins = dict(line.split("==") for line in lines if not line.startswith("#"))
     wanted = {}
-    for line in [*PROJECT["dependencies"], *PROJECT["optional-dependencies"]["remote"]]:
+    for line in PROJECT["dependencies"]:
         requirement = Requirement(line)
         (bound,) = requirement.specifier
         assert bound.operator == ">=", line

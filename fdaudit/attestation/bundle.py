@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING
 from fdaudit.errors import IntegrityError, RunError
 from fdaudit.storage.files import save_json, write_atomically, written_whole
 from fdaudit.storage.locks import writing
-from fdaudit.storage.paths import local_path
 from fdaudit.storage.tree import refuse_links
 from fdaudit.transcript.manifest import read_manifest, verify
 
@@ -94,7 +93,7 @@ def evidence(
             nothing was written.
         IntegrityError: the run's record was changed; nothing was written.
     """
-    target, source = local_path(out, "out"), run.directory
+    target, source = Path(out), run.directory
     key = _key(sign, passphrase)
     _refuse(source, target)
     with writing(source):  # no other process changes its attacks or its result meanwhile

@@ -154,7 +154,7 @@ def read_guesses(path: Path) -> Guesses:
 
 def guesses_and_digest(path: Path) -> tuple[Guesses, str]:
     """Return the guesses of a file, as `read_guesses` does, and the SHA-256 of the file's bytes."""
-    remedy = "Write it by docs/guesses.schema.json."
+    remedy = "Write it by guesses.schema.json, which `fdaudit export-view` puts beside the view."
     try:
         data = read_file(path, JSON_BYTES)
         value = parse_json(data)

@@ -20,7 +20,6 @@ from fdaudit.accounting.profile import ALPHAS, Profile
 from fdaudit.errors import IntegrityError, RunError
 from fdaudit.reports.ledger_figures import Line, epsilon_figure, trade_off_figure
 from fdaudit.storage.files import load_json, write_atomically
-from fdaudit.storage.paths import local_path
 from fdaudit.storage.tables import csv_text
 
 __all__ = ["write_profiles"]
@@ -44,7 +43,7 @@ def write_profiles(profiles: Sequence[Profile], out: Path | str, *, delta: float
     Raises:
         RunError: the directory holds other files or cannot be written.
     """
-    directory = local_path(out, "curve")
+    directory = Path(out)
     earlier = _earlier(directory)
     made = {
         "epsilon.csv": _table(

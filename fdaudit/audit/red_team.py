@@ -38,7 +38,6 @@ from fdaudit.scoring.extraction import RELEASED
 from fdaudit.storage.answered import note_handed_out
 from fdaudit.storage.files import encode, load_json, save_json, write_atomically, written_whole
 from fdaudit.storage.locks import writing
-from fdaudit.storage.paths import local_path
 from fdaudit.storage.tree import make_folder
 from fdaudit.transcript.manifest import refuse_changed
 from fdaudit.types import Challenge, Figure
@@ -91,7 +90,7 @@ def export_view(run: Run, adversary: str, out: Path | str, *, challenges: bool =
     Raises:
         UsageError: the adversary is not a party, or the directory exists or cannot be made; nothing was written.
     """
-    target, plan = local_path(out, "out"), run.plan
+    target, plan = Path(out), run.plan
     members_of(adversary, plan.parties)
     if target.exists() or target.is_symlink():
         raise RunError("out", str(target), "exists already", "Choose another directory.")
@@ -113,7 +112,7 @@ def score(run: Run, guesses: Path | str) -> Cell:
 
     Args:
         run: the run whose exported view was attacked.
-        guesses: a JSON file; `docs/guesses.schema.json` is its schema.
+        guesses: a JSON file; `guesses.schema.json` of an exported view is its schema.
 
     Returns:
         The outcome, which the report shows as the attack `external-NAME`; it has no controls.

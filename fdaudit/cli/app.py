@@ -6,28 +6,38 @@ import json
 import os
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager, redirect_stdout
+from contextlib import contextmanager, redirect_stdout
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from fdaudit.cli.design import design
-from fdaudit.cli.directories import open_directory, runs_below
 from fdaudit.cli.evidence import evidence, verify
 from fdaudit.cli.machine import doctor, weights
-from fdaudit.cli.options import Address, AsJson, ExecutorName, RunPath, RunWorkers, TrustCode
+from fdaudit.cli.options import (
+    Address,
+    AsJson,
+    ExecutorName,
+    Grouped,
+    RunPath,
+    RunWorkers,
+    TrustCode,
+    Verbose,
+)
 from fdaudit.cli.privacy import calibrate, ledger
 from fdaudit.cli.recording import card, import_
 from fdaudit.cli.red_team import export_view, score
+from fdaudit.cli.starting import init, schema
 from fdaudit.cli.sweeps import curve, sweep
-from fdaudit.cli.verdicts import verdicts
+from fdaudit.cli.verdicts import compared, outcome, verdicts
 from fdaudit.cluster.backends import elsewhere
 from fdaudit.errors import FdauditError, IntegrityError, UsageError, plugin_line
+from fdaudit.names import visible
 from fdaudit.parallel.memory import VARIABLE, set_ceiling
-from fdaudit.progress import progress, say, show, typed_again
+from fdaudit.progress import printer, progress, say, show, typed_again
 from fdaudit.storage.locks import together
-from fdaudit.storage.paths import Place, is_url
 
 if TYPE_CHECKING:
     from fdaudit.audit.backend import Elsewhere
@@ -45,8 +55,9 @@ _UNMEASURED = {
 
 app = typer.Typer(
     name="fdaudit",
+    cls=Grouped,
     no_args_is_help=True,
-    add_completion=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
     help="Audit the leakage of federated learning and distillation: run a protocol and record every message, attack "
@@ -55,8 +66,23 @@ app = typer.Typer(
 )
 
 
+def _version(asked: bool) -> None:
+    if asked:
+        show(f"fdaudit {version('fdaudit')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    shown: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    pass
+
+
 def main() -> None:
-    """Run the command line; every refusal is one line on standard error and its exit code."""
+    """Run the command line; every mistake is one line on standard error, and decides the exit code."""
     # OpenMP reads this once, when torch is first imported. Its threads would otherwise spin while they wait for
     # each other, and next to another busy process an operation of microseconds takes milliseconds.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
@@ -84,7 +110,16 @@ def main() -> None:
 
 
 def _say_error(error: FdauditError) -> None:
-    lines = error.findings if isinstance(error, IntegrityError) else (str(error),)
+    """Print a line for each mistake or defect; with `--json` one JSON object on standard output instead."""
+    found = error.all if isinstance(error, UsageError) else (error,)
+    lines = error.findings if isinstance(error, IntegrityError) else tuple(map(str, found))
+    if "--json" in sys.argv[1:]:
+        fields = ("field", "problem", "remedy")
+        told = [{"error": line} for line in lines]
+        for entry, each in zip(told, found, strict=False):
+            entry |= {name: visible(str(getattr(each, name))) for name in fields if hasattr(each, name)}
+        show(json.dumps({"errors": told, "exit_code": error.exit_code}))
+        return
     for line in lines:
         say(line)
 
@@ -92,12 +127,13 @@ def _say_error(error: FdauditError) -> None:
 @app.command()
 def quickstart(
     out: Annotated[
-        str, typer.Option(metavar="DIR", help="Directory or URL of the runs and their comparison.")
-    ] = "audit",
+        Path, typer.Option(metavar="DIR", help="Directory of the runs and their comparison.")
+    ] = Path("audit"),
     resume: Annotated[bool, typer.Option("--resume", help="Continue an interrupted run.")] = False,
     executor: ExecutorName = "local",
     workers: RunWorkers = None,
     address: Address = None,
+    verbose: Verbose = False,
     as_json: AsJson = False,
 ) -> None:
     """Run five protocols on digits, which ship with scikit-learn; write their reports and a page to compare them."""
@@ -108,46 +144,40 @@ def quickstart(
     from fdaudit.quickstart import suite
     from fdaudit.storage.files import load_json
 
-    with open_directory(out, "resume" if resume else "new", field="out", quiet=as_json) as place:
-        with _at_work(as_json, executor, workers, address, "--resume") as (tick, far):
-            # Files must not change while they are sent to a URL.
-            finished, page = suite.quickstart(
-                place.path,
-                resume=resume,
-                elsewhere=far,
-                one_by_one=is_url(out),
-                tick=place.ticking(tick),
-            )
-        place.push()
-        named = {
-            place.shown(r.directory): place.shown(r.directory / "report" / "index.html") for r in finished
-        }
-        if as_json:
-            made = [{"run": run, "report": report} for run, report in named.items()]
-            comparison = load_json(page.with_name("comparison.json"))
-            show(json.dumps({"runs": made, "page": place.shown(page), "comparison": comparison}))
-        else:
-            for each in finished:
-                show(*(f"{each.directory.name}: {line}" for line in verdicts(each.result)))
-            show("", *suite.table(page), "", *(f"run     {r}" for r in named), f"page    {place.shown(page)}")
-        _end({r.directory.name: r.result for r in finished})
+    shown = printer()
+
+    def reported(run: Run, page: Path) -> None:
+        if not as_json:
+            shown([f"== {run.directory.name}", *outcome(run.result, verbose=verbose), f"report  {page}", ""])
+
+    with _at_work(as_json, executor, workers, address, "--resume") as (tick, far):
+        finished, page = suite.quickstart(out, resume=resume, elsewhere=far, tick=tick, reported=reported)
+    comparison = load_json(page.with_name("comparison.json"))
+    if as_json:
+        pages = {r.directory: r.directory / "report" / "index.html" for r in finished}
+        made = [{"run": str(run), "report": str(report)} for run, report in pages.items()]
+        show(json.dumps({"runs": made, "page": str(page), "comparison": comparison}))
+    else:
+        show(*compared(comparison), "", f"page    {page}")
+    _end({run.directory.name: run.result for run in finished})
 
 
 @app.command()
 def run(
     spec: Annotated[Path | None, typer.Argument(help="A spec (YAML); omit it with --resume.")] = None,
     out: Annotated[
-        str | None, typer.Option(metavar="DIR", help="Run directory, or a URL; default: runs/NAME-DIGEST.")
+        Path | None, typer.Option(metavar="DIR", help="Run directory; default: runs/NAME-DIGEST.")
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue after the last complete round.")] = False,
     seed_from: Annotated[
-        str | None, typer.Option(metavar="RUN", help="Reuse the seed and secret of that run's vault.")
+        Path | None, typer.Option(metavar="RUN", help="Reuse the seed and secret of that run's vault.")
     ] = None,
     with_report: Annotated[bool, typer.Option("--report/--no-report", help="Also write the report.")] = True,
     executor: ExecutorName = "local",
     workers: RunWorkers = None,
     address: Address = None,
     trust_code: TrustCode = False,
+    verbose: Verbose = False,
     as_json: AsJson = False,
 ) -> None:
     """Run a spec: federation, transcript, attacks, result, report."""
@@ -155,28 +185,11 @@ def run(
 
     if spec is None and not (resume and out is not None):
         raise UsageError("SPEC", None, "is missing", "Give a spec, or --resume with --out.")
-    with ExitStack() as stack:
-        place = source = None
-        if seed_from is not None:
-            opened = open_directory(seed_from, field="seed-from", need="seed_and_controls", quiet=as_json)
-            source = stack.enter_context(opened).path
-        if out is not None:
-            opened = open_directory(out, "resume" if resume else "new", field="out", quiet=as_json)
-            place = stack.enter_context(opened)
-        with together():  # no other process writes between the run and its report
-            with _at_work(as_json, executor, workers, address, "--resume") as (tick, far):
-                finished = api.run(
-                    spec,
-                    None if place is None else place.path,
-                    resume=resume,
-                    seed_from=source,
-                    elsewhere=far,
-                    tick=tick if place is None else place.ticking(tick),
-                )
-            path = api.report(finished) if with_report else None
-        place = place or Place(finished.directory)
-        place.push()
-        _conclude(finished, path, place, as_json)
+    with together():  # no other process writes between the run and its report
+        with _at_work(as_json, executor, workers, address, "--resume") as (tick, far):
+            finished = api.run(spec, out, resume=resume, seed_from=seed_from, elsewhere=far, tick=tick)
+        path = api.report(finished) if with_report else None
+    _conclude(finished, path, as_json, verbose)
 
 
 @contextmanager
@@ -196,19 +209,19 @@ def _at_work(
         yield tick, far
 
 
-def _conclude(finished: Run, path: Path | None, place: Place, as_json: bool) -> None:
+def _conclude(finished: Run, path: Path | None, as_json: bool, verbose: bool) -> None:
     result = finished.result
     if as_json:
         value = {
-            "run": place.shown(finished.directory),
-            "report": None if path is None else place.shown(path),
+            "run": str(finished.directory),
+            "report": None if path is None else str(path),
             "result": result,
         }
         show(json.dumps(value))
     else:
-        show(*_summary(result), "", *verdicts(result), "", f"run     {place.shown(finished.directory)}")
+        show(*_summary(result), "", *outcome(result, verbose=verbose), "", f"run     {finished.directory}")
         if path is not None:
-            show(f"report  {place.shown(path)}")
+            show(f"report  {path}")
     _end({"": result})
 
 
@@ -285,6 +298,7 @@ def attack(
     workers: RunWorkers = None,
     address: Address = None,
     trust_code: TrustCode = False,
+    verbose: Verbose = False,
     as_json: AsJson = False,
 ) -> None:
     """Attack a finished run and store the outcome in it, or write the guesses for a site that holds the truth."""
@@ -302,17 +316,17 @@ def attack(
         path = write_guesses(api.load(run), name, adversary, guesses, **settings)
         show(json.dumps({"guesses": str(path)}) if as_json else f"{path}: send its folder to the site")
         return
-    with open_directory(run, "change", need="but_reports", quiet=as_json) as place:
-        loaded = api.load(place.path)
-        with _at_work(as_json, executor, workers, address) as (tick, far):
-            if name is None:
-                cells = api.attack_all(loaded, place.ticking(tick), far)
-            else:
-                cells = [api.attack(name, loaded, adversary, place.ticking(tick), far, **settings)]
+    loaded = api.load(run)
+    with _at_work(as_json, executor, workers, address) as (tick, far):
+        if name is None:
+            cells = api.attack_all(loaded, tick, far)
+        else:
+            cells = [api.attack(name, loaded, adversary, tick, far, **settings)]
     if as_json:
         show(json.dumps([c.to_json() for c in cells]))
     else:
-        show(*verdicts(loaded.result, {c.id for c in cells}))
+        only = {c.id for c in cells}
+        show(*(outcome(loaded.result, verbose=verbose) if name is None else verdicts(loaded.result, only)))
     if any(c.status == "failed" for c in cells):
         raise typer.Exit(1)
 
@@ -331,10 +345,9 @@ def _setting(text: str) -> tuple[str, Any]:
 def report(
     run: RunPath,
     out: Annotated[
-        str | None,
+        Path | None,
         typer.Option(
-            metavar="FILE",
-            help="HTML file, or its URL; default: report/index.html or public.html in the run.",
+            metavar="FILE", help="HTML file; default: report/index.html or report/public.html in the run."
         ),
     ] = None,
     public: Annotated[
@@ -346,48 +359,39 @@ def report(
     """Write the security report of a run: one self-contained HTML file, and the same content as JSON."""
     from fdaudit import api
 
-    with ExitStack() as stack:
-        changes = out is None or public  # the vault records the published outcomes
-        place = stack.enter_context(
-            open_directory(run, "change" if changes else "read", need="but_reports", quiet=as_json)
-        )
-        loaded, target = api.load(place.path), None
-        if out is not None:
-            folder, file = os.path.split(out) if is_url(out) else ("", out)
-            place = stack.enter_context(open_directory(folder, "over", field="out", quiet=as_json))
-            target = place.path / file
-        path = api.report(loaded, target, public=public)
-        place.push()
-        made = {"report": place.shown(path), "json": place.shown(path.with_suffix(".json"))}
-        show(json.dumps(made) if as_json else place.shown(path))
+    path = api.report(api.load(run), out, public=public)
+    made = {"report": str(path), "json": str(path.with_suffix(".json"))}
+    show(json.dumps(made) if as_json else str(path))
 
 
 @app.command()
 def compare(
     paths: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="RUN...", help="Two or more run directories, or their URLs, or a folder of runs."
-        ),
+        list[Path],
+        typer.Argument(metavar="RUN...", help="Two or more run directories, or a folder of runs."),
     ],
-    out: Annotated[str, typer.Option(metavar="DIR", help="Directory of the page, or a URL.")] = "comparison",
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Directory of the page.")] = Path("comparison"),
     as_json: AsJson = False,
 ) -> None:
     """Compare finished runs in one HTML file: accuracy, traffic, visible messages and leakage of each."""
     from fdaudit import api
 
-    with ExitStack() as stack:
-        opened = [
-            stack.enter_context(open_directory(p, need="for_comparison", quiet=as_json)).path
-            for given in paths
-            for p in runs_below(given)
-        ]
-        place = stack.enter_context(open_directory(out, "over", field="out", quiet=as_json))
-        path = api.compare([api.load(p) for p in opened], place.path)
-        place.push()
-        show(json.dumps({"page": place.shown(path)}) if as_json else place.shown(path))
+    runs = [api.load(directory) for path in paths for directory in _runs_below(path)]
+    page = api.compare(runs, out)
+    show(json.dumps({"page": str(page)}) if as_json else str(page))
 
 
+def _runs_below(path: Path) -> list[Path]:
+    """Return the run directories in a folder of runs, as the quickstart or a sweep writes it; else the path itself."""
+    from fdaudit.transcript.manifest import MANIFEST
+
+    if not path.is_dir() or (path / MANIFEST).is_file():
+        return [path]
+    manifests = (*path.glob(f"*/{MANIFEST}"), *path.glob(f"runs/*/{MANIFEST}"))
+    return sorted(manifest.parent for manifest in manifests) or [path]
+
+
+app.command()(init)
 app.command()(verify)
 app.command()(evidence)
 app.command()(ledger)
@@ -399,6 +403,7 @@ app.command(name="import")(import_)
 app.add_typer(card, name="card")
 app.command()(sweep)
 app.command()(curve)
+app.command()(schema)
 app.command()(weights)
 app.command()(doctor)
 

@@ -9,9 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fdaudit.cli.options import AsJson
-from fdaudit.errors import UsageError
 from fdaudit.progress import show
-from fdaudit.storage.paths import is_url
 
 if TYPE_CHECKING:
     from fdaudit.planning.design import MadeDesign
@@ -28,7 +26,7 @@ def design(
             "client-1.npz, … of arrays x and y: the records that each site has already.",
         ),
     ],
-    out: Annotated[str, typer.Option(metavar="DIR", help="A directory that does not exist yet.")],
+    out: Annotated[Path, typer.Option(metavar="DIR", help="A directory that does not exist yet.")],
     sites: Annotated[int | None, typer.Option(help="Number of sites that share a dataset.")] = None,
     fraction: Annotated[
         float,
@@ -59,18 +57,16 @@ def design(
     from fdaudit.config import validate
     from fdaudit.planning.design import DesignSpec, make_design
 
-    if is_url(out):
-        raise UsageError("out", out, "is a URL", "Give a directory of this machine: it will hold secrets.")
     given: dict[str, Any] = {"sites": sites, "fraction": fraction, "image_size": image_size}
     given |= {"auxiliary": auxiliary, "public": public, "test": test}
     if partition is not None or classes_per_client is not None or alpha is not None:
         given["partition"] = {
             "name": partition or "iid", "classes_per_client": classes_per_client, "alpha": alpha
         }  # fmt: skip
-    made = make_design(data, Path(out), validate(DesignSpec, given))
+    made = make_design(data, out, validate(DesignSpec, given))
     if as_json:
         value = {
-            "design": out,
+            "design": str(out),
             "commitment": made.commitment,
             "clients": {
                 party: {"records": made.records[party], "pairs": pairs, "asked": made.asked[party]}

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import json
 import sys
-from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fdaudit.cli.directories import open_directory
 from fdaudit.cli.options import AsJson, RunPath
-from fdaudit.errors import IntegrityError, RunError, UsageError
+from fdaudit.errors import IntegrityError, UsageError
 from fdaudit.progress import say, show
-from fdaudit.storage.paths import Place, is_url
 
 if TYPE_CHECKING:
     from fdaudit.attestation.check import Outcome
@@ -26,9 +23,7 @@ _SENSITIVE = "auditor only: it holds private records and says who was trained on
 
 def evidence(
     run: RunPath,
-    out: Annotated[
-        str, typer.Option(metavar="DIR", help="Directory of the bundle, or a URL; must not exist yet.")
-    ],
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Directory of the bundle; must not exist yet.")],
     sign: Annotated[
         Path | None, typer.Option(metavar="KEY", help="Sign with this Ed25519 private key (PEM, PKCS#8).")
     ] = None,
@@ -41,20 +36,16 @@ def evidence(
     from fdaudit.attestation.dsse import open_envelope
     from fdaudit.attestation.statement import read_statement
 
-    if is_url(run) and out.startswith(f"{run.rstrip('/')}/"):
-        raise RunError("out", out, "lies in the run itself", "Choose a directory beside it.")
-    with (
-        open_directory(run, quiet=as_json) as source,
-        open_directory(out, "new", field="out", quiet=as_json) as place,
-    ):
-        written = write(load(source.path), place.path, sign=sign, passphrase=_ask)
-        envelope, made = open_envelope((written / STATEMENT).read_bytes(), STATEMENT), place.shown(written)
+    written = write(load(run), out, sign=sign, passphrase=_ask)
+    envelope = open_envelope((written / STATEMENT).read_bytes(), STATEMENT)
     files = len(read_statement(envelope.payload, STATEMENT).subjects)
     signer = envelope.signatures[0].keyid if envelope.signatures else None
     if as_json:
-        show(json.dumps({"evidence": made, "files": files, "signed_by": signer, "auditor_only": True}))
+        show(
+            json.dumps({"evidence": str(written), "files": files, "signed_by": signer, "auditor_only": True})
+        )
         return
-    show(f"evidence  {made}", f"{files} files, {'unsigned' if signer is None else f'signed by {signer}'}")
+    show(f"evidence  {written}", f"{files} files, {'unsigned' if signer is None else f'signed by {signer}'}")
     show(_SENSITIVE)
 
 
@@ -67,18 +58,18 @@ def _ask() -> str | None:
 
 def verify(
     run: Annotated[
-        str,
+        Path,
         typer.Argument(
             metavar="RUN_OR_BUNDLE",
-            help="A run directory, evidence of one, or a record of another system; or a URL.",
+            help="A run directory, evidence of one, or a record of another system.",
         ),
     ],
     key: Annotated[
         Path | None, typer.Option(metavar="PUB", help="Evidence must be signed by this key (PEM, public).")
     ] = None,
     vault: Annotated[
-        str | None,
-        typer.Option(metavar="DIR", help="A revealed vault, or its URL, to check against the commitment."),
+        Path | None,
+        typer.Option(metavar="DIR", help="A revealed vault, to check against the commitment."),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -86,32 +77,26 @@ def verify(
     from fdaudit.attestation.check import is_bundle
     from fdaudit.recording.record import is_record
 
-    with ExitStack() as stack:
-        place = stack.enter_context(open_directory(run, need="for_verification", quiet=as_json))
-        if is_bundle(place.path):
-            revealed = None
-            if vault is not None:
-                revealed = stack.enter_context(open_directory(vault, field="--vault", quiet=as_json)).path
-            _verify_evidence(place, key, revealed, as_json)
-            return
-        for name, given in (("--key", key), ("--vault", vault)):
-            if given is not None:
-                remedy = "Leave it out, or give a directory that `fdaudit evidence` wrote."
-                raise UsageError(name, str(given), "belongs to evidence, and this is none", remedy)
-        if is_record(place.path):
-            _verify_record(place, as_json)
-        else:
-            _verify_run(place, as_json)
+    if is_bundle(run):
+        _verify_evidence(run, key, vault, as_json)
+        return
+    for name, given in (("--key", key), ("--vault", vault)):
+        if given is not None:
+            remedy = "Leave it out, or give a directory that `fdaudit evidence` wrote."
+            raise UsageError(name, str(given), "belongs to evidence, and this is none", remedy)
+    if is_record(run):
+        _verify_record(run, as_json)
+    else:
+        _verify_run(run, as_json)
 
 
-def _verify_record(place: Place, as_json: bool) -> None:
+def _verify_record(record: Path, as_json: bool) -> None:
     from fdaudit.recording.record import check_record
 
-    checked = check_record(place.path)
+    checked = check_record(record)
     if as_json:
-        named = place.shown(place.path)
         found = {"intact": not checked.findings, "findings": checked.findings, "notes": checked.notes}
-        show(json.dumps({"record": named, **found}))
+        show(json.dumps({"record": str(record), **found}))
     else:
         intact = "intact: every line of its closed rounds chains, and every payload matches its digest"
         for line in (*([] if checked.findings else [intact]), *checked.notes):
@@ -119,28 +104,27 @@ def _verify_record(place: Place, as_json: bool) -> None:
     _end(list(checked.findings), as_json)
 
 
-def _verify_run(place: Place, as_json: bool) -> None:
+def _verify_run(run: Path, as_json: bool) -> None:
     from fdaudit.transcript.manifest import verify as check
 
-    findings = check(place.path)
+    findings = check(run)
     if as_json:
-        named = place.shown(place.path)
-        show(json.dumps({"run": named, "intact": not findings, "findings": findings}))
+        show(json.dumps({"run": str(run), "intact": not findings, "findings": findings}))
     elif not findings:
         show("intact: every line chains, every payload matches its digest, nothing else lies there")
     _end(findings, as_json)
 
 
-def _verify_evidence(place: Place, key: Path | None, vault: Path | None, as_json: bool) -> None:
+def _verify_evidence(bundle: Path, key: Path | None, vault: Path | None, as_json: bool) -> None:
     from fdaudit.attestation.check import verify_bundle
     from fdaudit.attestation.keys import public_key
 
     if vault is not None and not vault.is_dir():
         raise UsageError("--vault", str(vault), "is no directory", "Give the vault that was revealed.")
     public = None if key is None else public_key(key, field="--key")
-    outcome = verify_bundle(place.path, key=public, vault=vault)
+    outcome = verify_bundle(bundle, key=public, vault=vault)
     if as_json:
-        show(json.dumps(_as_json(place.shown(place.path), outcome)))
+        show(json.dumps(_as_json(bundle, outcome)))
     else:
         if not outcome.findings:
             show("intact: every file matches the statement, the statement matches the run, the record chains")
@@ -153,9 +137,9 @@ def _verify_evidence(place: Place, key: Path | None, vault: Path | None, as_json
     _end(outcome.findings, as_json)
 
 
-def _as_json(bundle: str, outcome: Outcome) -> dict[str, Any]:
+def _as_json(bundle: Path, outcome: Outcome) -> dict[str, Any]:
     return {
-        "evidence": bundle,
+        "evidence": str(bundle),
         "intact": not outcome.findings,
         "findings": outcome.findings,
         "notes": outcome.notes,

@@ -1,14 +1,26 @@
-"""The terminal: output, refusals and progress of commands; options that several share."""
+"""What commands share: options, and the help that lists the commands by purpose, each with its whole sentence."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from pathlib import Path
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from fdaudit.spec.trust import trust_code
 
-__all__ = ["Address", "AsJson", "ExecutorName", "RunPath", "RunWorkers", "TrustCode"]
+__all__ = [
+    "GROUPS",
+    "Address",
+    "AsJson",
+    "ExecutorName",
+    "Grouped",
+    "RunPath",
+    "RunWorkers",
+    "TrustCode",
+    "Verbose",
+]
 
 Address = Annotated[
     str | None,
@@ -27,6 +39,9 @@ RunWorkers = Annotated[
     typer.Option(min=1, max=1024, help="Ray workers at a time; default: one per processor of the cluster."),
 ]
 
+Verbose = Annotated[
+    bool, typer.Option("--verbose", help="Also print a line for each attack by each adversary.")
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
 
 
@@ -44,4 +59,30 @@ TrustCode = Annotated[
         help="Run code that the files name by import:module:Class. Read it first: it may be a stranger's.",
     ),
 ]
-RunPath = Annotated[str, typer.Argument(metavar="RUN", help="A run directory, or the URL of one.")]
+RunPath = Annotated[Path, typer.Argument(metavar="RUN", help="A run directory.")]
+
+GROUPS = {
+    "Audit": ("quickstart", "init", "run", "attack", "report", "compare"),
+    "Federations that others ran": ("design", "card", "import", "export-view", "score"),
+    "Curves": ("sweep", "curve"),
+    "Privacy": ("ledger", "calibrate"),
+    "Evidence": ("verify", "evidence"),
+    "Look up": ("list", "explain", "schema", "weights", "doctor"),
+}
+
+
+class Grouped(TyperGroup):
+    """A group of commands that lists them by purpose; a command without a purpose comes last."""
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """Write each group of commands with their first sentences."""
+        left = {name: command for name, command in self.commands.items() if not command.hidden}
+        for head, names in GROUPS.items():
+            self._section(formatter, head, {name: left.pop(name) for name in names if name in left})
+        self._section(formatter, "More", left)
+
+    @staticmethod
+    def _section(formatter: Any, head: str, commands: dict[str, Any]) -> None:
+        if commands:
+            with formatter.section(head):
+                formatter.write_dl([(name, c.get_short_help_str(limit=200)) for name, c in commands.items()])

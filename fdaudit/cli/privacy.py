@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from contextlib import ExitStack
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
 
-from fdaudit.cli.directories import open_directory
 from fdaudit.cli.options import AsJson, TrustCode
 from fdaudit.errors import UsageError, nearest
 from fdaudit.events import Relation, Unit
@@ -26,10 +25,7 @@ __all__ = ["calibrate", "ledger"]
 
 def ledger(
     runs: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="RUN...", help="A run directory, or the URL of one. Several: their joint cost."
-        ),
+        list[Path], typer.Argument(metavar="RUN...", help="A run directory. Several: their joint cost.")
     ],
     adversary: Annotated[
         list[str] | None,
@@ -47,13 +43,13 @@ def ledger(
         ),
     ] = False,
     curve: Annotated[
-        str | None,
+        Path | None,
         typer.Option(
             metavar="DIR", help="Write ε at many δ, trade-off functions and loss distributions there."
         ),
     ] = None,
     chosen_from: Annotated[
-        str | None,
+        Path | None,
         typer.Option(
             metavar="SWEEP", help="The sweep from which this run was chosen by results: charge all."
         ),
@@ -64,15 +60,16 @@ def ledger(
     """Print each adversary's ε for the worst-affected client, or why none can be claimed."""
     if both_relations and relation is not None:
         raise UsageError("relation", relation, "excludes --both-relations", "Give one of the two options.")
+    from fdaudit.sweeps.chosen import ChosenRun
+
     asked = {"unit": _one_of("unit", unit, Unit), "relation": _one_of("relation", relation, Relation)}
     wanted = [{**asked, "delta": delta, "relation": r} for r in _relations(both_relations, asked["relation"])]
-    with ExitStack() as stack:
-        opened = (
-            _opened(runs, stack, quiet=as_json) if chosen_from is None else _chosen(runs, chosen_from, curve)
-        )
-        views = adversary or _views(opened)
-        found = [opened.ledger(view, **how) for view in views for how in wanted]
-        files = _written(opened, found, curve, stack, quiet=as_json)
+    opened: Run | JointRuns | ChosenRun = (
+        _opened(runs) if chosen_from is None else _chosen(runs, chosen_from, curve)
+    )
+    views = adversary or _views(opened)
+    found = [opened.ledger(view, **how) for view in views for how in wanted]
+    files = [] if curve is None or isinstance(opened, ChosenRun) else _written(opened, found, curve)
     if as_json:
         entries = [entry.to_json() for entry in found]
         show(json.dumps(entries if curve is None else {"ledger": entries, "files": files}))
@@ -87,25 +84,23 @@ def _relations(both: bool, given: Relation | None) -> list[Relation | None]:
     return list(get_args(Relation)) if both else [given]
 
 
-def _opened(runs: list[str], stack: ExitStack, *, quiet: bool) -> Run | JointRuns:
+def _opened(runs: list[Path]) -> Run | JointRuns:
     """Return the run, or several runs as one recipient holds them."""
     from fdaudit.api import load
     from fdaudit.audit.joint_ledger import joint
 
-    places = [stack.enter_context(open_directory(run, need="but_reports", quiet=quiet)) for run in runs]
-    loaded = [load(place.path) for place in places]
+    loaded = [load(run) for run in runs]
     return loaded[0] if len(loaded) == 1 else joint(loaded)
 
 
-def _chosen(runs: list[str], sweep: str, curve: str | None) -> ChosenRun:
+def _chosen(runs: list[Path], sweep: Path, curve: Path | None) -> ChosenRun:
     """Return one run as one of the runs of a sweep."""
-    from fdaudit.storage.paths import local_path
     from fdaudit.sweeps.chosen import ChosenRun
 
     if len(runs) > 1 or curve is not None:
         problem, remedy = "is about one run, without --curve", "Give the chosen run alone."
-        raise UsageError("--chosen-from", sweep, problem, remedy)
-    return ChosenRun(local_path(sweep, "--chosen-from"), local_path(runs[0], "run"))
+        raise UsageError("--chosen-from", str(sweep), problem, remedy)
+    return ChosenRun(sweep, runs[0])
 
 
 def _views(opened: Run | JointRuns | ChosenRun) -> tuple[str, ...]:
@@ -115,27 +110,15 @@ def _views(opened: Run | JointRuns | ChosenRun) -> tuple[str, ...]:
     return views_of(opened.plan) if isinstance(opened, Run) else opened.views
 
 
-def _written(
-    opened: Run | JointRuns | ChosenRun,
-    ledgers: Sequence[Ledger],
-    curve: str | None,
-    stack: ExitStack,
-    *,
-    quiet: bool,
-) -> list[str]:
-    """Return the files of the ledgers' profiles, as the user would name them; none without a directory."""
-    from fdaudit.sweeps.chosen import ChosenRun
-
-    if curve is None or isinstance(opened, ChosenRun):
-        return []
+def _written(opened: Run | JointRuns, ledgers: Sequence[Ledger], directory: Path) -> list[str]:
+    """Write the ledgers' profiles to a directory, and return the paths of the files."""
     from fdaudit.audit.ledger_files import write_profiles
 
-    place = stack.enter_context(open_directory(curve, "new", field="curve", quiet=quiet))
     profiles = [
         opened.profile(entry.view, delta=entry.delta, unit=entry.unit, relation=entry.relation)
         for entry in ledgers
     ]
-    return [place.shown(path) for path in write_profiles(profiles, place.path, delta=ledgers[0].delta)]
+    return [str(path) for path in write_profiles(profiles, directory, delta=ledgers[0].delta)]
 
 
 def _show_ledgers(found: Sequence[Ledger], both_relations: bool) -> None:

@@ -8,7 +8,6 @@ from typing import Annotated
 
 import typer
 
-from fdaudit.cli.directories import open_directory
 from fdaudit.cli.options import AsJson, RunPath, TrustCode
 from fdaudit.errors import UsageError
 from fdaudit.progress import show
@@ -19,7 +18,7 @@ __all__ = ["export_view", "score"]
 def export_view(
     run: RunPath,
     adversary: Annotated[str, typer.Argument(help="server, client/3, eavesdropper, world, or a+b.")],
-    out: Annotated[str, typer.Option(metavar="DIR", help="A directory that does not exist yet, or a URL.")],
+    out: Annotated[Path, typer.Option(metavar="DIR", help="A directory that does not exist yet.")],
     challenges: Annotated[
         bool,
         typer.Option(
@@ -36,30 +35,24 @@ def export_view(
     from fdaudit.audit import red_team
     from fdaudit.storage.files import load_json
 
-    with (
-        open_directory(run, "change" if challenges else "read", need="but_reports", quiet=as_json) as source,
-        open_directory(out, "new", field="out", quiet=as_json) as place,
-    ):
-        path = red_team.export_view(api.load(source.path), adversary, place.path, challenges=challenges)
-        if challenges:
-            source.push()  # first the note of what is handed out, then the hand-out
-        card, made = load_json(path / red_team.CARD), place.shown(path)
+    path = red_team.export_view(api.load(run), adversary, out, challenges=challenges)
+    card = load_json(path / red_team.CARD)
     if as_json:
-        show(json.dumps({"view": made, "card": card}))
+        show(json.dumps({"view": str(path), "card": card}))
         return
     show(
-        f"view       {made}", f"sha256     {card['view_sha256']}", f"victims    {', '.join(card['victims'])}"
+        f"view       {path}", f"sha256     {card['view_sha256']}", f"victims    {', '.join(card['victims'])}"
     )
     show(*(f"candidates {k}: {c['candidates']}" for k, c in card["challenges"].items()))
 
 
 def score(
-    first: Annotated[
-        str, typer.Argument(metavar="RUN", help="A run directory or its URL; with --truth, the GUESSES.")
-    ],
+    first: Annotated[Path, typer.Argument(metavar="RUN", help="A run directory; with --truth, the GUESSES.")],
     second: Annotated[
         Path | None,
-        typer.Argument(metavar="GUESSES", help="JSON file; its schema is docs/guesses.schema.json."),
+        typer.Argument(
+            metavar="GUESSES", help="JSON file; an exported view has its schema, guesses.schema.json."
+        ),
     ] = None,
     record: Annotated[
         Path | None,
@@ -104,13 +97,12 @@ def score(
 
     if key is not None and scored is None:
         raise UsageError("--key", str(key), "is given without --scored", "Leave it out, or add --scored.")
-    with open_directory(first, "change", need="but_reports", quiet=as_json) as place:
-        if scored is not None:
-            from fdaudit.importing.site_score import take_scores
+    if scored is not None:
+        from fdaudit.importing.site_score import take_scores
 
-            cell = take_scores(api.load(place.path), scored, second, key)
-        else:
-            cell = red_team.score(api.load(place.path), second)
+        cell = take_scores(api.load(first), scored, second, key)
+    else:
+        cell = red_team.score(api.load(first), second)
     if as_json:
         show(json.dumps(cell.to_json()))
         return
@@ -122,7 +114,7 @@ def score(
 
 
 def _score_at_site(
-    guesses: str,
+    guesses: Path,
     second: Path | None,
     record: Path | None,
     card: Path | None,
@@ -139,7 +131,7 @@ def _score_at_site(
         raise UsageError("GUESSES", str(second), "is given beside RUN and --truth", "Leave RUN out.")
     if out is None:
         raise UsageError("--out", None, "is missing", "Name the file of the statement.")
-    answer = score_at_site(Path(guesses), out, truth=truth, record=record, card=card, sign=sign)
+    answer = score_at_site(guesses, out, truth=truth, record=record, card=card, sign=sign)
     if as_json:
         counted = {"asked": answer.asked, "asked_elsewhere": answer.asked_elsewhere}
         show(json.dumps({"scored": str(out), "signed": sign is not None, **counted}))

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fdaudit.cli.directories import open_directory
 from fdaudit.cli.options import Address, AsJson, ExecutorName, TrustCode
 from fdaudit.cluster.backends import refuse_misfit
 from fdaudit.progress import progress, say, show, typed_again
@@ -25,7 +24,7 @@ __all__ = ["curve", "sweep"]
 
 def sweep(
     grid: Annotated[Path, typer.Argument(metavar="GRID", help="A grid (YAML).")],
-    out: Annotated[str, typer.Option(metavar="DIR", help="The sweep's directory, or a URL.")],
+    out: Annotated[Path, typer.Option(metavar="DIR", help="The sweep's directory.")],
     resume: Annotated[
         bool, typer.Option("--resume", help="Continue an interrupted sweep; try failed runs again.")
     ] = False,
@@ -43,32 +42,23 @@ def sweep(
     chosen = _executor(executor, workers, address)
     # Ray prints worker failures; they are not part of this command's output.
     with (
-        open_directory(
-            out,
-            "resume" if resume else "new",
-            field="out",
-            need="whole_runs",
-            ready="whole_runs",
-            quiet=as_json,
-        ) as place,
         redirect_stdout(sys.stderr),
         progress(quiet=as_json, again=typed_again("--resume")) as tick,
     ):
-        index = engine.sweep(grid, place.path, resume=resume, executor=chosen, tick=place.ticking(tick))
-        named = place.shown(place.path)
+        index = engine.sweep(grid, out, resume=resume, executor=chosen, tick=tick)
     gone = [e for e in index.runs if not e.in_grid]
     if as_json:
-        show(json.dumps({"sweep": named, **index.model_dump(mode="json", by_alias=True)}))
+        show(json.dumps({"sweep": str(out), **index.model_dump(mode="json", by_alias=True)}))
     else:
-        show(*_table(index), "", f"sweep   {named}")
+        show(*_table(index), "", f"sweep   {out}")
     if gone:
         say(f"{len(gone)} runs of an earlier grid are kept, and are not part of this one")
     _end(index)
 
 
 def curve(
-    path: Annotated[str, typer.Argument(metavar="SWEEP", help="A sweep's directory, or the URL of one.")],
-    out: Annotated[str, typer.Option(metavar="DIR", help="Directory or URL for the files.")],
+    path: Annotated[Path, typer.Argument(metavar="SWEEP", help="A sweep's directory.")],
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Directory for the files.")],
     width: Annotated[
         str, typer.Option(help="Width of the figures: column (3.5 in) or text (7 in).")
     ] = "text",
@@ -81,11 +71,7 @@ def curve(
     """Draw a sweep: utility against the ledger's ε, leakage and bytes, as SVG, PDF, PNG, CSV and one page."""
     from fdaudit.sweeps.curves import curve as draw
 
-    with (
-        open_directory(path, field="sweep", need="for_curves", quiet=as_json) as source,
-        open_directory(out, "over", field="out", quiet=as_json) as place,
-    ):
-        made = [place.shown(p) for p in draw(source.path, place.path, width=width, adversary=adversary)]
+    made = [str(file) for file in draw(path, out, width=width, adversary=adversary)]
     show(json.dumps({"files": made, "page": made[-1]}) if as_json else made[-1])
 
 

@@ -1,17 +1,69 @@
-"""The verdicts of a run's cells in words, as its report prints them."""
+"""Verdicts on the console: a run's headline and who can learn what, a line for each cell, and runs compared."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from fdaudit.reports.verdict import Finding
 
-__all__ = ["verdicts"]
+__all__ = ["compared", "outcome", "verdicts"]
 
 _UNANSWERED = ("inconclusive", "failed", "not-applicable")
 """Levels of which the reason is printed."""
+
+
+def outcome(result: Mapping[str, Any], *, verbose: bool = False) -> Iterator[str]:
+    """Yield a run's headline and its matrix of adversaries and goals, as the first page of its report has them.
+
+    Args:
+        result: the content of `result.json`.
+        verbose: yield the line of each cell before them.
+    """
+    from fdaudit.reports.schema import read
+    from fdaudit.reports.summary import summarise
+    from fdaudit.reports.verdict import LEVELS, judge_all
+
+    if verbose:
+        yield from verdicts(result)
+        yield ""
+    checked = read(result)
+    found = summarise(checked, judge_all(checked))
+    shown = found.level in ("leak", "partial", "possible")
+    yield f"{LEVELS[found.level]}: {found.headline}" if shown else found.headline
+    if found.matrix:
+        head = ["", *(goal.replace("-", " ") for goal in found.goals)]
+        yield from _aligned(
+            [head, *([row.adversary, *(e.words for e in row.entries)] for row in found.matrix)]
+        )
+
+
+def compared(comparison: Mapping[str, Any]) -> list[str]:
+    """Return a comparison of runs as lines: accuracy, bytes and the gravest outcome of each goal, a line a run."""
+    goals = list(dict.fromkeys(o["goal"] for run in comparison["runs"] for o in run["outcomes"]))
+    rows = [["run", "server", "clients", "worst", "bytes", *goals]]
+    for run in comparison["runs"]:
+        found = {o["goal"]: o["level"] or "not-audited" for o in run["outcomes"]}
+        levels = [found.get(goal, "not-audited") for goal in goals]
+        rows.append([run["name"], *_shares(run["accuracy"]), _amount(run["bytes"]["total"]), *levels])
+    rows += [[line["line"], *_shares(line), "0 B"] for line in comparison["references"]]
+    return _aligned(rows)
+
+
+def _shares(line: Mapping[str, Any]) -> list[str]:
+    values = [(line["server"] or {}).get("value"), line["mean"], (line["worst"] or {}).get("value")]
+    return ["-" if v is None else f"{v:.1%}" for v in values]
+
+
+def _amount(n: int) -> str:
+    return f"{n / 1e6:.2f} MB" if n >= 1e6 else f"{n / 1e3:.1f} kB"
+
+
+def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Return rows of cells as lines with aligned columns, two spaces apart."""
+    widths = [max(len(row[i]) for row in rows if i < len(row)) for i in range(max(map(len, rows)))]
+    return ["  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=False)).rstrip() for row in rows]
 
 
 def verdicts(result: Mapping[str, Any], only: Collection[str] | None = None) -> Iterator[str]:

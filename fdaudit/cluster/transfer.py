@@ -11,12 +11,11 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from fdaudit.errors import IntegrityError
 from fdaudit.storage.files import sync_path
-from fdaudit.storage.paths import inside
 
 __all__ = ["Arrival", "Snapshot", "changes", "pack", "snapshot"]
 
@@ -150,7 +149,10 @@ class Arrival:
         shutil.rmtree(self._staging, ignore_errors=True)
 
     def _inside(self, name: object) -> Path:
-        path = inside(self._staging, name)
+        parts = PurePosixPath(name).parts if isinstance(name, str) else ()
+        if not parts or "\0" in str(name) or PurePosixPath(str(name)).is_absolute() or ".." in parts:
+            raise IntegrityError([f"{name!r} is no name of a file that was sent"])
+        path = self._staging.joinpath(*parts)
         within = [path.relative_to(self._staging).is_relative_to(part) for part in self._below]
         if within and not any(within):
             raise IntegrityError([f"{name!r} is no file that may change here"])

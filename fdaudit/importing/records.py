@@ -41,7 +41,6 @@ from fdaudit.spec.card import Card, load_card
 from fdaudit.spec.documents import read_yaml
 from fdaudit.spec.trust import refuse_code
 from fdaudit.storage.files import write_atomically, written_whole
-from fdaudit.storage.paths import local_path
 from fdaudit.storage.tree import refuse_links
 from fdaudit.storage.vault import Secrets, Vault
 from fdaudit.transcript.manifest import versions, write_manifest
@@ -117,20 +116,20 @@ def import_record(
         UsageError: an argument, the card or a file of the truth is wrong, or names untrusted code; nothing was written.
         IntegrityError: the record is damaged, or the truth contradicts it; nothing was written.
     """
-    source, target = local_path(record, "record"), local_path(out, "out")
+    source, target = Path(record), Path(out)
     if target.exists() or target.is_symlink():
         raise RunError("out", str(out), "exists already", "Choose another directory.")
     checked = check_record(source)
     if checked.findings:
         raise IntegrityError(list(checked.findings))
-    about, files = read_record(source), _Truth.of([local_path(t, "truth") for t in truth])
+    about, files = read_record(source), _Truth.of([Path(t) for t in truth])
     stated = _card_of(source, card)
     settings = read_yaml(audit, "audit") if isinstance(audit, Path) else audit
     if not isinstance(settings or {}, dict):
         raise SpecError("audit", str(audit), "is no mapping", "Write `key: value` lines.")
     refuse_code(settings or {}, "audit")
     spec = recorded_spec(stated, about.parties, settings or {})
-    known = None if seed_from is None else _secrets_of(local_path(seed_from, "seed-from"))
+    known = None if seed_from is None else _secrets_of(Path(seed_from))
     drawn = known or Secrets.draw(spec.seed)
     brought, uses = files.brought(), files.uses()
     _refuse_other_design(stated, brought)

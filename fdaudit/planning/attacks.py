@@ -8,7 +8,7 @@ from typing import Any
 from fdaudit import attacks
 from fdaudit.adversary.attack_plan import AttackPlan
 from fdaudit.config import validate
-from fdaudit.errors import SpecError, nearest
+from fdaudit.errors import Mistakes, SpecError, nearest
 from fdaudit.isolation.attacker import settings_of
 from fdaudit.spec.schema import AttackSpec, Spec
 from fdaudit.spec.trust import IMPORT, refuse_untrusted
@@ -26,17 +26,21 @@ def plan_attacks(spec: Spec) -> tuple[AttackPlan, ...]:
     if spec.attacks == "all":
         return tuple(plan_attack(name, {}, spec, "attacks.0.params", spec.adversaries) for name in known)
     wanted: dict[str, tuple[int, AttackSpec]] = {}
+    mistakes = Mistakes()
     for number, asked in enumerate(spec.attacks):
         field = f"attacks.{number}.name"
-        if asked.name not in known and not asked.name.startswith(IMPORT):
-            raise SpecError(field, asked.name, "is not a known attack", nearest(asked.name, known))
-        called = attacks.REGISTRY.called(asked.name, field)
-        if wanted.setdefault(called, (number, asked))[0] != number:
-            raise SpecError(field, asked.name, "is asked for twice", "Keep one of them.")
+        with mistakes.apart():
+            if asked.name not in known and not asked.name.startswith(IMPORT):
+                raise SpecError(field, asked.name, "is not a known attack", nearest(asked.name, known))
+            called = attacks.REGISTRY.called(asked.name, field)
+            if wanted.setdefault(called, (number, asked))[0] != number:
+                raise SpecError(field, asked.name, "is asked for twice", "Keep one of them.")
     plans = {name: _attack_plan(name, None, spec.adversaries) for name in known if name not in wanted}
     for name, (number, entry) in wanted.items():
         where, adversaries = f"attacks.{number}.params", entry.adversaries or spec.adversaries
-        plans[name] = plan_attack(entry.name, entry.params, spec, where, adversaries)
+        with mistakes.apart():
+            plans[name] = plan_attack(entry.name, entry.params, spec, where, adversaries)
+    mistakes.refuse()
     return tuple(plans[name] for name in dict.fromkeys([*known, *wanted]))
 
 

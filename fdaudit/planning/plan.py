@@ -17,7 +17,7 @@ from fdaudit.config import validate
 from fdaudit.data import Dataset, Splits, insert_canaries, load_dataset, make_splits, public_samples, test_xy
 from fdaudit.data.datasets import VOCABULARY, data_root
 from fdaudit.data.texts.vocabulary import known_words
-from fdaudit.errors import SpecError
+from fdaudit.errors import Mistakes, SpecError
 from fdaudit.federation.defenses import attach, refuse_untrainable
 from fdaudit.federation.networks import Networks
 from fdaudit.federation.protocol import (
@@ -277,8 +277,12 @@ def make_plan(spec: Spec, secrets: Secrets) -> Plan:
     if spec.preset is not None and not spec.preset.written_out:
         _, shared = _records(spec, secrets)
         spec = written_out(spec, protocol, sum(len(c.train) for c in shared.clients))
-    config = validate(protocol.Config, spec.protocol.params, "protocol.params")
-    attack_plans = plan_attacks(spec)
+    mistakes = Mistakes()
+    with mistakes.apart():
+        config = validate(protocol.Config, spec.protocol.params, "protocol.params")
+    with mistakes.apart():
+        attack_plans = plan_attacks(spec)
+    mistakes.refuse()
     protocol = _with_messages(spec, secrets, protocol, config)
     attached = attach(spec, protocol, config)
     _refuse_strangers(spec, protocol, config)

@@ -8,13 +8,12 @@ Guarantees:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextvars import copy_context
 from functools import partial
 from pathlib import Path
 from threading import Event
-from typing import Any
 
 from fdaudit import api
 from fdaudit.audit.backend import HERE, Elsewhere
@@ -23,11 +22,10 @@ from fdaudit.audit.run import Run
 from fdaudit.errors import RunError
 from fdaudit.progress import Tick
 from fdaudit.spec.schema import Spec, load_spec
-from fdaudit.storage.files import load_json
 from fdaudit.storage.locks import make_private, together, writing
 from fdaudit.storage.tree import refuse_links
 
-__all__ = ["PROTOCOLS", "quickstart", "specs", "table"]
+__all__ = ["PROTOCOLS", "quickstart", "specs"]
 
 PROTOCOLS = ("fedavg", "fedkd", "selective-fd", "fediod", "dafkd")
 """The runs in their order; the first one trains the reference lines for all."""
@@ -45,8 +43,8 @@ def quickstart(
     *,
     resume: bool = False,
     elsewhere: Elsewhere = HERE,
-    one_by_one: bool = False,
     tick: Tick = lambda what, done, total: None,
+    reported: Callable[[Run, Path], None] = lambda run, page: None,
 ) -> tuple[tuple[Run, ...], Path]:
     """Run every spec in its own directory below `out`; write the reports and the comparison.
 
@@ -57,8 +55,8 @@ def quickstart(
         out: where they go.
         resume: continue an interrupted quickstart.
         elsewhere: runs parts of the work on other machines, one part at a time.
-        one_by_one: start a run only after the previous run has its report.
         tick: progress; called from several threads.
+        reported: called with each run and its report's page once that is written; from another thread.
 
     Returns:
         The runs, and the path of the page that compares them.
@@ -71,7 +69,7 @@ def quickstart(
     _refuse_occupied(out, first, resume)
     refuse_links(out, wanted)
     make_private(out)
-    with together(), writing(out), _Beside(one_by_one or elsewhere is not HERE) as beside:
+    with together(), writing(out), _Beside(elsewhere is not HERE, reported) as beside:
         for number, (name, spec) in enumerate(wanted.items(), 1):
             place, seed_from = out / name, None if out / name == first else first
             step = beside.stopped_by(_step(tick, f"{number}/{len(wanted)} {name}"))
@@ -89,12 +87,13 @@ class _Beside:
 
     Args:
         wait: finish each run's attacks and report before anything else continues.
+        reported: called with a run and its page.
     """
 
-    def __init__(self, wait: bool) -> None:
-        self._wait, self._stop = wait, Event()
+    def __init__(self, wait: bool, reported: Callable[[Run, Path], None]) -> None:
+        self._wait, self._reported, self._stop = wait, reported, Event()
         self._attacks, self._reports = ThreadPoolExecutor(1 if wait else 2), ThreadPoolExecutor(1)
-        self._under_way = list[Future[Future[Path]]]()
+        self._under_way = list[Future[Future[None]]]()
 
     def __enter__(self) -> _Beside:
         return self
@@ -122,9 +121,9 @@ class _Beside:
             Exception: an error of an earlier run's attacks.
         """
 
-        def work() -> Future[Path]:
+        def work() -> Future[None]:
             attack()
-            return self._reports.submit(copy_context().run, api.report, run)
+            return self._reports.submit(copy_context().run, self._report, run)
 
         # In a copy of the caller's context, because the caller holds the locks on the runs.
         self._under_way.append(self._attacks.submit(copy_context().run, work))
@@ -133,6 +132,9 @@ class _Beside:
                 earlier.result()
         if self._wait:
             self.finish()
+
+    def _report(self, run: Run) -> None:
+        self._reported(run, api.report(run))
 
     def finish(self) -> None:
         """Wait until all runs have their reports."""
@@ -156,26 +158,3 @@ def _refuse_occupied(out: Path, first: Path, resume: bool) -> None:
         raise RunError("out", str(out), "exists already", "Choose another directory, or add --resume.")
     if not first.is_dir():
         raise RunError("out", str(out), "holds no quickstart", "Choose another directory.")
-
-
-def table(page: Path) -> list[str]:
-    """Return the comparison next to a page as lines for a terminal: accuracy, bytes and outcomes, one line a run."""
-    value: dict[str, Any] = load_json(page.with_name("comparison.json"))
-    goals = list(dict.fromkeys(o["goal"] for run in value["runs"] for o in run["outcomes"]))
-    rows = [["run", "server", "clients", "worst", "bytes", *goals]]
-    for run in value["runs"]:
-        found = {o["goal"]: o["level"] or "not-audited" for o in run["outcomes"]}
-        levels = [found.get(goal, "not-audited") for goal in goals]
-        rows.append([run["name"], *_shares(run["accuracy"]), _amount(run["bytes"]["total"]), *levels])
-    rows += [[line["line"], *_shares(line), "0 B"] for line in value["references"]]
-    widths = [max(len(row[i]) for row in rows if i < len(row)) for i in range(len(rows[0]))]
-    return ["  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=False)).rstrip() for row in rows]
-
-
-def _shares(line: Mapping[str, Any]) -> list[str]:
-    values = [(line["server"] or {}).get("value"), line["mean"], (line["worst"] or {}).get("value")]
-    return ["-" if v is None else f"{v:.1%}" for v in values]
-
-
-def _amount(n: int) -> str:
-    return f"{n / 1e6:.2f} MB" if n >= 1e6 else f"{n / 1e3:.1f} kB"

@@ -10,7 +10,6 @@ from fdaudit.reports.curves import Sweep, write_curves
 from fdaudit.reports.schema import read
 from fdaudit.reports.sweep_rows import SweepRun, axis_adversary, row_of
 from fdaudit.storage.files import load_json
-from fdaudit.storage.paths import local_path
 from fdaudit.storage.tree import refuse_links
 from fdaudit.sweeps.index import Entry, read_index
 from fdaudit.sweeps.sweep import run_directory
@@ -39,7 +38,7 @@ def curve(
     """
     if width not in WIDTHS:
         raise UsageError("width", width, "is not known", nearest(width, WIDTHS))
-    directory, target = local_path(sweep, "sweep"), local_path(out, "out")
+    directory, target = Path(sweep), Path(out)
     index = read_index(directory)
     runs = [_run(directory, e) for e in index.runs if e.in_grid]
     rows = tuple(row_of(c) for c in runs)

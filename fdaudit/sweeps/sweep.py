@@ -28,7 +28,6 @@ from fdaudit.spec.schema import Spec
 from fdaudit.storage.digests import canonical
 from fdaudit.storage.files import load_json, save_json
 from fdaudit.storage.locks import make_private, writing
-from fdaudit.storage.paths import local_path
 from fdaudit.storage.timings import read_timings
 from fdaudit.storage.tree import refuse_links
 from fdaudit.storage.vault import Secrets, Vault
@@ -121,7 +120,7 @@ def sweep(
     Raises:
         UsageError: the grid is wrong, or the directory is occupied; nothing was written.
     """
-    grid, directory = load_grid(source), local_path(out, "out")
+    grid, directory = load_grid(source), Path(out)
     runs = expand(grid)
     _refuse_occupied(directory, resume)
     refuse_links(directory, _OWN)

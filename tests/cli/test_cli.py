@@ -49,7 +49,7 @@ def done(original: Path, tmp_path: Path) -> Path:
 
 
 def test_run_prints_accuracy_cells_and_where_it_lies(shell: Shell) -> None:
-    code, out, err = shell("run", shell.spec(attacks=[LOSS]), "--out", "here", "--no-report")
+    code, out, err = shell("run", shell.spec(attacks=[LOSS]), "--out", "here", "--no-report", "--verbose")
     assert (code, err) == (0, "")
     result = json.loads((shell.home / "here" / "result.json").read_bytes())
     lines = out.splitlines()

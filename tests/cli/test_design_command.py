@@ -68,7 +68,6 @@ def test_json_has_the_same_figures(shell: Shell) -> None:
         ("digits", "--sites", "2", "--alpha", "1", "--out", "D"),
         ("digits", "--sites", "2", "--partition", "by-class", "--out", "D"),
         ("nowhere", "--sites", "2", "--out", "D"),
-        ("digits", "--sites", "2", "--out", "s3://bucket/D"),
         ("digits", "--sites", "2", "--out", "."),
     ],
 )

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 from fdaudit.reports.inheritance import standings
 from fdaudit.reports.matrix import attack_matrix
 from fdaudit.reports.schema import read
+from fdaudit.reports.summary import summarise
 from fdaudit.reports.verdict import LEVELS, judge_all
 
 from fdaudit.cli.app import _summary
-from fdaudit.cli.verdicts import verdicts
+from fdaudit.cli.verdicts import outcome, verdicts
 
 from ..helpers.cli_cases import Shell
 
@@ -48,12 +50,24 @@ def test_run_and_attack_print_them(
 ) -> None:
     shell = Shell(monkeypatch, capsys, tmp_path / "home")
     spec = shell.spec(attacks=[{"name": "loss-threshold"}])
-    out, _ = shell.told("run", spec, "--out", "here", "--no-report")
+    out, _ = shell.told("run", spec, "--out", "here", "--no-report", "--verbose")
     (line,) = [x for x in out.splitlines() if x.startswith("server / loss-threshold: ")]
     result = json.loads((shell.home / "here" / "result.json").read_bytes())
     assert line in list(verdicts(result))
     out, _ = shell.told("attack", "here", "loss-threshold")
     assert out.splitlines()[-1] == line
+
+
+def test_a_run_s_outcome_is_the_first_page_of_its_report() -> None:
+    checked = read(RESULT)
+    page = summarise(checked, judge_all(checked))
+    head, columns, *rows = outcome(RESULT)
+    assert head == f"Leak: {page.headline}"
+    assert re.split(r"  +", columns.strip()) == [goal.replace("-", " ") for goal in page.goals]
+    for line, row in zip(rows, page.matrix, strict=True):
+        assert re.split(r"  +", line) == [row.adversary, *(entry.words for entry in row.entries)]
+    cells = list(verdicts(RESULT))
+    assert list(outcome(RESULT, verbose=True)) == [*cells, "", head, columns, *rows]
 
 
 def test_a_leak_beside_a_failed_control_has_one_level_on_the_console() -> None:

@@ -6,6 +6,7 @@ import ast
 import dataclasses
 import hashlib
 import json
+import os
 import re
 import shlex
 import shutil
@@ -33,7 +34,7 @@ from fdaudit.sweeps.grid import Grid, expand, load_grid
 from fdaudit.transcript.messages import Message
 from fdaudit.types import KINDS
 
-from ..helpers.docs_pages import PAGES, ROOT, blocks, module, page, slugs, table
+from ..helpers.docs_pages import GENERATED, GENERATOR, PAGES, ROOT, blocks, module, page, slugs, table
 
 TINY = {
     "name": "A tiny audit",
@@ -48,7 +49,6 @@ TINY = {
     "victims": 1,
     "attacks": [{"name": "loss-threshold"}],
 }
-GENERATOR = module("generate")
 ROOMS = {"protocols": protocols.REGISTRY, "attacks": attacks.REGISTRY, "defences": defenses.REGISTRY}
 
 
@@ -63,17 +63,46 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 # -- generated pages and tables --------------------------------------------------------------------------------
 
 
-def test_the_generated_pages_are_what_the_generator_makes() -> None:
-    for name, make in GENERATOR.PAGES.items():
-        assert page(f"docs/{name}") == make(), f"run docs/generate.py: docs/{name} is not up to date"
+def test_the_generator_writes_every_page_and_no_other(tmp_path: Path) -> None:
+    gone, own = tmp_path / "attacks" / "gone.md", tmp_path / "faq.md"
+    gone.parent.mkdir()
+    gone.write_text("An attack that was removed.")
+    own.write_text("A hand-written page.")
+    GENERATOR.write(tmp_path)
+    written = {p.relative_to(tmp_path).as_posix(): p for p in tmp_path.rglob("*") if p.is_file()}
+    assert written.keys() == {*GENERATOR.PAGES, "faq.md"}
+    assert written["faq.md"].read_text() == "A hand-written page."
+    for name in GENERATOR.PAGES:
+        assert written[name].read_text(encoding="utf-8") == page(f"docs/{name}")
+    for name in GENERATOR.PAGES:
+        if name.endswith(".json"):
+            json.loads(page(f"docs/{name}"))
+
+
+def test_the_generator_does_not_touch_a_page_that_is_as_it_should_be(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sphinx reads every page again that was written."""
+    monkeypatch.setattr(GENERATOR, "PAGES", {"spec.md": lambda: "as before", "card.md": lambda: "new"})
+    monkeypatch.setattr(GENERATOR, "_ROOMS", {})
+    for name in ("spec.md", "card.md"):
+        (tmp_path / name).write_text("as before")
+        os.utime(tmp_path / name, ns=(1, 1))
+    GENERATOR.write(tmp_path)
+    assert (tmp_path / "spec.md").stat().st_mtime_ns == 1
+    assert (tmp_path / "card.md").read_text() == "new"
+
+
+def test_git_ignores_the_generated_pages_and_nothing_else_of_the_documentation() -> None:
+    lines = (ROOT / ".gitignore").read_text(encoding="utf-8").splitlines()
+    ignored = {line.removeprefix("/docs/") for line in lines if line.startswith("/docs/")}
+    assert ignored == {name if "/" not in name else f"{name.split('/')[0]}/" for name in GENERATOR.PAGES}
 
 
 @pytest.mark.parametrize("room", ["protocols", "attacks", "defences"])
-def test_a_room_has_no_page_that_is_not_generated(room: str) -> None:
-    """A page, or notes, of a name that is gone would stay for ever."""
-    wanted = {f"{name}.md" for name in ROOMS[room].names()}
-    assert _tops(ROOT / "docs" / room) == {"index.md", *wanted}
-    assert _tops(ROOT / "docs" / "notes" / room) == wanted
+def test_a_room_has_notes_for_each_name_and_no_other(room: str) -> None:
+    """Notes of a name that is gone would stay for ever."""
+    assert _tops(ROOT / "docs" / "notes" / room) == {f"{name}.md" for name in ROOMS[room].names()}
 
 
 @pytest.mark.parametrize(
@@ -238,7 +267,7 @@ def test_the_checker_and_verify_refuse_a_damaged_run(
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("name", ["README.md", "docs/storage.md", "docs/transcript.md"])
+@pytest.mark.parametrize("name", ["docs/tour.md", "docs/transcript.md"])
 def test_the_python_snippets_run(
     name: str, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -248,7 +277,7 @@ def test_the_python_snippets_run(
     assert snippets
     for snippet in snippets:
         exec(compile(snippet, name, "exec"), {"__name__": "snippet"})
-    assert name != "README.md" or "report" in capsys.readouterr().out
+    assert name != "docs/tour.md" or "report" in capsys.readouterr().out
 
 
 def test_canonical_form_is_as_the_page_writes_it() -> None:
@@ -328,10 +357,20 @@ def test_links_lead_somewhere() -> None:
         if target.startswith("https://"):
             continue
         path, _, anchor = target.partition("#")
-        file = (ROOT / name).parent / path if path else ROOT / name
-        assert file.exists(), f"{name}: {target}"
+        file = ((ROOT / name).parent / path).resolve() if path else ROOT / name
+        relative = file.relative_to(ROOT).as_posix()
+        assert relative in GENERATED or file.exists(), f"{name}: {target}"
         if anchor:
-            assert anchor in slugs(file.resolve().relative_to(ROOT).as_posix()), f"{name}: {target}"
+            assert anchor in slugs(relative), f"{name}: {target}"
+
+
+@pytest.mark.parametrize("name", ["README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md"])
+def test_pages_outside_the_site_link_to_files_of_the_repository(name: str) -> None:
+    """The generated pages are not in it."""
+    for target in re.findall(r"\]\(([^)\s#]+)[^)\s]*\)", page(name)):
+        if not target.startswith("https://"):
+            assert target not in GENERATED, target
+            assert (ROOT / target).exists(), target
 
 
 def test_named_files_exist() -> None:
@@ -340,7 +379,7 @@ def test_named_files_exist() -> None:
         f"{name}: {path}"
         for name in (*PAGES, "CHANGELOG.md")
         for path in named.findall(page(name))
-        if not (ROOT / path).is_file()
+        if not (path in GENERATED or (ROOT / path).is_file())
     ]
     assert absent == []
 

@@ -24,10 +24,10 @@ OFFLINE = [
 ]
 
 
-def test_the_readme_names_every_example() -> None:
+def test_the_examples_page_names_every_example() -> None:
     assert len(EXAMPLES) >= 6
     for path in [*EXAMPLES, *GRIDS, *QUICKSTART]:
-        assert f"`{path.relative_to(ROOT).as_posix()}`" in page("README.md")
+        assert f"`{path.relative_to(ROOT).as_posix()}`" in page("docs/examples.md")
 
 
 @pytest.mark.parametrize("path", [*QUICKSTART, *EXAMPLES], ids=lambda p: p.stem)

@@ -23,6 +23,7 @@ from fdaudit.importing.scored_statement import Statement, schema
 from fdaudit.importing.site_score import score_at_site, take_scores
 from fdaudit.storage.digests import canonical
 
+from ..helpers.docs_pages import page
 from ..helpers.evidence_cases import keypair
 from ..helpers.run_cases import cli, tree
 from .site_cases import Asker, Two
@@ -311,7 +312,7 @@ def test_figures_about_victims_whose_candidates_are_out_are_not_taken(sent: Sent
 
 
 def test_the_published_schema_takes_what_a_site_writes(sent: Sent) -> None:
-    published = json.loads((Path(__file__).parents[2] / "docs" / "scored.schema.json").read_bytes())
+    published = json.loads(page("docs/scored.schema.json"))
     assert published == json.loads(json.dumps(schema()))
     assert Statement.model_validate_json(json.dumps(sent.statement))
     for owner in (published, *published["$defs"].values()):

@@ -12,6 +12,7 @@ from fdaudit.protocols import REGISTRY
 
 import fdaudit
 from fdaudit import attacks
+from fdaudit.audit.backend import Elsewhere
 from fdaudit.errors import UsageError
 from fdaudit.planning.plan import make_plan
 from fdaudit.progress import Tick
@@ -145,7 +146,7 @@ def test_runs_one_by_one_or_beside_each_other_are_the_same(tmp_path: Path) -> No
         (tmp_path / "by-one" / name / "vault").mkdir(parents=True)
         secrets = (tmp_path / "beside" / name / "vault" / "secrets.json").read_bytes()
         (tmp_path / "by-one" / name / "vault" / "secrets.json").write_bytes(secrets)
-    by_one, _ = suite.quickstart(tmp_path / "by-one", resume=True, one_by_one=True)
+    by_one, _ = suite.quickstart(tmp_path / "by-one", resume=True, elsewhere=Elsewhere())
     assert [r.result for r in by_one] == [r.result for r in beside]
 
 
@@ -213,15 +214,20 @@ def test_what_is_in_the_way_is_left_alone(what: str, resume: bool, tmp_path: Pat
 
 @pytest.mark.thorough
 @pytest.mark.usefixtures("small")
-def test_the_command_prints_a_line_a_run(
+def test_the_command_prints_each_run_s_outcome_and_then_a_line_a_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
     code, out, err = cli(monkeypatch, capsys, "quickstart")
     assert (code, err) == (0, "")
-    verdicts, *lines = out.strip().partition("\n\n")[0], *out.partition("\n\n")[2].splitlines()
-    assert all(line.startswith(("one: ", "other: ")) for line in verdicts.splitlines())
-    assert "loss-threshold" in verdicts
+    *runs, table, page = out.strip().split("\n\n")
+    for name, told in zip(("one", "other"), runs, strict=True):
+        head, _, *matrix, report = told.splitlines()
+        assert (head, report) == (f"== {name}", f"report  audit/{name}/report/index.html")
+        assert [line.split()[0] for line in matrix[1:]] == ["server"]
+    assert "loss-threshold" not in out
+    lines = table.splitlines()
+    assert page == "page    audit/index.html"
     value = json.loads((tmp_path / "audit" / "comparison.json").read_bytes())
     goals = ["reconstruction", "text-reconstruction", "membership", "label-distribution", "model-extraction"]
     assert sorted(lines[0].split()) == sorted(["run", "server", "clients", "worst", "bytes", *goals])
@@ -231,11 +237,6 @@ def test_the_command_prints_a_line_a_run(
         assert f"{run['bytes']['total'] / 1e3:.1f} kB" in line
     levels = {o["goal"]: o["level"] for o in value["runs"][1]["outcomes"]}
     assert lines[2].split()[-3:] == [levels[goal] for goal in lines[0].split()[-3:]]
-    assert [line.split() for line in lines[-3:]] == [
-        ["run", "audit/one"],
-        ["run", "audit/other"],
-        ["page", "audit/index.html"],
-    ]
     assert cli(monkeypatch, capsys, "quickstart")[0] == 2
     code, out, _ = cli(monkeypatch, capsys, "quickstart", "--resume", "--json")
     said = json.loads(out)

@@ -15,9 +15,8 @@ from fdaudit.reports.matrix import attack_matrix
 from fdaudit.reports.schema import Result, read
 from fdaudit.reports.verdict import LEVELS, judge_all
 
+from ..helpers.docs_pages import page
 from ..helpers.report_cases import FIXTURES, TIMINGS, Document, load, minimal, numbers
-
-ROOT = Path(__file__).parents[2]
 
 
 def as_json(raw: dict[str, Any], *, public: bool = False) -> dict[str, Any]:
@@ -32,7 +31,7 @@ def matrix_of(result: Result) -> Any:
 @pytest.mark.parametrize("raw", [load(), minimal()], ids=["fixture", "least"])
 @pytest.mark.parametrize("public", [False, True])
 def test_the_json_follows_the_published_schema(raw: dict[str, Any], public: bool) -> None:
-    published = json.loads((ROOT / "docs" / "report.schema.json").read_text("utf-8"))
+    published = json.loads(page("docs/report.schema.json"))
     assert published == json_schema()
     jsonschema.Draft202012Validator(published).validate(as_json(raw, public=public))
 

@@ -144,7 +144,6 @@ COMMANDS: Mapping[str, Callable[[Path], tuple[object, ...]]] = {
     "export-view": lambda home: ("export-view", home / "run", "server", "--out", home / "made"),
     "compare": lambda home: ("compare", home / "run", home / "other", "--out", home / "made"),
     "verify": lambda home: ("verify", home / "run"),
-    "report URL": lambda home: ("report", f"file://{home}/run"),
 }
 OF_THE_VAULT = ("run --seed-from",)
 """Commands that read the vault and the controls only."""
@@ -157,7 +156,6 @@ REPRESENTATIVE = (
     ("report", "result.json", _hard),
     ("report --out", "report", _linked),
     ("report --public", "vault", _linked),
-    ("report URL", "report", _linked_to_a_folder),
     ("score", "attacks/.external-mine.json.tmp", _linked_to_a_private_file),
     ("ledger", "spec.yaml", _linked_to_a_private_file),
     ("ledger --curve", "report", _linked_to_a_folder),

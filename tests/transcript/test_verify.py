@@ -54,6 +54,13 @@ def flips(path: Path, masks: Callable[[int], list[int]]) -> Iterator[tuple[int, 
     assert path.read_bytes() == whole
 
 
+def test_a_copy_without_the_vault_is_intact(original: Path, tmp_path: Path) -> None:
+    """The page on the transcript tells readers to copy a run so."""
+    copy = shutil.copytree(original, tmp_path / "copy", ignore=shutil.ignore_patterns("vault"))
+    assert not (copy / "vault").exists()
+    assert verify(copy) == []
+
+
 def test_a_list_of_defects_has_an_end(damaged: Path) -> None:
     """Each line of a log may hold a defect, and a log a million lines."""
     log = damaged / LOG

@@ -1,1 +1,0 @@
-"""Directories behind URLs."""
