@@ -13,6 +13,7 @@ from fdaudit.transcript.messages import role
 
 from .._uploads import MODELS, after, broadcasts, uploads_of
 from ._derived import Reading
+from ._ridge import unexplained
 
 if TYPE_CHECKING:
     from fdaudit.adversary.view import View
@@ -25,11 +26,6 @@ __all__ = ["broadcast_changes", "changes_of"]
 
 _MOST_PARAMETERS = 100_000
 """Values of all changes together."""
-_RELATIVE = 1e-6
-"""Eigenvalues below this share of the largest are rounding."""
-_NOISES = 10.0 ** torch.arange(-7, 1.01, 0.25, dtype=torch.float64)
-"""Variances of noise that are tried, over the largest of the shadows' own."""
-_TINY = 1e-300
 
 
 def broadcast_changes(view: View) -> list[tuple[Message, Message]]:
@@ -86,7 +82,7 @@ def changes_of(
             client: weights[client] * torch.stack([_change(model, start, values) for model in one.models])
             for client, one in made.items()
         }
-        found.append(Reading(seen=seen, parts=parts, noise=_unexplained([*parts.values()], seen)))
+        found.append(Reading(seen=seen, parts=parts, noise=unexplained([*parts.values()], seen)))
     return found
 
 
@@ -110,21 +106,3 @@ def _weights(view: View, records: Mapping[str, float]) -> dict[str, float]:
         held = dict(records)
     total = sum(held.values())
     return {client: n / total for client, n in held.items()}
-
-
-def _unexplained(parts: Sequence[Tensor], seen: Tensor) -> float:
-    """Return the variance of noise on all values under which a sum of shadows' parts (m, d) is likeliest.
-
-    The sum is Gaussian with the covariance of its parts, in the span of all shadows.
-    """
-    rows = torch.cat([part - part.mean(0) for part in parts])
-    away = seen - torch.stack([part.mean(0) for part in parts]).sum(0)
-    values, basis = torch.linalg.eigh((rows @ rows.T).double())
-    known = values > _RELATIVE * values.max().clamp_min(_TINY)
-    if not bool(known.any()):
-        return 0.0
-    energy = (basis.T @ (rows @ away).double())[known].square() / values[known]
-    variance = values[known] / len(parts[0])
-    noise = (_NOISES * variance.max())[:, None]
-    likelihood = -(energy / (variance + noise) + (variance + noise).log()).sum(1)
-    return float(noise[likelihood.argmax()])

@@ -10,7 +10,7 @@ import torch
 from fdaudit.attacks.membership._broadcasts import broadcast_changes, changes_of
 from fdaudit.attacks.membership._derived import Reading, joined
 from fdaudit.attacks.membership._matched import Matched
-from fdaudit.attacks.membership._ridge import regressed_sum
+from fdaudit.attacks.membership._ridge import regressed_in_parts, regressed_sum, unexplained
 from fdaudit.attacks.membership.rehearsed_regression import RehearsedRegression, RehearsedRegressionConfig
 
 from fdaudit import protocols
@@ -131,3 +131,20 @@ def test_a_model_that_was_not_averaged_is_not_read(tmp_path: Path) -> None:
     case, task = seen(tmp_path, "feded", distill_steps=2)
     assert not broadcast_changes(case.view)
     assert "of models" in ATTACK.applicable(case.view, case.knowledge, task).reason
+
+
+def test_an_upload_that_shadows_do_not_explain_counts_less() -> None:
+    """FedGEN's clients learn generated features from the second round on, which no shadow does."""
+    draws = stream(5)
+    coins = (torch.rand(81, 6, generator=draws) < 0.5).float() * 2 - 1
+    told = coins @ torch.randn(6, 50, generator=draws) + 0.5 * torch.randn(81, 50, generator=draws)
+    later = coins @ torch.randn(6, 50, generator=draws) + 0.5 * torch.randn(81, 50, generator=draws)
+    later[80] += 20 * torch.randn(50, generator=draws)
+    noise = [unexplained([one[:80]], one[80]) for one in (told, later)]
+    assert noise[1] > 30 * noise[0]
+    parts = [(one[:80], one[80], n) for one, n in zip((told, later), noise, strict=True)]
+    found = regressed_in_parts(parts, coins[:80], stack=False)
+    assert torch.equal(found.coins.sign(), coins[80].double())
+    blind = regressed_in_parts([(a, b, 0.0) for a, b, _ in parts], coins[:80], stack=False)
+    truth = coins[80].double()
+    assert float((found.coins - truth).square().mean()) < float((blind.coins - truth).square().mean())
