@@ -47,6 +47,7 @@ REGISTRY: Registry[Attack] = Registry(
         "noise-robustness": "fdaudit.attacks.label_only.noise:NoiseRobustness",
         "paired-logits": "fdaudit.attacks.model_inversion.paired_logits:PairedLogits",
         "pixel-comparison": "fdaudit.attacks.gradient_inversion.comparison:PixelComparison",
+        "pixel-matching": "fdaudit.attacks.membership.comparisons:PixelMatching",
         "plg-mi": "fdaudit.attacks.model_inversion.plg_mi:PLGMI",
         "prototype-regression": "fdaudit.attacks.membership.prototypes:PrototypeRegression",
         "rehearsed-regression": "fdaudit.attacks.membership.rehearsed_regression:RehearsedRegression",

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from fdaudit.adversary.view import View
     from fdaudit.transcript.messages import Message
 
-__all__ = ["PixelComparison", "PixelComparisonConfig", "between"]
+__all__ = ["PixelComparison", "PixelComparisonConfig", "between", "steps_of"]
 
 
 class PixelComparisonConfig(Config):
@@ -63,7 +63,7 @@ class PixelComparison:
             return Applicability(False, "no auxiliary record says how bright pixels are")
         if not view.hyperparameters.get("l1", 1):
             return Applicability(False, "the gradients compare no image with a record: l1 is 0")
-        if any(_steps(view, target) for target in task.targets):
+        if any(steps_of(view, target) for target in task.targets):
             return Applicability(True)
         return Applicability(False, "no gradients at images of a victim's own labels in view")
 
@@ -74,7 +74,7 @@ class PixelComparison:
         if knowledge.auxiliary is None:
             raise ValueError("pixel-comparison: no auxiliary records. Ask `applicable` first.")
         typical = knowledge.auxiliary[0].flatten(1)
-        steps = {target: _steps(view, target) for target in task.targets}
+        steps = {target: steps_of(view, target) for target in task.targets}
         return tuple(self._guess(view, target, found, typical) for target, found in steps.items() if found)
 
     def _guess(
@@ -128,7 +128,7 @@ def between(x: Tensor, brighter: Tensor, typical: Tensor) -> Tensor:
     return torch.where(inside.any(0), mean, (low + high) / 2)
 
 
-def _steps(view: View, target: str) -> list[tuple[Message, Message, Message]]:
+def steps_of(view: View, target: str) -> list[tuple[Message, Message, Message]]:
     """Return a client's steps in view: its labels, the images made of them, and its gradients at the images."""
     own = [
         *view.select(kind="private_labels", sender=target),

@@ -57,7 +57,7 @@ class Reading:
 
 
 def joined(readings: Sequence[Reading]) -> Reading:
-    """Join readings of the same shadows, each scaled by how much these differ in it.
+    """Join readings of the same shadows, each scaled by how much these and a defence's noise differ in it.
 
     Where some have rehearsed federations and others none, those of the others follow from their shadows and noise.
     """
@@ -71,7 +71,7 @@ def joined(readings: Sequence[Reading]) -> Reading:
         spread = sum(
             ((part - part.mean(0)).square().sum(1).mean() for part in one.parts.values()), torch.zeros(())
         )
-        scale = float(spread.sqrt().clamp_min(_FLOOR))
+        scale = float((spread + one.noise * len(one.seen)).sqrt().clamp_min(_FLOOR))
         seen.append(one.seen / scale)
         noise += one.noise / scale**2 * len(one.seen) / width
         for client, of in rows.items():

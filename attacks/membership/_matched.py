@@ -139,6 +139,7 @@ def strangers(
     *,
     records: int,
     training: Mapping[str, Any],
+    start: Parameters | None = None,
     most_steps: int,
     seed: int,
 ) -> Matched:
@@ -153,6 +154,7 @@ def strangers(
         count: number of models.
         records: largest number of records of each model.
         training: the public configuration of the training to simulate.
+        start: their initial weights; if omitted, as of `matched`.
         most_steps: of one model.
         seed: of classes, records and batches.
     """
@@ -161,7 +163,7 @@ def strangers(
     x, y = knowledge.auxiliary
     inside = drawn_of_stranger(view, knowledge, client, count, records=records, seed=seed)
     recipe = recipe_of(training, y, records=int(inside.sum(1).max()), most_steps=most_steps)
-    start = _initial(knowledge)
+    start = _initial(knowledge) if start is None else start
     own = child_seed(seed, "strangers", client)
     models = shadow_models(knowledge, x, y, inside, seed=own, recipe=recipe, start=start)
     nobody = torch.zeros(count, 0, dtype=torch.bool)

@@ -17,6 +17,7 @@ __all__ = [
     "regressed_rehearsed",
     "regressed_sum",
     "stacked",
+    "unexplained",
 ]
 
 _FLOOR = 1e-6
@@ -25,6 +26,11 @@ _RIDGES = 10.0 ** torch.arange(-5, 2.01, 0.25, dtype=torch.float64)
 """λ over the mean squared length of centred answers."""
 _OWN_SHARES = (0.3, 1.0, 3.0)
 """How much more than other answers those about a coin's own candidates may count."""
+_RELATIVE = 1e-6
+"""Eigenvalues below this share of the largest are rounding."""
+_NOISES = 10.0 ** torch.arange(-7, 1.01, 0.25, dtype=torch.float64)
+"""Variances of noise that are tried, over the largest of the shadows' own."""
+_TINY = 1e-300
 _FEW_RIDGES = 10.0 ** torch.arange(-3, 2.01, 0.5, dtype=torch.float64)
 
 
@@ -106,8 +112,9 @@ def regressed_in_parts(
 
 
 def _scaled(theirs: Tensor, mine: Tensor, noise: float) -> tuple[Tensor, Tensor, float]:
-    """Divide answers (m, d) and (d,) by the root of the shadows' mean squared distance from their mean."""
-    scale = (theirs - theirs.mean(0)).square().sum(1).mean().sqrt().clamp_min(_FLOOR)
+    """Divide answers (m, d) and (d,) by the root of the shadows' mean squared distance from their mean, and noise."""
+    spread = (theirs - theirs.mean(0)).square().sum(1).mean() + noise * len(mine)
+    scale = spread.sqrt().clamp_min(_FLOOR)
     return theirs / scale, mine / scale, noise / float(scale) ** 2
 
 
@@ -305,6 +312,24 @@ def _solved(
     ridges = _FEW_RIDGES[:, None]
     found: Tensor = (toward / (values.clamp_min(0) + ridges)) @ known
     return found
+
+
+def unexplained(parts: Sequence[Tensor], seen: Tensor) -> float:
+    """Return the variance of noise on all values under which a sum of shadows' parts (m, d) is likeliest.
+
+    The sum is Gaussian with the covariance of its parts, in the span of all shadows.
+    """
+    rows = torch.cat([part - part.mean(0) for part in parts])
+    away = seen - torch.stack([part.mean(0) for part in parts]).sum(0)
+    values, basis = torch.linalg.eigh((rows @ rows.T).double())
+    known = values > _RELATIVE * values.max().clamp_min(_TINY)
+    if not bool(known.any()):
+        return 0.0
+    energy = (basis.T @ (rows @ away).double())[known].square() / values[known]
+    variance = values[known] / len(parts[0])
+    noise = (_NOISES * variance.max())[:, None]
+    likelihood = -(energy / (variance + noise) + (variance + noise).log()).sum(1)
+    return float(noise[likelihood.argmax()])
 
 
 def _judged(coins: Tensor, left_out: Tensor, spread: Tensor, truth: Tensor) -> Regressed:

@@ -22,7 +22,7 @@ from ._coins import pairs_of, scores_of
 from ._followed import Answered, answered_in_rounds, followed
 from ._matched import Matched, before_answers, matched
 from ._references import missing
-from ._ridge import Own, Regressed, regressed, regressed_in_parts
+from ._ridge import Own, Regressed, regressed, regressed_in_parts, unexplained
 from ._statistics import confidence
 from ._treatment import Treatment, treatments
 
@@ -172,7 +172,10 @@ class CoinRegression:
         parts, rounds, own = list[tuple[Tensor, Tensor, float]](), 0, list[Own]()
         for made, one in self._shown(view, knowledge, challenge, heard, sent):
             coins, rounds = made.coins, rounds + (one.kind in ("logits", "soft_labels"))
-            parts.append((*_read(_answers(knowledge, made, one), coins, one), one.noise))
+            theirs, mine = _read(_answers(knowledge, made, one), coins, one)
+            # What else trains beside the records, as FedGEN's generated features do, is noise to the shadows.
+            noise = unexplained([theirs], mine) if one.kind == "change" else one.noise
+            parts.append((theirs, mine, noise))
         if not sent and len(heard) == 1:
             first = parts[0]
             if (later := self._later(view, knowledge, challenge, made, first)) is not None:

@@ -13,6 +13,7 @@ from fdaudit.types import Applicability, AttackTask, Membership
 
 from .._reading import reads_forms
 from .._target_model import asked
+from ._broadcasts import broadcast_changes, changes_of
 from ._coins import scores_of
 from ._derived import averages, joined, mixtures
 from ._ensemble import ensembles_of, weights_of
@@ -24,6 +25,7 @@ from ._ridge import Regressed, regressed_rehearsed, regressed_sum
 if TYPE_CHECKING:
     from fdaudit.adversary.knowledge import Knowledge
     from fdaudit.adversary.view import View
+    from fdaudit.training.trainer import Parameters
 
     from ._derived import Reading
 
@@ -39,6 +41,8 @@ class RehearsedRegressionConfig(Config):
     """Training steps of one shadow model, at most."""
     rounds: int = Field(4, ge=1)
     """Averages that are looked at, at most: those of the first rounds."""
+    broadcasts: int = Field(8, ge=0)
+    """Changes of the broadcast model that are looked at, at most: the first ones."""
     samples: int = Field(1000, ge=1)
     """Samples of one average that are looked at, at most."""
     rehearsals: int = Field(24, ge=4)
@@ -53,8 +57,9 @@ class RehearsedRegressionConfig(Config):
 class RehearsedRegression:
     """Reads the coins of clients whose messages it does not see off what was made of all clients' messages.
 
-    What is in view is a sum of what every client adds, and a residual: an average of answers of any round, the mixture
-    of all answers that FedIOD's cotangents tell a client, or the answers of a model that was distilled from an average.
+    What is in view is a sum of what every client adds, and a residual: an average of answers of any round, the change
+    of a broadcast model that averages clients' models, the mixture of all answers that FedIOD's cotangents tell a
+    client, or the answers of a model that was distilled from an average.
     Matched shadows show what each client adds, with and without each candidate. Where a model was distilled, the
     protocol runs on a few federations of the adversary's own, and what their models answer beyond the average of their
     teachers is the residual. All that is in view is read together, if left-out shadows show that this tells more.
@@ -78,9 +83,9 @@ class RehearsedRegression:
     control: ClassVar[dict[str, str]] = {"on": "average"}
     tasks: ClassVar[tuple[str, ...]] = ("single-label", "text")
     profiles: ClassVar[dict[str, dict[str, Any]]] = {
-        "quick": {"shadows": 144, "rounds": 1, "rehearsals": 16, "rehearsed_rounds": 2},
+        "quick": {"shadows": 144, "rounds": 1, "broadcasts": 3, "rehearsals": 16, "rehearsed_rounds": 2},
         "standard": {"shadows": 500, "rounds": 8, "rehearsals": 48},
-        "full": {"shadows": 2000, "rounds": 20, "rehearsals": 100},
+        "full": {"shadows": 2000, "rounds": 20, "broadcasts": 20, "rehearsals": 100},
     }
     Config: ClassVar[type[RehearsedRegressionConfig]] = RehearsedRegressionConfig
 
@@ -97,12 +102,12 @@ class RehearsedRegression:
         ensembles = ensembles_of(view, knowledge, task, 1, 1)
         if any(set(one.weights) & hidden for one in ensembles) or _has_mixtures(view):
             return Applicability(True)
-        if self._distils(view, knowledge, task):
+        if self._distils(view, knowledge, task) or self._changes(view):
             return Applicability(True)
         return Applicability(
             False,
-            "neither an average of answers, nor a mixture of them, nor a model of a short protocol that can be "
-            "rehearsed in view",
+            "neither an average of answers or of models, nor a mixture of answers, nor a model of a short protocol "
+            "that can be rehearsed in view",
         )
 
     def run(
@@ -126,21 +131,26 @@ class RehearsedRegression:
             if name in _hidden(view, task)
         )
 
-    def _shadows(self, view: View, knowledge: Knowledge, task: AttackTask) -> dict[str, Matched]:
-        """Return shadows of every client whose answers are not in view, as they are before the first answers."""
-        cfg, training = self.config, before_answers(view.hyperparameters)
+    def _shadows(
+        self, view: View, knowledge: Knowledge, task: AttackTask, start: Parameters | None = None
+    ) -> dict[str, Matched]:
+        """Return shadows of every client whose answers are not in view.
+
+        They are as the clients are before their first answers, or after training from a model that was broadcast.
+        """
+        cfg, training = self.config, before_answers(view.hyperparameters, from_upload=start is not None)
         records = max(len(c.y) for c in task.challenges.values()) // 2
         found = {}
         for client in (p for p in view.parties if role(p) == "client" and p not in view.members):
             if client in task.challenges:
                 found[client] = matched(
                     view, knowledge, task.challenges[client], cfg.shadows,
-                    training=training, paired=True, most_steps=cfg.most_steps, seed=cfg.seed,
+                    training=training, start=start, paired=True, most_steps=cfg.most_steps, seed=cfg.seed,
                 )  # fmt: skip
             else:
                 found[client] = strangers(
                     view, knowledge, client, cfg.shadows,
-                    records=records, training=training, most_steps=cfg.most_steps, seed=cfg.seed,
+                    records=records, training=training, start=start, most_steps=cfg.most_steps, seed=cfg.seed,
                 )  # fmt: skip
         return found
 
@@ -158,6 +168,11 @@ class RehearsedRegression:
             found["the first average"] = rounds[0]
         if len(rounds) > 1:
             found[f"{len(rounds)} averages"] = joined(rounds)
+        changes = changes_of(view, cfg.broadcasts, lambda start: self._shadows(view, knowledge, task, start))
+        if changes:
+            found["the broadcast model's first change"] = changes[0]
+        if len(changes) > 1:
+            found[f"{len(changes)} changes of the broadcast model"] = joined(changes)
         mixture = mixtures(view, knowledge, made, samples=2 * cfg.samples, seed=cfg.seed)
         if mixture is not None:
             found["mixtures of answers"] = mixture
@@ -167,6 +182,9 @@ class RehearsedRegression:
         if model is not None and len(found) > 1:
             found["all of these"] = joined([*found.values()][-2:])
         return found
+
+    def _changes(self, view: View) -> bool:
+        return self.config.broadcasts > 0 and bool(broadcast_changes(view))
 
     def _distils(self, view: View, knowledge: Knowledge, task: AttackTask) -> bool:
         """Return whether a model that was made of all clients' answers can be asked, and its making rehearsed."""

@@ -120,6 +120,8 @@ def _discriminated(attack: AttackPlan, plan: Case, made: Design, steps: int) -> 
 
 def compared_records(attack: AttackPlan, plan: Case) -> dict[str, Control]:
     """Return both controls: gradients that compare auxiliary records with images near them, and signs at random."""
+    if attack.card["goal"] == "membership":
+        return _compared_members(attack, plan)
     held = len(plan.auxiliary[1])
     generator = child(plan.seed, "control", attack.name, "victims")
     order = torch.randperm(held, generator=generator)
@@ -147,22 +149,51 @@ def compared_records(attack: AttackPlan, plan: Case) -> dict[str, Control]:
     }
 
 
+def _compared_members(attack: AttackPlan, plan: Case) -> dict[str, Control]:
+    """Return both controls of an attack on membership: images are compared with members, or with other records.
+
+    Signs at random would not do: labels in clear already tell of members.
+    """
+    made = design(attack, plan, share=_SHARE, random_labels=False)
+    generator = child(plan.seed, "control", attack.name, "noise")
+    source = {"positive": made.members, "negative": made.rest}
+    found = {}
+    for name, (x, y) in source.items():
+        with said(plan, attack, _comparisons(x, y, generator, true=True)) as view:
+            found[name] = score(attack, plan, view, made)
+    pairs, rest = len(made.member) // 2, len(made.rest[1])
+    how = f"auxiliary records compared with {_TIMES} images under noise of {_NEAR:g} each"
+    return passed(
+        (f"{pairs} {how}, against {pairs} others", found["positive"]),
+        (f"{rest} {how} that are no candidates", found["negative"]),
+    )
+
+
+def _comparisons(
+    real: Tensor, labels: Tensor, generator: torch.Generator, *, true: bool
+) -> list[tuple[str, str, str, Mapping[str, Tensor]]]:
+    """Return the messages of a client whose records are compared with images near them, or under signs at random."""
+    target = "client/0"
+    messages: list[tuple[str, str, str, Mapping[str, Tensor]]] = []
+    for _ in range(_TIMES):
+        shown = (real + _NEAR * torch.randn(real.shape, generator=generator)).clamp(0, 1)
+        stray = _STRAY * torch.randn(real.shape, generator=generator)
+        signs = (shown - real).sign() if true else torch.randn(real.shape, generator=generator).sign()
+        messages += [
+            (target, "server", "private_labels", {"values": labels.to(torch.uint8)}),
+            ("server", target, "generated_samples", {"samples": shown}),
+            (target, "server", "sample_gradients", {"values": signs + stray}),
+        ]
+    return messages
+
+
 def _compared(
     attack: AttackPlan, plan: Case, victims: Tensor, known: Tensor, generator: torch.Generator, *, true: bool
 ) -> Mapping[str, Figure]:
     """Return the attack's scores on records compared with images near them, or under signs at random."""
     x, y = plan.auxiliary
     real, target = x[victims], "client/0"
-    messages = []
-    for _ in range(_TIMES):
-        shown = (real + _NEAR * torch.randn(real.shape, generator=generator)).clamp(0, 1)
-        stray = _STRAY * torch.randn(real.shape, generator=generator)
-        signs = (shown - real).sign() if true else torch.randn(real.shape, generator=generator).sign()
-        messages += [
-            (target, "server", "private_labels", {"values": y[victims].to(torch.uint8)}),
-            ("server", target, "generated_samples", {"samples": shown}),
-            (target, "server", "sample_gradients", {"values": signs + stray}),
-        ]
+    messages = _comparisons(real, y[victims], generator, true=true)
     auxiliary = (x[known], y[known])
     with said(plan, attack, messages) as view:
         case = Trial(

@@ -1,0 +1,116 @@
+"""Membership from gradients that compare generated images with a client's records, pixel by pixel."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from fdaudit.config import Config
+from fdaudit.types import Applicability, AttackTask, Challenge, Membership
+
+from .._reading import reads_forms
+from ..gradient_inversion.comparison import steps_of
+from ._coins import against_its_pair
+
+if TYPE_CHECKING:
+    from fdaudit.adversary.knowledge import Knowledge
+    from fdaudit.adversary.view import View
+
+__all__ = ["PixelMatching", "PixelMatchingConfig", "agreement"]
+
+
+class PixelMatchingConfig(Config):
+    """Settings of pixel matching."""
+
+    steps: int = Field(400, ge=1)
+    """Most steps that are read, the last ones."""
+    best: int = Field(16, ge=1)
+    """Comparisons of each candidate that count, at most: those that agree most with it."""
+
+
+def agreement(x: Tensor, images: Tensor, gradients: Tensor) -> Tensor:
+    """Return how well records explain the signs of gradients (n, k): 1 if all agree, 0 on average if none is behind.
+
+    Args:
+        x: (n, d) records.
+        images: (k, d) generated images.
+        gradients: (k, d) at these, of an L1 loss between image and record, and of other losses.
+    """
+    signs = gradients.sign()
+    return torch.stack([((images - record).sign() * signs).mean(1) for record in x])
+
+
+@reads_forms
+class PixelMatching:
+    """Scores a candidate by how well it explains the signs of gradients of an L1 loss.
+
+    AsynDGAN's clients return the gradient of an L1 loss between a generated image and the record whose label the image
+    was made from. Its sign says for each pixel which of the two is brighter. If a candidate is behind a gradient,
+    nearly all signs agree with it. The gradients at images of the candidate's own label are compared with it, and the
+    mean of the best ones is its score. No model is trained.
+    """
+
+    name: ClassVar[str] = "pixel-matching"
+    work: ClassVar[dict[str, Any]] = {"once": 500, "each": 100, "grows": ("steps",)}
+    goal: ClassVar[str] = "membership"
+    needs: ClassVar[tuple[str, ...]] = ("sample_gradients",)
+    assumes: ClassVar[tuple[str, ...]] = ()
+    tasks: ClassVar[tuple[str, ...]] = ("single-label", "segmentation")
+    source: ClassVar[str] = "ours; the loss is that of Chang et al. 2020, Eq. 3"
+    profiles: ClassVar[dict[str, dict[str, Any]]] = {
+        "quick": {"steps": 400},
+        "standard": {"steps": 1000},
+        "full": {"steps": 10000},
+    }
+    control: ClassVar[dict[str, Any]] = {"on": "comparisons"}
+    Config: ClassVar[type[PixelMatchingConfig]] = PixelMatchingConfig
+
+    def __init__(self, config: PixelMatchingConfig) -> None:
+        self.config = config
+
+    def applicable(self, view: View, knowledge: Knowledge, task: AttackTask) -> Applicability:
+        """Check for a challenged victim's labels and gradients, and the images between them."""
+        if not task.challenges:
+            return Applicability(False, "no challenge was issued for the victims")
+        if not view.hyperparameters.get("l1", 1):
+            return Applicability(False, "the gradients compare no image with a record: l1 is 0")
+        if any(steps_of(view, target) for target in task.challenges):
+            return Applicability(True)
+        return Applicability(False, "no gradients at images of a victim's own labels in view")
+
+    def run(
+        self, view: View, knowledge: Knowledge, task: AttackTask, generator: torch.Generator
+    ) -> tuple[Membership, ...]:
+        """Return one `Membership` for each victim with such gradients; the attack is deterministic."""
+        found = []
+        for name, challenge in task.challenges.items():
+            steps = steps_of(view, name)[-self.config.steps :]
+            if not steps:
+                continue
+            labels, images, gradients = (
+                torch.cat([view.tensors(step[i])[tensor].cpu() for step in steps])
+                for i, tensor in enumerate(("values", "samples", "values"))
+            )
+            scores = self._scores(challenge, labels, images, gradients)
+            found.append(Membership(target=name, scores=against_its_pair(scores, challenge)))
+        return tuple(found)
+
+    def _scores(self, challenge: Challenge, labels: Tensor, images: Tensor, gradients: Tensor) -> Tensor:
+        """Return each candidate's mean agreement (n,) with its best comparisons; -1 without one of its label."""
+        scores = torch.full((len(challenge.y),), -1.0, dtype=torch.float64)
+        told = labels.long().flatten(1) if labels.ndim > 1 else labels.long()[:, None]
+        sought = challenge.y.long().flatten(1) if challenge.y.ndim > 1 else challenge.y.long()[:, None]
+        for label in sought.unique(dim=0):
+            rows = (told == label).all(1)
+            if not bool(rows.any()):
+                continue
+            mine = (sought == label).all(1)
+            found = agreement(
+                challenge.x[mine].flatten(1), images[rows].flatten(1), gradients[rows].flatten(1)
+            )
+            best = found.topk(min(self.config.best, found.shape[1]), dim=1).values
+            scores[mine] = best.mean(1).double()
+        return scores
