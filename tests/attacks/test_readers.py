@@ -42,10 +42,6 @@ MISSING: dict[tuple[str, str], tuple[str, ...]] = {
     ("client", "logit_range"): ("fedkd",),
     ("client", "logits"): ("fedgems",),
     ("client", "proxy_indices"): ("fedgems",),
-    ("eavesdropper", "discriminator_scores"): ("fediod",),
-    ("eavesdropper", "sample_gradients"): ("fediod",),
-    ("server", "discriminator_scores"): ("fediod",),
-    ("server", "sample_gradients"): ("fediod",),
 }
 """Protocols by the role of a receiver and the kind of private messages that no attack reads there, yet."""
 
