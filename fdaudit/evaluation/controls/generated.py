@@ -48,7 +48,7 @@ _SPREAD = 0.05
 _COPIES = 4
 _STEPS = 300
 """Full-batch steps of Adam for the discriminator."""
-_SCORED = {"discriminator_width": 16, "adam_lr": 0.003, "rounds": 2, "steps_per_round": 150}
+_SCORED = {"discriminator_width": 16, "adam_lr": 0.003, "rounds": 2, "steps_per_round": 300}
 """Settings of the discriminator whose scores are read: one step of Adam with each batch of samples."""
 _SAMPLES = 16
 """Samples of a batch that is scored."""
@@ -140,15 +140,16 @@ def scored_samples(attack: AttackPlan, plan: Case) -> dict[str, Control]:
 
 
 def _scored(attack: AttackPlan, plan: Case, made: Design, records: Tensor) -> Measured:
-    """Return the attack's AUC on what a discriminator of these records says of means of two other images."""
+    """Return the attack's AUC on what a discriminator of these records says of means of a candidate and another."""
     draws = child(plan.seed, "control", attack.name, "samples")
     width, shape = int(_SCORED["discriminator_width"]), plan.dataset.input_shape
     D = build_discriminator(draws, width, shape)
     learner = Learner("client/0", D, Optimizer(lr=_SCORED["adam_lr"], betas=(0.5, 0.999)))
     steps, target, messages = int(_SCORED["steps_per_round"]), "client/0", []
+    x = made.challenge.x
     for t in range(steps):
-        of = torch.randint(len(made.rest[0]), (2, _SAMPLES), generator=draws)
-        sent = made.rest[0][of].mean(0).requires_grad_()
+        near, far = (torch.randint(len(images), (_SAMPLES,), generator=draws) for images in (x, made.rest[0]))
+        sent = ((x[near] + made.rest[0][far]) / 2).requires_grad_()
         real = records[torch.randint(len(records), (_SAMPLES,), generator=draws)]
         on_real, on_sent = D(torch.cat([real, sent])).split(_SAMPLES)
         (toward_real,) = torch.autograd.grad(nn.functional.softplus(-on_sent).mean(), sent, retain_graph=True)

@@ -19,19 +19,24 @@ from torch.nn import functional as F
 from fdaudit import protocols
 from fdaudit.adversary.knowledge import Knowledge
 from fdaudit.adversary.view import View
+from fdaudit.evaluation.controls import controls
 from fdaudit.federation.networks import Networks
 from fdaudit.federation.protocol import Common
 from fdaudit.federation.rehearsal import rehearse
 from fdaudit.metrics.ranking import auc
 from fdaudit.models import architecture
 from fdaudit.models.generative import build_discriminator
+from fdaudit.planning.plan import make_plan
 from fdaudit.rng import child
-from fdaudit.spec.schema import ModelSpec
+from fdaudit.spec.schema import ModelSpec, load_spec
 from fdaudit.training.optimizers import annealed
 from fdaudit.training.stepwise import Learner, Optimizer
 from fdaudit.training.trainer import Trainer
 from fdaudit.types import AttackTask, Challenge
 
+from ...helpers.doubles import SEED as RUN_SEED
+from ...helpers.doubles import spec
+from ...helpers.run_cases import known
 from .test_coin_regression import EXECUTION, SEED, stream
 
 NETWORK = architecture(ModelSpec(name="mlp", params={"widths": [16]}), (1, 8, 8), 4)
@@ -204,3 +209,21 @@ def test_it_says_why_it_does_not_apply(case: Case) -> None:
     other = replace(case.view, hyperparameters={"lr": 0.1})
     assert "no discriminator to imitate" in attack.applicable(other, case.knowledge, case.task).reason
     assert not attack.applicable(case.view, replace(case.knowledge, auxiliary=None), case.task)
+
+
+# -- controls ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.thorough
+def test_its_controls_find_members_and_nothing_else() -> None:
+    settings = {"matched": 60, "discriminators": 60, "batch": 8, "reads": 12}
+    wanted = spec(
+        attacks=[{"name": "discriminator-regression", "params": settings}],
+        model={"name": "mlp", "params": {"widths": [16]}},
+        splits={"candidates": 10, "proxy": 0.2, "auxiliary": 0.35},
+    )
+    plan = make_plan(load_spec(wanted), known(RUN_SEED))
+    attack, *_ = plan.attacks
+    found = controls(attack, plan)
+    assert found["positive"].passed
+    assert found["negative"].passed
