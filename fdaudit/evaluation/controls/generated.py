@@ -48,10 +48,12 @@ _SPREAD = 0.05
 _COPIES = 4
 _STEPS = 300
 """Full-batch steps of Adam for the discriminator."""
-_SCORED = {"discriminator_width": 16, "adam_lr": 0.003, "rounds": 2, "steps_per_round": 300}
+_SCORED = {"discriminator_width": 16, "adam_lr": 0.01, "rounds": 2, "steps_per_round": 300}
 """Settings of the discriminator whose scores are read: one step of Adam with each batch of samples."""
-_SAMPLES = 16
+_SAMPLES = 32
 """Samples of a batch that is scored."""
+_MOST_SHARE = 0.9
+"""Share of the auxiliary records that are candidates of scores, which tell each of them with less certainty."""
 _RECORDS, _TIMES = 16, 20
 """Auxiliary records that are compared, and how often."""
 _NEAR = 0.15
@@ -126,7 +128,7 @@ def _discriminated(attack: AttackPlan, plan: Case, made: Design, steps: int) -> 
 
 def scored_samples(attack: AttackPlan, plan: Case) -> dict[str, Control]:
     """Return both controls: scores of a discriminator that learnt a client's records, and of one that learnt others."""
-    made = design(attack, plan, share=_SHARE, random_labels=False)
+    made = design(attack, plan, share=_MOST_SHARE, random_labels=False)
     found = {
         name: _scored(attack, plan, made, records)
         for name, records in (("positive", made.members[0]), ("negative", made.rest[0]))
