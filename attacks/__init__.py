@@ -22,6 +22,9 @@ REGISTRY: Registry[Attack] = Registry(
         "calibrated-loss": "fdaudit.attacks.membership.lira:CalibratedLoss",
         "co-op-lira": "fdaudit.attacks.membership.distillation_lira:CoopLiRA",
         "coin-regression": "fdaudit.attacks.membership.coin_regression:CoinRegression",
+        "discriminator-regression": (
+            "fdaudit.attacks.membership.discriminator_regression:DiscriminatorRegression"
+        ),
         "distillation-lira": "fdaudit.attacks.membership.distillation_lira:DistillationLiRA",
         "dlg": "fdaudit.attacks.gradient_inversion.dlg:DLG",
         "embedding-rows": "fdaudit.attacks.text_inversion.rows:EmbeddingRows",

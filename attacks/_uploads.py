@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from fdaudit.adversary.view import View
     from fdaudit.training.trainer import Parameters
 
-__all__ = ["MODELS", "after", "broadcasts", "uploads_of"]
+__all__ = ["MODELS", "after", "broadcasts", "updates_without_broadcast", "uploads_of"]
 
 MODELS = ("model_update", "model_parameters")
 """Kinds of uploads that reveal a client's whole model."""
@@ -51,3 +51,37 @@ def after(view: View, message: Message, start: Parameters) -> Parameters:
         weight = float(message.fields.get("weight", 1.0))  # of an update that was weighted before it was sent
         sent = {name: start[name] + value / weight for name, value in sent.items()}
     return {**start, **sent}
+
+
+def updates_without_broadcast(
+    view: View, target: str, initial: Parameters
+) -> list[tuple[Message, Parameters]]:
+    """Return a client's updates, each with the model it was trained from, where the view holds no broadcast.
+
+    Secure aggregation receives updates and sends their sums, but receives no model. The first round starts from the
+    initial weights. A sum over its total weight leads to the next round's model, unless the server uses momentum: then
+    the first round counts alone.
+
+    Args:
+        view: the adversary's view.
+        target: the client.
+        initial: the initial weights, which every participant receives.
+    """
+    if view.select(kind="model_parameters"):
+        return []
+    sums = {
+        m.round: m for m in view.select(kind="model_update", sender="aggregator") if m.payload is not None
+    }
+    found: list[tuple[Message, Parameters]] = []
+    start = dict(initial)
+    first = min((m.round for m in view.messages), default=0)
+    for now in range(first, max((m.round for m in view.messages), default=-1) + 1):
+        sent = [
+            m for m in view.select(kind="model_update", sender=target, round=now) if m.payload is not None
+        ]
+        found += [(m, start) for m in sent if m.tensors.keys() <= start.keys()]
+        if now not in sums or view.hyperparameters.get("server_momentum"):
+            break
+        total, weight = view.tensors(sums[now]), float(sums[now].fields.get("weight", 1.0))
+        start = {**start, **{name: start[name] + value.cpu() / weight for name, value in total.items()}}
+    return found

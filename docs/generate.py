@@ -270,6 +270,7 @@ def _tried_on(found: Mapping[str, Any]) -> str:
         "classes": "the run's network, trained on as many auxiliary records as a client has, through its {through}",
         "comparisons": "gradients that compare auxiliary records with images near them",
         "discriminator": "a discriminator that knows auxiliary records by heart",
+        "scores": "scores and gradients of a discriminator that learns auxiliary records step by step",
         "federation": "logits on public samples of a client that knows auxiliary records by heart",
         "generated": "generated samples that repeat auxiliary records under noise",
         "gradients": "undefended uploads of 2 clients or more with 8 auxiliary records in all or more, of the run's "

@@ -122,7 +122,7 @@ def averages(
         most_steps: of one shadow and round on its own records.
         seed: of batches.
     """
-    if knowledge.public is None or knowledge.train is None:
+    if knowledge.train is None:
         return []
     found, now, before = list[Reading](), dict(made), None
     for ensemble in ensembles_of(view, knowledge, task, rounds, samples):
@@ -139,9 +139,8 @@ def averages(
                 if (lesson := lessons[client]) is not None
             }  # fmt: skip
         before = ensemble.round
-        x = knowledge.public[ensemble.index]
         answers = {
-            client: answered_as(_asked(knowledge, one, x), ensemble.form)
+            client: answered_as(_asked(knowledge, one, ensemble.x), ensemble.form)
             for client, one in now.items()
             if client in ensemble.weights
         }

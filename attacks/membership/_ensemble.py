@@ -1,8 +1,11 @@
-"""Averages of clients' answers in view: their inputs, their weights, and the known shares."""
+"""Averages of clients' answers in view: their inputs, their weights, and the known shares.
+
+Answers are about public samples, or about those that the server generated in the same round and step.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -39,7 +42,7 @@ class Ensemble:
     """One average of all clients' answers, minus the contribution of the adversary's own members.
 
     Attributes:
-        index: (n,) numbers of the public samples.
+        x: (n, c, h, w) the samples.
         values: (n, C) the average, less the answers that the view holds, each times its weight.
         form: the averaged values: logits, probabilities or one-hot votes.
         weights: (C,) weight of each class's values, by client whose answers are not in view; or (n, C) by sample.
@@ -47,9 +50,10 @@ class Ensemble:
         round: its round.
         selects: the clients decide which samples they answer; `weights` are then unknown, and `values` the average.
         known: by client, its answers (n, C) in view, if clients select; NaN where it declined.
+        voters: (n,) how many clients answered each sample, if clients select and a count of votes says so.
     """
 
-    index: Tensor
+    x: Tensor
     values: Tensor
     form: Form
     weights: Mapping[str, Tensor]
@@ -57,6 +61,7 @@ class Ensemble:
     round: int
     selects: bool = False
     known: Mapping[str, Tensor] = field(default_factory=dict)
+    voters: Tensor | None = None
 
 
 def answered_as(z: Tensor, form: Form) -> Tensor:
@@ -71,42 +76,92 @@ def answered_as(z: Tensor, form: Form) -> Tensor:
 def ensembles_of(
     view: View, knowledge: Knowledge, task: AttackTask, rounds: int, most: int
 ) -> list[Ensemble]:
-    """Return the averages in view of clients' answers on public samples, of the first rounds with one.
+    """Return the averages in view of clients' answers, of the first rounds with one.
+
+    Clients whose samples are generated answer with models that no longer learn: one average then holds votes of steps
+    that are spread over all rounds.
 
     Args:
         view: the adversary's view.
-        knowledge: with the public samples.
+        knowledge: with the public samples, if there are any.
         task: with the challenges.
         rounds: averages, at most.
         most: samples of one, at most; evenly spread.
     """
     form = _form(view.hyperparameters)
     sent = [m for m in view.messages if m.kind in ("ensemble_labels", "vote_counts") and m.payload]
-    if form is None or knowledge.public is None:
+    if form is None:
+        return []
+    if any(m.kind == "generated_samples" for m in view.messages):
+        return _on_generated(view, knowledge, task, sent, form, most)
+    if knowledge.public is None:
         return []
     found: dict[int, Ensemble] = {}
     for message in sent:
         if message.round not in found and len(found) < rounds:
-            one = _ensemble(view, knowledge, task, message, form, most)
+            if not len(sample_index(view.tensors(message))):
+                continue  # every sample was dropped: clients learn nothing
+            one = _ensemble(view, knowledge, task, message, form, most, knowledge.public)
             if one is None:
                 break
             found[message.round] = one
     return list(found.values())
 
 
+def _on_generated(
+    view: View, knowledge: Knowledge, task: AttackTask, sent: Sequence[Message], form: Form, most: int
+) -> list[Ensemble]:
+    """Return one average of answers on generated samples, of steps spread evenly over all; none if none can be read."""
+    made = {(m.round, m.step): m for m in view.select(kind="generated_samples") if m.payload is not None}
+    sent = [m for m in sent if (m.round, m.step) in made]
+    if not sent:
+        return []
+    each = max(1, len(view.tensors(made[sent[0].round, sent[0].step])["samples"]))
+    steps = torch.linspace(0, len(sent) - 1, min(len(sent), max(1, most // each))).round().long()
+    found = list[Ensemble]()
+    for message in (sent[k] for k in steps.tolist()):
+        samples = view.tensors(made[message.round, message.step])["samples"].cpu()
+        one = _ensemble(view, knowledge, task, message, form, most, samples)
+        if one is not None and (not found or one.weights.keys() == found[0].weights.keys()):
+            found.append(one)
+    if not found:
+        return []
+    x, values = (torch.cat([getattr(one, part) for one in found])[:most] for part in ("x", "values"))
+    return [replace(found[0], x=x, values=values)]
+
+
+def _noise(view: View, message: Message, tensors: Mapping[str, Tensor], clients: int) -> float:
+    """Return the variance of a defence's noise on each value of an average; of counts, on their shares of clients."""
+    values = tensors["counts"] if "counts" in tensors else tensors["values"]
+    variance = treatment_of(message.kind, view.defenses_of(message), values).variance
+    return variance / clients**2 if "counts" in tensors else variance
+
+
 def _ensemble(
-    view: View, knowledge: Knowledge, task: AttackTask, message: Message, form: Form, most: int
+    view: View,
+    knowledge: Knowledge,
+    task: AttackTask,
+    message: Message,
+    form: Form,
+    most: int,
+    samples: Tensor,
 ) -> Ensemble | None:
-    """Return the average that a message holds, without the part of answers in view; None if it cannot be read."""
+    """Return a message's average of answers on `samples`, less those that are in view; None if it cannot be read."""
     clients = [p for p in view.parties if role(p) == "client"]
     tensors = view.tensors(message)
     index, values = sample_index(tensors), _values(tensors, view.hyperparameters, len(clients))
-    if not len(index) or knowledge.public is None or int(index.max()) >= len(knowledge.public):
+    if not len(index) or int(index.max()) >= len(samples):
         return None
     some = torch.linspace(0, len(index) - 1, min(most, len(index))).round().long()
     index, values = index[some], values[some]
-    noise = treatment_of(message.kind, view.defenses_of(message), values).variance
-    selects = "counts" not in tensors and view.hyperparameters.get("selector") not in (None, "none")
+    noise = _noise(view, message, tensors, len(clients))
+    counted = "counts" in tensors
+    # Noisy counts do not tell how many clients answered: each is then taken to vote for every sample.
+    selects = view.hyperparameters.get("selector") not in (None, "none") and not (counted and noise)
+    voters = None
+    if selects and counted:
+        share = values.sum(1, keepdim=True)
+        voters, values = (share[:, 0] * len(clients)).round(), values / share.clamp_min(_FLOOR)
     weights, known = weights_of(view, task, clients, knowledge.classes), dict[str, Tensor]()
     for client in clients:
         mine = _answer(view, client, message, index, form, knowledge.classes, selects)
@@ -116,8 +171,8 @@ def _ensemble(
         elif mine is not None:
             values = values - weights.pop(client) * mine
     return Ensemble(
-        index=index, values=values, form=form, weights=weights, noise=noise,
-        round=message.round, selects=selects, known=known,
+        x=samples[index], values=values, form=form, weights=weights, noise=noise,
+        round=message.round, selects=selects, known=known, voters=voters,
     )  # fmt: skip
 
 
@@ -125,7 +180,7 @@ def with_selectors(ensemble: Ensemble, answers: Mapping[str, Tensor]) -> Ensembl
     """Return an average over clients that chose their samples, with the likeliest set of clients behind each sample.
 
     Of all sets of clients that may have answered, the one counts whose shadows' mean is closest to the average, by the
-    shadows' own variance.
+    shadows' own variance. Where a count of votes tells how many answered, only sets of that size are compared.
 
     Args:
         ensemble: the average.
@@ -152,6 +207,8 @@ def with_selectors(ensemble: Ensemble, answers: Mapping[str, Tensor]) -> Ensembl
         )
         fit = -((ensemble.values - expected).square() / spread + spread.log()).sum(1) / 2
         fit = fit.masked_fill(inside.sum() + count == 0, -torch.inf)
+        if ensemble.voters is not None:
+            fit = fit.masked_fill(inside.sum() + count != ensemble.voters, -torch.inf)
         better = fit > best
         best, chosen[better] = torch.where(better, fit, best), inside
     total = (chosen.sum(1) + count).clamp_min(1)
@@ -165,11 +222,9 @@ def _form(public: Mapping[str, Any]) -> Form | None:
         form: Form = public["share"]
         return form
     if "selector" in public:
-        if public.get("ensemble") == "votes":
-            return "hard_labels" if public["selector"] == "none" else None
         return _SELECTED.get(public.get("labels"))
     ways: Mapping[Any, Form] = {"logits": "logits", "votes": "hard_labels"}
-    return ways.get(public.get("ensemble"))
+    return ways.get(public.get("ensemble") or public.get("outputs"))
 
 
 def _values(tensors: Mapping[str, Tensor], public: Mapping[str, Any], clients: int) -> Tensor:
@@ -231,6 +286,9 @@ def _answer(
     if form == "hard_labels":
         values = values.long()
         valid = (values >= 0) & (values < classes)
+        if selects:  # a ballot on every sample has -1 where the client declined
+            tensors = {**tensors, "index": sample_index(tensors)[valid]}
+            values, valid = values[valid], valid[valid]
         values = torch.nn.functional.one_hot(values.clamp(0, classes - 1), classes) * valid[:, None]
     place = {int(name): row for row, name in enumerate(sample_index(tensors).tolist())}
     if selects:

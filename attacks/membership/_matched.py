@@ -22,7 +22,16 @@ if TYPE_CHECKING:
     from fdaudit.training.trainer import Parameters
     from fdaudit.types import Challenge
 
-__all__ = ["Matched", "before_answers", "drawn", "drawn_of_stranger", "matched", "strangers", "told_counts"]
+__all__ = [
+    "Matched",
+    "before_answers",
+    "drawn",
+    "drawn_of_stranger",
+    "initial_weights",
+    "matched",
+    "strangers",
+    "told_counts",
+]
 
 _ANSWERS_FIRST = ("predict-first", "digest-revisit")
 """Orders in which a client's first answers follow its warm-up."""
@@ -100,7 +109,7 @@ def matched(
     x, y = (torch.cat([a, b]) for a, b in zip((challenge.x, challenge.y), knowledge.auxiliary, strict=True))
     held = torch.cat([inside, others], 1)
     recipe = recipe_of(training, y, records=int(held.sum(1).max()), most_steps=most_steps)
-    start = _initial(knowledge) if start is None else start
+    start = initial_weights(knowledge) if start is None else start
     # Shadows of two clients have nothing in common: what is read off sums of them would count it as their coins.
     own = child_seed(seed, "matched", challenge.target)
     found = shadow_models(knowledge, x, y, held, seed=own, recipe=recipe, start=start)
@@ -163,7 +172,7 @@ def strangers(
     x, y = knowledge.auxiliary
     inside = drawn_of_stranger(view, knowledge, client, count, records=records, seed=seed)
     recipe = recipe_of(training, y, records=int(inside.sum(1).max()), most_steps=most_steps)
-    start = _initial(knowledge) if start is None else start
+    start = initial_weights(knowledge) if start is None else start
     own = child_seed(seed, "strangers", client)
     models = shadow_models(knowledge, x, y, inside, seed=own, recipe=recipe, start=start)
     nobody = torch.zeros(count, 0, dtype=torch.bool)
@@ -193,7 +202,7 @@ def drawn_of_stranger(
     return inside
 
 
-def _initial(knowledge: Knowledge) -> Parameters | None:
+def initial_weights(knowledge: Knowledge) -> Parameters | None:
     """Return the initial weights that the server broadcast; None where each client has its own."""
     if knowledge.initial is None or knowledge.architecture is None:
         return None

@@ -15,12 +15,12 @@ from fdaudit.types import Applicability, AttackTask, Membership
 
 from .._reading import reads_forms
 from .._target_model import asked
-from .._uploads import MODELS, after, uploads_of
+from .._uploads import MODELS, after, updates_without_broadcast, uploads_of
 from ._answers import Recorded, recorded
 from ._case import probabilities
 from ._coins import pairs_of, scores_of
 from ._followed import Answered, answered_in_rounds, followed
-from ._matched import Matched, before_answers, matched
+from ._matched import Matched, before_answers, initial_weights, matched
 from ._references import missing
 from ._ridge import Own, Regressed, regressed, regressed_in_parts, unexplained
 from ._statistics import confidence
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from fdaudit.adversary.knowledge import Knowledge
     from fdaudit.adversary.view import View
     from fdaudit.training.trainer import Parameters
+    from fdaudit.transcript.messages import Message
     from fdaudit.types import Challenge
 
 __all__ = ["CoinRegression", "CoinRegressionConfig"]
@@ -131,7 +132,7 @@ class CoinRegression:
             return lacking
         if set(recorded(view, knowledge, 1)) & set(task.challenges):
             return Applicability(True)
-        if any(uploads_of(view, name, MODELS) for name in task.challenges):
+        if any(_uploads(view, knowledge, name) for name in task.challenges):
             return Applicability(True)
         return Applicability(
             False, "neither a victim's answers on known samples nor its model with the one before it in view"
@@ -144,18 +145,17 @@ class CoinRegression:
         answers = answered_in_rounds(view, knowledge, self.config.samples, self.config.rounds)
         found: list[Membership] = []
         for name, challenge in task.challenges.items():
-            heard, sent = answers.get(name, []), self._uploaded(view, name)
+            heard, sent = answers.get(name, []), self._uploaded(view, knowledge, name)
             if heard or sent:
                 found.append(self._guess(view, knowledge, task, challenge, heard, sent))
         return tuple(found)
 
-    def _uploaded(self, view: View, target: str) -> list[_Told]:
+    def _uploaded(self, view: View, knowledge: Knowledge, target: str) -> list[_Told]:
         """What a client's uploads changed in the models that it had received, spread over all that it sent."""
-        sent = uploads_of(view, target, MODELS)
+        sent = _uploads(view, knowledge, target)
         chosen = torch.linspace(0, len(sent) - 1, min(self.config.uploads, len(sent))).round().long().tolist()
         found = []
-        for message, origin in (sent[k] for k in chosen):
-            start = view.tensors(origin)
+        for message, start in (sent[k] for k in chosen):
             changed = _change(after(view, message, start), start)
             found.append(_Told(values=changed, kind="change", start=start))
         return found
@@ -293,6 +293,15 @@ class CoinRegression:
             note=told,
             rehearsed=found.right,
         )
+
+
+def _uploads(view: View, knowledge: Knowledge, target: str) -> list[tuple[Message, Parameters]]:
+    """Return a client's uploads, each with the model that it was trained from."""
+    received = [(m, view.tensors(before)) for m, before in uploads_of(view, target, MODELS)]
+    initial = initial_weights(knowledge)
+    if received or initial is None:
+        return received
+    return updates_without_broadcast(view, target, initial)
 
 
 def _strangeness(theirs: Tensor, mine: Tensor, noise: float) -> float:

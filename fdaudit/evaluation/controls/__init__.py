@@ -22,6 +22,7 @@ from fdaudit.evaluation.controls.generated import (
     compared_records,
     generated_samples,
     overfit_discriminator,
+    scored_samples,
 )
 from fdaudit.evaluation.controls.gradients import bare_gradients
 from fdaudit.evaluation.controls.labels import skewed_clients
@@ -51,6 +52,7 @@ CONTROLS: Mapping[str, Callable[[AttackPlan, Case], dict[str, Control]]] = Mappi
         "gradients": bare_gradients,
         "labels": skewed_clients,
         "model": overfit_model,
+        "scores": scored_samples,
         "selector": rehearsed_selector,
         "tables": recorded_tables,
         "uploads": recorded_uploads,

@@ -1,4 +1,4 @@
-"""Controls of attacks on generators, discriminators and gradients at images: with auxiliary records, and without."""
+"""Controls of attacks on generators, discriminators and gradients at images: with auxiliary records or without."""
 
 from __future__ import annotations
 
@@ -23,8 +23,10 @@ from fdaudit.isolation.attacker import attack as run_attack
 from fdaudit.isolation.schema import Trial
 from fdaudit.metrics import score_reconstruction
 from fdaudit.models.conditional import build_domain_head, shared_network
+from fdaudit.models.generative import build_discriminator
 from fdaudit.result import Control
 from fdaudit.rng import child, child_numpy
+from fdaudit.training.optimizers import annealed
 from fdaudit.training.stepwise import Learner, Optimizer
 from fdaudit.training.trainer import parameters_of
 from fdaudit.types import AttackTask, Figure, Reconstruction
@@ -37,7 +39,7 @@ if TYPE_CHECKING:
     from fdaudit.adversary.attack_plan import AttackPlan
     from fdaudit.planning.case import Case
 
-__all__ = ["compared_records", "generated_samples", "overfit_discriminator"]
+__all__ = ["compared_records", "generated_samples", "overfit_discriminator", "scored_samples"]
 
 _SHARE = 0.7
 """Share of the auxiliary records that are candidates; other samples are made of the rest."""
@@ -46,6 +48,12 @@ _SPREAD = 0.05
 _COPIES = 4
 _STEPS = 300
 """Full-batch steps of Adam for the discriminator."""
+_SCORED = {"discriminator_width": 16, "adam_lr": 0.01, "rounds": 2, "steps_per_round": 300}
+"""Settings of the discriminator whose scores are read: one step of Adam with each batch of samples."""
+_SAMPLES = 32
+"""Samples of a batch that is scored."""
+_MOST_SHARE = 0.9
+"""Share of the auxiliary records that are candidates of scores, which tell each of them with less certainty."""
 _RECORDS, _TIMES = 16, 20
 """Auxiliary records that are compared, and how often."""
 _NEAR = 0.15
@@ -115,6 +123,48 @@ def _discriminated(attack: AttackPlan, plan: Case, made: Design, steps: int) -> 
         for kind, module in (("model_parameters", network), ("discriminator_parameters", head))
     ]
     with said(plan, attack, messages) as view:
+        return score(attack, plan, view, made)
+
+
+def scored_samples(attack: AttackPlan, plan: Case) -> dict[str, Control]:
+    """Return both controls: scores of a discriminator that learnt a client's records, and of one that learnt others."""
+    made = design(attack, plan, share=_MOST_SHARE, random_labels=False)
+    found = {
+        name: _scored(attack, plan, made, records)
+        for name, records in (("positive", made.members[0]), ("negative", made.rest[0]))
+    }
+    pairs, rest, steps = len(made.member) // 2, len(made.rest[0]), _SCORED["steps_per_round"]
+    how = f"scores and gradients of a discriminator over {steps} steps of {_SAMPLES} samples, of which it tells {{}}"
+    return passed(
+        (f"{how.format(f'{pairs} auxiliary records')}, against {pairs} held out", found["positive"]),
+        (how.format(f"{rest} records that are no candidates"), found["negative"]),
+    )
+
+
+def _scored(attack: AttackPlan, plan: Case, made: Design, records: Tensor) -> Measured:
+    """Return the attack's AUC on what a discriminator of these records says of means of a candidate and another."""
+    draws = child(plan.seed, "control", attack.name, "samples")
+    width, shape = int(_SCORED["discriminator_width"]), plan.dataset.input_shape
+    D = build_discriminator(draws, width, shape)
+    learner = Learner("client/0", D, Optimizer(lr=_SCORED["adam_lr"], betas=(0.5, 0.999)))
+    steps, target, messages = int(_SCORED["steps_per_round"]), "client/0", []
+    x = made.challenge.x
+    for t in range(steps):
+        near, far = (torch.randint(len(images), (_SAMPLES,), generator=draws) for images in (x, made.rest[0]))
+        sent = ((x[near] + made.rest[0][far]) / 2).requires_grad_()
+        real = records[torch.randint(len(records), (_SAMPLES,), generator=draws)]
+        on_real, on_sent = D(torch.cat([real, sent])).split(_SAMPLES)
+        (toward_real,) = torch.autograd.grad(nn.functional.softplus(-on_sent).mean(), sent, retain_graph=True)
+        scores = on_sent.detach().sigmoid().mean((1, 2)) / on_real.detach().sigmoid().mean()
+        messages += [
+            ("server", target, "generated_samples", {"samples": sent.detach()}),
+            (target, "server", "discriminator_scores", {"values": scores}),
+            ("server", target, "logit_cotangents", {"gan_weight": torch.ones(())}),
+            (target, "server", "sample_gradients", {"values": toward_real}),
+        ]
+        loss = nn.functional.softplus(-on_real).mean() + nn.functional.softplus(on_sent).mean()
+        learner.step(loss, annealed(_SCORED["adam_lr"], 0.0, t, steps))
+    with said(plan, attack, messages, public=_SCORED) as view:
         return score(attack, plan, view, made)
 
 

@@ -193,7 +193,7 @@ def test_all_rounds_of_an_average_count(tmp_path: Path) -> None:
     )
     case.view = view
     assert [one.round for one in ensembles_of(view, case.knowledge, task_of(case), 9, 1000)] == [0, 1, 2]
-    assert len(ensembles_of(view, case.knowledge, task_of(case), 2, 7)[1].index) == 7
+    assert len(ensembles_of(view, case.knowledge, task_of(case), 2, 7)[1].x) == 7
     guess = told(case, rounds=3)[1]
     assert "average" in guess.note
 
@@ -211,7 +211,7 @@ def test_the_clients_behind_each_sample_of_a_selective_average_are_found() -> No
     )
     weights = {k: torch.ones(4) / 3 for k in answers}
     ensemble = Ensemble(
-        index=torch.arange(40),
+        x=torch.zeros(40, 1),
         values=values,
         form="soft_labels",
         weights=weights,

@@ -1,0 +1,219 @@
+"""Membership from what a client's discriminator says of the server's samples, and from gradients at these."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from fdaudit.config import Config
+from fdaudit.types import Applicability, AttackTask, Membership
+
+from .._reading import reads_forms
+from ._answers import recorded
+from ._coins import scores_of
+from ._discriminators import Step, judged, steps_of
+from ._matched import Matched, before_answers, drawn, matched
+from ._references import missing
+from ._ridge import Regressed, regressed, stacked
+from ._treatment import treatment_of
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from fdaudit.adversary.knowledge import Knowledge
+    from fdaudit.adversary.view import View
+    from fdaudit.types import Challenge
+
+__all__ = ["DiscriminatorRegression", "DiscriminatorRegressionConfig"]
+
+_SCORES, _GRADIENTS = "discriminator_scores", "sample_gradients"
+_PUBLIC = ("discriminator_width", "adam_lr", "rounds", "steps_per_round")
+"""Settings of a client's discriminator, which a shadow needs."""
+
+
+class DiscriminatorRegressionConfig(Config):
+    """Settings of discriminator regression."""
+
+    matched: int = Field(200, ge=8)
+    """Shadows of each victim's model; as many as `coin-regression` has, so that they are trained once."""
+    discriminators: int = Field(100, ge=8)
+    """Shadows of each victim's discriminator; at most as many as of its model."""
+    steps: int = Field(2000, ge=1)
+    """Steps of the generator that a shadow's discriminator follows, at most: the first ones."""
+    batch: int = Field(32, ge=1)
+    """Samples and records of a step that it learns from, at most."""
+    reads: int = Field(24, ge=1)
+    """Steps whose scores and gradients are looked at, at most."""
+    samples: int = Field(1000, ge=1)
+    """Samples whose logits are looked at, at most."""
+    most_steps: int = Field(2000, ge=1)
+    """Training steps of one shadow model, at most."""
+    seed: int = Field(0, ge=0, lt=2**63)
+    """Of coins, records besides the candidates, initial weights and batches."""
+
+
+@reads_forms
+class DiscriminatorRegression:
+    """Reads the coins off a client's scores of generated samples and off its gradients at them.
+
+    In FedIOD each client trains a discriminator on its records against the server's samples. Those are in view, so
+    discriminators of shadows are trained against the same ones, in the same steps. The attack regresses the coins on
+    the scores that they give, and on the gradients at the samples: L_gan's through the shadow's discriminator, and that
+    of the recorded cotangents through its model. The client's logits, where they are in view, have a regression of
+    their own. All these are stacked. Left-out shadows say beforehand how well that will do.
+    """
+
+    name: ClassVar[str] = "discriminator-regression"
+    work: ClassVar[dict[str, Any]] = {"once": 60000, "each": 3000, "grows": ("discriminators",)}
+    goal: ClassVar[str] = "membership"
+    needs: ClassVar[tuple[str, ...]] = ("discriminator_scores", "sample_gradients")
+    reads: ClassVar[tuple[str, ...]] = ("class_counts", "generated_samples", "logit_cotangents", "logits")
+    oracle: ClassVar[str | None] = None
+    assumes: ClassVar[tuple[str, ...]] = ("architecture", "auxiliary")
+    source: ClassVar[str] = (
+        "Hoerl & Kennard 1970 on shadows of discriminators (Gong et al. 2023, Algorithm 1); Wolpert 1992"
+    )
+    control: ClassVar[dict[str, str]] = {"on": "scores"}
+    tasks: ClassVar[tuple[str, ...]] = ("single-label",)
+    profiles: ClassVar[dict[str, dict[str, Any]]] = {
+        "quick": {"matched": 144, "discriminators": 48, "batch": 8},
+        "standard": {"matched": 500, "discriminators": 200, "reads": 48},
+        "full": {"matched": 2000, "discriminators": 500, "reads": 100},
+    }
+    Config: ClassVar[type[DiscriminatorRegressionConfig]] = DiscriminatorRegressionConfig
+
+    def __init__(self, config: DiscriminatorRegressionConfig) -> None:
+        self.config = config
+
+    def applicable(self, view: View, knowledge: Knowledge, task: AttackTask) -> Applicability:
+        """Check for scores or gradients of a victim at samples in view, and for a discriminator that can be built."""
+        if not (lacking := missing(knowledge, task)):
+            return lacking
+        absent = [name for name in _PUBLIC if name not in view.hyperparameters]
+        if absent:
+            return Applicability(
+                False, f"the public configuration has no {absent[0]}: no discriminator to imitate"
+            )
+        if any(_told(steps_of(view, name)) for name in task.challenges):
+            return Applicability(True)
+        return Applicability(False, f"no {_SCORES} and no {_GRADIENTS} of a victim at samples in view")
+
+    def run(
+        self, view: View, knowledge: Knowledge, task: AttackTask, generator: torch.Generator
+    ) -> tuple[Membership, ...]:
+        """Return one `Membership` for each victim with scores or gradients in view; `seed` decides what is random."""
+        found = []
+        for name, challenge in task.challenges.items():
+            steps = steps_of(view, name)[: self.config.steps]
+            if _told(steps):
+                found.append(self._guess(view, knowledge, challenge, steps))
+        return tuple(found)
+
+    def _guess(
+        self, view: View, knowledge: Knowledge, challenge: Challenge, steps: Sequence[Step]
+    ) -> Membership:
+        cfg = self.config
+        heard = recorded(view, knowledge, cfg.samples, spread=True).get(challenge.target)
+        pulling = any("values" in _tensors(view, step, "logit_cotangents") for step in steps)
+        made = self._shadows(view, knowledge, challenge, models=heard is not None or pulling)
+        count = min(cfg.discriminators, len(made.held))
+        scored = self._chosen([t for t, step in enumerate(steps) if _SCORES in step.answers], late=True)
+        pulled = self._chosen([t for t, step in enumerate(steps) if _GRADIENTS in step.answers])
+        samples = [
+            view.tensors(step.samples)["samples"].cpu() for step in steps[: max([*scored, *pulled]) + 1]
+        ]
+        scores, gradients = judged(
+            made, samples, view.hyperparameters,
+            count=count, batch=cfg.batch, scored=scored, pulled=pulled, seed=cfg.seed,
+        )  # fmt: skip
+        coins, parts = made.coins[:count], dict[str, Regressed]()
+        if scored:
+            mine = torch.cat([_tensors(view, steps[t], _SCORES)["values"].flatten() for t in scored])
+            noise = _noise(view, steps[scored[0]], _SCORES)
+            parts["scores"] = regressed(scores.flatten(1), coins, mine, noise)
+        if pulled:
+            mine = torch.cat([_tensors(view, steps[t], _GRADIENTS)["values"].flatten() for t in pulled])
+            theirs = self._pulled_back(view, knowledge, made, [steps[t] for t in pulled], gradients)
+            noise = _noise(view, steps[pulled[0]], _GRADIENTS)
+            parts["gradients"] = regressed(theirs, coins, mine, noise)
+        if heard is not None and knowledge.train is not None and made.models:
+            z = torch.stack([knowledge.train.predict(model, heard.x) for model in made.models])
+            theirs = (z - z.mean(2, keepdim=True)).flatten(1)
+            whole = regressed(theirs, made.coins, heard.values.flatten(), heard.noise)
+            parts["logits"] = replace(whole, left_out=whole.left_out[:count])
+        best = stacked([*parts.values()], coins)
+        return Membership(
+            target=challenge.target,
+            scores=scores_of(best.coins, challenge, paired=True),
+            note=f"left-out shadows: {best.right:.0%} of coins right; from {', '.join(parts)}",
+        )
+
+    def _shadows(self, view: View, knowledge: Knowledge, challenge: Challenge, *, models: bool) -> Matched:
+        """Return the victim's shadows; without models of them if no answer of its model is in view."""
+        cfg = self.config
+        if models:
+            return matched(
+                view, knowledge, challenge, cfg.matched,
+                training=before_answers(view.hyperparameters), paired=True, most_steps=cfg.most_steps, seed=cfg.seed,
+            )  # fmt: skip
+        if knowledge.auxiliary is None:
+            raise ValueError("discriminator-regression: no auxiliary records. Ask `missing` first.")
+        inside, others, coins = drawn(view, knowledge, challenge, cfg.matched, paired=True, seed=cfg.seed)
+        x, y = (
+            torch.cat([a, b]) for a, b in zip((challenge.x, challenge.y), knowledge.auxiliary, strict=True)
+        )
+        return Matched(models=[], inside=inside, others=others, coins=coins, pool=(x, y))
+
+    def _chosen(self, steps: Sequence[int], *, late: bool = False) -> list[int]:
+        """Return steps spread evenly over all, or over the later half, in which a discriminator has learnt the most."""
+        among = list(steps[len(steps) // 2 :] if late else steps)
+        if not among:
+            return []
+        places = torch.linspace(0, len(among) - 1, min(self.config.reads, len(among))).round().long()
+        return [among[k] for k in places.unique().tolist()]
+
+    def _pulled_back(
+        self, view: View, knowledge: Knowledge, made: Matched, steps: Sequence[Step], toward_real: Tensor
+    ) -> Tensor:
+        """Return the gradients (count, q·n·d) that shadows would have answered the cotangents of some steps with.
+
+        Args:
+            view: with the samples and cotangents.
+            knowledge: with a training core.
+            made: shadows of the client's model; none if no cotangent has values.
+            steps: q of them.
+            toward_real: (count, q, n, d) gradients of L_gan.
+        """
+        told = [_tensors(view, step, "logit_cotangents") for step in steps]
+        weight = torch.stack([one.get("gan_weight", torch.zeros(())).reshape(()) for one in told])
+        found = weight[:, None, None] * toward_real
+        having = [k for k, one in enumerate(told) if "values" in one]
+        if having and knowledge.train is not None:
+            x = torch.cat([view.tensors(steps[k].samples)["samples"].cpu() for k in having])
+            at = torch.cat([told[k]["values"] for k in having])
+            for number in range(len(found)):
+                network = knowledge.train.network(made.models[number]).eval()
+                leaf = x.to(knowledge.train.device).requires_grad_()
+                (back,) = torch.autograd.grad(network(leaf), leaf, at.to(leaf))
+                found[number, having] += back.cpu().reshape(len(having), *found.shape[2:])
+        return found.flatten(1)
+
+
+def _told(steps: Sequence[Step]) -> bool:
+    return any(kind in step.answers for step in steps for kind in (_SCORES, _GRADIENTS))
+
+
+def _tensors(view: View, step: Step, kind: str) -> dict[str, Tensor]:
+    """Return the tensors of a step's message, on the CPU; none without such a message."""
+    message = step.answers.get(kind)
+    return {} if message is None else {n: t.cpu() for n, t in view.tensors(message).items()}
+
+
+def _noise(view: View, step: Step, kind: str) -> float:
+    """Return the variance of a defence's noise on each value of a step's message."""
+    message = step.answers[kind]
+    return treatment_of(kind, view.defenses_of(message), view.tensors(message)["values"]).variance

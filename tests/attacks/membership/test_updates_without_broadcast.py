@@ -1,0 +1,80 @@
+"""Coins read off updates without a broadcast, as secure aggregation receives them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from fdaudit.attacks._uploads import updates_without_broadcast
+from fdaudit.attacks.membership._matched import initial_weights
+from fdaudit.attacks.membership.coin_regression import CoinRegression, CoinRegressionConfig
+
+from fdaudit import protocols
+from fdaudit.adversary.view import View, view_of
+from fdaudit.federation.networks import Networks
+from fdaudit.federation.protocol import Common
+from fdaudit.federation.rehearsal import rehearse
+from fdaudit.metrics.ranking import auc
+from fdaudit.types import AttackTask
+
+from .test_coin_regression import EXECUTION, NETWORK, SEED, Case, stream
+
+SECURE = {"aggregation": "secure", "weighting": "uniform", "upload": "model_update"}
+
+
+@pytest.fixture(scope="module")
+def case(tmp_path_factory: pytest.TempPathFactory) -> Case:
+    return Case(tmp_path_factory.mktemp("case"), True)
+
+
+def federated(place: Path, name: str, case: Case, adversary: str, **params: Any) -> View:
+    protocol, draws = protocols.REGISTRY.load(name), stream(3)
+    others = torch.rand(20, 1, 6, 6, generator=draws), torch.arange(20) % 4
+    case.knowledge = replace(case.knowledge, initial=Networks(NETWORK).initial_seed(SEED))
+    return rehearse(
+        place / name,
+        protocol=protocol,
+        config=protocol.Config(**{"rounds": 3, "local_epochs": 10, "batch_size": 8, "lr": 0.3, **params}),
+        common=Common(
+            networks=Networks(NETWORK), execution=EXECUTION, public=torch.zeros(0), task="single-label"
+        ),
+        data=[case.held, others],  # type: ignore[list-item]
+        seed=SEED,
+        adversary=adversary,
+    )
+
+
+def told(case: Case, view: View, shadows: int = 100) -> float:
+    attack = CoinRegression(CoinRegressionConfig(shadows=shadows))
+    task = AttackTask(targets=("client/0",), challenges={"client/0": case.challenge})
+    assert attack.applicable(view, case.knowledge, task)
+    (guess,) = attack.run(view, case.knowledge, task, stream(0))
+    return auc(guess.scores.double().numpy(), case.member.numpy())
+
+
+def test_the_models_behind_updates_follow_from_the_sums(tmp_path: Path, case: Case) -> None:
+    view = federated(tmp_path, "fedavg", case, "aggregator", **SECURE)
+    assert not view.select(kind="model_parameters")
+    initial = initial_weights(case.knowledge)
+    assert initial is not None
+    found = updates_without_broadcast(view, "client/0", initial)
+    whole = view_of(tmp_path / "fedavg", "server", parties=view.parties, hyperparameters=view.hyperparameters)
+    sent = {m.round: m for m in reversed(whole.select(kind="model_parameters"))}
+    assert [m.round for m, _ in found] == [0, 1, 2]
+    for message, start in found:
+        for name, value in whole.tensors(sent[message.round]).items():
+            assert torch.allclose(start[name], value, atol=1e-5)
+
+
+def test_momentum_of_the_server_leaves_the_first_update(tmp_path: Path, case: Case) -> None:
+    view = federated(tmp_path, "fedavg", case, "aggregator", server_momentum=0.5, **SECURE)
+    initial = initial_weights(case.knowledge)
+    assert initial is not None
+    assert [m.round for m, _ in updates_without_broadcast(view, "client/0", initial)] == [0]
+
+
+def test_secure_aggregation_reads_members_off_updates(tmp_path: Path, case: Case) -> None:
+    assert told(case, federated(tmp_path, "fedavg", case, "aggregator", **SECURE)) > 0.8
