@@ -149,7 +149,8 @@ class DiscriminatorRegression:
         return Membership(
             target=challenge.target,
             scores=scores_of(best.coins, challenge, paired=True),
-            note=f"left-out shadows: {best.right:.0%} of coins right; from {', '.join(parts)}",
+            note=f"from {', '.join(parts)}",
+            rehearsed=best.right,
         )
 
     def _shadows(self, view: View, knowledge: Knowledge, challenge: Challenge, *, models: bool) -> Matched:
