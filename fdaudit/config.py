@@ -142,6 +142,8 @@ def _by_field(errors: list[ErrorDetails]) -> list[list[ErrorDetails]]:
             error["type"] == "extra_forbidden" or not _UNION_MEMBER.match(str(last))
         ):
             place = (*place, last)
+        if isinstance(place[-1] if place else "", int):  # wrong items of a list are one mistake
+            place = place[:-1]
         fields.setdefault(place, []).append(error)
     return list(fields.values())
 

@@ -29,7 +29,7 @@ __all__ = [
 ]
 
 
-_MOST_SHOWN, _MOST_NAMES = 200, 12
+_MOST_SHOWN, _MOST_NAMES, _MOST_MISTAKES = 200, 12, 20
 _GROUPS = ("fdaudit.attacks", "fdaudit.defenses", "fdaudit.protocols")
 
 
@@ -90,10 +90,10 @@ class Mistakes:
             self._found += error.all
 
     def refuse(self) -> None:
-        """Raise the first mistake, with all others; nothing if there is none."""
+        """Raise the first mistake, with as many others as a user reads; nothing if there is none."""
         if self._found:
             first, *others = self._found
-            first.others = tuple(others)
+            first.others = tuple(others[: _MOST_MISTAKES - 1])
             raise first
 
 

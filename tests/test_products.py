@@ -172,7 +172,14 @@ def test_a_tensor_has_few_dimensions(tmp_path: Path) -> None:
 
 
 def membership(scores: str = "t0") -> dict[str, Any]:
-    return {"kind": "membership", "target": "client/0", "scores": scores, "generated": None, "note": ""}
+    return {
+        "kind": "membership",
+        "target": "client/0",
+        "scores": scores,
+        "generated": None,
+        "note": "",
+        "rehearsed": None,
+    }
 
 
 def copied(*tensors: str) -> dict[str, Any]:

@@ -110,7 +110,7 @@ def main() -> None:
 
 
 def _say_error(error: FdauditError) -> None:
-    """Print a line for each mistake or defect; with `--json` one JSON object on standard output instead."""
+    """Print a line for each mistake or defect, and with `--json` one object on standard output besides."""
     found = error.all if isinstance(error, UsageError) else (error,)
     lines = error.findings if isinstance(error, IntegrityError) else tuple(map(str, found))
     if "--json" in sys.argv[1:]:
@@ -119,7 +119,6 @@ def _say_error(error: FdauditError) -> None:
         for entry, each in zip(told, found, strict=False):
             entry |= {name: visible(str(getattr(each, name))) for name in fields if hasattr(each, name)}
         show(json.dumps({"errors": told, "exit_code": error.exit_code}))
-        return
     for line in lines:
         say(line)
 

@@ -700,8 +700,8 @@ def _judged(kind: Kind, case: Path, command: str, sealed: bool) -> tuple[str, st
         return "finding", f"exit code {code}: {errors[-300:]}"
     if code == 1 and "failed" not in out + errors and "contradicted" not in errors:
         return "finding", f"exit code 1: {(out + errors)[-300:]}"
-    if code == 2 and errors.count("\n") != 1:
-        return "finding", f"an error of several lines: {errors[-300:]}"
+    if code == 2 and (not errors or any(not x.startswith("fdaudit: ") for x in errors.splitlines())):
+        return "finding", f"a mistake of several lines: {errors[-300:]}"
     if code != 0:
         return "refused", ""
     problem = kind.differs(case, command, sealed)

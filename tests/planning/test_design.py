@@ -263,7 +263,9 @@ def test_the_coins_of_a_design_and_of_two_designs_are_independent(tosses: np.nda
     between = tosses[:, :, None] == tosses[:, None, :]
     assert all(within(int(between[:, i, j].sum()), DESIGNS) for i in range(CLASSES) for j in range(i))
     assert within(int((tosses[1:] == tosses[:-1]).sum()), tosses[1:].size)
-    assert len({row.tobytes() for row in tosses}) == DESIGNS
+    assert (
+        len({row.tobytes() for row in tosses}) >= DESIGNS - 2
+    )  # two rows of 20 coins may be the same by chance
 
 
 def test_positions_in_what_a_site_is_handed_and_in_the_key_tell_nothing_of_the_coins(tmp_path: Path) -> None:

@@ -161,7 +161,7 @@ def test_averages_of_other_forms_are_read_too(tmp_path: Path, params: dict[str, 
     (ensemble,) = ensembles_of(case.view, case.knowledge, task_of(case), 4, 1000)
     assert ensemble.noise == 0
     assert ensemble.form == ("hard_labels" if "ensemble" in params else "logits")
-    assert told(case)[1].endswith("from the first average")
+    assert told(case)[1].note == "from the first average"
 
 
 def test_what_a_coalition_put_into_an_average_is_taken_off(tmp_path: Path) -> None:

@@ -69,7 +69,7 @@ def read(place: Path, form: torch.dtype | None) -> dict[str, Any]:
         return {
             "hard": (hard.samples, hard.values),
             "soft": (soft.samples, soft.values),
-            "ensemble": (ensemble.index, ensemble.values),
+            "ensemble": (ensemble.x, ensemble.values),
             "lesson": (lesson.x, lesson.targets),
             "pairs": _last(whole, mine, SAMPLES, CLASSES),
             "shares": tuple(read_answers(whole, k, CLASSES) for k in ("client/1", "client/2")),

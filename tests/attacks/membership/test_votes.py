@@ -105,7 +105,7 @@ def test_counts_tell_how_many_clients_chose_a_sample(tmp_path: Path, case: Case)
     behind = torch.stack([w[:, 0] > 0 for w in found.weights.values()]).sum(0)
     mine = (~one.known["client/1"][:, 0].isnan()).sum()
     assert int(behind.sum() + mine) == int(one.voters.sum())
-    assert "average" in told(case)[1]
+    assert "average" in told(case)[1].note
 
 
 def test_only_sets_of_the_counted_size_are_compared() -> None:
