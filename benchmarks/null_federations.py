@@ -1,7 +1,7 @@
 """Count the federations that learn nothing in which a report still finds members.
 
-Each federation of the quickstart's runs with a learning rate of 1e-9, so that its models are those it began with. Every
-membership attack runs on every adversary's view, with secrets of its own. Whatever an attack finds is a false alarm.
+Each is the quickstart's federation with three clients and a learning rate of 1e-9, so its models stay as they were.
+Every membership attack runs on every view, with secrets of its own. Whatever an attack finds is a false alarm.
 Target: at most 5 of 40 are flagged (5 % are expected; more than 5 of 40 has a chance of 1 % then).
 """
 
@@ -46,6 +46,9 @@ def spec_of(protocol: str) -> dict[str, Any]:
         "name": f"{protocol} that learns nothing",
         "protocol": {"name": protocol, "params": PROTOCOLS[protocol]},
         "references": [],
+        "clients": 3,
+        "victims": 3,
+        "dataset": base["dataset"] | {"limit": 600},
         "adversaries": adversaries,
         "attacks": [{"name": name} for name in names],
     }
