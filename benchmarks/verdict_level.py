@@ -75,7 +75,7 @@ def anew(result: Result, scores: Scores, generator: np.random.Generator, reflips
 def flagged(run: fdaudit.Run, tosses: int, reflips: int, seed: int) -> int:
     """Return the number of tosses that have a membership cell with a leak."""
     raw: dict[str, Any] = run.result
-    scores = family.candidate_scores(run.plan, run.directory, raw["cells"])
+    scores = family.candidate_scores(run.opened, raw["cells"])
     result, generator, found = read(raw), np.random.default_rng(seed), 0
     for _ in range(tosses):
         judged = judge_all(anew(result, tossed(scores, generator), generator, reflips))
