@@ -472,7 +472,7 @@ def conclusions_page(notes: str) -> str:
     - `value | FILE | ROWS | COLUMN`: the cell of a row. ROWS must leave exactly one.
     - `count | FILE | ROWS`: the number of rows.
     - `distinct | FILE | COLUMN`: the number of different cells of a column.
-    - `quote | FILE | TEXT`: the text, which must stand in the file's settings or remarks in the index.
+    - `quote | FILE | TEXT`: the text, which must stand in a cell of the file, or in its settings or remarks.
 
     ROWS is `COLUMN = CELL or CELL; COLUMN = CELL`, and COLUMNS is parted by semicolons.
 
@@ -528,8 +528,9 @@ def _value(file: str, rows: str, column: str) -> str:
 
 def _quote(file: str, text: str) -> str:
     (entry,) = [entry for entry in results() if entry["file"] == f"{file}.csv"]
-    if text not in f"{entry['settings']} {entry['remarks']}":
-        raise ValueError("the index does not say so")
+    cells = [cell for record in _records(file) for cell in record.values()]
+    if not any(text in said for said in (entry["settings"], entry["remarks"], *cells)):
+        raise ValueError("neither the file nor the index says so")
     return text
 
 
@@ -550,6 +551,7 @@ PAGES: Mapping[str, Callable[[], str]] = {
     "card.md": partial(fields_page, Card, "card.md"),
     "datasets.md": datasets_page,
     "models.md": models_page,
+    "performance.md": partial(conclusions_page, "performance.md"),
     "quickstart.md": quickstart_page,
     "results.md": partial(conclusions_page, "results.md"),
     "spec.md": partial(fields_page, Spec, "spec.md"),
