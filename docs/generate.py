@@ -8,7 +8,9 @@ Hand-written text on a protocol, attack or defence is in `docs/notes/` and is in
 
 from __future__ import annotations
 
+import csv
 import json
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
@@ -30,7 +32,7 @@ from fdaudit.spec.card import Card
 from fdaudit.spec.schema import ModelSpec, Spec
 from fdaudit.types import KINDS, DefenseSpec
 
-__all__ = ["PAGES", "guarantee", "write"]
+__all__ = ["PAGES", "guarantee", "results", "write"]
 
 _NOTE = "<!-- Written by docs/generate.py from the code's docstrings. -->"
 _HERE = Path(__file__).parent
@@ -453,6 +455,94 @@ def _quickstart_times(found: Mapping[str, Any]) -> str:
     )
 
 
+# -- results and performance: hand-written conclusions, figures from `docs/results/` ---------------------------------
+
+
+def results() -> list[dict[str, str]]:
+    """Return the rows of `docs/results/index.csv`: a file, its subject, command, seeds, settings and remarks each."""
+    return _records("index")
+
+
+def conclusions_page(notes: str) -> str:
+    """Return the page of `docs/notes/NOTES` with its placeholders filled from the data files.
+
+    A placeholder names a kind and a file, and fields of its kind, between double braces, parted by `|`:
+
+    - `table | FILE | ROWS | COLUMNS`: a table of these rows and columns, all of them by default; `X as Y` renames one.
+    - `value | FILE | ROWS | COLUMN`: the cell of a row. ROWS must leave exactly one.
+    - `count | FILE | ROWS`: the number of rows.
+    - `distinct | FILE | COLUMN`: the number of different cells of a column.
+    - `quote | FILE | TEXT`: the text, which must stand in a cell of the file, or in its settings or remarks.
+
+    ROWS is `COLUMN = CELL or CELL; COLUMN = CELL`, and COLUMNS is parted by semicolons.
+
+    Raises:
+        ValueError: If a placeholder finds no row, more rows than it may, no such column, or no such text.
+    """
+    page = f"{_note(f'docs/notes/{notes} and docs/results/')}\n\n{_hand_written(notes)}"
+    return re.sub(r"\{\{(.*?)\}\}", _filled, page)
+
+
+def _filled(match: re.Match[str]) -> str:
+    """Return the text of one placeholder."""
+    kind, file, *fields = (part.strip() for part in match[1].split("|"))
+    try:
+        return _KINDS_OF_PLACEHOLDERS[kind](file, *fields)
+    except (KeyError, TypeError, ValueError, OSError) as error:
+        raise ValueError(f"{match[0]}: {error!r}") from error
+
+
+def _records(file: str) -> list[dict[str, str]]:
+    with (_HERE / "results" / f"{file}.csv").open(encoding="utf-8", newline="") as opened:
+        return list(csv.DictReader(opened))
+
+
+def _selected(file: str, rows: str) -> list[dict[str, str]]:
+    """Return the records of a file that meet every condition. Each allowed cell must occur."""
+    records = _records(file)
+    for condition in filter(None, (part.strip() for part in rows.split(";"))):
+        column, _, cells = condition.partition(" = ")
+        allowed = cells.split(" or ")
+        absent = set(allowed) - {record[column] for record in records}
+        if absent:
+            raise ValueError(f"no row has {absent} in {column!r}")
+        records = [record for record in records if record[column] in allowed]
+    return records
+
+
+def _table_of(file: str, rows: str = "", columns: str = "") -> str:
+    records = _selected(file, rows)
+    if not records:
+        raise ValueError("no row is left")
+    names = [part.strip() for part in columns.split(";")] if columns else list(records[0])
+    pairs = [(name.partition(" as ")[0], name.partition(" as ")[2] or name) for name in names]
+    lines = [f"|{'|'.join(title for _, title in pairs)}|", f"|{'|'.join('---' for _ in pairs)}|"]
+    lines += [f"|{'|'.join(_escape(record[name]) for name, _ in pairs)}|" for record in records]
+    return "\n".join(lines)
+
+
+def _value(file: str, rows: str, column: str) -> str:
+    (record,) = _selected(file, rows)
+    return record[column]
+
+
+def _quote(file: str, text: str) -> str:
+    (entry,) = [entry for entry in results() if entry["file"] == f"{file}.csv"]
+    cells = [cell for record in _records(file) for cell in record.values()]
+    if not any(text in said for said in (entry["settings"], entry["remarks"], *cells)):
+        raise ValueError("neither the file nor the index says so")
+    return text
+
+
+_KINDS_OF_PLACEHOLDERS: Mapping[str, Callable[..., str]] = {
+    "table": _table_of,
+    "value": _value,
+    "count": lambda file, rows="": str(len(_selected(file, rows))),
+    "distinct": lambda file, column: str(len({record[column] for record in _records(file)})),
+    "quote": _quote,
+}
+
+
 def _published(schema: Callable[[], Mapping[str, Any]]) -> str:
     return json.dumps(schema(), indent=1, sort_keys=True) + "\n"
 
@@ -461,7 +551,9 @@ PAGES: Mapping[str, Callable[[], str]] = {
     "card.md": partial(fields_page, Card, "card.md"),
     "datasets.md": datasets_page,
     "models.md": models_page,
+    "performance.md": partial(conclusions_page, "performance.md"),
     "quickstart.md": quickstart_page,
+    "results.md": partial(conclusions_page, "results.md"),
     "spec.md": partial(fields_page, Spec, "spec.md"),
     **{f"{name}.schema.json": partial(_published, schema) for name, schema in schemas().items()},
     **{f"{room}/index.md": partial(room_index, room) for room in _ROOMS},

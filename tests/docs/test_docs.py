@@ -325,6 +325,10 @@ def _commands() -> Iterator[tuple[str, str]]:
                     yield name, line.split(" #")[0].strip().removeprefix(".venv/bin/")
         for inline in re.findall(r"`(fdaudit [^`]+)`", text):
             yield name, inline
+    for entry in GENERATOR.results():
+        for line in entry["command"].split(" && "):
+            if line.startswith("fdaudit "):
+                yield f"docs/results/index.csv, {entry['file']}", line
     for line in [*summary._reproduce("simulation")["commands"], *summary._reproduce("recording")["commands"]]:
         yield "the report", line
 

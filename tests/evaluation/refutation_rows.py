@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -96,17 +98,17 @@ def sizes_differ(run: Run, twin: Run) -> list[tuple[str, str]]:
 
 
 def table(rows: list[Row]) -> str:
-    """Return rows as a table in Markdown, those with an infinite ε left out."""
-    lines = [
-        "| Run | Adversary | ε claimed | ε at least | Perfect attack | Strongest attack | Verdict |",
-        "| --- | --- | --- | --- | --- | --- | --- |",
-    ]
-    lines += [
-        f"| {r.case} | {r.adversary} | {r.claimed:.3g} | {r.bound:.3g} | {r.power:.3g} | {_shown(r)} | {r.verdict} |"
-        for r in rows
-        if math.isfinite(r.claimed)
-    ]
-    return "\n".join(lines)
+    """Return rows as `docs/results/ledger-under-attack.csv` has them, those with an infinite ε left out."""
+    text = io.StringIO()
+    lines = csv.writer(text, lineterminator="\n")
+    lines.writerow(
+        ["Run", "Adversary", "ε claimed", "ε at least", "Perfect attack", "Strongest attack", "Verdict"]
+    )
+    for r in rows:
+        if math.isfinite(r.claimed):
+            figures = (f"{figure:.3g}" for figure in (r.claimed, r.bound, r.power))
+            lines.writerow([r.case, r.adversary, *figures, _shown(r), r.verdict])
+    return text.getvalue()
 
 
 def _shown(row: Row) -> str:

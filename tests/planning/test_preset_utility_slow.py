@@ -127,13 +127,13 @@ def test_the_preset_leaves_utility_where_training_is_what_is_noised(protocol: st
 
 
 def table(names: list[str]) -> None:
-    """Every protocol with its preset and without, over three seeds: what `docs/results.md` shows."""
+    """Every protocol with its preset and without, over three seeds: what `docs/results/private-presets.csv` shows."""
     for name in names:
-        columns = []
+        columns: list[float] = []
         for epsilon in (EPSILON, math.inf):
             accuracies = [100 * reached(name, seed, epsilon)[0] for seed in SEEDS]
-            columns.append(f"{', '.join(f'{a:.1f}' for a in accuracies)} | {statistics.mean(accuracies):.1f}")
-        print(f"| {name} | {' | '.join(columns)} |", flush=True)
+            columns += [*accuracies, statistics.mean(accuracies)]
+        print(",".join([name, *(f"{figure:.1f}" for figure in columns)]), flush=True)
 
 
 if __name__ == "__main__":

@@ -217,7 +217,7 @@ def test_without_noise_nothing_can_be_claimed(name: str) -> None:
 
 
 def table(names: list[str]) -> None:
-    """Every protocol at every ε, over three seeds: what `docs/results.md` shows."""
+    """Every protocol at every ε, over three seeds: what the `epsilon` files of `docs/results/` show."""
     for name in names:
         for target in TARGETS:
             runs = [reached(name, seed, target) for seed in SEEDS]

@@ -30,7 +30,7 @@ pytestmark = [
 
 SEEDS = (1, 2, 3)
 FIRST = {"order": "local-first", "warm_up_steps": 0, "rounds": 120, "bandwidth": 1.5}
-"""Without a warm-up, and with local steps first: what every seed learns from; see docs/results.md."""
+"""Without a warm-up, and with local steps first: what every seed learns from; see docs/results/."""
 HARD = {**FIRST, "labels": "hard", "public_batch": 256, "tau_client": 0.5}
 SOFT = {**FIRST, "labels": "soft", "public_batch": 128}
 WARM = {**HARD, "warm_up_steps": 200}
