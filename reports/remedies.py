@@ -247,12 +247,13 @@ def way(kind: str, sender: str) -> str:
 def carried(result: Result, finding: Finding) -> Carried:
     """Return what brought the data of a finding to its adversary.
 
-    These are the messages with private data that the adversary received and that the attack can start from. All such
-    messages count if it starts from none of them: guesses from outside do not say, and a server attacks the model that
-    it fitted to what it received.
+    These are the messages with private data that the adversary received and that the attack can start from, with those
+    that it reads besides. All such messages count if it starts from none of them: guesses from outside do not say, and
+    a server attacks the model that it fitted to what it received.
     """
     members, needs = finding.cell.adversary.split("+"), finding.cell.needs
-    found = _received(result, members, needs)
+    started = _received(result, members, needs)
+    found = _received(result, members, (*needs, *finding.cell.reads)) if started.ways else started
     if finding.cell.attack in _DECLINED:
         return Carried(kinds=found.kinds, ways=("declined",))
     if found.ways:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import fdaudit.attacks
@@ -169,3 +170,13 @@ def test_noise_that_trains_a_generator_is_no_remedy_for_what_answers_tell() -> N
     assert "`dp-sgd`" in found.do
     assert "sanitized-gradients" not in found.do
     assert found.why.startswith("`logit_cotangents` follow")
+
+
+def test_what_an_attack_reads_besides_needs_a_remedy_too() -> None:
+    """Noise for discriminators alone leaves the logits that discriminator-regression reads beside their scores."""
+    kinds = ("discriminator_scores", "sample_gradients", "logits")
+    raw = minimal() | {"exposure": [exposed(kind, "client/1", "server") for kind in kinds]}
+    made = finding("membership", "server", kinds[:2])
+    assert "sanitized-gradients" in remedy(read(raw), made).do
+    besides = replace(made, cell=made.cell.model_copy(update={"reads": ("logits",)}))
+    assert remedy(read(raw), besides).do.startswith("Train with `dp-sgd`")
