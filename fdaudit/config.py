@@ -54,7 +54,7 @@ class Config(BaseModel):
 
 # How pydantic names a member of a union inside an error's location: `literal['all']`, `tuple[…]`, `Model`.
 _UNION_MEMBER = re.compile(r".*\[|function-|[A-Z]")
-_MOST_BITS = 1024
+_MOST_BITS, _MOST_ERRORS = 1024, 1000
 _HALF_CHARACTER = re.compile("[\ud800-\udfff]")
 _ONE_LINE = "Write one line, in characters that print."
 _EXPONENT = re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d{1,3}")
@@ -131,9 +131,12 @@ def _by_field(errors: list[ErrorDetails]) -> list[list[ErrorDetails]]:
     A field that is missing because its name was mistyped is one mistake: the unknown key.
     """
     fields: dict[tuple[int | str, ...], list[ErrorDetails]] = {}
-    typed = [e["loc"] for e in errors if e["type"] == "extra_forbidden"]
-    for error in errors:
-        beside = [str(place[-1]) for place in typed if place[:-1] == error["loc"][:-1]]
+    unknown: dict[tuple[int | str, ...], list[str]] = {}
+    for error in errors[:_MOST_ERRORS]:
+        if error["type"] == "extra_forbidden":
+            unknown.setdefault(error["loc"][:-1], []).append(str(error["loc"][-1]))
+    for error in errors[:_MOST_ERRORS]:
+        beside = unknown.get(error["loc"][:-1], [])
         if error["type"] == "missing" and get_close_matches(str(error["loc"][-1]), beside, n=1, cutoff=0.5):
             continue
         *above, last = error["loc"] or ("",)
