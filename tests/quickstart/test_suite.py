@@ -224,7 +224,7 @@ def test_the_command_prints_each_run_s_outcome_and_then_a_line_a_run(
     for name, told in zip(("one", "other"), runs, strict=True):
         head, _, *matrix, report = told.splitlines()
         assert (head, report) == (f"== {name}", f"report  audit/{name}/report/index.html")
-        assert [line.split()[0] for line in matrix[1:]] == ["server"]
+        assert [line.split()[0] for line in matrix[1:]] == ["server", "world"]
     assert "loss-threshold" not in out
     lines = table.splitlines()
     assert page == "page    audit/index.html"
