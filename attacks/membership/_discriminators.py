@@ -136,7 +136,8 @@ def _judged(
 
     def score(w: Parameters, real: Tensor, fake: Tensor) -> Tensor:
         on_real, on_fake = functional_call(network, w, (torch.cat([real, fake]),)).sigmoid().split(len(real))
-        return on_fake.mean((1, 2)) / on_real.mean()
+        found: Tensor = on_fake.mean((1, 2)) / on_real.mean()
+        return found
 
     scores, gradients = list[Tensor](), list[Tensor]()
     for t, sent in enumerate(x):
