@@ -195,7 +195,15 @@ def _checks(claims: Claims, evidence: Evidence, result: Any) -> None:
     asked = [a["name"] for a in spec["attacks"] if a["name"] in membership]
     parts = ["candidates", *(["canaries"] if spec["canaries"] else [])]
     views = [e["adversary"] for e in result["ledger"]]
-    tests = len(asked) * len(parts) * sum(v in spec["adversaries"] for v in views)
+    # What is declared beforehand leaves out what no record could feed; here these are the cells that did not apply.
+    counted = [
+        c
+        for c in result["cells"]
+        if c["attack"] in asked
+        and c["adversary"] in views
+        and c["status"] not in ("not-applicable", "not-requested")
+    ]
+    tests = len(counted) * len(parts)
     alpha = LEVEL / max(1, TESTS * tests) if claim else LEVEL
     for k, view in enumerate(views):
         where: Path = ("result", "checks", k)
