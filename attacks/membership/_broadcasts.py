@@ -1,4 +1,4 @@
-"""What each broadcast model has of its clients: the change since the one before, as a sum of their changes."""
+"""Read each broadcast model as its change since the one before, which is a sum of the clients' changes."""
 
 from __future__ import annotations
 

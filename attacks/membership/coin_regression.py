@@ -69,7 +69,7 @@ class CoinRegressionConfig(Config):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _Told:
-    """What one upload or one round of answers tells of a client's model.
+    """Evidence of one upload, or of one round of answers, about a client's model.
 
     Attributes:
         values: (s, C) answers of the client's model, (P,) what training has changed in it, or (1,) its largest logit.
