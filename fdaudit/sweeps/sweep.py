@@ -206,6 +206,7 @@ def _piece(out: Path, run: GridRun) -> dict[str, Any]:
         "lock": str((out / "locks" / run.key).resolve()),
         "scratch": str((out / "scratch").resolve()),
         "shared": str(shared.resolve()),
+        "records": shared.name,
         "spec": run.spec.model_dump(mode="json"),
         "defended": run.defence != UNDEFENDED,
         "like": _point(run),

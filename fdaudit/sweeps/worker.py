@@ -46,7 +46,7 @@ def _outcome(piece: dict[str, Any], tick: Callable[[str, int, int], None]) -> di
         # An orphan lets go of the run's lock and of its directory when it ends, not of both at once.
         with alone(Path(piece["lock"])), writing(place, wait=True) if place.is_dir() else nullcontext():
             perform(piece["spec"], place, resume=True, seed_from=Path(piece["shared"]), tick=tick)
-            note_accounts(place, Path(piece["shared"]).name)
+            note_accounts(place, piece["records"])
     except Exception as error:  # any error fails only this run
         unfit = piece["defended"] and isinstance(error, SpecError) and not place.exists()
         return {

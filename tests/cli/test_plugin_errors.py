@@ -92,6 +92,7 @@ def test_a_sweep_s_run_fails_with_its_line(site: Path, tmp_path: Path) -> None:
         "run": str(tmp_path / "run"),
         "lock": str(tmp_path / "lock"),
         "shared": str(tmp_path / "shared"),
+        "records": "shared",
         "spec": tiny(protocol={"name": "import:faulty.one_shot:OneShot", "params": {}}),
         "defended": False,
     }
