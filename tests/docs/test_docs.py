@@ -183,10 +183,7 @@ def test_the_threat_model_names_the_controls_as_they_are() -> None:
 
 @pytest.fixture(scope="module")
 def checker(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    (source,) = [b for b in blocks("docs/transcript.md", "python") if "check.py" in b]
-    path = tmp_path_factory.mktemp("checker") / "check.py"
-    path.write_text(source, encoding="utf-8")
-    return path
+    return Path(shutil.copy(ROOT / "examples" / "check_run.py", tmp_path_factory.mktemp("checker")))
 
 
 def _checked(checker: Path, run: Path) -> tuple[bool, str]:
@@ -201,7 +198,7 @@ def test_the_checker_needs_nothing_of_fdaudit(checker: Path) -> None:
     names = {a.name for n in tree if isinstance(n, ast.Import) for a in n.names}
     tree = ast.walk(ast.parse(checker.read_text(encoding="utf-8")))
     names |= {str(n.module) for n in tree if isinstance(n, ast.ImportFrom)}
-    assert names == {"hashlib", "json", "pathlib", "safetensors", "sys"}
+    assert names == {"__future__", "hashlib", "json", "pathlib", "safetensors", "sys"}
 
 
 def test_the_checker_reads_an_intact_run(checker: Path, run: Path) -> None:
@@ -273,7 +270,7 @@ def test_the_python_snippets_run(
 ) -> None:
     shutil.copytree(run, tmp_path / "audit" / "fedavg")
     monkeypatch.chdir(tmp_path)
-    snippets = [b for b in blocks(name, "python") if "check.py" not in b]
+    snippets = blocks(name, "python")
     assert snippets
     for snippet in snippets:
         exec(compile(snippet, name, "exec"), {"__name__": "snippet"})
