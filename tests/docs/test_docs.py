@@ -286,6 +286,9 @@ def test_canonical_form_is_as_the_page_writes_it() -> None:
 
 def test_yaml_snippets_are_specs_grids_or_cards() -> None:
     snippets = [(name, snippet) for name in PAGES for snippet in blocks(name, "yaml")]
+    for folder in ("curve", "extras", "gate", "hospital"):
+        paths = (ROOT / "examples" / folder).glob("*.yaml")
+        snippets.extend((path.name, path.read_text(encoding="utf-8")) for path in paths)
     assert len(snippets) > 20
     for name, snippet in snippets:
         value = yaml.safe_load(snippet)
