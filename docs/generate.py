@@ -320,6 +320,23 @@ _INDEX = {
 # -- models and datasets -------------------------------------------------------------------------------------------
 
 
+def kinds_page() -> str:
+    """Return `docs/kinds.md`: every kind of message with its tensors."""
+    lines = [
+        _NOTE,
+        "",
+        "# Message kinds",
+        "",
+        "C is the number of classes, n the number of samples. A protocol or a recorded system may make up kinds with a",
+        "namespace, such as `acme/prototype-bank`. The [transcript](transcript.md) says how messages are kept.",
+        "",
+        "| Kind | Tensors |",
+        "| --- | --- |",
+        *(f"| `{kind}` | {_escape(tensors)} |" for kind, tensors in KINDS.items()),
+    ]
+    return "\n".join(lines) + "\n"
+
+
 def models_page() -> str:
     """Return `docs/models.md`."""
     lines = [
@@ -550,6 +567,7 @@ def _published(schema: Callable[[], Mapping[str, Any]]) -> str:
 PAGES: Mapping[str, Callable[[], str]] = {
     "card.md": partial(fields_page, Card, "card.md"),
     "datasets.md": datasets_page,
+    "kinds.md": kinds_page,
     "models.md": models_page,
     "performance.md": partial(conclusions_page, "performance.md"),
     "quickstart.md": quickstart_page,
