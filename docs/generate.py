@@ -438,6 +438,37 @@ def datasets_page() -> str:
     return "\n".join(lines) + "\n"
 
 
+def examples_page() -> str:
+    """Return `docs/examples.md`: hand-written, with a row for each spec and grid from the comment that begins it."""
+    lines = [
+        _note("docs/notes/examples.md and the examples"),
+        "",
+        _hand_written("examples.md"),
+        "| Spec or grid | What it shows | Data |",
+        "| --- | --- | --- |",
+    ]
+    root = _HERE.parent
+    for path in [
+        *sorted((root / "fdaudit" / "quickstart").glob("*.yaml")),
+        *sorted((root / "examples").glob("*.yaml")),
+    ]:
+        comment = _comment(path.read_text(encoding="utf-8"))
+        subject = re.split(r"(?<=\.)\s+(?=[A-Z`])", comment, maxsplit=1)[0]
+        data = "`FDAUDIT_DATA`" if "FDAUDIT_DATA" in comment else "digits"
+        lines.append(f"| `{path.relative_to(root).as_posix()}` | {_escape(subject)} | {data} |")
+    return "\n".join(lines) + "\n"
+
+
+def _comment(text: str) -> str:
+    """Return the comment that a YAML file begins with, as one line."""
+    lines: list[str] = []
+    for line in text.splitlines():
+        if not line.startswith("#"):
+            break
+        lines.append(line.removeprefix("#").strip())
+    return " ".join(filter(None, lines))
+
+
 def quickstart_page() -> str:
     """Return `docs/quickstart.md`: hand-written, with the figures of `docs/quickstart.json`."""
     found = json.loads((_HERE / "quickstart.json").read_bytes())
@@ -567,6 +598,7 @@ def _published(schema: Callable[[], Mapping[str, Any]]) -> str:
 PAGES: Mapping[str, Callable[[], str]] = {
     "card.md": partial(fields_page, Card, "card.md"),
     "datasets.md": datasets_page,
+    "examples.md": examples_page,
     "kinds.md": kinds_page,
     "models.md": models_page,
     "performance.md": partial(conclusions_page, "performance.md"),

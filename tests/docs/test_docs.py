@@ -390,6 +390,19 @@ def test_named_files_exist() -> None:
     assert absent == []
 
 
+def test_hand_written_pages_have_at_most_45_000_words() -> None:
+    """A word has a letter or a digit; code and formulas count."""
+    written = [ROOT / name for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")]
+    for path in (ROOT / "docs").rglob("*"):
+        name = path.relative_to(ROOT).as_posix()
+        if path.suffix in (".md", ".rst") and name not in GENERATED and not name.startswith("docs/_build/"):
+            written.append(path)
+    texts = [path.read_text(encoding="utf-8").replace("|", " ") for path in written]
+    words = [word for text in texts for word in text.split() if any(c.isalnum() for c in word)]
+    assert len(written) > 100
+    assert len(words) <= 45_000
+
+
 def test_the_indexes_name_every_page() -> None:
     """What no table begins a row with is neither in the site's contents nor found by a reader."""
     indexes = [name for name in PAGES if name.endswith("/index.md")]
