@@ -251,7 +251,7 @@ def _own_defence(entry: DefenseSpec) -> str:
 def _attack(found: Mapping[str, Any]) -> list[str]:
     lines = ["## What it needs", "", f"- Goal: {found['goal']}.", f"- Needs one of: {_needs(found)}."]
     if found.get("reads"):
-        lines.append(f"- Reads besides, where in view: {', '.join(f'`{n}`' for n in found['reads'])}.")
+        lines.append(f"- Also reads, where in view: {', '.join(f'`{n}`' for n in found['reads'])}.")
     lines.append(f"- Assumes that the adversary knows: {', '.join(found['assumes']) or 'nothing'}.")
     lines.append(f"- Tasks: {', '.join(found['tasks'])}.")
     if found.get("oracle"):
