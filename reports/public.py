@@ -19,12 +19,24 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from fdaudit.result import (
+    Cell,
+    Check,
+    Control,
+    Controls,
+    Gate,
+    Queries,
+    Result,
+    RunCard,
+    Target,
+    Utility,
+    read,
+)
 from fdaudit.types import Figure
 
 from .coarse import coarse, two_digits
 from .local_names import HIDDEN, is_local, named, settings, without_paths
 from .rules import RULES, by_name
-from .schema import Cell, Check, Control, Controls, Gate, Result, Run, Target, Utility, read
 from .verdict import Finding, Level, judge_all, strongest
 
 __all__ = ["OUTSIDE", "WITHHELD", "public"]
@@ -44,7 +56,6 @@ WITHHELD = (
 OUTSIDE = "external-"
 """Prefix of the names of attacks that ran outside and were handed in as guesses."""
 
-_ALL_OUTSIDE = f"{OUTSIDE}guesses"
 _REASONS: Mapping[str, str] = {
     "not-applicable": "The attack cannot be tried on what this adversary sees.",
     "not-requested": "The spec does not ask for this attack.",
@@ -100,7 +111,7 @@ def public(result: Result) -> tuple[Result, tuple[Finding, ...]]:
             "run": _run(result.run),
         }
     )
-    shown = read(without_paths(changed.model_dump(mode="json", by_alias=True)))
+    shown = read(without_paths(changed.plain()))
     findings = zip(judged, shown.cells, strict=True)
     return shown, tuple(_finding(f.level, cell, i) for i, (f, cell) in enumerate(findings, start=1))
 
@@ -125,12 +136,11 @@ def _one_for_all_outside(findings: Sequence[Finding]) -> list[Finding]:
         if finding.cell.attack.startswith(OUTSIDE):
             groups.setdefault((finding.cell.adversary, finding.cell.goal), []).append(finding)
     kept = [f for f in findings if not f.cell.attack.startswith(OUTSIDE)]
-    for (adversary, _), found in groups.items():
+    for (_, goal), found in groups.items():
         gravest = strongest(found) or found[0]
         bare = gravest.cell.model_copy(
             update={
-                "id": f"{adversary}/{_ALL_OUTSIDE}-{gravest.cell.goal}",
-                "attack": _ALL_OUTSIDE,
+                "attack": f"{OUTSIDE}guesses-{goal}",
                 "source": "guesses from outside",
                 "assumes": (),
                 "params": {},
@@ -158,6 +168,8 @@ def _cell(cell: Cell, told: bool) -> Cell:
             "figures": coarse(cell.goal, cell.figures) if told else (),
             "targets": tuple(Target(target=t.target) for t in cell.targets),
             "controls": None if cell.controls is None else _controls(cell.controls),
+            "canaries": None,
+            "queries": None if cell.queries is None else _queries(cell.queries),
         }
     )
 
@@ -168,6 +180,11 @@ def _controls(controls: Controls) -> Controls:
         negative=_control(controls.negative, "The same attack where it must find nothing"),
         power=_control(controls.power, "The same attack in a rehearsal of the run"),
     )
+
+
+def _queries(queries: Queries) -> Queries:
+    """Return how many samples were queried, without the log's digest."""
+    return Queries(budget=queries.budget, spent=queries.spent)
 
 
 def _control(control: Control | None, what: str) -> Control | None:
@@ -215,7 +232,7 @@ def _rounded(value: float | None) -> float | None:
     return None if value is None else round(value, _DIGITS)
 
 
-def _run(run: Run) -> Run:
+def _run(run: RunCard) -> RunCard:
     changes: dict[str, Any] = {
         "name": settings(run.name),
         "dataset": named(run.dataset),

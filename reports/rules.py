@@ -14,10 +14,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
+from fdaudit.result import Image, Shares
 from fdaudit.types import Figure
 
 from .identification import RULE, identified, identifies
-from .schema import Image, Shares
 from .text import amount, measure, odds, with_interval
 
 __all__ = [

@@ -18,12 +18,12 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Literal
 
+from fdaudit.result import Cell, Result, Target
 from fdaudit.types import Figure
 
 from .correction import Correction, corrections, groups
 from .identification import LOOK, identifies
 from .rules import FAMILY_LEVEL, RULES, Evidence, Rule, beside, by_name, decided_by, framed, worth
-from .schema import Cell, Result, Target
 from .text import clip, detectable, joined, label, measure, odds
 
 __all__ = ["EVERYONE", "LEVELS", "SETTLED", "Finding", "Level", "judge", "judge_all", "strongest"]

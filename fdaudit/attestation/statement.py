@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from fdaudit.errors import IntegrityError, UsageError
+from fdaudit.result import read
 from fdaudit.storage.digests import canonical
 from fdaudit.storage.files import load_json
 from fdaudit.transcript.manifest import MANIFEST, origin_of, read_manifest
@@ -59,7 +60,6 @@ def facts(run: Path) -> dict[str, Any]:
         RunError: the run has no manifest.
         IntegrityError: manifest or result were changed, or are not of one run.
     """
-    from fdaudit.reports.schema import read
     from fdaudit.reports.verdict import judge_all
 
     manifest = read_manifest(run)
