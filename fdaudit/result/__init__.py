@@ -33,6 +33,7 @@ from fdaudit.result.claims import (
 )
 from fdaudit.result.gates import Gate, check_gates
 from fdaudit.result.model import SCHEMA, Result, read
+from fdaudit.result.part import Part, public_part
 from fdaudit.result.run_card import (
     CurvePoint,
     FinalUtility,
@@ -79,6 +80,7 @@ __all__ = [
     "ModelHash",
     "OracleRow",
     "OutOfScope",
+    "Part",
     "Queries",
     "Recording",
     "Reproduce",
@@ -98,6 +100,7 @@ __all__ = [
     "exposed_rows",
     "noted",
     "plain_name",
+    "public_part",
     "read",
     "read_cell",
     "told_anew",

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, computed_field, model_validator
 
 from fdaudit.config import validate
 from fdaudit.errors import IntegrityError, SpecError
-from fdaudit.result.part import Part, is_empty
+from fdaudit.result.part import AUDITOR, PUBLIC, Audience, Part, Shown, is_empty
 from fdaudit.storage.tree import make_folder
 from fdaudit.types import Figure
 
@@ -41,8 +41,8 @@ Status = Literal["run", "not-applicable", "not-requested", "inconclusive", "fail
 class Queries(Part):
     """Samples that an attack was allowed to query, and queried."""
 
-    budget: int
-    spent: int
+    budget: Annotated[int, PUBLIC]
+    spent: Annotated[int, PUBLIC]
     asked: tuple[str, ...] = Field(default=(), exclude_if=is_empty)
     """The models that answered: clients, or `oracle`."""
     messages: int | None = Field(default=None, exclude_if=is_empty)
@@ -100,7 +100,7 @@ class Shares(Part):
 class Target(Part):
     """An attack's result against one victim."""
 
-    target: str
+    target: Annotated[str, PUBLIC]
     """The victim."""
     messages: tuple[int, ...] = ()
     """`seq` of the messages that were inverted."""
@@ -116,15 +116,17 @@ class Target(Part):
 class Control(Part):
     """The same attack on a case with a known outcome."""
 
-    what: str
+    what: Annotated[str, Shown("auditor", instead="")]
     """The target of the control, and the expected result."""
-    passed: bool
+    passed: Annotated[bool, PUBLIC]
     """Whether the result was as expected."""
     figures: tuple[Figure, ...] = ()
 
 
 class Controls(Part):
     """The positive and the negative control, and a rehearsal of the run, which shows what the attack should reach."""
+
+    _audience: ClassVar[Audience] = "public"
 
     positive: Control | None = Field(default=None, exclude_if=is_empty)
     negative: Control | None = Field(default=None, exclude_if=is_empty)
@@ -141,6 +143,8 @@ class Canaries(Part):
 class Confinement(Part):
     """The layers that confined the processes of a cell's attacks, and why the others did not."""
 
+    _audience: ClassVar[Audience] = "public"
+
     held: tuple[str, ...] = ()
     missing: dict[str, str] = Field(default_factory=dict)
 
@@ -148,25 +152,27 @@ class Confinement(Part):
 class Cell(Part):
     """One protocol x adversary x attack cell: its result, or the reason why it was not run."""
 
+    _audience: ClassVar[Audience] = "public"
+
     protocol: str
     adversary: str
     attack: str
     goal: str
     source: str = ""
     status: Status
-    reason: str = ""
+    reason: Annotated[str, AUDITOR] = ""
     assumes: tuple[str, ...] = ()
     needs: tuple[str, ...] = ()
     """What the attack can start from: kinds of messages, or an oracle; empty for guesses from outside."""
     reads: tuple[str, ...] = Field(default=(), exclude_if=is_empty)
     """Kinds of messages that it uses besides, where they are in view."""
-    params: dict[str, Any] = Field(default_factory=dict)
+    params: Annotated[dict[str, Any], AUDITOR] = Field(default_factory=dict)
     queries: Queries | None = None
-    figures: tuple[Figure, ...] = ()
+    figures: Annotated[tuple[Figure, ...], AUDITOR] = ()
     targets: tuple[Target, ...] = ()
     controls: Controls | None = None
     """None if it has no control, so that silence is never "no leak measured"."""
-    canaries: Canaries | None = Field(default=None, exclude_if=is_empty)
+    canaries: Annotated[Canaries | None, AUDITOR] = Field(default=None, exclude_if=is_empty)
     """None if the run has no canaries for it."""
     confinement: Confinement | None = Field(default=None, exclude_if=is_empty)
     """None if no process was started."""

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, ClassVar, Literal
 
-from fdaudit.result.part import Part
+from fdaudit.result.part import AUDITOR, Audience, Part, Shown
 
 __all__ = [
     "Adjusted",
@@ -24,6 +24,8 @@ ClaimVerdict = Literal["contradicted", "consistent", "inconclusive", "nothing-cl
 class Contribution(Part):
     """The share of one kind of message in the ε of the worst-affected client."""
 
+    _audience: ClassVar[Audience] = "public"
+
     kind: str
     sender: str
     """Role of the sender."""
@@ -37,6 +39,8 @@ class Contribution(Part):
 
 class LedgerEntry(Part):
     """ε of one adversary's view for one unit of the worst client; `None` means infinite, with its cause."""
+
+    _audience: ClassVar[Audience] = "public"
 
     adversary: str
     epsilon: float | None
@@ -93,6 +97,8 @@ class Evidence(Part):
 class Check(Part):
     """The verdict on one view's claim of ε, from what the attacks achieved; bounds hold at `confidence` each."""
 
+    _audience: ClassVar[Audience] = "public"
+
     adversary: str
     claimed: float | None
     """ε of the ledger; None if it is infinite."""
@@ -103,25 +109,25 @@ class Check(Part):
     relation: str = ""
     """Which records are neighbours."""
     verdict: ClaimVerdict
-    reason: str
+    reason: Annotated[str, Shown("auditor", instead="")]
     """The verdict in one sentence."""
     confidence: float
     """Of each bound, after the correction for the number of tests in the run."""
-    bound: float | None = None
+    bound: Annotated[float | None, AUDITOR] = None
     """The largest of the attacks' bounds; None if none gave scores."""
-    power: float | None = None
+    power: Annotated[float | None, AUDITOR] = None
     """The largest bound that a perfect attack could have shown."""
-    needed: int | None = None
+    needed: Annotated[int | None, AUDITOR] = None
     """Number of correct guesses, without errors, that would contradict the claim; None if no number would."""
     gdp: float | None = None
     """μ that the ledger claims; None if it states ε alone."""
-    mu: float | None = None
+    mu: Annotated[float | None, AUDITOR] = None
     """The largest of the attacks' bounds of μ; None if none gave scores."""
-    gaussian: float | None = None
+    gaussian: Annotated[float | None, AUDITOR] = None
     """ε at δ of a mechanism that is exactly `mu`-GDP."""
-    p: float | None = None
+    p: Annotated[float | None, AUDITOR] = None
     """Upper bound on the probability that any test of the run shows as much if all its claims hold."""
-    evidence: tuple[Evidence, ...] = ()
+    evidence: Annotated[tuple[Evidence, ...], AUDITOR] = ()
     """By attack and kind of coins."""
     source: str = ""
     """Who claims it, if the claim is a recorded system's own and not the ledger's."""

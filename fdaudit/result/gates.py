@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Annotated, ClassVar
 
 from fdaudit.result.cell import Cell
 from fdaudit.result.claims import LedgerEntry
-from fdaudit.result.part import Part
+from fdaudit.result.part import Audience, Part, Shown
 from fdaudit.result.run_card import FinalUtility
 from fdaudit.types import Goal
 
@@ -17,9 +18,11 @@ __all__ = ["Gate", "check_gates"]
 class Gate(Part):
     """A bound that the spec sets on a figure."""
 
+    _audience: ClassVar[Audience] = "public"
+
     name: str
     threshold: float
-    value: float | None
+    value: Annotated[float | None, Shown("auditor", instead=None)]
     """The worst value of any victim or view; None if nothing was measured, or the worst ε is infinite."""
     passed: bool
     at_least: bool = False

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Final, Literal
+from typing import Annotated, Any, ClassVar, Final, Literal
 
 from pydantic import Field
 
@@ -12,7 +12,7 @@ from fdaudit.errors import SpecError, UsageError
 from fdaudit.result.cell import Cell
 from fdaudit.result.claims import Check, Family, LedgerEntry
 from fdaudit.result.gates import Gate
-from fdaudit.result.part import Part, is_empty
+from fdaudit.result.part import AUDITOR, Audience, Part, is_empty
 from fdaudit.result.run_card import OutOfScope, Reproduce, RunCard, Utility
 from fdaudit.result.traffic import Exposure, OracleRow, ViewRow, WireRow
 
@@ -24,12 +24,14 @@ SCHEMA: Final = "fdaudit-result/1"
 class Result(Part):
     """A finished run's result."""
 
+    _audience: ClassVar[Audience] = "public"
+
     schema_name: Literal["fdaudit-result/1"] = Field(alias="schema")
     run: RunCard
     auditor_only: bool
-    class_table: tuple[tuple[int, ...], ...] | None = None
+    class_table: Annotated[tuple[tuple[int, ...], ...] | None, AUDITOR] = None
     """Records (client, class); None for a recording whose records were not brought."""
-    class_names: tuple[str, ...] = ()
+    class_names: Annotated[tuple[str, ...], AUDITOR] = ()
     utility: Utility
     exposure: tuple[Exposure, ...]
     wire: tuple[WireRow, ...]
@@ -37,9 +39,9 @@ class Result(Part):
     oracles: tuple[OracleRow, ...] = ()
     views: tuple[ViewRow, ...] = ()
     cells: tuple[Cell, ...]
-    family: Family | None = None
+    family: Annotated[Family | None, AUDITOR] = None
     gates: tuple[Gate, ...] = ()
-    limits: tuple[str, ...] = ()
+    limits: Annotated[tuple[str, ...], AUDITOR] = ()
     out_of_scope: tuple[OutOfScope, ...] = ()
     withheld: tuple[str, ...] = Field(default=(), exclude_if=is_empty)
     """Parts that a public variant leaves out."""

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from fdaudit.result.part import Part, is_empty
+from fdaudit.result.part import AUDITOR, Audience, Part, is_empty
 from fdaudit.types import Figure, Task
 
 __all__ = [
@@ -26,12 +26,16 @@ __all__ = [
 class Silence(Part):
     """A client that did not answer, and the rounds in which it owed a message."""
 
+    _audience: ClassVar[Audience] = "public"
+
     party: str
     rounds: tuple[int, ...] = Field(min_length=1)
 
 
 class ModelHash(Part):
     """SHA-256 of the final model of a party other than a client."""
+
+    _audience: ClassVar[Audience] = "public"
 
     party: str
     sha256: str
@@ -40,6 +44,8 @@ class ModelHash(Part):
 class Rung(Part):
     """Something that an auditor may bring to a recording, what it makes possible, and whether it was brought."""
 
+    _audience: ClassVar[Audience] = "public"
+
     bring: str
     buys: str
     there: bool
@@ -47,6 +53,8 @@ class Rung(Part):
 
 class Recording(Part):
     """A recording of a system that fdaudit did not run."""
+
+    _audience: ClassVar[Audience] = "public"
 
     system: str
     asserted_by: str
@@ -60,6 +68,8 @@ class Recording(Part):
 
 class RunCard(Part):
     """The run, its code and its data."""
+
+    _audience: ClassVar[Audience] = "public"
 
     name: str
     status: str
@@ -99,6 +109,8 @@ class RunCard(Part):
 class CurvePoint(Part):
     """Utility of one party's model after one round; fractions in [0, 1]."""
 
+    _audience: ClassVar[Audience] = "public"
+
     line: str
     round: int
     party: str
@@ -125,6 +137,8 @@ class CurvePoint(Part):
 class FinalUtility(Part):
     """One final utility figure of one party's model."""
 
+    _audience: ClassVar[Audience] = "public"
+
     line: str
     party: str
     figure: Figure
@@ -133,14 +147,18 @@ class FinalUtility(Part):
 class Utility(Part):
     """Utility by round, and at the end with intervals."""
 
+    _audience: ClassVar[Audience] = "public"
+
     curve: tuple[CurvePoint, ...] = ()
     final: tuple[FinalUtility, ...] = ()
-    warnings: tuple[str, ...] = ()
+    warnings: Annotated[tuple[str, ...], AUDITOR] = ()
     """Final models near chance, in words: their training diverged, was too short or was drowned in noise."""
 
 
 class OutOfScope(Part):
     """An attack that was not tried because the tool has none of its kind."""
+
+    _audience: ClassVar[Audience] = "public"
 
     name: str
     what: str

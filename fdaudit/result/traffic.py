@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Literal
+from typing import ClassVar, Literal
 
-from fdaudit.result.part import Part
+from fdaudit.result.part import Audience, Part
 from fdaudit.transcript.messages import ALL, DATA, Message, role
 
 __all__ = ["Exposure", "OracleRow", "ViewRow", "WireRow", "derived_from_data", "exposed_rows", "told_anew"]
@@ -15,6 +15,8 @@ Direction = Literal["received", "sent", "overheard"]
 
 class Exposure(Part):
     """Messages of one kind that one party saw or sent, with the other receivers and the defences."""
+
+    _audience: ClassVar[Audience] = "public"
 
     party: str
     kind: str
@@ -36,12 +38,16 @@ class Exposure(Part):
 class ViewRow(Part):
     """An adversary, and the others whose whole view it has."""
 
+    _audience: ClassVar[Audience] = "public"
+
     adversary: str
     contains: tuple[str, ...] = ()
 
 
 class WireRow(Part):
     """Traffic of one kind from one role."""
+
+    _audience: ClassVar[Audience] = "public"
 
     kind: str
     sender_role: str
@@ -51,6 +57,8 @@ class WireRow(Part):
 
 class OracleRow(Part):
     """An oracle that the protocol gives to some parties."""
+
+    _audience: ClassVar[Audience] = "public"
 
     name: str
     available_to: tuple[str, ...]

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from fdaudit.attacks.model_extraction.surrogate import ExtractionHard, ExtractionSoft
-from fdaudit.reports.rules import RULES, Evidence
+from fdaudit.reports.rules import RULES, RuleInput
 from fdaudit.reports.verdict import judge_all
 
 import fdaudit
@@ -257,8 +257,8 @@ def test_no_copy_is_scored_once_candidates_are_out(run: fdaudit.Run, tmp_path: P
 # -- the rule -------------------------------------------------------------------------------------------------------
 
 
-def shown(gain: float, p: float | None, agreement: float) -> Evidence:
-    return Evidence(
+def shown(gain: float, p: float | None, agreement: float) -> RuleInput:
+    return RuleInput(
         who="client/0",
         figures=[
             Figure(name="agreement", value=agreement),

@@ -6,7 +6,7 @@ import pytest
 
 from fdaudit.result import derived_from_data, exposed_rows, told_anew
 
-from .helpers.protocol_cases import Ran, run
+from ..helpers.protocol_cases import Ran, run
 
 
 @pytest.fixture(scope="module")
