@@ -622,10 +622,11 @@ def test_a_killed_recording_is_imported_up_to_its_last_whole_round(here: Path, i
             recorder.send("client/0", "server", "acme/answer", {"v": np.ones(2)})
         shutil.copytree(here / "open", here / "record")  # what a kill leaves: round 1 is open
     run = imported(truth=False, **OWN)
-    about = run.result.plain()["run"]["recording"]
-    assert not about["closed"]
-    assert (about["rounds"], about["left_out"]) == (1, 2)
-    assert any("never closed" in note for note in about["notes"])
+    card = run.result.run
+    assert card.recording is not None
+    assert not card.recording.closed
+    assert (card.rounds, card.recording.left_out) == (1, 2)
+    assert any("never closed" in note for note in card.recording.notes)
 
 
 def test_a_missing_answer_is_noted(here: Path, imported: Import) -> None:
