@@ -134,7 +134,7 @@ class Controls(Part):
 
 
 class Canaries(Part):
-    """How a membership attack scored canaries, or why it scored none."""
+    """The questions that a membership attack asked about canaries, or the reason why it scored none."""
 
     queries: Queries | None
     reason: str

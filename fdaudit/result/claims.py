@@ -1,4 +1,4 @@
-"""What is claimed and tested: ε of each view, checks of claims from below, and p-values corrected for all tests."""
+"""Claims and tests in a result: ε of each view, checks of claims from below, and p-values corrected for all tests."""
 
 from __future__ import annotations
 

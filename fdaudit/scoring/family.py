@@ -51,14 +51,21 @@ def family_of(run: RunDirectory, cells: Sequence[Cell]) -> Family:
     adjusted = {key: p / share for key, p in coins.p.items()}
     rest = 1 - share if scores else 1.0
     adjusted |= {key: p / rest for (key, _), p in zip(own, holm([p for _, p in own]), strict=True)}
+    rows = list[Adjusted]()
+    for key, p in adjusted.items():
+        row = Adjusted(
+            cell=key.cell,
+            target=key.target,
+            figure=key.figure,
+            p=min(1.0, p),
+            floor=_reachable(coins.floors.get(key)),
+        )
+        rows.append(row)
     return Family(
         level=LEVEL,
         by_coins=_by_coins(coins, LEVEL * share) if coins.p else None,
         by_themselves=ByThemselves(level=LEVEL * rest, tests=len(own)) if own else None,
-        adjusted=tuple(
-            Adjusted(**key._asdict(), p=min(1.0, p), floor=_reachable(coins.floors.get(key)))
-            for key, p in adjusted.items()
-        ),
+        adjusted=tuple(rows),
     )
 
 
@@ -108,11 +115,15 @@ def _own_tests(cells: Sequence[Cell], by_coins: Mapping[str, Any]) -> Iterator[t
     for cell in filter(_is_judged, cells):
         if cell.id in by_coins:
             continue
-        figures: list[tuple[str | None, Figure]] = [(None, figure) for figure in cell.figures]
-        figures += [(target.target, figure) for target in cell.targets for figure in target.figures]
-        for name, figure in figures:
-            if figure.p is not None and not figure.name.endswith("_worst"):
-                yield FigureKey(cell.id, name, figure.name), figure.p
+        yield from _tested(cell.id, None, cell.figures)
+        for target in cell.targets:
+            yield from _tested(cell.id, target.target, target.figures)
+
+
+def _tested(cell: str, target: str | None, figures: Sequence[Figure]) -> Iterator[tuple[FigureKey, float]]:
+    for figure in figures:
+        if figure.p is not None and not figure.name.endswith("_worst"):
+            yield FigureKey(cell, target, figure.name), figure.p
 
 
 def _floor(found: Reflipped, *, one_victim: bool) -> float | None:
