@@ -27,10 +27,11 @@ from fdaudit.config import Config
 from fdaudit.data.composed import read_digits_multilabel
 from fdaudit.data.datasets import LENGTH, VOCABULARY
 from fdaudit.data.named import TORCHVISION, read_digits
+from fdaudit.kinds import KINDS
 from fdaudit.models.zoo import _ZOO, _ZOO_OF_TEXTS, DENSE, FROM_FILES, architecture
 from fdaudit.spec.card import Card
 from fdaudit.spec.schema import ModelSpec, Spec
-from fdaudit.types import KINDS, DefenseSpec
+from fdaudit.types import DefenseSpec
 
 __all__ = ["PAGES", "guarantee", "results", "write"]
 
@@ -235,7 +236,9 @@ def _protocol(found: Mapping[str, Any]) -> list[str]:
         lines[2:] = ["| From | To | Kind | When | What | Tensors |", "| --- | --- | --- | --- | --- | --- |"]
     for m in found["messages"]:
         only, what = when(m, "`") or "always", _escape(m["what"])
-        lines.append(f"| {m['from']} | {m['to']} | `{m['kind']}` | {only} | {what} | {KINDS[m['kind']]} |")
+        lines.append(
+            f"| {m['from']} | {m['to']} | `{m['kind']}` | {only} | {what} | {KINDS[m['kind']].text} |"
+        )
     for section in sections(found, "`"):
         lines += _bullets(section.title, section.items)
     own = protocols.REGISTRY.load(found["name"]).Config().defenses()
@@ -315,6 +318,46 @@ _INDEX = {
     "attacks": (("Attack", "In one line", "Goal", "Reads one of", "Knows"), _attack_row),
     "defences": (("Defence", "In one line", "Acts at", "What ε it gives"), _defence_row),
 }
+
+
+# -- message kinds -------------------------------------------------------------------------------------------------
+
+
+def kinds_page() -> str:
+    """Return `docs/kinds.md`: the vocabulary, with what protocols and attacks declare of each kind."""
+    lines = [
+        _NOTE,
+        "",
+        "# Message kinds",
+        "",
+        "C is the number of classes, n the number of samples, (c, h, w) the shape of an image, L the number of tokens.",
+        "A message may hold other tensors besides, except where the table says *only*. A fixed size follows from",
+        "networks, classes and batch sizes. Other messages are as long as their list of samples.",
+        "",
+        "| Kind | Tensors | Size | Sent from | Read by |",
+        "| --- | --- | --- | --- | --- |",
+    ]
+    receivers: dict[str, dict[str, set[str]]] = {}
+    for found in map(protocols.REGISTRY.describe, protocols.REGISTRY.names()):
+        for message in found["messages"]:
+            to = receivers.setdefault(message["kind"], {}).setdefault(message["from"], set())
+            to.update(message["to"].split(", "))
+    readers: dict[str, list[str]] = {}
+    for found in map(attacks.REGISTRY.describe, attacks.REGISTRY.names()):
+        for kind in (*found["needs"], *found.get("reads", ())):
+            readers.setdefault(kind, []).append(f"[{found['name']}](attacks/{found['name']}.md)")
+    for name, kind in KINDS.items():
+        tensors = f"only {kind.text}" if kind.exact and kind.tensors else kind.text
+        size = "fixed" if kind.fixed_size else "varies"
+        sent = sorted(receivers.get(name, {}).items())
+        routes = "; ".join(f"{sender} to {', '.join(sorted(to))}" for sender, to in sent)
+        lines.append(f"| `{name}` | {tensors} | {size} | {routes} | {', '.join(readers.get(name, ()))} |")
+    lines += [
+        "",
+        "A protocol or a recorded system may make up a kind with a namespace, such as `acme/prototype-bank`. No attack",
+        "reads it. It counts as private unless its `inputs` say otherwise, and reports name it as untested.",
+    ]
+    return "\n".join(lines) + "\n"
 
 
 # -- models and datasets -------------------------------------------------------------------------------------------
@@ -550,6 +593,7 @@ def _published(schema: Callable[[], Mapping[str, Any]]) -> str:
 PAGES: Mapping[str, Callable[[], str]] = {
     "card.md": partial(fields_page, Card, "card.md"),
     "datasets.md": datasets_page,
+    "kinds.md": kinds_page,
     "models.md": models_page,
     "performance.md": partial(conclusions_page, "performance.md"),
     "quickstart.md": quickstart_page,

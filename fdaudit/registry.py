@@ -16,9 +16,10 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar, get_args
 
 from fdaudit.errors import FdauditError, SpecError, nearest, plugin_line
+from fdaudit.kinds import KINDS, is_kind
 from fdaudit.spec.code import imported_digest
 from fdaudit.spec.trust import IMPORT, refuse_untrusted
-from fdaudit.types import KINDS, Goal, is_kind
+from fdaudit.types import Goal
 
 __all__ = ["METHODS", "REQUIRED", "Registry", "loaded", "room_of"]
 
