@@ -30,6 +30,7 @@ from fdaudit.federation.kit import (
     shared_network,
     take,
 )
+from fdaudit.federation.protocol import CURIOUS, RELEASED_MODEL
 
 from .client import Client
 from .config import FedGENConfig
@@ -85,11 +86,9 @@ class FedGEN(SimpleProtocol):
     trust: ClassVar[tuple[str, ...]] = (
         "The server sees each client's model, or its predictor, and its class counts by themselves.",
         "No secure aggregation is possible: the generator learns from each predictor by itself.",
-        "Parties follow the protocol and are curious (honest-but-curious).",
+        CURIOUS,
     )
-    oracles: ClassVar[tuple[dict[str, Any], ...]] = (
-        {"name": "released-model", "available_to": ("world",), "answers": ("soft", "hard")},
-    )
+    oracles: ClassVar[tuple[dict[str, Any], ...]] = (RELEASED_MODEL,)
     deviations: ClassVar[tuple[str, ...]] = (
         (
             "The losses are those of the authors' code. Eq. 4 takes the cross-entropy of the mean logits (`ensemble: "
