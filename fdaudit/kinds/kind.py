@@ -1,4 +1,4 @@
-"""What fdaudit knows of one kind of messages: its tensors, its size, and how private data travel in it."""
+"""The description of one kind of messages: its tensors, its size, and how private data travel in it."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ class Kind:
     Attributes:
         name: the kind's name.
         about: what a message holds, if its tensors have no fixed names.
-        tensors: the tensors with fixed names; a message may hold others besides.
+        tensors: the tensors with fixed names; a message may also hold others.
         exact: whether a message holds no other tensors. The ledger trusts such kinds: a count that does not change
             costs nothing.
         network: whose named parameters, or changes of these, a message holds.

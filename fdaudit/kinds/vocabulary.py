@@ -133,7 +133,7 @@ _KINDS = (
     Kind(
         name="logit_cotangents",
         tensors=(
-            TensorForm(name="values", shapes=("n C",), when="where logits were sent"),
+            TensorForm(name="values", shapes=("n C", "n C h w"), when="where logits were sent"),
             TensorForm(name="gan_weight", shapes=("",), when="where a discriminator adds its own"),
         ),
         fixed_size=True,

@@ -11,7 +11,9 @@ from torch import Tensor
 from torch.func import functional_call
 
 from fdaudit.federation.kit import (
+    CURIOUS,
     DATA,
+    RELEASED_MODEL,
     Basis,
     Computed,
     Delivery,
@@ -30,7 +32,6 @@ from fdaudit.federation.kit import (
     shared_network,
     take,
 )
-from fdaudit.federation.protocol import CURIOUS, RELEASED_MODEL
 
 from .client import Client
 from .config import FedGENConfig

@@ -59,6 +59,7 @@ def test_the_words_of_a_tensor_name_its_shapes_and_when_it_is_sent() -> None:
         ("class_prototypes", {"values": (3, 4)}, "it has values (3, 4)"),
         ("logit_cotangents", {}, ""),
         ("logit_cotangents", {"values": (5, 3), "gan_weight": ()}, ""),
+        ("logit_cotangents", {"values": (5, 3, 8, 8)}, ""),
         ("private_labels", {"values": (5, 8, 8)}, ""),
         ("silence", {}, ""),
         ("silence", {"v": ()}, "it has a tensor v"),
