@@ -128,6 +128,8 @@ def _members(module: str, source: str, node: ast.ClassDef) -> dict[str, Any]:
 
 def _assigned(statement: ast.stmt) -> tuple[str, ast.expr] | None:
     """Return the name and the expression of an assignment; None for other statements, and annotations alone."""
+    target: ast.expr
+    value: ast.expr | None
     if isinstance(statement, ast.AnnAssign):
         target, value = statement.target, statement.value
     elif isinstance(statement, ast.Assign):
