@@ -10,6 +10,7 @@ ORDER = (  # lower ones first: a unit imports nothing of ours but itself and wha
     "parallel",
     "config",
     "events",
+    "kinds",
     "types",
     "progress",
     "storage",
@@ -49,7 +50,7 @@ ORDER = (  # lower ones first: a unit imports nothing of ours but itself and wha
 ROOMS = ("attacks", "defenses", "protocols", "reports")
 FACADES = ("fdaudit", "fdaudit.__main__")
 
-WORDS = {"errors", "limits", "rng", "config", "events", "types", "registry"}
+WORDS = {"errors", "limits", "rng", "config", "events", "kinds", "types", "registry"}
 """Modules of the root that every room uses."""
 ROOMS_MAY = {
     "attacks": WORDS
