@@ -11,6 +11,7 @@ import yaml
 from markupsafe import Markup
 
 from fdaudit.kinds import KINDS
+from fdaudit.result import Exposure, Image, Result, Target
 from fdaudit.transcript.messages import role
 from fdaudit.types import Figure
 
@@ -22,7 +23,6 @@ from .front import MEANS, released
 from .images import data_uri
 from .matrix import attack_matrix, grid
 from .rules import RULES, by_name
-from .schema import Exposure, Image, Result, Target
 from .summary import summarise
 from .text import MEASURES, amount, clip, detectable, joined, label, spans
 from .verdict import LEVELS, Finding

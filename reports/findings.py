@@ -13,10 +13,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
+from fdaudit.result import Result
+
 from .inheritance import Standing, standings
 from .remedies import ENCRYPT, Remedy, carried, remedy
 from .rules import RULES, Rule, beside, by_name, framed
-from .schema import Result
 from .text import clip, joined, measure, party, sentence
 from .verdict import EVERYONE, Finding, Level, strongest
 

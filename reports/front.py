@@ -10,10 +10,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
+from fdaudit.result import LedgerEntry, Result
+
 from .findings import SEVERITIES, FrontFinding, found_by, lines
 from .inheritance import gaps
 from .rules import single_rates
-from .schema import LedgerEntry, Result
 from .text import amount, clip, joined, party, sentence
 from .verdict import Finding, Level
 

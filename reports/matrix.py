@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from fdaudit.result import Target
 from fdaudit.types import Figure
 
 from .rules import RULES, by_name
-from .schema import Target
 from .verdict import LEVELS, SETTLED, Finding
 
 __all__ = ["Grid", "MatrixLine", "WorstRecord", "attack_matrix", "grid"]

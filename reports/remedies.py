@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from fdaudit.kinds import KINDS, WAYS
+from fdaudit.result import Result
 from fdaudit.transcript.messages import role
 
-from .schema import Result
 from .text import clip, joined
 from .verdict import Finding
 

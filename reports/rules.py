@@ -14,10 +14,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
+from fdaudit.result import Image, Shares
 from fdaudit.types import Figure
 
 from .identification import RULE, identified, identifies
-from .schema import Image, Shares
 from .text import amount, measure, odds, with_interval
 
 __all__ = [
@@ -33,8 +33,8 @@ __all__ = [
     "TPR_MARGIN",
     "TPR_STRONG",
     "TV_STRONG",
-    "Evidence",
     "Rule",
+    "RuleInput",
     "beside",
     "by_name",
     "decided_by",
@@ -85,7 +85,7 @@ _TPR = re.compile(r"tpr_at_(\d+(?:\.\d+)?)fpr")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Evidence:
+class RuleInput:
     """Input of a rule: the figures of the mean or of one victim, that victim's images, and the class shares.
 
     The figures carry p-values after correction for all `tests` of the run, so each is compared with `level` itself.
@@ -122,9 +122,9 @@ class Rule:
     leaked: str
     shown: str = ""
     frame: str
-    signal: Callable[[Evidence], str]
-    strong: Callable[[Evidence], bool]
-    telling: Callable[[Evidence], bool]
+    signal: Callable[[RuleInput], str]
+    strong: Callable[[RuleInput], bool]
+    telling: Callable[[RuleInput], bool]
     text: str
 
 
@@ -172,8 +172,8 @@ def _above(figure: Figure | None, bound: float) -> bool:
     return figure is not None and figure.low is not None and figure.low > bound
 
 
-def _bounded(name: str) -> Callable[[Evidence], bool]:
-    def telling(evidence: Evidence) -> bool:
+def _bounded(name: str) -> Callable[[RuleInput], bool]:
+    def telling(evidence: RuleInput) -> bool:
         figure = by_name(evidence.figures, name)
         return figure is not None and (figure.low is not None or figure.p is not None)
 
@@ -185,7 +185,7 @@ def _lower_end(figure: Figure, bound: str) -> str:
     return f"the lower end of the interval, {low}, lies above {bound}"
 
 
-def _clear_images(evidence: Evidence) -> int:
+def _clear_images(evidence: RuleInput) -> int:
     """Return how many single images are reconstructed beyond the prior's reach."""
     return sum(
         image.psnr is not None
@@ -196,7 +196,7 @@ def _clear_images(evidence: Evidence) -> int:
     )
 
 
-def _reconstruction_signal(evidence: Evidence) -> str:
+def _reconstruction_signal(evidence: RuleInput) -> str:
     if shown := _classes_signal(evidence):
         return shown
     gain = by_name(evidence.figures, "psnr_gain")
@@ -216,7 +216,7 @@ def _closer(gain: Figure) -> bool:
     return _above(gain, 0.0) and (gain.value or 0.0) >= GAIN_LEAST
 
 
-def _classes_signal(evidence: Evidence) -> str:
+def _classes_signal(evidence: RuleInput) -> str:
     """Return a clause that withheld classes were shown, which no guess without the view does better than chance."""
     found = {n: by_name(evidence.figures, f"evaluator_{n}") for n in ("accuracy", "chance", "prior")}
     accuracy, chance = found["accuracy"], found["chance"]
@@ -232,19 +232,19 @@ def _classes_signal(evidence: Evidence) -> str:
     )
 
 
-def _reconstruction_telling(evidence: Evidence) -> bool:
+def _reconstruction_telling(evidence: RuleInput) -> bool:
     accuracy = by_name(evidence.figures, "evaluator_accuracy")
     return _bounded("psnr_gain")(evidence) or (accuracy is not None and accuracy.p is not None)
 
 
-def _reconstruction_strong(evidence: Evidence) -> bool:
+def _reconstruction_strong(evidence: RuleInput) -> bool:
     psnr = _value(evidence.figures, "psnr")
     if identifies(evidence.figures, evidence.level):
         return True
     return _clear_images(evidence) > 0 or (psnr is not None and psnr >= PSNR_STRONG)
 
 
-def _texts_signal(evidence: Evidence) -> str:
+def _texts_signal(evidence: RuleInput) -> str:
     f1, prior = _value(evidence.figures, "token_f1"), _value(evidence.figures, "token_f1_prior")
     if f1 is None or prior is None:
         return ""
@@ -259,17 +259,17 @@ def _texts_signal(evidence: Evidence) -> str:
     return f"{told}; on other texts of the same classes the same guess does worse{_chance(gain, evidence)}"
 
 
-def _texts_strong(evidence: Evidence) -> bool:
+def _texts_strong(evidence: RuleInput) -> bool:
     f1, prior = _value(evidence.figures, "token_f1"), _value(evidence.figures, "token_f1_prior")
     return f1 is not None and prior is not None and 1 - f1 <= (1 - prior) / 2
 
 
-def _texts_telling(evidence: Evidence) -> bool:
+def _texts_telling(evidence: RuleInput) -> bool:
     gain = by_name(evidence.figures, "token_gain")
     return gain is not None and gain.p is not None
 
 
-def _membership_signal(evidence: Evidence) -> str:
+def _membership_signal(evidence: RuleInput) -> str:
     auc = by_name(evidence.figures, "auc")
     if (blind := by_name(evidence.figures, "auc_blind")) is not None:
         return _beyond_blind(auc, blind)
@@ -291,13 +291,13 @@ def _membership_signal(evidence: Evidence) -> str:
     return f"the true-positive rate, {value}, lies above {chance}{_chance(figure, evidence)}"
 
 
-def _rate_above_chance(evidence: Evidence) -> tuple[Figure, float] | None:
+def _rate_above_chance(evidence: RuleInput) -> tuple[Figure, float] | None:
     """Return the first true-positive rate that is significantly above its false-positive rate, with the latter."""
     rates = _tprs(evidence.figures)
     return next(((f, r) for f, r in rates if _beats(f, r, TPR_MARGIN * r, evidence)), None)
 
 
-def decided_by(rule: Rule, evidence: Evidence) -> str:
+def decided_by(rule: Rule, evidence: RuleInput) -> str:
     """Return what decided, in a clause, if the rule's own figure alone would not have; else an empty text."""
     key = by_name(evidence.figures, rule.figure)
     chance = rule.chance
@@ -328,19 +328,19 @@ def _beyond_blind(auc: Figure | None, blind: Figure) -> str:
     )
 
 
-def _beats(figure: Figure, chance: float, bound: float, evidence: Evidence) -> bool:
+def _beats(figure: Figure, chance: float, bound: float, evidence: RuleInput) -> bool:
     """Return whether a figure is significantly above chance, or without a p-value its interval above `bound`."""
     if figure.p is None:
         return _above(figure, bound)
     return (figure.value or 0.0) > chance and _unlikely(figure, evidence)
 
 
-def _unlikely(figure: Figure, evidence: Evidence) -> bool:
+def _unlikely(figure: Figure, evidence: RuleInput) -> bool:
     """Return whether chance alone would rarely do as well; a figure without a p-value is judged by its interval."""
     return figure.p is None or figure.p <= evidence.level
 
 
-def _chance(figure: Figure, evidence: Evidence) -> str:
+def _chance(figure: Figure, evidence: RuleInput) -> str:
     """Return how often guessing would do as well, as a sentence without its stop; empty if unknown."""
     if figure.p is None:
         return ""
@@ -348,7 +348,7 @@ def _chance(figure: Figure, evidence: Evidence) -> str:
     return f". Guessing would score this well{where} {odds(figure.p, evidence.level)}"
 
 
-def _membership_strong(evidence: Evidence) -> bool:
+def _membership_strong(evidence: RuleInput) -> bool:
     auc = by_name(evidence.figures, "auc")
     if (blind := by_name(evidence.figures, "auc_blind")) is not None:
         return bool(_beyond_blind(auc, blind)) and auc is not None and (auc.value or 0.0) >= AUC_STRONG
@@ -366,14 +366,14 @@ def _tprs(figures: Sequence[Figure]) -> Iterator[tuple[Figure, float]]:
             yield figure, float(match[1]) / 100
 
 
-def _labels_signal(evidence: Evidence) -> str:
+def _labels_signal(evidence: RuleInput) -> str:
     distance, prior = _value(evidence.figures, "label_tv"), _value(evidence.figures, "label_tv_prior")
     if distance is None or prior is None or distance > prior / 2:
         return _class_sets_signal(evidence)
     return f"the distance left, {amount(distance)}, is at most half the prior's, {amount(prior)}"
 
 
-def _class_sets_signal(evidence: Evidence) -> str:
+def _class_sets_signal(evidence: RuleInput) -> str:
     """Return a clause that the classes that clients hold are named exactly, by an unlikely guess; else empty.
 
     Guessing sets of the right sizes names them with a chance of Π 1 / binomial(C, k), which is corrected by Bonferroni.
@@ -389,16 +389,16 @@ def _class_sets_signal(evidence: Evidence) -> str:
     return f"the classes held are named exactly; guessing would do so {odds(chance, evidence.level)}"
 
 
-def _labels_strong(evidence: Evidence) -> bool:
+def _labels_strong(evidence: RuleInput) -> bool:
     distance = _value(evidence.figures, "label_tv")
     return distance is not None and distance <= TV_STRONG
 
 
-def _labels_telling(evidence: Evidence) -> bool:
+def _labels_telling(evidence: RuleInput) -> bool:
     return None not in (_value(evidence.figures, "label_tv"), _value(evidence.figures, "label_tv_prior"))
 
 
-def _extraction_signal(evidence: Evidence) -> str:
+def _extraction_signal(evidence: RuleInput) -> str:
     gain = by_name(evidence.figures, "agreement_gain")
     if gain is None or gain.p is None or (gain.value or 0.0) <= 0 or not _unlikely(gain, evidence):
         return ""
@@ -406,7 +406,7 @@ def _extraction_signal(evidence: Evidence) -> str:
     return f"the copy agrees with the model {above} more than the baseline does{_chance(gain, evidence)}"
 
 
-def _extraction_strong(evidence: Evidence) -> bool:
+def _extraction_strong(evidence: RuleInput) -> bool:
     agreement = by_name(evidence.figures, "agreement")
     return agreement is not None and (agreement.value or 0.0) >= AGREEMENT_STRONG
 

@@ -18,12 +18,12 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Literal
 
+from fdaudit.result import Cell, Result, Target
 from fdaudit.types import Figure
 
 from .correction import Correction, corrections, groups
 from .identification import LOOK, identifies
-from .rules import FAMILY_LEVEL, RULES, Evidence, Rule, beside, by_name, decided_by, framed, worth
-from .schema import Cell, Result, Target
+from .rules import FAMILY_LEVEL, RULES, Rule, RuleInput, beside, by_name, decided_by, framed, worth
 from .text import clip, detectable, joined, label, measure, odds
 
 __all__ = ["EVERYONE", "LEVELS", "SETTLED", "Finding", "Level", "judge", "judge_all", "strongest"]
@@ -219,11 +219,11 @@ def _look(cell: Cell, found: Level) -> tuple[str, ...]:
     return (LOOK,) if found in ("none-seen", "inconclusive") and any(t.images for t in cell.targets) else ()
 
 
-def _evidence(cell: Cell, correction: Correction) -> Iterator[Evidence]:
+def _evidence(cell: Cell, correction: Correction) -> Iterator[RuleInput]:
     """Yield the figures of all victims and of each, with their p-values after correction."""
     for target, figures, images in groups(cell):
         named = [t for t in cell.targets if target in (None, t.target)]
-        yield Evidence(
+        yield RuleInput(
             who=EVERYONE if target is None else clip(target, 60),
             figures=[replace(f, p=correction.of(target, f)) for f in figures],
             images=images,

@@ -18,12 +18,12 @@ def accuracy(name, line):
 
 def cell(name, cell):
     """A cell of a run's result."""
-    return next(c for c in runs[name].result["cells"] if c["id"] == cell)
+    return next(c for c in runs[name].result.cells if c.id == cell)
 
 
 def figure(name, of, what):
     """A figure of a cell."""
-    return next(f["value"] for f in cell(name, of)["figures"] if f["name"] == what)
+    return next(f.value for f in cell(name, of).figures if f.name == what)
 
 
 # FedAvg is better than learning alone, in every draw so far. Nothing of the kind is held for the other two.
@@ -32,9 +32,9 @@ assert accuracy("fedavg", "fedavg") > accuracy("fedavg", "standalone")
 # Class shares: FedKD's aggregator has them exactly, the provider closely from FedAvg's updates.
 assert figure("fedkd", "aggregator/label-counts", "label_tv_mean") == 0
 assert figure("fedavg", "server/label-updates", "label_tv_mean") < 0.15
-assert cell("fedkd", "server/label-counts")["status"] == "not-applicable"
-assert cell("fedkd-uniform", "aggregator/label-counts")["status"] == "not-applicable"
-assert cell("fedavg", "server/inverting-gradients")["status"] == "not-applicable"
+assert cell("fedkd", "server/label-counts").status == "not-applicable"
+assert cell("fedkd-uniform", "aggregator/label-counts").status == "not-applicable"
+assert cell("fedavg", "server/inverting-gradients").status == "not-applicable"
 
 # Who could be asked about membership: the attacks that read messages ran where messages are.
 for name, of in (
@@ -44,9 +44,9 @@ for name, of in (
     ("fedkd", "server/coin-regression"),
     ("selective-fd", "server/coin-regression"),
 ):
-    assert cell(name, of)["status"] in ("run", "inconclusive"), of
+    assert cell(name, of).status in ("run", "inconclusive"), of
 
 # Traffic, and that nothing can be claimed of any view.
-sent = {name: sum(row["bytes"] for row in runs[name].result["wire"]) for name in names}
+sent = {name: sum(row.bytes for row in runs[name].result.wire) for name in names}
 assert sent["fedkd"] * 20 < sent["fedavg"] > 10 * sent["selective-fd"]
 assert all(run.ledger("server").epsilon == float("inf") for run in runs.values())

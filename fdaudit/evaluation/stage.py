@@ -32,7 +32,7 @@ from fdaudit.isolation.attacker import AttackFailedError, Tried, attack, one_cel
 from fdaudit.isolation.schema import Trial
 from fdaudit.planning.case import Case
 from fdaudit.planning.run_directory import RunDirectory
-from fdaudit.result import Cell, Control, TargetResult, cell_directory
+from fdaudit.result import Canaries, Cell, Control, Controls, Queries, Target, cell_directory
 from fdaudit.rng import SecretStream, child_seed
 from fdaudit.scoring.extraction import RELEASED, Copies
 from fdaudit.scoring.ground_truth import Truth
@@ -155,7 +155,7 @@ class Stage:
 
     def score(
         self, cell: str, adversary: str, guesses: Sequence[Guess]
-    ) -> tuple[tuple[Figure, ...], tuple[TargetResult, ...]]:
+    ) -> tuple[tuple[Figure, ...], tuple[Target, ...]]:
         """Score guesses that did not come from an attack of this run, by the same rules.
 
         Args:
@@ -233,7 +233,7 @@ class Stage:
                 queries=queries,
                 figures=figures,
                 targets=targets,
-                controls=tried,
+                controls=Controls(**tried) if tried else None,
                 canaries=on_canaries,
             )
             if made.goal == "membership":
@@ -273,7 +273,7 @@ class Stage:
         task: AttackTask,
         assumed: Sequence[Assumption],
         *purpose: str,
-    ) -> tuple[tuple[Guess, ...], dict[str, Any] | None, str]:
+    ) -> tuple[tuple[Guess, ...], Queries | None, str]:
         """Return the attack's checked guesses on one task, a summary of its questions, and why there are no guesses."""
         candidates = {k: len(c.y) for k, c in task.challenges.items()}
         seed = child_seed(self.plan.seed, "attack", base.id, *purpose)
@@ -298,9 +298,7 @@ class Stage:
         made = merged(found, assumed)
         return made, queries, "" if made else "no victim has a message that the attack can use"
 
-    def _on_canaries(
-        self, base: _Base, adversary: Adversary
-    ) -> tuple[dict[str, Any] | None, tuple[Guess, ...]]:
+    def _on_canaries(self, base: _Base, adversary: Adversary) -> tuple[Canaries | None, tuple[Guess, ...]]:
         """Try a membership attack on the canaries as well; return its outcome and its guesses."""
         if base.attack.card["goal"] != "membership":
             return None, ()
@@ -308,11 +306,11 @@ class Stage:
         if not task.challenges:
             return None, ()
         found, queries, reason = self._tried(base, adversary, task, (others(self.plan),), "canaries")
-        return {"queries": queries, "reason": reason}, found
+        return Canaries(queries=queries, reason=reason), found
 
     def _ask(
         self, name: str, asked_for: AttackPlan, view: View, cases: Sequence[Trial]
-    ) -> tuple[list[tuple[Guess, ...]] | str, dict[str, Any] | None]:
+    ) -> tuple[list[tuple[Guess, ...]] | str, Queries | None]:
         """Run the attack on each case and serve its oracle; every question and answer is chained from the run's head.
 
         Returns:
@@ -354,8 +352,14 @@ class Stage:
         if isinstance(found, str):
             shutil.rmtree(cell_directory(self.run, name), ignore_errors=True)
             return found, None
-        spent = {"budget": self.plan.spec.query_budget, "spent": sum(asked), "asked": sorted(whose)}
-        return found, {**spent, "messages": end.seq, "head": end.head}
+        queries = Queries(
+            budget=self.plan.spec.query_budget,
+            spent=sum(asked),
+            asked=tuple(sorted(whose)),
+            messages=end.seq,
+            head=end.head,
+        )
+        return found, queries
 
     def _scorable(self, guesses: tuple[Guess, ...]) -> tuple[Guess, ...]:
         """Return guesses without copies of models that a recording does not hold."""

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fdaudit.handout.oracle_server import Answering
 from fdaudit.metrics import mean_and_worst, score_extraction
-from fdaudit.result import TargetResult
+from fdaudit.result import Target
 from fdaudit.rng import child, child_numpy
 from fdaudit.training.trainer import Fit, Job, Parameters, draw_batches, parameters_of
 from fdaudit.types import Extraction, Figure
@@ -42,7 +42,7 @@ class Copies:
 
     def score(
         self, guesses: Sequence[Extraction], cell: str
-    ) -> tuple[tuple[Figure, ...], tuple[TargetResult, ...]]:
+    ) -> tuple[tuple[Figure, ...], tuple[Target, ...]]:
         """Return the figures over all copied models, and each model's own.
 
         Raises:
@@ -62,7 +62,7 @@ class Copies:
             copied = trainer.predict(dict(guess.parameters), x).argmax(1)
             by_target[guess.target] = score_extraction(copied, model.argmax(1), without, y)
         targets = tuple(
-            TargetResult(target=name, figures=tuple(figures.values())) for name, figures in by_target.items()
+            Target(target=name, figures=tuple(figures.values())) for name, figures in by_target.items()
         )
         return scored(by_target, plan, cell), targets
 

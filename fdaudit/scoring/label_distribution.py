@@ -11,7 +11,7 @@ from torch import Tensor
 from fdaudit.data import class_counts
 from fdaudit.handout.auxiliary import others
 from fdaudit.metrics import kl_divergence, mean_and_worst, score_label_distribution
-from fdaudit.result import TargetResult
+from fdaudit.result import Shares, Target
 from fdaudit.rng import child_numpy
 from fdaudit.scoring.ground_truth import Truth, class_shares
 from fdaudit.types import Figure, LabelDistribution
@@ -21,7 +21,7 @@ __all__ = ["score_labels"]
 
 def score_labels(
     truth: Truth, cell: str, guesses: Sequence[LabelDistribution]
-) -> tuple[tuple[Figure, ...], tuple[TargetResult, ...]]:
+) -> tuple[tuple[Figure, ...], tuple[Target, ...]]:
     """Return the figures over all victims, and each victim's own with its shares.
 
     Args:
@@ -32,14 +32,14 @@ def score_labels(
     name, prior = _prior(truth, [g.target for g in guesses])
     scores = {g.target: _distances(truth, g, name, prior) for g in guesses}
     targets = tuple(
-        TargetResult(
+        Target(
             target=g.target,
             figures=tuple(scores[g.target].values()),
-            shares={
-                "truth": truth.label_shares(g.target).tolist(),
-                "guess": g.distribution.double().tolist(),
-                "prior": prior.tolist(),
-            },
+            shares=Shares(
+                truth=tuple(truth.label_shares(g.target).tolist()),
+                guess=tuple(g.distribution.double().tolist()),
+                prior=tuple(prior.tolist()),
+            ),
         )
         for g in guesses
     )

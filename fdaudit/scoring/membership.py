@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from fdaudit.metrics import MembershipScore, auc_figure, mean_and_worst, score_generated, score_membership
-from fdaudit.result import TargetResult, noted
+from fdaudit.result import Roc, Target, noted
 from fdaudit.rng import child_numpy
 from fdaudit.scoring.ground_truth import Truth
 from fdaudit.types import Challenge, Figure, Membership, task_of
@@ -41,12 +40,12 @@ class MembershipScorer:
 
     def score(
         self, cell: str, guesses: Sequence[Membership]
-    ) -> tuple[tuple[Figure, ...], tuple[TargetResult, ...]]:
+    ) -> tuple[tuple[Figure, ...], tuple[Target, ...]]:
         """Return the figures over all victims' candidates, and each victim's own with its ROC."""
         whole = self._pooled(guesses, cell)
         scores = {g.target: self._pooled([g], cell) for g in guesses}
         targets = tuple(
-            TargetResult(
+            Target(
                 target=guess.target,
                 figures=(
                     *(noted(f, guess.note) for f in scores[guess.target].figures.values()),
@@ -141,8 +140,8 @@ def _rehearsed(guesses: Sequence[Membership]) -> list[Figure]:
     return [Figure(name="pair_accuracy_rehearsed", value=value, unit="fraction", note=note)]
 
 
-def _roc(score: MembershipScore) -> dict[str, Any]:
-    return {"fpr": score.roc.fpr.tolist(), "tpr": score.roc.tpr.tolist()}
+def _roc(score: MembershipScore) -> Roc:
+    return Roc(fpr=tuple(score.roc.fpr.tolist()), tpr=tuple(score.roc.tpr.tolist()))
 
 
 def _predicted(challenge: Challenge, member: Tensor, generator: np.random.Generator) -> Tensor:

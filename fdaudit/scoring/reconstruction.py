@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from io import BytesIO
 from pathlib import Path
-from typing import Any
 
 import numpy as np
+import PIL.Image
 import torch
-from PIL import Image
 from torch import Tensor
 
 from fdaudit.errors import FdauditError
@@ -28,7 +27,7 @@ from fdaudit.metrics import (
 )
 from fdaudit.metrics.texts.overlap import bag
 from fdaudit.metrics.texts.recovery import Recovered, score_texts
-from fdaudit.result import TargetResult, cell_directory, noted
+from fdaudit.result import Image, Target, cell_directory, noted
 from fdaudit.rng import child_numpy
 from fdaudit.scoring.class_truth import class_priors, evaluate_classes, score_classes
 from fdaudit.scoring.galleries import bystanders_of, gallery_tests
@@ -61,7 +60,7 @@ class ReconstructionScorer:
 
     def score(
         self, cell: str, guesses: Sequence[Reconstruction], assumed: Sequence[Assumption]
-    ) -> tuple[tuple[Figure, ...], tuple[TargetResult, ...]]:
+    ) -> tuple[tuple[Figure, ...], tuple[Target, ...]]:
         """Return the figures over all victims, and each victim's own with pictures.
 
         Args:
@@ -77,7 +76,7 @@ class ReconstructionScorer:
             score = self.compared([guess], own, assumed)
             shown = self._evaluated([guess], own, assumed, together=False)
             targets.append(
-                TargetResult(
+                Target(
                     target=guess.target,
                     messages=guess.messages,
                     figures=(
@@ -194,7 +193,7 @@ class ReconstructionScorer:
         score: ReconstructionScore,
         assumed: Sequence[Assumption],
         ranks: Mapping[int, Rank],
-    ) -> tuple[Mapping[str, Any], ...]:
+    ) -> tuple[Image, ...]:
         """Write true images and guesses as PNG; return one entry an image, most similar first."""
         x, y = self._truth.records(guess)
         folder = cell_directory(self._run, cell)
@@ -204,32 +203,33 @@ class ReconstructionScorer:
             # Guesses of classes may share a nearest record, so the guess's number names their pictures.
             number = row.guess if guess.by_class else row.truth
             stem = f"{guess.target.replace('/', '-')}-{number:03d}"
-            paths = {"truth": f"{stem}-truth.png", "guess": f"{stem}-guess.png"}
-            write_atomically(folder / paths["truth"], _png(x[row.truth]), sync=False)
-            write_atomically(folder / paths["guess"], _png(guess.images[row.guess]), sync=False)
-            if prior is not None:
-                paths["prior"] = f"{stem}-prior.png"
-                write_atomically(folder / paths["prior"], _png(prior[place]), sync=False)
+            label = None if guess.labels is None else int(guess.labels[row.guess])
+            rank = ranks.get(label if guess.by_class and label is not None else row.truth)
             entries.append(
-                {
-                    "prior": None,
-                    **{k: (folder / p).relative_to(self._run).as_posix() for k, p in paths.items()},
-                    "psnr": row.psnr,
-                    "prior_psnr": row.psnr_prior,
-                    "ssim": row.ssim,
-                    "true_label": int(y[row.truth]) if y.ndim == 1 else None,
-                    "guessed_label": (
-                        label := None if guess.labels is None else int(guess.labels[row.guess])
-                    ),
-                    **_ranked(ranks.get(label if guess.by_class and label is not None else row.truth)),
-                }
+                Image(
+                    truth=self._keep(folder / f"{stem}-truth.png", x[row.truth]),
+                    guess=self._keep(folder / f"{stem}-guess.png", guess.images[row.guess]),
+                    prior=None if prior is None else self._keep(folder / f"{stem}-prior.png", prior[place]),
+                    psnr=row.psnr,
+                    prior_psnr=row.psnr_prior,
+                    ssim=row.ssim,
+                    true_label=int(y[row.truth]) if y.ndim == 1 else None,
+                    guessed_label=label,
+                    rank=None if rank is None else rank.rank,
+                    gallery=None if rank is None else rank.of,
+                )
             )
         return tuple(entries)
+
+    def _keep(self, path: Path, image: Tensor) -> str:
+        """Write an image (c, h, w) as PNG, and return its path below the run directory."""
+        write_atomically(path, _png(image), sync=False)
+        return path.relative_to(self._run).as_posix()
 
 
 def score_recovered(
     truth: Truth, cell: str, guesses: Sequence[TextReconstruction]
-) -> tuple[tuple[Figure, ...], tuple[TargetResult, ...]]:
+) -> tuple[tuple[Figure, ...], tuple[Target, ...]]:
     """Return the figures of recovered words and texts over all victims, and each victim's own.
 
     Args:
@@ -268,7 +268,7 @@ def score_recovered(
         ]
         note = f"rare words recovered: {', '.join(names)}" if names else ""
         told = tuple(noted(f, note, "token_f1") for f in figures.values())
-        targets.append(TargetResult(target=guess.target, messages=guess.messages, figures=told))
+        targets.append(Target(target=guess.target, messages=guess.messages, figures=told))
     return tuple(whole.values()), tuple(targets)
 
 
@@ -281,16 +281,11 @@ def _refuse_no_words(guess: TextReconstruction, words: int, length: int) -> None
         raise ValueError(f"{guess.target}: has texts of {guess.texts.shape[1]} tokens, not {length}")
 
 
-def _ranked(rank: Rank | None) -> dict[str, int]:
-    """Return a record's rank in its gallery, for its picture; empty if it has no gallery."""
-    return {} if rank is None else {"rank": rank.rank, "gallery": rank.of}
-
-
 def _png(image: Tensor) -> bytes:
     """Return an image (c, h, w) in [0, 1] as 8-bit PNG, grey or RGB."""
 
     pixels = (image.clamp(0, 1) * 255).round().to(torch.uint8).permute(1, 2, 0).cpu().numpy()
     array = pixels[:, :, 0] if pixels.shape[2] != 3 else pixels
     stream = BytesIO()
-    Image.fromarray(np.ascontiguousarray(array)).save(stream, format="PNG")
+    PIL.Image.fromarray(np.ascontiguousarray(array)).save(stream, format="PNG")
     return stream.getvalue()

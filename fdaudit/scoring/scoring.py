@@ -5,13 +5,13 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from torch import Tensor
 
 from fdaudit.errors import IntegrityError
 from fdaudit.handout.auxiliary import Assumption
-from fdaudit.result import TargetResult, plain_name
+from fdaudit.result import Cell, Target, plain_name
 from fdaudit.scoring.extraction import Copies
 from fdaudit.scoring.ground_truth import Truth
 from fdaudit.scoring.label_distribution import score_labels
@@ -29,9 +29,6 @@ from fdaudit.types import (
     Reconstruction,
     TextReconstruction,
 )
-
-if TYPE_CHECKING:
-    from fdaudit.result import Cell
 
 __all__ = ["SCORED", "Scorer", "forget_other_scores", "keep_scores", "kept_scores", "outcome_path"]
 
@@ -55,7 +52,7 @@ class Scorer:
 
     def score(
         self, cell: str, guesses: Sequence[Guess], assumed: Sequence[Assumption] = ()
-    ) -> tuple[tuple[Figure, ...], tuple[TargetResult, ...]]:
+    ) -> tuple[tuple[Figure, ...], tuple[Target, ...]]:
         """Return the figures over all victims, and each victim's own with pictures or ROC.
 
         Args:
@@ -95,7 +92,7 @@ def keep_scores(vault: Vault, cell: Cell, guesses: Sequence[Guess], canaries: Se
         if isinstance(g, Membership)
     }
     values = {name: scores.detach().cpu().double() for name, scores in named.items()}
-    vault.save(_scores_of(cell.to_json()), values)
+    vault.save(_scores_of(cell.plain()), values)
 
 
 def kept_scores(run: Path, cell: str, part: Literal["candidates", "canaries"]) -> dict[str, Tensor]:
@@ -118,7 +115,7 @@ def kept_scores(run: Path, cell: str, part: Literal["candidates", "canaries"]) -
 def forget_other_scores(vault: Vault, cell: Cell) -> None:
     """Remove scores of a cell's other outcomes, once this outcome is in its file."""
     for name in vault.names(f"scores/{plain_name(cell.id)}"):
-        if name != _scores_of(cell.to_json()):
+        if name != _scores_of(cell.plain()):
             vault.forget(name)
 
 

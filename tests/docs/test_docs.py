@@ -336,7 +336,7 @@ def _commands() -> Iterator[tuple[str, str]]:
         for line in entry["command"].split(" && "):
             if line.startswith("fdaudit "):
                 yield f"docs/results/index.csv, {entry['file']}", line
-    for line in [*summary._reproduce("simulation")["commands"], *summary._reproduce("recording")["commands"]]:
+    for line in [*summary._reproduce("simulation").commands, *summary._reproduce("recording").commands]:
         yield "the report", line
 
 

@@ -9,10 +9,10 @@ import fdaudit.attacks
 import pytest
 from fdaudit.reports.remedies import ENCRYPT, REMEDIES, carried, remedy, way
 from fdaudit.reports.rules import RULES
-from fdaudit.reports.schema import Exposure, read
 from fdaudit.reports.verdict import Finding, judge
 
 from fdaudit.kinds import WAYS
+from fdaudit.result import Exposure, read
 
 from ..helpers.report_cases import minimal
 

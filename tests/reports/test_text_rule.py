@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from fdaudit.reports.rules import RULES, Evidence
+from fdaudit.reports.rules import RULES, RuleInput
 
 from fdaudit.types import Figure
 
@@ -16,7 +16,7 @@ def evidence(f1, prior, gain, p):
         Figure(name="token_f1_prior", value=prior, unit="fraction"),
         Figure(name="token_gain", value=gain, unit="fraction", p=p),
     ]
-    return Evidence(who="client/0", figures=figures)
+    return RuleInput(who="client/0", figures=figures)
 
 
 @pytest.mark.parametrize(
@@ -41,5 +41,5 @@ def test_what_counts_as_recovered(f1, prior, gain, p, signal, strong, telling):
 
 
 def test_without_figures_there_is_no_signal():
-    assert RULE.signal(Evidence(who="client/0", figures=[])) == ""
-    assert not RULE.strong(Evidence(who="client/0", figures=[]))
+    assert RULE.signal(RuleInput(who="client/0", figures=[])) == ""
+    assert not RULE.strong(RuleInput(who="client/0", figures=[]))

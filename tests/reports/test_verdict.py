@@ -9,13 +9,13 @@ from typing import Any, get_args
 import pytest
 from fdaudit.reports.inheritance import private_kinds
 from fdaudit.reports.rules import RULES, framed
-from fdaudit.reports.schema import Cell, Control, Controls, Image, Result, Shares, Target
 from fdaudit.reports.summary import summarise
 from fdaudit.reports.text import odds, party
 from fdaudit.reports.verdict import LEVELS, Level, judge, judge_all, strongest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fdaudit.result import Cell, Control, Controls, Image, Result, Shares, Target
 from fdaudit.types import Figure, Goal
 
 from ..helpers.report_cases import load, minimal
