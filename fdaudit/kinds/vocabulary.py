@@ -73,7 +73,7 @@ _KINDS = (
     ),
     Kind(
         name="logits",
-        tensors=(_INDEX, TensorForm(name="values", shapes=("n C",))),
+        tensors=(_INDEX, TensorForm(name="values", shapes=("n C", "n C h w"))),
         way="answers",
         scale="logits",
     ),
@@ -110,7 +110,7 @@ _KINDS = (
     ),
     Kind(
         name="ensemble_labels",
-        tensors=(_INDEX, TensorForm(name="values", shapes=("n C", "n"))),
+        tensors=(_INDEX, TensorForm(name="values", shapes=("n C", "n", "n C h w"))),
         way="ensemble",
     ),
     Kind(
