@@ -13,12 +13,13 @@ from importlib.machinery import ModuleSpec
 from importlib.metadata import entry_points
 from inspect import Parameter, Signature, signature
 from pathlib import Path
-from typing import Any, Generic, TypeVar, get_args
+from typing import Any, Generic, TypeVar
 
 from fdaudit.errors import FdauditError, SpecError, nearest, plugin_line
+from fdaudit.goals import GOALS
 from fdaudit.spec.code import imported_digest
 from fdaudit.spec.trust import IMPORT, refuse_untrusted
-from fdaudit.types import KINDS, Goal, is_kind
+from fdaudit.types import KINDS, is_kind
 
 __all__ = ["METHODS", "REQUIRED", "Registry", "loaded", "room_of"]
 
@@ -150,8 +151,8 @@ def _refuse_broken(group: str, name: str, target: str, members: Mapping[str, obj
 def _wrong_word(group: str, members: Mapping[str, Any]) -> str:
     """Return what is wrong with words of a closed vocabulary, or nothing."""
     if group == "fdaudit.attacks":
-        if members["goal"] not in get_args(Goal):
-            return f"has the unknown goal {members['goal']!r}. {nearest(members['goal'], get_args(Goal))}"
+        if members["goal"] not in GOALS:
+            return f"has the unknown goal {members['goal']!r}. {nearest(members['goal'], GOALS)}"
         missing = [
             p for p in ("quick", "standard", "full") if not _is("a mapping", members["profiles"].get(p))
         ]

@@ -7,9 +7,10 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from fdaudit.goals import GOALS
 from fdaudit.storage.tree import make_folder
 from fdaudit.transcript.messages import ALL, DATA, Message, role
-from fdaudit.types import Figure, Goal
+from fdaudit.types import Figure
 
 __all__ = [
     "SCHEMA",
@@ -134,7 +135,7 @@ class Cell:
     protocol: str
     adversary: str
     attack: str
-    goal: Goal
+    goal: str
     source: str
     status: Status
     reason: str = ""
@@ -318,16 +319,15 @@ def exposure(
 class _Bound:
     """The figure of a gate, with an upper limit, or a lower limit if small values leak."""
 
-    goal: Goal
+    goal: str
     figure: str
     at_least: bool = False
 
 
 _GATES = {
-    "reconstruction_gain_db": _Bound("reconstruction", "psnr_gain"),
-    "membership_auc": _Bound("membership", "auc"),
-    "membership_tpr_at_1fpr": _Bound("membership", "tpr_at_1fpr"),
-    "label_tv": _Bound("label-distribution", "label_tv", at_least=True),
+    name: _Bound(goal.name, gate.figure, gate.at_least)
+    for goal in GOALS.values()
+    for name, gate in goal.gates.items()
 }
 
 

@@ -11,6 +11,7 @@ ORDER = (  # lower ones first: a unit imports nothing of ours but itself and wha
     "config",
     "events",
     "types",
+    "goals",
     "progress",
     "storage",
     "spec",
@@ -49,7 +50,7 @@ ORDER = (  # lower ones first: a unit imports nothing of ours but itself and wha
 ROOMS = ("attacks", "defenses", "protocols", "reports")
 FACADES = ("fdaudit", "fdaudit.__main__")
 
-WORDS = {"errors", "limits", "rng", "config", "events", "types", "registry"}
+WORDS = {"errors", "limits", "rng", "config", "events", "types", "goals", "registry"}
 """Modules of the root that every room uses."""
 ROOMS_MAY = {
     "attacks": WORDS

@@ -18,7 +18,8 @@ from torch import Tensor, nn
 
 from fdaudit.config import Config
 from fdaudit.errors import UsageError
-from fdaudit.types import Applicability, AttackTask, LabelDistribution
+from fdaudit.goals.label_distribution import LabelDistribution
+from fdaudit.types import Applicability, AttackTask
 
 from .._reading import reads_forms
 from ..gradient_inversion.labels import last_layer
