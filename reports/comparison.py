@@ -17,8 +17,8 @@ from fdaudit.transcript.messages import role
 from fdaudit.types import Figure
 
 from .findings import shows_classes
+from .goals import RULES
 from .inheritance import Standing, standings
-from .rules import RULES
 from .schema import Exposure, FinalUtility, Result
 from .text import MEASURES, clip, joined
 from .verdict import SETTLED, Finding, judge_all, strongest

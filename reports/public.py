@@ -22,8 +22,9 @@ from typing import Any
 from fdaudit.types import Figure
 
 from .coarse import coarse, two_digits
+from .goals import RULES
+from .goals.rule import by_name
 from .local_names import HIDDEN, is_local, named, settings, without_paths
-from .rules import RULES, by_name
 from .schema import Cell, Check, Control, Controls, Gate, Result, Run, Target, Utility, read
 from .verdict import Finding, Level, judge_all, strongest
 

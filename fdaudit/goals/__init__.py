@@ -18,7 +18,7 @@ from fdaudit.goals import (
 from fdaudit.goals.goal import Gate, Goal
 from fdaudit.goals.guess import Guess
 
-__all__ = ["GOALS", "Gate", "Goal", "Guess", "goal_of"]
+__all__ = ["GOALS", "Gate", "Goal", "Guess", "challenged", "goal_of"]
 
 GOALS: Mapping[str, Goal] = MappingProxyType(
     {
@@ -33,6 +33,11 @@ GOALS: Mapping[str, Goal] = MappingProxyType(
     }
 )
 """The goals by name, in the order in which reports name them."""
+
+
+def challenged(name: object) -> bool:
+    """Return whether a goal's attacks are given candidates whose membership coins decided; no for unknown goals."""
+    return isinstance(name, str) and name in GOALS and GOALS[name].challenged
 
 
 def goal_of(guess: object) -> Goal:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from torch import Tensor
 
 from fdaudit.errors import IntegrityError
-from fdaudit.goals import GOALS, Guess, goal_of
+from fdaudit.goals import Guess, challenged, goal_of
 from fdaudit.goals.membership import Membership
 from fdaudit.handout.auxiliary import Assumption
 from fdaudit.result import plain_name
@@ -88,8 +88,7 @@ def kept_scores(run: Path, cell: str, part: Literal["candidates", "canaries"]) -
     """
     path, vault = outcome_path(run, cell), Vault(run / "vault")
     outcome = load_json(path) if path.is_file() else {}
-    goal = GOALS.get(str(outcome.get("goal")))
-    if outcome.get("status") not in SCORED or goal is None or not goal.challenged:
+    if outcome.get("status") not in SCORED or not challenged(outcome.get("goal")):
         return {}
     if not vault.has(_scores_of(outcome)):
         problem = f"the vault does not hold the scores that the outcome of {cell} rests on"

@@ -7,8 +7,8 @@ from typing import Any
 
 import fdaudit.attacks
 import pytest
+from fdaudit.reports.goals import RULES
 from fdaudit.reports.remedies import ENCRYPT, REMEDIES, WAYS, carried, remedy, way
-from fdaudit.reports.rules import RULES
 from fdaudit.reports.schema import Exposure, read
 from fdaudit.reports.verdict import Finding, judge
 

@@ -7,8 +7,9 @@ from dataclasses import replace
 from typing import Any, get_args
 
 import pytest
+from fdaudit.reports.goals import RULES
+from fdaudit.reports.goals.rule import framed
 from fdaudit.reports.inheritance import private_kinds
-from fdaudit.reports.rules import RULES, framed
 from fdaudit.reports.schema import Cell, Control, Controls, Image, Result, Shares, Target
 from fdaudit.reports.summary import summarise
 from fdaudit.reports.text import odds, party

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 import torch
 from fdaudit.attacks.model_extraction.surrogate import ExtractionHard, ExtractionSoft
-from fdaudit.reports.rules import RULES, Evidence
+from fdaudit.reports.goals import RULES
+from fdaudit.reports.goals.rule import Evidence
 from fdaudit.reports.schema import read
 from fdaudit.reports.verdict import judge_all
 

@@ -95,10 +95,10 @@ def test_a_record_itself_has_the_ceilings_psnr(
     stage = Stage(RunDirectory(run.directory, make_plan(load_spec(tiny(**CHANGES)), known(7))))
     x, y = stage.plan.records("client/0")
     guess = Reconstruction(target="client/0", messages=(), images=x[:3], labels=y[:3])
-    score = stage._scorer._reconstruction.compared([guess], "test")
+    score = stage._scorer.of(guess).compared([guess], "test")
     assert score.figures["psnr"].value == 100
     assert [r.truth for r in score.images] == [0, 1, 2]
-    prior = stage._scorer._reconstruction.prior_images(guess, score, "test")
+    prior = stage._scorer.of(guess).prior_images(guess, score, "test")
     assert prior.shape == x[:3].shape
 
 
