@@ -40,6 +40,7 @@ class Goal:
         guess: the class of its guesses.
         learnt: what an adversary learns, as a noun clause.
         scale: how to read the figure that decides, as a clause.
+        figures: what people read for each of its figures, by name.
         settled_by: what a run needs more of to settle a possible leak.
         impact: the harm to those whom the data are about if the adversary succeeds, from 1 to 4.
         scored_with: the parts of a recording without which guesses cannot be scored (`fdaudit.planning.ladder`).
@@ -55,6 +56,7 @@ class Goal:
     guess: type[Guess]
     learnt: str
     scale: str
+    figures: Mapping[str, str]
     settled_by: str = "records"
     impact: int
     scored_with: tuple[str, ...]

@@ -31,6 +31,11 @@ GOAL = Goal(
     guess=LabelDistribution,
     learnt="a client's class shares",
     scale="a total variation of 0 is exact, and 1 is entirely wrong",
+    figures={
+        "label_chebyshev": "Chebyshev distance of class shares",
+        "label_kl": "KL divergence of class shares",
+        "label_tv": "Total variation of class shares",
+    },
     impact=2,
     scored_with=("records",),
     gates={

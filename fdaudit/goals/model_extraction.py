@@ -33,6 +33,12 @@ GOAL = Goal(
     guess=Extraction,
     learnt="a copy of a model",
     scale="agreement is the share of equal answers, and its baseline a model fitted to other data",
+    figures={
+        "accuracy_model": "Accuracy of the model that was copied",
+        "agreement": "Agreement of a copy with the model",
+        "agreement_baseline": "Agreement without any answer",
+        "agreement_gain": "Agreement gained by the answers",
+    },
     impact=2,
     scored_with=("auxiliary", "test"),
     on_released=True,
