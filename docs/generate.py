@@ -331,7 +331,7 @@ def models_page() -> str:
         "Layers and parameters are those for grey images of 28x28 pixels and ten classes. `unet` is for masks: it has",
         "an answer for each pixel, and the sides of its images are multiples of 2 to the power of `depth`.",
         "`transformer` is for texts: its parameters are those for 32 tokens, 8192 words and ten classes.",
-        "`distilbert` is for texts too: its layers and their sizes are those of its files, see [text](text.md).",
+        "`pretrained` is for texts too: its layers and their sizes are those of its files, see [text](text.md).",
         "`import:package.module:Class` names a class of your own below `torch.nn.Module`; it is given",
         "`classes`, `input_shape` and, for texts, `words` if its constructor takes them, and `params` as keywords.",
         "Naming a class runs its code.",

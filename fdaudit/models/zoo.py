@@ -19,7 +19,7 @@ from fdaudit.config import Config, validate
 from fdaudit.errors import SpecError, nearest, plugin_line
 from fdaudit.limits import MOST_PARAMETERS
 from fdaudit.models.network import seed_from, seeded
-from fdaudit.models.pretrained.distilbert import DistilbertParams, distilbert, located
+from fdaudit.models.pretrained.encoder import PretrainedParams, located, pretrained
 from fdaudit.models.pretrained.files import FILES
 from fdaudit.models.resnets import Resnet8Params, ResnetParams, resnet8, resnet_small
 from fdaudit.models.small import (
@@ -72,14 +72,14 @@ _ZOO: Mapping[str, tuple[type[Config], _Builder]] = {
 }
 
 _ZOO_OF_TEXTS: Mapping[str, tuple[type[Config], Callable[[Any, int, int, int], nn.Module]]] = {
-    "distilbert": (DistilbertParams, distilbert),
+    "pretrained": (PretrainedParams, pretrained),
     "transformer": (TransformerParams, transformer),
 }
 
 OF_TEXTS = tuple(sorted(_ZOO_OF_TEXTS))
 """Networks of the zoo for texts."""
 
-FROM_FILES = ("distilbert",)
+FROM_FILES = ("pretrained",)
 """Networks of the zoo whose weights come from the user's files."""
 
 DENSE = ("unet",)
@@ -287,7 +287,7 @@ def architecture(
             raise SpecError("model.name", spec.name, f"is a network for {of}", remedy)
         settings = (_ZOO_OF_TEXTS if words else _ZOO)[spec.name][0]
         given = validate(settings, spec.params, "model.params")
-        if isinstance(given, DistilbertParams):
+        if isinstance(given, PretrainedParams):
             given = located(given, input_shape[0], words, root)
         params = given.model_dump(mode="json")
     count = words if isinstance(words, int) else len(words)

@@ -58,7 +58,7 @@ class DatasetSpec(Config):
     Default: 8192."""
     wordpieces: Text | None = None
     """Texts: a public vocabulary of BERT's word pieces, a `vocab.txt` or its folder below the folder of datasets. Texts
-    are cut into its pieces, and no vocabulary is made. `distilbert` needs it. Default: whole words."""
+    are cut into its pieces, and no vocabulary is made. `pretrained` needs it. Default: whole words."""
 
     @model_validator(mode="after")
     def _one_vocabulary(self) -> Self:

@@ -12,6 +12,8 @@ from ..helpers.bert_cases import PIECES, write_bert
 from ..helpers.run_cases import tiny, tree
 from ..helpers.text_cases import write_texts
 
+pytest.importorskip("transformers")
+
 pytestmark = pytest.mark.thorough
 
 ONE_TEXT = {"rounds": 1, "batch_size": 1, "local_steps": 1, "lr": 0.1, "upload": "gradient"}
@@ -26,7 +28,7 @@ def spec_of(folder, **changes):
             "wordpieces": str(write_bert(folder / "net")),
         },
         "splits": {"test": 0.2, "proxy": 0.2, "auxiliary": 0.2, "candidates": 8},
-        "model": {"name": "distilbert", "params": {"path": str(folder / "net")}},
+        "model": {"name": "pretrained", "params": {"path": str(folder / "net")}},
         "protocol": {"name": "fedavg", "params": ONE_TEXT},
     }
     return tiny(**(own | changes))

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from fdaudit.data import load_dataset
-from fdaudit.data.texts.wordpieces import PieceNumbering, Pieces, basic_words, read_pieces
+from fdaudit.data.texts.wordpieces import PieceNumbering, Pieces, read_pieces
 from fdaudit.errors import DataError, SpecError
 from fdaudit.planning.plan import make_plan
 from fdaudit.rng import SecretStream
@@ -16,6 +16,8 @@ from fdaudit.types import PADDING, UNKNOWN
 from ..helpers.bert_cases import PIECES, SIZES, write_bert
 from ..helpers.run_cases import known, tiny
 from ..helpers.text_cases import write_texts
+
+pytest.importorskip("tokenizers")
 
 VOCABULARY = Pieces(PIECES)
 
@@ -69,10 +71,6 @@ def test_padding_and_the_unknown_piece_come_first_and_the_others_in_the_files_or
     ]
     assert [VOCABULARY.listed[n] for n in VOCABULARY.marks] == ["[CLS]", "[SEP]"]
     assert sorted((*VOCABULARY.rows, *VOCABULARY.marks)) == list(range(len(PIECES)))
-
-
-def test_words_are_split_before_they_are_cut():
-    assert basic_words("It's Σας\u2028№5…") == ["it", "'", "s", "σας", "№5", "…"]
 
 
 # -- vocabularies that are refused ---------------------------------------------------------------------------------
@@ -153,7 +151,7 @@ def spec_of(folder, **changes):
             "wordpieces": str(write_bert(folder / "net")),
         },
         "splits": {"test": 0.2, "proxy": 0.1, "auxiliary": 0.1, "candidates": 4},
-        "model": {"name": "distilbert", "params": {"path": str(folder / "net")}},
+        "model": {"name": "pretrained", "params": {"path": str(folder / "net")}},
     }
     return load_spec(tiny(**(own | changes)))
 
@@ -180,7 +178,7 @@ def test_files_of_a_network_lie_below_the_root_of_the_dataset(tmp_path):
     write_texts(tmp_path / "a.csv")
     write_bert(tmp_path / "net")
     own = {"name": "text:a.csv", "root": str(tmp_path), "length": 10, "wordpieces": "net"}
-    model = {"name": "distilbert", "params": {"path": "net"}}
+    model = {"name": "pretrained", "params": {"path": "net"}}
     plan = make_plan(spec_of(tmp_path, dataset=own, model=model), known(0))
     assert plan.architecture.params["path"] == str(tmp_path / "net")
     assert plan.spec.model.params == {"path": "net"}
@@ -191,7 +189,7 @@ def test_files_of_a_network_lie_below_the_root_of_the_dataset(tmp_path):
                 dataset=own,
                 model=model,
                 protocol={"name": "feddf", "params": {"rounds": 1}},
-                client_models=[model, {"name": "distilbert", "params": {"path": "gone"}}],
+                client_models=[model, {"name": "pretrained", "params": {"path": "gone"}}],
             ),
             known(0),
         )

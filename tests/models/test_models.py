@@ -15,14 +15,15 @@ from hypothesis.extra.numpy import arrays
 from torch import nn
 from torch.func import functional_call, grad, vmap
 
-from fdaudit.errors import SpecError
+from fdaudit.data.texts.wordpieces import PieceNumbering, Pieces
+from fdaudit.errors import SpecError, UsageError
 from fdaudit.models import MODELS, PAPER_TABLES, Architecture, Network, architecture, paper_model
 from fdaudit.rng import child
 from fdaudit.spec.schema import ModelSpec
 
 pytestmark = pytest.mark.usefixtures("trusting")  # networks named by `import:`
 
-APART = ("distilbert", "transformer", "unet")  # for texts and for pixels: each has a file of tests of its own
+APART = ("pretrained", "transformer", "unet")  # for texts and for pixels: each has a file of tests of its own
 ZOO = [name for name in MODELS[:-1] if name not in APART]
 LIGHT = [name for name in ZOO if name not in ("resnet18", "resnet34", "resnet50")]
 
@@ -383,3 +384,21 @@ def test_the_work_of_a_network_is_counted_by_hand():
     (conv, head) = layers
     places = head.in_features // conv.out_channels
     assert strided.work == 2 * (conv.weight.numel() * places + head.weight.numel())
+
+
+@pytest.mark.parametrize(
+    ("library", "make"),
+    [
+        (
+            "transformers",
+            lambda: architecture(ModelSpec(name="pretrained", params={"path": "x"}), (8,), 2, "text", 9),
+        ),
+        ("tokenizers", lambda: PieceNumbering(8, Pieces(("[PAD]", "[UNK]", "[CLS]", "[SEP]", "ship")))),
+    ],
+)
+def test_what_needs_the_extra_for_texts_says_so(library, make, monkeypatch):
+    monkeypatch.setitem(sys.modules, library, None)
+    with pytest.raises(
+        UsageError, match=rf"needs {library}, which is not installed\. pip install 'fdaudit\[text\]'"
+    ):
+        make()

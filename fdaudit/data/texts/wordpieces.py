@@ -10,23 +10,24 @@ Guarantees:
 
 from __future__ import annotations
 
-import unicodedata
 from collections import Counter
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from fdaudit.data.files import resolve_path
 from fdaudit.data.texts.words import SPECIAL, Numbering
 from fdaudit.errors import DataError
 from fdaudit.limits import TABLE_BYTES, read_file
-from fdaudit.types import UNKNOWN
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
 
 __all__ = [
     "VOCABULARY_FILE",
     "PieceNumbering",
     "Pieces",
-    "basic_words",
     "find_pieces",
     "pieces_of",
     "read_pieces",
@@ -35,16 +36,8 @@ __all__ = [
 VOCABULARY_FILE = "vocab.txt"
 _PADDING, _UNKNOWN, _MARKS = "[PAD]", "[UNK]", ("[CLS]", "[SEP]")
 _GIVE = f"Give the {VOCABULARY_FILE} that belongs to a BERT network, below the folder of datasets."
-_LONGEST = 100
-"""A word of more characters is one unknown piece."""
 _MOST = 1_000_000
 """Most pieces of a file."""
-_PUNCTUATION = frozenset("!\"#$%&'()*+,-./:;<=>?@[\\]^_`{|}~")
-_IDEOGRAPHS = (
-    *((0x3400, 0x4DBF), (0x4E00, 0x9FFF), (0xF900, 0xFAFF), (0x20000, 0x2A6DF), (0x2A700, 0x2B73F)),
-    *((0x2B740, 0x2B81F), (0x2B820, 0x2CEAF), (0x2F800, 0x2FA1F)),
-)
-"""First and last of each block of Chinese characters, which are words of one character."""
 
 
 @dataclass(frozen=True)
@@ -82,13 +75,14 @@ class PieceNumbering(Numbering):
     Args:
         length: number L of pieces of a record; longer texts are cut, shorter ones padded.
         pieces: the vocabulary.
+
+    Raises:
+        DataError: the extra `text` is not installed.
     """
 
     def __init__(self, length: int, pieces: Pieces) -> None:
         super().__init__(length)
-        self._pieces = pieces
-        self._number = {piece: n for n, piece in enumerate(pieces.words)}
-        self._known: dict[str, list[int]] = {}
+        self._pieces, self._tokenizer = pieces, _tokenizer(pieces)
 
     @property
     def words(self) -> tuple[str, ...]:
@@ -97,61 +91,26 @@ class PieceNumbering(Numbering):
 
     def _numbers(self, text: str) -> list[int]:
         """Return the numbers of a text's first L pieces."""
-        found: list[int] = []
-        for word in basic_words(text):
-            if word not in self._known:
-                self._known[word] = self._cut(word)
-            found += self._known[word]
-            if len(found) >= self.length:
-                break
+        found: list[int] = self._tokenizer.encode(text).ids
         return found[: self.length]
 
-    def _cut(self, word: str) -> list[int]:
-        """Return the numbers of a word's pieces, the longest first; the unknown piece if they do not cover it."""
-        if len(word) > _LONGEST:
-            return [UNKNOWN]
-        found: list[int] = []
-        start = 0
-        while start < len(word):
-            end, mark = len(word), "##" if start else ""
-            while end > start and (mark + word[start:end]) not in self._number:
-                end -= 1
-            if end == start:
-                return [UNKNOWN]
-            found.append(self._number[mark + word[start:end]])
-            start = end
-        return found
 
-
-class _Table(dict[int, str]):
-    """Maps each character to what stands for it: itself, a space, itself as a word of its own, or nothing."""
-
-    def __missing__(self, code: int) -> str:
-        self[code] = found = _shown(code)
-        return found
-
-
-def _shown(code: int) -> str:
-    char = chr(code)
-    kind = unicodedata.category(char)
-    if char in " \t\n\r" or kind == "Zs":
-        return " "
-    if code in (0, 0xFFFD) or kind.startswith("C") or kind == "Mn":
-        return ""
-    own_word = char in _PUNCTUATION or kind.startswith("P") or any(a <= code <= z for a, z in _IDEOGRAPHS)
-    return f" {char} " if own_word else char
-
-
-_TABLE = _Table()
-
-
-def basic_words(text: str) -> list[str]:
-    """Return the words of a text as BERT's uncased tokenizer splits it, before they are cut into pieces.
-
-    It is lower-cased and loses accents and control characters. Each punctuation mark and each Chinese character is a
-    word of its own.
-    """
-    return unicodedata.normalize("NFD", text.lower()).translate(_TABLE).split()
+def _tokenizer(pieces: Pieces) -> Tokenizer:
+    """Return BERT's uncased tokenizer, without special pieces, which it would find in a text."""
+    try:
+        from tokenizers import Tokenizer
+        from tokenizers.models import WordPiece
+        from tokenizers.normalizers import BertNormalizer
+        from tokenizers.pre_tokenizers import BertPreTokenizer
+    except ImportError:
+        remedy = "pip install 'fdaudit[text]'"
+        raise DataError(
+            "dataset.wordpieces", None, "needs tokenizers, which is not installed", remedy
+        ) from None
+    numbers = {piece: number for number, piece in enumerate(pieces.words)}
+    made = Tokenizer(WordPiece(numbers, unk_token=SPECIAL[1]))
+    made.normalizer, made.pre_tokenizer = BertNormalizer(), BertPreTokenizer()
+    return made
 
 
 def find_pieces(text: str, root: Path, field: str) -> Path:

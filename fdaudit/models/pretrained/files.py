@@ -1,4 +1,4 @@
-"""The files of a DistilBERT in the layout that Hugging Face ships: `config.json`, `vocab.txt` and `model.safetensors`.
+"""The files of an encoder as Hugging Face ships them: `config.json`, `vocab.txt` and `model.safetensors`.
 
 Guarantees:
   * nothing is unpickled and nothing is downloaded: weights are read from safetensors alone;
@@ -12,12 +12,11 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, Self
 
 import torch
-from pydantic import ConfigDict, Field, ValidationError, model_validator
+from pydantic import AliasChoices, ConfigDict, Field, ValidationError, model_validator
 from torch import Tensor
 
 from fdaudit.config import Config
@@ -38,8 +37,7 @@ FILES: Mapping[str, Limit] = {
     WEIGHTS_FILE: TENSOR_BYTES,
 }
 """The files of a network with the most bytes that are read of each, in the order of its digest."""
-_GET = "Put config.json, vocab.txt and model.safetensors of distilbert-base-uncased there."
-_PREFIX = "distilbert."
+_GET = "Put config.json, vocab.txt and model.safetensors of a BERT or DistilBERT there."
 
 
 class Sizes(Config):
@@ -47,44 +45,24 @@ class Sizes(Config):
 
     model_config = ConfigDict(extra="ignore")
 
-    model_type: Literal["distilbert"]
-    activation: Literal["gelu"] = "gelu"
-    dim: int = Field(ge=2, le=4096)
-    """Entries d of a state; a multiple of `n_heads`."""
-    hidden_dim: int = Field(ge=1, le=16_384)
+    model_type: Literal["bert", "distilbert"]
+    activation: Literal["gelu"] = Field("gelu", validation_alias=AliasChoices("activation", "hidden_act"))
+    width: int = Field(ge=2, le=4096, validation_alias=AliasChoices("dim", "hidden_size"))
+    """Entries d of a state; a multiple of `heads`."""
+    hidden: int = Field(ge=1, le=16_384, validation_alias=AliasChoices("hidden_dim", "intermediate_size"))
     """Entries of a state between the two linear layers of a block."""
-    n_layers: int = Field(ge=1, le=48)
-    n_heads: int = Field(ge=1, le=128)
-    max_position_embeddings: int = Field(ge=3, le=8192)
-    vocab_size: int = Field(ge=5, le=1_000_000)
+    layers: int = Field(ge=1, le=48, validation_alias=AliasChoices("n_layers", "num_hidden_layers"))
+    heads: int = Field(ge=1, le=128, validation_alias=AliasChoices("n_heads", "num_attention_heads"))
+    positions: int = Field(ge=3, le=8192, validation_alias="max_position_embeddings")
+    vocabulary: int = Field(ge=5, le=1_000_000, validation_alias="vocab_size")
+    segments: int = Field(2, ge=1, le=64, validation_alias="type_vocab_size")
+    """Kinds of segments that BERT tells apart; every text here is of the first."""
 
     @model_validator(mode="after")
     def _whole_heads(self) -> Self:
-        if self.dim % self.n_heads:
-            raise ValueError(f"dim {self.dim} is no multiple of n_heads {self.n_heads}")
+        if self.width % self.heads:
+            raise ValueError(f"states of {self.width} entries are not divided by {self.heads} heads")
         return self
-
-    @cached_property
-    def shapes(self) -> Mapping[str, tuple[int, ...]]:
-        """Return the shapes of the tensors, by name in the file."""
-        d, wide = self.dim, self.hidden_dim
-        found: dict[str, tuple[int, ...]] = {
-            "embeddings.word_embeddings.weight": (self.vocab_size, d),
-            "embeddings.position_embeddings.weight": (self.max_position_embeddings, d),
-            **_both("embeddings.LayerNorm", d),
-        }
-        for n in range(self.n_layers):
-            at = f"transformer.layer.{n}"
-            for name in ("q_lin", "k_lin", "v_lin", "out_lin"):
-                found |= _both(f"{at}.attention.{name}", d, d)
-            found |= _both(f"{at}.sa_layer_norm", d) | _both(f"{at}.output_layer_norm", d)
-            found |= _both(f"{at}.ffn.lin1", wide, d) | _both(f"{at}.ffn.lin2", d, wide)
-        return found
-
-
-def _both(name: str, *shape: int) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of a layer's weight and bias."""
-    return {f"{name}.weight": shape, f"{name}.bias": shape[:1]}
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,15 +73,39 @@ class Weights:
         folder: its absolute path.
         sizes: what `config.json` says.
         pieces: its vocabulary.
-        tensors: by name in the file without its prefix, float32 and finite; heads of other tasks are left out.
+        stored: the tensors, by name in the file.
         digest: SHA-256 of the three files one after the other, in the order of `FILES`.
     """
 
     folder: Path
     sizes: Sizes
     pieces: Pieces
-    tensors: Mapping[str, Tensor]
+    stored: Mapping[str, Tensor]
     digest: str
+
+    def tensors(self, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Tensor]:
+        """Return the tensors that a network has, float32 and finite; heads of other tasks are left out.
+
+        Args:
+            shapes: by name, without the prefix that names in the file may have.
+
+        Raises:
+            SpecError: a tensor is absent, has another shape, or is not of finite floats.
+        """
+        file = self.folder / WEIGHTS_FILE
+        plain = {_plain(name, self.sizes.model_type): tensor for name, tensor in self.stored.items()}
+        found = {}
+        for name, shape in shapes.items():
+            if (tensor := plain.get(name)) is None:
+                raise _wrong(file, f"has no tensor {name}")
+            if tuple(tensor.shape) != shape or not tensor.is_floating_point():
+                kind = str(tensor.dtype).removeprefix("torch.")
+                problem = f"has {name} as {kind} {tuple(tensor.shape)}; config.json implies floats {shape}"
+                raise _wrong(file, problem)
+            found[name] = tensor.to(torch.float32)
+            if not torch.isfinite(found[name]).all():
+                raise _wrong(file, f"holds NaN or infinite values in {name}")
+        return found
 
 
 def found_in(path: str, digest: str | None = None, root: Path | None = None) -> Weights:
@@ -131,18 +133,21 @@ def found_in(path: str, digest: str | None = None, root: Path | None = None) -> 
         pieces = pieces_of(content[VOCABULARY_FILE], folder / VOCABULARY_FILE, FIELD)
     except DataError as error:
         raise SpecError(error.field, error.value, error.problem, error.remedy) from None
-    if len(pieces.listed) != sizes.vocab_size:
-        problem = f"has {len(pieces.listed):,} pieces, but config.json says vocab_size {sizes.vocab_size:,}"
+    if len(pieces.listed) != sizes.vocabulary:
+        problem = f"has {len(pieces.listed):,} pieces, but config.json says vocab_size {sizes.vocabulary:,}"
         raise _wrong(folder / VOCABULARY_FILE, problem)
-    tensors = _tensors(folder / WEIGHTS_FILE, content[WEIGHTS_FILE], sizes)
-    return Weights(folder, sizes, pieces, tensors, made)
+    try:
+        stored = decode(content[WEIGHTS_FILE])
+    except IntegrityError:
+        raise _wrong(folder / WEIGHTS_FILE, "is no safetensors file") from None
+    return Weights(folder, sizes, pieces, stored, made)
 
 
 def sizes_in(path: str) -> Sizes:
     """Return the sizes of the network in a folder, which is absolute or below FDAUDIT_DATA.
 
     Raises:
-        SpecError: `config.json` is absent, or describes no DistilBERT.
+        SpecError: `config.json` is absent, or describes neither BERT nor DistilBERT.
     """
     file = _resolved(str(Path(path) / CONFIG_FILE), None)
     return _sizes(file, _read(file.parent, file, FILES[CONFIG_FILE]))
@@ -177,35 +182,15 @@ def _sizes(file: Path, content: bytes) -> Sizes:
         name = ".".join(map(str, first["loc"]))
         said = first["msg"].removeprefix("Value error, ")
         raise _wrong(
-            file, f"describes no DistilBERT that is read ({name}: {said})".replace("(: ", "(")
+            file, f"describes neither BERT nor DistilBERT as it is read ({name}: {said})".replace("(: ", "(")
         ) from None
     except ValueError as error:
         raise _wrong(file, f"is no JSON ({error})") from None
 
 
-def _tensors(file: Path, payload: bytes, sizes: Sizes) -> dict[str, Tensor]:
-    """Return the network's tensors as float32; refuse a file without one of them, or with one of another shape."""
-    try:
-        stored = {_plain(name): tensor for name, tensor in decode(payload).items()}
-    except IntegrityError:
-        raise _wrong(file, "is no safetensors file") from None
-    found = {}
-    for name, shape in sizes.shapes.items():
-        if (tensor := stored.get(name)) is None:
-            raise _wrong(file, f"has no tensor {name}")
-        if tuple(tensor.shape) != shape or not tensor.is_floating_point():
-            kind = str(tensor.dtype).removeprefix("torch.")
-            problem = f"has {name} as {kind} {tuple(tensor.shape)}; config.json implies floats {shape}"
-            raise _wrong(file, problem)
-        found[name] = tensor.to(torch.float32)
-        if not torch.isfinite(found[name]).all():
-            raise _wrong(file, f"holds NaN or infinite values in {name}")
-    return found
-
-
-def _plain(name: str) -> str:
+def _plain(name: str, prefix: str) -> str:
     """Return a tensor's name without its prefix. Older files say gamma and beta in a LayerNorm."""
-    found = name.removeprefix(_PREFIX)
+    found = name.removeprefix(f"{prefix}.")
     return found.replace("LayerNorm.gamma", "LayerNorm.weight").replace("LayerNorm.beta", "LayerNorm.bias")
 
 

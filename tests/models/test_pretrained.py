@@ -1,4 +1,4 @@
-"""DistilBERT from local files: the published states, how training may treat it, and the files that are refused."""
+"""BERT and DistilBERT from local files: the published states, training, and the files that are refused."""
 
 from __future__ import annotations
 
@@ -21,6 +21,8 @@ from fdaudit.types import PADDING
 
 from ..helpers.bert_cases import PIECES, SIZES, weights, write_bert
 
+pytest.importorskip("transformers")
+
 LENGTH, CLASSES = 10, 3
 WORDS = len(PIECES) - 2  # [CLS] and [SEP] are no words
 TEXTS = ("The captain played: sails! Été name12", "a ship of ≠ the crew", "goal")
@@ -32,7 +34,7 @@ def folder(tmp_path_factory):
 
 
 def arch(folder, length=LENGTH, words=WORDS, **params):
-    given = ModelSpec(name="distilbert", params={"path": str(folder), **params})
+    given = ModelSpec(name="pretrained", params={"path": str(folder), **params})
     return architecture(given, (length,), CLASSES, "text", words)
 
 
@@ -89,6 +91,36 @@ def test_states_are_those_of_the_published_implementation(tmp_path, prefix, leng
     torch.testing.assert_close(model(x), model.head(states[:1]))
 
 
+def write_plain_bert(folder):
+    """Write a small BERT as transformers saves it, and return it."""
+    from transformers import BertConfig, BertForMaskedLM
+
+    torch.manual_seed(0)
+    small = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+    model = BertForMaskedLM(BertConfig(**small, vocab_size=len(PIECES), max_position_embeddings=20)).eval()
+    model.save_pretrained(folder)
+    (folder / "vocab.txt").write_text("".join(f"{piece}\n" for piece in PIECES), encoding="utf-8")
+    return model.bert
+
+
+def test_states_of_bert_are_those_of_the_model_that_was_saved(tmp_path):
+    saved = write_plain_bert(tmp_path)
+    x = read(tmp_path)
+    listed = read_pieces(tmp_path / "vocab.txt", "here").rows
+    start, end = PIECES.index("[CLS]"), PIECES.index("[SEP]")
+    found = built(tmp_path).extractor.states(x)
+    for row, states in zip(x.tolist(), found, strict=True):
+        pieces = [start, *(listed[n] for n in row if n != PADDING), end]
+        wanted = saved(torch.tensor([pieces])).last_hidden_state[0]
+        torch.testing.assert_close(states[: len(pieces)], wanted, rtol=0, atol=1e-5)
+
+
+@pytest.mark.thorough
+def test_private_training_accepts_bert(tmp_path):
+    write_plain_bert(tmp_path)
+    assert unfit(built(tmp_path), (LENGTH,), words=WORDS) is None
+
+
 def test_padding_changes_no_answer(folder):
     x = read(folder)
     longer = F.pad(x, (0, 4), value=PADDING)
@@ -136,7 +168,9 @@ def test_older_names_of_layer_norms_are_read(tmp_path):
         for n, t in weights().items()
     }
     model = built(write_bert(tmp_path, tensors=older))
-    assert torch.equal(model.extractor.norm.weight, weights()["embeddings.LayerNorm.weight"])
+    assert torch.equal(
+        model.extractor.body.embeddings.LayerNorm.weight, weights()["embeddings.LayerNorm.weight"]
+    )
 
 
 # -- how training treats it ------------------------------------------------------------------------------------------
@@ -249,13 +283,19 @@ WRONG = {
     "another shape": (lambda f: _changed(f, LIN, lambda t: t[1:].clone()), r"as float32 \(15, 16\)"),
     "whole numbers": (lambda f: _changed(f, LIN, lambda t: t.long()), "as int64"),
     "NaN": (lambda f: _changed(f, LIN, lambda t: t * float("nan")), "holds NaN or infinite"),
-    "another network": (lambda f: _sizes(f, model_type="bert"), "model_type: Input should be 'distilbert'"),
+    "another network": (
+        lambda f: _sizes(f, model_type="gpt2"),
+        "model_type: Input should be 'bert' or 'distilbert'",
+    ),
     "another activation": (lambda f: _sizes(f, activation="relu"), "activation: Input should be 'gelu'"),
-    "heads that do not fit": (lambda f: _sizes(f, n_heads=3), "dim 16 is no multiple of n_heads 3"),
+    "heads that do not fit": (
+        lambda f: _sizes(f, n_heads=3),
+        "states of 16 entries are not divided by 3 heads",
+    ),
     "too wide": (lambda f: _sizes(f, dim=8192), "dim: Input should be less than or equal to 4096"),
     "too deep": (lambda f: _sizes(f, n_layers=3), r"has no tensor transformer\.layer\.2"),
     "no JSON": (lambda f: (f / "config.json").write_text("{"), "is no JSON"),
-    "a list": (lambda f: (f / "config.json").write_text("[]"), "describes no DistilBERT"),
+    "a list": (lambda f: (f / "config.json").write_text("[]"), "describes neither BERT nor DistilBERT"),
     "another vocabulary size": (lambda f: _sizes(f, vocab_size=99), "config.json says vocab_size 99"),
 }
 
@@ -292,6 +332,6 @@ def test_texts_in_other_words_are_refused(folder):
 
 def test_it_is_refused_for_images_and_without_a_path(folder):
     with pytest.raises(SpecError, match="is a network for texts"):
-        architecture(ModelSpec(name="distilbert", params={"path": str(folder)}), (1, 8, 8), 3)
+        architecture(ModelSpec(name="pretrained", params={"path": str(folder)}), (1, 8, 8), 3)
     with pytest.raises(SpecError, match=r"model\.params\.path"):
-        architecture(ModelSpec(name="distilbert"), (LENGTH,), 3, "text", WORDS)
+        architecture(ModelSpec(name="pretrained"), (LENGTH,), 3, "text", WORDS)
