@@ -122,13 +122,13 @@ class Codec:
     concrete: Mapping[Any, type[Any]] = field(default_factory=dict)
     _fields: dict[type[Any], Mapping[str, Any]] = field(default_factory=dict, init=False)
 
-    def pack(self, value: Any, hint: Any, name: Callable[[Tensor], str], at: str = "") -> Any:
+    def pack(self, value: Any, hint: Any, keep: Callable[[Tensor], str], at: str = "") -> Any:
         """Return a value as JSON.
 
         Args:
             value: the value.
             hint: its annotation.
-            name: keeps a tensor for the same frame, and returns its name there.
+            keep: keeps a tensor for the same frame, and returns its name there.
             at: its place, for errors.
 
         Raises:
@@ -137,32 +137,33 @@ class Codec:
         form = self._form(hint)
         if value is None and form.optional:
             return None
-        origin, inside = get_origin(form.type), get_args(form.type)
-        if form.type is float:
-            return _finite(float(value), form, at)
-        if form.type is int:
-            return int(index(value))
         if form.type is Any:
             return dict(value) if isinstance(value, Mapping) else value
+        if form.type in (int, float):
+            return _number(value, form, at)
+        origin, inside = get_origin(form.type), get_args(form.type)
         if origin is Literal:
             return value
-        _refuse_other_type(isinstance(value, origin or form.type), value, origin or form.type, at)
-        if origin is tuple:
-            rows = _with_places(value, inside, at)
-            return [self.pack(one, part, name, place) for one, part, place in rows]
-        if origin is not None:
+        kind = origin or form.type
+        _refuse_other_type(isinstance(value, (tuple, list) if kind is tuple else kind), value, kind, at)
+        if kind is tuple:
+            members = _with_places(value, inside, at)
+            return [self.pack(member, part, keep, place) for member, part, place in members]
+        if origin is not None:  # a mapping
+            _, part = inside
             return {
-                _text(key, at): self.pack(one, inside[1], name, _below(at, key)) for key, one in value.items()
+                _text(key, at): self.pack(member, part, keep, _below(at, key))
+                for key, member in value.items()
             }
-        if form.type is torch.Tensor:
-            return name(value)
-        if form.type is Path:
+        if kind is torch.Tensor:
+            return keep(value)
+        if kind is Path:
             return str(value)
-        if form.type in (str, bool):
+        if kind in (str, bool):
             return value
         return {
-            key: self.pack(getattr(value, key), part, name, _below(at, key))
-            for key, part in self._fields_of(form.type).items()
+            key: self.pack(getattr(value, key), part, keep, _below(at, key))
+            for key, part in self._fields_of(kind).items()
         }
 
     def unpack(self, value: Any, hint: Any, received: Received, at: str = "") -> Any:
@@ -181,36 +182,35 @@ class Codec:
         form = self._form(hint)
         if value is None and form.optional:
             return None
-        origin, inside = get_origin(form.type), get_args(form.type)
         if form.type is Any:
             return value
+        if form.type in (str, int, float, bool):
+            _refuse_other_type(type(value) is form.type, value, form.type, at)
+            return _bounded(value, form, at)
+        if form.type is Path:
+            return Path(_text(value, at))
+        if form.type is torch.Tensor:
+            return _taken(received, _text(value, at), form, at)
+        origin, inside = get_origin(form.type), get_args(form.type)
         if origin is Literal:
             if value not in inside:
                 raise ValueError(f"{at}: {value!r:.60} is none of {', '.join(map(str, inside))}")
             return value
-        if form.type is torch.Tensor:
-            return _taken(received, _text(value, at), form, at)
-        if form.type is Path:
-            return Path(_text(value, at))
-        if form.type in (str, int, float, bool):
-            _refuse_other_type(type(value) is form.type, value, form.type, at)
-            return _bounded(value, form, at)
         if origin is tuple:
             _refuse_other_type(type(value) is list, value, list, at)
-            return tuple(
-                self.unpack(one, part, received, place)
-                for one, part, place in _with_places(value, inside, at)
-            )
+            members = _with_places(value, inside, at)
+            return tuple(self.unpack(member, part, received, place) for member, part, place in members)
         _refuse_other_type(type(value) is dict, value, dict, at)
-        if origin is not None:
+        if origin is not None:  # a mapping
+            _, part = inside
             return {
-                name: self.unpack(one, inside[1], received, _below(at, name)) for name, one in value.items()
+                key: self.unpack(member, part, received, _below(at, key)) for key, member in value.items()
             }
         fields = self._fields_of(form.type)
-        for name in sorted(set(value) ^ set(fields)):
-            raise ValueError(f"{_below(at, name)}: {'is missing' if name in fields else 'is unknown'}")
+        for key in sorted(set(value) ^ set(fields)):
+            raise ValueError(f"{_below(at, key)}: {'is missing' if key in fields else 'is unknown'}")
         parts = {
-            name: self.unpack(value[name], part, received, _below(at, name)) for name, part in fields.items()
+            key: self.unpack(value[key], part, received, _below(at, key)) for key, part in fields.items()
         }
         return form.type(**parts)
 
@@ -260,8 +260,14 @@ def _with_places(values: Sequence[Any], inside: Sequence[Any], at: str) -> Itera
         yield value, part, _below(at, number)
 
 
-def _finite(number: float, form: _Form, at: str) -> float | None:
-    """Return a finite number, or None for another where None is allowed: JSON has no word for it."""
+def _number(value: Any, form: _Form, at: str) -> int | float | None:
+    """Return a number of an attack, which may be of NumPy or PyTorch, as one that JSON has a word for."""
+    try:
+        if form.type is int:
+            return int(index(value))
+        number = float(value)
+    except (TypeError, ValueError):
+        raise TypeError(f"{at}: a {type(value).__name__} is no {form.type.__name__}") from None
     if math.isfinite(number):
         return number
     if form.optional:
