@@ -53,7 +53,7 @@ Share = Annotated[float, Within(0.0, 1.0)]
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Guess:
-    """What an attack returns about one party.
+    """The answer of an attack about one party.
 
     A goal's guess adds fields of the types of this module, `str`, `int`, `float`, tuples and mappings of these, or
     None. It crosses to the auditor by these annotations, so it needs no other code.

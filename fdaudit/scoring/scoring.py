@@ -70,14 +70,12 @@ def keep_scores(vault: Vault, cell: Cell, guesses: Sequence[Guess], canaries: Se
     They are stored under the digest of their outcome. Scores of an earlier outcome of the cell stay until
     `forget_other_scores` is called for the new one.
     """
-    named = {
-        f"{part}/{g.target}": g.scores
-        for part, found in zip(_PARTS, (guesses, canaries), strict=True)
-        for g in found
-        if isinstance(g, Membership)
-    }
-    values = {name: scores.detach().cpu().double() for name, scores in named.items()}
-    vault.save(_scores_of(cell.to_json()), values)
+    scores = dict[str, Tensor]()
+    for part, answers in zip(_PARTS, (guesses, canaries), strict=True):
+        for guess in answers:
+            if isinstance(guess, Membership):
+                scores[f"{part}/{guess.target}"] = guess.scores.detach().cpu().double()
+    vault.save(_scores_of(cell.to_json()), scores)
 
 
 def kept_scores(run: Path, cell: str, part: Literal["candidates", "canaries"]) -> dict[str, Tensor]:
@@ -93,8 +91,11 @@ def kept_scores(run: Path, cell: str, part: Literal["candidates", "canaries"]) -
     if not vault.has(_scores_of(outcome)):
         problem = f"the vault does not hold the scores that the outcome of {cell} rests on"
         raise IntegrityError([f"{problem}: run the attack again"])
-    found = vault.load(_scores_of(outcome))
-    return {n.removeprefix(f"{part}/"): scores for n, scores in found.items() if n.startswith(f"{part}/")}
+    by_client = dict[str, Tensor]()
+    for name, scores in vault.load(_scores_of(outcome)).items():
+        if name.startswith(f"{part}/"):
+            by_client[name.removeprefix(f"{part}/")] = scores
+    return by_client
 
 
 def forget_other_scores(vault: Vault, cell: Cell) -> None:

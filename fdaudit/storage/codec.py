@@ -7,7 +7,7 @@ plain JSON (`Any`), a class of this kind, or one of these or None.
 Guarantees:
   * unpacking makes only the values that the annotations name: a missing or unknown field, and a value of another type,
     is refused with the place of the field;
-  * a float that is not finite crosses as None where None is allowed, and is refused elsewhere;
+  * a float that is not finite crosses as None where None is allowed, and is refused where it is not;
   * the uses of each received tensor, and the bytes of all after conversion, are bounded (`Received`).
 """
 
@@ -170,7 +170,7 @@ class Codec:
         """Return the value that `pack` wrote, with new objects.
 
         Args:
-            value: its JSON value, from anybody.
+            value: its JSON value, which need not be trusted.
             hint: its annotation.
             received: the tensors that came with it.
             at: its place, for errors.
@@ -185,6 +185,7 @@ class Codec:
         if form.type is Any:
             return value
         if form.type in (str, int, float, bool):
+            # By `is`: a bool is an int to `isinstance`, and a subclass could decide later what it holds.
             _refuse_other_type(type(value) is form.type, value, form.type, at)
             return _bounded(value, form, at)
         if form.type is Path:
@@ -230,6 +231,7 @@ class Codec:
     def _fields_of(self, cls: type[Any]) -> Mapping[str, Any]:
         """Return the annotations of a class's constructor by parameter."""
         if cls not in self._fields:
+            # A dataclass may inherit fields from another module, whose names only the class as a whole resolves.
             source = cls if is_dataclass(cls) else cls.__init__
             hints = get_type_hints(source, localns=dict(self.names), include_extras=True)
             self._fields[cls] = {name: hints[name] for name in inspect.signature(cls).parameters}
@@ -247,7 +249,7 @@ def _text(value: Any, at: str) -> str:
 
 
 def _below(at: str, name: object) -> str:
-    """Return the place of a part, with a name from anybody cut to a length that people read."""
+    """Return the place of a part, with an untrusted name cut to a length that people read."""
     return f"{at}.{name!s:.60}" if at else f"{name!s:.60}"
 
 

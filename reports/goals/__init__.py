@@ -1,4 +1,4 @@
-"""How reports judge each goal of attacks: a module for each, with the rule of its verdict and its remedies."""
+"""Rules of verdicts and remedies: a module for each goal of attacks."""
 
 from __future__ import annotations
 

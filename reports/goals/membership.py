@@ -9,7 +9,6 @@ from ..schema import Cell
 from ..text import amount, measure
 from .remedy import LABELS_NO_REMEDY, NOT_BY_THE_RECEIVER, ONLY_A_BOUND, Remedy
 from .rule import (
-    COINS,
     FAMILY_LEVEL,
     Evidence,
     Grid,
@@ -36,6 +35,9 @@ threshold's own false-positive rate is estimated from few non-members.
 
 TPR_STRONG = 5.0
 """Multiple of the false-positive rate above which membership counts as a leak."""
+
+_COINS = 4
+"""Least number of coins that must change to move a public AUC by one step."""
 
 _TURN = 2.0
 """Largest move of an AUC by one coin of n, times n: a member and its partner swap the first and the last rank."""
@@ -93,7 +95,9 @@ def _strong(evidence: Evidence) -> bool:
 
 
 def _rate_instead(evidence: Evidence, auc: Figure) -> str | None:
-    """Return the rate that decided, where the AUC alone would not have."""
+    """Return the rate that decided, where the AUC alone would not have; nothing if no coins decided who is a member."""
+    if by_name(evidence.figures, "auc_blind") is not None:
+        return ""
     if beats(auc, 0.5, 0.5, evidence):
         return None
     found = _rate_above_chance(evidence)
@@ -137,7 +141,7 @@ RULE = Rule(
     decided_else=_rate_instead,
     record=_above_all_others,
     also_deciding="tpr_at_",
-    public=Grid(names=("auc",), least=1, steps=(0.01, 0.02, 0.05, 0.1), turn=COINS * _TURN),
+    public=Grid(names=("auc",), least=1, steps=(0.01, 0.02, 0.05, 0.1), turn=_COINS * _TURN),
     remedies={
         "updates": Remedy(
             do="Train every network that is sent with `dp-sgd` at a stated ε before sending {kinds}.",

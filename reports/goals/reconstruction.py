@@ -11,7 +11,6 @@ from ..schema import Cell
 from ..text import amount
 from .remedy import HIDE_CLIENTS, LABELS_NO_REMEDY, Remedy
 from .rule import (
-    IMAGES,
     Evidence,
     Grid,
     Rule,
@@ -26,6 +25,9 @@ from .rule import (
 )
 
 __all__ = ["RULE"]
+
+_IMAGES = 8
+"""Least number of images behind a public mean of image figures."""
 
 PSNR_STRONG = 20.0
 """dB; a root-mean-square pixel error of a tenth of the range."""
@@ -134,7 +136,7 @@ RULE = Rule(
     below="{} farther from the truth than guessing",
     decided_else=_identified_instead,
     record=_closest_image,
-    public=Grid(names=("psnr", "psnr_prior", "psnr_gain"), least=IMAGES, steps=(1.0,)),
+    public=Grid(names=("psnr", "psnr_prior", "psnr_gain"), least=_IMAGES, steps=(1.0,)),
     remedies={
         "updates": Remedy(
             do=HIDE_CLIENTS,

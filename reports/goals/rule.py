@@ -21,9 +21,7 @@ from ..text import measure, odds, with_interval
 from .remedy import Remedy
 
 __all__ = [
-    "COINS",
     "FAMILY_LEVEL",
-    "IMAGES",
     "Evidence",
     "Grid",
     "Rule",
@@ -46,12 +44,6 @@ __all__ = [
 
 FAMILY_LEVEL = 0.05
 """Probability that any test of a run is significant if nothing leaks."""
-
-COINS = 4
-"""Least number of coins that must change to move a public AUC by one step."""
-
-IMAGES = 8
-"""Least number of images behind a public mean of image figures."""
 
 _EXACT = 5e-4
 """Largest value that reads 0.000."""
@@ -85,7 +77,7 @@ class WorstRecord:
 
 @dataclass(frozen=True, kw_only=True)
 class Grid:
-    """How a goal's figures are rounded for the public page.
+    """The rounding of a goal's figures for the public page.
 
     Attributes:
         names: the figures that are public.
@@ -112,7 +104,7 @@ def _none(evidence: Evidence, figure: Figure) -> str | None:
 
 @dataclass(frozen=True, kw_only=True)
 class Rule:
-    """How reports judge the cells of one goal, and what they advise.
+    """The rule for the cells of one goal: when they show a leak, the words for it, and the remedies.
 
     Attributes:
         goal: the goal.
@@ -197,7 +189,7 @@ def decided_by(rule: Rule, evidence: Evidence) -> str:
     """Return what decided, in a clause, if the rule's own figure alone would not have; else an empty text."""
     key = by_name(evidence.figures, rule.figure)
     chance = rule.chance
-    if key is None or chance is None or by_name(evidence.figures, "auc_blind") is not None:
+    if key is None or chance is None:
         return ""
     told = rule.decided_else(evidence, key)
     if told is not None:

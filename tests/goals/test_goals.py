@@ -11,6 +11,7 @@ from fdaudit.reports.goals import RULES
 from fdaudit.reports.remedies import WAYS
 
 from fdaudit import attacks
+from fdaudit.evaluation.controls import CONTROLS
 from fdaudit.goals import GOALS, Goal, Guess, challenged, goal_of
 from fdaudit.goals.guess import Real
 from fdaudit.isolation.frames import MalformedError, Tensors
@@ -135,3 +136,10 @@ def test_an_attack_that_sends_another_type_learns_which_field(another_goal: Goal
     object.__setattr__(wrong, "records", 7.5)
     with pytest.raises(TypeError, match=r"guesses.0.records: a float is no int"):
         packed_guesses([wrong], Tensors())
+
+
+def test_a_card_may_say_that_no_control_fits() -> None:
+    nothing: Any = None
+    assert CONTROLS["nothing"](nothing, nothing) == {}
+    cards = [attacks.REGISTRY.describe(name) for name in attacks.REGISTRY.names()]
+    assert all(card.get("control", {}).get("on") != "nothing" for card in cards), "ours are all tried"

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 __all__ = ["CONTROLS", "controls", "depends_on", "setting_of"]
 
 
-def without_control(attack: AttackPlan, plan: Case) -> dict[str, Control]:
+def _without_control(attack: AttackPlan, plan: Case) -> dict[str, Control]:
     """Return no control: for an attack on a goal that no control fits. Such an attack cannot clear anybody."""
     return {}
 
@@ -58,7 +58,7 @@ CONTROLS: Mapping[str, Callable[[AttackPlan, Case], dict[str, Control]]] = Mappi
         "gradients": bare_gradients,
         "labels": skewed_clients,
         "model": overfit_model,
-        "nothing": without_control,
+        "nothing": _without_control,
         "scores": scored_samples,
         "selector": rehearsed_selector,
         "tables": recorded_tables,

@@ -1,4 +1,4 @@
-"""The contract of a goal's scorer: the check of guesses from an attack that nobody trusts, and their figures."""
+"""The contract of a goal's scorer: the check of guesses from untrusted attacks, and their figures."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ G = TypeVar("G", bound=Guess)
 
 @dataclass(frozen=True, kw_only=True)
 class Asked:
-    """What an attack was asked, as far as its guesses are checked against it.
+    """The task of an attack, as far as its guesses are checked against it.
 
     Attributes:
         victims: the parties that guesses may be about.
