@@ -16,7 +16,7 @@ from _pairs import HEADS, compare, table
 
 from fdaudit.accounting.ledger import Books
 from fdaudit.adversary.view import view_of
-from fdaudit.result import derived_from_data, exposure
+from fdaudit.result import derived_from_data, exposed_rows
 from fdaudit.transcript import log
 from fdaudit.transcript.messages import DATA, Message
 from fdaudit.transcript.transcript import Transcript, read_messages
@@ -54,7 +54,7 @@ def conclude(folder: Path, clients: int) -> None:
     private = derived_from_data(messages)
     for party in parties(clients):
         view = view_of(folder, party, parties=parties(clients), hyperparameters=SETTINGS)
-        exposure(view.messages, party, private)
+        exposed_rows(view.messages, party, private)
     Books(messages, parties(clients)).ledger("server")
 
 
@@ -63,7 +63,7 @@ def read_for_each(folder: Path, clients: int) -> None:
     private = derived_from_data(read_messages(folder))
     for party in parties(clients):
         seen = [m for m in read_messages(folder) if party in m.parties()]
-        exposure(seen, party, private)
+        exposed_rows(seen, party, private)
 
 
 def main() -> None:

@@ -24,7 +24,7 @@ def main() -> None:
     print(f"{'run':<24}{'cells':>7}{'seconds':>10}{'without drawings':>18}{'MB':>7}")
     for directory in runs:
         run = fdaudit.load(directory)
-        cells = sum(c["status"] == "run" for c in run.result["cells"])
+        cells = sum(c.status == "run" for c in run.result.cells)
         out = directory / "report" / "benchmark.html"
         for kept in (figures._forest, figures._roc, figures._shares):
             kept.cache_clear()

@@ -66,9 +66,9 @@ def timed(way: Way, work: Callable[[Elsewhere], fdaudit.Run]) -> tuple[float, di
     with way() as far:
         run = work(far)
     seconds = time.perf_counter() - before
-    failed = [c for c in run.result["cells"] if c["status"] == "failed"]
+    failed = [c for c in run.result.cells if c.status == "failed"]
     if failed:
-        sys.exit("\n".join(f"{c['id']}: {c['reason']}" for c in failed))
+        sys.exit("\n".join(f"{c.id}: {c.reason}" for c in failed))
     return seconds, contents(run.directory)
 
 

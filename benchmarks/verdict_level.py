@@ -14,16 +14,15 @@ import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-from fdaudit.reports.schema import Adjusted, Cell, Result, read
-from fdaudit.reports.schema import Family as Tests
 from fdaudit.reports.verdict import judge_all
 from scipy.stats import binomtest
 
 import fdaudit
 from fdaudit.metrics import FigureKey, Pairs, auc, reflip, tpr_at_fpr
+from fdaudit.result import Adjusted, Cell, Result
+from fdaudit.result import Family as Tests
 from fdaudit.scoring import family
 from fdaudit.types import Figure
 
@@ -74,9 +73,8 @@ def anew(result: Result, scores: Scores, generator: np.random.Generator, reflips
 
 def flagged(run: fdaudit.Run, tosses: int, reflips: int, seed: int) -> int:
     """Return the number of tosses that have a membership cell with a leak."""
-    raw: dict[str, Any] = run.result
-    scores = family.candidate_scores(run.opened, raw["cells"])
-    result, generator, found = read(raw), np.random.default_rng(seed), 0
+    result, generator, found = run.result, np.random.default_rng(seed), 0
+    scores = family.candidate_scores(run.opened, result.cells)
     for _ in range(tosses):
         judged = judge_all(anew(result, tossed(scores, generator), generator, reflips))
         found += any(f.level in ("leak", "partial") for f in judged)

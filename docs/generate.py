@@ -251,7 +251,7 @@ def _own_defence(entry: DefenseSpec) -> str:
 def _attack(found: Mapping[str, Any]) -> list[str]:
     lines = ["## What it needs", "", f"- Goal: {found['goal']}.", f"- Needs one of: {_needs(found)}."]
     if found.get("reads"):
-        lines.append(f"- Reads besides, where in view: {', '.join(f'`{n}`' for n in found['reads'])}.")
+        lines.append(f"- Also reads, where in view: {', '.join(f'`{n}`' for n in found['reads'])}.")
     lines.append(f"- Assumes that the adversary knows: {', '.join(found['assumes']) or 'nothing'}.")
     lines.append(f"- Tasks: {', '.join(found['tasks'])}.")
     if found.get("oracle"):
@@ -318,6 +318,23 @@ _INDEX = {
 
 
 # -- models and datasets -------------------------------------------------------------------------------------------
+
+
+def kinds_page() -> str:
+    """Return `docs/kinds.md`: every kind of message with its tensors."""
+    lines = [
+        _NOTE,
+        "",
+        "# Message kinds",
+        "",
+        "C is the number of classes, n the number of samples. A protocol or a recorded system may make up kinds with a",
+        "namespace, such as `acme/prototype-bank`. The [transcript](transcript.md) says how messages are kept.",
+        "",
+        "| Kind | Tensors |",
+        "| --- | --- |",
+        *(f"| `{kind}` | {_escape(tensors)} |" for kind, tensors in KINDS.items()),
+    ]
+    return "\n".join(lines) + "\n"
 
 
 def models_page() -> str:
@@ -419,6 +436,37 @@ def datasets_page() -> str:
         "see [text](text.md). |"
     )
     return "\n".join(lines) + "\n"
+
+
+def examples_page() -> str:
+    """Return `docs/examples.md`: hand-written, with a row for each spec and grid from the comment that begins it."""
+    lines = [
+        _note("docs/notes/examples.md and the examples"),
+        "",
+        _hand_written("examples.md"),
+        "| Spec or grid | What it shows | Data |",
+        "| --- | --- | --- |",
+    ]
+    root = _HERE.parent
+    for path in [
+        *sorted((root / "fdaudit" / "quickstart").glob("*.yaml")),
+        *sorted((root / "examples").glob("*.yaml")),
+    ]:
+        comment = _comment(path.read_text(encoding="utf-8"))
+        subject = re.split(r"(?<=\.)\s+(?=[A-Z`])", comment, maxsplit=1)[0]
+        data = "`FDAUDIT_DATA`" if "FDAUDIT_DATA" in comment else "digits"
+        lines.append(f"| `{path.relative_to(root).as_posix()}` | {_escape(subject)} | {data} |")
+    return "\n".join(lines) + "\n"
+
+
+def _comment(text: str) -> str:
+    """Return the comment that a YAML file begins with, as one line."""
+    lines: list[str] = []
+    for line in text.splitlines():
+        if not line.startswith("#"):
+            break
+        lines.append(line.removeprefix("#").strip())
+    return " ".join(filter(None, lines))
 
 
 def quickstart_page() -> str:
@@ -550,6 +598,8 @@ def _published(schema: Callable[[], Mapping[str, Any]]) -> str:
 PAGES: Mapping[str, Callable[[], str]] = {
     "card.md": partial(fields_page, Card, "card.md"),
     "datasets.md": datasets_page,
+    "examples.md": examples_page,
+    "kinds.md": kinds_page,
     "models.md": models_page,
     "performance.md": partial(conclusions_page, "performance.md"),
     "quickstart.md": quickstart_page,

@@ -9,10 +9,10 @@ import sys
 from pathlib import Path
 
 import matplotlib.pyplot as plt
-from fdaudit.reports.schema import Image, Result, read
 from fdaudit.reports.summary import summarise
 from fdaudit.reports.verdict import judge_all
 
+from fdaudit.result import Image, Result, read
 from fdaudit.storage.files import load_json
 
 COLOURS = {"leak": "#b3261e", "partial": "#e08a00", "possible": "#f2c94c", "none-seen": "#2e7d32"}

@@ -226,10 +226,9 @@ def compare(runs: Sequence[Run], out: Path | str) -> Path:
 
 def _entry(run: Run, name: str, directory: Path) -> Entry:
     from fdaudit.reports.comparison import Entry
-    from fdaudit.reports.schema import read
 
     try:
-        result = read(run.result)
+        result = run.result
     except UsageError as error:
         raise UsageError(f"{name}: {error.field}", error.value, error.problem, error.remedy) from None
     page, link = _report_of(run), None

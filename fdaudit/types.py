@@ -248,6 +248,13 @@ class Figure:
     unavailable: str = ""
     p: float | None = None
 
+    __pydantic_config__: ClassVar[Mapping[str, Any]] = {
+        "allow_inf_nan": False,
+        "revalidate_instances": "always",
+        "strict": True,
+    }
+    """A result checks the numbers of every figure that it is given."""
+
     def __post_init__(self) -> None:
         if (self.value is None) != bool(self.unavailable):
             raise ValueError(f"Figure {self.name!r}: give either a value or the reason why there is none.")

@@ -14,7 +14,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from .schema import Cell, LedgerEntry, Result
+from fdaudit.result import Cell, LedgerEntry, Result
+
 from .text import amount, clip, joined
 
 __all__ = ["DOCUMENTS", "Document", "Item", "annex"]

@@ -13,13 +13,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from fdaudit.result import Exposure, FinalUtility, Result
 from fdaudit.transcript.messages import role
 from fdaudit.types import Figure
 
 from .findings import shows_classes
 from .goals import RULES
 from .inheritance import Standing, standings
-from .schema import Exposure, FinalUtility, Result
 from .text import MEASURES, clip, joined
 from .verdict import SETTLED, Finding, judge_all, strongest
 

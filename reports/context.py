@@ -11,6 +11,7 @@ import yaml
 from markupsafe import Markup
 
 from fdaudit.goals import GOALS
+from fdaudit.result import Exposure, Image, Result, Target
 from fdaudit.transcript.messages import role
 from fdaudit.types import KINDS, Figure
 
@@ -23,7 +24,6 @@ from .goals import RULES
 from .goals.rule import by_name
 from .images import data_uri
 from .matrix import attack_matrix, grid
-from .schema import Exposure, Image, Result, Target
 from .summary import summarise
 from .text import MEASURES, amount, clip, detectable, joined, label, spans
 from .verdict import LEVELS, Finding

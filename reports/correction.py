@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from fdaudit.result import Adjusted, Cell, Family, Image, Result
 from fdaudit.types import Figure
-
-from .schema import Adjusted, Cell, Family, Image, Result
 
 __all__ = ["Correction", "corrections", "groups"]
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from markupsafe import Markup, escape
 
+from fdaudit.result import Exposure
 from fdaudit.transcript.messages import role
 
-from .schema import Exposure
 from .text import clip, kilobytes, visible
 
 __all__ = ["Arrow", "arrows", "diagram"]

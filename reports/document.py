@@ -14,12 +14,12 @@ from typing import Any, Final, Literal
 from pydantic import Field
 
 from fdaudit.config import Config
+from fdaudit.result import Result
 
 from .annex import annex
 from .front import Front
 from .inheritance import Standing, standings
 from .matrix import MatrixLine, attack_matrix
-from .schema import Result
 from .summary import Summary, summarise
 from .verdict import Finding, Level
 

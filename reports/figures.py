@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 from markupsafe import Markup, escape
 
-from .schema import CurvePoint, Roc
+from fdaudit.result import CurvePoint, Roc
+
 from .text import visible
 
 if TYPE_CHECKING:

@@ -14,13 +14,13 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from fdaudit.goals import GOALS
+from fdaudit.result import Result
 
 from .goals import RULES, Rule
 from .goals.remedy import Remedy
 from .goals.rule import beside, by_name, framed
 from .inheritance import Standing, standings
 from .remedies import ENCRYPT, carried, remedy
-from .schema import Result
 from .text import clip, joined, measure, party, sentence
 from .verdict import EVERYONE, Finding, Level, strongest
 

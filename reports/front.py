@@ -10,11 +10,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from fdaudit.goals import GOALS, challenged
+from fdaudit.result import LedgerEntry, Result
 
 from .findings import SEVERITIES, FrontFinding, found_by, lines
 from .goals.rule import single_rates
 from .inheritance import gaps
-from .schema import LedgerEntry, Result
 from .text import amount, clip, joined, party, sentence
 from .verdict import Finding, Level
 

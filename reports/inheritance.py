@@ -13,8 +13,9 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from fdaudit.result import Exposure, Result
+
 from .goals import RULES
-from .schema import Exposure, Result
 from .text import clip, joined
 from .verdict import SETTLED, Finding, Level, strongest
 

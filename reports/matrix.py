@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from fdaudit.result import Target
 from fdaudit.types import Figure
 
 from .goals import RULES
 from .goals.rule import WorstRecord, by_name
-from .schema import Target
 from .verdict import LEVELS, SETTLED, Finding
 
 __all__ = ["Grid", "MatrixLine", "attack_matrix", "grid"]

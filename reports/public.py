@@ -10,7 +10,8 @@ Guarantees:
   * images, class counts and class shares are removed;
   * text written by a run, a file or an error is removed: reasons are of a closed set, and paths are taken out;
   * guesses from outside show as one outcome for each adversary and goal, for any number of guesses;
-  * `withheld` names everything that was left out.
+  * `withheld` names everything that was left out;
+  * a field of the result is removed unless its class or the field itself is marked as public.
 """
 
 from __future__ import annotations
@@ -19,13 +20,24 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from fdaudit.result import (
+    Cell,
+    Check,
+    Control,
+    Controls,
+    Gate,
+    Result,
+    RunCard,
+    Utility,
+    public_part,
+    read,
+)
 from fdaudit.types import Figure
 
 from .coarse import coarse, two_digits
 from .goals import RULES
 from .goals.rule import by_name
 from .local_names import HIDDEN, is_local, named, settings, without_paths
-from .schema import Cell, Check, Control, Controls, Gate, Result, Run, Target, Utility, read
 from .verdict import Finding, Level, judge_all, strongest
 
 __all__ = ["OUTSIDE", "WITHHELD", "public"]
@@ -45,7 +57,6 @@ WITHHELD = (
 OUTSIDE = "external-"
 """Prefix of the names of attacks that ran outside and were handed in as guesses."""
 
-_ALL_OUTSIDE = f"{OUTSIDE}guesses"
 _REASONS: Mapping[str, str] = {
     "not-applicable": "The attack cannot be tried on what this adversary sees.",
     "not-requested": "The spec does not ask for this attack.",
@@ -83,25 +94,21 @@ def public(result: Result) -> tuple[Result, tuple[Finding, ...]]:
     """
     judged = _one_for_all_outside([_after_correction(f) for f in judge_all(result)])
     told = _gravest_leaks(judged)
-    changed = result.model_copy(
+    changed = public_part(result).model_copy(
         update={
             "auditor_only": False,
             "withheld": WITHHELD,
-            "class_table": None,
-            "class_names": (),
             "utility": _utility(result.utility),
             "exposure": tuple(e.model_copy(update={"bytes": two_digits(e.bytes)}) for e in result.exposure),
             "wire": tuple(w.model_copy(update={"bytes": two_digits(w.bytes)}) for w in result.wire),
             "cells": tuple(_cell(f.cell, f in told) for f in judged),
-            "family": None,
             "gates": tuple(_gate(g) for g in result.gates),
             "checks": tuple(_check(c) for c in result.checks),
             "limits": _LIMITS,
-            "reproduce": result.reproduce.model_copy(update={"commands": (), "notes": ()}),
             "run": _run(result.run),
         }
     )
-    shown = read(without_paths(changed.model_dump(mode="json", by_alias=True)))
+    shown = read(without_paths(changed.plain()))
     findings = zip(judged, shown.cells, strict=True)
     return shown, tuple(_finding(f.level, cell, i) for i, (f, cell) in enumerate(findings, start=1))
 
@@ -126,12 +133,11 @@ def _one_for_all_outside(findings: Sequence[Finding]) -> list[Finding]:
         if finding.cell.attack.startswith(OUTSIDE):
             groups.setdefault((finding.cell.adversary, finding.cell.goal), []).append(finding)
     kept = [f for f in findings if not f.cell.attack.startswith(OUTSIDE)]
-    for (adversary, _), found in groups.items():
+    for (_, goal), found in groups.items():
         gravest = strongest(found) or found[0]
         bare = gravest.cell.model_copy(
             update={
-                "id": f"{adversary}/{_ALL_OUTSIDE}-{gravest.cell.goal}",
-                "attack": _ALL_OUTSIDE,
+                "attack": f"{OUTSIDE}guesses-{goal}",
                 "source": "guesses from outside",
                 "assumes": (),
                 "params": {},
@@ -152,15 +158,16 @@ def _gravest_leaks(findings: Sequence[Finding]) -> list[Finding]:
 
 
 def _cell(cell: Cell, told: bool) -> Cell:
-    return cell.model_copy(
-        update={
-            "reason": _REASONS.get(cell.status, ""),
-            "params": settings(cell.params),
-            "figures": coarse(cell.goal, cell.figures) if told else (),
-            "targets": tuple(Target(target=t.target) for t in cell.targets),
-            "controls": None if cell.controls is None else _controls(cell.controls),
-        }
-    )
+    """Return a cell with a reason of a closed set, without paths, and with one coarse figure if it may be told."""
+    changes: dict[str, Any] = {
+        "reason": _REASONS.get(cell.status, ""),
+        "params": settings(cell.params),
+        "figures": coarse(cell.goal, cell.figures) if told else (),
+    }
+    shown = public_part(cell)
+    if shown.controls is not None:
+        changes["controls"] = _controls(shown.controls)
+    return shown.model_copy(update=changes)
 
 
 def _controls(controls: Controls) -> Controls:
@@ -172,25 +179,16 @@ def _controls(controls: Controls) -> Controls:
 
 
 def _control(control: Control | None, what: str) -> Control | None:
-    return None if control is None else Control(what=what, passed=control.passed)
+    return None if control is None else control.model_copy(update={"what": what})
 
 
 def _gate(gate: Gate) -> Gate:
     """Return a gate with its outcome; the ledger's ε is public, an attack's measurement is not."""
-    return gate if gate.name == "epsilon" else gate.model_copy(update={"value": None})
+    return gate if gate.name == "epsilon" else public_part(gate)
 
 
 def _check(check: Check) -> Check:
-    hidden = {
-        "bound": None,
-        "power": None,
-        "needed": None,
-        "mu": None,
-        "gaussian": None,
-        "p": None,
-        "evidence": (),
-    }
-    return check.model_copy(update={"reason": _CHECKED[check.verdict], **hidden})
+    return public_part(check).model_copy(update={"reason": _CHECKED[check.verdict]})
 
 
 def _utility(utility: Utility) -> Utility:
@@ -216,7 +214,7 @@ def _rounded(value: float | None) -> float | None:
     return None if value is None else round(value, _DIGITS)
 
 
-def _run(run: Run) -> Run:
+def _run(run: RunCard) -> RunCard:
     changes: dict[str, Any] = {
         "name": settings(run.name),
         "dataset": named(run.dataset),

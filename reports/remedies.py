@@ -11,11 +11,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
+from fdaudit.result import Result
 from fdaudit.transcript.messages import role
 
 from .goals import RULES
 from .goals.remedy import Remedy
-from .schema import Result
 from .text import clip, joined
 from .verdict import Finding
 

@@ -10,65 +10,56 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
+from fdaudit.result import Result
 from fdaudit.storage.digests import canonical
 
 from .context import build
 from .document import document, to_json
 from .page import render, write
 from .public import public
-from .schema import Result, read
 from .verdict import Finding, judge_all
 
 __all__ = ["public_outcomes", "render_appendix", "render_report", "report_json", "write_report"]
 
 
 def render_report(
-    result: Mapping[str, Any], directory: Path, timings: Mapping[str, float], *, public: bool = False
+    result: Result, directory: Path, timings: Mapping[str, float], *, public: bool = False
 ) -> str:
     """Return the report as HTML text.
 
     Args:
-        result: the parsed `result.json` (schema `fdaudit-result/1`).
+        result: the result of the run.
         directory: the run directory; image paths in the result are read below it.
         timings: seconds by cell id or by stage; shown beside the cell of that name, else listed by name.
         public: leave out parts that leak: images, class counts, exact scores, and everything about single victims.
 
     Raises:
-        UsageError: the result does not follow its schema, or an image path leaves `directory`.
+        UsageError: an image path leaves `directory`.
     """
-    checked, findings, timings = _read(result, timings, public)
+    shown, findings, timings = _judged(result, timings, public)
     file = _appendix_of(Path("public.html" if public else "index.html")).name
-    return render("report.html.j2", build(checked, findings, directory, timings) | {"appendix_file": file})
+    return render("report.html.j2", build(shown, findings, directory, timings) | {"appendix_file": file})
 
 
 def render_appendix(
-    result: Mapping[str, Any], directory: Path, timings: Mapping[str, float], *, public: bool = False
+    result: Result, directory: Path, timings: Mapping[str, float], *, public: bool = False
 ) -> str:
     """Return the appendix as a page of its own, for print; arguments and errors are those of `render_report`."""
-    checked, findings, timings = _read(result, timings, public)
+    shown, findings, timings = _judged(result, timings, public)
     file = "public.html" if public else "index.html"
-    made = build(checked, findings, directory, timings) | {"only_appendix": True, "main_file": file}
+    made = build(shown, findings, directory, timings) | {"only_appendix": True, "main_file": file}
     return render("report.html.j2", made)
 
 
-def report_json(result: Mapping[str, Any], timings: Mapping[str, float], *, public: bool = False) -> str:
-    """Return the report as JSON text, schema `fdaudit-report/1`.
-
-    Raises:
-        UsageError: the result does not follow its schema.
-    """
-    return to_json(document(*_read(result, timings, public)))
+def report_json(result: Result, timings: Mapping[str, float], *, public: bool = False) -> str:
+    """Return the report as JSON text, schema `fdaudit-report/1`."""
+    return to_json(document(*_judged(result, timings, public)))
 
 
-def public_outcomes(result: Mapping[str, Any]) -> str:
-    """Return the SHA-256 of a public report's attacks, gates and claims, independent of a version's wording.
-
-    Raises:
-        UsageError: the result does not follow its schema.
-    """
-    shown, findings = public(read(result))
+def public_outcomes(result: Result) -> str:
+    """Return the SHA-256 of a public report's attacks, gates and claims, independent of a version's wording."""
+    shown, findings = public(result)
     told = {
         "cells": [[f.cell.id, f.level, [[g.name, g.value] for g in f.cell.figures]] for f in findings],
         "gates": [[g.name, g.threshold, g.passed] for g in shown.gates],
@@ -78,7 +69,7 @@ def public_outcomes(result: Mapping[str, Any]) -> str:
 
 
 def write_report(
-    result: Mapping[str, Any],
+    result: Result,
     directory: Path,
     path: Path,
     timings: Mapping[str, float],
@@ -101,9 +92,8 @@ def _appendix_of(path: Path) -> Path:
     return path.with_name("appendix.html" if path.stem == "index" else f"{path.stem}-appendix.html")
 
 
-def _read(
-    result: Mapping[str, Any], timings: Mapping[str, float], as_public: bool
+def _judged(
+    result: Result, timings: Mapping[str, float], as_public: bool
 ) -> tuple[Result, tuple[Finding, ...], Mapping[str, float]]:
-    """Return the checked result, its findings and its times; a public variant has no times."""
-    checked = read(result)
-    return (*public(checked), {}) if as_public else (checked, judge_all(checked), timings)
+    """Return the result to show, its findings and its times; a public variant has no times."""
+    return (*public(result), {}) if as_public else (result, judge_all(result), timings)

@@ -6,11 +6,11 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from fdaudit.goals import GOALS
+from fdaudit.result import Result
 
 from .findings import FrontFinding, lines, part_with_as_much, shows_classes
 from .front import Front, front
 from .inheritance import Standing, private_kinds, standings
-from .schema import Result
 from .text import amount, clip, joined, party, sentence
 from .verdict import LEVELS, SETTLED, Finding, Level, strongest
 

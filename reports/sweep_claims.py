@@ -11,7 +11,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from .schema import Check
+from fdaudit.result import Check
+
 from .sweep_rows import Row
 from .text import amount, clip, joined, party
 

@@ -17,9 +17,9 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from fdaudit.errors import UsageError, nearest
+from fdaudit.result import LedgerEntry, Result
 
 from .comparison import measure_of, utility
-from .schema import LedgerEntry, Result
 
 __all__ = [
     "MEASURES",

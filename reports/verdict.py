@@ -19,13 +19,13 @@ from types import MappingProxyType
 from typing import Literal
 
 from fdaudit.goals import challenged
+from fdaudit.result import Cell, Result, Target
 from fdaudit.types import Figure
 
 from .correction import Correction, corrections, groups
 from .goals import RULES
-from .goals.rule import FAMILY_LEVEL, Evidence, Rule, beside, by_name, decided_by, framed, worth
+from .goals.rule import FAMILY_LEVEL, Rule, RuleInput, beside, by_name, decided_by, framed, worth
 from .identification import LOOK, identifies
-from .schema import Cell, Result, Target
 from .text import clip, detectable, joined, label, measure, odds
 
 __all__ = ["EVERYONE", "LEVELS", "SETTLED", "Finding", "Level", "judge", "judge_all", "strongest"]
@@ -221,11 +221,11 @@ def _look(cell: Cell, found: Level) -> tuple[str, ...]:
     return (LOOK,) if found in ("none-seen", "inconclusive") and any(t.images for t in cell.targets) else ()
 
 
-def _evidence(cell: Cell, correction: Correction) -> Iterator[Evidence]:
+def _evidence(cell: Cell, correction: Correction) -> Iterator[RuleInput]:
     """Yield the figures of all victims and of each, with their p-values after correction."""
     for target, figures, images in groups(cell):
         named = [t for t in cell.targets if target in (None, t.target)]
-        yield Evidence(
+        yield RuleInput(
             who=EVERYONE if target is None else clip(target, 60),
             figures=[replace(f, p=correction.of(target, f)) for f in figures],
             images=images,

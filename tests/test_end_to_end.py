@@ -53,7 +53,7 @@ def page(finished: fdaudit.Run) -> Path:
 
 
 def test_every_cell_has_an_outcome_and_every_other_one_a_reason(finished: fdaudit.Run) -> None:
-    cells = {c["id"]: c for c in finished.result["cells"]}
+    cells = {c["id"]: c for c in finished.result.plain()["cells"]}
     assert set(cells) == {f"{a}/{b}" for a in ("server", "world") for b in attacks.REGISTRY.names()}
     asked = {entry["name"] for entry in SPEC["attacks"]}
     assert {c["attack"] for c in cells.values() if c["status"] == "not-requested"}.isdisjoint(asked)
@@ -66,7 +66,7 @@ def test_every_cell_has_an_outcome_and_every_other_one_a_reason(finished: fdaudi
 
 
 def test_private_images_come_back_out_of_the_gradients(finished: fdaudit.Run) -> None:
-    (cell,) = [c for c in finished.result["cells"] if c["id"] == "server/inverting-gradients"]
+    (cell,) = [c for c in finished.result.plain()["cells"] if c["id"] == "server/inverting-gradients"]
     gain = {f["name"]: f for f in cell["figures"]}["psnr_gain"]
     assert gain["low"] > 3, gain
     for target in cell["targets"]:
@@ -85,7 +85,7 @@ def test_the_record_is_intact_and_the_views_are_what_was_sent(finished: fdaudit.
 def test_one_attack_can_be_run_again_with_other_settings(finished: fdaudit.Run) -> None:
     cell = fdaudit.attack("loss-threshold", finished, adversary="server", floor=1e-6)
     assert cell.params["floor"] == 1e-6
-    stored = {c["id"]: c for c in finished.result["cells"]}
+    stored = {c["id"]: c for c in finished.result.plain()["cells"]}
     assert stored["server/loss-threshold"]["params"]["floor"] == 1e-6
     assert stored["world/loss-threshold"]["params"]["floor"] == 1e-12
 
@@ -166,7 +166,7 @@ def test_the_comparison_holds_what_each_run_s_result_says(five: Path) -> None:
     for run in value["runs"]:
         made = fdaudit.load(five.parent / run["name"])
         assert made.verify() == []
-        result = made.result
+        result = made.result.plain()
         assert run["bytes"]["total"] == sum(w["bytes"] for w in result["wire"])
         rows = made.utility
         last = rows[(rows["line"] == run["protocol"]) & (rows["round"] == result["run"]["rounds"] - 1)]

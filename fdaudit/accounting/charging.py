@@ -25,32 +25,14 @@ from fdaudit.events import (
     Release,
     SampledGaussian,
 )
+from fdaudit.result import Contribution
 from fdaudit.spec.privacy import TuningSpec
 from fdaudit.transcript.messages import ALL, DATA, SUM, Message, role
 
-__all__ = ["Bill", "Contribution", "Entry", "sampling"]
+__all__ = ["Bill", "Entry", "sampling"]
 
 _TRIED = (1.5, 2, 4, 8, 16, 64, 1024)
 """Orders at which the cheapest way of charging is searched."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Contribution:
-    """The share of one kind of message in the worst client's ε.
-
-    Attributes:
-        kind: kind of message.
-        sender: role of the sender.
-        mechanism: class of the privacy event.
-        charges: how many mechanisms are charged.
-        epsilon: their cost without the rest.
-    """
-
-    kind: str
-    sender: str
-    mechanism: str
-    charges: int
-    epsilon: float
 
 
 @dataclass(frozen=True, kw_only=True)

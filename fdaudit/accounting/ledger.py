@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Any
 
 from fdaudit.accounting.accounts import Accounts, worst_gdp, worst_zcdp
 from fdaudit.accounting.charges import Charges
-from fdaudit.accounting.charging import Contribution, Entry, sampling
+from fdaudit.accounting.charging import Entry, sampling
 from fdaudit.accounting.draws import mechanisms
 from fdaudit.accounting.graph import Leak, MessageGraph
 from fdaudit.adversary.view import EAVESDROPPER, members_of
@@ -24,6 +24,7 @@ from fdaudit.events import (
     SampledGaussian,
     Unit,
 )
+from fdaudit.result import Contribution, LedgerEntry
 from fdaudit.spec.privacy import PrivacySpec
 from fdaudit.transcript.messages import Message, role
 
@@ -75,12 +76,12 @@ class Ledger:
         """Return whether a finite ε can be claimed."""
         return math.isfinite(self.epsilon)
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the ledger as plain data; an infinite ε becomes null."""
-        value = asdict(self)
-        value["adversary"] = value.pop("view")
-        value["epsilon"] = self.epsilon if self.finite else None
-        return value
+    @property
+    def entry(self) -> LedgerEntry:
+        """Return the ledger as a result holds it: an infinite ε becomes None."""
+        own = {f.name: getattr(self, f.name) for f in fields(Ledger) if f.name not in ("view", "epsilon")}
+        epsilon = self.epsilon if self.finite else None
+        return LedgerEntry(adversary=self.view, epsilon=epsilon, **own)
 
 
 @dataclass(frozen=True, kw_only=True)

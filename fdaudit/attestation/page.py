@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from fdaudit.errors import FdauditError
+from fdaudit.result import read
 from fdaudit.storage.files import load_json
 from fdaudit.storage.timings import read_timings
 
@@ -35,7 +36,7 @@ def reports(run: Path) -> dict[str, bytes]:
     """
     from fdaudit.reports.security import render_appendix, render_report, report_json
 
-    result, timings = load_json(run / "result.json"), read_timings(run)
+    result, timings = read(load_json(run / "result.json")), read_timings(run)
     pages = render_report(result, run, timings), render_appendix(result, run, timings)
     texts = pages[0], report_json(result, timings), pages[1]
     return {name: text.encode("utf-8") for name, text in zip(REPORTS, texts, strict=True)}

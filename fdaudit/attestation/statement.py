@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from fdaudit.errors import IntegrityError, UsageError
+from fdaudit.result import Part, read
 from fdaudit.storage.digests import canonical
 from fdaudit.storage.files import load_json
 from fdaudit.transcript.manifest import MANIFEST, origin_of, read_manifest
@@ -59,27 +60,26 @@ def facts(run: Path) -> dict[str, Any]:
         RunError: the run has no manifest.
         IntegrityError: manifest or result were changed, or are not of one run.
     """
-    from fdaudit.reports.schema import read
     from fdaudit.reports.verdict import judge_all
 
     manifest = read_manifest(run)
     if not (run / _RESULT).is_file():
         raise IntegrityError([f"{_RESULT} is missing, or no regular file"])
-    result = load_json(run / _RESULT)
+    stored = load_json(run / _RESULT)
     try:
-        found = judge_all(read(result))
+        result = read(stored)
         for name in ("head", "messages", "spec_sha256"):
-            if result["run"][name] != manifest[name]:
+            if getattr(result.run, name) != manifest[name]:
                 raise IntegrityError([f"{_RESULT} and {MANIFEST} differ in {name}: they are not of one run"])
         outcomes = sorted(path for path in (run / "attacks").glob("*.json") if path.is_file())
-        if result["cells"] != [load_json(path) for path in outcomes]:
+        if stored["cells"] != [load_json(path) for path in outcomes]:
             raise IntegrityError(
                 [f"{_RESULT} does not have the cells that lie in attacks/: conclude the run anew"]
             )
         value = {
-            "auditor_only": result["auditor_only"],
+            "auditor_only": result.auditor_only,
             "run": {
-                "name": result["run"]["name"],
+                "name": result.run.name,
                 "spec_sha256": manifest["spec_sha256"],
                 "head": manifest["head"],
                 "messages": manifest["messages"],
@@ -87,10 +87,12 @@ def facts(run: Path) -> dict[str, Any]:
                 "manifest_self": hashlib.sha256(canonical(manifest)).hexdigest(),
                 "result_sha256": digest(run, _RESULT).sha256,
             },
-            "gates": [_some(row, _GATE) for row in result["gates"]],
-            "verdicts": [{"cell": f.cell.id, "goal": f.cell.goal, "level": f.level} for f in found],
-            "ledger": [_some(row, _LEDGER) for row in result.get("ledger") or ()],
-            "checks": [_some(row, _CHECK) for row in result.get("checks") or ()],
+            "gates": [_some(row, _GATE) for row in result.gates],
+            "verdicts": [
+                {"cell": f.cell.id, "goal": f.cell.goal, "level": f.level} for f in judge_all(result)
+            ],
+            "ledger": [_some(row, _LEDGER) for row in result.ledger or ()],
+            "checks": [_some(row, _CHECK) for row in result.checks],
         }
         canonical(value)
         return value
@@ -99,8 +101,9 @@ def facts(run: Path) -> dict[str, Any]:
         raise IntegrityError([f"{_RESULT} is malformed: {said[:300]}"]) from None
 
 
-def _some(row: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
-    return {name: row[name] for name in names}
+def _some(row: Part, names: Iterable[str]) -> dict[str, Any]:
+    """Return some members of a part of the result."""
+    return {name: getattr(row, name) for name in names}
 
 
 def write_statement(files: Iterable[Entry], said: Mapping[str, Any], own: Mapping[str, Any]) -> bytes:

@@ -8,10 +8,11 @@ Guarantee:
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from fdaudit.adversary.view import EAVESDROPPER
 from fdaudit.handout.oracle_access import Access, published
+from fdaudit.result import ViewRow
 from fdaudit.transcript.messages import role
 
 if TYPE_CHECKING:
@@ -23,8 +24,8 @@ __all__ = ["contained"]
 
 def contained(
     views: Iterable[View], oracles: Collection[Access], transport: str, forms: Forms | None = None
-) -> list[dict[str, Any]]:
-    """Return for each adversary the other adversaries whose whole view it has, as JSON objects `adversary`, `contains`.
+) -> tuple[ViewRow, ...]:
+    """Return for each adversary the other adversaries whose whole view it has.
 
     Args:
         views: the adversaries' views of one run.
@@ -58,7 +59,7 @@ def contained(
         for larger in candidates:
             if contains(larger, smaller):
                 found[larger].append(smaller)
-    return [{"adversary": name, "contains": names} for name, names in found.items()]
+    return tuple(ViewRow(adversary=name, contains=tuple(names)) for name, names in found.items())
 
 
 def _holders(views: Mapping[str, View]) -> dict[int | str, list[str]]:

@@ -32,7 +32,7 @@ from fdaudit.goals.model_extraction import RELEASED
 from fdaudit.handout.auxiliary import others
 from fdaudit.planning.case import Case
 from fdaudit.planning.recorded import RecordedPlan
-from fdaudit.result import Cell, TargetResult
+from fdaudit.result import Cell, Target, read_cell
 from fdaudit.scoring.goals.membership import MembershipGuess
 from fdaudit.storage.answered import note_handed_out
 from fdaudit.storage.files import encode, load_json, save_json, write_atomically, written_whole
@@ -148,7 +148,7 @@ def keep_external(
     given: GuessFile,
     params: Mapping[str, Any],
     figures: tuple[Figure, ...],
-    targets: tuple[TargetResult, ...],
+    targets: tuple[Target, ...],
 ) -> Cell:
     """Keep the outcome of guesses from outside in the run, and return it."""
     cell = Cell(
@@ -159,14 +159,14 @@ def keep_external(
         source=given.source or "guesses from outside",
         status="run",
         assumes=given.assumes,
-        params=params,
+        params=dict(params),
         figures=figures,
         targets=targets,
     )
     kept = _kept(run, given)
     before = kept.read_bytes() if kept.is_file() else None
     make_folder(kept.parent)
-    save_json(kept, cell.to_json(), indent=1)
+    save_json(kept, cell.plain(), indent=1)
     try:
         conclude(run.opened)
     except BaseException:  # a cell that cannot be concluded would stop every later command on the run
@@ -315,13 +315,10 @@ def submissions(run: Run, given: GuessFile, *, by_site: bool = False) -> int:
     kept = _kept(run, given)
     if not kept.is_file():
         return 0
-    try:
-        cell = Cell.from_json(load_json(kept))
-        earlier = cell.params["submission"]
-        if type(earlier) is not int or earlier < 1:
-            raise ValueError(f"it counts {earlier!r} submissions")
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise IntegrityError([f"{kept.name} is damaged: {type(error).__name__}: {error}"]) from None
+    cell = read_cell(load_json(kept), kept.name)
+    earlier = cell.params.get("submission")
+    if type(earlier) is not int or earlier < 1:
+        raise IntegrityError([f"{kept.name} is damaged: it counts {earlier!r} submissions"])
     remedy = "Choose another name."
     if (cell.adversary, cell.goal) != (given.adversary, given.goal):
         problem = f"is the name of guesses about {cell.goal} by {cell.adversary}"

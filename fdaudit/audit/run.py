@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from fdaudit.accounting.accounts import Accounts
 from fdaudit.accounting.ledger import Books, Ledger
@@ -17,6 +17,7 @@ from fdaudit.evaluation.stage import Stage
 from fdaudit.events import Relation, Unit
 from fdaudit.planning.plan import Plan
 from fdaudit.planning.run_directory import RunDirectory
+from fdaudit.result import Result, read
 from fdaudit.storage.files import load_json
 from fdaudit.storage.timings import read_timings
 from fdaudit.transcript.manifest import verify
@@ -56,17 +57,17 @@ class Run:
         return books_of(self.opened)
 
     @property
-    def result(self) -> dict[str, Any]:
+    def result(self) -> Result:
         """Return the content of `result.json`.
 
         Raises:
             RunError: the run was not concluded.
+            UsageError: the file is no result.
         """
         path = self.directory / "result.json"
         if not path.is_file():
             raise RunError("run", str(self.directory), "has no result yet", "Finish it with --resume.")
-        value: dict[str, Any] = load_json(path)
-        return value
+        return read(load_json(path))
 
     @property
     def utility(self) -> pd.DataFrame:

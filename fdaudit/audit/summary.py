@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import io
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +12,7 @@ from fdaudit.audit.containment import contained
 from fdaudit.audit.ledgers import books_of, views_of
 from fdaudit.config import validate
 from fdaudit.data.splits import test_xy
-from fdaudit.errors import IntegrityError, SpecError
+from fdaudit.errors import IntegrityError
 from fdaudit.evaluation.stage import Stage
 from fdaudit.federation.rehearsal import roles_of
 from fdaudit.handout.oracle_access import accesses
@@ -20,8 +20,26 @@ from fdaudit.limits import TABLE_BYTES, open_file, read_file
 from fdaudit.metrics import MEAN_AUC_METHOD, bytes_on_wire, clopper_pearson, near_chance
 from fdaudit.metrics.segmentation.figures import DICE_METHOD
 from fdaudit.planning.run_directory import RunDirectory
-from fdaudit.result import SCHEMA, derived_from_data, exposure, figure_json, gates, told_anew
-from fdaudit.result import Cell as Outcome
+from fdaudit.result import (
+    SCHEMA,
+    CurvePoint,
+    Exposure,
+    FinalUtility,
+    ModelHash,
+    OracleRow,
+    OutOfScope,
+    Recording,
+    Reproduce,
+    Result,
+    RunCard,
+    Silence,
+    Utility,
+    check_gates,
+    derived_from_data,
+    exposed_rows,
+    read_cell,
+    told_anew,
+)
 from fdaudit.scoring.claimed import claimed_by
 from fdaudit.scoring.claims import check_claims
 from fdaudit.scoring.family import family_of
@@ -30,13 +48,14 @@ from fdaudit.storage.files import load_json, save_json
 from fdaudit.storage.vault import Vault
 from fdaudit.transcript.log import read_log
 from fdaudit.transcript.manifest import read_manifest
-from fdaudit.transcript.messages import role
+from fdaudit.transcript.messages import Message, role
 from fdaudit.types import Figure
 
 if TYPE_CHECKING:
     import pandas as pd
 
     from fdaudit.accounting.ledger import Ledger
+    from fdaudit.adversary.view import View
     from fdaudit.planning.case import Case
 
 __all__ = ["OUT_OF_SCOPE", "conclude", "utility_table"]
@@ -51,160 +70,148 @@ _CURVE: Mapping[str, tuple[str, ...]] = {
 """Columns of the utility by round that the report draws or lists."""
 _ASSUMED_AUXILIARY = "Adversaries were assumed to hold auxiliary records from the clients' own distribution."
 
-OUT_OF_SCOPE: tuple[Mapping[str, str], ...] = (
-    {
-        "name": "property inference",
-        "what": "properties of a client's records other than their class shares (Ateniese 2015)",
-    },
-    {"name": "attribute inference", "what": "a missing attribute of a known record (Fredrikson 2014)"},
-    {
-        "name": "linkage of clients over rounds",
-        "what": "which anonymous messages come from one client, or one client's device or site",
-    },
-    {
-        "name": "servers that alter models",
-        "what": "parameters or samples made to single records out (Boenisch 2023). Where a protocol lets the server "
+OUT_OF_SCOPE: tuple[OutOfScope, ...] = (
+    OutOfScope(
+        name="property inference",
+        what="properties of a client's records other than their class shares (Ateniese 2015)",
+    ),
+    OutOfScope(name="attribute inference", what="a missing attribute of a known record (Fredrikson 2014)"),
+    OutOfScope(
+        name="linkage of clients over rounds",
+        what="which anonymous messages come from one client, or one client's device or site",
+    ),
+    OutOfScope(
+        name="servers that alter models",
+        what="parameters or samples made to single records out (Boenisch 2023). Where a protocol lets the server "
         "choose the samples, attacks here choose them",
-    },
-    {
-        "name": "poisoning and backdoors",
-        "what": "clients that harm the model (Bagdasaryan 2020): its integrity",
-    },
-    {"name": "evasion", "what": "inputs made to be misclassified: its integrity"},
-    {
-        "name": "side channels",
-        "what": "time, energy, sizes of compressed messages, memory of a client's machine",
-    },
+    ),
+    OutOfScope(
+        name="poisoning and backdoors",
+        what="clients that harm the model (Bagdasaryan 2020): its integrity",
+    ),
+    OutOfScope(name="evasion", what="inputs made to be misclassified: its integrity"),
+    OutOfScope(
+        name="side channels",
+        what="time, energy, sizes of compressed messages, memory of a client's machine",
+    ),
 )
 """Attacks that no run tries, each with what it is after: the coverage table cannot name what is not registered."""
 
 
-def conclude(run: RunDirectory) -> dict[str, Any]:
-    """Write `result.json` and return its value."""
+def conclude(run: RunDirectory) -> Result:
+    """Write `result.json` and return the result."""
     plan, path = run.plan, run.path
-    spec, manifest = plan.spec, read_manifest(path)
-    stage = Stage(run)
-    cells = [_outcome(file) for file in sorted((path / "attacks").glob("*.json"))]
-    seen = dict.fromkeys([*plan.parties, *spec.adversaries])
-    card = plan.protocol
-    silences = _silences(path)
-    ledgers = _ledgers(run)
-    costs = [entry.to_json() for entry in ledgers]
+    spec, manifest, card = plan.spec, read_manifest(path), plan.protocol
+    cells = tuple(
+        read_cell(load_json(file), f"attacks/{file.name}")
+        for file in sorted((path / "attacks").glob("*.json"))
+    )
     messages = read_log(path / "transcript").messages
-    private = derived_from_data(plan.charged(messages))
-    utility = _utility(path, plan) if plan.origin == "simulation" else {"curve": [], "final": []}
-    forms = plan.forms
-    views, oracles = {p: stage.view(p) for p in seen}, accesses(plan)
-
-    def told(party: str) -> list[dict[str, Any]]:
-        seen = views[party].messages
-        anew = told_anew(messages, [m.seq for m in seen], private)
-        return exposure(seen, party, private, forms.unread_in(seen), anew)
-
-    value = {
-        "schema": SCHEMA,
-        "auditor_only": True,
-        "run": _run_card(run, manifest, silences),
-        "class_table": None if "records" in plan.lacks else plan.splits.class_table.tolist(),
-        "class_names": list(plan.dataset.class_names),
-        "utility": utility,
-        "exposure": [row for p in seen for row in told(p)],
-        "views": contained(views.values(), oracles, spec.transport, forms),
-        "wire": [
-            {"kind": w.kind, "sender_role": w.sender, "messages": w.messages, "bytes": w.bytes}
-            for w in bytes_on_wire(messages)
-        ],
-        "assumptions": list(card.trust),
-        "oracles": [
-            {"name": a.name, "available_to": list(a.available_to), "answers": ", ".join(a.answers)}
-            for a in oracles
-        ],
-        "ledger": costs,
-        "checks": [check.to_json() for check in check_claims(run, ledgers, claimed_by(plan))],
-        "cells": cells,
-        "family": family_of(run, cells),
-        "gates": gates(spec.gates.model_dump(), cells, costs, utility["final"], card.name),
-        "out_of_scope": [dict(attack) for attack in OUT_OF_SCOPE],
-        "limits": [
+    silences = _silences(messages)
+    ledgers = _ledgers(run)
+    costs = tuple(ledger.entry for ledger in ledgers)
+    utility = _utility(path, plan) if plan.origin == "simulation" else Utility()
+    oracles, stage = accesses(plan), Stage(run)
+    views = [stage.view(party) for party in dict.fromkeys([*plan.parties, *spec.adversaries])]
+    result = Result(
+        schema=SCHEMA,
+        auditor_only=True,
+        run=_run_card(run, manifest, silences),
+        class_table=None if "records" in plan.lacks else _class_table(plan),
+        class_names=tuple(plan.dataset.class_names),
+        utility=utility,
+        exposure=_exposure(views, messages, plan),
+        views=contained(views, oracles, spec.transport, plan.forms),
+        wire=bytes_on_wire(messages),
+        assumptions=tuple(card.trust),
+        oracles=tuple(
+            OracleRow(name=a.name, available_to=a.available_to, answers=", ".join(a.answers)) for a in oracles
+        ),
+        ledger=costs,
+        checks=check_claims(run, ledgers, claimed_by(plan)),
+        cells=cells,
+        family=family_of(run, cells),
+        gates=check_gates(spec.gates.model_dump(), cells, costs, utility.final, card.name),
+        out_of_scope=OUT_OF_SCOPE,
+        limits=(
             *_limits(plan),
             *_reference_near_chance(utility, plan),
             *_went_silent(silences),
             *_stopped(run),
-        ],
-        "reproduce": _reproduce(plan.origin),
-    }
-    save_json(path / "result.json", value, indent=1)
-    return value
+        ),
+        reproduce=_reproduce(plan.origin),
+    )
+    save_json(path / "result.json", result.plain(), indent=1)
+    return result
 
 
-def _run_card(run: RunDirectory, manifest: dict[str, Any], silences: list[dict[str, Any]]) -> dict[str, Any]:
+def _class_table(plan: Case) -> tuple[tuple[int, ...], ...]:
+    """Return the number of records (client, class)."""
+    return tuple(tuple(row) for row in plan.splits.class_table.tolist())
+
+
+def _exposure(views: Sequence[View], log: Sequence[Message], plan: Case) -> tuple[Exposure, ...]:
+    """Return what each view shows of the log, a row for each kind of message."""
+    private, rows = derived_from_data(plan.charged(log)), list[Exposure]()
+    for view in views:
+        anew = told_anew(log, [m.seq for m in view.messages], private)
+        misfit = plan.forms.unread_in(view.messages)
+        rows += exposed_rows(view.messages, view.name, private, misfit, anew)
+    return tuple(rows)
+
+
+def _run_card(run: RunDirectory, manifest: dict[str, Any], silences: tuple[Silence, ...]) -> RunCard:
     """Return the system card: what was run, on which data, and with which code."""
     plan = run.plan
-    spec, card = plan.spec, plan.protocol
-    return {
-        "name": spec.name,
-        "status": manifest["status"],
-        "profile": spec.profile,
-        "protocol": card.name,
-        "protocol_summary": (card.__doc__ or "").strip().split("\n")[0],
-        "roles": list(roles_of(card, plan.protocol_config)),
-        "deviations": list(card.deviations),
-        "dataset": spec.dataset.name,
-        "dataset_provenance": plan.dataset.provenance,
-        "task": plan.dataset.task,
-        "clients": spec.clients,
-        "rounds": _rounds_run(run) if plan.origin == "simulation" else manifest["recording"]["rounds"],
-        "model": "not stated" if "architecture" in plan.lacks else spec.model.name,
-        "client_models": [m.name for m in spec.client_models],
-        "silences": silences,
-        "parameters": 0 if "architecture" in plan.lacks else sum(t.numel() for t in plan.initial().values()),
-        "head": manifest["head"],
-        "messages": manifest["messages"],
-        "record": spec.record if isinstance(spec.record, str) else f"rounds {list(spec.record.rounds)}",
-        "transport": spec.transport,
-        "spec": spec.public(manifest["commitments"]["seed"]),
-        "spec_sha256": manifest["spec_sha256"],
-        "versions": manifest["versions"],
-        "device": plan.execution.device,
-        "threads": plan.execution.threads,
-        "strategy": plan.execution.strategy,
-        "seed_commitment": manifest["commitments"]["seed"],
-        "release": spec.release,
-        "data_commitment": manifest["commitments"].get("data", ""),
-        "model_hashes": _model_hashes(run.vault),
-        "origin": plan.origin,
-        "recording": manifest.get("recording"),
-    }
+    spec, card, execution = plan.spec, plan.protocol, plan.execution
+    stated, commitments = manifest.get("recording"), manifest["commitments"]
+    return RunCard(
+        name=spec.name,
+        status=manifest["status"],
+        profile=spec.profile,
+        protocol=card.name,
+        protocol_summary=(card.__doc__ or "").strip().split("\n")[0],
+        roles=tuple(roles_of(card, plan.protocol_config)),
+        deviations=tuple(card.deviations),
+        dataset=spec.dataset.name,
+        dataset_provenance=plan.dataset.provenance,
+        task=plan.dataset.task,
+        clients=spec.clients,
+        rounds=_rounds_run(run) if plan.origin == "simulation" else manifest["recording"]["rounds"],
+        model="not stated" if "architecture" in plan.lacks else spec.model.name,
+        client_models=tuple(m.name for m in spec.client_models),
+        silences=silences,
+        parameters=0 if "architecture" in plan.lacks else sum(t.numel() for t in plan.initial().values()),
+        head=manifest["head"],
+        messages=manifest["messages"],
+        record=spec.record if isinstance(spec.record, str) else f"rounds {list(spec.record.rounds)}",
+        transport=spec.transport,
+        spec=spec.public(commitments["seed"]),
+        spec_sha256=manifest["spec_sha256"],
+        versions=manifest["versions"],
+        device=execution.device,
+        threads=execution.threads,
+        strategy=execution.strategy,
+        seed_commitment=commitments["seed"],
+        release=spec.release,
+        data_commitment=commitments.get("data", ""),
+        model_hashes=_model_hashes(run.vault),
+        origin=plan.origin,
+        recording=None if stated is None else validate(Recording, stated, "recording"),
+    )
 
 
-def _outcome(path: Path) -> Any:
-    """Return the outcome of a cell from its file.
-
-    Raises:
-        IntegrityError: the file does not hold an outcome.
-    """
-    from fdaudit.reports.schema import Cell
-
-    value = load_json(path)
-    try:
-        validate(Cell, value, "outcome")
-        Outcome.from_json(value)  # every field that an attack stage writes is there
-    except (SpecError, KeyError, TypeError) as error:
-        raise IntegrityError([f"attacks/{path.name} is no outcome of an attack: {error}"]) from None
-    return value
-
-
-def _model_hashes(vault: Vault) -> list[dict[str, str]]:
+def _model_hashes(vault: Vault) -> tuple[ModelHash, ...]:
     """Return the SHA-256 of the final models that non-clients hold, as safetensors: a release is recognised by it.
 
     A client's own model has no digest here: it would confirm a guess of the client's records and settings.
     """
     parties = [name.removeprefix("models/") for name in vault.names("models")]
-    return [
-        {"party": party, "sha256": _sha256(vault.directory / f"models/{party}.safetensors")}
+    return tuple(
+        ModelHash(party=party, sha256=_sha256(vault.directory / f"models/{party}.safetensors"))
         for party in parties
         if role(party.replace("-", "/")) != "client"
-    ]
+    )
 
 
 def _sha256(path: Path) -> str:
@@ -243,18 +250,18 @@ def _stopped(run: RunDirectory) -> list[str]:
     return [f"{ended}: another would have passed it. What is published at the end was not published."]
 
 
-def _silences(run: Path) -> list[dict[str, Any]]:
+def _silences(log: Sequence[Message]) -> tuple[Silence, ...]:
     """Return the parties that went silent, with their rounds, from the transcript."""
     found: dict[str, list[int]] = {}
-    for message in read_log(run / "transcript").messages:
+    for message in log:
         if message.kind == "silence":
             found.setdefault(message.sender, []).append(message.round)
-    return [{"party": party, "rounds": rounds} for party, rounds in found.items()]
+    return tuple(Silence(party=party, rounds=tuple(rounds)) for party, rounds in found.items())
 
 
-def _went_silent(silences: list[dict[str, Any]]) -> list[str]:
+def _went_silent(silences: Sequence[Silence]) -> list[str]:
     return [
-        f"{s['party']} went silent in {len(s['rounds'])} rounds (first {s['rounds'][0]}, last {s['rounds'][-1]}): "
+        f"{s.party} went silent in {len(s.rounds)} rounds (first {s.rounds[0]}, last {s.rounds[-1]}): "
         "they were completed without what it did not send."
         for s in silences
     ]
@@ -275,7 +282,7 @@ def utility_table(run: Path) -> pd.DataFrame:
         raise IntegrityError([f"utility.csv cannot be read: {told}"]) from None
 
 
-def _utility(run: Path, plan: Case) -> dict[str, Any]:
+def _utility(run: Path, plan: Case) -> Utility:
     frame, task, classes = utility_table(run), plan.dataset.task, plan.dataset.classes
     if "site" in frame:
         frame = frame[frame["site"].isna()]
@@ -283,21 +290,25 @@ def _utility(run: Path, plan: Case) -> dict[str, Any]:
     for line, rows in frame.groupby("line", sort=False):
         for row in rows[rows["round"] == rows["round"].max()].itertuples():
             figure = _figure(row, task, classes)
-            final.append({"line": line, "party": row.party, "figure": figure_json(figure)})
+            final.append(FinalUtility(line=str(line), party=str(row.party), figure=figure))
     columns = ["line", "round", "party", *_CURVE[task]]
-    curve: list[dict[Any, Any]] = frame[columns].to_dict("records")
+    curve = [_curve_point(row) for row in frame[columns].to_dict("records")]
     labels = None if task == "multi-label" else test_xy(plan.dataset, plan.splits)[1]
     said = near_chance(final, curve, plan.protocol.name, labels)
     warnings = [f"{line} Attacks on it say little about a trained model." for line in said]
-    return {"curve": curve, "final": final, "warnings": warnings}
+    return Utility(curve=tuple(curve), final=tuple(final), warnings=tuple(warnings))
 
 
-def _reference_near_chance(utility: Mapping[str, Any], plan: Case) -> Iterator[str]:
+def _curve_point(row: Mapping[Any, Any]) -> CurvePoint:
+    return CurvePoint(**{str(column): value for column, value in row.items()})
+
+
+def _reference_near_chance(utility: Utility, plan: Case) -> Iterator[str]:
     """Yield why the line `centralized` is no measure of the others, if its model ends near chance."""
-    if not utility["final"]:
+    if not utility.final:
         return
     labels = None if plan.dataset.task == "multi-label" else test_xy(plan.dataset, plan.splits)[1]
-    for line in near_chance(utility["final"], utility["curve"], "centralized", labels):
+    for line in near_chance(utility.final, utility.curve, "centralized", labels):
         yield f"Compare nothing with the line `centralized`. {line}"
 
 
@@ -381,23 +392,23 @@ def _given_beforehand(plan: Case) -> list[str]:
     return [said]
 
 
-def _reproduce(origin: str) -> dict[str, list[str]]:
+def _reproduce(origin: str) -> Reproduce:
     if origin == "recording":
-        return {
-            "commands": ["fdaudit verify RUN", "fdaudit attack RUN --all", "fdaudit report RUN"],
-            "notes": [
+        return Reproduce(
+            commands=("fdaudit verify RUN", "fdaudit attack RUN --all", "fdaudit report RUN"),
+            notes=(
                 "The federation ran elsewhere: fdaudit can repeat the attacks on its record, not the federation.",
                 "The attacks need this run's vault, which holds what was brought, the seed and the secret.",
-            ],
-        }
-    return {
-        "commands": [
+            ),
+        )
+    return Reproduce(
+        commands=(
             "fdaudit verify RUN",
             "fdaudit run RUN/spec.yaml --seed-from RUN --out AGAIN",
             "fdaudit report RUN",
-        ],
-        "notes": [
+        ),
+        notes=(
             "The second command needs this run's vault, which holds its seed and its secret.",
             "On the same machine, with the versions above, it ends with the same head, byte for byte.",
-        ],
-    }
+        ),
+    )

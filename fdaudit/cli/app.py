@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from fdaudit.audit.backend import Elsewhere
     from fdaudit.audit.run import Run
     from fdaudit.progress import Tick
+    from fdaudit.result import Gate, Result
 
 __all__ = ["main"]
 
@@ -214,7 +215,7 @@ def _conclude(finished: Run, path: Path | None, as_json: bool, verbose: bool) ->
         value = {
             "run": str(finished.directory),
             "report": None if path is None else str(path),
-            "result": result,
+            "result": result.plain(),
         }
         show(json.dumps(value))
     else:
@@ -224,7 +225,7 @@ def _conclude(finished: Run, path: Path | None, as_json: bool, verbose: bool) ->
     _end({"": result})
 
 
-def _end(results: Mapping[str, dict[str, Any]]) -> None:
+def _end(results: Mapping[str, Result]) -> None:
     """Print all failures, under their run's name if there are several runs, and then exit with 1.
 
     Failures are cells, gates, and claims of ε that the attacks contradict.
@@ -232,14 +233,12 @@ def _end(results: Mapping[str, dict[str, Any]]) -> None:
     failed = []
     for name, result in results.items():
         head = f"{name}: " if name else ""
+        failed += [f"{head}cell {c.id} failed: {c.reason}" for c in result.cells if c.status == "failed"]
+        failed += [f"{head}gate {g.name} failed: {_broken(g)}" for g in result.gates if not g.passed]
         failed += [
-            f"{head}cell {c['id']} failed: {c['reason']}" for c in result["cells"] if c["status"] == "failed"
-        ]
-        failed += [f"{head}gate {g['name']} failed: {_broken(g)}" for g in result["gates"] if not g["passed"]]
-        failed += [
-            f"{head}the ε claimed for {c['adversary']} is contradicted: {c['reason']}"
-            for c in result.get("checks", ())
-            if c["verdict"] == "contradicted"
+            f"{head}the ε claimed for {c.adversary} is contradicted: {c.reason}"
+            for c in result.checks
+            if c.verdict == "contradicted"
         ]
     for line in failed:
         say(line)
@@ -247,31 +246,30 @@ def _end(results: Mapping[str, dict[str, Any]]) -> None:
         raise typer.Exit(1)
 
 
-def _broken(gate: Mapping[str, Any]) -> str:
+def _broken(gate: Gate) -> str:
     """Return how a gate's figure misses its threshold, or why it shows nothing."""
-    value, threshold = gate["value"], gate["threshold"]
-    if value is not None and (value < threshold if gate["at_least"] else value > threshold):
-        return f"{value} {'<' if gate['at_least'] else '>'} {threshold}"
+    value, threshold = gate.value, gate.threshold
+    if value is not None and (value < threshold if gate.at_least else value > threshold):
+        return f"{value} {'<' if gate.at_least else '>'} {threshold}"
     if value is not None:
-        return f"every cell that measured it is inconclusive for {', '.join(gate['inconclusive_for'])}"
-    return _UNMEASURED.get(gate["name"], "no cell could measure it")
+        return f"every cell that measured it is inconclusive for {', '.join(gate.inconclusive_for)}"
+    return _UNMEASURED.get(gate.name, "no cell could measure it")
 
 
-def _summary(result: dict[str, Any]) -> list[str]:
+def _summary(result: Result) -> list[str]:
     """Return lines with accuracy, mAUC or Dice by line of the utility table, and its warnings."""
     lines = []
     words = {"mean_auc": "mAUC", "dice": "Dice"}
     best: dict[str, list[float]] = {}
-    measured = next(
-        (words[n] for r in result["utility"]["final"] if (n := r["figure"]["name"]) in words), "accuracy"
-    )
-    for row in result["utility"]["final"]:
-        shared = any(r["line"] == row["line"] and r["party"] == "server" for r in result["utility"]["final"])
-        if not shared or row["party"] == "server":
-            best.setdefault(row["line"], []).append(row["figure"]["value"])
+    final = result.utility.final
+    measured = next((words[r.figure.name] for r in final if r.figure.name in words), "accuracy")
+    shared = {row.line for row in final if row.party == "server"}
+    for row in final:
+        if row.figure.value is not None and (row.line not in shared or row.party == "server"):
+            best.setdefault(row.line, []).append(row.figure.value)
     for name, values in best.items():
         lines.append(f"{measured:<9} {name:<14} {sum(values) / len(values):6.1%}")
-    lines += [f"warning   {warning}" for warning in result["utility"].get("warnings", ())]
+    lines += [f"warning   {warning}" for warning in result.utility.warnings]
     return lines
 
 
@@ -322,7 +320,7 @@ def attack(
         else:
             cells = [api.attack(name, loaded, adversary, tick, far, **settings)]
     if as_json:
-        show(json.dumps([c.to_json() for c in cells]))
+        show(json.dumps([c.plain() for c in cells]))
     else:
         only = {c.id for c in cells}
         show(*(outcome(loaded.result, verbose=verbose) if name is None else verdicts(loaded.result, only)))

@@ -31,7 +31,7 @@ _TITLES = {
     "source": "Source",
     "goal": "Goal",
     "needs": "Needs one of",
-    "reads": "Reads besides",
+    "reads": "Also reads",
     "assumes": "Assumes the adversary knows",
     "oracle": "Asks an oracle for",
     "control": "Positive control",

@@ -45,7 +45,7 @@ def _machine() -> dict[str, Any]:
     missing = [pin.file for name, pin in PINS.items() if find_weights(name) is None]
     memory = budget()
     return {
-        "confinement": offered_confinement().to_json(),
+        "confinement": offered_confinement().plain(),
         "cores": os.cpu_count() or 1,
         "memory_gb": None if memory is None else round(memory, 1),
         "accelerator": torch.cuda.get_device_name(0) if torch.cuda.is_available() else None,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_args
 
@@ -71,13 +72,23 @@ def ledger(
     found = [opened.ledger(view, **how) for view in views for how in wanted]
     files = [] if curve is None or isinstance(opened, ChosenRun) else _written(opened, found, curve)
     if as_json:
-        entries = [entry.to_json() for entry in found]
+        entries = [_plain(entry) for entry in found]
         show(json.dumps(entries if curve is None else {"ledger": entries, "files": files}))
         return
     _show_ledgers(found, both_relations)
     show(*(["", *files] if files else []))
     for warning in dict.fromkeys(w for entry in found for w in entry.warnings):
         say(f"warning: {warning}")
+
+
+def _plain(entry: Ledger) -> dict[str, Any]:
+    """Return a ledger as a JSON object, a joint one with the share of each run."""
+    from fdaudit.audit.joint_ledger import JointLedger
+
+    value = entry.entry.plain()
+    if isinstance(entry, JointLedger):
+        value["runs"] = [asdict(share) for share in entry.runs]
+    return value
 
 
 def _relations(both: bool, given: Relation | None) -> list[Relation | None]:

@@ -66,13 +66,14 @@ def import_(
     run = records.import_record(
         record, out, card=card_file, truth=truth or [], audit=audit, seed_from=seed_from
     )
-    about = run.result["run"]["recording"]
+    about = run.result.run
+    said = () if about.recording is None else about.recording.notes
     lacks = run.plan.lacks
     if as_json:
-        show(json.dumps({"run": str(out), "notes": about["notes"], "lacks": dict(lacks)}))
+        show(json.dumps({"run": str(out), "notes": said, "lacks": dict(lacks)}))
         return
-    show(f"run       {out}", f"messages  {run.result['run']['messages']} in {about['rounds']} rounds")
-    show(*(f"note      {note}" for note in about["notes"]), *(f"bring     {what}" for what in lacks.values()))
+    show(f"run       {out}", f"messages  {about.messages} in {about.rounds} rounds")
+    show(*(f"note      {note}" for note in said), *(f"bring     {what}" for what in lacks.values()))
     show("", f"Next: fdaudit attack {out} --all, then fdaudit report {out}")
 
 

@@ -104,7 +104,7 @@ def score(
     else:
         cell = red_team.score(api.load(first), second)
     if as_json:
-        show(json.dumps(cell.to_json()))
+        show(json.dumps(cell.plain()))
         return
     show(cell.id)
     for figure in cell.figures:

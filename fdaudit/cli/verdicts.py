@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from fdaudit.reports.verdict import Finding
+    from fdaudit.result import Result
 
 __all__ = ["compared", "outcome", "verdicts"]
 
@@ -14,22 +15,20 @@ _UNANSWERED = ("inconclusive", "failed", "not-applicable")
 """Levels of which the reason is printed."""
 
 
-def outcome(result: Mapping[str, Any], *, verbose: bool = False) -> Iterator[str]:
+def outcome(result: Result, *, verbose: bool = False) -> Iterator[str]:
     """Yield a run's headline and its matrix of adversaries and goals, as the first page of its report has them.
 
     Args:
-        result: the content of `result.json`.
+        result: the result.
         verbose: yield the line of each cell before them.
     """
-    from fdaudit.reports.schema import read
     from fdaudit.reports.summary import summarise
     from fdaudit.reports.verdict import LEVELS, judge_all
 
     if verbose:
         yield from verdicts(result)
         yield ""
-    checked = read(result)
-    found = summarise(checked, judge_all(checked))
+    found = summarise(result, judge_all(result))
     shown = found.level in ("leak", "partial", "possible")
     yield f"{LEVELS[found.level]}: {found.headline}" if shown else found.headline
     if found.matrix:
@@ -66,28 +65,26 @@ def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
     return ["  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=False)).rstrip() for row in rows]
 
 
-def verdicts(result: Mapping[str, Any], only: Collection[str] | None = None) -> Iterator[str]:
+def verdicts(result: Result, only: Collection[str] | None = None) -> Iterator[str]:
     """Yield a line for each cell that was asked for, then one for each view of which a part was not tested.
 
     A cell's line says who, with which attack, the report's level and the deciding figure, or why there is no answer.
 
     Args:
-        result: the content of `result.json`. The verdicts count all tests of the run, so a single cell has none.
+        result: the result. The verdicts count all tests of the run, so a single cell has none.
         only: the cells to show, by id, without the views; default: all.
     """
     from fdaudit.reports.inheritance import standings
-    from fdaudit.reports.schema import read
     from fdaudit.reports.verdict import LEVELS, judge_all
 
-    checked = read(result)
-    findings = judge_all(checked)
+    findings = judge_all(result)
     for found in findings:
         cell = found.cell
         if found.level != "not-requested" and (only is None or cell.id in only):
             yield f"{cell.adversary} / {cell.attack}: {LEVELS[found.level].lower()}{_said(found)}"
     if only is not None:
         return
-    for standing in standings(checked, findings):
+    for standing in standings(result, findings):
         if standing.level == "not-tested":
             yield f"{standing.adversary}, {standing.goal}: {LEVELS['not-tested'].lower()}. {standing.unread}"
 

@@ -57,7 +57,7 @@ def _work(value: dict[str, Any], say: Say) -> None:
             _desks.append(runner.Desk(RunDirectory.reopen(run)))
         piece = runner.Piece.from_json(value, _desks[0].run.plan)
         for cell, seconds in _desks[0].cells(piece):
-            say({"adversary": cell.adversary, "cell": cell.to_json(), "seconds": seconds})
+            say({"adversary": cell.adversary, "cell": cell.plain(), "seconds": seconds})
     except Exception as error:  # a cell's error fails that cell: here the run itself is unavailable
         while _desks:
             _desks.pop().close()

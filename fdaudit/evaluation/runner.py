@@ -32,7 +32,7 @@ from fdaudit.planning.attacks import plan_attack
 from fdaudit.planning.case import Case
 from fdaudit.planning.run_directory import RunDirectory
 from fdaudit.progress import Tick
-from fdaudit.result import Cell
+from fdaudit.result import Cell, read_cell
 from fdaudit.scoring.scoring import forget_other_scores, outcome_path
 from fdaudit.spec.trust import trusted_code
 from fdaudit.storage.files import save_json, save_json_together
@@ -138,7 +138,7 @@ def attack_cells(
     }
     unasked = [c for k, names in due.items() for a in names if (c := not_asked(plan, a, k)) is not None]
     make_folder(path / "attacks")
-    save_json_together({_path(path, c.adversary, c.attack): c.to_json() for c in unasked}, indent=1)
+    save_json_together({_path(path, c.adversary, c.attack): c.plain() for c in unasked}, indent=1)
     found = {(c.adversary, c.attack): c for c in unasked}
     pieces = [
         Piece(path, k, tuple(a for a in names if (a, k.name) not in found), tuple(beside))
@@ -154,7 +154,7 @@ def attack_cells(
     _say_estimate(run, pieces, workers, tick)
     with closing(_outcomes(run, pieces, workers, say)) as outcomes:
         for cell, seconds in outcomes:
-            save_json(_path(path, cell.adversary, cell.attack), cell.to_json(), indent=1)
+            save_json(_path(path, cell.adversary, cell.attack), cell.plain(), indent=1)
             forget_other_scores(run.vault, cell)
             note_time(path, cell.id, seconds, anew=True)
             found[cell.adversary, cell.attack] = cell
@@ -241,7 +241,7 @@ def _reported(
                 say(f"{attack.name}: {what} {step}/{of}")
             elif line is not None and "cell" in line:
                 left[number].remove(line["adversary"])
-                yield pieces[number], Cell.from_json(line["cell"]), float(line["seconds"])
+                yield pieces[number], read_cell(line["cell"], attack.name), float(line["seconds"])
             else:
                 told = line or {"failed": ENDED}
                 for name in tuple(told.get("adversaries", left[number])):

@@ -34,7 +34,7 @@ from fdaudit.isolation.attacker import AttackFailedError, Tried, attack, one_cel
 from fdaudit.isolation.schema import Trial
 from fdaudit.planning.case import Case
 from fdaudit.planning.run_directory import RunDirectory
-from fdaudit.result import Cell, Control, TargetResult, cell_directory
+from fdaudit.result import Canaries, Cell, Control, Controls, Queries, Target, cell_directory
 from fdaudit.rng import SecretStream, child_seed
 from fdaudit.scoring.goals.scorer import Asked, Inputs
 from fdaudit.scoring.ground_truth import Truth
@@ -160,7 +160,7 @@ class Stage:
 
     def score(
         self, cell: str, adversary: str, guesses: Sequence[Guess]
-    ) -> tuple[tuple[Figure, ...], tuple[TargetResult, ...]]:
+    ) -> tuple[tuple[Figure, ...], tuple[Target, ...]]:
         """Score guesses that did not come from an attack of this run, by the same rules.
 
         Args:
@@ -239,7 +239,7 @@ class Stage:
                 queries=queries,
                 figures=figures,
                 targets=targets,
-                controls=tried,
+                controls=Controls(**tried) if tried else None,
                 canaries=on_canaries,
             )
             if GOALS[made.goal].challenged:
@@ -279,7 +279,7 @@ class Stage:
         task: AttackTask,
         assumed: Sequence[Assumption],
         *purpose: str,
-    ) -> tuple[tuple[Guess, ...], dict[str, Any] | None, str]:
+    ) -> tuple[tuple[Guess, ...], Queries | None, str]:
         """Return the attack's checked guesses on one task, a summary of its questions, and why there are no guesses."""
         seed = child_seed(self.plan.seed, "attack", base.id, *purpose)
         cases = [
@@ -302,9 +302,7 @@ class Stage:
         made = merged(found, assumed)
         return made, queries, "" if made else "no victim has a message that the attack can use"
 
-    def _on_canaries(
-        self, base: _Base, adversary: Adversary
-    ) -> tuple[dict[str, Any] | None, tuple[Guess, ...]]:
+    def _on_canaries(self, base: _Base, adversary: Adversary) -> tuple[Canaries | None, tuple[Guess, ...]]:
         """Try a membership attack on the canaries as well; return its outcome and its guesses."""
         if not GOALS[base.attack.card["goal"]].challenged:
             return None, ()
@@ -312,11 +310,11 @@ class Stage:
         if not task.challenges:
             return None, ()
         found, queries, reason = self._tried(base, adversary, task, (others(self.plan),), "canaries")
-        return {"queries": queries, "reason": reason}, found
+        return Canaries(queries=queries, reason=reason), found
 
     def _ask(
         self, name: str, asked_for: AttackPlan, view: View, cases: Sequence[Trial]
-    ) -> tuple[list[tuple[Guess, ...]] | str, dict[str, Any] | None]:
+    ) -> tuple[list[tuple[Guess, ...]] | str, Queries | None]:
         """Run the attack on each case and serve its oracle; every question and answer is chained from the run's head.
 
         Returns:
@@ -358,8 +356,14 @@ class Stage:
         if isinstance(found, str):
             shutil.rmtree(cell_directory(self.run, name), ignore_errors=True)
             return found, None
-        spent = {"budget": self.plan.spec.query_budget, "spent": sum(asked), "asked": sorted(whose)}
-        return found, {**spent, "messages": end.seq, "head": end.head}
+        queries = Queries(
+            budget=self.plan.spec.query_budget,
+            spent=sum(asked),
+            asked=tuple(sorted(whose)),
+            messages=end.seq,
+            head=end.head,
+        )
+        return found, queries
 
     def _power(
         self, attack: AttackPlan, adversary: Adversary, task: AttackTask, assumed: Sequence[Assumption]

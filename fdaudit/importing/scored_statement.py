@@ -19,7 +19,7 @@ from fdaudit.audit.guesses import GuessFile
 from fdaudit.config import Config, validate
 from fdaudit.errors import IntegrityError, SpecError, UsageError
 from fdaudit.importing.coarse_scores import DEFINED, LEAST_RECORDS, MOST_ANSWERS, defined, multiple, together
-from fdaudit.result import TargetResult
+from fdaudit.result import Target
 from fdaudit.storage.digests import canonical
 from fdaudit.storage.files import parse_json
 from fdaudit.types import Figure
@@ -112,9 +112,9 @@ class Scored(Config):
             raise ValueError("was answered elsewhere more often than at all. Correct the counts.")
         return self
 
-    def results(self) -> tuple[tuple[Figure, ...], tuple[TargetResult, ...]]:
+    def results(self) -> tuple[tuple[Figure, ...], tuple[Target, ...]]:
         """Return the figures of all parties, and the result of each."""
-        targets = tuple(TargetResult(target=t.target, figures=_figures_of(t.figures)) for t in self.targets)
+        targets = tuple(Target(target=t.target, figures=_figures_of(t.figures)) for t in self.targets)
         return together({t.target: t.figures for t in targets}), targets
 
 

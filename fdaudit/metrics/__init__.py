@@ -68,7 +68,6 @@ from fdaudit.metrics.multilabel import (
 )
 from fdaudit.metrics.ranking import RocCurve, auc, balanced_accuracy, pair_accuracy, roc_curve, tpr_at_fpr
 from fdaudit.metrics.utility import (
-    WireBytes,
     accuracy,
     accuracy_figure,
     bytes_figure,
@@ -108,7 +107,6 @@ __all__ = [
     "Reflipped",
     "RocCurve",
     "WeightsUnavailableError",
-    "WireBytes",
     "accuracy",
     "accuracy_figure",
     "auc",

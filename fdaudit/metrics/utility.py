@@ -9,9 +9,7 @@ Guarantees:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -20,11 +18,11 @@ from fdaudit.errors import UsageError
 from fdaudit.metrics._arrays import Floats, Integers, integers
 from fdaudit.metrics.intervals import share_figure
 from fdaudit.metrics.segmentation.figures import constant_dice
+from fdaudit.result import CurvePoint, FinalUtility, WireRow
 from fdaudit.transcript.messages import Message, role
 from fdaudit.types import Figure
 
 __all__ = [
-    "WireBytes",
     "accuracy",
     "accuracy_figure",
     "bytes_figure",
@@ -67,8 +65,8 @@ def accuracy_figure(predicted: ArrayLike, true: ArrayLike, *, confidence: float 
 
 
 def near_chance(
-    final: Sequence[Mapping[str, Any]],
-    curve: Sequence[Mapping[Any, Any]],
+    final: Sequence[FinalUtility],
+    curve: Sequence[CurvePoint],
     line: str,
     labels: ArrayLike | None,
 ) -> list[str]:
@@ -79,42 +77,45 @@ def near_chance(
     masks it is the mean Dice coefficient of the best constant answer: all background, or one class everywhere.
 
     Args:
-        final: utility of all final models, as in `result.json`.
-        curve: utility by round, as in `result.json`.
+        final: utility of all final models.
+        curve: utility by round.
         line: the protocol's name, or a reference line's.
         labels: of the test records (n,), or masks (n, h, w); None for mAUC.
     """
-    level, measure, constant = 0.5, "mean_auc", "guessing"
+    level, constant = 0.5, "guessing"
     if labels is not None and np.ndim(labels) == 3:
-        level, measure, constant = constant_dice(labels), "dice", "a constant answer"
+        level, constant = constant_dice(labels), "a constant answer"
     elif labels is not None:
         counts = np.unique(integers(labels, "labels"), return_counts=True)[1]
-        level, measure = float(counts.max() / counts.sum()), "accuracy"
-        constant = "always naming the most frequent class"
-    own = [row for row in final if row["line"] == line and row["figure"]["value"] is not None]
-    rows = [row for row in own if row["party"] == "server"] or own
-    low = [row for row in rows if _lower(row["figure"]) <= level]
+        level, constant = float(counts.max() / counts.sum()), "always naming the most frequent class"
+    own = [row for row in final if row.line == line and row.figure.value is not None]
+    rows = [row for row in own if row.party == "server"] or own
+    low = [row for row in rows if _lower(row.figure) <= level]
     if not low:
         return []
-    worst = min(low, key=lambda row: row["figure"]["value"])
-    party, value = worst["party"], worst["figure"]["value"]
-    who = f"{len(low)} of {len(rows)} models end" if len(rows) > 1 else f"The model of {party} ends"
-    at = f"{party} has {value:.1%} on test records, and {constant} reaches {level:.1%}"
-    seen = [row for row in curve if row["line"] == line and row["party"] == party]
-    return [f"{who} near chance: {at}. {_cause(seen, measure, value)}"]
+    worst = min(low, key=lambda row: _value(row.figure))
+    value = _value(worst.figure)
+    who = f"{len(low)} of {len(rows)} models end" if len(rows) > 1 else f"The model of {worst.party} ends"
+    at = f"{worst.party} has {value:.1%} on test records, and {constant} reaches {level:.1%}"
+    points = [point for point in curve if point.line == line and point.party == worst.party]
+    return [f"{who} near chance: {at}. {_cause(points, value)}"]
 
 
-def _cause(seen: Sequence[Mapping[Any, Any]], measure: str, value: float) -> str:
+def _cause(points: Sequence[CurvePoint], value: float) -> str:
     """Return why a model may be near chance, from its utility by round."""
-    best = max(seen, key=lambda row: row[measure], default=None)
-    if best is not None and best[measure] > value + _FALL:
-        return f"It had {best[measure]:.1%} after round {best['round']}: training diverged or was drowned in noise."
+    best = max(points, key=lambda point: point.value, default=None)
+    if best is not None and best.value > value + _FALL:
+        return f"It had {best.value:.1%} after round {best.round}: training diverged or was drowned in noise."
     return "Training diverged (try a smaller learning rate), was too short, or was drowned in noise."
 
 
-def _lower(figure: Mapping[str, Any]) -> float:
+def _value(figure: Figure) -> float:
+    return figure.value or 0.0
+
+
+def _lower(figure: Figure) -> float:
     """Return the lower end of a figure's interval, or its value without one."""
-    return float(figure["value"] if figure.get("low") is None else figure["low"])
+    return _value(figure) if figure.low is None else figure.low
 
 
 def _confusion(predicted: ArrayLike, true: ArrayLike) -> Floats:
@@ -176,25 +177,8 @@ def macro_f1_figure(
     )
 
 
-@dataclass(frozen=True, kw_only=True)
-class WireBytes:
-    """The traffic of one role in one kind of message.
-
-    Attributes:
-        kind: the message kind.
-        sender: the senders' role, for example `client`.
-        messages: how many messages.
-        bytes: encoded bytes delivered: each message's bytes times its receivers.
-    """
-
-    kind: str
-    sender: str
-    messages: int
-    bytes: int
-
-
-def bytes_on_wire(messages: Iterable[Message]) -> tuple[WireBytes, ...]:
-    """Return traffic by kind and sender role, sorted.
+def bytes_on_wire(messages: Iterable[Message]) -> tuple[WireRow, ...]:
+    """Return traffic by kind and sender role, sorted: encoded bytes delivered.
 
     A message to three receivers counts three times (unicast; a broadcast medium would send it once). A message without
     receivers (a release inside a party) counts as a message of no bytes. Bytes are those of the encoded tensors,
@@ -206,7 +190,7 @@ def bytes_on_wire(messages: Iterable[Message]) -> tuple[WireBytes, ...]:
         entry[0] += 1
         entry[1] += message.bytes_on_wire * len(message.receivers)
     return tuple(
-        WireBytes(kind=kind, sender=sender, messages=n, bytes=total)
+        WireRow(kind=kind, sender_role=sender, messages=n, bytes=total)
         for (kind, sender), (n, total) in sorted(counts.items())
     )
 

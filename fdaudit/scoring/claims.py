@@ -16,7 +16,7 @@ Guarantees:
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
@@ -37,6 +37,7 @@ from fdaudit.metrics import (
     mu_p_value,
 )
 from fdaudit.planning.run_directory import RunDirectory
+from fdaudit.result import Check, ClaimVerdict, Evidence
 from fdaudit.scoring.ground_truth import Truth
 from fdaudit.scoring.scoring import kept_scores
 from fdaudit.spec.privacy import CanarySpec
@@ -46,7 +47,7 @@ if TYPE_CHECKING:
     from fdaudit.accounting.ledger import Ledger
     from fdaudit.planning.case import Case
 
-__all__ = ["CONFIDENCE", "Check", "Claimed", "Evidence", "by_client", "check_claims", "judge"]
+__all__ = ["CONFIDENCE", "Claimed", "by_client", "check_claims", "judge"]
 
 CONFIDENCE = 0.95
 """Probability that no true claim of a run is contradicted."""
@@ -54,7 +55,6 @@ CONFIDENCE = 0.95
 _TESTS = 2
 """Tests of each attack on each kind of coins: of (ε, δ), and of Gaussian DP."""
 
-Verdict = Literal["contradicted", "consistent", "inconclusive", "nothing-claimed", "not-checked"]
 Part = Literal["candidates", "canaries"]
 
 
@@ -75,84 +75,6 @@ class Claimed:
     source: str
 
 
-@dataclass(frozen=True, kw_only=True)
-class Evidence:
-    """The result of one attack on one kind of coins.
-
-    Attributes:
-        attack: its name.
-        on: `candidates` of the membership challenge, or `canaries`.
-        design: how membership was decided.
-        coins: fair coins that were tossed.
-        bound: lower bound on ε, in the terms of the claim.
-        power: the bound that a perfect attack, which knows every coin, would have shown.
-        mu: the view is not μ'-GDP for any μ' below this, in the terms of the claim.
-        mu_power: the same, of a perfect attack.
-        gaussian: ε at the claim's δ of a mechanism that is exactly `mu`-GDP.
-        p: upper bound on the probability that either test shows as much if the claim holds; for one test.
-    """
-
-    attack: str
-    on: Part
-    design: str
-    coins: int
-    bound: float
-    power: float
-    mu: float = 0.0
-    mu_power: float = 0.0
-    gaussian: float = 0.0
-    p: float = 1.0
-
-
-@dataclass(frozen=True, kw_only=True)
-class Check:
-    """The verdict on one view's claim.
-
-    Attributes:
-        adversary: the view's owner.
-        claimed: ε of the ledger; None if it is infinite.
-        delta: δ of both.
-        unit: what the claim protects.
-        relation: which records are neighbours.
-        verdict: `contradicted`, `consistent`, `inconclusive`, or nothing to judge.
-        confidence: of each bound, after the correction for the number of tests in the run.
-        bound: the largest of the attacks' bounds; None if none gave scores.
-        power: the largest bound that a perfect attack could have shown.
-        needed: number of correct guesses, without errors, that would contradict the claim; None if no number would, or
-            nothing is claimed.
-        gdp: μ that the ledger claims; None if it states ε alone.
-        mu: the largest of the attacks' bounds of μ; None if none gave scores.
-        gaussian: ε at δ of a mechanism that is exactly `mu`-GDP.
-        p: upper bound on the probability that any test of the run shows as much if all its claims hold; None if none
-            gave scores.
-        reason: the verdict in one sentence.
-        evidence: by attack and kind of coins.
-        source: who claims it, for a claim that is not the ledger's.
-    """
-
-    adversary: str
-    claimed: float | None
-    delta: float
-    unit: str
-    relation: str
-    verdict: Verdict
-    confidence: float = CONFIDENCE
-    bound: float | None = None
-    power: float | None = None
-    needed: int | None = None
-    gdp: float | None = None
-    mu: float | None = None
-    gaussian: float | None = None
-    p: float | None = None
-    reason: str
-    evidence: tuple[Evidence, ...] = ()
-    source: str = ""
-
-    def to_json(self) -> dict[str, Any]:
-        """Return plain data."""
-        return {**asdict(self), "evidence": [asdict(e) for e in self.evidence]}
-
-
 def check_claims(
     run: RunDirectory, ledgers: Sequence[Ledger], claims: Sequence[Claimed] = ()
 ) -> tuple[Check, ...]:
@@ -167,13 +89,11 @@ def check_claims(
     entries = [*((entry, "") for entry in ledgers), *((c.entry, c.source) for c in claims)]
     planned = [list(_planned(plan, truth, entry)) for entry, _ in entries]
     confidence = 1 - (1 - CONFIDENCE) / max(1, _TESTS * sum(map(len, planned)))
-    return tuple(
-        replace(
-            judge(entry, _evidence(plan, truth, run.path, entry, tests, confidence), confidence),
-            source=source,
-        )
-        for (entry, source), tests in zip(entries, planned, strict=True)
-    )
+    checks = []
+    for (entry, source), tests in zip(entries, planned, strict=True):
+        evidence = _evidence(plan, truth, run.path, entry, tests, confidence)
+        checks.append(judge(entry, evidence, confidence).model_copy(update={"source": source}))
+    return tuple(checks)
 
 
 def judge(entry: Ledger, evidence: Sequence[Evidence], confidence: float) -> Check:
@@ -186,30 +106,34 @@ def judge(entry: Ledger, evidence: Sequence[Evidence], confidence: float) -> Che
         unit=entry.unit,
         relation=entry.relation,
         verdict="not-checked",
+        confidence=CONFIDENCE,
         reason="",
     )
     if blank.claimed is None:
         why = "No finite ε is claimed: there is nothing to check."
-        return replace(blank, verdict="nothing-claimed", reason=why)
+        return blank.model_copy(update={"verdict": "nothing-claimed", "reason": why})
     if not entry.victim:
-        return replace(blank, reason="No client is left whom the claim could protect.")
-    needed = guesses_needed(blank.claimed, entry.delta, confidence)
-    found = replace(blank, confidence=confidence, needed=needed, evidence=tuple(evidence))
+        return blank.model_copy(update={"reason": "No client is left whom the claim could protect."})
+    tested: dict[str, Any] = {
+        "confidence": confidence,
+        "needed": guesses_needed(blank.claimed, entry.delta, confidence),
+        "evidence": tuple(evidence),
+    }
     if evidence:
         mu = max(e.mu for e in evidence)
-        found = replace(
-            found,
-            bound=max(e.bound for e in evidence),
-            power=max(e.power for e in evidence),
-            mu=mu,
-            gaussian=gdp_epsilon(mu, entry.delta),
-            p=min(1.0, min(e.p for e in evidence) * (1 - CONFIDENCE) / (1 - confidence)),
-        )
-    verdict, reason = _verdict(found)
-    return replace(found, verdict=verdict, reason=reason)
+        tested |= {
+            "bound": max(e.bound for e in evidence),
+            "power": max(e.power for e in evidence),
+            "mu": mu,
+            "gaussian": gdp_epsilon(mu, entry.delta),
+            "p": min(1.0, min(e.p for e in evidence) * (1 - CONFIDENCE) / (1 - confidence)),
+        }
+    check = blank.model_copy(update=tested)
+    verdict, reason = _verdict(check)
+    return check.model_copy(update={"verdict": verdict, "reason": reason})
 
 
-def _verdict(check: Check) -> tuple[Verdict, str]:
+def _verdict(check: Check) -> tuple[ClaimVerdict, str]:
     """Return the verdict on a finite claim, and a sentence that explains it."""
     claimed, needed = check.claimed or 0.0, check.needed
     more = (

@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 from fdaudit.metrics import FigureKey, Pairs, Reflipped, holm, reflip
 from fdaudit.planning.run_directory import RunDirectory
+from fdaudit.result import Adjusted, ByCoins, ByThemselves, Cell, Family
 from fdaudit.rng import child_numpy
 from fdaudit.scoring.ground_truth import Truth
-from fdaudit.scoring.scoring import kept_scores
+from fdaudit.scoring.scoring import SCORED, kept_scores
+from fdaudit.types import Figure
 
 if TYPE_CHECKING:
     import numpy as np
@@ -28,8 +30,8 @@ BY_COINS = 0.6
 """Share of the level for membership tests by re-flipped coins, if a run has other tests as well."""
 
 
-def family_of(run: RunDirectory, cells: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the adjusted p-values of a run's figures, and how they were found, as a JSON object.
+def family_of(run: RunDirectory, cells: Sequence[Cell]) -> Family:
+    """Return the adjusted p-values of a run's figures, and how they were found.
 
     Membership figures are tested jointly, by re-flipping the known coins. Other figures with a p-value of their own are
     corrected by Holm's method. So are membership scores from outside, which the vault does not keep. If a run has both
@@ -37,7 +39,7 @@ def family_of(run: RunDirectory, cells: Sequence[Mapping[str, Any]]) -> dict[str
 
     Args:
         run: the run.
-        cells: the run's cells, as JSON objects.
+        cells: the run's cells.
 
     Raises:
         IntegrityError: a membership attack has run, and its scores are missing from the vault.
@@ -49,27 +51,36 @@ def family_of(run: RunDirectory, cells: Sequence[Mapping[str, Any]]) -> dict[str
     adjusted = {key: p / share for key, p in coins.p.items()}
     rest = 1 - share if scores else 1.0
     adjusted |= {key: p / rest for (key, _), p in zip(own, holm([p for _, p in own]), strict=True)}
-    return {
-        "level": LEVEL,
-        "by_coins": {
-            "level": LEVEL * share,
-            "coins": coins.coins,
-            "reflips": coins.reflips,
-            "statistics": len(coins.p),
-            "floor": _floor(coins, one_victim=False),
-            "floor_one_victim": _floor(coins, one_victim=True),
-        }
-        if coins.p
-        else None,
-        "by_themselves": {"level": LEVEL * rest, "tests": len(own)} if own else None,
-        "adjusted": [
-            {**key._asdict(), "p": min(1.0, p), "floor": _reachable(coins.floors.get(key))}
-            for key, p in adjusted.items()
-        ],
-    }
+    rows = list[Adjusted]()
+    for key, p in adjusted.items():
+        row = Adjusted(
+            cell=key.cell,
+            target=key.target,
+            figure=key.figure,
+            p=min(1.0, p),
+            floor=_reachable(coins.floors.get(key)),
+        )
+        rows.append(row)
+    return Family(
+        level=LEVEL,
+        by_coins=_by_coins(coins, LEVEL * share) if coins.p else None,
+        by_themselves=ByThemselves(level=LEVEL * rest, tests=len(own)) if own else None,
+        adjusted=tuple(rows),
+    )
 
 
-def candidate_scores(run: RunDirectory, cells: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Pairs]]:
+def _by_coins(coins: Reflipped, level: float) -> ByCoins:
+    return ByCoins(
+        level=level,
+        coins=coins.coins,
+        reflips=coins.reflips,
+        statistics=len(coins.p),
+        floor=_floor(coins, one_victim=False),
+        floor_one_victim=_floor(coins, one_victim=True),
+    )
+
+
+def candidate_scores(run: RunDirectory, cells: Sequence[Cell]) -> dict[str, dict[str, Pairs]]:
     """Return the scores behind the membership cells that a verdict may use, by cell and victim, pair by pair.
 
     Raises:
@@ -79,18 +90,16 @@ def candidate_scores(run: RunDirectory, cells: Sequence[Mapping[str, Any]]) -> d
     if run.plan.design == "observational":
         return found
     for cell in filter(_is_judged, cells):
-        kept = kept_scores(run.path, cell["id"], "candidates")
+        kept = kept_scores(run.path, cell.id, "candidates")
         if kept:
-            found[cell["id"]] = {
-                client: _paired(truth, client, kept[client].numpy()) for client in sorted(kept)
-            }
+            found[cell.id] = {client: _paired(truth, client, kept[client].numpy()) for client in sorted(kept)}
     return found
 
 
-def _is_judged(cell: Mapping[str, Any]) -> bool:
+def _is_judged(cell: Cell) -> bool:
     """Return whether a cell ran and its negative control did not fail. Verdicts use no other cell."""
-    negative = (cell["controls"] or {}).get("negative")
-    return cell["status"] in ("run", "inconclusive") and (negative is None or bool(negative["passed"]))
+    negative = None if cell.controls is None else cell.controls.negative
+    return cell.status in SCORED and (negative is None or negative.passed)
 
 
 def _paired(truth: Truth, client: str, scores: NDArray[np.float64]) -> Pairs:
@@ -101,18 +110,20 @@ def _paired(truth: Truth, client: str, scores: NDArray[np.float64]) -> Pairs:
     return Pairs(ordered[inside], ordered[~inside])
 
 
-def _own_tests(
-    cells: Sequence[Mapping[str, Any]], by_coins: Mapping[str, Any]
-) -> Iterator[tuple[FigureKey, float]]:
+def _own_tests(cells: Sequence[Cell], by_coins: Mapping[str, Any]) -> Iterator[tuple[FigureKey, float]]:
     """Yield figures with a p-value, from cells that coins do not test. Skip the worst victim's figure, a duplicate."""
     for cell in filter(_is_judged, cells):
-        if cell["id"] in by_coins:
+        if cell.id in by_coins:
             continue
-        for target in (None, *cell["targets"]):
-            for figure in (target or cell)["figures"]:
-                if figure["p"] is not None and not figure["name"].endswith("_worst"):
-                    name = None if target is None else target["target"]
-                    yield FigureKey(cell["id"], name, figure["name"]), figure["p"]
+        yield from _tested(cell.id, None, cell.figures)
+        for target in cell.targets:
+            yield from _tested(cell.id, target.target, target.figures)
+
+
+def _tested(cell: str, target: str | None, figures: Sequence[Figure]) -> Iterator[tuple[FigureKey, float]]:
+    for figure in figures:
+        if figure.p is not None and not figure.name.endswith("_worst"):
+            yield FigureKey(cell, target, figure.name), figure.p
 
 
 def _floor(found: Reflipped, *, one_victim: bool) -> float | None:

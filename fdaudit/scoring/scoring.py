@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from torch import Tensor
 
@@ -13,15 +13,12 @@ from fdaudit.errors import IntegrityError
 from fdaudit.goals import Guess, challenged, goal_of
 from fdaudit.goals.membership import Membership
 from fdaudit.handout.auxiliary import Assumption
-from fdaudit.result import plain_name
+from fdaudit.result import Cell, plain_name
 from fdaudit.scoring.goals import SCORERS
 from fdaudit.scoring.goals.scorer import GoalScorer, Inputs, Scores
 from fdaudit.storage.digests import canonical
 from fdaudit.storage.files import load_json
 from fdaudit.storage.vault import Vault
-
-if TYPE_CHECKING:
-    from fdaudit.result import Cell
 
 __all__ = ["SCORED", "Scorer", "forget_other_scores", "keep_scores", "kept_scores", "outcome_path"]
 
@@ -75,7 +72,7 @@ def keep_scores(vault: Vault, cell: Cell, guesses: Sequence[Guess], canaries: Se
         for guess in answers:
             if isinstance(guess, Membership):
                 scores[f"{part}/{guess.target}"] = guess.scores.detach().cpu().double()
-    vault.save(_scores_of(cell.to_json()), scores)
+    vault.save(_scores_of(cell.plain()), scores)
 
 
 def kept_scores(run: Path, cell: str, part: Literal["candidates", "canaries"]) -> dict[str, Tensor]:
@@ -101,7 +98,7 @@ def kept_scores(run: Path, cell: str, part: Literal["candidates", "canaries"]) -
 def forget_other_scores(vault: Vault, cell: Cell) -> None:
     """Remove scores of a cell's other outcomes, once this outcome is in its file."""
     for name in vault.names(f"scores/{plain_name(cell.id)}"):
-        if name != _scores_of(cell.to_json()):
+        if name != _scores_of(cell.plain()):
             vault.forget(name)
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 from fdaudit.errors import FdauditError, RunError, UsageError, nearest
 from fdaudit.reports.curve_figures import WIDTHS
 from fdaudit.reports.curves import Sweep, write_curves
-from fdaudit.reports.schema import read
 from fdaudit.reports.sweep_rows import SweepRun, axis_adversary, row_of
+from fdaudit.result import read
 from fdaudit.storage.files import load_json
 from fdaudit.storage.tree import refuse_links
 from fdaudit.sweeps.index import Entry, read_index

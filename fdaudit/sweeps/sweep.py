@@ -24,6 +24,7 @@ from fdaudit.errors import IntegrityError, RunError, SpecError
 from fdaudit.evaluation.controls.kept import take_controls
 from fdaudit.parallel.pool import Answer, Pool
 from fdaudit.progress import Tick
+from fdaudit.result import read
 from fdaudit.spec.schema import Spec
 from fdaudit.storage.digests import canonical
 from fdaudit.storage.files import load_json, save_json
@@ -347,8 +348,8 @@ class _Book:
         with writing(place):
             if run.spec is not None:
                 take_controls(place, shared_directory(self.out, run.spec))
-            failed = [c for c in load_json(place / "result.json")["cells"] if c["status"] == "failed"]
-            reason = "; ".join(f"{c['id']} failed: {c['reason']}" for c in failed)
+            result = read(load_json(place / "result.json"))
+            reason = "; ".join(f"{c.id} failed: {c.reason}" for c in result.cells if c.status == "failed")
             seconds = round(sum(read_timings(place).values()), 3)
             save_json(place / _DONE, {"key": run.key, "reason": reason, "seconds": seconds}, indent=1)
             self._prune(run.key)

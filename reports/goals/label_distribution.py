@@ -8,7 +8,7 @@ from fdaudit.goals.label_distribution import GOAL
 
 from ..text import amount, odds
 from .remedy import HIDE_CLIENTS, NOT_BY_THE_RECEIVER, Remedy
-from .rule import FAMILY_LEVEL, Evidence, Grid, Rule, value_of
+from .rule import FAMILY_LEVEL, Grid, Rule, RuleInput, value_of
 
 __all__ = ["RULE"]
 
@@ -16,14 +16,14 @@ TV_STRONG = 0.1
 """Total variation distance below which a guessed label distribution counts as a leak."""
 
 
-def _signal(evidence: Evidence) -> str:
+def _signal(evidence: RuleInput) -> str:
     distance, prior = value_of(evidence.figures, "label_tv"), value_of(evidence.figures, "label_tv_prior")
     if distance is None or prior is None or distance > prior / 2:
         return _class_sets_signal(evidence)
     return f"the distance left, {amount(distance)}, is at most half the prior's, {amount(prior)}"
 
 
-def _class_sets_signal(evidence: Evidence) -> str:
+def _class_sets_signal(evidence: RuleInput) -> str:
     """Return a clause that the classes that clients hold are named exactly, by an unlikely guess; else empty.
 
     Guessing sets of the right sizes names them with a chance of Π 1 / binomial(C, k), which is corrected by Bonferroni.
@@ -39,12 +39,12 @@ def _class_sets_signal(evidence: Evidence) -> str:
     return f"the classes held are named exactly; guessing would do so {odds(chance, evidence.level)}"
 
 
-def _strong(evidence: Evidence) -> bool:
+def _strong(evidence: RuleInput) -> bool:
     distance = value_of(evidence.figures, "label_tv")
     return distance is not None and distance <= TV_STRONG
 
 
-def _telling(evidence: Evidence) -> bool:
+def _telling(evidence: RuleInput) -> bool:
     return None not in (value_of(evidence.figures, "label_tv"), value_of(evidence.figures, "label_tv_prior"))
 
 

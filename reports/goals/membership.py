@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from fdaudit.goals.membership import GOAL
+from fdaudit.result import Cell
 from fdaudit.types import Figure
 
-from ..schema import Cell
 from ..text import amount, measure
 from .remedy import LABELS_NO_REMEDY, NOT_BY_THE_RECEIVER, ONLY_A_BOUND, Remedy
 from .rule import (
     FAMILY_LEVEL,
-    Evidence,
     Grid,
     Rule,
+    RuleInput,
     WorstRecord,
     above,
     against_guessing,
@@ -43,7 +43,7 @@ _TURN = 2.0
 """Largest move of an AUC by one coin of n, times n: a member and its partner swap the first and the last rank."""
 
 
-def _signal(evidence: Evidence) -> str:
+def _signal(evidence: RuleInput) -> str:
     auc = by_name(evidence.figures, "auc")
     if (blind := by_name(evidence.figures, "auc_blind")) is not None:
         return _beyond_blind(auc, blind)
@@ -65,7 +65,7 @@ def _signal(evidence: Evidence) -> str:
     return f"the true-positive rate, {value}, lies above {chance}{against_guessing(figure, evidence)}"
 
 
-def _rate_above_chance(evidence: Evidence) -> tuple[Figure, float] | None:
+def _rate_above_chance(evidence: RuleInput) -> tuple[Figure, float] | None:
     """Return the first true-positive rate that is significantly above its false-positive rate, with the latter."""
     rates = true_positive_rates(evidence.figures)
     return next(((f, r) for f, r in rates if beats(f, r, TPR_MARGIN * r, evidence)), None)
@@ -82,7 +82,7 @@ def _beyond_blind(auc: Figure | None, blind: Figure) -> str:
     )
 
 
-def _strong(evidence: Evidence) -> bool:
+def _strong(evidence: RuleInput) -> bool:
     auc = by_name(evidence.figures, "auc")
     if (blind := by_name(evidence.figures, "auc_blind")) is not None:
         return bool(_beyond_blind(auc, blind)) and auc is not None and (auc.value or 0.0) >= AUC_STRONG
@@ -94,7 +94,7 @@ def _strong(evidence: Evidence) -> bool:
     )
 
 
-def _rate_instead(evidence: Evidence, auc: Figure) -> str | None:
+def _rate_instead(evidence: RuleInput, auc: Figure) -> str | None:
     """Return the rate that decided, where the AUC alone would not have; nothing if no coins decided who is a member."""
     if by_name(evidence.figures, "auc_blind") is not None:
         return ""

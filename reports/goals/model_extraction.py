@@ -6,7 +6,7 @@ from fdaudit.goals.model_extraction import GOAL
 
 from ..text import measure
 from .remedy import Remedy
-from .rule import Evidence, Rule, against_guessing, bounded, by_name, unlikely
+from .rule import Rule, RuleInput, against_guessing, bounded, by_name, unlikely
 
 __all__ = ["RULE"]
 
@@ -14,7 +14,7 @@ AGREEMENT_STRONG = 0.9
 """Share of records with equal answers of copy and model above which a model counts as copied."""
 
 
-def _signal(evidence: Evidence) -> str:
+def _signal(evidence: RuleInput) -> str:
     gain = by_name(evidence.figures, "agreement_gain")
     if gain is None or gain.p is None or (gain.value or 0.0) <= 0 or not unlikely(gain, evidence):
         return ""
@@ -22,7 +22,7 @@ def _signal(evidence: Evidence) -> str:
     return f"the copy agrees with the model {above} more than the baseline does{against_guessing(gain, evidence)}"
 
 
-def _strong(evidence: Evidence) -> bool:
+def _strong(evidence: RuleInput) -> bool:
     agreement = by_name(evidence.figures, "agreement")
     return agreement is not None and (agreement.value or 0.0) >= AGREEMENT_STRONG
 

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from fdaudit.goals.reconstruction import GOAL
+from fdaudit.result import Cell
 from fdaudit.types import Figure
 
 from ..identification import RULE as IDENTIFICATION
 from ..identification import identified, identifies
-from ..schema import Cell
 from ..text import amount
 from .remedy import HIDE_CLIENTS, LABELS_NO_REMEDY, Remedy
 from .rule import (
-    Evidence,
     Grid,
     Rule,
+    RuleInput,
     WorstRecord,
     above,
     against_guessing,
@@ -39,7 +39,7 @@ IMAGE_GAIN = 6.0
 """dB above the prior above which a single image counts: half the prior's root-mean-square error."""
 
 
-def _clear_images(evidence: Evidence) -> int:
+def _clear_images(evidence: RuleInput) -> int:
     """Return how many single images are reconstructed beyond the prior's reach."""
     return sum(
         image.psnr is not None
@@ -50,7 +50,7 @@ def _clear_images(evidence: Evidence) -> int:
     )
 
 
-def _signal(evidence: Evidence) -> str:
+def _signal(evidence: RuleInput) -> str:
     if shown := _classes_signal(evidence):
         return shown
     gain = by_name(evidence.figures, "psnr_gain")
@@ -70,7 +70,7 @@ def _closer(gain: Figure) -> bool:
     return above(gain, 0.0) and (gain.value or 0.0) >= GAIN_LEAST
 
 
-def _classes_signal(evidence: Evidence) -> str:
+def _classes_signal(evidence: RuleInput) -> str:
     """Return a clause that withheld classes were shown, which no guess without the view does better than chance."""
     found = {n: by_name(evidence.figures, f"evaluator_{n}") for n in ("accuracy", "chance", "prior")}
     accuracy, chance = found["accuracy"], found["chance"]
@@ -86,19 +86,19 @@ def _classes_signal(evidence: Evidence) -> str:
     )
 
 
-def _telling(evidence: Evidence) -> bool:
+def _telling(evidence: RuleInput) -> bool:
     accuracy = by_name(evidence.figures, "evaluator_accuracy")
     return bounded("psnr_gain")(evidence) or (accuracy is not None and accuracy.p is not None)
 
 
-def _strong(evidence: Evidence) -> bool:
+def _strong(evidence: RuleInput) -> bool:
     psnr = value_of(evidence.figures, "psnr")
     if identifies(evidence.figures, evidence.level):
         return True
     return _clear_images(evidence) > 0 or (psnr is not None and psnr >= PSNR_STRONG)
 
 
-def _identified_instead(evidence: Evidence, gain: Figure) -> str | None:
+def _identified_instead(evidence: RuleInput, gain: Figure) -> str | None:
     """Return that records were identified, where the gain alone would not have decided."""
     if _closer(gain):
         return None

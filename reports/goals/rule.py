@@ -14,17 +14,17 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from fdaudit.goals import Goal
+from fdaudit.result import Cell, Image, Shares
 from fdaudit.types import Figure
 
-from ..schema import Cell, Image, Shares
 from ..text import measure, odds, with_interval
 from .remedy import Remedy
 
 __all__ = [
     "FAMILY_LEVEL",
-    "Evidence",
     "Grid",
     "Rule",
+    "RuleInput",
     "WorstRecord",
     "above",
     "against_guessing",
@@ -52,7 +52,7 @@ _TPR = re.compile(r"tpr_at_(\d+(?:\.\d+)?)fpr")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Evidence:
+class RuleInput:
     """Input of a rule: the figures of the mean or of one victim, that victim's images, and the class shares.
 
     The figures carry p-values after correction for all `tests` of the run, so each is compared with `level` itself.
@@ -98,7 +98,7 @@ class Grid:
         return next((step for step in self.steps if step * n >= self.turn), None)
 
 
-def _none(evidence: Evidence, figure: Figure) -> str | None:
+def _none(evidence: RuleInput, figure: Figure) -> str | None:
     return None
 
 
@@ -141,10 +141,10 @@ class Rule:
     frame: str
     below: str = ""
     exact: str = ""
-    signal: Callable[[Evidence], str]
-    strong: Callable[[Evidence], bool]
-    telling: Callable[[Evidence], bool]
-    decided_else: Callable[[Evidence, Figure], str | None] = _none
+    signal: Callable[[RuleInput], str]
+    strong: Callable[[RuleInput], bool]
+    telling: Callable[[RuleInput], bool]
+    decided_else: Callable[[RuleInput, Figure], str | None] = _none
     text: str
     tabled: str = ""
     baseline: Literal["chance", "prior"] = "prior"
@@ -185,7 +185,7 @@ def beside(rule: Rule, figure: Figure, first: Figure) -> str:
     return framed(rule, figure) if rule.below and negative else with_interval(figure)
 
 
-def decided_by(rule: Rule, evidence: Evidence) -> str:
+def decided_by(rule: Rule, evidence: RuleInput) -> str:
     """Return what decided, in a clause, if the rule's own figure alone would not have; else an empty text."""
     key = by_name(evidence.figures, rule.figure)
     chance = rule.chance
@@ -217,10 +217,10 @@ def above(figure: Figure | None, bound: float) -> bool:
     return figure is not None and figure.low is not None and figure.low > bound
 
 
-def bounded(name: str) -> Callable[[Evidence], bool]:
+def bounded(name: str) -> Callable[[RuleInput], bool]:
     """Return a rule's `telling`: whether a figure has an interval or a p-value."""
 
-    def telling(evidence: Evidence) -> bool:
+    def telling(evidence: RuleInput) -> bool:
         figure = by_name(evidence.figures, name)
         return figure is not None and (figure.low is not None or figure.p is not None)
 
@@ -233,19 +233,19 @@ def lower_end(figure: Figure, bound: str) -> str:
     return f"the lower end of the interval, {low}, lies above {bound}"
 
 
-def beats(figure: Figure, chance: float, bound: float, evidence: Evidence) -> bool:
+def beats(figure: Figure, chance: float, bound: float, evidence: RuleInput) -> bool:
     """Return whether a figure is significantly above chance, or without a p-value its interval above `bound`."""
     if figure.p is None:
         return above(figure, bound)
     return (figure.value or 0.0) > chance and unlikely(figure, evidence)
 
 
-def unlikely(figure: Figure, evidence: Evidence) -> bool:
+def unlikely(figure: Figure, evidence: RuleInput) -> bool:
     """Return whether chance alone would rarely do as well; a figure without a p-value is judged by its interval."""
     return figure.p is None or figure.p <= evidence.level
 
 
-def against_guessing(figure: Figure, evidence: Evidence) -> str:
+def against_guessing(figure: Figure, evidence: RuleInput) -> str:
     """Return how often guessing would do as well, as a sentence without its stop; empty if unknown."""
     if figure.p is None:
         return ""

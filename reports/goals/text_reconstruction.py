@@ -6,7 +6,7 @@ from fdaudit.goals.text_reconstruction import GOAL
 
 from ..text import amount
 from .remedy import HIDE_CLIENTS, Remedy
-from .rule import Evidence, Rule, against_guessing, by_name, unlikely, value_of
+from .rule import Rule, RuleInput, against_guessing, by_name, unlikely, value_of
 
 __all__ = ["RULE"]
 
@@ -17,7 +17,7 @@ TOKENS_GAP = 0.4
 """Least distance of such an F1 to the prior's."""
 
 
-def _signal(evidence: Evidence) -> str:
+def _signal(evidence: RuleInput) -> str:
     f1, prior = value_of(evidence.figures, "token_f1"), value_of(evidence.figures, "token_f1_prior")
     if f1 is None or prior is None:
         return ""
@@ -32,12 +32,12 @@ def _signal(evidence: Evidence) -> str:
     return f"{told}; on other texts of the same classes the same guess does worse{against_guessing(gain, evidence)}"
 
 
-def _strong(evidence: Evidence) -> bool:
+def _strong(evidence: RuleInput) -> bool:
     f1, prior = value_of(evidence.figures, "token_f1"), value_of(evidence.figures, "token_f1_prior")
     return f1 is not None and prior is not None and 1 - f1 <= (1 - prior) / 2
 
 
-def _telling(evidence: Evidence) -> bool:
+def _telling(evidence: RuleInput) -> bool:
     gain = by_name(evidence.figures, "token_gain")
     return gain is not None and gain.p is not None
 

@@ -51,7 +51,7 @@ def noisy(sigma: float, rounds: int, **privacy: object) -> dict[str, object]:
 def test_a_run_ends_before_the_round_that_would_pass(tmp_path: Path) -> None:
     """Noise of six times the sensitivity: rounds add up slowly, and ε = 3 is passed within 30 of them."""
     run = fdaudit.run(noisy(12.0, 30, budget={"epsilon": 3.0}), tmp_path / "run")
-    rounds = run.result["run"]["rounds"]
+    rounds = run.result.plain()["run"]["rounds"]
     assert 1 < rounds < 30
     spent = run.ledger("server").epsilon
     assert spent <= 3.0
@@ -59,7 +59,7 @@ def test_a_run_ends_before_the_round_that_would_pass(tmp_path: Path) -> None:
     assert spent > one, "it went on as long as it could"
     more = fdaudit.run(noisy(12.0, rounds + 1), tmp_path / "more").ledger("server")
     assert more.epsilon > 3.0, "one round more would have passed it"
-    (said,) = [line for line in run.result["limits"] if "budget" in line]
+    (said,) = [line for line in run.result.plain()["limits"] if "budget" in line]
     assert f"after {rounds} of 30 rounds" in said
     assert run.verify() == []
     before = (run.directory / "transcript" / "messages.jsonl").read_bytes()
@@ -81,8 +81,8 @@ def test_a_stopped_run_resumes_to_the_same_end(tmp_path: Path) -> None:
 
 def test_a_budget_that_is_never_reached_changes_nothing(tmp_path: Path) -> None:
     run = fdaudit.run(noisy(40.0, 2, budget={"epsilon": 3.0}), tmp_path / "run")
-    assert run.result["run"]["rounds"] == 2
-    assert not [line for line in run.result["limits"] if "budget" in line]
+    assert run.result.plain()["run"]["rounds"] == 2
+    assert not [line for line in run.result.plain()["limits"] if "budget" in line]
 
 
 @pytest.mark.parametrize(

@@ -514,9 +514,9 @@ def test_a_transcript_with_a_gap_or_an_input_from_the_future_is_damage() -> None
 
 
 def test_plain_data_of_a_ledger() -> None:
-    value = books(secure_sum(0)).ledger("server").to_json()
-    assert value["epsilon"] is None
-    assert value["kind"] == "model_update"
+    entry = books(secure_sum(0)).ledger("server").entry
+    assert entry.epsilon is None
+    assert entry.kind == "model_update"
 
 
 def test_the_worst_of_many_clients_is_priced_in_full() -> None:

@@ -72,8 +72,12 @@ def test_the_result_and_the_command_say_the_same(noisy: fdaudit.Run, bare: fdaud
     for run in (noisy, bare):
         done = CliRunner().invoke(app, ["ledger", str(run.directory), "--json"])
         assert done.exit_code == 0, done.output
-        assert json.loads(done.stdout) == run.result["ledger"]
-        assert [entry["adversary"] for entry in run.result["ledger"]] == ["server", "world", "client/0"]
+        assert json.loads(done.stdout) == run.result.plain()["ledger"]
+        assert [entry["adversary"] for entry in run.result.plain()["ledger"]] == [
+            "server",
+            "world",
+            "client/0",
+        ]
 
 
 def test_the_command_prints_a_table_and_warns_of_a_generous_delta(
@@ -125,7 +129,9 @@ def test_what_an_oracle_answered_is_part_of_the_view_of_who_asked(tmp_path: Path
     )
     run = fdaudit.run(asked, tmp_path / "run")
     (cell,) = [
-        c for c in run.result["cells"] if c["adversary"] == "world" and c["attack"] == "loss-threshold"
+        c
+        for c in run.result.plain()["cells"]
+        if c["adversary"] == "world" and c["attack"] == "loss-threshold"
     ]
     assert cell["queries"]["spent"] > 0
     found = run.ledger("world")

@@ -134,7 +134,7 @@ def test_the_ledger_states_exact_figures_of_the_worst_client() -> None:
     log.add("client/1", "server", "model_update", ["data"], gaussian(2.0))
     found = Books(log, PARTIES).ledger("server")
     assert found.gdp == pytest.approx(0.5)
-    assert found.to_json()["zcdp"] == pytest.approx(0.125)
+    assert found.entry.zcdp == pytest.approx(0.125)
 
 
 @pytest.mark.thorough

@@ -1,7 +1,8 @@
-"""The closure of the audit environment: the page that explains it, the lock, and the bill of materials in evidence."""
+"""The closure of the audit environment: the list that explains it, the lock, and the bill of materials in evidence."""
 
 from __future__ import annotations
 
+import csv
 import json
 import re
 import subprocess
@@ -20,11 +21,10 @@ from fdaudit.attestation.check import verify_bundle
 from fdaudit.attestation.closure import Part, closure, normalised
 from fdaudit.attestation.sbom import sbom
 
-from ..helpers.docs_pages import ROOT, table
+from ..helpers.docs_pages import ROOT
 from ..helpers.evidence_cases import statement_of
 from ..helpers.run_cases import finished
 
-PAGE = "docs/dependencies.md"
 LOCKS = sorted((ROOT / ".lock").glob("*.txt"))
 LINE = re.compile(r"([a-z0-9-]+)==([A-Za-z0-9.]+) --hash=sha256:[0-9a-f]{64}")
 REQUIRED = {"lpips", "opacus", "pytorch-fid"}
@@ -36,11 +36,29 @@ def declared() -> dict[str, Requirement]:
     return {normalised(r.name): r for r in found}
 
 
-def named(heading: str) -> dict[str, list[str]]:
-    return {key.strip("`"): row for key, row in table(PAGE, heading).items()}
+def listed() -> list[dict[str, str]]:
+    """Return the rows of the list of distributions."""
+    with (ROOT / "docs" / "dependencies.csv").open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
 
 
-# -- the page -----------------------------------------------------------------------------------------------------
+def direct() -> dict[str, str]:
+    """Return what each distribution that fdaudit requires itself is for."""
+    return {
+        row["Distribution"]: row["What it is for"] for row in listed() if row["Pulled in by"] == "fdaudit"
+    }
+
+
+def pulled_in() -> dict[str, set[str]]:
+    """Return the other distributions, with those that pull them in."""
+    return {
+        row["Distribution"]: set(row["Pulled in by"].split("; "))
+        for row in listed()
+        if row["Distribution"] not in direct()
+    }
+
+
+# -- the list -----------------------------------------------------------------------------------------------------
 
 
 def locked() -> dict[str, str]:
@@ -56,21 +74,17 @@ def as_locked() -> dict[str, Part]:
     return {n: p for n, p in closure().items() if p.installed.version.partition("+")[0] == pins.get(n)}
 
 
-def test_the_page_lists_what_the_lock_installs() -> None:
-    direct, other = named("## Required by fdaudit"), named("## Required by these")
-    wheels = named("## Required by PyTorch's wheels for Linux")
-    assert direct.keys() == declared().keys()
-    assert sorted([*direct, *other, *wheels]) == sorted(locked())
+def test_the_list_has_what_the_lock_installs() -> None:
+    assert direct().keys() == declared().keys()
+    assert sorted([*direct(), *pulled_in()]) == sorted(locked())
 
 
-def test_the_page_says_who_pulls_in_what() -> None:
+def test_the_list_says_who_pulls_in_what() -> None:
     parts, checked = as_locked(), 0
-    for heading in ("## Required by these", "## Required by PyTorch's wheels for Linux"):
-        for name, row in named(heading).items():
-            parents = set(re.findall("`([^`]+)`", row[1]))
-            assert parents, name
-            assert [p for p in parents if p in parts and name not in parts[p].needs] == [], name
-            checked += len(parents & parts.keys())
+    for name, parents in pulled_in().items():
+        assert parents - {""}, name
+        assert [p for p in parents if p in parts and name not in parts[p].needs] == [], name
+        checked += len(parents & parts.keys())
     assert checked > 10
 
 
@@ -87,12 +101,12 @@ def test_direct_dependencies_used_in_one_place_are_justified() -> None:
         for room in ("fdaudit", "attacks", "defenses", "protocols", "reports")
         for path in (ROOT / room).rglob("*.py")
     ]
-    for name, row in named("## Required by fdaudit").items():
+    for name, purpose in direct().items():
         pattern = re.compile(rf"^\s*(?:import|from) {modules.get(name, name)}\b", re.MULTILINE)
         places = sum(bool(pattern.search(text)) for text in texts)
         assert places, f"{name} is not used"
         if places == 1:
-            assert "Used in one place" in row[0] or name in REQUIRED, name
+            assert "Used in one place" in purpose or name in REQUIRED, name
     assert declared().keys() >= REQUIRED
 
 

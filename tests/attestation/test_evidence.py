@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fdaudit.reports.schema import read
 from fdaudit.reports.verdict import judge_all
 
 import fdaudit
 from fdaudit.attestation.bundle import PARTS
 from fdaudit.attestation.environment import _checked_out, tool
 from fdaudit.errors import IntegrityError, RunError, UsageError
+from fdaudit.result import read
 from fdaudit.scoring.scoring import _scores_of
 from fdaudit.storage.digests import canonical
 from fdaudit.storage.vault import Vault

@@ -186,4 +186,4 @@ def test_secrets_reach_the_one_step_that_signs_and_no_command_line(workflow: dic
 
 
 def test_the_page_lists_the_gates() -> None:
-    assert set(table(CI, "## The spec")) == set(GateSpec.model_fields)
+    assert [name for name in GateSpec.model_fields if f"`{name}`" not in page(CI)] == []

@@ -45,7 +45,7 @@ def view(name: str, seen: tuple[int, ...], sizes: tuple[int, ...] = ()) -> View:
 
 
 def table(*views: View, oracles: tuple[Access, ...] = (), transport: str = "plain") -> dict[str, list[str]]:
-    return {row["adversary"]: row["contains"] for row in contained(views, oracles, transport)}
+    return {row.adversary: list(row.contains) for row in contained(views, oracles, transport)}
 
 
 SERVER, WORLD = view("server", (0, 1, 2, 4)), view("world", (4,))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from typing import Literal
 
 import pytest
 from hypothesis import given
@@ -12,8 +13,9 @@ from hypothesis import strategies as st
 
 from fdaudit.cli.app import _broken
 from fdaudit.errors import SpecError
-from fdaudit.result import gates
+from fdaudit.result import Cell, FinalUtility, LedgerEntry, Target, check_gates
 from fdaudit.spec.schema import Spec, load_spec
+from fdaudit.types import Figure
 
 from ..helpers.run_cases import cli, finished, tiny, write_spec
 
@@ -24,11 +26,15 @@ EPSILONS = st.one_of(st.none(), st.floats(0, 1e9))
 def test_the_gate_passes_where_every_view_has_an_epsilon_within_it_and_only_there(
     claimed: list[float | None], threshold: float
 ) -> None:
-    (row,) = gates({"epsilon": threshold}, [], [{"epsilon": e} for e in claimed])
+    (gate,) = check_gates({"epsilon": threshold}, [], [_entry(e) for e in claimed])
     held = [e is not None and e <= threshold for e in claimed]
-    assert row["passed"] == (bool(held) and all(held))
-    assert row["value"] == (max(claimed) if claimed and None not in claimed else None)  # type: ignore[type-var]
-    assert (row["name"], row["threshold"], row["at_least"]) == ("epsilon", threshold, False)
+    assert gate.passed == (bool(held) and all(held))
+    assert gate.value == (max(claimed) if claimed and None not in claimed else None)  # type: ignore[type-var]
+    assert (gate.name, gate.threshold, gate.at_least) == ("epsilon", threshold, False)
+
+
+def _entry(epsilon: float | None) -> LedgerEntry:
+    return LedgerEntry(adversary="server", epsilon=epsilon)
 
 
 @pytest.mark.parametrize("value", [0, -1.0, float("inf"), float("nan"), "8 or so"])
@@ -38,7 +44,7 @@ def test_a_threshold_that_is_none_is_refused(value: object) -> None:
 
 
 def test_without_it_no_row_is_written() -> None:
-    assert gates(Spec().gates.model_dump(), [], [{"epsilon": None}]) == []
+    assert check_gates(Spec().gates.model_dump(), [], [_entry(None)]) == ()
 
 
 @pytest.mark.parametrize("factor", [0.999, 1.0])
@@ -58,26 +64,21 @@ def test_a_run_with_noise_is_held_to_its_own_ledger(factor: float, tmp_path: Pat
     assert (row["value"], row["passed"]) == (max(costs), factor == 1.0)
 
 
+FIGURES = st.one_of(
+    st.just(Figure(name="auc", value=None, unavailable="not measured")),
+    st.builds(Figure, name=st.just("auc"), value=st.floats(0, 1)),
+)
+TARGETS = st.builds(Target, target=st.just("client/0"), figures=st.lists(FIGURES, max_size=1).map(tuple))
 CELLS = st.lists(
-    st.fixed_dictionaries(
-        {
-            "goal": st.sampled_from(["membership", "reconstruction"]),
-            "adversary": st.sampled_from(["server", "world"]),
-            "status": st.sampled_from(["run", "inconclusive"]),
-            "targets": st.lists(
-                st.fixed_dictionaries(
-                    {
-                        "figures": st.lists(
-                            st.fixed_dictionaries(
-                                {"name": st.just("auc"), "value": st.one_of(st.none(), st.floats(0, 1))}
-                            ),
-                            max_size=1,
-                        )
-                    }
-                ),
-                max_size=2,
-            ),
-        }
+    st.builds(
+        Cell,
+        protocol=st.just("fedavg"),
+        adversary=st.sampled_from(["server", "world"]),
+        attack=st.just("attack"),
+        goal=st.sampled_from(["membership", "reconstruction"]),
+        status=st.sampled_from(["run", "inconclusive"]),
+        reason=st.just("a control failed"),
+        targets=st.lists(TARGETS, max_size=2).map(tuple),
     ),
     max_size=4,
 )
@@ -85,31 +86,33 @@ CELLS = st.lists(
 
 @given(CELLS, st.floats(0, 1))
 def test_a_gate_holds_only_if_each_adversary_was_tested_by_an_attack_that_works(
-    cells: list[dict], threshold: float
+    cells: list[Cell], threshold: float
 ) -> None:
-    (row,) = gates({"membership_auc": threshold}, cells)
+    (gate,) = check_gates({"membership_auc": threshold}, cells)
     seen = [
-        (cell["adversary"], cell["status"], f["value"])
+        (cell.adversary, cell.status, f.value)
         for cell in cells
-        for target in cell["targets"]
-        for f in target["figures"]
-        if cell["goal"] == "membership" and f["value"] is not None
+        for target in cell.targets
+        for f in target.figures
+        if cell.goal == "membership" and f.value is not None
     ]
     within = all(value <= threshold for _, _, value in seen)
     tested = all((adversary, "run") in {(a, s) for a, s, _ in seen} for adversary, _, _ in seen)
-    assert row["passed"] == (bool(seen) and within and tested)
-    assert row["value"] == max((value for _, _, value in seen), default=None)
-    assert bool(row["inconclusive_for"]) == (not tested)
+    assert gate.passed == (bool(seen) and within and tested)
+    assert gate.value == max((value for _, _, value in seen), default=None)
+    assert bool(gate.inconclusive_for) == (not tested)
 
 
-def _cell(status: str, value: float, adversary: str = "server") -> dict:
-    figures = [{"name": "auc", "value": value}]
-    return {
-        "goal": "membership",
-        "adversary": adversary,
-        "status": status,
-        "targets": [{"figures": figures}],
-    }
+def _cell(status: Literal["run", "inconclusive"], value: float, adversary: str = "server") -> Cell:
+    return Cell(
+        protocol="fedavg",
+        adversary=adversary,
+        attack="attack",
+        goal="membership",
+        status=status,
+        reason="a control failed",
+        targets=(Target(target="client/0", figures=(Figure(name="auc", value=value),)),),
+    )
 
 
 @pytest.mark.parametrize(
@@ -122,10 +125,10 @@ def _cell(status: str, value: float, adversary: str = "server") -> dict:
         ([], "no cell could measure it"),
     ],
 )
-def test_a_failed_gate_says_why(cells: list[dict], says: str) -> None:
-    (row,) = gates({"membership_auc": 0.7}, cells)
-    assert not row["passed"]
-    assert re.search(says, _broken(row))
+def test_a_failed_gate_says_why(cells: list[Cell], says: str) -> None:
+    (gate,) = check_gates({"membership_auc": 0.7}, cells)
+    assert not gate.passed
+    assert re.search(says, _broken(gate))
 
 
 def _result(run: Path) -> dict:  # type: ignore[type-arg]
@@ -135,10 +138,10 @@ def _result(run: Path) -> dict:  # type: ignore[type-arg]
 # -- utility -------------------------------------------------------------------------------------------------------
 
 
-def final(**lines: dict[str, float]) -> list[dict[str, object]]:
+def final(**lines: dict[str, float]) -> list[FinalUtility]:
     """Return final utility: a line is a mapping of parties to accuracies."""
     return [
-        {"line": line, "party": party.replace("_", "/"), "figure": {"name": "accuracy", "value": value}}
+        FinalUtility(line=line, party=party.replace("_", "/"), figure=Figure(name="accuracy", value=value))
         for line, parties in lines.items()
         for party, value in parties.items()
     ]
@@ -158,21 +161,21 @@ CLIENTS = final(fedkd={"client_0": 0.5, "client_1": 0.9}, standalone={"client_0"
     ],
 )
 def test_a_utility_gate_compares_the_server_or_the_worst_client(
-    rows: list[dict[str, object]], name: str, value: float
+    rows: list[FinalUtility], name: str, value: float
 ) -> None:
     at_least = name == "utility"
     for shift, passed in ((-0.01, at_least), (0.01, not at_least)):
-        (row,) = gates({name: value + shift}, [], [], rows, "fedkd")
-        assert row["value"] == pytest.approx(value)
-        assert (row["passed"], row["at_least"]) == (passed, at_least)
+        (gate,) = check_gates({name: value + shift}, [], [], rows, "fedkd")
+        assert gate.value == pytest.approx(value)
+        assert (gate.passed, gate.at_least) == (passed, at_least)
 
 
 @pytest.mark.parametrize("name", ["utility", "utility_drop"])
 def test_a_utility_gate_without_a_measurement_fails_and_says_why(name: str) -> None:
     rows = [] if name == "utility" else final(fedkd={"server": 1.0})
-    (row,) = gates({name: 0.0}, [], [], rows, "fedkd")
-    assert (row["value"], row["passed"]) == (None, False)
-    assert ("standalone" if name == "utility_drop" else "test records") in _broken(row)
+    (gate,) = check_gates({name: 0.0}, [], [], rows, "fedkd")
+    assert (gate.value, gate.passed) == (None, False)
+    assert ("standalone" if name == "utility_drop" else "test records") in _broken(gate)
 
 
 def test_a_diverged_run_fails_its_gate_and_is_warned_about(

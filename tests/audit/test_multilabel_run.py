@@ -70,7 +70,7 @@ def test_utility_is_mauc_by_scikit_learns_measure(finished):
 
 
 def test_the_result_and_the_report_speak_of_mauc(finished, monkeypatch, capsys):
-    result = finished.result
+    result = finished.result.plain()
     assert result["run"]["task"] == "multi-label"
     figures = [row["figure"] for row in result["utility"]["final"]]
     assert {f["name"] for f in figures} == {"mean_auc"}
@@ -108,7 +108,7 @@ def test_a_run_again_from_the_same_seed_gives_the_same_bytes(finished, tmp_path)
 
 
 def test_attacks_that_need_one_class_a_record_say_so_and_the_others_run(finished):
-    cells = {c["id"]: c for c in finished.result["cells"]}
+    cells = {c["id"]: c for c in finished.result.plain()["cells"]}
     for adversary in ("server", "world"):
         for attack in ("dlg", "inverting-gradients"):
             cell = cells[f"{adversary}/{attack}"]

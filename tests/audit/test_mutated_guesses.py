@@ -99,7 +99,7 @@ def test_one_odd_value_is_refused_before_anything_is_written(goal: str, made: Pa
             except (UsageError, IntegrityError) as error:
                 refused.append(str(error))
             else:
-                assert cell.id in {c["id"] for c in fdaudit.load(home / "run").result["cells"]}
+                assert cell.id in {c["id"] for c in fdaudit.load(home / "run").result.plain()["cells"]}
                 shutil.rmtree(home / "run")
                 shutil.copytree(made / "run", home / "run")
                 run = fdaudit.load(home / "run")

@@ -44,7 +44,9 @@ def finished(tmp_path_factory):
 
 
 def cell_of(run, name):
-    (found,) = [c for c in run.result["cells"] if c["attack"] == name and c["status"] != "not-requested"]
+    (found,) = [
+        c for c in run.result.plain()["cells"] if c["attack"] == name and c["status"] != "not-requested"
+    ]
     return found
 
 
@@ -93,7 +95,11 @@ def test_fedkd_trains_it_and_membership_and_class_shares_are_attacked(tmp_path):
         adversaries=["world", "aggregator"],
     )
     made = fdaudit.run(spec, tmp_path / "run")
-    cells = {(c["adversary"], c["attack"]): c for c in made.result["cells"] if c["status"] != "not-requested"}
+    cells = {
+        (c["adversary"], c["attack"]): c
+        for c in made.result.plain()["cells"]
+        if c["status"] != "not-requested"
+    }
     for name in ("loss-threshold", "rmia"):
         cell = cells["world", name]
         assert cell["status"] in ("run", "inconclusive"), cell["reason"]

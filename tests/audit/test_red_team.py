@@ -168,7 +168,9 @@ def test_class_shares_are_scored_and_shown(home, monkeypatch, capsys):
     code, out, _ = cli(monkeypatch, capsys, "score", home / "quiet", path)
     assert code == 0
     assert "label_tv_mean" in out
-    (cell,) = [c for c in fdaudit.load(home / "quiet").result["cells"] if c["attack"] == "external-mine"]
+    (cell,) = [
+        c for c in fdaudit.load(home / "quiet").result.plain()["cells"] if c["attack"] == "external-mine"
+    ]
     assert (cell["status"], cell["adversary"], cell["source"], cell["assumes"]) == (
         "run",
         "server",
@@ -198,7 +200,7 @@ def test_a_reconstruction_is_scored_with_its_pictures(home):
     one = [{"target": "client/0", "messages": [seq], "images": "images.safetensors"}]
     cell = fdaudit.score(run, guesses(home, label_distribution=None, reconstruction=one))
     assert {f.name for f in cell.figures} >= {"psnr", "psnr_prior"}
-    assert (home / "quiet" / cell.targets[0].images[0]["guess"]).is_file()
+    assert (home / "quiet" / cell.targets[0].images[0].guess).is_file()
 
 
 def test_submissions_are_counted_and_a_name_stays_with_its_adversary(home):

@@ -20,7 +20,9 @@ import fdaudit.audit.pipeline
 import fdaudit.evaluation.controls.kept
 import fdaudit.planning.plan
 from fdaudit.audit import simulation
+from fdaudit.config import validate
 from fdaudit.errors import IntegrityError, RunError, SpecError
+from fdaudit.result import Control
 from fdaudit.transcript.manifest import verify
 from fdaudit.transcript.transcript import Transcript
 
@@ -125,10 +127,7 @@ def swift(whole: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """
     hasten(monkeypatch)
     kept = json.loads((whole / "attacks" / "controls" / "loss-threshold.json").read_bytes())
-    outcome = {
-        name: fdaudit.evaluation.controls.kept.Control.from_json(value)
-        for name, value in kept["controls"].items()
-    }
+    outcome = {name: validate(Control, value) for name, value in kept["controls"].items()}
     monkeypatch.setattr(fdaudit.evaluation.controls.kept, "controls", lambda attack, plan, setting: outcome)
     monkeypatch.setattr(
         fdaudit.planning.plan, "TaskEncoder", lambda *args, **kwargs: None

@@ -104,7 +104,7 @@ def test_every_last_model_is_measured_on_the_test_images_of_each_site(finished):
 
 
 def test_the_result_has_one_figure_a_party_and_none_of_a_single_site(finished):
-    final = finished.result["utility"]["final"]
+    final = finished.result.plain()["utility"]["final"]
     assert len({(f["line"], f["party"]) for f in final}) == len(final)
     assert {f["figure"]["n"] for f in final} == {len(finished.plan.test[1])}
 
@@ -115,7 +115,7 @@ def test_discs_are_learnt(finished):
 
 
 def test_the_result_and_the_report_speak_of_dice(finished):
-    result = finished.result
+    result = finished.result.plain()
     assert result["run"]["task"] == "segmentation"
     figures = [row["figure"] for row in result["utility"]["final"]]
     assert {f["name"] for f in figures} == {"dice"}
@@ -145,7 +145,7 @@ def test_the_command_line_prints_dice_and_a_gate_reads_it(tmp_path, monkeypatch,
 def test_a_model_that_has_learnt_nothing_is_said_to_be_near_chance(tmp_path):
     idle = {**TRAINED, "rounds": 1, "local_steps": 1, "lr": 1e-9}
     made = fdaudit.run(spec_of(tmp_path, protocol={"name": "fedavg", "params": idle}), tmp_path / "run")
-    (warning,) = made.result["utility"]["warnings"]
+    (warning,) = made.result.plain()["utility"]["warnings"]
     assert "near chance" in warning
     assert "a constant answer" in warning
 
@@ -162,7 +162,7 @@ def test_a_run_again_from_the_same_seed_gives_the_same_bytes(finished, tmp_path)
 
 
 def test_membership_by_loss_runs_with_its_controls_and_every_other_attack_says_why_not(finished):
-    for cell in finished.result["cells"]:
+    for cell in finished.result.plain()["cells"]:
         if cell["attack"] == "loss-threshold":
             assert cell["status"] == "run", cell["reason"]
             assert {name: c["passed"] for name, c in cell["controls"].items()} == {
@@ -196,10 +196,10 @@ def test_members_of_an_overfit_federation_are_told_by_their_loss(tmp_path):
         attacks=[{"name": "loss-threshold", "adversaries": ["server"]}],
     )
     made = fdaudit.run(spec, tmp_path / "run")
-    (cell,) = [c for c in made.result["cells"] if c["id"] == "server/loss-threshold"]
+    (cell,) = [c for c in made.result.plain()["cells"] if c["id"] == "server/loss-threshold"]
     assert cell["params"]["mask_loss"] == "dice"
     told = [fdaudit.attack("loss-threshold", made, "server", mask_loss=k) for k in ("cross-entropy", "both")]
-    for one in (cell, *(t.to_json() for t in told)):
+    for one in (cell, *(t.plain() for t in told)):
         assert {name: c["passed"] for name, c in one["controls"].items()} == {
             "positive": True,
             "negative": True,
@@ -219,7 +219,7 @@ def test_gradients_of_single_masks_show_their_images(tmp_path):
         victims=2,
     )
     made = fdaudit.run(spec, tmp_path / "run")
-    (cell,) = [c for c in made.result["cells"] if c["attack"] == "learned-inversion"]
+    (cell,) = [c for c in made.result.plain()["cells"] if c["attack"] == "learned-inversion"]
     assert cell["controls"]["negative"]["passed"]
     figures = {f["name"]: f for f in cell["figures"]}
     assert figures["psnr_gain"]["value"] > 1, figures["psnr_gain"]
@@ -232,7 +232,7 @@ def test_pixel_counts_in_clear_are_class_shares(tmp_path):
     kd = {"name": "fedkd", "params": {"local_steps": 2, "distill_rounds": 1, "distill_steps": 1}}
     spec = spec_of(tmp_path, protocol=kd, attacks=[{"name": "label-counts"}], adversaries=["aggregator"])
     made = fdaudit.run(spec, tmp_path / "run")
-    (cell,) = [c for c in made.result["cells"] if c["attack"] == "label-counts"]
+    (cell,) = [c for c in made.result.plain()["cells"] if c["attack"] == "label-counts"]
     assert cell["status"] == "run", cell["reason"]
     assert {name: c["passed"] for name, c in cell["controls"].items()} == {"positive": True, "negative": True}
     (distance,) = [f for f in cell["figures"] if f["name"] == "label_tv_mean"]
@@ -372,7 +372,7 @@ def test_dp_sgd_trains_on_masks_and_states_its_epsilon(tmp_path):
     params = {**TRAINED, "rounds": 1, "local_steps": 2, "weighting": "uniform"}
     spec = spec_of(tmp_path, defenses=[entry], protocol={"name": "fedavg", "params": params})
     made = fdaudit.run(spec, tmp_path / "run")
-    (entry,) = [e for e in made.result["ledger"] if e["adversary"] == "server"]
+    (entry,) = [e for e in made.result.plain()["ledger"] if e["adversary"] == "server"]
     assert 0 < entry["epsilon"] < 100
 
 

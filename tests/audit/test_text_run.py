@@ -7,7 +7,6 @@ import json
 
 import pytest
 import torch
-from fdaudit.reports.schema import Result
 from fdaudit.reports.verdict import judge_all
 
 import fdaudit
@@ -71,7 +70,7 @@ def finished(tmp_path_factory):
 
 
 def cell_of(run, name):
-    (found,) = [c for c in run.result["cells"] if c["attack"] == name]
+    (found,) = [c for c in run.result.plain()["cells"] if c["attack"] == name]
     return found
 
 
@@ -91,13 +90,13 @@ def test_utility_is_the_accuracy_on_test_texts(finished):
     weights = load_tensors(finished.directory / "vault/models/server.safetensors")
     guess = finished.plan.trainer().predict(weights, x).argmax(1)
     assert float(last["accuracy"]) == pytest.approx((guess == y).double().mean().item())
-    assert finished.result["run"]["task"] == "text"
+    assert finished.result.plain()["run"]["task"] == "text"
 
 
 def test_topics_are_learnt(tmp_path):
     params = {"rounds": 8, "local_steps": 10, "batch_size": 16, "lr": 0.1, "momentum": 0.9}
     made = fdaudit.run(spec_of(tmp_path, protocol={"name": "fedavg", "params": params}), tmp_path / "run")
-    (server,) = [r for r in made.result["utility"]["final"] if r["party"] == "server"]
+    (server,) = [r for r in made.result.plain()["utility"]["final"] if r["party"] == "server"]
     assert server["figure"]["value"] > 0.9
 
 
@@ -109,7 +108,7 @@ def test_words_are_recovered_with_controls_and_the_report_calls_it_a_leak(finish
     cell = cell_of(finished, name)
     assert (cell["status"], cell["goal"]) == ("run", "text-reconstruction"), cell["reason"]
     assert {k: c["passed"] for k, c in cell["controls"].items()} == {"positive": True, "negative": True}
-    findings = judge_all(Result.model_validate_json(json.dumps(finished.result)))
+    findings = judge_all(finished.result)
     (finding,) = [f for f in findings if f.cell.attack == name]
     assert finding.level == "leak"
     assert "F1" in finding.measured
@@ -147,9 +146,9 @@ def test_secure_aggregation_leaves_nothing_to_read(tmp_path):
     params = {"rounds": 1, "batch_size": 2, "local_steps": 1, "aggregation": "secure", "weighting": "uniform"}
     spec = spec_of(tmp_path, protocol={"name": "fedavg", "params": params}, attacks=READ)
     made = fdaudit.run(spec, tmp_path / "run")
-    assert {c["status"] for c in made.result["cells"] if c["attack"] in ("embedding-rows", "tag")} == {
-        "not-applicable"
-    }
+    assert {
+        c["status"] for c in made.result.plain()["cells"] if c["attack"] in ("embedding-rows", "tag")
+    } == {"not-applicable"}
 
 
 def test_attacks_on_images_say_that_they_do_not_read_texts(tmp_path):
@@ -159,7 +158,7 @@ def test_attacks_on_images_say_that_they_do_not_read_texts(tmp_path):
         tmp_path, protocol={"name": "fedavg", "params": cheap}, attacks=[{"name": n} for n in images]
     )
     made = fdaudit.run(spec, tmp_path / "run")
-    asked = [c for c in made.result["cells"] if c["attack"] in images]
+    asked = [c for c in made.result.plain()["cells"] if c["attack"] in images]
     assert len(asked) == len(images)
     assert {(c["status"], c["reason"]) for c in asked} == {
         ("not-applicable", "the attack works on images, not on texts")
@@ -168,7 +167,7 @@ def test_attacks_on_images_say_that_they_do_not_read_texts(tmp_path):
 
 def test_attacks_on_texts_say_that_they_do_not_read_images(tmp_path):
     made = fdaudit.run(tiny(attacks=[{"name": "embedding-rows"}]), tmp_path / "run")
-    (cell,) = [c for c in made.result["cells"] if c["attack"] == "embedding-rows"]
+    (cell,) = [c for c in made.result.plain()["cells"] if c["attack"] == "embedding-rows"]
     assert (cell["status"], cell["reason"]) == ("not-applicable", "the attack works on texts, not on images")
 
 
@@ -194,7 +193,11 @@ def test_membership_and_class_shares_are_attacked(tmp_path):
         adversaries=["world", "aggregator"],
     )
     made = fdaudit.run(spec, tmp_path / "run")
-    cells = {(c["adversary"], c["attack"]): c for c in made.result["cells"] if c["status"] != "not-requested"}
+    cells = {
+        (c["adversary"], c["attack"]): c
+        for c in made.result.plain()["cells"]
+        if c["status"] != "not-requested"
+    }
     for name in ("loss-threshold", "gap", "rmia"):
         cell = cells["world", name]
         assert cell["status"] in ("run", "inconclusive"), cell["reason"]
@@ -235,7 +238,7 @@ def test_dp_sgd_trains_on_texts_and_states_its_epsilon(tmp_path):
     params = {"rounds": 1, "local_steps": 2, "batch_size": 8, "weighting": "uniform"}
     spec = spec_of(tmp_path, defenses=[entry], protocol={"name": "fedavg", "params": params})
     made = fdaudit.run(spec, tmp_path / "run")
-    (entry,) = [e for e in made.result["ledger"] if e["adversary"] == "server"]
+    (entry,) = [e for e in made.result.plain()["ledger"] if e["adversary"] == "server"]
     assert 0 < entry["epsilon"] < 100
 
 
@@ -253,7 +256,7 @@ def test_a_class_of_the_users_own_is_audited(tmp_path):
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(tmp_path)
         made = fdaudit.run(spec_of(tmp_path, model=model), tmp_path / "run")
-    assert made.result["run"]["model"] == "import:fdaudit_bag:Bag"
+    assert made.result.plain()["run"]["model"] == "import:fdaudit_bag:Bag"
 
 
 # -- what is refused ------------------------------------------------------------------------------------------------

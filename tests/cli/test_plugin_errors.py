@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,7 +16,7 @@ from fdaudit.storage.vault import Secrets, Vault
 from fdaudit.sweeps import worker
 
 from ..helpers.cli_cases import Shell
-from ..helpers.docs_pages import blocks
+from ..helpers.docs_pages import EXTRAS
 from ..helpers.run_cases import tiny
 from ..helpers.warm import forked_attackers
 
@@ -27,13 +28,9 @@ def shell(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], t
 
 @pytest.fixture
 def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """The classes of `docs/extending.md` in a package that nothing installs, and a network that fails."""
+    """The classes of `examples/extras` in a package that nothing installs, and a network that fails."""
     package = tmp_path / "site" / "faulty"
-    package.mkdir(parents=True)
-    (package / "__init__.py").touch()
-    for source in blocks("docs/extending.md", "python"):
-        name = source.split("\n")[0].rpartition("/")[2]
-        (package / name).write_text(source, encoding="utf-8")
+    shutil.copytree(EXTRAS / "fdaudit_extras", package)
     (package / "network.py").write_text(
         "from torch import nn\nclass Net(nn.Module):\n    def __init__(self, classes):\n        1 / 0\n"
     )

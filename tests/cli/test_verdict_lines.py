@@ -9,22 +9,23 @@ from pathlib import Path
 import pytest
 from fdaudit.reports.inheritance import standings
 from fdaudit.reports.matrix import attack_matrix
-from fdaudit.reports.schema import read
 from fdaudit.reports.summary import summarise
 from fdaudit.reports.verdict import LEVELS, judge_all
 
 from fdaudit.cli.app import _summary
 from fdaudit.cli.verdicts import outcome, verdicts
+from fdaudit.result import read
 
 from ..helpers.cli_cases import Shell
 
-RESULT = json.loads((Path(__file__).parents[1] / "fixtures" / "result.json").read_bytes())
+RAW = json.loads((Path(__file__).parents[1] / "fixtures" / "result.json").read_bytes())
+RESULT = read(RAW)
 
 
 def test_the_lines_are_the_report_s_verdicts() -> None:
-    findings = [f for f in judge_all(read(RESULT)) if f.level != "not-requested"]
+    findings = [f for f in judge_all(RESULT) if f.level != "not-requested"]
     lines = list(verdicts(RESULT))
-    views = [s for s in standings(read(RESULT), judge_all(read(RESULT))) if s.level == "not-tested"]
+    views = [s for s in standings(RESULT, judge_all(RESULT)) if s.level == "not-tested"]
     assert len(lines) == len(findings) + len(views)
     for standing, line in zip(views, lines[len(findings) :], strict=True):
         assert line == f"{standing.adversary}, {standing.goal}: not tested. {standing.unread}"
@@ -39,7 +40,7 @@ def test_the_lines_are_the_report_s_verdicts() -> None:
 
 
 def test_only_the_named_cells_are_shown() -> None:
-    wanted = RESULT["cells"][0]["id"]
+    wanted = RESULT.cells[0].id
     (line,) = verdicts(RESULT, {wanted})
     assert line == next(iter(verdicts(RESULT)))
 
@@ -52,15 +53,14 @@ def test_run_and_attack_print_them(
     spec = shell.spec(attacks=[{"name": "loss-threshold"}])
     out, _ = shell.told("run", spec, "--out", "here", "--no-report", "--verbose")
     (line,) = [x for x in out.splitlines() if x.startswith("server / loss-threshold: ")]
-    result = json.loads((shell.home / "here" / "result.json").read_bytes())
+    result = read(json.loads((shell.home / "here" / "result.json").read_bytes()))
     assert line in list(verdicts(result))
     out, _ = shell.told("attack", "here", "loss-threshold")
     assert out.splitlines()[-1] == line
 
 
 def test_a_run_s_outcome_is_the_first_page_of_its_report() -> None:
-    checked = read(RESULT)
-    page = summarise(checked, judge_all(checked))
+    page = summarise(RESULT, judge_all(RESULT))
     head, columns, *rows = outcome(RESULT)
     assert head == f"Leak: {page.headline}"
     assert re.split(r"  +", columns.strip()) == [goal.replace("-", " ") for goal in page.goals]
@@ -72,14 +72,15 @@ def test_a_run_s_outcome_is_the_first_page_of_its_report() -> None:
 
 def test_a_leak_beside_a_failed_control_has_one_level_on_the_console() -> None:
     """The cell's status is "inconclusive", because its positive control failed; the report's level is "leak"."""
-    result = json.loads(json.dumps(RESULT))
-    cell = next(c for c in result["cells"] if c["id"] == "server/dlg")
+    raw = json.loads(json.dumps(RAW))
+    cell = next(c for c in raw["cells"] if c["id"] == "server/dlg")
     cell["controls"]["positive"]["passed"] = False
     cell |= {"status": "inconclusive", "reason": "its positive control failed"}
+    result = read(raw)
     shown = [*_summary(result), *verdicts(result)]
     about = [line for line in shown if "dlg" in line and line.startswith("server")]
     assert len(about) == 1
     assert about[0].startswith("server / dlg: leak")
     assert not any("inconclusive" in line and "dlg" in line for line in shown)
-    findings = judge_all(read(result))
+    findings = judge_all(result)
     assert "server/dlg" in {line.finding.cell.id for line in attack_matrix(findings)}

@@ -138,7 +138,7 @@ def test_a_cell_that_has_lost_its_worker_too_often_has_failed_and_the_others_go_
     finally:
         stop.set()
         thread.join()
-    found = {c["id"]: c for c in run.result["cells"] if c["status"] != "not-requested"}
+    found = {c["id"]: c for c in run.result.plain()["cells"] if c["status"] != "not-requested"}
     failed = {name for name, cell in found.items() if cell["status"] == "failed"}
     assert "server/ideal-hard" in failed
     assert "the worker that ran it was lost 1 times" in found["server/ideal-hard"]["reason"]

@@ -236,6 +236,6 @@ def test_a_victim_whose_steps_drew_nobody_fails_its_cell_with_the_reason(tmp_pat
         ),
         tmp_path / "run",
     )
-    (cell,) = [c for c in run.result["cells"] if c["status"] != "not-requested"]
+    (cell,) = [c for c in run.result.plain()["cells"] if c["status"] != "not-requested"]
     assert cell["status"] == "failed"
     assert "drew nobody" in str(cell)

@@ -1,9 +1,13 @@
-"""The worked pages as their reader would follow them: every fenced block is written, run or executed, in order."""
+"""The worked pages as their reader would follow them: every fenced block is written, run or executed, in order.
+
+The examples that the pages name are beside them.
+"""
 
 from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -30,6 +34,7 @@ def test_the_page_does_what_it_says(name: str, tmp_path: Path) -> None:
     data = Path(os.environ.get("FDAUDIT_DATA", "/nonexistent"))
     if name in NEEDS_DATA and not (data / NEEDS_DATA[name]).is_file():
         pytest.skip(f"FDAUDIT_DATA holds no {NEEDS_DATA[name]}")
+    shutil.copytree(ROOT / "examples", tmp_path / "examples")
     ran = 0
     for language, body in steps(name):
         if language in ("yaml", "python"):
@@ -42,9 +47,10 @@ def test_the_page_does_what_it_says(name: str, tmp_path: Path) -> None:
             for line in body.splitlines():
                 found = _EXIT.match(line)
                 assert found
-                words = found["command"].split()
-                assert words[0] == "fdaudit", f"{name}: {line}"
-                _call([sys.executable, "-m", *words], tmp_path, int(found["code"] or 0))
+                program, *words = found["command"].split()
+                assert program in ("fdaudit", "python"), f"{name}: {line}"
+                module = ["-m", "fdaudit"] if program == "fdaudit" else []
+                _call([sys.executable, *module, *words], tmp_path, int(found["code"] or 0))
                 ran += 1
     assert ran
 

@@ -130,8 +130,10 @@ def test_every_field_of_the_spec_has_a_meaning() -> None:
             assert field.get("description") or "$ref" in field, f"{owner['title']}.{name}"
 
 
-def test_the_transcript_page_lists_the_kinds() -> None:
-    assert {kind: cells[0] for kind, cells in table("docs/transcript.md", "## Kinds").items()} == dict(KINDS)
+def test_a_page_lists_the_kinds() -> None:
+    assert {kind: cells[0] for kind, cells in table("docs/kinds.md", "# Message kinds").items()} == dict(
+        KINDS
+    )
 
 
 def test_the_transcript_page_lists_the_fields_of_a_line() -> None:
@@ -183,10 +185,7 @@ def test_the_threat_model_names_the_controls_as_they_are() -> None:
 
 @pytest.fixture(scope="module")
 def checker(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    (source,) = [b for b in blocks("docs/transcript.md", "python") if "check.py" in b]
-    path = tmp_path_factory.mktemp("checker") / "check.py"
-    path.write_text(source, encoding="utf-8")
-    return path
+    return Path(shutil.copy(ROOT / "examples" / "check_run.py", tmp_path_factory.mktemp("checker")))
 
 
 def _checked(checker: Path, run: Path) -> tuple[bool, str]:
@@ -201,7 +200,7 @@ def test_the_checker_needs_nothing_of_fdaudit(checker: Path) -> None:
     names = {a.name for n in tree if isinstance(n, ast.Import) for a in n.names}
     tree = ast.walk(ast.parse(checker.read_text(encoding="utf-8")))
     names |= {str(n.module) for n in tree if isinstance(n, ast.ImportFrom)}
-    assert names == {"hashlib", "json", "pathlib", "safetensors", "sys"}
+    assert names == {"__future__", "hashlib", "json", "pathlib", "safetensors", "sys"}
 
 
 def test_the_checker_reads_an_intact_run(checker: Path, run: Path) -> None:
@@ -273,7 +272,7 @@ def test_the_python_snippets_run(
 ) -> None:
     shutil.copytree(run, tmp_path / "audit" / "fedavg")
     monkeypatch.chdir(tmp_path)
-    snippets = [b for b in blocks(name, "python") if "check.py" not in b]
+    snippets = blocks(name, "python")
     assert snippets
     for snippet in snippets:
         exec(compile(snippet, name, "exec"), {"__name__": "snippet"})
@@ -289,6 +288,9 @@ def test_canonical_form_is_as_the_page_writes_it() -> None:
 
 def test_yaml_snippets_are_specs_grids_or_cards() -> None:
     snippets = [(name, snippet) for name in PAGES for snippet in blocks(name, "yaml")]
+    for folder in ("curve", "extras", "gate", "hospital"):
+        paths = (ROOT / "examples" / folder).glob("*.yaml")
+        snippets.extend((path.name, path.read_text(encoding="utf-8")) for path in paths)
     assert len(snippets) > 20
     for name, snippet in snippets:
         value = yaml.safe_load(snippet)
@@ -329,7 +331,7 @@ def _commands() -> Iterator[tuple[str, str]]:
         for line in entry["command"].split(" && "):
             if line.startswith("fdaudit "):
                 yield f"docs/results/index.csv, {entry['file']}", line
-    for line in [*summary._reproduce("simulation")["commands"], *summary._reproduce("recording")["commands"]]:
+    for line in [*summary._reproduce("simulation").commands, *summary._reproduce("recording").commands]:
         yield "the report", line
 
 
@@ -386,6 +388,19 @@ def test_named_files_exist() -> None:
         if not (path in GENERATED or (ROOT / path).is_file())
     ]
     assert absent == []
+
+
+def test_hand_written_pages_have_at_most_45_000_words() -> None:
+    """A word has a letter or a digit; code and formulas count."""
+    written = [ROOT / name for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")]
+    for path in (ROOT / "docs").rglob("*"):
+        name = path.relative_to(ROOT).as_posix()
+        if path.suffix in (".md", ".rst") and name not in GENERATED and not name.startswith("docs/_build/"):
+            written.append(path)
+    texts = [path.read_text(encoding="utf-8").replace("|", " ") for path in written]
+    words = [word for text in texts for word in text.split() if any(c.isalnum() for c in word)]
+    assert len(written) > 100
+    assert len(words) <= 45_000
 
 
 def test_the_indexes_name_every_page() -> None:

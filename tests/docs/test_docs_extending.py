@@ -1,8 +1,9 @@
-"""The extensions that `docs/extending.md` shows: written to disk as printed, found by entry points, and run."""
+"""The extensions of `examples/extras`: found by entry points as `docs/extending.md` declares them, and run."""
 
 from __future__ import annotations
 
 import importlib
+import shutil
 import sys
 import tomllib
 from collections.abc import Iterator
@@ -17,7 +18,7 @@ from fdaudit import attacks, defenses, protocols
 from fdaudit.cli.explain import card, text
 from fdaudit.transcript.manifest import read_manifest
 
-from ..helpers.docs_pages import blocks
+from ..helpers.docs_pages import EXTRAS, blocks
 from ..helpers.warm import forked_attackers
 
 _PAGE = "docs/extending.md"
@@ -26,14 +27,11 @@ _ROOMS = {"protocols": protocols.REGISTRY, "attacks": attacks.REGISTRY, "defense
 
 @pytest.fixture(scope="module")
 def extras(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, dict[str, str]]]:
-    """The page's package, installed as far as Python can tell; yields its entry points by group."""
+    """The package, installed as far as Python can tell; yields its entry points by group."""
     site = tmp_path_factory.mktemp("site")
-    for source in blocks(_PAGE, "python"):
-        path = site / source.split("\n")[0].removeprefix("# ")
-        path.parent.mkdir(exist_ok=True)
-        (path.parent / "__init__.py").touch()
-        path.write_text(source, encoding="utf-8")
-    (project,) = (tomllib.loads(b)["project"] for b in blocks(_PAGE, "toml"))
+    shutil.copytree(EXTRAS / "fdaudit_extras", site / "fdaudit_extras")
+    project = tomllib.loads((EXTRAS / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert [tomllib.loads(b)["project"] for b in blocks(_PAGE, "toml")] == [project]
     info = site / "fdaudit_extras-0.1.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: fdaudit-extras\nVersion: 0.1.0\n")
@@ -60,12 +58,11 @@ def _forget_names() -> None:
 def runs(
     extras: dict[str, dict[str, str]], tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, fdaudit.Run]:
-    """The page's specs, run; by protocol."""
+    """The package's specs, run; by protocol. `test_docs_imports.py` runs that of import paths."""
     made = {}
-    for snippet in blocks(_PAGE, "yaml"):
-        spec: dict[str, Any] = {**yaml.safe_load(snippet), "threads": 1, "seed": 4}
-        if spec["protocol"]["name"].startswith("import:"):
-            continue  # test_docs_imports.py runs it, without an installed package
+    for name in ("one-shot", "signs"):
+        text_ = (EXTRAS / f"{name}.yaml").read_text(encoding="utf-8")
+        spec: dict[str, Any] = {**yaml.safe_load(text_), "threads": 1, "seed": 4}
         made[spec["protocol"]["name"]] = fdaudit.run(spec, tmp_path_factory.mktemp("runs") / "run")
     return made
 
@@ -81,7 +78,7 @@ def test_the_names_are_found_and_explained(extras: dict[str, dict[str, str]]) ->
 def test_the_protocol_and_the_attack_run(runs: dict[str, fdaudit.Run]) -> None:
     run = runs["one-shot"]
     assert run.verify() == []
-    cells = {c["id"]: c for c in run.result["cells"] if c["status"] != "not-requested"}
+    cells = {c["id"]: c for c in run.result.plain()["cells"] if c["status"] != "not-requested"}
     assert cells["world/confidence"]["status"] in ("run", "inconclusive")
     assert cells["world/confidence"]["controls"]["positive"]["passed"]
     assert cells["server/confidence"]["status"] == "not-applicable"

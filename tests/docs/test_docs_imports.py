@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,22 +21,17 @@ from fdaudit.planning.card_protocol import known_protocol
 from fdaudit.spec.schema import ProtocolSpec
 
 from ..helpers.cli_cases import Shell
-from ..helpers.docs_pages import blocks
+from ..helpers.docs_pages import EXTRAS
 from ..helpers.warm import forked_attackers
 
-_PAGE = "docs/extending.md"
 CONFIDENCE = "import:fdaudit_extras.confidence:Confidence"
 
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """The page's files on the path, without an entry point."""
+    """The package on the path, without an entry point."""
     site = tmp_path_factory.mktemp("site")
-    for source in blocks(_PAGE, "python"):
-        path = site / source.split("\n")[0].removeprefix("# ")
-        path.parent.mkdir(exist_ok=True)
-        (path.parent / "__init__.py").touch()
-        path.write_text(source, encoding="utf-8")
+    shutil.copytree(EXTRAS / "fdaudit_extras", site / "fdaudit_extras")
     sys.path.insert(0, str(site))
     importlib.invalidate_caches()
     yield site
@@ -46,19 +42,19 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.fixture(scope="module")
 def run(site: Path, tmp_path_factory: pytest.TempPathFactory) -> fdaudit.Run:
-    (text,) = (b for b in blocks(_PAGE, "yaml") if b.startswith("# imported.yaml"))
+    text = (EXTRAS / "imported.yaml").read_text(encoding="utf-8")
     spec: dict[str, Any] = {**yaml.safe_load(text), "threads": 1, "seed": 4}
     with forked_attackers():
         return fdaudit.run(spec, tmp_path_factory.mktemp("imports") / "run")
 
 
 def cells(run: fdaudit.Run) -> dict[str, Any]:
-    return {c["id"]: c for c in run.result["cells"] if c["status"] != "not-requested"}
+    return {c["id"]: c for c in run.result.plain()["cells"] if c["status"] != "not-requested"}
 
 
-def test_the_page_s_spec_runs_and_cells_have_the_class_s_own_name(run: fdaudit.Run) -> None:
+def test_the_spec_runs_and_cells_have_the_class_s_own_name(run: fdaudit.Run) -> None:
     assert run.verify() == []
-    assert run.result["run"]["protocol"] == "one-shot"
+    assert run.result.plain()["run"]["protocol"] == "one-shot"
     assert set(cells(run)) == {"server/confidence", "world/confidence"}
     assert cells(run)["world/confidence"]["status"] in ("run", "inconclusive")
     sent = run.view("server").select(kind="model_parameters")

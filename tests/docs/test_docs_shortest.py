@@ -79,7 +79,9 @@ def test_an_interrupted_run_ends_with_the_same_bytes(source: str, tmp_path: Path
     assert resumed.verify() == []
     assert read_manifest(cut)["head"] == read_manifest(whole.directory)["head"]
     rows = {
-        (r["kind"], r["direction"], r["private"]) for r in resumed.result["exposure"] if r["party"] == "world"
+        (r["kind"], r["direction"], r["private"])
+        for r in resumed.result.plain()["exposure"]
+        if r["party"] == "world"
     }
     assert rows == {("model_parameters", "received", True)}
 
@@ -87,7 +89,7 @@ def test_an_interrupted_run_ends_with_the_same_bytes(source: str, tmp_path: Path
 @pytest.mark.thorough
 def test_every_attack_by_every_adversary_ends_without_a_failure(source: str, tmp_path: Path) -> None:
     run = fdaudit.run(spec(), tmp_path / "run")
-    cells = run.result["cells"]
+    cells = run.result.plain()["cells"]
     assert {c["adversary"] for c in cells} == set(spec()["adversaries"])
     assert {c["id"]: c["reason"] for c in cells if c["status"] == "failed"} == {}
     assert sum(c["status"] in ("run", "inconclusive") for c in cells) >= 20

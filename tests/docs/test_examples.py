@@ -18,6 +18,7 @@ from ..helpers.run_cases import known
 GRIDS = sorted((ROOT / "examples").glob("sweep-*.yaml"))
 EXAMPLES = sorted(set((ROOT / "examples").glob("*.yaml")) - set(GRIDS))
 PAPER = sorted((ROOT / "examples" / "paper").glob("*.yaml"))
+WORKED = sorted(p for d in ("curve", "gate", "hospital") for p in (ROOT / "examples" / d).glob("*.yaml"))
 QUICKSTART = sorted((ROOT / "fdaudit" / "quickstart").glob("*.yaml"))
 OFFLINE = [
     p for p in [*QUICKSTART, *EXAMPLES] if load_spec(p).dataset.name in ("digits", "digits-multilabel")
@@ -37,6 +38,12 @@ def test_examples_say_what_they_are_about_and_take_the_quick_profile(path: Path)
     assert spec.name != "audit"
     assert spec.profile == "quick"
     assert spec.seed is None
+
+
+@pytest.mark.parametrize("path", WORKED, ids=lambda p: p.stem)
+def test_the_specs_of_the_case_studies_load_and_say_what_they_are_about(path: Path) -> None:
+    assert path.read_text(encoding="utf-8").startswith("# ")
+    assert load_spec(path).profile == "quick"
 
 
 @pytest.mark.parametrize("path", OFFLINE, ids=lambda p: p.stem)

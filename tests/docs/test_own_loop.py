@@ -67,6 +67,6 @@ def test_the_example_leads_to_a_report(
     )
     cells = {name: api.attack(name, api.load(shell.home / "RUN")) for name in ("co-op-lira", "label-answers")}
     assert {cell.status for cell in cells.values()} == {"run"}
-    assert all(cell.controls["positive"].passed for cell in cells.values())
+    assert all(cell.controls.positive.passed for cell in cells.values())
     page = Path(shell.told("report", "RUN")[0].strip())
     assert "fdaudit did not run this system" in (shell.home / page).read_text(encoding="utf-8")

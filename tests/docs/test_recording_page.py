@@ -20,11 +20,12 @@ from fdaudit.storage.files import decode
 from fdaudit.transcript.payloads import read_payload
 from fdaudit.transcript.transcript import read_messages
 
-from ..helpers.docs_pages import blocks, table
+from ..helpers.docs_pages import ROOT, blocks, table
 from ..helpers.run_cases import cli
 
 _PAGE = "docs/recording.md"
-_LOOP, _READER, _WRITER = blocks(_PAGE, "python")
+_LOOP, _READER = blocks(_PAGE, "python")
+_WRITER = (ROOT / "examples" / "write_record.py").read_text(encoding="utf-8")
 
 Command = Callable[[str], tuple[int, str, str]]
 
@@ -122,7 +123,7 @@ def test_the_page_lists_the_files_and_the_fields(recorded: dict[str, Any], folde
     assert table(_PAGE, "## TRUTH").keys() == truth
 
 
-def test_what_the_pages_writer_writes_passes_the_check(folder: Path, command: Command) -> None:
+def test_what_the_writer_writes_passes_the_check(folder: Path, command: Command) -> None:
     path = folder / "write_record.py"
     path.write_text(_WRITER, encoding="utf-8")
     subprocess.run([sys.executable, str(path)], check=True, cwd=folder)
@@ -136,7 +137,7 @@ def test_what_the_pages_writer_writes_passes_the_check(folder: Path, command: Co
     assert torch.equal(got["weight"], torch.tensor([[0.5, -1, 2], [0, 1, 3]]))
 
 
-def test_the_pages_writer_gives_a_large_payload_its_own_file(folder: Path) -> None:
+def test_the_writer_gives_a_large_payload_its_own_file(folder: Path) -> None:
     small, large = {"w": ([1], [1.0])}, {"w": ([1 << 18], [2.0] * (1 << 18))}
     sent = [(0, "server", ["client/0"], "model_parameters", t) for t in (small, large, small)]
     _executed(_WRITER)["write"](folder / "WRITTEN", ["server", "client/0"], sent)
@@ -144,7 +145,7 @@ def test_the_pages_writer_gives_a_large_payload_its_own_file(folder: Path) -> No
     assert check_record(folder / "WRITTEN").findings == ()
 
 
-def test_the_pages_writer_needs_only_the_standard_library() -> None:
+def test_the_writer_needs_only_the_standard_library() -> None:
     tree = list(ast.walk(ast.parse(_WRITER)))
     names = {a.name for n in tree if isinstance(n, ast.Import) for a in n.names}
     names |= {str(n.module) for n in tree if isinstance(n, ast.ImportFrom)}

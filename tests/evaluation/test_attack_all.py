@@ -51,7 +51,7 @@ def test_every_adversary_is_tried_coalitions_and_the_aggregator_too(audited):
     named = {(c.adversary, c.attack) for c in cells}
     names = ("label-answers", "label-counts", "label-declined", "label-presence", "label-updates")
     assert named == {(a, n) for a in expected for n in names}
-    assert {(c["adversary"], c["attack"]) for c in run.result["cells"]} >= named
+    assert {(c["adversary"], c["attack"]) for c in run.result.plain()["cells"]} >= named
     assert "not-requested" not in {c.status for c in cells}
 
 

@@ -15,7 +15,7 @@ from fdaudit.evaluation.runner import Desk, Piece, attack_cells
 from fdaudit.evaluation.stage import Stage
 from fdaudit.parallel.pool import Pool
 from fdaudit.planning.run_directory import RunDirectory
-from fdaudit.result import Cell
+from fdaudit.result import read_cell
 from fdaudit.storage.files import load_json
 
 SPEC: dict[str, Any] = {
@@ -48,7 +48,7 @@ def test_a_cell_ends_the_same_in_a_process_of_its_own(run: fdaudit.Run) -> None:
             continue
         for cell, seconds in desk.cells(Piece(run.directory, attack, ("server", "world"))):
             name = f"{cell.adversary}-{cell.attack}.json"
-            assert cell.to_json() == load_json(run.directory / "attacks" / name)
+            assert cell.plain() == load_json(run.directory / "attacks" / name)
             assert cell.status in ("run", "inconclusive")
             assert seconds > 0
             compared += 1
@@ -57,8 +57,8 @@ def test_a_cell_ends_the_same_in_a_process_of_its_own(run: fdaudit.Run) -> None:
 
 
 def test_a_cell_survives_its_json(run: fdaudit.Run) -> None:
-    for value in run.result["cells"]:
-        assert Cell.from_json(value).to_json() == value
+    for value in run.result.plain()["cells"]:
+        assert read_cell(value, "cell").plain() == value
 
 
 class _Dying:
@@ -79,7 +79,7 @@ class _Dying:
             attack = next(a for a in desk.run.plan.attacks if a.name == piece["attack"])
             names = tuple(n for n in piece["adversaries"][:1] if not (self._always and n == "world"))
             for cell, seconds in desk.cells(Piece(Path(piece["run"]), attack, names)):
-                yield number, {"adversary": cell.adversary, "cell": cell.to_json(), "seconds": seconds}
+                yield number, {"adversary": cell.adversary, "cell": cell.plain(), "seconds": seconds}
             desk.close()
             if len(names) < len(piece["adversaries"]):
                 yield number, None
@@ -89,10 +89,10 @@ class _Dying:
 def test_a_cell_whose_process_ended_runs_again_alone(
     run: fdaudit.Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    before, dying = {c["id"]: c for c in run.result["cells"]}, _Dying()
+    before, dying = {c["id"]: c for c in run.result.plain()["cells"]}, _Dying()
     monkeypatch.setattr(runner, "attack_pool", lambda size: dying)
     cells = attack_cells(run.opened, again=True)
-    assert {c.id: c.to_json() for c in cells} == before
+    assert {c.id: c.plain() for c in cells} == before
     assert dying.pieces[-2:] == [("world",), ("world",)]
 
 
@@ -133,7 +133,7 @@ class _Far:
                     yield number, {"failed": "lost for good", "adversaries": [name]}
                     continue
                 for cell, seconds in desk.cells(Piece(Path(piece["run"]), attack, (name,))):
-                    yield number, {"adversary": name, "cell": cell.to_json(), "seconds": seconds}
+                    yield number, {"adversary": name, "cell": cell.plain(), "seconds": seconds}
             desk.close()
 
 
@@ -149,11 +149,11 @@ class _Far:
 def test_other_workers_have_the_cells_and_outcomes_are_the_same(
     size: int, parts: list[tuple[str, tuple[str, ...]]], run: fdaudit.Run
 ) -> None:
-    before = {c["id"]: c for c in run.result["cells"]}
+    before = {c["id"]: c for c in run.result.plain()["cells"]}
     far, said = _Far(size), list[str]()
     cells = attack_cells(run.opened, again=True, workers=far, tick=lambda *told: said.append(told[0]))
     assert sorted(far.pieces) == parts
-    assert {c.id: c.to_json() for c in cells} == before
+    assert {c.id: c.plain() for c in cells} == before
     assert said.count("attacks (gap: worker lost, tried again 1/2)") == len(parts) / 2
 
 
@@ -171,13 +171,13 @@ def test_cells_that_the_spec_does_not_ask_for_need_no_view_and_take_no_time(
     def refuse(stage: Stage, name: str) -> NoReturn:
         raise AssertionError(f"the view of {name} was exported")
 
-    before = {c["id"]: c for c in run.result["cells"] if c["status"] == "not-requested"}
+    before = {c["id"]: c for c in run.result.plain()["cells"] if c["status"] == "not-requested"}
     for key in before:
         path = run.directory / "attacks" / f"{key.replace('/', '-')}.json"
         path.unlink()
     monkeypatch.setattr(Stage, "adversary", refuse)
     cells = attack_cells(run.opened)
-    assert {c.id: c.to_json() for c in cells} == before
+    assert {c.id: c.plain() for c in cells} == before
     assert {load_json(p)["id"] for p in (run.directory / "attacks").glob("*.json")} >= before.keys()
     assert before
     assert run.timings.keys().isdisjoint(before)
@@ -198,7 +198,7 @@ def test_one_thread_or_an_accelerator_starts_no_process(
 
     monkeypatch.setattr(runner, "attack_pool", refuse)
     made = fdaudit.run({**SPEC, "threads": 1}, tmp_path / "run")
-    assert {c["status"] for c in made.result["cells"]} <= {"run", "inconclusive", "not-requested"}
+    assert {c["status"] for c in made.result.plain()["cells"]} <= {"run", "inconclusive", "not-requested"}
 
 
 def test_processes_are_ready_when_the_federation_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -39,7 +39,7 @@ def hooked(**hooks):
 
 
 def cells(run):
-    return {c["id"]: c for c in Run(run).result["cells"]}
+    return {c["id"]: c for c in Run(run).result.plain()["cells"]}
 
 
 # -- controls -----------------------------------------------------------------------------------------------------

@@ -118,7 +118,7 @@ def test_a_killed_attack_costs_no_other_cell(once: bool, site: Path, tmp_path: P
             flag.unlink()
 
     run = fdaudit.run(SPEC, tmp_path / "run", tick=tick)
-    asked = {c["attack"]: c for c in run.result["cells"] if c["status"] != "not-requested"}
+    asked = {c["attack"]: c for c in run.result.plain()["cells"] if c["status"] != "not-requested"}
     assert said.count("attacks (hungry: again, alone)") == 1
     assert {asked[name]["status"] for name in ("gap", "loss-threshold")} <= {"run", "inconclusive"}
     if once:

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from fdaudit.reports.schema import Control, Controls
 from fdaudit.reports.verdict import judge
 
 import fdaudit
 from fdaudit.evaluation.controls.rehearsed import tossed_anew
+from fdaudit.result import Control, Controls
 from fdaudit.rng import SecretStream
 
 from ..reports.test_verdict import cell, figure
@@ -61,7 +61,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> fdaudit.Run:
 
 @pytest.mark.thorough
 def test_what_is_expected_stands_beside_what_was_found(run: fdaudit.Run) -> None:
-    cells = {c["id"]: c for c in run.result["cells"] if c["status"] in ("run", "inconclusive")}
+    cells = {c["id"]: c for c in run.result.plain()["cells"] if c["status"] in ("run", "inconclusive")}
     strong = cells["server/update-projection"]
     (expected,) = strong["controls"]["power"]["figures"]
     found = next(f for f in strong["figures"] if f["name"] == "auc")

@@ -126,7 +126,7 @@ def test_what_a_client_answered_is_charged_to_whoever_asked(tmp_path: Path) -> N
     }
     attack = [{"name": "loss-threshold", "adversaries": ["server"]}]
     run = fdaudit.run(spec(attacks=attack, victims=2), tmp_path / "raw")
-    (cell,) = [c for c in run.result["cells"] if c["status"] in ("run", "inconclusive")]
+    (cell,) = [c for c in run.result.plain()["cells"] if c["status"] in ("run", "inconclusive")]
     assert cell["queries"]["asked"] == ["client/0", "client/1"]
     guarded = fdaudit.run(spec(attacks=attack, victims=2, defenses=[private]), tmp_path / "guarded")
     assert guarded.ledger("server").finite

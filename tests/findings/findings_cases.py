@@ -189,4 +189,4 @@ def attacked(folder: Path, mode: str, place: str = "") -> tuple[Path, dict[str, 
     }
     with installed(folder / f"site-{mode}"), forked_attackers():
         run = fdaudit.run(spec, folder / mode)
-    return run.directory, next(c for c in run.result["cells"] if c["attack"] == "finder")
+    return run.directory, next(c for c in run.result.plain()["cells"] if c["attack"] == "finder")

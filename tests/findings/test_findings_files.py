@@ -58,7 +58,7 @@ def test_an_attack_that_dies_when_it_is_run_again_takes_no_evidence_with_it(tmp_
         withhold=["sample_count"],
     )
     run = fdaudit.run(spec, tmp_path / "run")
-    before = run.result["checks"]
+    before = run.result.plain()["checks"]
     assert before[0]["evidence"]
     real = os.replace
 
@@ -71,7 +71,7 @@ def test_an_attack_that_dies_when_it_is_run_again_takes_no_evidence_with_it(tmp_
         patch.setattr(os, "replace", mortal)
         assert isinstance(error_of(lambda: fdaudit.attack("loss-threshold", run, "server")), _Killed)
     fdaudit.run(None, run.directory, resume=True)
-    after = fdaudit.load(run.directory).result["checks"]
+    after = fdaudit.load(run.directory).result.plain()["checks"]
     assert after == before, f"the check of ε rests on {after[0]['evidence']} after a kill"
 
 

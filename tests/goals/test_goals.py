@@ -17,9 +17,10 @@ from fdaudit.goals.guess import Real
 from fdaudit.isolation.frames import MalformedError, Tensors
 from fdaudit.isolation.schema import guesses_of, packed_guesses
 from fdaudit.planning.ladder import BRING
-from fdaudit.result import gates
+from fdaudit.result import Cell, Target, check_gates
 from fdaudit.scoring.goals import SCORERS
 from fdaudit.spec.schema import GateSpec
+from fdaudit.types import Figure
 
 
 def test_every_goal_has_a_scorer_and_a_rule() -> None:
@@ -46,15 +47,18 @@ def test_the_gates_of_a_spec_are_those_of_the_goals() -> None:
     assert list(GateSpec.model_fields)[: len(named)] == named
     for goal in GOALS.values():
         for name, gate in goal.gates.items():
-            figure = {"name": gate.figure, "value": 0.5}
-            cell = {
-                "goal": goal.name,
-                "adversary": "server",
-                "status": "run",
-                "targets": [{"figures": [figure]}],
-            }
-            (row,) = gates({name: 0.5}, [cell])
-            assert (row["value"], row["passed"]) == (0.5, True)
+            figure = Figure(name=gate.figure, value=0.5)
+            cell = Cell(
+                protocol="fedavg",
+                adversary="server",
+                attack="mine",
+                goal=goal.name,
+                source="here",
+                status="run",
+                targets=(Target(target="client/0", figures=(figure,)),),
+            )
+            (row,) = check_gates({name: 0.5}, [cell])
+            assert (row.value, row.passed) == (0.5, True)
 
 
 def test_membership_alone_is_about_candidates() -> None:

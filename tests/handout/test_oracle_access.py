@@ -201,7 +201,7 @@ def test_attacks_do_not_change_what_a_view_costs(
     before = run.ledger(adversary)
     cell = fdaudit.attack("loss-threshold", run, adversary=adversary)
     assert cell.queries is not None
-    assert cell.queries["spent"] > 0
+    assert cell.queries.spent > 0
     assert fdaudit.load(run.directory).ledger(adversary) == before
 
 
@@ -234,7 +234,7 @@ def run_at(asked: dict[str, Any], folder: Path) -> RunDirectory:
 
 
 def test_the_result_names_who_may_ask(votes: fdaudit.Run) -> None:
-    told = {o["name"]: o["available_to"] for o in votes.result["oracles"]}
+    told = {o["name"]: o["available_to"] for o in votes.result.plain()["oracles"]}
     assert told == {"chosen-samples": ["server+aggregator"], "released-model": ["world"]}
 
 
@@ -276,6 +276,6 @@ def test_nobody_asks_a_model_that_the_budget_kept_from_being_published(tmp_path:
         privacy={"budget": {"epsilon": 1.5, "adversary": "world"}},
     )
     run = fdaudit.run(made, tmp_path / "run")
-    assert run.result["run"]["rounds"] < 30
+    assert run.result.plain()["run"]["rounds"] < 30
     assert run.ledger("world").epsilon == 0.0
     assert answering(run).oracle(["world"], "soft") is None

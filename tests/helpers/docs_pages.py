@@ -9,6 +9,7 @@ from pathlib import Path
 from types import ModuleType
 
 __all__ = [
+    "EXTRAS",
     "GENERATED",
     "GENERATOR",
     "PAGES",
@@ -23,6 +24,8 @@ __all__ = [
 ]
 
 ROOT = Path(__file__).parents[2]
+EXTRAS = ROOT / "examples" / "extras"
+"""The package of extensions that `docs/extending.md` speaks of."""
 _FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 

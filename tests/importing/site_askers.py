@@ -1,8 +1,8 @@
 """Askers that try to get records, classes and members out of a site's answers, and what each gets.
 
-`python -m tests.importing.site_askers` prints the table of `docs/red-team.md`. Each asker has the source code, may send
-any number of files, and spends the whole budget of the party that it asks about. Undefended means exact figures, as the
-auditor's own scorer gives them.
+`python -m tests.importing.site_askers` prints the rows of `docs/results/site-askers.csv`. Each asker has the source
+code, may send any number of files, and spends the whole budget of the party that it asks about. Undefended means exact
+figures, as the auditor's own scorer gives them.
 """
 
 from __future__ import annotations

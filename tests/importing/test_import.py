@@ -93,7 +93,7 @@ def test_a_recording_has_the_figures_of_its_run(source: Path, imported: Import) 
         params = {"iterations": 20, "restarts": 1} if name == "inverting-gradients" else {}
         one, other = (api.attack(name, each, **params) for each in (run, again))
         assert one.figures
-        assert one.to_json() == other.to_json()
+        assert one.plain() == other.plain()
 
 
 def test_an_imported_run_says_what_it_is(source: Path, imported: Import) -> None:
@@ -103,13 +103,13 @@ def test_an_imported_run_says_what_it_is(source: Path, imported: Import) -> None
     assert manifest["origin"] == "recording"
     assert set(manifest["files"]) == {"spec.yaml", "card.yaml"}
     assert not (run.directory / "utility.csv").exists()
-    card = run.result["run"]
+    card = run.result.plain()["run"]
     assert card["origin"] == "recording"
     assert card["recording"]["asserted_by"] == "the tests"
     assert any("never recorded" in line for line in card["recording"]["asserted"])
     missing = [rung["bring"] for rung in card["recording"]["ladder"] if not rung["there"]]
     assert missing == ["public samples"]
-    assert run.result["class_table"] == Run(source / "run").result["class_table"]
+    assert run.result.plain()["class_table"] == Run(source / "run").result.plain()["class_table"]
 
 
 def test_nothing_of_the_truth_lies_outside_the_vault(imported: Import) -> None:
@@ -129,8 +129,8 @@ def test_without_truth_each_attack_says_what_to_bring(imported: Import) -> None:
     assert "uses.jsonl" in cells["inverting-gradients"].reason
     assert "fdaudit design" in cells["lira-offline"].reason
     assert "records.npz" in cells["label-updates"].reason
-    assert run.result["class_table"] is None
-    assert len(run.result["exposure"]) > 4
+    assert run.result.plain()["class_table"] is None
+    assert len(run.result.plain()["exposure"]) > 4
 
 
 @pytest.mark.thorough
@@ -140,7 +140,7 @@ def test_without_a_network_nothing_that_needs_one_applies(imported: Import) -> N
     assert all(
         "under `model`" in cells[name].reason for name in ("gap", "dlg", "label-updates", "lira-online")
     )
-    assert run.result["run"]["model"] == "not stated"
+    assert run.result.plain()["run"]["model"] == "not stated"
 
 
 @pytest.mark.thorough
@@ -150,7 +150,7 @@ def test_without_auxiliary_records_gradients_are_inverted_all_the_same(here: Pat
     run = imported()
     cell = api.attack("inverting-gradients", run, iterations=20, restarts=1)
     assert cell.status == "run"
-    assert cell.controls == {}  # so that silence is never "no leak measured"
+    assert cell.controls is None  # so that silence is never "no leak measured"
     assert "auxiliary" in api.attack("label-updates", run).reason
 
 
@@ -164,8 +164,8 @@ def test_members_without_coins_have_no_p_value_and_a_blind_baseline(
     assert figures["auc_blind"].value is not None
     assert all(f.p is None for f in cell.figures)
     assert "no p-value" in figures["auc"].note.lower()
-    assert all(check["bound"] is None for check in run.result["checks"])
-    assert "no coins" in " ".join(run.result["limits"])
+    assert all(check["bound"] is None for check in run.result.plain()["checks"])
+    assert "no coins" in " ".join(run.result.plain()["limits"])
 
 
 # -- ε ------------------------------------------------------------------------------------------------------------
@@ -178,7 +178,9 @@ def test_no_declaration_in_a_record_lowers_epsilon(here: Path, imported: Import)
         for client in ("client/0", "client/1"):
             recorder.send(client, "server", "acme/statistics", {"v": np.ones(3)}, inputs=[])
     run = imported(truth=False, **OWN)
-    assert all(entry["epsilon"] is None for entry in run.result["ledger"] if entry["adversary"] == "server")
+    assert all(
+        entry["epsilon"] is None for entry in run.result.plain()["ledger"] if entry["adversary"] == "server"
+    )
 
 
 def test_no_epsilon_is_stated_for_a_world_that_the_record_does_not_name(here: Path, imported: Import) -> None:
@@ -188,8 +190,10 @@ def test_no_epsilon_is_stated_for_a_world_that_the_record_does_not_name(here: Pa
         recorder.round(0)
         recorder.send("client/0", "server", "acme/statistics", {"v": np.ones(3)})
     run = imported(truth=False, audit={"adversaries": ["server"]}, **OWN)
-    assert {entry["adversary"] for entry in run.result["ledger"]} == {"server"}
-    assert any("Every message is on record" in line for line in run.result["ledger"][0]["assumptions"])
+    assert {entry["adversary"] for entry in run.result.plain()["ledger"]} == {"server"}
+    assert any(
+        "Every message is on record" in line for line in run.result.plain()["ledger"][0]["assumptions"]
+    )
 
 
 def test_an_encrypted_transport_lowers_no_epsilon_unless_someone_answers_for_it(
@@ -197,7 +201,7 @@ def test_an_encrypted_transport_lowers_no_epsilon_unless_someone_answers_for_it(
 ) -> None:
     def eavesdropper(**card: Any) -> float | None:
         shutil.rmtree(here / "imported", ignore_errors=True)
-        entries = imported(truth=False, transport="encrypted", **card, **OWN).result["ledger"]
+        entries = imported(truth=False, transport="encrypted", **card, **OWN).result.plain()["ledger"]
         [entry] = [e for e in entries if e["adversary"] == "eavesdropper"]
         return entry["epsilon"]
 
@@ -228,9 +232,9 @@ def test_an_attested_defence_gives_a_finite_epsilon_that_names_who_answers(impor
     run = imported(
         attested=kinds, messages=[{"kind": "model_update", "sender": "client", "fixed_size": True}], **OWN
     )
-    ledger = {entry["adversary"]: entry for entry in run.result["ledger"]}
+    ledger = {entry["adversary"]: entry for entry in run.result.plain()["ledger"]}
     assert ledger["server"]["epsilon"] is not None
-    assert any("Acme's auditors" in line for line in run.result["run"]["recording"]["asserted"])
+    assert any("Acme's auditors" in line for line in run.result.plain()["run"]["recording"]["asserted"])
 
 
 def test_updates_of_adam_are_not_inverted_as_sums_of_gradients(imported: Import) -> None:
@@ -242,7 +246,7 @@ def test_updates_of_adam_are_not_inverted_as_sums_of_gradients(imported: Import)
 
 def test_a_claimed_history_is_the_accountants_epsilon(imported: Import) -> None:
     run = imported(claims=[{"history": [[1.1, 0.01, 1000]], "source": "Opacus", "delta": 1e-5}])
-    (claim,) = [check for check in run.result["checks"] if check["source"]]
+    (claim,) = [check for check in run.result.plain()["checks"] if check["source"]]
     from opacus.accountants import RDPAccountant
 
     accountant = RDPAccountant()
@@ -305,7 +309,7 @@ def test_labels_without_images_take_the_memory_of_labels(here: Path, imported: I
         recorder.round(0)
         recorder.send("client/0", "server", "class_counts", {"counts": np.ones(10)})
     run = imported(model=None, input_shape=[1, 3000, 3000], **OWN)  # gigabytes of zeros, were they made
-    assert run.result["class_table"] is not None
+    assert run.result.plain()["class_table"] is not None
     assert api.attack("label-counts", run).status == "run"
 
 
@@ -345,7 +349,9 @@ def test_a_learning_rate_that_the_updates_refute_is_found(here: Path, imported: 
 def test_records_that_the_updates_do_not_follow_from_are_noted(
     here: Path, imported: Import, wrong: str
 ) -> None:
-    assert not any("does not follow" in n for n in imported(**OWN).result["run"]["recording"]["notes"])
+    assert not any(
+        "does not follow" in n for n in imported(**OWN).result.plain()["run"]["recording"]["notes"]
+    )
     shutil.rmtree(here / "imported")
     lists, arrays = here / "truth" / "records.json", here / "truth" / "records.npz"
     value, held = json.loads(lists.read_bytes()), dict(np.load(arrays))
@@ -362,7 +368,7 @@ def test_records_that_the_updates_do_not_follow_from_are_noted(
     for client in value["clients"].values():
         del client["members"], client["non_members"]
     lists.write_bytes(canonical({**value, "design": None}) + b"\n")
-    notes = imported(**OWN).result["run"]["recording"]["notes"]
+    notes = imported(**OWN).result.plain()["run"]["recording"]["notes"]
     assert any("an update of one step, does not follow from its records" in note for note in notes)
 
 
@@ -382,7 +388,7 @@ def test_a_model_that_knows_none_of_the_records_is_noted(here: Path, imported: I
             model = {"head.0.weight": weight, "head.0.bias": np.zeros(10, np.float32)}
             recorder.send("server", "world", "model_parameters", model)
         run = imported(model={"name": "mlp", "params": {"widths": []}}, **OWN)
-        notes = run.result["run"]["recording"]["notes"]
+        notes = run.result.plain()["run"]["recording"]["notes"]
         assert any("always naming one class" in note for note in notes) == noted
         assert any("No attack reads acme/x" in note for note in notes)
         shutil.rmtree(here / "record")
@@ -405,7 +411,7 @@ def test_a_federation_that_diverged_is_imported(
         recorder.send("client/0", "server", "model_update", tensors, ["data", sent.seq], [0, 1])
     shutil.move(here / "more" / "uses.jsonl", here / "truth" / "uses.jsonl")
     run = imported(**OWN)
-    assert any("does not follow" in note for note in run.result["run"]["recording"]["notes"])
+    assert any("does not follow" in note for note in run.result.plain()["run"]["recording"]["notes"])
     assert api.attack("inverting-gradients", run, iterations=5, restarts=1).status != "run"
 
 
@@ -431,13 +437,13 @@ def test_counters_of_batches_are_left_aside(here: Path, source: Path, imported: 
 
 def test_fewer_rounds_than_planned_are_noted(imported: Import) -> None:
     card = {**OWN, "training": {**OWN["training"], "rounds": 9}}  # type: ignore[dict-item]
-    notes = imported(**card).result["run"]["recording"]["notes"]
+    notes = imported(**card).result.plain()["run"]["recording"]["notes"]
     assert any("plans 9 rounds, and 2 are on record" in note for note in notes)
 
 
 def test_coins_are_asserted_to_come_first(here: Path, imported: Import) -> None:
     made = with_coins(here / "truth")
-    told = imported().result["run"]["recording"]["asserted"]
+    told = imported().result.plain()["run"]["recording"]["asserted"]
     assert any("before the training" in line and made[:12] in line for line in told)
 
 
@@ -616,10 +622,11 @@ def test_a_killed_recording_is_imported_up_to_its_last_whole_round(here: Path, i
             recorder.send("client/0", "server", "acme/answer", {"v": np.ones(2)})
         shutil.copytree(here / "open", here / "record")  # what a kill leaves: round 1 is open
     run = imported(truth=False, **OWN)
-    about = run.result["run"]["recording"]
-    assert not about["closed"]
-    assert (about["rounds"], about["left_out"]) == (1, 2)
-    assert any("never closed" in note for note in about["notes"])
+    card = run.result.run
+    assert card.recording is not None
+    assert not card.recording.closed
+    assert (card.rounds, card.recording.left_out) == (1, 2)
+    assert any("never closed" in note for note in card.recording.notes)
 
 
 def test_a_missing_answer_is_noted(here: Path, imported: Import) -> None:
@@ -630,7 +637,7 @@ def test_a_missing_answer_is_noted(here: Path, imported: Import) -> None:
             for client in ("client/0", "client/1"):
                 if (t, client) != (1, "client/1"):
                     recorder.send(client, "server", "acme/answer", {"v": np.ones(2)})
-    notes = imported(truth=False, **OWN).result["run"]["recording"]["notes"]
+    notes = imported(truth=False, **OWN).result.plain()["run"]["recording"]["notes"]
     assert any("client/1 sends no acme/answer in round 1" in note for note in notes)
 
 
@@ -720,7 +727,7 @@ def test_a_site_map_undoes_another_numbering_of_the_clients(
             plan.records("client/0")[1].tolist() == Run(source / "run").plan.records("client/0")[1].tolist()
         )
     assert not any(
-        "does not follow from its records" in note for note in run.result["run"]["recording"]["notes"]
+        "does not follow from its records" in note for note in run.result.plain()["run"]["recording"]["notes"]
     )
 
 
@@ -729,7 +736,7 @@ def test_without_a_site_map_exchanged_sites_are_noted(here: Path, imported: Impo
     clients = value["clients"]
     value |= {"clients": {"client/0": clients["client/1"], "client/1": clients["client/0"]}, "design": None}
     (here / "truth" / "records.json").write_bytes(canonical(value) + b"\n")
-    notes = imported().result["run"]["recording"]["notes"]
+    notes = imported().result.plain()["run"]["recording"]["notes"]
     assert any(
         "does not follow from its records" in note and "which site is which client" in note for note in notes
     )

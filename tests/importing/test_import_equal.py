@@ -78,7 +78,7 @@ def each_protocol() -> list[Any]:
 def test_a_recording_has_every_figure_of_its_run(protocol: str, tmp_path: Path) -> None:
     run = api.run(spec_of(protocol), tmp_path / "run")
     rerecord(run, tmp_path)
-    if not run.result["run"]["messages"]:
+    if not run.result.plain()["run"]["messages"]:
         with pytest.raises(RunError, match="no closed round"):
             fdaudit.import_record(tmp_path / "record", tmp_path / "imported", card=card_of(run))
         return
@@ -91,8 +91,8 @@ def test_a_recording_has_every_figure_of_its_run(protocol: str, tmp_path: Path) 
         audit={**audit_of(run), "attacks": "all"},
         seed_from=tmp_path / "run",
     )
-    found = {cell.id: cell.to_json() for cell in _attacked(again)}
-    expected = {cell["id"]: cell for cell in run.result["cells"]}
+    found = {cell.id: cell.plain() for cell in _attacked(again)}
+    expected = {cell["id"]: cell for cell in run.result.plain()["cells"]}
     assert found.keys() == expected.keys()
     compared = [name for name, cell in expected.items() if not needs_a_clients_model(cell)]
     assert {n: found[n]["status"] for n in compared} == {n: expected[n]["status"] for n in compared}
@@ -105,7 +105,7 @@ def test_a_recording_has_every_figure_of_its_run(protocol: str, tmp_path: Path) 
 
 
 def _traffic(run: Run) -> list[tuple[str, str, int]]:
-    return [(row["kind"], row["sender_role"], row["messages"]) for row in run.result["wire"]]
+    return [(row["kind"], row["sender_role"], row["messages"]) for row in run.result.plain()["wire"]]
 
 
 def _attacked(run: Run) -> list[Any]:

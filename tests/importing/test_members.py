@@ -57,7 +57,7 @@ def attacked(design: Path, folder: Path, steps: int) -> tuple[Figure, dict[str, 
         audit={"profile": "quick", "threads": 1, "victims": 2, "attacks": [{"name": "loss-threshold"}]},
     )
     cell = api.attack("loss-threshold", run, "world")
-    [check] = [check for check in run.result["checks"] if check["source"]]
+    [check] = [check for check in run.result.plain()["checks"] if check["source"]]
     return next(f for f in cell.figures if f.name == "auc"), check
 
 

@@ -47,7 +47,7 @@ def test_figures_come_back_and_no_record(made: Two, tmp_path: Path) -> None:
     assert figures == {"psnr_gain": 20.0, "psnr": 30.0}
     assert cell.params["scored_by"] != "unsigned"
     assert (cell.params["asked"], cell.params["asked_elsewhere"]) == (1, 0)
-    assert "external-inverting-gradients" in {c["attack"] for c in run.result["cells"]}
+    assert "external-inverting-gradients" in {c["attack"] for c in run.result.plain()["cells"]}
     assert "could reconstruct private training inputs" in fdaudit.report(run).read_text("utf-8")
 
 

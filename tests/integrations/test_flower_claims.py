@@ -85,7 +85,7 @@ def checked(strategy: Any, claim: dict[str, Any], design: Path, folder: Path) ->
         audit={"profile": "quick", "threads": 1, "victims": 2},
     )
     api.attack("loss-threshold", run, "world")
-    [found] = [c for c in run.result["checks"] if c["source"] == claim["source"]]
+    [found] = [c for c in run.result.plain()["checks"] if c["source"] == claim["source"]]
     return dict(found)
 
 

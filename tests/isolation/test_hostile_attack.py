@@ -148,7 +148,7 @@ def test_it_is_run_from_the_command_line_too(run, installed, tmp_path):
         adversaries=["world"],
     )
     made = fdaudit.run(wanted, tmp_path / "run")
-    found = {c["id"]: c for c in made.result["cells"] if c["status"] != "not-requested"}
+    found = {c["id"]: c for c in made.result.plain()["cells"] if c["status"] != "not-requested"}
     assert found["world/hostile"]["status"] == "inconclusive"  # its guesses are all alike
     assert found["world/hostile"]["queries"]["spent"] == 0
     assert found["world/loss-threshold"]["status"] == "run"
@@ -168,7 +168,7 @@ def test_a_question_and_a_guess_of_a_class_of_its_own_are_plain_here(run):
     cell = cell_of(run, "subclass")
     assert cell.status == "inconclusive", cell.reason
     assert cell.queries is not None
-    assert (cell.queries["spent"], cell.queries["asked"]) == (5, ["oracle"])
+    assert (cell.queries.spent, cell.queries.asked) == (5, ("oracle",))
     assert not Path("/tmp/fdaudit-was-here").exists()  # where the plug-in would have left it
 
 

@@ -144,7 +144,7 @@ def audited(tmp_path_factory):
             perform(wanted, run)
         finally:
             del HOOKS["spy"]
-    cells = Run(run).result["cells"]
+    cells = Run(run).result.plain()["cells"]
     assert [
         c["reason"] for c in cells if c["status"] == "failed"
     ] == []  # whatever `look` raised would hide there

@@ -143,7 +143,7 @@ def test_bytes_are_counted_once_for_each_receiver() -> None:
         _message(3, "client/1", (), "release", 999),
         _message(4, "client/2", ("server",), "silence", 0),
     ]
-    table = {(row.kind, row.sender): (row.messages, row.bytes) for row in bytes_on_wire(iter(messages))}
+    table = {(row.kind, row.sender_role): (row.messages, row.bytes) for row in bytes_on_wire(iter(messages))}
     assert table == {
         ("model_parameters", "server"): (1, 300),
         ("logits", "client"): (2, 15),

@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from fdaudit.metrics import clopper_pearson, near_chance
+from fdaudit.result import CurvePoint, FinalUtility
+from fdaudit.types import Figure
 
 LABELS = [0] * 30 + [1] * 50 + [2] * 20  # always naming class 1 reaches 50 %
 
 
-def row(party: str, right: int, line: str = "fedkd", n: int = 100) -> dict[str, Any]:
-    found = clopper_pearson(right, n)
-    return {
-        "line": line,
-        "party": party,
-        "figure": {"value": right / n, "low": found.low, "high": found.high},
-    }
+def row(party: str, right: int, line: str = "fedkd", n: int = 100) -> FinalUtility:
+    interval = clopper_pearson(right, n)
+    figure = Figure(name="accuracy", value=right / n, low=interval.low, high=interval.high)
+    return FinalUtility(line=line, party=party, figure=figure)
 
 
-def at(number: int, value: float, party: str = "server") -> dict[str, Any]:
-    return {"line": "fedkd", "round": number, "party": party, "accuracy": value, "mean_auc": value}
+def at(number: int, value: float, party: str = "server") -> CurvePoint:
+    return CurvePoint(line="fedkd", round=number, party=party, accuracy=value)
 
 
 @pytest.mark.parametrize(("right", "warned"), [(10, True), (50, True), (58, True), (62, False), (95, False)])
@@ -56,7 +53,8 @@ def test_reference_lines_do_not_count() -> None:
     ("value", "low", "warned"), [(0.6, 0.48, True), (0.6, 0.52, False), (0.49, None, True)]
 )
 def test_of_several_labels_the_level_is_one_half(value: float, low: float | None, warned: bool) -> None:
-    rows = [{"line": "fedkd", "party": "server", "figure": {"value": value, "low": low}}]
+    figure = Figure(name="mean_auc", value=value, low=low)
+    rows = [FinalUtility(line="fedkd", party="server", figure=figure)]
     assert bool(near_chance(rows, [], "fedkd", None)) == warned
 
 

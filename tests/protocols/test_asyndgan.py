@@ -141,16 +141,16 @@ def test_masks_sent_in_clear_are_found_by_the_audit(tmp_path):
         adversaries=["server", "world"],
     )
     made = fdaudit.run(spec, tmp_path / "run")
-    cells = {c["adversary"]: c for c in made.result["cells"] if c["attack"] == "label-counts"}
+    cells = {c["adversary"]: c for c in made.result.plain()["cells"] if c["attack"] == "label-counts"}
     assert cells["server"]["status"] == "run", cells["server"]["reason"]
     (distance,) = [f for f in cells["server"]["figures"] if f["name"] == "label_tv_mean"]
     assert distance["value"] < 0.05
     assert cells["world"]["status"] == "not-applicable"
-    compared = {c["adversary"]: c for c in made.result["cells"] if c["attack"] == "pixel-comparison"}
+    compared = {c["adversary"]: c for c in made.result.plain()["cells"] if c["attack"] == "pixel-comparison"}
     assert compared["world"]["status"] == "not-applicable"
     assert compared["server"]["status"] == "run", compared["server"]["reason"]
     figures = {f["name"]: f for f in compared["server"]["figures"]}
     assert figures["psnr_gain"]["low"] > 1
     assert figures["identification"]["p"] < 0.001
-    ledger = {e["adversary"]: e for e in json.loads(json.dumps(made.result["ledger"]))}
+    ledger = {e["adversary"]: e for e in json.loads(json.dumps(made.result.plain()["ledger"]))}
     assert ledger["server"]["epsilon"] is None or ledger["server"]["epsilon"] == float("inf")

@@ -157,7 +157,8 @@ def test_a_red_team_is_handed_the_labels(tmp_path: Any) -> None:
     plan = done.opened.plan
     assert torch.equal(handed["y"], plan.dataset.y[plan.splits.proxy])
     assert any(
-        "public samples and their labels before the first message" in line for line in done.result["limits"]
+        "public samples and their labels before the first message" in line
+        for line in done.result.plain()["limits"]
     )
 
 

@@ -166,12 +166,14 @@ def test_a_kind_of_its_own_is_private_untested_and_of_telling_size(tmp_path: Pat
     )
     assert run.verify() == []
     (row,) = (
-        r for r in run.result["exposure"] if (r["party"], r["kind"]) == ("server", "acme/prototype-bank")
+        r
+        for r in run.result.plain()["exposure"]
+        if (r["party"], r["kind"]) == ("server", "acme/prototype-bank")
     )
     assert (row["direction"], row["private"]) == ("received", True)
     assert "no attack knows" in row["unread"]
     assert ("acme/prototype-bank", "client") not in fixed_sizes(run.plan)
-    (server,) = (e for e in run.result["ledger"] if e["adversary"] == "server")
+    (server,) = (e for e in run.result.plain()["ledger"] if e["adversary"] == "server")
     assert server["epsilon"] is None
 
 
@@ -306,8 +308,8 @@ def test_the_outside_package_is_the_shipped_protocol(package: Path, tmp_path: Pa
 def test_fedgen_s_parts_are_tested_or_said_to_be_untested(share: str, tmp_path: Path) -> None:
     asked = fedgen(share, attacks=[{"name": "update-projection"}, {"name": "generator-leakage"}])
     run = fdaudit.run(asked, tmp_path / "run")
-    cells = {c["attack"]: c for c in run.result["cells"] if c["status"] != "not-requested"}
-    unread = {r["kind"] for r in run.result["exposure"] if r["party"] == "server" and r["unread"]}
+    cells = {c["attack"]: c for c in run.result.plain()["cells"] if c["status"] != "not-requested"}
+    unread = {r["kind"] for r in run.result.plain()["exposure"] if r["party"] == "server" and r["unread"]}
     if share == "all":
         assert {c["status"] for c in cells.values()} <= {"run", "inconclusive"}
         assert unread == set()
@@ -322,7 +324,7 @@ def test_fedgen_s_parts_are_tested_or_said_to_be_untested(share: str, tmp_path: 
 def test_fedgen_audits_without_a_failed_cell(share: str, tmp_path: Path) -> None:
     adversaries = ["server", "client/1", "eavesdropper", "world", "server+client/1"]
     run = fdaudit.run(fedgen(share, attacks="all", adversaries=adversaries), tmp_path / "run")
-    cells = run.result["cells"]
+    cells = run.result.plain()["cells"]
     assert {c["adversary"] for c in cells} == set(adversaries)
     assert {c["id"]: c["reason"] for c in cells if c["status"] == "failed"} == {}
     assert all(c["reason"] for c in cells if c["status"] == "not-applicable")

@@ -14,6 +14,8 @@ from fdaudit.reports.class_bands import BAND, class_bands
 from fdaudit.reports.security import render_report
 from PIL import Image
 
+from fdaudit.result import read
+
 from ..helpers.browser import Browser, axe, chromium
 from ..helpers.report_cases import FIXTURES, TIMINGS, Document, load
 
@@ -80,7 +82,7 @@ def test_no_records_give_no_table() -> None:
 def test_a_dataset_s_name_is_text(name: str) -> None:
     raw = load()
     raw["run"]["dataset"] = f"folder:{name}"
-    page = render_report(raw, FIXTURES, {})
+    page = render_report(read(raw), FIXTURES, {})
     assert f"folder:{name}" in Document(page).text
     assert "<b>x</b>" not in page
 
@@ -91,7 +93,7 @@ def test_no_caption_runs_into_the_next_sentence() -> None:
         for target in cell["targets"]:
             for image in target.get("images") or ():
                 image |= {"rank": 1, "gallery": 9}
-    text = Document(render_report(raw, FIXTURES, {})).text
+    text = Document(render_report(read(raw), FIXTURES, {})).text
     assert "is picked out. " in text
     assert "is picked out.T" not in text
     assert "is picked out.A" not in text
@@ -110,7 +112,7 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
 def report(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Path:
     folder = tmp_path_factory.mktemp("shape")
     path = folder / "index.html"
-    write_report(with_portraits(of_classes(request.param), folder), folder, path, TIMINGS)
+    write_report(read(with_portraits(of_classes(request.param), folder)), folder, path, TIMINGS)
     return path
 
 
@@ -168,10 +170,10 @@ def test_class_names_stand_beside_their_numbers_and_in_no_public_page() -> None:
         for target in cell["targets"]:
             for image in target.get("images") or ():
                 image |= {"true_label": 1, "guessed_label": 0}
-    page = render_report(raw, FIXTURES, {})
+    page = render_report(read(raw), FIXTURES, {})
     assert "<li>0 <b>adipose tissue</b></li>" in page
     assert "<li>1 <b>&lt;b&gt;x&lt;/b&gt;</b></li>" in page
     assert f"<b>{'y' * 60}… (+20 characters)</b>" in page
     assert "class 1 (&lt;b&gt;x&lt;/b&gt;), guessed 0 (adipose tissue)" in page
-    public = render_report(raw, FIXTURES, {}, public=True)
+    public = render_report(read(raw), FIXTURES, {}, public=True)
     assert "adipose" not in public

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 import re
 import shutil
@@ -15,10 +14,10 @@ import pytest
 from fdaudit.reports import render_comparison, render_report, write_comparison
 from fdaudit.reports.compare_page import to_json
 from fdaudit.reports.comparison import Entry, compare
-from fdaudit.reports.schema import read
 
 import fdaudit
 from fdaudit.errors import UsageError
+from fdaudit.result import read
 
 from ..helpers.report_cases import FIXTURES, TIMINGS, Document, load, minimal, numbers
 from ..helpers.run_cases import cli, finished
@@ -228,7 +227,7 @@ def test_the_page_is_closed_and_links_to_the_reports() -> None:
     policy = [a["content"] for t, a in page.elements if a.get("http-equiv") == "Content-Security-Policy"]
     (report,) = [
         a["content"]
-        for t, a in Document(render_report(load(), FIXTURES, TIMINGS)).elements
+        for t, a in Document(render_report(read(load()), FIXTURES, TIMINGS)).elements
         if a.get("http-equiv") == "Content-Security-Policy"
     ]
     assert policy == [report]
@@ -290,7 +289,7 @@ def test_runs_are_compared_as_they_lie_on_disk(pair: tuple[fdaudit.Run, ...], tm
     assert [run["name"] for run in value["runs"]] == ["a: #1", "b"]
     for run, made in zip(value["runs"], pair, strict=True):
         assert run["head"] == json.loads((made.directory / "manifest.json").read_bytes())["head"]
-        assert run["bytes"]["total"] == sum(w["bytes"] for w in made.result["wire"])
+        assert run["bytes"]["total"] == sum(w["bytes"] for w in made.result.plain()["wire"])
         assert (
             run["accuracy"]["server"]["value"] == made.utility.iloc[-1 if made is pair[0] else 1]["accuracy"]
         )
@@ -310,7 +309,7 @@ def test_compare_refuses(pair: tuple[fdaudit.Run, ...], tmp_path: Path) -> None:
 
 
 def test_a_result_off_its_schema_names_the_run(pair: tuple[fdaudit.Run, ...], tmp_path: Path) -> None:
-    broken = copy.deepcopy(pair[1].result)
+    broken = pair[1].result.plain()
     del broken["run"]["head"]
     directory = Path(shutil.copytree(pair[1].directory, tmp_path / "broken"))
     (directory / "result.json").write_text(json.dumps(broken))

@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import pytest
 from fdaudit.reports.front import front
-from fdaudit.reports.schema import Cell, LedgerEntry
 from fdaudit.reports.summary import summarise
 from fdaudit.reports.verdict import judge_all
 
+from fdaudit.result import Cell, LedgerEntry
 from fdaudit.types import Figure
 
 from .test_inheritance import cell, received, result

@@ -10,12 +10,12 @@ import pytest
 from fdaudit.reports.findings import ACCESS, SEVERITIES, severity
 from fdaudit.reports.front import front
 from fdaudit.reports.inheritance import standings
-from fdaudit.reports.schema import read
 from fdaudit.reports.security import render_report
 from fdaudit.reports.summary import summarise
 from fdaudit.reports.verdict import judge_all
 
 from fdaudit.goals import GOALS
+from fdaudit.result import read
 
 from ..helpers.report_cases import FIXTURES, Document, load
 
@@ -213,7 +213,7 @@ def test_a_possible_leak_is_told_as_open() -> None:
 def test_a_model_near_chance_is_in_the_headline(public: bool) -> None:
     raw = load()
     raw["utility"]["warnings"] = ["The model of the server ends near chance: it has 10.4 %."]
-    text = Document(render_report(raw, FIXTURES, {}, public=public)).sections["summary"]
+    text = Document(render_report(read(raw), FIXTURES, {}, public=public)).sections["summary"]
     assert "The model is near chance on test records." in text
     assert ("10.4 %" in text) != public
 
@@ -243,7 +243,7 @@ def test_severity_is_the_product_that_is_printed() -> None:
 @pytest.mark.parametrize(("adversaries", "drawn"), [(3, 3), (7, 5)])
 def test_the_five_gravest_findings_have_their_figures(adversaries: int, drawn: int) -> None:
     made = leaking({f"client/{k}": k / 1000 for k in range(adversaries)})
-    page = render_report(made.model_dump(mode="json", by_alias=True), FIXTURES, {})
+    page = render_report(made, FIXTURES, {})
     findings = page[page.index('<section id="findings"') :].partition("</section>")[0]
     assert findings.count('<article class="cell"') == adversaries
     assert findings.count("<figure") == drawn

@@ -9,13 +9,13 @@ from fdaudit.reports.comparison import Entry, compare
 from fdaudit.reports.document import document
 from fdaudit.reports.inheritance import standings
 from fdaudit.reports.public import public
-from fdaudit.reports.schema import Cell, Control, Controls, Exposure, Result, Target, ViewRow
 from fdaudit.reports.summary import summarise
 from fdaudit.reports.verdict import LEVELS, judge_all
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 from fdaudit.cli.verdicts import verdicts
+from fdaudit.result import Cell, Control, Controls, Exposure, Result, Target, ViewRow
 from fdaudit.types import Figure
 
 from ..helpers.report_cases import minimal
@@ -367,6 +367,6 @@ def test_page_public_page_comparison_and_console_agree_on_what_was_not_tested() 
     assert summarise(shown, findings).level == "not-tested"
     (row,) = compare([Entry(name="one", result=made)]).rows
     assert [o.finding.level for o in row.outcomes if o.finding] == ["not-tested"]
-    lines = list(verdicts(json.loads(made.model_dump_json(by_alias=True))))
+    lines = list(verdicts(made))
     assert lines[-1].startswith("server, membership: not tested.")
     assert "logit_cotangents: no attack reads it" in lines[-1]

@@ -15,6 +15,7 @@ from fdaudit.audit.published import PUBLISHED, publish_once
 from fdaudit.errors import RunError
 from fdaudit.metrics import score_membership
 from fdaudit.metrics.membership import MembershipScore
+from fdaudit.result import read
 
 from ..helpers.public_attacker import by_curve, by_regression, drawn, listed, marked, numbers_of
 from ..helpers.report_cases import FIXTURES, load
@@ -75,7 +76,7 @@ def cell_of(
         part = slice(k * PAIRS, (k + 1) * PAIRS)
         one = scored(scores.reshape(2, -1)[:, part].reshape(-1), first[part], seed)
         roc = {"fpr": one.roc.fpr.tolist(), "tpr": one.roc.tpr.tolist()} if curves else None
-        target = {"target": f"client/{k}", "images": None, "roc": roc, "figures": plain(one)}
+        target = {"target": f"client/{k}", "roc": roc, "figures": plain(one)}
         cell["targets"].append(target)
     return cell
 
@@ -84,8 +85,8 @@ def outputs(raw: dict[str, Any], *, public: bool) -> tuple[str, Any]:
     """The page and the document of a report."""
     timings = {"world/owned": 1.5}
     return (
-        render_report(raw, FIXTURES, timings, public=public),
-        json.loads(report_json(raw, timings, public=public)),
+        render_report(read(raw), FIXTURES, timings, public=public),
+        json.loads(report_json(read(raw), timings, public=public)),
     )
 
 
@@ -178,7 +179,7 @@ def test_many_guesses_from_outside_have_one_public_outcome() -> None:
 
 def test_a_second_public_page_with_other_outcomes_is_refused(tmp_path: Path) -> None:
     (tmp_path / "vault").mkdir()
-    first, second = (public_outcomes(leaking(load(), auc)) for auc in (0.6, 0.8))
+    first, second = (public_outcomes(read(leaking(load(), auc))) for auc in (0.6, 0.8))
     assert first != second
     publish_once(tmp_path, first)
     publish_once(tmp_path, first)

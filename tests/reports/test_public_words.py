@@ -10,6 +10,8 @@ import pytest
 from fdaudit.reports.local_names import HIDDEN, settings, without_paths
 from fdaudit.reports.security import render_report, report_json
 
+from fdaudit.result import read
+
 from ..helpers.report_cases import FIXTURES, TIMINGS, load
 
 SECRET = "alice-s-laptop"
@@ -30,8 +32,8 @@ FREE = (
 
 def public(raw: dict[str, Any], **changes: Any) -> tuple[str, str]:
     return (
-        render_report(raw, FIXTURES, {**TIMINGS, **changes}, public=True),
-        report_json(raw, {**TIMINGS, **changes}, public=True),
+        render_report(read(raw), FIXTURES, {**TIMINGS, **changes}, public=True),
+        report_json(read(raw), {**TIMINGS, **changes}, public=True),
     )
 
 
@@ -43,7 +45,7 @@ def test_words_of_the_run_are_left_out(place: tuple[Any, ...]) -> None:
     for step in place[:-1]:
         part = part[step]
     part[place[-1]] = TEXT
-    assert SECRET in report_json(copy.deepcopy(raw), TIMINGS)
+    assert SECRET in report_json(read(copy.deepcopy(raw)), TIMINGS)
     assert [SECRET in text for text in public(raw)] == [False, False]
 
 

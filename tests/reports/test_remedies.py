@@ -9,8 +9,9 @@ import fdaudit.attacks
 import pytest
 from fdaudit.reports.goals import RULES
 from fdaudit.reports.remedies import ENCRYPT, REMEDIES, WAYS, carried, remedy, way
-from fdaudit.reports.schema import Exposure, read
 from fdaudit.reports.verdict import Finding, judge
+
+from fdaudit.result import Exposure, read
 
 from ..helpers.report_cases import minimal
 

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from fdaudit.protocols import REGISTRY
 from fdaudit.reports.remedies import without_epsilon
-from fdaudit.reports.schema import Result, read
 
 import fdaudit
+from fdaudit.result import Result, read
 
 from ..planning.test_presets import PROTOCOLS, WITHOUT, spec
 

@@ -23,6 +23,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fdaudit.errors import UsageError
+from fdaudit.result import read
 
 from ..helpers.report_cases import FIXTURES, SECTIONS, TIMINGS, Document, load, minimal, numbers
 
@@ -43,7 +44,7 @@ SCRIPT = Path(__file__).parents[2] / "reports" / "templates" / "report.js"
 
 
 def render(raw: dict[str, Any]) -> str:
-    return render_report(raw, FIXTURES, TIMINGS)
+    return render_report(read(raw), FIXTURES, TIMINGS)
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +60,7 @@ def test_every_section_is_there_and_says_something(page: str) -> None:
 
 
 def test_the_least_result_still_fills_every_section() -> None:
-    document = Document(render_report(minimal(), FIXTURES, {}))
+    document = Document(render_report(read(minimal()), FIXTURES, {}))
     assert tuple(document.sections) == SECTIONS
     for name, text in document.sections.items():
         assert len(text.split()) > 8, name
@@ -68,7 +69,7 @@ def test_the_least_result_still_fills_every_section() -> None:
 
 def test_every_marked_number_is_in_the_result_and_shown_rounded_rightly(page: str) -> None:
     document = Document(page)
-    known = set(numbers(json.loads(report_json(load(), TIMINGS))))
+    known = set(numbers(json.loads(report_json(read(load()), TIMINGS))))
     assert len(document.marked) > 150
     for value, text in document.marked:
         assert value in known, (value, text)
@@ -117,7 +118,7 @@ def test_every_cell_is_covered_with_its_reason(page: str) -> None:
 def test_a_cell_without_a_time_was_not_run_or_has_no_record_of_it() -> None:
     raw = load()
     next(c for c in raw["cells"] if not c["figures"])["status"] = "not-requested"
-    text = Document(render_report(raw, FIXTURES, {})).sections["reasons"]
+    text = Document(render_report(read(raw), FIXTURES, {})).sections["reasons"]
     assert text.count("not run") == 1
     assert text.count("no record") == len(raw["cells"]) - 1
 
@@ -284,11 +285,11 @@ def test_only_small_pngs_are_shown(tmp_path: Path) -> None:
 
 def test_a_report_whose_image_is_out_of_bounds_is_refused_and_nothing_is_written(tmp_path: Path) -> None:
     raw, path = load(), tmp_path / "report" / "security.html"
-    write_report(raw, FIXTURES, path, TIMINGS)
+    write_report(read(raw), FIXTURES, path, TIMINGS)
     before = path.read_bytes()
     raw["cells"][0]["targets"][0]["images"][0]["guess"] = "../conftest.py"
     with pytest.raises(UsageError, match="leaves the run directory"):
-        write_report(raw, FIXTURES, path, TIMINGS)
+        write_report(read(raw), FIXTURES, path, TIMINGS)
     assert path.read_bytes() == before
     assert sorted(os.listdir(path.parent)) == ["security-appendix.html", "security.html", "security.json"]
 
@@ -302,7 +303,7 @@ def test_an_interrupted_write_leaves_the_old_report(tmp_path: Path, monkeypatch:
 
     monkeypatch.setattr(Path, "replace", fail)
     with pytest.raises(OSError, match="disk full"):
-        write_report(load(), FIXTURES, path, TIMINGS)
+        write_report(read(load()), FIXTURES, path, TIMINGS)
     assert path.read_text() == "old"
     assert os.listdir(tmp_path) == ["security.html"]
 
@@ -314,7 +315,7 @@ def test_the_same_result_gives_the_same_bytes(page: str) -> None:
         "import json, sys; from pathlib import Path; from fdaudit.reports import render_report;"
         "r = json.loads(sys.stdin.read()); f = Path(sys.argv[1]);"
         "sys.stdout.reconfigure(encoding='utf-8');"
-        "sys.stdout.write(render_report(json.loads((f / 'result.json').read_text()), f, r));"
+        "sys.stdout.write(render_report(read(json.loads((f / 'result.json').read_text())), f, r));"
         "assert 'torch' not in sys.modules"
     )
     environment = os.environ | {"PYTHONHASHSEED": "7", "PYTHONSAFEPATH": "1"}

@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 from fdaudit.reports import write_comparison, write_report
 
+from fdaudit.result import read
+
 from ..helpers.browser import Browser, axe, chromium
 from ..helpers.report_cases import APPENDIX, FIXTURES, MAIN, SECTIONS, TIMINGS, load
 from .test_comparison import distilled, entries
@@ -48,7 +50,7 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
 @pytest.fixture(scope="module")
 def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("report") / "security.html"
-    write_report(load(), FIXTURES, path, TIMINGS)
+    write_report(read(load()), FIXTURES, path, TIMINGS)
     return path
 
 
@@ -101,7 +103,7 @@ def test_the_keyboard_reaches_the_summary_first(browser: Browser, report: Path) 
 def test_hostile_text_runs_nothing(browser: Browser, tmp_path: Path, payload: str) -> None:
     raw = poison(load(), lambda text: payload if text else text)
     path = tmp_path / "security.html"
-    write_report(raw, FIXTURES, path, {payload: 1.0})
+    write_report(read(raw), FIXTURES, path, {payload: 1.0})
     page = browser.open(path, 390)
     assert page.errors == ()
     assert page.requests == (page.url,)
@@ -114,7 +116,7 @@ def test_hostile_text_runs_nothing(browser: Browser, tmp_path: Path, payload: st
 def test_names_of_ten_thousand_characters_do_not_break_the_layout(browser: Browser, tmp_path: Path) -> None:
     raw = poison(load(), lambda text: text + "w" * 10_000 if text else text)
     path = tmp_path / "security.html"
-    write_report(raw, FIXTURES, path, TIMINGS)
+    write_report(read(raw), FIXTURES, path, TIMINGS)
     for width in (390, 1280):
         assert browser.open(path, width).errors == ()
         assert browser.run("return document.documentElement.scrollWidth") <= width
@@ -217,7 +219,7 @@ def long_report(tmp_path: Path) -> Path:
         for cell in raw["cells"]
     ]
     path = tmp_path / "long.html"
-    write_report(raw | {"cells": cells}, FIXTURES, path, TIMINGS)
+    write_report(read(raw | {"cells": cells}), FIXTURES, path, TIMINGS)
     return path
 
 
@@ -280,7 +282,7 @@ def test_pictures_enlarge_and_close_by_escape(browser: Browser, report: Path) ->
 
 def test_a_script_that_is_not_the_page_s_own_does_not_run(browser: Browser, tmp_path: Path) -> None:
     path = tmp_path / "injected.html"
-    write_report(load(), FIXTURES, path, TIMINGS)
+    write_report(read(load()), FIXTURES, path, TIMINGS)
     page = path.read_text("utf-8").replace("</main>", "<script>document.title = 'owned'</script></main>")
     path.write_text(page, "utf-8")
     opened = browser.open(path)
@@ -290,7 +292,7 @@ def test_a_script_that_is_not_the_page_s_own_does_not_run(browser: Browser, tmp_
 
 def test_everything_is_there_without_the_script(browser: Browser, tmp_path: Path) -> None:
     path = tmp_path / "plain.html"
-    write_report(load(), FIXTURES, path, TIMINGS)
+    write_report(read(load()), FIXTURES, path, TIMINGS)
     whole = path.read_text("utf-8")
     path.write_text(re.sub(r"<script>.*?</script>", "", whole, flags=re.DOTALL), "utf-8")
     browser.open(path)

@@ -6,7 +6,7 @@ from typing import Any
 
 from fdaudit.reports import render_report
 
-from fdaudit.result import Cell, Confinement
+from fdaudit.result import Cell, Confinement, read, read_cell
 
 from ..helpers.report_cases import FIXTURES, TIMINGS, Document, load
 
@@ -15,13 +15,13 @@ SOME = Confinement(held=("network",), missing={"files": "the kernel has no Landl
 
 
 def text_of(raw: dict[str, Any]) -> str:
-    return " ".join(Document(render_report(raw, FIXTURES, TIMINGS)).text.split())
+    return " ".join(Document(render_report(read(raw), FIXTURES, TIMINGS)).text.split())
 
 
 def confined(*by: Confinement) -> dict[str, Any]:
     raw = load()
     for number, cell in enumerate(raw["cells"]):
-        cell["confinement"] = by[min(number, len(by) - 1)].to_json()
+        cell["confinement"] = by[min(number, len(by) - 1)].plain()
     return raw
 
 
@@ -55,5 +55,5 @@ def test_a_cell_keeps_how_it_was_confined() -> None:
         status="run",
         confinement=SOME,
     )
-    assert Cell.from_json(cell.to_json()) == cell
-    assert "confinement" not in Cell(**{**vars(cell), "confinement": None}).to_json()
+    assert read_cell(cell.plain(), "cell") == cell
+    assert "confinement" not in cell.model_copy(update={"confinement": None}).plain()

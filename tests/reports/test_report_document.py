@@ -12,15 +12,16 @@ from fdaudit.reports import render_report, report_json, write_report
 from fdaudit.reports.annex import DOCUMENTS, annex
 from fdaudit.reports.document import json_schema
 from fdaudit.reports.matrix import attack_matrix
-from fdaudit.reports.schema import Result, read
 from fdaudit.reports.verdict import LEVELS, judge_all
+
+from fdaudit.result import Result, read
 
 from ..helpers.docs_pages import page
 from ..helpers.report_cases import FIXTURES, TIMINGS, Document, load, minimal, numbers
 
 
 def as_json(raw: dict[str, Any], *, public: bool = False) -> dict[str, Any]:
-    value: dict[str, Any] = json.loads(report_json(raw, TIMINGS, public=public))
+    value: dict[str, Any] = json.loads(report_json(read(raw), TIMINGS, public=public))
     return value
 
 
@@ -48,7 +49,7 @@ def test_the_schema_refuses_what_is_no_report() -> None:
 
 
 def test_the_json_says_what_the_page_says() -> None:
-    text = " ".join(Document(render_report(load(), FIXTURES, TIMINGS)).text.split())
+    text = " ".join(Document(render_report(read(load()), FIXTURES, TIMINGS)).text.split())
     value = as_json(load())
     verdict = value["verdict"]
     said = [verdict["headline"], verdict["standing"]]
@@ -70,7 +71,7 @@ def test_the_json_holds_the_whole_result() -> None:
 
 
 def test_the_json_is_written_beside_the_page(tmp_path: Path) -> None:
-    write_report(load(), FIXTURES, tmp_path / "page.html", TIMINGS)
+    write_report(read(load()), FIXTURES, tmp_path / "page.html", TIMINGS)
     assert json.loads((tmp_path / "page.json").read_text("utf-8")) == as_json(load())
 
 
@@ -120,7 +121,7 @@ def test_the_public_variant_shows_no_record_and_no_class_count() -> None:
     raw["run"]["dataset"] = "npz:/home/auditor/secret/patients.npz"
     raw["run"]["dataset_provenance"] = "read from /home/auditor/secret/patients.npz"
     raw["run"]["spec"]["dataset"] = {"name": "npz:/home/auditor/secret/patients.npz", "root": "/home/auditor"}
-    page = render_report(raw, FIXTURES, TIMINGS, public=True)
+    page = render_report(read(raw), FIXTURES, TIMINGS, public=True)
     document, value = Document(page), as_json(raw, public=True)
     assert "Auditor-only" not in page
     assert "Public variant." in page
@@ -132,7 +133,7 @@ def test_the_public_variant_shows_no_record_and_no_class_count() -> None:
     result = value["result"]
     assert result["auditor_only"] is False
     assert result["class_table"] is None
-    assert all(t["images"] is None and t["shares"] is None for c in result["cells"] for t in c["targets"])
+    assert all(t["images"] == [] and t["shares"] is None for c in result["cells"] for t in c["targets"])
     assert len(result["withheld"]) > 0
     assert all(line in document.sections["system"] for line in result["withheld"])
 
@@ -154,7 +155,7 @@ def test_the_public_variant_keeps_every_finding() -> None:
 
 
 def test_the_annex_speaks_of_all_its_documents_and_certifies_nothing() -> None:
-    text = Document(render_report(load(), FIXTURES, TIMINGS)).sections["annex"]
+    text = Document(render_report(read(load()), FIXTURES, TIMINGS)).sections["annex"]
     assert "This is no certification" in text
     for document in DOCUMENTS:
         assert document.title in text
@@ -223,8 +224,8 @@ def test_every_place_that_the_annex_names_is_a_section() -> None:
 def test_the_system_card_states_the_release(release: str | None, said: str) -> None:
     raw = load()
     raw["run"]["release"] = release
-    card = Document(render_report(raw, FIXTURES, TIMINGS)).sections["system"]
+    card = Document(render_report(read(raw), FIXTURES, TIMINGS)).sections["system"]
     assert said in card
     raw["cells"] = [c for c in raw["cells"] if c["adversary"] != "world"]
-    unseen = Document(render_report(raw, FIXTURES, TIMINGS)).sections["system"]
+    unseen = Document(render_report(read(raw), FIXTURES, TIMINGS)).sections["system"]
     assert ("No attack ran on what such a release shows" in unseen) == (release in ("api", "public-weights"))

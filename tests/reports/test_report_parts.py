@@ -8,16 +8,16 @@ import pytest
 from fdaudit.reports import render_report
 from fdaudit.reports.diagram import arrows, diagram
 from fdaudit.reports.figures import ForestRow, forest_chart, roc_chart, utility_chart
-from fdaudit.reports.schema import CurvePoint, Exposure, Roc, read
 from fdaudit.reports.text import amount, clip, joined, label
 
 from fdaudit.errors import UsageError
+from fdaudit.result import CurvePoint, Exposure, Roc, read
 
 from ..helpers.report_cases import FIXTURES, TIMINGS, Document, load
 
 
 def render(raw: dict[str, Any]) -> str:
-    return render_report(raw, FIXTURES, TIMINGS)
+    return render_report(read(raw), FIXTURES, TIMINGS)
 
 
 def _spoil(raw: dict[str, Any], *path: Any, value: Any) -> dict[str, Any]:

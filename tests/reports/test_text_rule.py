@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from fdaudit.reports.goals import RULES
-from fdaudit.reports.goals.rule import Evidence
+from fdaudit.reports.goals.rule import RuleInput
 
 from fdaudit.types import Figure
 
@@ -17,7 +17,7 @@ def evidence(f1, prior, gain, p):
         Figure(name="token_f1_prior", value=prior, unit="fraction"),
         Figure(name="token_gain", value=gain, unit="fraction", p=p),
     ]
-    return Evidence(who="client/0", figures=figures)
+    return RuleInput(who="client/0", figures=figures)
 
 
 @pytest.mark.parametrize(
@@ -42,5 +42,5 @@ def test_what_counts_as_recovered(f1, prior, gain, p, signal, strong, telling):
 
 
 def test_without_figures_there_is_no_signal():
-    assert RULE.signal(Evidence(who="client/0", figures=[])) == ""
-    assert not RULE.strong(Evidence(who="client/0", figures=[]))
+    assert RULE.signal(RuleInput(who="client/0", figures=[])) == ""
+    assert not RULE.strong(RuleInput(who="client/0", figures=[]))

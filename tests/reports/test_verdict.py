@@ -10,7 +10,6 @@ import pytest
 from fdaudit.reports.goals import RULES
 from fdaudit.reports.goals.rule import framed
 from fdaudit.reports.inheritance import private_kinds
-from fdaudit.reports.schema import Cell, Control, Controls, Image, Result, Shares, Target
 from fdaudit.reports.summary import summarise
 from fdaudit.reports.text import odds, party
 from fdaudit.reports.verdict import LEVELS, Level, judge, judge_all, strongest
@@ -18,6 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fdaudit.goals import GOALS
+from fdaudit.result import Cell, Control, Controls, Image, Result, Shares, Target
 from fdaudit.types import Figure
 
 from ..helpers.report_cases import load, minimal

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fdaudit.reports.schema import read
 from fdaudit.reports.summary import summarise
 from fdaudit.reports.verdict import judge_all
 
@@ -16,7 +15,8 @@ import fdaudit
 from fdaudit.accounting.ledger import Ledger
 from fdaudit.errors import IntegrityError
 from fdaudit.metrics import gdp_epsilon
-from fdaudit.scoring.claims import Evidence, check_claims, judge
+from fdaudit.result import Evidence
+from fdaudit.scoring.claims import check_claims, judge
 from fdaudit.scoring.scoring import kept_scores
 
 from ..helpers.report_cases import Document
@@ -121,7 +121,7 @@ def honest(tmp_path_factory: pytest.TempPathFactory) -> fdaudit.Run:
 
 
 def check(run: fdaudit.Run, view: str = "server") -> dict[str, Any]:
-    (found,) = [c for c in run.result["checks"] if c["adversary"] == view]
+    (found,) = [c for c in run.result.plain()["checks"] if c["adversary"] == view]
     return dict(found)
 
 
@@ -179,7 +179,7 @@ def test_the_page_says_so(broken: fdaudit.Run, honest: fdaudit.Run, tmp_path: Pa
 
 
 def test_the_reasons_of_a_broken_claim_come_first(broken: fdaudit.Run) -> None:
-    result = read(broken.result)
+    result = broken.result
     summary = summarise(result, judge_all(result))
     assert summary.reasons[0].text.startswith("The ε of ")
     assert "claimed for" in summary.reasons[0].text
@@ -221,8 +221,8 @@ def test_an_infinite_epsilon_has_nothing_to_check_and_canaries_are_scored_all_th
         canaries={"count": 12, "kind": "noise"}, attacks=[{"name": "loss-threshold"}], splits__auxiliary=0.2
     )
     run = fdaudit.run(asked, tmp_path / "run")
-    assert {c["verdict"] for c in run.result["checks"]} == {"nothing-claimed"}
-    (cell,) = [c for c in run.result["cells"] if c["attack"] == "loss-threshold"]
+    assert {c["verdict"] for c in run.result.plain()["checks"]} == {"nothing-claimed"}
+    (cell,) = [c for c in run.result.plain()["cells"] if c["attack"] == "loss-threshold"]
     assert cell["canaries"] == {"queries": None, "reason": ""}
 
 
@@ -234,7 +234,7 @@ def test_what_was_asked_about_canaries_is_logged(tmp_path: Path) -> None:
         protocol={"name": "fedavg", "params": {"rounds": 1, "local_steps": 1}},
     )
     run = fdaudit.run(asked, tmp_path / "run")
-    (cell,) = [c for c in run.result["cells"] if c["attack"] == "loss-threshold"]
+    (cell,) = [c for c in run.result.plain()["cells"] if c["attack"] == "loss-threshold"]
     assert cell["canaries"]["queries"]["spent"] == 20
     assert (run.directory / "attacks" / "world-loss-threshold-canaries" / "queries.jsonl").is_file()
 
@@ -247,7 +247,7 @@ def test_too_small_a_budget_leaves_canaries_unscored_with_a_reason(tmp_path: Pat
         protocol={"name": "fedavg", "params": {"rounds": 1, "local_steps": 1}},
     )
     run = fdaudit.run(asked, tmp_path / "run")
-    (cell,) = [c for c in run.result["cells"] if c["attack"] == "loss-threshold"]
+    (cell,) = [c for c in run.result.plain()["cells"] if c["attack"] == "loss-threshold"]
     assert cell["status"] != "failed"
     assert cell["canaries"]["reason"] == "needs 500 queries, the budget allows 30"
     assert [e["on"] for e in check(run, "world")["evidence"]] == ["candidates"]

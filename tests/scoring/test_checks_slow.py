@@ -33,7 +33,7 @@ def repeated(folder: Path, epsilon: float, noisy: bool, **changes: Any) -> list[
     for seed in range(REPEATS):
         with nullcontext() if noisy else without_noise():
             run = fdaudit.run(audited(noise, seed=seed, **changes), folder / str(seed))
-        (check,) = [c for c in run.result["checks"] if c["adversary"] == "server"]
+        (check,) = [c for c in run.result.plain()["checks"] if c["adversary"] == "server"]
         vault = Vault(run.directory / "vault")
         scores = kept_scores(run.directory, "server/loss-threshold", "canaries")["client/0"]
         plan = make_plan(load_spec(run.directory / "spec.yaml"), vault.secrets)

@@ -67,7 +67,7 @@ def audited(sigma: float, unit: str = "client") -> dict[str, Any]:
 
 
 def server(run: fdaudit.Run) -> dict[str, Any]:
-    (found,) = [c for c in run.result["checks"] if c["adversary"] == "server"]
+    (found,) = [c for c in run.result.plain()["checks"] if c["adversary"] == "server"]
     return dict(found)
 
 

@@ -3,39 +3,44 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
 from fdaudit.reports.public import public
-from fdaudit.reports.schema import Family, read
 from fdaudit.reports.verdict import judge_all
 
 from fdaudit.metrics import Pairs, holm, reflip
+from fdaudit.result import ByThemselves, Cell, Control, Controls, Family, Target, read
 from fdaudit.rng import child_numpy
 from fdaudit.scoring import family
 from fdaudit.scoring.family import BY_COINS, LEVEL, family_of
+from fdaudit.types import Figure
 
 from ..helpers.report_cases import load
 
 RUN: Any = SimpleNamespace(plan=SimpleNamespace(seed=5))
 
 
-def figure(name: str, p: float | None) -> dict[str, Any]:
-    return {"name": name, "value": 0.5, "p": p}
+def figure(name: str, p: float | None) -> Figure:
+    return Figure(name=name, value=0.5, p=p)
 
 
 def cell(
-    name: str, goal: str, *figures: dict[str, Any], fooled: bool = False, status: str = "run"
-) -> dict[str, Any]:
-    return {
-        "id": name,
-        "goal": goal,
-        "status": status,
-        "controls": {"negative": {"passed": not fooled}},
-        "figures": list(figures),
-        "targets": [{"target": "client/0", "figures": list(figures[:1])}],
-    }
+    name: str, goal: str, *figures: Figure, fooled: bool = False, status: Literal["run", "failed"] = "run"
+) -> Cell:
+    adversary, _, attack = name.partition("/")
+    return Cell(
+        protocol="fedavg",
+        adversary=adversary,
+        attack=attack,
+        goal=goal,
+        status=status,
+        reason="stopped",
+        controls=Controls(negative=Control(what="a model never trained", passed=not fooled)),
+        figures=figures,
+        targets=(Target(target="client/0", figures=figures[:1]),),
+    )
 
 
 @pytest.fixture
@@ -53,14 +58,16 @@ RECONSTRUCTED = cell(
 MEMBERSHIP = cell("server/rmia", "membership", figure("auc", 0.2))
 
 
-def adjusted(found: Any) -> dict[tuple[str, str | None, str], float]:
-    return {(row["cell"], row["target"], row["figure"]): row["p"] for row in found["adjusted"]}
+def adjusted(found: Family) -> dict[tuple[str, str | None, str], float]:
+    return {(row.cell, row.target, row.figure): row.p for row in found.adjusted}
 
 
 def test_coins_and_own_tests_share_the_level(scores: Any) -> None:
     found = family_of(RUN, [MEMBERSHIP, RECONSTRUCTED])
     share = LEVEL * BY_COINS
-    assert found["by_coins"]["level"] + found["by_themselves"]["level"] == pytest.approx(LEVEL)
+    assert found.by_coins is not None
+    assert found.by_themselves is not None
+    assert found.by_coins.level + found.by_themselves.level == pytest.approx(LEVEL)
     alone = reflip(scores, child_numpy(5, "family"), level=share, reflips=500)
     told = adjusted(found)
     for key, p in alone.p.items():
@@ -69,27 +76,28 @@ def test_coins_and_own_tests_share_the_level(scores: Any) -> None:
     assert told["server/dlg", None, "identification"] == pytest.approx(first / (1 - BY_COINS))
     assert told["server/dlg", "client/0", "identification"] == pytest.approx(second / (1 - BY_COINS))
     assert len(told) == len(alone.p) + 2
-    floors = {k: row["floor"] for k, row in zip(told, found["adjusted"], strict=True)}
+    floors = {k: row.floor for k, row in zip(told, found.adjusted, strict=True)}
     assert (
         floors["server/rmia", None, "auc"]
-        == found["by_coins"]["floor"]
+        == found.by_coins.floor
         == pytest.approx(alone.floors["server/rmia", None, "auc"])
     )
 
 
 def test_one_kind_of_tests_has_the_whole_level(scores: Any) -> None:
     found = family_of(RUN, [MEMBERSHIP])
-    assert found["by_themselves"] is None
-    assert found["by_coins"]["level"] == LEVEL
+    assert found.by_themselves is None
+    assert found.by_coins is not None
+    assert found.by_coins.level == LEVEL
     scores.clear()
     found = family_of(RUN, [RECONSTRUCTED])
-    assert found["by_coins"] is None
-    assert found["by_themselves"] == {"level": LEVEL, "tests": 2}
+    assert found.by_coins is None
+    assert found.by_themselves == ByThemselves(level=LEVEL, tests=2)
     assert adjusted(found) == {
         ("server/dlg", None, "identification"): 0.002,
         ("server/dlg", "client/0", "identification"): 0.002,
     }
-    assert family_of(RUN, [])["adjusted"] == []
+    assert family_of(RUN, []).adjusted == ()
 
 
 def test_membership_scores_that_the_vault_does_not_keep_stand_by_their_own_p_values(scores: Any) -> None:
@@ -102,7 +110,7 @@ def test_membership_scores_that_the_vault_does_not_keep_stand_by_their_own_p_val
 def test_cells_on_which_no_verdict_rests_are_not_tested(scores: Any, more: dict[str, Any]) -> None:
     scores.clear()
     idle = cell("server/dlg", "reconstruction", figure("identification", 0.001), **more)
-    assert family_of(RUN, [idle])["adjusted"] == []
+    assert family_of(RUN, [idle]).adjusted == ()
 
 
 def test_verdicts_read_the_family_and_say_what_could_have_been_detected() -> None:

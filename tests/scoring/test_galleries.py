@@ -10,7 +10,6 @@ import pytest
 import torch
 from fdaudit.reports.correction import Correction
 from fdaudit.reports.identification import LOOK
-from fdaudit.reports.schema import Cell, Control, Controls, Image, Target
 from fdaudit.reports.verdict import judge
 
 import fdaudit.scoring.galleries
@@ -19,6 +18,7 @@ from fdaudit.errors import DataError
 from fdaudit.goals.reconstruction import Reconstruction
 from fdaudit.metrics import Gallery, Probe
 from fdaudit.planning.plan import Plan, make_plan
+from fdaudit.result import Cell, Control, Controls, Image, Target
 from fdaudit.scoring.galleries import gallery_tests
 from fdaudit.spec.schema import DatasetSpec, load_spec
 from fdaudit.types import Figure

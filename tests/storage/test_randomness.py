@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import ast
+import csv
 import itertools
 import json
-import re
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -337,15 +337,10 @@ def test_a_secret_state_is_more_than_a_seed():
 
 
 def _told() -> set[str]:
-    """What the table of draws names in backticks in its first column."""
-    text = (
-        (ROOT / "docs" / "randomness.md")
-        .read_text("utf-8")
-        .partition("## Every draw")[2]
-        .partition("\n## ")[0]
-    )
-    rows = [line.split(" | ")[0] for line in text.splitlines() if line.startswith("| ")]
-    return {name for row in rows for name in re.findall(r"`([^`]+)`", row)}
+    """Return what the first column of the list of draws names."""
+    with (ROOT / "docs" / "draws.csv").open(encoding="utf-8", newline="") as file:
+        rows = list(csv.reader(file))[1:]
+    return {name for row in rows for name in row[0].split("; ")}
 
 
 @pytest.mark.thorough

@@ -16,12 +16,12 @@ from fdaudit.reports.curve_axis import ledger_label, scale_of
 from fdaudit.reports.curve_figures import Curve, files
 from fdaudit.reports.curve_words import conclusions
 from fdaudit.reports.curves import Sweep, curves_csv, render_curves, summary_csv
-from fdaudit.reports.schema import LedgerEntry, Result
 from fdaudit.reports.sweep_rows import Row, SweepRun, axis_adversary
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fdaudit.errors import SpecError, UsageError
+from fdaudit.result import LedgerEntry, Result
 from fdaudit.sweeps import sweep as engine
 from fdaudit.sweeps.curves import curve
 from fdaudit.sweeps.grid import expand, load_grid

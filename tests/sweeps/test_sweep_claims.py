@@ -6,10 +6,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fdaudit.reports.schema import Check, Result
 from fdaudit.reports.sweep_claims import contradictions
 from fdaudit.reports.sweep_rows import Row, SweepRun
 from scipy.stats import binom
+
+from fdaudit.result import Check, Result
 
 
 def check(p: float | None, adversary: str = "server") -> Check:

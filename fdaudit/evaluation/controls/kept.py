@@ -11,6 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fdaudit.config import validate
 from fdaudit.errors import IntegrityError
 from fdaudit.evaluation.controls import controls, depends_on, setting_of
 from fdaudit.limits import JSON_BYTES, read_file
@@ -56,12 +57,12 @@ def kept_controls(
         others = (_sealed(controls_directory(place) / name, seal) for place in beside)
         found = next((outcomes for outcomes in others if outcomes is not None), None)
         if found is None:
-            found = {n: c.to_json() for n, c in controls(attack, plan, setting).items()}
+            found = {n: c.plain() for n, c in controls(attack, plan, setting).items()}
         for folder in (path.parent.parent, path.parent):
             make_folder(folder)
         with writing(path.parent, wait=True):  # a process with another adversary's cell writes the same file
             save_json(path, {"sealed": seal(found), "controls": found}, indent=1)
-    return {n: Control.from_json(value) for n, value in found.items()}
+    return {n: validate(Control, value, n) for n, value in found.items()}
 
 
 def _sealed(path: Path, seal: Callable[[Any], str]) -> dict[str, Any] | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -63,7 +62,7 @@ def overfit_model(attack: AttackPlan, plan: Case) -> dict[str, Control]:
         (by_heart, found["positive"]), ("the same candidates, a model never trained", found["negative"])
     )
     if accuracy < 1:
-        made["positive"] = replace(made["positive"], passed=False)
+        made["positive"] = made["positive"].model_copy(update={"passed": False})
     return made
 
 

@@ -14,7 +14,7 @@ from fdaudit.data import class_counts
 from fdaudit.goals.label_distribution import GOAL, LabelDistribution
 from fdaudit.handout.auxiliary import Assumption, others
 from fdaudit.metrics import kl_divergence, mean_and_worst, score_label_distribution
-from fdaudit.result import TargetResult
+from fdaudit.result import Shares, Target
 from fdaudit.rng import child_numpy
 from fdaudit.scoring.goals.scorer import Asked, GoalScorer, Scores
 from fdaudit.scoring.goals.submission import Reader, Submission
@@ -88,14 +88,14 @@ def score_labels(truth: Truth, cell: str, guesses: Sequence[LabelDistribution]) 
     name, prior = _prior(truth, [g.target for g in guesses])
     scores = {g.target: _distances(truth, g, name, prior) for g in guesses}
     targets = tuple(
-        TargetResult(
+        Target(
             target=g.target,
             figures=tuple(scores[g.target].values()),
-            shares={
-                "truth": truth.label_shares(g.target).tolist(),
-                "guess": g.distribution.double().tolist(),
-                "prior": prior.tolist(),
-            },
+            shares=Shares(
+                truth=tuple(truth.label_shares(g.target).tolist()),
+                guess=tuple(g.distribution.double().tolist()),
+                prior=tuple(prior.tolist()),
+            ),
         )
         for g in guesses
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import replace
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, ClassVar
 
 import numpy as np
 import torch
@@ -14,7 +14,7 @@ from torch import Tensor
 from fdaudit.goals.membership import GOAL, Membership
 from fdaudit.handout.auxiliary import Assumption
 from fdaudit.metrics import MembershipScore, auc_figure, mean_and_worst, score_generated, score_membership
-from fdaudit.result import TargetResult, noted
+from fdaudit.result import Roc, Target, noted
 from fdaudit.rng import child_numpy
 from fdaudit.scoring.goals.scorer import Asked, GoalScorer, Inputs, Scores
 from fdaudit.scoring.goals.submission import Reader, Submission, Text
@@ -84,7 +84,7 @@ class MembershipScorer(GoalScorer[Membership]):
         whole = self._pooled(guesses, cell)
         scores = {g.target: self._pooled([g], cell) for g in guesses}
         targets = tuple(
-            TargetResult(
+            Target(
                 target=guess.target,
                 figures=(
                     *(noted(f, guess.note) for f in scores[guess.target].figures.values()),
@@ -179,8 +179,8 @@ def _rehearsed(guesses: Sequence[Membership]) -> list[Figure]:
     return [Figure(name="pair_accuracy_rehearsed", value=value, unit="fraction", note=note)]
 
 
-def _roc(score: MembershipScore) -> dict[str, Any]:
-    return {"fpr": score.roc.fpr.tolist(), "tpr": score.roc.tpr.tolist()}
+def _roc(score: MembershipScore) -> Roc:
+    return Roc(fpr=tuple(score.roc.fpr.tolist()), tpr=tuple(score.roc.tpr.tolist()))
 
 
 def _predicted(challenge: Challenge, member: Tensor, generator: np.random.Generator) -> Tensor:

@@ -13,7 +13,7 @@ from fdaudit.goals.model_extraction import GOAL, Extraction
 from fdaudit.handout.auxiliary import Assumption
 from fdaudit.handout.oracle_server import Answering
 from fdaudit.metrics import mean_and_worst, score_extraction
-from fdaudit.result import TargetResult
+from fdaudit.result import Target
 from fdaudit.rng import child, child_numpy
 from fdaudit.scoring.goals.scorer import Asked, GoalScorer, Inputs, Scores
 from fdaudit.scoring.goals.submission import FileName, Reader, Submission, Text
@@ -88,7 +88,7 @@ class CopyScorer(GoalScorer[Extraction]):
             copied = trainer.predict(dict(guess.parameters), x).argmax(1)
             by_target[guess.target] = score_extraction(copied, model.argmax(1), without, y)
         targets = tuple(
-            TargetResult(target=name, figures=tuple(figures.values())) for name, figures in by_target.items()
+            Target(target=name, figures=tuple(figures.values())) for name, figures in by_target.items()
         )
         return scored(by_target, plan, cell), targets
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from io import BytesIO
+from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
 import numpy as np
+import PIL.Image
 import torch
-from PIL import Image
 from pydantic import Field
 from torch import Tensor
 
@@ -27,7 +28,7 @@ from fdaudit.metrics import (
     score_reconstruction,
     task_encoder_distance,
 )
-from fdaudit.result import TargetResult, cell_directory, noted
+from fdaudit.result import Image, Target, cell_directory, noted
 from fdaudit.rng import child_numpy
 from fdaudit.scoring.class_truth import class_priors, evaluate_classes, score_classes
 from fdaudit.scoring.galleries import bystanders_of, gallery_tests
@@ -142,7 +143,7 @@ class ReconstructionScorer(GoalScorer[Reconstruction]):
             score = self.compared([guess], own, assumed)
             shown = self._evaluated([guess], own, assumed, together=False)
             targets.append(
-                TargetResult(
+                Target(
                     target=guess.target,
                     messages=guess.messages,
                     figures=(
@@ -259,7 +260,7 @@ class ReconstructionScorer(GoalScorer[Reconstruction]):
         score: ReconstructionScore,
         assumed: Sequence[Assumption],
         ranks: Mapping[int, Rank],
-    ) -> tuple[Mapping[str, Any], ...]:
+    ) -> tuple[Image, ...]:
         """Write true images and guesses as PNG; return one entry an image, most similar first."""
         x, y = self._truth.records(guess)
         folder = cell_directory(self._run, cell)
@@ -269,27 +270,28 @@ class ReconstructionScorer(GoalScorer[Reconstruction]):
             # Guesses of classes may share a nearest record, so the guess's number names their pictures.
             number = row.guess if guess.by_class else row.truth
             stem = f"{guess.target.replace('/', '-')}-{number:03d}"
-            paths = {"truth": f"{stem}-truth.png", "guess": f"{stem}-guess.png"}
-            write_atomically(folder / paths["truth"], _png(x[row.truth]), sync=False)
-            write_atomically(folder / paths["guess"], _png(guess.images[row.guess]), sync=False)
-            if prior is not None:
-                paths["prior"] = f"{stem}-prior.png"
-                write_atomically(folder / paths["prior"], _png(prior[place]), sync=False)
+            label = None if guess.labels is None else int(guess.labels[row.guess])
+            rank = ranks.get(label if guess.by_class and label is not None else row.truth)
             entries.append(
-                {
-                    "prior": None,
-                    **{k: (folder / p).relative_to(self._run).as_posix() for k, p in paths.items()},
-                    "psnr": row.psnr,
-                    "prior_psnr": row.psnr_prior,
-                    "ssim": row.ssim,
-                    "true_label": int(y[row.truth]) if y.ndim == 1 else None,
-                    "guessed_label": (
-                        label := None if guess.labels is None else int(guess.labels[row.guess])
-                    ),
-                    **_ranked(ranks.get(label if guess.by_class and label is not None else row.truth)),
-                }
+                Image(
+                    truth=self._keep(folder / f"{stem}-truth.png", x[row.truth]),
+                    guess=self._keep(folder / f"{stem}-guess.png", guess.images[row.guess]),
+                    prior=None if prior is None else self._keep(folder / f"{stem}-prior.png", prior[place]),
+                    psnr=row.psnr,
+                    prior_psnr=row.psnr_prior,
+                    ssim=row.ssim,
+                    true_label=int(y[row.truth]) if y.ndim == 1 else None,
+                    guessed_label=label,
+                    rank=None if rank is None else rank.rank,
+                    gallery=None if rank is None else rank.of,
+                )
             )
         return tuple(entries)
+
+    def _keep(self, path: Path, image: Tensor) -> str:
+        """Write an image (c, h, w) as PNG, and return its path below the run directory."""
+        write_atomically(path, _png(image), sync=False)
+        return path.relative_to(self._run).as_posix()
 
 
 def _check_classes(guess: Reconstruction) -> None:
@@ -299,16 +301,11 @@ def _check_classes(guess: Reconstruction) -> None:
         raise ValueError(f"{guess.target}: shows a class more than once. Give one image a class at most")
 
 
-def _ranked(rank: Rank | None) -> dict[str, int]:
-    """Return a record's rank in its gallery, for its picture; empty if it has no gallery."""
-    return {} if rank is None else {"rank": rank.rank, "gallery": rank.of}
-
-
 def _png(image: Tensor) -> bytes:
     """Return an image (c, h, w) in [0, 1] as 8-bit PNG, grey or RGB."""
 
     pixels = (image.clamp(0, 1) * 255).round().to(torch.uint8).permute(1, 2, 0).cpu().numpy()
     array = pixels[:, :, 0] if pixels.shape[2] != 3 else pixels
     stream = BytesIO()
-    Image.fromarray(np.ascontiguousarray(array)).save(stream, format="PNG")
+    PIL.Image.fromarray(np.ascontiguousarray(array)).save(stream, format="PNG")
     return stream.getvalue()

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fdaudit.goals import Goal, Guess
 from fdaudit.handout.auxiliary import Assumption
-from fdaudit.result import TargetResult
+from fdaudit.result import Target
 from fdaudit.scoring.goals.submission import Submission
 from fdaudit.scoring.ground_truth import Truth
 from fdaudit.storage.vault import Vault
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Asked", "GoalScorer", "Inputs", "Scores", "refuse_other_senders", "refuse_two_of_a_victim"]
 
-Scores = tuple[tuple[Figure, ...], tuple[TargetResult, ...]]
+Scores = tuple[tuple[Figure, ...], tuple[Target, ...]]
 """The figures over all victims, and each victim's own."""
 
 G = TypeVar("G", bound=Guess)

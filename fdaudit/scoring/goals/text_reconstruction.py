@@ -11,7 +11,7 @@ from fdaudit.goals.text_reconstruction import GOAL, TextReconstruction
 from fdaudit.handout.auxiliary import Assumption, others
 from fdaudit.metrics.texts.overlap import bag
 from fdaudit.metrics.texts.recovery import Recovered, score_texts
-from fdaudit.result import TargetResult, noted
+from fdaudit.result import Target, noted
 from fdaudit.rng import child_numpy
 from fdaudit.scoring.galleries import bystanders_of
 from fdaudit.scoring.goals.scorer import (
@@ -99,7 +99,7 @@ def _score_recovered(truth: Truth, cell: str, guesses: Sequence[TextReconstructi
         ]
         note = f"rare words recovered: {', '.join(names)}" if names else ""
         told = tuple(noted(f, note, "token_f1") for f in figures.values())
-        targets.append(TargetResult(target=guess.target, messages=guess.messages, figures=told))
+        targets.append(Target(target=guess.target, messages=guess.messages, figures=told))
     return tuple(whole.values()), tuple(targets)
 
 

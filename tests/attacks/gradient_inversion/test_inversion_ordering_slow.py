@@ -103,7 +103,7 @@ SHOWN = ("psnr", "psnr_prior", "evaluator_accuracy")
 
 def measured(case: str, seed: int, directory: Path) -> dict[str, float]:
     """Means over two victims: PSNR and its prior in dB, and the share of images whose class an evaluator names."""
-    result = fdaudit.run(spec_of(case, seed), directory).result
+    result = fdaudit.run(spec_of(case, seed), directory).result.plain()
     (cell,) = [c for c in result["cells"] if c["status"] in ("run", "inconclusive", "failed")]
     assert cell["status"] == "run", cell["reason"]
     if case in ("soft", "hard"):

@@ -22,11 +22,11 @@ from fdaudit.goals.label_distribution import LabelDistribution
 from fdaudit.metrics import kl_divergence
 from fdaudit.planning.plan import make_plan
 from fdaudit.registry import Registry
-from fdaudit.result import gates
+from fdaudit.result import Cell, Target, check_gates
 from fdaudit.scoring.goals.scorer import Asked
 from fdaudit.scoring.guesses import check_guesses
 from fdaudit.spec.schema import load_spec
-from fdaudit.types import Applicability
+from fdaudit.types import Applicability, Figure
 
 from ...helpers.doubles import SEED, NoSettings
 from ...helpers.run_cases import known
@@ -56,7 +56,7 @@ def spec(protocol: str, params: dict[str, Any], *names: str, **changes: Any) -> 
 
 
 def figures(run: Run, cell: str) -> dict[str, float]:
-    found = next(c for c in run.result["cells"] if c["id"] == cell)
+    found = next(c for c in run.result.plain()["cells"] if c["id"] == cell)
     assert found["status"] == "run", found["reason"]
     return {f["name"]: f["value"] for f in found["figures"]}
 
@@ -101,7 +101,7 @@ def test_the_figures_stand_beside_the_worst_client_and_the_prior(fedkd):
     found = figures(fedkd, "aggregator/label-counts")
     for name in ("label_kl", "label_tv", "label_chebyshev"):
         assert {f"{name}_mean", f"{name}_worst", f"{name}_prior_mean"} <= set(found)
-    cell = next(c for c in fedkd.result["cells"] if c["id"] == "aggregator/label-counts")
+    cell = next(c for c in fedkd.result.plain()["cells"] if c["id"] == "aggregator/label-counts")
     assert [t["target"] for t in cell["targets"]] == [f"client/{k}" for k in range(10)]
     for target in cell["targets"]:
         assert target["shares"]["guess"] == target["shares"]["truth"]
@@ -109,7 +109,7 @@ def test_the_figures_stand_beside_the_worst_client_and_the_prior(fedkd):
 
 
 def test_what_is_not_in_view_is_a_reason(fedkd):
-    reasons = {c["id"]: c["reason"] for c in fedkd.result["cells"] if c["status"] == "not-applicable"}
+    reasons = {c["id"]: c["reason"] for c in fedkd.result.plain()["cells"] if c["status"] == "not-applicable"}
     assert reasons["server/label-counts"] == "no class_counts or private_labels of a victim in view"
     assert "asked about is not in view" in reasons["aggregator/label-declined"]
     assert "gradient, model_update or model_parameters" in reasons["aggregator/label-updates"]
@@ -125,7 +125,9 @@ def test_withheld_counts_leave_nothing_to_read(tmp_path):
     quick = {"local_epochs": 1, "distill_rounds": 1, "distill_steps": 1, "weights": "uniform"}
     wanted = spec("fedkd", quick, "label-counts", adversaries=["eavesdropper"], clients=3, victims=3)
     (cell,) = [
-        c for c in fdaudit.run(wanted, tmp_path / "run").result["cells"] if c["attack"] == "label-counts"
+        c
+        for c in fdaudit.run(wanted, tmp_path / "run").result.plain()["cells"]
+        if c["attack"] == "label-counts"
     ]
     assert cell["status"] == "not-applicable"
     assert cell["reason"] == "no class_counts or private_labels of a victim in view"
@@ -158,7 +160,9 @@ def test_what_selective_fd_declines_tells_more_than_the_prior(tmp_path):
 def test_a_digest_cannot_be_read(tmp_path):
     wanted = spec("fedavg", {"rounds": 1}, "label-updates", record="digest", clients=2, victims=1)
     (cell,) = [
-        c for c in fdaudit.run(wanted, tmp_path / "run").result["cells"] if c["attack"] == "label-updates"
+        c
+        for c in fdaudit.run(wanted, tmp_path / "run").result.plain()["cells"]
+        if c["attack"] == "label-updates"
     ]
     assert cell["reason"] == "what the victims sent was recorded as digests only"
 
@@ -288,16 +292,21 @@ def test_every_victim_is_answered_once(answered):
 
 @pytest.mark.parametrize(("threshold", "passed"), [(0.05, True), (0.1, True), (0.2, False)])
 def test_a_gate_on_shares_is_broken_by_a_guess_that_comes_too_near(threshold, passed):
-    cell = {
-        "goal": "label-distribution",
-        "adversary": "server",
-        "status": "run",
-        "targets": [{"figures": [{"name": "label_tv", "value": v}]} for v in (0.1, 0.4)],
-    }
-    (row,) = gates({"label_tv": threshold}, [cell])
-    assert (row["value"], row["passed"], row["at_least"]) == (0.1, passed, True)
-    (unmeasured,) = gates({"label_tv": threshold}, [])
-    assert not unmeasured["passed"]
+    cell = Cell(
+        protocol="fedavg",
+        adversary="server",
+        attack="label-counts",
+        goal="label-distribution",
+        status="run",
+        targets=tuple(
+            Target(target=f"client/{k}", figures=(Figure(name="label_tv", value=value),))
+            for k, value in enumerate((0.1, 0.4))
+        ),
+    )
+    (gate,) = check_gates({"label_tv": threshold}, [cell])
+    assert (gate.value, gate.passed, gate.at_least) == (0.1, passed, True)
+    (unmeasured,) = check_gates({"label_tv": threshold}, [])
+    assert not unmeasured.passed
 
 
 # -- controls -----------------------------------------------------------------------------------------------------

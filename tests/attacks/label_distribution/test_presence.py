@@ -50,7 +50,7 @@ def spec(protocol: str, **params: Any) -> dict[str, Any]:
 
 def sets(run: Run) -> list[tuple[set[int], set[int]]]:
     """Return the true and the guessed classes of each victim."""
-    (cell,) = (c for c in run.result["cells"] if c["attack"] == "label-presence")
+    (cell,) = (c for c in run.result.plain()["cells"] if c["attack"] == "label-presence")
     assert cell["status"] == "run", cell["reason"]
     shares = [target["shares"] for target in cell["targets"]]
     return [tuple({c for c, v in enumerate(s[part]) if v > 0} for part in ("truth", "guess")) for s in shares]

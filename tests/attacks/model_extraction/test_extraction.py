@@ -11,8 +11,7 @@ import pytest
 import torch
 from fdaudit.attacks.model_extraction.surrogate import ExtractionHard, ExtractionSoft
 from fdaudit.reports.goals import RULES
-from fdaudit.reports.goals.rule import Evidence
-from fdaudit.reports.schema import read
+from fdaudit.reports.goals.rule import RuleInput
 from fdaudit.reports.verdict import judge_all
 
 import fdaudit
@@ -64,7 +63,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> fdaudit.Run:
 
 
 def cell(run: fdaudit.Run, name: str) -> dict[str, Any]:
-    (found,) = [c for c in run.result["cells"] if c["id"] == name]
+    (found,) = [c for c in run.result.plain()["cells"] if c["id"] == name]
     return dict(found)
 
 
@@ -102,20 +101,20 @@ def test_what_an_adversary_cannot_hear_it_cannot_copy(run: fdaudit.Run) -> None:
 
 
 def test_the_report_calls_it_a_leak(run: fdaudit.Run) -> None:
-    (finding,) = [f for f in judge_all(read(run.result)) if f.cell.id == "aggregator/extraction-soft"]
+    (finding,) = [f for f in judge_all(run.result) if f.cell.id == "aggregator/extraction-soft"]
     assert finding.level in ("leak", "partial")
     assert "above the baseline" in finding.measured
     page = fdaudit.report(run, run.directory.parent / "page.html").read_text(encoding="utf-8")
     assert "could copy a model that it was not given" in page
-    assert "model extraction" not in str(run.result["out_of_scope"])
+    assert "model extraction" not in str(run.result.plain()["out_of_scope"])
 
 
 def test_where_the_models_are_in_view_there_is_nothing_to_copy(tmp_path: Path) -> None:
     run = fdaudit.run(tiny(attacks=[SOFT, HARD], adversaries=["server", "world"]), tmp_path / "run")
-    reasons = {c["id"]: c["reason"] for c in run.result["cells"] if c["goal"] == "model-extraction"}
+    reasons = {c["id"]: c["reason"] for c in run.result.plain()["cells"] if c["goal"] == "model-extraction"}
     assert "the victims' models themselves are in view" in reasons["server/extraction-soft"]
     assert "no model to ask that is not in view itself" in reasons["world/extraction-hard"]
-    assert all(c["status"] != "failed" for c in run.result["cells"])
+    assert all(c["status"] != "failed" for c in run.result.plain()["cells"])
 
 
 @pytest.mark.thorough
@@ -268,8 +267,8 @@ def test_no_copy_is_scored_once_candidates_are_out(run: fdaudit.Run, tmp_path: P
 # -- the rule -------------------------------------------------------------------------------------------------------
 
 
-def shown(gain: float, p: float | None, agreement: float) -> Evidence:
-    return Evidence(
+def shown(gain: float, p: float | None, agreement: float) -> RuleInput:
+    return RuleInput(
         who="client/0",
         figures=[
             Figure(name="agreement", value=agreement),

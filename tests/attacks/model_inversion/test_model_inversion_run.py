@@ -51,7 +51,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 
 def cell(run: Run, name: str):
-    return next(c for c in run.result["cells"] if c["id"] == name)
+    return next(c for c in run.result.plain()["cells"] if c["id"] == name)
 
 
 @pytest.mark.thorough

@@ -125,7 +125,7 @@ def test_the_ensemble_follows_from_logits_and_counts_of_positives(levels, tmp_pa
     residual = replay(directory / "transcript", settings, CLIENTS)
     assert residual.shape == (120, 10)
     assert np.abs(residual).max() <= worth(directory)
-    table = fdaudit.load(directory).result["class_table"]
+    table = fdaudit.load(directory).result.plain()["class_table"]
     counts = [only(read(directory / "transcript"), "class_counts", f"client/{k}")[1] for k in range(CLIENTS)]
     assert [c["counts"].tolist() for c in counts] == table
 

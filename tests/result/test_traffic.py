@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from fdaudit.result import derived_from_data, exposure, told_anew
+from fdaudit.result import derived_from_data, exposed_rows, told_anew
 
-from .helpers.protocol_cases import Ran, run
+from ..helpers.protocol_cases import Ran, run
 
 
 @pytest.fixture(scope="module")
@@ -34,6 +34,6 @@ def test_a_mean_is_new_where_a_term_is_not_in_view(ran: Ran) -> None:
 
 def test_the_exposure_marks_derived_messages(ran: Ran) -> None:
     seen, private = ran.messages, derived_from_data(ran.messages)
-    rows = exposure(seen, "eavesdropper", private, anew=told_anew(seen, [m.seq for m in seen], private))
-    assert {tuple(r["senders"]): r["derived"] for r in rows} == {("client",): False, ("server",): True}
-    assert not any(r["derived"] for r in exposure(seen, "eavesdropper", private))
+    rows = exposed_rows(seen, "eavesdropper", private, anew=told_anew(seen, [m.seq for m in seen], private))
+    assert {r.senders: r.derived for r in rows} == {("client",): False, ("server",): True}
+    assert not any(r.derived for r in exposed_rows(seen, "eavesdropper", private))

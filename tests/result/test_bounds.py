@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 
 import pytest
-from fdaudit.reports.schema import Result, read
 
 from fdaudit.errors import UsageError
+from fdaudit.result import Result, read
 
 from ..helpers.report_cases import load
 

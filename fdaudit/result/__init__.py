@@ -1,0 +1,107 @@
+"""Results: one typed model, which the attack stage and the audit fill, and which all readers share.
+
+`cell` has the outcome of one attack, `run_card` says what was run, `traffic` says who saw what, `claims` has the
+ledger and the tests, `gates` the bounds of the spec, and `model` the whole result. Importing it loads no PyTorch.
+"""
+
+from fdaudit.result.cell import (
+    Canaries,
+    Cell,
+    Confinement,
+    Control,
+    Controls,
+    Image,
+    Queries,
+    Roc,
+    Shares,
+    Target,
+    cell_directory,
+    noted,
+    plain_name,
+    read_cell,
+)
+from fdaudit.result.claims import (
+    Adjusted,
+    ByCoins,
+    ByThemselves,
+    Check,
+    ClaimVerdict,
+    Contribution,
+    Evidence,
+    Family,
+    LedgerEntry,
+)
+from fdaudit.result.gates import Gate, check_gates
+from fdaudit.result.model import SCHEMA, Result, read
+from fdaudit.result.part import Part, public_part
+from fdaudit.result.run_card import (
+    CurvePoint,
+    FinalUtility,
+    ModelHash,
+    OutOfScope,
+    Recording,
+    Reproduce,
+    RunCard,
+    Rung,
+    Silence,
+    Utility,
+)
+from fdaudit.result.traffic import (
+    Exposure,
+    OracleRow,
+    ViewRow,
+    WireRow,
+    derived_from_data,
+    exposed_rows,
+    told_anew,
+)
+
+__all__ = [
+    "SCHEMA",
+    "Adjusted",
+    "ByCoins",
+    "ByThemselves",
+    "Canaries",
+    "Cell",
+    "Check",
+    "ClaimVerdict",
+    "Confinement",
+    "Contribution",
+    "Control",
+    "Controls",
+    "CurvePoint",
+    "Evidence",
+    "Exposure",
+    "Family",
+    "FinalUtility",
+    "Gate",
+    "Image",
+    "LedgerEntry",
+    "ModelHash",
+    "OracleRow",
+    "OutOfScope",
+    "Part",
+    "Queries",
+    "Recording",
+    "Reproduce",
+    "Result",
+    "Roc",
+    "RunCard",
+    "Rung",
+    "Shares",
+    "Silence",
+    "Target",
+    "Utility",
+    "ViewRow",
+    "WireRow",
+    "cell_directory",
+    "check_gates",
+    "derived_from_data",
+    "exposed_rows",
+    "noted",
+    "plain_name",
+    "public_part",
+    "read",
+    "read_cell",
+    "told_anew",
+]

@@ -1,0 +1,148 @@
+"""Gates: bounds that a spec sets on a run's figures, compared with what was measured."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
+
+from fdaudit.goals import GOALS
+from fdaudit.result.cell import Cell
+from fdaudit.result.claims import LedgerEntry
+from fdaudit.result.part import Audience, Part, Shown
+from fdaudit.result.run_card import FinalUtility
+
+__all__ = ["Gate", "check_gates"]
+
+
+class Gate(Part):
+    """A bound that the spec sets on a figure."""
+
+    _audience: ClassVar[Audience] = "public"
+
+    name: str
+    threshold: float
+    value: Annotated[float | None, Shown("auditor", instead=None)]
+    """The worst value of any victim or view; None if nothing was measured, or the worst ε is infinite."""
+    passed: bool
+    at_least: bool = False
+    """Whether the figure must be at least the threshold; left out, at most."""
+    inconclusive_for: tuple[str, ...] = ()
+    """Adversaries for whom every cell that measured the figure is inconclusive; the gate then fails."""
+
+
+@dataclass(frozen=True)
+class _Bound:
+    """The figure of a gate, with an upper limit, or a lower limit if small values leak."""
+
+    goal: str
+    figure: str
+    at_least: bool = False
+
+
+_GATES = {
+    name: _Bound(goal.name, gate.figure, gate.at_least)
+    for goal in GOALS.values()
+    for name, gate in goal.gates.items()
+}
+_EPSILON = "epsilon"
+"""The gate on the ledger."""
+_UTILITY, _DROP = "utility", "utility_drop"
+"""The gates on the final models. All gates but these and the ledger's are on attacks' figures."""
+
+
+def check_gates(
+    thresholds: Mapping[str, float | None],
+    cells: Sequence[Cell],
+    ledger: Sequence[LedgerEntry] = (),
+    final: Sequence[FinalUtility] = (),
+    protocol: str = "",
+) -> tuple[Gate, ...]:
+    """Compare each gate of the spec with the worst value of any victim in any cell, or of any view in the ledger.
+
+    A gate that no cell could measure fails, because the threshold was not shown to hold. The attack of an inconclusive
+    cell does not work even in its own control, so such a cell can break a gate and cannot keep one: a gate also fails
+    if some adversary has inconclusive cells of its goal and no others. A gate on ε fails if ε is infinite for some
+    view; its value is then None. The gates on utility compare the server's model, or the worst client's if the server
+    has none; a drop against `standalone` fails if nobody trained alone.
+
+    Args:
+        thresholds: by the gate's name; None if the spec sets none.
+        cells: the run's cells.
+        ledger: the run's ledgers.
+        final: the utility of all final models.
+        protocol: its line among them.
+    """
+    gates = []
+    for name, threshold in thresholds.items():
+        if threshold is None:
+            continue
+        if name == _EPSILON:
+            gates.append(_epsilon_gate(threshold, ledger))
+        elif name in (_UTILITY, _DROP):
+            gates.append(_utility_gate(name, threshold, final, protocol))
+        else:
+            gates.append(_attack_gate(name, threshold, cells))
+    return tuple(gates)
+
+
+def _attack_gate(name: str, threshold: float, cells: Sequence[Cell]) -> Gate:
+    bound = _GATES[name]
+    measured = [cell for cell in cells if _values(cell, bound)]
+    values = [value for cell in measured for value in _values(cell, bound)]
+    worst = (min if bound.at_least else max)(values, default=None)
+    conclusive = _adversaries(cell for cell in measured if cell.status == "run")
+    unproven = _adversaries(measured) - conclusive
+    return Gate(
+        name=name,
+        threshold=threshold,
+        value=worst,
+        passed=_keeps(worst, threshold, bound.at_least) and not unproven,
+        at_least=bound.at_least,
+        inconclusive_for=tuple(sorted(unproven)),
+    )
+
+
+def _values(cell: Cell, bound: _Bound) -> list[float]:
+    """Return the figure that a gate compares, for each victim of a cell that has it."""
+    if cell.goal != bound.goal:
+        return []
+    figures = (figure for target in cell.targets for figure in target.figures)
+    return [f.value for f in figures if f.name == bound.figure and f.value is not None]
+
+
+def _adversaries(cells: Iterable[Cell]) -> set[str]:
+    return {cell.adversary for cell in cells}
+
+
+def _keeps(worst: float | None, threshold: float, at_least: bool) -> bool:
+    """Return whether a worst value keeps a gate. A value that was not measured keeps none."""
+    if worst is None:
+        return False
+    return worst >= threshold if at_least else worst <= threshold
+
+
+def _epsilon_gate(threshold: float, ledger: Sequence[LedgerEntry]) -> Gate:
+    finite = [entry.epsilon for entry in ledger if entry.epsilon is not None]
+    worst = max(finite) if finite and len(finite) == len(ledger) else None
+    return Gate(name=_EPSILON, threshold=threshold, value=worst, passed=_keeps(worst, threshold, False))
+
+
+def _utility_gate(name: str, threshold: float, final: Sequence[FinalUtility], protocol: str) -> Gate:
+    own, alone = _by_party(final, protocol), _by_party(final, "standalone")
+    at_least = name == _UTILITY
+    if at_least:
+        values = [own["server"]] if "server" in own else [*own.values()]
+        worst = min(values, default=None)
+    elif "server" in own:
+        worst = sum(alone.values()) / len(alone) - own["server"] if alone else None
+    else:
+        worst = max((alone[party] - value for party, value in own.items() if party in alone), default=None)
+    passed = _keeps(worst, threshold, at_least)
+    return Gate(name=name, threshold=threshold, value=worst, passed=passed, at_least=at_least)
+
+
+def _by_party(final: Sequence[FinalUtility], line: str) -> dict[str, float]:
+    """Return the accuracy, mAUC or Dice coefficient of each final model of a line that has one."""
+    own = (row for row in final if row.line == line)
+    return {row.party: row.figure.value for row in own if row.figure.value is not None}

@@ -1,0 +1,64 @@
+"""The result of a run, as `result.json` holds it: one model for the code that writes it and for all that read it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Final, Literal
+
+from pydantic import Field
+
+from fdaudit.config import validate
+from fdaudit.errors import SpecError, UsageError
+from fdaudit.result.cell import Cell
+from fdaudit.result.claims import Check, Family, LedgerEntry
+from fdaudit.result.gates import Gate
+from fdaudit.result.part import AUDITOR, Audience, Part, is_empty
+from fdaudit.result.run_card import OutOfScope, Reproduce, RunCard, Utility
+from fdaudit.result.traffic import Exposure, OracleRow, ViewRow, WireRow
+
+__all__ = ["SCHEMA", "Result", "read"]
+
+SCHEMA: Final = "fdaudit-result/1"
+
+
+class Result(Part):
+    """A finished run's result."""
+
+    _audience: ClassVar[Audience] = "public"
+
+    schema_name: Literal["fdaudit-result/1"] = Field(alias="schema")
+    run: RunCard
+    auditor_only: bool
+    class_table: Annotated[tuple[tuple[int, ...], ...] | None, AUDITOR] = None
+    """Records (client, class); None for a recording whose records were not brought."""
+    class_names: Annotated[tuple[str, ...], AUDITOR] = ()
+    utility: Utility
+    exposure: tuple[Exposure, ...]
+    wire: tuple[WireRow, ...]
+    assumptions: tuple[str, ...] = ()
+    oracles: tuple[OracleRow, ...] = ()
+    views: tuple[ViewRow, ...] = ()
+    cells: tuple[Cell, ...]
+    family: Annotated[Family | None, AUDITOR] = None
+    gates: tuple[Gate, ...] = ()
+    limits: Annotated[tuple[str, ...], AUDITOR] = ()
+    out_of_scope: tuple[OutOfScope, ...] = ()
+    withheld: tuple[str, ...] = Field(default=(), exclude_if=is_empty)
+    """Parts that a public variant leaves out."""
+    ledger: tuple[LedgerEntry, ...] | None = None
+    checks: tuple[Check, ...] = ()
+    reproduce: Reproduce
+
+
+def read(result: Mapping[str, Any]) -> Result:
+    """Return the checked form of a parsed `result.json`.
+
+    Raises:
+        UsageError: a member is missing, mistyped or not finite; `field` gives its place.
+    """
+    try:
+        return validate(Result, result, "result")
+    except SpecError as error:
+        raise UsageError(
+            error.field, error.value, error.problem, f"{error.remedy} (schema {SCHEMA})"
+        ) from None

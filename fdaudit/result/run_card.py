@@ -1,0 +1,171 @@
+"""The head of a result: what was run, on which data and with which code, and what the models learnt."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import Field, model_validator
+
+from fdaudit.result.part import AUDITOR, Audience, Part, is_empty
+from fdaudit.types import Figure, Task
+
+__all__ = [
+    "CurvePoint",
+    "FinalUtility",
+    "ModelHash",
+    "OutOfScope",
+    "Recording",
+    "Reproduce",
+    "RunCard",
+    "Rung",
+    "Silence",
+    "Utility",
+]
+
+
+class Silence(Part):
+    """A client that did not answer, and the rounds in which it owed a message."""
+
+    _audience: ClassVar[Audience] = "public"
+
+    party: str
+    rounds: tuple[int, ...] = Field(min_length=1)
+
+
+class ModelHash(Part):
+    """SHA-256 of the final model of a party other than a client."""
+
+    _audience: ClassVar[Audience] = "public"
+
+    party: str
+    sha256: str
+
+
+class Rung(Part):
+    """Something that an auditor may bring to a recording, what it makes possible, and whether it was brought."""
+
+    _audience: ClassVar[Audience] = "public"
+
+    bring: str
+    buys: str
+    there: bool
+
+
+class Recording(Part):
+    """A recording of a system that fdaudit did not run."""
+
+    _audience: ClassVar[Audience] = "public"
+
+    system: str
+    asserted_by: str
+    closed: bool
+    left_out: int = 0
+    design: str
+    notes: tuple[str, ...] = ()
+    asserted: tuple[str, ...] = ()
+    ladder: tuple[Rung, ...] = ()
+
+
+class RunCard(Part):
+    """The run, its code and its data."""
+
+    _audience: ClassVar[Audience] = "public"
+
+    name: str
+    status: str
+    profile: str
+    protocol: str
+    protocol_summary: str = ""
+    deviations: tuple[str, ...] = ()
+    dataset: str
+    dataset_provenance: str = ""
+    task: Task = "single-label"
+    clients: int
+    rounds: int
+    model: str
+    client_models: tuple[str, ...] = ()
+    parameters: int
+    silences: tuple[Silence, ...] = ()
+    roles: tuple[str, ...] = ()
+    head: str
+    messages: int
+    record: str
+    transport: str
+    spec: dict[str, Any]
+    spec_sha256: str
+    versions: dict[str, str]
+    device: str
+    threads: int
+    strategy: str
+    seed_commitment: str
+    data_commitment: str = ""
+    """Salted: without the vault's secret it reveals nothing about the data."""
+    model_hashes: tuple[ModelHash, ...] = ()
+    release: Literal["internal", "api", "public-weights"] | None = None
+    origin: Literal["simulation", "recording"] = "simulation"
+    recording: Recording | None = None
+
+
+class CurvePoint(Part):
+    """Utility of one party's model after one round; fractions in [0, 1]."""
+
+    _audience: ClassVar[Audience] = "public"
+
+    line: str
+    round: int
+    party: str
+    accuracy: float | None = Field(default=None, exclude_if=is_empty)
+    mean_auc: float | None = Field(default=None, exclude_if=is_empty)
+    dice: float | None = Field(default=None, exclude_if=is_empty)
+    macro_f1: float | None = Field(default=None, exclude_if=is_empty)
+    mean_iou: float | None = Field(default=None, exclude_if=is_empty)
+
+    @model_validator(mode="after")
+    def _one_figure(self) -> CurvePoint:
+        if sum(v is not None for v in (self.accuracy, self.mean_auc, self.dice)) != 1:
+            raise ValueError(
+                "has not one figure. Give accuracy, mean_auc of a multi-label task, or dice of segmentation."
+            )
+        return self
+
+    @property
+    def value(self) -> float:
+        """Return accuracy, mAUC of the multi-label task, or the Dice coefficient of segmentation."""
+        return next((v for v in (self.accuracy, self.mean_auc, self.dice) if v is not None), 0.0)
+
+
+class FinalUtility(Part):
+    """One final utility figure of one party's model."""
+
+    _audience: ClassVar[Audience] = "public"
+
+    line: str
+    party: str
+    figure: Figure
+
+
+class Utility(Part):
+    """Utility by round, and at the end with intervals."""
+
+    _audience: ClassVar[Audience] = "public"
+
+    curve: tuple[CurvePoint, ...] = ()
+    final: tuple[FinalUtility, ...] = ()
+    warnings: Annotated[tuple[str, ...], AUDITOR] = ()
+    """Final models near chance, in words: their training diverged, was too short or was drowned in noise."""
+
+
+class OutOfScope(Part):
+    """An attack that was not tried because the tool has none of its kind."""
+
+    _audience: ClassVar[Audience] = "public"
+
+    name: str
+    what: str
+
+
+class Reproduce(Part):
+    """Commands and versions that make the result again."""
+
+    commands: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
