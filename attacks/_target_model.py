@@ -18,7 +18,7 @@ from torch import Tensor
 
 from fdaudit.types import Applicability, AttackTask, OracleHandle, task_of
 
-from ._uploads import MODELS, after, uploads_of
+from ._uploads import WEIGHTS, after, uploads_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -142,7 +142,7 @@ def _sent_model(view: View, knowledge: Knowledge, target: str) -> tuple[Paramete
     """Return the last model of the federation's network that a victim sent, and the model that it was trained from."""
     if knowledge.architecture is None or knowledge.train is None:
         return None
-    uploads = uploads_of(view, target, MODELS)
+    uploads = uploads_of(view, target, WEIGHTS)
     if not uploads:
         return None
     message, origin = uploads[-1]

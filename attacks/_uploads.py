@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from fdaudit.kinds import MODELS
 from fdaudit.transcript.messages import Message, role
-
-from .gradient_inversion.uploads import KINDS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -14,9 +13,9 @@ if TYPE_CHECKING:
     from fdaudit.adversary.view import View
     from fdaudit.training.trainer import Parameters
 
-__all__ = ["MODELS", "after", "broadcasts", "updates_without_broadcast", "uploads_of"]
+__all__ = ["WEIGHTS", "after", "broadcasts", "updates_without_broadcast", "uploads_of"]
 
-MODELS = ("model_update", "model_parameters")
+WEIGHTS = ("model_update", "model_parameters")
 """Kinds of uploads that reveal a client's whole model."""
 
 
@@ -28,7 +27,7 @@ def broadcasts(view: View) -> list[Message]:
     return [*first, *(sent[-1:] if sent and sent[-1] is not first[-1] else ())]
 
 
-def uploads_of(view: View, target: str, kinds: Sequence[str] = KINDS) -> list[tuple[Message, Message]]:
+def uploads_of(view: View, target: str, kinds: Sequence[str] = MODELS) -> list[tuple[Message, Message]]:
     """Return a client's uploads of the first of these kinds that it sent, each with the last model received before."""
     received = [
         m for m in view.select(kind="model_parameters") if target in m.receivers and m.payload is not None

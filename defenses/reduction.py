@@ -17,6 +17,7 @@ from torch import Tensor
 from fdaudit.config import Config
 from fdaudit.errors import ProtocolError
 from fdaudit.events import NoGuarantee
+from fdaudit.kinds import KINDS
 from fdaudit.rng import SecretStream
 from fdaudit.transcript.samples import narrow
 from fdaudit.transcript.wire import Released
@@ -34,8 +35,8 @@ __all__ = [
     "TopKConfig",
 ]
 
+
 Scale = Literal["logits", "probabilities"]
-_SCALES: Mapping[str, Scale] = {"logits": "logits", "soft_labels": "probabilities"}
 
 
 class _AnswerConfig(Config):
@@ -76,12 +77,15 @@ class TemperatureConfig(_AnswerConfig):
 
 def _scale(name: str, kind: str, stated: Scale | None) -> Scale:
     """Return whether a message of this kind contains logits or probabilities."""
-    found = stated if kind == "ensemble_labels" else _SCALES.get(kind)
-    if found is None:
+    known = KINDS.get(kind)
+    scale = known.scale if known else None
+    if kind == "ensemble_labels":
+        scale = stated
+    if scale is None or scale == "classes":
         remedy = "Set values to 'logits' or 'probabilities'." if kind == "ensemble_labels" else ""
         problem = f"{name}: {kind} does not say whether it holds logits or probabilities."
         raise ProtocolError(f"{problem} {remedy or 'Attach it to logits or soft_labels.'}")
-    return found
+    return scale
 
 
 def _rows(name: str, kind: str, tensors: Mapping[str, Tensor]) -> Tensor:

@@ -27,10 +27,11 @@ from fdaudit.config import Config
 from fdaudit.data.composed import read_digits_multilabel
 from fdaudit.data.datasets import LENGTH, VOCABULARY
 from fdaudit.data.named import TORCHVISION, read_digits
+from fdaudit.kinds import KINDS
 from fdaudit.models.zoo import _ZOO, _ZOO_OF_TEXTS, DENSE, FROM_FILES, architecture
 from fdaudit.spec.card import Card
 from fdaudit.spec.schema import ModelSpec, Spec
-from fdaudit.types import KINDS, DefenseSpec
+from fdaudit.types import DefenseSpec
 
 __all__ = ["PAGES", "guarantee", "results", "write"]
 
@@ -235,7 +236,9 @@ def _protocol(found: Mapping[str, Any]) -> list[str]:
         lines[2:] = ["| From | To | Kind | When | What | Tensors |", "| --- | --- | --- | --- | --- | --- |"]
     for m in found["messages"]:
         only, what = when(m, "`") or "always", _escape(m["what"])
-        lines.append(f"| {m['from']} | {m['to']} | `{m['kind']}` | {only} | {what} | {KINDS[m['kind']]} |")
+        lines.append(
+            f"| {m['from']} | {m['to']} | `{m['kind']}` | {only} | {what} | {KINDS[m['kind']].text} |"
+        )
     for section in sections(found, "`"):
         lines += _bullets(section.title, section.items)
     own = protocols.REGISTRY.load(found["name"]).Config().defenses()
@@ -317,24 +320,47 @@ _INDEX = {
 }
 
 
-# -- models and datasets -------------------------------------------------------------------------------------------
+# -- message kinds -------------------------------------------------------------------------------------------------
 
 
 def kinds_page() -> str:
-    """Return `docs/kinds.md`: every kind of message with its tensors."""
+    """Return `docs/kinds.md`: the vocabulary, with what protocols and attacks declare of each kind."""
     lines = [
         _NOTE,
         "",
         "# Message kinds",
         "",
-        "C is the number of classes, n the number of samples. A protocol or a recorded system may make up kinds with a",
-        "namespace, such as `acme/prototype-bank`. The [transcript](transcript.md) says how messages are kept.",
+        "C is the number of classes, n the number of samples, (c, h, w) the shape of an image, L the number of tokens.",
+        "A message may hold other tensors besides, except where the table says *only*. A fixed size follows from",
+        "networks, classes and batch sizes. Other messages are as long as their list of samples.",
         "",
-        "| Kind | Tensors |",
-        "| --- | --- |",
-        *(f"| `{kind}` | {_escape(tensors)} |" for kind, tensors in KINDS.items()),
+        "| Kind | Tensors | Size | Sent from | Read by |",
+        "| --- | --- | --- | --- | --- |",
+    ]
+    receivers: dict[str, dict[str, set[str]]] = {}
+    for found in map(protocols.REGISTRY.describe, protocols.REGISTRY.names()):
+        for message in found["messages"]:
+            to = receivers.setdefault(message["kind"], {}).setdefault(message["from"], set())
+            to.update(message["to"].split(", "))
+    readers: dict[str, list[str]] = {}
+    for found in map(attacks.REGISTRY.describe, attacks.REGISTRY.names()):
+        for kind in (*found["needs"], *found.get("reads", ())):
+            readers.setdefault(kind, []).append(f"[{found['name']}](attacks/{found['name']}.md)")
+    for name, kind in KINDS.items():
+        tensors = f"only {kind.text}" if kind.exact and kind.tensors else kind.text
+        size = "fixed" if kind.fixed_size else "varies"
+        sent = sorted(receivers.get(name, {}).items())
+        routes = "; ".join(f"{sender} to {', '.join(sorted(to))}" for sender, to in sent)
+        lines.append(f"| `{name}` | {tensors} | {size} | {routes} | {', '.join(readers.get(name, ()))} |")
+    lines += [
+        "",
+        "A protocol or a recorded system may make up a kind with a namespace, such as `acme/prototype-bank`. No attack",
+        "reads it. It counts as private unless its `inputs` say otherwise, and reports name it as untested.",
     ]
     return "\n".join(lines) + "\n"
+
+
+# -- models and datasets -------------------------------------------------------------------------------------------
 
 
 def models_page() -> str:

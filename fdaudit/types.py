@@ -7,10 +7,8 @@ class of each pixel (n, h, w), 0 for the background.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
 if TYPE_CHECKING:
@@ -21,10 +19,7 @@ if TYPE_CHECKING:
     from fdaudit.rng import SecretStream
 
 __all__ = [
-    "FIXED_SIZE",
-    "KINDS",
     "ONLY_SINGLE_LABEL",
-    "OWN_KIND",
     "Applicability",
     "AttackTask",
     "Challenge",
@@ -36,8 +31,6 @@ __all__ = [
     "Task",
     "TensorInfo",
     "Trained",
-    "is_kind",
-    "is_own_kind",
     "task_of",
 ]
 
@@ -258,76 +251,6 @@ class Figure:
     def __post_init__(self) -> None:
         if (self.value is None) != bool(self.unavailable):
             raise ValueError(f"Figure {self.name!r}: give either a value or the reason why there is none.")
-
-
-KINDS: Mapping[str, str] = MappingProxyType(
-    {
-        "model_parameters": "named parameters and buffers of a model",
-        "model_update": "named differences: parameters after local training less those before",
-        "gradient": "named gradients of the mean loss of one batch",
-        "sample_count": "n (): how many records the sender trains on",
-        "class_counts": "counts (C,): records per class",
-        "logits": "index (n,) unless all in order, values (n, C)",
-        "soft_labels": "index (n,) unless all in order, values (n, C), rows summing to 1, or to the scores they are "
-        "weighted by",
-        "hard_labels": "index (n,) unless all in order, values (n,)",
-        "logit_range": "max_abs (): largest absolute logit",
-        "proxy_indices": "index (n,)",
-        "ensemble_labels": "index (n,) unless all in order, values (n, C) or (n,)",
-        "generated_samples": "samples (n, c, h, w)",
-        "logit_cotangents": "values (n, C) where logits were sent, gan_weight () where a discriminator adds its own",
-        "sample_gradients": "values (n, c, h, w)",
-        "discriminator_scores": "values (n,)",
-        "generator_parameters": "named parameters of a generator",
-        "discriminator_parameters": "named parameters of a discriminator",
-        "class_prototypes": "values (C, C)",
-        "vote_counts": "index (n,) unless all in order, counts (n, C)",
-        "private_labels": "values (n,), or of masks (n, h, w): the labels of the sender's own records",
-        "release": "a digest or tensors that a party releases to itself",
-        "oracle_query": "samples (n, c, h, w)",
-        "oracle_answer": "values (n, C) or (n,)",
-        "silence": "no tensors: the sender did not answer",
-    }
-)
-"""Every message kind of the vocabulary, with its tensors and their shapes (C classes, n samples). A message about all
-samples in order has no `index`."""
-
-_OWN_KIND = re.compile(r"[a-z0-9][a-z0-9-]*/[a-z0-9][a-z0-9-]*")
-OWN_KIND = "a kind of the protocol's own: no attack knows its tensors"
-"""What is known of a kind with a namespace, such as `acme/prototype-bank`."""
-
-
-def is_own_kind(kind: str) -> bool:
-    """Return whether a kind has a namespace, such as `acme/prototype-bank`: a protocol or a system made it up."""
-    return _OWN_KIND.fullmatch(kind) is not None
-
-
-def is_kind(kind: str) -> bool:
-    """Return whether messages may have this kind: one of `KINDS`, or one with a namespace."""
-    return kind in KINDS or is_own_kind(kind)
-
-
-FIXED_SIZE = frozenset(
-    {
-        "model_parameters",
-        "model_update",
-        "gradient",
-        "sample_count",
-        "class_counts",
-        "logit_range",
-        "generated_samples",
-        "logit_cotangents",
-        "sample_gradients",
-        "discriminator_scores",
-        "generator_parameters",
-        "discriminator_parameters",
-        "class_prototypes",
-        "private_labels",
-        "silence",
-    }
-)
-"""Kinds whose shapes follow from networks, classes and batch sizes. Messages of other kinds list their samples, and
-their length is the list's."""
 
 
 @dataclass(frozen=True)

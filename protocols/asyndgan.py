@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fdaudit.errors import ProtocolError
-from fdaudit.federation.protocol import PartyData, ProtocolConfig, Round, Setting
+from fdaudit.federation.protocol import CURIOUS, RELEASED_MODEL, PartyData, ProtocolConfig, Round, Setting
 from fdaudit.federation.state import put, take
 from fdaudit.limits import MOST_INNER, MOST_ROUNDS
 from fdaudit.models.conditional import build_painter, planes
@@ -99,11 +99,9 @@ class AsynDGAN:
     trust: ClassVar[tuple[str, ...]] = (
         "The server sees the labels of single records, and each client's gradients by themselves.",
         "The server chooses the images that discriminators answer to: nothing holds it to its generator.",
-        "Parties follow the protocol and are curious (honest-but-curious).",
+        CURIOUS,
     )
-    oracles: ClassVar[tuple[dict[str, Any], ...]] = (
-        {"name": "released-model", "available_to": ("world",), "answers": ("soft", "hard")},
-    )
+    oracles: ClassVar[tuple[dict[str, Any], ...]] = (RELEASED_MODEL,)
     deviations: ClassVar[tuple[str, ...]] = (
         (
             "All clients answer in each step, and the generator descends the sum of their losses weighted by π_k; the "

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fdaudit.federation.client_models import ClientModels
 from fdaudit.federation.local_settings import LocalTraining
-from fdaudit.federation.protocol import Round, Setting
+from fdaudit.federation.protocol import CURIOUS, Round, Setting
 from fdaudit.training.class_means import combine, mean_by_class, mixed_targets, predictions
 from fdaudit.transcript.wire import Delivery
 
@@ -40,7 +40,7 @@ class _Classwise(ClientModels):
             "The private preset's noise hides all of a client, so its ε holds for a whole client too. One record costs "
             "no less: it may move the model, and by it every row of the table."
         ),
-        "Parties follow the protocol and are curious (honest-but-curious).",
+        CURIOUS,
     )
     oracles: ClassVar[tuple[dict[str, Any], ...]] = ()
     withholdable: ClassVar[tuple[str, ...]] = ()
@@ -126,7 +126,7 @@ class FKD(_Classwise):
             "no less: it may move the model, and by it every row of the table."
         ),
         "A client is sent the mean of the others: with two clients, the other's table itself.",
-        "Parties follow the protocol and are curious (honest-but-curious).",
+        CURIOUS,
     )
     starts: ClassVar[dict[str, str]] = {
         "weights": "own",

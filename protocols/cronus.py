@@ -9,8 +9,17 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fdaudit.federation.protocol import Round, Setting
-from fdaudit.federation.public_answers import PublicAnswers, PublicRequests, stacked
+from fdaudit.federation.protocol import PRIVATE_TRAINING, Round, Setting
+from fdaudit.federation.public_answers import (
+    CRAFTED_PROXY,
+    PREDICTIONS,
+    PREDICTIONS_SEEN,
+    REQUEST,
+    SAMPLES_KNOWN,
+    PublicAnswers,
+    PublicRequests,
+    stacked,
+)
 from fdaudit.rng import child
 from fdaudit.transcript.wire import Delivery
 from fdaudit.types import Trained
@@ -90,29 +99,8 @@ class Cronus(PublicAnswers):
     source: ClassVar[str] = "Chang, Shejwalkar, Shokri & Houmansadr 2019; filter: Diakonikolas et al. 2017"
     roles: ClassVar[tuple[str, ...]] = ("server", "client")
     messages: ClassVar[tuple[dict[str, Any], ...]] = (
-        {
-            "kind": "proxy_indices",
-            "from": "server",
-            "to": "client",
-            "what": "index (m,) of the round's public samples, drawn at random",
-            "index": "public",
-        },
-        {
-            "kind": "soft_labels",
-            "from": "client",
-            "to": "server",
-            "what": "index (m,), softmax outputs (m, C) of the client's model (share: soft_labels)",
-            "when": {"share": "soft_labels"},
-            "index": "public",
-        },
-        {
-            "kind": "hard_labels",
-            "from": "client",
-            "to": "server",
-            "what": "index (m,), predicted classes (m,) (share: hard_labels)",
-            "when": {"share": "hard_labels"},
-            "index": "public",
-        },
+        REQUEST,
+        *PREDICTIONS,
         {
             "kind": "ensemble_labels",
             "from": "server",
@@ -131,13 +119,11 @@ class Cronus(PublicAnswers):
         },
     )
     trust: ClassVar[tuple[str, ...]] = (
-        "The server sees every client's predictions by themselves; no secure aggregation is assumed.",
-        "All parties hold the same public samples before the first round; nothing private is in them.",
+        PREDICTIONS_SEEN,
+        SAMPLES_KNOWN,
         "Parties follow the protocol and are curious (honest-but-curious): no malicious client is simulated.",
     )
-    oracles: ClassVar[tuple[dict[str, Any], ...]] = (
-        {"name": "crafted-proxy", "available_to": ("server",), "answers": ("soft", "hard")},
-    )
+    oracles: ClassVar[tuple[dict[str, Any], ...]] = (CRAFTED_PROXY,)
     deviations: ClassVar[tuple[str, ...]] = (
         (
             "The filter's theory takes the variance of honest points to be at most σ² = 1. Softmax outputs have at "
@@ -158,7 +144,7 @@ class Cronus(PublicAnswers):
     privacy: ClassVar[dict[str, Any]] = {
         "claims": ("Predictions reveal less than parameters do. No ε is claimed."),
         "finds": {"server": "soft_labels"},
-        "private": {"params": {}, "withhold": [], "training": ["model"]},
+        "private": PRIVATE_TRAINING,
     }
     starts: ClassVar[dict[str, str]] = {
         "weights": "own",

@@ -8,8 +8,14 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field
 from torch import Tensor
 
-from fdaudit.federation.protocol import Round, Setting
-from fdaudit.federation.public_answers import PublicDistillation, PublicTraining
+from fdaudit.federation.protocol import CURIOUS, PRIVATE_TRAINING, RELEASED_MODEL, Round, Setting
+from fdaudit.federation.public_answers import (
+    CRAFTED_PROXY,
+    PREDICTIONS,
+    PREDICTIONS_SEEN,
+    PublicDistillation,
+    PublicTraining,
+)
 from fdaudit.federation.state import put, take
 from fdaudit.training.trainer import Parameters
 from fdaudit.transcript.wire import Delivery
@@ -66,22 +72,7 @@ class DSFL(PublicDistillation):
             "what": "index (m,) of the round's open samples o_r, drawn at random",
             "index": "public",
         },
-        {
-            "kind": "soft_labels",
-            "from": "client",
-            "to": "server",
-            "what": "index (m,), softmax outputs (m, C) of the client's model (share: soft_labels)",
-            "when": {"share": "soft_labels"},
-            "index": "public",
-        },
-        {
-            "kind": "hard_labels",
-            "from": "client",
-            "to": "server",
-            "what": "index (m,), predicted classes (m,) (share: hard_labels)",
-            "when": {"share": "hard_labels"},
-            "index": "public",
-        },
+        *PREDICTIONS,
         {
             "kind": "ensemble_labels",
             "from": "server",
@@ -106,13 +97,13 @@ class DSFL(PublicDistillation):
         },
     )
     trust: ClassVar[tuple[str, ...]] = (
-        "The server sees every client's predictions by themselves; no secure aggregation is assumed.",
+        PREDICTIONS_SEEN,
         "All parties hold the same open samples before the first round; nothing private is in them.",
-        "Parties follow the protocol and are curious (honest-but-curious).",
+        CURIOUS,
     )
     oracles: ClassVar[tuple[dict[str, Any], ...]] = (
-        {"name": "released-model", "available_to": ("world",), "answers": ("soft", "hard")},
-        {"name": "crafted-proxy", "available_to": ("server",), "answers": ("soft", "hard")},
+        RELEASED_MODEL,
+        CRAFTED_PROXY,
     )
     deviations: ClassVar[tuple[str, ...]] = (
         "The paper calls the outputs that are sent logits; they are softmax outputs and sent as soft labels.",
@@ -123,7 +114,7 @@ class DSFL(PublicDistillation):
     privacy: ClassVar[dict[str, Any]] = {
         "claims": ("None: model outputs in place of parameters."),
         "finds": {"server": "soft_labels", "world": "soft_labels"},
-        "private": {"params": {}, "withhold": [], "training": ["model"]},
+        "private": PRIVATE_TRAINING,
     }
     starts: ClassVar[dict[str, str]] = {
         "weights": "own",

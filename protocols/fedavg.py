@@ -13,7 +13,7 @@ from torch import Tensor
 from fdaudit.errors import ProtocolError
 from fdaudit.events import DrawnGaussian, Event, SampledGaussian
 from fdaudit.federation.local_training import joined
-from fdaudit.federation.protocol import PartyData, Round, Setting
+from fdaudit.federation.protocol import CURIOUS, RELEASED_MODEL, PartyData, Round, Setting
 from fdaudit.federation.state import put, take
 from fdaudit.rng import SecretStream, child, child_seed
 from fdaudit.training.trainer import Job, Parameters, draw_batches
@@ -111,11 +111,9 @@ class FedAvg:
         ),
         "With `weighting: public` and no `weights`, every client tells everybody how many records it has.",
         "With `weights`, p_k are constants of the spec; that nobody looked at the data for them is taken on trust.",
-        "Parties follow the protocol and are curious (honest-but-curious).",
+        CURIOUS,
     )
-    oracles: ClassVar[tuple[dict[str, Any], ...]] = (
-        {"name": "released-model", "available_to": ("world",), "answers": ("soft", "hard")},
-    )
+    oracles: ClassVar[tuple[dict[str, Any], ...]] = (RELEASED_MODEL,)
     deviations: ClassVar[tuple[str, ...]] = (
         "With `local_steps`, batches are always full and passes reshuffled; the paper speaks of epochs only.",
         "Integer buffers (BatchNorm's batch counter) stay with their party; other buffers are averaged.",

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fdaudit.errors import ProtocolError
 from fdaudit.federation.client_models import draw_job
-from fdaudit.federation.protocol import Round, Setting
+from fdaudit.federation.protocol import CURIOUS, RELEASED_MODEL, Round, Setting
 from fdaudit.federation.state import put, take
 from fdaudit.training.trainer import Fit, Parameters
 from fdaudit.transcript.messages import DATA
@@ -85,11 +85,9 @@ class FedDF(ModelUploads):
     trust: ClassVar[tuple[str, ...]] = (
         "The server sees every client's model by itself; no secure aggregation is possible, as it asks each of them.",
         "Only the server needs the public samples; nothing private is in them.",
-        "Parties follow the protocol and are curious (honest-but-curious).",
+        CURIOUS,
     )
-    oracles: ClassVar[tuple[dict[str, Any], ...]] = (
-        {"name": "released-model", "available_to": ("world",), "answers": ("soft", "hard")},
-    )
+    oracles: ClassVar[tuple[dict[str, Any], ...]] = (RELEASED_MODEL,)
     deviations: ClassVar[tuple[str, ...]] = (
         "The number of distillation steps is fixed; the paper stops early on validation data.",
         "A server's network that no client has is distilled from the ensemble, starting from where it stands.",

@@ -10,8 +10,19 @@ from torch import Tensor
 from fdaudit.errors import ProtocolError
 from fdaudit.federation.client_models import draw_job
 from fdaudit.federation.local_training import Basis, joined
-from fdaudit.federation.protocol import Round, Setting
-from fdaudit.federation.public_answers import PublicTraining, answer, average, existing, request
+from fdaudit.federation.protocol import CURIOUS, PRIVATE_TRAINING, RELEASED_MODEL, Round, Setting
+from fdaudit.federation.public_answers import (
+    CRAFTED_PROXY,
+    PREDICTIONS,
+    PREDICTIONS_SEEN,
+    REQUEST,
+    SAMPLES_KNOWN,
+    PublicTraining,
+    answer,
+    average,
+    existing,
+    request,
+)
 from fdaudit.federation.state import put, take
 from fdaudit.rng import child
 from fdaudit.training.trainer import Parameters
@@ -46,29 +57,8 @@ class FedED:
             "to": "client",
             "what": "the central model, every round",
         },
-        {
-            "kind": "proxy_indices",
-            "from": "server",
-            "to": "client",
-            "what": "index (m,) of the round's public samples, drawn at random",
-            "index": "public",
-        },
-        {
-            "kind": "soft_labels",
-            "from": "client",
-            "to": "server",
-            "what": "index (m,), softmax outputs (m, C) of the client's model (share: soft_labels)",
-            "when": {"share": "soft_labels"},
-            "index": "public",
-        },
-        {
-            "kind": "hard_labels",
-            "from": "client",
-            "to": "server",
-            "what": "index (m,), predicted classes (m,) (share: hard_labels)",
-            "when": {"share": "hard_labels"},
-            "index": "public",
-        },
+        REQUEST,
+        *PREDICTIONS,
         {
             "kind": "model_parameters",
             "from": "server",
@@ -77,13 +67,13 @@ class FedED:
         },
     )
     trust: ClassVar[tuple[str, ...]] = (
-        "The server sees every client's predictions by themselves; no secure aggregation is assumed.",
-        "All parties hold the same public samples before the first round; nothing private is in them.",
-        "Parties follow the protocol and are curious (honest-but-curious).",
+        PREDICTIONS_SEEN,
+        SAMPLES_KNOWN,
+        CURIOUS,
     )
     oracles: ClassVar[tuple[dict[str, Any], ...]] = (
-        {"name": "released-model", "available_to": ("world",), "answers": ("soft", "hard")},
-        {"name": "crafted-proxy", "available_to": ("server",), "answers": ("soft", "hard")},
+        RELEASED_MODEL,
+        CRAFTED_PROXY,
     )
     deviations: ClassVar[tuple[str, ...]] = (
         "The paper extracts relations from medical text; we classify images.",
@@ -103,7 +93,7 @@ class FedED:
     privacy: ClassVar[dict[str, Any]] = {
         "claims": ("None is known to us: our source names it as a baseline only."),
         "finds": {"server": "soft_labels", "world": "soft_labels"},
-        "private": {"params": {}, "withhold": [], "training": ["model"]},
+        "private": PRIVATE_TRAINING,
     }
     starts: ClassVar[dict[str, str]] = {
         "weights": "broadcast",

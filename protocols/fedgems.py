@@ -12,8 +12,9 @@ from torch.nn import functional as F
 
 from fdaudit.errors import ProtocolError
 from fdaudit.federation.client_models import draw_job
-from fdaudit.federation.protocol import Round, Setting
+from fdaudit.federation.protocol import CURIOUS, PRIVATE_TRAINING, RELEASED_MODEL, Round, Setting
 from fdaudit.federation.public_answers import (
+    CRAFTED_PROXY,
     PublicDistillation,
     PublicTraining,
     draw_samples,
@@ -116,11 +117,11 @@ class FedGEMS(PublicDistillation):
     trust: ClassVar[tuple[str, ...]] = (
         "The server sees every client's class scores by themselves; no secure aggregation is assumed.",
         "All parties hold the same public samples and their labels before the first round; nothing private is in them.",
-        "Parties follow the protocol and are curious (honest-but-curious).",
+        CURIOUS,
     )
     oracles: ClassVar[tuple[dict[str, Any], ...]] = (
-        {"name": "released-model", "available_to": ("world",), "answers": ("soft", "hard")},
-        {"name": "crafted-proxy", "available_to": ("server",), "answers": ("soft", "hard")},
+        RELEASED_MODEL,
+        CRAFTED_PROXY,
     )
     deviations: ClassVar[tuple[str, ...]] = (
         (
@@ -146,7 +147,7 @@ class FedGEMS(PublicDistillation):
     privacy: ClassVar[dict[str, Any]] = {
         "claims": ("None: logits in place of parameters."),
         "finds": {"server": "logits", "world": "logits"},
-        "private": {"params": {}, "withhold": [], "training": ["model"]},
+        "private": PRIVATE_TRAINING,
     }
     starts: ClassVar[dict[str, str]] = {
         "weights": "own",

@@ -7,8 +7,17 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
-from fdaudit.federation.protocol import Round, Setting
-from fdaudit.federation.public_answers import PublicDistillation, PublicTraining, Share
+from fdaudit.federation.protocol import CURIOUS, PRIVATE_TRAINING, Round, Setting
+from fdaudit.federation.public_answers import (
+    CRAFTED_PROXY,
+    PREDICTIONS,
+    PREDICTIONS_SEEN,
+    REQUEST,
+    SAMPLES_KNOWN,
+    PublicDistillation,
+    PublicTraining,
+    Share,
+)
 from fdaudit.transcript.wire import Delivery
 from fdaudit.types import Trained
 
@@ -46,13 +55,7 @@ class FedMD(PublicDistillation):
     source: ClassVar[str] = "Li & Wang 2019, Algorithm 1; as a baseline: Shao, Wu & Zhang 2023, Table 1"
     roles: ClassVar[tuple[str, ...]] = ("server", "client")
     messages: ClassVar[tuple[dict[str, Any], ...]] = (
-        {
-            "kind": "proxy_indices",
-            "from": "server",
-            "to": "client",
-            "what": "index (m,) of the round's public samples, drawn at random",
-            "index": "public",
-        },
+        REQUEST,
         {
             "kind": "logits",
             "from": "client",
@@ -61,22 +64,7 @@ class FedMD(PublicDistillation):
             "when": {"share": "logits"},
             "index": "public",
         },
-        {
-            "kind": "soft_labels",
-            "from": "client",
-            "to": "server",
-            "what": "index (m,), softmax of the scores (m, C) (share: soft_labels)",
-            "when": {"share": "soft_labels"},
-            "index": "public",
-        },
-        {
-            "kind": "hard_labels",
-            "from": "client",
-            "to": "server",
-            "what": "index (m,), predicted classes (m,) (share: hard_labels)",
-            "when": {"share": "hard_labels"},
-            "index": "public",
-        },
+        *PREDICTIONS,
         {
             "kind": "ensemble_labels",
             "from": "server",
@@ -103,13 +91,11 @@ class FedMD(PublicDistillation):
         },
     )
     trust: ClassVar[tuple[str, ...]] = (
-        "The server sees every client's predictions by themselves; no secure aggregation is assumed.",
-        "All parties hold the same public samples before the first round; nothing private is in them.",
-        "Parties follow the protocol and are curious (honest-but-curious).",
+        PREDICTIONS_SEEN,
+        SAMPLES_KNOWN,
+        CURIOUS,
     )
-    oracles: ClassVar[tuple[dict[str, Any], ...]] = (
-        {"name": "crafted-proxy", "available_to": ("server",), "answers": ("soft", "hard")},
-    )
+    oracles: ClassVar[tuple[dict[str, Any], ...]] = (CRAFTED_PROXY,)
     deviations: ClassVar[tuple[str, ...]] = (
         (
             "The paper begins with transfer learning on labelled public data. Our public samples have no labels: a "
@@ -130,7 +116,7 @@ class FedMD(PublicDistillation):
     privacy: ClassVar[dict[str, Any]] = {
         "claims": ("None: models stay private, scores on public samples are shared."),
         "finds": {"server": "logits"},
-        "private": {"params": {}, "withhold": [], "training": ["model"]},
+        "private": PRIVATE_TRAINING,
     }
     starts: ClassVar[dict[str, str]] = {
         "weights": "own",

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from fdaudit.federation.local_settings import LocalTraining
-from fdaudit.federation.protocol import PartyData, Round, Setting
+from fdaudit.federation.protocol import PRIVATE_TRAINING, RELEASED_MODEL, PartyData, Round, Setting
 from fdaudit.federation.state import basis_of, keep_basis, put, take
 from fdaudit.rng import child, child_seed
 from fdaudit.training.trainer import Job, Parameters, draw_batches
@@ -120,9 +120,7 @@ class Centralized(_Alone):
         },
     )
     trust: ClassVar[tuple[str, ...]] = ("One party holds everybody's data.",)
-    oracles: ClassVar[tuple[dict[str, Any], ...]] = (
-        {"name": "released-model", "available_to": ("world",), "answers": ("soft", "hard")},
-    )
+    oracles: ClassVar[tuple[dict[str, Any], ...]] = (RELEASED_MODEL,)
     starts: ClassVar[dict[str, str]] = {
         "weights": "own",
         "source": "The only client draws them; nothing is sent before the end.",
@@ -134,7 +132,7 @@ class Centralized(_Alone):
             "None: records are pooled before the protocol starts; only what is published is in the ledger."
         ),
         "finds": {"world": "model_parameters"},
-        "private": {"params": {}, "withhold": [], "training": ["model"]},
+        "private": PRIVATE_TRAINING,
     }
     pools_data: ClassVar[bool] = True
     heterogeneous: ClassVar[bool] = False

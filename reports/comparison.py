@@ -27,8 +27,8 @@ __all__ = [
     "Compared",
     "Comparison",
     "Entry",
-    "Kind",
     "Outcome",
+    "Received",
     "Seen",
     "Utility",
     "compare",
@@ -98,7 +98,7 @@ class Utility:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Kind:
+class Received:
     """Messages of one kind that one party received or overheard."""
 
     kind: str
@@ -122,7 +122,7 @@ class Seen:
 
     position: str
     party: str
-    kinds: tuple[Kind, ...]
+    kinds: tuple[Received, ...]
     asks: tuple[str, ...] = ()
     known: bool = True
 
@@ -132,7 +132,7 @@ class Seen:
         return sum(k.bytes for k in self.kinds)
 
     @property
-    def private(self) -> tuple[Kind, ...]:
+    def private(self) -> tuple[Received, ...]:
         """Return the kinds that raw data may have reached."""
         return tuple(k for k in self.kinds if k.private)
 
@@ -293,7 +293,7 @@ def _place(position: str) -> tuple[int, str]:
     return (order.index(position) if position in order else len(order), position)
 
 
-def _kinds(rows: Iterable[Exposure]) -> tuple[Kind, ...]:
+def _kinds(rows: Iterable[Exposure]) -> tuple[Received, ...]:
     """Return the messages by kind, private kinds first; a defence counts only if every such message has it."""
     kinds: dict[str, list[Exposure]] = {}
     for row in rows:
@@ -303,7 +303,7 @@ def _kinds(rows: Iterable[Exposure]) -> tuple[Kind, ...]:
         reached = [r for r in same if r.private]
         shields = [set(r.defenses) for r in reached or same]
         made.append(
-            Kind(
+            Received(
                 kind=kind,
                 count=sum(r.count for r in same),
                 bytes=sum(r.bytes for r in same),

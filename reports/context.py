@@ -11,9 +11,10 @@ import yaml
 from markupsafe import Markup
 
 from fdaudit.goals import GOALS
+from fdaudit.kinds import KINDS
 from fdaudit.result import Exposure, Image, Result, Target
 from fdaudit.transcript.messages import role
-from fdaudit.types import KINDS, Figure
+from fdaudit.types import Figure
 
 from .annex import Document, Item, annex
 from .class_bands import class_bands
@@ -456,10 +457,12 @@ def _exposure(rows: Iterable[Exposure]) -> tuple[ExposureRow, ...]:
     for row in rows:
         rest = row.model_dump(exclude={"party"})
         groups.setdefault((role(row.party), *map(str, rest.values())), []).append(row)
-    return tuple(
-        ExposureRow(parties=tuple(r.party for r in same), row=same[0], holds=KINDS.get(same[0].kind, ""))
-        for same in groups.values()
-    )
+    merged = []
+    for same in groups.values():
+        kind = KINDS.get(same[0].kind)
+        holds = kind.text if kind else ""
+        merged.append(ExposureRow(parties=tuple(row.party for row in same), row=same[0], holds=holds))
+    return tuple(merged)
 
 
 def _once(lines: Iterable[str]) -> tuple[str, ...]:

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
+from fdaudit.kinds import KINDS, WAYS
 from fdaudit.result import Result
 from fdaudit.transcript.messages import role
 
@@ -19,7 +20,7 @@ from .goals.remedy import Remedy
 from .text import clip, joined
 from .verdict import Finding
 
-__all__ = ["ENCRYPT", "REMEDIES", "WAYS", "Carried", "Remedy", "carried", "remedy", "way", "without_epsilon"]
+__all__ = ["ENCRYPT", "REMEDIES", "Carried", "Remedy", "carried", "remedy", "way", "without_epsilon"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,37 +31,11 @@ class Carried:
     ways: tuple[str, ...]
 
 
-WAYS: Mapping[str, tuple[str, ...]] = MappingProxyType(
-    {
-        "counts": ("class_counts", "sample_count"),
-        "labels": ("private_labels",),
-        "declined": ("proxy_indices",),
-        "updates": ("gradient", "model_update", "model_parameters"),
-        "answers": ("logits", "soft_labels", "hard_labels", "logit_range"),
-        "prototypes": ("class_prototypes",),
-        "generator": (
-            "generator_parameters",
-            "generated_samples",
-            "discriminator_parameters",
-            "discriminator_scores",
-            "sample_gradients",
-        ),
-        "cotangents": ("logit_cotangents",),
-        "ensemble": ("ensemble_labels", "vote_counts"),
-    }
-)
-"""The kinds of messages of each way, as single clients send them; `ensemble` is what the server makes of answers."""
-
 _DECLINED = ("accept-set", "label-declined")
 """Attacks that read which samples a client answered, whatever kind of message says so."""
 
-_NO_EPSILON: tuple[tuple[str, str | None], ...] = (
-    ("class_counts", None),
-    ("private_labels", None),
-    ("sample_count", None),
-    ("discriminator_scores", "fediod"),
-)
-"""Kinds that `dp-sgd` does not cover, and the protocol that computes them from records; None stands for any."""
+_FROM_RECORDS = frozenset([("discriminator_scores", "fediod")])
+"""Kinds that a protocol computes from records with a network that `dp-sgd` does not train, and the protocol's name."""
 
 _FROM_SERVER = {"updates": "model", "answers": "ensemble", "declined": "ensemble", "prototypes": "ensemble"}
 """The way of the same kinds if the server sends them: the sum or the choice of all clients."""
@@ -77,8 +52,9 @@ ENCRYPT = Remedy(
 
 
 def way(kind: str, sender: str) -> str:
-    """Return the way that messages of a kind from a sender belong to; `other` for kinds of a system's own."""
-    found = next((name for name, kinds in WAYS.items() if kind in kinds), "other")
+    """Return the way that messages of a kind from a sender belong to; `other` for kinds without one."""
+    known = KINDS.get(kind)
+    found = (known.way if known else None) or "other"
     return found if role(sender) == "client" else _FROM_SERVER.get(found, found)
 
 
@@ -148,12 +124,15 @@ def _beside_epsilon(result: Result, do: str) -> str:
 
 def without_epsilon(result: Result) -> list[str]:
     """Return the kinds that a party received without a defence, and that an ε of `dp-sgd` does not cover."""
+    protocol = result.run.protocol
     bare = {
         row.kind for row in result.exposure if row.private and row.direction != "sent" and not row.defenses
     }
-    return [k for k, where in _NO_EPSILON if k in bare and where in (None, result.run.protocol)]
+    return [k for k in KINDS if k in bare and (KINDS[k].direct or (k, protocol) in _FROM_RECORDS)]
 
 
 def _kinds(way: str) -> tuple[str, ...]:
     """Return the kinds of messages that can take a way."""
-    return (*WAYS.get(way, ()), *(k for name, to in _FROM_SERVER.items() if to == way for k in WAYS[name]))
+    return tuple(
+        kind for kind, known in KINDS.items() if way in (known.way, _FROM_SERVER.get(known.way or ""))
+    )

@@ -190,7 +190,7 @@ DYNAMIC = {  # files that import by a name held in a variable, each from a close
     "fdaudit",
     "fdaudit.models.declared",
     "fdaudit.models.zoo",
-    "fdaudit.registry",
+    "fdaudit.registry.registry",
     "fdaudit.reports",
 }
 

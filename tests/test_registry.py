@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from fdaudit import attacks, defenses, protocols, registry
+from fdaudit import attacks, defenses, protocols
 from fdaudit.errors import FdauditError, SpecError
 from fdaudit.registry import Registry
 
@@ -44,7 +44,9 @@ def stranger(tmp_path, monkeypatch):
 
 def entries(monkeypatch, *names):
     found = [SimpleNamespace(name=n, value=f"elsewhere:{n}", group="fdaudit.attacks") for n in names]
-    monkeypatch.setattr(registry, "entry_points", lambda group: [e for e in found if e.group == group])
+    monkeypatch.setattr(
+        "fdaudit.registry.registry.entry_points", lambda group: [e for e in found if e.group == group]
+    )
 
 
 def test_describing_reads_docstring_and_literals_and_runs_nothing(stranger):
@@ -71,6 +73,46 @@ def test_listing_and_describing_everything_imports_no_torch():
         "assert not {'torch', 'numpy', 'pydantic'} & set(sys.modules), 'imported'\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=600)
+
+
+FAMILY = """
+ASKED = {"kind": "proxy_indices", "what": "which"}
+ANSWERS = ({"kind": "logits"}, {"kind": "soft_labels"})
+ROUND = HERE
+HERE = ROUND
+"""
+MEMBER = """
+from family import ANSWERS as THEIRS, ASKED, ROUND, absent
+from nowhere import gone
+OWN = "of the member"
+class Thing:
+    name = "thing"
+    messages = (ASKED, *THEIRS, {"kind": "release", "what": OWN})
+    nested = {"a": {"b": (OWN,)}}
+    unknown = (absent, OWN)
+    missing = gone
+    cyclic = ROUND
+    unpacked = (*OWN,)
+raise RuntimeError("this module was imported")
+"""
+
+
+def test_names_stand_for_the_literals_of_a_family(tmp_path, monkeypatch):
+    """Nothing is imported; a name that is no literal leaves the attribute out, as a computed one does."""
+    (tmp_path / "family.py").write_text(f"{FAMILY}raise RuntimeError('this module was imported')")
+    (tmp_path / "member_of_family.py").write_text(MEMBER)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    asked, scores, soft = (
+        {"kind": "proxy_indices", "what": "which"},
+        {"kind": "logits"},
+        {"kind": "soft_labels"},
+    )
+    assert Registry("fdaudit.things", {"thing": "member_of_family:Thing"}).describe("thing") == {
+        "doc": "",
+        "name": "thing",
+        "messages": (asked, scores, soft, {"kind": "release", "what": "of the member"}),
+        "nested": {"a": {"b": ("of the member",)}},
+    }
 
 
 def test_installed_packages_add_names(monkeypatch):

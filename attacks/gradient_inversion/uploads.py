@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from fdaudit.goals.reconstruction import Reconstruction
+from fdaudit.kinds import MODELS
 from fdaudit.storage.cache import computed_once
 from fdaudit.types import Applicability
 
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
     from fdaudit.transcript.messages import Message
 
 __all__ = [
-    "KINDS",
     "UNCOUNTED",
     "Upload",
     "adversary_probes",
@@ -40,9 +40,6 @@ __all__ = [
     "sample_count",
     "sent_from",
 ]
-
-KINDS = ("gradient", "model_update", "model_parameters")
-"""Kinds of messages that an inversion uses."""
 
 UNCOUNTED = "its sample count is not in view, so the number of its local steps is unknown"
 """Why an upload of whole epochs is not suitable for inversion, unless counts are tried."""
@@ -124,9 +121,9 @@ def find_upload(view: View, target: str, round: int, max_images: int) -> Upload 
 
 def sent_from(view: View, target: str, round: int) -> tuple[Message, Message] | str:
     """Return the first upload of a client in a round and the model before it, or why they are not in view."""
-    sent = [m for kind in KINDS for m in view.select(kind=kind, sender=target, round=round)]
+    sent = [m for kind in MODELS for m in view.select(kind=kind, sender=target, round=round)]
     if not sent:
-        return f"no {', '.join(KINDS[:-1])} or {KINDS[-1]} of round {round} in view"
+        return f"no {', '.join(MODELS[:-1])} or {MODELS[-1]} of round {round} in view"
     kept = [m for m in sent if m.payload is not None]
     if not kept:
         return f"its uploads of round {round} were recorded as digests only"

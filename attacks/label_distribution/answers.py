@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 from fdaudit.config import Config
 from fdaudit.goals.label_distribution import LabelDistribution
+from fdaudit.kinds import ANSWERS
 from fdaudit.types import Applicability, AttackTask
 
 from .._reading import reads_forms
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
 
 __all__ = ["LabelAnswers", "LabelAnswersConfig", "answer_features", "read_answers"]
 
-_KINDS = ("logits", "soft_labels", "hard_labels")
 _GENERATED = ("generated_samples", "generator_parameters")
 """Kinds of a protocol whose clients answer on generated samples: a rehearsal costs as much as the attacked run."""
 
@@ -71,7 +71,7 @@ class LabelAnswers:
 
     def applicable(self, view: View, knowledge: Knowledge, task: AttackTask) -> Applicability:
         """Check for a victim's answers on public samples in view, and a protocol that can be rehearsed."""
-        seen = sent_by(view, task.targets, _KINDS)
+        seen = sent_by(view, task.targets, ANSWERS)
         if not seen:
             return seen
         if not any(read_answers(view, t, knowledge.classes) is not None for t in task.targets):
@@ -99,7 +99,7 @@ def read_answers(view: View, client: str, classes: int) -> Tensor | None:
     """Return features (C, F) of a client's first and last answers on public samples, or None if there are none."""
     if any(m.kind in _GENERATED for m in view.messages):
         return None
-    sent = [m for m in view.messages if m.sender == client and m.kind in _KINDS and m.payload is not None]
+    sent = [m for m in view.messages if m.sender == client and m.kind in ANSWERS and m.payload is not None]
     sent = [
         m for m in sent if m.kind == sent[0].kind and all(t.shape[0] for t in m.tensors.values() if t.shape)
     ]

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from fdaudit.config import Config
 from fdaudit.errors import UsageError
 from fdaudit.goals.label_distribution import LabelDistribution
+from fdaudit.kinds import MODELS
 from fdaudit.types import Applicability, AttackTask
 
 from .._reading import reads_forms
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
 
 __all__ = ["LabelUpdates", "LabelUpdatesConfig"]
 
-_KINDS = ("gradient", "model_update", "model_parameters")
 _MOST_KEPT = 1 << 26
 """Most values of passes through models that are kept for the next victim."""
 _MOST_AUXILIARY = 4096
@@ -79,7 +79,7 @@ class LabelUpdates:
 
     def applicable(self, view: View, knowledge: Knowledge, task: AttackTask) -> Applicability:
         """Check for a victim's upload, the model before it, and a linear last layer."""
-        seen = sent_by(view, task.targets, _KINDS)
+        seen = sent_by(view, task.targets, MODELS)
         if not seen:
             return seen
         if not any(_uploads(view, target, 1) for target in task.targets):
@@ -138,7 +138,7 @@ def _uploads(view: View, target: str, most: int) -> list[tuple[Message, Message]
             continue
         if message.kind == "model_parameters" and target in message.receivers:
             origin = message
-        mine = message.kind in _KINDS and message.sender == target
+        mine = message.kind in MODELS and message.sender == target
         if mine and origin is not None and set(message.tensors) <= set(origin.tensors):
             found.append((origin, message))
     return found[:most]

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fdaudit.transcript.messages import role
 
-from .._uploads import MODELS, after, broadcasts, uploads_of
+from .._uploads import WEIGHTS, after, broadcasts, uploads_of
 from ._derived import Reading
 from ._ridge import unexplained
 
@@ -35,7 +35,7 @@ def broadcast_changes(view: View) -> list[tuple[Message, Message]]:
     that do not follow each other tell of rounds between them too, and are left out.
     """
     averaged = any(
-        m.kind in MODELS and m.payload is not None and (m.sender in view.members or m.sender == "aggregator")
+        m.kind in WEIGHTS and m.payload is not None and (m.sender in view.members or m.sender == "aggregator")
         for m in view.messages
     )
     if not averaged:
@@ -69,7 +69,7 @@ def changes_of(
         mine = {
             member: after(view, message, start)
             for member in view.members
-            for message, origin in uploads_of(view, member, MODELS)
+            for message, origin in uploads_of(view, member, WEIGHTS)
             if origin.seq == before.seq
         }
         records = {client: float(one.held.sum(1).double().mean()) for client, one in made.items()}

@@ -16,7 +16,7 @@ from fdaudit.types import Applicability, AttackTask
 
 from .._reading import reads_forms
 from .._target_model import asked
-from .._uploads import MODELS, after, updates_without_broadcast, uploads_of
+from .._uploads import WEIGHTS, after, updates_without_broadcast, uploads_of
 from ._answers import Recorded, recorded
 from ._case import probabilities
 from ._coins import pairs_of, scores_of
@@ -298,7 +298,7 @@ class CoinRegression:
 
 def _uploads(view: View, knowledge: Knowledge, target: str) -> list[tuple[Message, Parameters]]:
     """Return a client's uploads, each with the model that it was trained from."""
-    received = [(m, view.tensors(before)) for m, before in uploads_of(view, target, MODELS)]
+    received = [(m, view.tensors(before)) for m, before in uploads_of(view, target, WEIGHTS)]
     initial = initial_weights(knowledge)
     if received or initial is None:
         return received

@@ -12,12 +12,13 @@ from torch import Tensor, nn
 
 from fdaudit.config import Config
 from fdaudit.goals.membership import Membership
+from fdaudit.kinds import MODELS
 from fdaudit.types import Applicability, AttackTask
 
 from .._reading import reads_forms
 from .._uploads import after, broadcasts, uploads_of
 from ..gradient_inversion.gradients import GradientMap, flatten
-from ..gradient_inversion.uploads import KINDS, device_of, network
+from ..gradient_inversion.uploads import device_of, network
 from ._coins import against_its_pair
 
 if TYPE_CHECKING:
@@ -258,7 +259,7 @@ def _missing(view: View, target: str, module: nn.Module) -> str:
     """Return why there is no upload of a client to explain; empty if there is one."""
     found = uploads_of(view, target)
     if not found:
-        return f"no {', '.join(KINDS[:-1])} or {KINDS[-1]} of {target} in view, with the model that it started from"
+        return f"no {', '.join(MODELS[:-1])} or {MODELS[-1]} of {target} in view, with the model that it started from"
     shapes = {name: tuple(info.shape) for name, info in found[0][1].tensors.items()}
     if any(shapes.get(name) != tuple(p.shape) for name, p in module.named_parameters()):
         return f"the model that {target} started from is of another network"

@@ -11,17 +11,17 @@ Guarantees:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
 import torch
 
+from fdaudit.kinds import ANSWERS, KINDS, OWN_KIND, Kind, Shapes
 from fdaudit.models.declared import GeneratorCard
 from fdaudit.models.network import Network, feature_width
-from fdaudit.transcript.encoding import is_counter
-from fdaudit.types import KINDS, OWN_KIND
+from fdaudit.transcript.encoding import is_counter, shapes_of
 
 if TYPE_CHECKING:
     from fdaudit.adversary.knowledge import Knowledge
@@ -29,33 +29,10 @@ if TYPE_CHECKING:
     from fdaudit.models import Architecture
     from fdaudit.transcript.messages import Message
 
-__all__ = ["MODELS", "Forms", "forms_of", "left_out", "legible"]
+__all__ = ["Forms", "forms_of", "left_out", "legible"]
 
-MODELS = ("model_parameters", "model_update", "gradient")
-"""Kinds of messages with a model, or what training changes in it."""
-_ANSWERS = ("logits", "soft_labels", "hard_labels")
-_NAMED: Mapping[str, tuple[str, ...]] = {
-    "class_counts": ("counts",),
-    "class_prototypes": ("values",),
-    "ensemble_labels": ("values",),
-    "generated_samples": ("samples",),
-    "hard_labels": ("values",),
-    "logits": ("values",),
-    "private_labels": ("values",),
-    "proxy_indices": ("index",),
-    "sample_count": ("n",),
-    "soft_labels": ("values",),
-    "vote_counts": ("counts",),
-}
-"""Names that attacks read, by kind."""
-_ROWS = (*_ANSWERS, "ensemble_labels", "vote_counts")
-"""Kinds with a row a sample: all samples in order, unless `index` numbers them."""
-_PARTS = (":codes", ":grid", ":layout")
 _SHOWN = 3
 """Names of tensors in one sentence."""
-
-Shapes = dict[str, "tuple[int, ...] | None"]
-"""Shapes by name; None where the line does not tell the shape."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -77,7 +54,7 @@ class Forms:
         """Return why attacks do not read a message: what its tensors lack for its kind; empty if they read it."""
         key = (message.kind, *sorted(message.tensors.items(), key=lambda one: one[0]))
         if key not in self._known:
-            self._known[key] = self._misfit(message.kind, _shapes(message))
+            self._known[key] = self._misfit(message.kind, shapes_of(message.tensors))
         return self._known[key]
 
     def unread_in(self, messages: Sequence[Message]) -> Callable[[Message], str]:
@@ -95,48 +72,29 @@ class Forms:
 
         return unread
 
-    def _misfit(self, kind: str, found: Shapes) -> str:
-        if kind not in KINDS:
+    def _misfit(self, name: str, found: Shapes) -> str:
+        kind = KINDS.get(name)
+        if kind is None:
             return OWN_KIND
-        if kind in MODELS:
-            return self._no_model(kind, found)
-        if kind == "generator_parameters":
+        if kind.network == "model":
+            return self._no_model(found)
+        if kind.network == "generator":
             return (
                 "its protocol declares no generator"
                 if self.generator is None
                 else self.generator.misfit(found)
             )
-        if kind == "discriminator_parameters":
+        if kind.network == "discriminator":
             return self._no_discriminator(found)
-        if lacking := [name for name in _NAMED.get(kind, ()) if name not in found]:
-            return f"it has no tensor {_listed(lacking)}, which {kind} has: {KINDS[kind]}"
-        return self._other_shape(kind, found)
+        return _unnumbered(kind, found) or kind.misfit(found, self._sizes)
 
-    def _other_shape(self, kind: str, found: Shapes) -> str:
-        """Return what is wrong with the shape of the tensor that attacks read; empty if nothing is."""
-        name = _NAMED.get(kind, ("",))[-1]
-        shape = found.get(name)
-        if shape is None:
-            return ""
-        rows = len(shape) == 2 and self.classes in (0, shape[1])
-        if "index" not in found and kind in _ROWS:
-            for other, size in found.items():
-                if size == shape[:1] and other != name:
-                    return f"it has no index, and {other[:60]} may number its samples, where {kind} is: {KINDS[kind]}"
-        fits = {
-            "class_counts": self.classes == 0 or shape == (self.classes,),
-            "class_prototypes": len(shape) == 2 and shape == (self.classes or shape[0],) * 2,
-            "ensemble_labels": len(shape) == 1 or rows,
-            "generated_samples": self.architecture is None or shape[1:] == self.architecture.input_shape,
-            "hard_labels": len(shape) == 1,
-            "logits": rows,
-            "private_labels": len(shape) in (1, 3),
-            "proxy_indices": len(shape) == 1,
-            "sample_count": shape in ((), (1,)),
-            "soft_labels": rows,
-            "vote_counts": rows,
-        }[kind]
-        return "" if fits else f"it has {name} {shape}, where {kind} is: {KINDS[kind]}"
+    @cached_property
+    def _sizes(self) -> dict[str, int]:
+        """Return the known sizes of classes and images, by the letters of `fdaudit.kinds`."""
+        sizes = {"C": self.classes} if self.classes else {}
+        if self.architecture is not None and len(self.architecture.input_shape) == 3:
+            sizes |= dict(zip("chw", self.architecture.input_shape, strict=True))
+        return sizes
 
     # -- networks -------------------------------------------------------------------------------------------
 
@@ -158,7 +116,7 @@ class Forms:
         named = self.architecture.tensor_shapes
         return self.architecture.parameter_shapes, {n: s for n, s in named.items() if not is_counter(n)}
 
-    def _no_model(self, kind: str, found: Shapes) -> str:
+    def _no_model(self, found: Shapes) -> str:
         """Return why tensors are not a whole model of the audited network; empty if they are."""
         if self.architecture is None:
             return ""
@@ -215,7 +173,7 @@ def legible(view: View, forms: Forms) -> View:
     def read(m: Message) -> bool:
         if m.kind == "generator_parameters":
             return True
-        return not forms.misfit(m) and not (m.kind in _ANSWERS and m.round in lost)
+        return not forms.misfit(m) and not (m.kind in ANSWERS and m.round in lost)
 
     kept = tuple(m for m in view.messages if read(m))
     return view if len(kept) == len(view.messages) else replace(view, messages=kept)
@@ -232,16 +190,18 @@ def left_out(view: View, forms: Forms, kinds: tuple[str, ...]) -> str:
     )
 
 
-def _shapes(message: Message) -> Shapes:
-    """Return the readable tensors' shapes by name; None for a quantised one, whose line tells only its codes'."""
-    found: Shapes = {}
-    for name, info in message.tensors.items():
-        base, mark, part = name.rpartition(":")
-        if mark and f":{part}" in _PARTS:
-            found[base] = None
-        else:
-            found[name] = info.shape
-    return found
+def _unnumbered(kind: Kind, found: Shapes) -> str:
+    """Return which tensor may number the samples of a message that has no index; empty if none does."""
+    if not kind.lists_samples or "index" in found:
+        return ""
+    row = kind.tensors[-1].name
+    rows = found.get(row)
+    for name, shape in found.items():
+        if rows is not None and name != row and shape == rows[:1]:
+            return (
+                f"it has no index, and {name[:60]} may number its samples, where {kind.name} is: {kind.text}"
+            )
+    return ""
 
 
 def _listed(names: list[str]) -> str:

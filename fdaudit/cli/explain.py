@@ -14,9 +14,10 @@ from typing import Any
 
 from fdaudit import attacks, defenses, protocols
 from fdaudit.errors import UsageError, nearest
+from fdaudit.kinds import KINDS, OWN_KIND
 from fdaudit.registry import Registry, room_of
 from fdaudit.spec.trust import IMPORT
-from fdaudit.types import KINDS, ONLY_SINGLE_LABEL, OWN_KIND
+from fdaudit.types import ONLY_SINGLE_LABEL
 
 __all__ = ["Section", "Sight", "card", "sections", "sights", "text", "when"]
 
@@ -279,9 +280,10 @@ def text(found: dict[str, Any]) -> str:
 def _message(message: Mapping[str, Any]) -> str:
     if not message:
         return "  none"
+    kind = KINDS.get(message["kind"])
     head = f"  {message['from']} -> {message['to']}: {message['kind']} ({message['what']})"
     only = f"\n      only with {when(message)}" if when(message) else ""
-    return f"{head}\n      {KINDS.get(message['kind'], OWN_KIND)}{only}"
+    return f"{head}\n      {kind.text if kind else OWN_KIND}{only}"
 
 
 def when(message: Mapping[str, Any], mark: str = "") -> str:

@@ -8,7 +8,16 @@ from fdaudit.errors import ProtocolError
 from fdaudit.federation.client_models import ClientModels, draw_job
 from fdaudit.federation.local_settings import LocalSteps, LocalTraining
 from fdaudit.federation.local_training import Basis, LocalTrainings, joined
-from fdaudit.federation.protocol import FederatedProtocol, PartyData, ProtocolConfig, Round, Setting
+from fdaudit.federation.protocol import (
+    CURIOUS,
+    PRIVATE_TRAINING,
+    RELEASED_MODEL,
+    FederatedProtocol,
+    PartyData,
+    ProtocolConfig,
+    Round,
+    Setting,
+)
 from fdaudit.federation.simple import Computed, SimpleProtocol, mean
 from fdaudit.federation.state import basis_of, keep_basis, put, take
 from fdaudit.models.conditional import shared_network
@@ -22,7 +31,10 @@ from fdaudit.transcript.wire import Delivery
 
 __all__ = [
     "ALL",
+    "CURIOUS",
     "DATA",
+    "PRIVATE_TRAINING",
+    "RELEASED_MODEL",
     "Basis",
     "ClientModels",
     "Computed",

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from fdaudit.types import DefenseSpec, Trained
 
 __all__ = [
+    "CURIOUS",
+    "PRIVATE_TRAINING",
+    "RELEASED_MODEL",
     "Common",
     "FederatedProtocol",
     "PartyData",
@@ -202,10 +205,25 @@ class Round:
     losses: Mapping[str, float] = field(default_factory=dict)
 
 
+CURIOUS = "Parties follow the protocol and are curious (honest-but-curious)."
+"""The usual trust assumption."""
+
+RELEASED_MODEL: dict[str, Any] = {
+    "name": "released-model",
+    "available_to": ("world",),
+    "answers": ("soft", "hard"),
+}
+"""The oracle of a protocol that publishes its model."""
+
+PRIVATE_TRAINING: dict[str, Any] = {"params": {}, "withhold": [], "training": ["model"]}
+"""The `private` combination of a protocol whose clients only need to train their models privately."""
+
+
 class FederatedProtocol(Protocol):
     """A protocol: a frozen config and one generator that reads like the paper's algorithm box.
 
-    The class attributes are plain literals, so that `list` and `explain` can read them without running code.
+    The class attributes are plain literals, so that `list` and `explain` can read them without running code. A name may
+    stand in a literal for another one at the top of a module, as in `messages = (REQUEST, *PREDICTIONS)`.
 
     An entry of `messages` has `kind`, `from`, `to` and `what`, and these optional keys:
 

@@ -21,6 +21,11 @@ from fdaudit.transcript.samples import narrow, sample_index
 from fdaudit.transcript.wire import Delivery
 
 __all__ = [
+    "CRAFTED_PROXY",
+    "PREDICTIONS",
+    "PREDICTIONS_SEEN",
+    "REQUEST",
+    "SAMPLES_KNOWN",
     "PublicAnswers",
     "PublicDistillation",
     "PublicRequests",
@@ -40,6 +45,47 @@ __all__ = [
 
 Share = Literal["logits", "soft_labels", "hard_labels"]
 """The form of a client's shared predictions, which is the kind of message."""
+
+REQUEST: dict[str, Any] = {
+    "kind": "proxy_indices",
+    "from": "server",
+    "to": "client",
+    "what": "index (m,) of the round's public samples, drawn at random",
+    "index": "public",
+}
+"""Declares the message that `request` makes."""
+
+PREDICTIONS: tuple[dict[str, Any], ...] = (
+    {
+        "kind": "soft_labels",
+        "from": "client",
+        "to": "server",
+        "what": "index (m,), softmax outputs (m, C) of the client's model (share: soft_labels)",
+        "when": {"share": "soft_labels"},
+        "index": "public",
+    },
+    {
+        "kind": "hard_labels",
+        "from": "client",
+        "to": "server",
+        "what": "index (m,), predicted classes (m,) (share: hard_labels)",
+        "when": {"share": "hard_labels"},
+        "index": "public",
+    },
+)
+"""Declares the messages that `answer` makes of softmax outputs and of classes."""
+
+PREDICTIONS_SEEN = (
+    "The server sees every client's predictions by themselves; no secure aggregation is assumed."
+)
+SAMPLES_KNOWN = "All parties hold the same public samples before the first round; nothing private is in them."
+
+CRAFTED_PROXY: dict[str, Any] = {
+    "name": "crafted-proxy",
+    "available_to": ("server",),
+    "answers": ("soft", "hard"),
+}
+"""The oracle of a server that may choose which samples clients answer."""
 
 
 class PublicRequests(LocalTraining):

@@ -13,6 +13,7 @@ from fdaudit.adversary.view import View, view_of
 from fdaudit.errors import ProtocolError
 from fdaudit.federation.networks import Networks
 from fdaudit.federation.protocol import Common, FederatedProtocol, PartyData, ProtocolConfig, Setting, applies
+from fdaudit.kinds import UNDECLARED
 from fdaudit.rng import SecretStream, child, child_seed
 from fdaudit.storage.files import written_whole
 from fdaudit.storage.scratch import scratch
@@ -60,7 +61,7 @@ def kinds_of(protocol: type[FederatedProtocol]) -> list[str] | None:
     """Return the message kinds that a protocol declares; None if it declares no messages."""
     if getattr(protocol, "messages", None) is None:
         return None
-    return sorted({m["kind"] for m in protocol.messages} | {"silence", "release"})
+    return sorted({m["kind"] for m in protocol.messages} | UNDECLARED)
 
 
 def roles_of(protocol: type[FederatedProtocol], config: ProtocolConfig) -> tuple[str, ...]:
@@ -137,7 +138,7 @@ def with_messages(
         sent = read_log(folder / "transcript").messages
     to: dict[tuple[str, str], dict[str, None]] = {}
     for m in sent:
-        if m.kind not in ("release", "silence"):
+        if m.kind not in UNDECLARED:
             to.setdefault((m.kind, role(m.sender)), {}).update(dict.fromkeys(map(role, m.receivers)))
     found = tuple(
         {"kind": kind, "from": sender, "to": ", ".join(receivers), "what": "found in a rehearsal"}

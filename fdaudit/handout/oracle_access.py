@@ -19,6 +19,7 @@ import torch
 from fdaudit.accounting.ledger import OracleAnswers, may_ask
 from fdaudit.events import Composed, Event, NoGuarantee
 from fdaudit.federation.local_training import joined
+from fdaudit.kinds import ANSWERS
 from fdaudit.rng import SecretStream
 from fdaudit.storage.vault import Vault
 from fdaudit.transcript.encoding import readable
@@ -43,7 +44,6 @@ __all__ = [
 ]
 
 RELEASED = "released-model"
-_ANSWERS = ("logits", "soft_labels", "hard_labels")
 """Kinds of message in which clients answer samples."""
 
 
@@ -99,7 +99,7 @@ def accesses(plan: Case) -> tuple[Access, ...]:
 
 def answered_by(plan: Case) -> tuple[str, frozenset[str]] | None:
     """Return the kind of message in which clients answer samples, and its receiving roles; None without one."""
-    mine = [m for m in plan.declared_messages if m["from"] == "client" and m["kind"] in _ANSWERS]
+    mine = [m for m in plan.declared_messages if m["from"] == "client" and m["kind"] in ANSWERS]
     if not mine:
         return None
     kind = str(mine[0]["kind"])

@@ -3,44 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
 from fdaudit.errors import SpecError
+from fdaudit.kinds import KINDS
+from fdaudit.transcript.encoding import shapes_of
 from fdaudit.transcript.messages import Message, role
-from fdaudit.types import KINDS
 
 if TYPE_CHECKING:
     from fdaudit.spec.card import Card
 
 __all__ = ["refuse_other_tensors", "refuse_varied_sizes"]
-
-_ALONE: Mapping[str, tuple[str, ...]] = MappingProxyType(
-    {"class_counts": ("counts",), "logit_range": ("max_abs",), "sample_count": ("n",), "silence": ()}
-)
-"""Kinds with these tensors and no others. The ledger trusts such a kind: a count that does not change costs nothing."""
-_NEEDED: Mapping[str, tuple[str, ...]] = MappingProxyType(
-    {
-        "discriminator_scores": ("values",),
-        "ensemble_labels": ("values",),
-        "generated_samples": ("samples",),
-        "hard_labels": ("values",),
-        "logits": ("values",),
-        "private_labels": ("values",),
-        "proxy_indices": ("index",),
-        "sample_gradients": ("values",),
-        "soft_labels": ("values",),
-        "vote_counts": ("counts",),
-    }
-)
-"""Kinds that attacks read by these names; answers without `index` are about the first samples, in order."""
-_TABLES: Mapping[str, str] = MappingProxyType(
-    {"logits": "values", "soft_labels": "values", "vote_counts": "counts"}
-)
-"""Kinds with a table (n, C), by its tensor."""
-_ONE = ("logit_range", "sample_count")
-"""Kinds of one number."""
 
 
 def refuse_other_tensors(classes: int, messages: Sequence[Message]) -> None:
@@ -54,19 +28,17 @@ def refuse_other_tensors(classes: int, messages: Sequence[Message]) -> None:
         SpecError: a message has other tensors.
     """
     for message in messages:
-        names = {name.partition(":")[0] for name in message.tensors}  # a quantised tensor is stored as three
-        alone, needed = _ALONE.get(message.kind), _NEEDED.get(message.kind, ())
-        wrong = not names >= set(needed) if alone is None else names != set(alone)
-        sizes = [math.prod(info.shape) for info in message.tensors.values()]
-        wrong |= message.kind in _ONE and sizes != [1]
-        wrong |= message.kind in _NEEDED and not _rows_fit(message)
-        wrong |= message.kind == "class_counts" and sizes != [classes]
-        if wrong:
+        kind = KINDS.get(message.kind)
+        if kind is None:
+            continue
+        # The ledger trusts exact kinds. Other kinds may show that the card's number of classes is wrong.
+        known = {"C": classes} if kind.exact else {}
+        if kind.misfit(shapes_of(message.tensors), known):
             shown = ", ".join(f"{n[:40]} {tuple(t.shape)}" for n, t in list(message.tensors.items())[:3])
             problem = (
                 f"does not fit message {message.seq} of {message.sender}, which holds {shown or 'no tensors'}"
             )
-            remedy = f"{message.kind} is: {KINDS[message.kind]}. Record others under a name of your own: vendor/name."
+            remedy = f"{kind.name} is: {kind.text}. Record others under a name of your own: vendor/name."
             raise SpecError("record.kind", message.kind, problem, remedy)
 
 
@@ -103,17 +75,6 @@ def refuse_varied_sizes(card: Card, fixed: Collection[tuple[str, str]], messages
                 else "Pad the messages, record them under a name of your own, or state `transport: plain`."
             )
             raise SpecError("card.messages", message.kind, problem, remedy)
-
-
-def _rows_fit(message: Message) -> bool:
-    """Return whether a table has rows and columns, and `index`, where there is one, a number for each row."""
-    rows = message.tensors.get(_TABLES.get(message.kind, "values"))
-    index = message.tensors.get("index")
-    if rows is None:  # quantised, or other tensors than these
-        return True
-    if message.kind in _TABLES and len(rows.shape) != 2:
-        return False
-    return index is None or tuple(index.shape) == tuple(rows.shape[:1])
 
 
 def _size(message: Message) -> tuple[int, int]:

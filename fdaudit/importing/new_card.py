@@ -14,11 +14,13 @@ from typing import Any
 import yaml
 
 from fdaudit.errors import IntegrityError, RunError
+from fdaudit.kinds import KINDS, MODELS
 from fdaudit.names import visible
 from fdaudit.recording.record import check_record, closed_part, held_messages, read_record
 from fdaudit.spec.documents import from_yaml
 from fdaudit.storage.files import write_atomically
 from fdaudit.storage.scratch import scratch
+from fdaudit.transcript.encoding import shapes_of
 from fdaudit.transcript.messages import Message, role
 
 __all__ = ["new_card"]
@@ -142,26 +144,26 @@ def _commented(text: str) -> str:
 
 
 def _classes(messages: list[Message]) -> int | str:
-    for message in messages:
-        for name in ("values", "counts"):
-            info = message.tensors.get(name)
-            if message.kind in ("logits", "soft_labels", "class_counts") and info is not None and info.shape:
-                return info.shape[-1]
-    return _FILL_IN
+    return next((sizes["C"] for sizes in map(_sizes, messages) if "C" in sizes), _FILL_IN)
 
 
 def _shape(messages: list[Message]) -> list[int] | str:
-    for message in messages:
-        for info in message.tensors.values():
-            if message.kind in ("generated_samples", "sample_gradients") and len(info.shape) == 4:
-                return list(info.shape[1:])
+    for sizes in map(_sizes, messages):
+        if {"c", "h", "w"} <= sizes.keys():
+            return [sizes[letter] for letter in "chw"]
     return _FILL_IN
+
+
+def _sizes(message: Message) -> dict[str, int]:
+    """Return the sizes that a message's tensors show, by the letters of `fdaudit.kinds`."""
+    kind = KINDS.get(message.kind)
+    return {} if kind is None else kind.sizes(shapes_of(message.tensors))
 
 
 def _tensors(messages: list[Message]) -> str:
     """Return the first tensors of a model on record, as the end of a sentence; a full stop if there is none."""
     for message in messages:
-        if message.kind in ("model_parameters", "model_update", "gradient"):
+        if message.kind in MODELS:
             first = list(message.tensors.items())[:4]
             shown = [f"{visible(name)[:_MOST_SHOWN]} {list(info.shape)}" for name, info in first]
             more = ", …" if len(message.tensors) > 4 else ""

@@ -11,13 +11,13 @@ import torch
 from fdaudit.errors import SpecError
 from fdaudit.events import Composed, Gaussian, event_from_json
 from fdaudit.importing.message_check import refuse_other_tensors, refuse_varied_sizes
+from fdaudit.kinds import KINDS, MODELS
 from fdaudit.planning.message_sizes import fixed_sizes
 from fdaudit.spec.card import MessageFacts
 from fdaudit.storage.files import decode
-from fdaudit.transcript.encoding import is_counter, readable
+from fdaudit.transcript.encoding import is_counter, readable, shapes_of
 from fdaudit.transcript.messages import ALL, DATA, Message, role
 from fdaudit.transcript.payloads import read_payload
-from fdaudit.types import KINDS
 
 if TYPE_CHECKING:
     from fdaudit.planning.recorded import RecordedPlan
@@ -27,10 +27,6 @@ __all__ = ["asserted", "contradictions", "oddities", "refuse_false_card"]
 Uses = Mapping[int, Sequence[int]]
 Shapes = Mapping[str, tuple[int, ...]]
 
-_BY_CLASS = ("class_counts", "class_prototypes", "logit_cotangents", "logits", "soft_labels", "vote_counts")
-"""Kinds whose tensors have a last dimension of one entry a class."""
-_MODELS = ("gradient", "model_parameters", "model_update")
-_SAMPLES = ("generated_samples", "sample_gradients")
 _MOST_SHOWN = 20
 """Contradictions that are listed one by one."""
 _UNDESCRIBED = MessageFacts.model_fields["what"].default
@@ -58,10 +54,11 @@ def refuse_false_card(plan: RecordedPlan, transcript: Path, messages: Sequence[M
     refuse_varied_sizes(card, fixed_sizes(plan), messages)
     networks: dict[int, Shapes] = {}  # by identity: clients share networks
     for message in messages:
-        _refuse_other_classes(card.classes, transcript, message)
-        if message.kind in _SAMPLES:
-            _refuse_other_images(card.input_shape, message)
-        if message.kind in _MODELS and card.model is not None:
+        if message.kind in KINDS:
+            sizes = KINDS[message.kind].sizes(shapes_of(message.tensors))
+            _refuse_other_classes(card.classes, sizes, transcript, message)
+            _refuse_other_images(card.input_shape, sizes, message)
+        if message.kind in MODELS and card.model is not None:
             party = message.sender if role(message.sender) == "client" else "server"
             network = plan.networks.of(party)
             if id(network) not in networks:
@@ -84,11 +81,10 @@ def _refuse_false_attestation(plan: RecordedPlan, messages: Sequence[Message]) -
                 raise SpecError(f"{field}.event.drawn_from", part.drawn_from, problem, "Correct it.")
 
 
-def _refuse_other_classes(classes: int, transcript: Path, message: Message) -> None:
+def _refuse_other_classes(classes: int, sizes: Mapping[str, int], transcript: Path, message: Message) -> None:
     found = None
-    if message.kind in _BY_CLASS:
-        widths = {n: t.shape[-1] for n, t in message.tensors.items() if n in ("values", "counts") and t.shape}
-        found = next((f"has {width} entries a row" for width in widths.values() if width != classes), None)
+    if sizes.get("C", classes) != classes:
+        found = f"has {sizes['C']} entries a row"
     elif message.kind == "hard_labels" and message.payload is not None:
         values = readable(decode(read_payload(transcript, message))).get("values")
         if values is not None and values.numel() and (most := int(values.long().max())) >= classes:
@@ -98,12 +94,12 @@ def _refuse_other_classes(classes: int, transcript: Path, message: Message) -> N
         raise SpecError("card.classes", classes, problem, "Correct it.")
 
 
-def _refuse_other_images(shape: tuple[int, int, int], message: Message) -> None:
-    for tensor in message.tensors.values():
-        if len(tensor.shape) == 4 and tuple(tensor.shape[1:]) != shape:
-            found = "x".join(map(str, tensor.shape[1:]))
-            problem = f"cannot be true: message {message.seq}, {message.kind}, holds images of {found}"
-            raise SpecError("card.input_shape", list(shape), problem, "Correct it.")
+def _refuse_other_images(shape: tuple[int, int, int], sizes: Mapping[str, int], message: Message) -> None:
+    found = tuple(sizes[letter] for letter in "chw" if letter in sizes)
+    if len(found) == 3 and found != shape:
+        images = "x".join(map(str, found))
+        problem = f"cannot be true: message {message.seq}, {message.kind}, holds images of {images}"
+        raise SpecError("card.input_shape", list(shape), problem, "Correct it.")
 
 
 def _refuse_other_network(network: Shapes, name: str, message: Message) -> None:
@@ -172,7 +168,7 @@ def _too_many(settings: Mapping[str, Any], message: Message, records: Sequence[i
     """Yield a sentence if more records are behind an upload than its steps can hold."""
     size, steps = settings.get("batch_size"), settings.get("local_steps")
     steps = 1 if message.kind == "gradient" else steps
-    if message.kind in _MODELS and size is not None and steps is not None and len(records) > size * steps:
+    if message.kind in MODELS and size is not None and steps is not None and len(records) > size * steps:
         most = f"{steps} steps of {size} records, as the card says, use at most {size * steps}"
         yield f"uses.jsonl names {len(records)} records behind message {message.seq}: {most}"
 
@@ -246,7 +242,7 @@ def asserted(plan: RecordedPlan, messages: Sequence[Message]) -> list[str]:
         found.append(f"The card states {', '.join(f'{n} = {v}' for n, v in sorted(stated.items()))}.")
     if card.model is not None:
         fits = "names and shapes of its tensors fit, its layers are asserted"
-        shown = any(m.kind in _MODELS for m in messages)
+        shown = any(m.kind in MODELS for m in messages)
         found.append(
             f"The network is {card.model.name}: {fits if shown else 'no tensor on record shows it'}."
         )

@@ -9,6 +9,7 @@ from fdaudit import protocols
 from fdaudit.config import validate
 from fdaudit.errors import ProtocolError, SpecError
 from fdaudit.federation.protocol import FederatedProtocol, ProtocolConfig, Round, Setting, applies
+from fdaudit.kinds import MODELS, UNDECLARED
 from fdaudit.spec.card import Card, Facts, MessageFacts
 from fdaudit.spec.schema import ProtocolSpec
 from fdaudit.spec.trust import IMPORT
@@ -20,8 +21,6 @@ if TYPE_CHECKING:
     from fdaudit.training.trainer import Parameters
 
 __all__ = ["Recorded", "RecordedConfig", "known_protocol", "protocol_of"]
-
-_UPLOADS = ("gradient", "model_update", "model_parameters")
 
 
 class RecordedConfig(ProtocolConfig, Facts):
@@ -99,7 +98,7 @@ def protocol_of(
         )
     kinds = [m.kind for m in messages if role(m.sender) == "client"]
     rounds = len({m.round for m in messages})
-    values = {**stated, "rounds": max(1, rounds), "upload": next((k for k in _UPLOADS if k in kinds), None)}
+    values = {**stated, "rounds": max(1, rounds), "upload": next((k for k in MODELS if k in kinds), None)}
     return _described(card, parties, messages), validate(RecordedConfig, values, "card.training")
 
 
@@ -112,7 +111,7 @@ def _refuse_undeclared(
     }
     for message in messages:
         key = (message.kind, role(message.sender))
-        if key not in sent and message.kind not in ("silence", "release"):
+        if key not in sent and message.kind not in UNDECLARED:
             problem = (
                 f"sends no {key[0]} from a {key[1]} with these settings, and message {message.seq} is one"
             )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from fdaudit.types import FIXED_SIZE
+from fdaudit.kinds import KINDS
 
 if TYPE_CHECKING:
     from fdaudit.planning.case import Case
@@ -31,7 +31,7 @@ def fixed_sizes(plan: Case) -> frozenset[tuple[str, str]]:
             continue
         kind, sender = str(declared["kind"]), str(declared["from"])
         promised = declared.get("index") == "public" and not (recast and sender != "client")
-        fixed = kind in FIXED_SIZE or promised
+        fixed = _fixed(kind) or promised
         for defense in plan.defenses.get((kind, sender), ()):
             fixed &= getattr(defense, "fixed_size", False)
             kind = getattr(defense, "makes", kind)
@@ -49,4 +49,9 @@ def fixed_events(plan: Case) -> bool:
     treated = {(kind, sender) for kind, sender in plan.defenses if plan.defenses[kind, sender]}
     averaged = any(sender != "client" and kind != "vote_counts" for kind, sender in treated)
     listed = [m for m in plan.declared_messages if (m["kind"], m["from"]) in treated]
-    return not averaged and all(m["kind"] in FIXED_SIZE or m.get("index") == "public" for m in listed)
+    return not averaged and all(_fixed(m["kind"]) or m.get("index") == "public" for m in listed)
+
+
+def _fixed(kind: str) -> bool:
+    """Return whether a kind is known to have a fixed size; kinds of a protocol's own are not."""
+    return kind in KINDS and KINDS[kind].fixed_size

@@ -66,7 +66,7 @@ KINDS = (
     "soft_labels",
     "vote_counts",
 )
-"""fdaudit's kinds of messages; any other kind has a name such as `vendor/name`."""
+"""The names in fdaudit's `kinds.py`, sorted; any other kind has a name such as `vendor/name`."""
 
 _OWN_KIND = re.compile(r"[a-z0-9][a-z0-9-]*/[a-z0-9][a-z0-9-]*")
 _PARTY = re.compile(r"server|aggregator|world|client/(0|[1-9][0-9]{0,3})")

@@ -11,11 +11,11 @@ from pydantic import Field, create_model, model_validator
 from fdaudit.config import Config, validate
 from fdaudit.errors import SpecError, nearest
 from fdaudit.goals import GOALS, Gate
+from fdaudit.kinds import KINDS, is_kind
 from fdaudit.limits import MOST_CANDIDATES, MOST_CLIENTS, MOST_QUERIES, MOST_TEXT
 from fdaudit.spec.documents import read_yaml
 from fdaudit.spec.privacy import CanarySpec, PresetSpec, PrivacySpec
 from fdaudit.storage.digests import canonical
-from fdaudit.types import KINDS, is_kind
 
 __all__ = [
     "AttackSpec",

@@ -27,7 +27,9 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-__all__ = ["MOST_BITS", "Grid", "is_counter", "packed", "readable", "weights_of"]
+    from fdaudit.types import TensorInfo
+
+__all__ = ["MOST_BITS", "Grid", "is_counter", "packed", "readable", "shapes_of", "weights_of"]
 
 MOST_BITS = 16
 """The most bits that a code may have."""
@@ -92,6 +94,18 @@ def readable(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         elif part == "codes":
             found[base] = _unpacked(base, tensors)
     return dict(sorted(found.items()))
+
+
+def shapes_of(tensors: Mapping[str, TensorInfo]) -> dict[str, tuple[int, ...] | None]:
+    """Return the readable tensors' shapes by name; None for a quantised one, whose line tells only its codes'."""
+    found: dict[str, tuple[int, ...] | None] = {}
+    for name, info in tensors.items():
+        base, mark, part = name.rpartition(":")
+        if mark and part in _PARTS:
+            found[base] = None
+        else:
+            found[name] = info.shape
+    return found
 
 
 def is_counter(name: str) -> bool:

@@ -23,6 +23,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from fdaudit.errors import IntegrityError, RunError
+from fdaudit.kinds import is_kind
 from fdaudit.limits import LINE_BYTES, LOG_BYTES, TENSOR_BYTES, Limit, open_file
 from fdaudit.rng import SecretStream
 from fdaudit.storage.files import Syncs, commitment, decode, encode, header
@@ -30,7 +31,6 @@ from fdaudit.storage.tree import open_appending
 from fdaudit.storage.writer import InlineWriter, Writer
 from fdaudit.transcript.messages import ALL, DATA, GENESIS, Message
 from fdaudit.transcript.payloads import PAYLOADS, Payloads, payload_name, placed, read_payload, shared_name
-from fdaudit.types import is_kind
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeGuard
 
 from fdaudit.errors import ProtocolError, nearest
 from fdaudit.events import Event, NoGuarantee
+from fdaudit.kinds import KINDS, is_kind
 from fdaudit.rng import SecretStream
 from fdaudit.transcript.encoding import readable
 from fdaudit.transcript.messages import ALL, DATA, Inputs, Message, role
 from fdaudit.transcript.transcript import Transcript
-from fdaudit.types import KINDS, is_kind
 
 if TYPE_CHECKING:
     import torch

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fdaudit.errors import ProtocolError
 from fdaudit.federation.local_training import joined
-from fdaudit.federation.protocol import Round, Setting
+from fdaudit.federation.protocol import CURIOUS, RELEASED_MODEL, Round, Setting
 from fdaudit.federation.state import basis_of, keep_basis, put, take
 from fdaudit.rng import child
 from fdaudit.training.trainer import Parameters, parameters_of
@@ -91,10 +91,10 @@ class DaFKD:
         "The server sees each client's classifier, discriminator and generator by themselves; no secure aggregation.",
         "With upload_discriminator: false the server chooses the samples that clients score; nothing holds it to θ^g.",
         "Appendix B would hide the scores by secure aggregation, but rows of the weighted soft labels sum to them.",
-        "Parties follow the protocol and are curious (honest-but-curious).",
+        CURIOUS,
     )
     oracles: ClassVar[tuple[dict[str, Any], ...]] = (
-        {"name": "released-model", "available_to": ("world",), "answers": ("soft", "hard")},
+        RELEASED_MODEL,
         {"name": "chosen-samples", "available_to": ("server",), "answers": ("soft",)},
     )
     deviations: ClassVar[tuple[str, ...]] = (

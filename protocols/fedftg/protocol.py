@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fdaudit.data.partition import class_counts
 from fdaudit.errors import ProtocolError
-from fdaudit.federation.protocol import Round, Setting
+from fdaudit.federation.protocol import CURIOUS, RELEASED_MODEL, Round, Setting
 from fdaudit.federation.state import put, take
 from fdaudit.training.trainer import Parameters
 from fdaudit.transcript.messages import DATA
@@ -46,11 +46,9 @@ class FedFTG(ModelUploads):
     )
     trust: ClassVar[tuple[str, ...]] = (
         "The server sees every client's model by itself; no secure aggregation is possible, as it asks each of them.",
-        "Parties follow the protocol and are curious (honest-but-curious).",
+        CURIOUS,
     )
-    oracles: ClassVar[tuple[dict[str, Any], ...]] = (
-        {"name": "released-model", "available_to": ("world",), "answers": ("soft", "hard")},
-    )
+    oracles: ClassVar[tuple[dict[str, Any], ...]] = (RELEASED_MODEL,)
     deviations: ClassVar[tuple[str, ...]] = (
         "The generator is fully connected with LayerNorm; the authors' is a convolutional one with BatchNorm.",
         "Classes are drawn at random in proportion to the counts; the authors' code shares them out exactly.",

@@ -11,7 +11,9 @@ from torch import Tensor
 from torch.func import functional_call
 
 from fdaudit.federation.kit import (
+    CURIOUS,
     DATA,
+    RELEASED_MODEL,
     Basis,
     Computed,
     Delivery,
@@ -85,11 +87,9 @@ class FedGEN(SimpleProtocol):
     trust: ClassVar[tuple[str, ...]] = (
         "The server sees each client's model, or its predictor, and its class counts by themselves.",
         "No secure aggregation is possible: the generator learns from each predictor by itself.",
-        "Parties follow the protocol and are curious (honest-but-curious).",
+        CURIOUS,
     )
-    oracles: ClassVar[tuple[dict[str, Any], ...]] = (
-        {"name": "released-model", "available_to": ("world",), "answers": ("soft", "hard")},
-    )
+    oracles: ClassVar[tuple[dict[str, Any], ...]] = (RELEASED_MODEL,)
     deviations: ClassVar[tuple[str, ...]] = (
         (
             "The losses are those of the authors' code. Eq. 4 takes the cross-entropy of the mean logits (`ensemble: "

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fdaudit.errors import ProtocolError, SpecError
 from fdaudit.federation.local_training import Basis, joined
-from fdaudit.federation.protocol import Round, Setting
+from fdaudit.federation.protocol import CURIOUS, RELEASED_MODEL, Round, Setting
 from fdaudit.federation.public_answers import ballot
 from fdaudit.federation.state import take
 from fdaudit.parallel.threads import side_by_side
@@ -144,10 +144,10 @@ class FedIOD:
             "With `gradients_from: one` who is asked is drawn uniformly by secret coins, without data; the server, "
             "the clients and whoever overhears them know it, whoever sees the published student alone does not."
         ),
-        "Parties follow the protocol and are curious (honest-but-curious).",
+        CURIOUS,
     )
     oracles: ClassVar[tuple[dict[str, Any], ...]] = (
-        {"name": "released-model", "available_to": ("world",), "answers": ("soft", "hard")},
+        RELEASED_MODEL,
         {"name": "chosen-samples", "available_to": ("server",), "answers": ("soft",)},
     )
     deviations: ClassVar[tuple[str, ...]] = (

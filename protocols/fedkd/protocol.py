@@ -11,8 +11,8 @@ from torch import Tensor
 from fdaudit.data import class_counts
 from fdaudit.errors import ProtocolError, SpecError
 from fdaudit.federation.local_training import joined
-from fdaudit.federation.protocol import Round, Setting
-from fdaudit.federation.public_answers import ballot, count, targets
+from fdaudit.federation.protocol import CURIOUS, RELEASED_MODEL, Round, Setting
+from fdaudit.federation.public_answers import SAMPLES_KNOWN, ballot, count, targets
 from fdaudit.federation.state import basis_of, keep_basis, put, take
 from fdaudit.rng import child, child_seed
 from fdaudit.training.trainer import Job, Parameters, draw_batches
@@ -147,13 +147,11 @@ class FedKD:
             "With `ensemble: votes` the aggregator sees every client's vote on every sample, and the server sees how "
             "many clients agree, unless a PATE aggregator puts noisy labels in the place of the counts."
         ),
-        "All parties hold the same public samples before the first round; nothing private is in them.",
+        SAMPLES_KNOWN,
         "The final model is published: clients get it from `world` like anybody else.",
-        "Parties follow the protocol and are curious (honest-but-curious).",
+        CURIOUS,
     )
-    oracles: ClassVar[tuple[dict[str, Any], ...]] = (
-        {"name": "released-model", "available_to": ("world",), "answers": ("soft", "hard")},
-    )
+    oracles: ClassVar[tuple[dict[str, Any], ...]] = (RELEASED_MODEL,)
     deviations: ClassVar[tuple[str, ...]] = (
         (
             "Eq. 3 describes S points at a distance of 2 z_max/(S-1), Eq. 4 a grid of S + 1 points at a distance of "

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from fdaudit.errors import ProtocolError, SpecError
 from fdaudit.federation.local_training import joined
-from fdaudit.federation.protocol import Round, Setting
-from fdaudit.federation.public_answers import targets
+from fdaudit.federation.protocol import CURIOUS, Round, Setting
+from fdaudit.federation.public_answers import CRAFTED_PROXY, targets
 from fdaudit.federation.state import basis_of, keep_basis, put, take
 from fdaudit.training.trainer import Fit, Fitted, Job, Parameters
 from fdaudit.transcript.messages import ALL
@@ -158,11 +158,9 @@ class SelectiveFD:
         "Every client sees the ensemble predictions, which are one client's own wherever only one answered.",
         "The public samples are known to everybody and contain nothing private.",
         "With `space: features` so is an encoder that was trained on labelled auxiliary records.",
-        "Parties follow the protocol and are curious (honest-but-curious).",
+        CURIOUS,
     )
-    oracles: ClassVar[tuple[dict[str, Any], ...]] = (
-        {"name": "crafted-proxy", "available_to": ("server",), "answers": ("soft", "hard")},
-    )
+    oracles: ClassVar[tuple[dict[str, Any], ...]] = (CRAFTED_PROXY,)
     deviations: ClassVar[tuple[str, ...]] = (
         (
             "Local steps come after a round's predictions, as in Algorithm 1; the authors' code has them before "

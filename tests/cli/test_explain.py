@@ -9,8 +9,8 @@ import pytest
 from fdaudit.protocols import REGISTRY
 
 from fdaudit.cli.explain import card, sections, sights, text, when
+from fdaudit.kinds import KINDS
 from fdaudit.transcript.messages import role
-from fdaudit.types import KINDS
 
 from ..helpers.protocol_cases import every_case, run, thorough_beyond_defaults
 
@@ -80,7 +80,7 @@ def test_a_protocol_s_text_holds_everything_it_declares(name: str) -> None:
     titles = [line for line in shown.splitlines() if line and not line.startswith(" ")]
     assert {"Messages", "Roles", "Needs", "Who sees what", "Trust assumptions", "Source"} <= set(titles)
     for message in found["messages"]:
-        assert KINDS[message["kind"]] in shown
+        assert KINDS[message["kind"]].text in shown
         assert when(message) in shown
     for key in ("roles", "trust", "deviations", "withholdable"):
         assert all(item in shown for item in found[key])

@@ -15,11 +15,11 @@ from scipy.stats import kstest
 from fdaudit.config import validate
 from fdaudit.errors import ProtocolError, SpecError
 from fdaudit.events import Gaussian, NoGuarantee, event_from_json, event_to_json
+from fdaudit.kinds import KINDS
 from fdaudit.rng import SecretStream, child
 from fdaudit.storage.digests import canonical
 from fdaudit.transcript.transcript import Transcript
 from fdaudit.transcript.wire import Released, Wire
-from fdaudit.types import KINDS
 
 from ..helpers.protocol_cases import run
 

@@ -27,12 +27,12 @@ from fdaudit.audit import summary
 from fdaudit.cli.app import app
 from fdaudit.errors import FdauditError
 from fdaudit.evaluation.controls import _membership, gradients
+from fdaudit.kinds import KINDS
 from fdaudit.spec.card import load_card
 from fdaudit.spec.schema import Spec
 from fdaudit.storage.digests import canonical
 from fdaudit.sweeps.grid import Grid, expand, load_grid
 from fdaudit.transcript.messages import Message
-from fdaudit.types import KINDS
 
 from ..helpers.docs_pages import GENERATED, GENERATOR, PAGES, ROOT, blocks, module, page, slugs, table
 
@@ -130,10 +130,15 @@ def test_every_field_of_the_spec_has_a_meaning() -> None:
             assert field.get("description") or "$ref" in field, f"{owner['title']}.{name}"
 
 
-def test_a_page_lists_the_kinds() -> None:
-    assert {kind: cells[0] for kind, cells in table("docs/kinds.md", "# Message kinds").items()} == dict(
-        KINDS
-    )
+def test_the_page_of_kinds_tells_of_each_what_it_holds_and_who_reads_it() -> None:
+    found = table("docs/kinds.md", "# Message kinds")
+    assert found.keys() == KINDS.keys()
+    for name, (tensors, size, *_, readers) in found.items():
+        assert tensors.removeprefix("only ") == KINDS[name].text
+        assert size == ("fixed" if KINDS[name].fixed_size else "varies")
+        for attack in attacks.REGISTRY.names():
+            card = attacks.REGISTRY.describe(attack)
+            assert (f"[{attack}]" in readers) == (name in (*card["needs"], *card.get("reads", ())))
 
 
 def test_the_transcript_page_lists_the_fields_of_a_line() -> None:

@@ -8,7 +8,6 @@ from typing import Any, ClassVar
 import pytest
 import torch
 from fdaudit.reports.goals import RULES
-from fdaudit.reports.remedies import WAYS
 
 from fdaudit import attacks
 from fdaudit.evaluation.controls import CONTROLS
@@ -16,6 +15,7 @@ from fdaudit.goals import GOALS, Goal, Guess, challenged, goal_of
 from fdaudit.goals.guess import Real
 from fdaudit.isolation.frames import MalformedError, Tensors
 from fdaudit.isolation.schema import guesses_of, packed_guesses
+from fdaudit.kinds import WAYS
 from fdaudit.planning.ladder import BRING
 from fdaudit.result import Cell, Target, check_gates
 from fdaudit.scoring.goals import SCORERS

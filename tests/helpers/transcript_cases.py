@@ -11,11 +11,12 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from fdaudit.events import Gaussian, Laplace, NoGuarantee
+from fdaudit.kinds import KINDS
 from fdaudit.recording.recorder import is_name
 from fdaudit.transcript.messages import ALL, Message
 from fdaudit.transcript.messages import DTYPES as NAMED
 from fdaudit.transcript.transcript import Position, Transcript
-from fdaudit.types import KINDS, TensorInfo
+from fdaudit.types import TensorInfo
 
 SECRET = b"a secret of thirty-two bytes...."
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.uint8, torch.bool)

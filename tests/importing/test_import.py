@@ -456,6 +456,9 @@ def test_coins_are_asserted_to_come_first(here: Path, imported: Import) -> None:
         ("class_counts", {"counts": 9}),
         ("logits", {"values": 10}),
         ("hard_labels", {"values": 10, "index": 9}),
+        ("class_prototypes", {"values": 10}),
+        ("generated_samples", {"samples": 10}),
+        ("proxy_indices", {"values": 10}),
     ],
 )
 def test_tensors_of_another_kind_are_refused(

@@ -15,11 +15,12 @@ from fdaudit.protocols import REGISTRY
 from fdaudit import defenses
 from fdaudit.errors import ProtocolError
 from fdaudit.federation.protocol import PartyData
+from fdaudit.kinds import KINDS
 from fdaudit.storage.files import decode, encode
+from fdaudit.transcript.encoding import shapes_of
 from fdaudit.transcript.messages import ALL, DATA, role
 from fdaudit.transcript.transcript import verify_transcript
 from fdaudit.transcript.wire import Outage
-from fdaudit.types import KINDS
 
 from ..helpers.protocol_cases import (
     CLASSES,
@@ -105,6 +106,19 @@ def test_only_declared_messages_cross_the_wire_and_the_record_is_sound(case, und
         assert {(message.kind, role(message.sender), role(r)) for r in message.receivers} <= declared
     head, count = ran.positions[-1].head, ran.positions[-1].seq
     assert verify_transcript(ran.folder, head=head, count=count) == []
+
+
+@every_protocol
+def test_messages_hold_the_tensors_of_their_kinds(case, undisturbed):
+    """Names, shapes and number types, with the number of classes and the size of images of the federation."""
+    images = dict(zip("nchw", public().shape, strict=True))
+    known = {"C": CLASSES, **{letter: images[letter] for letter in "chw"}}
+    for message in undisturbed(case).messages:
+        kind = KINDS[message.kind]
+        assert kind.misfit(shapes_of(message.tensors), known) == ""
+        for tensor in kind.tensors:
+            if tensor.whole and tensor.name in message.tensors:
+                assert message.tensors[tensor.name].dtype[0] in "IU", (message.kind, tensor.name)
 
 
 @every_protocol

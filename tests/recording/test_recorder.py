@@ -20,6 +20,7 @@ from hypothesis import given, settings
 from torch import Tensor
 
 from fdaudit import limits
+from fdaudit.kinds import KINDS as VOCABULARY
 from fdaudit.recording import recorder
 from fdaudit.recording.recorder import KINDS, Delivery, Recorder, RecordError
 from fdaudit.storage.digests import canonical
@@ -27,7 +28,6 @@ from fdaudit.storage.files import decode, encode
 from fdaudit.transcript.messages import GENESIS, Message
 from fdaudit.transcript.payloads import read_payload
 from fdaudit.transcript.transcript import LOG, Transcript, read_messages, verify_transcript
-from fdaudit.types import KINDS as VOCABULARY
 
 from ..helpers.transcript_cases import SECRET, named, same
 

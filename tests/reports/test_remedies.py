@@ -8,9 +8,10 @@ from typing import Any
 import fdaudit.attacks
 import pytest
 from fdaudit.reports.goals import RULES
-from fdaudit.reports.remedies import ENCRYPT, REMEDIES, WAYS, carried, remedy, way
+from fdaudit.reports.remedies import ENCRYPT, REMEDIES, carried, remedy, way
 from fdaudit.reports.verdict import Finding, judge
 
+from fdaudit.kinds import WAYS
 from fdaudit.result import Exposure, read
 
 from ..helpers.report_cases import minimal

@@ -12,7 +12,7 @@ It has no dropout: the probabilities in `config.json` are not read.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from pydantic import Field
@@ -115,7 +115,7 @@ def _body(sizes: Sizes, positions: int) -> PreTrainedModel:
     from transformers import BertConfig, BertModel, DistilBertConfig, DistilBertModel
     from transformers.initialization import no_init_weights
 
-    own = {"vocab_size": 1, "pad_token_id": None, "max_position_embeddings": positions}
+    own: dict[str, Any] = {"vocab_size": 1, "pad_token_id": None, "max_position_embeddings": positions}
     own["attn_implementation"] = "eager"  # can be differentiated twice
     with no_init_weights():
         if sizes.model_type == "bert":
