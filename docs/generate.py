@@ -356,6 +356,7 @@ def kinds_page() -> str:
         "",
         "A protocol or a recorded system may make up a kind with a namespace, such as `acme/prototype-bank`. No attack",
         "reads it. It counts as private unless its `inputs` say otherwise, and reports name it as untested.",
+        "The [transcript](transcript.md) says how messages are kept.",
     ]
     return "\n".join(lines) + "\n"
 
