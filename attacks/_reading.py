@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from fdaudit.adversary.knowledge import Knowledge
     from fdaudit.adversary.task import Attack
     from fdaudit.adversary.view import View
-    from fdaudit.types import AttackTask, Guess
+    from fdaudit.goals import Guess
+    from fdaudit.types import AttackTask
 
 __all__ = ["reads_forms"]
 

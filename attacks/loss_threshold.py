@@ -9,7 +9,8 @@ from pydantic import Field
 from torch import Tensor
 
 from fdaudit.config import Config
-from fdaudit.types import Applicability, AttackTask, Membership, task_of
+from fdaudit.goals.membership import Membership
+from fdaudit.types import Applicability, AttackTask, task_of
 
 from ._reading import reads_forms
 from ._target_model import answerable, asked, log_likelihood, soft_dice

@@ -1,4 +1,4 @@
-"""Shared types: the inputs and outputs of attacks, and figures.
+"""Shared types: the inputs of attacks, and figures.
 
 Tensors are `torch.Tensor`; images are float32 in [0, 1], shape (n, c, h, w); labels are int64: classes (n,), in the
 multi-label task (n, C) with 1 for a class that occurs, 0 for one that does not, -1 if unknown, or in segmentation the
@@ -25,25 +25,15 @@ __all__ = [
     "Challenge",
     "DefenseSpec",
     "Design",
-    "Extraction",
     "Figure",
-    "Goal",
     "GradientRule",
-    "Guess",
-    "LabelDistribution",
-    "Membership",
     "OracleHandle",
-    "Reconstruction",
     "Task",
     "TensorInfo",
-    "TextReconstruction",
     "Trained",
     "task_of",
 ]
 
-Goal = Literal[
-    "reconstruction", "text-reconstruction", "membership", "label-distribution", "model-extraction"
-]
 Task = Literal["single-label", "multi-label", "segmentation", "text"]
 Design = Literal["matched-pairs", "coin-flips", "observational"]
 """How membership was decided: a fair coin for each pair or each record, or not by coins."""
@@ -219,99 +209,6 @@ class AttackTask:
     challenges: Mapping[str, Challenge] = field(default_factory=dict)
     oracle: OracleHandle | None = None
     classes: tuple[int, ...] = ()
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Reconstruction:
-    """Guessed private inputs behind some messages of one party; without messages, images of its records by class.
-
-    Attributes:
-        target: the party whose data was reconstructed.
-        messages: `seq` of the messages inverted; empty: the guess is about no message, and each image shows the
-            target's records of the class that `labels` names.
-        images: (n, c, h, w) in [0, 1].
-        labels: (n,) guessed labels, or None.
-        objective: the attack's own final matching loss (lower is better); not a quality figure.
-        evaluations: image-gradient evaluations spent.
-        note: information needed to read its figures, such as the settings chosen, or empty.
-    """
-
-    target: str
-    messages: tuple[int, ...]
-    images: torch.Tensor
-    labels: torch.Tensor | None = None
-    objective: float | None = None
-    evaluations: int = 0
-    note: str = ""
-
-    @property
-    def by_class(self) -> bool:
-        """Return whether the guess is about classes, not about the records behind messages."""
-        return not self.messages and self.labels is not None
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class TextReconstruction:
-    """Guessed words behind some messages of one party, and the texts that they make.
-
-    Attributes:
-        target: the party whose texts were recovered.
-        messages: `seq` of the messages inverted.
-        words: (m,) int64, the distinct words that occur.
-        texts: (n, L) int64 token numbers; None if the attack guesses no order.
-        objective: the attack's own final matching loss (lower is better); not a quality figure.
-    """
-
-    target: str
-    messages: tuple[int, ...]
-    words: torch.Tensor
-    texts: torch.Tensor | None = None
-    objective: float | None = None
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Membership:
-    """Scores for the candidates of one target's challenge, in its order.
-
-    Attributes:
-        target: the party asked about.
-        scores: (n,), finite; higher means member.
-        generated: (k, c, h, w) in [0, 1], the generated samples behind the scores, if any.
-        note: information needed to read its figures, or empty.
-        rehearsed: the share of coins that it told right in rehearsed federations, where it knows them, or None.
-    """
-
-    target: str
-    scores: torch.Tensor
-    generated: torch.Tensor | None = None
-    note: str = ""
-    rehearsed: float | None = None
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class LabelDistribution:
-    """A guessed class distribution (C,) of one party's data, summing to 1."""
-
-    target: str
-    distribution: torch.Tensor
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Extraction:
-    """A copy of one party's final model, in the federation's architecture.
-
-    Attributes:
-        target: whose model was copied: a victim, or `server` for the released one.
-        parameters: of the copy, by name; finite floating-point tensors of the architecture's shapes.
-        answers: samples whose answers the copy was fitted to.
-    """
-
-    target: str
-    parameters: Mapping[str, torch.Tensor]
-    answers: int = 0
-
-
-Guess = Reconstruction | TextReconstruction | Membership | LabelDistribution | Extraction
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,59 +8,26 @@ Guarantees:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
 from math import floor, log10
 
 from fdaudit.types import Figure
 
-__all__ = ["COINS", "IMAGES", "coarse", "two_digits"]
+from .goals import RULES
 
-COINS = 4
-"""Least number of coins that must change to move a public AUC by one step."""
+__all__ = ["coarse", "two_digits"]
 
-IMAGES = 8
-"""Least number of images behind a public mean of image figures."""
-
-_TURN = 2.0
-"""Largest move of an AUC by one coin of n, times n: a member and its partner swap the first and the last rank."""
-
-_AUC_STEPS = (0.01, 0.02, 0.05, 0.1)
-_IMAGE = ("psnr", "psnr_prior", "psnr_gain")
-_LABELS = ("label_tv", "label_tv_prior")
 _TOO_FEW = "it rests on too few records to be public"
-
-
-@dataclass(frozen=True)
-class _Grid:
-    """Rounding of a goal's figures: a step for figures of n items, or None if n is too small."""
-
-    names: tuple[str, ...]
-    least: int
-    steps: tuple[float, ...]
-    turn: float = 0.0
-
-    def step(self, n: int | None) -> float | None:
-        if n is None or n < self.least:
-            return None
-        return next((step for step in self.steps if step * n >= self.turn), None)
-
-
-_GRIDS: Mapping[str, _Grid] = {
-    "membership": _Grid(("auc",), 1, _AUC_STEPS, COINS * _TURN),
-    "reconstruction": _Grid(_IMAGE, IMAGES, (1.0,)),
-    "label-distribution": _Grid(_LABELS, 2, (0.1,)),
-}
 
 
 def coarse(goal: str, figures: tuple[Figure, ...]) -> tuple[Figure, ...]:
     """Return the public figures of all victims together, rounded to the goal's step.
 
     Args:
-        goal: the attack's goal; only the three known ones have a public figure.
+        goal: the attack's goal; one without a `public` grid in its rule has no public figure.
         figures: of all victims, with `n` the number of coins, images or victims.
     """
-    grid = _GRIDS.get(goal)
+    rule = RULES.get(goal)
+    grid = None if rule is None else rule.public
     if grid is None:
         return ()
     return tuple(_rounded(f, grid.step(f.n)) for f in figures if f.name.removesuffix("_mean") in grid.names)

@@ -15,11 +15,11 @@ from dataclasses import dataclass, replace
 
 from fdaudit.result import Exposure, FinalUtility, Result
 from fdaudit.transcript.messages import role
-from fdaudit.types import Figure, Goal
+from fdaudit.types import Figure
 
 from .findings import shows_classes
+from .goals import RULES
 from .inheritance import Standing, standings
-from .rules import RULES
 from .text import MEASURES, clip, joined
 from .verdict import SETTLED, Finding, judge_all, strongest
 
@@ -149,7 +149,7 @@ class Outcome:
         cells: all cells of this goal.
     """
 
-    goal: Goal
+    goal: str
     finding: Finding | None
     tried: int
     conclusive: int
@@ -317,12 +317,12 @@ def _kinds(rows: Iterable[Exposure]) -> tuple[Received, ...]:
 # -- what attacks made of it ----------------------------------------------------------------------------------
 
 
-def _goals(findings: Iterable[Finding]) -> tuple[Goal, ...]:
+def _goals(findings: Iterable[Finding]) -> tuple[str, ...]:
     found = {f.cell.goal for f in findings}
-    return tuple(goal for goal in RULES if goal in found)  # type: ignore[misc]
+    return tuple(goal for goal in RULES if goal in found)
 
 
-def _outcome(goal: Goal, findings: Iterable[Finding], held: Sequence[Standing]) -> Outcome:
+def _outcome(goal: str, findings: Iterable[Finding], held: Sequence[Standing]) -> Outcome:
     """Return what attacks with a goal found; without a leak, "not tested" if an adversary's messages were not read."""
     cells = [f for f in findings if f.cell.goal == goal]
     tried = [f for f in cells if f.level not in _UNTRIED]

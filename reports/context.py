@@ -10,6 +10,7 @@ from typing import Any
 import yaml
 from markupsafe import Markup
 
+from fdaudit.goals import GOALS
 from fdaudit.kinds import KINDS
 from fdaudit.result import Exposure, Image, Result, Target
 from fdaudit.transcript.messages import role
@@ -19,10 +20,11 @@ from .annex import Document, Item, annex
 from .class_bands import class_bands
 from .diagram import diagram
 from .figures import ForestRow, forest_chart, roc_chart, shares_chart, utility_chart
-from .front import MEANS, released
+from .front import released
+from .goals import RULES
+from .goals.rule import by_name
 from .images import data_uri
 from .matrix import attack_matrix, grid
-from .rules import RULES, by_name
 from .summary import summarise
 from .text import MEASURES, amount, clip, detectable, joined, label, spans
 from .verdict import LEVELS, Finding
@@ -164,7 +166,7 @@ def build(
         "places": {level: place for place, level in enumerate(LEVELS)},
         "annex": _by_document(annex(result)),
         "cells": cells,
-        "means": MEANS,
+        "means": {goal.name: goal.learnt for goal in GOALS.values()},
         "roles": {
             "world": "has the released model" if released(result) else "is given no model",
             "eavesdropper": "on the network",
@@ -411,7 +413,7 @@ def _deciding(view: CellView) -> list[Figure]:
         for figures in groups
         for f in figures
         if f.name.removesuffix("_mean") == rule.figure
-        or (view.finding.cell.goal == "membership" and f.name.startswith("tpr_at_"))
+        or (rule.also_deciding and f.name.startswith(rule.also_deciding))
     ]
 
 

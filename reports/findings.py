@@ -13,17 +13,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
+from fdaudit.goals import GOALS
 from fdaudit.result import Result
 
+from .goals import RULES, Rule
+from .goals.remedy import Remedy
+from .goals.rule import beside, by_name, framed
 from .inheritance import Standing, standings
-from .remedies import ENCRYPT, Remedy, carried, remedy
-from .rules import RULES, Rule, beside, by_name, framed
+from .remedies import ENCRYPT, carried, remedy
 from .text import clip, joined, measure, party, sentence
 from .verdict import EVERYONE, Finding, Level, strongest
 
 __all__ = [
     "ACCESS",
-    "IMPACT",
     "SEVERITIES",
     "FrontFinding",
     "found_by",
@@ -35,19 +37,10 @@ __all__ = [
 
 SEVERITIES = ("critical", "high", "medium", "low")
 
-IMPACT: Mapping[str, int] = MappingProxyType(
-    {
-        "reconstruction": 4,
-        "text-reconstruction": 4,
-        "membership": 3,
-        "label-distribution": 2,
-        "model-extraction": 2,
-    }
-)
-"""Harm to those whom the data are about, if the adversary succeeds; a partial leak counts one less."""
-
 _CLASSES = 2
 """Impact where an adversary was shown what classes look like, and no record."""
+_UNKNOWN = 2
+"""Impact of a goal that this version does not know."""
 
 ACCESS: Mapping[str, tuple[int, str]] = MappingProxyType(
     {
@@ -139,6 +132,11 @@ def lines(column: str, *texts: str) -> int:
     return sum(-(-len(text) // _WIDTHS[column]) for text in texts)
 
 
+def _impact(goal: str) -> int:
+    """Return the harm to those whom the data are about, if the adversary succeeds; a partial leak counts one less."""
+    return GOALS[goal].impact if goal in GOALS else _UNKNOWN
+
+
 def severity(
     goal: str, level: Level, adversary: str, release: str | None = None, *, of_classes: bool = False
 ) -> tuple[str, tuple[int, int], str]:
@@ -151,7 +149,7 @@ def severity(
         release: where the spec sends the model; None counts as the widest release.
         of_classes: whether classes were shown and no record.
     """
-    impact = _CLASSES if of_classes else IMPACT.get(goal, 2) - (level == "partial")
+    impact = _CLASSES if of_classes else _impact(goal) - (level == "partial")
     access, must = ACCESS[_role(adversary, release)]
     product = impact * access
     word = next(word for least, word in _LEAST if product >= least)
@@ -259,7 +257,7 @@ def _finding(result: Result, standing: Sequence[Standing], what: Remedy, leaks: 
     )
     found = [s.finding for s in held if s.finding is not None]
     goals = list(dict.fromkeys(s.goal for s in held))
-    gravest = sorted(held, key=lambda s: (_LEAKS.index(s.level), -IMPACT.get(s.goal, 2)))[0]
+    gravest = sorted(held, key=lambda s: (_LEAKS.index(s.level), -_impact(s.goal)))[0]
     by_goal = {goal: strongest([f for f in found if f.cell.goal == goal]) or found[0] for goal in goals}
     top = by_goal[gravest.goal]
     word, factors, must = ranked[0]
@@ -345,11 +343,11 @@ def _in_short(finding: Finding) -> str:
 
 
 def _in_all(finding: Finding, rule: Rule) -> str:
-    """Return how often a copy and its model agree, beside its gain over the baseline."""
-    agreement = by_name(finding.cell.figures, "agreement")
-    if rule is not RULES["model-extraction"] or agreement is None or agreement.value is None:
+    """Return the figure that the rule adds, such as how often a copy agrees beside its gain over the baseline."""
+    whole = by_name(finding.cell.figures, rule.in_all) if rule.in_all else None
+    if whole is None or whole.value is None:
         return ""
-    return f" ({measure(agreement, agreement.value)} in all)"
+    return f" ({measure(whole, whole.value)} in all)"
 
 
 def _recognised(finding: Finding) -> str:

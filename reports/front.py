@@ -6,46 +6,23 @@ All figures are those of the result.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 
+from fdaudit.goals import GOALS, challenged
 from fdaudit.result import LedgerEntry, Result
 
 from .findings import SEVERITIES, FrontFinding, found_by, lines
+from .goals.rule import single_rates
 from .inheritance import gaps
-from .rules import single_rates
 from .text import amount, clip, joined, party, sentence
 from .verdict import Finding, Level
 
 __all__ = [
-    "MEANS",
     "Front",
     "front",
     "released",
 ]
-
-MEANS: Mapping[str, str] = MappingProxyType(
-    {
-        "reconstruction": "what records look like",
-        "text-reconstruction": "words of texts",
-        "membership": "which records were trained on",
-        "label-distribution": "a client's class shares",
-        "model-extraction": "a copy of a model",
-    }
-)
-"""What an adversary learns, by goal."""
-
-_SCALES: Mapping[str, str] = MappingProxyType(
-    {
-        "reconstruction": "a gain of 0 dB (PSNR) is no better than a guess",
-        "text-reconstruction": "a gain of 0 is no better than a guess, and F1 of 1 is every word",
-        "membership": "an AUC of 0.5 is guessing, and 1 is certainty",
-        "label-distribution": "a total variation of 0 is exact, and 1 is entirely wrong",
-        "model-extraction": "agreement is the share of equal answers, and its baseline a model fitted to other data",
-    }
-)
-"""How to read the figure that decides about a goal."""
 
 _NO_ANSWER: Sequence[tuple[Level, str]] = (
     ("inconclusive", "ended inconclusive"),
@@ -106,7 +83,7 @@ class Front:
     def scales(self) -> str:
         """Return how to read the figures of the shown findings, in a sentence; empty if there are none."""
         goals = dict.fromkeys(goal for f in self.shown for goal in f.goals)
-        said = "; ".join(_SCALES[goal] for goal in goals if goal in _SCALES)
+        said = "; ".join(GOALS[goal].scale for goal in goals if goal in GOALS)
         return f"{sentence(said)}." if said else ""
 
 
@@ -122,11 +99,8 @@ def front(result: Result, findings: Sequence[Finding]) -> Front:
 
 def _settled_by(findings: Sequence[Finding]) -> str:
     """Return what would settle the possible leaks, by kind of leak, in a clause."""
-    goals = Counter(f.cell.goal for f in findings if f.level == "possible")
-    parts = [
-        f"{n} on {goal.replace('-', ' ')} (more {'candidates' if goal == 'membership' else 'records'})"
-        for goal, n in goals.items()
-    ]
+    counts = Counter(f.cell.goal for f in findings if f.level == "possible")
+    parts = [f"{n} on {GOALS[name].words} (more {GOALS[name].settled_by})" for name, n in counts.items()]
     return joined(parts)
 
 
@@ -192,7 +166,7 @@ def _untried(result: Result, findings: Sequence[Finding]) -> Iterator[str]:
         )
         pairs = f"only {joined(together)} of parties that collude" if together else "no parties that collude"
         yield f"Tried as adversaries: {clients}, and {pairs}. Others may learn more."
-    rates = [single_rates(t.figures) for f in findings if f.cell.goal == "membership" for t in f.cell.targets]
+    rates = [single_rates(t.figures) for f in findings if challenged(f.cell.goal) for t in f.cell.targets]
     if any(rates):
         least = amount(min(rate for found in rates for rate in found), "fraction")
         yield f"For a single victim no false-positive rate below {least} was measured."

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 
 from fdaudit.result import Exposure, Result
 
-from .rules import RULES
+from .goals import RULES
 from .text import clip, joined
 from .verdict import SETTLED, Finding, Level, strongest
 

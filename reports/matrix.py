@@ -13,19 +13,11 @@ from dataclasses import dataclass
 from fdaudit.result import Target
 from fdaudit.types import Figure
 
-from .rules import RULES, by_name
+from .goals import RULES
+from .goals.rule import WorstRecord, by_name
 from .verdict import LEVELS, SETTLED, Finding
 
-__all__ = ["Grid", "MatrixLine", "WorstRecord", "attack_matrix", "grid"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class WorstRecord:
-    """The worst result for a single record: a figure's value with its unit, and a short description."""
-
-    value: float
-    unit: str
-    what: str
+__all__ = ["Grid", "MatrixLine", "attack_matrix", "grid"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,47 +84,28 @@ def attack_matrix(findings: Sequence[Finding]) -> tuple[MatrixLine, ...]:
 
 
 def _line(finding: Finding) -> MatrixLine:
-    cell, goal = finding.cell, finding.cell.goal
-    shown = "psnr" if goal == "reconstruction" else RULES[goal].figure
+    cell = finding.cell
+    rule = RULES[cell.goal]
+    shown = rule.tabled or rule.figure
     worst = finding.worst
     mean = by_name(cell.figures, shown)
     held = by_name(worst.figures, shown) if worst else None
     baseline: float | None
-    if goal == "membership":
-        baseline, name = 0.5, "chance"
+    if rule.baseline == "chance":
+        baseline = rule.chance
     else:
         prior = by_name(cell.figures, f"{shown}_prior") or _prior(worst, shown)
-        baseline, name = (None if prior is None else prior.value), "prior"
+        baseline = None if prior is None else prior.value
     return MatrixLine(
         finding=finding,
         figure=shown,
         mean=mean,
         worst=held,
         baseline=baseline,
-        baseline_name=name,
-        record=_record(finding),
+        baseline_name=rule.baseline,
+        record=None if rule.record is None else rule.record(cell),
     )
 
 
 def _prior(worst: Target | None, figure: str) -> Figure | None:
     return by_name(worst.figures, f"{figure}_prior") if worst else None
-
-
-def _record(finding: Finding) -> WorstRecord | None:
-    """Return the most leaked image; or the share of a victim's members whose scores no non-member reaches."""
-    cell = finding.cell
-    if cell.goal == "reconstruction":
-        most = by_name(cell.figures, "psnr_max")
-        if most is None or most.value is None:
-            return None
-        return WorstRecord(value=most.value, unit=most.unit, what="closest image")
-    if cell.goal != "membership":
-        return None
-    clear = [
-        max((t for f, t in zip(target.roc.fpr, target.roc.tpr, strict=True) if f == 0.0), default=0.0)
-        for target in cell.targets
-        if target.roc is not None
-    ]
-    if not clear:
-        return None
-    return WorstRecord(value=max(clear), unit="fraction", what="above every non-member")

@@ -35,8 +35,9 @@ from fdaudit.result import (
 from fdaudit.types import Figure
 
 from .coarse import coarse, two_digits
+from .goals import RULES
+from .goals.rule import by_name
 from .local_names import HIDDEN, is_local, named, settings, without_paths
-from .rules import RULES, by_name
 from .verdict import Finding, Level, judge_all, strongest
 
 __all__ = ["OUTSIDE", "WITHHELD", "public"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from fdaudit.goals import GOALS
 from fdaudit.result import Result
 
 from .findings import FrontFinding, lines, part_with_as_much, shows_classes
@@ -312,7 +313,7 @@ def _of_fewer(standing: Standing, leaks: Sequence[Standing]) -> str:
 
 def _other_records(findings: Sequence[Finding]) -> set[str]:
     """Return the goals about another kind of records than the run's: images or texts of which nothing was tried."""
-    kinds = ("reconstruction", "text-reconstruction")
+    kinds = [goal.name for goal in GOALS.values() if goal.shows]
     tried = {f.cell.goal for f in findings if f.level not in _UNTRIED}
     asked = [kind for kind in kinds if any(f.cell.goal == kind for f in findings)]
     shown = [kind for kind in asked if kind in tried] or asked[:1]

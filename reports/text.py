@@ -12,6 +12,7 @@ import math
 import unicodedata
 from collections.abc import Iterable, Sequence
 
+from fdaudit.goals import GOALS
 from fdaudit.types import Figure
 
 __all__ = [
@@ -39,49 +40,13 @@ MEASURES = {"single-label": "accuracy", "multi-label": "mAUC", "segmentation": "
 
 _NAMES = {
     "accuracy": "Accuracy",
-    "accuracy_model": "Accuracy of the model that was copied",
-    "agreement": "Agreement of a copy with the model",
-    "agreement_baseline": "Agreement without any answer",
-    "agreement_gain": "Agreement gained by the answers",
-    "auc": "Area under the ROC curve",
-    "balanced_accuracy": "Balanced accuracy",
     "bytes_on_wire": "Bytes on the wire",
     "dice": "Mean Dice coefficient",
     "epsilon_lower_bound": "ε from below",
-    "evaluator_accuracy": "Classes recognised by an evaluator",
-    "evaluator_chance": "Classes recognised by chance",
-    "evaluator_nearest": "Distance to the nearest record, in an evaluator's features",
-    "evaluator_nearest_bystanders": "Distance to the nearest bystander, in an evaluator's features",
-    "evaluator_nearest_gap": "How much nearer records are than bystanders, in an evaluator's features",
-    "evaluator_prior": "Classes recognised in the prior's guesses",
     "fid": "FID",
-    "identification": "Records picked out of their galleries",
-    "identification_rank": "Rank in the gallery",
-    "identity_identification": "Identities picked out of their galleries",
-    "label_chebyshev": "Chebyshev distance of class shares",
-    "label_kl": "KL divergence of class shares",
-    "label_tv": "Total variation of class shares",
-    "labelled_frechet": "Fréchet distance by class, in an evaluator's features",
-    "labels_right": "Labels recovered",
-    "lpips": "LPIPS distance",
     "macro_f1": "Macro F1",
     "mean_auc": "Mean AUC over the classes (mAUC)",
-    "mse": "Mean squared error",
-    "pair_accuracy": "Right choices within pairs",
-    "pair_accuracy_rehearsed": "Right choices within pairs, in rehearsed federations",
-    "psnr": "PSNR",
-    "positions_right": "Words recovered at their position",
-    "rouge_1": "ROUGE-1",
-    "rouge_2": "ROUGE-2",
-    "rouge_l": "ROUGE-L",
-    "ssim": "SSIM",
-    "token_f1": "F1 of recovered words",
-    "token_gain": "F1 of recovered words, gain over guessing",
-    "token_precision": "Recovered words that occur",
-    "token_recall": "Occurring words that are recovered",
-    "tpr_at_0.1fpr": "True positives at 0.1 % false positives",
-    "tpr_at_10fpr": "True positives at 10 % false positives",
-    "tpr_at_1fpr": "True positives at 1 % false positives",
+    **{name: words for goal in GOALS.values() for name, words in goal.figures.items()},
 }
 
 _SUFFIXES = {

@@ -1,7 +1,7 @@
 """Verdicts: plain words for measured figures, by rules that the report prints.
 
 Guarantees:
-  * a leak is claimed only from a signal as `fdaudit.reports.rules` defines it, never from a bare mean;
+  * a leak is claimed only from a signal as its goal's rule in `reports/goals/` defines it, never from a bare mean;
   * a failed negative control makes a cell inconclusive, for every result;
   * an attack that found nothing counts as "no leak measured" only if its positive control passed;
   * a cell with a test that is significant among its own tests, but not among all tests of the run, is a possible leak,
@@ -18,12 +18,14 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Literal
 
+from fdaudit.goals import challenged
 from fdaudit.result import Cell, Result, Target
 from fdaudit.types import Figure
 
 from .correction import Correction, corrections, groups
+from .goals import RULES
+from .goals.rule import FAMILY_LEVEL, Rule, RuleInput, beside, by_name, decided_by, framed, worth
 from .identification import LOOK, identifies
-from .rules import FAMILY_LEVEL, RULES, Rule, RuleInput, beside, by_name, decided_by, framed, worth
 from .text import clip, detectable, joined, label, measure, odds
 
 __all__ = ["EVERYONE", "LEVELS", "SETTLED", "Finding", "Level", "judge", "judge_all", "strongest"]
@@ -282,7 +284,7 @@ def _in_this_run(correction: Correction) -> Iterator[str]:
 
 def _rehearsed(cell: Cell) -> Iterator[str]:
     """Yield what a membership attack reached where the coins are known; of other goals there is nothing to say."""
-    if cell.goal != "membership":
+    if not challenged(cell.goal):
         return
     power = cell.controls.power if cell.controls else None
     told = by_name(power.figures, "auc") if power is not None else None
@@ -323,7 +325,7 @@ def _measured(rule: Rule, key: Figure | None, worst: Target | None, worst_key: F
     if worst and worst_key:
         said = beside(rule, worst_key, key) if key else framed(rule, worst_key)
         parts.append(f"{said} for the worst victim, {clip(worst.target, 60)}")
-        psnr = by_name(worst.figures, "psnr")
-        if psnr and psnr.value is not None and rule is RULES["reconstruction"]:
-            parts.append(f"whose PSNR is {measure(psnr, psnr.value)}")
+        added = by_name(worst.figures, rule.beside_worst) if rule.beside_worst else None
+        if added is not None and added.value is not None:
+            parts.append(f"whose {label(rule.beside_worst)} is {measure(added, added.value)}")
     return f"{', '.join(parts)}." if parts else "Its deciding figure is unavailable."

@@ -12,6 +12,7 @@ ORDER = (  # lower ones first: a unit imports nothing of ours but itself and wha
     "events",
     "kinds",
     "types",
+    "goals",
     "progress",
     "storage",
     "spec",
@@ -50,7 +51,7 @@ ORDER = (  # lower ones first: a unit imports nothing of ours but itself and wha
 ROOMS = ("attacks", "defenses", "protocols", "reports")
 FACADES = ("fdaudit", "fdaudit.__main__")
 
-WORDS = {"errors", "limits", "rng", "config", "events", "kinds", "types", "registry"}
+WORDS = {"errors", "limits", "rng", "config", "events", "kinds", "types", "goals", "registry"}
 """Modules of the root that every room uses."""
 ROOMS_MAY = {
     "attacks": WORDS

@@ -184,7 +184,7 @@ def membership(scores: str = "t0") -> dict[str, Any]:
 
 def copied(*tensors: str) -> dict[str, Any]:
     parameters = {f"p{n}": name for n, name in enumerate(tensors)}
-    return {"kind": "extraction", "target": "client/0", "parameters": parameters, "answers": 0}
+    return {"kind": "model-extraction", "target": "client/0", "parameters": parameters, "answers": 0}
 
 
 def test_a_case_has_no_more_guesses_than_parties() -> None:

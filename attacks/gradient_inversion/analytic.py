@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 from fdaudit.config import Config
 from fdaudit.errors import UsageError
-from fdaudit.types import Applicability, AttackTask, Reconstruction
+from fdaudit.goals.reconstruction import Reconstruction
+from fdaudit.types import Applicability, AttackTask
 
 from .._reading import reads_forms
 from .labels import recover_labels

@@ -10,7 +10,8 @@ from pydantic import Field
 from torch import Tensor
 
 from fdaudit.config import Config
-from fdaudit.types import Applicability, AttackTask, Reconstruction
+from fdaudit.goals.reconstruction import Reconstruction
+from fdaudit.types import Applicability, AttackTask
 
 from .._reading import reads_forms
 

@@ -13,8 +13,9 @@ from torch import Tensor, nn
 
 from fdaudit.config import Config
 from fdaudit.errors import UsageError
+from fdaudit.goals.reconstruction import Reconstruction
 from fdaudit.storage.cache import computed_once
-from fdaudit.types import Applicability, AttackTask, Reconstruction
+from fdaudit.types import Applicability, AttackTask
 
 from .._reading import reads_forms
 from .class_prior import ClassPrior

@@ -13,9 +13,10 @@ from torch.func import functional_call, grad, vmap
 
 from fdaudit.config import Config
 from fdaudit.errors import UsageError
+from fdaudit.goals.reconstruction import Reconstruction
 from fdaudit.storage.cache import computed_once
 from fdaudit.training.objectives import loss_function, objective_of
-from fdaudit.types import Applicability, AttackTask, Reconstruction
+from fdaudit.types import Applicability, AttackTask
 
 from .._reading import reads_forms
 from .uploads import Upload, applies, described, device_of, find_uploads, network

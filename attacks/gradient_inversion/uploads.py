@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from fdaudit.goals.reconstruction import Reconstruction
 from fdaudit.kinds import MODELS
 from fdaudit.storage.cache import computed_once
-from fdaudit.types import Applicability, Reconstruction
+from fdaudit.types import Applicability
 
 from .engine import Matched
 from .gradients import mixes_samples

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from fdaudit.types import Applicability, LabelDistribution
+from fdaudit.goals.label_distribution import LabelDistribution
+from fdaudit.types import Applicability
 
 from ._shadows import uniform
 

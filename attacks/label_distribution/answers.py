@@ -10,8 +10,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fdaudit.config import Config
+from fdaudit.goals.label_distribution import LabelDistribution
 from fdaudit.kinds import ANSWERS
-from fdaudit.types import Applicability, AttackTask, LabelDistribution
+from fdaudit.types import Applicability, AttackTask
 
 from .._reading import reads_forms
 from ._guesses import can_rehearse, guesses, sent_by

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 
 from fdaudit.config import Config
-from fdaudit.types import Applicability, AttackTask, LabelDistribution
+from fdaudit.goals.label_distribution import LabelDistribution
+from fdaudit.types import Applicability, AttackTask
 
 from .._reading import reads_forms
 from ._guesses import guesses, sent_by

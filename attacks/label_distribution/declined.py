@@ -10,8 +10,9 @@ from sklearn.linear_model import LogisticRegression
 from torch import Tensor
 
 from fdaudit.config import Config
+from fdaudit.goals.label_distribution import LabelDistribution
 from fdaudit.transcript.samples import sample_index
-from fdaudit.types import Applicability, AttackTask, LabelDistribution
+from fdaudit.types import Applicability, AttackTask
 
 from .._reading import reads_forms
 from ._guesses import can_rehearse, guesses, sent_by

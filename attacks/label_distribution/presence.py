@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from fdaudit.config import Config
+from fdaudit.goals.label_distribution import LabelDistribution
 from fdaudit.training.class_means import known
 from fdaudit.transcript.messages import role
-from fdaudit.types import Applicability, AttackTask, LabelDistribution
+from fdaudit.types import Applicability, AttackTask
 
 from .._reading import reads_forms
 from ._guesses import guesses

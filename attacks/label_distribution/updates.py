@@ -18,8 +18,9 @@ from torch import Tensor, nn
 
 from fdaudit.config import Config
 from fdaudit.errors import UsageError
+from fdaudit.goals.label_distribution import LabelDistribution
 from fdaudit.kinds import MODELS
-from fdaudit.types import Applicability, AttackTask, LabelDistribution
+from fdaudit.types import Applicability, AttackTask
 
 from .._reading import reads_forms
 from ..gradient_inversion.labels import last_layer

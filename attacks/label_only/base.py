@@ -19,7 +19,8 @@ from torch import Tensor
 
 from fdaudit.config import Config
 from fdaudit.errors import UsageError
-from fdaudit.types import Applicability, AttackTask, Challenge, Membership
+from fdaudit.goals.membership import Membership
+from fdaudit.types import Applicability, AttackTask, Challenge
 
 from .._target_model import Asked, asked
 

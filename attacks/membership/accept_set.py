@@ -9,7 +9,8 @@ from pydantic import Field
 from torch import Tensor
 
 from fdaudit.config import Config
-from fdaudit.types import Applicability, AttackTask, Membership
+from fdaudit.goals.membership import Membership
+from fdaudit.types import Applicability, AttackTask
 
 from .._reading import reads_forms
 from ..label_distribution.declined import accepted_samples

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from fdaudit.config import Config
 from fdaudit.errors import TrainingDivergedError
-from fdaudit.types import Applicability, AttackTask, Membership
+from fdaudit.goals.membership import Membership
+from fdaudit.types import Applicability, AttackTask
 
 from .._reading import reads_forms
 from .._target_model import asked

@@ -9,7 +9,8 @@ from pydantic import Field
 from torch import Tensor
 
 from fdaudit.config import Config
-from fdaudit.types import Applicability, AttackTask, Challenge, Membership
+from fdaudit.goals.membership import Membership
+from fdaudit.types import Applicability, AttackTask, Challenge
 
 from .._reading import reads_forms
 from ..gradient_inversion.comparison import steps_of

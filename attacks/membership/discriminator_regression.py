@@ -10,7 +10,8 @@ from pydantic import Field
 from torch import Tensor
 
 from fdaudit.config import Config
-from fdaudit.types import Applicability, AttackTask, Membership
+from fdaudit.goals.membership import Membership
+from fdaudit.types import Applicability, AttackTask
 
 from .._reading import reads_forms
 from ._answers import recorded

@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch import Tensor
 
-from fdaudit.types import Applicability, AttackTask, Challenge, Membership
+from fdaudit.goals.membership import Membership
+from fdaudit.types import Applicability, AttackTask, Challenge
 
 from .._reading import reads_forms
 from ._answers import Recorded, recorded

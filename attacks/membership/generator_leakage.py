@@ -10,8 +10,9 @@ from torch import Tensor
 
 from fdaudit.adversary.forms import forms_of
 from fdaudit.config import Config
+from fdaudit.goals.membership import Membership
 from fdaudit.models.conditional import shared_network
-from fdaudit.types import Applicability, AttackTask, Membership
+from fdaudit.types import Applicability, AttackTask
 
 from .._reading import reads_forms
 from .._target_model import shared_model

@@ -9,7 +9,8 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fdaudit.types import Applicability, AttackTask, Membership
+from fdaudit.goals.membership import Membership
+from fdaudit.types import Applicability, AttackTask
 
 from .._reading import reads_forms
 from .._target_model import answerable

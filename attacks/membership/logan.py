@@ -8,9 +8,10 @@ import torch
 from torch import Tensor, nn
 
 from fdaudit.config import Config
+from fdaudit.goals.membership import Membership
 from fdaudit.models.conditional import shared_network
 from fdaudit.transcript.messages import Message
-from fdaudit.types import Applicability, AttackTask, Membership
+from fdaudit.types import Applicability, AttackTask
 
 from .._reading import reads_forms
 

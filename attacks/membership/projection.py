@@ -11,8 +11,9 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from fdaudit.config import Config
+from fdaudit.goals.membership import Membership
 from fdaudit.kinds import MODELS
-from fdaudit.types import Applicability, AttackTask, Membership
+from fdaudit.types import Applicability, AttackTask
 
 from .._reading import reads_forms
 from .._uploads import after, broadcasts, uploads_of

@@ -10,10 +10,11 @@ from pydantic import Field
 from torch import Tensor
 
 from fdaudit.config import Config
+from fdaudit.goals.membership import Membership
 from fdaudit.rng import child_seed
 from fdaudit.training.class_means import known
 from fdaudit.transcript.messages import role
-from fdaudit.types import Applicability, AttackTask, Membership
+from fdaudit.types import Applicability, AttackTask
 
 from .._reading import reads_forms
 from ._coins import pairs_of

@@ -8,8 +8,9 @@ import torch
 from pydantic import Field
 
 from fdaudit.config import Config
+from fdaudit.goals.membership import Membership
 from fdaudit.transcript.messages import role
-from fdaudit.types import Applicability, AttackTask, Membership
+from fdaudit.types import Applicability, AttackTask
 
 from .._reading import reads_forms
 from .._target_model import asked

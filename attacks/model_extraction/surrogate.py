@@ -9,10 +9,11 @@ from pydantic import Field
 from torch import Tensor
 
 from fdaudit.config import Config
+from fdaudit.goals.model_extraction import Extraction
 from fdaudit.storage.cache import computed_once
 from fdaudit.training.trainer import Fit, Job, Parameters, draw_batches, parameters_of
 from fdaudit.transcript.messages import role
-from fdaudit.types import Applicability, AttackTask, Extraction
+from fdaudit.types import Applicability, AttackTask
 
 from .._reading import reads_forms
 from ..membership._answers import recorded

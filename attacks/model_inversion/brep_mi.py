@@ -12,7 +12,8 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn import functional as F
 
-from fdaudit.types import Applicability, AttackTask, Reconstruction
+from fdaudit.goals.reconstruction import Reconstruction
+from fdaudit.types import Applicability, AttackTask
 
 from .._reading import reads_forms
 from .gan import GanConfig, GanPrior, gan_prior, learnable

@@ -10,9 +10,10 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fdaudit.goals.reconstruction import Reconstruction
 from fdaudit.storage.cache import computed_once
 from fdaudit.training.optimizers import adam
-from fdaudit.types import Applicability, AttackTask, Reconstruction
+from fdaudit.types import Applicability, AttackTask
 
 from .._reading import reads_forms
 from .gan import GanConfig, GanPrior, gan_prior

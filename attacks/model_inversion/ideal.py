@@ -8,7 +8,8 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fdaudit.types import Applicability, AttackTask, Reconstruction
+from fdaudit.goals.reconstruction import Reconstruction
+from fdaudit.types import Applicability, AttackTask
 
 from .._reading import reads_forms
 from .inversion import InversionConfig, invert_classes

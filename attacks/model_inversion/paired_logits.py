@@ -9,8 +9,9 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from fdaudit.goals.reconstruction import Reconstruction
 from fdaudit.transcript.samples import sample_index
-from fdaudit.types import Applicability, AttackTask, Reconstruction
+from fdaudit.types import Applicability, AttackTask
 
 from .._reading import reads_forms
 from .decoder import DecoderConfig, evidence, fit_decoder, sure_of

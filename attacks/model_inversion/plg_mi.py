@@ -11,11 +11,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fdaudit.config import Config
+from fdaudit.goals.reconstruction import Reconstruction
 from fdaudit.limits import MOST_INNER
 from fdaudit.models.generative import Generator, build_generator, build_projection_discriminator
 from fdaudit.storage.cache import computed_once
 from fdaudit.training.optimizers import adam
-from fdaudit.types import Applicability, AttackTask, Reconstruction
+from fdaudit.types import Applicability, AttackTask
 
 from .._reading import reads_forms
 from .priors import augmented, composites

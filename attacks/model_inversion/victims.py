@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from fdaudit.goals.reconstruction import Reconstruction
 from fdaudit.storage.cache import computed_once
-from fdaudit.types import Applicability, AttackTask, Reconstruction
+from fdaudit.types import Applicability, AttackTask
 
 from .._target_model import Asked, asked, shared_model
 from .gan import learnable

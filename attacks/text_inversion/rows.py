@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 from fdaudit.config import Config
 from fdaudit.errors import UsageError
-from fdaudit.types import PADDING, Applicability, AttackTask, TextReconstruction
+from fdaudit.goals.text_reconstruction import TextReconstruction
+from fdaudit.types import PADDING, Applicability, AttackTask
 
 from .._reading import reads_forms
 from ..gradient_inversion.uploads import applies, network, sent_from

@@ -13,7 +13,8 @@ from torch.nn import functional as F
 
 from fdaudit.config import Config
 from fdaudit.errors import UsageError
-from fdaudit.types import PADDING, Applicability, AttackTask, TextReconstruction
+from fdaudit.goals.text_reconstruction import TextReconstruction
+from fdaudit.types import PADDING, Applicability, AttackTask
 
 from .._reading import reads_forms
 from ..gradient_inversion.labels import recover_labels

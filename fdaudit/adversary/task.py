@@ -11,7 +11,8 @@ if TYPE_CHECKING:
     from fdaudit import config as settings
     from fdaudit.adversary.knowledge import Knowledge
     from fdaudit.adversary.view import View
-    from fdaudit.types import Applicability, AttackTask, Goal, Guess
+    from fdaudit.goals import Guess
+    from fdaudit.types import Applicability, AttackTask
 
 __all__ = ["Attack"]
 
@@ -27,7 +28,7 @@ class Attack(Protocol):
     """
 
     name: ClassVar[str]
-    goal: ClassVar[Goal]
+    goal: ClassVar[str]
     needs: ClassVar[tuple[str, ...]]
     assumes: ClassVar[tuple[str, ...]]
     source: ClassVar[str]

@@ -13,21 +13,20 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 import torch
-from pydantic import Field, model_validator
+from pydantic import Field, create_model, model_validator
 
 from fdaudit.config import Config, validate
 from fdaudit.errors import IntegrityError, UsageError
+from fdaudit.goals import GOALS, Goal, Guess
 from fdaudit.limits import JSON_BYTES, read_file
+from fdaudit.scoring.goals import SCORERS
+from fdaudit.scoring.goals.submission import Submission, Text
 from fdaudit.storage.files import load_tensors, parse_json
-from fdaudit.types import Extraction, Goal, Guess, LabelDistribution, Membership, Reconstruction
 
 __all__ = [
     "SCHEMA",
-    "ExtractionGuess",
+    "GuessFile",
     "Guesses",
-    "LabelGuess",
-    "MembershipGuess",
-    "ReconstructionGuess",
     "guesses_and_digest",
     "read_guesses",
     "schema",
@@ -37,51 +36,10 @@ __all__ = [
 SCHEMA = "fdaudit-guesses/1"
 
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
-Text = Annotated[str, Field(max_length=400)]
 
 
-class MembershipGuess(Config):
-    """Membership scores for one victim's challenge."""
-
-    target: Text
-    """The victim, for example `client/0`."""
-    challenge: Sha256
-    """SHA-256 of the file with the candidates, from the card."""
-    scores: tuple[float, ...] = Field(min_length=1)
-    """One score per candidate, in the file's order; higher means member."""
-
-
-class LabelGuess(Config):
-    """Class shares of one victim's records."""
-
-    target: Text
-    """The victim."""
-    distribution: tuple[float, ...] = Field(min_length=1)
-    """One share per class, with sum 1."""
-
-
-class ReconstructionGuess(Config):
-    """Images reconstructed from messages of one victim."""
-
-    target: Text
-    """The victim."""
-    messages: tuple[Annotated[int, Field(ge=0)], ...] = Field(min_length=1)
-    """`seq` of the messages from which the images were reconstructed; at most as many images as records behind them."""
-    images: Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}\.safetensors$")]
-    """A safetensors file in the same folder: `images` (n, c, h, w) in [0, 1] and, if guessed, `labels` (n,) int64."""
-
-
-class ExtractionGuess(Config):
-    """A copy of a victim's model."""
-
-    target: Text
-    """The victim, or `server` for the released model."""
-    parameters: Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}\.safetensors$")]
-    """A safetensors file in the same folder: the weights of the network that the card names, by parameter."""
-
-
-class Guesses(Config):
-    """Guesses of one kind about the victims of one adversary, from its exported view."""
+class GuessFile(Config):
+    """A file of guesses, without the guesses: `Guesses` adds a field for each goal that a red team may hand in."""
 
     schema_name: Literal["fdaudit-guesses/1"] = Field(alias="schema")
     """Version of this format."""
@@ -97,26 +55,17 @@ class Guesses(Config):
     """The attack's source: a paper or a link."""
     assumes: tuple[Text, ...] = ()
     """Its inputs other than the view."""
-    membership: tuple[MembershipGuess, ...] | None = None
-    """Give this, or one of the next three."""
-    label_distribution: tuple[LabelGuess, ...] | None = None
-    """One for each victim."""
-    reconstruction: tuple[ReconstructionGuess, ...] | None = None
-    """One for each victim, or for some."""
-    model_extraction: tuple[ExtractionGuess, ...] | None = None
-    """One for each victim, or for some."""
 
     @model_validator(mode="after")
     def _one_kind(self) -> Self:
-        given = [k for k in self._kinds.values() if k]
+        given = [goal for goal in SUBMITTED if getattr(self, goal.key)]
         if len(given) != 1:
             raise ValueError(
                 f"holds {len(given)} kinds of guesses. Give exactly one kind, and one guess at least."
             )
-        files = [g.images for g in self.reconstruction or ()] + [
-            g.parameters for g in self.model_extraction or ()
-        ]
-        for what, named in (("victim", [getattr(g, "target", "") for g in given[0]]), ("file", files)):
+        victims = [entry.target for entry in self.entries]
+        files = [getattr(entry, entry.file) for entry in self.entries if entry.file]
+        for what, named in (("victim", victims), ("file", files)):
             if len(set(named)) < len(named):
                 raise ValueError(
                     f"names one {what} twice. Give each victim one guess, with a file of its own."
@@ -124,18 +73,34 @@ class Guesses(Config):
         return self
 
     @property
-    def goal(self) -> Goal:
-        """Return the goal of the guesses."""
-        return next(goal for goal, given in self._kinds.items() if given)
+    def goal(self) -> str:
+        """Return the name of the goal of the guesses."""
+        return next(goal.name for goal in SUBMITTED if getattr(self, goal.key))
 
     @property
-    def _kinds(self) -> dict[Goal, tuple[Config, ...] | None]:
-        return {
-            "membership": self.membership,
-            "label-distribution": self.label_distribution,
-            "reconstruction": self.reconstruction,
-            "model-extraction": self.model_extraction,
-        }
+    def entries(self) -> tuple[Submission, ...]:
+        """Return the guesses as they are written."""
+        written: tuple[Submission, ...] = getattr(self, GOALS[self.goal].key)
+        return written
+
+
+SUBMITTED = tuple(scorer.goal for scorer in SCORERS.values() if scorer.submission is not None)
+"""The goals whose guesses a red team may hand in."""
+
+
+def _field_of(goal: Goal) -> Any:
+    """Return the definition of the field with a goal's guesses."""
+    submission: Any = SCORERS[goal.name].submission
+    return tuple[submission, ...] | None, Field(None, description=submission.explained)
+
+
+Guesses: type[GuessFile] = create_model(
+    "Guesses",
+    __base__=GuessFile,
+    __doc__="Guesses of one kind about the victims of one adversary, from its exported view.",
+    **{goal.key: _field_of(goal) for goal in SUBMITTED},
+)
+"""The format of a file of guesses."""
 
 
 def schema() -> dict[str, Any]:
@@ -143,7 +108,7 @@ def schema() -> dict[str, Any]:
     return Guesses.model_json_schema(by_alias=True)
 
 
-def read_guesses(path: Path) -> Guesses:
+def read_guesses(path: Path) -> GuessFile:
     """Return the guesses of a file, after checks that need no run.
 
     Raises:
@@ -152,7 +117,7 @@ def read_guesses(path: Path) -> Guesses:
     return guesses_and_digest(path)[0]
 
 
-def guesses_and_digest(path: Path) -> tuple[Guesses, str]:
+def guesses_and_digest(path: Path) -> tuple[GuessFile, str]:
     """Return the guesses of a file, as `read_guesses` does, and the SHA-256 of the file's bytes."""
     remedy = "Write it by guesses.schema.json, which `fdaudit export-view` puts beside the view."
     try:
@@ -165,7 +130,7 @@ def guesses_and_digest(path: Path) -> tuple[Guesses, str]:
     return validate(Guesses, value, "guesses"), hashlib.sha256(data).hexdigest()
 
 
-def to_guesses(given: Guesses, folder: Path, shape: tuple[int, ...]) -> tuple[Guess, ...]:
+def to_guesses(given: GuessFile, folder: Path, shape: tuple[int, ...]) -> tuple[Guess, ...]:
     """Return the guesses in the form that attacks return.
 
     Args:
@@ -176,31 +141,12 @@ def to_guesses(given: Guesses, folder: Path, shape: tuple[int, ...]) -> tuple[Gu
     Raises:
         UsageError: such a file is missing, damaged or a link, or holds other content.
     """
-    if given.membership:
-        return tuple(
-            Membership(target=g.target, scores=torch.tensor(g.scores, dtype=torch.float64))
-            for g in given.membership
-        )
-    if given.label_distribution:
-        return tuple(
-            LabelDistribution(target=g.target, distribution=torch.tensor(g.distribution, dtype=torch.float64))
-            for g in given.label_distribution
-        )
-    if given.model_extraction:
-        return tuple(
-            Extraction(
-                target=g.target,
-                parameters=_file(g.parameters, f"guesses.model_extraction.{i}.parameters", folder, _COPY),
-            )
-            for i, g in enumerate(given.model_extraction)
-        )
-    return tuple(
-        _reconstruction(g, f"guesses.reconstruction.{i}.images", folder, shape)
-        for i, g in enumerate(given.reconstruction or ())
-    )
 
+    def read(name: str, field: str, remedy: str) -> dict[str, torch.Tensor]:
+        return _file(name, field, folder, remedy)
 
-_COPY = "Write the copy's weights as float32 tensors, one a parameter of the network, beside the guesses."
+    place = f"guesses.{GOALS[given.goal].key}"
+    return tuple(entry.guess(read, f"{place}.{i}", shape) for i, entry in enumerate(given.entries))
 
 
 def _file(name: str, field: str, folder: Path, remedy: str) -> dict[str, torch.Tensor]:
@@ -212,21 +158,3 @@ def _file(name: str, field: str, folder: Path, remedy: str) -> dict[str, torch.T
         return load_tensors(path)
     except IntegrityError as error:
         raise UsageError(field, name, f"cannot be read ({error})", remedy) from None
-
-
-def _reconstruction(
-    given: ReconstructionGuess, field: str, folder: Path, shape: tuple[int, ...]
-) -> Reconstruction:
-    remedy = "Write float32 images (n, c, h, w) in [0, 1] under the name `images` beside the guesses."
-    tensors = _file(given.images, field, folder, remedy)
-    images, labels = tensors.get("images"), tensors.get("labels")
-    if images is None or images.ndim != 4 or tuple(images.shape[1:]) != shape or not len(images):
-        found = "no images" if images is None else f"images of shape {tuple(images.shape)}"
-        problem = f"holds {found}, not (n, {', '.join(map(str, shape))})"
-        raise UsageError(field, given.images, problem, remedy)
-    inside = images.is_floating_point() and bool(((images >= 0) & (images <= 1)).all())
-    if not inside:
-        raise UsageError(field, given.images, "holds images outside [0, 1]", remedy)
-    if labels is not None and (labels.dtype != torch.int64 or labels.shape != (len(images),)):
-        raise UsageError(field, given.images, "holds labels that are not one int64 an image", remedy)
-    return Reconstruction(target=given.target, messages=given.messages, images=images.float(), labels=labels)

@@ -12,17 +12,14 @@ Guarantees:
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fdaudit.adversary.view import export_view as write_view
 from fdaudit.adversary.view import members_of, view_digest
 from fdaudit.audit.guesses import (
-    ExtractionGuess,
-    Guesses,
-    LabelGuess,
-    ReconstructionGuess,
+    GuessFile,
     guesses_and_digest,
     schema,
     to_guesses,
@@ -30,11 +27,13 @@ from fdaudit.audit.guesses import (
 from fdaudit.audit.summary import conclude
 from fdaudit.errors import FdauditError, IntegrityError, RunError, UsageError, nearest
 from fdaudit.evaluation.stage import Stage
+from fdaudit.goals import GOALS
+from fdaudit.goals.model_extraction import RELEASED
 from fdaudit.handout.auxiliary import others
 from fdaudit.planning.case import Case
 from fdaudit.planning.recorded import RecordedPlan
 from fdaudit.result import Cell, Target, read_cell
-from fdaudit.scoring.extraction import RELEASED
+from fdaudit.scoring.goals.membership import MembershipGuess
 from fdaudit.storage.answered import note_handed_out
 from fdaudit.storage.files import encode, load_json, save_json, write_atomically, written_whole
 from fdaudit.storage.locks import writing
@@ -146,7 +145,7 @@ def _score(run: Run, path: Path) -> Cell:
 
 def keep_external(
     run: Run,
-    given: Guesses,
+    given: GuessFile,
     params: Mapping[str, Any],
     figures: tuple[Figure, ...],
     targets: tuple[Target, ...],
@@ -179,7 +178,7 @@ def keep_external(
     return cell
 
 
-def _kept(run: Run, given: Guesses) -> Path:
+def _kept(run: Run, given: GuessFile) -> Path:
     return run.directory / "attacks" / f"external-{given.name}.json"
 
 
@@ -248,7 +247,7 @@ def _candidates(challenge: Challenge) -> bytes:
 # -- what is handed back ----------------------------------------------------------------------------------------
 
 
-def refuse_other_view(given: Guesses, stage: Stage) -> None:
+def refuse_other_view(given: GuessFile, stage: Stage) -> None:
     """Refuse guesses whose adversary is nobody in the run, or saw another view there.
 
     Raises:
@@ -262,9 +261,10 @@ def refuse_other_view(given: Guesses, stage: Stage) -> None:
         )
 
 
-def _refuse_other_candidates(given: Guesses, stage: Stage) -> None:
-    issued = stage.challenges(given.adversary) if given.membership else {}
-    for number, guess in enumerate(given.membership or ()):
+def _refuse_other_candidates(given: GuessFile, stage: Stage) -> None:
+    challenged = [entry for entry in given.entries if isinstance(entry, MembershipGuess)]
+    issued = stage.challenges(given.adversary) if challenged else {}
+    for number, guess in enumerate(challenged):
         field = f"guesses.membership.{number}"
         if guess.target not in issued:
             raise UsageError(
@@ -276,7 +276,7 @@ def _refuse_other_candidates(given: Guesses, stage: Stage) -> None:
             raise UsageError(f"{field}.challenge", guess.challenge, problem, remedy)
 
 
-def refuse_spoilt(given: Guesses, handed_out: Collection[str]) -> None:
+def refuse_spoilt(given: GuessFile, handed_out: Collection[str]) -> None:
     """Refuse guesses that handed-out candidates could answer.
 
     Candidates have roughly the client's class shares, and half of them are its images. Copies of models are refused,
@@ -286,11 +286,11 @@ def refuse_spoilt(given: Guesses, handed_out: Collection[str]) -> None:
     Raises:
         UsageError: a guess is about a victim whose candidates were handed out.
     """
-    guesses: Sequence[LabelGuess | ReconstructionGuess | ExtractionGuess] = (
-        given.label_distribution or given.reconstruction or given.model_extraction or ()
-    )
-    kind = given.goal.replace("-", "_")
-    for number, guess in enumerate(guesses):
+    goal = GOALS[given.goal]
+    if goal.challenged:
+        return
+    kind = goal.key
+    for number, guess in enumerate(given.entries):
         if guess.target in handed_out or (guess.target == RELEASED and handed_out):
             problem = "had its candidates for membership handed out, which show its classes and images"
             remedy = (
@@ -300,7 +300,7 @@ def refuse_spoilt(given: Guesses, handed_out: Collection[str]) -> None:
             raise UsageError(f"guesses.{kind}.{number}.target", guess.target, problem, remedy)
 
 
-def submissions(run: Run, given: Guesses, *, by_site: bool = False) -> int:
+def submissions(run: Run, given: GuessFile, *, by_site: bool = False) -> int:
     """Return how often guesses of this name were scored before: with many attempts, some succeed by chance.
 
     Args:

@@ -43,7 +43,7 @@ from fdaudit.result import (
 from fdaudit.scoring.claimed import claimed_by
 from fdaudit.scoring.claims import check_claims
 from fdaudit.scoring.family import family_of
-from fdaudit.scoring.membership import NO_COINS
+from fdaudit.scoring.goals.membership import NO_COINS
 from fdaudit.storage.files import load_json, save_json
 from fdaudit.storage.vault import Vault
 from fdaudit.transcript.log import read_log

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from fdaudit.adversary.attack_plan import AttackPlan
 from fdaudit.adversary.view import view_of
+from fdaudit.goals import GOALS
 from fdaudit.handout.oracle_server import Answering
 from fdaudit.planning.case import Case
 from fdaudit.planning.run_directory import RunDirectory
@@ -195,7 +196,7 @@ def estimate(run: RunDirectory, cells: Mapping[AttackPlan, Sequence[str]], proce
     unit, federation = Unit.measured(plan), read_timings(run.path).get("federation", 0.0)
     works = {a: Work.of(a.card) for a in asked}
     seconds = {a: _seconds(a, w, n, unit, federation) for a, n in asked.items() if (w := works[a])}
-    members = any(a.card["goal"] == "membership" for a in asked)
+    members = any(GOALS[a.card["goal"]].challenged for a in asked)
     # All membership attacks share one rehearsal of the run: their power control.
     shared = federation if members and plan.spec.rehearses and plan.stand_in is not None else 0.0
     longest = max(seconds, key=lambda a: seconds[a], default=None)

@@ -24,6 +24,8 @@ from fdaudit.adversary.view import View, export_view, open_view, view_of
 from fdaudit.errors import RunError, plugin_line
 from fdaudit.evaluation.controls.kept import kept_controls
 from fdaudit.evaluation.controls.rehearsed import Rehearsed
+from fdaudit.goals import GOALS, Guess, goal_of
+from fdaudit.goals.model_extraction import RELEASED
 from fdaudit.handout.auxiliary import Assumption, assumptions, known, merged, others, shared
 from fdaudit.handout.handed import Adversary, handed_folder, without_records
 from fdaudit.handout.oracle_server import Answering
@@ -34,25 +36,13 @@ from fdaudit.planning.case import Case
 from fdaudit.planning.run_directory import RunDirectory
 from fdaudit.result import Canaries, Cell, Control, Controls, Queries, Target, cell_directory
 from fdaudit.rng import SecretStream, child_seed
-from fdaudit.scoring.extraction import RELEASED, Copies
+from fdaudit.scoring.goals.scorer import Asked, Inputs
 from fdaudit.scoring.ground_truth import Truth
 from fdaudit.scoring.guesses import check_guesses, refuse_too_many
 from fdaudit.scoring.scoring import Scorer, keep_scores
 from fdaudit.transcript.manifest import read_manifest
 from fdaudit.transcript.transcript import Position, Transcript
-from fdaudit.types import (
-    ONLY_SINGLE_LABEL,
-    AttackTask,
-    Challenge,
-    Extraction,
-    Figure,
-    Goal,
-    Guess,
-    LabelDistribution,
-    Membership,
-    Reconstruction,
-    TextReconstruction,
-)
+from fdaudit.types import ONLY_SINGLE_LABEL, AttackTask, Challenge, Figure
 
 __all__ = ["Adversary", "Stage", "handed_folder", "not_asked"]
 
@@ -85,7 +75,8 @@ class Stage:
         unclassed = plan.dataset.task == "segmentation"  # the encoder is a classifier's
         encode = None if "auxiliary" in plan.lacks or unclassed else plan.encoder
         self._clients = {client: number for number, client in enumerate(plan.clients)}
-        self._scorer = Scorer(self._truth, run.path, encode, Copies(plan, self._vault))
+        inputs = Inputs(truth=self._truth, run=run.path, vault=self._vault, encode=encode)
+        self._scorer = Scorer(inputs)
 
     # -- what an attack is given ----------------------------------------------------------------------------
 
@@ -147,11 +138,25 @@ class Stage:
         Raises:
             ValueError: the guesses are not about the victims or their challenges.
         """
-        candidates = {k: len(c.y) for k, c in self.challenges(adversary).items()}
-        view, classes = self.view(adversary), self.plan.dataset.classes
+        view = self.view(adversary)
         about = self.victims(adversary) if victims is None else victims
-        check_guesses(guesses, _named(guesses, about), candidates, view, classes)
+        check_guesses(guesses, self._asked(guesses, about, self.challenges(adversary), view))
         refuse_too_many(guesses, view, self._truth)
+
+    def _asked(
+        self,
+        guesses: Sequence[Guess],
+        victims: Sequence[str],
+        challenges: Mapping[str, Challenge],
+        view: View,
+    ) -> Asked:
+        """Return what guesses are checked against."""
+        return Asked(
+            victims=_named(guesses, victims),
+            candidates={client: len(challenge.y) for client, challenge in challenges.items()},
+            view=view,
+            classes=self.plan.dataset.classes,
+        )
 
     def score(
         self, cell: str, adversary: str, guesses: Sequence[Guess]
@@ -177,10 +182,11 @@ class Stage:
         members, victims = adversary.split("+"), self.victims(adversary)
         if canaries:
             victims = tuple(k for k in self._truth.with_canaries if k not in members)
+        challenged = GOALS[attack.card["goal"]].challenged
         challenges: dict[str, Challenge] = {}
-        if attack.card["goal"] == "membership" and canaries:
+        if challenged and canaries:
             challenges = {k: self._truth.canaries(k)[0] for k in victims}
-        elif attack.card["goal"] == "membership":
+        elif challenged:
             challenges = self.challenges(adversary)
         return AttackTask(
             targets=victims,
@@ -218,7 +224,7 @@ class Stage:
             if not guesses:
                 advice = self.plan.advice(attack)
                 return base.cell("not-applicable", reason="; ".join(filter(None, (reason, advice))))
-            if not (guesses := self._scorable(guesses)):
+            if not (guesses := self._scorer.scorable(guesses)):
                 return base.cell("not-applicable", reason=_NO_MODEL)
             figures, targets = self._scorer.score(base.id, guesses, assumed)
             on_canaries, others = self._on_canaries(base, adversary)
@@ -236,7 +242,7 @@ class Stage:
                 controls=Controls(**tried) if tried else None,
                 canaries=on_canaries,
             )
-            if made.goal == "membership":
+            if GOALS[made.goal].challenged:
                 keep_scores(self._vault, made, guesses, others)
         except AttackFailedError as error:
             return base.cell("failed", reason=str(error))
@@ -275,7 +281,6 @@ class Stage:
         *purpose: str,
     ) -> tuple[tuple[Guess, ...], Queries | None, str]:
         """Return the attack's checked guesses on one task, a summary of its questions, and why there are no guesses."""
-        candidates = {k: len(c.y) for k, c in task.challenges.items()}
         seed = child_seed(self.plan.seed, "attack", base.id, *purpose)
         cases = [
             Trial(
@@ -291,8 +296,7 @@ class Stage:
         if isinstance(found, str):
             return (), None, found
         for guesses in filter(None, found):
-            named, classes = _named(guesses, task.targets), self.plan.dataset.classes
-            check_guesses(guesses, named, candidates, adversary.view, classes)
+            check_guesses(guesses, self._asked(guesses, task.targets, task.challenges, adversary.view))
             _refuse_another_goal(guesses, base.attack.card["goal"])
             refuse_too_many(guesses, adversary.view, self._truth)
         made = merged(found, assumed)
@@ -300,7 +304,7 @@ class Stage:
 
     def _on_canaries(self, base: _Base, adversary: Adversary) -> tuple[Canaries | None, tuple[Guess, ...]]:
         """Try a membership attack on the canaries as well; return its outcome and its guesses."""
-        if base.attack.card["goal"] != "membership":
+        if not GOALS[base.attack.card["goal"]].challenged:
             return None, ()
         task = self.task(adversary.name, base.attack, canaries=True)
         if not task.challenges:
@@ -361,16 +365,12 @@ class Stage:
         )
         return found, queries
 
-    def _scorable(self, guesses: tuple[Guess, ...]) -> tuple[Guess, ...]:
-        """Return guesses without copies of models that a recording does not hold."""
-        copies = self.plan.origin == "recording" and isinstance(guesses[0], Extraction)
-        return tuple(g for g in guesses if not copies or self._answering.knows(g.target))
-
     def _power(
         self, attack: AttackPlan, adversary: Adversary, task: AttackTask, assumed: Sequence[Assumption]
     ) -> dict[str, Control]:
         """Return the power control of a membership attack; empty if the spec asks for none."""
-        if attack.card["goal"] != "membership" or not self.plan.spec.rehearses or self.plan.stand_in is None:
+        challenged = GOALS[attack.card["goal"]].challenged
+        if not challenged or not self.plan.spec.rehearses or self.plan.stand_in is None:
             return {}
         knowledge = self.knowledge(adversary, attack.card, assumed[0])
         return {"power": self._rehearsed.control(attack, adversary.name, knowledge, task)}
@@ -388,20 +388,13 @@ def _on_each(found: Iterable[tuple[Guess, ...] | str]) -> list[tuple[Guess, ...]
 
 def _named(guesses: Sequence[Guess], victims: Sequence[str]) -> tuple[str, ...]:
     """Return the possible targets of guesses: the victims and, for model copies, the released model."""
-    return (*victims, *((RELEASED,) if isinstance(guesses[0], Extraction) else ()))
+    return (*victims, *((RELEASED,) if goal_of(guesses[0]).on_released else ()))
 
 
-def _refuse_another_goal(guesses: Sequence[Guess], goal: Goal) -> None:
+def _refuse_another_goal(guesses: Sequence[Guess], goal: str) -> None:
     """Refuse guesses for a goal that the attack was not given: candidates, for example, reveal a client's classes."""
-    kinds = {
-        "membership": Membership,
-        "label-distribution": LabelDistribution,
-        "model-extraction": Extraction,
-        "reconstruction": Reconstruction,
-        "text-reconstruction": TextReconstruction,
-    }
     for guess in guesses:
-        if not isinstance(guess, kinds[goal]):
+        if not isinstance(guess, GOALS[goal].guess):
             raise ValueError(f"the attack returned a {type(guess).__name__}, which is not about {goal}")
 
 

@@ -22,10 +22,12 @@ from torch.nn import functional as F
 
 from fdaudit.adversary.knowledge import Knowledge
 from fdaudit.adversary.oracle import Oracle
+from fdaudit.goals import Guess
+from fdaudit.goals.reconstruction import Reconstruction
 from fdaudit.isolation.rehearsal import Rehearsal
 from fdaudit.rng import child, child_seed
 from fdaudit.training.encoder import TaskEncoder
-from fdaudit.types import AttackTask, Guess, Reconstruction
+from fdaudit.types import AttackTask
 
 if TYPE_CHECKING:
     from torch import Tensor

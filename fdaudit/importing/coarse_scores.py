@@ -25,12 +25,15 @@ from torch import Tensor
 
 from fdaudit.data import class_counts
 from fdaudit.errors import UsageError
+from fdaudit.goals import Guess
+from fdaudit.goals.label_distribution import LabelDistribution
+from fdaudit.goals.reconstruction import Reconstruction
 from fdaudit.handout.auxiliary import groups_of, others
 from fdaudit.metrics import ReconstructionScore, psnr, score_reconstruction
 from fdaudit.rng import child_numpy
+from fdaudit.scoring.goals.label_distribution import score_labels
 from fdaudit.scoring.ground_truth import Truth
-from fdaudit.scoring.label_distribution import score_labels
-from fdaudit.types import Figure, Guess, LabelDistribution, Reconstruction
+from fdaudit.types import Figure
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

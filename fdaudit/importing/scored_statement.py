@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, model_validator
 
 from fdaudit.attestation.statement import STATEMENT_TYPE
-from fdaudit.audit.guesses import Guesses
+from fdaudit.audit.guesses import GuessFile
 from fdaudit.config import Config, validate
 from fdaudit.errors import IntegrityError, SpecError, UsageError
 from fdaudit.importing.coarse_scores import DEFINED, LEAST_RECORDS, MOST_ANSWERS, defined, multiple, together
@@ -157,7 +157,9 @@ def schema() -> dict[str, Any]:
     return Statement.model_json_schema(by_alias=True)
 
 
-def scored(given: Guesses, digest: str, by_party: Mapping[str, Sequence[Figure]], **fields: Any) -> Statement:
+def scored(
+    given: GuessFile, digest: str, by_party: Mapping[str, Sequence[Figure]], **fields: Any
+) -> Statement:
     """Return the statement of a site.
 
     Args:
@@ -205,7 +207,7 @@ def read_statement(payload: bytes, name: str) -> Statement:
         raise IntegrityError([f"{name} is malformed: {error}"]) from None
 
 
-def refuse_other_guesses(statement: Statement, given: Guesses, digest: str, path: str) -> None:
+def refuse_other_guesses(statement: Statement, given: GuessFile, digest: str, path: str) -> None:
     """Refuse a statement that says anything else than the guesses, or is about a party that they do not name.
 
     Args:
@@ -226,7 +228,7 @@ def refuse_other_guesses(statement: Statement, given: Guesses, digest: str, path
             raise IntegrityError([f"the statement's {field} differs from that of the guesses"])
     if given.head not in (None, predicate.head):
         raise IntegrityError(["the statement's head differs from that of the guesses"])
-    guessed = [g.target for g in given.label_distribution or given.reconstruction or ()]
+    guessed = [entry.target for entry in given.entries]
     about = [target.target for target in predicate.targets]
     if about != [target for target in guessed if target in about]:
         raise IntegrityError(["the statement's targets are not some of the guesses', in their order"])

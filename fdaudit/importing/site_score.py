@@ -20,11 +20,12 @@ from typing import TYPE_CHECKING, Any
 
 from fdaudit.attestation.dsse import open_envelope, seal
 from fdaudit.attestation.keys import key_id, private_key, public_key
-from fdaudit.audit.guesses import Guesses, guesses_and_digest, to_guesses
+from fdaudit.audit.guesses import GuessFile, guesses_and_digest, to_guesses
 from fdaudit.audit.red_team import keep_external, refuse_other_view, refuse_spoilt, submissions
 from fdaudit.audit.run import Run
 from fdaudit.errors import IntegrityError, RunError, UsageError
 from fdaudit.evaluation.stage import Stage
+from fdaudit.goals import GOALS, Guess
 from fdaudit.importing.coarse_scores import MOST_ANSWERS, coarse_figures, refuse_too_few
 from fdaudit.importing.records import scoring_run
 from fdaudit.importing.scored_statement import Scored, Statement, read_statement, refuse_other_guesses, scored
@@ -40,7 +41,6 @@ from fdaudit.storage.files import write_atomically
 from fdaudit.storage.locks import writing
 from fdaudit.storage.scratch import scratch
 from fdaudit.transcript.manifest import read_manifest, refuse_changed, versions
-from fdaudit.types import Guess
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -89,7 +89,7 @@ def score_at_site(
     guesses = guesses / GUESSES if guesses.is_dir() else guesses
     key: Ed25519PrivateKey | None = None if sign is None else private_key(sign, passphrase)
     given, digest = guesses_and_digest(guesses)
-    if given.goal not in ("reconstruction", "label-distribution"):
+    if not GOALS[given.goal].at_sites:
         remedy = "Membership is scored by whoever holds the design's key."
         raise UsageError("GUESSES", given.goal, "is no goal that a site scores", remedy)
     with scratch("score") as folder:
@@ -154,7 +154,9 @@ def take_scores(run: Run, scored: Path, guesses: Path, key: Path | None = None) 
 # -- at the site --------------------------------------------------------------------------------------------------
 
 
-def _scorable(run: RunDirectory, about: Record, given: Guesses, path: Path, lines: Path) -> tuple[Guess, ...]:
+def _scorable(
+    run: RunDirectory, about: Record, given: GuessFile, path: Path, lines: Path
+) -> tuple[Guess, ...]:
     """Return the guesses about parties whose records are in the truth, after all checks that need no answer."""
     if given.head not in (None, about.head):
         problem = f"is the end of another record than {lines}"
@@ -201,7 +203,7 @@ def _charge(
 # -- at the auditor -----------------------------------------------------------------------------------------------
 
 
-def _refuse_other_run(run: Run, statement: Statement, given: Guesses, path: str) -> None:
+def _refuse_other_run(run: Run, statement: Statement, given: GuessFile, path: str) -> None:
     """Refuse figures of another record or card, of another view, or of a party that they cannot be about here."""
     own = read_manifest(run.directory)["head"], _card_digest(run.plan)
     told = statement.predicate.head, statement.predicate.card

@@ -14,14 +14,15 @@ from fdaudit.adversary.view import view_digest
 from fdaudit.audit.guesses import SCHEMA
 from fdaudit.errors import RunError
 from fdaudit.evaluation.stage import Stage
+from fdaudit.goals import GOALS, Guess, goal_of
 from fdaudit.importing.records import CARD
 from fdaudit.planning.attacks import plan_attack
 from fdaudit.planning.recorded import RecordedPlan
 from fdaudit.recording.record import Record, write_lines_only
+from fdaudit.scoring.goals import SCORERS
 from fdaudit.spec.trust import name_code
 from fdaudit.storage.files import encode, save_json, write_atomically, written_whole
 from fdaudit.transcript.manifest import read_manifest, refuse_changed
-from fdaudit.types import Guess, LabelDistribution, Reconstruction
 
 if TYPE_CHECKING:
     from fdaudit.audit.run import Run
@@ -55,7 +56,7 @@ def write_guesses(run: Run, attack: str, adversary: str, out: Path, **params: An
     name_code(attack)
     planned = plan_attack(attack, params, run.plan.spec, "attack", (adversary,))
     by_class = planned.card.get("control", {}).get("on") == "classes"
-    if planned.card["goal"] not in ("reconstruction", "label-distribution") or by_class:
+    if not GOALS[planned.card["goal"]].at_sites or by_class:
         problem = "makes no guess that a site could score by itself"
         remedy = "Choose an attack on images behind messages or on class shares. The design's key scores membership."
         raise RunError("ATTACK", attack, problem, remedy)
@@ -94,22 +95,17 @@ def _record_of(run: Run, plan: RecordedPlan) -> Record:
 
 
 def _entries(folder: Path, found: Sequence[Guess]) -> dict[str, Any]:
-    """Write the images of guesses; return the guesses as a file of guesses holds them."""
-    if isinstance(found[0], LabelDistribution):
-        shares = [g for g in found if isinstance(g, LabelDistribution)]
-        return {
-            "label_distribution": [
-                {"target": g.target, "distribution": g.distribution.double().tolist()} for g in shares
-            ]
-        }
+    """Write the tensors of guesses; return the guesses as a file of guesses holds them."""
+    goal = goal_of(found[0])
+    submission = SCORERS[goal.name].submission
+    if submission is None:
+        raise TypeError(f"{goal.name}: guesses that can be handed in were expected")
     entries = []
     for guess in found:
-        if not isinstance(guess, Reconstruction):
-            raise TypeError(f"{guess.target}: a guess about images was expected")
-        name = f"{guess.target.replace('/', '-')}.safetensors"
-        tensors = {"images": guess.images.float().clamp(0, 1).contiguous()}
-        if guess.labels is not None:
-            tensors["labels"] = guess.labels.long().contiguous()
-        write_atomically(folder / name, encode(tensors))
-        entries.append({"target": guess.target, "messages": list(guess.messages), "images": name})
-    return {"reconstruction": entries}
+        entry, tensors = submission.entry(guess)
+        if tensors:
+            name = f"{guess.target.replace('/', '-')}.safetensors"
+            write_atomically(folder / name, encode(tensors))
+            entry[submission.file] = name
+        entries.append(entry)
+    return {goal.key: entries}

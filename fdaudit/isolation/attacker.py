@@ -57,9 +57,9 @@ if TYPE_CHECKING:
     from fdaudit.adversary.attack_plan import AttackPlan
     from fdaudit.adversary.oracle import Oracle
     from fdaudit.adversary.view import View
+    from fdaudit.goals import Guess
     from fdaudit.isolation.schema import Trial
     from fdaudit.models import Architecture
-    from fdaudit.types import Guess
 
 __all__ = [
     "ENDED",
@@ -361,7 +361,10 @@ class _Served:
             send(writing, "answer", {}, {"values": values})
 
     def _checked(self, frame: Frame) -> tuple[Tensor, str | None]:
-        x, of = frame.tensors["samples"], frame.fields["of"]
+        from fdaudit.isolation.schema import question_of
+
+        question = question_of(frame.fields.get("question"), frame.tensors)
+        x, of = question.samples, question.of
         shape, words = self._network.input_shape, self._network.words
         fits = _are_tokens(x, words) if words else x.is_floating_point()
         if not fits or x.ndim != 1 + len(shape) or tuple(x.shape[1:]) != shape:

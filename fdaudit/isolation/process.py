@@ -154,7 +154,7 @@ def _attacked(
     from fdaudit.adversary.oracle import Oracle, serve
     from fdaudit.config import validate
     from fdaudit.isolation.frames import EndedError, Tensors, send
-    from fdaudit.isolation.schema import packed_guesses, unpacked
+    from fdaudit.isolation.schema import Question, packed_guesses, packed_question, unpacked
     from fdaudit.registry import loaded
 
     view = _opened(Path(frame.fields["view"]))
@@ -173,7 +173,9 @@ def _attacked(
         return found
 
     def ask(x: Tensor, of: str | None) -> Tensor:
-        send(writing, "question", {"of": of}, {"samples": x})
+        asked = Tensors()
+        question = packed_question(Question(samples=x, of=of), asked)
+        send(writing, "question", {"question": question}, asked.named)
         reply = frames.get()
         if reply is None:
             raise EndedError("the auditor has gone")

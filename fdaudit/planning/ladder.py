@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 from typing import Any
 
+from fdaudit.goals import GOALS
 from fdaudit.planning.brought import BroughtRecords
 from fdaudit.spec.card import Card
 
@@ -89,16 +90,10 @@ ASSUMED: Mapping[str, str] = MappingProxyType(
 
 def needed_by(card: Mapping[str, Any]) -> Iterator[str]:
     """Yield the parts without which an attack, by its card, cannot be made or scored."""
-    goal, by_class = card["goal"], card.get("control", {}).get("on") == "classes"
+    goal, by_class = GOALS[card["goal"]], card.get("control", {}).get("on") == "classes"
     if card.get("oracle") is not None or {"architecture", "training core"} & set(card["assumes"]):
         yield "architecture"
-    yield from {
-        "membership": ("candidates", "images"),
-        "model-extraction": ("auxiliary", "test"),
-        "label-distribution": ("records",),
-        "text-reconstruction": ("records", "images", "uses"),
-        "reconstruction": ("records", "images", "test" if by_class else "uses"),
-    }[goal]
+    yield from (by_class and goal.classes_scored_with) or goal.scored_with
 
 
 def lacking_parts(

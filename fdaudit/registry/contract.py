@@ -5,13 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from inspect import Signature, signature
-from typing import Any, get_args
+from typing import Any
 
 from fdaudit.errors import SpecError, nearest
+from fdaudit.goals import GOALS
 from fdaudit.kinds import KINDS, is_kind
 from fdaudit.registry.source import COMPUTED, UNREADABLE, line_of, source_of
 from fdaudit.spec.trust import IMPORT
-from fdaudit.types import Goal
 
 __all__ = ["METHODS", "REQUIRED", "refusal", "refuse_broken"]
 
@@ -115,8 +115,8 @@ def refuse_broken(group: str, name: str, target: str, members: Mapping[str, obje
 def _wrong_word(group: str, members: Mapping[str, Any]) -> str:
     """Return what is wrong with words of a closed vocabulary, or nothing."""
     if group == "fdaudit.attacks":
-        if members["goal"] not in get_args(Goal):
-            return f"has the unknown goal {members['goal']!r}. {nearest(members['goal'], get_args(Goal))}"
+        if members["goal"] not in GOALS:
+            return f"has the unknown goal {members['goal']!r}. {nearest(members['goal'], GOALS)}"
         missing = [
             p for p in ("quick", "standard", "full") if not _is("a mapping", members["profiles"].get(p))
         ]

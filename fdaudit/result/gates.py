@@ -6,11 +6,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
+from fdaudit.goals import GOALS
 from fdaudit.result.cell import Cell
 from fdaudit.result.claims import LedgerEntry
 from fdaudit.result.part import Audience, Part, Shown
 from fdaudit.result.run_card import FinalUtility
-from fdaudit.types import Goal
 
 __all__ = ["Gate", "check_gates"]
 
@@ -35,16 +35,15 @@ class Gate(Part):
 class _Bound:
     """The figure of a gate, with an upper limit, or a lower limit if small values leak."""
 
-    goal: Goal
+    goal: str
     figure: str
     at_least: bool = False
 
 
 _GATES = {
-    "reconstruction_gain_db": _Bound("reconstruction", "psnr_gain"),
-    "membership_auc": _Bound("membership", "auc"),
-    "membership_tpr_at_1fpr": _Bound("membership", "tpr_at_1fpr"),
-    "label_tv": _Bound("label-distribution", "label_tv", at_least=True),
+    name: _Bound(goal.name, gate.figure, gate.at_least)
+    for goal in GOALS.values()
+    for name, gate in goal.gates.items()
 }
 _EPSILON = "epsilon"
 """The gate on the ledger."""

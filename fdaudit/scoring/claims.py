@@ -26,6 +26,7 @@ from numpy.typing import ArrayLike
 from torch import Tensor
 
 from fdaudit.events import Relation
+from fdaudit.goals import GOALS
 from fdaudit.handout.declared_views import may_apply
 from fdaudit.metrics import (
     epsilon_lower_bound,
@@ -186,7 +187,7 @@ def _planned(plan: Case, truth: Truth, entry: Ledger) -> Iterator[tuple[str, Par
         parts.append("canaries")
     for attack in plan.attacks:
         wanted = attack.params is not None and entry.view in attack.adversaries
-        if wanted and attack.card["goal"] == "membership" and may_apply(plan, attack, members):
+        if wanted and GOALS[attack.card["goal"]].challenged and may_apply(plan, attack, members):
             yield from ((attack.name, part) for part in parts)
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from fdaudit.goals.reconstruction import Reconstruction
 from fdaudit.handout.auxiliary import Assumption, others
 from fdaudit.metrics import (
     Bystanders,
@@ -16,7 +17,7 @@ from fdaudit.metrics import (
     score_class_reconstruction,
 )
 from fdaudit.rng import child_numpy
-from fdaudit.types import Figure, Reconstruction
+from fdaudit.types import Figure
 
 if TYPE_CHECKING:
     from fdaudit.metrics import ReconstructionScore

@@ -15,9 +15,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fdaudit.goals.reconstruction import Reconstruction
 from fdaudit.metrics import Bystanders, Gallery, Identification, Probe, Rank, identify
 from fdaudit.rng import child_numpy
-from fdaudit.types import Reconstruction
 
 if TYPE_CHECKING:
     from fdaudit.planning.case import Case

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from fdaudit.data import class_counts
 from fdaudit.errors import FdauditError
-from fdaudit.types import Challenge, Design, Reconstruction
+from fdaudit.goals.reconstruction import Reconstruction
+from fdaudit.types import Challenge, Design
 
 if TYPE_CHECKING:
     from fdaudit.planning.case import Case

@@ -3,32 +3,22 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 from torch import Tensor
 
 from fdaudit.errors import IntegrityError
+from fdaudit.goals import Guess, challenged, goal_of
+from fdaudit.goals.membership import Membership
 from fdaudit.handout.auxiliary import Assumption
-from fdaudit.result import Cell, Target, plain_name
-from fdaudit.scoring.extraction import Copies
-from fdaudit.scoring.ground_truth import Truth
-from fdaudit.scoring.label_distribution import score_labels
-from fdaudit.scoring.membership import MembershipScorer
-from fdaudit.scoring.reconstruction import ReconstructionScorer, score_recovered
+from fdaudit.result import Cell, plain_name
+from fdaudit.scoring.goals import SCORERS
+from fdaudit.scoring.goals.scorer import GoalScorer, Inputs, Scores
 from fdaudit.storage.digests import canonical
 from fdaudit.storage.files import load_json
 from fdaudit.storage.vault import Vault
-from fdaudit.types import (
-    Extraction,
-    Figure,
-    Guess,
-    LabelDistribution,
-    Membership,
-    Reconstruction,
-    TextReconstruction,
-)
 
 __all__ = ["SCORED", "Scorer", "forget_other_scores", "keep_scores", "kept_scores", "outcome_path"]
 
@@ -37,41 +27,33 @@ class Scorer:
     """Scores the guesses of one run.
 
     Args:
-        truth: the auditor's side of every challenge.
-        run: the run directory, where pictures go.
-        encode: the task encoder, for distances between sets of images; None without auxiliary records.
-        copies: scores copies of models.
+        inputs: the auditor's side of the run.
     """
 
-    def __init__(
-        self, truth: Truth, run: Path, encode: Callable[[Tensor], Tensor] | None, copies: Copies
-    ) -> None:
-        self._truth, self._copies = truth, copies
-        self._membership = MembershipScorer(truth, encode)
-        self._reconstruction = ReconstructionScorer(truth, run, encode)
+    def __init__(self, inputs: Inputs) -> None:
+        self._inputs = inputs
+        self._by_goal: dict[str, GoalScorer[Any]] = {}
 
-    def score(
-        self, cell: str, guesses: Sequence[Guess], assumed: Sequence[Assumption] = ()
-    ) -> tuple[tuple[Figure, ...], tuple[Target, ...]]:
+    def score(self, cell: str, guesses: Sequence[Guess], assumed: Sequence[Assumption] = ()) -> Scores:
         """Return the figures over all victims, and each victim's own with pictures or ROC.
 
         Args:
             cell: the cell's id; names its random draws and its directory.
-            guesses: of one kind, one a victim.
-            assumed: for reconstructions, the adversaries that guessed.
+            guesses: of one goal, one a victim.
+            assumed: the adversaries that guessed.
         """
-        if isinstance(guesses[0], Membership):
-            return self._membership.score(cell, [g for g in guesses if isinstance(g, Membership)])
-        if isinstance(guesses[0], LabelDistribution):
-            return score_labels(self._truth, cell, [g for g in guesses if isinstance(g, LabelDistribution)])
-        if isinstance(guesses[0], Extraction):
-            return self._copies.score([g for g in guesses if isinstance(g, Extraction)], cell)
-        if isinstance(guesses[0], TextReconstruction):
-            return score_recovered(
-                self._truth, cell, [g for g in guesses if isinstance(g, TextReconstruction)]
-            )
-        images = [g for g in guesses if isinstance(g, Reconstruction)]
-        return self._reconstruction.score(cell, images, assumed)
+        return self.of(guesses[0]).score(cell, guesses, assumed)
+
+    def scorable(self, guesses: Sequence[Guess]) -> tuple[Guess, ...]:
+        """Return the guesses about which the truth is on record."""
+        return tuple(guess for guess in guesses if self.of(guess).scorable(guess))
+
+    def of(self, guess: Guess) -> GoalScorer[Any]:
+        """Return the scorer of a guess's goal, which is made once."""
+        name = goal_of(guess).name
+        if name not in self._by_goal:
+            self._by_goal[name] = SCORERS[name](self._inputs)
+        return self._by_goal[name]
 
 
 def outcome_path(run: Path, cell: str) -> Path:
@@ -85,14 +67,12 @@ def keep_scores(vault: Vault, cell: Cell, guesses: Sequence[Guess], canaries: Se
     They are stored under the digest of their outcome. Scores of an earlier outcome of the cell stay until
     `forget_other_scores` is called for the new one.
     """
-    named = {
-        f"{part}/{g.target}": g.scores
-        for part, found in zip(_PARTS, (guesses, canaries), strict=True)
-        for g in found
-        if isinstance(g, Membership)
-    }
-    values = {name: scores.detach().cpu().double() for name, scores in named.items()}
-    vault.save(_scores_of(cell.plain()), values)
+    scores = dict[str, Tensor]()
+    for part, answers in zip(_PARTS, (guesses, canaries), strict=True):
+        for guess in answers:
+            if isinstance(guess, Membership):
+                scores[f"{part}/{guess.target}"] = guess.scores.detach().cpu().double()
+    vault.save(_scores_of(cell.plain()), scores)
 
 
 def kept_scores(run: Path, cell: str, part: Literal["candidates", "canaries"]) -> dict[str, Tensor]:
@@ -103,13 +83,16 @@ def kept_scores(run: Path, cell: str, part: Literal["candidates", "canaries"]) -
     """
     path, vault = outcome_path(run, cell), Vault(run / "vault")
     outcome = load_json(path) if path.is_file() else {}
-    if outcome.get("status") not in SCORED or outcome.get("goal") != "membership":
+    if outcome.get("status") not in SCORED or not challenged(outcome.get("goal")):
         return {}
     if not vault.has(_scores_of(outcome)):
         problem = f"the vault does not hold the scores that the outcome of {cell} rests on"
         raise IntegrityError([f"{problem}: run the attack again"])
-    found = vault.load(_scores_of(outcome))
-    return {n.removeprefix(f"{part}/"): scores for n, scores in found.items() if n.startswith(f"{part}/")}
+    by_client = dict[str, Tensor]()
+    for name, scores in vault.load(_scores_of(outcome)).items():
+        if name.startswith(f"{part}/"):
+            by_client[name.removeprefix(f"{part}/")] = scores
+    return by_client
 
 
 def forget_other_scores(vault: Vault, cell: Cell) -> None:

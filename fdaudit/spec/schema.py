@@ -6,10 +6,11 @@ import hashlib
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, create_model, model_validator
 
 from fdaudit.config import Config, validate
 from fdaudit.errors import SpecError, nearest
+from fdaudit.goals import GOALS, Gate
 from fdaudit.kinds import KINDS, is_kind
 from fdaudit.limits import MOST_CANDIDATES, MOST_CLIENTS, MOST_QUERIES, MOST_TEXT
 from fdaudit.spec.documents import read_yaml
@@ -215,17 +216,21 @@ class RecordRounds(Config):
     """Rounds, counted from 0, whose payloads are kept."""
 
 
-class GateSpec(Config):
+def _gate(gate: Gate) -> Any:
+    """Return the definition of a gate's field."""
+    return float | None, Field(None, ge=gate.least, le=gate.most, description=gate.explained)
+
+
+_GATES_OF_GOALS: Any = create_model(
+    "_GatesOfGoals",
+    __base__=Config,
+    **{name: _gate(gate) for goal in GOALS.values() for name, gate in goal.gates.items()},
+)
+
+
+class GateSpec(_GATES_OF_GOALS):
     """Thresholds fixed in advance. A run that exceeds one, or cannot measure it, exits with code 1."""
 
-    reconstruction_gain_db: float | None = None
-    """Largest mean PSNR gain over the prior baseline, in dB, for any cell and victim."""
-    membership_auc: float | None = Field(None, ge=0, le=1)
-    """Largest membership AUC, for any cell and victim."""
-    membership_tpr_at_1fpr: float | None = Field(None, ge=0, le=1)
-    """Largest true-positive rate at 1 % false positives, for any cell and victim."""
-    label_tv: float | None = Field(None, ge=0, le=1)
-    """Smallest total variation distance between guessed and true class shares, for any cell and victim."""
     epsilon: float | None = Field(None, gt=0)
     """Largest ε of any adversary's view in the ledger, at `privacy.delta`; an infinite ε fails."""
     utility: float | None = Field(None, ge=0, le=1)

@@ -16,6 +16,9 @@ import fdaudit
 from fdaudit.data import load_dataset
 from fdaudit.errors import UsageError
 from fdaudit.evaluation.stage import Stage
+from fdaudit.goals.label_distribution import LabelDistribution
+from fdaudit.goals.membership import Membership
+from fdaudit.goals.reconstruction import Reconstruction
 from fdaudit.metrics import (
     Bystanders,
     score_class_reconstruction,
@@ -28,7 +31,6 @@ from fdaudit.result import Cell
 from fdaudit.scoring.guesses import refuse_too_many
 from fdaudit.spec.schema import DatasetSpec
 from fdaudit.storage.vault import Vault
-from fdaudit.types import LabelDistribution, Membership, Reconstruction
 
 from ..helpers.doubles import Spy, in_a_thread, registered
 from ..helpers.run_cases import cli, stream, tiny, tree
@@ -331,9 +333,7 @@ def test_secret_batches_do_not_fail_an_attack_that_guesses_as_many_as_a_step_tak
 def scored(home: Path, images: torch.Tensor):
     run = fdaudit.load(home / "run")
     guess = Reconstruction(target="client/0", messages=(upload(run),), images=images)
-    return (
-        Stage(RunDirectory(home / "run", run.plan))._scorer._reconstruction.compared([guess], "test").figures
-    )
+    return Stage(RunDirectory(home / "run", run.plan))._scorer.of(guess).compared([guess], "test").figures
 
 
 @pytest.mark.thorough

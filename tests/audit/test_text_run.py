@@ -12,13 +12,13 @@ from fdaudit.reports.verdict import judge_all
 import fdaudit
 from fdaudit.errors import UsageError
 from fdaudit.evaluation.stage import Stage
+from fdaudit.goals.text_reconstruction import TextReconstruction
 from fdaudit.isolation.attacker import _are_tokens
 from fdaudit.planning.plan import make_plan
 from fdaudit.planning.site_records import DesignSpec, load_site_records
 from fdaudit.rng import SecretStream
 from fdaudit.spec.schema import load_spec
 from fdaudit.storage.files import load_tensors
-from fdaudit.types import TextReconstruction
 
 from ..helpers.run_cases import cli, known, tiny, tree
 from ..helpers.text_cases import write_texts

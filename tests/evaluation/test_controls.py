@@ -17,10 +17,12 @@ from fdaudit.audit.run import Run
 from fdaudit.errors import FdauditError
 from fdaudit.evaluation.controls.gradients import bare_gradients
 from fdaudit.evaluation.stage import Stage
+from fdaudit.goals.label_distribution import LabelDistribution
+from fdaudit.goals.membership import Membership
+from fdaudit.goals.reconstruction import Reconstruction
 from fdaudit.planning.plan import make_plan
 from fdaudit.planning.run_directory import RunDirectory
 from fdaudit.spec.schema import load_spec
-from fdaudit.types import LabelDistribution, Membership, Reconstruction
 
 from ..helpers.doubles import HOOKS, SEED, in_a_thread, registered, spec
 from ..helpers.run_cases import known

@@ -26,7 +26,8 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from fdaudit.config import Config
-from fdaudit.types import Applicability, Membership
+from fdaudit.goals.membership import Membership
+from fdaudit.types import Applicability
 
 
 class NoSettings(Config):

@@ -11,7 +11,8 @@ from typing import Any, ClassVar
 import torch
 
 from fdaudit.config import Config
-from fdaudit.types import Applicability, Membership
+from fdaudit.goals.membership import Membership
+from fdaudit.types import Applicability
 
 
 class FoundError(Exception):

@@ -12,10 +12,12 @@ from hypothesis import strategies as st
 from fdaudit import attacks
 from fdaudit.adversary.oracle import Oracle
 from fdaudit.errors import SpecError
+from fdaudit.goals.membership import Membership
+from fdaudit.goals.reconstruction import Reconstruction
 from fdaudit.handout.auxiliary import assumptions, by_classes, known, merged, others, shared, shifted
 from fdaudit.planning.plan import make_plan
 from fdaudit.spec.schema import load_spec
-from fdaudit.types import AttackTask, Membership, Reconstruction
+from fdaudit.types import AttackTask
 
 from ..helpers.run_cases import known as secrets
 from ..helpers.run_cases import tiny

@@ -11,12 +11,12 @@ from fdaudit.attacks.model_inversion.priors import centres
 from fdaudit.audit.run import Run
 from fdaudit.evaluation import controls as tried
 from fdaudit.evaluation.stage import Stage
+from fdaudit.goals.reconstruction import Reconstruction
 from fdaudit.handout.auxiliary import assumptions
 from fdaudit.planning.plan import make_plan
 from fdaudit.planning.run_directory import RunDirectory
 from fdaudit.registry import loaded
 from fdaudit.spec.schema import load_spec
-from fdaudit.types import Reconstruction
 
 from ..helpers.doubles import in_a_thread
 from ..helpers.run_cases import finished, known, tiny

@@ -13,12 +13,13 @@ import torch
 
 from fdaudit import attacks
 from fdaudit.config import Config
+from fdaudit.goals.membership import Membership
 from fdaudit.isolation import attacker
 from fdaudit.isolation.confinement import LAYERS
 from fdaudit.isolation.process import serve_cases
 from fdaudit.registry import Registry
 from fdaudit.rng import child
-from fdaudit.types import Applicability, Membership
+from fdaudit.types import Applicability
 
 from .run_cases import known
 

@@ -682,7 +682,7 @@ def claims_a_frame_and_stops(p: Place) -> None:
 
 
 def sends_a_torrent(p: Place) -> None:
-    frame = _frame(b'{"kind": "question", "fields": {"of": null}}')
+    frame = _frame(b'{"kind": "question", "fields": {"question": {"of": null, "samples": "t0"}}}')
     while True:
         _says(frame * 100)
 

@@ -22,7 +22,8 @@ from typing import Any, ClassVar
 import torch
 
 from fdaudit.config import Config
-from fdaudit.types import Applicability, Membership
+from fdaudit.goals.membership import Membership
+from fdaudit.types import Applicability
 
 AUDITORS = {"Plan", "Vault", "Secrets", "Splits", "Dataset", "Truth", "Stage", "Run", "Transcript", "Wire"}
 AT_IMPORT = sorted({type(o).__name__ for o in gc.get_objects() if type(o).__name__ in AUDITORS})

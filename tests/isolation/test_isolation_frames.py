@@ -10,10 +10,12 @@ from typing import Any
 import pytest
 import torch
 
+from fdaudit.goals.label_distribution import LabelDistribution
+from fdaudit.goals.membership import Membership
+from fdaudit.goals.reconstruction import Reconstruction
 from fdaudit.isolation.frames import EndedError, MalformedError, Tensors, receive, send
 from fdaudit.isolation.process import _said, serve_cases
 from fdaudit.isolation.schema import guesses_of, packed_guesses
-from fdaudit.types import LabelDistribution, Membership, Reconstruction
 
 
 class Lazy(torch.Tensor):

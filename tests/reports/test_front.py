@@ -7,13 +7,14 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from fdaudit.reports.findings import ACCESS, IMPACT, SEVERITIES, severity
+from fdaudit.reports.findings import ACCESS, SEVERITIES, severity
 from fdaudit.reports.front import front
 from fdaudit.reports.inheritance import standings
 from fdaudit.reports.security import render_report
 from fdaudit.reports.summary import summarise
 from fdaudit.reports.verdict import judge_all
 
+from fdaudit.goals import GOALS
 from fdaudit.result import read
 
 from ..helpers.report_cases import FIXTURES, Document, load
@@ -71,10 +72,10 @@ def test_more_impact_or_easier_access_is_never_less_severe() -> None:
     for adversary in ("world", "server", "client/0", "eavesdropper", "server+client/0"):
         ranks = [
             SEVERITIES.index(severity(goal, "leak", adversary)[0])
-            for goal in sorted(IMPACT, key=lambda g: -IMPACT[g])
+            for goal in sorted(GOALS, key=lambda g: -GOALS[g].impact)
         ]
         assert ranks == sorted(ranks)
-        for goal in IMPACT:
+        for goal in GOALS:
             leak, partial = (severity(goal, level, adversary)[0] for level in ("leak", "partial"))  # type: ignore[arg-type]
             assert SEVERITIES.index(leak) <= SEVERITIES.index(partial)
     assert max(access for access, _ in ACCESS.values()) == ACCESS["world"][0]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from fdaudit.reports.rules import RULES, RuleInput
+from fdaudit.reports.goals import RULES
+from fdaudit.reports.goals.rule import RuleInput
 
 from fdaudit.types import Figure
 

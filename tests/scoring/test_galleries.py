@@ -15,12 +15,13 @@ from fdaudit.reports.verdict import judge
 import fdaudit.scoring.galleries
 from fdaudit.data import load_dataset
 from fdaudit.errors import DataError
+from fdaudit.goals.reconstruction import Reconstruction
 from fdaudit.metrics import Gallery, Probe
 from fdaudit.planning.plan import Plan, make_plan
 from fdaudit.result import Cell, Control, Controls, Image, Target
 from fdaudit.scoring.galleries import gallery_tests
 from fdaudit.spec.schema import DatasetSpec, load_spec
-from fdaudit.types import Figure, Reconstruction
+from fdaudit.types import Figure
 
 from ..helpers.run_cases import known, stream, tiny
 

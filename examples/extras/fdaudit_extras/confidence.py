@@ -9,7 +9,8 @@ import torch
 from fdaudit.adversary.knowledge import Knowledge
 from fdaudit.adversary.view import View
 from fdaudit.config import Config
-from fdaudit.types import Applicability, AttackTask, Membership
+from fdaudit.goals.membership import Membership
+from fdaudit.types import Applicability, AttackTask
 
 
 class ConfidenceConfig(Config):

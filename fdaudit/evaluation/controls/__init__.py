@@ -40,6 +40,12 @@ if TYPE_CHECKING:
 
 __all__ = ["CONTROLS", "controls", "depends_on", "setting_of"]
 
+
+def _without_control(attack: AttackPlan, plan: Case) -> dict[str, Control]:
+    """Return no control: for an attack on a goal that no control fits. Such an attack cannot clear anybody."""
+    return {}
+
+
 CONTROLS: Mapping[str, Callable[[AttackPlan, Case], dict[str, Control]]] = MappingProxyType(
     {
         "answers": model_that_answers,
@@ -52,6 +58,7 @@ CONTROLS: Mapping[str, Callable[[AttackPlan, Case], dict[str, Control]]] = Mappi
         "gradients": bare_gradients,
         "labels": skewed_clients,
         "model": overfit_model,
+        "nothing": _without_control,
         "scores": scored_samples,
         "selector": rehearsed_selector,
         "tables": recorded_tables,

@@ -16,6 +16,7 @@ from fdaudit.adversary.view import EAVESDROPPER, View, view_of
 from fdaudit.federation.networks import Networks
 from fdaudit.federation.protocol import Common
 from fdaudit.federation.rehearsal import rehearse
+from fdaudit.goals.membership import Membership
 from fdaudit.handout.auxiliary import others
 from fdaudit.handout.rehearsals import rehearsal_of, stand_in_of
 from fdaudit.isolation.attacker import attack as run_attack
@@ -25,7 +26,7 @@ from fdaudit.result import Control
 from fdaudit.rng import SecretStream, child, child_numpy, child_seed
 from fdaudit.storage.scratch import scratch
 from fdaudit.transcript.transcript import Transcript
-from fdaudit.types import AttackTask, Challenge, Figure, Membership, task_of
+from fdaudit.types import AttackTask, Challenge, Figure, task_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

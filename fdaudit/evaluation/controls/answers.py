@@ -11,13 +11,14 @@ from torch import Tensor
 from fdaudit.adversary.knowledge import Knowledge
 from fdaudit.evaluation.controls._membership import CONFIDENCE, WORKS, attack_seed, said
 from fdaudit.evaluation.controls.federation import public_samples
+from fdaudit.goals.model_extraction import Extraction
 from fdaudit.isolation.attacker import attack as run_attack
 from fdaudit.isolation.schema import Trial
 from fdaudit.metrics import score_extraction
 from fdaudit.result import Control
 from fdaudit.rng import child
-from fdaudit.scoring.extraction import auxiliary_model, check_copy
-from fdaudit.types import AttackTask, Extraction, Figure
+from fdaudit.scoring.goals.model_extraction import auxiliary_model, check_copy
+from fdaudit.types import AttackTask, Figure
 
 if TYPE_CHECKING:
     from fdaudit.adversary.attack_plan import AttackPlan

@@ -22,6 +22,8 @@ from fdaudit.attacks.model_inversion.priors import composites
 from fdaudit.data.stratify import stratified_draw
 from fdaudit.evaluation.controls._membership import attack_seed
 from fdaudit.evaluation.controls.gradients import LEAST_GAIN_DB
+from fdaudit.goals import Guess
+from fdaudit.goals.reconstruction import Reconstruction
 from fdaudit.handout.auxiliary import Assumption, assumptions, known, merged
 from fdaudit.handout.oracle_access import answered_by, defended_answers
 from fdaudit.handout.oracle_server import answers_of
@@ -35,7 +37,7 @@ from fdaudit.storage.cache import computed_once
 from fdaudit.storage.scratch import scratch
 from fdaudit.training.trainer import Fit, Job, Parameters, draw_batches
 from fdaudit.transcript.transcript import Transcript
-from fdaudit.types import AttackTask, Figure, Guess, Reconstruction
+from fdaudit.types import AttackTask, Figure
 
 if TYPE_CHECKING:
     from fdaudit.adversary.attack_plan import AttackPlan

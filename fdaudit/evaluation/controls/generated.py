@@ -18,6 +18,8 @@ from fdaudit.evaluation.controls._membership import (
     score,
 )
 from fdaudit.evaluation.controls.gradients import LEAST_GAIN_DB
+from fdaudit.goals import GOALS
+from fdaudit.goals.reconstruction import Reconstruction
 from fdaudit.handout.auxiliary import groups_of
 from fdaudit.isolation.attacker import attack as run_attack
 from fdaudit.isolation.schema import Trial
@@ -29,7 +31,7 @@ from fdaudit.rng import child, child_numpy
 from fdaudit.training.optimizers import annealed
 from fdaudit.training.stepwise import Learner, Optimizer
 from fdaudit.training.trainer import parameters_of
-from fdaudit.types import AttackTask, Figure, Reconstruction
+from fdaudit.types import AttackTask, Figure
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -170,7 +172,7 @@ def _scored(attack: AttackPlan, plan: Case, made: Design, records: Tensor) -> Me
 
 def compared_records(attack: AttackPlan, plan: Case) -> dict[str, Control]:
     """Return both controls: gradients that compare auxiliary records with images near them, and signs at random."""
-    if attack.card["goal"] == "membership":
+    if GOALS[attack.card["goal"]].challenged:
         return _compared_members(attack, plan)
     held = len(plan.auxiliary[1])
     generator = child(plan.seed, "control", attack.name, "victims")

@@ -18,6 +18,9 @@ from fdaudit import defenses
 from fdaudit.adversary.view import View
 from fdaudit.config import validate
 from fdaudit.evaluation.controls._membership import attack_seed, knowing, on_protocol
+from fdaudit.goals import Guess
+from fdaudit.goals.reconstruction import Reconstruction
+from fdaudit.goals.text_reconstruction import TextReconstruction
 from fdaudit.handout.auxiliary import groups_of
 from fdaudit.isolation.attacker import attack as run_attack
 from fdaudit.isolation.schema import Trial
@@ -29,7 +32,7 @@ from fdaudit.result import Control
 from fdaudit.rng import child, child_numpy
 from fdaudit.storage.scratch import scratch
 from fdaudit.transcript.messages import role
-from fdaudit.types import AttackTask, Figure, Guess, Reconstruction, TextReconstruction
+from fdaudit.types import AttackTask, Figure
 
 if TYPE_CHECKING:
     from fdaudit.adversary.attack_plan import AttackPlan

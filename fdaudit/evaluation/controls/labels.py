@@ -10,12 +10,13 @@ from torch import Tensor
 
 from fdaudit.data import class_counts
 from fdaudit.evaluation.controls._membership import attack_seed, knowing, undefended
+from fdaudit.goals.label_distribution import LabelDistribution
 from fdaudit.isolation.attacker import attack as run_attack
 from fdaudit.isolation.schema import Trial
 from fdaudit.metrics import mean_figure, total_variation
 from fdaudit.result import Control
 from fdaudit.rng import child, child_numpy
-from fdaudit.types import AttackTask, Figure, LabelDistribution, task_of
+from fdaudit.types import AttackTask, Figure, task_of
 
 if TYPE_CHECKING:
     from fdaudit.adversary.attack_plan import AttackPlan

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from fdaudit.adversary.view import View
 from fdaudit.federation.rehearsal import rehearse
+from fdaudit.goals.membership import Membership
 from fdaudit.handout.oracle_server import Answering
 from fdaudit.handout.rehearsals import stand_in_of
 from fdaudit.isolation.attacker import AttackFailedError
@@ -30,7 +31,7 @@ from fdaudit.rng import SecretStream, child_numpy, child_seed
 from fdaudit.storage.files import save_json
 from fdaudit.storage.locks import writing
 from fdaudit.storage.vault import Vault
-from fdaudit.types import AttackTask, Challenge, Figure, Membership
+from fdaudit.types import AttackTask, Challenge, Figure
 
 if TYPE_CHECKING:
     import numpy as np

@@ -23,10 +23,11 @@ from sklearn.covariance import ledoit_wolf
 from torch import Tensor
 
 from fdaudit.adversary.knowledge import Knowledge
+from fdaudit.goals.reconstruction import Reconstruction
 from fdaudit.isolation.frames import Tensors
 from fdaudit.isolation.schema import guesses_of, packed_guesses
 from fdaudit.storage import cache
-from fdaudit.types import AttackTask, Reconstruction
+from fdaudit.types import AttackTask
 
 from .gradient_inversion_cases import (
     digits,

@@ -18,13 +18,15 @@ import fdaudit
 from fdaudit import attacks
 from fdaudit.audit.run import Run
 from fdaudit.evaluation.controls import controls
+from fdaudit.goals.label_distribution import LabelDistribution
 from fdaudit.metrics import kl_divergence
 from fdaudit.planning.plan import make_plan
 from fdaudit.registry import Registry
 from fdaudit.result import Cell, Target, check_gates
+from fdaudit.scoring.goals.scorer import Asked
 from fdaudit.scoring.guesses import check_guesses
 from fdaudit.spec.schema import load_spec
-from fdaudit.types import Applicability, Figure, LabelDistribution
+from fdaudit.types import Applicability, Figure
 
 from ...helpers.doubles import SEED, NoSettings
 from ...helpers.run_cases import known
@@ -278,14 +280,14 @@ def test_shares_that_are_no_distribution_are_refused(case):
     shares, says = UNFIT[case]
     guess = LabelDistribution(target="client/0", distribution=shares)
     with pytest.raises(ValueError, match=says):
-        check_guesses([guess], ["client/0"], {}, _View(), 10)
+        check_guesses([guess], Asked(victims=["client/0"], candidates={}, view=_View(), classes=10))
 
 
 @pytest.mark.parametrize("answered", [[], ["client/0", "client/0"], ["client/0", "client/2"]])
 def test_every_victim_is_answered_once(answered):
     made = [LabelDistribution(target=k, distribution=torch.ones(2) / 2) for k in answered or ["client/1"]]
     with pytest.raises(ValueError, match="the victims are"):
-        check_guesses(made, ["client/0", "client/1"], {}, _View(), 2)
+        check_guesses(made, Asked(victims=["client/0", "client/1"], candidates={}, view=_View(), classes=2))
 
 
 @pytest.mark.parametrize(("threshold", "passed"), [(0.05, True), (0.1, True), (0.2, False)])

@@ -24,6 +24,7 @@ from fdaudit.adversary.view import View
 from fdaudit.federation.networks import Networks
 from fdaudit.federation.protocol import Common
 from fdaudit.federation.rehearsal import rehearse
+from fdaudit.goals.membership import Membership
 from fdaudit.metrics import score_membership
 from fdaudit.models import architecture
 from fdaudit.rng import child_numpy
@@ -31,7 +32,7 @@ from fdaudit.spec.schema import ModelSpec
 from fdaudit.training.execution import Execution
 from fdaudit.training.trainer import Trainer
 from fdaudit.transcript.samples import sample_index
-from fdaudit.types import AttackTask, Challenge, Membership
+from fdaudit.types import AttackTask, Challenge
 
 NETWORK = architecture(ModelSpec(name="mlp", params={"widths": [16]}), (1, 6, 6), 4)
 EXECUTION = Execution(device="cpu", threads=1, strategy="loop", memory_format="contiguous")

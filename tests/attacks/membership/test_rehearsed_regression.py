@@ -20,11 +20,12 @@ from fdaudit.adversary.view import View, view_of
 from fdaudit.federation.networks import Networks
 from fdaudit.federation.protocol import Common
 from fdaudit.federation.rehearsal import rehearse
+from fdaudit.goals.membership import Membership
 from fdaudit.metrics.ranking import auc
 from fdaudit.models import architecture
 from fdaudit.spec.schema import ModelSpec
 from fdaudit.training.trainer import Trainer
-from fdaudit.types import AttackTask, Membership
+from fdaudit.types import AttackTask
 
 from .test_coin_regression import EXECUTION, NETWORK, SEED, Case, stream
 

@@ -10,20 +10,24 @@ from typing import Any
 import pytest
 import torch
 from fdaudit.attacks.model_extraction.surrogate import ExtractionHard, ExtractionSoft
-from fdaudit.reports.rules import RULES, RuleInput
+from fdaudit.reports.goals import RULES
+from fdaudit.reports.goals.rule import RuleInput
 from fdaudit.reports.verdict import judge_all
 
 import fdaudit
 from fdaudit.audit.red_team import export_view, score
 from fdaudit.errors import UsageError
 from fdaudit.evaluation.stage import Stage
+from fdaudit.goals.model_extraction import Extraction
 from fdaudit.isolation.frames import MalformedError, Tensors
 from fdaudit.isolation.schema import guesses_of, packed_guesses
-from fdaudit.scoring.extraction import Copies, check_copy
+from fdaudit.scoring.goals.model_extraction import CopyScorer, check_copy
+from fdaudit.scoring.goals.scorer import Inputs
+from fdaudit.scoring.ground_truth import Truth
 from fdaudit.storage.files import save_tensors
 from fdaudit.storage.vault import Vault
 from fdaudit.training.trainer import parameters_of
-from fdaudit.types import AttackTask, Extraction, Figure
+from fdaudit.types import AttackTask, Figure
 
 from ...helpers.run_cases import tiny
 
@@ -135,6 +139,12 @@ def test_clients_that_a_server_may_ask_are_copied_by_asking(
 # -- the attack alone -----------------------------------------------------------------------------------------------
 
 
+def scorer_of(run: fdaudit.Run) -> CopyScorer:
+    vault = Vault(run.directory / "vault")
+    inputs = Inputs(truth=Truth(run.plan, vault), run=run.directory, vault=vault, encode=None)
+    return CopyScorer(inputs)
+
+
 def test_every_answer_over_time_is_used_and_the_same_seed_gives_the_same_copy(run: fdaudit.Run) -> None:
     stage = Stage(run.opened)
     attack = ExtractionSoft(ExtractionSoft.Config(steps=30))
@@ -147,7 +157,7 @@ def test_every_answer_over_time_is_used_and_the_same_seed_gives_the_same_copy(ru
     assert [g.answers for g in made[0]] == [len(run.plan.public)] * 2
     for one, two in zip(*made, strict=True):
         assert all(torch.equal(one.parameters[n], two.parameters[n]) for n in one.parameters)
-    alone = Copies(run.plan, Vault(run.directory / "vault")).score(made[0], "x")[1]
+    alone = scorer_of(run).score("x", made[0])[1]
     assert [t.target for t in alone] == ["client/0", "client/1"]
 
 
@@ -202,7 +212,7 @@ def test_a_copy_that_is_no_set_of_weights_is_refused(run: fdaudit.Run) -> None:
             check_copy(copy_of(run, **bad), network)
     twice = [copy_of(run), copy_of(run)]
     with pytest.raises(ValueError, match="more than one copy"):
-        Copies(run.plan, Vault(run.directory / "vault")).score(twice, "x")
+        scorer_of(run).score("x", twice)
 
 
 # -- from outside ---------------------------------------------------------------------------------------------------

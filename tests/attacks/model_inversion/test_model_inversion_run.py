@@ -8,16 +8,18 @@ import pytest
 import torch
 from fdaudit.attacks.model_inversion.priors import centres
 
+from fdaudit.adversary.view import View
 from fdaudit.audit.run import Run
 from fdaudit.evaluation import controls as tried
 from fdaudit.evaluation.controls import classes
 from fdaudit.evaluation.stage import Stage
+from fdaudit.goals.reconstruction import Reconstruction
 from fdaudit.planning.plan import make_plan
 from fdaudit.planning.run_directory import RunDirectory
 from fdaudit.registry import loaded
+from fdaudit.scoring.goals.scorer import Asked
 from fdaudit.scoring.guesses import check_guesses
 from fdaudit.spec.schema import load_spec
-from fdaudit.types import Reconstruction
 
 from ...helpers.doubles import in_a_thread
 from ...helpers.run_cases import finished, known, tiny
@@ -93,10 +95,10 @@ def test_a_record_itself_has_the_ceilings_psnr(
     stage = Stage(RunDirectory(run.directory, make_plan(load_spec(tiny(**CHANGES)), known(7))))
     x, y = stage.plan.records("client/0")
     guess = Reconstruction(target="client/0", messages=(), images=x[:3], labels=y[:3])
-    score = stage._scorer._reconstruction.compared([guess], "test")
+    score = stage._scorer.of(guess).compared([guess], "test")
     assert score.figures["psnr"].value == 100
     assert [r.truth for r in score.images] == [0, 1, 2]
-    prior = stage._scorer._reconstruction.prior_images(guess, score, "test")
+    prior = stage._scorer.of(guess).prior_images(guess, score, "test")
     assert prior.shape == x[:3].shape
 
 
@@ -138,7 +140,11 @@ def test_guesses_that_cannot_be_scored_are_refused(run: Run, labels, messages, s
         target="client/0", messages=messages, images=torch.zeros(2, 1, 8, 8), labels=labels
     )
     with pytest.raises(ValueError, match=says):
-        check_guesses([guess], ["client/0"], {}, run.view("server"), 10)
+        check_guesses([guess], asked(run.view("server")))
+
+
+def asked(view: View) -> Asked:
+    return Asked(victims=["client/0"], candidates={}, view=view, classes=10)
 
 
 def test_guesses_of_classes_and_of_messages_do_not_mix(run: Run) -> None:
@@ -147,9 +153,9 @@ def test_guesses_of_classes_and_of_messages_do_not_mix(run: Run) -> None:
     images = torch.zeros(1, 1, 8, 8)
     by_class = Reconstruction(target="client/0", messages=(), images=images, labels=torch.tensor([0]))
     by_message = Reconstruction(target="client/0", messages=(own,), images=images)
-    check_guesses([by_class], ["client/0"], {}, view, 10)
-    check_guesses([by_message], ["client/0"], {}, view, 10)
+    check_guesses([by_class], asked(view))
+    check_guesses([by_message], asked(view))
     for pair in ([by_class, by_message], [by_message, by_class]):
         with pytest.raises(ValueError, match="of messages and of classes"):
-            check_guesses(pair, ["client/0"], {}, view, 10)
+            check_guesses(pair, asked(view))
     assert isinstance(run.directory, Path)

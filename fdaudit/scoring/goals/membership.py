@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
+from typing import Annotated, ClassVar
 
 import numpy as np
 import torch
+from pydantic import Field
 from torch import Tensor
 
+from fdaudit.goals.membership import GOAL, Membership
+from fdaudit.handout.auxiliary import Assumption
 from fdaudit.metrics import MembershipScore, auc_figure, mean_and_worst, score_generated, score_membership
 from fdaudit.result import Roc, Target, noted
 from fdaudit.rng import child_numpy
-from fdaudit.scoring.ground_truth import Truth
-from fdaudit.types import Challenge, Figure, Membership, task_of
+from fdaudit.scoring.goals.scorer import Asked, GoalScorer, Inputs, Scores
+from fdaudit.scoring.goals.submission import Reader, Submission, Text
+from fdaudit.types import Challenge, Figure, task_of
 
-__all__ = ["NO_COINS", "MembershipScorer"]
+__all__ = ["NO_COINS", "MembershipGuess", "MembershipScorer"]
 
 NO_COINS = (
     "Observational: no coins decided who is a member. Members may differ from the others by more than their training, "
@@ -27,20 +32,54 @@ _FOLDS = 5
 """Parts of the candidates that the blind baseline predicts in turn."""
 
 
-class MembershipScorer:
-    """Scores membership guesses.
+class MembershipGuess(Submission):
+    """Membership scores for one victim's challenge."""
 
-    Args:
-        truth: the auditor's side of every challenge.
-        encode: the task encoder, for distances between sets of images; None without auxiliary records.
-    """
+    explained: ClassVar[str] = "Give this, or one of the next three."
 
-    def __init__(self, truth: Truth, encode: Callable[[Tensor], Tensor] | None) -> None:
-        self._truth, self._seed, self._encode = truth, truth.plan.seed, encode
+    target: Text
+    """The victim, for example `client/0`."""
+    challenge: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+    """SHA-256 of the file with the candidates, from the card."""
+    scores: tuple[float, ...] = Field(min_length=1)
+    """One score per candidate, in the file's order; higher means member."""
 
-    def score(
-        self, cell: str, guesses: Sequence[Membership]
-    ) -> tuple[tuple[Figure, ...], tuple[Target, ...]]:
+    def guess(self, read: Reader, field: str, shape: tuple[int, ...]) -> Membership:
+        """Return the scores, float64."""
+        return Membership(target=self.target, scores=torch.tensor(self.scores, dtype=torch.float64))
+
+
+class MembershipScorer(GoalScorer[Membership]):
+    """Scores membership guesses."""
+
+    goal = GOAL
+    submission = MembershipGuess
+
+    def __init__(self, inputs: Inputs) -> None:
+        super().__init__(inputs)
+        self._truth, self._seed, self._encode = inputs.truth, inputs.truth.plan.seed, inputs.encode
+
+    @classmethod
+    def due(cls, asked: Asked) -> Collection[str]:
+        """Return the challenged victims: each needs scores."""
+        return asked.candidates
+
+    @classmethod
+    def check(cls, guesses: Sequence[Membership], asked: Asked) -> None:
+        """Refuse other than one finite score for each candidate, and generated samples that are no finite images."""
+        for guess in guesses:
+            n = asked.candidates[guess.target]
+            if guess.scores.shape != (n,) or not bool(torch.isfinite(guess.scores).all()):
+                got = tuple(guess.scores.shape)
+                raise ValueError(
+                    f"{guess.target}: needs one finite score for each of {n} candidates, got {got}"
+                )
+            made = guess.generated
+            if made is not None and (made.ndim != 4 or not len(made) or not bool(torch.isfinite(made).all())):
+                got = tuple(made.shape)
+                raise ValueError(f"{guess.target}: needs finite generated images (k, c, h, w), got {got}")
+
+    def score(self, cell: str, guesses: Sequence[Membership], assumed: Sequence[Assumption] = ()) -> Scores:
         """Return the figures over all victims' candidates, and each victim's own with its ROC."""
         whole = self._pooled(guesses, cell)
         scores = {g.target: self._pooled([g], cell) for g in guesses}

@@ -2,26 +2,82 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
+from typing import Any, ClassVar
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from fdaudit.data import class_counts
-from fdaudit.handout.auxiliary import others
+from fdaudit.goals.label_distribution import GOAL, LabelDistribution
+from fdaudit.handout.auxiliary import Assumption, others
 from fdaudit.metrics import kl_divergence, mean_and_worst, score_label_distribution
 from fdaudit.result import Shares, Target
 from fdaudit.rng import child_numpy
+from fdaudit.scoring.goals.scorer import Asked, GoalScorer, Scores
+from fdaudit.scoring.goals.submission import Reader, Submission
 from fdaudit.scoring.ground_truth import Truth, class_shares
-from fdaudit.types import Figure, LabelDistribution
+from fdaudit.types import Figure
 
-__all__ = ["score_labels"]
+__all__ = ["LabelGuess", "LabelScorer", "score_labels"]
+
+_SUM_TOLERANCE = 1e-4
+"""Tolerance for guessed shares' sum of 1: float32 rounding over thousands of classes."""
 
 
-def score_labels(
-    truth: Truth, cell: str, guesses: Sequence[LabelDistribution]
-) -> tuple[tuple[Figure, ...], tuple[Target, ...]]:
+class LabelGuess(Submission):
+    """Class shares of one victim's records."""
+
+    explained: ClassVar[str] = "One for each victim."
+
+    distribution: tuple[float, ...] = Field(min_length=1)
+    """One share per class, with sum 1."""
+
+    def guess(self, read: Reader, field: str, shape: tuple[int, ...]) -> LabelDistribution:
+        """Return the shares, float64."""
+        shares = torch.tensor(self.distribution, dtype=torch.float64)
+        return LabelDistribution(target=self.target, distribution=shares)
+
+    @classmethod
+    def entry(cls, guess: LabelDistribution) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        """Return the shares; no tensor is needed."""
+        return {"target": guess.target, "distribution": guess.distribution.double().tolist()}, {}
+
+
+class LabelScorer(GoalScorer[LabelDistribution]):
+    """Scores guessed class shares."""
+
+    goal = GOAL
+    submission = LabelGuess
+
+    @classmethod
+    def due(cls, asked: Asked) -> Collection[str]:
+        """Return the victims: each needs shares."""
+        return asked.victims
+
+    @classmethod
+    def check(cls, guesses: Sequence[LabelDistribution], asked: Asked) -> None:
+        """Refuse shares that are no distribution over the classes."""
+        for guess in guesses:
+            shares = guess.distribution
+            if shares.shape != (asked.classes,) or not bool(torch.isfinite(shares).all()):
+                got = tuple(shares.shape)
+                raise ValueError(
+                    f"{guess.target}: needs one finite share for each of {asked.classes} classes, got {got}"
+                )
+            if bool((shares < 0).any()) or abs(float(shares.double().sum()) - 1) > _SUM_TOLERANCE:
+                raise ValueError(f"{guess.target}: its shares are negative or do not sum to 1")
+
+    def score(
+        self, cell: str, guesses: Sequence[LabelDistribution], assumed: Sequence[Assumption] = ()
+    ) -> Scores:
+        """Return the distances of shares, and each victim's own with its shares."""
+        return score_labels(self.truth, cell, guesses)
+
+
+def score_labels(truth: Truth, cell: str, guesses: Sequence[LabelDistribution]) -> Scores:
     """Return the figures over all victims, and each victim's own with its shares.
 
     Args:

@@ -1,17 +1,20 @@
-"""Score reconstructed images and texts against the records behind a victim's messages, or against its classes."""
+"""Score reconstructed images against the records behind a victim's messages, or against its classes."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from io import BytesIO
 from pathlib import Path
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 import PIL.Image
 import torch
+from pydantic import Field
 from torch import Tensor
 
-from fdaudit.errors import FdauditError
+from fdaudit.errors import FdauditError, UsageError
+from fdaudit.goals.reconstruction import GOAL, Reconstruction
 from fdaudit.handout.auxiliary import Assumption, groups_of, others
 from fdaudit.metrics import (
     OWN_IMAGES,
@@ -25,42 +28,106 @@ from fdaudit.metrics import (
     score_reconstruction,
     task_encoder_distance,
 )
-from fdaudit.metrics.texts.overlap import bag
-from fdaudit.metrics.texts.recovery import Recovered, score_texts
 from fdaudit.result import Image, Target, cell_directory, noted
 from fdaudit.rng import child_numpy
 from fdaudit.scoring.class_truth import class_priors, evaluate_classes, score_classes
 from fdaudit.scoring.galleries import bystanders_of, gallery_tests
-from fdaudit.scoring.ground_truth import Truth
+from fdaudit.scoring.goals.scorer import (
+    Asked,
+    GoalScorer,
+    Inputs,
+    Scores,
+    refuse_other_senders,
+    refuse_two_of_a_victim,
+)
+from fdaudit.scoring.goals.submission import FileName, Reader, Submission
 from fdaudit.storage.files import write_atomically
 from fdaudit.training.encoder import TaskEncoder
-from fdaudit.types import Figure, Reconstruction, TextReconstruction
+from fdaudit.types import Figure
 
-__all__ = ["ReconstructionScorer", "score_recovered"]
-
-_MOST_SHOWN = 12
-"""Recovered words that a figure's note lists."""
+__all__ = ["ReconstructionGuess", "ReconstructionScorer"]
 
 
-class ReconstructionScorer:
-    """Scores reconstructions.
+_REMEDY = "Write float32 images (n, c, h, w) in [0, 1] under the name `images` beside the guesses."
 
-    Args:
-        truth: the auditor's side.
-        run: the run directory, where pictures go.
-        encode: the task encoder, for distances between sets of images; None without auxiliary records, or for masks.
-    """
 
-    def __init__(self, truth: Truth, run: Path, encode: Callable[[Tensor], Tensor] | None) -> None:
-        self._truth, self._plan, self._run, self._encode = truth, truth.plan, run, encode
+class ReconstructionGuess(Submission):
+    """Images reconstructed from messages of one victim."""
+
+    explained: ClassVar[str] = "One for each victim, or for some."
+    file: ClassVar[str] = "images"
+
+    messages: tuple[Annotated[int, Field(ge=0)], ...] = Field(min_length=1)
+    """`seq` of the messages from which the images were reconstructed; at most as many images as records behind them."""
+    images: FileName
+    """A safetensors file in the same folder: `images` (n, c, h, w) in [0, 1] and, if guessed, `labels` (n,) int64."""
+
+    def guess(self, read: Reader, field: str, shape: tuple[int, ...]) -> Reconstruction:
+        """Return the images of the file, float32."""
+        field = f"{field}.images"
+        tensors = read(self.images, field, _REMEDY)
+        images, labels = tensors.get("images"), tensors.get("labels")
+        if images is None or images.ndim != 4 or tuple(images.shape[1:]) != shape or not len(images):
+            found = "no images" if images is None else f"images of shape {tuple(images.shape)}"
+            problem = f"holds {found}, not (n, {', '.join(map(str, shape))})"
+            raise UsageError(field, self.images, problem, _REMEDY)
+        inside = images.is_floating_point() and bool(((images >= 0) & (images <= 1)).all())
+        if not inside:
+            raise UsageError(field, self.images, "holds images outside [0, 1]", _REMEDY)
+        if labels is not None and (labels.dtype != torch.int64 or labels.shape != (len(images),)):
+            raise UsageError(field, self.images, "holds labels that are not one int64 an image", _REMEDY)
+        return Reconstruction(
+            target=self.target, messages=self.messages, images=images.float(), labels=labels
+        )
+
+    @classmethod
+    def entry(cls, guess: Reconstruction) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        """Return the messages of a guess; its images, and its labels if it has any, belong into a file."""
+        tensors = {"images": guess.images.float().clamp(0, 1).contiguous()}
+        if guess.labels is not None:
+            tensors["labels"] = guess.labels.long().contiguous()
+        return {"target": guess.target, "messages": list(guess.messages)}, tensors
+
+
+class ReconstructionScorer(GoalScorer[Reconstruction]):
+    """Scores reconstructed images."""
+
+    goal = GOAL
+    submission = ReconstructionGuess
+
+    def __init__(self, inputs: Inputs) -> None:
+        super().__init__(inputs)
+        self._truth, self._plan = inputs.truth, inputs.truth.plan
+        self._run, self._encode = inputs.run, inputs.encode
         try:
             self._lpips: torch.nn.Module | None = load_lpips()
         except WeightsUnavailableError:
             self._lpips = None  # the metric then says itself what is missing
 
+    @classmethod
+    def check(cls, guesses: Sequence[Reconstruction], asked: Asked) -> None:
+        """Refuse a mix of guesses about messages and about classes, and what is about neither.
+
+        A guess names a message of its target that is in the view, and none of another client; or it shows one image of
+        each class that it names. A victim has one guess.
+        """
+        for guess in guesses:
+            if guess.by_class != guesses[0].by_class:
+                raise ValueError("the attack returned reconstructions of messages and of classes")
+            if guess.by_class:
+                _check_classes(guess)
+            else:
+                refuse_other_senders(guess, guess.messages, asked.view)
+        refuse_two_of_a_victim(guesses)
+
+    @classmethod
+    def shown(cls, guess: Reconstruction) -> int:
+        """Return the number of images, if they are of messages."""
+        return 0 if guess.by_class else len(guess.images)
+
     def score(
-        self, cell: str, guesses: Sequence[Reconstruction], assumed: Sequence[Assumption]
-    ) -> tuple[tuple[Figure, ...], tuple[Target, ...]]:
+        self, cell: str, guesses: Sequence[Reconstruction], assumed: Sequence[Assumption] = ()
+    ) -> Scores:
         """Return the figures over all victims, and each victim's own with pictures.
 
         Args:
@@ -227,58 +294,11 @@ class ReconstructionScorer:
         return path.relative_to(self._run).as_posix()
 
 
-def score_recovered(
-    truth: Truth, cell: str, guesses: Sequence[TextReconstruction]
-) -> tuple[tuple[Figure, ...], tuple[Target, ...]]:
-    """Return the figures of recovered words and texts over all victims, and each victim's own.
-
-    Args:
-        truth: the auditor's side.
-        cell: the cell's id; names its random draws.
-        guesses: one a victim.
-
-    Raises:
-        FdauditError: no record stands behind a victim's messages.
-        ValueError: a guess is no number of a word, or texts have another length.
-    """
-    plan, found = truth.plan, list[Recovered]()
-    for guess in guesses:
-        x, y = truth.behind(guess.target, guess.messages)
-        if not len(x):
-            raise FdauditError(
-                f"{guess.target}: no record stands behind its messages {list(guess.messages)}."
-            )
-        _refuse_no_words(guess, len(plan.dataset.words), x.shape[1])
-        texts = None if guess.texts is None else guess.texts.numpy()
-        words = bag(guess.words.numpy())
-        found.append(Recovered(words=words, texts=texts, truth=x.numpy(), labels=y.numpy()))
-    auxiliary, beside = others(plan).prior[0], bystanders_of(plan, [g.target for g in guesses])
-    empty = plan.dataset.x[:0]
-    rows = torch.zeros(0, dtype=torch.int64) if beside is None else torch.from_numpy(beside.rows)
-    given = (
-        (empty if auxiliary is None else auxiliary).numpy(),
-        (plan.dataset.x[rows].numpy(), plan.dataset.y[rows].numpy()),
-    )
-    whole = score_texts(found, *given, child_numpy(plan.seed, "score", cell))
-    targets = []
-    for guess, one in zip(guesses, found, strict=True):
-        figures = score_texts([one], *given, child_numpy(plan.seed, "score", f"{cell}/{guess.target}"))
-        names = [
-            plan.dataset.words[w] for w in sorted(one.words & bag(one.truth), reverse=True)[:_MOST_SHOWN]
-        ]
-        note = f"rare words recovered: {', '.join(names)}" if names else ""
-        told = tuple(noted(f, note, "token_f1") for f in figures.values())
-        targets.append(Target(target=guess.target, messages=guess.messages, figures=told))
-    return tuple(whole.values()), tuple(targets)
-
-
-def _refuse_no_words(guess: TextReconstruction, words: int, length: int) -> None:
-    """Refuse numbers that no word of the vocabulary has, and texts of another length."""
-    told = guess.words if guess.texts is None else torch.cat([guess.words, guess.texts.flatten()])
-    if bool((told >= words).any()):
-        raise ValueError(f"{guess.target}: names the word {int(told.max())}; there are {words}")
-    if guess.texts is not None and guess.texts.shape[1] != length:
-        raise ValueError(f"{guess.target}: has texts of {guess.texts.shape[1]} tokens, not {length}")
+def _check_classes(guess: Reconstruction) -> None:
+    if guess.labels is None or guess.labels.shape != (len(guess.images),) or not len(guess.images):
+        raise ValueError(f"{guess.target}: needs one class for each of {len(guess.images)} images")
+    if len(guess.labels.unique()) < len(guess.labels):
+        raise ValueError(f"{guess.target}: shows a class more than once. Give one image a class at most")
 
 
 def _png(image: Tensor) -> bytes:

@@ -4,51 +4,77 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch import Tensor
 
+from fdaudit.goals.model_extraction import GOAL, Extraction
+from fdaudit.handout.auxiliary import Assumption
 from fdaudit.handout.oracle_server import Answering
 from fdaudit.metrics import mean_and_worst, score_extraction
 from fdaudit.result import Target
 from fdaudit.rng import child, child_numpy
+from fdaudit.scoring.goals.scorer import Asked, GoalScorer, Inputs, Scores
+from fdaudit.scoring.goals.submission import FileName, Reader, Submission, Text
 from fdaudit.training.trainer import Fit, Job, Parameters, draw_batches, parameters_of
-from fdaudit.types import Extraction, Figure
+from fdaudit.types import Figure
 
 if TYPE_CHECKING:
     from fdaudit.planning.case import Case
-    from fdaudit.storage.vault import Vault
 
-__all__ = ["RELEASED", "Copies", "auxiliary_model", "check_copy", "scored"]
+__all__ = ["CopyScorer", "ExtractionGuess", "auxiliary_model", "check_copy", "scored"]
 
-RELEASED = "server"
-"""Target of a copy of the released model, which is no client's own."""
 _STEPS = 200
 """Steps of the model that is fitted to auxiliary records."""
 
 
-class Copies:
-    """Scores copies of one run's models.
+_REMEDY = "Write the copy's weights as float32 tensors, one a parameter of the network, beside the guesses."
 
-    Args:
-        plan: the run's plan.
-        vault: the run's vault, with the final models.
-    """
 
-    def __init__(self, plan: Case, vault: Vault) -> None:
-        self._plan, self._answering = plan, Answering(plan, vault)
+class ExtractionGuess(Submission):
+    """A copy of a victim's model."""
+
+    explained: ClassVar[str] = "One for each victim, or for some."
+    file: ClassVar[str] = "parameters"
+
+    target: Text
+    """The victim, or `server` for the released model."""
+    parameters: FileName
+    """A safetensors file in the same folder: the weights of the network that the card names, by parameter."""
+
+    def guess(self, read: Reader, field: str, shape: tuple[int, ...]) -> Extraction:
+        """Return the weights of the file."""
+        copy = read(self.parameters, f"{field}.parameters", _REMEDY)
+        return Extraction(target=self.target, parameters=copy)
+
+
+class CopyScorer(GoalScorer[Extraction]):
+    """Scores copies of one run's models."""
+
+    goal = GOAL
+    submission = ExtractionGuess
+
+    def __init__(self, inputs: Inputs) -> None:
+        super().__init__(inputs)
+        self._answering = Answering(self.plan, inputs.vault)
         self._baseline: Parameters | None = None
 
-    def score(
-        self, guesses: Sequence[Extraction], cell: str
-    ) -> tuple[tuple[Figure, ...], tuple[Target, ...]]:
+    @classmethod
+    def check(cls, guesses: Sequence[Extraction], asked: Asked) -> None:
+        """Refuse nothing: `score` compares each copy with the federation's network, which no view holds."""
+
+    def scorable(self, guess: Extraction) -> bool:
+        """Return whether the copied model is on record; a recording may lack a client's own."""
+        return self.plan.origin != "recording" or self._answering.knows(guess.target)
+
+    def score(self, cell: str, guesses: Sequence[Extraction], assumed: Sequence[Assumption] = ()) -> Scores:
         """Return the figures over all copied models, and each model's own.
 
         Raises:
             ValueError: a copy has other parameters than the federation's network, or one that is not finite.
         """
-        plan, (x, y) = self._plan, self._plan.test
+        plan, (x, y) = self.plan, self.plan.test
         if self._baseline is None:
             self._baseline = auxiliary_model(plan, plan.auxiliary, child(plan.seed, "extraction", "baseline"))
         trainer = plan.trainer()

@@ -1,0 +1,113 @@
+"""Verdicts and remedies where class shares were guessed."""
+
+from __future__ import annotations
+
+import math
+
+from fdaudit.goals.label_distribution import GOAL
+
+from ..text import amount, odds
+from .remedy import HIDE_CLIENTS, NOT_BY_THE_RECEIVER, Remedy
+from .rule import FAMILY_LEVEL, Grid, Rule, RuleInput, value_of
+
+__all__ = ["RULE"]
+
+TV_STRONG = 0.1
+"""Total variation distance below which a guessed label distribution counts as a leak."""
+
+
+def _signal(evidence: RuleInput) -> str:
+    distance, prior = value_of(evidence.figures, "label_tv"), value_of(evidence.figures, "label_tv_prior")
+    if distance is None or prior is None or distance > prior / 2:
+        return _class_sets_signal(evidence)
+    return f"the distance left, {amount(distance)}, is at most half the prior's, {amount(prior)}"
+
+
+def _class_sets_signal(evidence: RuleInput) -> str:
+    """Return a clause that the classes that clients hold are named exactly, by an unlikely guess; else empty.
+
+    Guessing sets of the right sizes names them with a chance of Π 1 / binomial(C, k), which is corrected by Bonferroni.
+    """
+    chance = 1.0
+    for shares in evidence.shares:
+        held, guessed = (tuple(v > 0 for v in part) for part in (shares.truth, shares.guess))
+        if held != guessed:
+            return ""
+        chance /= math.comb(len(held), sum(held))
+    if not evidence.shares or chance * evidence.tests > evidence.level:
+        return ""
+    return f"the classes held are named exactly; guessing would do so {odds(chance, evidence.level)}"
+
+
+def _strong(evidence: RuleInput) -> bool:
+    distance = value_of(evidence.figures, "label_tv")
+    return distance is not None and distance <= TV_STRONG
+
+
+def _telling(evidence: RuleInput) -> bool:
+    return None not in (value_of(evidence.figures, "label_tv"), value_of(evidence.figures, "label_tv_prior"))
+
+
+RULE = Rule(
+    goal=GOAL,
+    figure="label_tv",
+    chance=None,
+    higher=False,
+    leaked="could tell how clients' data divide among the classes",
+    frame="class shares guessed to within a total variation of {}",
+    signal=_signal,
+    strong=_strong,
+    telling=_telling,
+    text="The total variation distance to the true class shares is at most half the prior's; it is "
+    "exact for a client, so it has no interval. Or the classes held are named exactly, where guessing sets of "
+    f"their sizes would do so, in as many tests, with a chance of at most {FAMILY_LEVEL:.0%}. It is a leak "
+    f"where the distance is at most {TV_STRONG:.1f}, else a partial leak.",
+    exact="the class shares were recovered exactly",
+    public=Grid(names=("label_tv", "label_tv_prior"), least=2, steps=(0.1,)),
+    remedies={
+        "counts": Remedy(
+            do="Do not send {kinds} to a single party: sum them securely, or leave them out.",
+            why="They are the class shares.",
+        ),
+        "labels": Remedy(
+            do="Do not send {kinds}: draw the labels that the generator is given without looking at records.",
+            why="They are the labels of single records, in clear.",
+        ),
+        "declined": Remedy(
+            do="Answer every public sample, or choose those to answer without looking at private records.",
+            why="Which samples a client declines shows which classes it holds.",
+        ),
+        "updates": Remedy(
+            do=HIDE_CLIENTS,
+            why="Noise that hides one record does not hide a client's class shares.",
+        ),
+        "model": Remedy(
+            do="Add noise for whole clients before the model is summed: `dp-fedavg`.",
+            why="An ε for clients covers their class shares; an ε for records does not.",
+        ),
+        "answers": Remedy(
+            do="Let a secure aggregation count votes and publish noisy ones (`gnmax`): nobody gets a client's {kinds}.",
+            why=f"A client is surest about the classes that it holds. {NOT_BY_THE_RECEIVER}",
+        ),
+        "ensemble": Remedy(
+            do="Publish noisy votes (`gnmax`) instead of {kinds}.",
+            why="Whoever knows the other clients can take their part away.",
+        ),
+        "prototypes": Remedy(
+            do="Send {kinds} for every class, or sum them securely.",
+            why="A missing class, or a noisy one, shows how many records a client has of it.",
+        ),
+        "generator": Remedy(
+            do="Draw as many generated samples of each class, whatever a client holds.",
+            why="Their shares follow the client's own.",
+        ),
+        "oracle": Remedy(
+            do="Limit and log the questions that are answered.",
+            why="Answers on public samples show the classes that were learnt.",
+        ),
+    },
+    general=Remedy(
+        do="Keep {kinds} from single parties: sum them securely.",
+        why="Class shares were guessed from them.",
+    ),
+)
