@@ -129,7 +129,7 @@ class _Broken:
     goal: ClassVar[str] = "none"
 
 
-@pytest.mark.parametrize("made", [[_Broken()], [None], ["client/0"]], ids=str)
+@pytest.mark.parametrize("made", [[_Broken()], [None], ["client/0"]])
 def test_what_is_no_guess_is_not_sent(made: list[Any]) -> None:
     with pytest.raises(TypeError, match="a guess of no goal"):
         packed_guesses(made, Tensors())

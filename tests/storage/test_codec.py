@@ -138,7 +138,6 @@ def test_a_note_is_cut_and_shown_in_plain_characters() -> None:
         ({"inner": {7: None}}, "inner: a int is no str"),
         ({"who": object()}, "who: a object is no Speaker"),
     ],
-    ids=str,
 )
 def test_what_an_annotation_does_not_allow_is_not_packed(changes: dict[str, Any], said: str) -> None:
     with pytest.raises((TypeError, ValueError), match=said):
