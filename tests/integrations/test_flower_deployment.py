@@ -138,8 +138,7 @@ def test_a_killed_server_leaves_its_closed_rounds(deployed: Deployment) -> None:
         "input_shape": [1, 8, 8],
         "protocol": {"name": "x"},
     }
-    about = fdaudit.import_record(record, deployed.folder / "imported", card=card).result.plain()["run"][
-        "recording"
-    ]
-    assert (about["closed"], about["rounds"]) == (False, said["rounds"])
-    assert any("was not closed" in note for note in about["notes"])
+    about = fdaudit.import_record(record, deployed.folder / "imported", card=card).result.run
+    assert about.recording is not None
+    assert (about.recording.closed, about.rounds) == (False, said["rounds"])
+    assert any("was not closed" in note for note in about.recording.notes)
