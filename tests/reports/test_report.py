@@ -313,6 +313,7 @@ def test_the_same_result_gives_the_same_bytes(page: str) -> None:
     assert render(load()) == page
     code = (
         "import json, sys; from pathlib import Path; from fdaudit.reports import render_report;"
+        "from fdaudit.result import read;"
         "r = json.loads(sys.stdin.read()); f = Path(sys.argv[1]);"
         "sys.stdout.reconfigure(encoding='utf-8');"
         "sys.stdout.write(render_report(read(json.loads((f / 'result.json').read_text())), f, r));"

@@ -180,13 +180,22 @@ def _claim(evidence: Evidence) -> tuple[float, int] | None:
 def _ledger(claims: Claims, evidence: Evidence, result: Any) -> None:
     """Whoever sees anything of a client's sees what its one DP-SGD training gives, or what nothing bounds."""
     claim = _claim(evidence)
-    for k, _ in enumerate(result["ledger"]):
+    for k, entry in enumerate(result["ledger"]):
         where: Path = ("result", "ledger", k)
         claims.equal((*where, "delta"), evidence.spec["privacy"]["delta"])
+        if not claim:
+            claims.equal((*where, "message"), _first_upload(evidence, entry["adversary"]))
         if claim:
             claims.equal((*where, "epsilon"), claim[0], relative=EPSILON)
             claims.equal((*where, "contributions", 0, "charges"), claim[1])
             claims.equal((*where, "contributions", 0, "epsilon"), claim[0], relative=EPSILON)
+
+
+def _first_upload(evidence: Evidence, adversary: str) -> int:
+    """The first message that a client other than the adversary computed from its records. Counts are public."""
+    others = set(evidence.clients) - set(adversary.split("+"))
+    uploads = (m for m in evidence.messages if m["sender"] in others and m["kind"] != "sample_count")
+    return next(int(m["seq"]) for m in uploads if "data" in m["inputs"])
 
 
 def _checks(claims: Claims, evidence: Evidence, result: Any) -> None:
@@ -208,6 +217,7 @@ def _checks(claims: Claims, evidence: Evidence, result: Any) -> None:
     for k, view in enumerate(views):
         where: Path = ("result", "checks", k)
         claims.equal((*where, "confidence"), 1 - alpha)
+        claims.equal((*where, "delta"), spec["privacy"]["delta"])
         if not claim:
             continue
         claims.equal((*where, "claimed"), claim[0], relative=EPSILON)

@@ -37,6 +37,10 @@ def _settings(claims: Claims, evidence: Evidence, path: Path, cell: Any) -> None
         budget = evidence.spec["queries"] or QUERIES[evidence.spec["profile"]]
         claims.equal((*path, "queries", "budget"), budget)
         claims.equal((*path, "queries", "spent"), evidence.asked(cell["id"]))
+        claims.equal((*path, "queries", "messages"), evidence.logged(cell["id"]))
+    if cell.get("canaries"):
+        for name, value in leaves(evidence.cell_file(cell["id"])["canaries"]):
+            claims.limited((*path, "canaries", *name), value)
 
 
 def _controls(claims: Claims, evidence: Evidence, path: Path, cell: Any) -> None:

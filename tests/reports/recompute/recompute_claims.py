@@ -19,6 +19,7 @@ LIMITED: Mapping[str, str] = {
     r"timings/.*": "A clock was read once; compared with timings.json.",
     r"result/cells/\d+/params/.*": "Settings with defaults filled in; compared with the cell's file, and "
     "where the spec sets one with the spec.",
+    r"result/cells/\d+/canaries/queries/.*": "Questions about canaries; compared with the cell's file.",
     r"result/cells/\d+/targets/\d+/shares/guess/\d+": "What an attack answered, kept nowhere but in its cell's file: "
     "compared with that, and held to lie in [0, 1].",
     r"result/cells/\d+/targets/\d+/images/\d+/guessed_label": "What an attack answered, kept nowhere but in its "

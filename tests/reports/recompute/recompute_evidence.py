@@ -191,6 +191,10 @@ class Evidence:
         asked = [m for m in _lines(self.folder(cell) / "queries.jsonl") if m["kind"] == "oracle_query"]
         return sum(m["tensors"]["samples"]["shape"][0] for m in asked)
 
+    def logged(self, cell: str) -> int:
+        """Messages in a cell's log of questions and answers."""
+        return len(_lines(self.folder(cell) / "queries.jsonl"))
+
     # -- models ---------------------------------------------------------------------------------------------------
 
     def predicted(self, parameters: dict[str, torch.Tensor]) -> Array:
