@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from fdaudit.registry import Registry
+from fdaudit.registry import AttackCard, Registry
 
 if TYPE_CHECKING:
     from fdaudit.adversary.task import Attack
 
-__all__ = ["REGISTRY", "Attack"]
+__all__ = ["REGISTRY", "Attack", "AttackCard"]
 
-REGISTRY: Registry[Attack] = Registry(
+REGISTRY: Registry[Attack, AttackCard] = Registry(
     "fdaudit.attacks",
     {
         "accept-set": "fdaudit.attacks.membership.accept_set:AcceptSet",

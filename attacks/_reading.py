@@ -32,17 +32,19 @@ def reads_forms(cls: A) -> A:
 
     @wraps(applicable)
     def checked(self: Attack, view: View, knowledge: Knowledge, task: AttackTask) -> Applicability:
-        forms = forms_of(knowledge)
-        found = applicable(self, legible(view, forms), knowledge, task)
-        reason = "" if found.ok else left_out(view, forms, tuple(cls.needs))
-        return Applicability(False, f"{found.reason}; {reason}") if reason else found
+        forms = forms_of(view, knowledge)
+        verdict = applicable(self, legible(view, forms), knowledge, task)
+        reason = "" if verdict.ok else left_out(view, forms, cls.card.needs)
+        return Applicability(False, f"{verdict.reason}; {reason}") if reason else verdict
 
     @wraps(run)
     def checked_run(
         self: Attack, view: View, knowledge: Knowledge, task: AttackTask, generator: torch.Generator
     ) -> Sequence[Guess]:
-        found: Sequence[Guess] = run(self, legible(view, forms_of(knowledge)), knowledge, task, generator)
-        return found
+        guesses: Sequence[Guess] = run(
+            self, legible(view, forms_of(view, knowledge)), knowledge, task, generator
+        )
+        return guesses
 
     cls.applicable, cls.run = checked, checked_run
     return cls

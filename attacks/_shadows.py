@@ -9,10 +9,10 @@ Guarantees:
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -21,8 +21,9 @@ from fdaudit.config import Config
 from fdaudit.errors import TrainingDivergedError, UsageError
 from fdaudit.rng import child, child_seed
 from fdaudit.storage.cache import digest_of, remembered_parts
+from fdaudit.tasks import labels_of
+from fdaudit.training.optimizers import optimizer_in
 from fdaudit.training.trainer import Fit, Job, Parameters, Trainer, draw_batches, parameters_of
-from fdaudit.types import task_of
 
 if TYPE_CHECKING:
     from fdaudit.adversary.knowledge import Knowledge
@@ -34,16 +35,21 @@ __all__ = [
     "by_model",
     "in_and_out",
     "many_at_once",
+    "numbered",
+    "on_cpu",
     "parts_of",
     "recipe_of",
     "shadow_models",
     "shadows",
+    "stacked_logits",
 ]
 
 _BLOCK = 25
 """Adam steps between two checks whether a model has fitted its records."""
 _TOGETHER = 30
 """Models that are trained together; two processes that need the same models train different ones of these blocks."""
+_MOST_DRAWS = 1000
+"""Draws of the halves of a few records, until no model is without any."""
 _MOST_STEPS = 2000
 """Default number of steps of one shadow model."""
 _STACKED_WORK = 1_500_000
@@ -84,10 +90,14 @@ def in_and_out(models: int, records: int, generator: torch.Generator) -> Tensor:
     """Return (models, records) bool: each record is in ⌊models/2⌋ models, drawn independently for each record.
 
     With an even number of models this is the design of Carlini et al. 2022 (section VI): a fair coin for each model,
-    but with as many models in as out for every record.
+    but with as many models in as out for every record. Of a few records a model may get none: then all are drawn again.
     """
-    keys = torch.rand(models, records, generator=generator)
-    return keys.argsort(0).argsort(0) < models // 2
+    for _ in range(_MOST_DRAWS):
+        keys = torch.rand(models, records, generator=generator)
+        inside = keys.argsort(0).argsort(0) < models // 2
+        if records * (models // 2) < models or bool(inside.any(1).all()):
+            break
+    return inside
 
 
 def recipe_of(
@@ -104,23 +114,22 @@ def recipe_of(
         records: approximate number of records that a model is fitted on.
         most_steps: of one model.
     """
-    several = task_of(y) == "multi-label"
-    objective: Literal["cross-entropy", "binary-cross-entropy"] = (
-        "binary-cross-entropy" if several else "cross-entropy"
-    )
-    lr, batch = hyperparameters.get("lr"), hyperparameters.get("batch_size")
+    objective = labels_of(y).objective
+    lr = hyperparameters.get("lr")
+    batch = hyperparameters.get("batch_size")
     if not isinstance(lr, (int, float)) or not isinstance(batch, int):
         adam = Fit(lr=0.003, optimizer="adam", objective=objective)
         return Recipe(fit=adam, batch_size=64, steps=most_steps, most_steps=most_steps, until_fitted=True)
     fit = Fit(
         lr=float(lr),
-        optimizer="adam" if hyperparameters.get("optimizer") == "adam" else "sgd",
+        optimizer=optimizer_in(hyperparameters),
         momentum=float(hyperparameters.get("momentum") or 0),
         weight_decay=float(hyperparameters.get("weight_decay") or 0),
         objective=objective,
     )
     rounds = int(hyperparameters.get("rounds") or 1)
-    each, warm_up = hyperparameters.get("local_steps"), int(hyperparameters.get("warm_up_steps") or 0)
+    each = hyperparameters.get("local_steps")
+    warm_up = int(hyperparameters.get("warm_up_steps") or 0)
     if each is not None:
         return Recipe(fit=fit, batch_size=batch, steps=warm_up + rounds * int(each), most_steps=most_steps)
     epochs = rounds * int(hyperparameters.get("local_epochs") or 1)
@@ -152,10 +161,10 @@ def shadows(
         seed: of the halves, the initial weights and the batches.
     """
     inside = in_and_out(count, len(y), child(seed, "shadows", "inside"))
-    found = shadow_models(
+    models = shadow_models(
         knowledge, x, y, inside, seed=seed, hyperparameters=hyperparameters, most_steps=most_steps
     )
-    return Shadows(parameters=found, inside=inside)
+    return Shadows(parameters=models, inside=inside)
 
 
 def shadow_models(
@@ -190,7 +199,8 @@ def shadow_models(
         UsageError: no architecture or training core is known, a model has no record, or the cache cannot be used.
         TrainingDivergedError: not even Adam stayed finite.
     """
-    network, train = knowledge.architecture, many_at_once(knowledge)
+    network = knowledge.architecture
+    train = many_at_once(knowledge)
     if network is None or train is None:
         raise UsageError("knowledge", None, "has no network to train", "Give an architecture and a trainer.")
     sizes = inside.sum(1)
@@ -209,22 +219,19 @@ def shadow_models(
         "seed": seed,
     }
 
-    def made(rows: range) -> dict[str, Tensor]:
+    def fit_block(rows: range) -> dict[str, Tensor]:
         part = inside[rows.start : rows.stop]
         try:
-            found = _fit(network, train, x, y, part, recipe, seed, start, rows)
+            models = _fit(network, train, x, y, part, recipe, seed, start, rows)
         except TrainingDivergedError:
             # The target's rate was chosen for its own numbers of records; what matters here is a fitted model.
             adam = recipe_of({}, y, records=records, most_steps=most_steps)
-            found = _fit(network, train, x, y, part, adam, seed, start, rows)
-        return {
-            f"{k:05d}/{name}": t for k, model in zip(rows, found, strict=True) for name, t in model.items()
-        }
+            models = _fit(network, train, x, y, part, adam, seed, start, rows)
+        return numbered(rows, models)
 
     digest = digest_of(card, x, y, inside, start or {})
-    works = {f"{digest}-{rows.start}": partial(made, rows) for rows in parts_of(len(inside))}
-    tensors = {name: t for part in remembered_parts(works) for name, t in part.items()}
-    return by_model(tensors, len(inside))
+    works = {f"{digest}-{rows.start}": partial(fit_block, rows) for rows in parts_of(len(inside))}
+    return by_model(remembered_parts(works), len(inside))
 
 
 def many_at_once(knowledge: Knowledge) -> Trainer | None:
@@ -235,17 +242,32 @@ def many_at_once(knowledge: Knowledge) -> Trainer | None:
     return Trainer(network, replace(train.execution, strategy="stacked", memory_format="contiguous"))
 
 
+def stacked_logits(train: Trainer, models: Sequence[Parameters], x: Tensor) -> Tensor:
+    """Return the logits (m, n, C) of m models on samples x (n, c, h, w)."""
+    return torch.stack([train.predict(model, x) for model in models])
+
+
 def parts_of(count: int) -> list[range]:
     """Return the numbers of the models that are trained together, part by part."""
     return [range(k, min(k + _TOGETHER, count)) for k in range(0, count, _TOGETHER)]
 
 
-def by_model(tensors: Mapping[str, Tensor], count: int) -> list[Parameters]:
-    """Return tensors whose names begin with a model's number, model by model."""
+def numbered(numbers: Sequence[int], models: Sequence[Parameters]) -> dict[str, Tensor]:
+    """Return the tensors of several models, each under its model's number and its own name."""
+    tensors: dict[str, Tensor] = {}
+    for number, model in zip(numbers, models, strict=True):
+        for name, tensor in model.items():
+            tensors[f"{number:05d}/{name}"] = tensor
+    return tensors
+
+
+def by_model(parts: Iterable[Mapping[str, Tensor]], count: int) -> list[Parameters]:
+    """Return the models whose tensors `numbered` named, by their number."""
     models: list[Parameters] = [{} for _ in range(count)]
-    for name, tensor in tensors.items():
-        number, _, parameter = name.partition("/")
-        models[int(number)][parameter] = tensor
+    for part in parts:
+        for name, tensor in part.items():
+            number, _, parameter = name.partition("/")
+            models[int(number)][parameter] = tensor
     return models
 
 
@@ -267,18 +289,43 @@ def _fit(
         models = [start] * len(inside)
     if recipe.until_fitted:
         return _until_fitted(train, models, x, y, inside, recipe, seed, numbers)
+    rows = [row.nonzero().squeeze(1) for row in inside]
+    draws = [child(seed, "shadow", k, "batches") for k in numbers]
+    dropout = [child_seed(seed, "shadow", k, "dropout") for k in numbers]
+    return fit_models(train, models, x, y, rows, recipe, numbers, draws, dropout)
+
+
+def fit_models(
+    train: Trainer,
+    models: Sequence[Parameters],
+    x: Tensor,
+    targets: Tensor,
+    rows: Sequence[Tensor],
+    recipe: Recipe,
+    numbers: Sequence[int],
+    draws: Sequence[torch.Generator],
+    dropout: Sequence[int],
+) -> list[Parameters]:
+    """Return models fitted each to its own rows of (x, targets), as a recipe says.
+
+    Args:
+        train: the training core.
+        models: their parameters at the start.
+        x: (n, c, h, w) samples.
+        targets: (n, ...) what the models learn of them.
+        rows: the rows of each model.
+        recipe: how they are fitted.
+        numbers: the models' numbers, for errors.
+        draws: by model, draws its batches.
+        dropout: by model, the seed of what its network draws.
+    """
     jobs = []
-    for k, model, row in zip(numbers, models, inside, strict=True):
-        mine = row.nonzero().squeeze(1)
+    for k, start, mine, generator, seed in zip(numbers, models, rows, draws, dropout, strict=True):
         batches = draw_batches(
-            len(mine),
-            recipe.batch_size,
-            steps=recipe.steps,
-            epochs=recipe.epochs,
-            generator=child(seed, "shadow", k, "batches"),
+            len(mine), recipe.batch_size, steps=recipe.steps, epochs=recipe.epochs, generator=generator
         )
-        jobs.append(_job(k, model, x, y, [mine[b] for b in batches[: recipe.most_steps]], seed))
-    return [_on_cpu(f.parameters) for f in train.fit(jobs, recipe.fit)]
+        jobs.append(_job(k, start, x, targets, [mine[b] for b in batches[: recipe.most_steps]], seed))
+    return [on_cpu(fitted.parameters) for fitted in train.fit(jobs, recipe.fit)]
 
 
 def _until_fitted(
@@ -294,37 +341,31 @@ def _until_fitted(
     """Train models that have not fitted their records in blocks of a few steps, until all have or time is up."""
     mine = [row.nonzero().squeeze(1) for row in inside]
     draws = [child(seed, "shadow", k, "batches") for k in numbers]
-    left, steps = list(range(len(mine))), 0
-    while left and steps < recipe.most_steps:
+    unfitted = list(range(len(mine)))
+    steps = 0
+    while unfitted and steps < recipe.most_steps:
         block = min(_BLOCK, recipe.most_steps - steps)
         jobs = []
-        for k in left:
-            drawn = draw_batches(len(mine[k]), recipe.batch_size, steps=block, generator=draws[k])
-            jobs.append(_job(numbers[k], models[k], x, y, [mine[k][b] for b in drawn], seed + steps))
-        for k, fitted in zip(left, train.fit(jobs, recipe.fit), strict=True):
+        for k in unfitted:
+            batches = draw_batches(len(mine[k]), recipe.batch_size, steps=block, generator=draws[k])
+            dropout = child_seed(seed + steps, "shadow", numbers[k], "dropout")
+            jobs.append(_job(numbers[k], models[k], x, y, [mine[k][b] for b in batches], dropout))
+        for k, fitted in zip(unfitted, train.fit(jobs, recipe.fit), strict=True):
             models[k] = fitted.parameters
         steps += block
-        left = [k for k in left if not _right(train.predict(models[k], x[mine[k]]), y[mine[k]])]
-    return [_on_cpu(m) for m in models]
+        unfitted = [k for k in unfitted if not _right(train.predict(models[k], x[mine[k]]), y[mine[k]])]
+    return list(map(on_cpu, models))
 
 
 def _job(k: int, start: Parameters, x: Tensor, y: Tensor, batches: Sequence[Tensor], seed: int) -> Job:
-    return Job(
-        party=f"shadow {k}",
-        parameters=start,
-        x=x,
-        targets=y,
-        batches=batches,
-        seed=child_seed(seed, "shadow", k, "dropout"),
-    )
+    return Job(party=f"shadow {k}", parameters=start, x=x, targets=y, batches=batches, seed=seed)
 
 
 def _right(z: Tensor, y: Tensor) -> bool:
     """Return whether logits (n, C) predict the labels of every record."""
-    if task_of(y) == "multi-label":
-        return bool((((z > 0).long() == y) | (y < 0)).all())
-    return bool((z.argmax(1) == y).all())
+    return bool(labels_of(y).fitted(z, y).all())
 
 
-def _on_cpu(parameters: Mapping[str, Tensor]) -> Parameters:
+def on_cpu(parameters: Mapping[str, Tensor]) -> Parameters:
+    """Return parameters without gradients, on the CPU."""
     return {name: t.detach().cpu() for name, t in parameters.items()}

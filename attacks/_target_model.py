@@ -16,9 +16,11 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from fdaudit.types import Applicability, AttackTask, OracleHandle, task_of
+from fdaudit.adversary.oracle import answer
+from fdaudit.tasks import SINGLE_LABEL, Labels, labels_of
+from fdaudit.types import Applicability, AttackTask, OracleHandle
 
-from ._uploads import WEIGHTS, after, uploads_of
+from ._uploads import WEIGHTS, after, uploads_of, with_payload
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -28,11 +30,11 @@ if TYPE_CHECKING:
     from fdaudit.training.trainer import Parameters, Trainer
     from fdaudit.transcript.messages import Message
 
-__all__ = ["Asked", "answerable", "asked", "log_likelihood", "shared_model", "soft_dice"]
+__all__ = ["BlackBox", "answerable", "asked", "log_likelihood", "shared_model", "soft_dice"]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Asked:
+class BlackBox:
     """A target's model as a black box, for one victim.
 
     Attributes:
@@ -42,7 +44,7 @@ class Asked:
         parameters: the model in view, if there is no oracle.
         start: the model from which the victim trained the model that it sent.
         train: the adversary's own training core, to evaluate them.
-        multi_label: whether each class has its own answer.
+        labels: the form of the labels that it predicts.
     """
 
     answers: str
@@ -51,7 +53,7 @@ class Asked:
     parameters: Mapping[str, Tensor] | None = None
     start: Mapping[str, Tensor] | None = None
     train: Trainer | None = None
-    multi_label: bool = False
+    labels: Labels = SINGLE_LABEL.labels
 
     @property
     def remaining(self) -> int:
@@ -71,14 +73,12 @@ class Asked:
         if self.train is None or self.parameters is None:
             raise ValueError("asked: neither an oracle nor a model to ask.")
         z = self.train.predict(dict(self.parameters), x)
-        if self.multi_label:
-            return z.sigmoid() if self.answers == "soft" else (z > 0).long()
-        return z.softmax(1) if self.answers == "soft" else z.argmax(1)
+        return answer(self.answers, z, self.labels)
 
 
 def asked(
     answers: str, view: View, knowledge: Knowledge, task: AttackTask, target: str, *, own: bool = True
-) -> tuple[Asked | None, Applicability]:
+) -> tuple[BlackBox | None, Applicability]:
     """Return the model that an adversary can query about one victim, or None and the reason.
 
     Args:
@@ -89,24 +89,24 @@ def asked(
         target: the victim.
         own: whether a model that the victim sent may be queried.
     """
-    several = knowledge.task == "multi-label"
+    labels = knowledge.task.labels
     oracle = task.oracle
     if oracle is not None and (oracle.answers != answers or (oracle.models and target not in oracle.models)):
         oracle = None
     if oracle is not None and oracle.models:
-        return Asked(answers=answers, oracle=oracle, of=target, multi_label=several), Applicability(True)
-    if own and (sent := _sent_model(view, knowledge, target)) is not None:
-        parameters, start = sent
-        return Asked(
+        return BlackBox(answers=answers, oracle=oracle, of=target, labels=labels), Applicability(True)
+    if own and (pair := _sent_model(view, knowledge, target)) is not None:
+        parameters, start = pair
+        return BlackBox(
             answers=answers,
             of=target,
             parameters=parameters,
             start=start,
             train=knowledge.train,
-            multi_label=several,
+            labels=labels,
         ), Applicability(True)
     if oracle is not None:
-        return Asked(answers=answers, oracle=oracle, multi_label=several), Applicability(True)
+        return BlackBox(answers=answers, oracle=oracle, labels=labels), Applicability(True)
     if not view.select(kind="model_parameters"):
         return None, Applicability(
             False, f"neither a {answers}-label oracle nor any model parameters in view"
@@ -117,8 +117,8 @@ def asked(
     if knowledge.architecture is None or knowledge.train is None:
         return None, Applicability(False, "the architecture of the model in view is not known")
     parameters = view.tensors(model)
-    return Asked(
-        answers=answers, parameters=parameters, train=knowledge.train, multi_label=several
+    return BlackBox(
+        answers=answers, parameters=parameters, train=knowledge.train, labels=labels
     ), Applicability(True)
 
 
@@ -128,11 +128,11 @@ def answerable(
     """Check that every challenged victim's model can be queried, for each candidate and `besides` more samples."""
     if not task.challenges:
         return Applicability(False, "no challenge was issued for the victims")
-    found = [asked(answers, view, knowledge, task, target) for target in task.challenges]
-    if refused := [reason for target, reason in found if target is None]:
+    targets = [asked(answers, view, knowledge, task, target) for target in task.challenges]
+    if refused := [reason for target, reason in targets if target is None]:
         return refused[0]
     needed = sum(len(c.y) + besides for c in task.challenges.values())
-    allowed = min(target.remaining for target, _ in found if target is not None)
+    allowed = min(target.remaining for target, _ in targets if target is not None)
     if needed > allowed:
         return Applicability(False, f"needs {needed} queries, the budget allows {allowed}")
     return Applicability(True)
@@ -156,24 +156,17 @@ def _sent_model(view: View, knowledge: Knowledge, target: str) -> tuple[Paramete
 
 def shared_model(view: View) -> Message | None:
     """Return the last model that a party other than a client sent: the federation's, not one client's."""
-    sent = [m for m in view.select(kind="model_parameters") if m.payload is not None]
-    shared = [m for m in sent if not m.sender.startswith("client/")] or sent
+    models = with_payload(view.select(kind="model_parameters"))
+    shared = [m for m in models if not m.sender.startswith("client/")] or models
     return shared[-1] if shared else None
 
 
 def log_likelihood(answer: Tensor, y: Tensor, floor: float = 1e-12) -> Tensor:
-    """Return log p_y (n,) of soft answers (n, C): minus the cross-entropy, in nats.
+    """Return log p_y (n,) of soft answers: minus the cross-entropy, in nats.
 
-    In the multi-label task this is the sum over the known classes. Of masks (n, h, w) and answers (n, C, h, w) it is
-    the mean over pixels.
+    Of several labels this is the sum over the known classes, and of masks the mean over pixels.
     """
-    p = answer.double()
-    if task_of(y) == "segmentation":
-        return p.gather(1, y[:, None]).clamp_min(floor).log().mean((1, 2, 3))
-    if task_of(y) == "multi-label":
-        right = torch.where(y == 1, p, 1 - p).clamp_min(floor).log()
-        return (right * (y >= 0)).sum(1)
-    return p.gather(1, y[:, None]).squeeze(1).clamp_min(floor).log()
+    return labels_of(y).log_likelihood(answer.double(), y, floor)
 
 
 def soft_dice(answer: Tensor, y: Tensor) -> Tensor:
@@ -182,7 +175,8 @@ def soft_dice(answer: Tensor, y: Tensor) -> Tensor:
     It is a mean over the classes that occur in a mask. The background, 0, counts only if nothing else occurs: every
     answer has the coefficient 0 with a class that does not.
     """
-    p, pixels = answer.double(), (-2, -1)
+    p = answer.double()
+    pixels = (-2, -1)
     hot = (y.unsqueeze(1) == torch.arange(p.shape[1], device=y.device).view(-1, 1, 1)).to(p.dtype)
     area = hot.sum(pixels)
     present = area > 0

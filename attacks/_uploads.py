@@ -8,48 +8,72 @@ from fdaudit.kinds import MODELS
 from fdaudit.transcript.messages import Message, role
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from fdaudit.adversary.view import View
     from fdaudit.training.trainer import Parameters
 
-__all__ = ["WEIGHTS", "after", "broadcasts", "updates_without_broadcast", "uploads_of"]
+__all__ = [
+    "WEIGHTS",
+    "after",
+    "broadcasts",
+    "clients_of",
+    "received_before",
+    "updates_without_broadcast",
+    "uploads_of",
+    "with_payload",
+]
 
 WEIGHTS = ("model_update", "model_parameters")
 """Kinds of uploads that reveal a client's whole model."""
 
 
+def with_payload(messages: Iterable[Message]) -> list[Message]:
+    """Return the messages that were recorded with their tensors, without those recorded as digests only."""
+    return [message for message in messages if message.payload is not None]
+
+
+def clients_of(view: View) -> list[str]:
+    """Return the parties of a view that are clients."""
+    return [party for party in view.parties if role(party) == "client"]
+
+
 def broadcasts(view: View) -> list[Message]:
     """Return the federation's model as the view holds it at each round's start, and the last one."""
-    sent = [m for m in view.select(kind="model_parameters") if m.payload is not None]
-    sent = [m for m in sent if role(m.sender) != "client"]
-    first = list({m.round: m for m in reversed(sent)}.values())[::-1]
-    return [*first, *(sent[-1:] if sent and sent[-1] is not first[-1] else ())]
+    models = with_payload(view.select(kind="model_parameters"))
+    models = [m for m in models if role(m.sender) != "client"]
+    first = list({m.round: m for m in reversed(models)}.values())[::-1]
+    return [*first, *(models[-1:] if models and models[-1] is not first[-1] else ())]
+
+
+def received_before(view: View, message: Message, target: str) -> list[Message]:
+    """Return the models that a client received before one of its messages, if they are in view with their tensors."""
+    models = with_payload(view.select(kind="model_parameters"))
+    return [model for model in models if model.seq < message.seq and target in model.receivers]
 
 
 def uploads_of(view: View, target: str, kinds: Sequence[str] = MODELS) -> list[tuple[Message, Message]]:
     """Return a client's uploads of the first of these kinds that it sent, each with the last model received before."""
-    received = [
-        m for m in view.select(kind="model_parameters") if target in m.receivers and m.payload is not None
-    ]
+    models = with_payload(view.select(kind="model_parameters"))
+    received = [m for m in models if target in m.receivers]
     for kind in kinds:
-        found = [
-            (message, before[-1])
-            for message in view.select(kind=kind, sender=target)
-            if message.payload is not None and (before := [m for m in received if m.seq < message.seq])
-        ]
-        if found:
-            return found
+        uploads = []
+        for message in with_payload(view.select(kind=kind, sender=target)):
+            before = [m for m in received if m.seq < message.seq]
+            if before:
+                uploads.append((message, before[-1]))
+        if uploads:
+            return uploads
     return []
 
 
 def after(view: View, message: Message, start: Parameters) -> Parameters:
     """Return the model that a client had when it sent an update, or the uploaded model itself."""
-    sent = view.tensors(message)
+    tensors = view.tensors(message)
     if message.kind == "model_update":
         weight = float(message.fields.get("weight", 1.0))  # of an update that was weighted before it was sent
-        sent = {name: start[name] + value / weight for name, value in sent.items()}
-    return {**start, **sent}
+        tensors = {name: start[name] + value / weight for name, value in tensors.items()}
+    return {**start, **tensors}
 
 
 def updates_without_broadcast(
@@ -68,19 +92,18 @@ def updates_without_broadcast(
     """
     if view.select(kind="model_parameters"):
         return []
-    sums = {
-        m.round: m for m in view.select(kind="model_update", sender="aggregator") if m.payload is not None
-    }
-    found: list[tuple[Message, Parameters]] = []
+    aggregates = with_payload(view.select(kind="model_update", sender="aggregator"))
+    sums = {m.round: m for m in aggregates}
+    updates: list[tuple[Message, Parameters]] = []
     start = dict(initial)
     first = min((m.round for m in view.messages), default=0)
     for now in range(first, max((m.round for m in view.messages), default=-1) + 1):
-        sent = [
-            m for m in view.select(kind="model_update", sender=target, round=now) if m.payload is not None
-        ]
-        found += [(m, start) for m in sent if m.tensors.keys() <= start.keys()]
+        messages = with_payload(view.select(kind="model_update", sender=target, round=now))
+        updates += [(m, start) for m in messages if m.tensors.keys() <= start.keys()]
         if now not in sums or view.hyperparameters.get("server_momentum"):
             break
-        total, weight = view.tensors(sums[now]), float(sums[now].fields.get("weight", 1.0))
-        start = {**start, **{name: start[name] + value.cpu() / weight for name, value in total.items()}}
-    return found
+        total = view.tensors(sums[now])
+        weight = float(sums[now].fields.get("weight", 1.0))
+        change = {name: value.cpu() / weight for name, value in total.items()}
+        start = {**start, **{name: start[name] + value for name, value in change.items()}}
+    return updates

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import torch
 from pydantic import Field
@@ -10,7 +10,10 @@ from torch import Tensor
 
 from fdaudit.config import Config
 from fdaudit.goals.membership import Membership
-from fdaudit.types import Applicability, AttackTask, task_of
+from fdaudit.registry import AttackCard
+from fdaudit.tasks import labels_of
+from fdaudit.training.objectives import ClientStep
+from fdaudit.types import Applicability, AttackTask
 
 from ._reading import reads_forms
 from ._target_model import answerable, asked, log_likelihood, soft_dice
@@ -39,18 +42,21 @@ class LossThreshold:
     It queries a soft-label oracle if the adversary has one, once for each candidate: each victim's own model if clients
     answer, else the released one. Otherwise it evaluates the last model in its view. Thresholding the loss is optimal
     under the assumptions of Sablayrolles et al. 2019. It is the simplest attack, so stronger ones have to beat it. The
-    loss of a mask is 1 minus its soft Dice coefficient, unless `mask_loss` says otherwise.
+    loss of a mask is 1 minus its soft Dice coefficient, unless `mask_loss` says otherwise. A loss that
+    the user of an import names is used.
     """
 
-    name: ClassVar[str] = "loss-threshold"
-    work: ClassVar[dict[str, Any]] = {"once": 150, "each": 200}
-    goal: ClassVar[str] = "membership"
-    needs: ClassVar[tuple[str, ...]] = ("oracle (soft labels)", "model_parameters", "model_update")
-    assumes: ClassVar[tuple[str, ...]] = ("architecture",)
-    oracle: ClassVar[str | None] = "soft"
-    source: ClassVar[str] = "Yeom, Giacomelli, Fredrikson & Jha 2018; Sablayrolles et al. 2019"
-    tasks: ClassVar[tuple[str, ...]] = ("single-label", "multi-label", "segmentation", "text")
-    profiles: ClassVar[dict[str, dict[str, Any]]] = {"quick": {}, "standard": {}, "full": {}}
+    card = AttackCard(
+        name="loss-threshold",
+        work={"once": 150, "each": 200},
+        goal="membership",
+        needs=("oracle (soft labels)", "model_parameters", "model_update"),
+        assumes=("architecture",),
+        oracle="soft",
+        source="Yeom, Giacomelli, Fredrikson & Jha 2018; Sablayrolles et al. 2019",
+        tasks=("single-label", "multi-label", "segmentation", "text", "table"),
+        profiles={"quick": {}, "standard": {}, "full": {}},
+    )
     Config: ClassVar[type[LossThresholdConfig]] = LossThresholdConfig
 
     def __init__(self, config: LossThresholdConfig) -> None:
@@ -64,20 +70,23 @@ class LossThreshold:
         self, view: View, knowledge: Knowledge, task: AttackTask, generator: torch.Generator
     ) -> tuple[Membership, ...]:
         """Return one `Membership` for each challenge; the attack is deterministic."""
-        found = []
+        guesses, step = [], ClientStep.of(view.hyperparameters)
         for name, challenge in task.challenges.items():
             target, refused = asked("soft", view, knowledge, task, name)
             if target is None:
                 raise ValueError(
                     f"loss-threshold: run on a view to which it does not apply: {refused.reason}."
                 )
-            scores = self._scores(target(challenge.x), challenge.y)
-            found.append(Membership(target=name, scores=scores))
-        return tuple(found)
+            answers = target(challenge.x)
+            scores = self._scores(answers, challenge.y)
+            if step.function is not None:
+                scores = -step.losses(answers.clamp_min(self.config.floor).log(), challenge.x, challenge.y)
+            guesses.append(Membership(target=name, scores=scores))
+        return tuple(guesses)
 
     def _scores(self, answer: Tensor, y: Tensor) -> Tensor:
         """Return minus the loss (n,) of soft answers, up to a constant."""
-        of = self.config.mask_loss if task_of(y) == "segmentation" else "cross-entropy"
+        of = self.config.mask_loss if labels_of(y).dense else "cross-entropy"
         if of == "dice":
             return soft_dice(answer, y)
         fit = log_likelihood(answer, y, self.config.floor)

@@ -72,13 +72,13 @@ def main() -> None:
             "adversaries": ["server"], "attacks": [],
         }  # fmt: skip
         run = fdaudit.run(spec, Path(folder) / "run")
-        plan = plan_attack(options.attack, {}, run.plan.spec, "attack", ("server",))
+        attack = plan_attack(options.attack, {}, run.case.spec, "attack", ("server",))
         stage = Stage(run.opened)
         with stage.adversary("server") as adversary:
 
             def cell() -> None:
                 attacker.stand_by(fork)
-                found = stage.cell(adversary, plan)
+                found = stage.cell(adversary, attack)
                 attacker.dismiss()
                 if found.status not in ("run", "inconclusive"):
                     raise RuntimeError(f"{options.attack}: {found.status}, {found.reason}")

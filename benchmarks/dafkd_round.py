@@ -148,7 +148,7 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=9)
     options = parser.parse_args()
     torch.set_num_threads(1)
-    execution = Execution.resolve(device="cpu", threads=1, convolutions=True, batchnorm=False)
+    execution = Execution.resolve(device="cpu", threads=1, convolutions=True)
     wall, processor = measure(execution, options.pairs)
     print(f"DaFKD round: {CLIENTS} clients, {STEPS} steps of 32 records, cnn-5-5, 1 thread")
     print(table(HEADS, [wall.row("recorded / bare"), processor.row("recorded / bare, processor time")]))

@@ -18,7 +18,7 @@ from fdaudit.protocols import REGISTRY as PROTOCOLS
 from fdaudit.adversary.knowledge import Knowledge
 from fdaudit.adversary.view import View
 from fdaudit.federation.rehearsal import rehearse
-from fdaudit.planning.plan import make_plan
+from fdaudit.planning.simulated import simulated_case
 from fdaudit.spec.schema import load_spec
 from fdaudit.storage.vault import Secrets
 from fdaudit.types import AttackTask, Challenge
@@ -44,8 +44,8 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     asked = parser.parse_args()
     torch.set_num_threads(asked.threads)
-    plan = make_plan(load_spec({**SPEC, "threads": asked.threads}), Secrets.draw(SEED))
-    x, y = plan.auxiliary
+    case = simulated_case(load_spec({**SPEC, "threads": asked.threads}), Secrets.draw(SEED))
+    x, y = case.auxiliary
     used = CLIENTS * 2 * PAIRS
     challenges, data, members = {}, [], []
     drawn = torch.Generator().manual_seed(SEED)
@@ -60,15 +60,15 @@ def main() -> None:
     fedmd = PROTOCOLS.load("fedmd")
     config = fedmd.Config(rounds=3, warm_up_steps=200, local_steps=50, batch_size=16, public_batch=512)
     knowledge = Knowledge(
-        architecture=plan.architecture,
+        architecture=case.architecture,
         auxiliary=(x[used:], y[used:]),
-        train=plan.trainer(),
-        public=plan.public,
-        classes=plan.dataset.classes,
+        train=case.trainer(),
+        public=case.public,
+        classes=case.dataset.classes,
     )
     with tempfile.TemporaryDirectory() as folder:
         record = Path(folder) / "record"
-        view = rehearse(record, protocol=fedmd, config=config, common=plan.common, data=data, seed=SEED)
+        view = rehearse(record, protocol=fedmd, config=config, common=case.common, data=data, seed=SEED)
         took(view, knowledge, challenges, members, asked.profile)
 
 
@@ -82,7 +82,7 @@ def took(
     from sklearn.metrics import roc_auc_score
 
     cls = REGISTRY.load("distillation-lira")
-    runner = cls(cls.Config(**cls.profiles[profile]))
+    runner = cls(cls.Config(**cls.card.profiles[profile]))
     task = AttackTask(targets=tuple(challenges), challenges=challenges)
     print("| profile | clients | wall, s | processor, s | AUC |\n|---|---|---|---|---|")
     wall, busy = time.perf_counter(), time.process_time()

@@ -58,7 +58,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    execution = Execution.resolve(device="cpu", threads=options.threads, convolutions=True, batchnorm=False)
+    execution = Execution.resolve(device="cpu", threads=options.threads, convolutions=True)
     wall, processor = measure(memory_format(execution), execution, options.pairs)
     default, _ = measure(torch.contiguous_format, execution, options.pairs)
     rows = [

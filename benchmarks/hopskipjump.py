@@ -47,9 +47,7 @@ class Target:
         )
         spec = ModelSpec(name="cnn-strided", params={"channels": [16, 32], "kernel": 3})
         self.network = architecture(spec, data.input_shape, data.classes)
-        execution = Execution.resolve(
-            device="cpu", threads=torch.get_num_threads(), convolutions=True, batchnorm=False
-        )
+        execution = Execution.resolve(device="cpu", threads=torch.get_num_threads(), convolutions=True)
         self.trainer = Trainer(self.network, execution)
         batches = draw_batches(EACH, 64, steps=600, generator=child(0, "batches"))
         job = Job(

@@ -40,7 +40,7 @@ whatever the learning rate."""
 def spec_of(protocol: str) -> dict[str, Any]:
     """Return the quickstart's federation with another protocol, which learns nothing."""
     base = yaml.safe_load((SPECS / "fedkd.yaml").read_text(encoding="utf-8"))
-    names = [n for n in attacks.REGISTRY.names() if attacks.REGISTRY.load(n).goal == "membership"]
+    names = [n for n in attacks.REGISTRY.names() if attacks.REGISTRY.load(n).card.goal == "membership"]
     adversaries = [a for a in base["adversaries"] if a != "aggregator" or protocol == "fedkd"]
     return base | {
         "name": f"{protocol} that learns nothing",

@@ -109,7 +109,7 @@ def main() -> None:
     parser.add_argument("--times", type=int, default=1, help="how often; every other time in reverse order")
     options = parser.parse_args()
     try:
-        connection.refuse_absent()
+        connection.refuse_unusable(None)
     except UsageError as error:
         print(f"not measured: {error}")
         return

@@ -62,8 +62,8 @@ class Point:
 def run(clients: int, parameters: int, steps: int, record: str, where: str | None) -> Point:
     """Run a federation of so many clients, with networks of about so many parameters; call in a separate process."""
     from fdaudit.audit.simulation import federate
-    from fdaudit.planning.plan import make_plan
-    from fdaudit.planning.run_directory import RunDirectory
+    from fdaudit.planning.simulated import simulated_case
+    from fdaudit.scoring.run_directory import RunDirectory
     from fdaudit.spec.schema import load_spec
     from fdaudit.storage.vault import Secrets, Vault
 
@@ -85,15 +85,15 @@ def run(clients: int, parameters: int, steps: int, record: str, where: str | Non
         "references": [],
         "attacks": [],
     }
-    plan = make_plan(load_spec(spec), Secrets.draw(1))
-    plan.execution.begin()
-    counted = sum(t.numel() for t in plan.initial().values())
+    case = simulated_case(load_spec(spec), Secrets.draw(1))
+    case.execution.begin()
+    counted = sum(t.numel() for t in case.initial().values())
     with tempfile.TemporaryDirectory(dir=where) as folder:
         run = Path(folder) / "run"
         run.mkdir()
-        Vault(run / "vault").create(plan.secrets)
+        Vault(run / "vault").create(case.secrets)
         times = list[float]()
-        federate(RunDirectory(run, plan), lambda *_: times.append(time.perf_counter()))
+        federate(RunDirectory(run, case), lambda *_: times.append(time.perf_counter()))
         disk = sum(f.stat().st_size for f in (run / "transcript").rglob("*") if f.is_file())
     if len(times) != ROUNDS:
         raise SystemExit(f"{len(times)} rounds were told of, not {ROUNDS}")

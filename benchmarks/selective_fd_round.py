@@ -255,7 +255,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    execution = Execution.resolve(device="cpu", threads=options.threads, convolutions=True, batchnorm=False)
+    execution = Execution.resolve(device="cpu", threads=options.threads, convolutions=True)
     same = torch.channels_last if execution.memory_format == "channels_last" else torch.contiguous_format
     print(
         f"Selective-FD round: {CLIENTS} clients, {LOCAL} local step of {BATCH} and {DISTIL} of what comes back,"

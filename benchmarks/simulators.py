@@ -141,7 +141,6 @@ def main() -> None:
         threads=options.threads,
         memory_format=options.format,
         convolutions=True,
-        batchnorm=False,
     )
     if options.side:
         serve(options.side, options.rounds, execution, pause_on_pipe())

@@ -29,8 +29,8 @@ from fdaudit.evaluation.stage import Stage
 from fdaudit.metrics import score_membership, score_reconstruction
 from fdaudit.parallel import malloc
 from fdaudit.planning.attacks import plan_attack
-from fdaudit.planning.plan import make_plan
-from fdaudit.planning.run_directory import RunDirectory
+from fdaudit.planning.simulated import simulated_case
+from fdaudit.scoring.run_directory import RunDirectory
 from fdaudit.spec.schema import load_spec
 from fdaudit.storage import cache
 from fdaudit.storage.vault import Secrets, Vault
@@ -115,13 +115,13 @@ def spec_of(protocol: str, params: Mapping[str, Any], **changed: Any) -> dict[st
 def federation(
     protocol: str, params: Mapping[str, Any], **changed: Any
 ) -> Callable[[], Callable[[], object]]:
-    plan = make_plan(load_spec(spec_of(protocol, params, **changed)), Secrets.draw(SEED))
+    case = simulated_case(load_spec(spec_of(protocol, params, **changed)), Secrets.draw(SEED))
 
     def make() -> Callable[[], object]:
         run = Path(tempfile.mkdtemp(dir=folder())) / "run"
         run.mkdir()
-        Vault(run / "vault").create(plan.secrets)
-        return lambda: federate(RunDirectory(run, plan), lambda *_: None)
+        Vault(run / "vault").create(case.secrets)
+        return lambda: federate(RunDirectory(run, case), lambda *_: None)
 
     return make
 
@@ -136,8 +136,8 @@ def of_federations() -> Iterator[Growth]:
         made["parameters"] = []
         for width in (4, 8, 16, 32):
             model = {"name": "cnn-strided", "params": {"channels": [width, 2 * width], "kernel": 3}}
-            plan = make_plan(load_spec(spec_of(name, params, model=model)), Secrets.draw(SEED))
-            count = sum(t.numel() for t in plan.initial().values())
+            case = simulated_case(load_spec(spec_of(name, params, model=model)), Secrets.draw(SEED))
+            count = sum(t.numel() for t in case.initial().values())
             made["parameters"].append((count, federation(name, params, model=model)))
         made["records"] = []
         for limit in (225, 450, 900, 1797):
@@ -152,7 +152,7 @@ def of_federations() -> Iterator[Growth]:
 
 def of_attacks() -> Iterator[Growth]:
     fdaudit.evaluation.controls.kept.controls = (
-        lambda attack, plan, setting: {}
+        lambda attack, case, setting: {}
     )  # they do not grow with a cell
     more = {
         "gradients": ("fedavg", {"rounds": 2, "upload": "gradient", "batch_size": 4, "lr": 0.1}, {}),
@@ -177,12 +177,12 @@ def cell(run: Path, name: str, adversary: str, axis: str, size: int) -> Callable
     params = {} if axis == "victims" else {axis: size}
     if axis == "victims":
         spec = spec.model_copy(update={"victims": size})
-    plan = make_plan(spec, Vault(run / "vault").secrets)
+    case = simulated_case(spec, Vault(run / "vault").secrets)
     attack = plan_attack(name, params, spec, "attack", (adversary,))
 
     def make() -> Callable[[], object]:
         cache._kept.clear()
-        stage = Stage(RunDirectory(run, replace(plan, execution=replace(plan.execution, threads=1))))
+        stage = Stage(RunDirectory(run, replace(case, execution=replace(case.execution, threads=1))))
 
         def work() -> None:
             with stage.adversary(adversary) as who:

@@ -56,7 +56,6 @@ def fitting(
         strategy=strategy,
         memory_format=memory_format,
         convolutions=True,
-        batchnorm=False,
     )
     trainer = Trainer(network, execution)
     start, jobs = parameters_of(network.build(child(1, "start"))), []
@@ -79,7 +78,7 @@ def in_parts(
 ) -> Callable[[], object]:
     """Takes a step of a large batch, or predicts for it, so many pixels at a time."""
     network = architecture(ModelSpec(name=model), shape, CLASSES)
-    trainer = Trainer(network, Execution.resolve(device="cpu", threads=1, convolutions=True, batchnorm=False))
+    trainer = Trainer(network, Execution.resolve(device="cpu", threads=1, convolutions=True))
     start, x = parameters_of(network.build(child(1, "start"))), torch.rand(LARGE, *shape)
     y, batches = torch.arange(LARGE) % CLASSES, [torch.arange(LARGE)] * 10
     job = Job(party="client/0", parameters=start, x=x, targets=y, batches=batches)
@@ -109,7 +108,6 @@ def main() -> None:
         ruled = Execution.resolve(
             device=options.device,
             convolutions=model.startswith("cnn"),
-            batchnorm=False,
             work=architecture(ModelSpec(name=model), SHAPE, CLASSES).work,
         )
         on = partial(fitting, model, device=ruled.device)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from fdaudit.registry import Registry
+from fdaudit.registry import DefenseCard, Registry
 
 if TYPE_CHECKING:
     from fdaudit.transcript.wire import Defense
 
-__all__ = ["REGISTRY", "Defense"]
+__all__ = ["REGISTRY", "Defense", "DefenseCard"]
 
-REGISTRY: Registry[Defense] = Registry(
+REGISTRY: Registry[Defense, DefenseCard] = Registry(
     "fdaudit.defenses",
     {
         "confident-gnmax": "fdaudit.defenses.pate.aggregators:ConfidentGNMax",

@@ -53,13 +53,13 @@ def _laplace(b: Fraction, n: int, stream: SecretStream) -> Ints:
     todo = np.arange(n)
     while len(todo):
         U = _below(m, len(todo), stream)
-        taken = _bernoulli_exp(U / float(b), lambda i, U=U: Fraction(int(U[i])) / b, stream)  # type: ignore[misc]
-        U, rows = U[taken], todo[taken]
+        heads = _bernoulli_exp(U / float(b), lambda i, U=U: Fraction(int(U[i])) / b, stream)  # type: ignore[misc]
+        U, rows = U[heads], todo[heads]
         y = U + m * _geometric(Fraction(m) / b, len(U), stream)
         negative = _below(2, len(U), stream).astype(bool)
-        kept = ~(negative & (y == 0))  # zero has one sign
-        out[rows[kept]] = np.where(negative, -y, y)[kept]
-        todo = np.concatenate([todo[~taken], rows[~kept]])
+        valid = ~(negative & (y == 0))  # zero has one sign
+        out[rows[valid]] = np.where(negative, -y, y)[valid]
+        todo = np.concatenate([todo[~heads], rows[~valid]])
     return out
 
 
@@ -82,9 +82,9 @@ def discrete_gaussian(sigma: float, n: int, stream: SecretStream) -> Ints:
         gamma = (np.abs(Y) - float(centre)) ** 2 / float(twice)
         # Beyond this no approximation is reliable; the exact ratio decides.
         gamma[np.abs(Y) > 64 * t] = np.nan
-        kept = _bernoulli_exp(gamma, lambda i, Y=Y: (abs(int(Y[i])) - centre) ** 2 / twice, stream)  # type: ignore[misc]
-        out[todo[kept]] = Y[kept]
-        todo = todo[~kept]
+        heads = _bernoulli_exp(gamma, lambda i, Y=Y: (abs(int(Y[i])) - centre) ** 2 / twice, stream)  # type: ignore[misc]
+        out[todo[heads]] = Y[heads]
+        todo = todo[~heads]
     return out
 
 
@@ -119,10 +119,10 @@ def _bernoulli_exp(gamma: Floats, exact: Callable[[int], Fraction], stream: Secr
     for i in np.flatnonzero(np.isnan(gamma)):
         parts[i] = int(exact(int(i))) + 1
     heads = np.ones(len(gamma), dtype=np.bool_)
-    done = np.zeros(len(gamma), dtype=np.int64)
-    while len(todo := np.flatnonzero(heads & (done < parts))):
+    tosses = np.zeros(len(gamma), dtype=np.int64)
+    while len(todo := np.flatnonzero(heads & (tosses < parts))):
         heads[todo] = _bernoulli_exp_below_one(gamma, parts, exact, todo, stream)
-        done[todo] += 1
+        tosses[todo] += 1
     return heads
 
 

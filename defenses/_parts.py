@@ -19,6 +19,7 @@ from torch import Tensor
 from fdaudit.config import Config
 from fdaudit.errors import ProtocolError
 from fdaudit.events import NoGuarantee
+from fdaudit.registry import DefenseCard
 
 __all__ = [
     "Configured",
@@ -43,20 +44,16 @@ Settings = TypeVar("Settings", bound=Config)
 
 
 class Configured(Generic[Settings]):
-    """Base of a defence on messages: its settings, and its description beside each treated message.
+    """Base of a defence on messages: its settings, and its description beside each treated message."""
 
-    `fixed_size` states that messages of one shape have one size, for any values.
-    """
-
-    name: ClassVar[str]
-    fixed_size: ClassVar[bool] = True
+    card: ClassVar[DefenseCard]
 
     def __init__(self, config: Settings) -> None:
         self.config = config
 
     def describe(self) -> Mapping[str, Any]:
         """Return name and parameters."""
-        return {"name": self.name, **self.config.model_dump()}
+        return {"name": self.card.name, **self.config.model_dump()}
 
 
 class NoiseConfig(Config):
@@ -101,8 +98,8 @@ def norm(tensors: Iterable[Tensor]) -> float:
 
 def noised(sent: Tensor, clipped: Tensor, drawn: Tensor) -> Tensor:
     """Return the sum in the dtype that was sent; whole numbers are rounded, to int64: a narrower type would wrap."""
-    made = clipped + drawn.to(sent.device)
-    return made.to(sent.dtype) if sent.is_floating_point() else made.round().long()
+    total = clipped + drawn.to(sent.device)
+    return total.to(sent.dtype) if sent.is_floating_point() else total.round().long()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,8 +157,8 @@ def _share(name: str, tensors: Mapping[str, Tensor], values: Mapping[str, Tensor
     if share.dim() and any(t.shape[-1:] != share.shape for t in values.values()):
         shapes = [tuple(t.shape) for t in values.values()]
         raise ProtocolError(f"{name}: {len(share)} shares of a client do not fit values of shapes {shapes}.")
-    said = tensors.get(CLIENT_BOUND)
-    if said is None or said.numel() != 1 or not 0 < float(said) < float("inf"):
+    bound = tensors.get(CLIENT_BOUND)
+    if bound is None or bound.numel() != 1 or not 0 < float(bound) < float("inf"):
         problem = f"{name}: {CLIENT_SHARE} comes without the bound of what was averaged."
         raise ProtocolError(f"{problem} Send {CLIENT_BOUND}, positive and finite, along.")
     return share

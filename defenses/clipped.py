@@ -13,6 +13,7 @@ from torch import Tensor
 from fdaudit.config import Config
 from fdaudit.errors import ProtocolError
 from fdaudit.events import Event, Gaussian, NoGuarantee
+from fdaudit.registry import DefenseCard
 from fdaudit.rng import SecretStream
 from fdaudit.transcript.wire import Released
 
@@ -49,10 +50,13 @@ class DPFedAvg(Configured[DPFedAvgConfig]):
       * noise comes from the vault's secret.
     """
 
-    name: ClassVar[str] = "dp-fedavg"
-    source: ClassVar[str] = "McMahan, Ramage, Talwar & Zhang 2018, Algorithm 1 (FlatClip)"
-    protects: ClassVar[str] = "one client's update"
-    accepts: ClassVar[tuple[str, ...]] = ("gradient", "model_update")
+    card = DefenseCard(
+        name="dp-fedavg",
+        source="McMahan, Ramage, Talwar & Zhang 2018, Algorithm 1 (FlatClip)",
+        protects="one client's update",
+        accepts=("gradient", "model_update"),
+        fixed_size=True,
+    )
     Config: ClassVar[type[DPFedAvgConfig]] = DPFedAvgConfig
 
     def __init__(self, config: DPFedAvgConfig) -> None:
@@ -66,9 +70,9 @@ class DPFedAvg(Configured[DPFedAvgConfig]):
         Raises:
             ProtocolError: the message is no update.
         """
-        if kind not in self.accepts:
+        if kind not in self.card.accepts:
             raise ProtocolError(
-                f"{self.name}: {kind} is no update. Attach it to {' or '.join(self.accepts)}."
+                f"{self.card.name}: {kind} is no update. Attach it to {' or '.join(self.card.accepts)}."
             )
         return self._noise.release(kind, tensors, noise)
 
@@ -99,10 +103,13 @@ class SanitizedGradients(Configured[SanitizedGradientsConfig]):
       * noise comes from the vault's secret.
     """
 
-    name: ClassVar[str] = "sanitized-gradients"
-    source: ClassVar[str] = "Chen, Orekondy & Fritz 2020 (GS-WGAN), Algorithm 1 and Theorem 4.1"
-    protects: ClassVar[str] = "the gradients of one message"
-    accepts: ClassVar[tuple[str, ...]] = ("sample_gradients",)
+    card = DefenseCard(
+        name="sanitized-gradients",
+        source="Chen, Orekondy & Fritz 2020 (GS-WGAN), Algorithm 1 and Theorem 4.1",
+        protects="the gradients of one message",
+        accepts=("sample_gradients",),
+        fixed_size=True,
+    )
     Config: ClassVar[type[SanitizedGradientsConfig]] = SanitizedGradientsConfig
 
     def release(self, kind: str, tensors: Mapping[str, Tensor], noise: SecretStream) -> Released:
@@ -112,12 +119,12 @@ class SanitizedGradients(Configured[SanitizedGradientsConfig]):
             ProtocolError: the message does not contain gradients at samples, or contains more than these.
         """
         values = tensors.get("values")
-        if kind not in self.accepts or values is None or values.dim() < 2 or len(tensors) != 1:
-            problem = f"{self.name}: {kind} with {sorted(tensors)} is not `values` (n, c, h, w) alone"
-            raise ProtocolError(f"{problem}. Attach it to {self.accepts[0]}.")
-        drawn = torch.as_tensor(noise.normal(*values.shape)) * (self.config.sigma * self.config.clip)
-        sent = noised(values, self._clipped(values), drawn)
-        return Released(kind=kind, tensors={"values": sent}, event=self._event(len(values)))
+        if kind not in self.card.accepts or values is None or values.dim() < 2 or len(tensors) != 1:
+            problem = f"{self.card.name}: {kind} with {sorted(tensors)} is not `values` (n, c, h, w) alone"
+            raise ProtocolError(f"{problem}. Attach it to {self.card.accepts[0]}.")
+        draws = torch.as_tensor(noise.normal(*values.shape)) * (self.config.sigma * self.config.clip)
+        gradients = noised(values, self._clipped(values), draws)
+        return Released(kind=kind, tensors={"values": gradients}, event=self._event(len(values)))
 
     def _clipped(self, values: Tensor) -> Tensor:
         """Return each row of (n, ...), scaled down to norm C if it is longer."""

@@ -10,8 +10,9 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from fdaudit.events import DiscreteGaussian, DiscreteLaplace, Event
+from fdaudit.registry import DefenseCard
 from fdaudit.rng import SecretStream
-from fdaudit.transcript.encoding import MOST_BITS, Grid, packed
+from fdaudit.transcript.encoding import MOST_BITS, EvenGrid, packed
 from fdaudit.transcript.wire import Released
 
 from ._exact import LEAST_SCALE, MOST_SCALE, Ints, discrete_gaussian, discrete_laplace
@@ -105,14 +106,14 @@ class _GridNoise(Configured[Grids]):
             ProtocolError: `client_share` does not fit the values, or comes without `client_bound`.
         """
         cfg = self.config
-        grid = Grid(-cfg.clip - cfg.margin * cfg.step, cfg.step, cfg.levels + 2 * cfg.margin + 1)
+        grid = EvenGrid(-cfg.clip - cfg.margin * cfg.step, cfg.step, cfg.levels + 2 * cfg.margin + 1)
         values = values_of(tensors)
-        made = {n: t for n, t in without_shares(tensors).items() if n not in values}
+        message = {n: t for n, t in without_shares(tensors).items() if n not in values}
         for name, tensor in values.items():
-            drawn = torch.from_numpy(self._drawn(tensor.numel(), noise)).reshape(tensor.shape)
-            codes = self._codes(tensor).cpu() + cfg.margin + drawn
-            made |= packed(name, codes.clamp(0, grid.points - 1), grid)
-        return Released(kind=kind, tensors=made, event=self._claim(tensors))
+            draws = torch.from_numpy(self._drawn(tensor.numel(), noise)).reshape(tensor.shape)
+            codes = self._codes(tensor).cpu() + cfg.margin + draws
+            message |= packed(name, codes.clamp(0, grid.points - 1), grid)
+        return Released(kind=kind, tensors=message, event=self._claim(tensors))
 
     def _codes(self, sent: Tensor) -> Tensor:
         """Return the number of the point nearest to each value, from 0 to `levels`; halves go up."""
@@ -122,7 +123,7 @@ class _GridNoise(Configured[Grids]):
 
     def _claim(self, tensors: Mapping[str, Tensor]) -> Event:
         nothing = unclaimed(tensors, self.config.public_index)
-        return nothing or self._event(moved(self.name, tensors, self.config.clip, self.config.levels))
+        return nothing or self._event(moved(self.card.name, tensors, self.config.clip, self.config.levels))
 
     def _drawn(self, n: int, noise: SecretStream) -> Ints:
         raise NotImplementedError
@@ -147,11 +148,14 @@ class DiscreteLaplaceNoise(_GridNoise[DiscreteLaplaceNoiseConfig]):
       * ceil(log2(points)) bits a value cross the wire.
     """
 
-    name: ClassVar[str] = "discrete-laplace"
-    source: ClassVar[str] = (
-        "Ghosh, Roughgarden & Sundararajan 2012; drawn as in Canonne, Kamath & Steinke 2020, Algorithm 2"
+    card = DefenseCard(
+        name="discrete-laplace",
+        source=(
+            "Ghosh, Roughgarden & Sundararajan 2012; drawn as in Canonne, Kamath & Steinke 2020, Algorithm 2"
+        ),
+        protects="the values of one message",
+        fixed_size=True,
     )
-    protects: ClassVar[str] = "the values of one message"
     Config: ClassVar[type[DiscreteLaplaceNoiseConfig]] = DiscreteLaplaceNoiseConfig
 
     def _drawn(self, n: int, noise: SecretStream) -> Ints:
@@ -183,9 +187,12 @@ class DiscreteGaussianNoise(_GridNoise[DiscreteGaussianNoiseConfig]):
       * ceil(log2(points)) bits a value cross the wire.
     """
 
-    name: ClassVar[str] = "discrete-gaussian"
-    source: ClassVar[str] = "Canonne, Kamath & Steinke 2020, Theorem 4; drawn by its Algorithm 3"
-    protects: ClassVar[str] = "the values of one message"
+    card = DefenseCard(
+        name="discrete-gaussian",
+        source="Canonne, Kamath & Steinke 2020, Theorem 4; drawn by its Algorithm 3",
+        protects="the values of one message",
+        fixed_size=True,
+    )
     Config: ClassVar[type[DiscreteGaussianNoiseConfig]] = DiscreteGaussianNoiseConfig
 
     def _drawn(self, n: int, noise: SecretStream) -> Ints:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from fdaudit.config import Config
 from fdaudit.events import SampledGaussian
+from fdaudit.registry import DefenseCard
 from fdaudit.rng import SecretStream
 
 __all__ = ["DPSGD", "DPSGDConfig"]
@@ -51,13 +52,15 @@ class DPSGD:
       * clipping and summing use double precision, so rounding cannot exceed the clip.
     """
 
-    name: ClassVar[str] = "dp-sgd"
-    at: ClassVar[str] = "training"
-    source: ClassVar[str] = (
-        "Abadi, Chu, Goodfellow, McMahan, Mironov, Talwar & Zhang 2016, Algorithm 1; per-sample gradients: "
-        "Opacus (Yousefpour et al. 2021)"
+    card = DefenseCard(
+        name="dp-sgd",
+        at="training",
+        source=(
+            "Abadi, Chu, Goodfellow, McMahan, Mironov, Talwar & Zhang 2016, Algorithm 1; per-sample gradients: "
+            "Opacus (Yousefpour et al. 2021)"
+        ),
+        protects="each record of a client, in all that is computed from the trained model alone",
     )
-    protects: ClassVar[str] = "each record of a client, in all that is computed from the trained model alone"
     Config: ClassVar[type[DPSGDConfig]] = DPSGDConfig
 
     def __init__(self, config: DPSGDConfig, batch_size: int) -> None:
@@ -72,7 +75,7 @@ class DPSGD:
     def describe(self) -> Mapping[str, Any]:
         """Return name and parameters."""
         return {
-            "name": self.name,
+            "name": self.card.name,
             **self.config.model_dump(),
             "expected_batch": self._expected,
             "sampling": f"Poisson at rate {self.config.sample_rate:g}, secret coins",
@@ -104,11 +107,11 @@ class DPSGD:
     def noised(self, total: Mapping[str, Tensor], noise: SecretStream) -> dict[str, Tensor]:
         """Return (Σ + N(0, σ²C²)) over the public batch size, drawn in the order of names."""
         scale = self.config.noise_multiplier * self.config.clip
-        found = {}
+        averages = {}
         for name in sorted(total):
-            drawn = torch.as_tensor(noise.normal(*total[name].shape)).to(total[name].device)
-            found[name] = (total[name] + scale * drawn) / self._expected
-        return found
+            draws = torch.as_tensor(noise.normal(*total[name].shape)).to(total[name].device)
+            averages[name] = (total[name] + scale * draws) / self._expected
+        return averages
 
     def event(self, steps: int) -> SampledGaussian:
         """Return `steps` subsampled Gaussians for a record added or removed."""

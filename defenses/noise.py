@@ -10,6 +10,7 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from fdaudit.events import Event, Gaussian, Laplace, NoGuarantee
+from fdaudit.registry import DefenseCard
 from fdaudit.rng import SecretStream
 from fdaudit.transcript.wire import Released
 
@@ -68,10 +69,10 @@ class _Noise(Configured[Settings]):
         """
         values = values_of(tensors)
         clipped = self._clipped(values)
-        sent = without_shares(tensors)
+        message = without_shares(tensors)
         # Use double precision up to the noise: float32 would round the clipped norm past the clip.
-        made = {n: noised(t, clipped[n], self._drawn(t, noise)) for n, t in values.items()}
-        return Released(kind=kind, tensors={**sent, **made}, event=self._event(tensors))
+        noisy = {n: noised(t, clipped[n], self._drawn(t, noise)) for n, t in values.items()}
+        return Released(kind=kind, tensors={**message, **noisy}, event=self._event(tensors))
 
     def _clipped(self, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
         raise NotImplementedError
@@ -105,9 +106,12 @@ class GaussianNoise(_Noise[GaussianNoiseConfig]):
       * noise comes from the vault's secret.
     """
 
-    name: ClassVar[str] = "gaussian-noise"
-    source: ClassVar[str] = "Dwork & Roth 2014, appendix A; client-level: McMahan et al. 2018"
-    protects: ClassVar[str] = "the values of one message"
+    card = DefenseCard(
+        name="gaussian-noise",
+        source="Dwork & Roth 2014, appendix A; client-level: McMahan et al. 2018",
+        protects="the values of one message",
+        fixed_size=True,
+    )
     Config: ClassVar[type[GaussianNoiseConfig]] = GaussianNoiseConfig
 
     def _clipped(self, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -131,7 +135,7 @@ class GaussianNoise(_Noise[GaussianNoiseConfig]):
             return nothing
         covers: tuple[str, ...] = ("data", "messages")
         if self.config.bound is not None:
-            by = moved(self.name, tensors, self.config.bound)
+            by = moved(self.card.name, tensors, self.config.bound)
             sensitivity, covers = 2 * self.config.bound * by.l2, by.covers
         else:
             sensitivity = 2 * (self.config.clip or 0.0)
@@ -163,11 +167,12 @@ class LaplaceNoise(_Noise[LaplaceNoiseConfig]):
       * noise comes from the vault's secret.
     """
 
-    name: ClassVar[str] = "laplace-noise"
-    source: ClassVar[str] = (
-        "Dwork & Roth 2014, section 3.3; on an ensemble of logits: Gong et al. 2022, Eq. 2"
+    card = DefenseCard(
+        name="laplace-noise",
+        source="Dwork & Roth 2014, section 3.3; on an ensemble of logits: Gong et al. 2022, Eq. 2",
+        protects="the values of one message",
+        fixed_size=True,
     )
-    protects: ClassVar[str] = "the values of one message"
     Config: ClassVar[type[LaplaceNoiseConfig]] = LaplaceNoiseConfig
 
     def _clipped(self, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -184,7 +189,7 @@ class LaplaceNoise(_Noise[LaplaceNoiseConfig]):
         nothing = unclaimed(tensors, self.config.public_index)
         if nothing is not None:
             return nothing
-        by = moved(self.name, tensors, self.config.clip)
+        by = moved(self.card.name, tensors, self.config.clip)
         return Laplace(
             sensitivity=2 * self.config.clip * by.l1,
             scale=1 / self.config.gamma,

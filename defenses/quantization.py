@@ -13,8 +13,9 @@ from torch import Tensor
 from fdaudit.config import Config
 from fdaudit.errors import ProtocolError, SpecError
 from fdaudit.events import NoGuarantee
+from fdaudit.registry import DefenseCard
 from fdaudit.rng import SecretStream
-from fdaudit.transcript.encoding import Grid, packed
+from fdaudit.transcript.encoding import EvenGrid, packed
 from fdaudit.transcript.wire import Released
 
 from ._parts import Configured, without_shares
@@ -52,7 +53,7 @@ def uniform_quantize(z: Tensor, levels: int, z_max: float | Tensor, grid: Rule =
     return points.values(_codes(z, points, float(z_max)), z.dtype)
 
 
-def _grid(levels: int, z_max: float, rule: str) -> Grid:
+def _grid(levels: int, z_max: float, rule: str) -> EvenGrid:
     if not 2 <= levels <= _MOST_LEVELS:
         raise SpecError("levels", levels, "is no number of levels", f"Give 2 to {_MOST_LEVELS:,}.")
     if rule not in ("eq3", "eq4"):
@@ -61,11 +62,11 @@ def _grid(levels: int, z_max: float, rule: str) -> Grid:
     if not (z_max > 0 and 0 < step < math.inf):
         raise SpecError("z_max", z_max, "leaves no grid", "Give a positive, finite number.")
     if rule == "eq3":
-        return Grid(-z_max, step, levels)
-    return Grid(math.ceil(-levels / 2) * step, step, levels + 1)
+        return EvenGrid(-z_max, step, levels)
+    return EvenGrid(math.ceil(-levels / 2) * step, step, levels + 1)
 
 
-def _codes(z: Tensor, grid: Grid, z_max: float) -> Tensor:
+def _codes(z: Tensor, grid: EvenGrid, z_max: float) -> Tensor:
     """Return for each value the number of the lowest grid point that is not below it."""
     if not torch.isfinite(z).all():
         bad = z[~torch.isfinite(z)][0].item()
@@ -103,9 +104,12 @@ class UniformQuantization(Configured[UniformQuantizationConfig]):
       * ceil(log2(points)) bits a value cross the wire; there are S + 1 (`eq4`) or S (`eq3`) points.
     """
 
-    name: ClassVar[str] = "uniform-quantization"
-    source: ClassVar[str] = "Gong, Sharma, Karanam, Wu, Chen, Doermann & Innanje 2022, Eq. 3 and 4"
-    protects: ClassVar[str] = "nothing by itself: it makes a message smaller"
+    card = DefenseCard(
+        name="uniform-quantization",
+        source="Gong, Sharma, Karanam, Wu, Chen, Doermann & Innanje 2022, Eq. 3 and 4",
+        protects="nothing by itself: it makes a message smaller",
+        fixed_size=True,
+    )
     Config: ClassVar[type[UniformQuantizationConfig]] = UniformQuantizationConfig
 
     def release(self, kind: str, tensors: Mapping[str, Tensor], noise: SecretStream) -> Released:
@@ -116,22 +120,22 @@ class UniformQuantization(Configured[UniformQuantizationConfig]):
         """
         z_max = float(tensors["z_max"]) if "z_max" in tensors else self.config.z_max
         if z_max is None:
-            problem = f"{self.name}: {kind} brings no z_max along, and the settings name none."
+            problem = f"{self.card.name}: {kind} brings no z_max along, and the settings name none."
             raise ProtocolError(f"{problem} Set z_max to a public constant.")
-        made: dict[str, Tensor] = {}
+        message: dict[str, Tensor] = {}
         try:
             grid = _grid(self.config.levels, z_max, self.config.grid)
             for name, tensor in without_shares(tensors).items():
-                if name != "z_max":
-                    made |= (
-                        packed(name, _codes(tensor.float(), grid, z_max), grid)
-                        if tensor.is_floating_point()
-                        else {name: tensor}
-                    )
+                if name == "z_max":
+                    continue
+                if tensor.is_floating_point():
+                    message |= packed(name, _codes(tensor.float(), grid, z_max), grid)
+                else:
+                    message[name] = tensor
         except SpecError as error:
-            raise ProtocolError(f"{self.name} on {kind}: {error}") from None
+            raise ProtocolError(f"{self.card.name} on {kind}: {error}") from None
         return Released(
             kind=kind,
-            tensors=made,
+            tensors=message,
             event=NoGuarantee(reason="rounding to a grid is no noise: equal values stay equal"),
         )

@@ -18,6 +18,7 @@ from fdaudit.config import Config
 from fdaudit.errors import ProtocolError
 from fdaudit.events import NoGuarantee
 from fdaudit.kinds import KINDS
+from fdaudit.registry import DefenseCard
 from fdaudit.rng import SecretStream
 from fdaudit.transcript.samples import narrow
 from fdaudit.transcript.wire import Released
@@ -77,8 +78,8 @@ class TemperatureConfig(_AnswerConfig):
 
 def _scale(name: str, kind: str, stated: Scale | None) -> Scale:
     """Return whether a message of this kind contains logits or probabilities."""
-    known = KINDS.get(kind)
-    scale = known.scale if known else None
+    entry = KINDS.get(kind)
+    scale = entry.scale if entry else None
     if kind == "ensemble_labels":
         scale = stated
     if scale is None or scale == "classes":
@@ -96,13 +97,13 @@ def _rows(name: str, kind: str, tensors: Mapping[str, Tensor]) -> Tensor:
     return values
 
 
-def _as_before(made: Tensor, values: Tensor) -> Tensor:
+def _as_before(rows: Tensor, values: Tensor) -> Tensor:
     """Return non-negative rows (n, C), scaled to the sums of the original rows; in double precision.
 
     Rows of soft labels sum to 1, or to the score that they are weighted by.
     """
-    total, wanted = made.sum(1, keepdim=True), values.double().sum(1, keepdim=True)
-    return torch.where(total > 0, made * (wanted / torch.where(total > 0, total, 1.0)), made)
+    total, sums = rows.sum(1, keepdim=True), values.double().sum(1, keepdim=True)
+    return torch.where(total > 0, rows * (sums / torch.where(total > 0, total, 1.0)), rows)
 
 
 def _sent(tensors: Mapping[str, Tensor], values: Tensor) -> dict[str, Tensor]:
@@ -120,21 +121,22 @@ class Rounding(Configured[RoundingConfig]):
       * idempotent.
     """
 
-    name: ClassVar[str] = "rounding"
-    source: ClassVar[str] = (
-        "Shokri, Stronati, Song & Shmatikov 2017, section VIII: a coarser prediction vector"
+    card = DefenseCard(
+        name="rounding",
+        source="Shokri, Stronati, Song & Shmatikov 2017, section VIII: a coarser prediction vector",
+        protects="nothing by itself: it leaves out the last digits",
+        fixed_size=True,
     )
-    protects: ClassVar[str] = "nothing by itself: it leaves out the last digits"
     Config: ClassVar[type[RoundingConfig]] = RoundingConfig
 
     def release(self, kind: str, tensors: Mapping[str, Tensor], noise: SecretStream) -> Released:
         """Round every value; no randomness is drawn."""
-        made = {
-            n: t.double().round(decimals=self.config.decimals).to(t.dtype) if t.is_floating_point() else t
-            for n, t in without_shares(tensors).items()
-        }
+        message = without_shares(tensors)
+        for n, t in message.items():
+            if t.is_floating_point():
+                message[n] = t.double().round(decimals=self.config.decimals).to(t.dtype)
         reason = "rounding is no noise: equal values stay equal, and unlike ones mostly stay unlike"
-        return Released(kind=kind, tensors=made, event=NoGuarantee(reason=reason))
+        return Released(kind=kind, tensors=message, event=NoGuarantee(reason=reason))
 
 
 class TopK(Configured[TopKConfig]):
@@ -149,13 +151,14 @@ class TopK(Configured[TopKConfig]):
       * with k of the number of classes or more nothing changes, up to the dtype's rounding.
     """
 
-    name: ClassVar[str] = "top-k"
-    source: ClassVar[str] = (
-        "Shokri, Stronati, Song & Shmatikov 2017, section VIII: the prediction's top k classes"
+    card = DefenseCard(
+        name="top-k",
+        source="Shokri, Stronati, Song & Shmatikov 2017, section VIII: the prediction's top k classes",
+        protects="nothing by itself: it leaves out the less likely classes",
+        tasks=("single-label", "multi-label", "table"),
+        accepts=("ensemble_labels", "logits", "soft_labels"),
+        fixed_size=True,
     )
-    protects: ClassVar[str] = "nothing by itself: it leaves out the less likely classes"
-    tasks: ClassVar[tuple[str, ...]] = ("single-label", "multi-label")
-    accepts: ClassVar[tuple[str, ...]] = ("ensemble_labels", "logits", "soft_labels")
     Config: ClassVar[type[TopKConfig]] = TopKConfig
 
     def release(self, kind: str, tensors: Mapping[str, Tensor], noise: SecretStream) -> Released:
@@ -164,17 +167,17 @@ class TopK(Configured[TopKConfig]):
         Raises:
             ProtocolError: the message has no answers (n, C), or does not state their scale.
         """
-        scale, values = _scale(self.name, kind, self.config.values), _rows(self.name, kind, tensors)
+        scale, values = _scale(self.card.name, kind, self.config.values), _rows(self.card.name, kind, tensors)
         first = values.argsort(dim=1, descending=True, stable=True)[:, : self.config.k]
-        kept = torch.zeros_like(values, dtype=torch.bool).scatter(1, first, True)
+        mask = torch.zeros_like(values, dtype=torch.bool).scatter(1, first, True)
         if scale == "logits":
             least = values.gather(1, first).amin(1, keepdim=True)
             below = torch.nextafter(least, torch.full_like(least, -math.inf))
-            made = torch.where(kept, values, below.clamp_max(self.config.rest))
+            answers = torch.where(mask, values, below.clamp_max(self.config.rest))
         else:
-            made = _as_before(values.double().clamp_min(0) * kept, values).to(values.dtype)
+            answers = _as_before(values.double().clamp_min(0) * mask, values).to(values.dtype)
         reason = "the largest values go out as they are: leaving out the others is no noise"
-        return Released(kind=kind, tensors=_sent(tensors, made), event=NoGuarantee(reason=reason))
+        return Released(kind=kind, tensors=_sent(tensors, answers), event=NoGuarantee(reason=reason))
 
 
 class HardLabel(Configured[HardLabelConfig]):
@@ -187,14 +190,15 @@ class HardLabel(Configured[HardLabelConfig]):
       * a receiver learns only the largest class of an answer: `values` (n,) instead of (n, C).
     """
 
-    name: ClassVar[str] = "hard-label"
-    source: ClassVar[str] = (
-        "Shokri, Stronati, Song & Shmatikov 2017, section VIII: the most likely class alone"
+    card = DefenseCard(
+        name="hard-label",
+        source="Shokri, Stronati, Song & Shmatikov 2017, section VIII: the most likely class alone",
+        protects="nothing by itself: it leaves out how sure an answer is",
+        tasks=("single-label", "multi-label", "table"),
+        accepts=("logits", "soft_labels"),
+        makes="hard_labels",
+        fixed_size=True,
     )
-    protects: ClassVar[str] = "nothing by itself: it leaves out how sure an answer is"
-    tasks: ClassVar[tuple[str, ...]] = ("single-label", "multi-label")
-    accepts: ClassVar[tuple[str, ...]] = ("logits", "soft_labels")
-    makes: ClassVar[str] = "hard_labels"
     Config: ClassVar[type[HardLabelConfig]] = HardLabelConfig
 
     def release(self, kind: str, tensors: Mapping[str, Tensor], noise: SecretStream) -> Released:
@@ -203,15 +207,15 @@ class HardLabel(Configured[HardLabelConfig]):
         Raises:
             ProtocolError: the message has no answers (n, C).
         """
-        if kind not in self.accepts:
+        if kind not in self.card.accepts:
             raise ProtocolError(
-                f"{self.name}: {kind} is no answer. Attach it to {' or '.join(self.accepts)}."
+                f"{self.card.name}: {kind} is no answer. Attach it to {' or '.join(self.card.accepts)}."
             )
-        rows = _rows(self.name, kind, tensors)
+        rows = _rows(self.card.name, kind, tensors)
         labels = narrow(rows.argmax(1), rows.shape[1])
-        sent = {n: t for n, t in _sent(tensors, labels).items() if n != "z_max"}
+        message = {n: t for n, t in _sent(tensors, labels).items() if n != "z_max"}
         reason = "a class without noise: an answer that one record turns gives the record away"
-        return Released(kind=self.makes, tensors=sent, event=NoGuarantee(reason=reason))
+        return Released(kind=self.card.makes or kind, tensors=message, event=NoGuarantee(reason=reason))
 
 
 class Temperature(Configured[TemperatureConfig]):
@@ -225,13 +229,16 @@ class Temperature(Configured[TemperatureConfig]):
       * with T = 1 nothing changes, up to the dtype's rounding.
     """
 
-    name: ClassVar[str] = "temperature"
-    source: ClassVar[str] = (
-        "Hinton, Vinyals & Dean 2015; as a defence: Shokri, Stronati, Song & Shmatikov 2017, section VIII"
+    card = DefenseCard(
+        name="temperature",
+        source=(
+            "Hinton, Vinyals & Dean 2015; as a defence: Shokri, Stronati, Song & Shmatikov 2017, section VIII"
+        ),
+        protects="nothing by itself: whoever knows T can undo it",
+        tasks=("single-label", "multi-label", "table"),
+        accepts=("ensemble_labels", "logits", "soft_labels"),
+        fixed_size=True,
     )
-    protects: ClassVar[str] = "nothing by itself: whoever knows T can undo it"
-    tasks: ClassVar[tuple[str, ...]] = ("single-label", "multi-label")
-    accepts: ClassVar[tuple[str, ...]] = ("ensemble_labels", "logits", "soft_labels")
     Config: ClassVar[type[TemperatureConfig]] = TemperatureConfig
 
     def release(self, kind: str, tensors: Mapping[str, Tensor], noise: SecretStream) -> Released:
@@ -240,15 +247,15 @@ class Temperature(Configured[TemperatureConfig]):
         Raises:
             ProtocolError: the message has no answers (n, C), or does not state their scale.
         """
-        scale, values = _scale(self.name, kind, self.config.values), _rows(self.name, kind, tensors)
+        scale, values = _scale(self.card.name, kind, self.config.values), _rows(self.card.name, kind, tensors)
         T = self.config.temperature
         if scale == "logits":
-            made = values.double() / T
+            answers = values.double() / T
         else:
             # Divide by the largest first: a power of tiny numbers would underflow to 0.
             p = values.double().clamp_min(0)
             top = p.amax(1, keepdim=True)
-            made = _as_before((p / torch.where(top > 0, top, 1.0)) ** (1 / T), values)
+            answers = _as_before((p / torch.where(top > 0, top, 1.0)) ** (1 / T), values)
         reason = "a temperature is no noise: whoever knows it can undo it"
-        sent = _sent(tensors, made.to(values.dtype))
-        return Released(kind=kind, tensors=sent, event=NoGuarantee(reason=reason))
+        message = _sent(tensors, answers.to(values.dtype))
+        return Released(kind=kind, tensors=message, event=NoGuarantee(reason=reason))

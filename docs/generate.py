@@ -21,16 +21,20 @@ import torch
 from fdaudit.reports.text import kilobytes
 
 from fdaudit import attacks, defenses, protocols
-from fdaudit.cli.explain import card, sections, sights, when
+from fdaudit.cli.explain import Explanation, explained, sections, sights, when
 from fdaudit.cli.starting import schemas
 from fdaudit.config import Config
 from fdaudit.data.composed import read_digits_multilabel
 from fdaudit.data.datasets import LENGTH, VOCABULARY
 from fdaudit.data.named import TORCHVISION, read_digits
+from fdaudit.data.tables.named import NAMED, named_table
+from fdaudit.data.tables.reading import LABEL
 from fdaudit.kinds import KINDS
 from fdaudit.models.zoo import _ZOO, _ZOO_OF_TEXTS, DENSE, FROM_FILES, architecture
+from fdaudit.registry import AttackCard, DefenseCard, ProtocolCard
 from fdaudit.spec.card import Card
 from fdaudit.spec.schema import ModelSpec, Spec
+from fdaudit.tasks import SEGMENTATION, SINGLE_LABEL, TEXT
 from fdaudit.types import DefenseSpec
 
 __all__ = ["PAGES", "guarantee", "results", "write"]
@@ -59,6 +63,7 @@ def fields_page(config: type[Config], notes: str) -> str:
 
 _TITLES = {
     "DatasetSpec": "dataset",
+    "ColumnSpec": "dataset-columns",
     "PartitionSpec": "partition",
     "SplitSpec": "splits",
     "AuxiliarySpec": "auxiliary",
@@ -78,6 +83,10 @@ _TITLES = {
     "Attested": "attested",
     "Claim": "claims",
     "Facts": "training",
+    "PreprocessFacts": "preprocess",
+    "LossFacts": "training-loss",
+    "ClipFacts": "training-clip",
+    "ColumnFacts": "columns",
     "MessageFacts": "messages",
 }
 
@@ -167,7 +176,7 @@ def _escape(text: str) -> str:
 def room_index(room: str) -> str:
     """Return the index page of a room: the text of `docs/notes/ROOM.md`, and a row for each name."""
     names = _ROOMS[room].names()
-    rows = [_INDEX[room][1](card(name)) for name in names]
+    rows = [_INDEX[room][1](explained(name)) for name in names]
     head = [f"| {' | '.join(_INDEX[room][0])} |", f"| {' | '.join('---' for _ in _INDEX[room][0])} |"]
     lines = [_note(f"docs/notes/{room}.md"), "", _hand_written(f"{room}.md"), *head]
     lines += [
@@ -178,10 +187,10 @@ def room_index(room: str) -> str:
 
 def name_page(room: str, name: str) -> str:
     """Return the page of a protocol, an attack or a defence: its card, and the text of `docs/notes/ROOM/NAME.md`."""
-    found, notes = card(name), f"{room}/{name}.md"
-    doc = found["doc"].strip().replace("Guarantees:\n", "Guarantees:\n\n")
-    lines = [_note(f"docs/notes/{notes}"), "", f"# {name}", "", doc, "", f"Source: {found['source']}.", ""]
-    lines += [_hand_written(notes), *_BODY[room](found), "", "## Settings", ""]
+    found, notes = explained(name), f"{room}/{name}.md"
+    doc = found.doc.strip().replace("Guarantees:\n", "Guarantees:\n\n")
+    lines = [_note(f"docs/notes/{notes}"), "", f"# {name}", "", doc, "", f"Source: {found.card.source}.", ""]
+    lines += [_hand_written(notes), *_BODY[room](found.card), "", "## Settings", ""]
     lines += [f"Under `params`, beside `name: {name}`, in a [spec](../spec.md).", ""]
     return "\n".join([*lines, *settings_table(_ROOMS[room].load(name).Config)]) + "\n"
 
@@ -200,48 +209,51 @@ def _hand_written(notes: str) -> str:
     return (_HERE / "notes" / notes).read_text(encoding="utf-8").strip() + "\n"
 
 
-def _one_line(found: Mapping[str, Any]) -> str:
-    return _escape(" ".join(found["doc"].strip().partition("\n\n")[0].split()))
+def _one_line(found: Explanation) -> str:
+    return _escape(" ".join(found.doc.strip().partition("\n\n")[0].split()))
 
 
 def _kinds(kinds: Iterable[str]) -> str:
     return ", ".join(f"`{k}`" for k in kinds) or "nothing"
 
 
-def _protocol_row(found: Mapping[str, Any]) -> list[str]:
-    seen = {s.position: s for s in sights(found)}
+def _protocol_row(found: Explanation) -> list[str]:
+    card = found.card
+    seen = {s.position: s for s in sights(card)}
     server = _kinds(seen["server"].receives) if "server" in seen else "there is none"
-    networks = "may differ" if found["heterogeneous"] else "the same"
-    public = "needed" if found["needs_public"] else "not needed"
-    public += ", with labels" if found.get("needs_labels") else ""
-    own = _kinds(d.name for d in protocols.REGISTRY.load(found["name"]).Config().defenses())
+    networks = "may differ" if card.heterogeneous else "the same"
+    public = "needed" if card.needs_public else "not needed"
+    public += ", with labels" if card.needs_labels else ""
+    own = _kinds(d.name for d in protocols.REGISTRY.load(card.name).Config().defenses())
     return [_one_line(found), server, networks, public, own if own != "nothing" else "none"]
 
 
-def _attack_row(found: Mapping[str, Any]) -> list[str]:
-    return [_one_line(found), found["goal"], _needs(found), ", ".join(found["assumes"]) or "nothing"]
+def _attack_row(found: Explanation) -> list[str]:
+    card = found.card
+    return [_one_line(found), card.goal, _needs(card), ", ".join(card.assumes) or "nothing"]
 
 
-def _defence_row(found: Mapping[str, Any]) -> list[str]:
-    return [_one_line(found), found.get("at", "message"), guarantee(found["name"])]
+def _defence_row(found: Explanation) -> list[str]:
+    card = found.card
+    return [_one_line(found), card.at, guarantee(card.name)]
 
 
-def _needs(found: Mapping[str, Any]) -> str:
-    return ", ".join(f"`{n}`" if n in KINDS else n for n in found["needs"])
+def _needs(card: AttackCard) -> str:
+    return ", ".join(f"`{n}`" if n in KINDS else n for n in card.needs)
 
 
-def _protocol(found: Mapping[str, Any]) -> list[str]:
+def _protocol(card: ProtocolCard) -> list[str]:
     lines = ["## Messages", "", "No message is sent."]
-    if found["messages"]:
+    if card.messages:
         lines[2:] = ["| From | To | Kind | When | What | Tensors |", "| --- | --- | --- | --- | --- | --- |"]
-    for m in found["messages"]:
+    for m in card.messages:
         only, what = when(m, "`") or "always", _escape(m["what"])
         lines.append(
             f"| {m['from']} | {m['to']} | `{m['kind']}` | {only} | {what} | {KINDS[m['kind']].text} |"
         )
-    for section in sections(found, "`"):
+    for section in sections(card, "`"):
         lines += _bullets(section.title, section.items)
-    own = protocols.REGISTRY.load(found["name"]).Config().defenses()
+    own = protocols.REGISTRY.load(card.name).Config().defenses()
     return lines + _bullets("Own defences, with the settings' defaults", [_own_defence(d) for d in own])
 
 
@@ -251,23 +263,22 @@ def _own_defence(entry: DefenseSpec) -> str:
     return f"`{entry.name}` on `{entry.kind}` of {entry.sender}{with_params}"
 
 
-def _attack(found: Mapping[str, Any]) -> list[str]:
-    lines = ["## What it needs", "", f"- Goal: {found['goal']}.", f"- Needs one of: {_needs(found)}."]
-    if found.get("reads"):
-        lines.append(f"- Also reads, where in view: {', '.join(f'`{n}`' for n in found['reads'])}.")
-    lines.append(f"- Assumes that the adversary knows: {', '.join(found['assumes']) or 'nothing'}.")
-    lines.append(f"- Tasks: {', '.join(found['tasks'])}.")
-    if found.get("oracle"):
-        lines.append(f"- Asks an oracle for {found['oracle']} labels where the adversary has one.")
-    lines.append(f"- Positive control: {_tried_on(found)}.")
-    for name, values in found["profiles"].items():
+def _attack(card: AttackCard) -> list[str]:
+    lines = ["## What it needs", "", f"- Goal: {card.goal}.", f"- Needs one of: {_needs(card)}."]
+    if card.reads:
+        lines.append(f"- Also reads, where in view: {', '.join(f'`{n}`' for n in card.reads)}.")
+    lines.append(f"- Assumes that the adversary knows: {', '.join(card.assumes) or 'nothing'}.")
+    lines.append(f"- Tasks: {', '.join(card.tasks)}.")
+    if card.oracle:
+        lines.append(f"- Asks an oracle for {card.oracle} labels where the adversary has one.")
+    lines.append(f"- Positive control: {_tried_on(card)}.")
+    for name, values in card.profiles.items():
         if values:
             lines.append(f"- Profile `{name}`: {', '.join(f'`{k}: {v}`' for k, v in values.items())}.")
     return lines
 
 
-def _tried_on(found: Mapping[str, Any]) -> str:
-    control = found.get("control", {"on": "model"})
+def _tried_on(card: AttackCard) -> str:
     return {
         "answers": "answers of a model that learnt auxiliary records under shifted labels",
         "average": "the mean of logits of four clients on public samples, one of which knows auxiliary records by "
@@ -285,16 +296,14 @@ def _tried_on(found: Mapping[str, Any]) -> str:
         "selector": "a client of the run's own protocol, undefended, whose selector is fitted to auxiliary records",
         "tables": "class means of FKD, of the run's network, from a client that knows auxiliary records by heart",
         "uploads": "gradients of FedAvg, of the run's network, from a client that trained on auxiliary records",
-    }[control["on"]].format(**control)
+    }[card.control["on"]].format(**card.control)
 
 
-def _defence(found: Mapping[str, Any]) -> list[str]:
-    made = defenses.REGISTRY.load(found["name"])
-    accepts, makes = getattr(made, "accepts", ()), getattr(made, "makes", "")
-    where = "training on a client's own records" if found.get("at") == "training" else "messages"
-    lines = ["## What it does", "", f"- Protects: {found['protects']}.", f"- Acts at: {where}."]
-    lines += [f"- Takes: {_kinds(accepts)}."] if accepts else []
-    return lines + ([f"- Makes of them: `{makes}`."] if makes else [])
+def _defence(card: DefenseCard) -> list[str]:
+    where = "training on a client's own records" if card.at == "training" else "messages"
+    lines = ["## What it does", "", f"- Protects: {card.protects}.", f"- Acts at: {where}."]
+    lines += [f"- Takes: {_kinds(card.accepts)}."] if card.accepts else []
+    return lines + ([f"- Makes of them: `{card.makes}`."] if card.makes else [])
 
 
 def _bullets(title: str, items: Any) -> list[str]:
@@ -330,22 +339,22 @@ def kinds_page() -> str:
         "",
         "# Message kinds",
         "",
-        "C is the number of classes, n the number of samples, (c, h, w) the shape of an image, L the number of tokens.",
-        "A message may hold other tensors besides, except where the table says *only*. A fixed size follows from",
-        "networks, classes and batch sizes. Other messages are as long as their list of samples.",
+        "C is the number of classes, k of some of them, n of samples, (c, h, w) the shape of an image, L the number of",
+        "tokens. A message may hold other tensors besides, except where the table says *only*. A fixed size follows",
+        "from networks, classes and batch sizes. Other messages are as long as their list of samples.",
         "",
         "| Kind | Tensors | Size | Sent from | Read by |",
         "| --- | --- | --- | --- | --- |",
     ]
     receivers: dict[str, dict[str, set[str]]] = {}
     for found in map(protocols.REGISTRY.describe, protocols.REGISTRY.names()):
-        for message in found["messages"]:
+        for message in found.declared_messages:
             to = receivers.setdefault(message["kind"], {}).setdefault(message["from"], set())
             to.update(message["to"].split(", "))
     readers: dict[str, list[str]] = {}
     for found in map(attacks.REGISTRY.describe, attacks.REGISTRY.names()):
-        for kind in (*found["needs"], *found.get("reads", ())):
-            readers.setdefault(kind, []).append(f"[{found['name']}](attacks/{found['name']}.md)")
+        for kind in (*found.needs, *found.reads):
+            readers.setdefault(kind, []).append(f"[{found.name}](attacks/{found.name}.md)")
     for name, kind in KINDS.items():
         tensors = f"only {kind.text}" if kind.exact and kind.tensors else kind.text
         size = "fixed" if kind.fixed_size else "varies"
@@ -376,9 +385,13 @@ def models_page() -> str:
         "an answer for each pixel, and the sides of its images are multiples of 2 to the power of `depth`.",
         "`transformer` is for texts: its parameters are those for 32 tokens, 8192 words and ten classes.",
         "`pretrained` is for texts too: its layers and their sizes are those of its files, see [text](text.md).",
-        "`import:package.module:Class` names a class of your own below `torch.nn.Module`; it is given",
-        "`classes`, `input_shape` and, for texts, `words` if its constructor takes them, and `params` as keywords.",
-        "Naming a class runs its code.",
+        "`import:package.module:Class` names a class of your own below `torch.nn.Module`, or a function that makes a",
+        "network; it is given `classes`, `num_classes`, `input_shape` and, for texts, `words` if it takes them, and",
+        "`params` as keywords. `import:torchvision.models:resnet18` is such a name. Naming it runs its code.",
+        "",
+        "Before anything is written the network is tried on random inputs: a step in training, images in the memory",
+        "format `channels_last`, halves of a batch, a batch of one, two models at once. This decides how it is",
+        "trained, or refuses it in one line that names the layer.",
         "",
         "| Name | Layers | Parameters |",
         "| --- | --- | --- |",
@@ -386,8 +399,8 @@ def models_page() -> str:
     zoo = {**_ZOO, **_ZOO_OF_TEXTS}
     for name in sorted(zoo.keys() - set(FROM_FILES)):
         with torch.device("meta"):  # shapes only: no weight is drawn
-            shape, task = ((1, 32, 32), "segmentation") if name in DENSE else ((1, 28, 28), "single-label")
-            given = ((LENGTH,), 10, "text", VOCABULARY) if name in _ZOO_OF_TEXTS else (shape, 10, task)
+            shape, task = ((1, 32, 32), SEGMENTATION) if name in DENSE else ((1, 28, 28), SINGLE_LABEL)
+            given = ((LENGTH,), 10, TEXT, VOCABULARY) if name in _ZOO_OF_TEXTS else (shape, 10, task)
             module = architecture(ModelSpec(name=name), *given).build(torch.Generator())
         leaves = [m for m in module.modules() if not list(m.children())]
         count = sum(p.numel() for p in module.parameters())
@@ -462,6 +475,11 @@ def datasets_page() -> str:
         "| `text:FILE` | from its labels | FILE | Your own texts: a table with the columns `text` and `label`: "
         "see [text](text.md). |"
     )
+    for name in sorted(NAMED):
+        sheet, provenance = named_table(name)
+        classes = len(set(sheet.columns[LABEL]))
+        lines.append(f"| `{name}` | {classes} | nothing needed | A [table](tables.md). {provenance} |")
+    lines.append("| `table:FILE` | from its labels | FILE | Your own [table](tables.md). |")
     return "\n".join(lines) + "\n"
 
 

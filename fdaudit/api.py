@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,6 +19,7 @@ from fdaudit.audit.run import Run
 from fdaudit.audit.summary import conclude
 from fdaudit.errors import RunError, UsageError
 from fdaudit.evaluation.runner import attack_cells
+from fdaudit.evaluation.unfinished import AttackStage, unfinished
 from fdaudit.planning.attacks import plan_attack
 from fdaudit.progress import Tick
 from fdaudit.result import Cell
@@ -26,11 +27,12 @@ from fdaudit.spec.schema import Spec, load_spec
 from fdaudit.spec.trust import name_code
 from fdaudit.storage.locks import writing
 from fdaudit.storage.tree import refuse_links
+from fdaudit.storage.vault import Vault
 from fdaudit.transcript.manifest import refuse_changed, refuse_no_run
 from fdaudit.transcript.messages import role
 
 if TYPE_CHECKING:
-    from fdaudit.reports.comparison import Entry
+    from fdaudit.reports.comparison import ComparedRun
 
 __all__ = ["attack", "attack_all", "compare", "every_adversary", "load", "report", "run"]
 
@@ -82,7 +84,24 @@ def load(path: Path | str) -> Run:
         problem = "is not a finished run" if (directory / "vault").is_dir() else "is not a run directory"
         raise RunError("run", str(path), problem, "Finish it with `fdaudit run --resume`, or give another.")
     refuse_links(directory)
-    return Run(directory)
+    run = Run(directory)
+    _count_done(run)
+    return run
+
+
+def _count_done(run: Run) -> None:
+    """Conclude a run anew if its attack stage was killed, so that its result has all cells that are done."""
+    if not (run.directory / "vault").is_dir():
+        return
+    found = unfinished(Vault(run.directory / "vault"))
+    if found is None or found == run.result.unfinished:
+        return
+    with (
+        suppress(RunError, OSError),
+        writing(run.directory),
+    ):  # another process may be at work, or it is read-only
+        refuse_changed(run.directory)
+        conclude(run.opened)
 
 
 def attack(
@@ -106,11 +125,14 @@ def attack(
     Raises:
         SpecError: the attack or a setting is unknown.
     """
-    plan = run.plan
+    case = run.case
     name_code(name)
-    wanted = plan_attack(name, params, plan.spec, "attack", (adversary,))
+    wanted = plan_attack(name, params, case.spec, "attack", (adversary,))
     run.view(adversary)  # an unknown party is refused before anything is written
-    (cell,) = _again(run, (wanted,), lambda a, b: (a, b) == (adversary, wanted.name), tick, elsewhere)
+    with writing(run.directory):
+        refuse_changed(run.directory)
+        (cell,) = _again(run, (wanted,), lambda a, b: (a, b) == (adversary, wanted.name), tick, elsewhere)
+        conclude(run.opened)
     return cell
 
 
@@ -120,32 +142,47 @@ def _again(
     only: Callable[[str, str], bool],
     tick: Tick,
     elsewhere: Elsewhere,
+    stored: Callable[[Cell], None] = lambda cell: None,
 ) -> list[Cell]:
     adversaries = tuple(dict.fromkeys(a for w in wanted for a in w.adversaries))
-    spec = run.plan.spec.model_copy(update={"adversaries": adversaries})
-    directory = replace(run.opened, plan=replace(run.plan, spec=spec, attacks=wanted))
+    spec = run.case.spec.model_copy(update={"adversaries": adversaries})
+    directory = replace(run.opened, case=replace(run.case, spec=spec, attacks=wanted))
     workers = elsewhere.cells
-    with writing(run.directory):
-        refuse_changed(run.directory)
-        cells = attack_cells(directory, only=only, again=True, workers=workers, tick=tick)
-        conclude(run.opened)
-    return cells
+    return attack_cells(directory, only=only, again=True, workers=workers, tick=tick, stored=stored)
 
 
 def attack_all(run: Run, tick: Tick = _QUIET, elsewhere: Elsewhere = HERE) -> list[Cell]:
     """Run every attack against every adversary again, including those that the spec does not ask for.
 
+    A call that is interrupted leaves a result that says how many cells are done. The next call goes on after them.
+
     Adversaries are the spec's and those of every federation: see `every_adversary`. An attack that the spec asks for
     keeps the spec's settings; other attacks use those of the run's profile.
     """
-    plan, adversaries = run.plan, every_adversary(run)
+    case, adversaries = run.case, every_adversary(run)
     wanted = tuple(
         replace(a, adversaries=adversaries)
         if a.params is not None
-        else plan_attack(a.name, {}, plan.spec, "attack", adversaries)
-        for a in plan.attacks
+        else plan_attack(a.name, {}, case.spec, "attack", adversaries)
+        for a in case.attacks
     )
-    return _again(run, wanted, lambda adversary, attack: True, tick, elsewhere)
+    with writing(run.directory):
+        refuse_changed(run.directory)
+        stage = AttackStage.begin(run.opened.vault, wanted)
+        try:
+            _again(
+                run,
+                wanted,
+                lambda adversary, attack: f"{adversary}/{attack}" not in stage.done,
+                tick,
+                elsewhere,
+                lambda cell: stage.note(cell.id),
+            )
+            stage.end()
+        finally:
+            result = conclude(run.opened)
+    by_id = {cell.id: cell for cell in result.cells}
+    return [by_id[cell] for cell in stage.wanted]
 
 
 def every_adversary(run: Run) -> tuple[str, ...]:
@@ -154,12 +191,12 @@ def every_adversary(run: Run) -> tuple[str, ...]:
     A protocol's aggregator, if any, is among the parties. One client stands for all clients. The coalition of the
     server with that client stands for all such coalitions.
     """
-    plan = run.plan
-    asked = [a for p in plan.attacks for a in p.adversaries]
-    others = [p for p in plan.parties if role(p) != "client"]
+    case = run.case
+    asked = [a for p in case.attacks for a in p.adversaries]
+    others = [p for p in case.parties if role(p) != "client"]
     coalition = ["server+client/0"] if "server" in others else []
     return tuple(
-        dict.fromkeys([*plan.spec.adversaries, *asked, *others, "client/0", EAVESDROPPER, *coalition])
+        dict.fromkeys([*case.spec.adversaries, *asked, *others, "client/0", EAVESDROPPER, *coalition])
     )
 
 
@@ -224,8 +261,8 @@ def compare(runs: Sequence[Run], out: Path | str) -> Path:
     return write_comparison(entries, directory)
 
 
-def _entry(run: Run, name: str, directory: Path) -> Entry:
-    from fdaudit.reports.comparison import Entry
+def _entry(run: Run, name: str, directory: Path) -> ComparedRun:
+    from fdaudit.reports.comparison import ComparedRun
 
     try:
         result = run.result
@@ -235,7 +272,7 @@ def _entry(run: Run, name: str, directory: Path) -> Entry:
     if page.is_file():
         relative = Path(os.path.relpath(page.resolve(), directory.resolve()))
         link = quote(relative.as_posix())
-    return Entry(name=name, result=result, report=link, seconds=sum(run.timings.values()) or None)
+    return ComparedRun(name=name, result=result, report=link, seconds=sum(run.timings.values()) or None)
 
 
 def _report_of(run: Run) -> Path:

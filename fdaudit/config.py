@@ -78,9 +78,9 @@ def validate(config: type[C], values: Mapping[str, Any], where: str = "") -> C:
         return config.model_validate_json(_to_json(values, where, config._one_line), strict=True)
     except ValidationError as error:
         mistakes = Mistakes()
-        for found in _by_field(error.errors()):
+        for mistake in _by_field(error.errors()):
             with mistakes.apart():
-                raise _spec_error(config, found, where) from None
+                raise _spec_error(config, mistake, where) from None
         mistakes.refuse()
         raise
 
@@ -159,9 +159,9 @@ def _spec_error(config: type[Config], errors: list[ErrorDetails], where: str) ->
     field = ".".join(([where] if where else []) + parts) or where or "spec"
     kind, value = first["type"], first["input"]
     if kind == "extra_forbidden":
-        known = _fields_at(config, first["loc"][:-1])
+        fields = _fields_at(config, first["loc"][:-1])
         return SpecError(
-            field, value, "is an unknown key", nearest(parts[-1], known) if known else "Remove it."
+            field, value, "is an unknown key", nearest(parts[-1], fields) if fields else "Remove it."
         )
     if kind == "missing":
         return SpecError(field, None, "is missing", "Add it.")
@@ -224,7 +224,7 @@ def _model_in(annotation: object) -> type[BaseModel] | None:
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return annotation
     for argument in getattr(annotation, "__args__", ()):
-        found = _model_in(argument)
-        if found is not None:
-            return found
+        model = _model_in(argument)
+        if model is not None:
+            return model
     return None

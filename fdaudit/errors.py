@@ -26,6 +26,7 @@ __all__ = [
     "UsageError",
     "nearest",
     "plugin_line",
+    "reason_of",
 ]
 
 
@@ -54,10 +55,10 @@ class UsageError(FdauditError):
     def __init__(self, field: str, value: object, problem: str, remedy: str) -> None:
         self.field, self.value, self.problem, self.remedy = field, value, problem, remedy
         self.others: tuple[UsageError, ...] = ()
-        shown = _shown(value)
-        if len(shown) > _MOST_SHOWN:
-            shown = shown[: _MOST_SHOWN - 3] + "..."
-        super().__init__(visible(f"{field}: {shown} {problem}. {remedy}"))
+        excerpt = _shown(value)
+        if len(excerpt) > _MOST_SHOWN:
+            excerpt = excerpt[: _MOST_SHOWN - 3] + "..."
+        super().__init__(visible(f"{field}: {excerpt} {problem}. {remedy}"))
 
     @property
     def all(self) -> tuple[UsageError, ...]:
@@ -119,7 +120,7 @@ class IntegrityError(FdauditError):
     exit_code = 3
 
     def __init__(self, findings: Sequence[str]) -> None:
-        self.findings = tuple(visible(finding) for finding in findings)
+        self.findings = tuple(map(visible, findings))
         super().__init__("; ".join(self.findings))
 
 
@@ -152,7 +153,7 @@ def plugin_line(error: BaseException) -> str:
     """
     packages = {e.value.partition(":")[0].partition(".")[0] for g in _GROUPS for e in entry_points(group=g)}
     own = str(Path(__file__).parent)
-    called, found = False, ""
+    called, where = False, ""
     for frame, line in traceback.walk_tb(error.__traceback__):
         file, name = frame.f_code.co_filename, str(frame.f_globals.get("__name__", ""))
         if name.partition(".")[0] == "fdaudit" or file.startswith(own):
@@ -160,13 +161,18 @@ def plugin_line(error: BaseException) -> str:
         elif called and not file.startswith("<"):
             library = any(Path(file).is_relative_to(place) for place in _libraries())
             if not library or name.partition(".")[0] in packages:
-                found = f" ({file}, line {line})"
-    return found
+                where = f" ({file}, line {line})"
+    return where
 
 
 @cache
 def _libraries() -> tuple[str, ...]:
     return tuple(sysconfig.get_path(kind) for kind in ("stdlib", "platstdlib", "purelib", "platlib"))
+
+
+def reason_of(error: Exception) -> str:
+    """Return why an operation failed, in the system's words where it has some."""
+    return getattr(error, "strerror", None) or str(error)
 
 
 def nearest(value: str, known: Iterable[str]) -> str:

@@ -266,7 +266,7 @@ _MECHANISMS: dict[str, type[Mechanism]] = {c.__name__: c for c in get_args(Mecha
 def event_to_json(event: Event) -> dict[str, Any]:
     """Return the event as a JSON object whose `event` member names its class."""
     if isinstance(event, Composed):
-        return {"event": "Composed", "parts": [event_to_json(part) for part in event.parts]}
+        return {"event": "Composed", "parts": list(map(event_to_json, event.parts))}
     return {"event": type(event).__name__, **asdict(event)}
 
 
@@ -277,16 +277,16 @@ def event_from_json(value: dict[str, Any]) -> Event:
         IntegrityError: the object names no known event or carries impossible parameters.
     """
     name = value.get("event") if isinstance(value, dict) else None
-    known = sorted([*_MECHANISMS, "Composed", "NoGuarantee"])
-    if not isinstance(name, str) or name not in known:
-        raise IntegrityError([f"event {name!r} is not one of {known}"])
+    names = sorted([*_MECHANISMS, "Composed", "NoGuarantee"])
+    if not isinstance(name, str) or name not in names:
+        raise IntegrityError([f"event {name!r} is not one of {names}"])
     fields = {k: v for k, v in value.items() if k != "event"}
     try:
         if name == "Composed":
             parts = fields.pop("parts")
             if type(parts) is not list or len(parts) > MOST_PARTS:
                 raise ValueError(f"parts is no list of at most {MOST_PARTS} mechanisms")
-            return Composed(parts=tuple(_mechanism(part) for part in parts), **fields)
+            return Composed(parts=tuple(map(_mechanism, parts)), **fields)
         return NoGuarantee(**fields) if name == "NoGuarantee" else _mechanism(value)
     except (TypeError, ValueError, AttributeError, KeyError) as error:
         raise IntegrityError([f"event {name} is malformed: {error}"]) from error
@@ -295,8 +295,8 @@ def event_from_json(value: dict[str, Any]) -> Event:
 def _mechanism(value: dict[str, Any]) -> Mechanism:
     fields = {k: v for k, v in value.items() if k != "event"}
     listed: dict[str, Any] = {name: tuple(fields[name]) for name in ("covers", "bands") if name in fields}
-    made = _MECHANISMS[value["event"]](**fields | listed)
+    event = _MECHANISMS[value["event"]](**fields | listed)
     for name in ("sensitivity", "scale", "epsilon"):
         if not _LEAST <= fields.get(name, 1.0) <= 1 / _LEAST:
             raise ValueError(f"{name} = {fields[name]} is not from {_LEAST} to {1 / _LEAST}")
-    return made
+    return event

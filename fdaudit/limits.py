@@ -33,6 +33,7 @@ __all__ = [
     "MOST_PARTS",
     "MOST_QUERIES",
     "MOST_ROUNDS",
+    "MOST_ROW",
     "MOST_TABLE",
     "MOST_TEXT",
     "MOST_YAML_DEPTH",
@@ -58,6 +59,8 @@ MOST_COUNT = 1_000_000_000
 """Whole numbers in a configuration that have no other limit."""
 MOST_TABLE = 10_000_000
 """Entries of a table that a file's numbers span: clients by classes, or the values of one image."""
+MOST_ROW = 65_536
+"""Entries of the vector of one row of a table."""
 MOST_DIMENSIONS = 16
 """Dimensions of a tensor."""
 MOST_PARTS = 16
@@ -148,14 +151,14 @@ def open_file(path: Path, limit: Limit | None = None, *, follow: bool = True) ->
         if error.errno == errno.ELOOP and path.is_symlink():
             raise OSError(errno.ELOOP, "it is a link, no regular file", str(path)) from None
         raise
-    found = os.fstat(descriptor)
+    status = os.fstat(descriptor)
     problem = None
-    if stat.S_ISDIR(found.st_mode):
+    if stat.S_ISDIR(status.st_mode):
         problem = (errno.EISDIR, os.strerror(errno.EISDIR))
-    elif not stat.S_ISREG(found.st_mode):
+    elif not stat.S_ISREG(status.st_mode):
         problem = (errno.EINVAL, "it is no regular file")
-    elif limit is not None and found.st_size > limit.most:
-        problem = (errno.EFBIG, f"it has {limit.refusal(found.st_size)}")
+    elif limit is not None and status.st_size > limit.most:
+        problem = (errno.EFBIG, f"it has {limit.refusal(status.st_size)}")
     if problem is not None:
         os.close(descriptor)
         raise OSError(*problem, str(path))

@@ -2,24 +2,59 @@
 
 from __future__ import annotations
 
+import json
 import shlex
+import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 
 import typer
 
 from fdaudit.names import visible
 
-__all__ = ["Tick", "printer", "progress", "say", "show", "typed_again"]
+__all__ = [
+    "TerminatedError",
+    "Tick",
+    "answer",
+    "printer",
+    "progress",
+    "say",
+    "show",
+    "terminable",
+    "typed_again",
+]
 
 
 Tick = Callable[[str, int, int], None]
 """Reports the current activity, the steps done, and their total; a total of 0 makes it a line to print at once."""
 _SECONDS = 30.0
 """Least time between two lines of progress where no bar can be drawn."""
+
+
+class TerminatedError(KeyboardInterrupt):
+    """The process was told to end (SIGTERM); work ends as it does after Ctrl-C."""
+
+
+@contextmanager
+def terminable() -> Iterator[None]:
+    """Raise `TerminatedError` in the block when the process is told to end, so that what is done is kept."""
+
+    def end(number: int, frame: FrameType | None) -> None:
+        raise TerminatedError
+
+    try:
+        earlier = signal.signal(signal.SIGTERM, end)
+    except ValueError:  # not the main thread, which alone gets signals
+        yield
+        return
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, earlier)
 
 
 def say(line: str) -> None:
@@ -29,7 +64,14 @@ def say(line: str) -> None:
 
 def show(*lines: str) -> None:
     """Print lines. Line breaks inside one are escaped, so that a name cannot imitate another line."""
-    print("\n".join(visible(line) for line in lines))  # noqa: T201
+    print("\n".join(map(visible, lines)))  # noqa: T201
+
+
+def answer(value: object, *lines: str, as_json: bool) -> None:
+    """Print lines, or with `--json` the value as one line of JSON."""
+    if as_json:
+        lines = (json.dumps(value),)
+    show(*lines)
 
 
 def printer() -> Callable[[Sequence[str]], None]:
@@ -41,7 +83,7 @@ def printer() -> Callable[[Sequence[str]], None]:
 
     def shown(lines: Sequence[str]) -> None:
         # A bar on the same terminal moves aside only for what is written to standard error.
-        print("\n".join(visible(line) for line in lines), file=sys.stderr if beside else out, flush=True)
+        print("\n".join(map(visible, lines)), file=sys.stderr if beside else out, flush=True)
 
     return shown
 
@@ -90,7 +132,7 @@ def progress(quiet: bool, again: str = "") -> Iterator[Tick]:
 
         try:
             yield tick
-        except KeyboardInterrupt:
+        except KeyboardInterrupt as error:
             bars.stop()
             say(f"interrupted; go on with: {again}" if again else "interrupted")
-            raise typer.Exit(130) from None
+            raise typer.Exit(143 if isinstance(error, TerminatedError) else 130) from None

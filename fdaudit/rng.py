@@ -137,13 +137,13 @@ class SecretStream:
         """Draw standard normal values of the given shape, by inversion of `uniform`."""
         from scipy.special import ndtri
 
-        drawn: np.ndarray[tuple[int, ...], np.dtype[np.float64]] = ndtri(self.uniform(*shape))
-        return drawn
+        sample: np.ndarray[tuple[int, ...], np.dtype[np.float64]] = ndtri(self.uniform(*shape))
+        return sample
 
     def laplace(self, *shape: int) -> np.ndarray[tuple[int, ...], np.dtype[np.float64]]:
         """Draw Laplace values of location 0 and scale 1, of the given shape, by inversion of `uniform`."""
         centred = self.uniform(*shape) - 0.5
-        drawn: np.ndarray[tuple[int, ...], np.dtype[np.float64]] = -np.sign(centred) * np.log1p(
+        sample: np.ndarray[tuple[int, ...], np.dtype[np.float64]] = -np.sign(centred) * np.log1p(
             -2.0 * np.abs(centred)
         )
-        return drawn
+        return sample

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from fdaudit.rng import SecretStream
 
 __all__ = [
-    "ONLY_SINGLE_LABEL",
     "Applicability",
     "AttackTask",
     "Challenge",
@@ -27,30 +26,19 @@ __all__ = [
     "Design",
     "Figure",
     "GradientRule",
+    "ImportPart",
     "OracleHandle",
-    "Task",
     "TensorInfo",
     "Trained",
-    "task_of",
 ]
 
-Task = Literal["single-label", "multi-label", "segmentation", "text"]
 Design = Literal["matched-pairs", "coin-flips", "observational"]
 """How membership was decided: a fair coin for each pair or each record, or not by coins."""
 Trained = str
 """The network that a client trains on its own records: `model`, `discriminator`, or another that a protocol names."""
 
-ONLY_SINGLE_LABEL: tuple[str, ...] = ("single-label",)
 PADDING, UNKNOWN = 0, 1
 """Token numbers of padding, and of every word outside the vocabulary."""
-"""The tasks of a protocol or an attack that declares none."""
-
-
-def task_of(y: torch.Tensor) -> Task:
-    """Return the task of labels: single-label for classes (n,), multi-label for (n, C), segmentation for (n, h, w)."""
-    if y.ndim == 3:
-        return "segmentation"
-    return "multi-label" if y.ndim == 2 else "single-label"
 
 
 @dataclass(frozen=True)
@@ -259,3 +247,18 @@ class TensorInfo:
 
     dtype: str
     shape: tuple[int, ...]
+
+
+ImportPart = Literal[
+    "architecture",
+    "records",
+    "images",
+    "uses",
+    "candidates",
+    "auxiliary",
+    "public",
+    "test",
+    "stand-in",
+    "initial",
+]
+"""What an auditor may bring to an import (`fdaudit.planning.ladder`)."""

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from fdaudit.registry import Registry
+from fdaudit.registry import ProtocolCard, Registry
 
 if TYPE_CHECKING:
     from fdaudit.federation.protocol import FederatedProtocol
 
-__all__ = ["REGISTRY", "FederatedProtocol"]
+__all__ = ["REGISTRY", "FederatedProtocol", "ProtocolCard"]
 
-REGISTRY: Registry[FederatedProtocol] = Registry(
+REGISTRY: Registry[FederatedProtocol, ProtocolCard] = Registry(
     "fdaudit.protocols",
     {
         "asyndgan": "fdaudit.protocols.asyndgan:AsynDGAN",

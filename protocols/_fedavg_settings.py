@@ -9,6 +9,9 @@ from pydantic import Field, model_validator
 from fdaudit.errors import SpecError
 from fdaudit.events import Event, SampledGaussian
 from fdaudit.federation.local_settings import LocalTraining
+from fdaudit.tasks import SINGLE_LABEL, Task
+from fdaudit.training.jobs import Fit
+from fdaudit.training.optimizers import OptimizerName
 
 __all__ = ["FedAvgConfig"]
 
@@ -21,6 +24,8 @@ class FedAvgConfig(LocalTraining):
 
     upload: Literal["gradient", "model_update", "model_parameters"] = "model_update"
     """What a client sends: the gradient of one batch, the change of its model, or its model."""
+    optimizer: OptimizerName = "sgd"
+    """Optimiser of the clients' steps: SGD, Adam or AdamW. Its state starts from zero every round."""
     fraction: float = Field(1.0, gt=0, le=1)
     """C: share of the clients that take part in a round, at least one. Under a rule on the updates a secret draw."""
     weighting: Literal["samples", "public", "uniform"] = "samples"
@@ -64,6 +69,17 @@ class FedAvgConfig(LocalTraining):
         return self
 
     @model_validator(mode="after")
+    def _momentum_is_of_sgd(self) -> Self:
+        if self.optimizer == "sgd" or (not self.momentum and self.upload != "gradient"):
+            return self
+        problem = "momentum" if self.momentum else "upload = 'gradient'"
+        raise ValueError(f"optimizer = {self.optimizer!r} has no part in {problem}. Leave one of them out.")
+
+    def fit(self, mu: float = 0.0, task: Task = SINGLE_LABEL) -> Fit:
+        """Return the training core's settings for labels of a task."""
+        return super().fit(mu, task).model_copy(update={"optimizer": self.optimizer})
+
+    @model_validator(mode="after")
     def _weights_are_public(self) -> Self:
         if self.weights is not None and self.weighting != "public":
             raise ValueError(
@@ -83,9 +99,9 @@ class FedAvgConfig(LocalTraining):
         """
         needed = {"upload": "model_update", "weighting": "uniform", "aggregation": "plain"}
         for name, value in {**needed, "server_momentum": 0.0}.items():
-            if (given := getattr(self, name)) != value:
+            if (setting := getattr(self, name)) != value:
                 problem = "does not go with a rule on the clients' updates"
-                raise SpecError(f"protocol.params.{name}", given, problem, f"Set it to {value!r}.")
+                raise SpecError(f"protocol.params.{name}", setting, problem, f"Set it to {value!r}.")
         if self.fraction < 1 and not (isinstance(event, SampledGaussian) and event.sample_rate == 1):
             problem = "does not go with a rule on the clients' updates that draws them itself"
             remedy = "Set the rule's sample_rate to 1, or fraction to 1.0."

@@ -9,10 +9,12 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fdaudit.federation.client_models import draw_job
+from fdaudit.federation.client_models import draw_job, sample_clients
 from fdaudit.federation.local_settings import LocalTraining
 from fdaudit.federation.protocol import Setting
+from fdaudit.registry import ProtocolCard
 from fdaudit.rng import child
+from fdaudit.training.jobs import mean_losses
 from fdaudit.training.trainer import Parameters
 from fdaudit.transcript.wire import Delivery
 
@@ -29,7 +31,7 @@ class SampledTraining(LocalTraining):
 class ModelUploads:
     """The clients' part of FedDF and FedFTG, and the server's choice of clients."""
 
-    name: ClassVar[str]
+    card: ClassVar[ProtocolCard]
 
     def __init__(self, config: SampledTraining, setting: Setting) -> None:
         self._training, self._wire, self._seed = config, setting.wire, setting.seed
@@ -37,9 +39,7 @@ class ModelUploads:
 
     def _sample(self, t: int) -> list[str]:
         m = max(round(self._training.fraction * len(self._clients)), 1)
-        order = torch.randperm(len(self._clients), generator=child(self._seed, self.name, "sample", t))
-        chosen = {int(k) for k in order[:m]}
-        return [name for k, name in enumerate(self._clients) if k in chosen]
+        return sample_clients(self._clients, m, child(self._seed, self.card.name, "sample", t))
 
     def _client_updates(
         self, t: int, received: Mapping[str, Delivery]
@@ -58,7 +58,7 @@ class ModelUploads:
                 self._clients[k].x,
                 self._clients[k].y,
                 seed=self._seed,
-                path=(self.name, t, k),
+                path=(self.card.name, t, k),
                 batch_size=self._training.batch_size,
                 **length,
             )
@@ -73,5 +73,5 @@ class ModelUploads:
             if upload is not None:
                 uploads[k] = upload
                 batches[upload.seq] = torch.cat(list(result.batches))
-        losses = {j.party: float(f.losses.mean()) for j, f in zip(jobs, fitted, strict=True)}
+        losses = mean_losses(jobs, fitted)
         return uploads, batches, losses, {j.party: f.parameters for j, f in zip(jobs, fitted, strict=True)}

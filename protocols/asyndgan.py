@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from pydantic import Field
@@ -12,12 +12,12 @@ from torch.nn import functional as F
 
 from fdaudit.errors import ProtocolError
 from fdaudit.federation.protocol import CURIOUS, RELEASED_MODEL, PartyData, ProtocolConfig, Round, Setting
-from fdaudit.federation.state import put, take
+from fdaudit.federation.state import copies_of, put, take
 from fdaudit.limits import MOST_INNER, MOST_ROUNDS
 from fdaudit.models.conditional import build_painter, planes
 from fdaudit.models.generative import build_discriminator
+from fdaudit.registry import ProtocolCard
 from fdaudit.rng import child, child_seed
-from fdaudit.training.objectives import objective_of
 from fdaudit.training.stepwise import Learner, Optimizer
 from fdaudit.training.trainer import Fit, Job, Parameters, draw_batches
 from fdaudit.transcript.messages import ALL, DATA
@@ -66,72 +66,79 @@ class AsynDGAN:
     leave a client. Its labels do, and each gradient compares a generated image with a record pixel by pixel.
     """
 
-    name: ClassVar[str] = "asyndgan"
-    source: ClassVar[str] = "Chang, Qu, Zhang, Sabuncu, Chen, Zhang & Metaxas 2020 (CVPR)"
-    roles: ClassVar[tuple[str, ...]] = ("server", "client")
-    messages: ClassVar[tuple[dict[str, Any], ...]] = (
-        {
-            "kind": "sample_count",
-            "from": "client",
-            "to": "server",
-            "what": "number of records, once, for the shares π_k",
-        },
-        {
-            "kind": "private_labels",
-            "from": "client",
-            "to": "server",
-            "what": "the labels of the step's records, in clear: classes, or whole masks",
-        },
-        {
-            "kind": "generated_samples",
-            "from": "server",
-            "to": "client",
-            "what": "one image for each label, every step, to the client that sent them",
-        },
-        {
-            "kind": "sample_gradients",
-            "from": "client",
-            "to": "server",
-            "what": "gradient of the discriminator's and of the L1 loss at each image, every step",
-        },
-        {"kind": "model_parameters", "from": "server", "to": "client, world", "what": "the final task model"},
-    )
-    trust: ClassVar[tuple[str, ...]] = (
-        "The server sees the labels of single records, and each client's gradients by themselves.",
-        "The server chooses the images that discriminators answer to: nothing holds it to its generator.",
-        CURIOUS,
-    )
-    oracles: ClassVar[tuple[dict[str, Any], ...]] = (RELEASED_MODEL,)
-    deviations: ClassVar[tuple[str, ...]] = (
-        (
-            "All clients answer in each step, and the generator descends the sum of their losses weighted by π_k; the "
-            "paper takes one client after another."
+    card = ProtocolCard(
+        name="asyndgan",
+        source="Chang, Qu, Zhang, Sabuncu, Chen, Zhang & Metaxas 2020 (CVPR)",
+        roles=("server", "client"),
+        messages=(
+            {
+                "kind": "sample_count",
+                "from": "client",
+                "to": "server",
+                "what": "number of records, once, for the shares π_k",
+            },
+            {
+                "kind": "private_labels",
+                "from": "client",
+                "to": "server",
+                "what": "the labels of the step's records, in clear: classes, or whole masks",
+            },
+            {
+                "kind": "generated_samples",
+                "from": "server",
+                "to": "client",
+                "what": "one image for each label, every step, to the client that sent them",
+            },
+            {
+                "kind": "sample_gradients",
+                "from": "client",
+                "to": "server",
+                "what": "gradient of the discriminator's and of the L1 loss at each image, every step",
+            },
+            {
+                "kind": "model_parameters",
+                "from": "server",
+                "to": "client, world",
+                "what": "the final task model",
+            },
         ),
-        "The perceptual loss is left out: it needs a pretrained network. λ₁ is 10 by default for its 100.",
-        "The generator is a U-Net with planes of noise; the paper's has nine residual blocks and dropout.",
-        "Generator and discriminators do without BatchNorm, whose statistics would couple the samples of a batch.",
-        (
-            "A discriminator sees the image and the planes of its label. Gradients are taken at it as it stood when "
-            "the images arrived."
+        trust=(
+            "The server sees the labels of single records, and each client's gradients by themselves.",
+            "The server chooses the images that discriminators answer to: nothing holds it to its generator.",
+            CURIOUS,
         ),
-        "For classes, which the paper does not have, the label is one plane of ones among C planes.",
-        "A client whose count did not arrive counts as the mean of the others; without any, as all alike.",
-        "The task model is fitted to images made from the labels that the server received, with Adam.",
+        oracles=(RELEASED_MODEL,),
+        deviations=(
+            (
+                "All clients answer in each step, and the generator descends the sum of their losses weighted by π_k; "
+                "the paper takes one client after another."
+            ),
+            "The perceptual loss is left out: it needs a pretrained network. λ₁ is 10 by default for its 100.",
+            "The generator is a U-Net with planes of noise; the paper's has nine residual blocks and dropout.",
+            "Generator and discriminators do without BatchNorm, whose statistics would couple the samples of a batch.",
+            (
+                "A discriminator sees the image and the planes of its label. Gradients are taken at it as it stood "
+                "when the images arrived."
+            ),
+            "For classes, which the paper does not have, the label is one plane of ones among C planes.",
+            "A client whose count did not arrive counts as the mean of the others; without any, as all alike.",
+            "The task model is fitted to images made from the labels that the server received, with Adam.",
+        ),
+        withholdable=("sample_count",),
+        privacy={
+            "claims": "Images stay where they are; labels are sent. No ε is claimed.",
+            "finds": {"server": "private_labels", "world": "private_labels"},
+        },
+        starts={
+            "weights": "own",
+            "source": "Chang et al. 2020: clients train discriminators of their own; no model is sent before the end.",
+        },
+        pools_data=False,
+        heterogeneous=False,
+        needs_public=False,
+        tasks=("single-label", "segmentation"),
+        trains={},
     )
-    withholdable: ClassVar[tuple[str, ...]] = ("sample_count",)
-    privacy: ClassVar[dict[str, Any]] = {
-        "claims": "Images stay where they are; labels are sent. No ε is claimed.",
-        "finds": {"server": "private_labels", "world": "private_labels"},
-    }
-    starts: ClassVar[dict[str, str]] = {
-        "weights": "own",
-        "source": "Chang et al. 2020: clients train discriminators of their own; no model is sent before the end.",
-    }
-    pools_data: ClassVar[bool] = False
-    heterogeneous: ClassVar[bool] = False
-    needs_public: ClassVar[bool] = False
-    tasks: ClassVar[tuple[str, ...]] = ("single-label", "segmentation")
-    trains: ClassVar[dict[str, str]] = {}
     Config: ClassVar[type[AsynDGANConfig]] = AsynDGANConfig
 
     def __init__(self, config: AsynDGANConfig, setting: Setting) -> None:
@@ -140,21 +147,17 @@ class AsynDGAN:
         self._classes, self._shape = setting.classes, setting.input_shape
         self._data: Mapping[str, PartyData] = setting.clients
         maps = self._classes + config.latent
-        drawn = child(self._seed, "asyndgan", "generator")
-        G = build_painter(drawn, maps, config.generator_width, self._shape)
+        draws = child(self._seed, "asyndgan", "generator")
+        G = build_painter(draws, maps, config.generator_width, self._shape)
         self._G = self._learner("server", G)
         judged = (self._shape[0] + self._classes, *self._shape[1:])
-        self._D = {
-            k: self._learner(
-                k,
-                build_discriminator(
-                    child(self._seed, "asyndgan", "discriminator", k), config.discriminator_width, judged
-                ),
-            )
-            for k in self._data
-        }
+        self._D: dict[str, Learner] = {}
+        for k in self._data:
+            draws = child(self._seed, "asyndgan", "discriminator", k)
+            D_k = build_discriminator(draws, config.discriminator_width, judged)
+            self._D[k] = self._learner(k, D_k)
         self.state: dict[str, Tensor] = {}
-        put(self.state, "server/w/", {n: t.clone() for n, t in setting.initial["server"].items()})
+        put(self.state, "server/w/", copies_of(setting.initial["server"]))
         self._save()
 
     def rounds(self, start: int) -> Iterator[Round]:
@@ -174,7 +177,7 @@ class AsynDGAN:
                 losses["server"] = [self._fit()]
                 self._wire.send("server", [*self._data, "world"], "model_parameters", self.released())
             self._save()
-            means = {k: sum(found) / len(found) for k, found in losses.items()}
+            means = {k: sum(values) / len(values) for k, values in losses.items()}
             yield Round(index=r, models={"server": self.released()}, batches=batches, losses=means)
 
     def released(self) -> Parameters:
@@ -185,26 +188,27 @@ class AsynDGAN:
 
     def _count(self) -> None:
         for k, data in self._data.items():
-            told = self._wire.send(
+            message = self._wire.send(
                 k, ["server"], "sample_count", {"n": torch.tensor(len(data))}, inputs=[DATA]
             )
-            if told is not None:
-                self.state[f"server/count/{k}"] = told["n"].cpu()
+            if message is not None:
+                self.state[f"server/count/{k}"] = message["n"].cpu()
 
     def _step(self, t: int, batches: dict[int, Tensor]) -> dict[str, float]:
         """Run one step of the generator and of every discriminator; return the discriminators' losses."""
         losses: dict[str, float] = {}
-        made: list[tuple[str, Tensor, Tensor]] = []
+        answers: list[tuple[str, Tensor, Tensor]] = []
         for number, (k, data) in enumerate(self._data.items()):
-            drawn = child(self._seed, "asyndgan", "real", t, k)
-            batch = torch.randint(len(data), (self.config.samples,), generator=drawn)
+            draws = child(self._seed, "asyndgan", "real", t, k)
+            batch = torch.randint(len(data), (self.config.samples,), generator=draws)
             labels = {"values": data.y[batch].to(torch.uint8 if self._classes <= 256 else torch.int32)}
-            sent = self._wire.send(k, ["server"], "private_labels", labels, inputs=[DATA])
-            if sent is None:
+            message = self._wire.send(k, ["server"], "private_labels", labels, inputs=[DATA])
+            if message is None:
                 continue
-            batches[sent.seq] = batch
-            self._keep(k, t, sent["values"])
-            images = self._painted(sent["values"], child(self._seed, "asyndgan", "latent", t, number))
+            batches[message.seq] = batch
+            place = t % self.config.kept  # that of the client's oldest labels
+            self.state[f"server/labels/{k}/{place:05d}"] = message["values"].cpu()
+            images = self._painted(message["values"], child(self._seed, "asyndgan", "latent", t, number))
             x = self._wire.send("server", [k], "generated_samples", {"samples": images.detach()})
             if x is None:
                 raise ProtocolError("asyndgan cannot do without generated_samples. Do not withhold it.")
@@ -213,11 +217,11 @@ class AsynDGAN:
             back = self._wire.send(k, ["server"], "sample_gradients", {"values": gradient}, inputs=ALL)
             if back is not None:
                 batches[back.seq] = batch
-                made.append((k, images, back["values"]))
-        if made:
-            shares = self._shares([k for k, _, _ in made])
+                answers.append((k, images, back["values"]))
+        if answers:
+            shares = self._shares([k for k, _, _ in answers])
             total = sum(
-                (share * (images * at).sum() for share, (_, images, at) in zip(shares, made, strict=True))
+                (share * (images * at).sum() for share, (_, images, at) in zip(shares, answers, strict=True))
             )
             self._G.step(torch.as_tensor(total))  # whose gradient is what came back, pulled through G
         return losses
@@ -244,18 +248,14 @@ class AsynDGAN:
 
     def _shares(self, names: list[str]) -> Tensor:
         """Return π_k (K,) of the clients that answered; one whose count did not arrive counts as the mean."""
-        known = {
+        counts = {
             k: float(self.state[f"server/count/{k}"]) for k in names if f"server/count/{k}" in self.state
         }
-        mean = sum(known.values()) / len(known) if known else 1.0
-        n = torch.tensor([known.get(k, mean) for k in names])
+        mean = sum(counts.values()) / len(counts) if counts else 1.0
+        n = torch.tensor([counts.get(k, mean) for k in names])
         return n / n.sum()
 
     # -- the task model -------------------------------------------------------------------------------------
-
-    def _keep(self, k: str, t: int, labels: Tensor) -> None:
-        """Store a client's labels in place of its oldest."""
-        self.state[f"server/labels/{k}/{t % self.config.kept:05d}"] = labels.cpu()
 
     def _fit(self) -> float:
         """Fit the task model to generated images of all stored labels; return its mean loss."""
@@ -283,7 +283,7 @@ class AsynDGAN:
             ),
             seed=child_seed(self._seed, "asyndgan", "task", "dropout"),
         )
-        fit = Fit(lr=self.config.task_lr, optimizer="adam", objective=objective_of(self._task))
+        fit = Fit(lr=self.config.task_lr, optimizer="adam", objective=self._task.labels.objective)
         (fitted,) = self._trainer.fit([job], fit)
         put(self.state, "server/w/", fitted.parameters)
         return float(fitted.losses.mean())

@@ -15,6 +15,7 @@ from torch import Tensor
 from fdaudit.federation.client_models import ClientModels
 from fdaudit.federation.local_settings import LocalTraining
 from fdaudit.federation.protocol import CURIOUS, Round, Setting
+from fdaudit.registry import ProtocolCard
 from fdaudit.training.class_means import combine, mean_by_class, mixed_targets, predictions
 from fdaudit.transcript.wire import Delivery
 
@@ -30,42 +31,34 @@ class ClasswiseTraining(LocalTraining):
     """γ: weight of the teacher's cross-entropy; 0 trains alone."""
 
 
+_TRUST: tuple[str, ...] = (
+    "The server sees every client's table by itself; no secure aggregation is assumed.",
+    (
+        "The private preset's noise hides all of a client, so its ε holds for a whole client too. One record costs "
+        "no less: it may move the model, and by it every row of the table."
+    ),
+    CURIOUS,
+)
+_PRIVACY: dict[str, Any] = {
+    "claims": ("None: means by class in place of parameters. A mean over few records is nearly one of them."),
+    "finds": {"server": "class_prototypes"},
+    "private": {
+        "params": {},
+        "withhold": [],
+        "training": [],
+        "noise": {
+            "kind": "class_prototypes",
+            "sender": "client",
+            "name": "gaussian-noise",
+            "clip": 3.0,
+        },
+    },
+}
+
+
 class _Classwise(ClientModels):
     """The shared client steps of FKD and PLS: training towards labels and teacher, and predicting."""
 
-    roles: ClassVar[tuple[str, ...]] = ("server", "client")
-    trust: ClassVar[tuple[str, ...]] = (
-        "The server sees every client's table by itself; no secure aggregation is assumed.",
-        (
-            "The private preset's noise hides all of a client, so its ε holds for a whole client too. One record costs "
-            "no less: it may move the model, and by it every row of the table."
-        ),
-        CURIOUS,
-    )
-    oracles: ClassVar[tuple[dict[str, Any], ...]] = ()
-    withholdable: ClassVar[tuple[str, ...]] = ()
-    privacy: ClassVar[dict[str, Any]] = {
-        "claims": (
-            "None: means by class in place of parameters. A mean over few records is nearly one of them."
-        ),
-        "finds": {"server": "class_prototypes"},
-        "private": {
-            "params": {},
-            "withhold": [],
-            "training": [],
-            "noise": {
-                "kind": "class_prototypes",
-                "sender": "client",
-                "name": "gaussian-noise",
-                "clip": 3.0,
-            },
-        },
-    }
-    pools_data: ClassVar[bool] = False
-    heterogeneous: ClassVar[bool] = True
-    needs_public: ClassVar[bool] = False
-    tasks: ClassVar[tuple[str, ...]] = ("single-label", "text")
-    trains: ClassVar[dict[str, str]] = {"model": "batch_size"}
     Config: ClassVar[type[ClasswiseTraining]] = ClasswiseTraining
 
     def __init__(self, config: ClasswiseTraining, setting: Setting) -> None:
@@ -103,49 +96,62 @@ class FKD(_Classwise):
     classes a client lacks.
     """
 
-    name: ClassVar[str] = "fkd"
-    source: ClassVar[str] = "Jeong, Oh, Kim, Park, Bennis & Kim 2018, Algorithm 1; as FKD: Seo et al. 2022"
-    messages: ClassVar[tuple[dict[str, Any], ...]] = (
-        {
-            "kind": "class_prototypes",
-            "from": "client",
-            "to": "server",
-            "what": "values (C, C): row c is the mean prediction for the client's records of class c, zero without any",
+    card = ProtocolCard(
+        name="fkd",
+        source="Jeong, Oh, Kim, Park, Bennis & Kim 2018, Algorithm 1; as FKD: Seo et al. 2022",
+        messages=(
+            {
+                "kind": "class_prototypes",
+                "from": "client",
+                "to": "server",
+                ("what"): (
+                    "values (C, C): row c is the mean prediction for the client's records of class c, zero without any"
+                ),
+            },
+            {
+                "kind": "class_prototypes",
+                "from": "server",
+                "to": "client",
+                "what": "values (C, C): the mean of the other clients' rows; one table for each client",
+            },
+        ),
+        trust=(
+            "The server sees every client's table by itself; no secure aggregation is assumed.",
+            (
+                "The private preset's noise hides all of a client, so its ε holds for a whole client too. One record "
+                "costs no less: it may move the model, and by it every row of the table."
+            ),
+            "A client is sent the mean of the others: with two clients, the other's table itself.",
+            CURIOUS,
+        ),
+        starts={
+            "weights": "own",
+            "source": "Jeong et al. 2018, Algorithm 1: devices exchange mean outputs by class only, never a model.",
         },
-        {
-            "kind": "class_prototypes",
-            "from": "server",
-            "to": "client",
-            "what": "values (C, C): the mean of the other clients' rows; one table for each client",
-        },
-    )
-    trust: ClassVar[tuple[str, ...]] = (
-        "The server sees every client's table by itself; no secure aggregation is assumed.",
-        (
-            "The private preset's noise hides all of a client, so its ε holds for a whole client too. One record costs "
-            "no less: it may move the model, and by it every row of the table."
+        deviations=(
+            (
+                "The paper averages predictions as they arise in local training; we take those of the model at the "
+                "round's end for all of the client's records, once."
+            ),
+            (
+                "The paper divides by M - 1 whatever classes the devices have; we divide by the number of other "
+                "clients that have the class, and a class that no other client has is learnt from its labels alone."
+            ),
+            "The paper leaves γ open; the default is 1.",
+            (
+                "Federated augmentation, the paper's second part, is left out. Hard labels are not the paper's; Shao, "
+                "Wu & Zhang 2023 compare them."
+            ),
         ),
-        "A client is sent the mean of the others: with two clients, the other's table itself.",
-        CURIOUS,
-    )
-    starts: ClassVar[dict[str, str]] = {
-        "weights": "own",
-        "source": "Jeong et al. 2018, Algorithm 1: devices exchange mean outputs by class only, never a model.",
-    }
-    deviations: ClassVar[tuple[str, ...]] = (
-        (
-            "The paper averages predictions as they arise in local training; we take those of the model at the "
-            "round's end for all of the client's records, once."
-        ),
-        (
-            "The paper divides by M - 1 whatever classes the devices have; we divide by the number of other clients "
-            "that have the class, and a class that no other client has is learnt from its labels alone."
-        ),
-        "The paper leaves γ open; the default is 1.",
-        (
-            "Federated augmentation, the paper's second part, is left out. Hard labels are not the paper's; Shao, Wu & "
-            "Zhang 2023 compare them."
-        ),
+        roles=("server", "client"),
+        oracles=(),
+        withholdable=(),
+        privacy=_PRIVACY,
+        pools_data=False,
+        heterogeneous=True,
+        needs_public=False,
+        tasks=("single-label", "text", "table"),
+        trains={"model": "batch_size"},
     )
 
     def rounds(self, start: int) -> Iterator[Round]:
@@ -155,7 +161,7 @@ class FKD(_Classwise):
             losses = self._train_towards(k)  # w <- w - η grad {φ(F, y) + γ φ(F, F^_y)}
             local = self._send_means()  # F-_l for each label l, to the server
             self._send_ensembles(local)  # F^_l of the others, to each device
-            batches = {sent.seq: torch.arange(len(self._clients[i])) for i, sent in local.items()}
+            batches = {message.seq: torch.arange(len(self._clients[i])) for i, message in local.items()}
             yield Round(index=k, models=self._models(), batches=batches, losses=losses)
 
     # -- the clients ----------------------------------------------------------------------------------------
@@ -165,9 +171,9 @@ class FKD(_Classwise):
         local = {}
         for i, data in self._clients.items():
             means = mean_by_class(self._own_predictions(i), data.y, self._classes)
-            sent = self._wire.send(i, ["server"], "class_prototypes", {"values": means})
-            if sent is not None:
-                local[i] = sent
+            message = self._wire.send(i, ["server"], "class_prototypes", {"values": means})
+            if message is not None:
+                local[i] = message
         return local
 
     # -- the server -----------------------------------------------------------------------------------------
@@ -175,14 +181,14 @@ class FKD(_Classwise):
     def _send_ensembles(self, local: Mapping[str, Delivery]) -> None:
         """Send each client i the mean over the others; nothing if there are none."""
         for i in self._clients:
-            others = [sent for j, sent in local.items() if j != i]
+            others = [message for j, message in local.items() if j != i]
             if not others:
                 continue
-            ensemble = combine([sent["values"].cpu() for sent in others], self._classes)
-            inputs = [sent.seq for sent in others]
-            sent = self._wire.send("server", [i], "class_prototypes", {"values": ensemble}, inputs=inputs)
-            if sent is not None:
-                self._learn(i, sent)
+            ensemble = combine([message["values"].cpu() for message in others], self._classes)
+            inputs = [message.seq for message in others]
+            message = self._wire.send("server", [i], "class_prototypes", {"values": ensemble}, inputs=inputs)
+            if message is not None:
+                self._learn(i, message)
 
 
 class PLS(_Classwise):
@@ -194,33 +200,47 @@ class PLS(_Classwise):
     A missing row reveals that a client lacks a class, or predicts all of it wrongly.
     """
 
-    name: ClassVar[str] = "pls"
-    source: ClassVar[str] = "Wang, Zhang, Tao & Chen 2023, as a baseline of Shao, Wu & Zhang 2023"
-    messages: ClassVar[tuple[dict[str, Any], ...]] = (
-        {
-            "kind": "class_prototypes",
-            "from": "client",
-            "to": "server",
-            "what": "values (C, C): row c is the mean prediction for the records of class c that are predicted rightly",
-        },
-        {
-            "kind": "class_prototypes",
-            "from": "server",
-            "to": "client",
-            "what": "values (C, C): the mean of the clients' rows, the same table for all",
-        },
-    )
-    starts: ClassVar[dict[str, str]] = {
-        "weights": "own",
-        "source": "Wang et al. 2023 is for clients with heterogeneous models, and none is sent.",
-    }
-    deviations: ClassVar[tuple[str, ...]] = (
-        (
-            "Reconstructed: all that our source says of PLS is that it needs no public data and shares class-wise "
-            "average predictions, and its title names knowledge selection. That a client selects the predictions "
-            "that agree with their labels, and that all clients get one table, is our reading."
+    card = ProtocolCard(
+        name="pls",
+        source="Wang, Zhang, Tao & Chen 2023, as a baseline of Shao, Wu & Zhang 2023",
+        messages=(
+            {
+                "kind": "class_prototypes",
+                "from": "client",
+                "to": "server",
+                ("what"): (
+                    "values (C, C): row c is the mean prediction for the records of class c that are predicted rightly"
+                ),
+            },
+            {
+                "kind": "class_prototypes",
+                "from": "server",
+                "to": "client",
+                "what": "values (C, C): the mean of the clients' rows, the same table for all",
+            },
         ),
-        "The title's other half, optimised local updating, is left out: local steps are a setting.",
+        starts={
+            "weights": "own",
+            "source": "Wang et al. 2023 is for clients with heterogeneous models, and none is sent.",
+        },
+        deviations=(
+            (
+                "Reconstructed: all that our source says of PLS is that it needs no public data and shares class-wise "
+                "average predictions, and its title names knowledge selection. That a client selects the predictions "
+                "that agree with their labels, and that all clients get one table, is our reading."
+            ),
+            "The title's other half, optimised local updating, is left out: local steps are a setting.",
+        ),
+        roles=("server", "client"),
+        trust=_TRUST,
+        oracles=(),
+        withholdable=(),
+        privacy=_PRIVACY,
+        pools_data=False,
+        heterogeneous=True,
+        needs_public=False,
+        tasks=("single-label", "text", "table"),
+        trains={"model": "batch_size"},
     )
 
     def rounds(self, start: int) -> Iterator[Round]:
@@ -241,11 +261,11 @@ class PLS(_Classwise):
             predicted, y = self._own_predictions(k), data.y.cpu()
             right = (predicted.argmax(1) == y).nonzero().flatten()
             means = mean_by_class(predicted[right], y[right], self._classes)
-            sent = self._wire.send(k, ["server"], "class_prototypes", {"values": means})
-            if sent is not None:
-                local[k] = sent
+            message = self._wire.send(k, ["server"], "class_prototypes", {"values": means})
+            if message is not None:
+                local[k] = message
                 if len(right):
-                    selected[sent.seq] = right
+                    selected[message.seq] = right
         return local, selected
 
     # -- the server -----------------------------------------------------------------------------------------
@@ -254,11 +274,11 @@ class PLS(_Classwise):
         """Send all clients the mean over the clients that answered; nothing without answers."""
         if not local:
             return
-        table = combine([sent["values"].cpu() for sent in local.values()], self._classes)
-        inputs = [sent.seq for sent in local.values()]
-        sent = self._wire.send(
+        table = combine([message["values"].cpu() for message in local.values()], self._classes)
+        inputs = [message.seq for message in local.values()]
+        message = self._wire.send(
             "server", list(self._clients), "class_prototypes", {"values": table}, inputs=inputs
         )
-        if sent is not None:
+        if message is not None:
             for k in self._clients:
-                self._learn(k, sent)
+                self._learn(k, message)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import torch
 from pydantic import Field
@@ -20,6 +20,7 @@ from fdaudit.federation.public_answers import (
     PublicRequests,
     stacked,
 )
+from fdaudit.registry import ProtocolCard
 from fdaudit.rng import child
 from fdaudit.transcript.wire import Delivery
 from fdaudit.types import Trained
@@ -43,10 +44,11 @@ class CronusConfig(PublicRequests):
 
     def trainings(self, of: Trained = "model") -> tuple[Mapping[str, int | None], ...]:
         """Return the warm-up, then one training a round."""
-        first: tuple[Mapping[str, int | None], ...] = (
-            ({"steps": self.warm_up_steps},) if self.warm_up_steps else ()
-        )
-        return (*first, *super().trainings()) if of == "model" else ()
+        if of != "model":
+            return ()
+        if not self.warm_up_steps:
+            return super().trainings()
+        return ({"steps": self.warm_up_steps}, *super().trainings())
 
 
 def robust_mean(values: Tensor, present: Tensor, sigma: float, generator: torch.Generator) -> Tensor:
@@ -67,23 +69,23 @@ def robust_mean(values: Tensor, present: Tensor, sigma: float, generator: torch.
         sigma: σ.
         generator: draws T.
     """
-    kept, least = present.clone(), present.sum(1) // 2 + 1
+    mask, least = present.clone(), present.sum(1) // 2 + 1
     while True:
-        weights = kept.double() / kept.sum(1, keepdim=True)
+        weights = mask.double() / mask.sum(1, keepdim=True)
         mean = torch.einsum("nk,nkc->nc", weights, values)
         centred = values - mean[:, None]
         covariance = torch.einsum("nk,nkc,nkd->ncd", weights, centred, centred)
         variance, axes = torch.linalg.eigh(covariance.nan_to_num(0.0, 0.0, 0.0))  # of NaN it has no answer
-        distance = torch.einsum("nkc,nc->nk", centred, axes[:, :, -1]).abs().masked_fill(~kept, torch.inf)
+        distance = torch.einsum("nkc,nc->nk", centred, axes[:, :, -1]).abs().masked_fill(~mask, torch.inf)
         # the `least` nearest are never dropped
         majority = distance.sort(1).values.gather(1, least[:, None] - 1)
-        farthest = distance.masked_fill(~kept, -torch.inf).amax(1, keepdim=True)
+        farthest = distance.masked_fill(~mask, -torch.inf).amax(1, keepdim=True)
         u = 1 - torch.rand(len(values), 1, dtype=torch.float64, generator=generator)  # in (0, 1]
         T = (majority.square() + u * (farthest.square() - majority.square())).sqrt()
         acts = (variance[:, -1:] > _BOUND * sigma**2) & (farthest > majority)
         if not acts.any():
             return mean
-        kept &= ~acts | (distance <= majority) | ((distance < T) & (distance < farthest))
+        mask &= ~acts | (distance <= majority) | ((distance < T) & (distance < farthest))
 
 
 class Cronus(PublicAnswers):
@@ -95,66 +97,72 @@ class Cronus(PublicAnswers):
     The filter limits what a few malicious clients can do. It hides nothing: the server sees each client's predictions.
     """
 
-    name: ClassVar[str] = "cronus"
-    source: ClassVar[str] = "Chang, Shejwalkar, Shokri & Houmansadr 2019; filter: Diakonikolas et al. 2017"
-    roles: ClassVar[tuple[str, ...]] = ("server", "client")
-    messages: ClassVar[tuple[dict[str, Any], ...]] = (
-        REQUEST,
-        *PREDICTIONS,
-        {
-            "kind": "ensemble_labels",
-            "from": "server",
-            "to": "client",
-            "what": "index (m,), the robust mean (m, C) of the clients' predictions",
-            "when": {"share": "soft_labels"},
-            "index": "public",
+    card = ProtocolCard(
+        name="cronus",
+        source="Chang, Shejwalkar, Shokri & Houmansadr 2019; filter: Diakonikolas et al. 2017",
+        roles=("server", "client"),
+        messages=(
+            REQUEST,
+            *PREDICTIONS,
+            {
+                "kind": "ensemble_labels",
+                "from": "server",
+                "to": "client",
+                "what": "index (m,), the robust mean (m, C) of the clients' predictions",
+                "when": {"share": "soft_labels"},
+                "index": "public",
+            },
+            {
+                "kind": "ensemble_labels",
+                "from": "server",
+                "to": "client",
+                # A defence may turn votes into no class, and a sample without votes is left out.
+                "what": "index (n,), the same of votes (n, C), n ≤ m: of the samples with a valid vote",
+                "when": {"share": "hard_labels"},
+            },
+        ),
+        trust=(
+            PREDICTIONS_SEEN,
+            SAMPLES_KNOWN,
+            "Parties follow the protocol and are curious (honest-but-curious): no malicious client is simulated.",
+        ),
+        oracles=(CRAFTED_PROXY,),
+        deviations=(
+            (
+                "The filter's theory takes the variance of honest points to be at most σ² = 1. Softmax outputs have at "
+                "most 0.5, so σ = 1 filters nothing: `sigma` is a setting, and 0.1 is our choice."
+            ),
+            (
+                "The theory has more samples than dimensions; a federation has few clients. T is drawn so that more "
+                "than half of a sample's predictions are kept. The filter then never empties; with two clients it does "
+                "nothing."
+            ),
+            "The server names `public_batch` samples a round; the paper uses all public samples.",
+            (
+                "Batches mix records and public samples at random, each of equal weight; the length of a pass is that "
+                "of both."
+            ),
+            (
+                "Hard labels are not the paper's. A vote counts as its one-hot vector. Three clients with three votes "
+                "vary alike in several directions: which of them is filtered is left to the linear algebra library."
+            ),
+        ),
+        withholdable=(),
+        privacy={
+            "claims": ("Predictions reveal less than parameters do. No ε is claimed."),
+            "finds": {"server": "soft_labels"},
+            "private": PRIVATE_TRAINING,
         },
-        {
-            "kind": "ensemble_labels",
-            "from": "server",
-            "to": "client",
-            # A defence may turn votes into no class, and a sample without votes is left out.
-            "what": "index (n,), the same of votes (n, C), n ≤ m: of the samples with a valid vote",
-            "when": {"share": "hard_labels"},
+        starts={
+            "weights": "own",
+            "source": "Chang et al. 2019: parties choose their networks and train alone first; no model is sent.",
         },
+        pools_data=False,
+        heterogeneous=True,
+        needs_public=True,
+        tasks=("single-label",),
+        trains={"model": "batch_size"},
     )
-    trust: ClassVar[tuple[str, ...]] = (
-        PREDICTIONS_SEEN,
-        SAMPLES_KNOWN,
-        "Parties follow the protocol and are curious (honest-but-curious): no malicious client is simulated.",
-    )
-    oracles: ClassVar[tuple[dict[str, Any], ...]] = (CRAFTED_PROXY,)
-    deviations: ClassVar[tuple[str, ...]] = (
-        (
-            "The filter's theory takes the variance of honest points to be at most σ² = 1. Softmax outputs have at "
-            "most 0.5, so σ = 1 filters nothing: `sigma` is a setting, and 0.1 is our choice."
-        ),
-        (
-            "The theory has more samples than dimensions; a federation has few clients. T is drawn so that more than "
-            "half of a sample's predictions are kept. The filter then never empties; with two clients it does nothing."
-        ),
-        "The server names `public_batch` samples a round; the paper uses all public samples.",
-        "Batches mix records and public samples at random, each of equal weight; the length of a pass is that of both.",
-        (
-            "Hard labels are not the paper's. A vote counts as its one-hot vector. Three clients with three votes vary "
-            "alike in several directions: which of them is filtered is left to the linear algebra library."
-        ),
-    )
-    withholdable: ClassVar[tuple[str, ...]] = ()
-    privacy: ClassVar[dict[str, Any]] = {
-        "claims": ("Predictions reveal less than parameters do. No ε is claimed."),
-        "finds": {"server": "soft_labels"},
-        "private": PRIVATE_TRAINING,
-    }
-    starts: ClassVar[dict[str, str]] = {
-        "weights": "own",
-        "source": "Chang et al. 2019: parties choose their networks and train alone first; no model is sent.",
-    }
-    pools_data: ClassVar[bool] = False
-    heterogeneous: ClassVar[bool] = True
-    needs_public: ClassVar[bool] = True
-    tasks: ClassVar[tuple[str, ...]] = ("single-label",)
-    trains: ClassVar[dict[str, str]] = {"model": "batch_size"}
     Config: ClassVar[type[CronusConfig]] = CronusConfig
 
     def __init__(self, config: CronusConfig, setting: Setting) -> None:
@@ -184,8 +192,8 @@ class Cronus(PublicAnswers):
         answers = list(predictions.values())
         values, present = stacked(answers, len(self._public), self._classes)
         index = present.any(1).nonzero().flatten()
-        drawn = child(self._seed, self.name, "filter", t)
-        mean = robust_mean(values[index], present[index], self.config.sigma, drawn)
+        draws = child(self._seed, self.card.name, "filter", t)
+        mean = robust_mean(values[index], present[index], self.config.sigma, draws)
         aggregate = self._fused({"index": index, "values": mean.float()}, answers)
-        inputs = [sent.seq for sent in answers]
+        inputs = [message.seq for message in answers]
         return self._wire.send("server", list(self._clients), "ensemble_labels", aggregate, inputs=inputs)

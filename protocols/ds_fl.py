@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field
 from torch import Tensor
@@ -16,7 +16,8 @@ from fdaudit.federation.public_answers import (
     PublicDistillation,
     PublicTraining,
 )
-from fdaudit.federation.state import put, take
+from fdaudit.federation.state import copies_of, put, take
+from fdaudit.registry import ProtocolCard
 from fdaudit.training.trainer import Parameters
 from fdaudit.transcript.wire import Delivery
 from fdaudit.types import Trained
@@ -38,10 +39,11 @@ class DSFLConfig(PublicTraining):
 
     def trainings(self, of: Trained = "model") -> tuple[Mapping[str, int | None], ...]:
         """Return the warm-up, then one training a round."""
-        first: tuple[Mapping[str, int | None], ...] = (
-            ({"steps": self.warm_up_steps},) if self.warm_up_steps else ()
-        )
-        return (*first, *super().trainings()) if of == "model" else ()
+        if of != "model":
+            return ()
+        if not self.warm_up_steps:
+            return super().trainings()
+        return ({"steps": self.warm_up_steps}, *super().trainings())
 
 
 def sharpen(probabilities: Tensor, temperature: float) -> Tensor:
@@ -61,76 +63,80 @@ class DSFL(PublicDistillation):
     The server's model learns only from these labels, and is published at the end.
     """
 
-    name: ClassVar[str] = "ds-fl"
-    source: ClassVar[str] = "Itahara, Nishio, Koda, Morikura & Yamamoto 2021, Algorithm 1"
-    roles: ClassVar[tuple[str, ...]] = ("server", "client")
-    messages: ClassVar[tuple[dict[str, Any], ...]] = (
-        {
-            "kind": "proxy_indices",
-            "from": "server",
-            "to": "client",
-            "what": "index (m,) of the round's open samples o_r, drawn at random",
-            "index": "public",
+    card = ProtocolCard(
+        name="ds-fl",
+        source="Itahara, Nishio, Koda, Morikura & Yamamoto 2021, Algorithm 1",
+        roles=("server", "client"),
+        messages=(
+            {
+                "kind": "proxy_indices",
+                "from": "server",
+                "to": "client",
+                "what": "index (m,) of the round's open samples o_r, drawn at random",
+                "index": "public",
+            },
+            *PREDICTIONS,
+            {
+                "kind": "ensemble_labels",
+                "from": "server",
+                "to": "client",
+                "what": "index (m,), global labels (m, C): the average, sharpened with aggregation: era",
+                "when": {"share": "soft_labels"},
+                "index": "public",
+            },
+            {
+                "kind": "ensemble_labels",
+                "from": "server",
+                "to": "client",
+                # A defence may turn votes into no class, and a sample without votes is left out.
+                "what": "index (n,), the same of votes (n, C), n ≤ m: of the samples with a valid vote",
+                "when": {"share": "hard_labels"},
+            },
+            {
+                "kind": "model_parameters",
+                "from": "server",
+                "to": "world",
+                "what": "the server's final model",
+            },
+        ),
+        trust=(
+            PREDICTIONS_SEEN,
+            "All parties hold the same open samples before the first round; nothing private is in them.",
+            CURIOUS,
+        ),
+        oracles=(
+            RELEASED_MODEL,
+            CRAFTED_PROXY,
+        ),
+        deviations=(
+            "The paper calls the outputs that are sent logits; they are softmax outputs and sent as soft labels.",
+            "Hard labels are not the paper's; Shao, Wu & Zhang 2023 compare them. A vote counts as its one-hot vector.",
+            "The server's model is published in the end: the paper takes its accuracy, and does not say who gets it.",
+        ),
+        withholdable=(),
+        privacy={
+            "claims": ("None: model outputs in place of parameters."),
+            "finds": {"server": "soft_labels", "world": "soft_labels"},
+            "private": PRIVATE_TRAINING,
         },
-        *PREDICTIONS,
-        {
-            "kind": "ensemble_labels",
-            "from": "server",
-            "to": "client",
-            "what": "index (m,), global labels (m, C): the average, sharpened with aggregation: era",
-            "when": {"share": "soft_labels"},
-            "index": "public",
+        starts={
+            "weights": "own",
+            ("source"): (
+                "Itahara et al. 2021, Algorithm 1: no model is sent to clients; the server's has its own weights."
+            ),
         },
-        {
-            "kind": "ensemble_labels",
-            "from": "server",
-            "to": "client",
-            # A defence may turn votes into no class, and a sample without votes is left out.
-            "what": "index (n,), the same of votes (n, C), n ≤ m: of the samples with a valid vote",
-            "when": {"share": "hard_labels"},
-        },
-        {
-            "kind": "model_parameters",
-            "from": "server",
-            "to": "world",
-            "what": "the server's final model",
-        },
+        pools_data=False,
+        heterogeneous=True,
+        needs_public=True,
+        tasks=("single-label", "text", "table"),
+        trains={"model": "batch_size"},
     )
-    trust: ClassVar[tuple[str, ...]] = (
-        PREDICTIONS_SEEN,
-        "All parties hold the same open samples before the first round; nothing private is in them.",
-        CURIOUS,
-    )
-    oracles: ClassVar[tuple[dict[str, Any], ...]] = (
-        RELEASED_MODEL,
-        CRAFTED_PROXY,
-    )
-    deviations: ClassVar[tuple[str, ...]] = (
-        "The paper calls the outputs that are sent logits; they are softmax outputs and sent as soft labels.",
-        "Hard labels are not the paper's; Shao, Wu & Zhang 2023 compare them. A vote counts as its one-hot vector.",
-        "The server's model is published in the end: the paper takes its accuracy, and does not say who gets it.",
-    )
-    withholdable: ClassVar[tuple[str, ...]] = ()
-    privacy: ClassVar[dict[str, Any]] = {
-        "claims": ("None: model outputs in place of parameters."),
-        "finds": {"server": "soft_labels", "world": "soft_labels"},
-        "private": PRIVATE_TRAINING,
-    }
-    starts: ClassVar[dict[str, str]] = {
-        "weights": "own",
-        "source": "Itahara et al. 2021, Algorithm 1: no model is sent to clients; the server's has its own weights.",
-    }
-    pools_data: ClassVar[bool] = False
-    heterogeneous: ClassVar[bool] = True
-    needs_public: ClassVar[bool] = True
-    tasks: ClassVar[tuple[str, ...]] = ("single-label", "text")
-    trains: ClassVar[dict[str, str]] = {"model": "batch_size"}
     Config: ClassVar[type[DSFLConfig]] = DSFLConfig
 
     def __init__(self, config: DSFLConfig, setting: Setting) -> None:
         super().__init__(config, setting)
         self.config = config
-        put(self.state, "server/w/", {n: t.clone() for n, t in setting.initial["server"].items()})
+        put(self.state, "server/w/", copies_of(setting.initial["server"]))
 
     def rounds(self, start: int) -> Iterator[Round]:
         """Run Algorithm 1: update, predict, upload, aggregate, broadcast, distil."""
@@ -160,7 +166,7 @@ class DSFL(PublicDistillation):
         labels = self._mean(local.values())
         if self.config.aggregation == "era":
             labels["values"] = sharpen(labels["values"], self.config.temperature)
-        inputs = [sent.seq for sent in local.values()]
+        inputs = [message.seq for message in local.values()]
         return self._wire.send("server", list(self._clients), "ensemble_labels", labels, inputs=inputs)
 
     def _digest_at_server(self, r: int, labels: Delivery | None) -> None:
@@ -168,6 +174,6 @@ class DSFL(PublicDistillation):
         x, values = self._samples(labels)
         if len(x):
             job = self.config.distill_job(
-                "server", self.released(), x, values, self._seed, self.name, "distill", r, "server"
+                "server", self.released(), x, values, self._seed, self.card.name, "distill", r, "server"
             )
             self._advance([job], self.config.distillation("cross-entropy"))

@@ -12,9 +12,12 @@ from torch import Tensor
 
 from fdaudit.errors import ProtocolError
 from fdaudit.events import DrawnGaussian, Event, SampledGaussian
+from fdaudit.federation.client_models import sample_clients
 from fdaudit.federation.local_training import joined
 from fdaudit.federation.protocol import CURIOUS, RELEASED_MODEL, PartyData, Round, Setting
-from fdaudit.federation.state import put, take
+from fdaudit.federation.state import copies_of, put, take
+from fdaudit.models.network import moved
+from fdaudit.registry import ProtocolCard
 from fdaudit.rng import SecretStream, child, child_seed
 from fdaudit.training.trainer import Job, Parameters, draw_batches
 from fdaudit.transcript.messages import ALL, DATA, DRAWN, SUM
@@ -38,104 +41,108 @@ class FedAvg:
     it their weighted updates. It sends the server their sum and the total weight in it.
     """
 
-    name: ClassVar[str] = "fedavg"
-    source: ClassVar[str] = "McMahan, Moore, Ramage, Hampson & Agüera y Arcas 2017, Algorithm 1"
-    roles: ClassVar[tuple[str, ...]] = ("server", "aggregator", "client")
-    roles_when: ClassVar[dict[str, dict[str, Any]]] = {"aggregator": {"aggregation": "secure"}}
-    messages: ClassVar[tuple[dict[str, Any], ...]] = (
-        {
-            "kind": "sample_count",
-            "from": "client",
-            "to": "server",
-            "what": "n_k, once, where weighting asks for it",
-            "when": {"weighting": "samples"},
-        },
-        {
-            "kind": "sample_count",
-            "from": "client",
-            "to": "server, client, world",
-            "what": "n_k, once, where weights are public and no constants",
-            "when": {"weighting": "public", "weights": None},
-        },
-        {
-            "kind": "sample_count",
-            "from": "client",
-            "to": "aggregator",
-            "what": "the same message",
-            "when": {"weighting": "public", "weights": None, "aggregation": "secure"},
-        },
-        {"kind": "model_parameters", "from": "server", "to": "client", "what": "w_t, every round"},
-        {
-            "kind": "gradient",
-            "from": "client",
-            "to": "server",
-            "what": "gradient of one batch (upload: gradient)",
-            "when": {"upload": "gradient"},
-        },
-        {
-            "kind": "model_update",
-            "from": "client",
-            "to": "server",
-            "what": "w_k - w_t (upload: model_update)",
-            "when": {"upload": "model_update", "aggregation": "plain"},
-        },
-        {
-            "kind": "model_update",
-            "from": "client",
-            "to": "aggregator",
-            "what": "p_k (w_k - w_t); the field `weight` is p_k = 1/m, n_k/n or w_k/w among the m clients asked",
-            "when": {"aggregation": "secure"},
-        },
-        {
-            "kind": "model_update",
-            "from": "aggregator",
-            "to": "server",
-            "what": "the sum of the updates that arrived; the fields `clients` and `weight` say whose, with what total",
-            "when": {"aggregation": "secure"},
-        },
-        {
-            "kind": "model_parameters",
-            "from": "client",
-            "to": "server",
-            "what": "w_k (upload: model_parameters)",
-            "when": {"upload": "model_parameters"},
-        },
-        {"kind": "model_parameters", "from": "server", "to": "client, world", "what": "the final model"},
-    )
-    trust: ClassVar[tuple[str, ...]] = (
-        "The server sees every client's upload by itself, but for `aggregation: secure`.",
-        (
-            "With `aggregation: secure` the party `aggregator` stands for a cryptographic protocol that keeps its "
-            "promise: nobody, the server included, sees a single update, and the server gets the exact sum of what "
-            "arrived. What the adversary `aggregator` sees is what leaks where that promise is broken."
+    card = ProtocolCard(
+        name="fedavg",
+        source="McMahan, Moore, Ramage, Hampson & Agüera y Arcas 2017, Algorithm 1",
+        roles=("server", "aggregator", "client"),
+        roles_when={"aggregator": {"aggregation": "secure"}},
+        messages=(
+            {
+                "kind": "sample_count",
+                "from": "client",
+                "to": "server",
+                "what": "n_k, once, where weighting asks for it",
+                "when": {"weighting": "samples"},
+            },
+            {
+                "kind": "sample_count",
+                "from": "client",
+                "to": "server, client, world",
+                "what": "n_k, once, where weights are public and no constants",
+                "when": {"weighting": "public", "weights": None},
+            },
+            {
+                "kind": "sample_count",
+                "from": "client",
+                "to": "aggregator",
+                "what": "the same message",
+                "when": {"weighting": "public", "weights": None, "aggregation": "secure"},
+            },
+            {"kind": "model_parameters", "from": "server", "to": "client", "what": "w_t, every round"},
+            {
+                "kind": "gradient",
+                "from": "client",
+                "to": "server",
+                "what": "gradient of one batch (upload: gradient)",
+                "when": {"upload": "gradient"},
+            },
+            {
+                "kind": "model_update",
+                "from": "client",
+                "to": "server",
+                "what": "w_k - w_t (upload: model_update)",
+                "when": {"upload": "model_update", "aggregation": "plain"},
+            },
+            {
+                "kind": "model_update",
+                "from": "client",
+                "to": "aggregator",
+                "what": "p_k (w_k - w_t); the field `weight` is p_k = 1/m, n_k/n or w_k/w among the m clients asked",
+                "when": {"aggregation": "secure"},
+            },
+            {
+                "kind": "model_update",
+                "from": "aggregator",
+                "to": "server",
+                ("what"): (
+                    "the sum of the updates that arrived; the fields `clients` and `weight` say whose, with what total"
+                ),
+                "when": {"aggregation": "secure"},
+            },
+            {
+                "kind": "model_parameters",
+                "from": "client",
+                "to": "server",
+                "what": "w_k (upload: model_parameters)",
+                "when": {"upload": "model_parameters"},
+            },
+            {"kind": "model_parameters", "from": "server", "to": "client, world", "what": "the final model"},
         ),
-        "With `weighting: public` and no `weights`, every client tells everybody how many records it has.",
-        "With `weights`, p_k are constants of the spec; that nobody looked at the data for them is taken on trust.",
-        CURIOUS,
-    )
-    oracles: ClassVar[tuple[dict[str, Any], ...]] = (RELEASED_MODEL,)
-    deviations: ClassVar[tuple[str, ...]] = (
-        "With `local_steps`, batches are always full and passes reshuffled; the paper speaks of epochs only.",
-        "Integer buffers (BatchNorm's batch counter) stay with their party; other buffers are averaged.",
-    )
-    withholdable: ClassVar[tuple[str, ...]] = ("sample_count",)
-    privacy: ClassVar[dict[str, Any]] = {
-        "claims": (
-            "None: records stay with their clients. That updates give them away was shown later (Zhu et al. 2019)."
+        trust=(
+            "The server sees every client's upload by itself, but for `aggregation: secure`.",
+            (
+                "With `aggregation: secure` the party `aggregator` stands for a cryptographic protocol that keeps its "
+                "promise: nobody, the server included, sees a single update, and the server gets the exact sum of what "
+                "arrived. What the adversary `aggregator` sees is what leaks where that promise is broken."
+            ),
+            "With `weighting: public` and no `weights`, every client tells everybody how many records it has.",
+            "With `weights`, p_k are constants of the spec; that nobody looked at the data for them is taken on trust.",
+            CURIOUS,
         ),
-        "finds": {"server": "model_update", "world": "model_update"},
-        "private": {"params": {"weighting": "uniform"}, "withhold": [], "training": ["model"]},
-    }
-    starts: ClassVar[dict[str, str]] = {
-        "weights": "broadcast",
-        "source": "McMahan et al. 2017, Algorithm 1: the server initialises w_0 and sends w_t in each round.",
-    }
-    pools_data: ClassVar[bool] = False
-    heterogeneous: ClassVar[bool] = False
-    needs_public: ClassVar[bool] = False
-    tasks: ClassVar[tuple[str, ...]] = ("single-label", "multi-label", "segmentation", "text")
-    trains: ClassVar[dict[str, str]] = {"model": "batch_size"}
-    averages: ClassVar[dict[str, str]] = {"updates": "cohort"}
+        oracles=(RELEASED_MODEL,),
+        deviations=(
+            "With `local_steps`, batches are always full and passes reshuffled; the paper speaks of epochs only.",
+            "Integer buffers (BatchNorm's batch counter) stay with their party; other buffers are averaged.",
+        ),
+        withholdable=("sample_count",),
+        privacy={
+            "claims": (
+                "None: records stay with their clients. That updates give them away was shown later (Zhu et al. 2019)."
+            ),
+            "finds": {"server": "model_update", "world": "model_update"},
+            "private": {"params": {"weighting": "uniform"}, "withhold": [], "training": ["model"]},
+        },
+        starts={
+            "weights": "broadcast",
+            "source": "McMahan et al. 2017, Algorithm 1: the server initialises w_0 and sends w_t in each round.",
+        },
+        pools_data=False,
+        heterogeneous=False,
+        needs_public=False,
+        tasks=("single-label", "multi-label", "segmentation", "text", "table"),
+        trains={"model": "batch_size"},
+        averages={"updates": "cohort"},
+    )
     Config: ClassVar[type[FedAvgConfig]] = FedAvgConfig
 
     def __init__(self, config: FedAvgConfig, setting: Setting) -> None:
@@ -143,15 +150,15 @@ class FedAvg:
         self._trainer, initial = setting.trainers["server"], setting.initial["server"]
         self._local = setting.local
         self._clients, self._task = dict(setting.clients), setting.task
-        if config.upload == "gradient" and set(self._trainer.trainable) != set(initial):
+        if config.upload == "gradient" and self._trainer.keeps_statistics:
             raise ProtocolError(
-                "upload = 'gradient' cannot carry BatchNorm's statistics. Use 'model_update'."
+                "upload = 'gradient' cannot carry statistics of batches, as BatchNorm keeps. Use 'model_update'."
             )
         self._rule = self._wire.training.get("updates")
         if self._rule is not None:
             config.refuse_uneven(self._rule.event(1))
         self.state: dict[str, Tensor] = {}
-        put(self.state, "server/w/", {n: t.clone() for n, t in initial.items()})
+        put(self.state, "server/w/", copies_of(initial))
         if config.server_momentum:
             put(self.state, "server/v/", {n: torch.zeros_like(t) for n, t in initial.items()})
         self.state["server/basis"] = torch.zeros(0, dtype=torch.int64)
@@ -184,19 +191,17 @@ class FedAvg:
 
     def _sample(self, t: int) -> list[str]:
         m = self.config.taking_part(len(self._clients))
-        order = torch.randperm(len(self._clients), generator=child(self._seed, "fedavg", "sample", t))
-        chosen = {int(k) for k in order[:m]}
-        return [name for k, name in enumerate(self._clients) if k in chosen]
+        return sample_clients(self._clients, m, child(self._seed, "fedavg", "sample", t))
 
     def _send_model(self, receivers: Sequence[str], fields: Mapping[str, Any] | None = None) -> Delivery:
         # The velocity of server momentum goes back to every earlier upload: then all that is held counts.
-        inputs = ALL if self.config.server_momentum else [int(i) for i in self.state["server/basis"]]
-        sent = self._wire.send(
+        inputs = ALL if self.config.server_momentum else list(map(int, self.state["server/basis"]))
+        message = self._wire.send(
             "server", receivers, "model_parameters", self.released(), inputs=inputs, fields=fields
         )
-        if sent is None:
+        if message is None:
             raise ProtocolError("fedavg: the server's model did not arrive. Only clients may go silent.")
-        return sent
+        return message
 
     def _aggregate(
         self, w_t: Delivery, uploads: Mapping[str, Delivery], weights: Sequence[float]
@@ -213,8 +218,13 @@ class FedAvg:
             self.config.upload
         ]
         beta, result = self.config.server_momentum, dict[str, Tensor]()
-        for n, sent in w_t.items():
-            previous = sent.cpu()
+        for n, tensor in w_t.items():
+            previous = tensor.cpu()
+            if any(
+                n not in u for u in uploads.values()
+            ):  # gradients carry no buffers and no frozen parameters
+                result[n] = self.state[f"server/w/{n}"] = previous
+                continue
             parts = [p * u[n].cpu() for p, u in zip(weights, uploads.values(), strict=True)]
             mean = torch.stack(parts).sum(0)
             delta = mean - previous if self.config.upload == "model_parameters" else scale * mean
@@ -234,7 +244,8 @@ class FedAvg:
         """
         if self.config.weights is not None:
             constant = dict(zip(self._clients, cycle(self.config.weights), strict=False))
-            return [constant[k] / sum(constant[j] for j in senders) for k in senders]
+            total = sum(constant[k] for k in senders)
+            return [constant[k] / total for k in senders]
         counts = [max(int(self.state.get(f"server/n/{k}", torch.tensor(1))), 1) for k in senders]
         return [n / sum(counts) for n in counts]
 
@@ -259,21 +270,21 @@ class FedAvg:
         uploads, batches = dict[str, Delivery](), dict[int, Tensor]()
         losses: dict[str, float] = {}
         models: dict[str, Parameters] = {}
-        basis = [int(i) for i in self.state["server/basis"]]
+        basis = list(map(int, self.state["server/basis"]))
         if S:
             w_t = self._send_model(S, {DRAWN: len(self._clients)} if self.config.fraction < 1 else None)
-            basis, w = [*basis, w_t.seq], {n: p.cpu() for n, p in w_t.items()}
+            basis, w = [*basis, w_t.seq], moved(w_t, "cpu")
             uploads, batches, losses, models = self._client_updates(t, w_t, S)
-        updates = {
-            n: torch.stack([torch.zeros_like(p), *(u[n].cpu() for u in uploads.values())])
-            for n, p in w.items()
-        }
+        updates = {}
+        for n, p in w.items():
+            arrived = [u[n].cpu() for u in uploads.values()]
+            updates[n] = torch.stack([torch.zeros_like(p), *arrived])
         noisy = rule.noised(rule.clipped(updates), coins)
         put(self.state, "server/w/", {n: p + noisy[n].to(p.dtype) for n, p in w.items()})
         event, described = self._private_event(rule)
         inputs = [*basis, *(u.seq for u in uploads.values())]
-        made = self._wire.release("server", event, inputs=inputs, described=described)
-        self.state["server/basis"] = torch.tensor([made], dtype=torch.int64)
+        release = self._wire.release("server", event, inputs=inputs, described=described)
+        self.state["server/basis"] = torch.tensor([release], dtype=torch.int64)
         if t == self.config.rounds - 1:
             self._send_model([*self._clients, "world"])
         return Round(index=t, models={"server": self.released(), **models}, batches=batches, losses=losses)
@@ -283,8 +294,8 @@ class FedAvg:
         names = list(self._clients)
         if self.config.fraction == 1:
             return [names[int(k)] for k in rule.draw(len(names), coins)]
-        drawn = coins.permutation(len(names))[: self.config.taking_part(len(names))]
-        return [names[k] for k in sorted(drawn.tolist())]
+        numbers = coins.permutation(len(names))[: self.config.taking_part(len(names))]
+        return [names[k] for k in sorted(numbers.tolist())]
 
     def _private_event(self, rule: GradientRule) -> tuple[Event, dict[str, Any]]:
         """Return the event of one noisy sum of updates and its description.
@@ -299,7 +310,7 @@ class FedAvg:
             return replace(event, unit="client", covers=("each-client",)), described
         K = len(self._clients)
         m = self.config.taking_part(K)
-        drawn = DrawnGaussian(
+        gaussian = DrawnGaussian(
             sensitivity=2 * event.sensitivity,
             scale=event.scale,
             drawn=m,
@@ -308,7 +319,7 @@ class FedAvg:
             relation="replace-one",
             covers=("each-client",),
         )
-        return drawn, {**described, "sampling": f"{m} of {K} clients without replacement, secret draw"}
+        return gaussian, {**described, "sampling": f"{m} of {K} clients without replacement, secret draw"}
 
     # -- secure aggregation -----------------------------------------------------------------------------------
 
@@ -323,17 +334,19 @@ class FedAvg:
         p = self._shares(S)
         weight = sum(p[k] for k in uploads)
         first = next(iter(uploads.values()))
-        total = {
-            n: torch.stack([u[n].cpu().double() for u in uploads.values()]).sum(0).to(first[n].dtype)
-            for n in first
-        }
+        total = {}
+        for n in first:
+            parts = torch.stack([u[n].cpu().double() for u in uploads.values()])
+            total[n] = parts.sum(0).to(first[n].dtype)
         # The weight follows from the counts of all that were asked. Then this is no sum of its inputs alone.
         inputs = [*(u.seq for u in uploads.values()), *self._count_seqs(S)]
         fields = {SUM: True, "weight": weight, "clients": list(uploads)}
-        sent = self._wire.send("aggregator", ["server"], "model_update", total, inputs=inputs, fields=fields)
-        if sent is None:
+        message = self._wire.send(
+            "aggregator", ["server"], "model_update", total, inputs=inputs, fields=fields
+        )
+        if message is None:
             raise ProtocolError("fedavg: the sum of the updates did not arrive. Only clients may go silent.")
-        return {"aggregator": sent}, [1 / weight]
+        return {"aggregator": message}, [1 / weight]
 
     def _shares(self, S: Sequence[str]) -> dict[str, float]:
         """Return p_k of the selected clients, known to each in advance: from public weights or counts, or 1/m."""

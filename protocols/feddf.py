@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from pydantic import Field
@@ -13,7 +13,8 @@ from fdaudit.errors import ProtocolError
 from fdaudit.federation.client_models import draw_job
 from fdaudit.federation.protocol import CURIOUS, RELEASED_MODEL, Round, Setting
 from fdaudit.federation.state import put, take
-from fdaudit.training.trainer import Fit, Parameters
+from fdaudit.registry import ProtocolCard
+from fdaudit.training.trainer import Fit, Parameters, Trainer
 from fdaudit.transcript.messages import DATA
 from fdaudit.transcript.wire import Delivery
 
@@ -40,12 +41,11 @@ class FedDFConfig(SampledTraining):
 def weighted_mean(models: Sequence[Mapping[str, Tensor]], counts: Sequence[int]) -> Parameters:
     """Return the average Σ_k n_k / n x_k of Algorithm 1, parameter by parameter."""
     n = sum(counts)
-    return {
-        name: torch.stack(
-            [n_k / n * model[name].cpu() for n_k, model in zip(counts, models, strict=True)]
-        ).sum(0)
-        for name in models[0]
-    }
+    mean = {}
+    for name in models[0]:
+        parts = [n_k / n * model[name].cpu() for n_k, model in zip(counts, models, strict=True)]
+        mean[name] = torch.stack(parts).sum(0)
+    return mean
 
 
 def mean_logits(logits: Sequence[Tensor]) -> Tensor:
@@ -63,61 +63,71 @@ class FedDF(ModelUploads):
     models are uploaded.
     """
 
-    name: ClassVar[str] = "feddf"
-    source: ClassVar[str] = "Lin, Kong, Stich & Jaggi 2020, Algorithms 1 and 3"
-    roles: ClassVar[tuple[str, ...]] = ("server", "client")
-    messages: ClassVar[tuple[dict[str, Any], ...]] = (
-        {"kind": "sample_count", "from": "client", "to": "server", "what": "n_k, once"},
-        {
-            "kind": "model_parameters",
-            "from": "server",
-            "to": "client",
-            "what": "x_{t-1} of the client's network, every round",
+    card = ProtocolCard(
+        name="feddf",
+        source="Lin, Kong, Stich & Jaggi 2020, Algorithms 1 and 3",
+        roles=("server", "client"),
+        messages=(
+            {"kind": "sample_count", "from": "client", "to": "server", "what": "n_k, once"},
+            {
+                "kind": "model_parameters",
+                "from": "server",
+                "to": "client",
+                "what": "x_{t-1} of the client's network, every round",
+            },
+            {
+                "kind": "model_parameters",
+                "from": "client",
+                "to": "server",
+                "what": "x_t^k after local training",
+            },
+            {
+                "kind": "model_parameters",
+                "from": "server",
+                "to": "client, world",
+                "what": "the final model: of each network to its clients, of the server's network to world",
+            },
+        ),
+        trust=(
+            (
+                "The server sees every client's model by itself; no secure aggregation is possible, as it asks each of "
+                "them."
+            ),
+            "Only the server needs the public samples; nothing private is in them.",
+            CURIOUS,
+        ),
+        oracles=(RELEASED_MODEL,),
+        deviations=(
+            "The number of distillation steps is fixed; the paper stops early on validation data.",
+            "A server's network that no client has is distilled from the ensemble, starting from where it stands.",
+            "With `local_steps`, batches are always full and passes reshuffled; the paper speaks of epochs only.",
+        ),
+        withholdable=("sample_count",),
+        privacy={
+            "claims": ("None beyond FedAvg's: models are uploaded, and distilled at the server."),
+            "finds": {"server": "model_parameters", "world": "model_parameters"},
+            "private": {"params": {}, "withhold": ["sample_count"], "training": ["model"]},
         },
-        {"kind": "model_parameters", "from": "client", "to": "server", "what": "x_t^k after local training"},
-        {
-            "kind": "model_parameters",
-            "from": "server",
-            "to": "client, world",
-            "what": "the final model: of each network to its clients, of the server's network to world",
+        starts={
+            "weights": "broadcast",
+            "source": "Lin et al. 2020, Algorithms 1 and 3: clients train from the server's model of their network.",
         },
+        pools_data=False,
+        heterogeneous=True,
+        needs_public=True,
+        tasks=("single-label", "text", "table"),
+        trains={"model": "batch_size"},
     )
-    trust: ClassVar[tuple[str, ...]] = (
-        "The server sees every client's model by itself; no secure aggregation is possible, as it asks each of them.",
-        "Only the server needs the public samples; nothing private is in them.",
-        CURIOUS,
-    )
-    oracles: ClassVar[tuple[dict[str, Any], ...]] = (RELEASED_MODEL,)
-    deviations: ClassVar[tuple[str, ...]] = (
-        "The number of distillation steps is fixed; the paper stops early on validation data.",
-        "A server's network that no client has is distilled from the ensemble, starting from where it stands.",
-        "With `local_steps`, batches are always full and passes reshuffled; the paper speaks of epochs only.",
-    )
-    withholdable: ClassVar[tuple[str, ...]] = ("sample_count",)
-    privacy: ClassVar[dict[str, Any]] = {
-        "claims": ("None beyond FedAvg's: models are uploaded, and distilled at the server."),
-        "finds": {"server": "model_parameters", "world": "model_parameters"},
-        "private": {"params": {}, "withhold": ["sample_count"], "training": ["model"]},
-    }
-    starts: ClassVar[dict[str, str]] = {
-        "weights": "broadcast",
-        "source": "Lin et al. 2020, Algorithms 1 and 3: clients train from the server's model of their network.",
-    }
-    pools_data: ClassVar[bool] = False
-    heterogeneous: ClassVar[bool] = True
-    needs_public: ClassVar[bool] = True
-    tasks: ClassVar[tuple[str, ...]] = ("single-label", "text")
-    trains: ClassVar[dict[str, str]] = {"model": "batch_size"}
     Config: ClassVar[type[FedDFConfig]] = FedDFConfig
 
     def __init__(self, config: FedDFConfig, setting: Setting) -> None:
         super().__init__(config, setting)
         self.config, self._trainers, self._public = config, setting.trainers, setting.public
         # Parties of one network share a training core: one group each, the server's own network first.
-        cores = dict.fromkeys(setting.trainers[party] for party in ("server", *self._clients))
-        self._groups = [
-            [k for k in ("server", *self._clients) if setting.trainers[k] is core] for core in cores
-        ]
+        groups: dict[Trainer, list[str]] = {}
+        for party in ("server", *self._clients):
+            groups.setdefault(setting.trainers[party], []).append(party)
+        self._groups = list(groups.values())
         self.state: dict[str, Tensor] = {}
         for p, group in enumerate(self._groups):
             put(self.state, f"server/w/{p}/", {n: x.clone() for n, x in setting.initial[group[0]].items()})
@@ -129,8 +139,8 @@ class FedDF(ModelUploads):
             if t == 0:
                 self._announce_counts()
             selected = self._sample(t)  # S_t <- random subset of the clients
-            sent = self._send_models(selected)
-            uploads, batches, losses, models = self._client_updates(t, sent)  # Client-LocalUpdate
+            messages = self._send_models(selected)
+            uploads, batches, losses, models = self._client_updates(t, messages)  # Client-LocalUpdate
             self._fuse(t, uploads)  # the average, then N distillation steps
             if t == self.config.rounds - 1:
                 self._publish()
@@ -144,18 +154,18 @@ class FedDF(ModelUploads):
 
     def _send_models(self, selected: Sequence[str]) -> dict[str, Delivery]:
         """Send each selected client the model of its network."""
-        sent: dict[str, Delivery] = {}
+        messages: dict[str, Delivery] = {}
         for p, group in enumerate(self._groups):
             receivers = [k for k in selected if k in group]
             if receivers:
-                sent |= dict.fromkeys(receivers, self._send_model(p, receivers))
-        return sent
+                messages |= dict.fromkeys(receivers, self._send_model(p, receivers))
+        return messages
 
     def _send_model(self, p: int, receivers: Sequence[str]) -> Delivery:
-        sent = self._wire.send("server", receivers, "model_parameters", take(self.state, f"server/w/{p}/"))
-        if sent is None:
+        message = self._wire.send("server", receivers, "model_parameters", take(self.state, f"server/w/{p}/"))
+        if message is None:
             raise ProtocolError("feddf: the server's model did not arrive. Only clients may go silent.")
-        return sent
+        return message
 
     def _fuse(self, t: int, uploads: Mapping[str, Delivery]) -> None:
         """Average each network, then take N steps towards the ensemble of all; without uploads nothing changes."""
@@ -181,7 +191,7 @@ class FedDF(ModelUploads):
                 self._public,
                 teacher,
                 seed=self._seed,
-                path=(self.name, "distill", t, p),
+                path=(self.card.name, "distill", t, p),
                 batch_size=self.config.distill_batch_size,
                 steps=self.config.distill_steps,
             )

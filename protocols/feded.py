@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from torch import Tensor
 
@@ -23,7 +23,8 @@ from fdaudit.federation.public_answers import (
     existing,
     request,
 )
-from fdaudit.federation.state import put, take
+from fdaudit.federation.state import copies_of, put, take
+from fdaudit.registry import ProtocolCard
 from fdaudit.rng import child
 from fdaudit.training.trainer import Parameters
 from fdaudit.transcript.wire import Delivery
@@ -47,63 +48,65 @@ class FedED:
     published to all parties and to `world`.
     """
 
-    name: ClassVar[str] = "feded"
-    source: ClassVar[str] = "Sui, Chen, Zhao, Jia, Xie & Sun 2020"
-    roles: ClassVar[tuple[str, ...]] = ("server", "client")
-    messages: ClassVar[tuple[dict[str, Any], ...]] = (
-        {
-            "kind": "model_parameters",
-            "from": "server",
-            "to": "client",
-            "what": "the central model, every round",
-        },
-        REQUEST,
-        *PREDICTIONS,
-        {
-            "kind": "model_parameters",
-            "from": "server",
-            "to": "client, world",
-            "what": "the final central model",
-        },
-    )
-    trust: ClassVar[tuple[str, ...]] = (
-        PREDICTIONS_SEEN,
-        SAMPLES_KNOWN,
-        CURIOUS,
-    )
-    oracles: ClassVar[tuple[dict[str, Any], ...]] = (
-        RELEASED_MODEL,
-        CRAFTED_PROXY,
-    )
-    deviations: ClassVar[tuple[str, ...]] = (
-        "The paper extracts relations from medical text; we classify images.",
-        (
-            "Public samples have no labels here, so the central model learns from the ensemble alone, without a "
-            "supervised term. The loss is cross-entropy to the average prediction, at temperature 1."
+    card = ProtocolCard(
+        name="feded",
+        source="Sui, Chen, Zhao, Jia, Xie & Sun 2020",
+        roles=("server", "client"),
+        messages=(
+            {
+                "kind": "model_parameters",
+                "from": "server",
+                "to": "client",
+                "what": "the central model, every round",
+            },
+            REQUEST,
+            *PREDICTIONS,
+            {
+                "kind": "model_parameters",
+                "from": "server",
+                "to": "client, world",
+                "what": "the final central model",
+            },
         ),
-        "Clients count alike in the ensemble, and the round's samples are drawn anew each round.",
-        "Hard labels are not the paper's; Shao, Wu & Zhang 2023 compare them.",
-        (
-            "All clients have the server's network. Only answers go up, but every round begins with the central "
-            "model's parameters at every client, and another network cannot load them. Without that message clients "
-            "would never learn from each other, which is another protocol."
+        trust=(
+            PREDICTIONS_SEEN,
+            SAMPLES_KNOWN,
+            CURIOUS,
         ),
+        oracles=(
+            RELEASED_MODEL,
+            CRAFTED_PROXY,
+        ),
+        deviations=(
+            "The paper extracts relations from medical text; we classify images.",
+            (
+                "Public samples have no labels here, so the central model learns from the ensemble alone, without a "
+                "supervised term. The loss is cross-entropy to the average prediction, at temperature 1."
+            ),
+            "Clients count alike in the ensemble, and the round's samples are drawn anew each round.",
+            "Hard labels are not the paper's; Shao, Wu & Zhang 2023 compare them.",
+            (
+                "All clients have the server's network. Only answers go up, but every round begins with the central "
+                "model's parameters at every client, and another network cannot load them. Without that message "
+                "clients would never learn from each other, which is another protocol."
+            ),
+        ),
+        withholdable=(),
+        privacy={
+            "claims": ("None is known to us: our source names it as a baseline only."),
+            "finds": {"server": "soft_labels", "world": "soft_labels"},
+            "private": PRIVATE_TRAINING,
+        },
+        starts={
+            "weights": "broadcast",
+            "source": "Our reading of Sui et al. 2020: every round begins with the central model at the clients.",
+        },
+        pools_data=False,
+        heterogeneous=False,
+        needs_public=True,
+        tasks=("single-label", "text", "table"),
+        trains={"model": "batch_size"},
     )
-    withholdable: ClassVar[tuple[str, ...]] = ()
-    privacy: ClassVar[dict[str, Any]] = {
-        "claims": ("None is known to us: our source names it as a baseline only."),
-        "finds": {"server": "soft_labels", "world": "soft_labels"},
-        "private": PRIVATE_TRAINING,
-    }
-    starts: ClassVar[dict[str, str]] = {
-        "weights": "broadcast",
-        "source": "Our reading of Sui et al. 2020: every round begins with the central model at the clients.",
-    }
-    pools_data: ClassVar[bool] = False
-    heterogeneous: ClassVar[bool] = False
-    needs_public: ClassVar[bool] = True
-    tasks: ClassVar[tuple[str, ...]] = ("single-label", "text")
-    trains: ClassVar[dict[str, str]] = {"model": "batch_size"}
     Config: ClassVar[type[FedEDConfig]] = FedEDConfig
 
     def __init__(self, config: FedEDConfig, setting: Setting) -> None:
@@ -112,7 +115,7 @@ class FedED:
         self._local = setting.local
         self._public, self._classes = setting.public, setting.classes
         self.state: dict[str, Tensor] = {}
-        put(self.state, "server/w/", {n: t.clone() for n, t in setting.initial["server"].items()})
+        put(self.state, "server/w/", copies_of(setting.initial["server"]))
 
     def rounds(self, start: int) -> Iterator[Round]:
         """Run a round: fork, train, predict, upload, ensemble, distil."""
@@ -133,23 +136,23 @@ class FedED:
     # -- the server -----------------------------------------------------------------------------------------
 
     def _send_model(self, receivers: list[str]) -> Delivery:
-        sent = self._wire.send("server", receivers, "model_parameters", self.released())
-        if sent is None:
+        message = self._wire.send("server", receivers, "model_parameters", self.released())
+        if message is None:
             raise ProtocolError("feded: the server's model did not arrive. Only clients may go silent.")
-        return sent
+        return message
 
     def _ask(self, t: int) -> Delivery | None:
         """Draw this round's public samples and name them to every client."""
-        drawn = child(self._seed, self.name, "samples", t)
-        asked = request(len(self._public), self.config.public_batch, drawn)
-        return self._wire.send("server", list(self._clients), "proxy_indices", asked, inputs=[])
+        draws = child(self._seed, self.card.name, "samples", t)
+        indices = request(len(self._public), self.config.public_batch, draws)
+        return self._wire.send("server", list(self._clients), "proxy_indices", indices, inputs=[])
 
     def _distil(self, t: int, w: Delivery, answers: Mapping[str, Delivery]) -> None:
         """Distil the mean of the clients that answered; without answers the model stays the same."""
         ensemble = average(answers.values(), len(self._public), self._classes)
         x, values = self._public[ensemble["index"]], ensemble["values"]
         if len(x):
-            job = self.config.distill_job("server", w, x, values, self._seed, self.name, "distill", t)
+            job = self.config.distill_job("server", w, x, values, self._seed, self.card.name, "distill", t)
             (fitted,) = self._trainer.fit([job], self.config.distillation("cross-entropy"))
             put(self.state, "server/w/", fitted.parameters)
 
@@ -166,15 +169,15 @@ class FedED:
                 data.x,
                 data.y,
                 seed=self._seed,
-                path=(self.name, t, k),
+                path=(self.card.name, t, k),
                 batch_size=self.config.batch_size,
                 **self.config.steps,
             )
             for k, data in self._clients.items()
         ]
         inputs = dict.fromkeys(self._clients, (w.seq,))
-        found, basis = self._local.fit(jobs, self.config.fit(), length=self.config.steps, inputs=inputs)
-        fitted = dict(zip(self._clients, found, strict=True))
+        outcomes, basis = self._local.fit(jobs, self.config.fit(), length=self.config.steps, inputs=inputs)
+        fitted = dict(zip(self._clients, outcomes, strict=True))
         losses = {k: float(result.losses.mean()) for k, result in fitted.items()}
         return {k: result.parameters for k, result in fitted.items()}, basis, losses
 
@@ -188,7 +191,7 @@ class FedED:
             logits = self._trainer.predict(model, self._public[index])
             tensors = answer(index, logits, self.config.share, len(self._public))
             inputs = joined(basis[k], () if asked is None else (asked.seq,))
-            sent = self._wire.send(k, ["server"], self.config.share, tensors, inputs=inputs)
-            if sent is not None:
-                answers[k] = sent
+            message = self._wire.send(k, ["server"], self.config.share, tensors, inputs=inputs)
+            if message is not None:
+                answers[k] = message
         return answers

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from pydantic import Field
@@ -21,7 +21,8 @@ from fdaudit.federation.public_answers import (
     stacked,
     told,
 )
-from fdaudit.federation.state import put, take
+from fdaudit.federation.state import copies_of, put, take
+from fdaudit.registry import ProtocolCard
 from fdaudit.rng import child
 from fdaudit.training.trainer import Fit, Parameters
 from fdaudit.transcript.samples import narrow
@@ -50,10 +51,11 @@ class FedGEMSConfig(PublicTraining):
 
     def trainings(self, of: Trained = "model") -> tuple[Mapping[str, int | None], ...]:
         """Return the warm-up, then one training a round."""
-        first: tuple[Mapping[str, int | None], ...] = (
-            ({"steps": self.warm_up_steps},) if self.warm_up_steps else ()
-        )
-        return (*first, *super().trainings()) if of == "model" else ()
+        if of != "model":
+            return ()
+        if not self.warm_up_steps:
+            return super().trainings()
+        return ({"steps": self.warm_up_steps}, *super().trainings())
 
 
 def selected(logits: Tensor, present: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
@@ -84,81 +86,88 @@ class FedGEMS(PublicDistillation):
     so the requests are not public. The server's model is published at the end.
     """
 
-    name: ClassVar[str] = "fedgems"
-    source: ClassVar[str] = "Cheng, Wu, Xiao & Liu 2021, Algorithm 1"
-    roles: ClassVar[tuple[str, ...]] = ("server", "client")
-    messages: ClassVar[tuple[dict[str, Any], ...]] = (
-        {
-            "kind": "proxy_indices",
-            "from": "server",
-            "to": "client",
-            "what": "index (n,), n ≤ m: the round's samples that the server gets wrong and never got right",
-        },
-        {
-            "kind": "logits",
-            "from": "client",
-            "to": "server",
-            "what": "index (n,), class scores (n, C) of the client's model",
-        },
-        {
-            "kind": "logits",
-            "from": "server",
-            "to": "client",
-            "what": "index (m,) of the round's public samples, drawn at random; the server's class scores (m, C)",
-            "index": "public",
-        },
-        {
-            "kind": "model_parameters",
-            "from": "server",
-            "to": "world",
-            "what": "the server's final model",
-        },
-    )
-    trust: ClassVar[tuple[str, ...]] = (
-        "The server sees every client's class scores by themselves; no secure aggregation is assumed.",
-        "All parties hold the same public samples and their labels before the first round; nothing private is in them.",
-        CURIOUS,
-    )
-    oracles: ClassVar[tuple[dict[str, Any], ...]] = (
-        RELEASED_MODEL,
-        CRAFTED_PROXY,
-    )
-    deviations: ClassVar[tuple[str, ...]] = (
-        (
-            "The server evaluates itself once a round, before it learns. The algorithm box does so sample by sample "
-            "while it learns; then each batch would need messages of its own."
+    card = ProtocolCard(
+        name="fedgems",
+        source="Cheng, Wu, Xiao & Liu 2021, Algorithm 1",
+        roles=("server", "client"),
+        messages=(
+            {
+                "kind": "proxy_indices",
+                "from": "server",
+                "to": "client",
+                "what": "index (n,), n ≤ m: the round's samples that the server gets wrong and never got right",
+            },
+            {
+                "kind": "logits",
+                "from": "client",
+                "to": "server",
+                "what": "index (n,), class scores (n, C) of the client's model",
+            },
+            {
+                "kind": "logits",
+                "from": "server",
+                "to": "client",
+                "what": "index (m,) of the round's public samples, drawn at random; the server's class scores (m, C)",
+                "index": "public",
+            },
+            {
+                "kind": "model_parameters",
+                "from": "server",
+                "to": "world",
+                "what": "the server's final model",
+            },
         ),
-        (
-            "The text trains clients before the server, the box after it. A client here begins with `warm_up_steps`; "
-            "then rounds follow the box."
+        trust=(
+            "The server sees every client's class scores by themselves; no secure aggregation is assumed.",
+            (
+                "All parties hold the same public samples and their labels before the first round; nothing private is "
+                "in them."
+            ),
+            CURIOUS,
         ),
-        (
-            "The paper does not say what the server learns if no client is right. It learns from the label alone, as "
-            "it does if no client answers."
+        oracles=(
+            RELEASED_MODEL,
+            CRAFTED_PROXY,
         ),
-        "Softmax outputs of logits are compared, at temperature 1. The paper writes KL of logits.",
-        (
-            "The server takes `public_batch` samples a round; the paper takes all. Clients distil with SGD; the "
-            "paper's use Adam. Adam's moments at the server begin anew each round."
+        deviations=(
+            (
+                "The server evaluates itself once a round, before it learns. The algorithm box does so sample by "
+                "sample while it learns; then each batch would need messages of its own."
+            ),
+            (
+                "The text trains clients before the server, the box after it. A client here begins with "
+                "`warm_up_steps`; then rounds follow the box."
+            ),
+            (
+                "The paper does not say what the server learns if no client is right. It learns from the label alone, "
+                "as it does if no client answers."
+            ),
+            "Softmax outputs of logits are compared, at temperature 1. The paper writes KL of logits.",
+            (
+                "The server takes `public_batch` samples a round; the paper takes all. Clients distil with SGD; the "
+                "paper's use Adam. Adam's moments at the server begin anew each round."
+            ),
+            "The server's model is published in the end: the paper takes its accuracy, and does not say who gets it.",
         ),
-        "The server's model is published in the end: the paper takes its accuracy, and does not say who gets it.",
+        withholdable=(),
+        privacy={
+            "claims": ("None: logits in place of parameters."),
+            "finds": {"server": "logits", "world": "logits"},
+            "private": PRIVATE_TRAINING,
+        },
+        starts={
+            "weights": "own",
+            ("source"): (
+                "Cheng et al. 2021, Algorithm 1: clients may have other networks than the server; no model is sent."
+            ),
+        },
+        pools_data=False,
+        heterogeneous=True,
+        needs_public=True,
+        needs_labels=True,
+        tasks=("single-label",),
+        trains={"model": "batch_size"},
     )
-    withholdable: ClassVar[tuple[str, ...]] = ()
-    privacy: ClassVar[dict[str, Any]] = {
-        "claims": ("None: logits in place of parameters."),
-        "finds": {"server": "logits", "world": "logits"},
-        "private": PRIVATE_TRAINING,
-    }
-    starts: ClassVar[dict[str, str]] = {
-        "weights": "own",
-        "source": "Cheng et al. 2021, Algorithm 1: clients may have other networks than the server; no model is sent.",
-    }
-    pools_data: ClassVar[bool] = False
-    heterogeneous: ClassVar[bool] = True
-    needs_public: ClassVar[bool] = True
-    needs_labels: ClassVar[bool] = True
-    tasks: ClassVar[tuple[str, ...]] = ("single-label",)
-    trains: ClassVar[dict[str, str]] = {"model": "batch_size"}
     Config: ClassVar[type[FedGEMSConfig]] = FedGEMSConfig
 
     def __init__(self, config: FedGEMSConfig, setting: Setting) -> None:
@@ -166,7 +175,7 @@ class FedGEMS(PublicDistillation):
         if setting.public_labels is None:
             raise ProtocolError("fedgems: the public samples have no labels. Bring them with their classes.")
         self.config, self._labels = config, setting.public_labels.cpu().long()
-        put(self.state, "server/w/", {n: t.clone() for n, t in setting.initial["server"].items()})
+        put(self.state, "server/w/", copies_of(setting.initial["server"]))
         self.state["server/pool"] = torch.zeros(len(self._public), self._classes)
         self.state["server/pooled"] = torch.zeros(len(self._public), dtype=torch.bool)
 
@@ -176,9 +185,9 @@ class FedGEMS(PublicDistillation):
             self._wire.begin(t)
             if t == 0 and self.config.warm_up_steps:
                 self._train("warm-up", length={"steps": self.config.warm_up_steps})
-            drawn = self._drawn(t)
-            losses = self._fuse(t, drawn)
-            L_s = self._transfer(drawn)
+            index = self._drawn(t)
+            losses = self._fuse(t, index)
+            L_s = self._transfer(index)
             self._digest(t, L_s, "cross-entropy")  # knowledge distillation on clients, Eq. 6
             losses |= self._train("local", t)  # local training on clients
             if t == self.config.rounds - 1:
@@ -198,29 +207,31 @@ class FedGEMS(PublicDistillation):
 
     def _drawn(self, t: int) -> Tensor:
         """Return the numbers (m,) of the round's public samples."""
-        return draw_samples(len(self._public), self._public_batch, child(self._seed, self.name, "samples", t))
+        return draw_samples(
+            len(self._public), self._public_batch, child(self._seed, self.card.name, "samples", t)
+        )
 
-    def _fuse(self, t: int, drawn: Tensor) -> dict[str, float]:
+    def _fuse(self, t: int, index: Tensor) -> dict[str, float]:
         """Train the server's model on the round's samples; return its mean loss."""
-        logits, y = self._predict_as_server(drawn), self._labels[drawn]
+        logits, y = self._predict_as_server(index), self._labels[index]
         pool, pooled = self.state["server/pool"].clone(), self.state["server/pooled"].clone()
         correct = logits.argmax(1) == y
-        pool[drawn[correct]], pooled[drawn[correct]] = logits[correct], True  # L_Global[idx] <- L_s[idx]
+        pool[index[correct]], pooled[index[correct]] = logits[correct], True  # L_Global[idx] <- L_s[idx]
         self.state["server/pool"], self.state["server/pooled"] = pool, pooled
         teacher, taught = pool.clone(), pooled.clone()  # Eq. 2: self-distillation
-        unknown = drawn[~pooled[drawn]]  # S*_Incorrect
+        unknown = index[~pooled[index]]  # S*_Incorrect
         fused, some = self._selected(unknown, list(self._client_select(unknown).values()))
         teacher[unknown], taught[unknown] = fused, some  # Eq. 5: selective ensemble distillation
         targets = F.one_hot(y, self._classes).float()  # Eq. 1: self-training
-        rows = ~correct & taught[drawn]
-        targets[rows] = self._mixed(y[rows], teacher[drawn[rows]])
+        rows = ~correct & taught[index]
+        targets[rows] = self._mixed(y[rows], teacher[index[rows]])
         job = draw_job(
             "server",
             self.released(),
-            self._public[drawn],
+            self._public[index],
             targets,
             seed=self._seed,
-            path=(self.name, "server", t),
+            path=(self.card.name, "server", t),
             batch_size=self.config.server_batch_size,
             epochs=self.config.server_epochs,
         )
@@ -242,13 +253,13 @@ class FedGEMS(PublicDistillation):
         if not len(index):
             return {}
         samples = {"index": narrow(index, len(self._public))}
-        asked = self._wire.send("server", list(self._clients), "proxy_indices", samples)
-        return self._answer(asked, "logits")
+        request = self._wire.send("server", list(self._clients), "proxy_indices", samples)
+        return self._answer(request, "logits")
 
-    def _transfer(self, drawn: Tensor) -> Delivery | None:
+    def _transfer(self, index: Tensor) -> Delivery | None:
         """Send the server's logits on the round's samples to every client."""
-        whole = len(drawn) == len(self._public)
-        tensors = told(drawn, self._predict_as_server(drawn), len(self._public), whole=whole)
+        whole = len(index) == len(self._public)
+        tensors = told(index, self._predict_as_server(index), len(self._public), whole=whole)
         return self._wire.send("server", list(self._clients), "logits", tensors)
 
     # -- the clients ----------------------------------------------------------------------------------------

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field
 
@@ -18,6 +18,7 @@ from fdaudit.federation.public_answers import (
     PublicTraining,
     Share,
 )
+from fdaudit.registry import ProtocolCard
 from fdaudit.transcript.wire import Delivery
 from fdaudit.types import Trained
 
@@ -36,10 +37,11 @@ class FedMDConfig(PublicTraining):
 
     def trainings(self, of: Trained = "model") -> tuple[Mapping[str, int | None], ...]:
         """Return the warm-up, then one training a round."""
-        first: tuple[Mapping[str, int | None], ...] = (
-            ({"steps": self.warm_up_steps},) if self.warm_up_steps else ()
-        )
-        return (*first, *super().trainings()) if of == "model" else ()
+        if of != "model":
+            return ()
+        if not self.warm_up_steps:
+            return super().trainings()
+        return ({"steps": self.warm_up_steps}, *super().trainings())
 
 
 class FedMD(PublicDistillation):
@@ -51,82 +53,86 @@ class FedMD(PublicDistillation):
     attack them. Each client sees only the average.
     """
 
-    name: ClassVar[str] = "fedmd"
-    source: ClassVar[str] = "Li & Wang 2019, Algorithm 1; as a baseline: Shao, Wu & Zhang 2023, Table 1"
-    roles: ClassVar[tuple[str, ...]] = ("server", "client")
-    messages: ClassVar[tuple[dict[str, Any], ...]] = (
-        REQUEST,
-        {
-            "kind": "logits",
-            "from": "client",
-            "to": "server",
-            "what": "index (m,), class scores (m, C) of the client's model (share: logits)",
-            "when": {"share": "logits"},
-            "index": "public",
-        },
-        *PREDICTIONS,
-        {
-            "kind": "ensemble_labels",
-            "from": "server",
-            "to": "client",
-            "what": "index (m,), the clients' average (m, C): scores",
-            "when": {"share": "logits"},
-            "index": "public",
-        },
-        {
-            "kind": "ensemble_labels",
-            "from": "server",
-            "to": "client",
-            "what": "index (m,), the clients' average (m, C): probabilities",
-            "when": {"share": "soft_labels"},
-            "index": "public",
-        },
-        {
-            "kind": "ensemble_labels",
-            "from": "server",
-            "to": "client",
-            # A defence may turn votes into no class, and a sample without votes is left out.
-            "what": "index (n,), shares of votes (n, C), n ≤ m: of the samples with a valid vote",
-            "when": {"share": "hard_labels"},
-        },
-    )
-    trust: ClassVar[tuple[str, ...]] = (
-        PREDICTIONS_SEEN,
-        SAMPLES_KNOWN,
-        CURIOUS,
-    )
-    oracles: ClassVar[tuple[dict[str, Any], ...]] = (CRAFTED_PROXY,)
-    deviations: ClassVar[tuple[str, ...]] = (
-        (
-            "The paper begins with transfer learning on labelled public data. Our public samples have no labels: a "
-            "client begins with `warm_up_steps` on private records instead."
+    card = ProtocolCard(
+        name="fedmd",
+        source="Li & Wang 2019, Algorithm 1; as a baseline: Shao, Wu & Zhang 2023, Table 1",
+        roles=("server", "client"),
+        messages=(
+            REQUEST,
+            {
+                "kind": "logits",
+                "from": "client",
+                "to": "server",
+                "what": "index (m,), class scores (m, C) of the client's model (share: logits)",
+                "when": {"share": "logits"},
+                "index": "public",
+            },
+            *PREDICTIONS,
+            {
+                "kind": "ensemble_labels",
+                "from": "server",
+                "to": "client",
+                "what": "index (m,), the clients' average (m, C): scores",
+                "when": {"share": "logits"},
+                "index": "public",
+            },
+            {
+                "kind": "ensemble_labels",
+                "from": "server",
+                "to": "client",
+                "what": "index (m,), the clients' average (m, C): probabilities",
+                "when": {"share": "soft_labels"},
+                "index": "public",
+            },
+            {
+                "kind": "ensemble_labels",
+                "from": "server",
+                "to": "client",
+                # A defence may turn votes into no class, and a sample without votes is left out.
+                "what": "index (n,), shares of votes (n, C), n ≤ m: of the samples with a valid vote",
+                "when": {"share": "hard_labels"},
+            },
         ),
-        (
-            "The order is the paper's, digest then revisit. Implementations differ: that of Shao, Wu & Zhang 2023 "
-            "revisits first and is measured after the digest (`order: revisit-digest`). Both take the same steps in "
-            "turn; they differ in the step after which a model is measured and the run ends."
+        trust=(
+            PREDICTIONS_SEEN,
+            SAMPLES_KNOWN,
+            CURIOUS,
         ),
-        (
-            "The paper does not name the loss of the digest. Scores are fitted by mean absolute error, as in the "
-            "authors' code; soft labels and votes by cross-entropy."
+        oracles=(CRAFTED_PROXY,),
+        deviations=(
+            (
+                "The paper begins with transfer learning on labelled public data. Our public samples have no labels: a "
+                "client begins with `warm_up_steps` on private records instead."
+            ),
+            (
+                "The order is the paper's, digest then revisit. Implementations differ: that of Shao, Wu & Zhang 2023 "
+                "revisits first and is measured after the digest (`order: revisit-digest`). Both take the same steps "
+                "in turn; they differ in the step after which a model is measured and the run ends."
+            ),
+            (
+                "The paper does not name the loss of the digest. Scores are fitted by mean absolute error, as in the "
+                "authors' code; soft labels and votes by cross-entropy."
+            ),
+            "The weights c_k of the average are 1/m, as in the paper's experiments; a client that is silent has none.",
         ),
-        "The weights c_k of the average are 1/m, as in the paper's experiments; a client that is silent has none.",
+        withholdable=(),
+        privacy={
+            "claims": ("None: models stay private, scores on public samples are shared."),
+            "finds": {"server": "logits"},
+            "private": PRIVATE_TRAINING,
+        },
+        starts={
+            "weights": "own",
+            ("source"): (
+                "Li & Wang 2019, Algorithm 1: each participant has its independently designed model; none is sent."
+            ),
+        },
+        pools_data=False,
+        heterogeneous=True,
+        needs_public=True,
+        tasks=("single-label", "text", "table"),
+        trains={"model": "batch_size"},
     )
-    withholdable: ClassVar[tuple[str, ...]] = ()
-    privacy: ClassVar[dict[str, Any]] = {
-        "claims": ("None: models stay private, scores on public samples are shared."),
-        "finds": {"server": "logits"},
-        "private": PRIVATE_TRAINING,
-    }
-    starts: ClassVar[dict[str, str]] = {
-        "weights": "own",
-        "source": "Li & Wang 2019, Algorithm 1: each participant has its independently designed model; none is sent.",
-    }
-    pools_data: ClassVar[bool] = False
-    heterogeneous: ClassVar[bool] = True
-    needs_public: ClassVar[bool] = True
-    tasks: ClassVar[tuple[str, ...]] = ("single-label", "text")
-    trains: ClassVar[dict[str, str]] = {"model": "batch_size"}
     Config: ClassVar[type[FedMDConfig]] = FedMDConfig
 
     def __init__(self, config: FedMDConfig, setting: Setting) -> None:
@@ -155,5 +161,5 @@ class FedMD(PublicDistillation):
         if not scores:
             return None
         consensus = self._mean(scores.values())
-        inputs = [sent.seq for sent in scores.values()]
+        inputs = [message.seq for message in scores.values()]
         return self._wire.send("server", list(self._clients), "ensemble_labels", consensus, inputs=inputs)

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from torch import Tensor
 
 from fdaudit.federation.local_settings import LocalTraining
 from fdaudit.federation.protocol import PRIVATE_TRAINING, RELEASED_MODEL, PartyData, Round, Setting
-from fdaudit.federation.state import basis_of, keep_basis, put, take
+from fdaudit.federation.state import basis_of, copies_of, keep_basis, put, take
+from fdaudit.registry import ProtocolCard
 from fdaudit.rng import child, child_seed
+from fdaudit.training.jobs import mean_losses
 from fdaudit.training.trainer import Job, Parameters, draw_batches
 
 __all__ = ["Centralized", "CentralizedConfig", "Standalone", "StandaloneConfig"]
@@ -36,7 +38,7 @@ class _Alone:
         self._task = setting.task
         self.state: dict[str, Tensor] = {}
         for k in self._clients:
-            put(self.state, f"{k}/w/", {n: t.clone() for n, t in setting.initial[k].items()})
+            put(self.state, f"{k}/w/", copies_of(setting.initial[k]))
             keep_basis(self.state, k, ())
 
     def rounds(self, start: int) -> Iterator[Round]:
@@ -52,7 +54,7 @@ class _Alone:
             for job, result in zip(jobs, fitted, strict=True):
                 put(self.state, f"{job.party}/w/", result.parameters)
                 keep_basis(self.state, job.party, basis[job.party])
-            losses = {j.party: float(f.losses.mean()) for j, f in zip(jobs, fitted, strict=True)}
+            losses = mean_losses(jobs, fitted)
             yield Round(index=t, models={k: self._own(k) for k in self._clients}, losses=losses)
 
     def released(self) -> Parameters | None:
@@ -76,28 +78,30 @@ class Standalone(_Alone):
     curve.
     """
 
-    name: ClassVar[str] = "standalone"
-    source: ClassVar[str] = "reference line; `IndepLearn` in Shao, Wu & Zhang 2023"
-    roles: ClassVar[tuple[str, ...]] = ("client",)
-    messages: ClassVar[tuple[dict[str, Any], ...]] = ()
-    trust: ClassVar[tuple[str, ...]] = ("Nothing leaves a client.",)
-    oracles: ClassVar[tuple[dict[str, Any], ...]] = ()
-    starts: ClassVar[dict[str, str]] = {
-        "weights": "own",
-        "source": "A client that receives nothing can only draw its own.",
-    }
-    deviations: ClassVar[tuple[str, ...]] = ()
-    withholdable: ClassVar[tuple[str, ...]] = ()
-    privacy: ClassVar[dict[str, Any]] = {
-        "claims": ("None: a reference line."),
-        "finds": {},
-        "private": {"params": {}, "withhold": [], "training": []},
-    }
-    pools_data: ClassVar[bool] = False
-    heterogeneous: ClassVar[bool] = True
-    needs_public: ClassVar[bool] = False
-    tasks: ClassVar[tuple[str, ...]] = ("single-label", "multi-label", "segmentation", "text")
-    trains: ClassVar[dict[str, str]] = {"model": "batch_size"}
+    card = ProtocolCard(
+        name="standalone",
+        source="reference line; `IndepLearn` in Shao, Wu & Zhang 2023",
+        roles=("client",),
+        messages=(),
+        trust=("Nothing leaves a client.",),
+        oracles=(),
+        starts={
+            "weights": "own",
+            "source": "A client that receives nothing can only draw its own.",
+        },
+        deviations=(),
+        withholdable=(),
+        privacy={
+            "claims": ("None: a reference line."),
+            "finds": {},
+            "private": {"params": {}, "withhold": [], "training": []},
+        },
+        pools_data=False,
+        heterogeneous=True,
+        needs_public=False,
+        tasks=("single-label", "multi-label", "segmentation", "text", "table"),
+        trains={"model": "batch_size"},
+    )
     Config: ClassVar[type[StandaloneConfig]] = StandaloneConfig
 
 
@@ -107,38 +111,40 @@ class Centralized(_Alone):
     The privacy cost is that all data is pooled before the protocol starts. Only the final model is sent, to `world`.
     """
 
-    name: ClassVar[str] = "centralized"
-    source: ClassVar[str] = "reference line"
-    roles: ClassVar[tuple[str, ...]] = ("client",)
-    messages: ClassVar[tuple[dict[str, Any], ...]] = (
-        {
-            "kind": "model_parameters",
-            "from": "client",
-            "to": "world",
-            "what": "the final model, when published",
-            "when": {"publish": True},
-        },
-    )
-    trust: ClassVar[tuple[str, ...]] = ("One party holds everybody's data.",)
-    oracles: ClassVar[tuple[dict[str, Any], ...]] = (RELEASED_MODEL,)
-    starts: ClassVar[dict[str, str]] = {
-        "weights": "own",
-        "source": "The only client draws them; nothing is sent before the end.",
-    }
-    deviations: ClassVar[tuple[str, ...]] = ()
-    withholdable: ClassVar[tuple[str, ...]] = ("model_parameters",)
-    privacy: ClassVar[dict[str, Any]] = {
-        "claims": (
-            "None: records are pooled before the protocol starts; only what is published is in the ledger."
+    card = ProtocolCard(
+        name="centralized",
+        source="reference line",
+        roles=("client",),
+        messages=(
+            {
+                "kind": "model_parameters",
+                "from": "client",
+                "to": "world",
+                "what": "the final model, when published",
+                "when": {"publish": True},
+            },
         ),
-        "finds": {"world": "model_parameters"},
-        "private": PRIVATE_TRAINING,
-    }
-    pools_data: ClassVar[bool] = True
-    heterogeneous: ClassVar[bool] = False
-    needs_public: ClassVar[bool] = False
-    tasks: ClassVar[tuple[str, ...]] = ("single-label", "multi-label", "segmentation", "text")
-    trains: ClassVar[dict[str, str]] = {"model": "batch_size"}
+        trust=("One party holds everybody's data.",),
+        oracles=(RELEASED_MODEL,),
+        starts={
+            "weights": "own",
+            "source": "The only client draws them; nothing is sent before the end.",
+        },
+        deviations=(),
+        withholdable=("model_parameters",),
+        privacy={
+            "claims": (
+                "None: records are pooled before the protocol starts; only what is published is in the ledger."
+            ),
+            "finds": {"world": "model_parameters"},
+            "private": PRIVATE_TRAINING,
+        },
+        pools_data=True,
+        heterogeneous=False,
+        needs_public=False,
+        tasks=("single-label", "multi-label", "segmentation", "text", "table"),
+        trains={"model": "batch_size"},
+    )
     Config: ClassVar[type[CentralizedConfig]] = CentralizedConfig
 
     def __init__(self, config: CentralizedConfig, setting: Setting) -> None:

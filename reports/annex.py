@@ -10,7 +10,8 @@ Guarantees:
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Iterable, Iterator, Sequence, Sized
 from dataclasses import dataclass
 from typing import Literal
 
@@ -58,6 +59,8 @@ ISO = Document(
 )
 DOCUMENTS = (EDPB, DP, DP_FY, AML, ISO)
 _CHOSEN = "The setting was chosen from"
+_RANDOMNESS = re.compile("noise|random", re.IGNORECASE)
+_NO_ATTACK = "No attack ran."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,11 +94,12 @@ def annex(result: Result) -> tuple[Item, ...]:
 
 def _edpb(result: Result) -> Iterator[Item]:
     release = result.run.release
-    yield Item(
-        document=EDPB,
-        asked="Context in which the model is released",
-        provided="yes" if release else "no",
-        what=f"Stated in the spec: {release}." if release else "The spec leaves `release` out.",
+    yield _if_any(
+        EDPB,
+        "Context in which the model is released",
+        release,
+        what=f"Stated in the spec: {release}.",
+        otherwise="The spec leaves `release` out.",
         where=("system",),
     )
     yield _attacked(EDPB, "Membership inference", result, ("membership",))
@@ -114,14 +118,20 @@ def _edpb(result: Result) -> Iterator[Item]:
         where=("exposure",),
     )
     generated = _ran(result, ("membership", "reconstruction"), "generator")
+    if generated:
+        provided: Provided = "in part"
+        what = f"Generators were held against training records by {_named(generated)}."
+        where = "cells"
+    else:
+        provided = "no"
+        what = "No attack on a generator's output ran; classifiers put out no records."
+        where = "coverage"
     yield Item(
         document=EDPB,
         asked="Regurgitation of training data",
-        provided="in part" if generated else "no",
-        what=f"Generators were held against training records by {_named(generated)}."
-        if generated
-        else "No attack on a generator's output ran; classifiers put out no records.",
-        where=("cells",) if generated else ("coverage",),
+        provided=provided,
+        what=what,
+        where=(where,),
     )
     yield _attacked(
         EDPB, "Model inversion and reconstruction", result, ("reconstruction", "text-reconstruction")
@@ -129,109 +139,100 @@ def _edpb(result: Result) -> Iterator[Item]:
 
 
 def _dp(result: Result) -> Iterator[Item]:
-    entries = result.ledger or ()
-    finite = [e for e in entries if e.epsilon is not None and e.contributions]
+    finite = result.bounds
     bounded = joined(clip(e.adversary, 40) for e in finite)
     where = ("ledger",)
-    yield Item(
-        document=DP,
-        asked="Privacy parameters ε and δ",
-        provided="yes" if finite else "in part" if entries else "no",
-        what=(
-            f"A finite ε with its δ for {bounded}; for every other view ∞, or nothing private in it."
-            if finite
-            else "No view has a finite ε that rests on noise; the ledger says why."
-        )
-        if entries
-        else "The result holds no ledger.",
-        where=where,
-    )
-    stated = [
-        ("Unit of privacy", [e.unit for e in finite if e.unit]),
-        ("Neighbouring data sets (relation)", [e.relation for e in finite if e.relation]),
-        ("Composition", [e.accountant for e in finite if e.accountant]),
-        ("Sampling", [e.sampling for e in finite if e.sampling]),
-    ]
-    for asked, values in stated:
-        distinct = list(dict.fromkeys(clip(v, 160) for v in values))
-        yield Item(
-            document=DP,
-            asked=asked,
-            provided="yes" if distinct else "no",
-            what=f"{'; '.join(distinct)}." if distinct else "No finite ε states one.",
-            where=where,
-        )
+    provided: Provided = "no"
+    what = "The result holds no ledger."
+    if finite:
+        provided = "yes"
+        what = f"A finite ε with its δ for {bounded}; for every other view ∞, or nothing private in it."
+    elif result.ledger:
+        provided = "in part"
+        what = "No view has a finite ε that rests on noise; the ledger says why."
+    yield Item(document=DP, asked="Privacy parameters ε and δ", provided=provided, what=what, where=where)
+    headings = ("Unit of privacy", "Neighbouring data sets (relation)", "Composition", "Sampling")
+    yield from _terms(DP, finite, headings)
     yield _tuning(DP, finite)
+    trust: Provided = "yes" if result.assumptions else "in part"
     yield Item(
         document=DP,
         asked="Trust model",
-        provided="yes" if result.assumptions else "in part",
+        provided=trust,
         what="ε is stated for each adversary's view by itself, beside what the protocol takes for granted.",
         where=("ledger", "threats"),
     )
     yield _randomness(finite)
     checked = [c for c in result.checks if c.verdict in ("contradicted", "consistent")]
-    yield Item(
-        document=DP,
-        asked="Empirical check of the implementation",
-        provided="yes" if checked else "no",
-        what=f"{len(checked)} claims were held against attacks that could have contradicted them."
-        if checked
-        else "No claim was held against an attack that could have contradicted it.",
+    yield _if_any(
+        DP,
+        "Empirical check of the implementation",
+        checked,
+        what=f"{len(checked)} claims were held against attacks that could have contradicted them.",
+        otherwise="No claim was held against an attack that could have contradicted it.",
         where=where,
+    )
+
+
+def _terms(document: Document, finite: Sequence[LedgerEntry], headings: Sequence[str]) -> Iterator[Item]:
+    """Yield the terms of the ledger's finite ε under a document's headings, in the order of `terms`."""
+    terms = (
+        [e.unit for e in finite],
+        [e.relation for e in finite],
+        [e.accountant for e in finite],
+        [e.sampling for e in finite],
+    )
+    for heading, values in zip(headings, terms, strict=True):
+        yield _stated(document, heading, values)
+
+
+def _stated(document: Document, asked: str, values: Iterable[str]) -> Item:
+    """Return an item with the distinct values that the ledger states; an empty value states nothing."""
+    distinct = dict.fromkeys(clip(value, 160) for value in values if value)
+    return _if_any(
+        document,
+        asked,
+        distinct,
+        what=f"{'; '.join(distinct)}.",
+        otherwise="No finite ε states one.",
+        where=("ledger",),
     )
 
 
 def _tuning(document: Document, finite: Sequence[LedgerEntry]) -> Item:
     stated = [line for e in finite for line in e.assumptions if line.startswith(_CHOSEN)]
-    return Item(
-        document=document,
-        asked="Cost of tuning",
-        provided="yes" if stated else "in part" if finite else "no",
-        what=clip(stated[0], 240)
-        if stated
-        else "A run is charged as it ran. That its settings were fixed without private data is an assumption."
-        if finite
-        else "No finite ε states one.",
-        where=("ledger",),
-    )
+    provided: Provided = "no"
+    what = "No finite ε states one."
+    if stated:
+        provided, what = "yes", clip(stated[0], 240)
+    elif finite:
+        provided = "in part"
+        what = (
+            "A run is charged as it ran. That its settings were fixed without private data is an assumption."
+        )
+    return Item(document=document, asked="Cost of tuning", provided=provided, what=what, where=("ledger",))
 
 
 def _dp_fy(result: Result) -> Iterator[Item]:
     """Yield the items of the checklist for reporting a guarantee: setting, definition, accounting, transparency."""
-    finite = [e for e in result.ledger or () if e.epsilon is not None and e.contributions]
+    finite = result.bounds
     views = joined(clip(e.adversary, 40) for e in finite)
-    yield Item(
-        document=DP_FY,
-        asked="DP setting: who must be trusted",
-        provided="yes" if finite else "no",
-        what=f"ε is stated for the views of {views}; parties outside a view are trusted to hide what they see."
-        if finite
-        else "No view has a finite ε.",
+    yield _if_any(
+        DP_FY,
+        "DP setting: who must be trusted",
+        finite,
+        what=f"ε is stated for the views of {views}; parties outside a view are trusted to hide what they see.",
+        otherwise="No view has a finite ε.",
         where=("ledger", "threats"),
     )
     mechanisms = [f"{c.kind} of {c.sender} ({c.mechanism})" for e in finite for c in e.contributions]
-    stated = (
-        ("Data accesses that are covered", mechanisms),
-        ("Final mechanism output", [f"all that {clip(e.adversary, 40)} sees" for e in finite]),
-        ("Unit of privacy", [e.unit for e in finite if e.unit]),
-        ("Adjacency definition", [e.relation for e in finite if e.relation]),
-        ("Type of accounting", [e.accountant for e in finite if e.accountant]),
-        ("Accounting assumptions", [e.sampling for e in finite if e.sampling]),
-        (
-            "Formal DP statement",
-            [f"({amount(e.epsilon or 0.0)}, {amount(e.delta or 0.0)})-DP" for e in finite],
-        ),
-    )
-    for asked, values in stated:
-        distinct = list(dict.fromkeys(clip(v, 160) for v in values))
-        yield Item(
-            document=DP_FY,
-            asked=asked,
-            provided="yes" if distinct else "no",
-            what=f"{'; '.join(distinct)}." if distinct else "No finite ε states one.",
-            where=("ledger",),
-        )
+    outputs = [f"all that {clip(e.adversary, 40)} sees" for e in finite]
+    statements = [f"({amount(e.epsilon or 0.0)}, {amount(e.delta or 0.0)})-DP" for e in finite]
+    headings = ("Unit of privacy", "Adjacency definition", "Type of accounting", "Accounting assumptions")
+    yield _stated(DP_FY, "Data accesses that are covered", mechanisms)
+    yield _stated(DP_FY, "Final mechanism output", outputs)
+    yield from _terms(DP_FY, finite, headings)
+    yield _stated(DP_FY, "Formal DP statement", statements)
     yield _tuning(DP_FY, finite)
     yield Item(
         document=DP_FY,
@@ -243,31 +244,34 @@ def _dp_fy(result: Result) -> Iterator[Item]:
 
 
 def _randomness(finite: Sequence[LedgerEntry]) -> Item:
-    lines = [
-        line for e in finite for line in e.assumptions if "noise" in line.lower() or "random" in line.lower()
-    ]
+    lines = []
+    for entry in finite:
+        lines += [line for line in entry.assumptions if _RANDOMNESS.search(line)]
+    provided: Provided = "no"
+    what = "No finite ε rests on noise."
+    if lines:
+        provided, what = "yes", " ".join(clip(line, 240) for line in dict.fromkeys(lines))
+    elif finite:
+        provided = "in part"
+        what = "The mechanisms are named; the ledger says nothing of their randomness."
     return Item(
         document=DP,
         asked="Source of randomness and arithmetic",
-        provided="yes" if lines else "in part" if finite else "no",
-        what=" ".join(clip(line, 240) for line in dict.fromkeys(lines))
-        if lines
-        else "The mechanisms are named; the ledger says nothing of their randomness."
-        if finite
-        else "No finite ε rests on noise.",
+        provided=provided,
+        what=what,
         where=("ledger",),
     )
 
 
 def _aml(result: Result) -> Iterator[Item]:
-    cells = [c for c in result.cells if c.status == "run"]
-    yield Item(
-        document=AML,
-        asked="Attacker's goals and objectives",
-        provided="yes" if cells else "no",
-        what=f"Each attack names its goal: {joined(dict.fromkeys(c.goal.replace('-', ' ') for c in cells))}."
-        if cells
-        else "No attack ran.",
+    cells = result.tests
+    goals = joined(dict.fromkeys(c.goal.replace("-", " ") for c in cells))
+    yield _if_any(
+        AML,
+        "Attacker's goals and objectives",
+        cells,
+        what=f"Each attack names its goal: {goals}.",
+        otherwise=_NO_ATTACK,
         where=("cells",),
     )
     yield Item(
@@ -277,30 +281,28 @@ def _aml(result: Result) -> Iterator[Item]:
         what="What each adversary sees and may ask; queries spent by each attack. Adversaries are passive.",
         where=("exposure", "cells"),
     )
-    yield Item(
-        document=AML,
-        asked="Attacker's knowledge",
-        provided="yes" if cells else "no",
-        what="Each attack lists what it is assumed to know besides its view." if cells else "No attack ran.",
+    yield _if_any(
+        AML,
+        "Attacker's knowledge",
+        cells,
+        what="Each attack lists what it is assumed to know besides its view.",
+        otherwise=_NO_ATTACK,
         where=("cells",),
     )
     yield _attacked(AML, "Data reconstruction", result, ("reconstruction", "text-reconstruction"))
     yield _attacked(AML, "Membership inference", result, ("membership",))
     yield _attacked(AML, "Model extraction", result, ("model-extraction",))
-    shares = bool(_ran(result, ("label-distribution",)))
-    yield Item(
-        document=AML,
-        asked="Property inference",
-        provided="in part" if shares else "no",
-        what="Class shares of clients only; other properties are not in scope."
-        if shares
-        else "Not in scope.",
-        where=("cells", "coverage") if shares else ("coverage",),
-    )
+    if _ran(result, ("label-distribution",)):
+        provided: Provided = "in part"
+        what = "Class shares of clients only; other properties are not in scope."
+        where: tuple[str, ...] = ("cells", "coverage")
+    else:
+        provided, what, where = "no", "Not in scope.", ("coverage",)
+    yield Item(document=AML, asked="Property inference", provided=provided, what=what, where=where)
 
 
 def _iso(result: Result) -> Iterator[Item]:
-    cells = [c for c in result.cells if c.status == "run"]
+    cells = result.tests
     yield Item(
         document=ISO,
         asked="Threat modelling (6.2)",
@@ -308,34 +310,32 @@ def _iso(result: Result) -> Iterator[Item]:
         what="Adversaries, their views and their knowledge. Motives and security practices are not known to a run.",
         where=("exposure", "coverage"),
     )
-    yield Item(
-        document=ISO,
-        asked="Maximum or average risk (7.3.2)",
-        provided="yes" if cells else "no",
+    yield _if_any(
+        ISO,
+        "Maximum or average risk (7.3.2)",
+        cells,
         what="Averages over victims stand beside the worst victim and, where an attack speaks of single ones, the "
-        "worst record."
-        if cells
-        else "No attack ran.",
+        "worst record.",
+        otherwise=_NO_ATTACK,
         where=("cells",),
     )
-    yield Item(
-        document=ISO,
-        asked="Adversarial testing (8.2.3)",
-        provided="yes" if cells else "no",
-        what=f"{len(cells)} attack cells ran, with positive and negative controls; the others give their reasons."
-        if cells
-        else "No attack ran.",
+    yield _if_any(
+        ISO,
+        "Adversarial testing (8.2.3)",
+        cells,
+        what=f"{len(cells)} attack cells ran, with positive and negative controls; the others give their reasons.",
+        otherwise=_NO_ATTACK,
         where=("cells", "coverage"),
     )
     defended = sorted({d for row in result.exposure for d in row.defenses})
-    yield Item(
-        document=ISO,
-        asked="Mitigation (8.3)",
-        provided="in part" if defended else "no",
-        what=f"Measured with {joined(clip(d, 60) for d in defended)} in place."
-        if defended
-        else "No defence stood on any message.",
+    yield _if_any(
+        ISO,
+        "Mitigation (8.3)",
+        defended,
+        what=f"Measured with {joined(clip(d, 60) for d in defended)} in place.",
+        otherwise="No defence stood on any message.",
         where=("exposure",),
+        provided="in part",
     )
     yield Item(
         document=ISO,
@@ -347,17 +347,37 @@ def _iso(result: Result) -> Iterator[Item]:
 
 def _attacked(document: Document, asked: str, result: Result, goals: tuple[str, ...]) -> Item:
     ran = _ran(result, goals)
+    if ran:
+        return Item(
+            document=document, asked=asked, provided="yes", what=f"Tried by {_named(ran)}.", where=("cells",)
+        )
     return Item(
         document=document,
         asked=asked,
-        provided="yes" if ran else "no",
-        what=f"Tried by {_named(ran)}." if ran else "No such attack applied, or none was asked for.",
-        where=("cells",) if ran else ("coverage",),
+        provided="no",
+        what="No such attack applied, or none was asked for.",
+        where=("coverage",),
     )
 
 
+def _if_any(
+    document: Document,
+    asked: str,
+    evidence: Sized | None,
+    *,
+    what: str,
+    otherwise: str,
+    where: tuple[str, ...],
+    provided: Provided = "yes",
+) -> Item:
+    """Return an item that is provided if there is any `evidence`; `otherwise` says why there is none."""
+    if not evidence:
+        provided, what = "no", otherwise
+    return Item(document=document, asked=asked, provided=provided, what=what, where=where)
+
+
 def _ran(result: Result, goals: tuple[str, ...], within: str = "") -> list[Cell]:
-    return [c for c in result.cells if c.status == "run" and c.goal in goals and within in c.attack]
+    return [c for c in result.tests if c.goal in goals and within in c.attack]
 
 
 def _named(cells: Sequence[Cell]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 __all__ = ["BAND", "SHADES", "ClassBand", "ClassCount", "class_bands"]
 
@@ -34,13 +35,14 @@ class ClassBand:
 
 def class_bands(table: Sequence[Sequence[int]]) -> tuple[ClassBand, ...]:
     """Cut a table of counts (clients, classes) into tables that are no wider than a sheet."""
-    most = max((n for row in table for n in row), default=0)
+    most = max(chain.from_iterable(table), default=0)
     width = BAND if most < _FOUR_DIGITS else BAND // 2
     classes = len(table[0]) if table else 0
-    shown = [
-        [ClassCount(records=n, shade=round(SHADES * n / most) if most else 0) for n in row] for row in table
-    ]
-    return tuple(
-        ClassBand(first=first, rows=tuple(tuple(row[first : first + width]) for row in shown))
-        for first in range(0, classes, width)
-    )
+    bands = []
+    for first in range(0, classes, width):
+        rows = []
+        for row in table:
+            counts = row[first : first + width]
+            rows.append(tuple(ClassCount(records=n, shade=round(SHADES * n / max(most, 1))) for n in counts))
+        bands.append(ClassBand(first=first, rows=tuple(rows)))
+    return tuple(bands)

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from markupsafe import Markup
 
-from fdaudit.types import Figure
-
-from .comparison import Compared, Comparison, Entry, Outcome, Seen, Utility, compare
+from .comparison import ComparedRun, Comparison, ComparisonRow, GoalOutcome, LineUtility, PartyView, compare
 from .page import render, write
 from .text import clip
 from .trade import TradePoint, trade_chart
@@ -22,29 +20,33 @@ __all__ = ["SCHEMA", "render_comparison", "to_json", "write_comparison"]
 SCHEMA = "fdaudit-comparison/1"
 
 
-def render_comparison(entries: Sequence[Entry]) -> str:
+def render_comparison(entries: Sequence[ComparedRun]) -> str:
     """Return the page of a comparison as HTML text.
 
     Args:
         entries: the runs, in the order of their rows.
     """
-    made = compare(entries)
+    comparison = compare(entries)
+    views, outcomes = [], []
+    for row in comparison.rows:
+        views.append({s.position: s for s in row.seen})
+        outcomes.append({o.goal: o for o in row.outcomes})
     return render(
         "comparison.html.j2",
         {
-            "comparison": made,
-            "chart": _chart(made),
+            "comparison": comparison,
+            "chart": _chart(comparison),
             "auditor_only": any(e.result.auditor_only for e in entries),
-            "seen": [{s.position: s for s in row.seen} for row in made.rows],
-            "outcomes": [{o.goal: o for o in row.outcomes} for row in made.rows],
-            "goals": list(dict.fromkeys(o.goal for row in made.rows for o in row.outcomes)),
-            "roles": list(dict.fromkeys(role for row in made.rows for role, _ in row.bytes)),
+            "seen": views,
+            "outcomes": outcomes,
+            "goals": list(dict.fromkeys(o.goal for row in comparison.rows for o in row.outcomes)),
+            "roles": list(dict.fromkeys(role for row in comparison.rows for role, _ in row.bytes)),
             "first": entries[0].result.run,
         },
     )
 
 
-def write_comparison(entries: Sequence[Entry], directory: Path) -> Path:
+def write_comparison(entries: Sequence[ComparedRun], directory: Path) -> Path:
     """Write `index.html` and `comparison.json` into a directory, completely or not at all; return the page's path."""
     page = render_comparison(entries)
     value = json.dumps(to_json(entries), indent=1, sort_keys=True, allow_nan=False)
@@ -53,21 +55,21 @@ def write_comparison(entries: Sequence[Entry], directory: Path) -> Path:
     return directory / "index.html"
 
 
-def to_json(entries: Sequence[Entry]) -> dict[str, Any]:
+def to_json(entries: Sequence[ComparedRun]) -> dict[str, Any]:
     """Return the comparison as a JSON object, schema `fdaudit-comparison/1`."""
-    made = compare(entries)
+    comparison = compare(entries)
     return {
         "schema": SCHEMA,
         "auditor_only": any(e.result.auditor_only for e in entries),
-        "measure": made.measure,
-        "runs": [_row(row) for row in made.rows],
-        "references": [{"run": name, **_utility(line)} for name, line in made.references],
-        "differences": list(made.differences),
-        "headlines": list(made.headlines),
+        "measure": comparison.measure,
+        "runs": list(map(_row, comparison.rows)),
+        "references": [{"run": name, **_utility(line)} for name, line in comparison.references],
+        "differences": list(comparison.differences),
+        "headlines": list(comparison.headlines),
     }
 
 
-def _row(row: Compared) -> dict[str, Any]:
+def _row(row: ComparisonRow) -> dict[str, Any]:
     run = row.entry.result.run
     return {
         "name": row.entry.name,
@@ -85,34 +87,39 @@ def _row(row: Compared) -> dict[str, Any]:
         "silences": [s.model_dump(mode="json") for s in run.silences],
         "accuracy": _utility(row.utility),
         "bytes": {**dict(row.bytes), "total": row.total},
-        "seen": [_seen(s) for s in row.seen],
-        "outcomes": [_outcome(o) for o in row.outcomes],
+        "seen": list(map(_seen, row.seen)),
+        "outcomes": list(map(_outcome, row.outcomes)),
     }
 
 
-def _utility(line: Utility) -> dict[str, Any]:
+def _utility(line: LineUtility) -> dict[str, Any]:
     return asdict(line)
 
 
-def _seen(seen: Seen) -> dict[str, Any]:
+def _seen(seen: PartyView) -> dict[str, Any]:
     return {**asdict(seen), "bytes": seen.bytes}
 
 
-def _outcome(outcome: Outcome) -> dict[str, Any]:
+def _outcome(outcome: GoalOutcome) -> dict[str, Any]:
     finding = outcome.finding
-    key = None if finding is None else finding.worst_key or finding.key
-    return {
-        "goal": outcome.goal,
-        "level": None if finding is None else finding.level,
-        "adversary": None if finding is None else finding.cell.adversary,
-        "attack": None if finding is None else finding.cell.attack,
-        "because": None if finding is None else finding.because,
-        "worst_victim": None if finding is None or finding.worst is None else finding.worst.target,
-        "figure": None if key is None else asdict(key),
-        "cells": outcome.cells,
-        "tried": outcome.tried,
-        "conclusive": outcome.conclusive,
-    }
+    entry: dict[str, Any] = dict.fromkeys(
+        ("goal", "level", "adversary", "attack", "because", "worst_victim", "figure")
+    )
+    if finding is not None:
+        key = finding.worst_key or finding.key
+        entry["level"] = finding.level
+        entry["adversary"] = finding.cell.adversary
+        entry["attack"] = finding.cell.attack
+        entry["because"] = finding.because
+        if finding.worst is not None:
+            entry["worst_victim"] = finding.worst.target
+        if key is not None:
+            entry["figure"] = asdict(key)
+    entry["goal"] = outcome.goal
+    entry["cells"] = outcome.cells
+    entry["tried"] = outcome.tried
+    entry["conclusive"] = outcome.conclusive
+    return entry
 
 
 def _chart(made: Comparison) -> Markup:
@@ -125,15 +132,11 @@ def _chart(made: Comparison) -> Markup:
     return trade_chart(points, levels, made.measure, "trade", title)
 
 
-def _point(row: Compared) -> TradePoint | None:
+def _point(row: ComparisonRow) -> TradePoint | None:
     value, server = row.utility.best, row.utility.server
     if value is None:
         return None
-    interval: Figure | None = server if server is not None and server.value is not None else None
-    return TradePoint(
-        name=row.entry.name,
-        bytes=row.total,
-        accuracy=value,
-        low=None if interval is None else interval.low,
-        high=None if interval is None else interval.high,
-    )
+    point = TradePoint(name=row.entry.name, bytes=row.total, accuracy=value, low=None, high=None)
+    if server is None or server.value is None:
+        return point
+    return replace(point, low=server.low, high=server.high)

@@ -14,30 +14,30 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from fdaudit.result import Exposure, FinalUtility, Result
+from fdaudit.tasks import LABELS, TASKS
 from fdaudit.transcript.messages import role
 from fdaudit.types import Figure
 
 from .findings import shows_classes
 from .goals import RULES
 from .inheritance import Standing, standings
-from .text import MEASURES, clip, joined
+from .text import clip, joined
 from .verdict import SETTLED, Finding, judge_all, strongest
 
 __all__ = [
-    "Compared",
+    "ComparedRun",
     "Comparison",
-    "Entry",
-    "Outcome",
-    "Received",
-    "Seen",
-    "Utility",
+    "ComparisonRow",
+    "GoalOutcome",
+    "LineUtility",
+    "PartyView",
+    "ReceivedKind",
     "compare",
     "measure_of",
     "utility",
 ]
 
-_UNTRIED = ("not-applicable", "not-requested")
-_MEASURES = ("accuracy", "mean_auc", "dice")
+_MEASURES = tuple(dict.fromkeys(labels.figure for labels in LABELS.values()))
 _SAME_GROUND = (
     "dataset",
     "partition",
@@ -55,7 +55,7 @@ _SAME_GROUND = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class Entry:
+class ComparedRun:
     """A run to be compared.
 
     Attributes:
@@ -72,7 +72,7 @@ class Entry:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Utility:
+class LineUtility:
     """Final test accuracy, mAUC or Dice of one line: the server's model, the clients' mean and the worst client.
 
     Attributes:
@@ -98,7 +98,7 @@ class Utility:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Received:
+class ReceivedKind:
     """Messages of one kind that one party received or overheard."""
 
     kind: str
@@ -109,7 +109,7 @@ class Received:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Seen:
+class PartyView:
     """View of one adversary in a run; for a role with many parties, of the one that saw most private bytes.
 
     Attributes:
@@ -122,7 +122,7 @@ class Seen:
 
     position: str
     party: str
-    kinds: tuple[Received, ...]
+    kinds: tuple[ReceivedKind, ...]
     asks: tuple[str, ...] = ()
     known: bool = True
 
@@ -132,13 +132,13 @@ class Seen:
         return sum(k.bytes for k in self.kinds)
 
     @property
-    def private(self) -> tuple[Received, ...]:
+    def private(self) -> tuple[ReceivedKind, ...]:
         """Return the kinds that raw data may have reached."""
         return tuple(k for k in self.kinds if k.private)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Outcome:
+class GoalOutcome:
     """Result of the attacks of one goal on a run: the gravest finding, and how many attacks support it.
 
     Attributes:
@@ -157,14 +157,14 @@ class Outcome:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Compared:
+class ComparisonRow:
     """One run's row."""
 
-    entry: Entry
-    utility: Utility
+    entry: ComparedRun
+    utility: LineUtility
     bytes: tuple[tuple[str, int], ...]
-    seen: tuple[Seen, ...]
-    outcomes: tuple[Outcome, ...]
+    seen: tuple[PartyView, ...]
+    outcomes: tuple[GoalOutcome, ...]
 
     @property
     def total(self) -> int:
@@ -185,26 +185,26 @@ class Comparison:
         measure: the measure of utility.
     """
 
-    rows: tuple[Compared, ...]
-    references: tuple[tuple[str, Utility], ...]
+    rows: tuple[ComparisonRow, ...]
+    references: tuple[tuple[str, LineUtility], ...]
     positions: tuple[str, ...]
     differences: tuple[str, ...]
     headlines: tuple[str, ...]
     measure: str
 
 
-def compare(entries: Sequence[Entry]) -> Comparison:
+def compare(entries: Sequence[ComparedRun]) -> Comparison:
     """Return the comparison of some runs; pure."""
-    rows = tuple(_compared(entry) for entry in entries)
+    rows = tuple(map(_compared, entries))
     positions = dict.fromkeys(s.position for row in rows for s in row.seen)
+    references: list[tuple[str, LineUtility]] = []
+    for entry in entries:
+        final = entry.result.utility.final
+        lines = dict.fromkeys(f.line for f in final if f.line != entry.result.run.protocol)
+        references += [(entry.name, utility(final, line)) for line in lines]
     return Comparison(
         rows=rows,
-        references=tuple(
-            (entry.name, utility(entry.result.utility.final, line))
-            for entry in entries
-            for line in dict.fromkeys(f.line for f in entry.result.utility.final)
-            if line != entry.result.run.protocol
-        ),
+        references=tuple(references),
         positions=tuple(sorted(positions, key=_place)),
         differences=tuple(_differences([e.result for e in entries])),
         headlines=tuple(_headlines(rows)),
@@ -212,19 +212,19 @@ def compare(entries: Sequence[Entry]) -> Comparison:
     )
 
 
-def _compared(entry: Entry) -> Compared:
+def _compared(entry: ComparedRun) -> ComparisonRow:
     result = entry.result
-    sent: dict[str, int] = {}
+    bytes_by_role: dict[str, int] = {}
     for row in result.wire:
-        sent[row.sender_role] = sent.get(row.sender_role, 0) + row.bytes
+        bytes_by_role[row.sender_role] = bytes_by_role.get(row.sender_role, 0) + row.bytes
     findings = judge_all(result)
-    held = standings(result, findings)
-    return Compared(
+    all_standings = standings(result, findings)
+    return ComparisonRow(
         entry=entry,
         utility=utility(result.utility.final, result.run.protocol),
-        bytes=tuple(sent.items()),
+        bytes=tuple(bytes_by_role.items()),
         seen=tuple(_all_seen(result)),
-        outcomes=tuple(_outcome(goal, findings, held) for goal in _goals(findings)),
+        outcomes=tuple(_outcome(goal, findings, all_standings) for goal in _goals(findings)),
     )
 
 
@@ -233,18 +233,18 @@ def _compared(entry: Entry) -> Compared:
 
 def measure_of(result: Result) -> str:
     """Return the measure of a run's utility."""
-    return MEASURES[result.run.task]
+    return TASKS[result.run.task].labels.measure
 
 
-def utility(final: Iterable[FinalUtility], line: str) -> Utility:
+def utility(final: Iterable[FinalUtility], line: str) -> LineUtility:
     """Return the final utility of one line, from all final figures of a run."""
-    held = {f.party: f.figure for f in final if f.line == line and f.figure.name in _MEASURES}
-    clients = {p: f for p, f in held.items() if role(p) == "client" and f.value is not None}
+    figures = {f.party: f.figure for f in final if f.line == line and f.figure.name in _MEASURES}
+    clients = {p: f for p, f in figures.items() if role(p) == "client" and f.value is not None}
     worst = min(clients, key=lambda p: clients[p].value or 0.0, default="")
     values = [f.value or 0.0 for f in clients.values()]
-    return Utility(
+    return LineUtility(
         line=line,
-        server=held.get("server"),
+        server=figures.get("server"),
         mean=sum(values) / len(values) if values else None,
         worst=clients.get(worst),
         worst_party=worst,
@@ -255,55 +255,62 @@ def utility(final: Iterable[FinalUtility], line: str) -> Utility:
 # -- who saw what ---------------------------------------------------------------------------------------------
 
 
-def _all_seen(result: Result) -> Iterator[Seen]:
+def _all_seen(result: Result) -> Iterator[PartyView]:
     """Yield a view for each role, for the eavesdropper, and for every audited coalition."""
-    seen: dict[str, list[Exposure]] = {}
+    exposures: dict[str, list[Exposure]] = {}
     for row in result.exposure:
-        rows = seen.setdefault(row.party, [])
+        rows = exposures.setdefault(row.party, [])
         if row.direction != "sent":
             rows.append(row)
     # A party that receives nothing has no row. This is known, since the whole transcript was searched.
-    for party in (*(r for r in result.run.roles if r != "client"), "world", *_audited(result)):
-        seen.setdefault(party, [])
-    views: dict[str, list[Seen]] = {}
-    for party, rows in seen.items():
-        made = Seen(position=_position(party), party=party, kinds=_kinds(rows), asks=_asks(result, party))
-        views.setdefault(made.position, []).append(made)
+    roles = [role for role in result.run.roles if role != "client"]
+    for party in (*roles, "world", *(cell.adversary for cell in result.cells)):
+        exposures.setdefault(party, [])
+    views: dict[str, list[PartyView]] = {}
+    for party, rows in exposures.items():
+        view = PartyView(
+            position=_position(party), party=party, kinds=_kinds(rows), asks=_asks(result, party)
+        )
+        views.setdefault(view.position, []).append(view)
     for same in views.values():
         yield max(same, key=lambda s: sum(k.bytes for k in s.private))
     if "eavesdropper" not in views:
-        yield Seen(position="eavesdropper", party="eavesdropper", kinds=(), known=False)
+        yield PartyView(position="eavesdropper", party="eavesdropper", kinds=(), known=False)
 
 
 def _asks(result: Result, party: str) -> tuple[str, ...]:
-    members = {name for member in party.split("+") for name in (member, role(member))}
-    return tuple(o.name for o in result.oracles if any(set(a.split("+")) <= members for a in o.available_to))
-
-
-def _audited(result: Result) -> Iterator[str]:
-    yield from dict.fromkeys(c.adversary for c in result.cells)
+    members = {*party.split("+"), *map(role, party.split("+"))}
+    names = []
+    for oracle in result.oracles:
+        coalitions = [set(a.split("+")) for a in oracle.available_to]
+        if any(coalition <= members for coalition in coalitions):
+            names.append(oracle.name)
+    return tuple(names)
 
 
 def _position(party: str) -> str:
-    return party if "+" in party or role(party) != "client" else "a client"
+    if role(party) == "client" and "+" not in party:
+        return "a client"
+    return party
 
 
 def _place(position: str) -> tuple[int, str]:
     order = ("server", "aggregator", "a client", "eavesdropper", "world")
-    return (order.index(position) if position in order else len(order), position)
+    place = order.index(position) if position in order else len(order)
+    return place, position
 
 
-def _kinds(rows: Iterable[Exposure]) -> tuple[Received, ...]:
+def _kinds(rows: Iterable[Exposure]) -> tuple[ReceivedKind, ...]:
     """Return the messages by kind, private kinds first; a defence counts only if every such message has it."""
     kinds: dict[str, list[Exposure]] = {}
     for row in rows:
         kinds.setdefault(row.kind, []).append(row)
-    made = []
+    received = []
     for kind, same in kinds.items():
         reached = [r for r in same if r.private]
         shields = [set(r.defenses) for r in reached or same]
-        made.append(
-            Received(
+        received.append(
+            ReceivedKind(
                 kind=kind,
                 count=sum(r.count for r in same),
                 bytes=sum(r.bytes for r in same),
@@ -311,27 +318,27 @@ def _kinds(rows: Iterable[Exposure]) -> tuple[Received, ...]:
                 defenses=tuple(sorted(set.intersection(*shields))),
             )
         )
-    return tuple(sorted(made, key=lambda k: (not k.private, -k.bytes, k.kind)))
+    return tuple(sorted(received, key=lambda k: (not k.private, -k.bytes, k.kind)))
 
 
 # -- what attacks made of it ----------------------------------------------------------------------------------
 
 
 def _goals(findings: Iterable[Finding]) -> tuple[str, ...]:
-    found = {f.cell.goal for f in findings}
-    return tuple(goal for goal in RULES if goal in found)
+    goals = {f.cell.goal for f in findings}
+    return tuple(goal for goal in RULES if goal in goals)
 
 
-def _outcome(goal: str, findings: Iterable[Finding], held: Sequence[Standing]) -> Outcome:
+def _outcome(goal: str, findings: Iterable[Finding], held: Sequence[Standing]) -> GoalOutcome:
     """Return what attacks with a goal found; without a leak, "not tested" if an adversary's messages were not read."""
     cells = [f for f in findings if f.cell.goal == goal]
-    tried = [f for f in cells if f.level not in _UNTRIED]
+    tried = [f for f in cells if not f.untried]
     settled = [f for f in tried if f.level in SETTLED]
     top = strongest(tried or cells)
-    left = next((s for s in held if (s.goal, s.level) == (goal, "not-tested")), None)
-    if top is not None and top.level == "none-seen" and left is not None:
-        top = replace(top, level="not-tested", because=f"{clip(left.adversary, 60)}: {left.unread}")
-    return Outcome(
+    untested = next((s for s in held if (s.goal, s.level) == (goal, "not-tested")), None)
+    if top is not None and top.level == "none-seen" and untested is not None:
+        top = replace(top, level="not-tested", because=f"{clip(untested.adversary, 60)}: {untested.unread}")
+    return GoalOutcome(
         goal=goal,
         finding=top,
         tried=len(tried),
@@ -340,22 +347,25 @@ def _outcome(goal: str, findings: Iterable[Finding], held: Sequence[Standing]) -
     )
 
 
-def _headlines(rows: Sequence[Compared]) -> Iterator[str]:
+def _headlines(rows: Sequence[ComparisonRow]) -> Iterator[str]:
     """Yield one conclusion for each goal, leaks first; goals that were not tried come last and are never left out."""
     for goal in dict.fromkeys(o.goal for row in rows for o in row.outcomes):
         by_level: dict[str, list[str]] = {}
         for row in rows:
-            outcome = next((o for o in row.outcomes if o.goal == goal), None)
-            finding = None if outcome is None else outcome.finding
-            level: str = "not-requested" if finding is None else finding.level
+            finding = next((o.finding for o in row.outcomes if o.goal == goal), None)
+            level: str = finding.level if finding is not None else "not-requested"
             if finding is not None and level == "partial" and RULES[goal].shown and shows_classes(finding):
                 level = "shown"
             by_level.setdefault(level, []).append(clip(row.entry.name, 40))
-        untried = [name for level in _UNTRIED for name in by_level.get(level, [])]
-        open_ = [n for level in ("inconclusive", "not-tested", "failed") for n in by_level.get(level, [])]
+        untried = by_level.get("not-applicable", []) + by_level.get("not-requested", [])
+        open_ = [
+            *by_level.get("inconclusive", []),
+            *by_level.get("not-tested", []),
+            *by_level.get("failed", []),
+        ]
         parts = []
-        found = [("", by_level.get("leak", [])), ("in part ", by_level.get("partial", []))]
-        where = [f"{extent}in {joined(names)}" for extent, names in found if names]
+        leaks = [("", by_level.get("leak", [])), ("in part ", by_level.get("partial", []))]
+        where = [f"{extent}in {joined(names)}" for extent, names in leaks if names]
         if where:
             parts.append(f"an adversary {RULES[goal].leaked} {', and '.join(where)}")
         if by_level.get("shown"):
@@ -378,6 +388,9 @@ def _headlines(rows: Sequence[Compared]) -> Iterator[str]:
 
 def _differences(results: Sequence[Result]) -> Iterator[str]:
     """Yield the names of the runs' differences other than the protocol."""
+    for result in results:
+        if result.unfinished is not None:
+            yield f"attacks: a stage was interrupted, {result.unfinished.words}"
     recorded = sum(r.run.origin == "recording" for r in results)
     if recorded:
         yield f"where they ran: {recorded} of {len(results)} are recordings of systems that fdaudit did not run"

@@ -13,6 +13,7 @@ from markupsafe import Markup
 from fdaudit.goals import GOALS
 from fdaudit.kinds import KINDS
 from fdaudit.result import Exposure, Image, Result, Target
+from fdaudit.tasks import TASKS
 from fdaudit.transcript.messages import role
 from fdaudit.types import Figure
 
@@ -26,7 +27,7 @@ from .goals.rule import by_name
 from .images import data_uri
 from .matrix import attack_matrix, grid
 from .summary import summarise
-from .text import MEASURES, amount, clip, detectable, joined, label, spans
+from .text import amount, clip, detectable, joined, label, spans
 from .verdict import LEVELS, Finding
 
 __all__ = [
@@ -142,7 +143,7 @@ def build(
     remedies = {f.remedy.do for f in summary.front.findings}
     cells = [_cell(f, directory, also) for f, *also in _same(findings)]
     tops = {f.strongest.number: f.strongest for f in summary.front.findings}
-    shown = {number: _cell(f, directory, (), "finding-") for number, f in tops.items()}
+    top_cells = {number: _cell(f, directory, (), "finding-") for number, f in tops.items()}
     pictures = {c.finding.number: c.victims[0].pictures[0] for c in cells if c.victims}
     ids = {cell.id for cell in result.cells}
     return {
@@ -154,7 +155,7 @@ def build(
         "release": _release(result),
         "matrix": attack_matrix(findings),
         "thumbnails": pictures,
-        "shown": shown,
+        "shown": top_cells,
         "marks": _MARKS,
         "grid": grid(findings),
         "warnings": tuple(_warnings(result)),
@@ -201,10 +202,9 @@ def _release(result: Result) -> Release:
     stated = result.run.release
     if stated is None:
         return Release(stated="Not stated in the spec.", caution="Assume the model will be public.")
-    audited = any(c.adversary == "world" and c.status == "run" for c in result.cells)
-    caution = (
-        "" if stated == "internal" or audited else "No attack ran on what such a release shows to the world."
-    )
+    caution = ""
+    if stated != "internal" and all(c.adversary != "world" for c in result.tests):
+        caution = "No attack ran on what such a release shows to the world."
     return Release(stated=_RELEASES[stated], caution=caution)
 
 
@@ -213,37 +213,35 @@ def _confined(result: Result) -> list[str]:
     alike = dict[str, list[str]]()
     for cell in result.cells:
         if cell.confinement is not None:
-            missing = (f"{layer} ({why})" for layer, why in cell.confinement.missing.items())
-            held = joined(cell.confinement.held) if cell.confinement.held else "nothing"
-            said = f"confined by {held}"
-            lacking = "; ".join(missing)
-            alike.setdefault(f"{said}; not confined here by {lacking}" if lacking else said, []).append(
-                cell.id
-            )
+            missing = [f"{layer} ({why})" for layer, why in cell.confinement.missing.items()]
+            way = f"confined by {joined(cell.confinement.held) or 'nothing'}"
+            if missing:
+                way += f"; not confined here by {'; '.join(missing)}"
+            alike.setdefault(way, []).append(cell.id)
     if len(alike) < 2:
-        return [f"Attacks were {said}." for said in alike]
-    most = max(alike, key=lambda said: len(alike[said]))
-    others = [f"{joined(cells)}: {said}." for said, cells in alike.items() if said != most]
+        return [f"Attacks were {way}." for way in alike]
+    most = max(alike, key=lambda way: len(alike[way]))
+    others = [f"{joined(cells)}: {way}." for way, cells in alike.items() if way != most]
     return [f"Attacks were {most}, except these cells.", *others]
 
 
 def _detectable(result: Result) -> str:
     """Return a sentence with the least AUC that would have been significant in every cell."""
-    found = result.family.by_coins if result.family else None
-    if found is None:
+    by_coins = result.family.by_coins if result.family else None
+    if by_coins is None:
         return "No membership figure was tested."
-    if found.floor is None:
+    if by_coins.floor is None:
         return (
             "In some cells not even a perfect attack would have been significant: this run has too few coins."
         )
-    return f"This run {detectable(found.floor, found.floor_one_victim)}."
+    return f"This run {detectable(by_coins.floor, by_coins.floor_one_victim)}."
 
 
 def _by_document(items: Sequence[Item]) -> dict[Document, list[Item]]:
-    found: dict[Document, list[Item]] = {}
+    by_document: dict[Document, list[Item]] = {}
     for item in items:
-        found.setdefault(item.document, []).append(item)
-    return found
+        by_document.setdefault(item.document, []).append(item)
+    return by_document
 
 
 _MARKS: Mapping[str, str] = {
@@ -289,8 +287,10 @@ def _same(findings: Sequence[Finding]) -> list[list[Finding]]:
     for finding in findings:
         cell = finding.cell
         if cell.status == "run" or cell.targets:
-            same = (cell.attack, finding.level, cell.params, cell.figures, cell.targets, cell.controls)
-            groups.setdefault(repr(same if cell.figures else finding.number), []).append(finding)
+            same: object = finding.number
+            if cell.figures:
+                same = (cell.attack, finding.level, cell.params, cell.figures, cell.targets, cell.controls)
+            groups.setdefault(repr(same), []).append(finding)
     return list(groups.values())
 
 
@@ -298,20 +298,21 @@ def _cell(finding: Finding, directory: Path, also: Sequence[Finding], prefix: st
     """Return a cell's view; `prefix` keeps the identifiers of drawings apart that a page shows twice."""
     cell, number = finding.cell, finding.number
     worst = finding.worst
-    rows = _rows(cell.figures, worst.figures if worst else ())
     curves = [(t.target, t.roc) for t in cell.targets if t.roc is not None]
     sizes = [c.nonmembers for _, c in curves if c.nonmembers is not None]
     title = f"{clip(cell.attack, 60)} by {clip(cell.adversary, 60)}"
     axis, forest = _forest(finding, f"{prefix}forest{number}", title)
+    roc = Markup("")
+    if curves:
+        worst_name = worst.target if worst else ""
+        roc = roc_chart(curves, worst_name, f"{prefix}roc{number}", f"ROC of {title}")
     return CellView(
         finding=finding,
-        rows=rows,
+        rows=_rows(cell.figures, worst.figures if worst else ()),
         victims=_victims(finding, directory),
         forest=forest,
         forest_axis=axis,
-        roc=roc_chart(curves, worst.target if worst else "", f"{prefix}roc{number}", f"ROC of {title}")
-        if curves
-        else Markup(""),
+        roc=roc,
         nonmembers=min(sizes, default=None),
         shares=_shares(finding, f"{prefix}shares{number}"),
         also=tuple(also),
@@ -320,8 +321,8 @@ def _cell(finding: Finding, directory: Path, also: Sequence[Finding], prefix: st
 
 def _shares(finding: Finding, name: str) -> tuple[SharesView, ...]:
     """Return the first victims' class shares, the worst victim's first."""
-    found = [t for t in finding.cell.targets if t.shares is not None]
-    shown = sorted(found, key=lambda t: t is not finding.worst)[:SHARES_SHOWN]
+    victims = [t for t in finding.cell.targets if t.shares is not None]
+    first = sorted(victims, key=lambda t: t is not finding.worst)[:SHARES_SHOWN]
     return tuple(
         SharesView(
             target=t.target,
@@ -334,7 +335,7 @@ def _shares(finding: Finding, name: str) -> tuple[SharesView, ...]:
                 f"Class shares of {clip(t.target, 60)}: true, guessed, and the prior's",
             ),
         )
-        for i, t in enumerate(shown)
+        for i, t in enumerate(first)
         if t.shares is not None
     )
 
@@ -381,9 +382,9 @@ def _forest(finding: Finding, name: str, title: str) -> tuple[str, Markup]:
         return "", Markup("")
     cell, controls = finding.cell, finding.cell.controls
     groups: list[tuple[str, str, Iterable[Figure]]] = [("All victims", "mean", cell.figures)]
-    groups += [
-        (f"{t.target}{' (worst)' if t is finding.worst else ''}", "victim", t.figures) for t in cell.targets
-    ]
+    for target in cell.targets:
+        note = " (worst)" if target is finding.worst else ""
+        groups.append((f"{target.target}{note}", "victim", target.figures))
     if controls and controls.power:
         groups.append(("Expected (rehearsal)", "control", controls.power.figures))
     if controls and controls.positive:
@@ -398,7 +399,9 @@ def _forest(finding: Finding, name: str, title: str) -> tuple[str, Markup]:
             rows.append(ForestRow(name=text, value=figure.value, low=figure.low, high=figure.high, role=kind))
     if not rows:
         return "", Markup("")
-    axis = label(rule.figure) + (f" ({clip(unit, 12)})" if unit else "")
+    axis = label(rule.figure)
+    if unit:
+        axis += f" ({clip(unit, 12)})"
     return axis, forest_chart(rows, rule.chance, axis, name, f"{axis} of {title}")
 
 
@@ -407,14 +410,16 @@ def _deciding(view: CellView) -> list[Figure]:
     rule = RULES.get(view.finding.cell.goal)
     if rule is None:
         return []
-    groups = [view.finding.cell.figures, *(t.figures for t in view.finding.cell.targets)]
-    return [
-        f
-        for figures in groups
-        for f in figures
-        if f.name.removesuffix("_mean") == rule.figure
-        or (rule.also_deciding and f.name.startswith(rule.also_deciding))
-    ]
+    figures = list(view.finding.cell.figures)
+    for target in view.finding.cell.targets:
+        figures += target.figures
+
+    def decides(figure: Figure) -> bool:
+        if figure.name.removesuffix("_mean") == rule.figure:
+            return True
+        return bool(rule.also_deciding) and figure.name.startswith(rule.also_deciding)
+
+    return list(filter(decides, figures))
 
 
 def _utility(result: Result) -> Markup:
@@ -426,29 +431,28 @@ def _utility(result: Result) -> Markup:
 
 def _measured(result: Result) -> str:
     """Return the measure of utility, by the run's task."""
-    return MEASURES[result.run.task]
+    return TASKS[result.run.task].labels.measure
 
 
 def _utility_words(result: Result) -> str:
     """Return each line's final figures in one sentence: its server's model, and its clients' least and greatest."""
     parts = []
+    shares = [f for f in result.utility.final if f.figure.name in ("accuracy", "mean_auc", "dice")]
     for line in dict.fromkeys(f.line for f in result.utility.final):
-        held = {
-            f.party: f.figure.value
-            for f in result.utility.final
-            if f.line == line and f.figure.name in ("accuracy", "mean_auc", "dice")
-        }
-        server = held.pop("server", None)
+        by_party = {f.party: f.figure.value for f in shares if f.line == line}
+        server = by_party.pop("server", None)
         if server is not None:
             parts.append(f"{clip(line, 40)}'s server reaches {amount(server, 'fraction')}")
-        values = [v for v in held.values() if v is not None]
+        values = [v for v in by_party.values() if v is not None]
         if len(values) == 1:
             parts.append(f"{clip(line, 40)} reaches {amount(values[0], 'fraction')}")
         elif values:
             low, high = amount(min(values), "fraction"), amount(max(values), "fraction")
             parts.append(f"{clip(line, 40)}'s {len(values)} clients lie between {low} and {high}")
     measured = _measured(result)
-    return f"At the end {joined(parts)} test {measured}." if parts else f"No final {measured} is on record."
+    if not parts:
+        return f"No final {measured} is on record."
+    return f"At the end {joined(parts)} test {measured}."
 
 
 def _exposure(rows: Iterable[Exposure]) -> tuple[ExposureRow, ...]:

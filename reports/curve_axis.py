@@ -18,7 +18,7 @@ from .sweep_rows import Point
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["Scale", "asked_for", "by_ledger", "delta_of", "ledger_label", "scale_of", "view_of"]
+__all__ = ["AxisScale", "asked_for", "by_ledger", "delta_of", "ledger_label", "scale_of", "view_of"]
 
 _PAD, _BAND = 0.08, 0.3
 """Room beside the finite values, and width of a band behind a break, as shares of the range of finite values."""
@@ -52,19 +52,26 @@ def view_of(adversary: str) -> str:
 
 def delta_of(points: Iterable[Point], adversary: str) -> str:
     """Return the δ of the points' ledgers, or its range; empty if none states one."""
-    found = {d for p in points if (bill := p.bill(adversary)) is not None for d in bill.deltas}
-    ends = [f"{d:g}".replace("e-0", "e-") for d in dict.fromkeys((min(found), max(found)))] if found else []
-    return " to ".join(ends)
+    deltas = set[float]()
+    for point in points:
+        bill = point.bill(adversary)
+        if bill is not None:
+            deltas.update(bill.deltas)
+    if not deltas:
+        return ""
+    ends = dict.fromkeys((min(deltas), max(deltas)))
+    return " to ".join(f"{delta:g}".replace("e-0", "e-") for delta in ends)
 
 
 def ledger_label(points: Iterable[Point], adversary: str) -> str:
     """Return the label of the ledger's axis."""
     delta = delta_of(points, adversary)
-    return f"ε of {view_of(adversary)}, ledger{f', δ = {delta}' if delta else ''}"
+    stated = f", δ = {delta}" if delta else ""
+    return f"ε of {view_of(adversary)}, ledger{stated}"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Scale:
+class AxisScale:
     """A logarithmic axis with a band for 0 on its left and one for infinity on its right, each behind a break.
 
     Attributes:
@@ -106,18 +113,22 @@ class Scale:
         """Return the place of an ε, in decades; 0 and infinity are in the middle of their bands."""
         if math.isinf(epsilon):
             return self.high + self.band / 2
-        return math.log10(epsilon) if epsilon > 0 else self.low - self.band / 2
+        if epsilon <= 0:
+            return self.low - self.band / 2
+        return math.log10(epsilon)
 
     @property
     def ticks(self) -> tuple[tuple[float, str], ...]:
         """Return places and labels, from left to right."""
-        finite = (self.levels or _round_numbers(self.low, self.high)) if self.finite else ()
-        found = [(self.place(v), _number(v)) for v in finite]
+        finite: Sequence[float] = ()
+        if self.finite:
+            finite = self.levels or _round_numbers(self.low, self.high)
+        marks = [(self.place(v), _number(v)) for v in finite]
         if self.zero:
-            found.insert(0, (self.place(0.0), "0"))
+            marks.insert(0, (self.place(0.0), "0"))
         if self.infinite:
-            found.append((self.place(math.inf), self.beyond))
-        return tuple(found)
+            marks.append((self.place(math.inf), self.beyond))
+        return tuple(marks)
 
     def draw(self, axes: Axes) -> None:
         """Put ticks, limits, bands and breaks on axes."""
@@ -131,7 +142,7 @@ class Scale:
             _cut(axes, cut, f"break-{number}")
 
 
-def scale_of(values: Sequence[float], *, levels: Sequence[float] = (), beyond: str = "∞") -> Scale:
+def scale_of(values: Sequence[float], *, levels: Sequence[float] = (), beyond: str = "∞") -> AxisScale:
     """Return the axis for some ε, including infinite ones and 0.
 
     Args:
@@ -140,9 +151,12 @@ def scale_of(values: Sequence[float], *, levels: Sequence[float] = (), beyond: s
         beyond: the tick of the band for infinity.
     """
     finite = [math.log10(v) for v in values if 0 < v < math.inf]
-    middle = (min(finite) + max(finite)) / 2 if finite else 0.0
-    half = max(max(finite) - min(finite) if finite else 0.0, _NARROWEST) / 2 * (1 + 2 * _PAD)
-    return Scale(
+    middle = width = 0.0
+    if finite:
+        middle = (min(finite) + max(finite)) / 2
+        width = max(finite) - min(finite)
+    half = max(width, _NARROWEST) / 2 * (1 + 2 * _PAD)
+    return AxisScale(
         low=middle - half,
         high=middle + half,
         levels=tuple(levels),

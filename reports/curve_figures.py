@@ -16,14 +16,16 @@ import math
 import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import compress
 from typing import TYPE_CHECKING, Any
 
 from markupsafe import Markup
 
-from .curve_axis import Scale, by_ledger, ledger_label, scale_of, view_of
+from .curve_axis import AxisScale, by_ledger, ledger_label, scale_of, view_of
 from .figures import COLOURS, MARKERS, MUTED, SETTINGS, STYLES, inline, plain
-from .sweep_rows import Measure, Point, Spread, front
-from .text import NBSP, joined, kilobytes
+from .sweep_rows import Point, Spread, SweepColumn, front
+from .text import joined
+from .trade import ticks_at_decades
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -66,7 +68,7 @@ class Curve:
 
     name: str
     points: tuple[Point, ...]
-    across: Measure | None
+    across: SweepColumn | None
     asked: bool = False
     adversary: str
     utility: str
@@ -78,28 +80,30 @@ class Curve:
         """Return seeds, intervals and adversaries in one line."""
         seeds = sorted({r.run.seed for p in self.points for r in p.rows if "utility" in r.values})
         n = sorted({p.spreads["utility"].n for p in self.points})
-        count = f"{n[0]}" if len(n) == 1 else f"{n[0]} to {n[-1]}"
+        count = str(n[0]) if len(n) == 1 else f"{n[0]} to {n[-1]}"
         bars = "; bars: 95 % intervals" if n[-1] > 1 else ""
-        named = joined(map(str, seeds)) if len(seeds) <= _NAMED else f"{seeds[0]} … {seeds[-1]}"
-        said = f"n = {count} (seed{'s' * (len(seeds) > 1)} {named}){bars}; ε of {view_of(self.adversary)}"
-        return f"{said}; attacks from {joined(self.attackers)}" if self.attackers else said
+        seed_list = joined(map(str, seeds)) if len(seeds) <= _NAMED else f"{seeds[0]} … {seeds[-1]}"
+        line = f"n = {count} (seed{'s' * (len(seeds) > 1)} {seed_list}){bars}; ε of {view_of(self.adversary)}"
+        if self.attackers:
+            line += f"; attacks from {joined(self.attackers)}"
+        return line
 
     @property
     def attackers(self) -> tuple[str, ...]:
         """Return the adversaries whose attacks the measure on the axis takes the strongest of."""
         if self.across is None or not self.across.goal:
             return ()
-        found = (r.run.result for p in self.points for r in p.rows)
-        cells = (c for result in found if result is not None for c in result.cells)
-        return tuple(
-            dict.fromkeys(c.adversary for c in cells if c.goal == self.across.goal and c.status == "run")
-        )
+        names: dict[str, None] = {}
+        for result in (row.run.result for point in self.points for row in point.rows):
+            if result is not None:
+                names |= dict.fromkeys(c.adversary for c in result.tests if c.goal == self.across.goal)
+        return tuple(names)
 
     @property
     def defences(self) -> tuple[str, ...]:
         """Return the defences, one panel each; if nothing is defended, one panel for all."""
-        found = tuple(dict.fromkeys(p.defence for p in self.points if p.defended))
-        return found or ("",)
+        names = tuple(dict.fromkeys(p.defence for p in self.points if p.defended))
+        return names or ("",)
 
     @property
     def front(self) -> tuple[Point, ...]:
@@ -112,11 +116,11 @@ class Curve:
 
     def epsilon(self, point: Point) -> float:
         """Return ε of a point by the ledger; infinite if its ledgers do not mention the adversary."""
-        found = by_ledger(point, self.adversary)
-        return math.inf if found is None else found
+        epsilon = by_ledger(point, self.adversary)
+        return math.inf if epsilon is None else epsilon
 
     @property
-    def scale(self) -> Scale | None:
+    def scale(self) -> AxisScale | None:
         """Return the ε axis; None if a measure is on the axis."""
         if self.across is not None:
             return None
@@ -151,8 +155,10 @@ def _drawn(curve: Curve, width: float, settings: dict[str, Any], suffix: str) ->
     from matplotlib.figure import Figure
 
     defences, wide = curve.defences, width > _WIDE
-    rows, columns = (1, len(defences)) if wide or len(defences) == 1 else (len(defences), 1)
-    height = rows * (2.4 if wide else 1.9) + (0.35 if wide else 0.6)
+    if wide:
+        rows, columns, height = 1, len(defences), 2.75
+    else:
+        rows, columns, height = len(defences), 1, len(defences) * 1.9 + 0.6
     settings = {**SETTINGS, **settings}
     buffer = io.BytesIO()
     with matplotlib.rc_context(settings):  # type: ignore[arg-type]  # names of settings are plain text here
@@ -166,21 +172,19 @@ def _drawn(curve: Curve, width: float, settings: dict[str, Any], suffix: str) ->
         for axes in grid[-1, :]:
             axes.set_xlabel(_across(curve))
         _legend(figure, curve, wide)
-        figure.supxlabel(_wrapped(curve.basis, width), fontsize=6.5 if wide else 5.5, color=MUTED)
+        basis = textwrap.fill(curve.basis, round(24 * width))
+        figure.supxlabel(basis, fontsize=6.5 if wide else 5.5, color=MUTED)
         figure.savefig(buffer, format=suffix, dpi=300, metadata=_METADATA[suffix])
     return buffer.getvalue()
 
 
-def _wrapped(line: str, width: float) -> str:
-    """Return a line broken to fit a figure's width in inches."""
-    return textwrap.fill(line, round(24 * width))
-
-
 def _across(curve: Curve) -> str:
-    if curve.across is None:
-        return "ε asked" if curve.asked else ledger_label(curve.points, curve.adversary)
-    unit = {"fraction": " (%)", "dB": " (dB)"}.get(curve.across.unit, "")
-    return curve.across.label + unit
+    if curve.across is not None:
+        unit = {"fraction": " (%)", "dB": " (dB)"}.get(curve.across.unit, "")
+        return curve.across.label + unit
+    if curve.asked:
+        return "ε asked"
+    return ledger_label(curve.points, curve.adversary)
 
 
 def _panel(axes: Axes, curve: Curve, defence: str) -> None:
@@ -197,10 +201,11 @@ def _panel(axes: Axes, curve: Curve, defence: str) -> None:
     axes.set_axisbelow(True)
     if defence:
         axes.set_title(plain(defence, 40), fontsize=axes.yaxis.label.get_fontsize(), loc="left")
-    if (scale := curve.scale) is not None:
-        scale.draw(axes)
-    else:
+    scale = curve.scale
+    if scale is None:
         _ticks(axes, curve)
+    else:
+        scale.draw(axes)
 
 
 def _value(curve: Curve, point: Point) -> float:
@@ -210,7 +215,7 @@ def _value(curve: Curve, point: Point) -> float:
     return point.level if curve.asked else curve.epsilon(point)
 
 
-def _place(curve: Curve, scale: Scale | None, point: Point) -> float:
+def _place(curve: Curve, scale: AxisScale | None, point: Point) -> float:
     """Return a point's place on the axis; marks are beside each other in the bands of 0 and infinity.
 
     Finite values of the ledger are never moved: the place is the claim.
@@ -220,15 +225,17 @@ def _place(curve: Curve, scale: Scale | None, point: Point) -> float:
         return value
     number, count = curve.protocols.index(point.protocol), len(curve.protocols)
     beside = (number + 0.5) / count - 0.5
-    place = scale.place(value)
-    if math.isinf(value) or value <= 0:
-        two = not curve.asked and bool(curve.unclaimed)  # runs without a defence stand on the right then
-        side = (0.22 if not point.defended else -0.22) if two else 0.0
-        return place + scale.band * (side + beside * (0.36 if two else 0.72))
-    return place + 0.05 * beside * count if curve.asked else place
+    if math.isfinite(value) and value > 0:
+        shift = 0.05 * beside * count if curve.asked else 0.0
+    elif curve.unclaimed and not curve.asked:  # runs without a defence stand on the right then
+        side = -0.22 if point.defended else 0.22
+        shift = scale.band * (side + beside * 0.36)
+    else:
+        shift = scale.band * (beside * 0.72)
+    return scale.place(value) + shift
 
 
-def _scaled(measure: Measure, value: float) -> float:
+def _scaled(measure: SweepColumn, value: float) -> float:
     return 100 * value if measure.unit == "fraction" else value
 
 
@@ -239,11 +246,13 @@ def _line(axes: Axes, curve: Curve, protocol: str, own: Sequence[Point], defence
     colour, marker = COLOURS[number % 5], _MARKERS[number % len(_MARKERS)]
     y = [100 * p.spreads["utility"].mean for p in own]
     x = [_place(curve, scale, p) for p in own]
+    line: dict[str, Any] = {"color": colour, "linestyle": _STYLES[number % 5], "linewidth": 1.0, "zorder": 2}
     joint = [scale is None or 0 < _value(curve, p) < math.inf for p in own]  # no line crosses an axis break
-    axes.plot([v for v, j in zip(x, joint, strict=True) if j], [v for v, j in zip(y, joint, strict=True) if j],
-              color=colour, linestyle=_STYLES[number % 5], linewidth=1.0, zorder=2)  # fmt: skip
-    fine = 0.8 if scale is not None else 0.55
-    if scale is not None and not curve.asked:
+    axes.plot(list(compress(x, joint)), list(compress(y, joint)), **line)
+    fine = 0.55
+    if scale is not None and curve.asked:
+        fine = 0.8
+    elif scale is not None:
         fine = 1.5 - 0.9 * number / len(curve.protocols)
     bars: dict[str, Any] = {
         "ecolor": colour,
@@ -254,12 +263,12 @@ def _line(axes: Axes, curve: Curve, protocol: str, own: Sequence[Point], defence
     }
     panel = curve.defences.index(defence)
     for place, high, point, size in zip(x, y, own, _sizes(curve, own), strict=True):
-        drawn = axes.errorbar([place], [high], yerr=_bar(point.spreads["utility"], 100), color=colour, fmt=marker,
+        mark = axes.errorbar([place], [high], yerr=_bar(point.spreads["utility"], 100), color=colour, fmt=marker,
                               xerr=_across_bar(curve, point), markersize=size, markeredgewidth=0.9,
                               **bars, **_fill(curve, point, colour))  # fmt: skip
-        for artist in drawn.get_children():
+        for artist in mark.get_children():
             artist.set_clip_on(False)  # marks at an end of an axis are whole
-        drawn.lines[0].set_gid(f"mark-{panel}-{curve.points.index(point)}")
+        mark.lines[0].set_gid(f"mark-{panel}-{curve.points.index(point)}")
 
 
 def _fill(curve: Curve, point: Point, colour: str) -> dict[str, Any]:
@@ -330,21 +339,19 @@ def _ticks(axes: Axes, curve: Curve) -> None:
     if low > 0:
         axes.set_xscale("log")
         axes.set_xlim(low / 2, high * 2)
-        decades = range(math.floor(math.log10(low / 2)), math.ceil(math.log10(high * 2)) + 1)
-        inside = [10.0**d for d in decades if low / 2 <= 10.0**d <= high * 2]
-        axes.set_xticks(inside, [kilobytes(t).replace(NBSP, " ").replace(".0", "") for t in inside])
+        ticks_at_decades(axes, low / 2, high * 2)
         axes.minorticks_off()
 
 
 def _legend(figure: Figure, curve: Curve, wide: bool) -> None:
     from matplotlib.lines import Line2D
 
-    drawn = {p.protocol for p in curve.points}
+    protocols = {p.protocol for p in curve.points}
     handles = [
         Line2D([], [], color=COLOURS[n % 5], marker=_MARKERS[n % len(_MARKERS)], linestyle=_STYLES[n % 5],
                linewidth=1.0, markersize=3.6, label=plain(protocol, 24))
         for n, protocol in enumerate(curve.protocols)
-        if protocol in drawn
+        if protocol in protocols
     ]  # fmt: skip
     handles += [
         Line2D([], [], color=MUTED, linestyle=_STYLES[1 + n % 4], linewidth=0.9, label=plain(line, 24))
@@ -371,13 +378,13 @@ def _fills(curve: Curve) -> list[Line2D]:
     from matplotlib.lines import Line2D
 
     plain_mark: dict[str, Any] = {"color": MUTED, "marker": "o", "linestyle": "none", "markersize": 3.6}
-    found = []
+    handles = []
     if any(not p.defended for p in curve.points):
-        found.append(Line2D([], [], markerfacecolor="white", label="no defence", **plain_mark))
+        handles.append(Line2D([], [], markerfacecolor="white", label="no defence", **plain_mark))
     if curve.unclaimed:
-        found.append(
+        handles.append(
             Line2D(
                 [], [], fillstyle="bottom", markerfacecoloralt="white", label="ledger: ε = ∞", **plain_mark
             )
         )
-    return found
+    return handles

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from .curve_axis import by_ledger, delta_of, view_of
 from .curve_figures import Curve
 from .sweep_claims import contradictions
-from .sweep_rows import MEASURES, Measure, Point, Row, front
+from .sweep_rows import MEASURES, Point, SweepColumn, SweepRow, front
 from .text import MINUS, amount, clip, joined, sentence
 
 __all__ = ["called", "caption", "conclusions", "title"]
@@ -28,44 +28,58 @@ def called(point: Point, adversary: str) -> str:
     who = clip(point.protocol, 40)
     if not point.defended:
         return f"{who} without a defence"
-    found = by_ledger(point, adversary)
-    held = "no ledger" if found is None else f"ledger ε = {_epsilon(found)}"
-    asked = "" if point.epsilon_asked is None else f" asked for {point.level:g}"
-    return f"{who} under {clip(point.defence, 40)}{asked} ({held})"
+    epsilon = by_ledger(point, adversary)
+    ledger, target = "no ledger", ""
+    if epsilon is not None:
+        ledger = f"ledger ε = {_epsilon(epsilon)}"
+    if point.epsilon_asked is not None:
+        target = f" asked for {point.level:g}"
+    return f"{_system(point)}{target} ({ledger})"
+
+
+def _system(point: Point) -> str:
+    """Return a point's protocol with its defence, if it has one."""
+    who = clip(point.protocol, 40)
+    return f"{who} under {clip(point.defence, 40)}" if point.defended else who
 
 
 def _epsilon(value: float) -> str:
     """Return an ε rounded up to three significant digits: rounding never makes it smaller."""
-    if not 0 < value < math.inf:
-        return "∞" if value > 0 else "0"
+    if value == math.inf:
+        return "∞"
+    if value <= 0:
+        return "0"
     step = 10.0 ** (math.floor(math.log10(value)) - 2)
     return f"{math.ceil(value / step - 1e-9) * step:,.6g}"
 
 
 def _said(point: Point, measure: str) -> str:
-    spread, unit = point.spreads[measure], next(m.unit for m in MEASURES if m.name == measure)
+    spread = point.spreads[measure]
+    unit = next(m.unit for m in MEASURES if m.name == measure)
     text = amount(spread.mean, unit)
     if spread.low is None or spread.high is None:
         return text
     return f"{text} [{amount(spread.low, unit)}, {amount(spread.high, unit)}]"
 
 
-def conclusions(points: Sequence[Point], rows: Sequence[Row], adversary: str) -> list[str]:
+def conclusions(points: Sequence[Point], rows: Sequence[SweepRow], adversary: str) -> list[str]:
     """Return the conclusions of the whole sweep, one sentence each."""
-    found = [*contradictions(rows).in_words(), *_unclaimed(points, adversary), *_best(points, adversary)]
+    sentences = [*contradictions(rows).in_words(), *_unclaimed(points, adversary), *_best(points, adversary)]
     for measure in MEASURES:
-        held = [p for p in points if measure.goal and measure.name in p.spreads]
-        if held and measure.name in ("membership_auc", "psnr_gain"):
-            worst = max(held, key=lambda p: p.spreads[measure.name].mean)
-            found.append(
+        if not measure.goal or measure.name not in ("membership_auc", "psnr_gain"):
+            continue
+        measured = [p for p in points if measure.name in p.spreads]
+        if measured:
+            worst = max(measured, key=lambda p: p.spreads[measure.name].mean)
+            sentences.append(
                 f"{measure.label} is largest for {called(worst, adversary)}: {_said(worst, measure.name)}."
             )
     counts = Counter(r.run.status for r in rows)
     parts = ((counts["failed"], "failed"), (counts["pending"], "not run yet"))
     missing = [f"{count} {word}" for count, word in parts if count]
     if missing:
-        found.append(f"Of {len(rows)} runs {joined(missing)}: the figures lack their values.")
-    return found
+        sentences.append(f"Of {len(rows)} runs {joined(missing)}: the figures lack their values.")
+    return sentences
 
 
 def _unclaimed(points: Sequence[Point], adversary: str) -> list[str]:
@@ -73,58 +87,66 @@ def _unclaimed(points: Sequence[Point], adversary: str) -> list[str]:
     defended = [p for p in points if p.defended and "utility" in p.spreads]
     infinite = [p for p in defended if by_ledger(p, adversary) == math.inf]
     silent = sum(by_ledger(p, adversary) is None for p in defended)
-    names = list(dict.fromkeys(f"{clip(p.protocol, 40)} under {clip(p.defence, 40)}" for p in infinite))
-    found = []
+    names = list(dict.fromkeys(map(_system, infinite)))
+    sentences = []
     if infinite:
         more = f" and {len(names) - _MOST} more" if len(names) > _MOST else ""
-        found.append(
+        sentences.append(
             f"The ledger has no finite ε of {view_of(adversary)} for {len(infinite)} of {len(defended)} defended "
             f"points: {joined(names[:_MOST])}{more}. The tables give the causes."
         )
     if silent:
-        found.append(f"The ledgers of {silent} of {len(defended)} defended points lack {view_of(adversary)}.")
-    return found
+        sentences.append(
+            f"The ledgers of {silent} of {len(defended)} defended points lack {view_of(adversary)}."
+        )
+    return sentences
 
 
 def _best(points: Sequence[Point], adversary: str) -> list[str]:
     """Return which point learns most up to each ledger ε, and which one without a finite ε."""
-    known = [(e, p) for p in points if "utility" in p.spreads and (e := by_ledger(p, adversary)) is not None]
-    finite = [(e, p) for e, p in known if math.isfinite(e)]
-    best = [finite[i] for i in front([(e, p.spreads["utility"].mean) for e, p in finite])]
-    best = list({_epsilon(e): (e, p) for e, p in best}.values())  # of those that read alike, who learns most
-    found = [
-        f"Up to a ledger ε of {_epsilon(e)}, {clip(p.protocol, 40)} under {clip(p.defence, 40)} learns most: "
-        f"{_said(p, 'utility')}."
-        if p.defended
-        else f"Up to a ledger ε of {_epsilon(e)}, {called(p, adversary)} learns most: {_said(p, 'utility')}."
-        for e, p in best[-_MOST:]
-    ]
-    free = [p for e, p in known if math.isinf(e)]
+    measured = [p for p in points if "utility" in p.spreads]
+    finite: list[tuple[float, Point]] = []
+    free = []
+    for point in measured:
+        epsilon = by_ledger(point, adversary)
+        if epsilon == math.inf:
+            free.append(point)
+        elif epsilon is not None:
+            finite.append((epsilon, point))
+    best = front([(epsilon, point.spreads["utility"].mean) for epsilon, point in finite])
+    alike = {}  # of those that read alike, who learns most
+    for i in best:
+        epsilon, point = finite[i]
+        alike[_epsilon(epsilon)] = point
+    sentences = []
+    for epsilon_text, point in list(alike.items())[-_MOST:]:
+        who = _system(point) if point.defended else called(point, adversary)
+        sentences.append(f"Up to a ledger ε of {epsilon_text}, {who} learns most: {_said(point, 'utility')}.")
     if free:
         top = max(free, key=lambda p: p.spreads["utility"].mean)
-        how = f" under {clip(top.defence, 40)}" if top.defended else ""
-        found.append(
-            f"Without a finite ε, {clip(top.protocol, 40)}{how} learns most: {_said(top, 'utility')}."
-        )
-    return found
+        sentences.append(f"Without a finite ε, {_system(top)} learns most: {_said(top, 'utility')}.")
+    return sentences
 
 
-def title(measure: Measure | None, utility: str, *, asked: bool, adversary: str) -> str:
+def title(measure: SweepColumn | None, utility: str, *, asked: bool, adversary: str) -> str:
     """Return the heading of a figure."""
     if measure is not None:
         against = _lower(measure.label)
+    elif asked:
+        against = "ε asked"
     else:
-        against = "ε asked" if asked else f"the ledger's ε of {view_of(adversary)}"
+        against = f"the ledger's ε of {view_of(adversary)}"
     return f"{sentence(utility)} against {against}"
 
 
 def _lower(label: str) -> str:
-    keep = label.split(" ")[0].rstrip(":").isupper()
-    return label if keep else label[:1].lower() + label[1:]
+    if label.split(" ")[0].rstrip(":").isupper():
+        return label
+    return label[:1].lower() + label[1:]
 
 
 def caption(
-    measure: Measure | None,
+    measure: SweepColumn | None,
     curve: Curve | None,
     seeds: Sequence[int],
     *,
@@ -144,14 +166,15 @@ def caption(
         return _empty(measure, asked)
     rest = _resting_on(curve, seeds)
     if measure is None:
-        said = _asked_said(curve, points) if asked else _ledger_said(curve, points)
-        return f"{said} {_panels(curve)}{rest}"
+        axis = _asked_said(curve, points) if asked else _ledger_said(curve, points)
+        return f"{axis} {_panels(curve)}{rest}"
     side = "right" if measure.least else "left"
-    strongest = (
-        " The strongest of the attacks counts, so that without any leak it still lies somewhat above the grey line."
-        if measure.goal and measure.level is not None
-        else ""
-    )
+    strongest = ""
+    if measure.goal and measure.level is not None:
+        strongest = (
+            " The strongest of the attacks counts, so that without any leak it still lies somewhat above the "
+            "grey line."
+        )
     if curve.attackers:
         strongest += f" Adversaries of these attacks: {joined(curve.attackers)}."
     reading = (
@@ -161,7 +184,7 @@ def caption(
     return f"{_front_said(curve)} {reading}{strongest}{rest}"
 
 
-def _empty(measure: Measure | None, asked: bool) -> str:
+def _empty(measure: SweepColumn | None, asked: bool) -> str:
     if asked:
         return "No level of this sweep is an ε that a defence was asked for, so this axis has no figure."
     if measure is None:
@@ -172,21 +195,24 @@ def _empty(measure: Measure | None, asked: bool) -> str:
 
 
 def _resting_on(curve: Curve, seeds: Sequence[int]) -> str:
-    n = sorted({s.n for p in curve.points for m, s in p.spreads.items() if m == "utility"})
-    counted = f"n = {n[0]}" if len(n) == 1 else f"n = {n[0]} to {n[-1]}"
-    rest = (
-        f" Bars are 95 % intervals over seeds; {counted} seeds a mark ({joined(map(str, seeds))})."
-        if n[-1] > 1
-        else f" n = 1 seed a mark ({joined(map(str, seeds))})."
-    )
-    lines = [name for name, _ in curve.references]
-    level = f" Level lines: {joined(lines)}, without any defence, mean over the runs that trained them."
-    return rest + (level if lines else "")
+    n = sorted({p.spreads["utility"].n for p in curve.points if "utility" in p.spreads})
+    marks = f"seeds a mark ({joined(map(str, seeds))})."
+    if n[-1] <= 1:
+        rest = f" n = 1 seed a mark ({joined(map(str, seeds))})."
+    elif len(n) == 1:
+        rest = f" Bars are 95 % intervals over seeds; n = {n[0]} {marks}"
+    else:
+        rest = f" Bars are 95 % intervals over seeds; n = {n[0]} to {n[-1]} {marks}"
+    if curve.references:
+        lines = joined(name for name, _ in curve.references)
+        rest += f" Level lines: {lines}, without any defence, mean over the runs that trained them."
+    return rest
 
 
 def _panels(curve: Curve) -> str:
-    free = any(not p.defended for p in curve.points)
-    same = " Runs without a defence are the same in every panel." if free and len(curve.defences) > 1 else ""
+    same = ""
+    if len(curve.defences) > 1 and not all(p.defended for p in curve.points):
+        same = " Runs without a defence are the same in every panel."
     return f"A panel a defence, a line a protocol.{same} {_marks(curve)}"
 
 
@@ -198,18 +224,24 @@ def _marks(curve: Curve) -> str:
 def _ledger_said(curve: Curve, points: Sequence[Point]) -> str:
     """Return what the axis shows, what the smallest ε costs, and the number of missing points."""
     delta = delta_of(curve.points, curve.adversary)
-    terms = {t for p in curve.points if (b := p.bill(curve.adversary)) is not None for t in b.terms}
-    units, relations = (sorted({t[i] for t in terms if t[i]}) for i in (0, 1))
+    terms = set[tuple[str, str]]()
+    for point in curve.points:
+        bill = point.bill(curve.adversary)
+        if bill is not None:
+            terms.update(bill.terms)
+    units = sorted({unit for unit, _ in terms if unit})
+    relations = sorted({relation for _, relation in terms if relation})
     parts = [f"δ = {delta}"] * bool(delta) + [f"for one {joined(units, 'or')}"] * bool(units)
     parts += [f"under {joined(relations, 'or')}"] * bool(relations)
     stated = f" ({', '.join(parts)})" if parts else ""
-    said = f"ε is the ledger's, of {view_of(curve.adversary)}{stated}."
-    spread = any(_differs(p, curve.adversary) for p in curve.points)
-    worst = " A mark stands at the largest ε of its seeds, with a bar down to the least." if spread else ""
-    broken = " Behind the break the ledger has no finite ε." if any(map(math.isinf, _all(curve))) else ""
-    lost = sum(p.defended and "utility" in p.spreads and p not in curve.points for p in points)
-    missing = f" Points left out, because their ledgers lack this view: {lost}." if lost else ""
-    return f"{said} {_fall(curve)}{broken}{worst}{missing}"
+    sentences = [f"ε is the ledger's, of {view_of(curve.adversary)}{stated}.", _fall(curve)]
+    if any(math.isinf(curve.epsilon(p)) for p in curve.points):
+        sentences.append("Behind the break the ledger has no finite ε.")
+    if any(_differs(p, curve.adversary) for p in curve.points):
+        sentences.append("A mark stands at the largest ε of its seeds, with a bar down to the least.")
+    if missing := _left_out(curve, points):
+        sentences.append(f"Points left out, because their ledgers lack this view: {missing}.")
+    return " ".join(sentences)
 
 
 def _differs(point: Point, adversary: str) -> bool:
@@ -217,21 +249,24 @@ def _differs(point: Point, adversary: str) -> bool:
     return bill is not None and bill.least < bill.epsilon
 
 
-def _all(curve: Curve) -> list[float]:
-    return [curve.epsilon(p) for p in curve.points]
+def _left_out(curve: Curve, points: Sequence[Point]) -> int:
+    """Return the number of defended points with a utility that the curve does not show."""
+    return sum(p.defended and "utility" in p.spreads and p not in curve.points for p in points)
 
 
 def _asked_said(curve: Curve, points: Sequence[Point]) -> str:
     """Return that the axis is no guarantee, and how many points have no finite ε or are missing."""
     defended = [p for p in curve.points if p.defended]
     above = sum(p.level < curve.epsilon(p) < math.inf for p in defended)
-    found = [f"{len(curve.unclaimed)} have no finite ε by the ledger"] * bool(curve.unclaimed)
-    found += [f"{above} have a larger one than was asked"] * bool(above)
-    of = f" Of {len(defended)} defended points {joined(found)}." if found else ""
-    of = f" The ledger's ε is of {view_of(curve.adversary)}.{of}"
-    lost = sum(p.defended and "utility" in p.spreads and p not in curve.points for p in points)
-    missing = f" Points left out, because their level is no ε: {lost}." if lost else ""
-    return f"ε asked is what noise was calibrated for. It is no guarantee.{of}{missing}"
+    counts = [f"{len(curve.unclaimed)} have no finite ε by the ledger"] * bool(curve.unclaimed)
+    counts += [f"{above} have a larger one than was asked"] * bool(above)
+    sentences = ["ε asked is what noise was calibrated for. It is no guarantee."]
+    sentences.append(f"The ledger's ε is of {view_of(curve.adversary)}.")
+    if counts:
+        sentences.append(f"Of {len(defended)} defended points {joined(counts)}.")
+    if missing := _left_out(curve, points):
+        sentences.append(f"Points left out, because their level is no ε: {missing}.")
+    return " ".join(sentences)
 
 
 def _fall(curve: Curve) -> str:
@@ -240,19 +275,20 @@ def _fall(curve: Curve) -> str:
         return "No defence is in this sweep."
     parts = []
     for defence in curve.defences:
-        moved: list[tuple[float, int]] = []
+        changes, levels = [], []
         for protocol in curve.protocols:
             own = [p for p in curve.points if p.protocol == protocol]
             free = [p for p in own if not p.defended]
-            held = [p for p in own if p.defence == defence and math.isfinite(curve.epsilon(p)) and p.defended]
-            if held and free:
-                least = min(held, key=curve.epsilon)
+            under = [p for p in own if p.defended and p.defence == defence]
+            finite = [p for p in under if math.isfinite(curve.epsilon(p))]
+            if finite and free:
+                least = min(finite, key=curve.epsilon)
                 change = least.spreads["utility"].mean - free[0].spreads["utility"].mean
-                moved.append((curve.epsilon(least), round(100 * change)))
-        if moved:
-            changes, levels = [m for _, m in moved], [e for e, _ in moved]
-            ends = dict.fromkeys(_signed(v) for v in (min(changes), max(changes)))
-            at = dict.fromkeys(_epsilon(v) for v in (min(levels), max(levels)))
+                changes.append(round(100 * change))
+                levels.append(curve.epsilon(least))
+        if changes:
+            ends = dict.fromkeys(map(_signed, (min(changes), max(changes))))
+            at = dict.fromkeys(map(_epsilon, (min(levels), max(levels))))
             parts.append(f"{clip(defence, 40)} {' to '.join(ends)} points at ε = {' to '.join(at)}")
     if not parts:
         return "No defence has both a finite ε and a run without it to compare with."
@@ -265,6 +301,6 @@ def _signed(points: int) -> str:
 
 def _front_said(curve: Curve) -> str:
     best = curve.front
-    named = joined(called(p, curve.adversary) for p in best[:4])
+    names = joined(called(p, curve.adversary) for p in best[:4])
     more = f" and {len(best) - 4} more" if len(best) > 4 else ""
-    return f"No other point betters {named}{more} in both."
+    return f"No other point betters {names}{more} in both."

@@ -22,7 +22,7 @@ from .curve_axis import by_ledger, view_of
 from .curve_figures import FORMATS, WIDTHS, Curve, files, on_page
 from .curve_words import caption, conclusions, title
 from .page import render
-from .sweep_rows import MEASURES, Measure, Point, Row, points
+from .sweep_rows import MEASURES, Point, SweepColumn, SweepRow, points
 from .text import visible
 
 __all__ = ["Sweep", "curves_csv", "render_curves", "summary_csv", "write_curves"]
@@ -32,7 +32,7 @@ _LEDGER = ("epsilon", "delta", "unit", "relation", "cause")
 _ACROSS = ("membership_auc", "membership_tpr_at_1fpr", "psnr_gain", "fid", "bytes")
 
 
-Wanted = tuple[Measure | None, bool]
+Wanted = tuple[SweepColumn | None, bool]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +47,7 @@ class Sweep:
     """
 
     name: str
-    rows: tuple[Row, ...]
+    rows: tuple[SweepRow, ...]
     adversary: str = "server"
     left_out: int = 0
 
@@ -64,36 +64,39 @@ class Sweep:
     @property
     def measured_by(self) -> str:
         """Return the measure of utility."""
-        found = dict.fromkeys(r.measured_by for r in self.rows if r.values)
-        return " or ".join(found) or "accuracy"
+        measures = dict.fromkeys(r.measured_by for r in self.rows if r.values)
+        return " or ".join(measures) or "accuracy"
 
     @property
     def references(self) -> tuple[tuple[str, float], ...]:
         """Return each reference line's mean over the runs that trained it."""
-        lines = sorted({line for r in self.rows for line in r.references}, reverse=True)
-        held = {line: [r.references[line] for r in self.rows if line in r.references] for line in lines}
-        return tuple((line, math.fsum(values) / len(values)) for line, values in held.items())
+        lines = sorted(set[str]().union(*(r.references for r in self.rows)), reverse=True)
+        means = []
+        for line in lines:
+            values = [r.references[line] for r in self.rows if line in r.references]
+            means.append((line, math.fsum(values) / len(values)))
+        return tuple(means)
 
-    def curve(self, across: Measure | None, *, asked: bool = False) -> Curve | None:
+    def curve(self, across: SweepColumn | None, *, asked: bool = False) -> Curve | None:
         """Return utility against a measure, against the ledger's ε, or against the requested ε.
 
         Returns:
             The figure, or None if there is nothing to draw.
         """
         needed = {"utility"} | ({across.name} if across else set())
-        drawn = [p for p in self.points if needed <= p.spreads.keys()]
+        usable = [p for p in self.points if needed <= p.spreads.keys()]
         name = "epsilon" if across is None else across.name.replace("_", "-")
         if asked:
-            drawn = [p for p in drawn if p.epsilon_asked is not None]
-            drawn = drawn if any(p.defended for p in drawn) else []
+            usable = [p for p in usable if p.epsilon_asked is not None]
+            usable = usable if any(p.defended for p in usable) else []
             name = "epsilon-asked"
         elif across is None:
-            drawn = [p for p in drawn if by_ledger(p, self.adversary) is not None]
-        if not drawn:
+            usable = [p for p in usable if by_ledger(p, self.adversary) is not None]
+        if not usable:
             return None
         return Curve(
             name=f"utility-{name}",
-            points=tuple(drawn),
+            points=tuple(usable),
             across=across,
             asked=asked,
             adversary=self.adversary,
@@ -111,8 +114,8 @@ class Sweep:
     @property
     def curves(self) -> tuple[Curve, ...]:
         """Return every figure with measurements."""
-        found = (self.curve(measure, asked=asked) for measure, asked in self.wanted)
-        return tuple(c for c in found if c is not None)
+        curves = (self.curve(measure, asked=requested) for measure, requested in self.wanted)
+        return tuple(c for c in curves if c is not None)
 
 
 def write_curves(sweep: Sweep, out: Path, width: str) -> list[Path]:
@@ -126,17 +129,17 @@ def write_curves(sweep: Sweep, out: Path, width: str) -> list[Path]:
     Returns:
         The files, the page last.
     """
-    made: dict[str, bytes] = {
+    contents: dict[str, bytes] = {
         "curves.csv": curves_csv(sweep).encode("utf-8"),
         "summary.csv": summary_csv(sweep).encode("utf-8"),
     }
     for curve in sweep.curves:
         for suffix, data in files(curve, WIDTHS[width]).items():
-            made[f"{curve.name}.{suffix}"] = data
-    made["index.html"] = render_curves(sweep).encode("utf-8")
-    for file, data in made.items():
+            contents[f"{curve.name}.{suffix}"] = data
+    contents["index.html"] = render_curves(sweep).encode("utf-8")
+    for file, data in contents.items():
         write_atomically(out / file, data)
-    return [out / file for file in made]
+    return [out / file for file in contents]
 
 
 # -- CSV -------------------------------------------------------------------------------------------------------
@@ -152,29 +155,26 @@ def curves_csv(sweep: Sweep) -> str:
     lines = list(dict.fromkeys(line for r in sweep.rows for line in r.references))
     head = ["protocol", "defence", "level", "epsilon_asked", "seed", "status", "reason", "key"]
     head += [*(m.name for m in MEASURES), *(f"{n}_{a}" for a in adversaries for n in _LEDGER), *lines]
-    body = [
-        [
-            *(visible(v) for v in (r.run.protocol, r.run.defence)),
-            *(_number(v) for v in (r.run.level, r.run.epsilon_asked)),
-            r.run.seed,
-            r.run.status,
-            visible(r.run.reason),
-            r.run.key,
-            *(_number(r.values.get(m.name)) for m in MEASURES),
-            *(v for a in adversaries for v in _entry(r, a)),
-            *(_number(r.references.get(line)) for line in lines),
-        ]
-        for r in sweep.rows
-    ]
-    return csv_text([head, *body])
+    body: list[list[Any]] = [head]
+    for row in sweep.rows:
+        run = row.run
+        values: list[Any] = [visible(run.protocol), visible(run.defence)]
+        values += [_number(run.level), _number(run.epsilon_asked)]
+        values += [run.seed, run.status, visible(run.reason), run.key]
+        values += [_number(row.values.get(m.name)) for m in MEASURES]
+        for adversary in adversaries:
+            values += _entry(row, adversary)
+        values += [_number(row.references.get(line)) for line in lines]
+        body.append(values)
+    return csv_text(body)
 
 
-def _entry(row: Row, adversary: str) -> list[str]:
+def _entry(row: SweepRow, adversary: str) -> list[str]:
     """Return a ledger's entry in the order of `_LEDGER`."""
     if (entry := row.ledger.get(adversary)) is None:
         return [""] * len(_LEDGER)
-    said = [visible(v) for v in (entry.unit, entry.relation, entry.cause)]
-    return [_number(row.epsilon(adversary)), _number(entry.delta), *said]
+    terms = list(map(visible, (entry.unit, entry.relation, entry.cause)))
+    return [_number(row.epsilon(adversary)), _number(entry.delta), *terms]
 
 
 def summary_csv(sweep: Sweep) -> str:
@@ -201,7 +201,7 @@ def summary_csv(sweep: Sweep) -> str:
         tail = [len(point.rows), count["failed"], count["not-applicable"]]
         for measure in MEASURES:
             if (s := point.spreads.get(measure.name)) is not None:
-                figures = [_number(v) for v in (s.mean, s.sd, s.low, s.high)]
+                figures = list(map(_number, (s.mean, s.sd, s.low, s.high)))
                 body.append([*axes, measure.name, measure.unit, *figures, s.n, *tail])
         if not point.spreads:
             body.append([*axes, "", "", "", "", "", "", 0, *tail])
@@ -225,28 +225,29 @@ def _number(value: float | None) -> str:
 
 def render_curves(sweep: Sweep) -> str:
     """Return the page as HTML text."""
-    drawn = []
-    for measure, asked in sweep.wanted:
-        curve = sweep.curve(measure, asked=asked)
-        heading = title(measure, sweep.measured_by, asked=asked, adversary=sweep.adversary)
-        drawn.append(
+    figures = []
+    for measure, requested in sweep.wanted:
+        curve = sweep.curve(measure, asked=requested)
+        heading = title(measure, sweep.measured_by, asked=requested, adversary=sweep.adversary)
+        figures.append(
             {
                 "title": heading,
                 "chart": None if curve is None else on_page(curve, heading),
-                "caption": caption(measure, curve, sweep.seeds, asked=asked, points=sweep.points),
+                "caption": caption(measure, curve, sweep.seeds, asked=requested, points=sweep.points),
                 "files": [] if curve is None else [f"{curve.name}.{suffix}" for suffix in FORMATS],
             }
         )
-    shown = [m for m in MEASURES if any(m.name in p.spreads for p in sweep.points)]
+    names = set[str]().union(*(p.spreads for p in sweep.points))
+    measures = [m for m in MEASURES if m.name in names]
     return render(
         "curves.html.j2",
         {
             "sweep": sweep,
-            "figures": drawn,
+            "figures": figures,
             "conclusions": conclusions(sweep.points, sweep.rows, sweep.adversary),
             "view": view_of(sweep.adversary),
             "counts": Counter(r.run.status for r in sweep.rows),
-            "measures": [m for m in shown if m.name not in ("server", "psnr")],
+            "measures": [m for m in measures if m.name not in ("server", "psnr")],
             "adversaries": list(dict.fromkeys(a for r in sweep.rows for a in r.ledger)),
             "infinite": math.inf,
         },

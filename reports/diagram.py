@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from markupsafe import Markup, escape
 
@@ -41,17 +41,25 @@ def arrows(exposure: Sequence[Exposure]) -> tuple[Arrow, ...]:
         receiver = role(row.party)
         if row.direction != "received" or receiver == "eavesdropper" or "+" in row.party:
             continue
-        senders = tuple(dict.fromkeys(role(s) for s in row.senders))
+        senders = tuple(dict.fromkeys(map(role, row.senders)))
         for sender in senders:
-            before = sums.get((sender, receiver, row.kind))
-            sums[sender, receiver, row.kind] = Arrow(
+            key = (sender, receiver, row.kind)
+            none = Arrow(
                 sender=sender,
                 receiver=receiver,
                 kind=row.kind,
-                messages=row.count + (before.messages if before else 0),
-                bytes=row.bytes + (before.bytes if before else 0),
-                defended=bool(row.defenses) and (before is None or before.defended),
-                shared=len(senders) > 1 or (before is not None and before.shared),
+                messages=0,
+                bytes=0,
+                defended=True,
+                shared=len(senders) > 1,
+            )
+            arrow = sums.get(key, none)
+            sums[key] = replace(
+                arrow,
+                messages=arrow.messages + row.count,
+                bytes=arrow.bytes + row.bytes,
+                defended=arrow.defended and bool(row.defenses),
+                shared=arrow.shared or len(senders) > 1,
             )
     return tuple(sums.values())
 
@@ -59,7 +67,7 @@ def arrows(exposure: Sequence[Exposure]) -> tuple[Arrow, ...]:
 def diagram(exposure: Sequence[Exposure], clients: int) -> Markup:
     """Return the diagram as an `svg` element, or an empty text if no message was received."""
     rows = arrows(exposure)
-    roles = sorted({r for a in rows for r in (a.sender, a.receiver)}, key=_place)
+    roles = sorted({*(arrow.sender for arrow in rows), *(arrow.receiver for arrow in rows)}, key=_place)
     if not rows:
         return Markup("")
     x = {r: float(_MARGIN + i * _GAP) for i, r in enumerate(roles)}

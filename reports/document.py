@@ -162,9 +162,9 @@ def document(result: Result, findings: tuple[Finding, ...], timings: Mapping[str
         schema_name=SCHEMA,
         verdict=_verdict(summary := summarise(result, findings), result),
         front=_front(summary.front),
-        adversaries=tuple(_standing(s) for s in standings(result, findings)),
-        findings=tuple(_finding(f) for f in findings),
-        matrix=tuple(_line(line) for line in attack_matrix(findings)),
+        adversaries=tuple(map(_standing, standings(result, findings))),
+        findings=tuple(map(_finding, findings)),
+        matrix=tuple(map(_line, attack_matrix(findings))),
         annex=tuple(
             AnnexPart(
                 document=i.document.name, asked=i.asked, provided=i.provided, what=i.what, where=i.where
@@ -253,7 +253,9 @@ def _finding(finding: Finding) -> FindingPart:
 
 
 def _line(line: MatrixLine) -> MatrixPart:
-    record = line.record
+    record = None
+    if line.record is not None:
+        record = WorstRecordPart(value=line.record.value, unit=line.record.unit, what=line.record.what)
     return MatrixPart(
         cell=line.finding.cell.id,
         figure=line.figure,
@@ -261,7 +263,5 @@ def _line(line: MatrixLine) -> MatrixPart:
         worst=line.worst.value if line.worst else None,
         baseline=line.baseline,
         baseline_name=line.baseline_name,
-        worst_record=None
-        if record is None
-        else WorstRecordPart(value=record.value, unit=record.unit, what=record.what),
+        worst_record=record,
     )

@@ -10,6 +10,7 @@ Guarantees:
 from __future__ import annotations
 
 import io
+import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -103,10 +104,17 @@ def utility_chart(curve: Sequence[CurvePoint], name: str, title: str) -> Markup:
         name: prefix of the drawing's identifiers, unique on the page.
         title: description of the drawing, for readers who can't see it.
     """
+    return inline(_utility_drawing(tuple(curve)), name, title)
+
+
+@lru_cache(maxsize=_KEPT)
+def _utility_drawing(curve: tuple[CurvePoint, ...]) -> str:
     lines = list(dict.fromkeys(p.line for p in curve))
-    by_field = {"mean_auc": "mAUC", "dice": "Dice"}
-    found = (word for name, word in by_field.items() if any(getattr(p, name) is not None for p in curve))
-    measured = next(found, "accuracy")
+    measured = "accuracy"
+    if any(p.mean_auc is not None for p in curve):
+        measured = "mAUC"
+    elif any(p.dice is not None for p in curve):
+        measured = "Dice"
 
     def draw(axes: Axes) -> None:
         ends: list[tuple[float, str, str]] = []
@@ -116,7 +124,7 @@ def utility_chart(curve: Sequence[CurvePoint], name: str, title: str) -> Markup:
             parties = list(dict.fromkeys(p.party for p in curve if p.line == line))
             best: list[float] = []
             for k, who in enumerate(parties):
-                points = sorted((p.round, p.value) for p in curve if p.line == line and p.party == who)
+                points = sorted((p.round, p.value) for p in curve if (p.line, p.party) == (line, who))
                 x, y = [r for r, _ in points], [100 * a for _, a in points]
                 width = 1.7 if len(parties) == 1 else 0.8
                 if len(points) == 1:
@@ -149,7 +157,7 @@ def utility_chart(curve: Sequence[CurvePoint], name: str, title: str) -> Markup:
                 fontsize=8.5,
             )
 
-    return inline_svg(draw, (4.9, 2.75), (0.115, 0.17, 0.57, 0.79), name, title)
+    return _svg(draw, (4.9, 2.75), (0.115, 0.17, 0.57, 0.79))
 
 
 def forest_chart(rows: Sequence[ForestRow], chance: float | None, axis: str, name: str, title: str) -> Markup:
@@ -209,7 +217,9 @@ def roc_chart(curves: Sequence[tuple[str, Roc]], worst: str, name: str, title: s
 
 @lru_cache(maxsize=_KEPT)
 def _roc(curves: tuple[tuple[str, Roc], ...], worst: str) -> str:
-    rates = [v for _, c in curves for v in (*c.fpr, *c.tpr) if v > 0]
+    rates: list[float] = []
+    for _, roc in curves:
+        rates += [rate for rate in (*roc.fpr, *roc.tpr) if rate > 0]
     floor = 10.0 ** (_floor_decade(min(rates, default=0.01)))
 
     def draw(axes: Axes) -> None:
@@ -225,17 +235,20 @@ def _roc(curves: tuple[tuple[str, Roc], ...], worst: str) -> str:
             fontsize=8,
         )
         for i, (who, curve) in enumerate(sorted(curves, key=lambda c: c[0] == worst)):
-            bold = who == worst
             x, y = [max(v, floor) for v in curve.fpr], [max(v, floor) for v in curve.tpr]
-            axes.step(x, y, where="post", color=VERMILLION if bold else BLUE, linewidth=1.8 if bold else 1.0,
-                      linestyle="-" if bold else STYLES[1 + i % 4], label=plain(who, 19))  # fmt: skip
+            colour, width, style = BLUE, 1.0, STYLES[1 + i % 4]
+            if who == worst:
+                colour, width, style = VERMILLION, 1.8, "-"
+            axes.step(
+                x, y, where="post", color=colour, linewidth=width, linestyle=style, label=plain(who, 19)
+            )
         axes.set(xscale="log", yscale="log", xlim=(floor, 1.0), ylim=(floor, 1.05), aspect="equal",
                  xlabel="False-positive rate", ylabel="True-positive rate")  # fmt: skip
         axes.grid(which="major")
         axes.minorticks_off()
         ticks = [10.0**d for d in range(_floor_decade(floor), 1)]
-        axes.set_xticks(ticks, [_percent(t) for t in ticks])
-        axes.set_yticks(ticks, [_percent(t) for t in ticks])
+        axes.set_xticks(ticks, list(map(_percent, ticks)))
+        axes.set_yticks(ticks, list(map(_percent, ticks)))
         axes.legend(loc="lower right", frameon=True, edgecolor="none", framealpha=0.9, fontsize=8)
 
     return _svg(draw, (3.6, 3.4), (0.17, 0.15, 0.78, 0.8))
@@ -290,21 +303,25 @@ def _shares(truth: tuple[float, ...], guess: tuple[float, ...], prior: tuple[flo
 def spread(ends: Sequence[tuple[float, str, str]], gap: float) -> list[tuple[float, str, str]]:
     """Return places for labels with at least `gap` between neighbours."""
     placed: list[tuple[float, str, str]] = []
+    bottom = -math.inf
     for y, text, colour in sorted(ends):
-        placed.append((max(y, placed[-1][0] + gap) if placed else y, text, colour))
-    over = max(0.0, placed[-1][0] - 100.0) if placed else 0.0
+        bottom = max(y, bottom + gap)
+        placed.append((bottom, text, colour))
     lowered: list[tuple[float, str, str]] = []
+    top = math.inf
     for y, text, colour in reversed(placed):
-        lowered.append((min(y, lowered[-1][0] - gap) if lowered else y - over, text, colour))
+        top = min(y, top - gap, 100.0)
+        lowered.append((top, text, colour))
     return lowered
 
 
 def plain(text: str, limit: int = 24) -> str:
     """Return a short label of characters that the drawing's font has; others become a replacement mark."""
-    kept = "".join(
-        c if c.isprintable() and ord(c) < 0x250 else "\N{REPLACEMENT CHARACTER}" for c in text[:limit]
-    )
-    return kept + "…" if len(text) > limit else kept
+    label = ""
+    for character in text[:limit]:
+        drawable = character.isprintable() and ord(character) < 0x250
+        label += character if drawable else "\N{REPLACEMENT CHARACTER}"
+    return label + "…" if len(text) > limit else label
 
 
 def inline_svg(

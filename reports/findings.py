@@ -21,7 +21,7 @@ from .goals.remedy import Remedy
 from .goals.rule import beside, by_name, framed
 from .inheritance import Standing, standings
 from .remedies import ENCRYPT, carried, remedy
-from .text import clip, joined, measure, party, sentence
+from .text import clip, joined, measure, party, plural, sentence
 from .verdict import EVERYONE, Finding, Level, strongest
 
 __all__ = [
@@ -116,15 +116,18 @@ class FrontFinding:
     @property
     def lines(self) -> int:
         """Return about how many printed lines the finding takes in the table of the front page."""
-        told = lines("what", self.what) + lines("evidence", self.evidence)
-        return max(told, lines("affected", self.affected), lines("remedy", self.remedy.do))
+        count = lines("what", self.what) + lines("evidence", self.evidence)
+        return max(count, lines("affected", self.affected), lines("remedy", self.remedy.do))
 
     @property
     def clause(self) -> str:
         """Return the finding with those whom it affects, in a clause."""
-        partly = "" if self.level == "leak" else ", in part"
-        told = len(self.goals) == 1 and self.affected != _UNTOLD
-        return f"{self.what}{partly}{f' ({self.affected})' if told else ''}"
+        clause = self.what
+        if self.level != "leak":
+            clause += ", in part"
+        if len(self.goals) == 1 and self.affected != _UNTOLD:
+            clause += f" ({self.affected})"
+        return clause
 
 
 def lines(column: str, *texts: str) -> int:
@@ -167,20 +170,20 @@ def _role(adversary: str, release: str | None) -> str:
 
 def found_by(result: Result, findings: Sequence[Finding]) -> tuple[FrontFinding, ...]:
     """Return the findings of a result, the gravest first; pure."""
-    held = [s for s in standings(result, findings) if s.level in _LEAKS and s.finding is not None]
+    leaking = [s for s in standings(result, findings) if s.level in _LEAKS and s.finding is not None]
     leaks: Leaks = {}
     for finding in findings:
         if finding.level in _LEAKS:
             leaks.setdefault((finding.cell.adversary, finding.cell.goal), []).append(finding)
     groups: dict[tuple[Remedy, str, object], list[Standing]] = {}
-    for standing in held:
-        source = part_with_as_much(standing, held) or standing
+    for standing in leaking:
+        source = part_with_as_much(standing, leaking) or standing
         what = _remedy(result, source)
         # One thing ends all that an eavesdropper can do. Others share a finding only if they share its evidence.
         key = (what, "", None) if what is ENCRYPT else (what, standing.goal, _figures(source.finding, leaks))
         groups.setdefault(key, []).append(standing)
-    made = (_finding(result, who, what, leaks) for (what, _, _), who in groups.items())
-    return tuple(sorted(made, key=_gravest_first))
+    front_findings = (_finding(result, who, what, leaks) for (what, _, _), who in groups.items())
+    return tuple(sorted(front_findings, key=_gravest_first))
 
 
 def _gravest_first(finding: FrontFinding) -> tuple[int, int, int, bool, int]:
@@ -198,15 +201,11 @@ def part_with_as_much(standing: Standing, held: Sequence[Standing]) -> Standing 
         held: all standings with a leak.
     """
     members = set(standing.adversary.split("+"))
-    parts = [
-        s
-        for s in held
-        if s.goal == standing.goal
-        and set(s.adversary.split("+")) < members
-        and _LEAKS.index(s.level) <= _LEAKS.index(standing.level)
-    ]
-    most = strongest([s.finding for s in parts if s.finding is not None])
-    return next((s for s in parts if s.finding is most), None)
+    own = [s for s in held if s.goal == standing.goal and s.finding is not None]
+    parts = [s for s in own if set(s.adversary.split("+")) < members]
+    as_much = [s for s in parts if _LEAKS.index(s.level) <= _LEAKS.index(standing.level)]
+    most = strongest([s.finding for s in as_much if s.finding is not None])
+    return next((s for s in as_much if s.finding is most), None)
 
 
 def _remedy(result: Result, standing: Standing) -> Remedy:
@@ -240,8 +239,8 @@ def _finding(result: Result, standing: Sequence[Standing], what: Remedy, leaks: 
     """Return the finding of those who need no others for it; its evidence and victims are theirs alone."""
     adversaries = tuple(dict.fromkeys(s.adversary for s in standing))
     first = [s.adversary for s in standing if s.source == s.adversary]  # the others inherit it
-    named = _fewest(tuple(dict.fromkeys(first)) or adversaries)
-    held = [s for s in standing if s.adversary in named]
+    fewest = _fewest(tuple(dict.fromkeys(first)) or adversaries)
+    own = [s for s in standing if s.adversary in fewest]
     ranked = sorted(
         (
             severity(
@@ -251,18 +250,22 @@ def _finding(result: Result, standing: Sequence[Standing], what: Remedy, leaks: 
                 result.run.release,
                 of_classes=s.finding is not None and shows_classes(s.finding),
             )
-            for s in held
+            for s in own
         ),
         key=lambda r: SEVERITIES.index(r[0]),
     )
-    found = [s.finding for s in held if s.finding is not None]
-    goals = list(dict.fromkeys(s.goal for s in held))
-    gravest = sorted(held, key=lambda s: (_LEAKS.index(s.level), -_impact(s.goal)))[0]
-    by_goal = {goal: strongest([f for f in found if f.cell.goal == goal]) or found[0] for goal in goals}
+    own_findings = [s.finding for s in own if s.finding is not None]
+    goals = list(dict.fromkeys(s.goal for s in own))
+    gravest = sorted(own, key=lambda s: (_LEAKS.index(s.level), -_impact(s.goal)))[0]
+    by_goal, abilities = {}, []
+    for goal in goals:
+        same = [f for f in own_findings if f.cell.goal == goal]
+        by_goal[goal] = strongest(same) or own_findings[0]
+        abilities.append(_can(goal, same))
     top = by_goal[gravest.goal]
     word, factors, must = ranked[0]
-    who = joined(party(a) for a in named)
-    can = joined(_can(goal, [f for f in found if f.cell.goal == goal]) for goal in goals)
+    who = joined(map(party, fewest))
+
     return FrontFinding(
         severity=word,
         goals=tuple(goals),
@@ -270,7 +273,7 @@ def _finding(result: Result, standing: Sequence[Standing], what: Remedy, leaks: 
         adversaries=adversaries,
         brief=f"{joined(map(_learnt, by_goal.values()))} by {who} "
         f"({'; '.join(_in_short(f).removesuffix('.') for f in by_goal.values())})",
-        what=f"{sentence(who)} could {can}",
+        what=f"{sentence(who)} could {joined(abilities)}",
         affected=_affected_by_goal(by_goal, leaks, result.run.clients),
         evidence=" ".join(
             f"{_attack(result, f)}: {_evidence(f) if f is top else _in_short(f)}"
@@ -295,8 +298,9 @@ def _can(goal: str, found: Sequence[Finding]) -> str:
     if rule is None:
         return "learn more than they should"
     partial = all(f.level == "partial" for f in found)
-    of_classes = bool(rule.shown) and partial and all(shows_classes(f) for f in found)
-    return (rule.shown if of_classes else rule.leaked).removeprefix("could ")
+    if rule.shown and partial and all(map(shows_classes, found)):
+        return rule.shown.removeprefix("could ")
+    return rule.leaked.removeprefix("could ")
 
 
 def _attack(result: Result, finding: Finding) -> str:
@@ -310,36 +314,41 @@ def _evidence(finding: Finding) -> str:
     rule, key, worst = RULES.get(finding.cell.goal), finding.key, finding.worst_key
     if rule is None or key is None or key.value is None:
         return finding.measured
-    said = f"{framed(rule, key)}{_in_all(finding, rule)}{_decided_by(finding, EVERYONE)}"
-    if seen := _recognised(finding):
-        return f"{seen}; {said}."
+    overall = f"{framed(rule, key)}{_in_all(finding, rule)}{_decided_by(finding, EVERYONE)}"
+    if recognition := _recognised(finding):
+        return f"{recognition}; {overall}."
     if worst is None or worst.value is None or finding.worst is None:
-        return f"{said}." if finding.cell.targets and finding.worst else finding.measured
+        return f"{overall}." if finding.cell.targets and finding.worst else finding.measured
     if worst.value == key.value:
-        return f"{said}."
+        return f"{overall}."
     name = clip(finding.worst.target, 60)
     if finding.affected and finding.worst.target not in finding.affected:
-        return f"{said}; at most {measure(worst, worst.value)} for {name}, which alone is no leak."
+        return f"{overall}; at most {measure(worst, worst.value)} for {name}, which alone is no leak."
     if finding.affected and not finding.together:
-        shown = f"{framed(rule, worst)} for {name}{_decided_by(finding, name)}"
-        return f"{shown}; {beside(rule, key, worst)} for all together, which is no leak."
-    return f"{said}; worst: {beside(rule, worst, key)} for {name}{_decided_by(finding, name)}."
+        for_one = f"{framed(rule, worst)} for {name}{_decided_by(finding, name)}"
+        return f"{for_one}; {beside(rule, key, worst)} for all together, which is no leak."
+    return f"{overall}; worst: {beside(rule, worst, key)} for {name}{_decided_by(finding, name)}."
 
 
 def _learnt(finding: Finding) -> str:
     """Return what a finding's adversary learns, as a noun."""
-    return "what classes look like" if shows_classes(finding) else finding.cell.goal.replace("-", " ")
+    if shows_classes(finding):
+        return "what classes look like"
+    return finding.cell.goal.replace("-", " ")
 
 
 def _in_short(finding: Finding) -> str:
     """Return the deciding figure that carries a finding, without its interval."""
-    rule, figure = RULES.get(finding.cell.goal), finding.key if finding.together else finding.worst_key
+    rule = RULES.get(finding.cell.goal)
+    figure = finding.key if finding.together else finding.worst_key
     if rule is None or figure is None or figure.value is None:
         return finding.measured
-    if seen := _recognised(finding):
-        return f"{seen}."
-    whom = "" if finding.together or finding.worst is None else f" for {clip(finding.worst.target, 60)}"
-    return f"{framed(rule, replace(figure, low=None, high=None))}{_in_all(finding, rule)}{whom}."
+    if recognition := _recognised(finding):
+        return f"{recognition}."
+    short = f"{framed(rule, replace(figure, low=None, high=None))}{_in_all(finding, rule)}"
+    if not finding.together and finding.worst is not None:
+        short += f" for {clip(finding.worst.target, 60)}"
+    return f"{short}."
 
 
 def _in_all(finding: Finding, rule: Rule) -> str:
@@ -352,14 +361,11 @@ def _in_all(finding: Finding, rule: Rule) -> str:
 
 def _recognised(finding: Finding) -> str:
     """Return the share of pictures that an evaluator recognises, if it lies above chance; else empty."""
-    right, chance = (by_name(finding.cell.figures, f"evaluator_{n}") for n in ("accuracy", "chance"))
-    if (
-        right is None
-        or right.low is None
-        or chance is None
-        or chance.value is None
-        or right.low <= chance.value
-    ):
+    right = by_name(finding.cell.figures, "evaluator_accuracy")
+    chance = by_name(finding.cell.figures, "evaluator_chance")
+    if right is None or right.low is None or chance is None or chance.value is None:
+        return ""
+    if right.low <= chance.value:
         return ""
     share, by_chance = measure(right, right.value or 0.0), measure(chance, chance.value)
     return f"{share} of the pictures recognised, {by_chance} by chance"
@@ -367,8 +373,8 @@ def _recognised(finding: Finding) -> str:
 
 def _decided_by(finding: Finding, who: str) -> str:
     """Return what decided for a victim, if its deciding figure alone did not."""
-    told = finding.decided_by.get(who)
-    return f" ({told})" if told else ""
+    reason = finding.decided_by.get(who)
+    return f" ({reason})" if reason else ""
 
 
 def shows_classes(finding: Finding) -> bool:
@@ -401,11 +407,12 @@ def _affected(found: Sequence[Finding], clients: int, most: int = _NAMED) -> str
         everyone += " attacked clients"
     if len(alone) == len(attacked) > 1:
         return everyone
-    named = joined(alone) if len(alone) <= most else f"{len(alone)} of them"
+    names = joined(alone) if len(alone) <= most else f"{len(alone)} of them"
     if len(attacked) > 1 and any(f.together for f in found):
-        rest = f"; shown alone for {named}" if alone else ""
+        rest = f"; shown alone for {names}" if alone else ""
         return f"{everyone} as a group{rest}"
     if not alone:
         return _UNTOLD
-    left = len(attacked) - len(alone)
-    return f"{named}; {left} other{'' if left == 1 else 's'} not cleared" if left else named
+    if len(attacked) == len(alone):
+        return names
+    return f"{names}; {plural(len(attacked) - len(alone), 'other')} not cleared"

@@ -8,9 +8,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 from fdaudit.goals import GOALS, challenged
-from fdaudit.result import LedgerEntry, Result
+from fdaudit.result import Result
 
 from .findings import SEVERITIES, FrontFinding, found_by, lines
 from .goals.rule import single_rates
@@ -59,7 +60,10 @@ class Front:
         room = _LINES - self.above - self.adversaries
         room -= max(lines("claims", *self.claims), lines("untested", *self.untested))
         most = min(len(self.findings), _MOST)
-        return self.findings[: next((n for n in range(most, 1, -1) if self._lines(n) <= room), 1)]
+        count = most
+        while count > 1 and self._lines(count) > room:
+            count -= 1
+        return self.findings[: max(1, count)]
 
     @property
     def more(self) -> str:
@@ -71,20 +75,23 @@ class Front:
         return sum(f.lines for f in self.findings[:shown]) + max(0, lines("notes", self._left_out(shown)) - 1)
 
     def _left_out(self, shown: int) -> str:
-        left = self.findings[shown:]
-        if not left:
+        rest = self.findings[shown:]
+        if not rest:
             return ""
-        counts = [(sum(f.severity == word for f in left), word) for word in SEVERITIES]
-        said = f"{len(left)} more in section Findings: {joined(f'{n} {word}' for n, word in counts if n)}."
-        grave = "; ".join(f.brief for f in left if f.severity in SEVERITIES[:2])
-        return f"{said} High or worse: {grave}." if grave else said
+        by_severity = Counter(f.severity for f in rest)
+        counts = [f"{by_severity[word]} {word}" for word in SEVERITIES if by_severity[word]]
+        summary = f"{len(rest)} more in section Findings: {joined(counts)}."
+        grave = [f.brief for f in rest if f.severity in SEVERITIES[:2]]
+        if grave:
+            summary += f" High or worse: {'; '.join(grave)}."
+        return summary
 
     @property
     def scales(self) -> str:
         """Return how to read the figures of the shown findings, in a sentence; empty if there are none."""
         goals = dict.fromkeys(goal for f in self.shown for goal in f.goals)
-        said = "; ".join(GOALS[goal].scale for goal in goals if goal in GOALS)
-        return f"{sentence(said)}." if said else ""
+        scales = [GOALS[goal].scale for goal in goals if goal in GOALS]
+        return f"{sentence('; '.join(scales))}." if scales else ""
 
 
 def front(result: Result, findings: Sequence[Finding]) -> Front:
@@ -107,18 +114,21 @@ def _settled_by(findings: Sequence[Finding]) -> str:
 def _claims(result: Result) -> Iterator[str]:
     """Yield what ε may be stated for which view, and for whom none may be."""
     ledger = result.ledger or ()
-    fallen = {c.adversary for c in result.checks if c.verdict == "contradicted" and not c.source}
-    held = [e for e in ledger if e.epsilon is not None and e.contributions and e.adversary not in fallen]
-    for entry in held:
+    fallen = result.contradicted_views
+    claims = [e for e in result.bounds if e.adversary not in fallen]
+    for entry in claims:
         yield (
             f"{sentence(party(entry.adversary))}: ε of at most {amount(entry.epsilon or 0.0)} at "
-            f"δ = {amount(entry.delta or 0.0)}, {_unit(entry)}."
+            f"δ = {amount(entry.delta or 0.0)}, for one {clip(entry.unit, 40)} of a client, "
+            f"{clip(entry.relation, 40)}."
         )
     reached = [e.adversary for e in ledger if e.epsilon is None or e.adversary in fallen]
     if reached or not ledger:
-        whom = f" for the view of {joined(party(a) for a in reached)}" if reached else ""
+        whom = ""
         if 2 < len(reached) == len(ledger):
             whom = " for the view of any adversary"
+        elif reached:
+            whom = f" for the view of {joined(map(party, reached))}"
         yield f"No ε may be stated{whom}."
     causes = [(e.adversary, e.cause) for e in ledger if e.epsilon is None and e.cause]
     if causes:
@@ -128,19 +138,19 @@ def _claims(result: Result) -> Iterator[str]:
             "Once that is mended, others may show."
         )
     ran = {(clip(d, 60), clip(row.kind, 60)) for row in result.exposure for d in row.defenses}
-    if causes and ran and not held:
+    if causes and ran and not claims:
         yield f"These defences ran, and give no ε: {joined(f'{d} on {kind}' for d, kind in sorted(ran))}."
-    spared = [
-        e.adversary for e in ledger if e.epsilon == 0 and not e.contributions and e.adversary not in fallen
-    ]
+    free = [e.adversary for e in ledger if e.epsilon == 0 and not e.contributions]
+    spared = [adversary for adversary in free if adversary not in fallen]
     if "world" in spared and not released(result):
         spared.remove("world")
         yield "The world is given no model. Of clients' own models, if they are used elsewhere, no ε is stated."
     if spared:
-        yield f"{sentence(joined(party(a) for a in spared))} received nothing computed from private data: ε = 0."
+        yield f"{sentence(joined(map(party, spared)))} received nothing computed from private data: ε = 0."
     if fallen:
-        yield f"Attacks contradict the ledger's ε for {joined(party(a) for a in sorted(fallen))}."
-    for check in [c for c in result.checks if c.verdict == "contradicted" and c.source][:2]:
+        yield f"Attacks contradict the ledger's ε for {joined(map(party, sorted(fallen)))}."
+    foreign = [c for c in result.checks if c.verdict == "contradicted" and c.source]
+    for check in foreign[:2]:
         claim = f"ε = {amount(check.claimed or 0.0)} ({clip(check.source, 60)})"
         yield f"The system's own claim of {claim} is contradicted."
 
@@ -153,22 +163,20 @@ def _first_cause(cause: str) -> str:
 
 def _untried(result: Result, findings: Sequence[Finding]) -> Iterator[str]:
     """Yield which adversaries were not tried, and which rates could not be measured."""
-    tried = {f.cell.adversary for f in findings if f.level not in ("not-applicable", "not-requested")}
-    alone, together = (
-        sorted(
-            (a for a in tried if ("+" in a) == many and "client/" in a), key=lambda name: (len(name), name)
-        )
-        for many in (False, True)
-    )
+    tried = {f.cell.adversary for f in findings if not f.untried}
+    with_clients = sorted((a for a in tried if "client/" in a), key=lambda name: (len(name), name))
+    alone = [a for a in with_clients if "+" not in a]
+    together = [a for a in with_clients if "+" in a]
     if len(alone) < result.run.clients:
-        clients = (
-            f"only {joined(alone)} of the clients" if alone else "no client by its own view (no attack fits)"
-        )
-        pairs = f"only {joined(together)} of parties that collude" if together else "no parties that collude"
+        clients, pairs = "no client by its own view (no attack fits)", "no parties that collude"
+        if alone:
+            clients = f"only {joined(alone)} of the clients"
+        if together:
+            pairs = f"only {joined(together)} of parties that collude"
         yield f"Tried as adversaries: {clients}, and {pairs}. Others may learn more."
     rates = [single_rates(t.figures) for f in findings if challenged(f.cell.goal) for t in f.cell.targets]
     if any(rates):
-        least = amount(min(rate for found in rates for rate in found), "fraction")
+        least = amount(min(chain.from_iterable(rates)), "fraction")
         yield f"For a single victim no false-positive rate below {least} was measured."
 
 
@@ -177,22 +185,19 @@ def released(result: Result) -> bool:
     return any(row.party == "world" for row in result.exposure)
 
 
-def _unit(entry: LedgerEntry) -> str:
-    return f"for one {clip(entry.unit, 40)} of a client, {clip(entry.relation, 40)}"
-
-
 def _untested(result: Result, findings: Sequence[Finding]) -> Iterator[str]:
     """Yield what was not tested."""
-    counts = [(sum(f.level == level for f in findings), words) for level, words in _NO_ANSWER]
-    told = [f"{n} {words}" for n, words in counts if n]
-    if told:
-        yield f"Of {len(findings)} tests {joined(told)}: they clear nobody."
-    if possible := sum(f.level == "possible" for f in findings):
+    levels = Counter(f.level for f in findings)
+    parts = [f"{levels[level]} {words}" for level, words in _NO_ANSWER if levels[level]]
+    if parts:
+        yield f"Of {len(findings)} tests {joined(parts)}: they clear nobody."
+    if possible := levels["possible"]:
         many = f"{possible} tests show" if possible > 1 else "1 test shows"
         yield f"{many} a possible leak, neither shown nor ruled out: {_settled_by(findings)}."
-    left = dict.fromkeys(gap.clause for found in gaps(result, findings).values() for gap in found)
-    if left:
-        yield f"Not tested is what these messages tell: {'; '.join(left)}."
+    unread = chain.from_iterable(gaps(result, findings).values())
+    clauses = dict.fromkeys(gap.clause for gap in unread)
+    if clauses:
+        yield f"Not tested is what these messages tell: {'; '.join(clauses)}."
     attacked = len({t.target for f in findings for t in f.cell.targets})
     if 0 < attacked < result.run.clients:
         yield f"{result.run.clients - attacked} of {result.run.clients} clients were not attacked."

@@ -74,5 +74,5 @@ def _significant(figure: Figure, level: float) -> bool:
 
 def _chance(figures: Sequence[Figure], rate: Figure) -> float:
     """Return the share that chance picks out; 1 if unknown, so that a rate without it shows nothing."""
-    found = next((f.value for f in figures if f.name == f"{rate.name}_chance"), None)
-    return 1.0 if found is None else found
+    chance = next((f.value for f in figures if f.name == f"{rate.name}_chance"), None)
+    return 1.0 if chance is None else chance

@@ -19,14 +19,13 @@ from .goals import RULES
 from .text import clip, joined
 from .verdict import SETTLED, Finding, Level, strongest
 
-__all__ = ["Gap", "Standing", "gaps", "private_kinds", "standings"]
+__all__ = ["Standing", "UnreadKind", "gaps", "private_kinds", "standings"]
 
 _LEAKS: Sequence[Level] = ("leak", "partial", "possible")
-_UNTRIED: Sequence[Level] = ("not-applicable", "not-requested")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Gap:
+class UnreadKind:
     """A kind of private messages in an adversary's view that no attack has read, and why in a clause."""
 
     kind: str
@@ -67,16 +66,14 @@ class Standing:
             return ""
         if self.level not in _LEAKS:
             return f"Tested only on what {self.source} sees, which is a part of its view."
-        why = (
-            "what is released, everybody sees"
-            if self.source == "world"
-            else f"it sees everything that {self.source} sees"
-        )
-        said = f"Inherits the finding of {self.source}: {why}."
+        why = f"it sees everything that {self.source} sees"
+        if self.source == "world":
+            why = "what is released, everybody sees"
+        note = f"Inherits the finding of {self.source}: {why}."
         affected, members = self.finding.affected, self.adversary.split("+")
         if affected and all(k in members for k in affected):
-            said += f" The finding is about {joined(affected)}, a member of this coalition."
-        return said
+            note += f" The finding is about {joined(affected)}, a member of this coalition."
+        return note
 
 
 def standings(result: Result, findings: Sequence[Finding]) -> tuple[Standing, ...]:
@@ -84,32 +81,33 @@ def standings(result: Result, findings: Sequence[Finding]) -> tuple[Standing, ..
     adversaries = tuple(dict.fromkeys(f.cell.adversary for f in findings))
     spoken = dict.fromkeys(f.cell.goal for f in findings)
     goals = [*(g for g in RULES if g in spoken), *(g for g in spoken if g not in RULES)]
-    own = {
-        (a, g): strongest([f for f in findings if (f.cell.adversary, f.cell.goal) == (a, g)])
-        for a in adversaries
-        for g in goals
-    }
-    smaller = {a: _contained(a, adversaries, result) for a in adversaries}
-    found = (
-        _standing(a, g, own[a, g], [f for b in smaller[a] if (f := own[b, g]) is not None])
-        for a in adversaries
-        for g in goals
-    )
-    tried = {f.cell.adversary for f in findings if f.level not in _UNTRIED}
-    left = gaps(result, findings)
-    return tuple(_in_part(result, standing, tried, left[standing.adversary]) for standing in found)
+    own: dict[tuple[str, str], Finding | None] = {}
+    for a in adversaries:
+        for g in goals:
+            own[a, g] = strongest([f for f in findings if (f.cell.adversary, f.cell.goal) == (a, g)])
+    tried = {f.cell.adversary for f in findings if not f.untried}
+    unread = gaps(result, findings)
+    all_standings = []
+    for a in adversaries:
+        smaller = _contained(a, adversaries, result)
+        for g in goals:
+            of_parts = [own[b, g] for b in smaller]
+            others = [finding for finding in of_parts if finding is not None]
+            standing = _standing(a, g, own[a, g], others)
+            all_standings.append(_in_part(result, standing, tried, unread[a]))
+    return tuple(all_standings)
 
 
 def private_kinds(result: Result, adversary: str) -> tuple[tuple[str, bool], ...]:
     """Return the kinds that carry private data to an adversary, and whether a defence is on each."""
-    seen: dict[str, bool] = {}
+    defended: dict[str, bool] = {}
     for row in _received(result, adversary):
         if row.private:
-            seen[row.kind] = seen.get(row.kind, True) and bool(row.defenses)
-    return tuple(seen.items())
+            defended[row.kind] = defended.get(row.kind, True) and bool(row.defenses)
+    return tuple(defended.items())
 
 
-def gaps(result: Result, findings: Sequence[Finding]) -> Mapping[str, tuple[Gap, ...]]:
+def gaps(result: Result, findings: Sequence[Finding]) -> Mapping[str, tuple[UnreadKind, ...]]:
     """Return by adversary of the findings what no attack has read of the private messages that reach it.
 
     A result of an earlier version whose cells do not state what they need has only gaps of messages without the form of
@@ -121,15 +119,17 @@ def gaps(result: Result, findings: Sequence[Finding]) -> Mapping[str, tuple[Gap,
     for f in findings:
         if f.level in SETTLED:
             settled[f.cell.adversary] |= {*f.cell.needs, *f.cell.reads}
-    found = {}
+    by_adversary = {}
     for adversary in adversaries:
         smaller = _contained(adversary, adversaries, result)
-        read = settled[adversary].union(*(settled[a] for a in smaller))
-        found[adversary] = tuple(_gaps(result, adversary, read, readers))
-    return found
+        kinds = settled[adversary].union(*(settled[a] for a in smaller))
+        by_adversary[adversary] = tuple(_gaps(result, adversary, kinds, readers))
+    return by_adversary
 
 
-def _gaps(result: Result, adversary: str, read: Collection[str], readers: Collection[str]) -> Iterator[Gap]:
+def _gaps(
+    result: Result, adversary: str, read: Collection[str], readers: Collection[str]
+) -> Iterator[UnreadKind]:
     """Yield the gaps of one adversary, a kind each; messages derived from others of its view leave none.
 
     Args:
@@ -141,13 +141,13 @@ def _gaps(result: Result, adversary: str, read: Collection[str], readers: Collec
     rows = [row for row in _received(result, adversary) if row.private and not row.derived]
     misfits = {row.kind: row.unread for row in rows if row.unread}
     for kind in dict.fromkeys(row.kind for row in rows):
-        shown = clip(kind, 60)
+        name = clip(kind, 60)
         if kind in misfits:
-            yield Gap(kind=shown, why=f"no attack reads it ({clip(misfits[kind], 300)})")
+            yield UnreadKind(kind=name, why=f"no attack reads it ({clip(misfits[kind], 300)})")
         elif readers and kind not in readers:
-            yield Gap(kind=shown, why="no attack reads it")
+            yield UnreadKind(kind=name, why="no attack reads it")
         elif readers and kind not in read:
-            yield Gap(kind=shown, why="no attack that reads it gave an answer")
+            yield UnreadKind(kind=name, why="no attack that reads it gave an answer")
 
 
 def _received(result: Result, adversary: str) -> list[Exposure]:
@@ -158,16 +158,20 @@ def _received(result: Result, adversary: str) -> list[Exposure]:
     return own or [row for row in rows if row.party in members]
 
 
-def _in_part(result: Result, standing: Standing, tried: Collection[str], left: Sequence[Gap]) -> Standing:
+def _in_part(
+    result: Result, standing: Standing, tried: Collection[str], left: Sequence[UnreadKind]
+) -> Standing:
     """Return a standing that claims no absence of leaks where only a part of the view was tested, or nothing of it."""
     if standing.level == "not-applicable" and standing.adversary not in tried:
         kinds = [clip(kind, 60) for kind, _ in private_kinds(result, standing.adversary)]
-        told = f"Receives private {joined(kinds)}, and no attack here fits."
-        return replace(standing, level="not-tested", unread=told) if kinds else standing
+        if not kinds:
+            return standing
+        why = f"Receives private {joined(kinds)}, and no attack here fits."
+        return replace(standing, level="not-tested", unread=why)
     if standing.level != "none-seen" or not left:
         return standing
-    told = f"Tested only on a part of its view. {'; '.join(gap.clause for gap in left)}."
-    return replace(standing, level="not-tested", unread=told)
+    why = f"Tested only on a part of its view. {'; '.join(gap.clause for gap in left)}."
+    return replace(standing, level="not-tested", unread=why)
 
 
 def _contained(adversary: str, adversaries: Sequence[str], result: Result) -> list[str]:
@@ -176,26 +180,27 @@ def _contained(adversary: str, adversaries: Sequence[str], result: Result) -> li
     What is released to the world reaches everybody.
     """
     stated = {row.adversary: row.contains for row in result.views}
-    found = {adversary}
+    contained = {adversary}
     if result.run.release != "internal" and "world" in adversaries:
-        found.add("world")
-    left = sorted(found)
-    while left:
-        at = left.pop()
+        contained.add("world")
+    queue = sorted(contained)
+    while queue:
+        at = queue.pop()
         members = set(at.split("+"))
         parts = [a for a in adversaries if set(a.split("+")) <= members]
-        more = {*stated.get(at, ()), *parts} - found
-        found |= more
-        left += sorted(more)
-    return [a for a in adversaries if a in found and a != adversary]
+        more = {*stated.get(at, ()), *parts} - contained
+        contained |= more
+        queue += sorted(more)
+    return [a for a in adversaries if a in contained and a != adversary]
 
 
 def _standing(adversary: str, goal: str, own: Finding | None, others: Sequence[Finding]) -> Standing:
     """Return an adversary's own gravest finding, or a graver leak of an adversary whose view it contains."""
     leaks = [f for f in others if f.level in _LEAKS]
-    gravest = strongest([*([] if own is None else [own]), *leaks])
-    shown = own if own is not None and gravest is not None and own.level == gravest.level else gravest
-    if shown is None or shown.level in _UNTRIED:
+    chosen = strongest(leaks if own is None else [own, *leaks])
+    if own is not None and chosen is not None and own.level == chosen.level:
+        chosen = own
+    if chosen is None or chosen.untried:
         smaller = strongest([f for f in others if f.level in ("none-seen", "inconclusive")])
         if smaller is not None:
             return Standing(
@@ -205,10 +210,12 @@ def _standing(adversary: str, goal: str, own: Finding | None, others: Sequence[F
                 finding=smaller,
                 source=smaller.cell.adversary,
             )
+    if chosen is None:
+        return Standing(adversary=adversary, goal=goal, level="not-requested", finding=None, source=adversary)
     return Standing(
         adversary=adversary,
         goal=goal,
-        level="not-requested" if shown is None else shown.level,
-        finding=shown,
-        source=adversary if shown is None else shown.cell.adversary,
+        level=chosen.level,
+        finding=chosen,
+        source=chosen.cell.adversary,
     )

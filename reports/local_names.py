@@ -52,5 +52,5 @@ def without_paths(value: Any) -> Any:
     if isinstance(value, dict):
         return {without_paths(k): without_paths(v) for k, v in value.items()}
     if isinstance(value, list | tuple):
-        return [without_paths(v) for v in value]
+        return list(map(without_paths, value))
     return _PATH.sub(HIDDEN, value) if isinstance(value, str) else value

@@ -10,14 +10,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fdaudit.result import Target
 from fdaudit.types import Figure
 
 from .goals import RULES
-from .goals.rule import WorstRecord, by_name
+from .goals.rule import WorstRecord, by_name, value_of
 from .verdict import LEVELS, SETTLED, Finding
 
-__all__ = ["Grid", "MatrixLine", "attack_matrix", "grid"]
+__all__ = ["AttackMatrix", "MatrixLine", "attack_matrix", "grid"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +43,7 @@ class MatrixLine:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Grid:
+class AttackMatrix:
     """What became of every attack against every adversary.
 
     Attributes:
@@ -58,7 +57,7 @@ class Grid:
     nowhere: tuple[str, ...]
 
 
-def grid(findings: Sequence[Finding]) -> Grid:
+def grid(findings: Sequence[Finding]) -> AttackMatrix:
     """Return every cell's level, a line an attack."""
     adversaries = tuple(dict.fromkeys(f.cell.adversary for f in findings))
     level = {(f.cell.attack, f.cell.adversary): f.level for f in findings}
@@ -70,7 +69,7 @@ def grid(findings: Sequence[Finding]) -> Grid:
             nowhere.append(attack)
         else:
             goals.setdefault(goal, {})[attack] = line
-    return Grid(adversaries=adversaries, goals=goals, nowhere=tuple(nowhere))
+    return AttackMatrix(adversaries=adversaries, goals=goals, nowhere=tuple(nowhere))
 
 
 def attack_matrix(findings: Sequence[Finding]) -> tuple[MatrixLine, ...]:
@@ -80,32 +79,28 @@ def attack_matrix(findings: Sequence[Finding]) -> tuple[MatrixLine, ...]:
     """
     order = list(LEVELS)
     ran = (f for f in findings if (f.cell.status == "run" or f.level in SETTLED) and f.cell.goal in RULES)
-    return tuple(_line(f) for f in sorted(ran, key=lambda f: order.index(f.level)))
+    return tuple(map(_line, sorted(ran, key=lambda f: order.index(f.level))))
 
 
 def _line(finding: Finding) -> MatrixLine:
     cell = finding.cell
     rule = RULES[cell.goal]
-    shown = rule.tabled or rule.figure
+    name = rule.tabled or rule.figure
     worst = finding.worst
-    mean = by_name(cell.figures, shown)
-    held = by_name(worst.figures, shown) if worst else None
-    baseline: float | None
-    if rule.baseline == "chance":
-        baseline = rule.chance
-    else:
-        prior = by_name(cell.figures, f"{shown}_prior") or _prior(worst, shown)
-        baseline = None if prior is None else prior.value
+    mean = by_name(cell.figures, name)
+    worst_figures = worst.figures if worst else ()
+    at_worst = by_name(worst_figures, name)
+    baseline = rule.chance
+    if rule.baseline != "chance" and mean is None and at_worst is None:
+        baseline = None  # a prior stands beside the figure that it is compared with
+    elif rule.baseline != "chance":
+        baseline = value_of((*cell.figures, *worst_figures), f"{name}_prior")
     return MatrixLine(
         finding=finding,
-        figure=shown,
+        figure=name,
         mean=mean,
-        worst=held,
+        worst=at_worst,
         baseline=baseline,
         baseline_name=rule.baseline,
         record=None if rule.record is None else rule.record(cell),
     )
-
-
-def _prior(worst: Target | None, figure: str) -> Figure | None:
-    return by_name(worst.figures, f"{figure}_prior") if worst else None

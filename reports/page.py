@@ -73,7 +73,7 @@ def _environment() -> jinja2.Environment:
         breakable=_breakable,
         clip=text.clip,
         duration=text.duration,
-        exact=_exact,
+        exact=repr,  # reads back as the same number
         joined=text.joined,
         kilobytes=text.kilobytes,
         label=text.label,
@@ -110,11 +110,6 @@ def _with_code(value: str) -> Markup:
     """Return an escaped text, with code between backticks marked up."""
     parts = _CODE.split(text.visible(value))
     return Markup().join(Markup("<code>{}</code>").format(p) if i % 2 else p for i, p in enumerate(parts))
-
-
-def _exact(value: float) -> str:
-    """Return a number as text that reads back as the same number."""
-    return repr(value)
 
 
 def _level_text(figure: Figure) -> str:

@@ -92,8 +92,8 @@ def public(result: Result) -> tuple[Result, tuple[Finding, ...]]:
 
     Verdicts are those of the whole result. They are not judged again from the coarse figures.
     """
-    judged = _one_for_all_outside([_after_correction(f) for f in judge_all(result)])
-    told = _gravest_leaks(judged)
+    judged = _one_for_all_outside(list(map(_after_correction, judge_all(result))))
+    gravest = _gravest_leaks(judged)
     changed = public_part(result).model_copy(
         update={
             "auditor_only": False,
@@ -101,26 +101,26 @@ def public(result: Result) -> tuple[Result, tuple[Finding, ...]]:
             "utility": _utility(result.utility),
             "exposure": tuple(e.model_copy(update={"bytes": two_digits(e.bytes)}) for e in result.exposure),
             "wire": tuple(w.model_copy(update={"bytes": two_digits(w.bytes)}) for w in result.wire),
-            "cells": tuple(_cell(f.cell, f in told) for f in judged),
-            "gates": tuple(_gate(g) for g in result.gates),
-            "checks": tuple(_check(c) for c in result.checks),
+            "cells": tuple(_cell(f.cell, f in gravest) for f in judged),
+            "gates": tuple(map(_gate, result.gates)),
+            "checks": tuple(map(_check, result.checks)),
             "limits": _LIMITS,
             "run": _run(result.run),
         }
     )
-    shown = read(without_paths(changed.plain()))
-    findings = zip(judged, shown.cells, strict=True)
-    return shown, tuple(_finding(f.level, cell, i) for i, (f, cell) in enumerate(findings, start=1))
+    public_result = read(without_paths(changed.plain()))
+    findings = zip(judged, public_result.cells, strict=True)
+    return public_result, tuple(_finding(f.level, cell, i) for i, (f, cell) in enumerate(findings, start=1))
 
 
 def _after_correction(finding: Finding) -> Finding:
     """Return a possible leak as what it is after correction: which of many tests stand out alone tells coins."""
     if finding.level != "possible":
         return finding
-    controls = finding.cell.controls
-    works = controls is not None and controls.positive is not None and controls.positive.passed
-    powerful = controls is None or controls.power is None or controls.power.passed
-    return replace(finding, level="none-seen" if works and powerful else "inconclusive")
+    controls = finding.cell.controls or Controls()
+    works = controls.positive is not None and controls.positive.passed
+    powerful = controls.power is None or controls.power.passed
+    return replace(finding, level="none-seen" if works and powerful and not finding.blind else "inconclusive")
 
 
 def _one_for_all_outside(findings: Sequence[Finding]) -> list[Finding]:
@@ -132,9 +132,9 @@ def _one_for_all_outside(findings: Sequence[Finding]) -> list[Finding]:
     for finding in findings:
         if finding.cell.attack.startswith(OUTSIDE):
             groups.setdefault((finding.cell.adversary, finding.cell.goal), []).append(finding)
-    kept = [f for f in findings if not f.cell.attack.startswith(OUTSIDE)]
-    for (_, goal), found in groups.items():
-        gravest = strongest(found) or found[0]
+    merged = [f for f in findings if not f.cell.attack.startswith(OUTSIDE)]
+    for (_, goal), group in groups.items():
+        gravest = strongest(group) or group[0]
         bare = gravest.cell.model_copy(
             update={
                 "attack": f"{OUTSIDE}guesses-{goal}",
@@ -145,16 +145,17 @@ def _one_for_all_outside(findings: Sequence[Finding]) -> list[Finding]:
                 "targets": (),
             }
         )
-        kept.append(replace(gravest, cell=bare))
-    return kept
+        merged.append(replace(gravest, cell=bare))
+    return merged
 
 
 def _gravest_leaks(findings: Sequence[Finding]) -> list[Finding]:
     """Return the finding of each adversary and goal whose figure may be public."""
-    leaks = [f for f in findings if f.level in _LEAKS]
-    groups = dict.fromkeys((f.cell.adversary, f.cell.goal) for f in leaks)
-    found = (strongest([f for f in leaks if (f.cell.adversary, f.cell.goal) == group]) for group in groups)
-    return [f for f in found if f is not None]
+    groups: dict[tuple[str, str], list[Finding]] = {}
+    for finding in findings:
+        if finding.level in _LEAKS:
+            groups.setdefault((finding.cell.adversary, finding.cell.goal), []).append(finding)
+    return [f for f in map(strongest, groups.values()) if f is not None]
 
 
 def _cell(cell: Cell, told: bool) -> Cell:
@@ -164,10 +165,10 @@ def _cell(cell: Cell, told: bool) -> Cell:
         "params": settings(cell.params),
         "figures": coarse(cell.goal, cell.figures) if told else (),
     }
-    shown = public_part(cell)
-    if shown.controls is not None:
-        changes["controls"] = _controls(shown.controls)
-    return shown.model_copy(update=changes)
+    part = public_part(cell)
+    if part.controls is not None:
+        changes["controls"] = _controls(part.controls)
+    return part.model_copy(update=changes)
 
 
 def _controls(controls: Controls) -> Controls:
@@ -179,12 +180,16 @@ def _controls(controls: Controls) -> Controls:
 
 
 def _control(control: Control | None, what: str) -> Control | None:
-    return None if control is None else control.model_copy(update={"what": what})
+    if control is None:
+        return None
+    return control.model_copy(update={"what": what})
 
 
 def _gate(gate: Gate) -> Gate:
     """Return a gate with its outcome; the ledger's ε is public, an attack's measurement is not."""
-    return gate if gate.name == "epsilon" else public_part(gate)
+    if gate.name == "epsilon":
+        return gate
+    return public_part(gate)
 
 
 def _check(check: Check) -> Check:
@@ -193,12 +198,13 @@ def _check(check: Check) -> Check:
 
 def _utility(utility: Utility) -> Utility:
     """Return utility in whole per cents, without intervals and counts, which would sharpen them."""
-    curve = tuple(
-        p.model_copy(update={name: _rounded(getattr(p, name)) for name in _UTILITIES}) for p in utility.curve
-    )
+    curve = []
+    for point in utility.curve:
+        rounded = {name: _rounded(getattr(point, name)) for name in _UTILITIES}
+        curve.append(point.model_copy(update=rounded))
     final = tuple(f.model_copy(update={"figure": _plain(f.figure)}) for f in utility.final)
     warned = ("The final model is near chance.",) if utility.warnings else ()
-    return Utility(curve=curve, final=final, warnings=warned)
+    return Utility(curve=tuple(curve), final=final, warnings=warned)
 
 
 def _plain(figure: Figure) -> Figure:
@@ -221,7 +227,7 @@ def _run(run: RunCard) -> RunCard:
         "dataset_provenance": HIDDEN if is_local(run.dataset) else run.dataset_provenance,
         "spec": settings(run.spec),
     }
-    return run.model_copy(update=changes)
+    return public_part(run).model_copy(update=changes)
 
 
 def _finding(level: Level, cell: Cell, number: int) -> Finding:

@@ -53,9 +53,12 @@ ENCRYPT = Remedy(
 
 def way(kind: str, sender: str) -> str:
     """Return the way that messages of a kind from a sender belong to; `other` for kinds without one."""
-    known = KINDS.get(kind)
-    found = (known.way if known else None) or "other"
-    return found if role(sender) == "client" else _FROM_SERVER.get(found, found)
+    name = "other"
+    if kind in KINDS:
+        name = KINDS[kind].way or "other"
+    if role(sender) == "client":
+        return name
+    return _FROM_SERVER.get(name, name)
 
 
 def carried(result: Result, finding: Finding) -> Carried:
@@ -67,11 +70,13 @@ def carried(result: Result, finding: Finding) -> Carried:
     """
     members, needs = finding.cell.adversary.split("+"), finding.cell.needs
     started = _received(result, members, needs)
-    found = _received(result, members, (*needs, *finding.cell.reads)) if started.ways else started
+    received = started
+    if started.ways:
+        received = _received(result, members, (*needs, *finding.cell.reads))
     if finding.cell.attack in _DECLINED:
-        return Carried(kinds=found.kinds, ways=("declined",))
-    if found.ways:
-        return found
+        return Carried(kinds=received.kinds, ways=("declined",))
+    if received.ways:
+        return received
     may_ask = any(set(oracle.available_to) & set(members) for oracle in result.oracles)
     if may_ask and any(need.startswith("oracle") for need in needs):
         return Carried(kinds=(), ways=("oracle",))
@@ -85,9 +90,8 @@ def _received(result: Result, members: Sequence[str], needs: Sequence[str]) -> C
         fits = not needs or row.kind in needs
         if row.party in members and row.direction != "sent" and row.private and fits:
             kinds[row.kind] = None
-            ways.update(
-                dict.fromkeys(way(row.kind, sender) for sender in row.senders if sender not in members)
-            )
+            strangers = [sender for sender in row.senders if sender not in members]
+            ways |= dict.fromkeys(way(row.kind, sender) for sender in strangers)
     return Carried(kinds=tuple(kinds), ways=tuple(ways))
 
 
@@ -98,25 +102,30 @@ def remedy(result: Result, finding: Finding) -> Remedy:
     """
     if "eavesdropper" in finding.cell.adversary.split("+"):
         return ENCRYPT
-    goal, found = finding.cell.goal, carried(result, finding)
+    goal, source = finding.cell.goal, carried(result, finding)
     order = [*WAYS, "model", "oracle"]
-    ways = sorted((w for w in found.ways if (goal, w) in REMEDIES), key=order.index)
+    ways = sorted((w for w in source.ways if (goal, w) in REMEDIES), key=order.index)
     if goal not in RULES:
         return Remedy(do="Find out what this adversary needs to receive.", why="Its goal has no rule here.")
-    chosen = REMEDIES[goal, ways[0]] if ways else RULES[goal].general
-    behind = [k for k in found.kinds if not ways or k in _kinds(ways[0])] or list(found.kinds)
-    named = joined(f"`{clip(kind, 60)}`" for kind in behind) or "its messages"
+    if ways:
+        chosen = REMEDIES[goal, ways[0]]
+        behind = [kind for kind in source.kinds if kind in _kinds(ways[0])] or list(source.kinds)
+    else:
+        chosen = RULES[goal].general
+        behind = list(source.kinds)
+    names = joined(f"`{clip(kind, 60)}`" for kind in behind) or "its messages"
     also = _beside_epsilon(result, chosen.do) if "a stated ε" in chosen.do else ""
-    return Remedy(do=chosen.do.replace("{kinds}", named) + also, why=chosen.why.replace("{kinds}", named))
+    return Remedy(do=chosen.do.replace("{kinds}", names) + also, why=chosen.why.replace("{kinds}", names))
 
 
 def _beside_epsilon(result: Result, do: str) -> str:
     """Return what else has to be done before an ε can be stated, in sentences."""
     aside = [f"`{kind}`" for kind in without_epsilon(result)]
-    also = (
-        f" Withhold {joined(aside)} too: no ε covers {'it' if len(aside) == 1 else 'them'}." if aside else ""
-    )
-    declines = any(cell.attack in _DECLINED and cell.status == "run" for cell in result.cells)
+    also = ""
+    if aside:
+        them = "it" if len(aside) == 1 else "them"
+        also = f" Withhold {joined(aside)} too: no ε covers {them}."
+    declines = any(cell.attack in _DECLINED for cell in result.tests)
     if declines and "Answer every" not in do:
         also += " Answer every public sample too: no ε covers which are declined."
     return also
@@ -125,14 +134,14 @@ def _beside_epsilon(result: Result, do: str) -> str:
 def without_epsilon(result: Result) -> list[str]:
     """Return the kinds that a party received without a defence, and that an ε of `dp-sgd` does not cover."""
     protocol = result.run.protocol
-    bare = {
-        row.kind for row in result.exposure if row.private and row.direction != "sent" and not row.defenses
-    }
-    return [k for k in KINDS if k in bare and (KINDS[k].direct or (k, protocol) in _FROM_RECORDS)]
+    rows = [row for row in result.exposure if row.private and row.direction != "sent"]
+    bare = {row.kind for row in rows if not row.defenses}
+    kinds = [kind for kind in KINDS if kind in bare]
+    return [kind for kind in kinds if KINDS[kind].direct or (kind, protocol) in _FROM_RECORDS]
 
 
 def _kinds(way: str) -> tuple[str, ...]:
     """Return the kinds of messages that can take a way."""
     return tuple(
-        kind for kind, known in KINDS.items() if way in (known.way, _FROM_SERVER.get(known.way or ""))
+        kind for kind, entry in KINDS.items() if way in (entry.way, _FROM_SERVER.get(entry.way or ""))
     )

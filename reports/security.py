@@ -37,19 +37,21 @@ def render_report(
     Raises:
         UsageError: an image path leaves `directory`.
     """
-    shown, findings, timings = _judged(result, timings, public)
+    page_result, findings, timings = _judged(result, timings, public)
     file = _appendix_of(Path("public.html" if public else "index.html")).name
-    return render("report.html.j2", build(shown, findings, directory, timings) | {"appendix_file": file})
+    return render(
+        "report.html.j2", build(page_result, findings, directory, timings) | {"appendix_file": file}
+    )
 
 
 def render_appendix(
     result: Result, directory: Path, timings: Mapping[str, float], *, public: bool = False
 ) -> str:
     """Return the appendix as a page of its own, for print; arguments and errors are those of `render_report`."""
-    shown, findings, timings = _judged(result, timings, public)
+    page_result, findings, timings = _judged(result, timings, public)
     file = "public.html" if public else "index.html"
-    made = build(shown, findings, directory, timings) | {"only_appendix": True, "main_file": file}
-    return render("report.html.j2", made)
+    context = build(page_result, findings, directory, timings) | {"only_appendix": True, "main_file": file}
+    return render("report.html.j2", context)
 
 
 def report_json(result: Result, timings: Mapping[str, float], *, public: bool = False) -> str:
@@ -59,13 +61,17 @@ def report_json(result: Result, timings: Mapping[str, float], *, public: bool = 
 
 def public_outcomes(result: Result) -> str:
     """Return the SHA-256 of a public report's attacks, gates and claims, independent of a version's wording."""
-    shown, findings = public(result)
-    told = {
-        "cells": [[f.cell.id, f.level, [[g.name, g.value] for g in f.cell.figures]] for f in findings],
-        "gates": [[g.name, g.threshold, g.passed] for g in shown.gates],
-        "checks": [[c.adversary, c.verdict] for c in shown.checks],
+    public_result, findings = public(result)
+    cells = []
+    for finding in findings:
+        figures = [[g.name, g.value] for g in finding.cell.figures]
+        cells.append([finding.cell.id, finding.level, figures])
+    outcomes = {
+        "cells": cells,
+        "gates": [[g.name, g.threshold, g.passed] for g in public_result.gates],
+        "checks": [[c.adversary, c.verdict] for c in public_result.checks],
     }
-    return hashlib.sha256(canonical(told)).hexdigest()
+    return hashlib.sha256(canonical(outcomes)).hexdigest()
 
 
 def write_report(
@@ -96,4 +102,6 @@ def _judged(
     result: Result, timings: Mapping[str, float], as_public: bool
 ) -> tuple[Result, tuple[Finding, ...], Mapping[str, float]]:
     """Return the result to show, its findings and its times; a public variant has no times."""
-    return (*public(result), {}) if as_public else (result, judge_all(result), timings)
+    if as_public:
+        return (*public(result), {})
+    return result, judge_all(result), timings

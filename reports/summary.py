@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -11,7 +12,7 @@ from fdaudit.result import Result
 from .findings import FrontFinding, lines, part_with_as_much, shows_classes
 from .front import Front, front
 from .inheritance import Standing, private_kinds, standings
-from .text import amount, clip, joined, party, sentence
+from .text import amount, clip, joined, party, plural, sentence
 from .verdict import LEVELS, SETTLED, Finding, Level, strongest
 
 __all__ = [
@@ -59,12 +60,16 @@ class MatrixEntry:
     @property
     def words(self) -> str:
         """Return the level in words; where nothing was tried on private messages, it says so."""
-        if self.level == "partial" and self.finding is not None and shows_classes(self.finding):
-            return "Partial: classes"
-        untried = self.finding is not None and self.finding.level in _UNTRIED
-        if not untried or self.level == "not-requested" or self.note == _NOTHING:
+        finding = self.finding
+        if finding is None:
             return LEVELS[self.level]
-        return "Already held" if self.note.endswith(_HELD) else "Not tested"
+        if self.level == "partial" and shows_classes(finding):
+            return "Partial: classes"
+        if not finding.untried or self.level == "not-requested" or self.note == _NOTHING:
+            return LEVELS[self.level]
+        if self.note.endswith(_HELD):
+            return "Already held"
+        return "Not tested"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,19 +96,18 @@ class Summary:
     @property
     def notes(self) -> tuple[str, ...]:
         """Return the distinct notes of the matrix; an entry shows the number of its own."""
-        entries = (entry for row in self.matrix for entry in row.entries)
-        return tuple(dict.fromkeys(entry.note for entry in entries if entry.note))
+        notes = dict.fromkeys(entry.note for row in self.matrix for entry in row.entries)
+        return tuple(filter(None, notes))
 
     @property
     def first_is_all(self) -> bool:
         """Return whether the first action is what to do about every finding."""
-        return all(f.remedy.do == self.actions[0].do for f in self.front.findings)
+        first = self.actions[0].do
+        return all(f.remedy.do == first for f in self.front.findings)
 
 
 _COUNTS = {1: "one", 2: "two", 3: "three", 4: "four", 5: "five", 6: "six"}
 
-_UNTRIED = ("not-applicable", "not-requested")
-"""Levels of cells in which nothing was tried."""
 
 _NOTHING = "Receives nothing private."
 _HELD = "there is nothing to copy."
@@ -113,46 +117,50 @@ _HELD = "there is nothing to copy."
 def summarise(result: Result, findings: Sequence[Finding]) -> Summary:
     """Return the first page of a result, from its findings and its exposure; pure."""
     top = strongest(findings)
-    level: Level = top.level if top else "inconclusive"
-    if level in ("failed", *_UNTRIED):
-        level = "inconclusive"
-    held, shown = standings(result, findings), front(result, findings)
-    if level == "none-seen" and any(s.level == "not-tested" for s in held):
+    level: Level = "inconclusive"
+    if top is not None and not top.untried and top.level != "failed":
+        level = top.level
+    all_standings, front_page = standings(result, findings), front(result, findings)
+    if level == "none-seen" and any(s.level == "not-tested" for s in all_standings):
         level = "not-tested"
-    goals, matrix = _matrix(result, held, findings)
-    made = Summary(
+    goals, matrix = _matrix(result, all_standings, findings)
+    summary = Summary(
         level=level,
-        headline=_headline(result, level, findings, shown.findings),
+        headline=_headline(result, level, findings, front_page.findings),
         standing=_standing(result, findings),
         reasons=tuple(_reasons(result, findings))[:3],
-        actions=tuple(_actions(result, findings, shown.findings)),
+        actions=tuple(_actions(result, findings, front_page.findings)),
         goals=goals,
         matrix=matrix,
-        front=shown,
+        front=front_page,
     )
     above = (
-        lines("headline", made.headline)
-        + lines("action", made.actions[0].do)
-        + lines("standing", made.standing)
+        lines("headline", summary.headline)
+        + lines("action", summary.actions[0].do)
+        + lines("standing", summary.standing)
     )
-    return replace(made, front=replace(shown, above=above + lines("notes", " ".join(made.notes))))
+    return replace(summary, front=replace(front_page, above=above + lines("notes", " ".join(summary.notes))))
 
 
 def _headline(
     result: Result, level: Level, findings: Sequence[Finding], found: Sequence[FrontFinding]
 ) -> str:
     """Return the verdict in one or two sentences: the worst finding, how many more there are, and a failed gate."""
-    gates = [g.name for g in result.gates if not g.passed]
-    gate = f" {'A gate' if len(gates) == 1 else f'{len(gates)} gates'} of the spec failed." if gates else ""
+    gates = len(result.failed_gates)
+    gate = ""
+    if gates == 1:
+        gate = " A gate of the spec failed."
+    elif gates:
+        gate = f" {gates} gates of the spec failed."
+    if result.unfinished is not None:
+        gate += f" The attack stage was interrupted: {result.unfinished.words}."
     if result.utility.warnings:
         gate += " The model is near chance on test records."
     if found:
         more = len(found) - 1
-        rest = (
-            f" {sentence(_COUNTS.get(more, str(more)))} more finding{'s' if more > 1 else ''}."
-            if more
-            else ""
-        )
+        rest = ""
+        if more:
+            rest = f" {sentence(_COUNTS.get(more, str(more)))} more finding{'s' if more > 1 else ''}."
         return f"{found[0].clause}.{rest}{gate}"
     if level == "possible":
         return f"A leak is possible: a test stands out alone, but not after correction for all tests.{gate}"
@@ -162,17 +170,16 @@ def _headline(
         why = "no leak was measured in the part that attacks read, and a part was not tested."
         return f"Nothing can be concluded: {why}{gate}"
     why = "no attack ran whose controls hold"
-    if all(f.level in _UNTRIED for f in findings):
-        why = "no attack was tried"
+    if all(f.untried for f in findings):
+        why = "no attack was tried" if result.unfinished is None else "no attack has an answer yet"
     return f"Nothing can be concluded: {why}.{gate}"
 
 
 def _standing(result: Result, findings: Sequence[Finding]) -> str:
     """Return the scope of the verdict: how many attacks ran, on which data, and what that leaves open."""
-    possible = sum(f.level == "possible" for f in findings)
-    leaks, partial, none = (
-        sum(f.level == level for f in findings) for level in ("leak", "partial", "none-seen")
-    )
+    levels = Counter(f.level for f in findings)
+    possible = levels["possible"]
+    leaks, partial, none = levels["leak"], levels["partial"], levels["none-seen"]
     silent = len(findings) - leaks - partial - none - possible
     # The public page does not tell possible leaks: it may not say that there are none either.
     may = f"{possible} a possible leak, " if possible else ""
@@ -207,13 +214,19 @@ def _reasons(result: Result, findings: Sequence[Finding]) -> Iterator[Reason]:
                 text=f"{who}: {top.measured}", because=top.because, cautions=top.cautions, number=top.number
             )
     yield from _exposure_reasons(result)
-    open_cells = [f for f in findings if f.level in ("inconclusive", "failed")]
+    open_cells = _open_cells(findings)
     if open_cells:
+        stay = "stays" if len(open_cells) == 1 else "stay"
+        tests = plural(len(findings), "cell")
         yield Reason(
-            text=f"{len(open_cells)} of {_cells(len(findings))} {'stays' if len(open_cells) == 1 else 'stay'} open: "
-            "failed, or a control did.",
+            text=f"{len(open_cells)} of {tests} {stay} open: failed, or a control did.",
             because="An open cell is neither a leak nor its absence.",
         )
+
+
+def _open_cells(findings: Sequence[Finding]) -> list[Finding]:
+    """Return the findings of cells that failed, or whose controls did."""
+    return [f for f in findings if f.level in ("inconclusive", "failed")]
 
 
 def _contradictions(result: Result) -> Iterator[Reason]:
@@ -224,27 +237,23 @@ def _contradictions(result: Result) -> Iterator[Reason]:
     worst = max(fallen, key=lambda c: (c.bound or 0.0) - (c.claimed or 0.0))
     others = f" So is that of {len(fallen) - 1} other views." if len(fallen) > 1 else ""
     claim = f"the ε of {amount(worst.claimed or 0.0)} claimed for {party(worst.adversary)} is contradicted"
-    shown = " by attacks" if worst.bound is None else f": attacks show at least {amount(worst.bound)}"
+    extent = " by attacks" if worst.bound is None else f": attacks show at least {amount(worst.bound)}"
     yield Reason(
-        text=f"{sentence(claim)}{shown}.{others}",
+        text=f"{sentence(claim)}{extent}.{others}",
         because="What is claimed does not hold: a mechanism is not what its event says, or something is left out.",
     )
 
 
 def _exposure_reasons(result: Result) -> Iterator[Reason]:
     """Yield the ledger's bounds; else the audited adversary with most undefended kinds, and the number of others."""
-    fallen = {c.adversary for c in result.checks if c.verdict == "contradicted" and not c.source}
-    bounded = {
-        e.adversary: e
-        for e in result.ledger or ()
-        if e.epsilon is not None and e.contributions and e.adversary not in fallen
-    }
+    claims = [e for e in result.bounds if e.adversary not in result.contradicted_views]
+    bounded = {e.adversary: e for e in claims}
     if bounded:
         worst = max(bounded.values(), key=lambda e: e.epsilon or 0.0)
         stated = f"one {clip(worst.unit, 40)} of a client, {clip(worst.relation, 40)}"
         figure = f"{amount(worst.epsilon or 0.0)} at δ = {amount(worst.delta or 0.0)}"
         yield Reason(
-            text=f"ε is at most {figure} for {stated}: in the view of {joined(party(a) for a in bounded)}.",
+            text=f"ε is at most {figure} for {stated}: in the view of {joined(map(party, bounded))}.",
             because="It bounds what any attack can tell about a single one, within the ledger's assumptions. "
             + _checked(result, bounded),
         )
@@ -259,25 +268,30 @@ def _exposure_reasons(result: Result) -> Iterator[Reason]:
         return
     most = max(bare, key=lambda a: len(bare[a]))
     others = [party(a) for a in bare if a != most]
+    because = "Without a noisy release on every path no ε can be claimed, whatever the attacks found."
+    if others:
+        because = f"{sentence(joined(others))} received these, or data derived from them. {because}"
     yield Reason(
         text=f"{sentence(party(most))} received {joined(clip(k, 60) for k in bare[most])}, computed from "
         "private data, with no defence on the way.",
-        because=(f"{sentence(joined(others))} received these, or data derived from them. " if others else "")
-        + "Without a noisy release on every path no ε can be claimed, whatever the attacks found.",
+        because=because,
     )
 
 
 def _checked(result: Result, bounded: Collection[str]) -> str:
     """Return the outcome of the checks of the shown claims, in a sentence; empty if none was judged."""
     verdicts = [c.verdict for c in result.checks if c.adversary in bounded and not c.source]
-    held, left = verdicts.count("consistent"), verdicts.count("inconclusive")
-    if held and left:
+    consistent, inconclusive = verdicts.count("consistent"), verdicts.count("inconclusive")
+    if consistent and inconclusive:
         return (
-            f"Attacks that could have contradicted it did not in {held} views; in {left} they could not have."
+            f"Attacks that could have contradicted it did not in {consistent} views; in {inconclusive} they could "
+            "not have."
         )
-    if held:
+    if consistent:
         return "Attacks that could have contradicted it did not."
-    return "No attack here could have contradicted it." if left else ""
+    if inconclusive:
+        return "No attack here could have contradicted it."
+    return ""
 
 
 def _matrix(
@@ -286,38 +300,42 @@ def _matrix(
     rows: dict[str, list[MatrixEntry]] = {}
     leaks = [s for s in held if s.level in ("leak", "partial")]
     for standing in held:
-        cells = [
-            f for f in findings if (f.cell.adversary, f.cell.goal) == (standing.adversary, standing.goal)
-        ]
+        of_standing = (standing.adversary, standing.goal)
+        cells = [f for f in findings if (f.cell.adversary, f.cell.goal) == of_standing]
         entry = MatrixEntry(
             goal=standing.goal,
             level=standing.level,
             finding=standing.finding,
             note=standing.inherited or _of_fewer(standing, leaks) or _note(result, standing, cells),
             conclusive=sum(f.level in SETTLED for f in cells),
-            tried=sum(f.level not in _UNTRIED for f in cells),
+            tried=sum(not f.untried for f in cells),
         )
         rows.setdefault(standing.adversary, []).append(entry)
-    goals = tuple(
-        goal for goal in dict.fromkeys(s.goal for s in held) if goal not in _other_records(findings)
-    )
-    rows = {name: [entry for entry in entries if entry.goal in goals] for name, entries in rows.items()}
-    return goals, tuple(MatrixRow(adversary=name, entries=tuple(entries)) for name, entries in rows.items())
+    left_out = _other_records(findings)
+    goals = dict.fromkeys(s.goal for s in held if s.goal not in left_out)
+    matrix = []
+    for name, entries in rows.items():
+        matrix.append(MatrixRow(adversary=name, entries=tuple(e for e in entries if e.goal in goals)))
+    return tuple(goals), tuple(matrix)
 
 
 def _of_fewer(standing: Standing, leaks: Sequence[Standing]) -> str:
     """Return which part of a coalition can do as much as the whole, in a sentence; empty if none can."""
-    part = part_with_as_much(standing, leaks) if standing in leaks else None
-    return f"{sentence(party(part.adversary))} alone has this leak too." if part else ""
+    if standing not in leaks:
+        return ""
+    part = part_with_as_much(standing, leaks)
+    if part is None:
+        return ""
+    return f"{sentence(party(part.adversary))} alone has this leak too."
 
 
 def _other_records(findings: Sequence[Finding]) -> set[str]:
     """Return the goals about another kind of records than the run's: images or texts of which nothing was tried."""
-    kinds = [goal.name for goal in GOALS.values() if goal.shows]
-    tried = {f.cell.goal for f in findings if f.level not in _UNTRIED}
-    asked = [kind for kind in kinds if any(f.cell.goal == kind for f in findings)]
-    shown = [kind for kind in asked if kind in tried] or asked[:1]
-    return {kind for kind in asked if kind not in shown}
+    goals = {f.cell.goal for f in findings}
+    tried = {f.cell.goal for f in findings if not f.untried}
+    requested = [goal.name for goal in GOALS.values() if goal.shows and goal.name in goals]
+    relevant = tried.intersection(requested) or requested[:1]
+    return set(requested).difference(relevant)
 
 
 def _note(result: Result, standing: Standing, cells: Sequence[Finding]) -> str:
@@ -325,44 +343,47 @@ def _note(result: Result, standing: Standing, cells: Sequence[Finding]) -> str:
     if standing.level == "inconclusive" and standing.finding is not None and not result.withheld:
         return f"{sentence(clip(standing.finding.because, 90))}."
     if standing.level == "none-seen" and standing.finding is not None and standing.finding.detectable:
-        found = standing.finding
-        return f"It {found.detectable}. A smaller leak would be missed. {found.rehearsed}".rstrip()
+        finding = standing.finding
+        return f"It {finding.detectable}. A smaller leak would be missed. {finding.rehearsed}".rstrip()
     if standing.level != "not-applicable":
         return ""
     if not private_kinds(result, standing.adversary):
         return _NOTHING
     reasons = {f.cell.reason for f in cells}
-    told = "" if result.withheld or len(reasons) > 1 else clip(min(reasons, default=""), 90)
-    return f"{sentence(told)}." if told else "No attack here fits what it receives."
+    if len(reasons) != 1 or result.withheld or not any(reasons):
+        return "No attack here fits what it receives."
+    return f"{sentence(clip(reasons.pop(), 90))}."
 
 
 def _actions(result: Result, findings: Sequence[Finding], found: Sequence[FrontFinding]) -> Iterator[Action]:
     """Yield what to do: gates and false claims first, then the remedies of the findings, then what is open."""
-    failed_gates = [g.name for g in result.gates if not g.passed]
-    if failed_gates:
-        yield Action(
-            do="Hold the release: a gate of the spec failed.",
-            why=f"Not met: {joined(clip(name, 80) for name in failed_gates)}.",
-        )
+    if result.failed_gates:
+        names = joined(clip(gate.name, 80) for gate in result.failed_gates)
+        yield Action(do="Hold the release: a gate of the spec failed.", why=f"Not met: {names}.")
     fallen = [c.adversary for c in result.checks if c.verdict == "contradicted"]
     if fallen:
         yield Action(
             do="Claim no ε: find out why attacks show more than the ledger allows.",
-            why=f"Contradicted for {joined(party(a) for a in fallen)}.",
+            why=f"Contradicted for {joined(map(party, fallen))}.",
         )
     for do, why in dict.fromkeys((f.remedy.do, f.remedy.why) for f in found):
         yield Action(do=do, why=why)
     possible = sum(f.level == "possible" for f in findings)
     if possible:
         yield Action(
-            do=f"Repeat the {possible} test{'' if possible == 1 else 's'} of a possible leak on a run with more "
+            do=f"Repeat the {plural(possible, 'test')} of a possible leak on a run with more "
             "candidates (`splits.candidates`).",
             why="Significant alone, not among all tests of this run: chance and a leak are both open.",
         )
-    open_cells = [f for f in findings if f.level in ("inconclusive", "failed")]
+    open_cells = _open_cells(findings)
     if open_cells:
         yield Action(do=_rerun(result, open_cells), why="Until then treat each as a possible leak.")
-    if result.run.recording is not None and all(f.level in _UNTRIED for f in findings):
+    if result.unfinished is not None:
+        yield Action(
+            do="Go on with the attacks: `fdaudit attack RUN --all` continues where it ended.",
+            why=f"The attack stage was interrupted: {result.unfinished.words}.",
+        )
+    elif result.run.recording is not None and all(f.untried for f in findings):
         missing = [clip(rung.bring, 80) for rung in result.run.recording.ladder if not rung.there]
         if missing:
             yield Action(
@@ -381,16 +402,10 @@ def _rerun(result: Result, open_cells: Sequence[Finding]) -> str:
     failed = sum(f.level == "failed" for f in open_cells)
     parts = []
     if failed:
-        parts.append(
-            f"mend the {failed} failed test{'' if failed == 1 else 's'} (their errors are in the appendix)"
-        )
-    if left := len(open_cells) - failed:
-        tests = f"the {left} inconclusive test{'' if left == 1 else 's'}"
+        parts.append(f"mend the {plural(failed, 'failed test')} (their errors are in the appendix)")
+    if inconclusive := len(open_cells) - failed:
+        tests = plural(inconclusive, "inconclusive test")
         wider = {"quick": "standard", "standard": "full"}.get(result.run.profile)
         more = f"with `profile: {wider}`" if wider else "with more records, or on another task"
-        parts.append(f"rerun {tests} {more}")
+        parts.append(f"rerun the {tests} {more}")
     return f"{sentence(joined(parts))}."
-
-
-def _cells(n: int, which: str = "") -> str:
-    return f"{n} {which}cell{'' if n == 1 else 's'}"

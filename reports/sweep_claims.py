@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 from fdaudit.result import Check
 
-from .sweep_rows import Row
-from .text import amount, clip, joined, party
+from .sweep_rows import SweepRow
+from .text import amount, clip, joined, party, plural
 
 __all__ = ["LEVEL", "Contradiction", "Contradictions", "contradictions"]
 
@@ -35,7 +35,7 @@ class Contradiction:
         p: that p-value after Holm's correction over the runs of the sweep.
     """
 
-    row: Row
+    row: SweepRow
     check: Check
     p: float
 
@@ -61,38 +61,41 @@ class Contradictions:
         """Yield the conclusions, one sentence each; nothing if no claim was tested."""
         if not self.tested:
             return
-        kept = [c for c in self.found if c.survives]
-        lost = len(self.found) - len(kept)
-        over = f"after Holm's correction over {self.tested} tested {'run' if self.tested == 1 else 'runs'}"
-        if kept:
-            named = joined([_called(c) for c in kept[:_NAMED]])
-            more = f", and {len(kept) - _NAMED} more" if len(kept) > _NAMED else ""
-            yield f"Attacks contradict a claimed ε, {over}: {named}{more}."
+        survivors = [c for c in self.found if c.survives]
+        lost = len(self.found) - len(survivors)
+        runs = plural(self.tested, "tested run")
+        over = f"after Holm's correction over {runs}"
+        if survivors:
+            names = joined(list(map(_called, survivors[:_NAMED])))
+            more = f", and {len(survivors) - _NAMED} more" if len(survivors) > _NAMED else ""
+            yield f"Attacks contradict a claimed ε, {over}: {names}{more}."
         if lost:
             yield (
-                f"In {lost} {'run' if lost == 1 else 'runs'} a claim is contradicted by the run alone, and not {over}: "
+                f"In {plural(lost, 'run')} a claim is contradicted by the run alone, and not {over}: "
                 "so many runs show as much by chance."
             )
         if not self.found:
-            yield f"No attack contradicts a claimed ε in {self.tested} tested {'run' if self.tested == 1 else 'runs'}."
+            yield f"No attack contradicts a claimed ε in {runs}."
 
 
-def contradictions(rows: Sequence[Row]) -> Contradictions:
+def contradictions(rows: Sequence[SweepRow]) -> Contradictions:
     """Return the contradicted claims of a sweep's runs, corrected over the runs (Holm 1979)."""
     least = [(c, row) for row in rows if (c := _least(row)) is not None]
     ranked = sorted(least, key=lambda pair: pair[0].p or 0.0)
-    found, corrected = [], 0.0
+    contradicted, corrected = [], 0.0
     for place, (check, row) in enumerate(ranked):
         corrected = min(1.0, max(corrected, (len(ranked) - place) * (check.p or 0.0)))
         if (check.p or 0.0) <= LEVEL:
-            found.append(Contradiction(row=row, check=check, p=corrected))
-    return Contradictions(tested=len(ranked), found=tuple(found))
+            contradicted.append(Contradiction(row=row, check=check, p=corrected))
+    return Contradictions(tested=len(ranked), found=tuple(contradicted))
 
 
-def _least(row: Row) -> Check | None:
+def _least(row: SweepRow) -> Check | None:
     """Return the check of a run with the least p-value, or None if none has one."""
-    checks = () if row.run.result is None else row.run.result.checks
-    return min((c for c in checks if c.p is not None), key=lambda c: c.p or 0.0, default=None)
+    if row.run.result is None:
+        return None
+    checks = [check for check in row.run.result.checks if check.p is not None]
+    return min(checks, key=lambda check: check.p or 0.0, default=None)
 
 
 def _called(found: Contradiction) -> str:

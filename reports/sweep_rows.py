@@ -23,11 +23,11 @@ from .comparison import measure_of, utility
 
 __all__ = [
     "MEASURES",
-    "Bill",
-    "Measure",
     "Point",
-    "Row",
+    "PointLedgers",
     "Spread",
+    "SweepColumn",
+    "SweepRow",
     "SweepRun",
     "axis_adversary",
     "front",
@@ -66,7 +66,7 @@ class SweepRun:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Measure:
+class SweepColumn:
     """A column.
 
     Attributes:
@@ -93,31 +93,31 @@ class Measure:
 
 
 MEASURES = (
-    Measure(
+    SweepColumn(
         name="utility",
         label="Utility (server, else clients' mean)",
         short="Utility",
         unit="fraction",
         ceiling=1.0,
     ),
-    Measure(
+    SweepColumn(
         name="server", label="Accuracy of the server's model", short="Server", unit="fraction", ceiling=1.0
     ),
-    Measure(
+    SweepColumn(
         name="clients_mean",
         label="Accuracy, mean of the clients",
         short="Clients, mean",
         unit="fraction",
         ceiling=1.0,
     ),
-    Measure(
+    SweepColumn(
         name="worst_client",
         label="Accuracy of the worst client",
         short="Worst client",
         unit="fraction",
         ceiling=1.0,
     ),
-    Measure(
+    SweepColumn(
         name="membership_auc",
         label="Membership AUC",
         short="Membership AUC",
@@ -127,7 +127,7 @@ MEASURES = (
         level=0.5,
         ceiling=1.0,
     ),
-    Measure(
+    SweepColumn(
         name="membership_tpr_at_1fpr",
         label="Membership: true positives at 1 % false ones",
         short="TPR at 1 % FPR",
@@ -137,7 +137,7 @@ MEASURES = (
         level=0.01,
         ceiling=1.0,
     ),
-    Measure(
+    SweepColumn(
         name="psnr",
         label="PSNR of reconstructions",
         short="PSNR",
@@ -145,7 +145,7 @@ MEASURES = (
         goal="reconstruction",
         figure="psnr",
     ),
-    Measure(
+    SweepColumn(
         name="psnr_gain",
         label="PSNR gain over the prior",
         short="PSNR gain",
@@ -154,7 +154,7 @@ MEASURES = (
         figure="psnr_gain",
         level=0.0,
     ),
-    Measure(
+    SweepColumn(
         name="fid",
         label="FID of reconstructions",
         short="FID",
@@ -164,13 +164,13 @@ MEASURES = (
         least=True,
         ceiling=math.inf,
     ),
-    Measure(name="bytes", label="Bytes on the wire", short="Bytes", unit="bytes", ceiling=math.inf),
+    SweepColumn(name="bytes", label="Bytes on the wire", short="Bytes", unit="bytes", ceiling=math.inf),
 )
 """All measures of a sweep's figures and tables."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
+class SweepRow:
     """One run: its values by measure, its ledger by adversary, reference lines."""
 
     run: SweepRun
@@ -198,7 +198,7 @@ class Spread:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Bill:
+class PointLedgers:
     """Ledgers of a point's runs for one adversary's view.
 
     Attributes:
@@ -223,7 +223,7 @@ class Point:
     protocol: str
     defence: str
     level: float
-    rows: tuple[Row, ...]
+    rows: tuple[SweepRow, ...]
     spreads: dict[str, Spread]
 
     @property
@@ -234,45 +234,47 @@ class Point:
     @property
     def epsilon_asked(self) -> float | None:
         """ε that was asked of the defence; infinite without one; None where the level is no ε."""
-        found = {r.run.epsilon_asked for r in self.rows if r.run.status != "not-applicable"}
-        return found.pop() if len(found) == 1 else None
+        requests = {r.run.epsilon_asked for r in self.rows if r.run.status != "not-applicable"}
+        return requests.pop() if len(requests) == 1 else None
 
-    def bill(self, adversary: str) -> Bill | None:
+    def bill(self, adversary: str) -> PointLedgers | None:
         """Return the ledgers' result; None if a run with a result does not mention this adversary."""
         finished = [r for r in self.rows if r.run.result is not None]
         entries = [r.ledger[adversary] for r in finished if adversary in r.ledger]
         if not entries or len(entries) < len(finished):
             return None
-        found = [math.inf if e.epsilon is None else e.epsilon for e in entries]
+        epsilons = [math.inf if e.epsilon is None else e.epsilon for e in entries]
         causes = (e.cause or "the ledger gives no cause" for e in entries if e.epsilon is None)
-        return Bill(
-            epsilon=max(found),
-            least=min(found),
+        return PointLedgers(
+            epsilon=max(epsilons),
+            least=min(epsilons),
             causes=tuple(dict.fromkeys(causes)),
             deltas=tuple(sorted({e.delta for e in entries if e.delta is not None})),
             terms=tuple(sorted({(e.unit, e.relation) for e in entries})),
         )
 
 
-def axis_adversary(rows: Iterable[Row], wanted: str | None) -> str:
+def axis_adversary(rows: Iterable[SweepRow], wanted: str | None) -> str:
     """Return the axis's adversary: the wanted one, else the server, else the first of any ledger.
 
     Raises:
         UsageError: there are ledgers, and none of them has the wanted adversary.
     """
-    known = list(dict.fromkeys(a for r in rows for a in r.ledger))
+    adversaries = list(dict.fromkeys(a for r in rows for a in r.ledger))
     if wanted is not None:
-        if known and wanted not in known:
-            raise UsageError("adversary", wanted, "is in no ledger of this sweep", nearest(wanted, known))
+        if adversaries and wanted not in adversaries:
+            raise UsageError(
+                "adversary", wanted, "is in no ledger of this sweep", nearest(wanted, adversaries)
+            )
         return wanted
-    return "server" if "server" in known or not known else known[0]
+    return "server" if "server" in adversaries or not adversaries else adversaries[0]
 
 
-def row_of(run: SweepRun) -> Row:
+def row_of(run: SweepRun) -> SweepRow:
     """Return the row of a run."""
     result = run.result
     if result is None:
-        return Row(run=run)
+        return SweepRow(run=run)
     own = utility(result.utility.final, result.run.protocol)
     values = {
         "utility": own.best,
@@ -284,7 +286,7 @@ def row_of(run: SweepRun) -> Row:
     }
     lines = dict.fromkeys(f.line for f in result.utility.final if f.line != result.run.protocol)
     references = {line: utility(result.utility.final, line).best for line in lines}
-    return Row(
+    return SweepRow(
         run=run,
         values={name: v for name, v in values.items() if v is not None},
         ledger={e.adversary: e for e in result.ledger or ()},
@@ -293,32 +295,33 @@ def row_of(run: SweepRun) -> Row:
     )
 
 
-def _strongest(result: Result, measure: Measure) -> float | None:
+def _strongest(result: Result, measure: SweepColumn) -> float | None:
     """Return the largest value (of a distance: the smallest) over the attacks that ran, each a mean over victims."""
-    found = [
-        f.value
-        for cell in result.cells
-        if cell.goal == measure.goal and cell.status == "run"
-        for f in cell.figures
-        if f.name == measure.figure and f.value is not None
-    ]
-    return (min if measure.least else max)(found, default=None)
+    values: list[float] = []
+    for cell in result.tests:
+        if cell.goal == measure.goal:
+            values += [f.value for f in cell.figures if f.name == measure.figure and f.value is not None]
+    if measure.least:
+        return min(values, default=None)
+    return max(values, default=None)
 
 
-def points(rows: Iterable[Row]) -> tuple[Point, ...]:
+def points(rows: Iterable[SweepRow]) -> tuple[Point, ...]:
     """Return rows grouped over seeds, in their order; a point without any result has no spreads."""
-    groups: dict[tuple[str, str, float], list[Row]] = {}
+    groups: dict[tuple[str, str, float], list[SweepRow]] = {}
     for row in rows:
         groups.setdefault((row.run.protocol, row.run.defence, row.run.level), []).append(row)
-    made = []
+    grouped = []
     for (protocol, defence, level), same in groups.items():
-        spreads = {
-            m.name: spread_of([r.values[m.name] for r in same if m.name in r.values], m.ceiling)
-            for m in MEASURES
-            if any(m.name in r.values for r in same)
-        }
-        made.append(Point(protocol=protocol, defence=defence, level=level, rows=tuple(same), spreads=spreads))
-    return tuple(made)
+        spreads = {}
+        for measure in MEASURES:
+            values = [r.values[measure.name] for r in same if measure.name in r.values]
+            if values:
+                spreads[measure.name] = spread_of(values, measure.ceiling)
+        grouped.append(
+            Point(protocol=protocol, defence=defence, level=level, rows=tuple(same), spreads=spreads)
+        )
+    return tuple(grouped)
 
 
 def spread_of(values: Sequence[float], ceiling: float | None = None) -> Spread:
@@ -338,7 +341,9 @@ def spread_of(values: Sequence[float], ceiling: float | None = None) -> Spread:
 
     sd = statistics.stdev(values)
     half = float(t.ppf(0.5 + _LEVEL / 2, n - 1)) * sd / math.sqrt(n)
-    low, high = (mean - half, mean + half) if ceiling is None else _bounded(mean, half, ceiling)
+    low, high = mean - half, mean + half
+    if ceiling is not None:
+        low, high = _bounded(mean, half, ceiling)
     return Spread(mean=mean, sd=sd, low=min(low, mean), high=max(high, mean), n=n)
 
 
@@ -368,11 +373,11 @@ def front(places: Sequence[tuple[float, float]]) -> list[int]:
     Returns:
         Indices, by rising cost.
     """
-    best, kept = -math.inf, list[int]()
+    best, undominated = -math.inf, list[int]()
     # Among equal costs the largest gain comes first; equal places all stay.
     for i in sorted(range(len(places)), key=lambda i: (places[i][0], -places[i][1])):
-        twin = bool(kept) and places[kept[-1]] == places[i]
+        twin = bool(undominated) and places[undominated[-1]] == places[i]
         if places[i][1] > best or twin:
-            kept.append(i)
+            undominated.append(i)
             best = places[i][1]
-    return kept
+    return undominated

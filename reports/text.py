@@ -26,6 +26,7 @@ __all__ = [
     "measure",
     "odds",
     "party",
+    "plural",
     "sentence",
     "spans",
     "visible",
@@ -34,9 +35,6 @@ __all__ = [
 
 NBSP = "\N{NO-BREAK SPACE}"
 MINUS = "\N{MINUS SIGN}"
-
-MEASURES = {"single-label": "accuracy", "multi-label": "mAUC", "segmentation": "Dice", "text": "accuracy"}
-"""The word for a model's utility, by task."""
 
 _NAMES = {
     "accuracy": "Accuracy",
@@ -76,6 +74,8 @@ _ROLES = {
 
 def visible(text: str) -> str:
     """Return `text` with every invisible or reordering character written as its code point; newline and tab stay."""
+    if text.isprintable():
+        return text
     return "".join(c if _harmless(c) else f"\u27e8U+{ord(c):04X}\u27e9" for c in text)
 
 
@@ -98,8 +98,9 @@ def amount(value: float, unit: str = "") -> str:
         return f"{value:,.0f}"
     if unit == "fraction":
         return f"{_decimal(100 * value, 1)}{NBSP}%"
-    digits = 1 if unit == "dB" else 3 if abs(value) < 10 else 1
-    return _decimal(value, digits) + (f"{NBSP}{clip(unit, 16)}" if unit else "")
+    digits = 3 if abs(value) < 10 and unit != "dB" else 1
+    text = _decimal(value, digits)
+    return f"{text}{NBSP}{clip(unit, 16)}" if unit else text
 
 
 def _decimal(value: float, digits: int) -> str:
@@ -165,12 +166,18 @@ def odds(p: float, limit: float) -> str:
 
 def detectable(floor: float, one_victim: float | None) -> str:
     """Return a clause with the least AUC that would have been significant, rounded up."""
-    said = f"could have detected AUC {_up(floor)} or more"
-    return said if one_victim is None else f"{said}, and {_up(one_victim)} or more for one victim alone"
+    clause = f"could have detected AUC {_up(floor)} or more"
+    return clause if one_victim is None else f"{clause}, and {_up(one_victim)} or more for one victim alone"
 
 
 def _up(value: float) -> str:
     return f"{math.ceil(100 * value - 1e-9) / 100:.2f}"
+
+
+def plural(n: int, noun: str) -> str:
+    """Return a count with its noun: "1 test", "3 tests"."""
+    ending = "" if n == 1 else "s"
+    return f"{n} {noun}{ending}"
 
 
 def label(name: str) -> str:
@@ -186,8 +193,8 @@ def label(name: str) -> str:
 
 def party(name: str) -> str:
     """Return a party's name in running text: "the server", "client/3", "the server and client/3 colluding"."""
-    said = joined(_ROLES.get(part, clip(part, 60)) for part in name.split("+"))
-    return f"{said} colluding" if "+" in name else said
+    names = joined(_ROLES.get(part, clip(part, 60)) for part in name.split("+"))
+    return f"{names} colluding" if "+" in name else names
 
 
 def sentence(text: str) -> str:
@@ -203,9 +210,9 @@ def spans(numbers: Iterable[int]) -> str:
             runs[-1][1:] = [n]
         else:
             runs.append([n])
-    said = [" to ".join(map(str, run)) for run in runs]
-    several = len(said) > 1 or any(len(run) > 1 for run in runs)
-    return f"round{'s' if several else ''} {joined(said)}"
+    parts = [" to ".join(map(str, run)) for run in runs]
+    several = len(parts) > 1 or any(len(run) > 1 for run in runs)
+    return f"round{'s' if several else ''} {joined(parts)}"
 
 
 def joined(parts: Iterable[str], word: str = "and") -> str:

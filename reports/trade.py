@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import product
 from typing import TYPE_CHECKING
 
 from markupsafe import Markup
@@ -15,7 +16,7 @@ from .text import NBSP, kilobytes
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["TradePoint", "trade_chart"]
+__all__ = ["TradePoint", "ticks_at_decades", "trade_chart"]
 
 _CLEAR = {"facecolor": "white", "edgecolor": "none", "pad": 0.6, "alpha": 0.85}
 """Background of a label, so that no line runs through it."""
@@ -47,8 +48,8 @@ def trade_chart(
         name: prefix of the drawing's identifiers, unique on the page.
         title: description of the drawing, for readers who can't see it.
     """
-    sent = [p.bytes for p in points if p.bytes > 0] or [1]
-    left, right = min(sent) / 3, max(sent) * 3
+    sizes = [p.bytes for p in points if p.bytes > 0] or [1]
+    left, right = min(sizes) / 3, max(sizes) * 3
 
     def draw(axes: Axes) -> None:
         _draw_levels(axes, levels)
@@ -56,12 +57,17 @@ def trade_chart(
         axes.set(xscale="log", xlim=(left, right), ylim=(0, 100), xlabel="Bytes on the wire, all roles",
                  ylabel=f"Test {measure} (%)")  # fmt: skip
         axes.minorticks_off()
-        decades = range(math.floor(math.log10(left)), math.ceil(math.log10(right)) + 1)
-        ticks = [10.0**d for d in decades if left <= 10.0**d <= right]
-        axes.set_xticks(ticks, [kilobytes(t).replace(NBSP, " ").replace(".0", "") for t in ticks])
+        ticks_at_decades(axes, left, right)
         axes.grid(axis="y")
 
     return inline_svg(draw, (4.9, 2.75), (0.115, 0.17, 0.66, 0.79), name, title)
+
+
+def ticks_at_decades(axes: Axes, left: float, right: float) -> None:
+    """Put ticks with sizes in bytes at the powers of ten between two ends."""
+    decades = range(math.floor(math.log10(left)), math.ceil(math.log10(right)) + 1)
+    ticks = [10.0**d for d in decades if left <= 10.0**d <= right]
+    axes.set_xticks(ticks, [kilobytes(t).replace(NBSP, " ").replace(".0", "") for t in ticks])
 
 
 def _draw_levels(axes: Axes, levels: Sequence[tuple[str, float]]) -> None:
@@ -80,7 +86,7 @@ def _draw_points(axes: Axes, points: Sequence[TradePoint], left: float, right: f
         return _WIDE * across, _HIGH * 100 * point.accuracy
 
     # No label overlaps a mark or another label.
-    taken = [(x - 5, x + 5, y - 3) for x, y in map(place, points)]
+    boxes = [(x - 5, x + 5, y - 3) for x, y in map(place, points)]
     for i, point in enumerate(points):
         x, y, colour = max(point.bytes, left), 100 * point.accuracy, COLOURS[i % 5]
         if point.low is not None and point.high is not None:
@@ -89,9 +95,10 @@ def _draw_points(axes: Axes, points: Sequence[TradePoint], left: float, right: f
             [x], [y], color=colour, marker=MARKERS[i % 5], markersize=6, linestyle="none", clip_on=False
         )
         text = plain(point.name, 20)
-        side, rise = _free_side(place(point), _LETTER * len(text), taken)
+        side, rise = _free_side(place(point), _LETTER * len(text), boxes)
+        end = "left" if side > 0 else "right"
         axes.annotate(text, (x, y), xytext=(7 * side, rise), textcoords="offset points", color=colour,
-                      ha="left" if side > 0 else "right", fontsize=8.5, bbox=_CLEAR)  # fmt: skip
+                      ha=end, fontsize=8.5, bbox=_CLEAR)  # fmt: skip
 
 
 def _free_side(
@@ -105,15 +112,17 @@ def _free_side(
         taken: left end, right end and height of marks and of the labels so far; the chosen place is added.
     """
 
-    def box(side: int, rise: float) -> tuple[float, float, float]:
-        start = place[0] + (7 if side > 0 else -7 - width)
+    def box(rise: float, side: int) -> tuple[float, float, float]:
+        start = place[0] + 7
+        if side < 0:
+            start = place[0] - 7 - width
         return start, start + width, place[1] + rise
 
     def clear(low: float, high: float, y: float) -> bool:
         inside = low > 0 and high < _WIDE
         return inside and all(high < a or low > b or abs(y - height) > 8 for a, b, height in taken)
 
-    choices = [(side, rise) for rise in (-3.0, -12.0, 7.0, -22.0, 17.0) for side in (1, -1)]
-    side, rise = next((c for c in choices if clear(*box(*c))), choices[0])
-    taken.append(box(side, rise))
+    choices = list(product((-3.0, -12.0, 7.0, -22.0, 17.0), (1, -1)))
+    rise, side = next((c for c in choices if clear(*box(*c))), choices[0])
+    taken.append(box(rise, side))
     return side, rise

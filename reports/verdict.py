@@ -19,7 +19,7 @@ from types import MappingProxyType
 from typing import Literal
 
 from fdaudit.goals import challenged
-from fdaudit.result import Cell, Result, Target
+from fdaudit.result import Cell, Controls, Recording, Result, Target
 from fdaudit.types import Figure
 
 from .correction import Correction, corrections, groups
@@ -83,6 +83,7 @@ class Finding:
         decided_by: what decided in place of the deciding figure, by victim; `EVERYONE` stands for all together.
         detectable: what would have been significant, in a clause, if nothing was found.
         rehearsed: what the attack reached where coins are known, in a sentence, if nothing was found.
+        blind: too few coins were tossed for any AUC to be significant.
     """
 
     number: int
@@ -99,13 +100,48 @@ class Finding:
     decided_by: Mapping[str, str] = field(default_factory=dict)
     detectable: str = ""
     rehearsed: str = ""
+    blind: bool = False
+
+    @property
+    def untried(self) -> bool:
+        """Return whether nothing was tried: no attack fits, or none was asked for."""
+        return self.level in ("not-applicable", "not-requested")
 
 
 def judge_all(result: Result) -> tuple[Finding, ...]:
     """Return every cell's finding, in the result's order, by p-values that are corrected for all tests of the run."""
     judged = zip(result.cells, corrections(result), strict=True)
     low = bool(result.utility.warnings)
-    return tuple(judge(cell, i, correction, low) for i, (cell, correction) in enumerate(judged, start=1))
+    findings = []
+    for number, (cell, correction) in enumerate(judged, start=1):
+        findings.append(_with_unused(judge(cell, number, correction, low), result.run.recording))
+    return tuple(findings)
+
+
+def _with_unused(finding: Finding, recording: Recording | None) -> Finding:
+    """Return a finding about members with how many of these no message used.
+
+    They stay members, as the coins decided: to leave out pairs by what was used would break the test. They can only
+    hide a leak. Where no candidate was used, finding nothing shows nothing.
+    """
+    if (
+        recording is None
+        or not challenged(finding.cell.goal)
+        or finding.level not in (*SETTLED, "inconclusive")
+    ):
+        return finding
+    victims = {target.target for target in finding.cell.targets}
+    about = [one for one in recording.unused if one.party in victims and one.unused_candidates]
+    if not about:
+        return finding
+    unused, of = sum(one.unused_candidates for one in about), sum(one.candidates for one in about)
+    who = joined(clip(one.party, 60) for one in about)
+    said = f"{unused} of {of} candidates that are members of {who} were used by no message."
+    if unused == of and len(about) == len(victims) and finding.level in ("none-seen", "possible"):
+        return replace(
+            finding, level="inconclusive", because=f"{said} There was nothing to find.", detectable=""
+        )
+    return replace(finding, cautions=(*finding.cautions, f"{said} They count as members, which hides leaks."))
 
 
 def strongest(findings: Sequence[Finding]) -> Finding | None:
@@ -114,7 +150,8 @@ def strongest(findings: Sequence[Finding]) -> Finding | None:
 
     def rank(finding: Finding) -> tuple[int, float]:
         rule = RULES.get(finding.cell.goal)
-        return order.index(finding.level), -worth(rule, finding.worst_key or finding.key) if rule else 0.0
+        harm = worth(rule, finding.worst_key or finding.key) if rule else 0.0
+        return order.index(finding.level), -harm
 
     return min(findings, key=rank, default=None)
 
@@ -135,10 +172,13 @@ def judge(
         reason = cell.reason or f"The goal {clip(cell.goal, 60)} has no rule: its figures stand alone."
         as_it_is: Level = "inconclusive" if cell.status == "run" else cell.status
         return Finding(number=number, cell=cell, level=as_it_is, measured="", because=reason)
-    with_key = [t for t in cell.targets if by_name(t.figures, rule.figure)]
-    worst = max(with_key, key=lambda t: worth(rule, by_name(t.figures, rule.figure)), default=None)
+    worst: Target | None = None
+    worst_key: Figure | None = None
+    for target in cell.targets:
+        figure = by_name(target.figures, rule.figure)
+        if figure is not None and (worst is None or worth(rule, figure) > worth(rule, worst_key)):
+            worst, worst_key = target, figure
     key = by_name(cell.figures, rule.figure)
-    worst_key = by_name(worst.figures, rule.figure) if worst else None
     finding = Finding(
         number=number,
         cell=cell,
@@ -164,8 +204,8 @@ def judge(
 def _decided(finding: Finding, rule: Rule, correction: Correction) -> Finding:
     """Return the finding of a cell that ran, with its level, reason and cautions."""
     cell = finding.cell
-    positive = cell.controls.positive if cell.controls else None
-    negative = cell.controls.negative if cell.controls else None
+    controls = cell.controls or Controls()
+    positive, negative, power = controls.positive, controls.negative, controls.power
     if negative is not None and not negative.passed:
         why = (
             "Its negative control failed: it finds a leak where there is none, so its figures prove nothing."
@@ -175,32 +215,37 @@ def _decided(finding: Finding, rule: Rule, correction: Correction) -> Finding:
     signals = [(e, sign) for e in evidence if (sign := rule.signal(e))]
     if signals:
         grave = [(e, sign) for e, sign in signals if rule.strong(e)]
-        shown, sign = (grave or signals)[0]
-        who = [e.who for e, _ in signals]
+        top, sign = (grave or signals)[0]
+        clauses = {e.who: decided_by(rule, e) for e, _ in signals}
         return replace(
             finding,
             level="leak" if grave else "partial",
-            because=f"For {shown.who}, {sign}.",
-            cautions=tuple(_cautions(cell, who)),
-            affected=tuple(name for name in who if name != EVERYONE),
-            together=EVERYONE in who,
-            decided_by={e.who: told for e, _ in signals if (told := decided_by(rule, e))},
+            because=f"For {top.who}, {sign}.",
+            cautions=tuple(_cautions(cell, list(clauses))),
+            affected=tuple(name for name in clauses if name != EVERYONE),
+            together=EVERYONE in clauses,
+            decided_by={who: clause for who, clause in clauses.items() if clause},
         )
     if not any(rule.telling(e) for e in evidence):
         return replace(finding, because="Its deciding figure has no interval, or nothing to compare it with.")
     away, own = _corrected_away(cell, rule, correction)
     if own:
         cautions = (*_in_this_run(correction), *_rehearsed(cell))
-        return replace(finding, level="possible", because=away, cautions=cautions)
+        blind = correction.too_few > 0
+        return replace(finding, level="possible", because=away, cautions=cautions, blind=blind)
     if positive is None or not positive.passed:
         why = "failed" if positive else "was not run"
-        told = away or "It found nothing."
-        return replace(finding, because=f"{told} Its positive control {why}: it has shown nothing.")
-    power = cell.controls.power if cell.controls else None
+        clause = away or "It found nothing."
+        return replace(finding, because=f"{clause} Its positive control {why}: it has shown nothing.")
     if power is not None and not power.passed:
-        told = away or "It found nothing."
-        blind = "In a rehearsal of this run with known coins it finds nothing either: it has no power here."
-        return replace(finding, because=f"{told} {blind}")
+        clause = away or "It found nothing."
+        powerless = (
+            "In a rehearsal of this run with known coins it finds nothing either: it has no power here."
+        )
+        return replace(finding, because=f"{clause} {powerless}")
+    if correction.too_few:
+        few = f"Only {correction.too_few} coins decided who is a member: no AUC would be significant in this run."
+        return replace(finding, because=f"{away or 'It found nothing.'} {few}", blind=True)
     nothing = "Nothing lies above chance or the prior, and the attack's positive control passed."
     return replace(
         finding,
@@ -218,25 +263,30 @@ def _decided(finding: Finding, rule: Rule, correction: Correction) -> Finding:
 
 def _look(cell: Cell, found: Level) -> tuple[str, ...]:
     """Return the caution beside pictures that no test distinguished from chance."""
-    return (LOOK,) if found in ("none-seen", "inconclusive") and any(t.images for t in cell.targets) else ()
+    if found in ("none-seen", "inconclusive") and any(t.images for t in cell.targets):
+        return (LOOK,)
+    return ()
 
 
 def _evidence(cell: Cell, correction: Correction) -> Iterator[RuleInput]:
     """Yield the figures of all victims and of each, with their p-values after correction."""
     for target, figures, images in groups(cell):
-        named = [t for t in cell.targets if target in (None, t.target)]
+        targets = [t for t in cell.targets if target in (None, t.target)]
+        shares = [t.shares for t in targets if t.shares is not None]
+        if len(shares) < len(targets):  # the shares of some victims say nothing of all
+            shares = []
         yield RuleInput(
-            who=EVERYONE if target is None else clip(target, 60),
+            who=_victim(target),
             figures=[replace(f, p=correction.of(target, f)) for f in figures],
             images=images,
-            shares=[t.shares for t in named if t.shares is not None] if _all_shown(named) else [],
+            shares=shares,
             tests=correction.tests,
         )
 
 
-def _all_shown(targets: Sequence[Target]) -> bool:
-    """Return whether the class shares of every victim are known."""
-    return all(t.shares is not None for t in targets)
+def _victim(target: str | None) -> str:
+    """Return a victim's name for readers, or the word for all together."""
+    return EVERYONE if target is None else clip(target, 60)
 
 
 def _corrected_away(cell: Cell, rule: Rule, correction: Correction) -> tuple[str, bool]:
@@ -245,24 +295,24 @@ def _corrected_away(cell: Cell, rule: Rule, correction: Correction) -> tuple[str
     Figures beside a gain below zero do not count, except an identification of many records. Also return whether the
     figure is significant among the tests of its own cell (Bonferroni).
     """
-    tested = [
-        (figure.p, after, figure.name, EVERYONE if target is None else clip(target, 60), figures)
-        for target, figures, _ in groups(cell)
-        for figure in figures
-        if figure.p is not None
-        and (after := correction.of(target, figure)) is not None
-        and not figure.name.endswith("_worst")
-    ]
-    found = [t[:4] for t in tested if t[0] <= FAMILY_LEVEL < t[1] and not _worse_than_guessing(rule, t[4])]
-    if not found:
+    count, only_alone = 0, []
+    for target, figures, _ in groups(cell):
+        for figure in figures:
+            after = correction.of(target, figure)
+            if figure.p is None or after is None or figure.name.endswith("_worst"):
+                continue
+            count += 1
+            if figure.p <= FAMILY_LEVEL < after and not _worse_than_guessing(rule, figures):
+                only_alone.append((figure.p, after, figure.name, _victim(target)))
+    if not only_alone:
         return "", False
-    p, after, name, who = min(found)
-    said = (
+    p, after, name, who = min(only_alone)
+    note = (
         f"Not significant after correction ({label(name)}, {who}). Guessing would score this well "
         f"{odds(p, FAMILY_LEVEL).partition(';')[0]} in this test alone, but in one of {correction.tests:,} tests "
         f"{odds(after, FAMILY_LEVEL)}."
     )
-    return said, p * len(tested) <= FAMILY_LEVEL
+    return note, p * count <= FAMILY_LEVEL
 
 
 def _worse_than_guessing(rule: Rule, figures: Sequence[Figure]) -> bool:
@@ -274,22 +324,24 @@ def _worse_than_guessing(rule: Rule, figures: Sequence[Figure]) -> bool:
 
 def _detectable(correction: Correction) -> str:
     """Return a clause with the least AUC that would have been significant in this cell; empty if there is none."""
-    return "" if correction.floor is None else detectable(correction.floor, correction.floor_one_victim)
+    if correction.floor is None or correction.floor <= 0.5:
+        return ""
+    return detectable(correction.floor, correction.floor_one_victim)
 
 
 def _in_this_run(correction: Correction) -> Iterator[str]:
-    if said := _detectable(correction):
-        yield f"In this run it {said}."
+    if clause := _detectable(correction):
+        yield f"In this run it {clause}."
 
 
 def _rehearsed(cell: Cell) -> Iterator[str]:
     """Yield what a membership attack reached where the coins are known; of other goals there is nothing to say."""
     if not challenged(cell.goal):
         return
-    power = cell.controls.power if cell.controls else None
-    told = by_name(power.figures, "auc") if power is not None else None
-    if told is not None and told.value is not None:
-        yield f"In a rehearsal of this run with known coins it reached AUC {told.value:.3f}."
+    controls = cell.controls or Controls()
+    auc = by_name(controls.power.figures, "auc") if controls.power else None
+    if auc is not None and auc.value is not None:
+        yield f"In a rehearsal of this run with known coins it reached AUC {auc.value:.3f}."
     elif (share := by_name(cell.figures, "pair_accuracy_rehearsed")) is not None and share.value is not None:
         yield f"In rehearsed federations with known coins it told {share.value:.0%} of them right; guessing tells 50%."
     else:
@@ -297,10 +349,10 @@ def _rehearsed(cell: Cell) -> Iterator[str]:
 
 
 def _cautions(cell: Cell, signs: Sequence[str]) -> Iterator[str]:
-    controls = cell.controls
-    if controls is None or controls.negative is None:
+    controls = cell.controls or Controls()
+    if controls.negative is None:
         yield "No negative control was run beside it."
-    if controls is None or controls.positive is None:
+    if controls.positive is None:
         yield "No positive control was run beside it."
     elif not controls.positive.passed:
         yield "Its positive control failed, so the attack is weak here; the leak may be larger."
@@ -323,8 +375,8 @@ def _measured(rule: Rule, key: Figure | None, worst: Target | None, worst_key: F
     """Return the deciding figures in one sentence: of all victims and always also of the worst one."""
     parts = [f"{framed(rule, key)} over all victims"] if key else []
     if worst and worst_key:
-        said = beside(rule, worst_key, key) if key else framed(rule, worst_key)
-        parts.append(f"{said} for the worst victim, {clip(worst.target, 60)}")
+        at_worst = beside(rule, worst_key, key) if key else framed(rule, worst_key)
+        parts.append(f"{at_worst} for the worst victim, {clip(worst.target, 60)}")
         added = by_name(worst.figures, rule.beside_worst) if rule.beside_worst else None
         if added is not None and added.value is not None:
             parts.append(f"whose {label(rule.beside_worst)} is {measure(added, added.value)}")

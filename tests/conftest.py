@@ -7,6 +7,7 @@ import gc
 import os
 from collections.abc import Callable, Generator, Iterator
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,6 +17,21 @@ import pytest
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 from hypothesis import settings
+
+_IN_MEMORY, _ROOM = Path("/dev/shm"), 4 << 30
+
+
+def _temporary_files_fit_into_memory() -> bool:
+    """Return whether this system has a directory in memory with room for all that tests write."""
+    if not (_IN_MEMORY.is_dir() and os.access(_IN_MEMORY, os.W_OK)):
+        return False
+    system = os.statvfs(_IN_MEMORY)
+    return system.f_bavail * system.f_frsize > _ROOM and not system.f_flag & os.ST_NOEXEC
+
+
+# Tests write 80,000 small files, and to remove them from a disk may take longer than to run the tests.
+if _temporary_files_fit_into_memory():
+    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(_IN_MEMORY))
 
 settings.register_profile("fdaudit", deadline=None)  # a busy machine fails no test
 settings.load_profile("fdaudit")
@@ -84,7 +100,8 @@ def _torch_as_it_was() -> Iterator[None]:
 
     torch.set_num_threads(1)
     yield
-    torch.use_deterministic_algorithms(False)
+    if torch.are_deterministic_algorithms_enabled():  # the other call loads much of PyTorch
+        torch.use_deterministic_algorithms(False)
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -121,6 +138,16 @@ def _what_is_installed_is_read_once() -> Iterator[None]:
         patch.setattr(manifest, "version", cache(manifest.version))
         patch.setattr(bundle, "environment", once(bundle.environment))
         patch.setattr(bundle, "sbom", once(bundle.sbom))
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _the_command_line_is_built_once() -> Iterator[None]:
+    """A process builds it for its one command; here many commands share one."""
+    import typer.main
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(typer.main, "get_command", cache(typer.main.get_command))
         yield
 
 

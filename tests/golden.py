@@ -17,7 +17,7 @@ from typing import Any
 
 import fdaudit
 from fdaudit import api
-from fdaudit.planning import plan, recorded
+from fdaudit.planning import recorded, simulated
 from fdaudit.quickstart.suite import specs
 from fdaudit.storage.vault import Secrets
 from tests.helpers.mask_cases import write_masks
@@ -32,7 +32,7 @@ _UNSTABLE = ("versions", "reproduce", "timings")
 def main(out: Path, names: list[str]) -> None:
     """Run the named cases, or all, below a temporary directory and write their figures to `out`."""
     out.mkdir(parents=True, exist_ok=True)
-    for module in (plan, recorded):  # salts and noise of defences depend on the code
+    for module in (simulated, recorded):  # salts and noise of defences depend on the code
         module.own_digest = lambda: "fixed"  # type: ignore[attr-defined]
     drawn = Secrets.draw
     Secrets.draw = lambda seed=None: drawn() if seed is None else known(seed)  # type: ignore[method-assign]

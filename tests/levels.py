@@ -11,6 +11,7 @@ ORDER = (  # lower ones first: a unit imports nothing of ours but itself and wha
     "config",
     "events",
     "kinds",
+    "tasks",
     "types",
     "goals",
     "progress",
@@ -51,7 +52,7 @@ ORDER = (  # lower ones first: a unit imports nothing of ours but itself and wha
 ROOMS = ("attacks", "defenses", "protocols", "reports")
 FACADES = ("fdaudit", "fdaudit.__main__")
 
-WORDS = {"errors", "limits", "rng", "config", "events", "kinds", "types", "goals", "registry"}
+WORDS = {"errors", "limits", "rng", "config", "events", "kinds", "tasks", "types", "goals", "registry"}
 """Modules of the root that every room uses."""
 ROOMS_MAY = {
     "attacks": WORDS

@@ -31,7 +31,7 @@ def fedavg(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
 
 def test_recorded_and_bare_rounds_of_fedavg_make_the_same_model(fedavg: Any, tmp_path: Path) -> None:
-    execution = Execution.resolve(device="cpu", threads=1, convolutions=True, batchnorm=False)
+    execution = Execution.resolve(device="cpu", threads=1, convolutions=True)
     one = fedavg.recorded(tmp_path, fedavg.clients(), execution, rounds=2)
     bare = fedavg.Bare(fedavg.network(), fedavg.clients(), fedavg.memory_format(execution))
     start = {name: tensor.clone() for name, tensor in bare.parameters.items()}

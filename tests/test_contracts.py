@@ -16,7 +16,7 @@ import pytest
 
 from fdaudit import attacks, defenses, protocols
 from fdaudit.errors import SpecError
-from fdaudit.registry import METHODS, REQUIRED, Registry
+from fdaudit.registry import CARDS, METHODS, ExtensionCard, Registry
 
 from .helpers.docs_pages import EXTRAS
 
@@ -43,17 +43,18 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     sys.modules.pop(_PLACE, None)
 
 
-def _registry(site: Path, room: str, source: str) -> Registry[object]:
+def _registry(site: Path, room: str, source: str) -> Registry[object, ExtensionCard]:
     (site / f"{_PLACE}.py").write_text(source)
     name, cls = _NAMES[room]
     return Registry(f"fdaudit.{room}", {name: f"{_PLACE}:{cls}"})
 
 
 def _without(source: str, attribute: str) -> str:
-    """The source without a class attribute or method."""
-    pattern = (
-        rf"    {attribute}: ClassVar.*?(?=\n    \w|\n\n)|    def {attribute}\(.*?(?=\n    def |\n\n\n|\Z)"
-    )
+    """The source without a field of the card, a class attribute or a method."""
+    field = rf"        {attribute}=.*?(?=\n        \w|\n    \))"
+    settings = rf"    {attribute}: ClassVar.*?(?=\n    \w|\n\n)"
+    method = rf"    def {attribute}\(.*?(?=\n    def |\n\n\n|\Z)"
+    pattern = f"{field}|{settings}|{method}"
     changed, times = re.subn(pattern, "", source, count=1, flags=re.DOTALL)
     assert times == 1
     return changed
@@ -63,7 +64,9 @@ def _line(source: str, cls: str) -> int:
     return next(n for n, text in enumerate(source.split("\n"), 1) if re.match(rf"class {cls}\b", text))
 
 
-def _refused(registry: Registry[object], room: str, word: str, site: Path, source: str) -> None:
+def _refused(
+    registry: Registry[object, ExtensionCard], room: str, word: str, site: Path, source: str
+) -> None:
     """Both ways to a class refuse it, with what is wrong, file, line and remedy."""
     name, cls = _NAMES[room]
     for way in (registry.describe, registry.load):
@@ -79,13 +82,17 @@ def _refused(registry: Registry[object], room: str, word: str, site: Path, sourc
 @pytest.mark.parametrize("room", _ROOMS)
 def test_the_examples_keep_their_contracts(room: str, site: Path) -> None:
     registry, name = _registry(site, room, _source(room)), _NAMES[room][0]
-    assert registry.load(name).name == registry.describe(name)["name"] == name  # type: ignore[attr-defined]
+    assert registry.load(name).card.name == registry.describe(name).name == name  # type: ignore[attr-defined]
+
+
+def _required(room: str) -> tuple[str, ...]:
+    return tuple(CARDS[f"fdaudit.{room}"][0].required())
 
 
 _MEMBERS = [
     (room, member)
     for room in _ROOMS
-    for member in (*REQUIRED[f"fdaudit.{room}"], "Config", *METHODS[f"fdaudit.{room}"])
+    for member in (*_required(room), "Config", *METHODS[f"fdaudit.{room}"])
     if member != "__init__"
 ]
 
@@ -97,13 +104,55 @@ def test_a_missing_member_is_named(room: str, member: str, site: Path) -> None:
     _refused(_registry(site, room, source), room, f"has no {method}{member}", site, source)
 
 
-@pytest.mark.parametrize(("room", "member"), [(r, m) for r in _ROOMS for m in REQUIRED[f"fdaudit.{r}"]])
+@pytest.mark.parametrize(("room", "member"), [(r, m) for r in _ROOMS for m in _required(r)])
 def test_an_attribute_of_a_wrong_type_is_named(room: str, member: str, site: Path) -> None:
-    source = re.sub(
-        rf"    {member}: ClassVar(.*?)\] = ", rf"    {member}: ClassVar\1] = 7 or ", _source(room)
-    )
-    literal = _without(source, member).replace("    Config: ", f"    {member} = 7\n    Config: ", 1)
+    literal = _without(_source(room), member).replace("Card(\n", f"Card(\n        {member}=7,\n", 1)
     _refused(_registry(site, room, literal), room, f"has {member} 7, which is not", site, literal)
+
+
+@pytest.mark.parametrize("room", _ROOMS)
+@pytest.mark.parametrize(
+    ("stated", "word"),
+    [
+        ("", "has no card, which is {card}(name=…, …)"),
+        ("card = made()", "computes card, which must be {card}(name=…, …) with plain literals"),
+        ("card = {card}(**FIELDS)", "computes card, which must be"),
+        ('card = {card}("text")', "computes card, which must be"),
+        ("card = {other}(name='x')", "has a card of another kind, {other}, where {card}(name=…, …) belongs"),
+        ("card = 7", "computes card, which must be"),
+    ],
+)
+def test_a_card_that_is_missing_or_no_call_of_literals_is_named(
+    room: str, stated: str, word: str, site: Path
+) -> None:
+    card = CARDS[f"fdaudit.{room}"][0].__name__
+    other = "AttackCard" if room == "protocols" else "ProtocolCard"
+    written = stated.format(card=card, other=other)
+    source = re.sub(r"card = \w+Card\(.*?\n    \)", written, _source(room), count=1, flags=re.DOTALL)
+    assert source != _source(room)
+    _refused(_registry(site, room, source), room, word.format(card=card, other=other), site, source)
+
+
+@pytest.mark.parametrize("room", _ROOMS)
+def test_an_unknown_or_computed_field_of_a_card_is_named(room: str, site: Path) -> None:
+    for field, word in (
+        ('pagee="x"', "has the unknown field 'pagee' in its card. Did you mean 'page'?"),
+        ("page=made()", "computes page, which must be a plain literal"),
+    ):
+        source = _source(room).replace("Card(\n", f"Card(\n        {field},\n", 1)
+        with pytest.raises(SpecError) as caught:
+            _registry(site, room, source).load(_NAMES[room][0])
+        told = f"{caught.value.problem}. {caught.value.remedy}"
+        assert all(part in told for part in word.split(". "))
+        assert _PLACE not in sys.modules
+
+
+def test_a_card_that_changes_when_the_class_loads_is_refused(site: Path) -> None:
+    changed = "\nfrom dataclasses import replace\nConfidence.card = replace(Confidence.card, assumes=('initial',))\n"
+    registry = _registry(site, "attacks", _source("attacks") + changed)
+    assert registry.describe("confidence").assumes == ()
+    with pytest.raises(SpecError, match="has another card once it is loaded than its source states"):
+        registry.load("confidence")
 
 
 @pytest.mark.parametrize(("room", "method"), [(r, m) for r in _ROOMS for m in METHODS[f"fdaudit.{r}"]])
@@ -122,7 +171,14 @@ def test_a_method_of_other_arguments_is_named(room: str, method: str, site: Path
     [
         ("attacks", '"membership"', '"mischief"', "unknown goal 'mischief'"),
         ("attacks", '"standard": {}, ', "", "no settings in profiles for standard"),
-        ("attacks", '= "confidence"', '= "other"', "calls itself 'other'"),
+        ("attacks", 'name="confidence"', 'name="other"', "calls itself 'other'"),
+        (
+            "attacks",
+            "assumes=(),",
+            'assumes=(), control={"images": 3},',
+            "a control that does not say on what",
+        ),
+        ("defenses", 'name="sign"', 'name="sign", at="rest"', "acts at 'rest'"),
         ("attacks", '("oracle (soft labels)",)', '("oracle (soft labels)")', "which is not a tuple of texts"),
         (
             "protocols",
@@ -181,8 +237,7 @@ def test_a_class_that_is_not_there_is_named(source: str, site: Path) -> None:
 def test_a_room_exports_its_contract_and_the_checks_follow_it(room: str) -> None:
     module: ModuleType = _ROOMS[room]
     contract = getattr(module, _TYPES[room])
-    stated = set(inspect.get_annotations(contract)) - {"Config", "state"}
-    assert set(REQUIRED[f"fdaudit.{room}"]) <= stated
+    assert {"card", "Config"} <= set(inspect.get_annotations(contract))
     for method, arguments in METHODS[f"fdaudit.{room}"].items():
         assert tuple(inspect.signature(getattr(contract, method)).parameters)[1:] == arguments
 

@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from fdaudit.tasks import TASKS
+
 from .levels import FACADES, FROM_TRANSCRIPT_REPORTS_MAY, MOST_MODULES, ORDER, ROOMS, may
 
 ROOT = Path(__file__).parents[1]
@@ -124,7 +126,7 @@ def test_no_files_import_each_other_in_a_circle() -> None:
 
 def test_the_tree_is_read(tmp_path: Path) -> None:
     """The reader sees every form of import; were it blind, every rule below would hold."""
-    seen = {(target, name) for target, name, _ in ours("fdaudit.planning.plan")}
+    seen = {(target, name) for target, name, _ in ours("fdaudit.planning.simulated")}
     assert ("fdaudit.protocols", None) in seen  # from fdaudit import protocols
     assert ("fdaudit.errors", "SpecError") in seen
     assert ("fdaudit.reports.security", "write_report") in {
@@ -227,6 +229,19 @@ def nothing_hidden_is_imported(module: str) -> None:
         name for name, _ in calls(module) if name.endswith(("import_module", "__import__", "exec_module"))
     }
     assert not found or module in DYNAMIC
+
+
+PARTS_OF_A_RUN = {
+    "fdaudit.handout.oracle_server.Answering",
+    "fdaudit.scoring.ground_truth.Truth",
+    "fdaudit.scoring.scoring.Scorer",
+}
+
+
+@rule()
+def only_a_run_directory_opens_the_parts_of_a_run(module: str) -> None:
+    opened = PARTS_OF_A_RUN & {name for name, _ in calls(module)}
+    assert not opened or module == "fdaudit.scoring.run_directory"
 
 
 FORBIDDEN_MODULES = {
@@ -353,6 +368,28 @@ def the_global_generator_is_seeded_inside_a_fork_only(module: str) -> None:
     assert all(id(node) in inside for node in seeding)
 
 
+@rule()
+def no_task_is_told_by_its_name(module: str) -> None:
+    """Only `fdaudit.tasks` says what differs between tasks; others ask its objects."""
+    if unit_of(module) == "tasks":
+        return
+    for node in ast.walk(tree_of(module)):
+        if isinstance(node, ast.Compare):
+            sides = [node.left, *node.comparators]
+            about_tasks = any("task" in ast.unparse(side) for side in sides)
+            named = {text for side in sides for text in texts_of(side)} & TASKS.keys()
+            assert not (about_tasks and named), f"line {node.lineno}: ask the task itself, not its name"
+        if isinstance(node, ast.Dict):
+            named = {text for key in node.keys if key is not None for text in texts_of(key)} & TASKS.keys()
+            assert len(named) < 2, f"line {node.lineno}: what differs between tasks belongs to fdaudit.tasks"
+
+
+def texts_of(expression: ast.expr) -> set[str]:
+    """The texts that an expression spells out."""
+    constants = [node for node in ast.walk(expression) if isinstance(node, ast.Constant)]
+    return {node.value for node in constants if isinstance(node.value, str)}
+
+
 @pytest.mark.parametrize("check", RULES, ids=lambda check: check.__name__)
 def test_every_module_keeps_the_rule(check: Rule) -> None:
     for module in ALL:
@@ -365,6 +402,7 @@ def test_the_rules_find_what_they_forbid(monkeypatch: pytest.MonkeyPatch) -> Non
         "import pickle\nimport numpy as np\nfrom torch import load\nimport torch as t\n"
         "def f():\n    from fdaudit.storage.vault import Vault\n    from ..defenses import noise\n"
         "load(1); t.load(2); eval('3'); np.random.seed(4); t.rand(5)\n"
+        "what = {'text': 1, 'segmentation': 2} if task == 'single-label' else {}\n"
     )
     monkeypatch.setitem(modules(), "fdaudit.attacks.bad", ROOT / "attacks" / "bad.py")
     real = Path.read_text
@@ -377,6 +415,7 @@ def test_the_rules_find_what_they_forbid(monkeypatch: pytest.MonkeyPatch) -> Non
         no_unpickling_no_shell_no_global_randomness_is_imported,
         no_forbidden_call,
         every_draw_has_a_generator,
+        no_task_is_told_by_its_name,
     ):
         with pytest.raises(AssertionError):
             check("fdaudit.attacks.bad")

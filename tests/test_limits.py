@@ -32,7 +32,7 @@ from fdaudit.spec.card import load_card
 from fdaudit.spec.schema import DatasetSpec, ModelSpec, load_spec
 from fdaudit.storage.files import load_json, load_tensors
 from fdaudit.sweeps.grid import load_grid
-from fdaudit.transcript.encoding import Grid, packed, readable
+from fdaudit.transcript.encoding import EvenGrid, packed, readable
 from fdaudit.transcript.log import read_log
 from fdaudit.transcript.messages import Message
 from fdaudit.transcript.transcript import Transcript, read_messages, verify_transcript
@@ -166,14 +166,14 @@ def test_what_nobody_could_read_again_is_not_written(tmp_path: Path, monkeypatch
 
 
 def test_a_layout_whose_product_wraps_around_is_damage() -> None:
-    made = packed("z", torch.zeros(0, dtype=torch.int64), Grid(0.0, 1.0, 2))
+    made = packed("z", torch.zeros(0, dtype=torch.int64), EvenGrid(0.0, 1.0, 2))
     made["z:layout"] = torch.tensor([1, 65536, 65536, 65536, 65536], dtype=torch.int32)
     with pytest.raises(IntegrityError, match="'z' is damaged"):
         readable(made)
 
 
 def test_unpacked_values_are_counted_before_they_are_unpacked(monkeypatch: pytest.MonkeyPatch) -> None:
-    made = packed("z", torch.zeros(4096, dtype=torch.int64), Grid(0.0, 1.0, 2))
+    made = packed("z", torch.zeros(4096, dtype=torch.int64), EvenGrid(0.0, 1.0, 2))
     assert readable(made)["z"].shape == (4096,)
     monkeypatch.setenv("FDAUDIT_MOST_TENSOR_BYTES", "1000")
     with pytest.raises(IntegrityError, match="16,384 bytes of tensors"):
@@ -182,11 +182,11 @@ def test_unpacked_values_are_counted_before_they_are_unpacked(monkeypatch: pytes
 
 def test_values_are_the_same_in_however_many_parts_they_are_unpacked(monkeypatch: pytest.MonkeyPatch) -> None:
     codes = torch.randint(0, 200, (37, 11), generator=child(0, "codes"))
-    made = packed("z", codes, Grid(-1.5, 0.015, 200))
+    made = packed("z", codes, EvenGrid(-1.5, 0.015, 200))
     whole = readable(made)["z"]
     monkeypatch.setattr("fdaudit.transcript.encoding._AT_ONCE", 8)
     assert torch.equal(readable(made)["z"], whole)
-    assert torch.equal(whole, Grid(-1.5, 0.015, 200).values(codes))
+    assert torch.equal(whole, EvenGrid(-1.5, 0.015, 200).values(codes))
 
 
 @pytest.fixture(scope="module")
@@ -292,10 +292,10 @@ def test_seeds_are_compared_in_a_moment(tmp_path: Path) -> None:
     ],
 )
 def test_whole_numbers_have_an_end(field: str, value: int) -> None:
-    from fdaudit.planning.plan import make_plan
+    from fdaudit.planning.simulated import simulated_case
 
     with pytest.raises(SpecError) as error:
-        make_plan(load_spec(tiny(**{field: value})), 0)
+        simulated_case(load_spec(tiny(**{field: value})), 0)
     assert error.value.field == field.replace("__", ".")
 
 

@@ -187,10 +187,10 @@ def copied(*tensors: str) -> dict[str, Any]:
     return {"kind": "model-extraction", "target": "client/0", "parameters": parameters, "answers": 0}
 
 
-def test_a_case_has_no_more_guesses_than_parties() -> None:
+def test_a_trial_has_no_more_guesses_than_parties() -> None:
     sent = {"t0": torch.zeros(2)}
     assert len(guesses_of([membership()] * 3, sent, 3)) == 3
-    with pytest.raises(MalformedError, match="4 guesses are more than the case's 3"):
+    with pytest.raises(MalformedError, match="4 guesses are more than the trial's 3"):
         guesses_of([membership()] * 4, sent, 3)
 
 

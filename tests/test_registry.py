@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -10,28 +11,23 @@ import pytest
 
 from fdaudit import attacks, defenses, protocols
 from fdaudit.errors import FdauditError, SpecError
-from fdaudit.registry import Registry
+from fdaudit.registry import DefenseCard, Registry, SimpleProtocolCard
 
 SOURCE = '''
 """A module that must not be run."""
-from typing import ClassVar
+from fdaudit.registry import DefenseCard
 
-class Base:
-    shared: ClassVar[str] = "from the base"
-    name: ClassVar[str] = "overridden"
+raise RuntimeError("this module was imported")
+
+class Base(elsewhere.Base):
+    card = DefenseCard(name="base")
 
 class Thing(Base):
     """What it does.
 
     More of it.
     """
-    name: ClassVar[str] = "thing"
-    numbers: ClassVar[tuple[int, ...]] = (1, 2)
-    plain = {"a": [None, True]}
-    computed: ClassVar[int] = len("abc")
-    annotated: int
-
-raise RuntimeError("this module was imported")
+    card = DefenseCard(name="thing", source="a " "test", accepts=("logits", "soft_labels"), fixed_size=True)
 '''
 
 
@@ -39,7 +35,7 @@ raise RuntimeError("this module was imported")
 def stranger(tmp_path, monkeypatch):
     (tmp_path / "strange_module.py").write_text(SOURCE)
     monkeypatch.syspath_prepend(str(tmp_path))
-    return Registry("fdaudit.things", {"thing": "strange_module:Thing"})
+    return Registry("fdaudit.defenses", {"thing": "strange_module:Thing"})
 
 
 def entries(monkeypatch, *names):
@@ -49,18 +45,19 @@ def entries(monkeypatch, *names):
     )
 
 
-def test_describing_reads_docstring_and_literals_and_runs_nothing(stranger):
-    found = stranger.describe("thing")
-    assert found == {
-        "doc": "What it does.\n\nMore of it.",
-        "shared": "from the base",
-        "name": "thing",
-        "numbers": (1, 2),
-        "plain": {"a": [None, True]},
-    }
+def test_describing_reads_the_card_and_the_docstring_and_runs_nothing(stranger):
+    stated = {"source": "a test", "accepts": ("logits", "soft_labels"), "fixed_size": True}
+    assert stranger.describe("thing") == DefenseCard(name="thing", **stated)
+    assert stranger.doc("thing") == "What it does.\n\nMore of it."
     assert "strange_module" not in sys.modules
-    with pytest.raises(RuntimeError, match="was imported"):
+    with pytest.raises(SpecError, match="was imported"):
         stranger.load("thing")
+
+
+def test_a_described_card_is_a_new_object(stranger):
+    one, other = attacks.REGISTRY.describe("dlg"), attacks.REGISTRY.describe("dlg")
+    one.profiles["quick"]["restarts"] = 99
+    assert other == attacks.REGISTRY.describe("dlg") != one
 
 
 def test_listing_and_describing_everything_imports_no_torch():
@@ -69,15 +66,15 @@ def test_listing_and_describing_everything_imports_no_torch():
         "from fdaudit import attacks, defenses, protocols\n"
         "rooms = [attacks.REGISTRY, defenses.REGISTRY, protocols.REGISTRY]\n"
         "cards = [r.describe(n) for r in rooms for n in r.names()]\n"
-        "assert len(cards) >= 5 and all(c['doc'] for c in cards)\n"
+        "assert len(cards) >= 5 and all(r.doc(n) for r in rooms for n in r.names())\n"
         "assert not {'torch', 'numpy', 'pydantic'} & set(sys.modules), 'imported'\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=600)
 
 
 FAMILY = """
-ASKED = {"kind": "proxy_indices", "what": "which"}
-ANSWERS = ({"kind": "logits"}, {"kind": "soft_labels"})
+ASKED = {"kind": "proxy_indices", "from": "server", "to": "client", "what": "which"}
+ANSWERS = ({"kind": "logits", "from": "client", "to": "server"},)
 ROUND = HERE
 HERE = ROUND
 """
@@ -85,34 +82,43 @@ MEMBER = """
 from family import ANSWERS as THEIRS, ASKED, ROUND, absent
 from nowhere import gone
 OWN = "of the member"
-class Thing:
-    name = "thing"
-    messages = (ASKED, *THEIRS, {"kind": "release", "what": OWN})
-    nested = {"a": {"b": (OWN,)}}
-    unknown = (absent, OWN)
-    missing = gone
-    cyclic = ROUND
-    unpacked = (*OWN,)
+class Thing(gone):
+    card = SimpleProtocolCard(
+        name="thing",
+        messages=(ASKED, *THEIRS, {"kind": "logits", "from": "server", "to": "client", "what": OWN}),
+        privacy={"a": {"b": (OWN,)}},
+        FIELD
+    )
 raise RuntimeError("this module was imported")
 """
 
 
-def test_names_stand_for_the_literals_of_a_family(tmp_path, monkeypatch):
-    """Nothing is imported; a name that is no literal leaves the attribute out, as a computed one does."""
-    (tmp_path / "family.py").write_text(f"{FAMILY}raise RuntimeError('this module was imported')")
-    (tmp_path / "member_of_family.py").write_text(MEMBER)
+@pytest.fixture
+def member(tmp_path, monkeypatch):
+    def made(field=""):
+        (tmp_path / "family.py").write_text(f"{FAMILY}raise RuntimeError('this module was imported')")
+        (tmp_path / "member_of_family.py").write_text(MEMBER.replace("FIELD", field))
+        return Registry("fdaudit.protocols", {"thing": "member_of_family:Thing"})
+
     monkeypatch.syspath_prepend(str(tmp_path))
-    asked, scores, soft = (
-        {"kind": "proxy_indices", "what": "which"},
-        {"kind": "logits"},
-        {"kind": "soft_labels"},
+    return made
+
+
+def test_names_stand_for_the_literals_of_a_family(member):
+    """Nothing is imported."""
+    own = {"kind": "logits", "from": "server", "to": "client", "what": "of the member"}
+    asked = {"kind": "proxy_indices", "from": "server", "to": "client", "what": "which"}
+    assert member().describe("thing") == SimpleProtocolCard(
+        name="thing",
+        messages=(asked, {"kind": "logits", "from": "client", "to": "server"}, own),
+        privacy={"a": {"b": ("of the member",)}},
     )
-    assert Registry("fdaudit.things", {"thing": "member_of_family:Thing"}).describe("thing") == {
-        "doc": "",
-        "name": "thing",
-        "messages": (asked, scores, soft, {"kind": "release", "what": "of the member"}),
-        "nested": {"a": {"b": ("of the member",)}},
-    }
+
+
+@pytest.mark.parametrize("value", ["(absent, OWN)", "gone", "ROUND", "(*OWN,)", "tuple([OWN])", "OWN + OWN"])
+def test_a_field_that_is_no_literal_is_refused(member, value):
+    with pytest.raises(SpecError, match="computes trust, which must be a plain literal"):
+        member(f"trust={value},").describe("thing")
 
 
 def test_installed_packages_add_names(monkeypatch):
@@ -152,5 +158,6 @@ def test_an_unknown_name_is_refused_with_the_nearest(field, shown):
 def test_every_public_name_loads_and_says_so_itself(room, name):
     cls = room.REGISTRY.load(name)
     card = room.REGISTRY.describe(name)
-    assert cls.name == card["name"] == name
-    assert card["doc"] == __import__("inspect").getdoc(cls)
+    assert cls.card == card
+    assert card.name == name
+    assert room.REGISTRY.doc(name) == inspect.getdoc(cls)

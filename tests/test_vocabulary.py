@@ -29,7 +29,7 @@ from fdaudit.events import (
     event_from_json,
     event_to_json,
 )
-from fdaudit.planning.plan import make_plan
+from fdaudit.planning.simulated import simulated_case
 from fdaudit.rng import SecretStream, child, child_numpy, child_seed
 from fdaudit.spec.schema import Spec, load_spec
 from fdaudit.storage.files import decode, encode
@@ -333,15 +333,15 @@ SPECS = [
 
 @pytest.mark.parametrize("values", SPECS, ids=["defaults", "small", "everything"])
 def test_a_resolved_spec_loads_again_as_it_was(values, tmp_path):
-    plan = make_plan(load_spec({"attacks": [{"name": "loss-threshold"}], **values}), known(11))
+    case = simulated_case(load_spec({"attacks": [{"name": "loss-threshold"}], **values}), known(11))
     path = tmp_path / "spec.yaml"
-    path.write_text(yaml.safe_dump(plan.spec.public("c" * 64), sort_keys=False))
+    path.write_text(yaml.safe_dump(case.spec.public("c" * 64), sort_keys=False))
     again = load_spec(path)
-    assert again == plan.spec.model_copy(update={"seed": None})
-    assert again.digest() == plan.spec.digest()
-    resolved = make_plan(again, known(11))
+    assert again == case.spec.model_copy(update={"seed": None})
+    assert again.digest() == case.spec.digest()
+    resolved = simulated_case(again, known(11))
     assert resolved.spec == again
-    assert resolved.execution == plan.execution
+    assert resolved.execution == case.execution
 
 
 def test_a_written_spec_holds_a_commitment_instead_of_the_seed():
@@ -377,7 +377,7 @@ def test_the_digest_leaves_the_seed_out_and_nothing_else():
 )
 def test_what_a_run_could_not_do_is_refused_before_it_starts(values, says):
     with pytest.raises(SpecError, match=says):
-        make_plan(load_spec({"attacks": [{"name": "loss-threshold"}], **values}), known(1))
+        simulated_case(load_spec({"attacks": [{"name": "loss-threshold"}], **values}), known(1))
 
 
 def test_a_spec_is_taken_as_it_is():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from pydantic import Field
@@ -12,11 +12,15 @@ from torch import Tensor, nn
 from fdaudit.config import Config
 from fdaudit.errors import UsageError
 from fdaudit.goals.reconstruction import Reconstruction
+from fdaudit.goals.row_reconstruction import RowReconstruction
+from fdaudit.models.normalization import Normalization, normalization_of
+from fdaudit.registry import AttackCard
 from fdaudit.types import Applicability, AttackTask
 
 from .._reading import reads_forms
 from .labels import recover_labels
-from .uploads import Upload, adversary_probes, applies, find_uploads, network
+from .training_mode import network
+from .uploads import Upload, adversary_probes, applies, find_uploads
 
 if TYPE_CHECKING:
     from fdaudit.adversary.knowledge import Knowledge
@@ -45,15 +49,18 @@ class AnalyticRecovery:
     without weight decay.
     """
 
-    name: ClassVar[str] = "analytic"
-    work: ClassVar[dict[str, Any]] = {"once": 700, "each": 700}
-    goal: ClassVar[str] = "reconstruction"
-    needs: ClassVar[tuple[str, ...]] = ("gradient", "model_update", "model_parameters")
-    assumes: ClassVar[tuple[str, ...]] = ("architecture", "auxiliary")
-    source: ClassVar[str] = "Phong et al. 2018, section 3; batches: Boenisch et al. 2023, Fowl et al. 2022"
-    tasks: ClassVar[tuple[str, ...]] = ("single-label", "multi-label")
-    profiles: ClassVar[dict[str, dict[str, Any]]] = {"quick": {}, "standard": {}, "full": {}}
-    control: ClassVar[dict[str, Any]] = {"on": "gradients"}
+    card = AttackCard(
+        name="analytic",
+        work={"once": 700, "each": 700},
+        goal="reconstruction",
+        goals={"table": "row-reconstruction"},
+        needs=("gradient", "model_update", "model_parameters"),
+        assumes=("architecture", "auxiliary"),
+        source="Phong et al. 2018, section 3; batches: Boenisch et al. 2023, Fowl et al. 2022",
+        tasks=("single-label", "multi-label", "table"),
+        profiles={"quick": {}, "standard": {}, "full": {}},
+        control={"on": "gradients"},
+    )
     Config: ClassVar[type[AnalyticConfig]] = AnalyticConfig
 
     def __init__(self, config: AnalyticConfig) -> None:
@@ -68,16 +75,18 @@ class AnalyticRecovery:
             knowledge.architecture is not None
             and first_linear(module, knowledge.architecture.input_shape) is None
         ):
-            return Applicability(False, "the network's first layer is not fully connected with a bias")
-        found, reasons = self._uploads(view, task)
-        return applies(found, reasons)
+            return Applicability(
+                False, "the network's first layer is not fully connected with a bias that trains"
+            )
+        uploads, reasons = self._uploads(view, task)
+        return applies(uploads, reasons)
 
     def run(
         self, view: View, knowledge: Knowledge, task: AttackTask, generator: torch.Generator
-    ) -> tuple[Reconstruction, ...]:
-        """Return one `Reconstruction` for each victim: for n images the n best-supported candidates, in [0, 1].
+    ) -> tuple[Reconstruction | RowReconstruction, ...]:
+        """Return one guess for each victim: for n records the n best-supported candidates; images in [0, 1], or rows.
 
-        There are fewer if fewer neurons are active, and none (0, c, h, w) if no neuron is.
+        There are fewer if fewer neurons are active. A victim of whose upload no neuron is active has no guess.
         """
         module = network(knowledge)
         if isinstance(module, str) or knowledge.architecture is None:
@@ -87,33 +96,49 @@ class AnalyticRecovery:
         if layer is None:
             raise UsageError("module", None, "has no fully connected first layer", "Ask `applicable` first.")
         # Labels are read off a softmax layer only.
-        probes = adversary_probes(knowledge, generator) if knowledge.task == "single-label" else None
-        return tuple(self._one(u, module, layer, probes, shape) for u in self._uploads(view, task)[0])
+        probes = adversary_probes(knowledge, generator) if knowledge.task.labels.one_class else None
+        bounded = knowledge.task.inputs.bounded
+        guesses = []
+        for upload in self._uploads(view, task)[0]:
+            guess = self._one(upload, module, layer, probes, shape, bounded)
+            if len(guess.images if isinstance(guess, Reconstruction) else guess.rows):
+                guesses.append(guess)
+        return tuple(guesses)
 
     def _one(
-        self, u: Upload, module: nn.Module, layer: str, probes: Tensor | None, shape: tuple[int, ...]
-    ) -> Reconstruction:
+        self,
+        u: Upload,
+        module: nn.Module,
+        layer: str,
+        probes: Tensor | None,
+        shape: tuple[int, ...],
+        bounded: bool,
+    ) -> Reconstruction | RowReconstruction:
         n = u.training.images
         dW, db = u.gradient[f"{layer}.weight"], u.gradient[f"{layer}.bias"]
-        one = n == 1
-        images = recover_image(dW, db)[None] if one else candidates(dW, db, self.config.tolerance).inputs[:n]
+        one, normalization = n == 1, normalization_of(module)
+        if one:
+            inputs = _images(recover_image(dW, db)[None], shape, normalization)
+        else:
+            found = candidates(dW, db, self.config.tolerance, shape, normalization, bounded=bounded)
+            inputs = found.inputs[:n].view(-1, *shape)
         # A candidate has no label of its own; only for one image is it known which label is whose.
         labels = (
             recover_labels(u.gradient, module, u.start, n, probes) if one and probes is not None else None
         )
-        return Reconstruction(
-            target=u.target,
-            messages=(u.start_seq, u.seq),
-            images=images.view(-1, *shape).clamp(0, 1).cpu(),
-            labels=labels,
-            evaluations=0,
-        )
+        messages, inputs = (u.start_seq, u.seq), inputs.cpu()
+        if not bounded:
+            return RowReconstruction(target=u.target, messages=messages, rows=inputs, labels=labels)
+        return Reconstruction(target=u.target, messages=messages, images=inputs.clamp(0, 1), labels=labels)
 
     def _uploads(self, view: View, task: AttackTask) -> tuple[list[Upload], dict[str, str]]:
-        found, reasons = find_uploads(view, task.targets, self.config.round, self.config.max_images)
-        decayed = [u for u in found if u.update is not None and u.training.weight_decay]
+        # A ratio of gradients has no rate.
+        uploads, reasons = find_uploads(
+            view, task.targets, self.config.round, self.config.max_images, any_rate=True
+        )
+        decayed = [u for u in uploads if u.update is not None and u.training.weight_decay]
         reasons |= {u.target: "weight decay over several steps blurs dW / db" for u in decayed}
-        return [u for u in found if u not in decayed], reasons
+        return [u for u in uploads if u not in decayed], reasons
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -132,6 +157,8 @@ class Candidates:
 def first_linear(module: nn.Module, shape: tuple[int, ...]) -> str | None:
     """Return the name of the linear layer with a bias that receives the flattened image, if the network starts so.
 
+    The image may be normalised as `fdaudit.models.normalization` does it.
+
     Args:
         module: the network.
         shape: (c, h, w) of an image.
@@ -140,16 +167,27 @@ def first_linear(module: nn.Module, shape: tuple[int, ...]) -> str | None:
     if not owners or not isinstance(owners[0][1], nn.Linear) or owners[0][1].bias is None:
         return None
     name, layer = owners[0]
+    if not (layer.weight.requires_grad and layer.bias.requires_grad):
+        return None
     # Check its actual input for an image with distinct values: nothing may scale or reorder it.
     probe = torch.linspace(0, 1, int(torch.tensor(shape).prod())).view(1, *shape)
-    seen: list[Tensor] = []
-    hook = layer.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
+    normalization = normalization_of(module)
+    expected = probe if normalization is None else normalization(probe)
+    layer_inputs: list[Tensor] = []
+    hook = layer.register_forward_pre_hook(lambda _, inputs: layer_inputs.append(inputs[0]))
+    trained = [m for m in module.modules() if m.training]
     try:
         with torch.no_grad():
-            module(probe)
+            module.eval()(probe)  # of one image, which BatchNorm may refuse in training
     finally:
         hook.remove()
-    same = seen and seen[0].shape == (1, probe.numel()) and torch.equal(seen[0], probe.flatten(1))
+        for m in trained:
+            m.training = True
+    same = (
+        layer_inputs
+        and layer_inputs[0].shape == (1, probe.numel())
+        and torch.equal(layer_inputs[0], expected.flatten(1))
+    )
     return name if same else None
 
 
@@ -163,25 +201,44 @@ def recover_image(weight_gradient: Tensor, bias_gradient: Tensor) -> Tensor:
     return x.to(weight_gradient.dtype)
 
 
-def candidates(weight_gradient: Tensor, bias_gradient: Tensor, tolerance: float = 1e-3) -> Candidates:
+def _images(inputs: Tensor, shape: tuple[int, ...], normalization: Normalization | None) -> Tensor:
+    """Return a first layer's inputs (m, d) as the records (m, *shape) behind them."""
+    images = inputs.view(-1, *shape)
+    return images if normalization is None else normalization.undone(images)
+
+
+def candidates(
+    weight_gradient: Tensor,
+    bias_gradient: Tensor,
+    tolerance: float = 1e-3,
+    shape: tuple[int, ...] | None = None,
+    normalization: Normalization | None = None,
+    *,
+    bounded: bool = True,
+) -> Candidates:
     """Return distinct inputs that neurons of a first layer show for a batch, sorted by the number of agreeing neurons.
 
     Neuron i shows dW_i / db_i = Σ_b w_ib x_b, with weights that sum to 1. It shows an input itself if only one image
     activates it. Two neurons almost never mix several inputs in equal parts, so agreement indicates a pure one. Ties go
-    to candidates within [0, 1], then to the larger |db|.
+    to candidates within [0, 1], if inputs are bounded so, then to the larger |db|.
 
     Args:
         weight_gradient: (H, d).
         bias_gradient: (H,).
         tolerance: root-mean-square difference of inputs that count as equal.
+        shape: (c, h, w) of an image; needed with `normalization`.
+        normalization: of the images before the layer. Candidates are the images, not the layer's inputs.
+        bounded: whether inputs lie in [0, 1].
     """
     active = bias_gradient.abs() > 1e-6 * bias_gradient.abs().max().clamp_min(1e-30)
     strength, order = bias_gradient[active].abs().sort(descending=True)
     rows = (weight_gradient[active] / bias_gradient[active][:, None])[order]
     if not len(rows):
         return Candidates(inputs=rows, support=torch.zeros(0, dtype=torch.int64))
+    if normalization is not None and shape is not None:
+        rows = _images(rows, shape, normalization).flatten(1)
     near = torch.cdist(rows.double(), rows.double()) <= tolerance * rows.shape[1] ** 0.5
-    outside = (rows.clamp(0, 1) - rows).abs().amax(1) > tolerance
+    outside = ((rows.clamp(0, 1) - rows).abs().amax(1) > tolerance) & bounded
     free = torch.ones(len(rows), dtype=torch.bool)
     chosen, support = [], []
     for i in sorted(range(len(rows)), key=lambda i: (-int(near[i].sum()), bool(outside[i]), i)):

@@ -71,11 +71,11 @@ class ClassPrior:
         if share == 1 or not self._mean_variance:
             return (1 - share) * images.nan_to_num(0.5).clamp(0, 1) + share * means
         noise = self._mean_variance * share / (1 - share)
-        kept = self.variances / (self.variances + noise)
+        factors = self.variances / (self.variances + noise)
         least = self.rest / (self.rest + noise)
         residuals = (images.nan_to_num(0.5).clamp(0, 1) - means).flatten(-3)
         directions = self.directions.to(residuals)
-        along = (residuals @ directions.T) * (kept - least).to(residuals)
+        along = (residuals @ directions.T) * (factors - least).to(residuals)
         return (means + (least * residuals + along @ directions).view_as(means)).clamp(0, 1)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from pydantic import Field
@@ -11,6 +11,7 @@ from torch import Tensor
 
 from fdaudit.config import Config
 from fdaudit.goals.reconstruction import Reconstruction
+from fdaudit.registry import AttackCard
 from fdaudit.types import Applicability, AttackTask
 
 from .._reading import reads_forms
@@ -40,19 +41,21 @@ class PixelComparison:
     contradicts the fewest of them. Records with one class each cannot be followed from step to step.
     """
 
-    name: ClassVar[str] = "pixel-comparison"
-    work: ClassVar[dict[str, Any]] = {"once": 500, "each": 5, "grows": ("steps",)}
-    goal: ClassVar[str] = "reconstruction"
-    needs: ClassVar[tuple[str, ...]] = ("sample_gradients",)
-    assumes: ClassVar[tuple[str, ...]] = ("auxiliary",)
-    tasks: ClassVar[tuple[str, ...]] = ("single-label", "segmentation")
-    source: ClassVar[str] = "ours; the loss is that of Chang et al. 2020, Eq. 3"
-    profiles: ClassVar[dict[str, dict[str, Any]]] = {
-        "quick": {"steps": 200},
-        "standard": {"steps": 1000},
-        "full": {"steps": 10000},
-    }
-    control: ClassVar[dict[str, Any]] = {"on": "comparisons"}
+    card = AttackCard(
+        name="pixel-comparison",
+        work={"once": 500, "each": 5, "grows": ("steps",)},
+        goal="reconstruction",
+        needs=("sample_gradients",),
+        assumes=("auxiliary",),
+        tasks=("single-label", "segmentation"),
+        source="ours; the loss is that of Chang et al. 2020, Eq. 3",
+        profiles={
+            "quick": {"steps": 200},
+            "standard": {"steps": 1000},
+            "full": {"steps": 10000},
+        },
+        control={"on": "comparisons"},
+    )
     Config: ClassVar[type[PixelComparisonConfig]] = PixelComparisonConfig
 
     def __init__(self, config: PixelComparisonConfig) -> None:
@@ -76,26 +79,25 @@ class PixelComparison:
             raise ValueError("pixel-comparison: no auxiliary records. Ask `applicable` first.")
         typical = knowledge.auxiliary[0].flatten(1)
         steps = {target: steps_of(view, target) for target in task.targets}
-        return tuple(self._guess(view, target, found, typical) for target, found in steps.items() if found)
+        return tuple(self._guess(view, target, own, typical) for target, own in steps.items() if own)
 
     def _guess(
         self, view: View, target: str, steps: Sequence[tuple[Message, Message, Message]], typical: Tensor
     ) -> Reconstruction:
         masks = view.tensors(steps[-1][0])["values"].ndim == 3
-        read = steps[-self.config.steps :] if masks else steps[-1:]
-        labels, images, gradients = (
-            torch.cat([view.tensors(step[i])[name] for step in read])
-            for i, name in enumerate(("values", "samples", "values"))
-        )
+        last = steps[-self.config.steps :] if masks else steps[-1:]
+        labels = torch.cat([view.tensors(message)["values"] for message, _, _ in last])
+        images = torch.cat([view.tensors(message)["samples"] for _, message, _ in last])
+        gradients = torch.cat([view.tensors(message)["values"] for _, _, message in last])
         same = torch.unique(labels.view(len(labels), -1), dim=0, return_inverse=True)[1]
         of = same if masks else torch.arange(len(labels))
         x, brighter = images.flatten(1), gradients.flatten(1) < 0
-        found = [between(x[of == k], brighter[of == k], typical) for k in range(int(of.max()) + 1)]
+        pixels = [between(x[of == k], brighter[of == k], typical) for k in range(int(of.max()) + 1)]
         return Reconstruction(
             target=target,
-            messages=tuple(labels.seq for labels, _, _ in read),
-            images=torch.stack(found).view(-1, *images.shape[1:]).clamp(0, 1),
-            note=f"{len(read)} steps, up to {int(of.bincount().max())} comparisons of a record",
+            messages=tuple(labels.seq for labels, _, _ in last),
+            images=torch.stack(pixels).view(-1, *images.shape[1:]).clamp(0, 1),
+            note=f"{len(last)} steps, up to {int(of.bincount().max())} comparisons of a record",
         )
 
 
@@ -137,10 +139,10 @@ def steps_of(view: View, target: str) -> list[tuple[Message, Message, Message]]:
         *(m for m in view.select(kind="generated_samples") if m.receivers == (target,)),
     ]
     order = ("private_labels", "generated_samples", "sample_gradients")
-    found: list[tuple[Message, Message, Message]] = []
-    begun: list[Message] = []
+    complete: list[tuple[Message, Message, Message]] = []
+    current: list[Message] = []
     for message in sorted((m for m in own if m.payload is not None), key=lambda m: m.seq):
-        begun = [message] if message.kind == order[0] else [*begun, message]
-        if tuple(m.kind for m in begun) == order:
-            found.append((begun[0], begun[1], begun[2]))
-    return found
+        current = [message] if message.kind == order[0] else [*current, message]
+        if tuple(m.kind for m in current) == order:
+            complete.append((current[0], current[1], current[2]))
+    return complete

@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from fdaudit.errors import UsageError
+
 from .labels import last_layer, recover_labels
 from .mixtures import LastLayer, halfway, mixture_of
 from .uploads import Upload
@@ -20,8 +22,10 @@ def labels_behind(
 ) -> Tensor:
     """Return the labels (n,) of n records behind an upload, in ascending order.
 
-    One step shows each class's count (`recover_counts`). An update of several steps is a mixture of per-class updates.
-    Its shares do not depend on the number of steps or of records.
+    One step shows each class's count (`recover_counts`); so do several where the network ends in no linear layer,
+    as if they were one. Else an update of several steps is a mixture of per-class updates.
+    Its shares do not depend on the number of steps or of records. Steps of Adam show little but signs: the classes
+    whose last bias rose are those of the records, and their counts are assumed to be about equal.
 
     Args:
         upload: the upload.
@@ -30,7 +34,8 @@ def labels_behind(
         probes: (m, c, h, w) images that stand in for the clients'.
         auxiliary: records (x, y), needed for several steps; without them one step is assumed.
     """
-    if upload.update is None or auxiliary is None:
+    as_one = upload.update is None or upload.training.adaptive
+    if as_one or auxiliary is None or not _answers_linearly(module, auxiliary[0]):
         images = upload.training.images
         labels = recover_labels(upload.gradient, module, upload.start, images, probes)
         return labels if images == n else labels[torch.linspace(0, images - 1, n).round().long()]
@@ -61,19 +66,35 @@ def batch_like(labels: Tensor, y: Tensor, generator: torch.Generator) -> Tensor:
 def class_means(auxiliary: tuple[Tensor, Tensor], classes: int) -> Tensor:
     """Return the mean auxiliary image (C, c, h, w) of each class; the mean of all for a class without records."""
     x, y = auxiliary
-    return torch.stack([x[y == c].mean(0) if bool((y == c).any()) else x.mean(0) for c in range(classes)])
+    means = []
+    for c in range(classes):
+        own = x[y == c]
+        means.append((own if len(own) else x).mean(0))
+    return torch.stack(means)
+
+
+def _answers_linearly(module: nn.Module, x: Tensor) -> bool:
+    try:
+        last_layer(module, x)
+    except UsageError:
+        return False
+    return True
 
 
 def _shares(upload: Upload, module: nn.Module, x: Tensor, y: Tensor) -> Tensor:
     """Return class shares (C,) behind an update of several steps, from the gradients at both of its ends."""
-    weight, bias = last_layer(module)
+    weight, bias = last_layer(module, x)
     classes = len(upload.gradient[weight])
     update = upload.update or {}
-    after = {name: value + update[name] if name in update else value for name, value in upload.start.items()}
+    after = {}
+    for name, value in upload.start.items():
+        after[name] = value + update[name] if name in update else value
     ends = [LastLayer.of(module, at, x, y, classes) for at in (upload.start, after)]
-    sent = update[weight].flatten(1)
-    last = sent.new_zeros(classes) if bias is None else update[bias]
-    shares = mixture_of(halfway(ends[0], ends[1], -torch.cat([sent, last[:, None]], 1)), classes)
+    if not ends[1].finite:
+        ends[1] = ends[0]
+    delta = update[weight].flatten(1)
+    last = delta.new_zeros(classes) if bias is None else update[bias]
+    shares = mixture_of(halfway(ends[0], ends[1], -torch.cat([delta, last[:, None]], 1)), classes)
     return shares if bool(shares.sum() > 0) else torch.full_like(shares, 1 / classes)
 
 

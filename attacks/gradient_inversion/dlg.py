@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import torch
 from pydantic import Field
@@ -13,21 +13,25 @@ from torch import Tensor, nn
 from fdaudit.config import Config
 from fdaudit.errors import UsageError
 from fdaudit.goals.reconstruction import Reconstruction
+from fdaudit.goals.row_reconstruction import RowReconstruction
+from fdaudit.models.network import call_with, moved
+from fdaudit.registry import AttackCard
+from fdaudit.training.objectives import ClientStep
 from fdaudit.types import Applicability, AttackTask
 
 from .._reading import reads_forms
 from .engine import Matched, best_of, match_lbfgs
-from .gradients import GradientMap, flatten
+from .gradients import PLAIN, GradientMap, flatten
 from .labels import recover_labels
+from .training_mode import invertible_network, lone_record
 from .uploads import (
     Upload,
     adversary_probes,
     applies,
-    device_of,
     find_uploads,
     matched_once,
-    network,
     reconstruction,
+    row_reconstruction,
 )
 
 if TYPE_CHECKING:
@@ -68,18 +72,22 @@ class DLG:
     together.
     """
 
-    name: ClassVar[str] = "dlg"
-    work: ClassVar[dict[str, Any]] = {"once": 15000, "each": 1500, "grows": ("restarts", "evaluations")}
-    goal: ClassVar[str] = "reconstruction"
-    needs: ClassVar[tuple[str, ...]] = ("gradient", "model_update", "model_parameters")
-    assumes: ClassVar[tuple[str, ...]] = ("architecture", "auxiliary")
-    source: ClassVar[str] = "Zhu, Liu & Han 2019; labels: Zhao, Mopuri & Bilen 2020"
-    profiles: ClassVar[dict[str, dict[str, Any]]] = {
-        "quick": {"restarts": 2, "evaluations": 200},
-        "standard": {"restarts": 4, "evaluations": 600},
-        "full": {"restarts": 16, "evaluations": 2000},
-    }
-    control: ClassVar[dict[str, Any]] = {"on": "gradients"}
+    card = AttackCard(
+        name="dlg",
+        work={"once": 15000, "each": 1500, "grows": ("restarts", "evaluations")},
+        goal="reconstruction",
+        goals={"table": "row-reconstruction"},
+        needs=("gradient", "model_update", "model_parameters"),
+        assumes=("architecture", "auxiliary"),
+        source="Zhu, Liu & Han 2019; labels: Zhao, Mopuri & Bilen 2020",
+        tasks=("single-label", "table"),
+        profiles={
+            "quick": {"restarts": 2, "evaluations": 200},
+            "standard": {"restarts": 4, "evaluations": 600},
+            "full": {"restarts": 16, "evaluations": 2000},
+        },
+        control={"on": "gradients"},
+    )
     Config: ClassVar[type[DLGConfig]] = DLGConfig
 
     def __init__(self, config: DLGConfig) -> None:
@@ -87,24 +95,30 @@ class DLG:
 
     def applicable(self, view: View, knowledge: Knowledge, task: AttackTask) -> Applicability:
         """Check for a victim's one-step upload, the model that it started from, and the architecture."""
-        module = network(knowledge)
+        module = invertible_network(knowledge)
         if isinstance(module, str):
             return Applicability(False, module)
-        found, reasons = self._uploads(view, task)
-        return applies(found, reasons)
+        uploads, reasons = self._uploads(view, knowledge, task)
+        return applies(uploads, reasons)
 
     def run(
         self, view: View, knowledge: Knowledge, task: AttackTask, generator: torch.Generator
-    ) -> tuple[Reconstruction, ...]:
-        """Return one `Reconstruction` for each victim with a one-step upload; images (n, c, h, w) clamped to [0, 1]."""
-        module, device = network(knowledge), device_of(knowledge)
+    ) -> tuple[Reconstruction | RowReconstruction, ...]:
+        """Return one guess for each victim with a one-step upload: images (n, c, h, w) clamped to [0, 1], or rows."""
+        module, device = invertible_network(knowledge), knowledge.device
         if isinstance(module, str):
             raise UsageError("knowledge", None, f"does not do: {module}", "Ask `applicable` first.")
-        guesses = []
-        for upload in self._uploads(view, task)[0]:
+        guesses = list[Reconstruction | RowReconstruction]()
+        shows_rows = knowledge.task.inputs.shown == "rows"
+        for upload in self._uploads(view, knowledge, task)[0]:
             invert = partial(self._one, upload, module, knowledge, device)
-            found = matched_once(self.name, self.config.model_dump(mode="json"), knowledge, upload, invert)
-            guesses.append(reconstruction(upload, found))
+            matched = matched_once(
+                self.card.name, self.config.model_dump(mode="json"), knowledge, upload, invert
+            )
+            if shows_rows:
+                guesses.append(row_reconstruction(upload, matched))
+            else:
+                guesses.append(reconstruction(upload, matched))
         return tuple(guesses)
 
     def _one(
@@ -121,22 +135,30 @@ class DLG:
             labels = recover_labels(upload.gradient, module, upload.start, n, probes)[None]
         return deep_leakage(
             module.to(device),
-            {k: t.to(device) for k, t in upload.start.items()},
-            [{k: t.to(device) for k, t in upload.gradient.items()}],
+            moved(upload.start, device),
+            [moved(upload.gradient, device)],
             labels,
             images=(n, *probes.shape[1:]),
             config=self.config,
             generator=generator,
+            step=upload.training.step,
         )
 
-    def _uploads(self, view: View, task: AttackTask) -> tuple[list[Upload], dict[str, str]]:
-        found, reasons = find_uploads(view, task.targets, self.config.round, self.config.max_images)
-        several = [u for u in found if u.update is not None]
-        reasons |= {
-            u.target: f"its update takes {len(u.training.batches)} steps; inverting-gradients simulates them"
-            for u in several
-        }
-        return [u for u in found if u.update is None], reasons
+    def _uploads(
+        self, view: View, knowledge: Knowledge, task: AttackTask
+    ) -> tuple[list[Upload], dict[str, str]]:
+        uploads, reasons = find_uploads(view, task.targets, self.config.round, self.config.max_images)
+        suitable = []
+        for upload in uploads:
+            reason = lone_record(knowledge, upload)
+            if upload.update is not None:
+                steps = len(upload.training.batches)
+                reason = f"its update takes {steps} steps; inverting-gradients simulates them"
+            if reason:
+                reasons[upload.target] = reason
+            else:
+                suitable.append(upload)
+        return suitable, reasons
 
 
 def deep_leakage(
@@ -148,6 +170,7 @@ def deep_leakage(
     images: tuple[int, ...],
     config: DLGConfig,
     generator: torch.Generator,
+    step: ClientStep = PLAIN,
 ) -> Matched:
     """Run DLG on bare gradients (Zhu 2019, algorithm 1): M gradients of the same model at once.
 
@@ -159,16 +182,18 @@ def deep_leakage(
         images: (n, c, h, w), the shape of the images behind each gradient.
         config: settings.
         generator: draws starting points.
+        step: how a client makes its gradient.
 
     Returns:
         M rows, the best restart of each; images are not clamped.
     """
-    simulate, R = GradientMap(module, tensors), config.restarts
+    simulate, R = GradientMap(module, tensors, step=step), config.restarts
     target = torch.stack([flatten(g, simulate.names) for g in gradients])
     draw = torch.rand if config.init == "uniform" else torch.randn
     x = draw(len(target) * R, *images, generator=generator).to(target)
     if labels is None:
-        _, classes = module(x[0, :1]).shape
+        with torch.no_grad():
+            _, classes = call_with(module, {}, x[0]).shape
         y = torch.randn(len(x), images[0], classes, generator=generator).to(target)
     else:
         y = labels.to(target.device).repeat_interleave(R, 0)

@@ -15,8 +15,10 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -27,6 +29,7 @@ from .lbfgs import minimise
 
 __all__ = [
     "Matched",
+    "Penalty",
     "best_of",
     "cosine_distance",
     "match_adam",
@@ -57,6 +60,14 @@ class Matched:
     labels: Tensor
     objective: Tensor
     evaluations: Tensor
+
+
+class Penalty(Protocol):
+    """A term of the objective that depends on the images alone."""
+
+    def __call__(self, x: Tensor, rows: slice) -> Tensor:
+        """Return its values (R,) for images (R, B, c, h, w), which are these rows of all problems."""
+        ...
 
 
 def squared_l2(simulated: Tensor, target: Tensor) -> Tensor:
@@ -149,13 +160,13 @@ def match_lbfgs(
             values.append(value.detach())
         return torch.cat(values), torch.cat(gradients)
 
-    found = minimise(objective, start, evaluations=evaluations, history=history, tolerance=tolerance)
-    labels = found.x[:, split:].view(y.shape).argmax(2) if optimise_labels else y
+    minimum = minimise(objective, start, evaluations=evaluations, history=history, tolerance=tolerance)
+    labels = minimum.x[:, split:].view(y.shape).argmax(2) if optimise_labels else y
     return Matched(
-        images=found.x[:, :split].view(shape),
+        images=minimum.x[:, :split].view(shape),
         labels=labels,
-        objective=found.value.nan_to_num(torch.inf),
-        evaluations=found.evaluations * shape[1],
+        objective=minimum.value.nan_to_num(torch.inf),
+        evaluations=minimum.evaluations * shape[1],
     )
 
 
@@ -169,6 +180,7 @@ def match_adam(
     lr: float | Tensor,
     tv: float | Tensor,
     signed: bool = True,
+    penalty: Penalty | None = None,
 ) -> Matched:
     """Run Inverting Gradients: cosine distance plus `tv` times total variation, Adam on the gradient's sign, in [0, 1].
 
@@ -183,12 +195,14 @@ def match_adam(
         lr: Adam's step at the start, in units of pixel intensity; one for all problems, or (R,).
         tv: weight of the total variation; one for all problems, or (R,).
         signed: replace the gradient by its sign.
+        penalty: another term of the objective.
     """
     size = _at_once(x[0].numel(), target)
-    parts = [
-        _adam(simulate, target[part], x[part], y[part], iterations, _rows(lr, part), _rows(tv, part), signed)
-        for part in _chunks(len(x), size)
-    ]
+    parts = []
+    for part in _chunks(len(x), size):
+        term = None if penalty is None else partial(penalty, rows=part)
+        settings = (iterations, _rows(lr, part), _rows(tv, part), signed, term)
+        parts.append(_adam(simulate, target[part], x[part], y[part], *settings))
     return Matched(
         images=torch.cat([p[0] for p in parts]),
         labels=y,
@@ -206,6 +220,7 @@ def _adam(
     lr: float | Tensor,
     tv: float | Tensor,
     signed: bool,
+    penalty: Callable[[Tensor], Tensor] | None,
 ) -> tuple[Tensor, Tensor]:
     """Return the best images and their cosine distances, for all rows of one chunk."""
     x = x.detach().clone()
@@ -219,6 +234,7 @@ def _adam(
         v = x.requires_grad_()
         distance = cosine_distance(*simulate.products(v, y, target), target_square)
         total = distance + tv * total_variation(v) if smoothed else distance
+        total = total if penalty is None else total + penalty(v)
         (g,) = torch.autograd.grad(total.sum(), v)
         x, total = x.detach(), total.detach()
         better = total < best_total
@@ -252,7 +268,8 @@ def _at_once(values: int, target: Tensor) -> int:
 def _chunks(rows: int, most: int) -> list[slice]:
     """Return slices of at most `most` rows, as even as possible, because small ones cost more for each row."""
     count = -(-rows // most)
-    return [slice(a, b) for a, b in itertools.pairwise(rows * i // count for i in range(count + 1))]
+    ends = [rows * i // count for i in range(count + 1)]
+    return [slice(a, b) for a, b in itertools.pairwise(ends)]
 
 
 def best_of(matched: Matched, restarts: int) -> Matched:

@@ -14,26 +14,28 @@ from torch import Tensor, nn
 from fdaudit.config import Config
 from fdaudit.errors import UsageError
 from fdaudit.goals.reconstruction import Reconstruction
+from fdaudit.models.network import moved
+from fdaudit.registry import AttackCard
 from fdaudit.storage.cache import computed_once
+from fdaudit.training.objectives import ClientStep
 from fdaudit.types import Applicability, AttackTask
 
 from .._reading import reads_forms
 from .class_prior import ClassPrior
 from .composition import labels_behind
 from .engine import Matched, best_of, match_adam
-from .gradients import GradientMap, flatten
+from .gradients import PLAIN, GradientMap, flatten
 from .readings import auxiliary_distance, find_readings, likeliest, relative_distance
+from .statistics import BatchStatistics, shown_statistics
+from .training_mode import invertible_network, lone_record
 from .trials import compositions, peers, tuned
 from .tuning import RECORDS, Settings, first_images
-from .updates import LocalSGD, UpdateMap
+from .updates import SMOOTHING, ClientSteps, UpdateMap
 from .uploads import (
     Upload,
     adversary_probes,
     applies,
-    described,
-    device_of,
     matched_once,
-    network,
     reconstruction,
 )
 
@@ -63,6 +65,8 @@ class InvertingGradientsConfig(Config):
     """Starting images: noise, or equal parts of noise and the mean auxiliary image. Untuned: noise."""
     shrink: float | None = Field(None, ge=0, le=1)
     """How far the guess is denoised by images of its class: 0 keeps it, 1 returns their mean. Untuned: 0."""
+    statistics: float = Field(1.0, ge=0)
+    """Weight of the distance to the batch's statistics, where an undefended upload of one step carries BatchNorm's."""
     signed: bool = True
     """Step along the gradient's sign."""
     round: int = Field(0, ge=0)
@@ -75,33 +79,37 @@ class InvertingGradientsConfig(Config):
     @property
     def given(self) -> dict[str, Any]:
         """Return the tunable settings that the user gave."""
-        named = {name: getattr(self, name) for name in ("tv", "lr", "start", "shrink")}
-        return {name: value for name, value in named.items() if value is not None}
+        settings = {name: getattr(self, name) for name in ("tv", "lr", "start", "shrink")}
+        return {name: value for name, value in settings.items() if value is not None}
 
 
 @reads_forms
 class InvertingGradients:
     """Finds a batch whose gradient has the direction of the one sent: cosine distance, total variation, signed Adam.
 
-    Labels are read off the last layer. An update of several local steps is inverted by simulating them, with the
-    learning rate, steps and batch size of the public configuration. The assignment of images to steps after the first
-    pass is unknown and assumed to repeat. If the sample count is not in view, several are tried, and one batch of
-    images is returned. Total variation, step, start and shrinkage are chosen on auxiliary records at the model that the
-    victims started from. All restarts for one upload advance together.
+    Labels are read off the last layer. An update of several local steps, or of Adam, is inverted by simulating the
+    steps, with the optimiser, rate, steps and batch size of the public configuration. The assignment of images to steps
+    after the first pass is unknown and assumed to repeat. BatchNorm normalises a guess as it did at the client. An
+    undefended update of one step shows its batch statistics, which the guess has to match. If the sample count is not
+    in view, several are tried, and one batch of images is returned. Total variation, step, start and shrinkage are
+    chosen on auxiliary records at the model that the victims started from. All restarts for one upload advance
+    together.
     """
 
-    name: ClassVar[str] = "inverting-gradients"
-    work: ClassVar[dict[str, Any]] = {"once": 23000, "each": 1400, "grows": ("restarts", "iterations")}
-    goal: ClassVar[str] = "reconstruction"
-    needs: ClassVar[tuple[str, ...]] = ("gradient", "model_update", "model_parameters")
-    assumes: ClassVar[tuple[str, ...]] = ("architecture", "auxiliary")
-    source: ClassVar[str] = "Geiping, Bauermeister, Dröge & Moeller 2020"
-    profiles: ClassVar[dict[str, dict[str, Any]]] = {
-        "quick": {"restarts": 1, "iterations": 300, "trials": 0.25, "simulated_steps": 8},
-        "standard": {"restarts": 2, "iterations": 2000, "trials": 0.25},
-        "full": {"restarts": 8, "iterations": 8000, "trials": 0.125, "simulated_steps": 512},
-    }
-    control: ClassVar[dict[str, Any]] = {"on": "gradients", "drowned": {"tune": False}}
+    card = AttackCard(
+        name="inverting-gradients",
+        work={"once": 23000, "each": 1400, "grows": ("restarts", "iterations")},
+        goal="reconstruction",
+        needs=("gradient", "model_update", "model_parameters"),
+        assumes=("architecture", "auxiliary"),
+        source="Geiping, Bauermeister, Dröge & Moeller 2020",
+        profiles={
+            "quick": {"restarts": 1, "iterations": 300, "trials": 0.25, "simulated_steps": 8},
+            "standard": {"restarts": 2, "iterations": 2000, "trials": 0.25},
+            "full": {"restarts": 8, "iterations": 8000, "trials": 0.125, "simulated_steps": 512},
+        },
+        control={"on": "gradients", "drowned": {"tune": False}},
+    )
     Config: ClassVar[type[InvertingGradientsConfig]] = InvertingGradientsConfig
 
     def __init__(self, config: InvertingGradientsConfig) -> None:
@@ -109,28 +117,36 @@ class InvertingGradients:
 
     def applicable(self, view: View, knowledge: Knowledge, task: AttackTask) -> Applicability:
         """Check for a victim's upload, the model that it started from, and the architecture."""
-        module = network(knowledge)
+        module = invertible_network(knowledge)
         if isinstance(module, str):
             return Applicability(False, module)
-        reads = {t: find_readings(view, t, self.config.round, self.config.max_images) for t in task.targets}
-        found = [read for read in reads.values() if not isinstance(read, str)]
-        return applies(found, {t: read for t, read in reads.items() if isinstance(read, str)})
+        reads = {t: self._readings(view, knowledge, t) for t in task.targets}
+        readings = [reading for reading in reads.values() if not isinstance(reading, str)]
+        return applies(readings, {t: reading for t, reading in reads.items() if isinstance(reading, str)})
 
     def run(
         self, view: View, knowledge: Knowledge, task: AttackTask, generator: torch.Generator
     ) -> tuple[Reconstruction, ...]:
         """Return one `Reconstruction` for each victim with a suitable upload; images (n, c, h, w) in [0, 1]."""
-        module = network(knowledge)
+        module = invertible_network(knowledge)
         if isinstance(module, str):
             raise UsageError("knowledge", None, f"does not do: {module}", "Ask `applicable` first.")
         guesses = []
         for target in task.targets:
-            readings = find_readings(view, target, self.config.round, self.config.max_images)
+            readings = self._readings(view, knowledge, target)
             if not isinstance(readings, str):
                 probes = adversary_probes(knowledge, generator)
-                case = _Inversion(self.config, view, knowledge, module, probes, device_of(knowledge))
+                case = _Inversion(self.config, view, knowledge, module, probes, knowledge.device)
                 guesses.append(case.guess(readings))
         return tuple(guesses)
+
+    def _readings(self, view: View, knowledge: Knowledge, target: str) -> Sequence[Upload] | str:
+        """Return the readings of a victim's upload that can be simulated, or why there is none."""
+        readings = find_readings(view, target, self.config.round, self.config.max_images)
+        if isinstance(readings, str):
+            return readings
+        fitting = [upload for upload in readings if not lone_record(knowledge, upload)]
+        return fitting or lone_record(knowledge, readings[0])
 
 
 @dataclass(frozen=True, eq=False)
@@ -148,12 +164,12 @@ class _Inversion:
         """Return the guess from the reading whose simulation is closest to the sent values."""
         likely = self._likely(readings)
         settings, records = self._settings(likely[0])
-        found = [self._inverted(upload, settings) for upload in likely]
+        matches = [self._inverted(upload, settings) for upload in likely]
         best = 0
         if len(likely) > 1:
-            distances = [self._distance(u, f) for u, f in zip(likely, found, strict=True)]
+            distances = [self._distance(u, f) for u, f in zip(likely, matches, strict=True)]
             best = min(range(len(likely)), key=distances.__getitem__)
-        return self._reconstruction(likely[best], found[best], settings, records, len(readings))
+        return self._reconstruction(likely[best], matches[best], settings, records, len(readings))
 
     def _likely(self, readings: Sequence[Upload]) -> list[Upload]:
         """Return the readings to invert; auxiliary clients rank guessed numbers of records."""
@@ -165,9 +181,9 @@ class _Inversion:
             values = [auxiliary_distance(u, self.module, auxiliary, self.probes, generator) for u in readings]
             return {"distances": torch.tensor(values)}
 
-        card = {"readings": [asdict(u.training) for u in readings], **described(self.knowledge)}
-        sent: list[Tensor | Mapping[str, Tensor]] = [*auxiliary, readings[0].start, readings[0].sent]
-        return likeliest(readings, computed_once(card, sent, make)["distances"].tolist())
+        card = {"readings": [asdict(u.training) for u in readings], **self.knowledge.described}
+        tensors: list[Tensor | Mapping[str, Tensor]] = [*auxiliary, readings[0].start, readings[0].sent]
+        return likeliest(readings, computed_once(card, tensors, make)["distances"].tolist())
 
     def _settings(self, upload: Upload) -> tuple[Settings, int]:
         """Return the settings for an upload, and the number of auxiliary records that they were chosen on."""
@@ -186,70 +202,81 @@ class _Inversion:
             iterations=max(1, round(cfg.trials * cfg.iterations)),
             one_step=self._as_one_step(upload),
             signed=cfg.signed,
+            statistics=cfg.statistics,
             device=self.device,
         )
         return chosen, labels.numel()
 
     def _as_one_step(self, upload: Upload) -> bool:
-        return upload.update is not None and len(upload.training.batches) > self.config.simulated_steps
+        many = len(upload.training.batches) > self.config.simulated_steps
+        return many and upload.update is not None and not upload.training.adaptive
 
     def _inverted(self, upload: Upload, settings: Settings) -> Matched:
         invert = partial(self._invert, upload, settings)
-        named = {**self.config.model_dump(mode="json"), **asdict(settings)}
-        return matched_once(InvertingGradients.name, named, self.knowledge, upload, invert)
+        card = {**self.config.model_dump(mode="json"), **asdict(settings)}
+        return matched_once(InvertingGradients.card.name, card, self.knowledge, upload, invert)
 
     def _invert(self, upload: Upload, settings: Settings, generator: torch.Generator) -> Matched:
         auxiliary, prior = self.knowledge.auxiliary, None
         labels = labels_behind(upload, self.module, upload.training.images, self.probes, auxiliary)
         if auxiliary is not None:
             prior = ClassPrior.of(auxiliary, max(int(auxiliary[1].max()), int(labels.max())) + 1)
-        read, cfg = upload, self.config
+        reading, cfg = upload, self.config
         if self._as_one_step(upload):  # the reading is coarse, and more starts or steps make it no finer
             few = {"restarts": 1, "iterations": max(1, cfg.iterations // 4)}
-            read, cfg = upload.as_one_step(), cfg.model_copy(update=few)
-        found = invert_gradients(
+            reading, cfg = upload.as_one_step(), cfg.model_copy(update=few)
+        matched = invert_gradients(
             self.module.to(self.device),
-            {k: t.to(self.device) for k, t in read.start.items()},
-            [{k: t.to(self.device) for k, t in read.sent.items()}],
+            moved(reading.start, self.device),
+            [moved(reading.sent, self.device)],
             labels[None],
             shape=tuple(self.probes.shape[1:]),
             config=cfg,
             generator=generator,
-            training=None if read.update is None else read.training,
+            training=None if reading.update is None else reading.training,
+            step=reading.training.step,
             settings=settings,
             means=None if prior is None else prior.means,
+            statistics=self._statistics(reading),
         )
         if prior is None:
-            return found
-        return replace(found, images=prior.denoised(found.images, found.labels, settings.shrink))
+            return matched
+        return replace(matched, images=prior.denoised(matched.images, matched.labels, settings.shrink))
 
-    def _distance(self, upload: Upload, found: Matched) -> float:
+    def _statistics(self, upload: Upload) -> BatchStatistics | None:
+        """Return the statistics of the batch that an undefended upload of one step carries, if any."""
+        layers = shown_statistics(upload, self.module)
+        if not layers or not self.config.statistics:
+            return None
+        return BatchStatistics(self.module, moved(upload.start, self.device), layers)
+
+    def _distance(self, upload: Upload, matched: Matched) -> float:
         """Return the relative distance of the found records' simulated upload from the one that was sent."""
-        read = upload.as_one_step() if self._as_one_step(upload) else upload
-        start = read.start
-        simulate = (
-            GradientMap(self.module.cpu(), start)
-            if read.update is None
-            else UpdateMap(self.module.cpu(), start, read.training)
-        )
-        made = simulate(found.images.cpu().nan_to_num(0.5), found.labels.cpu())[0].detach()
-        return relative_distance(made, flatten(read.sent, simulate.names))
+        reading = upload.as_one_step() if self._as_one_step(upload) else upload
+        start = reading.start
+        simulate: GradientMap | UpdateMap
+        if reading.update is None:
+            simulate = GradientMap(self.module.cpu(), start, step=reading.training.step)
+        else:
+            simulate = UpdateMap(self.module.cpu(), start, reading.training)
+        simulated = simulate(matched.images.cpu().nan_to_num(0.5), matched.labels.cpu())[0].detach()
+        return relative_distance(simulated, flatten(reading.sent, simulate.names))
 
     def _reconstruction(
-        self, upload: Upload, found: Matched, settings: Settings, records: int, readings: int
+        self, upload: Upload, matched: Matched, settings: Settings, records: int, readings: int
     ) -> Reconstruction:
         how = f"chosen on {records} auxiliary records" if records else "not tuned"
         note = f"{settings.described()}, {how}"
         images = upload.training.images
         if upload.guessed:
             # If the number of records is a guess, return at most one batch of images.
-            shown = min(images, max(map(len, upload.training.batches)))
-            rows = torch.linspace(0, images - 1, shown).round().long()
-            found = replace(found, images=found.images[:, rows], labels=found.labels[:, rows])
+            count = min(images, max(map(len, upload.training.batches)))
+            rows = torch.linspace(0, images - 1, count).round().long()
+            matched = replace(matched, images=matched.images[:, rows], labels=matched.labels[:, rows])
             note += f"; {images} records assumed, of {readings} numbers tried"
         if self._as_one_step(upload):
             note += f"; {len(upload.training.batches)} local steps read as one"
-        return replace(reconstruction(upload, found), note=note)
+        return replace(reconstruction(upload, matched), note=note)
 
 
 def invert_gradients(
@@ -261,9 +288,11 @@ def invert_gradients(
     shape: tuple[int, ...],
     config: InvertingGradientsConfig,
     generator: torch.Generator,
-    training: LocalSGD | None = None,
+    training: ClientSteps | None = None,
+    step: ClientStep = PLAIN,
     settings: Settings | None = None,
     means: Tensor | None = None,
+    statistics: BatchStatistics | None = None,
 ) -> Matched:
     """Run Inverting Gradients on bare gradients or updates (Geiping 2020, eq. 4): M of the same model at once.
 
@@ -276,13 +305,16 @@ def invert_gradients(
         config: settings.
         generator: draws starting points, and orders of labels.
         training: the local steps behind the updates; None for gradients.
+        step: how a client makes a gradient; `training` has its own.
         settings: the tuned settings; default: the configuration's own.
         means: (C, c, h, w) mean auxiliary image of each class, for a start that blends them in.
+        statistics: those of the M batches at BatchNorm's layers, where the messages carry them.
 
     Returns:
         M rows, the best restart of each.
     """
-    simulate = GradientMap(module, tensors) if training is None else UpdateMap(module, tensors, training)
+    gradients = GradientMap(module, tensors, step=step)
+    simulate = gradients if training is None else UpdateMap(module, tensors, training, smoothing=SMOOTHING)
     settings = settings or Settings(**config.given)
     R, (M, n) = config.restarts, labels.shape
     target = torch.stack([flatten(s, simulate.names) for s in sent])
@@ -301,5 +333,6 @@ def invert_gradients(
         lr=settings.lr,
         tv=settings.tv,
         signed=config.signed,
+        penalty=None if statistics is None else statistics.repeated(R).weighted(config.statistics),
     )
     return best_of(matched, R)

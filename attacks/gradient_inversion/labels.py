@@ -9,19 +9,25 @@ labels exact, of 128 at least 92 % (DLG's LeNet, whose large initial weights are
 probes, if no auxiliary data is known: all multisets of 32 exact on networks with PyTorch's initial weights,
 54 % on DLG's LeNet, where 98 % of single labels are still right.
 
+A network that ends otherwise (in a convolution, or in a linear layer whose answers are changed once more) shows its
+labels too: its last parameters' gradient is E[J^T p] − (1/n) Σ_b J_b[y_b], J being the answers' derivatives in these
+parameters. Means over probes stand for E[J^T p] and for each class's J, and the shares are a least-squares fit.
+
 Sources: Zhao, Mopuri & Bilen 2020 (iDLG, one image); Yin et al. 2021; Geng et al. 2021 (eq. 8); Wainakh et al.
 2021 (LLG: estimated softmax term, negative entries certain).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
+from scipy.optimize import nnls
 from torch import Tensor, nn
-from torch.func import functional_call
+from torch.nn import functional as F
 
 from fdaudit.errors import UsageError
+from fdaudit.models.network import call_with
 
 __all__ = [
     "expected_probabilities",
@@ -32,30 +38,56 @@ __all__ = [
     "recover_labels",
 ]
 
+_PROBES = 256
+"""Most probes whose answers are differentiated."""
 
-def last_layer(module: nn.Module) -> tuple[str, str | None]:
-    """Return the names of the weight and of the bias (None without one) of the network's last linear layer.
+_CONSTANT = 0.01
+"""A class whose answer's mean derivative is shorter than this share of the longest one is constant."""
+
+
+def last_layer(module: nn.Module, x: Tensor) -> tuple[str, str | None]:
+    """Return the names of the weight and of the bias (None without one) of the linear layer that answers.
+
+    Args:
+        module: the network.
+        x: (n, ...) records to try it on; two are used.
 
     Raises:
-        UsageError: the network's last layer with parameters is not linear.
+        UsageError: no linear layer's outputs are the network's answers.
     """
-    owners = [(name, m) for name, m in module.named_modules() if list(m.parameters(recurse=False))]
-    name, layer = owners[-1] if owners else ("", module)
-    if not isinstance(layer, nn.Linear):
-        raise UsageError(
-            "module", type(layer).__name__, "does not end in a linear layer", "Give the labels to the attack."
-        )
-    prefix = f"{name}." if name else ""
-    return f"{prefix}weight", None if layer.bias is None else f"{prefix}bias"
+    outputs: dict[str, Tensor] = {}
+
+    def keep(name: str) -> Callable[[nn.Module, object, Tensor], None]:
+        return lambda _, inputs, output: outputs.update({name: output})
+
+    linear = {name: layer for name, layer in module.named_modules() if isinstance(layer, nn.Linear)}
+    hooks = [layer.register_forward_hook(keep(name)) for name, layer in linear.items()]
+    try:
+        with torch.no_grad():
+            answers = call_with(module, {name: t.clone() for name, t in module.named_buffers()}, x[:2])
+    finally:
+        for hook in hooks:
+            hook.remove()
+    for name in reversed(outputs):
+        if outputs[name].shape == answers.shape and torch.equal(outputs[name], answers):
+            prefix = f"{name}." if name else ""
+            return f"{prefix}weight", None if linear[name].bias is None else f"{prefix}bias"
+    raise UsageError(
+        "module", type(module).__name__, "does not end in a linear layer", "Give the labels to the attack."
+    )
 
 
-def label_of_one(gradient: Mapping[str, Tensor], module: nn.Module) -> int:
+def label_of_one(gradient: Mapping[str, Tensor], weight: str, bias: str | None) -> int:
     """Return the label of the one image behind a gradient, exactly (iDLG: Zhao 2020, eq. 4).
 
     With a bias it is the only negative entry of the bias gradient. Without one, rows of the weight gradient are
     (p_c − onehot(y)_c) a. Only the row of y has the opposite direction to all others.
+
+    Args:
+        gradient: named gradient of cross-entropy.
+        weight: name of the weight of the linear layer that answers, as `last_layer` finds it.
+        bias: name of its bias, or None without one.
     """
-    weight, bias = last_layer(module)
     if bias is not None:
         return int(gradient[bias].argmin())
     rows = gradient[weight].flatten(1)
@@ -66,12 +98,14 @@ def label_of_one(gradient: Mapping[str, Tensor], module: nn.Module) -> int:
 def expected_probabilities(module: nn.Module, tensors: Mapping[str, Tensor], probes: Tensor) -> Tensor:
     """Return the mean softmax output (C,) of the network with these parameters over probe images (n, c, h, w)."""
     with torch.no_grad():
-        parts = [functional_call(module, dict(tensors), (p,)).softmax(1) for p in torch.split(probes, 256)]
+        parts = [call_with(module, tensors, p).softmax(1) for p in probes.chunk(-(-len(probes) // 256))]
     return torch.cat(parts).mean(0)
 
 
 def probe_images(shape: tuple[int, ...], n: int, generator: torch.Generator) -> Tensor:
-    """Return stand-in images (n, c, h, w) in [0, 1] without auxiliary data: noise of random density and brightness."""
+    """Return stand-ins without auxiliary data: images (n, c, h, w) of random density and brightness, or rows (n, d)."""
+    if len(shape) == 1:
+        return torch.randn(n, *shape, generator=generator)
     x = torch.rand(n, *shape, generator=generator)
     density, brightness = (torch.rand(n, 1, 1, 1, generator=generator) for _ in range(2))
     return x * brightness * (torch.rand(n, *shape, generator=generator) < density)
@@ -95,21 +129,18 @@ def recover_counts(
         n: number of images.
         probes: (m, c, h, w) images that stand in for the clients'.
     """
-    weight, bias = last_layer(module)
+    try:
+        weight, bias = last_layer(module, probes)
+    except UsageError:
+        return _apportioned(n * _class_shares(gradient, module, tensors, n, probes), n)
     p = expected_probabilities(module, tensors, probes)
     if n == 1:
-        one: Tensor = torch.nn.functional.one_hot(torch.tensor(label_of_one(gradient, module)), len(p))
+        one: Tensor = F.one_hot(torch.tensor(label_of_one(gradient, weight, bias)), len(p))
         return one
     # Without a bias: row sums of the weight gradient are its gradient times the mean sum of features (LLG).
-    g = gradient[bias] if bias else gradient[weight].sum(1) / _feature_sum(module, tensors, probes)
+    g = gradient[bias] if bias else gradient[weight].sum(1) / _feature_sum(module, weight, tensors, probes)
     expected = n * (p - g.to(p)).double().cpu()
-    counts = expected.floor().clamp_min(0)
-    counts = torch.maximum(counts, (g.cpu() < 0).double()) if bias is not None else counts
-    while counts.sum() < n:
-        counts[(expected - counts).argmax()] += 1
-    while counts.sum() > n:
-        counts[torch.where(counts > 0, expected - counts, torch.inf).argmin()] -= 1
-    return counts.long()
+    return _apportioned(expected, n, (g.cpu() < 0) if bias is not None else None)
 
 
 def recover_labels(
@@ -120,15 +151,64 @@ def recover_labels(
     return torch.repeat_interleave(torch.arange(len(counts)), counts)
 
 
-def _feature_sum(module: nn.Module, tensors: Mapping[str, Tensor], probes: Tensor) -> Tensor:
+def _apportioned(expected: Tensor, n: int, certain: Tensor | None = None) -> Tensor:
+    """Return counts (C,) that sum to n, near the expected ones (C,), with one at least for a certain class."""
+    counts = expected.floor().clamp_min(0)
+    counts = counts if certain is None else torch.maximum(counts, certain.double())
+    while counts.sum() < n:
+        counts[(expected - counts).argmax()] += 1
+    while counts.sum() > n:
+        counts[torch.where(counts > 0, expected - counts, torch.inf).argmin()] -= 1
+    return counts.long()
+
+
+def _class_shares(
+    gradient: Mapping[str, Tensor], module: nn.Module, tensors: Mapping[str, Tensor], n: int, probes: Tensor
+) -> Tensor:
+    """Return the classes' shares (C,) float64 behind a gradient, from the derivatives of the last parameters.
+
+    A class whose answer is constant (rectified to 0) moves nothing; such classes share what the others leave.
+    """
+    leaves = {name: tensor.detach().clone() for name, tensor in tensors.items()}
+    z = call_with(module, leaves, probes[:2])
+    last, values = [], 0
+    for name in reversed([name for name in gradient if name in leaves]):
+        last.append(name)
+        values += leaves[name].numel()
+        if values > 4 * z.shape[1]:
+            break
+    chosen = [leaves[name].requires_grad_() for name in last]
+    z = call_with(module, leaves, probes[:_PROBES])
+
+    def derivative(of: Tensor) -> Tensor:
+        found = torch.autograd.grad(of, chosen, retain_graph=True, materialize_grads=True)
+        return torch.cat([d.flatten() for d in found]).double().cpu()
+
+    classes = torch.stack([derivative(z[:, c].mean()) for c in range(z.shape[1])])
+    sent = torch.cat([gradient[name].flatten() for name in last]).double().cpu()
+    behind = derivative((z.softmax(1).detach() * z).sum(1).mean()) - sent
+    sizes = classes.norm(dim=1)
+    constant = sizes <= _CONSTANT * sizes.max()
+    shares = torch.tensor(nnls(classes.T.numpy(), behind.numpy())[0]).masked_fill(constant, 0)
+    if constant.any():
+        shares[constant] = (1 - shares.sum()).clamp_min(0) / constant.sum()
+    if n == 1 and shares[~constant].sum() > 0.5:
+        alike = F.cosine_similarity(classes, behind[None]).masked_fill(constant, -1)
+        return F.one_hot(alike.argmax(), len(classes)).double()
+    return shares / shares.sum() if shares.sum() > 0 else torch.full_like(shares, 1 / len(shares))
+
+
+def _feature_sum(module: nn.Module, weight: str, tensors: Mapping[str, Tensor], probes: Tensor) -> Tensor:
     """Return the mean over the probes of the sum of the last layer's inputs."""
-    name = last_layer(module)[0].rpartition(".")[0]
-    seen: list[Tensor] = []
-    hook = module.get_submodule(name).register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
+    name = weight.rpartition(".")[0]
+    layer_inputs: list[Tensor] = []
+    hook = module.get_submodule(name).register_forward_pre_hook(
+        lambda _, inputs: layer_inputs.append(inputs[0])
+    )
     try:
         with torch.no_grad():
-            functional_call(module, dict(tensors), (probes[:256],))
+            call_with(module, tensors, probes[:256])
     finally:
         hook.remove()
-    total: Tensor = seen[0].sum(1).mean()
+    total: Tensor = layer_inputs[0].sum(1).mean()
     return total

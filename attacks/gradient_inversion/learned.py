@@ -4,22 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from pydantic import Field
 from torch import Tensor, nn
-from torch.func import functional_call, grad, vmap
+from torch.func import grad, vmap
 
 from fdaudit.config import Config
 from fdaudit.errors import UsageError
 from fdaudit.goals.reconstruction import Reconstruction
+from fdaudit.models.network import call_with
+from fdaudit.registry import AttackCard
 from fdaudit.storage.cache import computed_once
-from fdaudit.training.objectives import loss_function, objective_of
+from fdaudit.tasks import labels_of
+from fdaudit.training.objectives import loss_function
 from fdaudit.types import Applicability, AttackTask
 
 from .._reading import reads_forms
-from .uploads import Upload, applies, described, device_of, find_uploads, network
+from .training_mode import separable_network
+from .uploads import Upload, applies, find_uploads
 
 if TYPE_CHECKING:
     from fdaudit.adversary.knowledge import Knowledge
@@ -63,19 +67,21 @@ class LearnedInversion:
     batches; this one has a Gaussian kernel between sketches of normalised gradients.
     """
 
-    name: ClassVar[str] = "learned-inversion"
-    work: ClassVar[dict[str, Any]] = {"once": 2000, "each": 1, "grows": ("copies",)}
-    goal: ClassVar[str] = "reconstruction"
-    needs: ClassVar[tuple[str, ...]] = ("gradient", "model_update", "model_parameters")
-    assumes: ClassVar[tuple[str, ...]] = ("architecture", "auxiliary")
-    tasks: ClassVar[tuple[str, ...]] = ("single-label", "multi-label", "segmentation")
-    source: ClassVar[str] = "Wu, Chen, Guo & Weinberger 2023; sketch: Charikar, Chen & Farach-Colton 2002"
-    profiles: ClassVar[dict[str, dict[str, Any]]] = {
-        "quick": {"copies": 8, "features": 2000},
-        "standard": {"copies": 8, "features": 3000},
-        "full": {"copies": 8, "features": 6000},
-    }
-    control: ClassVar[dict[str, Any]] = {"on": "gradients"}
+    card = AttackCard(
+        name="learned-inversion",
+        work={"once": 2000, "each": 1, "grows": ("copies",)},
+        goal="reconstruction",
+        needs=("gradient", "model_update", "model_parameters"),
+        assumes=("architecture", "auxiliary"),
+        tasks=("single-label", "multi-label", "segmentation"),
+        source="Wu, Chen, Guo & Weinberger 2023; sketch: Charikar, Chen & Farach-Colton 2002",
+        profiles={
+            "quick": {"copies": 8, "features": 2000},
+            "standard": {"copies": 8, "features": 3000},
+            "full": {"copies": 8, "features": 6000},
+        },
+        control={"on": "gradients"},
+    )
     Config: ClassVar[type[LearnedInversionConfig]] = LearnedInversionConfig
 
     def __init__(self, config: LearnedInversionConfig) -> None:
@@ -83,7 +89,7 @@ class LearnedInversion:
 
     def applicable(self, view: View, knowledge: Knowledge, task: AttackTask) -> Applicability:
         """Check for a victim's upload, the model that it started from, the architecture and auxiliary records."""
-        module = network(knowledge)
+        module = separable_network(knowledge)
         if isinstance(module, str):
             return Applicability(False, module)
         if knowledge.auxiliary is None or len(knowledge.auxiliary[0]) < _LEAST:
@@ -94,7 +100,7 @@ class LearnedInversion:
         self, view: View, knowledge: Knowledge, task: AttackTask, generator: torch.Generator
     ) -> tuple[Reconstruction, ...]:
         """Return one `Reconstruction` for each victim with a suitable upload; images (n, c, h, w) in [0, 1]."""
-        module, auxiliary = network(knowledge), knowledge.auxiliary
+        module, auxiliary = separable_network(knowledge), knowledge.auxiliary
         if isinstance(module, str) or auxiliary is None:
             raise UsageError("knowledge", None, "does not do for an inversion", "Ask `applicable` first.")
         fitted: dict[int, _Regression] = {}
@@ -111,13 +117,13 @@ class LearnedInversion:
                 return {"images": fitted[one.start_seq].image(one.gradient)}
 
             card = {
-                "attack": self.name,
+                "attack": self.card.name,
                 "settings": self.config.model_dump(mode="json"),
-                **described(knowledge),
+                **knowledge.described,
             }
-            shown = computed_once(card, [*auxiliary, one.start, one.gradient], predict)["images"]
+            images = computed_once(card, [*auxiliary, one.start, one.gradient], predict)["images"]
             messages = (upload.start_seq, upload.seq)
-            guesses.append(Reconstruction(target=upload.target, messages=messages, images=shown))
+            guesses.append(Reconstruction(target=upload.target, messages=messages, images=images))
         return tuple(guesses)
 
 
@@ -136,11 +142,11 @@ class _Gradients:
     def __init__(
         self, module: nn.Module, start: Mapping[str, Tensor], knowledge: Knowledge, features: int
     ) -> None:
-        self._device = device_of(knowledge)
+        self._device = knowledge.device
         self._module = module.to(self._device)
         self._free = {k: start[k].detach().to(self._device) for k, _ in module.named_parameters()}
         self._fixed = {k: start.get(k, b).detach().to(self._device) for k, b in module.named_buffers()}
-        self._loss = loss_function(objective_of(knowledge.task), 1.0)
+        self._loss = loss_function(knowledge.task.labels.objective, 1.0)
         self.values, self._features = sum(p.numel() for p in self._free.values()), features
         generator = torch.Generator().manual_seed(0)  # any will do: the sketch is no secret
         self._place = torch.randint(features, (self.values,), generator=generator)
@@ -158,15 +164,16 @@ class _Gradients:
 
     def _some(self, x: Tensor, y: Tensor) -> Tensor:
         def loss(free: Mapping[str, Tensor], one: Tensor, label: Tensor) -> Tensor:
-            out: Tensor = functional_call(self._module, {**free, **self._fixed}, (one[None],))
-            return self._loss(out, label[None])
+            return self._loss(call_with(self._module, {**free, **self._fixed}, one[None]), label[None])
 
         try:
-            found = vmap(grad(loss), (None, 0, 0))(self._free, x, y)
+            gradients = vmap(grad(loss), (None, 0, 0))(self._free, x, y)
         except RuntimeError:  # a network that cannot be vectorised is asked record by record
             each = [grad(loss)(self._free, *one) for one in zip(x, y, strict=True)]
-            found = {k: torch.stack([gradient[k] for gradient in each]) for k in self._free}
-        return self._sketch(torch.cat([found[k].flatten(1) for k in self._free], 1).cpu())
+            gradients = {}
+            for k in self._free:
+                gradients[k] = torch.stack([gradient[k] for gradient in each])
+        return self._sketch(torch.cat([gradients[k].flatten(1) for k in self._free], 1).cpu())
 
     def _sketch(self, values: Tensor) -> Tensor:
         empty = torch.zeros(len(values), self._features)
@@ -199,23 +206,19 @@ class _Regression:
         rows = torch.randperm(len(auxiliary[1]), generator=generator)[:_RECORDS]
         x, y = auxiliary[0][rows], auxiliary[1][rows]
         copied = [_moved(x, y, k) for k in range(copies)]
-        read = torch.stack([_features(gradients.of(*one)) for one in copied])
-        shown = torch.stack([images for images, _ in copied])
-        mean, held = shown.flatten(0, 1).mean(0), len(x) // 5
-        pixels = (shown - mean).flatten(2)
-        some = torch.randperm(copies * (len(x) - held), generator=generator)[:_TRIED]
-        f, p = read[:, held:].flatten(0, 1)[some], pixels[:, held:].flatten(0, 1)[some]
-        tried = {
-            (width, ridge): float(
-                (_kernel(read[0, :held], f, width) @ _solved(f, p, width, ridge) - pixels[0, :held])
-                .square()
-                .mean()
-            )
-            for width in _WIDTHS
-            for ridge in _RIDGES
-        }
-        width, ridge = min(tried, key=tried.__getitem__)
-        f, p = read.flatten(0, 1), pixels.flatten(0, 1)
+        features = torch.stack([_features(gradients.of(*one)) for one in copied])
+        targets = torch.stack([images for images, _ in copied])
+        mean, first = targets.flatten(0, 1).mean(0), len(x) // 5
+        pixels = (targets - mean).flatten(2)
+        some = torch.randperm(copies * (len(x) - first), generator=generator)[:_TRIED]
+        f, p = features[:, first:].flatten(0, 1)[some], pixels[:, first:].flatten(0, 1)[some]
+        errors = {}
+        for width in _WIDTHS:
+            for ridge in _RIDGES:
+                predicted = _kernel(features[0, :first], f, width) @ _solved(f, p, width, ridge)
+                errors[width, ridge] = float((predicted - pixels[0, :first]).square().mean())
+        width, ridge = min(errors, key=errors.__getitem__)
+        f, p = features.flatten(0, 1), pixels.flatten(0, 1)
         return cls(gradients, f, _solved(f, p, width, ridge), mean, width)
 
     def image(self, gradient: Mapping[str, Tensor]) -> Tensor:
@@ -227,7 +230,7 @@ class _Regression:
 def _moved(x: Tensor, y: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """Return images (n, c, h, w), and masks, in the k-th of eight attitudes; images that are not square in four."""
     turned = x.shape[-1] == x.shape[-2] and bool(k & 4)
-    masks = y.ndim == 3
+    masks = labels_of(y).dense
 
     def one(t: Tensor) -> Tensor:
         t = t.flip(-1) if k & 1 else t

@@ -13,8 +13,9 @@ import numpy as np
 import torch
 from scipy.optimize import nnls
 from torch import Tensor, nn
-from torch.func import functional_call
 from torch.nn import functional as F
+
+from fdaudit.models.network import call_with, moved
 
 from .labels import last_layer
 
@@ -42,18 +43,23 @@ class LastLayer:
     def of(
         cls, module: nn.Module, tensors: Mapping[str, Tensor], x: Tensor, y: Tensor, classes: int
     ) -> LastLayer:
-        """Pass records x (n, c, h, w) of classes y (n,) through a network in evaluation mode with these tensors."""
-        layer = module.get_submodule(last_layer(module)[0].rpartition(".")[0])
-        seen: list[Tensor] = []
-        hook = layer.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].detach()))
-        named = {n: t.to(x.device) for n, t in tensors.items()}
+        """Pass records x (n, c, h, w) of classes y (n,) through a network with these tensors."""
+        layer = module.get_submodule(last_layer(module, x)[0].rpartition(".")[0])
+        layer_inputs: list[Tensor] = []
+        hook = layer.register_forward_pre_hook(lambda _, inputs: layer_inputs.append(inputs[0].detach()))
+        on_device = moved(tensors, x.device)
         try:
             with torch.no_grad():
-                z = torch.cat([functional_call(module, named, (part,)) for part in x.split(512)])
+                z = torch.cat([call_with(module, on_device, part) for part in x.chunk(-(-len(x) // 512))])
         finally:
             hook.remove()
-        a = torch.cat([torch.cat([part, part.new_ones(len(part), 1)], 1) for part in seen])
+        a = torch.cat([torch.cat([part, part.new_ones(len(part), 1)], 1) for part in layer_inputs])
         return cls(z.double().softmax(1) - F.one_hot(y, classes), a, y)
+
+    @property
+    def finite(self) -> bool:
+        """Return whether all values are; BatchNorm's statistics after one step may send them beyond all numbers."""
+        return bool(self.error.isfinite().all() and self.inputs.isfinite().all())
 
     def gradients(self, part: slice = slice(None)) -> Tensor:
         """Return the classes' mean gradients (C, C, width) in some inputs; 0 for a class without records."""

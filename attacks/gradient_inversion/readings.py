@@ -34,16 +34,18 @@ def find_readings(view: View, target: str, round: int, max_images: int) -> list[
     A coalition reads the upload as a whole and as each member would alone, so it finds everything that a member finds.
     Equal readings are listed once. Guessed numbers of records are left out if the coalition knows the number.
     """
-    found = list[Upload]()
+    readings = list[Upload]()
     reasons = list[str]()
-    for seen in (view, *_alone(view)):
-        read = _readings(seen, target, round, max_images)
-        if isinstance(read, str):
-            reasons.append(read)
+    for one_view in (view, *_alone(view)):
+        own = _readings(one_view, target, round, max_images)
+        if isinstance(own, str):
+            reasons.append(own)
         else:
-            found += [u for u in read if not any(_same(u, other) for other in found)]
-    counted = [u for u in found if not u.guessed]
-    return counted or found or reasons[0]
+            for reading in own:
+                if not any(_same(reading, other) for other in readings):
+                    readings.append(reading)
+    counted = [u for u in readings if not u.guessed]
+    return counted or readings or reasons[0]
 
 
 def likeliest(readings: Sequence[Upload], distances: Sequence[float]) -> list[Upload]:
@@ -80,22 +82,24 @@ def auxiliary_distance(
     labels = labels_behind(upload, module, upload.training.images, probes, auxiliary)
     rows = torch.stack([batch_like(labels, auxiliary[1], generator) for _ in range(_DRAWS)])
     simulate = UpdateMap(module, upload.start, upload.training)
-    sent = flatten(upload.sent, simulate.names)
+    target = flatten(upload.sent, simulate.names)
     with torch.no_grad():
-        made = simulate(auxiliary[0][rows], auxiliary[1][rows])
-    made = made if upload.update is not None else -made / upload.training.gain
-    return sum(relative_distance(one, sent) for one in made) / _DRAWS
+        simulated = simulate(auxiliary[0][rows], auxiliary[1][rows])
+    simulated = simulated if upload.update is not None else -simulated / upload.training.gain
+    return sum(relative_distance(one, target) for one in simulated) / _DRAWS
 
 
 def _readings(view: View, target: str, round: int, max_images: int) -> list[Upload] | str:
     """Return the readings of one view: a single one if the number of records is known or does not matter."""
-    found = sent_from(view, target, round)
-    if isinstance(found, str):
-        return found
-    known = read_upload(view, *found, target, sample_count(view, target), max_images)
-    if known != UNCOUNTED:
-        return known if isinstance(known, str) else [known]
-    tried = [read_upload(view, *found, target, n, max_images) for n in COUNTS if n <= max_images]
+    messages = sent_from(view, target, round)
+    if isinstance(messages, str):
+        return messages
+    reading = read_upload(view, *messages, target, sample_count(view, target), max_images, adaptive=True)
+    if reading != UNCOUNTED:
+        return reading if isinstance(reading, str) else [reading]
+    tried = [
+        read_upload(view, *messages, target, n, max_images, adaptive=True) for n in COUNTS if n <= max_images
+    ]
     guesses = [replace(u, guessed=True) for u in tried if isinstance(u, Upload)]
     return guesses or f"{UNCOUNTED}; max_images allows none of the numbers that are tried"
 

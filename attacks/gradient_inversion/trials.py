@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from fdaudit.models.network import moved
 from fdaudit.storage.cache import computed_once
 from fdaudit.transcript.messages import role
 
@@ -17,9 +18,10 @@ from .composition import batch_like, labels_behind
 from .defended import defended
 from .gradients import GradientMap, flatten
 from .readings import find_readings
-from .tuning import BATCHES, RECORDS, Settings, Trial, choose
-from .updates import LocalSGD, UpdateMap, schedule
-from .uploads import Upload, described
+from .statistics import BatchStatistics, shown_statistics
+from .tuning import BATCHES, RECORDS, Settings, TuningTrial, choose
+from .updates import SMOOTHING, ClientSteps, UpdateMap, schedule
+from .uploads import Upload
 
 if TYPE_CHECKING:
     from fdaudit.adversary.knowledge import Knowledge
@@ -38,6 +40,7 @@ def tuned(
     iterations: int,
     one_step: bool,
     signed: bool,
+    statistics: float,
     device: torch.device,
 ) -> Settings:
     """Return the settings for uploads like this one, chosen once for all adversaries with such uploads in view.
@@ -51,6 +54,7 @@ def tuned(
         iterations: of a long trial.
         one_step: whether the attack reads updates as one step.
         signed: whether its steps follow the gradient's sign.
+        statistics: weight of the distance to batch statistics, where the upload carries them.
         device: where to optimise.
     """
     auxiliary = knowledge.auxiliary
@@ -60,15 +64,23 @@ def tuned(
 
     def make(generator: torch.Generator) -> dict[str, Tensor]:
         trial = auxiliary_trial(
-            upload, labels, module, auxiliary, generator, one_step=one_step, device=device
+            upload,
+            labels,
+            module,
+            auxiliary,
+            generator,
+            one_step=one_step,
+            statistics=statistics,
+            device=device,
         )
         return choose(given, replace(trial, signed=signed), iterations, generator).tensors()
 
     card = {
         "tuned": dict(given),
-        **described(knowledge),
+        **knowledge.described,
         "iterations": iterations,
         "signed": signed,
+        "statistics": statistics if shown_statistics(upload, module) else 0.0,
         "one_step": one_step,
         "updates": upload.update is not None,
         "training": asdict(training),
@@ -84,14 +96,14 @@ def peers(view: View, upload: Upload, round: int, max_images: int) -> list[Uploa
 
     They include clients that are not victims, so adversaries who see the same uploads choose the same settings.
     """
-    found = list[Upload]()
+    uploads = list[Upload]()
     for client in (party for party in view.parties if role(party) == "client"):
-        read = find_readings(view, client, round, max_images)
-        if not isinstance(read, str):
-            found += [u for u in read if _alike(u, upload)][:1]
-        if len(found) == BATCHES:
+        readings = find_readings(view, client, round, max_images)
+        if not isinstance(readings, str):
+            uploads += [u for u in readings if _alike(u, upload)][:1]
+        if len(uploads) == BATCHES:
             break
-    return found or [upload]
+    return uploads or [upload]
 
 
 def compositions(
@@ -116,8 +128,9 @@ def auxiliary_trial(
     generator: torch.Generator,
     *,
     one_step: bool = False,
+    statistics: float = 0.0,
     device: torch.device | None = None,
-) -> Trial:
+) -> TuningTrial:
     """Return uploads that clients with auxiliary records would have sent in the victim's place.
 
     Args:
@@ -127,6 +140,7 @@ def auxiliary_trial(
         auxiliary: records (x, y).
         generator: draws records and the noise of defences.
         one_step: read updates of several steps as one.
+        statistics: weight of the distance to batch statistics, where the upload carries them.
         device: where to optimise; default: the CPU.
     """
     device = device or torch.device("cpu")
@@ -136,25 +150,29 @@ def auxiliary_trial(
     rest = (auxiliary[0][others], auxiliary[1][others]) if bool(others.any()) else auxiliary
     x, y = auxiliary[0][rows].to(device), auxiliary[1][rows].to(device)
     training = trained_alike(upload.training, labels.shape[1])
-    module, start = module.to(device), {k: t.to(device) for k, t in upload.start.items()}
-    gradient = GradientMap(module, start)
+    module, start = module.to(device), moved(upload.start, device)
+    gradient = GradientMap(module, start, step=training.step)
     update = None if upload.update is None else UpdateMap(module, start, training)
-    made = (gradient(x, y) if update is None else update(x, y)).detach()
-    sent = defended(made / upload.scale, upload.defenses, generator) * upload.scale
+    values = (gradient(x, y) if update is None else update(x, y)).detach()
+    target = defended(values / upload.scale, upload.defenses, generator) * upload.scale
     if update is not None and one_step:
-        sent = -sent / training.gain - training.weight_decay * flatten(start, gradient.names)
-    simulate = gradient if update is None or one_step else update
+        target = -target / training.gain - training.weight_decay * flatten(start, gradient.names)
+    searched = UpdateMap(module, start, training, smoothing=SMOOTHING)
+    simulate = gradient if update is None or one_step else searched
+    shown = shown_statistics(upload, module) if statistics else {}
+    penalty = BatchStatistics.of(module, start, x, shown).weighted(statistics) if shown else None
     order = y.argsort(1) if simulate is gradient else torch.rand(y.shape, generator=generator).argsort(1)
-    return Trial(
+    return TuningTrial(
         simulate=simulate,
-        target=sent,
+        target=target,
         x=x,
         y=y.gather(1, order.to(device)),
         prior=ClassPrior.of(rest, int(auxiliary[1].max()) + 1).to(device),
+        statistics=penalty,
     )
 
 
-def trained_alike(training: LocalSGD, n: int) -> LocalSGD:
+def trained_alike(training: ClientSteps, n: int) -> ClientSteps:
     """Return the local steps of a client with n records under the same configuration."""
     if n == training.images:
         return training

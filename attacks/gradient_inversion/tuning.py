@@ -25,8 +25,9 @@ from torch import Tensor
 from .class_prior import ClassPrior
 from .engine import match_adam
 from .gradients import Simulator
+from .statistics import BatchStatistics
 
-__all__ = ["BATCHES", "RECORDS", "STARTS", "Settings", "Trial", "choose", "first_images"]
+__all__ = ["BATCHES", "RECORDS", "STARTS", "Settings", "TuningTrial", "choose", "first_images"]
 
 Start = Literal["noise", "blend"]
 STARTS: tuple[Start, ...] = ("noise", "blend")
@@ -85,7 +86,7 @@ class Settings:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Trial:
+class TuningTrial:
     """Auxiliary uploads with the records behind them.
 
     Attributes:
@@ -95,6 +96,7 @@ class Trial:
         y: (K, n) labels in the order of an attack.
         prior: of images of each class, from auxiliary records without these.
         signed: whether steps follow the gradient's sign.
+        statistics: those of the K batches, where uploads carry them.
     """
 
     simulate: Simulator
@@ -103,6 +105,7 @@ class Trial:
     y: Tensor
     prior: ClassPrior
     signed: bool = True
+    statistics: BatchStatistics | None = None
 
     def inverted(self, tried: Sequence[Settings], noise: Tensor, iterations: int) -> Tensor:
         """Return images (S, K, n, c, h, w) from S settings, all from the same noise (K, n, c, h, w)."""
@@ -112,7 +115,7 @@ class Trial:
             return torch.tensor(values, dtype=noise.dtype, device=noise.device).repeat_interleave(K)
 
         starts = [first_images(noise, self.y, self.prior.means, s.start) for s in tried]
-        found = match_adam(
+        matched = match_adam(
             self.simulate,
             self.target.repeat(S, 1),
             torch.cat(starts),
@@ -121,11 +124,14 @@ class Trial:
             lr=each([s.lr for s in tried]),
             tv=each([s.tv for s in tried]),
             signed=self.signed,
+            penalty=None if self.statistics is None else self.statistics.tiled(S),
         )
-        return found.images.nan_to_num(0.5).view(S, K, *noise.shape[1:])
+        return matched.images.nan_to_num(0.5).view(S, K, *noise.shape[1:])
 
 
-def choose(given: Mapping[str, Any], trial: Trial, iterations: int, generator: torch.Generator) -> Settings:
+def choose(
+    given: Mapping[str, Any], trial: TuningTrial, iterations: int, generator: torch.Generator
+) -> Settings:
     """Return the settings whose images come closest to the records behind auxiliary uploads.
 
     Short trials cover a coarse grid. Long trials follow for the best two and the best one's neighbours. Closeness is
@@ -176,15 +182,15 @@ def _grid(given: Mapping[str, Any], **values: Sequence[Any]) -> list[Settings]:
 
 
 def _ranked(
-    given: Mapping[str, Any], trial: Trial, tried: Sequence[Settings], noise: Tensor, iterations: int
+    given: Mapping[str, Any], trial: TuningTrial, tried: Sequence[Settings], noise: Tensor, iterations: int
 ) -> list[_Tried]:
     """Return the settings with their best shrinkage, best first."""
     images = trial.inverted(tried, noise, iterations)
     shares = [float(given["shrink"])] if "shrink" in given else _SHRINKS
     scored = []
-    for settings, found in zip(tried, images, strict=True):
+    for settings, guess in zip(tried, images, strict=True):
         options = [
-            _Tried(replace(settings, shrink=s), _psnr(trial.prior.denoised(found, trial.y, s), trial.x))
+            _Tried(replace(settings, shrink=s), _psnr(trial.prior.denoised(guess, trial.y, s), trial.x))
             for s in shares
         ]
         scored.append(max(options, key=lambda row: row.mean))

@@ -2,45 +2,67 @@
 
 Guarantees:
   * for the true images, labels and batches the simulated update is the client's own, up to rounding;
-  * momentum, weight decay and the proximal term enter each step as in PyTorch's SGD and FedProx.
+  * momentum, weight decay and the proximal term enter each step as in PyTorch's SGD and FedProx;
+  * Adam and AdamW step as PyTorch's do, from moments of zero.
 
-Source: Geiping et al. 2020, section 6 ("federated averaging").
+Adam's first step is almost the sign of the gradient, g / (|g| + ε), whose derivative is zero nearly everywhere. A
+search therefore smooths its own steps: g / √(g² + (κ r)²) with the root mean square r of each tensor's gradient.
+Measured on single digits and a strided network at a rate of 0.001, in dB of PSNR: 20 with gradients in place of steps,
+27 with κ = 1, 34 with κ = 0.1.
+
+Sources: Geiping et al. 2020, section 6 ("federated averaging"); Kingma & Ba 2015; Loshchilov & Hutter 2019.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
+from itertools import chain
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.func import functional_call, grad, vmap
+from torch.func import grad, vmap
 
 from fdaudit.errors import UsageError
+from fdaudit.models.network import call_with
+from fdaudit.training.objectives import ClientStep
+from fdaudit.training.optimizers import OptimizerName
 
-from .gradients import Simulator, Strategy, _split
+from .gradients import PLAIN, GradientMap, Simulator, Strategy, _split, flatten
 
-__all__ = ["LocalSGD", "UpdateMap", "gradient_of_update", "schedule"]
+__all__ = ["SMOOTHING", "ClientSteps", "UpdateMap", "gradient_of_update", "schedule"]
+
+_State = tuple[Tensor, Tensor]
+"""Adam's moments of one parameter; SGD's velocity, twice."""
+
+SMOOTHING = 0.1
+"""κ of a search."""
+_BETAS, _EPSILON = (0.9, 0.999), 1e-8
+"""PyTorch's defaults for Adam."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class LocalSGD:
+class ClientSteps:
     """The local training that an adversary simulates.
 
     Attributes:
         lr: learning rate.
+        optimizer: `sgd`, `adam` or `adamw`, with PyTorch's defaults for all that is not said here.
         batches: for each step, positions of its images among those of the round.
         momentum: PyTorch's SGD momentum, without dampening, from a zero buffer.
-        weight_decay: ℓ2 penalty, added to each gradient times the weights.
+        weight_decay: ℓ2 penalty, added to each gradient times the weights. AdamW subtracts it from the weights.
         mu: FedProx's proximal weight towards the starting model.
+        step: how a step's gradient is made.
     """
 
     lr: float
     batches: tuple[tuple[int, ...], ...]
+    optimizer: OptimizerName = "sgd"
     momentum: float = 0.0
     weight_decay: float = 0.0
     mu: float = 0.0
+    step: ClientStep = PLAIN
 
     def __post_init__(self) -> None:
         if not self.lr > 0:
@@ -53,12 +75,19 @@ class LocalSGD:
     @property
     def images(self) -> int:
         """Return the number of distinct images in the steps."""
-        return 1 + max(i for batch in self.batches for i in batch)
+        return 1 + max(chain.from_iterable(self.batches))
+
+    @property
+    def adaptive(self) -> bool:
+        """Return whether an update is no sum of gradients, because each entry has a rate of its own."""
+        return self.optimizer != "sgd"
 
     @property
     def gain(self) -> float:
         """Return −(sum of applied gradients) per unit of mean gradient: Σ over steps of lr times momentum's echo."""
         steps = len(self.batches)
+        if self.adaptive:
+            return self.lr * steps
         return self.lr * sum(self.momentum**j for s in range(steps) for j in range(s + 1))
 
 
@@ -92,9 +121,12 @@ def schedule(
 
 
 def gradient_of_update(
-    update: Mapping[str, Tensor], start: Mapping[str, Tensor], training: LocalSGD
+    update: Mapping[str, Tensor], start: Mapping[str, Tensor], training: ClientSteps
 ) -> dict[str, Tensor]:
-    """Return the mean gradient that an update applied: exact after one step, an average over steps after more."""
+    """Return the mean gradient that an update applied: exact after one step, an average over steps after more.
+
+    Of Adam it is a mean of its normalised steps: after one step, the gradient's sign wherever it is not tiny.
+    """
     return {
         name: -delta / training.gain - training.weight_decay * start[name] for name, delta in update.items()
     }
@@ -107,7 +139,8 @@ class UpdateMap(Simulator):
         module: the architecture.
         tensors: parameters, and buffers, of the model that the client started from.
         training: the steps to simulate.
-        strategy: `loop` or `vmap`; default: `vmap` from four on.
+        smoothing: κ, which smooths the steps of Adam for a search; 0 simulates them exactly.
+        strategy: `loop` or `vmap`; default: `vmap` from four on, and for a single step as `GradientMap`.
 
     Raises:
         UsageError: as for `GradientMap`.
@@ -117,33 +150,88 @@ class UpdateMap(Simulator):
         self,
         module: nn.Module,
         tensors: Mapping[str, Tensor],
-        training: LocalSGD,
+        training: ClientSteps,
         strategy: Strategy | None = None,
+        smoothing: float = 0.0,
     ) -> None:
         self.parameters, self._buffers = _split(module, tensors)
         self.names, self.training = tuple(self.parameters), training
-        self._module, self._strategy = module, strategy
+        self._module, self._strategy, self._smoothing = module, strategy, smoothing
+        self._gradients = GradientMap(module, tensors, step=training.step)
 
     def __call__(self, x: Tensor, y: Tensor) -> Tensor:
         """Return updates (R, P) after training on images x (R, n, c, h, w) with labels y (R, n)."""
+        if len(self.training.batches) == 1 and self._strategy is None:
+            return self._single(x, y)
         if (self._strategy or ("vmap" if len(x) >= 4 else "loop")) == "vmap":
-            updates: Tensor = vmap(self._update)(x, y)
+            buffers = {name: b.expand(len(x), *b.shape) for name, b in self._buffers.items()}
+            updates: Tensor = vmap(self._update)(x, y, buffers)
             return updates
-        return torch.stack([self._update(xr, yr) for xr, yr in zip(x, y, strict=True)])
+        return torch.stack([self._update(xr, yr, self._buffers) for xr, yr in zip(x, y, strict=True)])
 
-    def _loss(self, w: Mapping[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
-        return F.cross_entropy(functional_call(self._module, {**w, **self._buffers}, (x,)), y)
+    def _single(self, x: Tensor, y: Tensor) -> Tensor:
+        """Return the updates of one step, from gradients of all problems at once."""
+        cfg = self.training
+        index = torch.tensor(cfg.batches[0], device=x.device)
+        gradients = self._gradients(x[:, index], y[:, index])
+        sizes = [self.parameters[name].numel() for name in self.names]
+        updates = []
+        for name, g in zip(self.names, gradients.split(sizes, 1), strict=True):
+            weight = self.parameters[name].reshape(-1)
+            if cfg.optimizer == "adamw":
+                updates.append(-cfg.lr * (cfg.weight_decay * weight + self._first_adam_step(g)))
+                continue
+            g = g + cfg.weight_decay * weight
+            updates.append(-cfg.lr * (self._first_adam_step(g) if cfg.adaptive else g))
+        return torch.cat(updates, 1)
 
-    def _update(self, x: Tensor, y: Tensor) -> Tensor:
+    def _first_adam_step(self, g: Tensor) -> Tensor:
+        """Return Adam's first steps (R, n) for gradients (R, n) of one parameter."""
+        steps: Tensor = vmap(lambda one: self._adam_step(one, None, 1)[0])(g)
+        return steps
+
+    def _loss(self, w: Mapping[str, Tensor], x: Tensor, y: Tensor, buffers: Mapping[str, Tensor]) -> Tensor:
+        return self.training.step.loss(partial(call_with, self._module, {**w, **buffers}), x, y)
+
+    def _update(self, x: Tensor, y: Tensor, buffers: Mapping[str, Tensor]) -> Tensor:
         """Return the update (P,) of one client."""
         cfg, w_0 = self.training, self.parameters
         w = dict(w_0)
-        velocity: dict[str, Tensor] = {}
-        for batch in cfg.batches:
+        state: dict[str, _State] = {}
+        for t, batch in enumerate(cfg.batches, 1):
             index = torch.tensor(batch, device=x.device)
-            g = grad(self._loss)(w, x[index], y[index])
-            for name in w:
-                d = g[name] + cfg.weight_decay * w[name] + cfg.mu * (w[name] - w_0[name])
-                velocity[name] = cfg.momentum * velocity[name] + d if name in velocity else d
-            w = {name: w[name] - cfg.lr * velocity[name] for name in w}
+            gradient = self._clipped(grad(self._loss)(w, x[index], y[index], buffers))
+            after = {}
+            for name, weight in w.items():
+                g = gradient[name] + cfg.mu * (weight - w_0[name])
+                if cfg.optimizer != "adamw":
+                    g = g + cfg.weight_decay * weight
+                if cfg.adaptive:
+                    step, state[name] = self._adam_step(g, state.get(name), t)
+                else:
+                    previous = state.get(name)
+                    step = g if previous is None else cfg.momentum * previous[0] + g
+                    state[name] = (step, step)
+                kept = 1 - cfg.lr * cfg.weight_decay if cfg.optimizer == "adamw" else 1.0
+                after[name] = kept * weight - cfg.lr * step
+            w = after
         return torch.cat([(w[name] - w_0[name]).reshape(-1) for name in self.names])
+
+    def _adam_step(self, g: Tensor, moments: _State | None, t: int) -> tuple[Tensor, _State]:
+        """Return Adam's t-th step, counted from 1, before the learning rate, and the moments after it."""
+        first, second = (torch.zeros_like(g), torch.zeros_like(g)) if moments is None else moments
+        first = _BETAS[0] * first + (1 - _BETAS[0]) * g
+        second = _BETAS[1] * second + (1 - _BETAS[1]) * g.square()
+        square = second / (1 - _BETAS[1] ** t)
+        if self._smoothing:
+            # Never zero, where the derivative of the root is infinite.
+            square = square + self._smoothing**2 * square.mean() + _EPSILON**2
+        return first / (1 - _BETAS[0] ** t) / (square.sqrt() + _EPSILON), (first, second)
+
+    def _clipped(self, gradient: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Return a step's gradient as the optimiser gets it."""
+        if not self.training.step.clips:
+            return gradient
+        whole = self.training.step.clipped(flatten(gradient, self.names))
+        parts = whole.split([gradient[name].numel() for name in self.names])
+        return {name: part.view_as(gradient[name]) for name, part in zip(self.names, parts, strict=True)}

@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from fdaudit.goals.reconstruction import Reconstruction
+from fdaudit.goals.row_reconstruction import RowReconstruction
 from fdaudit.kinds import MODELS
 from fdaudit.storage.cache import computed_once
+from fdaudit.training.objectives import ClientStep
+from fdaudit.training.optimizers import optimizer_in, rate_in
 from fdaudit.types import Applicability
 
+from .._uploads import received_before
 from .engine import Matched
-from .gradients import mixes_samples
+from .gradients import PLAIN
 from .labels import probe_images
-from .updates import LocalSGD, gradient_of_update, schedule
+from .updates import ClientSteps, gradient_of_update, schedule
 
 if TYPE_CHECKING:
     from fdaudit.adversary.knowledge import Knowledge
@@ -29,14 +33,12 @@ __all__ = [
     "Upload",
     "adversary_probes",
     "applies",
-    "described",
-    "device_of",
     "find_upload",
     "find_uploads",
     "matched_once",
-    "network",
     "read_upload",
     "reconstruction",
+    "row_reconstruction",
     "sample_count",
     "sent_from",
 ]
@@ -57,6 +59,7 @@ class Upload:
         training: the local steps taken.
         gradient: the mean gradient applied; the gradient itself for one step.
         update: parameters after training less those before, if there were several steps, else None.
+        change: all parameters and buffers after training less those before; empty for a gradient.
         defenses: the message's recorded defences.
         scale: ratio of the inverted gradient or update to the sent values.
         guessed: whether the number of records is an assumption of the adversary.
@@ -66,9 +69,10 @@ class Upload:
     seq: int
     start_seq: int
     start: Mapping[str, Tensor]
-    training: LocalSGD
+    training: ClientSteps
     gradient: Mapping[str, Tensor]
     update: Mapping[str, Tensor] | None
+    change: Mapping[str, Tensor] = field(default_factory=dict)
     defenses: tuple[Mapping[str, Any], ...] = ()
     scale: float = 1.0
     guessed: bool = False
@@ -87,17 +91,25 @@ class Upload:
 
 
 def find_uploads(
-    view: View, targets: Iterable[str], round: int, max_images: int
+    view: View, targets: Iterable[str], round: int, max_images: int, *, any_rate: bool = False
 ) -> tuple[list[Upload], dict[str, str]]:
-    """Return the clients' uploads in a round, and a reason for every client without one suitable for inversion."""
-    found, reasons = [], {}
+    """Return the clients' uploads in a round, and a reason for every client without one suitable for inversion.
+
+    Args:
+        view: the adversary's view.
+        targets: the clients.
+        round: the round.
+        max_images: largest number of images that an upload may mix.
+        any_rate: whether the gradient is needed up to a factor only. The rate is taken as 1 where it is not known.
+    """
+    uploads, reasons = [], {}
     for target in targets:
-        upload = find_upload(view, target, round, max_images)
+        upload = find_upload(view, target, round, max_images, any_rate=any_rate)
         if isinstance(upload, Upload):
-            found.append(upload)
+            uploads.append(upload)
         else:
             reasons[target] = upload
-    return found, reasons
+    return uploads, reasons
 
 
 def applies(found: Sequence[object], reasons: Mapping[str, str]) -> Applicability:
@@ -107,32 +119,31 @@ def applies(found: Sequence[object], reasons: Mapping[str, str]) -> Applicabilit
     of: dict[str, list[str]] = {}
     for target, reason in reasons.items():
         of.setdefault(reason, []).append(target)
-    said = [f"{', '.join(targets)}: {reason}" for reason, targets in of.items()]
-    return Applicability(False, "; ".join(said) or "no victim is named")
+    lines = [f"{', '.join(targets)}: {reason}" for reason, targets in of.items()]
+    return Applicability(False, "; ".join(lines) or "no victim is named")
 
 
-def find_upload(view: View, target: str, round: int, max_images: int) -> Upload | str:
-    """Return the first upload of a client in a round, or the reason why none is suitable for inversion."""
-    found = sent_from(view, target, round)
-    if isinstance(found, str):
-        return found
-    return read_upload(view, *found, target, sample_count(view, target), max_images)
+def find_upload(
+    view: View, target: str, round: int, max_images: int, *, any_rate: bool = False
+) -> Upload | str:
+    """Return the first upload of a client in a round, or the reason why none is suitable; see `find_uploads`."""
+    messages = sent_from(view, target, round)
+    if isinstance(messages, str):
+        return messages
+    count = sample_count(view, target)
+    return read_upload(view, *messages, target, count, max_images, any_rate=any_rate)
 
 
 def sent_from(view: View, target: str, round: int) -> tuple[Message, Message] | str:
     """Return the first upload of a client in a round and the model before it, or why they are not in view."""
-    sent = [m for kind in MODELS for m in view.select(kind=kind, sender=target, round=round)]
-    if not sent:
+    uploads = [m for kind in MODELS for m in view.select(kind=kind, sender=target, round=round)]
+    if not uploads:
         return f"no {', '.join(MODELS[:-1])} or {MODELS[-1]} of round {round} in view"
-    kept = [m for m in sent if m.payload is not None]
-    if not kept:
+    readable = [m for m in uploads if m.payload is not None]
+    if not readable:
         return f"its uploads of round {round} were recorded as digests only"
-    message = min(kept, key=lambda m: m.seq)
-    received = [
-        m
-        for m in view.select(kind="model_parameters")
-        if m.seq < message.seq and target in m.receivers and m.payload is not None
-    ]
+    message = min(readable, key=lambda m: m.seq)
+    received = received_before(view, message, target)
     if not received:
         return "the model it started from is not in view"
     return message, received[-1]
@@ -145,7 +156,15 @@ def sample_count(view: View, target: str) -> int | None:
 
 
 def read_upload(
-    view: View, message: Message, origin: Message, target: str, n: int | None, max_images: int
+    view: View,
+    message: Message,
+    origin: Message,
+    target: str,
+    n: int | None,
+    max_images: int,
+    *,
+    adaptive: bool = False,
+    any_rate: bool = False,
 ) -> Upload | str:
     """Return an upload as one of a client with n records, or the reason why it is not suitable for inversion.
 
@@ -156,8 +175,12 @@ def read_upload(
         target: the client.
         n: its records, or None if unknown.
         max_images: largest number of images that it may mix.
+        any_rate: as for `find_uploads`.
+        adaptive: whether updates by Adam are suitable, which are no sums of gradients.
     """
-    training = _training(view, message, n)
+    training = _training(view, message, n, any_rate)
+    if isinstance(training, ClientSteps) and training.adaptive and not adaptive:
+        return "the clients' optimiser is Adam, so an update is no sum of gradients"
     if isinstance(training, str):
         return training
     if training.images > max_images:
@@ -168,19 +191,22 @@ def read_upload(
     return _upload(view, message, origin, target, training)
 
 
-def _upload(view: View, message: Message, origin: Message, target: str, training: LocalSGD) -> Upload:
-    start, sent = view.tensors(origin), view.tensors(message)
+def _upload(view: View, message: Message, origin: Message, target: str, training: ClientSteps) -> Upload:
+    start, values = view.tensors(origin), view.tensors(message)
     update: dict[str, Tensor] | None = None
+    change: dict[str, Tensor] = {}
     scale = 1.0
     if message.kind == "gradient":
-        gradient = sent
+        gradient = values
     else:
-        absolute = message.kind == "model_parameters"
-        weight = float(message.fields.get("weight", 1.0))  # of an update that was weighted before it was sent
-        update = {name: value - start[name] if absolute else value / weight for name, value in sent.items()}
-        scale = 1.0 if absolute else 1 / weight
-        gradient = gradient_of_update(update, start, training)
-        if len(training.batches) == 1:
+        if message.kind == "model_parameters":
+            update = {name: value - start[name] for name, value in values.items()}
+        else:
+            weight = float(message.fields.get("weight", 1.0))  # of an update weighted before it was sent
+            update = {name: value / weight for name, value in values.items()}
+            scale = 1 / weight
+        gradient, change = gradient_of_update(update, start, training), update
+        if len(training.batches) == 1 and not training.adaptive:
             update, scale = None, -scale / training.gain
     return Upload(
         target=target,
@@ -190,19 +216,22 @@ def _upload(view: View, message: Message, origin: Message, target: str, training
         training=training,
         gradient=gradient,
         update=update,
+        change=change,
         defenses=view.defenses_of(message),
         scale=scale,
     )
 
 
-def _training(view: View, message: Message, n: int | None) -> LocalSGD | str:
+def _training(view: View, message: Message, n: int | None, any_rate: bool) -> ClientSteps | str:
     """Return the local steps behind an upload, from the public configuration and the number of records if known."""
     public: Mapping[str, Any] = view.hyperparameters
-    size, lr = public.get("batch_size"), public.get("lr")
-    if size is None or lr is None:
-        return "the public configuration names no batch_size or lr"
-    if message.kind != "gradient" and public.get("optimizer") == "adam":
-        return "the clients' optimiser is Adam, so an update is no sum of gradients"
+    size, lr = public.get("batch_size"), rate_in(public, message.round)
+    if size is None:
+        return "the public configuration names no batch_size"
+    if lr is None and any_rate and not public.get("weight_decay"):  # decay is known up to the rate only
+        lr = 1.0
+    if lr is None:
+        return "the public configuration names no lr"
     steps, epochs = public.get("local_steps"), public.get("local_epochs")
     if message.kind == "gradient":
         steps, epochs = 1, None
@@ -210,24 +239,15 @@ def _training(view: View, message: Message, n: int | None) -> LocalSGD | str:
         epochs = 1
     if epochs is not None and n is None:
         return UNCOUNTED
-    return LocalSGD(
-        lr=float(lr),
+    return ClientSteps(
+        lr=lr,
         batches=schedule(n, int(size), steps=steps, epochs=epochs),
+        optimizer="sgd" if message.kind == "gradient" else optimizer_in(public),
         momentum=float(public.get("momentum") or 0),
         weight_decay=float(public.get("weight_decay") or 0),
         mu=float(public.get("mu") or 0),
+        step=ClientStep.of(public),
     )
-
-
-def network(knowledge: Knowledge) -> nn.Module | str:
-    """Return the network whose gradients are inverted, or the reason why it is not known or not suitable."""
-    if knowledge.architecture is None:
-        return "the architecture of the model is not known"
-    # Its weights are replaced by the model in view: the generator only fills the mould.
-    module = knowledge.architecture.build(torch.Generator().manual_seed(0))
-    if mixes_samples(module):
-        return "the model has BatchNorm, so a batch's gradient is not the mean of its images' gradients"
-    return module.eval()
 
 
 def adversary_probes(knowledge: Knowledge, generator: torch.Generator) -> Tensor:
@@ -236,11 +256,6 @@ def adversary_probes(knowledge: Knowledge, generator: torch.Generator) -> Tensor
         raise ValueError("adversary_probes: the architecture is unknown. Ask `applicable` first.")
     noise = probe_images(knowledge.architecture.input_shape, 256, generator)
     return noise if knowledge.auxiliary is None else knowledge.auxiliary[0][:1024]
-
-
-def device_of(knowledge: Knowledge) -> torch.device:
-    """Return the device of optimisation: the adversary's training device, or the CPU."""
-    return knowledge.train.device if knowledge.train is not None else torch.device("cpu")
 
 
 def matched_once(
@@ -262,32 +277,39 @@ def matched_once(
         upload: the upload to match.
         match: the attack.
     """
+    training = asdict(upload.training)
+    step = training.pop("step")
     card = {
         "attack": attack,
         "settings": dict(settings),
-        **described(knowledge),
-        "training": None if upload.update is None else asdict(upload.training),
+        **knowledge.described,
+        "training": None if upload.update is None else training,
         "images": upload.training.images,
+        **({} if upload.training.step == PLAIN else {"step": step}),
     }
-    known = knowledge.auxiliary or ()
-    found = computed_once(card, [*known, upload.start, upload.sent], lambda draws: vars(match(draws)))
-    return Matched(**found)
-
-
-def described(knowledge: Knowledge) -> dict[str, Any]:
-    """Return what determines an inversion in addition to tensors: the network and its execution."""
-    return {
-        "network": None if knowledge.architecture is None else knowledge.architecture.described,
-        "execution": None if knowledge.train is None else knowledge.train.execution.described,
-    }
+    auxiliary = knowledge.auxiliary or ()
+    matched = computed_once(card, [*auxiliary, upload.start, upload.sent], lambda draws: vars(match(draws)))
+    return Matched(**matched)
 
 
 def reconstruction(upload: Upload, found: Matched, i: int = 0) -> Reconstruction:
-    """Return the guess from row i of an upload's match."""
+    """Return the guess of images from row i of an upload's match."""
     return Reconstruction(
         target=upload.target,
         messages=(upload.start_seq, upload.seq),
         images=found.images[i].nan_to_num(0.5).clamp(0, 1).cpu(),
+        labels=found.labels[i].cpu(),
+        objective=float(found.objective[i]),
+        evaluations=int(found.evaluations[i]),
+    )
+
+
+def row_reconstruction(upload: Upload, found: Matched, i: int = 0) -> RowReconstruction:
+    """Return the guess of a table's rows from row i of an upload's match."""
+    return RowReconstruction(
+        target=upload.target,
+        messages=(upload.start_seq, upload.seq),
+        rows=found.images[i].nan_to_num(0.0).cpu(),
         labels=found.labels[i].cpu(),
         objective=float(found.objective[i]),
         evaluations=int(found.evaluations[i]),

@@ -21,13 +21,13 @@ __all__ = ["can_rehearse", "guesses", "sent_by"]
 
 def sent_by(view: View, targets: Sequence[str], kinds: Sequence[str]) -> Applicability:
     """Check that a message of one of these kinds from one of these clients is in view, with its payload."""
-    sent = [m for m in view.messages if m.kind in kinds and m.sender in targets]
+    messages = [m for m in view.messages if m.kind in kinds and m.sender in targets]
     if not targets:
         return Applicability(False, "every client belongs to the adversary: nobody is left to be attacked")
-    if not sent:
+    if not messages:
         names = " or ".join([", ".join(kinds[:-1]), kinds[-1]] if len(kinds) > 1 else kinds)
         return Applicability(False, f"no {names} of a victim in view")
-    if all(m.payload is None for m in sent):
+    if all(m.payload is None for m in messages):
         return Applicability(False, "what the victims sent was recorded as digests only")
     return Applicability(True)
 
@@ -45,8 +45,10 @@ def guesses(
     targets: Sequence[str], shares: Callable[[str], Tensor | None], classes: int
 ) -> tuple[LabelDistribution, ...]:
     """Return one guess a victim: its `shares` (C,), or equal shares if nothing could be read."""
-    found = []
+    distributions = []
     for target in targets:
         pi = shares(target)
-        found.append(LabelDistribution(target=target, distribution=uniform(classes) if pi is None else pi))
-    return tuple(found)
+        if pi is None:
+            pi = uniform(classes)
+        distributions.append(LabelDistribution(target=target, distribution=pi))
+    return tuple(distributions)

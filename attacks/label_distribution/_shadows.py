@@ -65,7 +65,8 @@ class ShareModel:
             shares: (m, C), rows summing to 1.
             penalty: of the weights, in nats.
         """
-        phi, pi = features.double(), shares.double()
+        phi = features.double()
+        pi = shares.double()
         mean = phi.mean((0, 1))
         scale = (phi - mean).square().mean((0, 1)).sqrt().clamp_min(1e-9)
         z = (phi - mean) / scale
@@ -94,15 +95,18 @@ def draw_shadow(
         generator: for every draw.
     """
     # PyTorch's Dirichlet sampler takes no generator, so NumPy draws, seeded by ours.
-    rng = np.random.default_rng(int(torch.randint(2**62, (), generator=generator)))
+    seed = int(torch.randint(2**62, (), generator=generator))
+    rng = np.random.default_rng(seed)
     size = max(2, round(len(y) * _between(_SIZES, rng)))
     concentration = _between(_CONCENTRATIONS, rng)
     present = torch.bincount(y, minlength=classes).nonzero().flatten().tolist()
     counts = rng.multinomial(size, rng.dirichlet([concentration] * len(present)))
-    rows, held_counts = [], torch.zeros(classes, dtype=torch.float64)
+    rows = []
+    held_counts = torch.zeros(classes, dtype=torch.float64)
     for label, count in zip(present, counts.tolist(), strict=True):
-        held = (y == label).nonzero().flatten()
-        rows.append(held[torch.from_numpy(rng.permutation(len(held))[:count])])
+        members = (y == label).nonzero().flatten()
+        chosen = torch.from_numpy(rng.permutation(len(members))[:count])
+        rows.append(members[chosen])
         held_counts[label] = len(rows[-1])
     index = torch.cat(rows)
     return (x[index], y[index]), held_counts / held_counts.sum()
@@ -125,14 +129,13 @@ def calibrated(read: Reading, view: View, knowledge: Knowledge, shadows: int, pe
     generator = torch.Generator().manual_seed(int(digest[:15], 16))
     features, shares = [], []
     for _ in range(math.ceil(shadows / len(clients))):
-        drawn = [draw_shadow(x, y, knowledge.classes, generator) for _ in clients]
-        seen = knowledge.rehearse(
-            [records for records, _ in drawn], int(torch.randint(2**62, (), generator=generator))
-        )
-        for client, (_, true) in zip(clients, drawn, strict=True):
-            found = read(seen, client)
-            if found is not None:
-                features.append(found)
+        partitions = [draw_shadow(x, y, knowledge.classes, generator) for _ in clients]
+        data = [records for records, _ in partitions]
+        rehearsal = knowledge.rehearse(data, int(torch.randint(2**62, (), generator=generator)))
+        for client, (_, true) in zip(clients, partitions, strict=True):
+            reading = read(rehearsal, client)
+            if reading is not None:
+                features.append(reading)
                 shares.append(true)
     if not features:
         raise ValueError("calibrated: nothing could be read about any shadow client")

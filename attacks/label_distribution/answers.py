@@ -2,27 +2,31 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from pydantic import Field
 from torch import Tensor
 from torch.nn import functional as F
 
+from fdaudit.adversary.top_answers import only_top
 from fdaudit.config import Config
 from fdaudit.goals.label_distribution import LabelDistribution
 from fdaudit.kinds import ANSWERS
+from fdaudit.registry import AttackCard
 from fdaudit.types import Applicability, AttackTask
 
 from .._reading import reads_forms
+from .._uploads import with_payload
 from ._guesses import can_rehearse, guesses, sent_by
 from ._shadows import calibrated
 
 if TYPE_CHECKING:
     from fdaudit.adversary.knowledge import Knowledge
     from fdaudit.adversary.view import View
+    from fdaudit.transcript.messages import Message
 
-__all__ = ["LabelAnswers", "LabelAnswersConfig", "answer_features", "read_answers"]
+__all__ = ["LabelAnswers", "LabelAnswersConfig", "answer_features", "read_answers", "top_sent"]
 
 _GENERATED = ("generated_samples", "generator_parameters")
 """Kinds of a protocol whose clients answer on generated samples: a rehearsal costs as much as the attacked run."""
@@ -48,22 +52,22 @@ class LabelAnswers:
     shares.
     """
 
-    name: ClassVar[str] = "label-answers"
-    work: ClassVar[dict[str, Any]] = {"once": 1400, "each": 200, "rehearsals": 1, "grows": ("shadows",)}
-    goal: ClassVar[str] = "label-distribution"
-    needs: ClassVar[tuple[str, ...]] = ("logits", "soft_labels", "hard_labels")
-    assumes: ClassVar[tuple[str, ...]] = ("architecture", "auxiliary", "rehearse", "public")
-    oracle: ClassVar[str | None] = None
-    source: ClassVar[str] = (
-        "shadow training as in Shokri et al. 2017; class shares as a property (Ganju et al. 2018)"
+    card = AttackCard(
+        name="label-answers",
+        work={"once": 1400, "each": 200, "rehearsals": 1, "grows": ("shadows",)},
+        goal="label-distribution",
+        needs=("logits", "soft_labels", "hard_labels"),
+        assumes=("architecture", "auxiliary", "rehearse", "public"),
+        oracle=None,
+        source="shadow training as in Shokri et al. 2017; class shares as a property (Ganju et al. 2018)",
+        control={"on": "labels"},
+        tasks=("single-label", "text", "table"),
+        profiles={
+            "quick": {"shadows": 4},
+            "standard": {"shadows": 40},
+            "full": {"shadows": 200},
+        },
     )
-    control: ClassVar[dict[str, Any]] = {"on": "labels"}
-    tasks: ClassVar[tuple[str, ...]] = ("single-label", "text")
-    profiles: ClassVar[dict[str, dict[str, Any]]] = {
-        "quick": {"shadows": 4},
-        "standard": {"shadows": 40},
-        "full": {"shadows": 200},
-    }
     Config: ClassVar[type[LabelAnswersConfig]] = LabelAnswersConfig
 
     def __init__(self, config: LabelAnswersConfig) -> None:
@@ -71,9 +75,9 @@ class LabelAnswers:
 
     def applicable(self, view: View, knowledge: Knowledge, task: AttackTask) -> Applicability:
         """Check for a victim's answers on public samples in view, and a protocol that can be rehearsed."""
-        seen = sent_by(view, task.targets, ANSWERS)
-        if not seen:
-            return seen
+        verdict = sent_by(view, task.targets, ANSWERS)
+        if not verdict:
+            return verdict
         if not any(read_answers(view, t, knowledge.classes) is not None for t in task.targets):
             return Applicability(False, "no victim answered on public samples")
         return can_rehearse(knowledge)
@@ -83,42 +87,69 @@ class LabelAnswers:
     ) -> tuple[LabelDistribution, ...]:
         """Return one guess a victim."""
 
+        top = max((top_sent(view, target) for target in task.targets), default=0)
+
         def read(seen: View, client: str) -> Tensor | None:
-            return read_answers(seen, client, knowledge.classes)
+            return read_answers(seen, client, knowledge.classes, top)
 
         model = calibrated(read, view, knowledge, self.config.shadows, self.config.penalty)
 
         def shares(target: str) -> Tensor | None:
-            found = read(view, target)
-            return None if found is None else model(found)
+            features = read(view, target)
+            return None if features is None else model(features)
 
         return guesses(task.targets, shares, knowledge.classes)
 
 
-def read_answers(view: View, client: str, classes: int) -> Tensor | None:
-    """Return features (C, F) of a client's first and last answers on public samples, or None if there are none."""
+def top_sent(view: View, client: str) -> int:
+    """Return the largest number k of classes that a client answered for, or 0 if it answered for all."""
+    messages = [m for m in with_payload(view.select(sender=client)) if m.kind in ANSWERS]
+    described = [d for m in messages for d in view.defenses_of(m) if d.get("name") == "top-answers"]
+    return max((int(d["k"]) for d in described), default=0)
+
+
+def read_answers(view: View, client: str, classes: int, top: int = 0) -> Tensor | None:
+    """Return features (C, F) of a client's first and last answers on public samples, or None if there are none.
+
+    Args:
+        view: a view.
+        client: the client.
+        classes: number of classes C.
+        top: the number of classes of each answer that count, where the victims sent no others; 0: all.
+    """
     if any(m.kind in _GENERATED for m in view.messages):
         return None
-    sent = [m for m in view.messages if m.sender == client and m.kind in ANSWERS and m.payload is not None]
-    sent = [
-        m for m in sent if m.kind == sent[0].kind and all(t.shape[0] for t in m.tensors.values() if t.shape)
-    ]
-    if not sent:
+    messages = [m for m in with_payload(view.select(sender=client)) if m.kind in ANSWERS]
+    messages = [m for m in messages if m.kind == messages[0].kind and not _empty(m)]
+    if not messages:
         return None
-    ends = (sent[0], sent[-1])
-    return torch.cat([answer_features(m.kind, view.tensors(m)["values"], classes) for m in ends], 1)
+    ends = (messages[0], messages[-1])
+    features = []
+    for m in ends:
+        values = view.tensors(m)["values"]
+        if top and values.ndim == 2:
+            values = only_top(values, top, m.kind)
+        features.append(answer_features(m.kind, values, classes))
+    return torch.cat(features, 1)
 
 
 def answer_features(kind: str, values: Tensor, classes: int) -> Tensor:
     """Return features (C, F) of answers on n samples: logits or probabilities (n, C), F = 3, or classes (n,), F = 1."""
     if kind == "hard_labels":
         values = values.long()
-        known = values[(values >= 0) & (values < classes)]
-        return _share(torch.bincount(known, minlength=classes).double())[:, None]
-    # Noise may have made probabilities negative.
-    log_p = (values.double() if kind == "logits" else values.double().clamp_min(1e-12).log()).log_softmax(1)
+        valid = values[(values >= 0) & (values < classes)]
+        return _share(torch.bincount(valid, minlength=classes).double())[:, None]
+    z = values.double()
+    if kind != "logits":
+        z = z.clamp_min(1e-12).log()  # noise may have made probabilities negative
+    log_p = z.log_softmax(1)
     votes = F.one_hot(log_p.argmax(1), classes).double().sum(0)
     return torch.stack([log_p.mean(0), (log_p.exp().mean(0) + 1e-6).log(), _share(votes)], 1)
+
+
+def _empty(message: Message) -> bool:
+    """Return whether a message has a tensor without rows."""
+    return any(info.shape and not info.shape[0] for info in message.tensors.values())
 
 
 def _share(counts: Tensor) -> Tensor:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 
 from fdaudit.config import Config
 from fdaudit.goals.label_distribution import LabelDistribution
+from fdaudit.registry import AttackCard
 from fdaudit.types import Applicability, AttackTask
 
 from .._reading import reads_forms
+from .._uploads import with_payload
 from ._guesses import guesses, sent_by
 from ._shadows import uniform
 
@@ -41,16 +43,18 @@ class LabelCounts:
     equal shares.
     """
 
-    name: ClassVar[str] = "label-counts"
-    work: ClassVar[dict[str, Any]] = {"once": 3500, "each": 70}
-    goal: ClassVar[str] = "label-distribution"
-    needs: ClassVar[tuple[str, ...]] = ("class_counts", "private_labels")
-    assumes: ClassVar[tuple[str, ...]] = ()
-    oracle: ClassVar[str | None] = None
-    source: ClassVar[str] = "Gong et al. 2022, Eq. 1: what FedKD sends in clear"
-    tasks: ClassVar[tuple[str, ...]] = ("single-label", "multi-label", "segmentation", "text")
-    control: ClassVar[dict[str, Any]] = {"on": "labels"}
-    profiles: ClassVar[dict[str, dict[str, Any]]] = {"quick": {}, "standard": {}, "full": {}}
+    card = AttackCard(
+        name="label-counts",
+        work={"once": 3500, "each": 70},
+        goal="label-distribution",
+        needs=("class_counts", "private_labels"),
+        assumes=(),
+        oracle=None,
+        source="Gong et al. 2022, Eq. 1: what FedKD sends in clear",
+        tasks=("single-label", "multi-label", "segmentation", "text", "table"),
+        control={"on": "labels"},
+        profiles={"quick": {}, "standard": {}, "full": {}},
+    )
     Config: ClassVar[type[LabelCountsConfig]] = LabelCountsConfig
 
     def __init__(self, config: LabelCountsConfig) -> None:
@@ -66,17 +70,17 @@ class LabelCounts:
         """Return one guess a victim; the attack is deterministic."""
 
         def shares(target: str) -> Tensor | None:
-            told = [
-                _counted(view.tensors(m), knowledge.classes)
-                for kind in _KINDS
-                for m in view.select(kind=kind, sender=target)
-                if m.payload is not None
-            ]
-            if not told:
+            by_message = []
+            for kind in _KINDS:
+                messages = with_payload(view.select(kind=kind, sender=target))
+                by_message += [_counted(view.tensors(m), knowledge.classes) for m in messages]
+            if not by_message:
                 return None
             # The mean over messages, where counts are sent more than once: each may have noise of its own.
-            counts = torch.stack(told).mean(0).clamp_min(0)
-            return counts / counts.sum() if counts.sum() > 0 else uniform(knowledge.classes)
+            counts = torch.stack(by_message).mean(0).clamp_min(0)
+            if not counts.sum() > 0:
+                return uniform(knowledge.classes)
+            return counts / counts.sum()
 
         return guesses(task.targets, shares, knowledge.classes)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from pydantic import Field
@@ -11,10 +11,12 @@ from torch import Tensor
 
 from fdaudit.config import Config
 from fdaudit.goals.label_distribution import LabelDistribution
+from fdaudit.registry import AttackCard
 from fdaudit.transcript.samples import sample_index
 from fdaudit.types import Applicability, AttackTask
 
 from .._reading import reads_forms
+from .._uploads import with_payload
 from ._guesses import can_rehearse, guesses, sent_by
 from ._shadows import calibrated
 
@@ -47,19 +49,21 @@ class LabelDeclined:
     shares.
     """
 
-    name: ClassVar[str] = "label-declined"
-    work: ClassVar[dict[str, Any]] = {"once": 1400, "each": 600, "rehearsals": 1, "grows": ("shadows",)}
-    goal: ClassVar[str] = "label-distribution"
-    needs: ClassVar[tuple[str, ...]] = ("proxy_indices", "soft_labels", "hard_labels")
-    assumes: ClassVar[tuple[str, ...]] = ("auxiliary", "encode", "public", "rehearse")
-    oracle: ClassVar[str | None] = None
-    source: ClassVar[str] = "Shao, Wu & Zhang 2023: what Selective-FD's client-side selectors show"
-    control: ClassVar[dict[str, Any]] = {"on": "labels"}
-    profiles: ClassVar[dict[str, dict[str, Any]]] = {
-        "quick": {"shadows": 4},
-        "standard": {"shadows": 40},
-        "full": {"shadows": 200},
-    }
+    card = AttackCard(
+        name="label-declined",
+        work={"once": 1400, "each": 600, "rehearsals": 1, "grows": ("shadows",)},
+        goal="label-distribution",
+        needs=("proxy_indices", "soft_labels", "hard_labels"),
+        assumes=("auxiliary", "encode", "public", "rehearse"),
+        oracle=None,
+        source="Shao, Wu & Zhang 2023: what Selective-FD's client-side selectors show",
+        control={"on": "labels"},
+        profiles={
+            "quick": {"shadows": 4},
+            "standard": {"shadows": 40},
+            "full": {"shadows": 200},
+        },
+    )
     Config: ClassVar[type[LabelDeclinedConfig]] = LabelDeclinedConfig
 
     def __init__(self, config: LabelDeclinedConfig) -> None:
@@ -67,16 +71,16 @@ class LabelDeclined:
 
     def applicable(self, view: View, knowledge: Knowledge, task: AttackTask) -> Applicability:
         """Check that the samples that a victim was asked about are in view, and that it declined some."""
-        seen = sent_by(view, task.targets, _KINDS)
-        if not seen:
-            return seen
+        verdict = sent_by(view, task.targets, _KINDS)
+        if not verdict:
+            return verdict
         if knowledge.public is None:
             return Applicability(False, "the public samples are not known")
         masks = [accepted_samples(view, t, len(knowledge.public)) for t in task.targets]
-        found = [(asked, accepted) for asked, accepted in masks if asked.any()]
-        if not found:
+        counts = [(requested, accepted) for requested, accepted in masks if requested.any()]
+        if not counts:
             return Applicability(False, "which samples the victims were asked about is not in view")
-        if all(bool((accepted == asked).all()) for asked, accepted in found):
+        if all(bool((accepted == requested).all()) for requested, accepted in counts):
             return Applicability(False, "no victim declined a sample that it was asked about")
         return can_rehearse(knowledge)
 
@@ -92,8 +96,8 @@ class LabelDeclined:
         model = calibrated(read, view, knowledge, self.config.shadows, self.config.penalty)
 
         def shares(target: str) -> Tensor | None:
-            found = read(view, target)
-            return None if found is None else model(found)
+            features = read(view, target)
+            return None if features is None else model(features)
 
         return guesses(task.targets, shares, knowledge.classes)
 
@@ -109,10 +113,10 @@ def public_classes(knowledge: Knowledge) -> Tensor:
     x, y = knowledge.auxiliary
     encode = knowledge.encode or (lambda images: images.flatten(1))
     model = LogisticRegression(max_iter=1000).fit(encode(x).cpu().double().numpy(), y.cpu().numpy())
-    found = torch.zeros(len(knowledge.public), knowledge.classes, dtype=torch.float64)
+    probabilities = torch.zeros(len(knowledge.public), knowledge.classes, dtype=torch.float64)
     p = model.predict_proba(encode(knowledge.public).cpu().double().numpy())
-    found[:, torch.from_numpy(model.classes_).long()] = torch.from_numpy(p).double()
-    return found
+    probabilities[:, torch.from_numpy(model.classes_).long()] = torch.from_numpy(p).double()
+    return probabilities
 
 
 def accepted_samples(view: View, client: str, samples: int) -> tuple[Tensor, Tensor]:
@@ -120,34 +124,33 @@ def accepted_samples(view: View, client: str, samples: int) -> tuple[Tensor, Ten
 
     An abstention counts as declined. Requests of a round that the client did not answer are not counted.
     """
-    asked, accepted = torch.zeros(samples), torch.zeros(samples)
+    requested = torch.zeros(samples)
+    accepted = torch.zeros(samples)
     for answer in view.messages:
         if answer.sender != client or answer.kind not in _KINDS or answer.payload is None:
             continue
-        questions = [
-            m
-            for m in view.select(kind="proxy_indices", round=answer.round)
-            if m.payload is not None and client in m.receivers and m.seq < answer.seq
-        ]
+        questions = with_payload(view.select(kind="proxy_indices", round=answer.round))
+        questions = [m for m in questions if client in m.receivers and m.seq < answer.seq]
         tensors = view.tensors(answer)
         if not questions:
             continue
-        index, values = sample_index(tensors), tensors["values"]
+        index = sample_index(tensors)
+        values = tensors["values"]
         index = index[values.long() >= 0] if values.ndim == 1 else index
         question = sample_index(view.tensors(questions[-1]))
-        asked += torch.bincount(_within(question, samples), minlength=samples)
+        requested += torch.bincount(_within(question, samples), minlength=samples)
         accepted += torch.bincount(_within(index, samples), minlength=samples)
-    return asked, torch.minimum(accepted, asked)
+    return requested, torch.minimum(accepted, requested)
 
 
 def read_declined(view: View, client: str, classes_of: Tensor) -> Tensor | None:
     """Return features (C, 2): logarithms of each class's acceptance rate, and of its share of accepted samples."""
-    asked, accepted = accepted_samples(view, client, len(classes_of))
-    if not asked.any():
+    requested, accepted = accepted_samples(view, client, len(classes_of))
+    if not requested.any():
         return None
-    of, taken = (mask.double() @ classes_of for mask in (asked, accepted))
-    rate = (taken + 0.5) / (of + 1.0)
-    share = (taken + 0.5) / (taken.sum() + 0.5 * len(taken))
+    of, answered = (mask.double() @ classes_of for mask in (requested, accepted))
+    rate = (answered + 0.5) / (of + 1.0)
+    share = (answered + 0.5) / (answered.sum() + 0.5 * len(answered))
     return torch.stack([rate.log(), share.log()], 1)
 
 

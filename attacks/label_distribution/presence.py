@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch import Tensor
 
 from fdaudit.config import Config
 from fdaudit.goals.label_distribution import LabelDistribution
+from fdaudit.registry import AttackCard
 from fdaudit.training.class_means import known
 from fdaudit.transcript.messages import role
 from fdaudit.types import Applicability, AttackTask
 
 from .._reading import reads_forms
+from .._uploads import with_payload
 from ._guesses import guesses
 
 if TYPE_CHECKING:
@@ -46,18 +48,18 @@ class LabelPresence:
     answers rank highest. It needs no records and no model.
     """
 
-    name: ClassVar[str] = "label-presence"
-    work: ClassVar[dict[str, Any]] = {"once": 1400, "each": 40}
-    goal: ClassVar[str] = "label-distribution"
-    needs: ClassVar[tuple[str, ...]] = ("class_prototypes", "hard_labels", "soft_labels", "logits")
-    assumes: ClassVar[tuple[str, ...]] = ()
-    oracle: ClassVar[str | None] = None
-    source: ClassVar[str] = (
-        "Jeong et al. 2018, Algorithm 1: a device without records of a class sends no mean for it"
+    card = AttackCard(
+        name="label-presence",
+        work={"once": 1400, "each": 40},
+        goal="label-distribution",
+        needs=("class_prototypes", "hard_labels", "soft_labels", "logits"),
+        assumes=(),
+        oracle=None,
+        source="Jeong et al. 2018, Algorithm 1: a device without records of a class sends no mean for it",
+        control={"on": "labels", "rounds": 20},
+        tasks=("single-label", "text", "table"),
+        profiles={"quick": {}, "standard": {}, "full": {}},
     )
-    control: ClassVar[dict[str, Any]] = {"on": "labels", "rounds": 20}
-    tasks: ClassVar[tuple[str, ...]] = ("single-label", "text")
-    profiles: ClassVar[dict[str, dict[str, Any]]] = {"quick": {}, "standard": {}, "full": {}}
     Config: ClassVar[type[LabelPresenceConfig]] = LabelPresenceConfig
 
     def __init__(self, config: LabelPresenceConfig) -> None:
@@ -85,8 +87,11 @@ class LabelPresence:
         """Return a victim's shares (C,), float64; None if nothing of it is in view."""
         tables = _tables(view, target, knowledge.classes)
         if tables:
-            counts = records_of_class(tables) if _hard(view) else None
-            return _normal(present_in_tables(tables).double() if counts is None else counts)
+            hard = view.hyperparameters.get("share") == "hard"
+            counts = records_of_class(tables) if hard else None
+            if counts is None:
+                counts = present_in_tables(tables).double()
+            return _normal(counts)
         means = _means_without_members(view, knowledge.classes)
         if means:
             return _normal(present_in_tables(means).double())
@@ -101,7 +106,7 @@ def present_in_tables(tables: Sequence[Tensor]) -> Tensor:
     plain = torch.stack([table.double().nan_to_num(0.0) for table in tables])
     empty = (plain == 0).all(2)
     if bool(empty.any()) or bool((plain.sum(2) - 1).abs().max() < _EXACT):
-        return torch.stack([known(table) for table in plain]).any(0)
+        return torch.stack(list(map(known, plain))).any(0)
     return known(plain.mean(0))
 
 
@@ -114,15 +119,17 @@ def records_of_class(tables: Sequence[Tensor]) -> Tensor | None:
     """
     plain = torch.stack([table.double().nan_to_num(0.0) for table in tables])
     n = torch.arange(1, _MOST_RECORDS + 1, dtype=torch.float64)
-    found = torch.zeros(plain.shape[1], dtype=torch.float64)
+    counts = torch.zeros(plain.shape[1], dtype=torch.float64)
     for label in present_in_tables(tables).nonzero().flatten().tolist():
         scaled = plain[:, label].flatten() * n[:, None]
         fits = ((scaled - scaled.round()).abs().amax(1) < _EXACT * n.clamp_min(1)).nonzero().flatten()
         if not len(fits):
             return None
-        found[label] = n[fits[0]]
-    told = found[found > 1]
-    return torch.where(found == 1, told.mean() if len(told) else found, found)
+        counts[label] = n[fits[0]]
+    certain = counts[counts > 1]
+    if not len(certain):
+        return counts
+    return torch.where(counts == 1, certain.mean(), counts)
 
 
 def top_classes(view: View, client: str, classes: int) -> Tensor | None:
@@ -140,14 +147,12 @@ def top_classes(view: View, client: str, classes: int) -> Tensor | None:
 
 def _tables(view: View, client: str, classes: int) -> list[Tensor]:
     """Return a client's class means (C, C), a message each: also soft labels with a row for each class."""
-    rows = (classes, classes)
-    return [
-        view.tensors(m)["values"].cpu()
-        for m in view.select(sender=client)
-        if m.payload is not None
-        and (m.kind == _TABLES or (m.kind == "soft_labels" and "index" not in m.tensors))
-        and m.tensors["values"].shape == rows
-    ]
+    tables = []
+    for m in with_payload(view.select(sender=client)):
+        by_class = m.kind == _TABLES or (m.kind == "soft_labels" and "index" not in m.tensors)
+        if by_class and m.tensors["values"].shape == (classes, classes):
+            tables.append(view.tensors(m)["values"].cpu())
+    return tables
 
 
 def _means_without_members(view: View, classes: int) -> list[Tensor]:
@@ -155,27 +160,23 @@ def _means_without_members(view: View, classes: int) -> list[Tensor]:
 
     Such a row says that no other client has the class.
     """
-    found = []
-    for m in view.select(kind=_TABLES):
-        if role(m.sender) == "client" or m.payload is None:
+    means = []
+    for m in with_payload(view.select(kind=_TABLES)):
+        if role(m.sender) == "client":
             continue
         table = view.tensors(m)["values"].cpu().clone()
-        for own in (t for k in view.members for t in view.select(kind=_TABLES, sender=k, round=m.round)):
-            if own.payload is not None:
+        for member in view.members:
+            for own in with_payload(view.select(kind=_TABLES, sender=member, round=m.round)):
                 mine = view.tensors(own)["values"].cpu()
                 table[(table - mine).abs().amax(1) < 1e-6] = 0
-        found.append(table)
-    return found
+        means.append(table)
+    return means
 
 
 def _filled(values: Tensor) -> Tensor:
     """Return the rows of answers (n, C) that are neither NaN nor all equal, as an abstention is."""
     plain = values.nan_to_num(0.0)
     return plain[plain.amax(1) > plain.amin(1)]
-
-
-def _hard(view: View) -> bool:
-    return view.hyperparameters.get("share") == "hard"
 
 
 def _normal(counts: Tensor) -> Tensor | None:

@@ -10,7 +10,7 @@ to that factor, the non-negative least-squares solution. Dividing by its sum rem
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from pydantic import Field
@@ -20,6 +20,7 @@ from fdaudit.config import Config
 from fdaudit.errors import UsageError
 from fdaudit.goals.label_distribution import LabelDistribution
 from fdaudit.kinds import MODELS
+from fdaudit.registry import AttackCard
 from fdaudit.types import Applicability, AttackTask
 
 from .._reading import reads_forms
@@ -58,20 +59,22 @@ class LabelUpdates:
     number of steps. If no upload of a victim with the model before it is in view, it guesses equal shares.
     """
 
-    name: ClassVar[str] = "label-updates"
-    work: ClassVar[dict[str, Any]] = {"once": 2000, "each": 300, "grows": ("uploads",)}
-    goal: ClassVar[str] = "label-distribution"
-    needs: ClassVar[tuple[str, ...]] = ("gradient", "model_update", "model_parameters")
-    assumes: ClassVar[tuple[str, ...]] = ("architecture", "auxiliary")
-    oracle: ClassVar[str | None] = None
-    source: ClassVar[str] = "Zhao, Mopuri & Bilen 2020; Wainakh et al. 2022 (LLG)"
-    control: ClassVar[dict[str, Any]] = {"on": "labels"}
-    tasks: ClassVar[tuple[str, ...]] = ("single-label", "text")
-    profiles: ClassVar[dict[str, dict[str, Any]]] = {
-        "quick": {"uploads": 5},
-        "standard": {"uploads": 20},
-        "full": {"uploads": 100},
-    }
+    card = AttackCard(
+        name="label-updates",
+        work={"once": 2000, "each": 300, "grows": ("uploads",)},
+        goal="label-distribution",
+        needs=("gradient", "model_update", "model_parameters"),
+        assumes=("architecture", "auxiliary"),
+        oracle=None,
+        source="Zhao, Mopuri & Bilen 2020; Wainakh et al. 2022 (LLG)",
+        control={"on": "labels"},
+        tasks=("single-label", "text", "table"),
+        profiles={
+            "quick": {"uploads": 5},
+            "standard": {"uploads": 20},
+            "full": {"uploads": 100},
+        },
+    )
     Config: ClassVar[type[LabelUpdatesConfig]] = LabelUpdatesConfig
 
     def __init__(self, config: LabelUpdatesConfig) -> None:
@@ -79,9 +82,9 @@ class LabelUpdates:
 
     def applicable(self, view: View, knowledge: Knowledge, task: AttackTask) -> Applicability:
         """Check for a victim's upload, the model before it, and a linear last layer."""
-        seen = sent_by(view, task.targets, MODELS)
-        if not seen:
-            return seen
+        verdict = sent_by(view, task.targets, MODELS)
+        if not verdict:
+            return verdict
         if not any(_uploads(view, target, 1) for target in task.targets):
             return Applicability(False, "the models that the victims started from are not in view")
         if knowledge.auxiliary is None:
@@ -89,7 +92,7 @@ class LabelUpdates:
         if knowledge.architecture is None:
             return Applicability(False, "the architecture of the model is not known")
         try:
-            last_layer(_module(knowledge))
+            last_layer(_module(knowledge), knowledge.auxiliary[0].to(knowledge.device))
         except UsageError as error:
             return Applicability(False, f"the model {error.problem}")
         return Applicability(True)
@@ -98,29 +101,35 @@ class LabelUpdates:
         self, view: View, knowledge: Knowledge, task: AttackTask, generator: torch.Generator
     ) -> tuple[LabelDistribution, ...]:
         """Return one guess a victim; the attack is deterministic."""
-        module, classes = _module(knowledge), knowledge.classes
+        module = _module(knowledge)
+        classes = knowledge.classes
         if knowledge.auxiliary is None:
             raise ValueError("label-updates: run without auxiliary records. Ask `applicable` first.")
-        x, y = (t[:_MOST_AUXILIARY].to(_device(knowledge)) for t in knowledge.auxiliary)
-        known: dict[int, LastLayer] = {}  # by message, since all clients start a round from the same model
+        x, y = (t[:_MOST_AUXILIARY].to(knowledge.device) for t in knowledge.auxiliary)
+        passes: dict[int, LastLayer] = {}  # by message, since all clients start a round from the same model
 
         def at(message: Message) -> LastLayer:
-            if message.seq in known:
-                return known[message.seq]
+            if message.seq in passes:
+                return passes[message.seq]
             passed = LastLayer.of(module, view.tensors(message), x, y, classes)
-            if (1 + len(known)) * passed.inputs.numel() <= _MOST_KEPT:
-                known[message.seq] = passed
+            if (1 + len(passes)) * passed.inputs.numel() <= _MOST_KEPT:
+                passes[message.seq] = passed
             return passed
+
+        last = last_layer(module, x)
 
         def parts(pairs: list[tuple[Message, Message]]) -> Iterator[tuple[Tensor, Tensor]]:
             for origin, upload in pairs:
-                step, end = _step(module, view, origin, upload)
+                step, end = _step(last, view, origin, upload)
                 before = at(origin)
                 after = before if end is None else LastLayer.of(module, end, x, y, classes)
+                if not after.finite:
+                    after = before
                 yield from halfway(before, after, step)
 
         def shares(target: str) -> Tensor | None:
             pairs = _uploads(view, target, self.config.uploads)
+            pairs = [(origin, upload) for origin, upload in pairs if at(origin).finite]
             if not pairs:
                 return None
             pi = mixture_of(parts(pairs), classes) + self.config.least
@@ -131,7 +140,7 @@ class LabelUpdates:
 
 def _uploads(view: View, target: str, most: int) -> list[tuple[Message, Message]]:
     """Return a client's first uploads, each with the last model that it had received before."""
-    found = []
+    pairs = []
     origin: Message | None = None
     for message in view.messages:
         if message.payload is None:
@@ -140,28 +149,32 @@ def _uploads(view: View, target: str, most: int) -> list[tuple[Message, Message]
             origin = message
         mine = message.kind in MODELS and message.sender == target
         if mine and origin is not None and set(message.tensors) <= set(origin.tensors):
-            found.append((origin, message))
-    return found[:most]
+            pairs.append((origin, message))
+    return pairs[:most]
 
 
 def _step(
-    module: nn.Module, view: View, origin: Message, upload: Message
+    last: tuple[str, str | None], view: View, origin: Message, upload: Message
 ) -> tuple[Tensor, Mapping[str, Tensor] | None]:
     """Return the last layer's gradient (C, F + 1), or minus its update, and the model after the upload if known."""
-    sent, start = view.tensors(upload), view.tensors(origin)
+    tensors = view.tensors(upload)
+    start = view.tensors(origin)
     if upload.kind == "gradient":
-        return _last(module, sent), None
+        return _last(last, tensors), None
     if upload.kind == "model_parameters":
-        change = {n: t - start[n] for n, t in sent.items()}
+        change = {n: t - start[n] for n, t in tensors.items()}
     else:
         weight = float(upload.fields.get("weight", 1.0))  # of an update that was weighted before it was sent
-        change = {n: t / weight for n, t in sent.items()} if weight else dict(sent)
-    return -_last(module, change), {n: t + change[n] if n in change else t for n, t in start.items()}
+        change = {n: t / weight for n, t in tensors.items()} if weight else dict(tensors)
+    end = dict(start)
+    for name in start.keys() & change.keys():
+        end[name] = start[name] + change[name]
+    return -_last(last, change), end
 
 
-def _last(module: nn.Module, tensors: Mapping[str, Tensor]) -> Tensor:
+def _last(names: tuple[str, str | None], tensors: Mapping[str, Tensor]) -> Tensor:
     """Return weight and bias (C, F + 1) of the last layer, with zeros for a missing bias."""
-    weight, bias = last_layer(module)
+    weight, bias = names
     w = tensors[weight].double()
     b = tensors[bias].double() if bias is not None else w.new_zeros(len(w))
     return torch.cat([w, b[:, None]], 1)
@@ -171,8 +184,4 @@ def _module(knowledge: Knowledge) -> nn.Module:
     """Return the network in evaluation mode; weights from the view replace its own."""
     if knowledge.architecture is None:
         raise ValueError("label-updates: the architecture is not known. Ask `applicable` first.")
-    return knowledge.architecture.build(torch.Generator().manual_seed(0)).eval().to(_device(knowledge))
-
-
-def _device(knowledge: Knowledge) -> torch.device:
-    return knowledge.train.device if knowledge.train is not None else torch.device("cpu")
+    return knowledge.architecture.build(torch.Generator().manual_seed(0)).eval().to(knowledge.device)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from collections.abc import Callable
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -13,6 +13,7 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import roc_auc_score
 from torch import Tensor
 
+from fdaudit.registry import AttackCard
 from fdaudit.storage.cache import digest_of, remembered
 from fdaudit.types import Challenge
 
@@ -21,7 +22,6 @@ from .._shadows import shadows
 from .base import Given, LabelOnly, LabelOnlyConfig, Voter
 
 if TYPE_CHECKING:
-    from fdaudit.adversary.knowledge import Knowledge
     from fdaudit.training.trainer import Parameters, Trainer
 
 __all__ = ["Augmentation", "AugmentationConfig", "augmentations", "best_weights"]
@@ -58,19 +58,21 @@ class Augmentation(LabelOnly):
     fitted with the target's public rate and batch size, if available.
     """
 
-    name: ClassVar[str] = "augmentation"
-    work: ClassVar[dict[str, Any]] = {"once": 3500, "each": 350, "grows": ("shadows", "shadow_steps")}
-    goal: ClassVar[str] = "membership"
-    needs: ClassVar[tuple[str, ...]] = ("oracle (hard labels)", "model_parameters")
-    assumes: ClassVar[tuple[str, ...]] = ("architecture", "auxiliary", "training core")
-    oracle: ClassVar[str | None] = "hard"
-    source: ClassVar[str] = "Choquette-Choo, Tramèr, Carlini & Papernot 2021"
-    tasks: ClassVar[tuple[str, ...]] = ("single-label",)
-    profiles: ClassVar[dict[str, dict[str, Any]]] = {
-        "quick": {"shadows": 6, "shadow_steps": 200},
-        "standard": {"translation": 2, "shadows": 8},
-        "full": {"translation": 3, "shadows": 32},
-    }
+    card = AttackCard(
+        name="augmentation",
+        work={"once": 3500, "each": 350, "grows": ("shadows", "shadow_steps")},
+        goal="membership",
+        needs=("oracle (hard labels)", "model_parameters"),
+        assumes=("architecture", "auxiliary", "training core"),
+        oracle="hard",
+        source="Choquette-Choo, Tramèr, Carlini & Papernot 2021",
+        tasks=("single-label",),
+        profiles={
+            "quick": {"shadows": 6, "shadow_steps": 200},
+            "standard": {"translation": 2, "shadows": 8},
+            "full": {"translation": 3, "shadows": 32},
+        },
+    )
     Config: ClassVar[type[AugmentationConfig]] = AugmentationConfig
 
     def least(self) -> int:
@@ -90,19 +92,21 @@ class Augmentation(LabelOnly):
     def _right(self, ask: Callable[[Tensor], Tensor], x: Tensor, y: Tensor, chunk: int) -> Tensor:
         """Return which augmentations of each candidate are classified correctly: (n, augmentations) of 0 and 1."""
         transforms = augmentations(self.config.rotation, self.config.translation)
-        found = torch.zeros(len(y), len(transforms), dtype=torch.float64)
+        right = torch.zeros(len(y), len(transforms), dtype=torch.float64)
         for rows in torch.arange(len(y)).split(chunk):
             for column, transform in enumerate(transforms):
-                found[rows, column] = (ask(transform(x[rows])) == y[rows]).double()
-        return found
+                right[rows, column] = (ask(transform(x[rows])) == y[rows]).double()
+        return right
 
     def _learnt(self, given: Given) -> tuple[Tensor, str] | None:
         """Return each correct answer's weight in the score (augmentations,) and the method's name, by shadow models."""
         knowledge = given.knowledge
-        if not _can_train(knowledge) or knowledge.auxiliary is None or knowledge.train is None:
+        if knowledge.auxiliary is None or knowledge.architecture is None or knowledge.train is None:
             return None
         x, y = knowledge.auxiliary
-        made = shadows(
+        if len(y) < 4:
+            return None
+        models = shadows(
             knowledge,
             x,
             y,
@@ -113,19 +117,19 @@ class Augmentation(LabelOnly):
         train = knowledge.train
 
         def learn() -> dict[str, Tensor]:
-            vectors = [self._right(_classifier(train, w), x, y, 1024) for w in made.parameters]
-            weights, way = best_weights(torch.stack(vectors), made.inside)
+            vectors = [self._right(_classifier(train, w), x, y, 1024) for w in models.parameters]
+            weights, way = best_weights(torch.stack(vectors), models.inside)
             return {"weights": weights, "way": torch.tensor(_WAYS.index(way))}
 
         card = {
             "what": "augmentation: weights of right answers",
             "rotation": self.config.rotation,
             "translation": self.config.translation,
-            "network": None if knowledge.architecture is None else knowledge.architecture.described,
+            "network": knowledge.architecture.described,
             "execution": train.execution.described,
         }
-        found = remembered(digest_of(card, x, y, made.inside, *made.parameters), learn)
-        return found["weights"], _WAYS[int(found["way"])]
+        best = remembered(digest_of(card, x, y, models.inside, *models.parameters), learn)
+        return best["weights"], _WAYS[int(best["way"])]
 
 
 def best_weights(vectors: Tensor, inside: Tensor) -> tuple[Tensor, str]:
@@ -144,15 +148,15 @@ def best_weights(vectors: Tensor, inside: Tensor) -> tuple[Tensor, str]:
     count = torch.full((vectors.shape[2],), 1 / vectors.shape[2], dtype=torch.float64)
     plain = torch.zeros_like(count).index_fill(0, torch.tensor([0]), 1.0)
     every = torch.arange(len(vectors))
-    found: dict[str, list[float]] = {way: [] for way in _WAYS}
+    areas: dict[str, list[float]] = {way: [] for way in _WAYS}
     for k in every:
         rest = every != k
         if len(inside[k].unique()) < 2 or len(inside[rest].unique()) < 2:
             continue  # with very few records one model may hold all of them, which leaves nothing to compare
         learnt = _regression(vectors[rest], inside[rest])
-        for way, weights in zip(found, (learnt, count, plain), strict=True):
-            found[way].append(float(roc_auc_score(inside[k].numpy(), (vectors[k] @ weights).numpy())))
-    best = max(found, key=lambda way: sum(found[way]))
+        for way, weights in zip(areas, (learnt, count, plain), strict=True):
+            areas[way].append(float(roc_auc_score(inside[k].numpy(), (vectors[k] @ weights).numpy())))
+    best = max(areas, key=lambda way: sum(areas[way]))
     if best == _WAYS[0]:
         return _regression(vectors, inside), best
     return count if best == _WAYS[1] else plain, best
@@ -171,19 +175,21 @@ def _regression(vectors: Tensor, inside: Tensor) -> Tensor:
 
 def augmentations(rotation: float, translation: int) -> list[Transform]:
     """Return the sample itself, rotations by ±`rotation`, and shifts by (i, j) with 1 <= |i| + |j| <= `translation`."""
-    found: list[Transform] = [lambda x: x]
+    transforms: list[Transform] = [lambda x: x]
     if rotation:
-        found += [_moved(angle, 0, 0) for angle in (rotation, -rotation)]
-    return found + [_moved(0.0, i, j) for i, j in _shifts(translation)]
-
-
-def _shifts(d: int) -> Iterator[tuple[int, int]]:
-    return ((i, j) for i in range(-d, d + 1) for j in range(-d, d + 1) if 1 <= abs(i) + abs(j) <= d)
+        transforms += [_moved(angle, 0, 0) for angle in (rotation, -rotation)]
+    shifts = range(-translation, translation + 1)
+    for i in shifts:
+        for j in shifts:
+            if 1 <= abs(i) + abs(j) <= translation:
+                transforms.append(_moved(0.0, i, j))
+    return transforms
 
 
 def _moved(angle: float, i: int, j: int) -> Transform:
     """Return a rotation by `angle` degrees clockwise, then a shift by i columns and j rows; bilinear, black outside."""
-    c, s = math.cos(math.radians(angle)), math.sin(math.radians(angle))
+    c = math.cos(math.radians(angle))
+    s = math.sin(math.radians(angle))
 
     def move(x: Tensor) -> Tensor:
         h, w = x.shape[-2:]
@@ -193,8 +199,3 @@ def _moved(angle: float, i: int, j: int) -> Transform:
         return F.grid_sample(x, grid, align_corners=False)
 
     return move
-
-
-def _can_train(knowledge: Knowledge) -> bool:
-    records = 0 if knowledge.auxiliary is None else len(knowledge.auxiliary[1])
-    return records > 3 and knowledge.architecture is not None and knowledge.train is not None

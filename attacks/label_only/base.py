@@ -20,9 +20,10 @@ from torch import Tensor
 from fdaudit.config import Config
 from fdaudit.errors import UsageError
 from fdaudit.goals.membership import Membership
+from fdaudit.registry import AttackCard
 from fdaudit.types import Applicability, AttackTask, Challenge
 
-from .._target_model import Asked, asked
+from .._target_model import BlackBox, asked
 
 if TYPE_CHECKING:
     from fdaudit.adversary.knowledge import Knowledge
@@ -51,7 +52,7 @@ class Voter:
         chunk: samples queried at a time.
     """
 
-    def __init__(self, target: Asked, *, repeats: int = 1, chunk: int = 128) -> None:
+    def __init__(self, target: BlackBox, *, repeats: int = 1, chunk: int = 128) -> None:
         self._target, self._repeats, self.chunk = target, repeats, chunk
         self.spent = 0
 
@@ -60,16 +61,18 @@ class Voter:
         if not len(x):
             return torch.zeros(0, dtype=torch.int64)
         self.spent += len(x) * self._repeats
-        found = []
+        votes = []
         for part in x.split(max(1, self.chunk // self._repeats)):
-            answers = self._target(part if self._repeats == 1 else part.repeat(self._repeats, 1, 1, 1))
-            found.append(answers.view(self._repeats, -1).mode(0).values)
-        return torch.cat(found)
+            if self._repeats > 1:
+                part = part.repeat(self._repeats, 1, 1, 1)
+            answers = self._target(part)
+            votes.append(answers.view(self._repeats, -1).mode(0).values)
+        return torch.cat(votes)
 
 
-def voter_for(target: Asked, knowledge: Knowledge, repeats: int) -> Voter:
+def voter_for(target: BlackBox, knowledge: Knowledge, repeats: int) -> Voter:
     """Return a voter with a batch size suited to the adversary's own device."""
-    device = "cpu" if knowledge.train is None else knowledge.train.device.type
+    device = knowledge.device.type
     return Voter(target, repeats=repeats, chunk=_CHUNK.get(device, 4096))
 
 
@@ -86,7 +89,7 @@ class Given:
 class LabelOnly(ABC):
     """The run of a label-only attack; a subclass defines its needs and its score of one victim's candidates."""
 
-    name: ClassVar[str]
+    card: ClassVar[AttackCard]
 
     def __init__(self, config: Any) -> None:
         self.config = config
@@ -122,14 +125,14 @@ class LabelOnly(ABC):
         """Check for a hard-label oracle or a model in view, and enough queries for every candidate."""
         if not task.challenges:
             return Applicability(False, "no challenge was issued for the victims")
-        found = [asked("hard", view, knowledge, task, name) for name in task.challenges]
-        if refused := [reason for target, reason in found if target is None]:
+        targets = [asked("hard", view, knowledge, task, name) for name in task.challenges]
+        if refused := [reason for target, reason in targets if target is None]:
             return refused[0]
         if missing := self.missing(knowledge):
             return Applicability(False, missing)
         candidates = sum(len(c.y) for c in task.challenges.values())
         each = self.least() * self.config.repeats
-        allowed = min(target.remaining for target, _ in found if target is not None)
+        allowed = min(target.remaining for target, _ in targets if target is not None)
         if each * candidates > allowed:
             reason = f"needs {each * candidates} queries, {each} a candidate; the budget allows {allowed}"
             return Applicability(False, reason)
@@ -143,21 +146,21 @@ class LabelOnly(ABC):
         candidates = sum(len(c.y) for c in task.challenges.values())
         allowed = min((t.remaining for t in targets.values()), default=0)
         questions = min(self.most(), allowed // max(1, candidates * self.config.repeats))
-        given = Given(view, knowledge, task, generator)
-        found = []
+        inputs = Given(view, knowledge, task, generator)
+        guesses = []
         for name, challenge in task.challenges.items():
             ask = voter_for(targets[name], knowledge, self.config.repeats)
-            scores, note = self.score(ask, challenge, questions, given)
-            found.append(Membership(target=name, scores=scores.double(), note=note))
-        return tuple(found)
+            scores, note = self.score(ask, challenge, questions, inputs)
+            guesses.append(Membership(target=name, scores=scores.double(), note=note))
+        return tuple(guesses)
 
-    def _targets(self, view: View, knowledge: Knowledge, task: AttackTask) -> Mapping[str, Asked]:
-        found = {}
+    def _targets(self, view: View, knowledge: Knowledge, task: AttackTask) -> Mapping[str, BlackBox]:
+        targets = {}
         for name in task.challenges:
             target, refused = asked("hard", view, knowledge, task, name)
             if target is None:
                 raise UsageError(
                     "view", view.name, f"does not do: {refused.reason}", "Ask `applicable` first."
                 )
-            found[name] = target
-        return found
+            targets[name] = target
+        return targets

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
+from fdaudit.registry import AttackCard
 from fdaudit.types import Challenge
 
 from .._reading import reads_forms
@@ -48,21 +49,24 @@ class BoundaryDistance(LabelOnly):
     together, and each has the same number of queries. In `quick` that number is small, in runs and controls.
     """
 
-    name: ClassVar[str] = "boundary-distance"
-    work: ClassVar[dict[str, Any]] = {"once": 700, "each": 850, "grows": ("queries",)}
-    goal: ClassVar[str] = "membership"
-    needs: ClassVar[tuple[str, ...]] = ("oracle (hard labels)", "model_parameters")
-    assumes: ClassVar[tuple[str, ...]] = ("auxiliary",)
-    oracle: ClassVar[str | None] = "hard"
-    source: ClassVar[str] = (
-        "Choquette-Choo, Tramèr, Carlini & Papernot 2021; Li & Zhang 2021; HopSkipJump: Chen, Jordan & Wainwright 2020"
+    card = AttackCard(
+        name="boundary-distance",
+        work={"once": 700, "each": 850, "grows": ("queries",)},
+        goal="membership",
+        needs=("oracle (hard labels)", "model_parameters"),
+        assumes=("auxiliary",),
+        oracle="hard",
+        source=(
+            "Choquette-Choo, Tramèr, Carlini & Papernot 2021; Li & Zhang 2021; HopSkipJump: Chen, Jordan & Wainwright "
+            "2020"
+        ),
+        tasks=("single-label",),
+        profiles={
+            "quick": {"queries": 60, "directions": 12, "halvings": 3, "starts": 40},
+            "standard": {"queries": 1000, "directions": 50},
+            "full": {"queries": 10000, "directions": 100},
+        },
     )
-    tasks: ClassVar[tuple[str, ...]] = ("single-label",)
-    profiles: ClassVar[dict[str, dict[str, Any]]] = {
-        "quick": {"queries": 60, "directions": 12, "halvings": 3, "starts": 40},
-        "standard": {"queries": 1000, "directions": 50},
-        "full": {"queries": 10000, "directions": 100},
-    }
     Config: ClassVar[type[BoundaryDistanceConfig]] = BoundaryDistanceConfig
 
     def least(self) -> int:
@@ -84,32 +88,34 @@ class BoundaryDistance(LabelOnly):
             halvings=self.config.halvings,
             chunk=ask.chunk,
         )
-        found = boundary_distances(
+        boundary = boundary_distances(
             ask, challenge.x, challenge.y, starts, ask(starts), schedule, given.generator
         )
-        return scores_of(found), note_on(found)
+        return scores_of(boundary), note_on(boundary)
 
     def _starts(self, x: Tensor, count: int, knowledge: Knowledge, generator: torch.Generator) -> Tensor:
         records = None if self.config.start == "noise" else knowledge.auxiliary
-        known = 0 if records is None else min(len(records[0]), count // 2)
-        noise = torch.rand(count - known, *x.shape[1:], generator=generator)
+        own = 0 if records is None else min(len(records[0]), count // 2)
+        noise = torch.rand(count - own, *x.shape[1:], generator=generator)
         if records is None:
             return noise
-        chosen = torch.randperm(len(records[0]), generator=generator)[:known]
+        chosen = torch.randperm(len(records[0]), generator=generator)[:own]
         return torch.cat([records[0][chosen].to(noise), noise])
 
 
-def scores_of(found: Boundary) -> Tensor:
+def scores_of(boundary: Boundary) -> Tensor:
     """Return distances (n,); candidates without a boundary score above all others."""
-    finite = found.distance[found.distance.isfinite()]
+    finite = boundary.distance[boundary.distance.isfinite()]
     above = 1 + (float(finite.max()) if len(finite) else 0.0)
-    return found.distance.nan_to_num(posinf=above)
+    return boundary.distance.nan_to_num(posinf=above)
 
 
-def note_on(found: Boundary) -> str:
+def note_on(boundary: Boundary) -> str:
     """Describe the candidates without a measured distance; empty if there are none."""
-    wrong, lost = int((~found.right).sum()), int((found.right & ~found.started).sum())
-    n, parts = len(found.right), []
+    wrong = int((~boundary.right).sum())
+    lost = int((boundary.right & ~boundary.started).sum())
+    n = len(boundary.right)
+    parts = []
     if wrong:
         parts.append(f"{wrong} of {n} candidates are classified wrong: distance 0")
     if lost:

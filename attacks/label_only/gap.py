@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from torch import Tensor
 
+from fdaudit.registry import AttackCard
 from fdaudit.types import Challenge
 
 from .._reading import reads_forms
@@ -26,17 +27,17 @@ class Gap(LabelOnly):
     more queries and has to do better.
     """
 
-    name: ClassVar[str] = "gap"
-    work: ClassVar[dict[str, Any]] = {"once": 100, "each": 200}
-    goal: ClassVar[str] = "membership"
-    needs: ClassVar[tuple[str, ...]] = ("oracle (hard labels)", "model_parameters")
-    assumes: ClassVar[tuple[str, ...]] = ()
-    oracle: ClassVar[str | None] = "hard"
-    source: ClassVar[str] = (
-        "Yeom, Giacomelli, Fredrikson & Jha 2018; Choquette-Choo, Tramèr, Carlini & Papernot 2021"
+    card = AttackCard(
+        name="gap",
+        work={"once": 100, "each": 200},
+        goal="membership",
+        needs=("oracle (hard labels)", "model_parameters"),
+        assumes=(),
+        oracle="hard",
+        source="Yeom, Giacomelli, Fredrikson & Jha 2018; Choquette-Choo, Tramèr, Carlini & Papernot 2021",
+        tasks=("single-label", "text", "table"),
+        profiles={"quick": {}, "standard": {}, "full": {}},
     )
-    tasks: ClassVar[tuple[str, ...]] = ("single-label", "text")
-    profiles: ClassVar[dict[str, dict[str, Any]]] = {"quick": {}, "standard": {}, "full": {}}
     Config: ClassVar[type[GapConfig]] = GapConfig
 
     def score(self, ask: Voter, challenge: Challenge, questions: int, given: Given) -> tuple[Tensor, str]:

@@ -95,21 +95,23 @@ def boundary_distances(
     """
     n = len(x)
     distance = torch.zeros(n, dtype=torch.float64)
-    right, started = torch.zeros(n, dtype=torch.bool), torch.zeros(n, dtype=torch.bool)
-    spent, points = torch.ones(n, dtype=torch.int64), x.clone()
+    right = torch.zeros(n, dtype=torch.bool)
+    started = torch.zeros(n, dtype=torch.bool)
+    queries = torch.ones(n, dtype=torch.int64)
+    points = x.clone()
     for rows in torch.arange(n).split(schedule.chunk) if n else ():
         right[rows] = ask(x[rows]) == y[rows]
         here = rows[right[rows]]
-        nearest, found = _nearest_start(x[here], y[here], starts, start_classes)
-        distance[here[~found]] = math.inf
-        here = here[found]
+        nearest, exists = _nearest_start(x[here], y[here], starts, start_classes)
+        distance[here[~exists]] = math.inf
+        here = here[exists]
         started[here] = True
         if not len(here):
             continue
-        walk = _Walk(ask, x[here], y[here], starts[nearest[found]], schedule, generator)
+        walk = _Walk(ask, x[here], y[here], starts[nearest[exists]], schedule, generator)
         walk.run()
-        distance[here], points[here], spent[here] = walk.distance.double(), walk.images, walk.spent
-    return Boundary(distance, right, started, spent, points)
+        distance[here], points[here], queries[here] = walk.distance.double(), walk.images, walk.spent
+    return Boundary(distance, right, started, queries, points)
 
 
 def _nearest_start(x: Tensor, y: Tensor, starts: Tensor, classes: Tensor) -> tuple[Tensor, Tensor]:
@@ -149,7 +151,8 @@ class _Walk:
     def run(self) -> None:
         everyone = torch.arange(len(self._x))
         self._move(everyone, self._search(everyone, self.b))
-        t, overhead = 1, self._search_steps + self._schedule.halvings
+        t = 1
+        overhead = self._search_steps + self._schedule.halvings
         while True:
             rows = (self._left >= overhead + _LEAST_DIRECTIONS).nonzero().squeeze(1)
             if not len(rows):
@@ -157,26 +160,29 @@ class _Walk:
             directions = self._directions(rows, t, overhead)
             v = self._gradient(rows, directions, t)
             stepped, moved = self._step(rows, v, t)
-            rows, stepped = rows[moved], stepped[moved]
+            rows = rows[moved]
+            stepped = stepped[moved]
             self._move(rows, self._search(rows, stepped))
             t += 1
 
     def _directions(self, rows: Tensor, t: int, overhead: int) -> Tensor:
         """Return B_t for each row, or all remaining queries if they are too few for another iteration."""
-        left = self._left[rows] - overhead
-        wanted = torch.full_like(left, round(self._schedule.directions * math.sqrt(t))).minimum(left)
-        return torch.where(left - wanted < overhead + _LEAST_DIRECTIONS, left, wanted)
+        budget = self._left[rows] - overhead
+        directions = torch.full_like(budget, round(self._schedule.directions * math.sqrt(t))).minimum(budget)
+        return torch.where(budget - directions < overhead + _LEAST_DIRECTIONS, budget, directions)
 
     # -- the three moves ------------------------------------------------------------------------------------
 
     def _search(self, rows: Tensor, far: Tensor) -> Tensor:
         """Run binary search (Algorithm 1) from candidates to points of another class; return points (r, d) beyond."""
         x = self._x[rows]
-        low, high = x.new_zeros(len(rows)), x.new_ones(len(rows))
+        low = x.new_zeros(len(rows))
+        high = x.new_ones(len(rows))
         for _ in range(self._search_steps):
             middle = (low + high) / 2
             beyond = self._beyond(rows, torch.lerp(x, far, middle[:, None]))
-            high, low = torch.where(beyond, middle, high), torch.where(beyond, low, middle)
+            high = torch.where(beyond, middle, high)
+            low = torch.where(beyond, low, middle)
         return torch.lerp(x, far, high[:, None])
 
     def _gradient(self, rows: Tensor, directions: Tensor, t: int) -> Tensor:
@@ -184,16 +190,19 @@ class _Walk:
 
         Only sums are kept, not samples: Σ φu, Σ φ and Σ u give the estimate with the mean of φ subtracted.
         """
-        b, d = self.b[rows], self.b.shape[1]
+        b = self.b[rows]
+        d = self.b.shape[1]
         delta = torch.full_like(b[:, :1], 0.1) if t == 1 else self.distance[rows, None] / d
-        signed, plain = torch.zeros_like(b), torch.zeros_like(b)
+        signed = torch.zeros_like(b)
+        plain = torch.zeros_like(b)
         total = b.new_zeros(len(rows), 1)
-        done, block = 0, max(1, round(self._schedule.chunk / len(rows)))
-        while bool((directions > done).any()):
-            drawn = torch.randn(len(rows), block, d, generator=self._generator)
-            drawn = drawn / drawn.norm(dim=2, keepdim=True)
-            going = directions[:, None] > done + torch.arange(block)
-            points = (b[:, None] + delta[:, None] * drawn).clamp(0, 1)
+        count = 0
+        block = max(1, round(self._schedule.chunk / len(rows)))
+        while bool((directions > count).any()):
+            samples = torch.randn(len(rows), block, d, generator=self._generator)
+            samples = samples / samples.norm(dim=2, keepdim=True)
+            going = directions[:, None] > count + torch.arange(block)
+            points = (b[:, None] + delta[:, None] * samples).clamp(0, 1)
             which = going.nonzero()
             phi = torch.zeros_like(going, dtype=b.dtype)
             phi[going] = self._beyond(rows[which[:, 0]], points[going]).to(b.dtype) * 2 - 1
@@ -201,7 +210,7 @@ class _Walk:
             signed += (phi[:, :, None] * u).sum(1)
             plain += u.sum(1)
             total += phi.sum(1, keepdim=True)
-            done += block
+            count += block
         mean = total / directions[:, None]
         # Where all samples lie on one side the baseline would leave nothing.
         v = torch.where(mean.abs() < 1, signed - mean * plain, signed)
@@ -210,8 +219,10 @@ class _Walk:
 
     def _step(self, rows: Tensor, v: Tensor, t: int) -> tuple[Tensor, Tensor]:
         """Step along v by distance/√t, halved until the point is beyond the boundary. Return points (r, d), success."""
-        b, size = self.b[rows], self.distance[rows, None] / math.sqrt(t)
-        stepped, moved = b.clone(), torch.zeros(len(rows), dtype=torch.bool)
+        b = self.b[rows]
+        size = self.distance[rows, None] / math.sqrt(t)
+        stepped = b.clone()
+        moved = torch.zeros(len(rows), dtype=torch.bool)
         for _ in range(self._schedule.halvings):
             trying = (~moved).nonzero().squeeze(1)
             if not len(trying):

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
+from fdaudit.registry import AttackCard
 from fdaudit.types import Challenge
 
 from .._reading import reads_forms
@@ -32,19 +33,21 @@ class NoiseRobustness(LabelOnly):
     A misclassified candidate scores 0, independent of its copies. Copies are clipped to [0, 1].
     """
 
-    name: ClassVar[str] = "noise-robustness"
-    work: ClassVar[dict[str, Any]] = {"once": 400, "each": 600, "grows": ("queries",)}
-    goal: ClassVar[str] = "membership"
-    needs: ClassVar[tuple[str, ...]] = ("oracle (hard labels)", "model_parameters")
-    assumes: ClassVar[tuple[str, ...]] = ()
-    oracle: ClassVar[str | None] = "hard"
-    source: ClassVar[str] = "Choquette-Choo, Tramèr, Carlini & Papernot 2021"
-    tasks: ClassVar[tuple[str, ...]] = ("single-label",)
-    profiles: ClassVar[dict[str, dict[str, Any]]] = {
-        "quick": {"queries": 31},
-        "standard": {"queries": 301},
-        "full": {"queries": 3001},
-    }
+    card = AttackCard(
+        name="noise-robustness",
+        work={"once": 400, "each": 600, "grows": ("queries",)},
+        goal="membership",
+        needs=("oracle (hard labels)", "model_parameters"),
+        assumes=(),
+        oracle="hard",
+        source="Choquette-Choo, Tramèr, Carlini & Papernot 2021",
+        tasks=("single-label",),
+        profiles={
+            "quick": {"queries": 31},
+            "standard": {"queries": 301},
+            "full": {"queries": 3001},
+        },
+    )
     Config: ClassVar[type[NoiseRobustnessConfig]] = NoiseRobustnessConfig
 
     def least(self) -> int:
@@ -59,10 +62,10 @@ class NoiseRobustness(LabelOnly):
         """Return the shares (n,) of answers that equal the candidate's label, including the answer without noise."""
         x, y = challenge.x, challenge.y
         right = ask(x) == y
-        kept = right.double()
+        matches = right.double()
         for number in range(questions - 1):
             sigma = self.config.sigma[number % len(self.config.sigma)]
             for rows in torch.arange(len(y)).split(ask.chunk):
                 noise = torch.randn(len(rows), *x.shape[1:], generator=given.generator)
-                kept[rows] += ask((x[rows] + sigma * noise).clamp(0, 1)) == y[rows]
-        return torch.where(right, kept / questions, 0.0), ""
+                matches[rows] += ask((x[rows] + sigma * noise).clamp(0, 1)) == y[rows]
+        return torch.where(right, matches / questions, 0.0), ""

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import torch
 from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fdaudit.registry import AttackCard
 from fdaudit.storage.cache import digest_of, remembered
 from fdaudit.training.optimizers import adam
 from fdaudit.types import Challenge
@@ -56,19 +57,21 @@ class YOQO(LabelOnly):
     p_y). Scores are 0 and 1.
     """
 
-    name: ClassVar[str] = "yoqo"
-    work: ClassVar[dict[str, Any]] = {"once": 1000, "each": 250, "grows": ("shadows", "shadow_steps")}
-    goal: ClassVar[str] = "membership"
-    needs: ClassVar[tuple[str, ...]] = ("oracle (hard labels)", "model_parameters")
-    assumes: ClassVar[tuple[str, ...]] = ("architecture", "auxiliary", "training core")
-    oracle: ClassVar[str | None] = "hard"
-    source: ClassVar[str] = "Wu, Qiu, Guo, Li & Zhang 2024"
-    tasks: ClassVar[tuple[str, ...]] = ("single-label",)
-    profiles: ClassVar[dict[str, dict[str, Any]]] = {
-        "quick": {"shadows": 6, "shadow_steps": 150, "iterations": 10, "lr": 0.005},
-        "standard": {"shadows": 16},
-        "full": {"shadows": 64},
-    }
+    card = AttackCard(
+        name="yoqo",
+        work={"once": 1000, "each": 250, "grows": ("shadows", "shadow_steps")},
+        goal="membership",
+        needs=("oracle (hard labels)", "model_parameters"),
+        assumes=("architecture", "auxiliary", "training core"),
+        oracle="hard",
+        source="Wu, Qiu, Guo, Li & Zhang 2024",
+        tasks=("single-label",),
+        profiles={
+            "quick": {"shadows": 6, "shadow_steps": 150, "iterations": 10, "lr": 0.005},
+            "standard": {"shadows": 16},
+            "full": {"shadows": 64},
+        },
+    )
     Config: ClassVar[type[YOQOConfig]] = YOQOConfig
 
     def missing(self, knowledge: Knowledge) -> str:
@@ -79,28 +82,29 @@ class YOQO(LabelOnly):
 
     def score(self, ask: Voter, challenge: Challenge, questions: int, given: Given) -> tuple[Tensor, str]:
         """Return 1 if the one answer is the candidate's label, else 0 (n,)."""
-        made, first = self._shadows(challenge, given), 0
+        models = self._shadows(challenge, given)
+        first = 0
         for other in given.task.challenges.values():
             if other is challenge:
                 break
             first += len(other.y)
-        inside = made.inside[:, first : first + len(challenge.y)]
-        found = torch.zeros(len(challenge.y), dtype=torch.float64)
+        inside = models.inside[:, first : first + len(challenge.y)]
+        scores = torch.zeros(len(challenge.y), dtype=torch.float64)
         for rows in torch.arange(len(challenge.y)).split(_CHUNK):
             queries = self._crafted(
-                made, inside[:, rows], challenge.x[rows], challenge.y[rows], given.knowledge
+                models, inside[:, rows], challenge.x[rows], challenge.y[rows], given.knowledge
             )
-            found[rows] = (ask(queries) == challenge.y[rows]).double()
-        return found, ""
+            scores[rows] = (ask(queries) == challenge.y[rows]).double()
+        return scores, ""
 
-    def _crafted(self, made: Shadows, inside: Tensor, x: Tensor, y: Tensor, knowledge: Knowledge) -> Tensor:
+    def _crafted(self, models: Shadows, inside: Tensor, x: Tensor, y: Tensor, knowledge: Knowledge) -> Tensor:
         """Return `craft_queries`, cached for adversaries with the same shadow models and candidates."""
         train, config = knowledge.train, self.config
         if train is None:
             raise ValueError("yoqo: no training core. Ask `applicable` first.")
 
         def craft() -> dict[str, Tensor]:
-            networks = [train.network(p).eval().requires_grad_(False) for p in made.parameters]
+            networks = [train.network(p).eval().requires_grad_(False) for p in models.parameters]
             queries = craft_queries(
                 networks, inside, x, y, iterations=config.iterations, lr=config.lr, alpha=config.alpha
             )
@@ -112,7 +116,7 @@ class YOQO(LabelOnly):
             "network": None if knowledge.architecture is None else knowledge.architecture.described,
             "execution": train.execution.described,
         }
-        return remembered(digest_of(card, x, y, inside, *made.parameters), craft)["queries"]
+        return remembered(digest_of(card, x, y, inside, *models.parameters), craft)["queries"]
 
     def _shadows(self, challenge: Challenge, given: Given) -> Shadows:
         """Return shadow models on halves of one pool: every victim's candidates in order, then own records."""
@@ -122,7 +126,8 @@ class YOQO(LabelOnly):
             candidates = {row.numpy().tobytes() for row in x}
             own_x, own_y = given.knowledge.auxiliary
             new = torch.tensor([row.numpy().tobytes() not in candidates for row in own_x], dtype=torch.bool)
-            x, y = torch.cat([x, own_x[new]]), torch.cat([y, own_y[new]])
+            x = torch.cat([x, own_x[new]])
+            y = torch.cat([y, own_y[new]])
         public = given.view.hyperparameters if self.config.fitting == "as-target" else {}
         return shadows(
             given.knowledge,
@@ -159,10 +164,11 @@ def craft_queries(
         alpha: α.
     """
     device = next(networks[0].parameters()).device
-    queries, labels = x.detach().clone().to(device).requires_grad_(), y.to(device)
-    held = inside.to(device)
-    share_in = held / held.sum(0).clamp_min(1)
-    share_out = alpha * ~held / (~held).sum(0).clamp_min(1)
+    queries = x.detach().clone().to(device).requires_grad_()
+    labels = y.to(device)
+    mask = inside.to(device)
+    share_in = mask / mask.sum(0).clamp_min(1)
+    share_out = alpha * ~mask / (~mask).sum(0).clamp_min(1)
     optimizer = adam([queries], lr)
     for _ in range(iterations):
         optimizer.zero_grad(set_to_none=True)

@@ -57,14 +57,17 @@ class Selector:
         """Return the settings from a protocol's public configuration, or None if it has no density selector."""
         if public.get("selector") != "density-ratio":
             return None
-        uniform, beta = int(public["uniform"]), public.get("beta")
+        uniform = int(public["uniform"])
+        beta = public.get("beta")
+        if beta is None:
+            beta = uniform**-0.5
         return cls(
             tau=float(public["tau_client"]),
             validation=float(public["validation"]),
             known=int(public["known"]),
             uniform=uniform,
             bandwidth=public.get("bandwidth"),
-            beta=uniform**-0.5 if beta is None else float(beta),
+            beta=float(beta),
         )
 
     def known_of(self, records: int) -> int:
@@ -130,9 +133,9 @@ class SelectedClass:
         self._squared = torch.cdist(self._points, self._points).square()
         self._uniform = uniform
         size = len(records.sites) + records.others
-        known = [settings.known_of(n) for n in range(size + 1)]
-        self._known = torch.tensor(known)
-        self._ways = torch.tensor([math.log(math.comb(n, k)) for n, k in enumerate(known)])
+        counts = [settings.known_of(n) for n in range(size + 1)]
+        self._known = torch.tensor(counts)
+        self._ways = torch.tensor([math.log(math.comb(n, k)) for n, k in enumerate(counts)])
         self._small = size <= _SMALL
         draws = self.prior(_PRIOR_DRAWS if self._small else 8, generator)
         sigmas = self._bandwidths(draws)
@@ -152,23 +155,24 @@ class SelectedClass:
         sites, others = self.records.sites, self.records.others
         side = torch.randint(2, (count, len(sites)), generator=generator)
         record = sites[torch.arange(len(sites)), side.clamp_max(sites.shape[1] - 1)]
-        held = torch.ones_like(side, dtype=torch.bool) if sites.shape[1] == 2 else side == 1
+        members = torch.ones_like(side, dtype=torch.bool) if sites.shape[1] == 2 else side == 1
         if others:
             library = len(self.records.library)
             more = torch.randint(library, (count, others), generator=generator)
             record = torch.cat([record, more + len(self.records.candidates)], 1)
-            held = torch.cat([held, torch.rand(count, others, generator=generator) < 0.5], 1)
-        keys = torch.rand(held.shape, generator=generator).masked_fill(~held, 2)
+            members = torch.cat([members, torch.rand(count, others, generator=generator) < 0.5], 1)
+        # Random keys rank the held records before all others; the first of them are known.
+        keys = torch.rand(members.shape, generator=generator).masked_fill(~members, 2)
         rank = keys.argsort(1).argsort(1)
-        known = rank < self._known[held.sum(1)][:, None]
-        role = torch.where(known, KNOWN, VALIDATION).masked_fill(~held, OUT)
+        is_known = rank < self._known[members.sum(1)][:, None]
+        role = torch.where(is_known, KNOWN, VALIDATION).masked_fill(~members, OUT)
         return Guesses(record=record, role=role)
 
     def log_prior(self, guesses: Guesses) -> Tensor:
         """Return (b,) the log prior of guesses from coins and roles, up to a constant; -inf if impossible."""
-        held = (guesses.role != OUT).sum(1)
-        possible = (guesses.role == KNOWN).sum(1) == self._known[held]
-        return -self._ways[held].masked_fill(~possible, torch.inf)
+        size = (guesses.role != OUT).sum(1)
+        possible = (guesses.role == KNOWN).sum(1) == self._known[size]
+        return -self._ways[size].masked_fill(~possible, torch.inf)
 
     # -- bits ---------------------------------------------------------------------------------------------------
 
@@ -180,38 +184,39 @@ class SelectedClass:
             softness: scale of the logistic noise on the logarithm of the ratio, in nats.
         """
         z, threshold, level = self._log_ratio(guesses)
-        found = torch.sigmoid(z.mul_(-1 / softness))
+        probability = torch.sigmoid(z.mul_(-1 / softness))
         others = self.records.others
         if others:
             more = (guesses.role[:, -others:] == KNOWN).sum(1)
             some = more.nonzero().squeeze(1)
-            if found.numel() and len(some):
+            if probability.numel() and len(some):
                 # Such a record's position is unknown: it accepts as often as a library record does.
                 at = level[some]
                 reach = (self._mean[at] - threshold[some, None]) / self._scale[at]
-                found[some] *= torch.sigmoid(-reach).pow(more[some, None])
-        return found
+                probability[some] *= torch.sigmoid(-reach).pow(more[some, None])
+        return probability
 
     def _log_ratio(self, guesses: Guesses) -> tuple[Tensor, Tensor, Tensor]:
         """Return log w/τ (b, q) from candidates alone, log τ (b,), and levels of bandwidths (b,)."""
         record, role = guesses.record, guesses.role
         level = self._level(guesses)
         index = level[:, None] * len(self._points) + record
-        known = (role == KNOWN).float()
-        among = F.embedding_bag(index, self._among, mode="sum", per_sample_weights=known)
+        weight = (role == KNOWN).float()
+        among = F.embedding_bag(index, self._among, mode="sum", per_sample_weights=weight)
         if self.records.others:
-            known = known.clone()
-            known[:, -self.records.others :] = 0
-        ratio = F.embedding_bag(index, self._at_public, mode="sum", per_sample_weights=known)
+            weight = weight.clone()
+            weight[:, -self.records.others :] = 0
+        ratio = F.embedding_bag(index, self._at_public, mode="sum", per_sample_weights=weight)
         validation = among.gather(1, record).masked_fill(role != VALIDATION, torch.inf).sort(1).values
         count = (role == VALIDATION).sum(1)
         place = self.settings.tau * (count - 1).clamp_min(0)
         low = place.floor().long()
         high = torch.minimum(low + 1, (count - 1).clamp_min(0))
-        a, b = (validation.gather(1, k[:, None]).squeeze(1) for k in (low, high))
-        threshold = (
-            torch.lerp(a, b, (place - low).to(a)).where(count > 0, torch.inf).clamp(_LEAST, 1e37).log()
-        )
+        # τ is a quantile of the validation records' ratios, interpolated between the two nearest.
+        a = validation.gather(1, low[:, None]).squeeze(1)
+        b = validation.gather(1, high[:, None]).squeeze(1)
+        quantile = torch.lerp(a, b, (place - low).to(a)).where(count > 0, torch.inf)
+        threshold = quantile.clamp(_LEAST, 1e37).log()
         return ratio.clamp_min(_LEAST).log() - threshold[:, None], threshold, level
 
     # -- tables -------------------------------------------------------------------------------------------------
@@ -222,9 +227,9 @@ class SelectedClass:
         at = torch.cat([public, self._points])
         for sigma in self._levels.tolist():
             influence = KuLSIF(sigma, self.settings.beta).influence(self._points, self._uniform, at)
-            found = influence[:, : len(public)]
-            logs = found[len(self.records.candidates) :].clamp_min(_LEAST).log()
-            at_public.append(found.float())
+            near = influence[:, : len(public)]
+            logs = near[len(self.records.candidates) :].clamp_min(_LEAST).log()
+            at_public.append(near.float())
             among.append(influence[:, len(public) :].float())
             if logs.numel() and len(logs) > 1:
                 mean.append(logs.mean(0).float())
@@ -235,30 +240,29 @@ class SelectedClass:
 
     def _spread(self, sigmas: Tensor, near: int) -> Tensor:
         """Return levels of bandwidth that cover those of the prior draws, evenly spaced in logarithm."""
-        low, high = float(sigmas.min()), float(sigmas.max())
+        low = float(sigmas.min())
+        high = float(sigmas.max())
         if not self._small:
             return self._levels
         rows = len(self._points)
         affordable = max(_MOST_ENTRIES // (rows * (rows + near)), 1)
-        wanted = math.ceil(math.log(high / low) / _STEP) + 1
-        return torch.logspace(math.log10(low), math.log10(high), min(wanted, affordable, _MOST_LEVELS))
+        levels = math.ceil(math.log(high / low) / _STEP) + 1
+        return torch.logspace(math.log10(low), math.log10(high), min(levels, affordable, _MOST_LEVELS))
 
     def _level(self, guesses: Guesses) -> Tensor:
         """Return the level of bandwidth of each guess (b,)."""
         if len(self._levels) == 1:
             return torch.zeros(len(guesses.role), dtype=torch.long)
-        place = torch.bucketize(
-            self._bandwidths(guesses), (self._levels[1:] * self._levels[:-1]).sqrt().contiguous()
-        )
-        return place
+        borders = (self._levels[1:] * self._levels[:-1]).sqrt().contiguous()
+        return torch.bucketize(self._bandwidths(guesses), borders)
 
     def _bandwidths(self, guesses: Guesses) -> Tensor:
         """Return σ of each guess (b,)."""
         if self.settings.bandwidth is not None:
             return torch.full((len(guesses.role),), self.settings.bandwidth)
-        held = guesses.role != OUT
-        a, b = torch.triu_indices(held.shape[1], held.shape[1], 1)
-        both = held[:, a] & held[:, b]
+        members = guesses.role != OUT
+        a, b = torch.triu_indices(members.shape[1], members.shape[1], 1)
+        both = members[:, a] & members[:, b]
         squared = self._squared[guesses.record[:, a], guesses.record[:, b]].masked_fill(~both, torch.inf)
         middle = ((both.sum(1) - 1) // 2).clamp_min(0)
         median = squared.sort(1).values.gather(1, middle[:, None]).squeeze(1)

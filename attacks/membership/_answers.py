@@ -19,19 +19,20 @@ from torch.nn.functional import one_hot
 from fdaudit.transcript.messages import Message, role
 from fdaudit.transcript.samples import sample_index
 
+from .._uploads import with_payload
 from ._treatment import Treatment, treatment_of
 
 if TYPE_CHECKING:
     from fdaudit.adversary.knowledge import Knowledge
     from fdaudit.adversary.view import View
 
-__all__ = ["Recorded", "recorded"]
+__all__ = ["RecordedAnswers", "evenly_spread", "recorded"]
 
 _KINDS = ("logits", "soft_labels")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Recorded:
+class RecordedAnswers:
     """One client's answers.
 
     Attributes:
@@ -60,7 +61,7 @@ def recorded(
     round: int | None = None,
     kinds: Sequence[str] = _KINDS,
     spread: bool = False,
-) -> dict[str, Recorded]:
+) -> dict[str, RecordedAnswers]:
     """Return the recorded answers, by client.
 
     The last answer about a sample counts; answers with independent noise are averaged. With `first` only answers of a
@@ -75,32 +76,36 @@ def recorded(
         kinds: kinds of messages that count; `hard_labels` are read as probabilities of 0 and 1.
         spread: whether messages evenly spread over all rounds count, where the last ones would be enough.
     """
-    drawn = _Drawn(view, knowledge)
-    found = {}
+    pool = _Samples(view, knowledge)
+    by_client = {}
     for client in sorted({m.sender for m in view.messages if role(m.sender) == "client"}):
-        sent = [
-            m for m in view.select(sender=client, round=round) if m.kind in kinds and m.payload is not None
-        ]
-        if first and sent:
-            sent = [m for m in sent if m.round == sent[0].round]
+        messages = with_payload(view.select(sender=client, round=round))
+        messages = [m for m in messages if m.kind in kinds]
+        if first and messages:
+            messages = [m for m in messages if m.round == messages[0].round]
         # Probabilities and logits of one client are never mixed: the kind of its last answer counts.
-        sent = [m for m in sent if m.kind == sent[-1].kind]
-        if spread and sent:
-            each = max(1, len(view.tensors(sent[0])["values"]))
-            chosen = torch.linspace(0, len(sent) - 1, min(len(sent), max(1, most // each))).round().long()
-            sent = [sent[k] for k in chosen.tolist()]
-        told = _one(view, drawn, sent, most) if sent else None
-        if told is not None:
-            found[client] = told
-    return found
+        messages = [m for m in messages if m.kind == messages[-1].kind]
+        if spread and messages:
+            each = max(1, len(view.tensors(messages[0])["values"]))
+            chosen = evenly_spread(len(messages), max(1, most // each))
+            messages = [messages[k] for k in chosen.tolist()]
+        answers = _one(view, pool, messages, most) if messages else None
+        if answers is not None:
+            by_client[client] = answers
+    return by_client
 
 
-class _Drawn:
+def evenly_spread(count: int, most: int) -> Tensor:
+    """Return at most `most` of the numbers from 0 to `count` - 1, spread evenly from the first to the last."""
+    return torch.linspace(0, count - 1, min(count, most)).round().long()
+
+
+class _Samples:
     """Samples by name: a public one's number, or a generated one's message and place in it."""
 
     def __init__(self, view: View, knowledge: Knowledge) -> None:
         self._view, self._public, self.classes = view, knowledge.public, knowledge.classes
-        self._generated = [m for m in view.select(kind="generated_samples") if m.payload is not None]
+        self._generated = with_payload(view.select(kind="generated_samples"))
 
     def names(self, message: Message, index: Tensor) -> Tensor:
         """Return names (n,) of the samples of an answer; -1 for one that does not exist.
@@ -108,10 +113,10 @@ class _Drawn:
         An answer is about the samples that were generated last in its round, or about public ones.
         """
         before = bisect_left(self._generated, message.seq, key=lambda m: m.seq)
-        made = self._generated[before - 1] if before else None
-        if made is not None and made.round == message.round:
-            inside = (index >= 0) & (index < made.tensors["samples"].shape[0])
-            return torch.where(inside, (made.seq << 32) + index, -1)
+        generated = self._generated[before - 1] if before else None
+        if generated is not None and generated.round == message.round:
+            inside = (index >= 0) & (index < generated.tensors["samples"].shape[0])
+            return torch.where(inside, (generated.seq << 32) + index, -1)
         count = 0 if self._public is None else len(self._public)
         return torch.where((index >= 0) & (index < count), index, -1)
 
@@ -125,22 +130,25 @@ class _Drawn:
         return torch.stack([parts[int(n) >> 32][int(n) & 0xFFFFFFFF] for n in names])
 
 
-def _one(view: View, drawn: _Drawn, sent: list[Message], most: int) -> Recorded | None:
-    names, values = list[Tensor](), list[Tensor]()
-    treatment, enough = Treatment(kind=sent[-1].kind), 0
-    for message in reversed(sent):
+def _one(view: View, pool: _Samples, messages: list[Message], most: int) -> RecordedAnswers | None:
+    names = list[Tensor]()
+    values = list[Tensor]()
+    treatment = Treatment(kind=messages[-1].kind)
+    enough = 0
+    for message in reversed(messages):
         if enough >= most and not treatment.noisy:
             break
         tensors = view.tensors(message)
-        told = tensors["values"].cpu()
+        answers = tensors["values"].cpu()
         if message.kind == "hard_labels":
-            told = one_hot(told.long(), drawn.classes).double()
-        name = drawn.names(message, sample_index(tensors))
-        treatment = treatment_of(message.kind, view.defenses_of(message), told)
+            answers = one_hot(answers.long(), pool.classes).double()
+        name = pool.names(message, sample_index(tensors))
+        treatment = treatment_of(message.kind, view.defenses_of(message), answers)
         names.append(name[name >= 0])
-        values.append(treatment.undone(told[name >= 0]))
+        values.append(treatment.undone(answers[name >= 0]))
         enough = len(torch.cat(names).unique())
-    every, rows = torch.cat(names), torch.cat(values)
+    every = torch.cat(names)
+    rows = torch.cat(values)
     if not len(every):
         return None
     unique, place = every.unique(return_inverse=True)
@@ -155,12 +163,12 @@ def _one(view: View, drawn: _Drawn, sent: list[Message], most: int) -> Recorded 
         mean = torch.zeros(len(unique), rows.shape[1], dtype=rows.dtype).index_add_(0, place, rows)
         mean = mean / count[:, None]
     chosen = first.argsort()[:most].sort().values  # those answered last
-    kind = sent[-1].kind
+    kind = messages[-1].kind
     mean = mean[chosen]
     mean = mean - mean.mean(1, keepdim=True) if kind == "logits" else mean / mean.sum(1, keepdim=True)
-    return Recorded(
+    return RecordedAnswers(
         samples=unique[chosen],
-        x=drawn.samples(unique[chosen]),
+        x=pool.samples(unique[chosen]),
         values=mean.float(),
         kind=kind,
         treatment=treatment,

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fdaudit.types import AttackTask
 
-from .._target_model import Asked, asked, log_likelihood
+from .._target_model import BlackBox, asked, log_likelihood
 from ._references import References, ShadowConfig, matched_references, references
 from ._statistics import confidence
 from ._treatment import Treatment, treatments
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
     from fdaudit.training.trainer import Parameters
 
 
-__all__ = ["Case", "cases", "probabilities"]
+__all__ = ["CandidateAnswers", "cases", "probabilities"]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Case:
+class CandidateAnswers:
     """A victim's candidates, with the answers of the target and of shadow models.
 
     Attributes:
@@ -43,7 +43,7 @@ class Case:
         floor: smallest probability that differs from 0.
     """
 
-    target: Asked
+    target: BlackBox
     treatment: Treatment
     repeats: int
     besides: int
@@ -57,16 +57,14 @@ class Case:
     def likelihood(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         """Return log p_y of records under the target (n,), and under the shadow models (m, n); float64."""
         mine, theirs = self._answers(x)
-        return log_likelihood(mine, y, self.floor), torch.stack(
-            [log_likelihood(p, y, self.floor) for p in theirs]
-        )
+        shadows = torch.stack([log_likelihood(p, y, self.floor) for p in theirs])
+        return log_likelihood(mine, y, self.floor), shadows
 
     def confidence(self) -> tuple[Tensor, Tensor]:
         """Return φ of the candidates under the target (n,), and under the shadow models (m, n); float64."""
         mine, theirs = self._answers(self.x)
-        return confidence(mine, self.y, self.floor), torch.stack(
-            [confidence(p, self.y, self.floor) for p in theirs]
-        )
+        shadows = torch.stack([confidence(p, self.y, self.floor) for p in theirs])
+        return confidence(mine, self.y, self.floor), shadows
 
     def _answers(self, x: Tensor) -> tuple[Tensor, list[Tensor]]:
         return self._heard(x), [probabilities(self.knowledge, p, x) for p in self.references.models]
@@ -76,7 +74,7 @@ class Case:
         times = self.repeats if self.treatment.noisy else 1
         answers = torch.stack([self.target(x).double() for _ in range(times)]).mean(0)
         plain = self.treatment == Treatment()
-        return answers if plain or self.target.multi_label else self.treatment.probabilities(answers)
+        return answers if plain or not self.target.labels.one_class else self.treatment.probabilities(answers)
 
 
 def cases(
@@ -88,7 +86,7 @@ def cases(
     repeats: int,
     besides: int,
     floor: float,
-) -> Mapping[str, Case]:
+) -> Mapping[str, CandidateAnswers]:
     """Return each victim's case; the oracle's budget is divided equally.
 
     Args:
@@ -103,7 +101,7 @@ def cases(
     Raises:
         ValueError: a victim has no model that can be queried.
     """
-    found: dict[str, Case] = {}
+    by_target: dict[str, CandidateAnswers] = {}
     shared: References | None = None
     candidates = sum(len(c.y) for c in task.challenges.values())
     for name, challenge in task.challenges.items():
@@ -111,30 +109,27 @@ def cases(
         if target is None:
             raise ValueError(f"run on a view to which it does not apply: {refused.reason}.")
         if target.of is not None:
-            made = matched_references(view, knowledge, challenge, config, _copy(target.start))
+            start = None if target.start is None else dict(target.start)
+            shadows = matched_references(view, knowledge, challenge, config, start)
         else:
-            made = shared = shared or references(view, knowledge, task, config)
-        more = min(besides, len(made.population[1]))
+            shadows = shared = shared or references(view, knowledge, task, config)
+        more = min(besides, len(shadows.population[1]))
         more = max(min(more, (target.remaining - candidates) // len(task.challenges)), 0)
         treated = treatments(view, name) if target.oracle is not None and target.of else Treatment()
         times = target.remaining // (candidates + more * len(task.challenges))
-        found[name] = Case(
+        by_target[name] = CandidateAnswers(
             target=target,
             treatment=treated,
             repeats=max(1, min(repeats, times)),
             besides=more,
             x=challenge.x,
             y=challenge.y,
-            inside=made.candidates[name],
-            references=made,
+            inside=shadows.candidates[name],
+            references=shadows,
             knowledge=knowledge,
             floor=max(floor, treated.floor),
         )
-    return found
-
-
-def _copy(start: Mapping[str, Tensor] | None) -> Parameters | None:
-    return None if start is None else dict(start)
+    return by_target
 
 
 def probabilities(knowledge: Knowledge, parameters: Parameters, x: Tensor) -> Tensor:
@@ -142,4 +137,4 @@ def probabilities(knowledge: Knowledge, parameters: Parameters, x: Tensor) -> Te
     if knowledge.train is None:
         raise ValueError("probabilities: no training core to ask the model with.")
     z = knowledge.train.predict(parameters, x)
-    return z.sigmoid() if knowledge.task == "multi-label" else z.softmax(1)
+    return knowledge.task.labels.probabilities(z)

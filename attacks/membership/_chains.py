@@ -53,29 +53,30 @@ def coins(
         For each class (n,) shares of chains and sweeps in which the candidate was held.
     """
     states = [c.prior(annealing.chains, generator) for c in classes]
-    held = [torch.zeros(len(c.records.candidates)) for c in classes]
+    members = [torch.zeros(len(c.records.candidates)) for c in classes]
     cooling = max(round(annealing.cooling * annealing.sweeps), 1)
     counted = max(annealing.sweeps - cooling, 1)
     declined = torch.ones(len(classes), annealing.chains, len(accepted))
     weight = torch.zeros(annealing.chains)
     for sweep in range(cooling + counted):
-        done = min(sweep / cooling, 1.0)
-        softness = _HOT ** (1 - done) * annealing.softness**done
+        progress = min(sweep / cooling, 1.0)
+        # Geometric cooling: equal steps on the logarithm of the noise.
+        softness = _HOT ** (1 - progress) * annealing.softness**progress
         if sweep <= cooling:
             before = _bits(declined.prod(0), accepted) if sweep else torch.zeros(annealing.chains)
             for k, c in enumerate(classes):
                 declined[k][:, c.near] = c.declined(states[k], softness)
             weight += _bits(declined.prod(0), accepted) - before
-            kept, weight = _resampled(weight, generator)
-            states = [Guesses(record=s.record[kept], role=s.role[kept]) for s in states]
-            declined = declined[:, kept]
+            survivors, weight = _resampled(weight, generator)
+            states = [Guesses(record=s.record[survivors], role=s.role[survivors]) for s in states]
+            declined = declined[:, survivors]
         for k, c in enumerate(classes):
             others = torch.cat([declined[:k], declined[k + 1 :]])[:, :, c.near].prod(0)
             states[k], now = _step(c, states[k], others, accepted[c.near], softness, sweep, generator)
             declined[k][:, c.near] = now
             if sweep >= cooling:
-                held[k] += _held(c, states[k], weight.softmax(0))
-    return [h / counted for h in held]
+                members[k] += _held(c, states[k], weight.softmax(0))
+    return [h / counted for h in members]
 
 
 def _resampled(weight: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
@@ -84,7 +85,8 @@ def _resampled(weight: Tensor, generator: torch.Generator) -> tuple[Tensor, Tens
     Chains are redrawn once half of them carry little weight (Del Moral, Doucet & Jasra 2006, "Sequential Monte Carlo
     samplers", section 3.1.2; systematic draws).
     """
-    b, share = len(weight), weight.double().softmax(0)
+    b = len(weight)
+    share = weight.double().softmax(0)
     if 1 / float(share.square().sum()) > b / 2:
         return torch.arange(b), weight
     places = (torch.arange(b) + torch.rand(1, generator=generator).double()) / b
@@ -94,9 +96,9 @@ def _resampled(weight: Tensor, generator: torch.Generator) -> tuple[Tensor, Tens
 def _held(c: SelectedClass, state: Guesses, share: Tensor) -> Tensor:
     """Return the weighted share (n,) of guesses that hold each candidate; `share` (b,) are the weights."""
     sites = len(c.records.sites)
-    held = (state.role[:, :sites] != OUT) * share[:, None]
-    found = torch.zeros(len(c.records.candidates))
-    return found.index_add_(0, state.record[:, :sites].flatten(), held.flatten())
+    weights = (state.role[:, :sites] != OUT) * share[:, None]
+    totals = torch.zeros(len(c.records.candidates))
+    return totals.index_add_(0, state.record[:, :sites].flatten(), weights.flatten())
 
 
 def _step(
@@ -114,7 +116,8 @@ def _step(
     first = _options(c, state, a_site, hidden, generator)
     second = _options(c, state, b_site, False, generator)
     rows = torch.arange(b)
-    wide, tall = first[0].shape[1], second[0].shape[1]
+    wide = first[0].shape[1]
+    tall = second[0].shape[1]
     record = state.record[:, None, None].repeat(1, wide, tall, 1)
     role = state.role[:, None, None].repeat(1, wide, tall, 1)
     for site, (records, roles), shape in ((a_site, first, (b, wide, 1)), (b_site, second, (b, 1, tall))):
@@ -129,7 +132,9 @@ def _step(
     owner = possible // (wide * tall)
     score = torch.full((b * wide * tall,), -torch.inf)
     score[possible] = prior[possible].float() + _bits(others[owner] * declined, accepted)
-    noise = -(-torch.rand(b, wide * tall, generator=generator).clamp_min(1e-30).log()).clamp_min(1e-30).log()
+    # Gumbel noise: the largest of score + noise is a draw with probabilities proportional to exp(score).
+    uniform = torch.rand(b, wide * tall, generator=generator).clamp_min(1e-30)
+    noise = -(-uniform.log()).clamp_min(1e-30).log()
     chosen = rows * (wide * tall) + (score.reshape(b, -1) + noise).argmax(1)
     place = torch.searchsorted(possible, chosen)
     return Guesses(record=every.record[chosen], role=every.role[chosen]), declined[place]
@@ -138,7 +143,9 @@ def _step(
 def _bits(declined: Tensor, accepted: Tensor) -> Tensor:
     """Return the log likelihood (r,) of accept bits (q,) at probabilities of declining (r, q)."""
     sign = 1 - 2 * accepted.float()
+    # The probability of the recorded bit: 1 - p where the sample was accepted, and p where it was declined.
     right = torch.addcmul(accepted.float(), declined, sign)
+    # A small share of bits follows no selector, so that one wrong bit does not rule a guess out.
     return right.mul_(1 - 2 * _WRONG).add_(_WRONG).log_().sum(1)
 
 
@@ -146,7 +153,8 @@ def _sites(
     c: SelectedClass, chains: int, sweep: int, generator: torch.Generator
 ) -> tuple[Tensor, Tensor, bool]:
     """Draw two sites for each chain; in every third step the first one holds a non-candidate."""
-    sites, others = len(c.records.sites), c.records.others
+    sites = len(c.records.sites)
+    others = c.records.others
     b = torch.randint(sites, (chains,), generator=generator)
     if others and (sweep % 3 == 2 or sites == 1):
         return torch.randint(others, (chains,), generator=generator) + sites, b, True
@@ -162,10 +170,12 @@ def _options(
         library = len(c.records.library)
         now = state.record.gather(1, site[:, None])
         new = torch.randint(library, now.shape, generator=generator) + len(c.records.candidates)
-        return torch.cat([now, new], 1).repeat_interleave(3, 1), torch.tensor(
-            [OUT, KNOWN, VALIDATION] * 2
-        ).expand(len(site), 6)
-    records = c.records.sites[site]
-    if records.shape[1] == 2:
-        return records.repeat_interleave(2, 1), torch.tensor([KNOWN, VALIDATION] * 2).expand(len(site), 4)
-    return records.expand(-1, 3), torch.tensor([OUT, KNOWN, VALIDATION]).expand(len(site), 3)
+        records = torch.cat([now, new], 1).repeat_interleave(3, 1)
+        roles = [OUT, KNOWN, VALIDATION] * 2
+    elif c.records.sites.shape[1] == 2:
+        records = c.records.sites[site].repeat_interleave(2, 1)
+        roles = [KNOWN, VALIDATION] * 2
+    else:
+        records = c.records.sites[site].expand(-1, 3)
+        roles = [OUT, KNOWN, VALIDATION]
+    return records, torch.tensor(roles).expand(len(site), len(roles))

@@ -15,12 +15,15 @@ from torch import Tensor
 from fdaudit.rng import child, child_seed
 from fdaudit.transcript.messages import role
 
+from .._shadows import stacked_logits
+from .._uploads import clients_of, with_payload
 from ._ensemble import answered_as, ensembles_of, with_selectors
 from ._followed import followed, lesson_of
 
 if TYPE_CHECKING:
     from fdaudit.adversary.knowledge import Knowledge
     from fdaudit.adversary.view import View
+    from fdaudit.transcript.messages import Message
     from fdaudit.types import AttackTask
 
     from ._matched import Matched
@@ -63,20 +66,25 @@ def joined(readings: Sequence[Reading]) -> Reading:
     """
     rows = {client: len(part) for one in readings for client, part in one.parts.items()}
     count = min((len(one.rehearsed) for one in readings if one.rehearsed is not None), default=0)
-    draws, width = child(0, "joined"), sum(len(r.seen) for r in readings)
-    seen, noise = list[Tensor](), 0.0
+    draws = child(0, "joined")
+    width = sum(len(r.seen) for r in readings)
+    values = list[Tensor]()
+    noise = 0.0
     parts: dict[str, list[Tensor]] = {client: [] for client in rows}
-    residual, rehearsed = list[Tensor](), list[Tensor]()
+    residual = list[Tensor]()
+    rehearsed = list[Tensor]()
     for one in readings:
         spread = sum(
             ((part - part.mean(0)).square().sum(1).mean() for part in one.parts.values()), torch.zeros(())
         )
         scale = float((spread + one.noise * len(one.seen)).sqrt().clamp_min(_FLOOR))
-        seen.append(one.seen / scale)
+        values.append(one.seen / scale)
         noise += one.noise / scale**2 * len(one.seen) / width
-        for client, of in rows.items():
-            part = one.parts.get(client)
-            parts[client].append(torch.zeros(of, len(one.seen)) if part is None else part / scale)
+        for client, count_of_shadows in rows.items():
+            if client in one.parts:
+                parts[client].append(one.parts[client] / scale)
+            else:
+                parts[client].append(torch.zeros(count_of_shadows, len(one.seen)))
         if count and one.residual is not None and one.rehearsed is not None:
             residual.append(one.residual[:count] / scale)
             rehearsed.append(one.rehearsed[:count] / scale)
@@ -85,8 +93,8 @@ def joined(readings: Sequence[Reading]) -> Reading:
             residual.append(noisy / scale)
             rehearsed.append((noisy + sum(part[:count] for part in one.parts.values())) / scale)
     return Reading(
-        seen=torch.cat(seen),
-        parts={client: torch.cat(found, 1) for client, found in parts.items()},
+        seen=torch.cat(values),
+        parts={client: torch.cat(pieces, 1) for client, pieces in parts.items()},
         noise=noise,
         residual=torch.cat(residual, 1) if count else None,
         rehearsed=torch.cat(rehearsed, 1) if count else None,
@@ -100,7 +108,7 @@ def averages(
     view: View,
     knowledge: Knowledge,
     task: AttackTask,
-    made: Mapping[str, Matched],
+    shadows: Mapping[str, Matched],
     *,
     rounds: int,
     samples: int,
@@ -116,7 +124,7 @@ def averages(
         view: the adversary's view.
         knowledge: with the public samples and a training core.
         task: with the challenges.
-        made: shadows of every client whose answers are not in view, as they answer first.
+        shadows: shadows of every client whose answers are not in view, as they answer first.
         rounds: averages that count, at most.
         samples: of one average that count, at most.
         most_steps: of one shadow and round on its own records.
@@ -124,50 +132,53 @@ def averages(
     """
     if knowledge.train is None:
         return []
-    found, now, before = list[Reading](), dict(made), None
+    readings = list[Reading]()
+    now = dict(shadows)
+    before = None
     for ensemble in ensembles_of(view, knowledge, task, rounds, samples):
-        for number in range(ensemble.round if before is None else before, ensemble.round):
-            lessons = {client: lesson_of(view, knowledge, client, number) for client in now}
-            if any(lesson is None for lesson in lessons.values()):
-                return found
-            now = {
-                client: followed(
-                    knowledge, one, [lesson],
+        if before is None:
+            before = ensemble.round
+        for number in range(before, ensemble.round):
+            lessons = {}
+            for client in now:
+                lesson = lesson_of(view, knowledge, client, number)
+                if lesson is None:
+                    return readings
+                lessons[client] = lesson
+            for client, lesson in lessons.items():
+                now[client] = followed(
+                    knowledge, now[client], [lesson],
                     training=view.hyperparameters, most_steps=most_steps, seed=child_seed(seed, client),
-                )
-                for client, one in now.items()
-                if (lesson := lessons[client]) is not None
-            }  # fmt: skip
+                )  # fmt: skip
         before = ensemble.round
-        answers = {
-            client: answered_as(_asked(knowledge, one, ensemble.x), ensemble.form)
-            for client, one in now.items()
-            if client in ensemble.weights
-        }
+        answers = {}
+        for client, one in now.items():
+            if client in ensemble.weights:
+                answers[client] = answered_as(_asked(knowledge, one, ensemble.x), ensemble.form)
         if ensemble.selects:
             ensemble = with_selectors(ensemble, answers)
-        found.append(
+        readings.append(
             Reading(
                 seen=ensemble.values.flatten(),
                 parts={k: (z * ensemble.weights[k]).flatten(1) for k, z in answers.items()},
                 noise=ensemble.noise,
             )
         )
-    return found
+    return readings
 
 
-def _asked(knowledge: Knowledge, made: Matched, x: Tensor) -> Tensor:
+def _asked(knowledge: Knowledge, shadows: Matched, x: Tensor) -> Tensor:
     """Return the logits (m, s, C) of shadows, float64."""
     if knowledge.train is None:
         raise ValueError("no training core to ask shadows with.")
-    return torch.stack([knowledge.train.predict(model, x) for model in made.models]).double()
+    return stacked_logits(knowledge.train, shadows.models, x).double()
 
 
 # -- mixtures ---------------------------------------------------------------------------------------------------------
 
 
 def mixtures(
-    view: View, knowledge: Knowledge, made: Mapping[str, Matched], *, samples: int, seed: int
+    view: View, knowledge: Knowledge, shadows: Mapping[str, Matched], *, samples: int, seed: int
 ) -> Reading | None:
     """Return the mixture of all clients' answers that FedIOD's cotangents tell one client; None if they tell none.
 
@@ -180,68 +191,78 @@ def mixtures(
     record. The client knows q_0, and π_0 from the weight of L_gan that comes with the cotangent. For each sample that
     leaves log m_c of its missing classes, up to a constant.
     """
-    public, members = view.hyperparameters, [p for p in view.members if role(p) == "client"]
-    unique, conf = float(public.get("unique") or 0), float(public.get("conf") or 0)
-    sent = [m for m in view.select(kind="logit_cotangents") if m.payload is not None and len(members) == 1]
-    if not sent or not unique or public.get("weights") != "eq8" or knowledge.train is None:
+    public = view.hyperparameters
+    members = [p for p in view.members if role(p) == "client"]
+    unique = float(public.get("unique") or 0)
+    conf = float(public.get("conf") or 0)
+    messages = with_payload(view.select(kind="logit_cotangents"))
+    if (
+        not messages
+        or len(members) != 1
+        or not unique
+        or public.get("weights") != "eq8"
+        or knowledge.train is None
+    ):
         return None
     own = view.own_data[members[0]][1].bincount(minlength=knowledge.classes) == 0
-    share, x, answers, told = _cotangents(view, members[0], samples)
+    share, x, answers, cotangents = _cotangents(view, members[0], samples)
     if not bool(own.any()) or not len(x) or not share:
         return None
     log_q = answers.log_softmax(1)
     entropy = -(log_q.exp() * log_q).sum(1, keepdim=True)
-    log_m = (told / (share * log_q.exp()) + (conf + unique) * (log_q + entropy)) / unique
-    lacked, read = own.nonzero().squeeze(1), log_q[:, own] > _RAREST
+    # The equation above, solved for log m up to the term Σ_j q_0j log m_j, which is the same for all classes.
+    log_m = (cotangents / (share * log_q.exp()) + (conf + unique) * (log_q + entropy)) / unique
+    lacked = own.nonzero().squeeze(1)
+    readable = log_q[:, own] > _RAREST
 
     def centred(values: Tensor) -> Tensor:
         """Values (..., s, c) without each sample's constant, flat; zero where they cannot be read."""
-        values = values.where(read, torch.zeros(()))
-        mean = values.sum(-1, keepdim=True) / read.sum(-1, keepdim=True).clamp_min(1)
-        return (values - mean).where(read, torch.zeros(())).flatten(-2)
+        values = values.where(readable, torch.zeros(()))
+        mean = values.sum(-1, keepdim=True) / readable.sum(-1, keepdim=True).clamp_min(1)
+        return (values - mean).where(readable, torch.zeros(())).flatten(-2)
 
-    records = {k: float(one.held[0].sum()) for k, one in made.items()}
-    theirs = {
-        k: (1 - share)
-        * records[k]
-        / sum(records.values())
-        * _asked(knowledge, one, x).softmax(2)[..., lacked]
-        for k, one in made.items()
-    }
+    records = {k: float(one.held[0].sum()) for k, one in shadows.items()}
+    theirs = {}
+    for client, one in shadows.items():
+        weight = (1 - share) * records[client] / sum(records.values())
+        theirs[client] = weight * _asked(knowledge, one, x).softmax(2)[..., lacked]
     parts, rest, whole = _main_effects(share * log_q[:, lacked].exp(), theirs, centred, seed)
     return Reading(seen=centred(log_m[:, lacked]), parts=parts, residual=rest, rehearsed=whole)
 
 
 def _cotangents(view: View, client: str, most: int) -> tuple[float, Tensor, Tensor, Tensor]:
     """Return π of a client, samples (s, c, h, w), its logits (s, C) and cotangents times their batch's size (s, C)."""
-    by_step = {
-        kind: {(m.round, m.step): m for m in messages if m.payload is not None}
-        for kind, messages in (
-            ("logit_cotangents", view.select(kind="logit_cotangents")),
-            ("generated_samples", view.select(kind="generated_samples")),
-            ("logits", view.select(kind="logits", sender=client)),
-        )
-    }
-    steps = sorted(set.intersection(*(set(found) for found in by_step.values())))
+    cotangents_sent = _by_step(view.select(kind="logit_cotangents"))
+    samples_sent = _by_step(view.select(kind="generated_samples"))
+    logits_sent = _by_step(view.select(kind="logits", sender=client))
+    steps = sorted(cotangents_sent.keys() & samples_sent.keys() & logits_sent.keys())
     each = -(-most // max(len(steps), 1))
-    share, gan = 0.0, float(view.hyperparameters.get("gan") or 0)
-    x, z, told = list[Tensor](), list[Tensor](), list[Tensor]()
+    share = 0.0
+    gan = float(view.hyperparameters.get("gan") or 0)
+    x = list[Tensor]()
+    z = list[Tensor]()
+    cotangents = list[Tensor]()
     draws = child(0, "cotangents", client)
     for step in steps:
-        cotangent = view.tensors(by_step["logit_cotangents"][step])
-        samples = view.tensors(by_step["generated_samples"][step])["samples"].cpu()
+        cotangent = view.tensors(cotangents_sent[step])
+        samples = view.tensors(samples_sent[step])["samples"].cpu()
         if "values" not in cotangent:
             continue
         share = float(cotangent["gan_weight"]) / gan if gan and "gan_weight" in cotangent else 0.0
-        kept = torch.randperm(len(samples), generator=draws)[:each]
-        x.append(samples[kept])
-        z.append(view.tensors(by_step["logits"][step])["values"].cpu().double()[kept])
-        told.append(cotangent["values"].cpu().double()[kept] * len(samples))
+        rows = torch.randperm(len(samples), generator=draws)[:each]
+        x.append(samples[rows])
+        z.append(view.tensors(logits_sent[step])["values"].cpu().double()[rows])
+        cotangents.append(cotangent["values"].cpu().double()[rows] * len(samples))
     if view.hyperparameters.get("gan_total") == "sum" or not share:
-        share = 1 / sum(role(p) == "client" for p in view.parties)
+        share = 1 / len(clients_of(view))
     if not x:
         return 0.0, torch.zeros(0), torch.zeros(0), torch.zeros(0)
-    return share, torch.cat(x), torch.cat(z), torch.cat(told)
+    return share, torch.cat(x), torch.cat(z), torch.cat(cotangents)
+
+
+def _by_step(messages: Sequence[Message]) -> dict[tuple[int, int], Message]:
+    """Return the messages with a payload by round and step."""
+    return {(m.round, m.step): m for m in with_payload(messages)}
 
 
 def _main_effects(
@@ -265,9 +286,10 @@ def _main_effects(
 
     parts: dict[str, Tensor] = {}
     for client, adds in theirs.items():
-        rest = [drawn([k for k in theirs if k != client]) for _ in range(_OTHERS)]
+        others = [k for k in theirs if k != client]
+        rest = [drawn(others) for _ in range(_OTHERS)]
         parts[client] = torch.stack([read((adds + one).log()) for one in rest]).mean(0)
-    count = min(_FEDERATIONS, *(len(adds) for adds in theirs.values()))
+    count = min(_FEDERATIONS, *map(len, theirs.values()))
     mixed = own + torch.stack([adds[:count] for adds in theirs.values()]).sum(0)
     values = read(mixed.log())
     return parts, values - torch.stack([part[:count] for part in parts.values()]).sum(0), values

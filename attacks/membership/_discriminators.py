@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from ._matched import Matched
 
-__all__ = ["Step", "judged", "steps_of"]
+__all__ = ["DiscriminatorStep", "judged", "steps_of"]
 
 _BETAS = (0.5, 0.999)
 """Adam's moments for discriminators, as GANs have them since Radford 2016."""
@@ -39,7 +39,7 @@ _EPSILON = 1e-8
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Step:
+class DiscriminatorStep:
     """One step of the generator, as a view holds it of one client.
 
     Attributes:
@@ -51,23 +51,23 @@ class Step:
     answers: Mapping[str, Message]
 
 
-def steps_of(view: View, client: str) -> list[Step]:
+def steps_of(view: View, client: str) -> list[DiscriminatorStep]:
     """Return the steps of a view, in their order: each is all that follows its samples and precedes the next ones."""
-    found: list[Step] = []
+    steps: list[DiscriminatorStep] = []
     answers: dict[str, Message] = {}
     for message in view.messages:
         if message.payload is None:
             continue
         if message.kind == "generated_samples":
             answers = {}
-            found.append(Step(samples=message, answers=answers))
+            steps.append(DiscriminatorStep(samples=message, answers=answers))
         elif message.sender == client or message.receivers == (client,):
             answers[message.kind] = message
-    return found
+    return steps
 
 
 def judged(
-    made: Matched,
+    shadows: Matched,
     samples: Sequence[Tensor],
     public: Mapping[str, Any],
     *,
@@ -82,7 +82,7 @@ def judged(
     A score is D(x) over the mean of D on real records, a gradient that of the mean of -log D(x) at the samples.
 
     Args:
-        made: shadows of the client, whose records the discriminators learn; the first `count` of them.
+        shadows: shadows of the client, whose records the discriminators learn; the first `count` of them.
         samples: (n, c, h, w) of each step, up to the last one that is asked for.
         public: the public configuration: `discriminator_width`, `adam_lr`, `rounds`, `steps_per_round`.
         count: number of discriminators.
@@ -91,16 +91,16 @@ def judged(
         pulled: steps whose gradients are returned.
         seed: of initial weights and records.
     """
-    x, (records, _) = torch.stack(list(samples)), made.pool
-    held = made.held[:count]
+    x, (records, _) = torch.stack(list(samples)), shadows.pool
+    masks = shadows.held[:count]
     chosen = {"scored": list(scored), "pulled": list(pulled), "batch": batch, "seed": seed}
-    asked = ("discriminator_width", "adam_lr", "rounds", "steps_per_round")
-    card = {"what": "shadow discriminators", **chosen, "public": {name: public[name] for name in asked}}
+    settings = ("discriminator_width", "adam_lr", "rounds", "steps_per_round")
+    card = {"what": "shadow discriminators", **chosen, "public": {name: public[name] for name in settings}}
     works = {}
-    for rows in parts_of(len(held)):
-        own = {"held": held[rows.start : rows.stop]}
+    for rows in parts_of(len(masks)):
+        own = {"held": masks[rows.start : rows.stop]}
         digest = digest_of({**card, "rows": [rows.start, rows.stop]}, x, records, own)
-        works[digest] = partial(_judged, x, records, held, rows, public, batch, scored, pulled, seed)
+        works[digest] = partial(_judged, x, records, masks, rows, public, batch, scored, pulled, seed)
     parts = remembered_parts(works)
     return torch.cat([part["scores"] for part in parts]), torch.cat([part["gradients"] for part in parts])
 
@@ -108,7 +108,7 @@ def judged(
 def _judged(
     x: Tensor,
     records: Tensor,
-    held: Tensor,
+    masks: Tensor,
     rows: range,
     public: Mapping[str, Any],
     batch: int,
@@ -117,15 +117,20 @@ def _judged(
     seed: int,
 ) -> dict[str, Tensor]:
     """Train the discriminators of some shadows together; return their scores and gradients."""
-    width, shape, n = int(public["discriminator_width"]), tuple(x.shape[2:]), x.shape[1]
-    built = [build_discriminator(child(seed, "discriminator", k, "start"), width, shape) for k in rows]
-    network = built[0]
-    D = {name: torch.stack([dict(one.named_parameters())[name].detach() for one in built])
-         for name, _ in network.named_parameters()}  # fmt: skip
-    own = [held[k].nonzero().squeeze(1) for k in rows]
+    width = int(public["discriminator_width"])
+    shape = tuple(x.shape[2:])
+    n = x.shape[1]
+    networks = [build_discriminator(child(seed, "discriminator", k, "start"), width, shape) for k in rows]
+    network = networks[0]
+    starts = [dict(one.named_parameters()) for one in networks]
+    D = {}
+    for name in starts[0]:
+        D[name] = torch.stack([start[name].detach() for start in starts])
+    own = [masks[k].nonzero().squeeze(1) for k in rows]
     draws = [child(seed, "discriminator", k, "records") for k in rows]
     moments = {name: (torch.zeros_like(p), torch.zeros_like(p)) for name, p in D.items()}
-    few, last = min(batch, n), (int(public["rounds"]) - 1) * int(public["steps_per_round"])
+    few = min(batch, n)
+    last = (int(public["rounds"]) - 1) * int(public["steps_per_round"])
 
     def toward_real(w: Parameters, at: Tensor) -> Tensor:
         return F.softplus(-functional_call(network, w, (at,))).mean()
@@ -136,23 +141,24 @@ def _judged(
 
     def score(w: Parameters, real: Tensor, fake: Tensor) -> Tensor:
         on_real, on_fake = functional_call(network, w, (torch.cat([real, fake]),)).sigmoid().split(len(real))
-        found: Tensor = on_fake.mean((1, 2)) / on_real.mean()
-        return found
+        ratio: Tensor = on_fake.mean((1, 2)) / on_real.mean()
+        return ratio
 
-    scores, gradients = list[Tensor](), list[Tensor]()
-    for t, sent in enumerate(x):
-        drawn = [
+    scores = list[Tensor]()
+    gradients = list[Tensor]()
+    for t, generated in enumerate(x):
+        indices = [
             mine[torch.randint(len(mine), (n,), generator=g)] for mine, g in zip(own, draws, strict=True)
         ]
-        real = records[torch.stack(drawn)]
+        real = records[torch.stack(indices)]
         if t in pulled:
-            gradients.append(vmap(grad(toward_real, argnums=1), in_dims=(0, None))(D, sent).flatten(2))
+            gradients.append(vmap(grad(toward_real, argnums=1), in_dims=(0, None))(D, generated).flatten(2))
         if t in scored:
-            scores.append(vmap(score, in_dims=(0, 0, None))(D, real, sent))
+            scores.append(vmap(score, in_dims=(0, 0, None))(D, real, generated))
         if t + 1 < len(x):
-            slope = vmap(grad(loss), in_dims=(0, 0, None))(D, real[:, :few], sent[:few])
+            slope = vmap(grad(loss), in_dims=(0, 0, None))(D, real[:, :few], generated[:few])
             D = _descended(D, slope, moments, annealed(float(public["adam_lr"]), 0.0, t, last), t + 1)
-    nothing = torch.zeros(len(built), 0)
+    nothing = torch.zeros(len(networks), 0)
     return {
         "scores": torch.stack(scores, 1) if scores else nothing,
         "gradients": torch.stack(gradients, 1) if gradients else nothing,
@@ -167,11 +173,11 @@ def _descended(
     step: int,
 ) -> Parameters:
     """Return parameters after one step of Adam (Kingma & Ba 2015, Algorithm 1); its moments are updated in place."""
-    found = {}
+    updated = {}
     for name, p in parameters.items():
         first, second = moments[name]
         first.lerp_(slope[name], 1 - _BETAS[0])
         second.lerp_(slope[name].square(), 1 - _BETAS[1])
         root = (second / (1 - _BETAS[1] ** step)).sqrt() + _EPSILON
-        found[name] = p - rate * first / (1 - _BETAS[0] ** step) / root
-    return found
+        updated[name] = p - rate * first / (1 - _BETAS[0] ** step) / root
+    return updated

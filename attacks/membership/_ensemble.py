@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor
 
-from fdaudit.transcript.messages import role
 from fdaudit.transcript.samples import sample_index
 from fdaudit.types import AttackTask
 
+from .._uploads import clients_of, with_payload
+from ._answers import evenly_spread
 from ._matched import told_counts
 from ._treatment import treatment_of
 
@@ -89,45 +90,47 @@ def ensembles_of(
         most: samples of one, at most; evenly spread.
     """
     form = _form(view.hyperparameters)
-    sent = [m for m in view.messages if m.kind in ("ensemble_labels", "vote_counts") and m.payload]
+    messages = [m for m in view.messages if m.kind in ("ensemble_labels", "vote_counts") and m.payload]
     if form is None:
         return []
     if any(m.kind == "generated_samples" for m in view.messages):
-        return _on_generated(view, knowledge, task, sent, form, most)
+        return _on_generated(view, knowledge, task, messages, form, most)
     if knowledge.public is None:
         return []
-    found: dict[int, Ensemble] = {}
-    for message in sent:
-        if message.round not in found and len(found) < rounds:
+    by_round: dict[int, Ensemble] = {}
+    for message in messages:
+        if message.round not in by_round and len(by_round) < rounds:
             if not len(sample_index(view.tensors(message))):
                 continue  # every sample was dropped: clients learn nothing
             one = _ensemble(view, knowledge, task, message, form, most, knowledge.public)
             if one is None:
                 break
-            found[message.round] = one
-    return list(found.values())
+            by_round[message.round] = one
+    return list(by_round.values())
 
 
 def _on_generated(
-    view: View, knowledge: Knowledge, task: AttackTask, sent: Sequence[Message], form: Form, most: int
+    view: View, knowledge: Knowledge, task: AttackTask, messages: Sequence[Message], form: Form, most: int
 ) -> list[Ensemble]:
     """Return one average of answers on generated samples, of steps spread evenly over all; none if none can be read."""
-    made = {(m.round, m.step): m for m in view.select(kind="generated_samples") if m.payload is not None}
-    sent = [m for m in sent if (m.round, m.step) in made]
-    if not sent:
+    generated = {(m.round, m.step): m for m in with_payload(view.select(kind="generated_samples"))}
+    messages = [m for m in messages if (m.round, m.step) in generated]
+    if not messages:
         return []
-    each = max(1, len(view.tensors(made[sent[0].round, sent[0].step])["samples"]))
-    steps = torch.linspace(0, len(sent) - 1, min(len(sent), max(1, most // each))).round().long()
-    found = list[Ensemble]()
-    for message in (sent[k] for k in steps.tolist()):
-        samples = view.tensors(made[message.round, message.step])["samples"].cpu()
+    each = max(1, len(view.tensors(generated[messages[0].round, messages[0].step])["samples"]))
+    steps = evenly_spread(len(messages), max(1, most // each))
+    ensembles = list[Ensemble]()
+    for k in steps.tolist():
+        message = messages[k]
+        samples = view.tensors(generated[message.round, message.step])["samples"].cpu()
         one = _ensemble(view, knowledge, task, message, form, most, samples)
-        if one is not None and (not found or one.weights.keys() == found[0].weights.keys()):
-            found.append(one)
-    if not found:
+        if one is not None and (not ensembles or one.weights.keys() == ensembles[0].weights.keys()):
+            ensembles.append(one)
+    if not ensembles:
         return []
-    x, values = (torch.cat([getattr(one, part) for one in found])[:most] for part in ("x", "values"))
-    return [replace(found[0], x=x, values=values)]
+    x = torch.cat([one.x for one in ensembles])[:most]
+    values = torch.cat([one.values for one in ensembles])[:most]
+    return [replace(ensembles[0], x=x, values=values)]
 
 
 def _noise(view: View, message: Message, tensors: Mapping[str, Tensor], clients: int) -> float:
@@ -147,13 +150,15 @@ def _ensemble(
     samples: Tensor,
 ) -> Ensemble | None:
     """Return a message's average of answers on `samples`, less those that are in view; None if it cannot be read."""
-    clients = [p for p in view.parties if role(p) == "client"]
+    clients = clients_of(view)
     tensors = view.tensors(message)
-    index, values = sample_index(tensors), _values(tensors, view.hyperparameters, len(clients))
+    index = sample_index(tensors)
+    values = _values(tensors, view.hyperparameters, len(clients))
     if not len(index) or int(index.max()) >= len(samples):
         return None
-    some = torch.linspace(0, len(index) - 1, min(most, len(index))).round().long()
-    index, values = index[some], values[some]
+    some = evenly_spread(len(index), most)
+    index = index[some]
+    values = values[some]
     noise = _noise(view, message, tensors, len(clients))
     counted = "counts" in tensors
     # Noisy counts do not tell how many clients answered: each is then taken to vote for every sample.
@@ -161,18 +166,20 @@ def _ensemble(
     voters = None
     if selects and counted:
         share = values.sum(1, keepdim=True)
-        voters, values = (share[:, 0] * len(clients)).round(), values / share.clamp_min(_FLOOR)
-    weights, known = weights_of(view, task, clients, knowledge.classes), dict[str, Tensor]()
+        voters = (share[:, 0] * len(clients)).round()
+        values = values / share.clamp_min(_FLOOR)
+    weights = weights_of(view, task, clients, knowledge.classes)
+    own_answers = dict[str, Tensor]()
     for client in clients:
         mine = _answer(view, client, message, index, form, knowledge.classes, selects)
         if mine is not None and selects:
             weights.pop(client)
-            known[client] = mine
+            own_answers[client] = mine
         elif mine is not None:
             values = values - weights.pop(client) * mine
     return Ensemble(
         x=samples[index], values=values, form=form, weights=weights, noise=noise,
-        round=message.round, selects=selects, known=known, voters=voters,
+        round=message.round, selects=selects, known=own_answers, voters=voters,
     )  # fmt: skip
 
 
@@ -189,11 +196,11 @@ def with_selectors(ensemble: Ensemble, answers: Mapping[str, Tensor]) -> Ensembl
     names, (n, classes) = list(ensemble.weights), ensemble.values.shape
     if len(names) > _MOST_UNKNOWN:
         return replace(ensemble, weights={k: torch.zeros(n, classes).double() for k in names})
-    given = torch.stack(
+    in_view = torch.stack(
         [v.nan_to_num() for v in ensemble.known.values()] or [torch.zeros(n, classes)]
     ).double()
     count = torch.stack([~v[:, 0].isnan() for v in ensemble.known.values()] or [torch.zeros(n) > 0]).sum(0)
-    known = given.sum(0)  # (n, C) the sum of the answers in view
+    sum_in_view = in_view.sum(0)  # (n, C) the sum of the answers in view
     mean = torch.stack([answers[k].mean(0) for k in names])
     variance = torch.stack([answers[k].var(0) for k in names])
     best = torch.full((n,), -torch.inf, dtype=torch.float64)
@@ -201,10 +208,11 @@ def with_selectors(ensemble: Ensemble, answers: Mapping[str, Tensor]) -> Ensembl
     for number in range(1 << len(names)):
         inside = torch.tensor([number >> k & 1 for k in range(len(names))], dtype=torch.float64)
         total = (inside.sum() + count).clamp_min(1)[:, None]
-        expected = (torch.einsum("k,knc->nc", inside, mean) + known) / total
+        expected = (torch.einsum("k,knc->nc", inside, mean) + sum_in_view) / total
         spread = (
             torch.einsum("k,knc->nc", inside, variance) / total.square() + _LEAST_VARIANCE + ensemble.noise
         )
+        # The log density of a Gaussian with the mean and variance of this set's shadows, up to a constant.
         fit = -((ensemble.values - expected).square() / spread + spread.log()).sum(1) / 2
         fit = fit.masked_fill(inside.sum() + count == 0, -torch.inf)
         if ensemble.voters is not None:
@@ -213,7 +221,7 @@ def with_selectors(ensemble: Ensemble, answers: Mapping[str, Tensor]) -> Ensembl
         best, chosen[better] = torch.where(better, fit, best), inside
     total = (chosen.sum(1) + count).clamp_min(1)
     weights = {k: (chosen[:, j] / total)[:, None].expand(n, classes) for j, k in enumerate(names)}
-    return replace(ensemble, values=ensemble.values - known / total[:, None], weights=weights)
+    return replace(ensemble, values=ensemble.values - sum_in_view / total[:, None], weights=weights)
 
 
 def _form(public: Mapping[str, Any]) -> Form | None:
@@ -246,20 +254,20 @@ def weights_of(view: View, task: AttackTask, clients: list[str], classes: int) -
     """
     if view.hyperparameters.get("weights") != "class-counts":
         return {k: torch.full((classes,), 1 / len(clients), dtype=torch.float64) for k in clients}
-    counts = {k: found for k in clients if (found := _counts(view, task, k, classes)) is not None}
+    counts = {k: own for k in clients if (own := _counts(view, task, k, classes)) is not None}
     mean = torch.stack(list(counts.values())).mean(0) if counts else torch.ones(classes).double()
-    held = {k: counts.get(k, mean.mean().expand(classes)) for k in clients}
-    total = torch.stack(list(held.values())).sum(0)
+    records = {k: counts.get(k, mean.mean().expand(classes)) for k in clients}
+    total = torch.stack(list(records.values())).sum(0)
     return {
         k: torch.where(total > 0, n / total.clamp_min(1e-12), torch.full_like(n, 1 / len(clients)))
-        for k, n in held.items()
+        for k, n in records.items()
     }
 
 
 def _counts(view: View, task: AttackTask, client: str, classes: int) -> Tensor | None:
-    told, _ = told_counts(view, client)
-    if told is not None:
-        return told
+    counts, _ = told_counts(view, client)
+    if counts is not None:
+        return counts
     if client in view.own_data:
         return view.own_data[client][1].bincount(minlength=classes).double()
     if client in task.challenges:
@@ -274,29 +282,27 @@ def _answer(
 
     If clients select, those that it declined are NaN.
     """
-    sent = [
-        m
-        for m in view.select(sender=client, round=ensemble.round)
-        if m.kind == form and m.payload is not None and m.seq < ensemble.seq
-    ]
-    if not sent:
+    messages = with_payload(view.select(kind=form, sender=client, round=ensemble.round))
+    messages = [m for m in messages if m.seq < ensemble.seq]
+    if not messages:
         return None
-    tensors = view.tensors(sent[-1])
+    tensors = view.tensors(messages[-1])
     values = tensors["values"].cpu()
     if form == "hard_labels":
         values = values.long()
         valid = (values >= 0) & (values < classes)
         if selects:  # a ballot on every sample has -1 where the client declined
             tensors = {**tensors, "index": sample_index(tensors)[valid]}
-            values, valid = values[valid], valid[valid]
+            values = values[valid]
+            valid = valid[valid]
         values = torch.nn.functional.one_hot(values.clamp(0, classes - 1), classes) * valid[:, None]
     place = {int(name): row for row, name in enumerate(sample_index(tensors).tolist())}
     if selects:
         rows = torch.tensor([place.get(int(name), -1) for name in index])
-        found = (
-            values[rows.clamp_min(0)].double() if len(values) else torch.zeros(len(index), classes).double()
-        )
-        return found.masked_fill(rows[:, None] < 0, torch.nan)
+        answers = torch.zeros(len(index), classes).double()
+        if len(values):
+            answers = values[rows.clamp_min(0)].double()
+        return answers.masked_fill(rows[:, None] < 0, torch.nan)
     if any(int(name) not in place for name in index):
         return None
     return values[[place[int(name)] for name in index]].double()

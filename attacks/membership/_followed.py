@@ -12,11 +12,11 @@ from torch import Tensor
 
 from fdaudit.rng import child, child_seed
 from fdaudit.storage.cache import digest_of, remembered_parts
-from fdaudit.training.trainer import Fit, Job, Parameters, Trainer, draw_batches
+from fdaudit.training.trainer import Fit, Parameters
 from fdaudit.transcript.samples import sample_index
 
-from .._shadows import Recipe, by_model, many_at_once, parts_of, recipe_of
-from ._answers import Recorded, recorded
+from .._shadows import Recipe, by_model, fit_models, many_at_once, numbered, parts_of, recipe_of
+from ._answers import RecordedAnswers, recorded
 
 if TYPE_CHECKING:
     from fdaudit.adversary.knowledge import Knowledge
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from ._matched import Matched
 
-__all__ = ["Answered", "Lesson", "answered_in_rounds", "followed", "lesson_of"]
+__all__ = ["FollowedAnswers", "Lesson", "answered_in_rounds", "distillation_of", "followed", "lesson_of"]
 
 _LOCAL_FIRST = "predict-first"
 """The order in which a client takes its local steps between its answers and its distillation."""
@@ -46,7 +46,7 @@ class Lesson:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Answered:
+class FollowedAnswers:
     """A client's answers of one round, and what it learnt between these and its answers before.
 
     Attributes:
@@ -54,11 +54,13 @@ class Answered:
         lessons: of the rounds since the answers before.
     """
 
-    answers: Recorded
+    answers: RecordedAnswers
     lessons: tuple[Lesson, ...] = ()
 
 
-def answered_in_rounds(view: View, knowledge: Knowledge, most: int, rounds: int) -> dict[str, list[Answered]]:
+def answered_in_rounds(
+    view: View, knowledge: Knowledge, most: int, rounds: int
+) -> dict[str, list[FollowedAnswers]]:
     """Return each client's answers of its first rounds, by client.
 
     A client is followed from the federation's first round, as long as every ensemble that it was sent is in view.
@@ -70,30 +72,33 @@ def answered_in_rounds(view: View, knowledge: Knowledge, most: int, rounds: int)
         most: samples of one round, at most.
         rounds: with answers, at most.
     """
-    found: dict[str, list[Answered]] = {}
+    by_client: dict[str, list[FollowedAnswers]] = {}
     learnt: dict[str, list[Lesson]] = {m.sender: [] for m in view.messages}
     first = min((m.round for m in view.messages), default=0)
     for now in range(first, max((m.round for m in view.messages), default=-1) + 1):
         answers = recorded(view, knowledge, most, round=now)
         for client in list(learnt):
             if client in answers:
-                one = Answered(answers=answers[client], lessons=tuple(learnt[client]))
-                found.setdefault(client, []).append(one)
+                one = FollowedAnswers(answers=answers[client], lessons=tuple(learnt[client]))
+                by_client.setdefault(client, []).append(one)
                 learnt[client] = []
             lesson = lesson_of(view, knowledge, client, now)
-            if lesson is None or len(found.get(client, ())) == rounds:
+            if lesson is None or len(by_client.get(client, ())) == rounds:
                 del learnt[client]
             else:
                 learnt[client].append(lesson)
         if not learnt:
             break
-    begun = recorded(view, knowledge, most, first=True)
-    return {client: found.get(client) or [Answered(answers=one)] for client, one in begun.items()}
+    first_answers = recorded(view, knowledge, most, first=True)
+    return {
+        client: by_client.get(client) or [FollowedAnswers(answers=one)]
+        for client, one in first_answers.items()
+    }
 
 
 def followed(
     knowledge: Knowledge,
-    made: Matched,
+    shadows: Matched,
     lessons: Sequence[Lesson],
     *,
     training: Mapping[str, Any],
@@ -104,7 +109,7 @@ def followed(
 
     Args:
         knowledge: with the network and a training core.
-        made: its shadows as they answered last.
+        shadows: its shadows as they answered last.
         lessons: of the rounds since then.
         training: the public configuration.
         most_steps: of one model and round on its own records.
@@ -113,33 +118,35 @@ def followed(
     Raises:
         TrainingDivergedError: a shadow's loss became NaN or infinite.
     """
-    x, y = made.pool
-    held = [row.nonzero().squeeze(1) for row in made.held]
+    x, y = shadows.pool
+    records = [row.nonzero().squeeze(1) for row in shadows.held]
     own = {**training, "rounds": 1, "warm_up_steps": 0}
-    recipe = recipe_of(own, y, records=max(len(row) for row in held), most_steps=most_steps)
+    recipe = recipe_of(own, y, records=max(map(len, records)), most_steps=most_steps)
     recipe = recipe.model_copy(
         update={"fit": recipe.fit.model_copy(update={"final_lr": training.get("final_lr")})}
     )
     for lesson in lessons:
-        made = replace(
-            made, models=_taught(knowledge, x, y, held, made.models, lesson, recipe, training, seed)
+        shadows = replace(
+            shadows, models=_taught(knowledge, x, y, records, shadows.models, lesson, recipe, training, seed)
         )
-    return made
+    return shadows
 
 
 def lesson_of(view: View, knowledge: Knowledge, client: str, now: int) -> Lesson | None:
     """Return what a client learnt from in a round; None where the view or the configuration does not tell."""
     public, samples = view.hyperparameters, knowledge.public
-    told = isinstance(public.get("lr"), (int, float)) and isinstance(public.get("batch_size"), int)
-    sent = [m for m in view.select(kind="ensemble_labels", round=now) if client in m.receivers]
-    if samples is None or not told or not public.get("distill_steps") or len(sent) != 1:
+    configured = isinstance(public.get("lr"), (int, float)) and isinstance(public.get("batch_size"), int)
+    messages = [m for m in view.select(kind="ensemble_labels", round=now) if client in m.receivers]
+    if samples is None or not configured or not public.get("distill_steps") or len(messages) != 1:
         return None
-    if sent[0].payload is None:
+    if messages[0].payload is None:
         return None
-    tensors = view.tensors(sent[0])
-    index, values = sample_index(tensors), tensors["values"].cpu().float()
-    known = (index >= 0) & (index < len(samples))
-    index, values = index[known], values[known]
+    tensors = view.tensors(messages[0])
+    index = sample_index(tensors)
+    values = tensors["values"].cpu().float()
+    valid = (index >= 0) & (index < len(samples))
+    index = index[valid]
+    values = values[valid]
     if "selector" in public:  # Selective-FD's clients make distributions of what a defence left
         values = values.clamp_min(0)
         values = values / values.sum(1, keepdim=True).clamp_min(torch.finfo(torch.float32).tiny)
@@ -158,11 +165,12 @@ def _taught(
     seed: int,
 ) -> list[Parameters]:
     """Return models after one round; blocks of them come from the cache."""
-    train, network = many_at_once(knowledge), knowledge.architecture
+    train = many_at_once(knowledge)
+    network = knowledge.architecture
     if train is None or network is None:
         raise ValueError("followed: no network or training core. Ask `missing` first.")
     distilled = Recipe(
-        fit=_distillation(training),
+        fit=distillation_of(training),
         batch_size=int(training.get("distill_batch_size") or max(len(lesson.x), 1)),
         steps=int(training["distill_steps"]) if len(lesson.x) else 0,
     )
@@ -178,64 +186,44 @@ def _taught(
         "seed": seed,
     }
 
-    def made(rows: range) -> dict[str, Tensor]:
-        now, mine = models[rows.start : rows.stop], held[rows.start : rows.stop]
+    def fit_block(rows: range) -> dict[str, Tensor]:
+        now = models[rows.start : rows.stop]
+        mine = held[rows.start : rows.stop]
         everything = [torch.arange(len(lesson.x))] * len(rows)
-        own = partial(_fitted, train, x, y, mine, recipe, rows, seed, (lesson.round, "own"))
-        taught = partial(
-            _fitted, train, lesson.x, lesson.targets, everything, distilled, rows,
-            seed, (lesson.round, "distilled"),
-        )  # fmt: skip
+
+        def draws(stage: str) -> tuple[list[torch.Generator], list[int]]:
+            batches = [child(seed, "followed", lesson.round, stage, k, "batches") for k in rows]
+            dropout = [child_seed(seed, "followed", lesson.round, stage, k, "dropout") for k in rows]
+            return batches, dropout
+
+        def own(models: Sequence[Parameters]) -> list[Parameters]:
+            return fit_models(train, models, x, y, mine, recipe, rows, *draws("own"))
+
+        def taught(models: Sequence[Parameters]) -> list[Parameters]:
+            return fit_models(
+                train, models, lesson.x, lesson.targets, everything, distilled, rows, *draws("distilled")
+            )
+
         now = taught(own(now)) if local_first else own(taught(now))
-        return {f"{k:05d}/{name}": t for k, one in zip(rows, now, strict=True) for name, t in one.items()}
+        return numbered(rows, now)
 
     works = {}
     for rows in parts_of(len(models)):
         some = models[rows.start : rows.stop]
         mine = {f"{k}": held[k] for k in rows}
-        stacked = {name: torch.stack([model[name] for model in some]) for name in some[0]}
+        stacked = {}
+        for name in some[0]:
+            stacked[name] = torch.stack([model[name] for model in some])
         part = {**card, "rows": [rows.start, rows.stop]}
         digest = digest_of(part, x, y, mine, stacked, lesson.x, lesson.targets)
-        works[digest] = partial(made, rows)
-    tensors = {name: t for part in remembered_parts(works) for name, t in part.items()}
-    return by_model(tensors, len(models))
+        works[digest] = partial(fit_block, rows)
+    return by_model(remembered_parts(works), len(models))
 
 
-def _distillation(training: Mapping[str, Any]) -> Fit:
-    """Return how a client fits an ensemble: class scores by their mean absolute error, shares by cross-entropy."""
+def distillation_of(training: Mapping[str, Any]) -> Fit:
+    """Return how an ensemble is fitted: class scores by their mean absolute error, shares by cross-entropy."""
     return Fit(
         lr=float(training.get("distill_lr") or training["lr"]),
         momentum=float(training.get("momentum") or 0),
         objective="l1" if training.get("share") == "logits" else "cross-entropy",
     )
-
-
-def _fitted(
-    train: Trainer,
-    x: Tensor,
-    targets: Tensor,
-    held: Sequence[Tensor],
-    recipe: Recipe,
-    numbers: Sequence[int],
-    seed: int,
-    stage: tuple[int, str],
-    models: Sequence[Parameters],
-) -> list[Parameters]:
-    """Return models fitted each to its own rows of (x, targets), as a recipe says."""
-    jobs = []
-    for k, model, mine in zip(numbers, models, held, strict=True):
-        draws = child(seed, "followed", *stage, k, "batches")
-        drawn = draw_batches(
-            len(mine), recipe.batch_size, steps=recipe.steps, epochs=recipe.epochs, generator=draws
-        )
-        jobs.append(
-            Job(
-                party=f"shadow {k}",
-                parameters=model,
-                x=x,
-                targets=targets,
-                batches=[mine[b] for b in drawn[: recipe.most_steps]],
-                seed=child_seed(seed, "followed", *stage, k, "dropout"),
-            )
-        )
-    return [{n: t.detach().cpu() for n, t in f.parameters.items()} for f in train.fit(jobs, recipe.fit)]

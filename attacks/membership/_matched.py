@@ -9,9 +9,11 @@ import torch
 from torch import Tensor
 
 from fdaudit.rng import child, child_seed
+from fdaudit.tasks import labels_of
 from fdaudit.training.trainer import parameters_of
 
 from .._shadows import recipe_of, shadow_models
+from .._uploads import with_payload
 from ._coins import pairs_of
 
 if TYPE_CHECKING:
@@ -29,6 +31,7 @@ __all__ = [
     "drawn_of_stranger",
     "initial_weights",
     "matched",
+    "pool_of",
     "strangers",
     "told_counts",
 ]
@@ -68,12 +71,12 @@ def before_answers(public: Mapping[str, Any], from_upload: bool = False) -> dict
         public: the public configuration, `View.hyperparameters`.
         from_upload: whether the client starts from a broadcast model, and so without a warm-up.
     """
-    found = {**public, "rounds": 1}
+    configuration = {**public, "rounds": 1}
     if from_upload:
-        found["warm_up_steps"] = 0
+        configuration["warm_up_steps"] = 0
     elif public.get("order") in _ANSWERS_FIRST:
-        found["local_steps"] = 0
-    return found
+        configuration["local_steps"] = 0
+    return configuration
 
 
 def matched(
@@ -106,14 +109,14 @@ def matched(
     if knowledge.auxiliary is None or knowledge.architecture is None or knowledge.train is None:
         raise ValueError("matched: no auxiliary records, network or training core. Ask `missing` first.")
     inside, others, coins = drawn(view, knowledge, challenge, count, paired=paired, seed=seed)
-    x, y = (torch.cat([a, b]) for a, b in zip((challenge.x, challenge.y), knowledge.auxiliary, strict=True))
-    held = torch.cat([inside, others], 1)
-    recipe = recipe_of(training, y, records=int(held.sum(1).max()), most_steps=most_steps)
+    x, y = pool_of(challenge, knowledge.auxiliary)
+    masks = torch.cat([inside, others], 1)
+    recipe = recipe_of(training, y, records=int(masks.sum(1).max()), most_steps=most_steps)
     start = initial_weights(knowledge) if start is None else start
     # Shadows of two clients have nothing in common: what is read off sums of them would count it as their coins.
     own = child_seed(seed, "matched", challenge.target)
-    found = shadow_models(knowledge, x, y, held, seed=own, recipe=recipe, start=start)
-    return Matched(models=found, inside=inside, others=others, coins=coins, pool=(x, y))
+    models = shadow_models(knowledge, x, y, masks, seed=own, recipe=recipe, start=start)
+    return Matched(models=models, inside=inside, others=others, coins=coins, pool=(x, y))
 
 
 def drawn(
@@ -191,15 +194,21 @@ def drawn_of_stranger(
         raise ValueError("drawn_of_stranger: no auxiliary records. Ask `missing` first.")
     _, y = knowledge.auxiliary
     draws = child(seed, "strangers", client)
-    told, _ = told_counts(view, client)
+    counts, _ = told_counts(view, client)
     present = y.unique()
     inside = torch.zeros(count, len(y), dtype=torch.bool)
     for row in inside:
         half = present[torch.randperm(len(present), generator=draws)[: -(-len(present) // 2)]]
-        allowed = torch.isin(y, half) if told is None else told[y] > 0
+        allowed = torch.isin(y, half) if counts is None else counts[y] > 0
         keys = torch.rand(len(y), generator=draws).masked_fill(~allowed, 2)
         row[keys.argsort()[: min(records, max(int(allowed.sum()), 1))]] = True
     return inside
+
+
+def pool_of(challenge: Challenge, auxiliary: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    """Return the records and labels of a pool: the candidates, and the auxiliary records after them."""
+    x, y = auxiliary
+    return torch.cat([challenge.x, x]), torch.cat([challenge.y, y])
 
 
 def initial_weights(knowledge: Knowledge) -> Parameters | None:
@@ -211,7 +220,8 @@ def initial_weights(knowledge: Knowledge) -> Parameters | None:
 
 def _coins(challenge: Challenge, count: int, paired: bool, draws: torch.Generator) -> tuple[Tensor, Tensor]:
     """Draw which candidates are in (m, n), and the coins (m, k); the same number in each model."""
-    n, pairs = len(challenge.y), pairs_of(challenge) if paired else None
+    n = len(challenge.y)
+    pairs = pairs_of(challenge) if paired else None
     inside = torch.zeros(count, n, dtype=torch.bool)
     if pairs is not None:
         first = torch.rand(count, len(pairs), generator=draws) < 0.5
@@ -227,24 +237,24 @@ def _others(
 ) -> Tensor:
     """Draw auxiliary records (m, a) for the client's non-candidates, by class if its class counts are known."""
     counts, total = told_counts(view, challenge.target)
-    held = torch.zeros(len(inside), len(y), dtype=torch.bool)
+    masks = torch.zeros(len(inside), len(y), dtype=torch.bool)
     keys = torch.rand(len(inside), len(y), generator=draws)
-    if counts is not None and y.ndim == 1:
+    if counts is not None and labels_of(y).one_class:
         expected = torch.bincount(challenge.y, minlength=len(counts))[: len(counts)] / 2
         for label, missing in enumerate((counts - expected).round().clamp_min(0).long().tolist()):
             of = (y == label).nonzero().squeeze(1)
             chosen = of[keys[:, of].argsort(1)[:, :missing]]
-            held.scatter_(1, chosen, True)
+            masks.scatter_(1, chosen, True)
     elif total is not None:
-        held.scatter_(1, keys.argsort(1)[:, : max(total - members, 0)], True)
-    return held
+        masks.scatter_(1, keys.argsort(1)[:, : max(total - members, 0)], True)
+    return masks
 
 
 def told_counts(view: View, target: str) -> tuple[Tensor | None, int | None]:
     """Return the client's class counts (C,) and its number of records, if it sent them."""
-    counts = [m for m in view.select(kind="class_counts", sender=target) if m.payload is not None]
+    counts = with_payload(view.select(kind="class_counts", sender=target))
     if counts:
-        told = view.tensors(counts[-1])["counts"].double().cpu()
-        return told, int(told.sum())
-    sizes = [m for m in view.select(kind="sample_count", sender=target) if m.payload is not None]
+        by_class = view.tensors(counts[-1])["counts"].double().cpu()
+        return by_class, int(by_class.sum())
+    sizes = with_payload(view.select(kind="sample_count", sender=target))
     return None, int(view.tensors(sizes[-1])["n"]) if sizes else None

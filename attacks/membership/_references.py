@@ -92,7 +92,7 @@ def matched_references(
     """
     if knowledge.auxiliary is None:
         raise ValueError("matched_references: no auxiliary records. Ask `missing` first.")
-    made = matched(
+    victim_shadows = matched(
         view,
         knowledge,
         challenge,
@@ -104,10 +104,10 @@ def matched_references(
         seed=config.seed,
     )
     return References(
-        models=made.models,
-        candidates={challenge.target: made.inside},
+        models=victim_shadows.models,
+        candidates={challenge.target: victim_shadows.inside},
         population=knowledge.auxiliary,
-        held=made.others,
+        held=victim_shadows.others,
     )
 
 
@@ -126,13 +126,13 @@ def references(view: View, knowledge: Knowledge, task: AttackTask, config: Shado
     x, y = knowledge.auxiliary
     apart = _apart(x, challenges)
     if config.online:
-        kept = apart
-        pool_x = torch.cat([x[kept], *(c.x for c in challenges)])
-        pool_y = torch.cat([y[kept], *(c.y for c in challenges)])
+        pooled = apart
+        pool_x = torch.cat([x[pooled], *(c.x for c in challenges)])
+        pool_y = torch.cat([y[pooled], *(c.y for c in challenges)])
     else:
-        kept = torch.ones_like(apart)
+        pooled = torch.ones_like(apart)
         pool_x, pool_y = x, y
-    found = shadows(
+    models = shadows(
         knowledge,
         pool_x,
         pool_y,
@@ -141,33 +141,35 @@ def references(view: View, knowledge: Knowledge, task: AttackTask, config: Shado
         most_steps=config.most_steps,
         seed=config.seed,
     )
-    inside = _inside(found, challenges, int(kept.sum()), config.online)
+    inside = _inside(models, challenges, int(pooled.sum()), config.online)
     # Where every auxiliary record is a candidate, as in a control, they are still what the population looks like.
-    shown = apart if bool(apart.any()) else torch.ones_like(apart)
-    held = torch.zeros(config.shadows, len(y), dtype=torch.bool)
-    held[:, kept] = found.inside[:, : int(kept.sum())]
+    population = apart if bool(apart.any()) else torch.ones_like(apart)
+    mask = torch.zeros(config.shadows, len(y), dtype=torch.bool)
+    mask[:, pooled] = models.inside[:, : int(pooled.sum())]
     return References(
-        models=found.parameters,
+        models=models.parameters,
         candidates=inside,
-        population=(x[shown], y[shown]),
-        held=held[:, shown],
+        population=(x[population], y[population]),
+        held=mask[:, population],
     )
 
 
-def _inside(found: Shadows, challenges: list[Challenge], before: int, online: bool) -> dict[str, Tensor]:
+def _inside(models: Shadows, challenges: list[Challenge], before: int, online: bool) -> dict[str, Tensor]:
     """Return by target (m, n), from the columns of the pool, where candidates come after the auxiliary records."""
     inside = {}
     for challenge in challenges:
         n = len(challenge.y)
         if online:
-            inside[challenge.target] = found.inside[:, before : before + n]
+            inside[challenge.target] = models.inside[:, before : before + n]
         else:
-            inside[challenge.target] = torch.zeros(len(found.inside), n, dtype=torch.bool)
+            inside[challenge.target] = torch.zeros(len(models.inside), n, dtype=torch.bool)
         before += n
     return inside
 
 
 def _apart(x: Tensor, challenges: list[Challenge]) -> Tensor:
     """Return which of the records x (k, c, h, w) are not a candidate of any challenge, (k,)."""
-    taken = {row.numpy().tobytes() for c in challenges for row in c.x.cpu().contiguous()}
-    return torch.tensor([row.numpy().tobytes() not in taken for row in x.cpu().contiguous()])
+    candidates = set[bytes]()
+    for challenge in challenges:
+        candidates.update(row.numpy().tobytes() for row in challenge.x.cpu().contiguous())
+    return torch.tensor([row.numpy().tobytes() not in candidates for row in x.cpu().contiguous()])

@@ -100,11 +100,12 @@ def regressed_in_parts(
         own: what is known about each coin's candidates.
     """
     scaled = [_scaled(*part) for part in parts]
-    every, seen = torch.cat([one[0] for one in scaled], 1), torch.cat([one[1] for one in scaled])
-    noise = sum(noise * len(mine) for _, mine, noise in scaled) / len(seen)
-    joined = regressed(every, coins, seen, noise)
+    every = torch.cat([one[0] for one in scaled], 1)
+    victim = torch.cat([one[1] for one in scaled])
+    noise = sum(noise * len(mine) for _, mine, noise in scaled) / len(victim)
+    joined = regressed(every, coins, victim, noise)
     if own:
-        return min(joined, _by_coin((every, seen, noise), own, coins), key=lambda one: one.error)
+        return min(joined, _by_coin((every, victim, noise), own, coins), key=lambda one: one.error)
     if not stack or len(scaled) == 1:
         return joined
     alone = [regressed(theirs, coins, mine, noise) for theirs, mine, noise in scaled]
@@ -124,31 +125,32 @@ def _by_coin(shared: tuple[Tensor, Tensor, float], own: Sequence[Own], coins: Te
     The kernel of coin j is K + α Σ K_j over its own answers, which is ridge regression with a wider prior on these.
     """
     kernel, toward = _kernel(*shared[:2])
-    scaled = [_scaled_by_coin(one) for one in own]
+    scaled = list(map(_scaled_by_coin, own))
     kernels = [_kernel(theirs, mine) for theirs, mine, _ in scaled]
-    near, near_toward = (sum(parts) for parts in zip(*kernels, strict=True))
+    near, near_toward = map(sum, zip(*kernels, strict=True))
     truth = coins.double()
     best: Regressed | None = None
     for share in _OWN_SHARES:
         values, basis = torch.linalg.eigh(kernel + share * near)  # (k, m), (k, m, m)
         values = values.clamp_min(0)
-        known = (basis.mT @ truth.T[..., None]).squeeze(2)  # (k, m)
+        projected = (basis.mT @ truth.T[..., None]).squeeze(2)  # (k, m)
         square = basis.square()
         mean = values.mean(1, keepdim=True)
         for ridge in (_FEW_RIDGES[:, None, None] * mean).unbind():
-            kept = values / (values + ridge)
-            fitted = (basis @ (kept * known)[..., None]).squeeze(2)
-            left = (1 - (square @ kept[..., None]).squeeze(2)).clamp_min(1e-9)
-            left_out = truth.T - (truth.T - fitted) / left
-            dual = (basis @ (known / (values + ridge))[..., None]).squeeze(2)  # (k, m)
+            shrinkage = values / (values + ridge)
+            fitted = (basis @ (shrinkage * projected)[..., None]).squeeze(2)
+            # Left-out residuals in closed form: residual / (1 - leverage) (Golub, Heath & Wahba 1979).
+            slack = (1 - (square @ shrinkage[..., None]).squeeze(2)).clamp_min(1e-9)
+            left_out = truth.T - (truth.T - fitted) / slack
+            dual = (basis @ (projected / (values + ridge))[..., None]).squeeze(2)  # (k, m)
             spread = shared[2] * torch.einsum("km,mn,kn->k", dual, kernel, dual)
             for (one, _), (_, _, noise) in zip(kernels, scaled, strict=True):
                 spread = spread + share**2 * noise * torch.einsum("km,kmn,kn->k", dual, one, dual)
-            found = _judged(
+            candidate = _judged(
                 ((toward + share * near_toward) * dual).sum(1), left_out.T, spread.clamp_min(0), truth
             )
-            if best is None or found.error < best.error:
-                best = found
+            if best is None or candidate.error < best.error:
+                best = candidate
     if best is None:
         raise ValueError("regressed_in_parts: no coin.")
     return best
@@ -168,24 +170,24 @@ def _scaled_by_coin(own: Own) -> tuple[Tensor, Tensor, Tensor]:
     return theirs / scale[:, None, None], own.mine.double() / scale[:, None], own.noise / scale.square()
 
 
-def stacked(found: Sequence[Regressed], coins: Tensor) -> Regressed:
+def stacked(regressions: Sequence[Regressed], coins: Tensor) -> Regressed:
     """Join several predictions of the same coins into their best linear combination on shadows that are left out.
 
     Source: Wolpert, "Stacked generalization", Neural Networks 5 (1992); Breiman, "Stacked regressions", Machine
     Learning 24 (1996).
 
     Args:
-        found: predictions from different answers of the same shadows; their noise is independent.
+        regressions: predictions from different answers of the same shadows; their noise is independent.
         coins: (m, k) ±1 of these shadows.
     """
-    left_out = torch.stack([one.left_out.flatten() for one in found])
-    noise = torch.stack([one.spread.sum() * len(coins) for one in found])
+    left_out = torch.stack([one.left_out.flatten() for one in regressions])
+    noise = torch.stack([one.spread.sum() * len(coins) for one in regressions])
     square = left_out @ left_out.T + torch.diag(noise)
     weights = torch.linalg.pinv(square, hermitian=True) @ (left_out @ coins.double().flatten())
     return _judged(
-        torch.einsum("r,rk->k", weights, torch.stack([one.coins for one in found])),
-        torch.einsum("r,rmk->mk", weights, torch.stack([one.left_out for one in found])),
-        torch.einsum("r,rk->k", weights.square(), torch.stack([one.spread for one in found])),
+        torch.einsum("r,rk->k", weights, torch.stack([one.coins for one in regressions])),
+        torch.einsum("r,rmk->mk", weights, torch.stack([one.left_out for one in regressions])),
+        torch.einsum("r,rk->k", weights.square(), torch.stack([one.spread for one in regressions])),
         coins.double(),
     )
 
@@ -220,18 +222,25 @@ def regressed_sum(
     target = torch.block_diag(*(coins.double() for _, coins in clients))
     scale = (x.square().sum() / m).clamp_min(1e-300)
     values, basis = torch.linalg.eigh(x @ x.T / scale)
-    values, known = values.clamp_min(0), basis.T @ target
-    square, toward = basis.square(), basis.T @ (x @ other) / scale
+    values = values.clamp_min(0)
+    projected = basis.T @ target
+    square = basis.square()
+    toward = basis.T @ (x @ other) / scale
     best: list[Regressed] = []
+    least = math.inf
     for ridge in _RIDGES.tolist():
-        kept = values / (values + ridge)
-        fitted = basis @ (kept[:, None] * known)
-        left_out = target - (target - fitted) / (1 - square @ kept)[:, None].clamp_min(1e-9)
-        spread = noise * ((kept / (values + ridge))[:, None] * known.square()).sum(0) / scale
-        coins_ = toward @ (known / (values + ridge)[:, None])
-        found = _by_client(clients, left_out, spread, coins_)
-        if not best or sum(f.error for f in found) < sum(f.error for f in best):
-            best = found
+        shrinkage = values / (values + ridge)
+        fitted = basis @ (shrinkage[:, None] * projected)
+        slack = (1 - square @ shrinkage)[:, None].clamp_min(1e-9)
+        left_out = target - (target - fitted) / slack
+        # Noise of variance s² on every value adds s² ‖weights‖² to a prediction.
+        spread = noise * ((shrinkage / (values + ridge))[:, None] * projected.square()).sum(0) / scale
+        coins_ = toward @ (projected / (values + ridge)[:, None])
+        predictions = _by_client(clients, left_out, spread, coins_)
+        error = sum(one.error for one in predictions)
+        if not best or error < least:
+            best = predictions
+            least = error
     return best
 
 
@@ -239,14 +248,14 @@ def _by_client(
     clients: Sequence[tuple[Tensor, Tensor]], left_out: Tensor, spread: Tensor, coins: Tensor
 ) -> list[Regressed]:
     """Split predictions (clients · m, all coins) by client, with each one's shadow added to one of every other's."""
-    found, first = [], 0
+    predictions, first = [], 0
     m = len(clients[0][0])
     for _, truth in clients:
         columns = slice(first, first + truth.shape[1])
         first = columns.stop
         summed = left_out[:, columns].reshape(len(clients), m, -1).sum(0)
-        found.append(_judged(coins[columns], summed, spread[columns], truth.double()))
-    return found
+        predictions.append(_judged(coins[columns], summed, spread[columns], truth.double()))
+    return predictions
 
 
 def regressed_rehearsed(
@@ -263,7 +272,8 @@ def regressed_rehearsed(
         residual: (r, d) what each rehearsed federation's values hold besides its clients' answers; r at most m.
         rehearsed: (r, d) these values; in federation i each client holds the records of its shadow i.
     """
-    m, r = len(clients[0][0]), len(residual)
+    m = len(clients[0][0])
+    r = len(residual)
     sizes = [m] * len(clients) + [r]
     rows = torch.cat([*(answers for answers, _ in clients), residual, rehearsed, seen[None]]).double()
     products = rows @ rows.T
@@ -292,26 +302,34 @@ def _solved(
         row: the row.
         leave: the row of every client, and of the residual, that is left out.
     """
-    kept, centring, mean, first = list[int](), list[Tensor](), products.new_zeros(len(products)), 0
+    rows = list[int]()
+    centring = list[Tensor]()
+    mean = products.new_zeros(len(products))
+    first = 0
     for size in sizes:
-        of = [k for k in range(first, first + size) if k != (None if leave is None else first + leave)]
+        of = list(range(first, first + size))
+        if leave is not None:
+            of.remove(first + leave)
         average = products.new_zeros(len(products))
         average[of] = 1 / len(of)
         each = -average.repeat(len(of), 1)
         each[torch.arange(len(of)), of] += 1
         # The covariance of each counts alike, however many draws there are of it.
         centring.append(each * math.sqrt(sizes[0] / max(len(of), 1)))
-        kept, mean, first = kept + of, mean + average, first + size
+        rows = rows + of
+        mean = mean + average
+        first = first + size
     apart = -mean
     apart[row] += 1
     spread = torch.cat(centring)
     kernel = spread @ products @ spread.T
     scale = (kernel.diagonal().sum() / sizes[0]).clamp_min(1e-300)
     values, basis = torch.linalg.eigh(kernel / scale)
-    known, toward = basis.T @ target[kept], ((apart @ products @ spread.T) / scale) @ basis
+    projected = basis.T @ target[rows]
+    toward = ((apart @ products @ spread.T) / scale) @ basis
     ridges = _FEW_RIDGES[:, None]
-    found: Tensor = (toward / (values.clamp_min(0) + ridges)) @ known
-    return found
+    coins: Tensor = (toward / (values.clamp_min(0) + ridges)) @ projected
+    return coins
 
 
 def unexplained(parts: Sequence[Tensor], seen: Tensor) -> float:
@@ -322,12 +340,13 @@ def unexplained(parts: Sequence[Tensor], seen: Tensor) -> float:
     rows = torch.cat([part - part.mean(0) for part in parts])
     away = seen - torch.stack([part.mean(0) for part in parts]).sum(0)
     values, basis = torch.linalg.eigh((rows @ rows.T).double())
-    known = values > _RELATIVE * values.max().clamp_min(_TINY)
-    if not bool(known.any()):
+    spanned = values > _RELATIVE * values.max().clamp_min(_TINY)
+    if not bool(spanned.any()):
         return 0.0
-    energy = (basis.T @ (rows @ away).double())[known].square() / values[known]
-    variance = values[known] / len(parts[0])
+    energy = (basis.T @ (rows @ away).double())[spanned].square() / values[spanned]
+    variance = values[spanned] / len(parts[0])
     noise = (_NOISES * variance.max())[:, None]
+    # Twice the log density of a Gaussian, up to a constant, at every candidate for the noise's variance.
     likelihood = -(energy / (variance + noise) + (variance + noise).log()).sum(1)
     return float(noise[likelihood.argmax()])
 
@@ -335,6 +354,7 @@ def unexplained(parts: Sequence[Tensor], seen: Tensor) -> float:
 def _judged(coins: Tensor, left_out: Tensor, spread: Tensor, truth: Tensor) -> Regressed:
     """Say how well predictions (m, k) of left-out shadows tell their true coins."""
     deviation = spread.sqrt().clamp_min(1e-12)
+    # The sign is right with probability Φ(left_out · truth / deviation), because a defence's noise is Gaussian.
     return Regressed(
         coins=coins,
         left_out=left_out,

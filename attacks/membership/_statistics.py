@@ -14,7 +14,7 @@ import math
 import torch
 from torch import Tensor
 
-from fdaudit.types import task_of
+from fdaudit.tasks import labels_of
 
 __all__ = ["calibrated", "confidence", "lira_offline", "lira_online", "rmia"]
 
@@ -25,23 +25,12 @@ _LEAST_DEVIATION = 1e-3
 def confidence(answer: Tensor, y: Tensor, floor: float = 1e-12) -> Tensor:
     """Return the logit-scaled confidence φ = log(p_y / (1 - p_y)) (n,) of soft answers (n, C), in float64.
 
-    1 - p_y is summed from the other classes, because in float32 a difference from 1 has lost its digits (Carlini 2022,
-    section IV-C). In the multi-label task p is the probability that all known answers together are right.
-
     Args:
         answer: probabilities (n, C).
         y: classes (n,), or (n, C) of 1, 0 and -1 for unknown.
         floor: smallest probability before a logarithm.
     """
-    p = answer.double()
-    if task_of(y) == "multi-label":
-        known = y >= 0
-        right = torch.where(y == 1, p, 1 - p).clamp(floor, 1 - floor)
-        total = (right.log() * known).sum(1).clamp_max(math.log1p(-floor))
-        return total - (-torch.expm1(total)).log()
-    mine = torch.nn.functional.one_hot(y, p.shape[1]).bool()
-    others = p.masked_fill(mine, 0).sum(1).clamp_min(floor)
-    return p.gather(1, y[:, None]).squeeze(1).clamp_min(floor).log() - others.log()
+    return labels_of(y).confidence(answer.double(), y, floor)
 
 
 def calibrated(target: Tensor, shadows: Tensor, inside: Tensor) -> Tensor:
@@ -89,16 +78,17 @@ def _shrunk_ratio(target: Tensor, shadows: Tensor, inside: Tensor, blur: Tensor 
     """Return the log-likelihood ratio (n,) of two Gaussians of one variance, with shrunk differences of their means."""
     sides = [_moments(shadows, chosen) for chosen in (inside, ~inside)]
     counts = [count.clamp_min(1) for _, _, count in sides]
-    known = inside.any(0) & (~inside).any(0)
+    comparable = inside.any(0) & (~inside).any(0)
     freedom = sum((count - 1).clamp_min(0).sum() for _, _, count in sides)
-    variance = (
-        sum(spread.sum() for _, spread, _ in sides) / torch.as_tensor(freedom).clamp_min(1)
-    ).clamp_min(_LEAST_DEVIATION**2)
-    gap, error = sides[0][0] - sides[1][0], variance * (1 / counts[0] + 1 / counts[1])
-    if not bool(known.any()):
+    variance = sum(spread.sum() for _, spread, _ in sides) / torch.as_tensor(freedom).clamp_min(1)
+    variance = variance.clamp_min(_LEAST_DEVIATION**2)
+    gap = sides[0][0] - sides[1][0]
+    error = variance * (1 / counts[0] + 1 / counts[1])
+    if not bool(comparable.any()):
         return torch.zeros_like(target)
-    centre = gap[known].mean()
-    true = ((gap[known] - centre).square().mean() - error[known].mean()).clamp_min(0)
+    centre = gap[comparable].mean()
+    # Differences scatter by their true variance and by the error of their means: the rest is the true one.
+    true = ((gap[comparable] - centre).square().mean() - error[comparable].mean()).clamp_min(0)
     shrunk = centre + (gap - centre) * true / (true + error)
     middle = (sides[0][0] + sides[1][0]) / 2
     return (target - middle) * shrunk / (variance + blur)
@@ -120,8 +110,8 @@ def lira_offline(
         blur: variance (n,) that rounding of the target's answers adds.
     """
     mean, variance = _gaussian(shadows, ~inside, fixed_variance)
-    known = (~inside).any(0)
-    return torch.where(known, (target - mean) / (variance + blur).sqrt(), torch.zeros_like(target))
+    comparable = (~inside).any(0)
+    return torch.where(comparable, (target - mean) / (variance + blur).sqrt(), torch.zeros_like(target))
 
 
 def rmia(
@@ -164,11 +154,13 @@ def _evidence(log_p: Tensor, inside: Tensor, a: float | None) -> Tensor:
     within, _, ins = _moments(p, inside)
     if a is not None:
         # A record that every reference model saw has no model without it: its mean over all stands in.
-        seen = torch.where(outs > 0, out, p.mean(0))
-        found = ((1 + a) * seen + 1 - a) / 2
+        without = torch.where(outs > 0, out, p.mean(0))
+        evidence = ((1 + a) * without + 1 - a) / 2
     else:
-        found = torch.where(outs == 0, within, torch.where(ins == 0, out, (out + within) / 2))
-    return found.clamp_min(torch.finfo(torch.float64).tiny).log()
+        evidence = (out + within) / 2
+        evidence = torch.where(ins == 0, out, evidence)
+        evidence = torch.where(outs == 0, within, evidence)
+    return evidence.clamp_min(torch.finfo(torch.float64).tiny).log()
 
 
 def _moments(values: Tensor, chosen: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from pydantic import Field
 from torch import Tensor
 
+from fdaudit.models.network import moved
 from fdaudit.rng import child
 from fdaudit.storage.digests import canonical
 from fdaudit.training.trainer import Fit, Job, Parameters, draw_batches, parameters_of
@@ -79,11 +80,11 @@ def distil(
         raise ValueError("distil: no architecture or training core.")
     keys = [_key(knowledge, x, values, kind, config) for x, values in lessons]
     with _turn:
-        found = {key: _kept[key] for key in keys if key in _kept}
-    left = [n for n, key in enumerate(keys) if key not in found]
+        surrogates = {key: _kept[key] for key in keys if key in _kept}
+    absent = [n for n, key in enumerate(keys) if key not in surrogates]
     start = parameters_of(knowledge.architecture.build(child(config.seed, "surrogate", "start")))
     jobs = []
-    for n in left:
+    for n in absent:
         x, values = lessons[n]
         batches = draw_batches(
             len(x),
@@ -107,10 +108,11 @@ def distil(
         optimizer="adam",
         objective="l1" if kind == "logits" else "kl",
     )
-    for n, fitted in zip(left, train.fit(jobs, fit) if jobs else [], strict=True):
-        found[keys[n]] = {name: t.cpu() for name, t in fitted.parameters.items()}
-    _remember(found)
-    return [found[key] for key in keys]
+    fitted_models = train.fit(jobs, fit) if jobs else []
+    for n, fitted in zip(absent, fitted_models, strict=True):
+        surrogates[keys[n]] = moved(fitted.parameters, "cpu")
+    _remember(surrogates)
+    return [surrogates[key] for key in keys]
 
 
 def _key(knowledge: Knowledge, x: Tensor, values: Tensor, kind: str, config: SurrogateConfig) -> str:
@@ -128,11 +130,16 @@ def _key(knowledge: Knowledge, x: Tensor, values: Tensor, kind: str, config: Sur
     return digest.hexdigest()
 
 
-def _remember(found: dict[str, Parameters]) -> None:
+def _remember(surrogates: dict[str, Parameters]) -> None:
     with _turn:
-        _kept.update(found)
-        for key in found:
+        _kept.update(surrogates)
+        for key in surrogates:
             _kept.move_to_end(key)
-        size = {k: sum(t.numel() * t.element_size() for t in p.values()) for k, p in _kept.items()}
-        while len(_kept) > 1 and sum(size.values()) > _MOST_KEPT:
-            size.pop(_kept.popitem(last=False)[0])
+        size = sum(map(_bytes, _kept.values()))
+        while len(_kept) > 1 and size > _MOST_KEPT:
+            _, oldest = _kept.popitem(last=False)
+            size -= _bytes(oldest)
+
+
+def _bytes(parameters: Parameters) -> int:
+    return sum(t.numel() * t.element_size() for t in parameters.values())

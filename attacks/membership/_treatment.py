@@ -15,11 +15,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from fdaudit.adversary.top_answers import only_top
+
 if TYPE_CHECKING:
     from fdaudit.adversary.view import View
 
 __all__ = ["Treatment", "treatment_of", "treatments"]
 
+_ROUNDING = 1e-3
+"""Largest distance of a sum of half-precision probabilities from 1."""
 _NOISE = ("discrete-gaussian", "discrete-laplace", "gaussian-noise", "laplace-noise")
 
 
@@ -34,6 +38,8 @@ class Treatment:
         raised: values were rounded up to the end of their cell, not to its middle.
         temperature: T that logits were divided by.
         variance: of the noise on each value, in the units of the logits before any temperature.
+        top: only the values of so many classes of a sample were sent; 0: of all.
+        rescaled: the probabilities of those classes were scaled to sum to 1.
     """
 
     kind: str = "soft_labels"
@@ -42,23 +48,37 @@ class Treatment:
     raised: bool = False
     temperature: float = 1.0
     variance: float = 0.0
+    top: int = 0
+    rescaled: bool = False
+
+    def as_sent(self, values: Tensor) -> Tensor:
+        """Return answers (n, C) of the adversary's own models with the classes left out that a client leaves out."""
+        if not self.top:
+            return values
+        answers = only_top(values, self.top, self.kind)
+        if self.kind == "logits":
+            return answers - answers.mean(1, keepdim=True)
+        if self.rescaled:
+            answers = answers * (answers >= answers.topk(self.top, dim=1).values[:, -1:])
+            return answers / answers.sum(1, keepdim=True)
+        return answers
 
     def undone(self, values: Tensor) -> Tensor:
         """Return the answers (n, C), logits or probabilities, with defences undone as far as possible; float64."""
-        found = values.double()
+        answers = values.double()
         if self.raised and not self.noisy:
-            found = found - self.cell / 2
+            answers = answers - self.cell / 2
         if self.kind == "logits":
-            return found * self.temperature
-        found = found.clamp_min(self.cell / 2 or 1e-12)
+            return answers * self.temperature
+        answers = answers.clamp_min(self.cell / 2 or 1e-12)
         if self.temperature != 1:
-            found = (found.log() * self.temperature).softmax(1)
-        return found / found.sum(1, keepdim=True)
+            answers = (answers.log() * self.temperature).softmax(1)
+        return answers / answers.sum(1, keepdim=True)
 
     def probabilities(self, values: Tensor) -> Tensor:
         """Return the undone answers as probabilities (n, C) that sum to 1."""
-        found = self.undone(values)
-        return found.softmax(1) if self.kind == "logits" else found
+        answers = self.undone(values)
+        return answers.softmax(1) if self.kind == "logits" else answers
 
     @property
     def floor(self) -> float:
@@ -88,7 +108,7 @@ def treatment_of(kind: str, defenses: Sequence[Mapping[str, Any]], values: Tenso
         defenses: their descriptions, in the order in which they acted.
         values: (n, C) the answers, which give a grid's step if no description does.
     """
-    noisy, cell, raised, temperature, variance = False, 0.0, False, 1.0, 0.0
+    noisy, cell, raised, temperature, variance, top = False, 0.0, False, 1.0, 0.0, 0
     for described in defenses:
         name = described.get("name")
         if name in _NOISE:
@@ -97,11 +117,22 @@ def treatment_of(kind: str, defenses: Sequence[Mapping[str, Any]], values: Tenso
         elif name == "temperature":
             temperature *= float(described.get("temperature", 1.0))
         elif name == "rounding":
-            cell, raised = 10.0 ** -int(described.get("decimals", 0)), False
+            cell = 10.0 ** -int(described.get("decimals", 0))
+            raised = False
         elif name == "uniform-quantization":
-            cell, raised = _step(values), True
+            cell = _step(values)
+            raised = True
+        elif name == "top-answers":
+            top = int(described["k"])
     return Treatment(
-        kind=kind, noisy=noisy, cell=cell, raised=raised, temperature=temperature, variance=variance
+        kind=kind,
+        noisy=noisy,
+        cell=cell,
+        raised=raised,
+        temperature=temperature,
+        variance=variance,
+        top=top,
+        rescaled=top > 0 and kind == "soft_labels" and _sums_to_one(values, top),
     )
 
 
@@ -112,13 +143,20 @@ def _variance(described: Mapping[str, Any]) -> float:
     return 2 / float(described["gamma"]) ** 2 if described.get("gamma") else 0.0
 
 
+def _sums_to_one(values: Tensor, top: int) -> bool:
+    """Return whether the largest values of every row (n, C) sum to 1."""
+    if not len(values) or top >= values.shape[1]:
+        return False
+    return bool((values.topk(top, dim=1).values.sum(1) - 1).abs().max() < _ROUNDING)
+
+
 def treatments(view: View, sender: str) -> Treatment:
     """Return the treatment of a party's last answers in view; an empty one if it sent none."""
-    sent = [m for m in view.select(sender=sender) if m.kind in ("logits", "soft_labels") and m.payload]
-    if not sent or not view.defenses_of(sent[-1]):
+    messages = [m for m in view.select(sender=sender) if m.kind in ("logits", "soft_labels") and m.payload]
+    if not messages or not view.defenses_of(messages[-1]):
         return Treatment()
-    values = view.tensors(sent[-1])["values"]
-    return treatment_of(sent[-1].kind, view.defenses_of(sent[-1]), values)
+    values = view.tensors(messages[-1])["values"]
+    return treatment_of(messages[-1].kind, view.defenses_of(messages[-1]), values)
 
 
 def _step(values: Tensor) -> float:

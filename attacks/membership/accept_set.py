@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from pydantic import Field
@@ -10,6 +10,7 @@ from torch import Tensor
 
 from fdaudit.config import Config
 from fdaudit.goals.membership import Membership
+from fdaudit.registry import AttackCard
 from fdaudit.types import Applicability, AttackTask
 
 from .._reading import reads_forms
@@ -55,18 +56,20 @@ class AcceptSet:
     guesses that hold it. The client's answers themselves are not used.
     """
 
-    name: ClassVar[str] = "accept-set"
-    work: ClassVar[dict[str, Any]] = {"once": 8000, "each": 7000, "grows": ("chains", "sweeps")}
-    goal: ClassVar[str] = "membership"
-    needs: ClassVar[tuple[str, ...]] = ("soft_labels", "hard_labels")
-    assumes: ClassVar[tuple[str, ...]] = ("auxiliary", "encode", "public")
-    source: ClassVar[str] = "Shao et al. 2023, Eq. 1; Geman & Geman 1984"
-    control: ClassVar[dict[str, str]] = {"on": "selector"}
-    profiles: ClassVar[dict[str, dict[str, Any]]] = {
-        "quick": {"chains": 32, "sweeps": 60},
-        "standard": {"chains": 128, "sweeps": 400},
-        "full": {"chains": 256, "sweeps": 1500},
-    }
+    card = AttackCard(
+        name="accept-set",
+        work={"once": 8000, "each": 7000, "grows": ("chains", "sweeps")},
+        goal="membership",
+        needs=("soft_labels", "hard_labels"),
+        assumes=("auxiliary", "encode", "public"),
+        source="Shao et al. 2023, Eq. 1; Geman & Geman 1984",
+        control={"on": "selector"},
+        profiles={
+            "quick": {"chains": 32, "sweeps": 300},
+            "standard": {"chains": 128, "sweeps": 400},
+            "full": {"chains": 256, "sweeps": 1500},
+        },
+    )
     Config: ClassVar[type[AcceptSetConfig]] = AcceptSetConfig
 
     def __init__(self, config: AcceptSetConfig) -> None:
@@ -85,12 +88,12 @@ class AcceptSet:
                 False, "the selector works on features, and the feature extractor is not known"
             )
         bits = [accepted_samples(view, name, len(knowledge.public)) for name in task.challenges]
-        bits = [(asked, accepted) for asked, accepted in bits if asked.any()]
+        bits = [(requested, accepted) for requested, accepted in bits if requested.any()]
         if not bits:
             return Applicability(
                 False, "which samples a victim was asked about, and answered for, is not in view"
             )
-        if all(bool((accepted == asked).all()) for asked, accepted in bits):
+        if all(bool((accepted == requested).all()) for requested, accepted in bits):
             return Applicability(False, "no victim declined a sample that it was asked about")
         return Applicability(True)
 
@@ -106,43 +109,47 @@ class AcceptSet:
     def _guess(
         self, view: View, space: _Space, challenge: Challenge, generator: torch.Generator
     ) -> Membership:
-        asked, accepted = accepted_samples(view, challenge.target, len(space.public))
-        seen = asked.nonzero().squeeze(1)
-        if len(seen) > self.config.samples:
-            seen = seen[torch.randperm(len(seen), generator=generator)[: self.config.samples]]
-        classes, rows = list[SelectedClass](), list[Tensor]()
+        requested, accepted = accepted_samples(view, challenge.target, len(space.public))
+        samples = requested.nonzero().squeeze(1)
+        if len(samples) > self.config.samples:
+            samples = samples[torch.randperm(len(samples), generator=generator)[: self.config.samples]]
+        classes = list[SelectedClass]()
+        rows = list[Tensor]()
         for of, records in self._by_class(space, challenge):
             if len(records.sites) + records.others > 1:
-                made = SelectedClass(
-                    space.selector, records, space.public[seen], space.uniform, generator=generator
+                selected = SelectedClass(
+                    space.selector, records, space.public[samples], space.uniform, generator=generator
                 )
-                classes.append(made)
+                classes.append(selected)
                 rows.append(of)
         how = Annealing(chains=self.config.chains, sweeps=self.config.sweeps, softness=self.config.softness)
         scores = torch.full((len(challenge.y),), 0.5, dtype=torch.float64)
-        for of, held in zip(rows, coins(classes, accepted[seen] > 0, how, generator), strict=True):
-            scores[of] = held.double()
+        for of, probability in zip(rows, coins(classes, accepted[samples] > 0, how, generator), strict=True):
+            scores[of] = probability.double()
         return Membership(target=challenge.target, scores=scores)
 
     def _by_class(self, space: _Space, challenge: Challenge) -> list[tuple[Tensor, Records]]:
         """Return for each class the rows of its candidates, and its records; classes and pairs are the challenge's."""
         pairs = pairs_of(challenge) if self.config.paired else None
         sites = torch.arange(len(challenge.y))[:, None] if pairs is None else pairs
-        points, found = space.points(challenge.x), []
+        points = space.points(challenge.x)
+        by_class = []
         for label in challenge.y.unique().tolist():
             of = sites[challenge.y[sites[:, 0]] == label]
             if not len(of):
                 continue
             rows, local = of.flatten().unique(return_inverse=True)
             library = space.library(challenge.target, label)[: self.config.library]
+            if len(library) < 2:
+                library = points[rows]
             records = Records(
                 candidates=points[rows],
                 sites=local.reshape(of.shape),
-                library=library if len(library) > 1 else points[rows],
+                library=library,
                 others=self.config.others if len(rows) > 1 else 0,
             )
-            found.append((rows, records))
-        return found
+            by_class.append((rows, records))
+        return by_class
 
 
 class _Space:
@@ -162,14 +169,16 @@ class _Space:
             raise ValueError("accept-set: no density selector or no public samples. Ask `applicable` first.")
         self.selector, self._encode = selector, knowledge.encode if _in_features(view) else None
         self.public = self.points(knowledge.public)
-        drawn = torch.rand(selector.uniform, self.public.shape[1], generator=generator)
-        low, high = torch.zeros(1), torch.ones(1)
+        samples = torch.rand(selector.uniform, self.public.shape[1], generator=generator)
+        low = torch.zeros(1)
+        high = torch.ones(1)
         if self._encode is not None:
-            low, high = self.public.amin(0), self.public.amax(0)
-        self.uniform = low + (high - low) * drawn
-        known = [] if knowledge.auxiliary is None else [("", *knowledge.auxiliary)]
-        known += [(name, c.x, c.y) for name, c in task.challenges.items()]
-        self._known = [(name, self.points(x), y) for name, x, y in known if len(y)]
+            low = self.public.amin(0)
+            high = self.public.amax(0)
+        self.uniform = low + (high - low) * samples
+        sources = [] if knowledge.auxiliary is None else [("", *knowledge.auxiliary)]
+        sources += [(name, c.x, c.y) for name, c in task.challenges.items()]
+        self._known = [(name, self.points(x), y) for name, x, y in sources if len(y)]
 
     def points(self, x: Tensor) -> Tensor:
         """Return images (n, c, h, w) as points (n, d)."""

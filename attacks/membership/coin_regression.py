@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from pydantic import Field
@@ -12,18 +12,20 @@ from torch import Tensor
 from fdaudit.config import Config
 from fdaudit.errors import TrainingDivergedError
 from fdaudit.goals.membership import Membership
+from fdaudit.registry import AttackCard
 from fdaudit.types import Applicability, AttackTask
 
 from .._reading import reads_forms
+from .._shadows import stacked_logits
 from .._target_model import asked
-from .._uploads import WEIGHTS, after, updates_without_broadcast, uploads_of
-from ._answers import Recorded, recorded
+from .._uploads import WEIGHTS, after, updates_without_broadcast, uploads_of, with_payload
+from ._answers import RecordedAnswers, evenly_spread, recorded
 from ._case import probabilities
 from ._coins import pairs_of, scores_of
-from ._followed import Answered, answered_in_rounds, followed
+from ._followed import FollowedAnswers, answered_in_rounds, followed
 from ._matched import Matched, before_answers, initial_weights, matched
 from ._references import missing
-from ._ridge import Own, Regressed, regressed, regressed_in_parts, unexplained
+from ._ridge import Own, regressed, regressed_in_parts, unexplained
 from ._statistics import confidence
 from ._treatment import Treatment, treatments
 
@@ -69,7 +71,7 @@ class CoinRegressionConfig(Config):
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class _Told:
+class _CoinEvidence:
     """Evidence of one upload, or of one round of answers, about a client's model.
 
     Attributes:
@@ -79,6 +81,7 @@ class _Told:
         floor: smallest probability before a logarithm.
         start: what the model was trained from, if it is in view.
         noise: variance of the noise on each value.
+        treatment: the effects of defences on the values.
     """
 
     values: Tensor
@@ -87,6 +90,7 @@ class _Told:
     floor: float = _FLOOR
     start: Parameters | None = None
     noise: float = 0.0
+    treatment: Treatment = field(default_factory=Treatment)
 
 
 @reads_forms
@@ -101,27 +105,29 @@ class CoinRegression:
     from that average together. Left-out shadows say beforehand how well that will do.
     """
 
-    name: ClassVar[str] = "coin-regression"
-    work: ClassVar[dict[str, Any]] = {"once": 38000, "each": 3000, "grows": ("shadows", "uploads", "rounds")}
-    goal: ClassVar[str] = "membership"
-    needs: ClassVar[tuple[str, ...]] = (
-        "logits",
-        "soft_labels",
-        "model_update",
-        "model_parameters",
-        "oracle (soft labels)",
+    card = AttackCard(
+        name="coin-regression",
+        work={"once": 38000, "each": 3000, "grows": ("shadows", "uploads", "rounds")},
+        goal="membership",
+        needs=(
+            "logits",
+            "soft_labels",
+            "model_update",
+            "model_parameters",
+            "oracle (soft labels)",
+        ),
+        oracle="soft",
+        reads=("class_counts", "logit_range", "sample_count"),
+        assumes=("architecture", "auxiliary", "initial", "public"),
+        source="Hoerl & Kennard 1970 on shadow models (Shokri et al. 2017)",
+        control={"on": "federation"},
+        tasks=("single-label", "text", "table"),
+        profiles={
+            "quick": {"shadows": 192, "uploads": 8, "rounds": 1},
+            "standard": {"shadows": 500, "uploads": 16, "rounds": 4},
+            "full": {"shadows": 2000, "uploads": 100, "rounds": 8},
+        },
     )
-    oracle: ClassVar[str | None] = "soft"
-    reads: ClassVar[tuple[str, ...]] = ("class_counts", "logit_range", "sample_count")
-    assumes: ClassVar[tuple[str, ...]] = ("architecture", "auxiliary", "initial", "public")
-    source: ClassVar[str] = "Hoerl & Kennard 1970 on shadow models (Shokri et al. 2017)"
-    control: ClassVar[dict[str, str]] = {"on": "federation"}
-    tasks: ClassVar[tuple[str, ...]] = ("single-label", "text")
-    profiles: ClassVar[dict[str, dict[str, Any]]] = {
-        "quick": {"shadows": 144, "uploads": 8, "rounds": 1},
-        "standard": {"shadows": 500, "uploads": 16, "rounds": 4},
-        "full": {"shadows": 2000, "uploads": 100, "rounds": 8},
-    }
     Config: ClassVar[type[CoinRegressionConfig]] = CoinRegressionConfig
 
     def __init__(self, config: CoinRegressionConfig) -> None:
@@ -144,22 +150,24 @@ class CoinRegression:
     ) -> tuple[Membership, ...]:
         """Return one `Membership` for each victim of whose model the view tells; `seed` decides what is random."""
         answers = answered_in_rounds(view, knowledge, self.config.samples, self.config.rounds)
-        found: list[Membership] = []
+        guesses: list[Membership] = []
         for name, challenge in task.challenges.items():
-            heard, sent = answers.get(name, []), self._uploaded(view, knowledge, name)
-            if heard or sent:
-                found.append(self._guess(view, knowledge, task, challenge, heard, sent))
-        return tuple(found)
+            heard = answers.get(name, [])
+            uploads = self._uploaded(view, knowledge, name)
+            if heard or uploads:
+                guesses.append(self._guess(view, knowledge, task, challenge, heard, uploads))
+        return tuple(guesses)
 
-    def _uploaded(self, view: View, knowledge: Knowledge, target: str) -> list[_Told]:
+    def _uploaded(self, view: View, knowledge: Knowledge, target: str) -> list[_CoinEvidence]:
         """What a client's uploads changed in the models that it had received, spread over all that it sent."""
-        sent = _uploads(view, knowledge, target)
-        chosen = torch.linspace(0, len(sent) - 1, min(self.config.uploads, len(sent))).round().long().tolist()
-        found = []
-        for message, start in (sent[k] for k in chosen):
+        uploads = _uploads(view, knowledge, target)
+        chosen = evenly_spread(len(uploads), self.config.uploads).tolist()
+        changes = []
+        for k in chosen:
+            message, start = uploads[k]
             changed = _change(after(view, message, start), start)
-            found.append(_Told(values=changed, kind="change", start=start))
-        return found
+            changes.append(_CoinEvidence(values=changed, kind="change", start=start))
+        return changes
 
     def _guess(
         self,
@@ -167,30 +175,42 @@ class CoinRegression:
         knowledge: Knowledge,
         task: AttackTask,
         challenge: Challenge,
-        heard: list[Answered],
-        sent: list[_Told],
+        heard: list[FollowedAnswers],
+        uploads: list[_CoinEvidence],
     ) -> Membership:
-        parts, rounds, own = list[tuple[Tensor, Tensor, float]](), 0, list[Own]()
-        for made, one in self._shown(view, knowledge, challenge, heard, sent):
-            coins, rounds = made.coins, rounds + (one.kind in ("logits", "soft_labels"))
-            theirs, mine = _read(_answers(knowledge, made, one), coins, one)
+        parts = list[tuple[Tensor, Tensor, float]]()
+        rounds = 0
+        own = list[Own]()
+        for shadows, one in self._shown(view, knowledge, challenge, heard, uploads):
+            coins = shadows.coins
+            rounds = rounds + (one.kind in ("logits", "soft_labels"))
+            theirs, mine = _read(_answers(knowledge, shadows, one), coins, one)
             # What else trains beside the records, as FedGEN's generated features do, is noise to the shadows.
             noise = unexplained([theirs], mine) if one.kind == "change" else one.noise
             parts.append((theirs, mine, noise))
-        if not sent and len(heard) == 1:
+        if not uploads and len(heard) == 1:
             first = parts[0]
-            if (later := self._later(view, knowledge, challenge, made, first)) is not None:
+            if (later := self._later(view, knowledge, challenge, shadows, first)) is not None:
                 parts[0], rounds = later, 0
-            own = self._asked(view, knowledge, task, challenge, made, parts[0])
+            own = self._asked(view, knowledge, task, challenge, shadows, parts[0])
         # On DaFKD's uploads joining reads more coins right, although stacking promises more.
-        return self._membership(challenge, regressed_in_parts(parts, coins, stack=not sent, own=own), rounds)
+        regression = regressed_in_parts(parts, coins, stack=not uploads, own=own)
+        note = ""
+        if rounds:
+            note = f"answers of {rounds} {'round' if rounds == 1 else 'rounds'}"
+        return Membership(
+            target=challenge.target,
+            scores=scores_of(regression.coins, challenge, paired=self.config.paired),
+            note=note,
+            rehearsed=regression.right,
+        )
 
     def _later(
         self,
         view: View,
         knowledge: Knowledge,
         challenge: Challenge,
-        made: Matched,
+        shadows: Matched,
         first: tuple[Tensor, Tensor, float],
     ) -> tuple[Tensor, Tensor, float] | None:
         """Return a client's answers spread over all rounds, if the shadows explain these as well as its first ones.
@@ -198,17 +218,18 @@ class CoinRegression:
         They do where clients do not learn after their first answers. None if there are none, they do not, or the client
         was sent something to learn from before its last answers.
         """
-        sent = [m.seq for m in view.select(sender=challenge.target) if m.kind in ("logits", "soft_labels")]
+        numbers = [m.seq for m in view.select(sender=challenge.target) if m.kind in ("logits", "soft_labels")]
         if any(
-            challenge.target in m.receivers and m.kind in _LESSONS and m.seq < sent[-1] for m in view.messages
+            challenge.target in m.receivers and m.kind in _LESSONS and m.seq < numbers[-1]
+            for m in view.messages
         ):
             return None
         spread = recorded(view, knowledge, self.config.samples, spread=True).get(challenge.target)
         if spread is None or not len(spread.samples):
             return None
-        told = _answered(spread)
-        found = (*_read(_answers(knowledge, made, told), made.coins, told), told.noise)
-        return found if _strangeness(*found) <= _MORE_STRANGE * _strangeness(*first) else None
+        evidence = _answered(spread)
+        later = (*_read(_answers(knowledge, shadows, evidence), shadows.coins, evidence), evidence.noise)
+        return later if _strangeness(*later) <= _MORE_STRANGE * _strangeness(*first) else None
 
     def _asked(
         self,
@@ -216,7 +237,7 @@ class CoinRegression:
         knowledge: Knowledge,
         task: AttackTask,
         challenge: Challenge,
-        made: Matched,
+        shadows: Matched,
         first: tuple[Tensor, Tensor, float],
     ) -> list[Own]:
         """Return what a client's model answers about its candidates, if it can be asked and is the one that answered.
@@ -227,49 +248,53 @@ class CoinRegression:
         if target is None or target.of is None or target.remaining < len(task.challenges) * len(challenge.y):
             return []
         treated = treatments(view, challenge.target)
-        times = max(
-            1,
-            min(
-                _REPEATS if treated.noisy else 1, target.remaining // len(challenge.y) // len(task.challenges)
-            ),
-        )
+        affordable = target.remaining // len(challenge.y) // len(task.challenges)
+        times = max(1, min(_REPEATS, affordable)) if treated.noisy else 1
         heard = torch.stack([target(challenge.x).double() for _ in range(times)]).mean(0)
         mine = treated.probabilities(heard) if treated != Treatment() else heard
-        theirs = torch.stack([probabilities(knowledge, model, challenge.x).double() for model in made.models])
+        theirs = torch.stack(
+            [probabilities(knowledge, model, challenge.x).double() for model in shadows.models]
+        )
         floor = max(treated.floor, _FLOOR)
-        found = []
+        evidence = []
         for how in (_centred_logs, lambda p, floor: _confidence(p, challenge.y, floor)):
-            a, b = how(theirs, floor), how(mine, floor)
+            a = how(theirs, floor)
+            b = how(mine, floor)
             if _strangeness(a.flatten(1), b.flatten(), 0.0) > _MORE_STRANGE * _strangeness(*first):
                 return []
-            found.append(
+            evidence.append(
                 Own(
                     theirs=_by_coin(a, challenge, self.config.paired),
                     mine=_by_coin(b[None], challenge, self.config.paired)[0],
                 )
             )
-        return found
+        return evidence
 
     def _shown(
-        self, view: View, knowledge: Knowledge, challenge: Challenge, heard: list[Answered], sent: list[_Told]
-    ) -> Iterator[tuple[Matched, _Told]]:
+        self,
+        view: View,
+        knowledge: Knowledge,
+        challenge: Challenge,
+        heard: list[FollowedAnswers],
+        uploads: list[_CoinEvidence],
+    ) -> Iterator[tuple[Matched, _CoinEvidence]]:
         """Yield all that the view tells of a client's model, each with the shadows to compare it with."""
         if heard:
-            made = self._shadows(view, knowledge, challenge, None)
+            shadows = self._shadows(view, knowledge, challenge, None)
         for number, one in enumerate(heard):
             try:
-                made = followed(
-                    knowledge, made, one.lessons,
+                shadows = followed(
+                    knowledge, shadows, one.lessons,
                     training=view.hyperparameters, most_steps=self.config.most_steps, seed=self.config.seed,
                 )  # fmt: skip
             except TrainingDivergedError:
                 if number:
                     break
-            yield made, _answered(one.answers)
+            yield shadows, _answered(one.answers)
             if not number and (ranged := _ranged(view, knowledge, challenge.target)) is not None:
-                yield made, ranged
-        for told in sent:
-            yield self._shadows(view, knowledge, challenge, told.start), told
+                yield shadows, ranged
+        for upload in uploads:
+            yield self._shadows(view, knowledge, challenge, upload.start), upload
 
     def _shadows(
         self, view: View, knowledge: Knowledge, challenge: Challenge, start: Parameters | None
@@ -284,15 +309,6 @@ class CoinRegression:
             paired=self.config.paired,
             most_steps=self.config.most_steps,
             seed=self.config.seed,
-        )
-
-    def _membership(self, challenge: Challenge, found: Regressed, rounds: int = 0) -> Membership:
-        told = f"answers of {rounds} {'round' if rounds == 1 else 'rounds'}" if rounds else ""
-        return Membership(
-            target=challenge.target,
-            scores=scores_of(found.coins, challenge, paired=self.config.paired),
-            note=told,
-            rehearsed=found.right,
         )
 
 
@@ -314,8 +330,8 @@ def _strangeness(theirs: Tensor, mine: Tensor, noise: float) -> float:
 
 def _centred_logs(p: Tensor, floor: float) -> Tensor:
     """Return the logarithms (..., n, C) of probabilities, less their mean."""
-    found = p.clamp_min(floor).log()
-    return found - found.mean(-1, keepdim=True)
+    logs = p.clamp_min(floor).log()
+    return logs - logs.mean(-1, keepdim=True)
 
 
 def _confidence(p: Tensor, y: Tensor, floor: float) -> Tensor:
@@ -330,47 +346,54 @@ def _by_coin(values: Tensor, challenge: Challenge, paired: bool) -> Tensor:
     return values if pairs is None else values[:, pairs].flatten(2)
 
 
-def _answered(heard: Recorded) -> _Told:
+def _answered(heard: RecordedAnswers) -> _CoinEvidence:
     floor = max(heard.treatment.floor, _FLOOR)
-    return _Told(x=heard.x, values=heard.values, kind=heard.kind, floor=floor, noise=heard.noise)
+    return _CoinEvidence(
+        x=heard.x,
+        values=heard.values,
+        kind=heard.kind,
+        floor=floor,
+        noise=heard.noise,
+        treatment=heard.treatment,
+    )
 
 
-def _ranged(view: View, knowledge: Knowledge, client: str) -> _Told | None:
+def _ranged(view: View, knowledge: Knowledge, client: str) -> _CoinEvidence | None:
     """A client's largest absolute logit on the public samples, as it was before quantisation; None if not in view."""
-    sent = [m for m in view.select(kind="logit_range", sender=client) if m.payload is not None]
-    if not sent or knowledge.public is None or "max_abs" not in sent[0].tensors:
+    messages = with_payload(view.select(kind="logit_range", sender=client))
+    if not messages or knowledge.public is None or "max_abs" not in messages[0].tensors:
         return None
-    value = view.tensors(sent[0])["max_abs"].cpu().float().reshape(1)
-    return _Told(values=value, kind="logit_range", x=knowledge.public)
+    value = view.tensors(messages[0])["max_abs"].cpu().float().reshape(1)
+    return _CoinEvidence(values=value, kind="logit_range", x=knowledge.public)
 
 
-def _answers(knowledge: Knowledge, made: Matched, told: _Told) -> Tensor:
+def _answers(knowledge: Knowledge, shadows: Matched, evidence: _CoinEvidence) -> Tensor:
     """What the victim's values are, of shadows: (m, s, C), (m, P) or (m, 1)."""
     if knowledge.train is None:
         raise ValueError("coin-regression: no training core to ask shadows with.")
-    if told.x is None:
-        return torch.stack([_change(model, told.start or {}) for model in made.models])
-    z = torch.stack([knowledge.train.predict(model, told.x) for model in made.models])
-    if told.kind == "logit_range":
+    if evidence.x is None:
+        return torch.stack([_change(model, evidence.start or {}) for model in shadows.models])
+    z = stacked_logits(knowledge.train, shadows.models, evidence.x)
+    if evidence.kind == "logit_range":
         return z.abs().amax((1, 2))[:, None]
-    return z - z.mean(2, keepdim=True) if told.kind == "logits" else z.softmax(2)
+    answers = z - z.mean(2, keepdim=True) if evidence.kind == "logits" else z.softmax(2)
+    if not evidence.treatment.top:
+        return answers
+    return torch.stack([evidence.treatment.as_sent(one) for one in answers])
 
 
 def _change(model: Parameters, start: Parameters) -> Tensor:
     """What training has changed (P,), in float32; of a large network every so many parameters are looked at."""
-    found = torch.cat([(model[name] - start[name]).flatten().float() for name in sorted(start)])
-    return found[:: -(-len(found) // _MOST_PARAMETERS)]
+    change = torch.cat([(model[name] - start[name]).flatten().float() for name in sorted(start)])
+    return change[:: -(-len(change) // _MOST_PARAMETERS)]
 
 
-def _read(theirs: Tensor, coins: Tensor, told: _Told) -> tuple[Tensor, Tensor]:
+def _read(theirs: Tensor, coins: Tensor, evidence: _CoinEvidence) -> tuple[Tensor, Tensor]:
     """Answers of shadows (m, d) and of the victim (d,); probabilities as logits, where these say more."""
-    plain = theirs.flatten(1), told.values.flatten()
-    if told.kind != "soft_labels" or told.noise:
+    plain = theirs.flatten(1), evidence.values.flatten()
+    if evidence.kind != "soft_labels" or evidence.noise:
         return plain
 
-    def logits(answers: Tensor) -> Tensor:
-        found = answers.clamp_min(told.floor).log()
-        return found - found.mean(-1, keepdim=True)
-
-    undone = logits(theirs).flatten(1), logits(told.values).flatten()
+    logits = _centred_logs(theirs, evidence.floor).flatten(1)
+    undone = logits, _centred_logs(evidence.values, evidence.floor).flatten()
     return min((undone, plain), key=lambda pair: regressed(pair[0], coins, pair[1]).error)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from pydantic import Field
@@ -10,6 +10,7 @@ from torch import Tensor
 
 from fdaudit.config import Config
 from fdaudit.goals.membership import Membership
+from fdaudit.registry import AttackCard
 from fdaudit.types import Applicability, AttackTask, Challenge
 
 from .._reading import reads_forms
@@ -54,19 +55,21 @@ class PixelMatching:
     mean of the best ones is its score. No model is trained.
     """
 
-    name: ClassVar[str] = "pixel-matching"
-    work: ClassVar[dict[str, Any]] = {"once": 500, "each": 100, "grows": ("steps",)}
-    goal: ClassVar[str] = "membership"
-    needs: ClassVar[tuple[str, ...]] = ("sample_gradients",)
-    assumes: ClassVar[tuple[str, ...]] = ()
-    tasks: ClassVar[tuple[str, ...]] = ("single-label", "segmentation")
-    source: ClassVar[str] = "ours; the loss is that of Chang et al. 2020, Eq. 3"
-    profiles: ClassVar[dict[str, dict[str, Any]]] = {
-        "quick": {"steps": 400},
-        "standard": {"steps": 1000},
-        "full": {"steps": 10000},
-    }
-    control: ClassVar[dict[str, Any]] = {"on": "comparisons"}
+    card = AttackCard(
+        name="pixel-matching",
+        work={"once": 500, "each": 100, "grows": ("steps",)},
+        goal="membership",
+        needs=("sample_gradients",),
+        assumes=(),
+        tasks=("single-label", "segmentation"),
+        source="ours; the loss is that of Chang et al. 2020, Eq. 3",
+        profiles={
+            "quick": {"steps": 400},
+            "standard": {"steps": 1000},
+            "full": {"steps": 10000},
+        },
+        control={"on": "comparisons"},
+    )
     Config: ClassVar[type[PixelMatchingConfig]] = PixelMatchingConfig
 
     def __init__(self, config: PixelMatchingConfig) -> None:
@@ -86,32 +89,31 @@ class PixelMatching:
         self, view: View, knowledge: Knowledge, task: AttackTask, generator: torch.Generator
     ) -> tuple[Membership, ...]:
         """Return one `Membership` for each victim with such gradients; the attack is deterministic."""
-        found = []
+        guesses = []
         for name, challenge in task.challenges.items():
             steps = steps_of(view, name)[-self.config.steps :]
             if not steps:
                 continue
-            labels, images, gradients = (
-                torch.cat([view.tensors(step[i])[tensor].cpu() for step in steps])
-                for i, tensor in enumerate(("values", "samples", "values"))
-            )
+            labels = torch.cat([view.tensors(step[0])["values"].cpu() for step in steps])
+            images = torch.cat([view.tensors(step[1])["samples"].cpu() for step in steps])
+            gradients = torch.cat([view.tensors(step[2])["values"].cpu() for step in steps])
             scores = self._scores(challenge, labels, images, gradients)
-            found.append(Membership(target=name, scores=against_its_pair(scores, challenge)))
-        return tuple(found)
+            guesses.append(Membership(target=name, scores=against_its_pair(scores, challenge)))
+        return tuple(guesses)
 
     def _scores(self, challenge: Challenge, labels: Tensor, images: Tensor, gradients: Tensor) -> Tensor:
         """Return each candidate's mean agreement (n,) with its best comparisons; -1 without one of its label."""
         scores = torch.full((len(challenge.y),), -1.0, dtype=torch.float64)
-        told = labels.long().flatten(1) if labels.ndim > 1 else labels.long()[:, None]
+        recorded_labels = labels.long().flatten(1) if labels.ndim > 1 else labels.long()[:, None]
         sought = challenge.y.long().flatten(1) if challenge.y.ndim > 1 else challenge.y.long()[:, None]
         for label in sought.unique(dim=0):
-            rows = (told == label).all(1)
+            rows = (recorded_labels == label).all(1)
             if not bool(rows.any()):
                 continue
             mine = (sought == label).all(1)
-            found = agreement(
+            agreements = agreement(
                 challenge.x[mine].flatten(1), images[rows].flatten(1), gradients[rows].flatten(1)
             )
-            best = found.topk(min(self.config.best, found.shape[1]), dim=1).values
+            best = agreements.topk(min(self.config.best, agreements.shape[1]), dim=1).values
             scores[mine] = best.mean(1).double()
         return scores

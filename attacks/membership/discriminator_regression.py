@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from pydantic import Field
@@ -11,13 +11,16 @@ from torch import Tensor
 
 from fdaudit.config import Config
 from fdaudit.goals.membership import Membership
+from fdaudit.models.network import moved
+from fdaudit.registry import AttackCard
 from fdaudit.types import Applicability, AttackTask
 
 from .._reading import reads_forms
-from ._answers import recorded
+from .._shadows import stacked_logits
+from ._answers import evenly_spread, recorded
 from ._coins import scores_of
-from ._discriminators import Step, judged, steps_of
-from ._matched import Matched, before_answers, drawn, matched
+from ._discriminators import DiscriminatorStep, judged, steps_of
+from ._matched import Matched, before_answers, drawn, matched, pool_of
 from ._references import missing
 from ._ridge import Regressed, regressed, stacked
 from ._treatment import treatment_of
@@ -68,23 +71,25 @@ class DiscriminatorRegression:
     their own. All these are stacked. Left-out shadows say beforehand how well that will do.
     """
 
-    name: ClassVar[str] = "discriminator-regression"
-    work: ClassVar[dict[str, Any]] = {"once": 60000, "each": 3000, "grows": ("discriminators",)}
-    goal: ClassVar[str] = "membership"
-    needs: ClassVar[tuple[str, ...]] = ("discriminator_scores", "sample_gradients")
-    reads: ClassVar[tuple[str, ...]] = ("class_counts", "generated_samples", "logit_cotangents", "logits")
-    oracle: ClassVar[str | None] = None
-    assumes: ClassVar[tuple[str, ...]] = ("architecture", "auxiliary")
-    source: ClassVar[str] = (
-        "Hoerl & Kennard 1970 on shadows of discriminators (Gong et al. 2023, Algorithm 1); Wolpert 1992"
+    card = AttackCard(
+        name="discriminator-regression",
+        work={"once": 60000, "each": 3000, "grows": ("discriminators",)},
+        goal="membership",
+        needs=("discriminator_scores", "sample_gradients"),
+        reads=("class_counts", "generated_samples", "logit_cotangents", "logits"),
+        oracle=None,
+        assumes=("architecture", "auxiliary"),
+        source=(
+            "Hoerl & Kennard 1970 on shadows of discriminators (Gong et al. 2023, Algorithm 1); Wolpert 1992"
+        ),
+        control={"on": "scores"},
+        tasks=("single-label",),
+        profiles={
+            "quick": {"matched": 192, "discriminators": 48, "batch": 8},
+            "standard": {"matched": 500, "discriminators": 200, "reads": 48},
+            "full": {"matched": 2000, "discriminators": 500, "reads": 100},
+        },
     )
-    control: ClassVar[dict[str, str]] = {"on": "scores"}
-    tasks: ClassVar[tuple[str, ...]] = ("single-label",)
-    profiles: ClassVar[dict[str, dict[str, Any]]] = {
-        "quick": {"matched": 144, "discriminators": 48, "batch": 8},
-        "standard": {"matched": 500, "discriminators": 200, "reads": 48},
-        "full": {"matched": 2000, "discriminators": 500, "reads": 100},
-    }
     Config: ClassVar[type[DiscriminatorRegressionConfig]] = DiscriminatorRegressionConfig
 
     def __init__(self, config: DiscriminatorRegressionConfig) -> None:
@@ -107,44 +112,45 @@ class DiscriminatorRegression:
         self, view: View, knowledge: Knowledge, task: AttackTask, generator: torch.Generator
     ) -> tuple[Membership, ...]:
         """Return one `Membership` for each victim with scores or gradients in view; `seed` decides what is random."""
-        found = []
+        guesses = []
         for name, challenge in task.challenges.items():
             steps = steps_of(view, name)[: self.config.steps]
             if _told(steps):
-                found.append(self._guess(view, knowledge, challenge, steps))
-        return tuple(found)
+                guesses.append(self._guess(view, knowledge, challenge, steps))
+        return tuple(guesses)
 
     def _guess(
-        self, view: View, knowledge: Knowledge, challenge: Challenge, steps: Sequence[Step]
+        self, view: View, knowledge: Knowledge, challenge: Challenge, steps: Sequence[DiscriminatorStep]
     ) -> Membership:
         cfg = self.config
         heard = recorded(view, knowledge, cfg.samples, spread=True).get(challenge.target)
         pulling = any("values" in _tensors(view, step, "logit_cotangents") for step in steps)
-        made = self._shadows(view, knowledge, challenge, models=heard is not None or pulling)
-        count = min(cfg.discriminators, len(made.held))
+        shadows = self._shadows(view, knowledge, challenge, models=heard is not None or pulling)
+        count = min(cfg.discriminators, len(shadows.held))
         scored = self._chosen([t for t, step in enumerate(steps) if _SCORES in step.answers], late=True)
         pulled = self._chosen([t for t, step in enumerate(steps) if _GRADIENTS in step.answers])
         samples = [
             view.tensors(step.samples)["samples"].cpu() for step in steps[: max([*scored, *pulled]) + 1]
         ]
         scores, gradients = judged(
-            made, samples, view.hyperparameters,
+            shadows, samples, view.hyperparameters,
             count=count, batch=cfg.batch, scored=scored, pulled=pulled, seed=cfg.seed,
         )  # fmt: skip
-        coins, parts = made.coins[:count], dict[str, Regressed]()
+        coins = shadows.coins[:count]
+        parts = dict[str, Regressed]()
         if scored:
             mine = torch.cat([_tensors(view, steps[t], _SCORES)["values"].flatten() for t in scored])
             noise = _noise(view, steps[scored[0]], _SCORES)
             parts["scores"] = regressed(scores.flatten(1), coins, mine, noise)
         if pulled:
             mine = torch.cat([_tensors(view, steps[t], _GRADIENTS)["values"].flatten() for t in pulled])
-            theirs = self._pulled_back(view, knowledge, made, [steps[t] for t in pulled], gradients)
+            theirs = self._pulled_back(view, knowledge, shadows, [steps[t] for t in pulled], gradients)
             noise = _noise(view, steps[pulled[0]], _GRADIENTS)
             parts["gradients"] = regressed(theirs, coins, mine, noise)
-        if heard is not None and knowledge.train is not None and made.models:
-            z = torch.stack([knowledge.train.predict(model, heard.x) for model in made.models])
+        if heard is not None and knowledge.train is not None and shadows.models:
+            z = stacked_logits(knowledge.train, shadows.models, heard.x)
             theirs = (z - z.mean(2, keepdim=True)).flatten(1)
-            whole = regressed(theirs, made.coins, heard.values.flatten(), heard.noise)
+            whole = regressed(theirs, shadows.coins, heard.values.flatten(), heard.noise)
             parts["logits"] = replace(whole, left_out=whole.left_out[:count])
         best = stacked([*parts.values()], coins)
         return Membership(
@@ -165,57 +171,61 @@ class DiscriminatorRegression:
         if knowledge.auxiliary is None:
             raise ValueError("discriminator-regression: no auxiliary records. Ask `missing` first.")
         inside, others, coins = drawn(view, knowledge, challenge, cfg.matched, paired=True, seed=cfg.seed)
-        x, y = (
-            torch.cat([a, b]) for a, b in zip((challenge.x, challenge.y), knowledge.auxiliary, strict=True)
-        )
-        return Matched(models=[], inside=inside, others=others, coins=coins, pool=(x, y))
+        pool = pool_of(challenge, knowledge.auxiliary)
+        return Matched(models=[], inside=inside, others=others, coins=coins, pool=pool)
 
     def _chosen(self, steps: Sequence[int], *, late: bool = False) -> list[int]:
         """Return steps spread evenly over all, or over the later half, in which a discriminator has learnt the most."""
-        among = list(steps[len(steps) // 2 :] if late else steps)
-        if not among:
+        if late:
+            steps = steps[len(steps) // 2 :]
+        if not steps:
             return []
-        places = torch.linspace(0, len(among) - 1, min(self.config.reads, len(among))).round().long()
-        return [among[k] for k in places.unique().tolist()]
+        places = evenly_spread(len(steps), self.config.reads)
+        return [steps[k] for k in places.unique().tolist()]
 
     def _pulled_back(
-        self, view: View, knowledge: Knowledge, made: Matched, steps: Sequence[Step], toward_real: Tensor
+        self,
+        view: View,
+        knowledge: Knowledge,
+        shadows: Matched,
+        steps: Sequence[DiscriminatorStep],
+        toward_real: Tensor,
     ) -> Tensor:
         """Return the gradients (count, q·n·d) that shadows would have answered the cotangents of some steps with.
 
         Args:
             view: with the samples and cotangents.
             knowledge: with a training core.
-            made: shadows of the client's model; none if no cotangent has values.
+            shadows: shadows of the client's model; none if no cotangent has values.
             steps: q of them.
             toward_real: (count, q, n, d) gradients of L_gan.
         """
-        told = [_tensors(view, step, "logit_cotangents") for step in steps]
-        weight = torch.stack([one.get("gan_weight", torch.zeros(())).reshape(()) for one in told])
-        found = weight[:, None, None] * toward_real
-        having = [k for k, one in enumerate(told) if "values" in one]
+        cotangents = [_tensors(view, step, "logit_cotangents") for step in steps]
+        weight = torch.stack([one.get("gan_weight", torch.zeros(())).reshape(()) for one in cotangents])
+        gradients = weight[:, None, None] * toward_real
+        having = [k for k, one in enumerate(cotangents) if "values" in one]
         if having and knowledge.train is not None:
             x = torch.cat([view.tensors(steps[k].samples)["samples"].cpu() for k in having])
-            at = torch.cat([told[k]["values"] for k in having])
-            for number in range(len(found)):
-                network = knowledge.train.network(made.models[number]).eval()
+            at = torch.cat([cotangents[k]["values"] for k in having])
+            for number in range(len(gradients)):
+                network = knowledge.train.network(shadows.models[number]).eval()
                 leaf = x.to(knowledge.train.device).requires_grad_()
                 (back,) = torch.autograd.grad(network(leaf), leaf, at.to(leaf))
-                found[number, having] += back.cpu().reshape(len(having), *found.shape[2:])
-        return found.flatten(1)
+                gradients[number, having] += back.cpu().reshape(len(having), *gradients.shape[2:])
+        return gradients.flatten(1)
 
 
-def _told(steps: Sequence[Step]) -> bool:
+def _told(steps: Sequence[DiscriminatorStep]) -> bool:
     return any(kind in step.answers for step in steps for kind in (_SCORES, _GRADIENTS))
 
 
-def _tensors(view: View, step: Step, kind: str) -> dict[str, Tensor]:
+def _tensors(view: View, step: DiscriminatorStep, kind: str) -> dict[str, Tensor]:
     """Return the tensors of a step's message, on the CPU; none without such a message."""
     message = step.answers.get(kind)
-    return {} if message is None else {n: t.cpu() for n, t in view.tensors(message).items()}
+    return {} if message is None else moved(view.tensors(message), "cpu")
 
 
-def _noise(view: View, step: Step, kind: str) -> float:
+def _noise(view: View, step: DiscriminatorStep, kind: str) -> float:
     """Return the variance of a defence's noise on each value of a step's message."""
     message = step.answers[kind]
     return treatment_of(kind, view.defenses_of(message), view.tensors(message)["values"]).variance

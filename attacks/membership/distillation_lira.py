@@ -13,17 +13,19 @@ is a student too, so such models would show nothing. Ours are students of shadow
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import islice
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch import Tensor
 
 from fdaudit.goals.membership import Membership
+from fdaudit.registry import AttackCard
 from fdaudit.types import Applicability, AttackTask, Challenge
 
 from .._reading import reads_forms
-from ._answers import Recorded, recorded
+from ._answers import RecordedAnswers, recorded
 from ._case import probabilities
 from ._coins import against_its_pair
 from ._references import matched_references, missing
@@ -54,21 +56,23 @@ class DistillationLiRA:
     compares surrogates of models with and without a candidate, so distillation affects both sides in the same way.
     """
 
-    name: ClassVar[str] = "distillation-lira"
-    work: ClassVar[dict[str, Any]] = {"once": 28000, "each": 1000, "grows": ("students", "distill_steps")}
-    goal: ClassVar[str] = "membership"
-    needs: ClassVar[tuple[str, ...]] = ("logits", "soft_labels")
-    reads: ClassVar[tuple[str, ...]] = ("class_counts", "sample_count")
-    assumes: ClassVar[tuple[str, ...]] = ("architecture", "auxiliary", "public samples")
-    oracle: ClassVar[str | None] = None
-    source: ClassVar[str] = "Shi, Ouyang & Wang 2025, with shadow models (our reading)"
-    tasks: ClassVar[tuple[str, ...]] = ("single-label", "text")
-    profiles: ClassVar[dict[str, dict[str, Any]]] = {
-        "quick": {"matched": 144, "students": 8, "distill_steps": 80, "distill_batch_size": 64},
-        "standard": {"matched": 500, "students": 64},
-        "full": {"matched": 2000, "students": 256, "distill_steps": 2000},
-    }
-    control: ClassVar[dict[str, Any]] = {"on": "federation"}
+    card = AttackCard(
+        name="distillation-lira",
+        work={"once": 28000, "each": 1000, "grows": ("students", "distill_steps")},
+        goal="membership",
+        needs=("logits", "soft_labels"),
+        reads=("class_counts", "sample_count"),
+        assumes=("architecture", "auxiliary", "public samples"),
+        oracle=None,
+        source="Shi, Ouyang & Wang 2025, with shadow models (our reading)",
+        tasks=("single-label", "text", "table"),
+        profiles={
+            "quick": {"matched": 192, "students": 8, "distill_steps": 80, "distill_batch_size": 64},
+            "standard": {"matched": 500, "students": 64},
+            "full": {"matched": 2000, "students": 256, "distill_steps": 2000},
+        },
+        control={"on": "federation"},
+    )
     Config: ClassVar[type[SurrogateConfig]] = SurrogateConfig
 
     def __init__(self, config: SurrogateConfig) -> None:
@@ -89,18 +93,23 @@ class DistillationLiRA:
         lessons: list[tuple[Tensor, Tensor]] = []
         inside: dict[str, Tensor] = {}
         for name, challenge in task.challenges.items():
-            made = matched_references(view, knowledge, challenge, self.config)
-            teachers, x = made.models[: self.config.students], answers[name].x
-            inside[name] = made.candidates[name][: len(teachers)]
+            references = matched_references(view, knowledge, challenge, self.config)
+            teachers = references.models[: self.config.students]
+            x = answers[name].x
+            inside[name] = references.candidates[name][: len(teachers)]
             lessons.append((x, _as(answers[name], kind)))
-            lessons += [(x, teach(knowledge, model, x, kind)) for model in teachers]
+            for model in teachers:
+                values = teach(knowledge, model, x, answers[name].kind)
+                own = replace(answers[name], values=answers[name].treatment.as_sent(values))
+                lessons.append((x, _as(own, kind)))
         taught = iter(distil(knowledge, lessons, kind, self.config))
         score = lira_online if self.config.online else lira_offline
-        found = []
+        guesses = []
         for name, challenge in task.challenges.items():
             victim = next(taught)
             students = list(islice(taught, len(inside[name])))
-            phi, reference = _phi(knowledge, victim, challenge), _phis(knowledge, students, challenge)
+            phi = _phi(knowledge, victim, challenge)
+            reference = _phis(knowledge, students, challenge)
             scores = score(
                 phi,
                 reference,
@@ -108,8 +117,8 @@ class DistillationLiRA:
                 fixed_variance=len(students) < _FEW,
                 blur=answers[name].treatment.blur(phi),
             )
-            found.append(Membership(target=name, scores=against_its_pair(scores, challenge)))
-        return tuple(found)
+            guesses.append(Membership(target=name, scores=against_its_pair(scores, challenge)))
+        return tuple(guesses)
 
 
 @reads_forms
@@ -121,20 +130,22 @@ class CoopLiRA:
     different data weaken the attack: a client's better knowledge of its classes looks like membership.
     """
 
-    name: ClassVar[str] = "co-op-lira"
-    work: ClassVar[dict[str, Any]] = {"once": 4000, "each": 600, "grows": ("distill_steps",)}
-    goal: ClassVar[str] = "membership"
-    needs: ClassVar[tuple[str, ...]] = ("logits", "soft_labels")
-    assumes: ClassVar[tuple[str, ...]] = ("architecture", "public samples")
-    oracle: ClassVar[str | None] = None
-    source: ClassVar[str] = "Shi, Ouyang & Wang 2025"
-    tasks: ClassVar[tuple[str, ...]] = ("single-label", "text")
-    profiles: ClassVar[dict[str, dict[str, Any]]] = {
-        "quick": {"distill_steps": 120, "distill_batch_size": 64},
-        "standard": {},
-        "full": {"distill_steps": 2000},
-    }
-    control: ClassVar[dict[str, Any]] = {"on": "federation"}
+    card = AttackCard(
+        name="co-op-lira",
+        work={"once": 4000, "each": 600, "grows": ("distill_steps",)},
+        goal="membership",
+        needs=("logits", "soft_labels"),
+        assumes=("architecture", "public samples"),
+        oracle=None,
+        source="Shi, Ouyang & Wang 2025",
+        tasks=("single-label", "text", "table"),
+        profiles={
+            "quick": {"distill_steps": 120, "distill_batch_size": 64},
+            "standard": {},
+            "full": {"distill_steps": 2000},
+        },
+        control={"on": "federation"},
+    )
     Config: ClassVar[type[SurrogateConfig]] = SurrogateConfig
 
     def __init__(self, config: SurrogateConfig) -> None:
@@ -164,15 +175,13 @@ class CoopLiRA:
         """Return one `Membership` for each challenged victim; `seed` determines the random draws."""
         answers = recorded(view, knowledge, self.config.samples)
         kind = _kind(answers, task)
-        lessons = [(told.x, _as(told, kind)) for told in answers.values()]
+        lessons = [(answer.x, _as(answer, kind)) for answer in answers.values()]
         surrogates = dict(zip(answers, distil(knowledge, lessons, kind, self.config), strict=True))
-        found = []
+        guesses = []
         for name, challenge in task.challenges.items():
             others = [s for client, s in surrogates.items() if client != name]
-            phi, reference = (
-                _phi(knowledge, surrogates[name], challenge),
-                _phis(knowledge, others, challenge),
-            )
+            phi = _phi(knowledge, surrogates[name], challenge)
+            reference = _phis(knowledge, others, challenge)
             scores = lira_offline(
                 phi,
                 reference,
@@ -180,32 +189,32 @@ class CoopLiRA:
                 fixed_variance=len(others) < _FEW,
                 blur=answers[name].treatment.blur(phi),
             )
-            found.append(Membership(target=name, scores=against_its_pair(scores, challenge)))
-        return tuple(found)
+            guesses.append(Membership(target=name, scores=against_its_pair(scores, challenge)))
+        return tuple(guesses)
 
 
-def _answered(answers: dict[str, Recorded], task: AttackTask) -> Applicability:
+def _answered(answers: dict[str, RecordedAnswers], task: AttackTask) -> Applicability:
     """Check that every challenged victim has enough answers in view."""
     for client in task.challenges:
-        told = answers.get(client)
-        if told is None:
+        heard = answers.get(client)
+        if heard is None:
             return Applicability(
                 False, f"no logits or soft labels of {client} with their samples are in view"
             )
-        if len(told.x) < _LEAST_SAMPLES:
+        if len(heard.x) < _LEAST_SAMPLES:
             return Applicability(
-                False, f"{client} answered for {len(told.x)} samples, {_LEAST_SAMPLES} or more are needed"
+                False, f"{client} answered for {len(heard.x)} samples, {_LEAST_SAMPLES} or more are needed"
             )
     return Applicability(True)
 
 
-def _kind(answers: dict[str, Recorded], task: AttackTask) -> str:
+def _kind(answers: dict[str, RecordedAnswers], task: AttackTask) -> str:
     """Return `logits` if every client sent them; else all answers are read as probabilities."""
-    return "logits" if all(told.kind == "logits" for told in answers.values()) else "soft_labels"
+    return "logits" if all(answer.kind == "logits" for answer in answers.values()) else "soft_labels"
 
 
-def _as(told: Recorded, kind: str) -> Tensor:
-    return told.values.softmax(1) if told.kind == "logits" and kind == "soft_labels" else told.values
+def _as(answer: RecordedAnswers, kind: str) -> Tensor:
+    return answer.values.softmax(1) if answer.kind == "logits" and kind == "soft_labels" else answer.values
 
 
 def _phi(knowledge: Knowledge, model: Parameters, challenge: Challenge) -> Tensor:

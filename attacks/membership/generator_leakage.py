@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import torch
 from pydantic import Field
@@ -12,10 +12,12 @@ from fdaudit.adversary.forms import forms_of
 from fdaudit.config import Config
 from fdaudit.goals.membership import Membership
 from fdaudit.models.conditional import shared_network
+from fdaudit.registry import AttackCard
 from fdaudit.types import Applicability, AttackTask
 
 from .._reading import reads_forms
 from .._target_model import shared_model
+from .._uploads import with_payload
 
 if TYPE_CHECKING:
     from fdaudit.adversary.knowledge import Knowledge
@@ -50,20 +52,22 @@ class GeneratorLeakage:
     sets. A generator of features is compared with the candidates' features in the last shared model.
     """
 
-    name: ClassVar[str] = "generator-leakage"
-    work: ClassVar[dict[str, Any]] = {"once": 1400, "each": 2400, "grows": ("samples",)}
-    goal: ClassVar[str] = "membership"
-    needs: ClassVar[tuple[str, ...]] = ("generator_parameters", "generated_samples")
-    assumes: ClassVar[tuple[str, ...]] = ("encoder",)
-    oracle: ClassVar[str | None] = None
-    source: ClassVar[str] = "Hilprecht, Härterich & Bernau 2019, Monte Carlo attacks"
-    tasks: ClassVar[tuple[str, ...]] = ("single-label", "multi-label")
-    profiles: ClassVar[dict[str, dict[str, Any]]] = {
-        "quick": {"samples": 1000},
-        "standard": {"samples": 10000},
-        "full": {"samples": 100000},
-    }
-    control: ClassVar[dict[str, Any]] = {"on": "generated"}
+    card = AttackCard(
+        name="generator-leakage",
+        work={"once": 1400, "each": 2400, "grows": ("samples",)},
+        goal="membership",
+        needs=("generator_parameters", "generated_samples"),
+        assumes=("encoder",),
+        oracle=None,
+        source="Hilprecht, Härterich & Bernau 2019, Monte Carlo attacks",
+        tasks=("single-label", "multi-label"),
+        profiles={
+            "quick": {"samples": 1000},
+            "standard": {"samples": 10000},
+            "full": {"samples": 100000},
+        },
+        control={"on": "generated"},
+    )
     Config: ClassVar[type[GeneratorLeakageConfig]] = GeneratorLeakageConfig
 
     def __init__(self, config: GeneratorLeakageConfig) -> None:
@@ -75,7 +79,7 @@ class GeneratorLeakage:
             return Applicability(False, "no challenge was issued for the victims")
         if self.config.space != "pixels" and knowledge.encode is None:
             return Applicability(False, "no feature extractor is known; space: pixels needs none")
-        if _kept(view, "generated_samples") or _generators(view, knowledge):
+        if with_payload(view.select(kind="generated_samples")) or _generators(view, knowledge):
             return Applicability(True)
         if _generators(view, knowledge, "features"):
             if knowledge.train is None or shared_model(view) is None:
@@ -88,60 +92,67 @@ class GeneratorLeakage:
         self, view: View, knowledge: Knowledge, task: AttackTask, generator: torch.Generator
     ) -> tuple[Membership, ...]:
         """Return one `Membership` for each challenge, with the generated samples (k, c, h, w) behind it."""
-        if not _kept(view, "generated_samples") and not _generators(view, knowledge):
+        if not with_payload(view.select(kind="generated_samples")) and not _generators(view, knowledge):
             return self._in_features(view, knowledge, task, generator)
-        found = []
+        guesses = []
         for name, challenge in task.challenges.items():
             x = challenge.x
-            made = self._generated(view, knowledge, name, generator)
-            scores = self._scores(x, made, knowledge)
-            found.append(Membership(target=name, scores=scores, generated=made))
-        return tuple(found)
+            samples = self._generated(view, knowledge, name, generator)
+            scores = self._scores(x, samples, knowledge)
+            guesses.append(Membership(target=name, scores=scores, generated=samples))
+        return tuple(guesses)
 
     def _generated(self, view: View, knowledge: Knowledge, client: str, generator: torch.Generator) -> Tensor:
         """Return samples (k, c, h, w) of the victim's generator, of the shared one, or from the record."""
-        known = _generators(view, knowledge)
-        sent = [m for m in known if m.sender == client] or [m for m in known if m.sender == "server"]
-        if sent and knowledge.generator is not None:
-            return knowledge.generator.drawn(view.tensors(sent[-1]), self.config.samples, generator, _BATCH)
-        parts, left = list[Tensor](), self.config.samples
-        for message in reversed(_kept(view, "generated_samples")):
-            if left <= 0:
+        generators = _generators(view, knowledge)
+        own = [m for m in generators if m.sender == client]
+        messages = own or [m for m in generators if m.sender == "server"]
+        if messages and knowledge.generator is not None:
+            return knowledge.generator.drawn(
+                view.tensors(messages[-1]), self.config.samples, generator, _BATCH
+            )
+        parts = list[Tensor]()
+        remaining = self.config.samples
+        for message in reversed(with_payload(view.select(kind="generated_samples"))):
+            if remaining <= 0:
                 break
-            parts.append(view.tensors(message)["samples"].float().cpu()[:left])
-            left -= len(parts[-1])
+            parts.append(view.tensors(message)["samples"].float().cpu()[:remaining])
+            remaining -= len(parts[-1])
         return torch.cat(parts)
 
     def _in_features(
         self, view: View, knowledge: Knowledge, task: AttackTask, generator: torch.Generator
     ) -> tuple[Membership, ...]:
         """Return the scores of a generator of features: near which of them the shared model puts a candidate."""
-        model, card, train = shared_model(view), knowledge.generator, knowledge.train
-        sent = _generators(view, knowledge, "features")
+        model = shared_model(view)
+        card = knowledge.generator
+        train = knowledge.train
+        messages = _generators(view, knowledge, "features")
         if model is None or card is None or train is None:
             raise ValueError("generator-leakage: run on a view to which it does not apply: no model.")
-        made = card.drawn(view.tensors(sent[-1]), self.config.samples, generator, _BATCH).flatten(1)
+        samples = card.drawn(view.tensors(messages[-1]), self.config.samples, generator, _BATCH).flatten(1)
         module = shared_network(train.network(view.tensors(model))).eval()
-        found = []
+        guesses = []
         for name, challenge in task.challenges.items():
             with torch.no_grad():
                 parts = [module.features(p.to(train.device)).cpu() for p in challenge.x.split(_BATCH)]
-            scores = proximity(torch.cat(parts).flatten(1), made, self.config.rule)
-            found.append(Membership(target=name, scores=scores))
-        return tuple(found)
+            scores = proximity(torch.cat(parts).flatten(1), samples, self.config.rule)
+            guesses.append(Membership(target=name, scores=scores))
+        return tuple(guesses)
 
-    def _scores(self, x: Tensor, made: Tensor, knowledge: Knowledge) -> Tensor:
+    def _scores(self, x: Tensor, samples: Tensor, knowledge: Knowledge) -> Tensor:
         """Return scores (n,), higher if samples are nearer."""
         spaces = []
         if self.config.space != "features":
-            spaces.append((x.flatten(1), made.flatten(1)))
+            spaces.append((x.flatten(1), samples.flatten(1)))
         if self.config.space != "pixels" and knowledge.encode is not None:
             encode = knowledge.encode
-            spaces.append(
-                (encode(x).flatten(1), torch.cat([encode(p).flatten(1) for p in made.split(_BATCH)]))
-            )
+            features = torch.cat([encode(part).flatten(1) for part in samples.split(_BATCH)])
+            spaces.append((encode(x).flatten(1), features))
         scores = [proximity(a, b, self.config.rule) for a, b in spaces]
-        return torch.stack([_standardised(s) for s in scores]).mean(0) if len(scores) > 1 else scores[0]
+        if len(scores) == 1:
+            return scores[0]
+        return torch.stack(list(map(_standardised, scores))).mean(0)
 
 
 def proximity(points: Tensor, samples: Tensor, rule: str) -> Tensor:
@@ -167,23 +178,20 @@ def proximity(points: Tensor, samples: Tensor, rule: str) -> Tensor:
 
 def distances(points: Tensor, samples: Tensor) -> Tensor:
     """Return the Euclidean distance (n,) of each point (n, d) to the nearest of samples (k, d), in float64."""
-    found = torch.full((len(points),), torch.inf, dtype=torch.float64)
+    nearest = torch.full((len(points),), torch.inf, dtype=torch.float64)
     for part in samples.split(_BATCH):
-        found = torch.minimum(found, torch.cdist(points.double(), part.double()).amin(1))
-    return found
+        nearest = torch.minimum(nearest, torch.cdist(points.double(), part.double()).amin(1))
+    return nearest
 
 
 def _standardised(values: Tensor) -> Tensor:
     return (values - values.mean()) / values.std(correction=0).clamp_min(1e-12)
 
 
-def _kept(view: View, kind: str) -> tuple[Message, ...]:
-    return tuple(m for m in view.select(kind=kind) if m.payload is not None)
-
-
 def _generators(view: View, knowledge: Knowledge, makes: str = "images") -> tuple[Message, ...]:
     """Return the messages with a generator of images or features that can be built as the protocol declares it."""
     if knowledge.generator is None or knowledge.generator.makes != makes:
         return ()
-    forms = forms_of(knowledge)
-    return tuple(m for m in _kept(view, "generator_parameters") if not forms.misfit(m))
+    forms = forms_of(view, knowledge)
+    messages = with_payload(view.select(kind="generator_parameters"))
+    return tuple(m for m in messages if not forms.misfit(m))

@@ -10,11 +10,12 @@ from pydantic import Field
 from torch import Tensor
 
 from fdaudit.goals.membership import Membership
+from fdaudit.registry import AttackCard
 from fdaudit.types import Applicability, AttackTask
 
 from .._reading import reads_forms
 from .._target_model import answerable
-from ._case import Case, cases
+from ._case import CandidateAnswers, cases
 from ._coins import against_its_pair
 from ._references import ShadowConfig, missing
 from ._statistics import calibrated, lira_offline, lira_online, rmia
@@ -64,21 +65,16 @@ class RMIAConfig(ShadowedConfig):
     """a of the offline attack (`online: false`), which extrapolates Pr(x) from models without x."""
 
 
+_NEEDS: tuple[str, ...] = ("oracle (soft labels)", "model_parameters", "model_update")
+_PROFILES: dict[str, dict[str, Any]] = {
+    "quick": {"shadows": 8, "most_steps": 300, "matched": 192},
+    "standard": {"shadows": 64, "most_steps": 1000, "matched": 500},
+    "full": {"shadows": 256, "most_steps": 2000, "matched": 1920},
+}
+
+
 class _Shadowed(ABC):
     """The shared part of the attacks in this file: one answer a candidate, shadow models, and a score from both."""
-
-    name: ClassVar[str]
-    needs: ClassVar[tuple[str, ...]] = ("oracle (soft labels)", "model_parameters", "model_update")
-    reads: ClassVar[tuple[str, ...]] = ("class_counts", "sample_count")
-    assumes: ClassVar[tuple[str, ...]] = ("architecture", "auxiliary")
-    goal: ClassVar[str] = "membership"
-    oracle: ClassVar[str | None] = "soft"
-    tasks: ClassVar[tuple[str, ...]] = ("single-label", "multi-label", "text")
-    profiles: ClassVar[dict[str, dict[str, Any]]] = {
-        "quick": {"shadows": 8, "most_steps": 300, "matched": 144},
-        "standard": {"shadows": 64, "most_steps": 1000, "matched": 500},
-        "full": {"shadows": 256, "most_steps": 2000, "matched": 1440},
-    }
 
     def __init__(self, config: Any) -> None:
         self.config = config
@@ -93,7 +89,7 @@ class _Shadowed(ABC):
         self, view: View, knowledge: Knowledge, task: AttackTask, generator: torch.Generator
     ) -> tuple[Membership, ...]:
         """Return one `Membership` for each challenge; `seed` sets the random draws, so attacks share shadow models."""
-        found = cases(
+        by_target = cases(
             view,
             knowledge,
             task,
@@ -104,7 +100,7 @@ class _Shadowed(ABC):
         )
         return tuple(
             Membership(target=name, scores=against_its_pair(self._score(case), task.challenges[name]))
-            for name, case in found.items()
+            for name, case in by_target.items()
         )
 
     @property
@@ -113,7 +109,7 @@ class _Shadowed(ABC):
         return 0
 
     @abstractmethod
-    def _score(self, case: Case) -> Tensor:
+    def _score(self, case: CandidateAnswers) -> Tensor:
         """Return scores (n,) of one victim's candidates, higher for members."""
 
 
@@ -125,12 +121,21 @@ class CalibratedLoss(_Shadowed):
     loss under shadow models without the candidate leaves what is specific to this model.
     """
 
-    name: ClassVar[str] = "calibrated-loss"
-    work: ClassVar[dict[str, Any]] = {"once": 3500, "each": 700, "grows": ("shadows", "most_steps")}
-    source: ClassVar[str] = "Watson, Guo, Cormode & Sablayrolles 2022, Eq. 2"
+    card = AttackCard(
+        name="calibrated-loss",
+        work={"once": 3500, "each": 700, "grows": ("shadows", "most_steps")},
+        source="Watson, Guo, Cormode & Sablayrolles 2022, Eq. 2",
+        goal="membership",
+        needs=_NEEDS,
+        reads=("class_counts", "sample_count"),
+        assumes=("architecture", "auxiliary"),
+        oracle="soft",
+        tasks=("single-label", "multi-label", "text", "table"),
+        profiles=_PROFILES,
+    )
     Config: ClassVar[type[ShadowedConfig]] = ShadowedConfig
 
-    def _score(self, case: Case) -> Tensor:
+    def _score(self, case: CandidateAnswers) -> Tensor:
         return calibrated(*case.likelihood(case.x, case.y), case.inside)
 
 
@@ -143,12 +148,21 @@ class LiRAOnline(_Shadowed):
     all candidates share one variance, as in the paper.
     """
 
-    name: ClassVar[str] = "lira-online"
-    work: ClassVar[dict[str, Any]] = {"once": 3500, "each": 400, "grows": ("shadows", "most_steps")}
-    source: ClassVar[str] = "Carlini, Chien, Nasr, Song, Terzis & Tramèr 2022, Algorithm 1"
+    card = AttackCard(
+        name="lira-online",
+        work={"once": 3500, "each": 400, "grows": ("shadows", "most_steps")},
+        source="Carlini, Chien, Nasr, Song, Terzis & Tramèr 2022, Algorithm 1",
+        goal="membership",
+        needs=_NEEDS,
+        reads=("class_counts", "sample_count"),
+        assumes=("architecture", "auxiliary"),
+        oracle="soft",
+        tasks=("single-label", "multi-label", "text", "table"),
+        profiles=_PROFILES,
+    )
     Config: ClassVar[type[ShadowedConfig]] = ShadowedConfig
 
-    def _score(self, case: Case) -> Tensor:
+    def _score(self, case: CandidateAnswers) -> Tensor:
         return _likelihood_ratio(case, self.config.online)
 
 
@@ -160,12 +174,21 @@ class LiRAOffline(_Shadowed):
     score of the target's logit-scaled confidence among theirs.
     """
 
-    name: ClassVar[str] = "lira-offline"
-    work: ClassVar[dict[str, Any]] = {"once": 3500, "each": 400, "grows": ("shadows", "most_steps")}
-    source: ClassVar[str] = "Carlini, Chien, Nasr, Song, Terzis & Tramèr 2022, section V-D, Eq. 4"
+    card = AttackCard(
+        name="lira-offline",
+        work={"once": 3500, "each": 400, "grows": ("shadows", "most_steps")},
+        source="Carlini, Chien, Nasr, Song, Terzis & Tramèr 2022, section V-D, Eq. 4",
+        goal="membership",
+        needs=_NEEDS,
+        reads=("class_counts", "sample_count"),
+        assumes=("architecture", "auxiliary"),
+        oracle="soft",
+        tasks=("single-label", "multi-label", "text", "table"),
+        profiles=_PROFILES,
+    )
     Config: ClassVar[type[LiRAOfflineConfig]] = LiRAOfflineConfig
 
-    def _score(self, case: Case) -> Tensor:
+    def _score(self, case: CandidateAnswers) -> Tensor:
         return _likelihood_ratio(case, self.config.online)
 
 
@@ -177,21 +200,29 @@ class RMIA(_Shadowed):
     compared with the same ratio of population records, drawn from the auxiliary ones.
     """
 
-    name: ClassVar[str] = "rmia"
-    work: ClassVar[dict[str, Any]] = {"once": 3500, "each": 600, "grows": ("shadows", "most_steps")}
-    source: ClassVar[str] = "Zarifzadeh, Liu & Shokri 2024, Eq. 2 to 4"
-    profiles: ClassVar[dict[str, dict[str, Any]]] = {
-        "quick": {"shadows": 8, "most_steps": 300, "matched": 144, "population": 100},
-        "standard": {"shadows": 64, "most_steps": 1000, "matched": 500, "population": 500},
-        "full": {"shadows": 256, "most_steps": 2000, "matched": 1440, "population": 2500},
-    }
+    card = AttackCard(
+        name="rmia",
+        work={"once": 3500, "each": 600, "grows": ("shadows", "most_steps")},
+        source="Zarifzadeh, Liu & Shokri 2024, Eq. 2 to 4",
+        profiles={
+            "quick": {"shadows": 8, "most_steps": 300, "matched": 192, "population": 100},
+            "standard": {"shadows": 64, "most_steps": 1000, "matched": 500, "population": 500},
+            "full": {"shadows": 256, "most_steps": 2000, "matched": 1920, "population": 2500},
+        },
+        goal="membership",
+        needs=_NEEDS,
+        reads=("class_counts", "sample_count"),
+        assumes=("architecture", "auxiliary"),
+        oracle="soft",
+        tasks=("single-label", "multi-label", "text", "table"),
+    )
     Config: ClassVar[type[RMIAConfig]] = RMIAConfig
 
     @property
     def _besides(self) -> int:
         return int(self.config.population)
 
-    def _score(self, case: Case) -> Tensor:
+    def _score(self, case: CandidateAnswers) -> Tensor:
         k = case.besides
         z, z_y = (part[:k] for part in case.references.population)
         return rmia(
@@ -204,7 +235,7 @@ class RMIA(_Shadowed):
         )
 
 
-def _likelihood_ratio(case: Case, online: bool) -> Tensor:
+def _likelihood_ratio(case: CandidateAnswers, online: bool) -> Tensor:
     phi, shadows = case.confidence()
     score = lira_online if online else lira_offline
     return score(phi, shadows, case.inside, fixed_variance=len(shadows) < FEW, blur=case.treatment.blur(phi))

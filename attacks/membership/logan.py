@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -10,10 +10,12 @@ from torch import Tensor, nn
 from fdaudit.config import Config
 from fdaudit.goals.membership import Membership
 from fdaudit.models.conditional import shared_network
+from fdaudit.registry import AttackCard
 from fdaudit.transcript.messages import Message
 from fdaudit.types import Applicability, AttackTask
 
 from .._reading import reads_forms
+from .._uploads import with_payload
 
 if TYPE_CHECKING:
     from fdaudit.adversary.knowledge import Knowledge
@@ -38,16 +40,18 @@ class DiscriminatorScore:
     nothing about candidates unless these were among them. If only such scores are sent, the attack does not apply.
     """
 
-    name: ClassVar[str] = "logan"
-    work: ClassVar[dict[str, Any]] = {"once": 3000, "each": 250}
-    goal: ClassVar[str] = "membership"
-    needs: ClassVar[tuple[str, ...]] = ("discriminator_parameters", "model_parameters")
-    assumes: ClassVar[tuple[str, ...]] = ("architecture",)
-    oracle: ClassVar[str | None] = None
-    source: ClassVar[str] = "Hayes, Melis, Danezis & De Cristofaro 2019 (LOGAN), white box"
-    tasks: ClassVar[tuple[str, ...]] = ("single-label", "multi-label")
-    profiles: ClassVar[dict[str, dict[str, Any]]] = {"quick": {}, "standard": {}, "full": {}}
-    control: ClassVar[dict[str, Any]] = {"on": "discriminator"}
+    card = AttackCard(
+        name="logan",
+        work={"once": 3000, "each": 250},
+        goal="membership",
+        needs=("discriminator_parameters", "model_parameters"),
+        assumes=("architecture",),
+        oracle=None,
+        source="Hayes, Melis, Danezis & De Cristofaro 2019 (LOGAN), white box",
+        tasks=("single-label", "multi-label"),
+        profiles={"quick": {}, "standard": {}, "full": {}},
+        control={"on": "discriminator"},
+    )
     Config: ClassVar[type[DiscriminatorScoreConfig]] = DiscriminatorScoreConfig
 
     def __init__(self, config: DiscriminatorScoreConfig) -> None:
@@ -72,29 +76,25 @@ class DiscriminatorScore:
         self, view: View, knowledge: Knowledge, task: AttackTask, generator: torch.Generator
     ) -> tuple[Membership, ...]:
         """Return one `Membership` for each challenge: the discriminator's logits; the attack is deterministic."""
-        found = []
+        guesses = []
         for name, challenge in task.challenges.items():
-            sent = _sent(view, name)
-            if sent is None or knowledge.train is None:
+            messages = _sent(view, name)
+            if messages is None or knowledge.train is None:
                 raise ValueError(f"logan: run on a view to which it does not apply: nothing of {name}.")
-            head, network = (view.tensors(m) for m in sent)
+            head, network = (view.tensors(m) for m in messages)
             if "head.weight" in head:  # the discriminator shares nothing: its extractor comes with it
                 network = {**network, **{n: t for n, t in head.items() if n.startswith("extractor.")}}
                 head = {n: head[f"head.{n}"] for n in ("weight", "bias")}
             module = shared_network(knowledge.train.network(network)).eval()
             scores = _logits(module.extractor, head, challenge.x, knowledge.train.device)
-            found.append(Membership(target=name, scores=scores))
-        return tuple(found)
+            guesses.append(Membership(target=name, scores=scores))
+        return tuple(guesses)
 
 
 def _sent(view: View, client: str) -> tuple[Message, Message] | None:
     """Return a client's last discriminator and the classifier that it sent in the same round, or None."""
     for head in reversed(view.select(kind="discriminator_parameters", sender=client)):
-        below = [
-            m
-            for m in view.select(kind="model_parameters", sender=client, round=head.round)
-            if m.payload is not None
-        ]
+        below = with_payload(view.select(kind="model_parameters", sender=client, round=head.round))
         if head.payload is not None and below:
             return head, below[-1]
     return None
@@ -103,7 +103,8 @@ def _sent(view: View, client: str) -> tuple[Message, Message] | None:
 @torch.no_grad()
 def _logits(extractor: nn.Module, head: dict[str, Tensor], x: Tensor, device: torch.device) -> Tensor:
     """Return the discriminator's logits (n,) of images (n, c, h, w), on the CPU."""
-    weight, bias = head["weight"].to(device), head["bias"].to(device)
+    weight = head["weight"].to(device)
+    bias = head["bias"].to(device)
     logits = [
         nn.functional.linear(extractor(part.to(device)), weight, bias)[:, 0].cpu() for part in x.split(_BATCH)
     ]

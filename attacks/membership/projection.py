@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from pydantic import Field
@@ -13,12 +13,14 @@ from torch import Tensor, nn
 from fdaudit.config import Config
 from fdaudit.goals.membership import Membership
 from fdaudit.kinds import MODELS
+from fdaudit.models.network import moved
+from fdaudit.registry import AttackCard
 from fdaudit.types import Applicability, AttackTask
 
 from .._reading import reads_forms
 from .._uploads import after, broadcasts, uploads_of
 from ..gradient_inversion.gradients import GradientMap, flatten
-from ..gradient_inversion.uploads import device_of, network
+from ..gradient_inversion.training_mode import separable_network
 from ._coins import against_its_pair
 
 if TYPE_CHECKING:
@@ -82,22 +84,24 @@ def projected(gram: Tensor, products: Tensor, norm: Tensor, values: int) -> Proj
         values: P.
     """
     k, basis = torch.linalg.eigh(gram.double())
-    kept = k > _ZERO * k.amax(1, keepdim=True).clamp_min(_TINY)
-    k = torch.where(kept, k, 1.0)
+    spanned = k > _ZERO * k.amax(1, keepdim=True).clamp_min(_TINY)
+    k = torch.where(spanned, k, 1.0)
     a = (basis.mT @ products.double().unsqueeze(2)).squeeze(2)
-    energy = torch.where(kept, a.square() / k, 0.0)
+    energy = torch.where(spanned, a.square() / k, 0.0)
     outside = (norm.double() - energy.sum(1)).clamp_min(0)
     mean = torch.diagonal(gram.double(), dim1=1, dim2=2).mean(1).clamp_min(_TINY)
     lam = _RIDGES[:, None].to(mean) * mean  # (l, r)
-    spread = ((energy / (1 + k / lam[..., None])).sum(2) + outside) / values  # σ²
-    evidence = -0.5 * (
-        (torch.log1p(k / lam[..., None]) * kept).sum(2) + values * spread.clamp_min(_TINY).log()
-    )
+    ratio = k / lam[..., None]  # (l, r, n)
+    spread = ((energy / (1 + ratio)).sum(2) + outside) / values  # σ²
+    # The log likelihood of u with its best σ² put in: -½ (log |I + G Gᵀ/λ| + P log σ²), up to a constant.
+    volume = (torch.log1p(ratio) * spanned).sum(2)
+    evidence = -0.5 * (volume + values * spread.clamp_min(_TINY).log())
     best = evidence.argmax(0)
     rows = torch.arange(len(best), device=best.device)
-    lam_, spread_ = lam[best, rows][:, None], spread[best, rows][:, None]
-    shrunk = torch.where(kept, 1 / (k + lam_), 1 / lam_)
-    share = (basis @ (torch.where(kept, a, 0.0) * shrunk).unsqueeze(2)).squeeze(2)
+    lam_ = lam[best, rows][:, None]
+    spread_ = spread[best, rows][:, None]
+    shrunk = torch.where(spanned, 1 / (k + lam_), 1 / lam_)
+    share = (basis @ (torch.where(spanned, a, 0.0) * shrunk).unsqueeze(2)).squeeze(2)
     variance = spread_ * (basis.square() * shrunk.unsqueeze(1)).sum(2)
     return Projected(share=share, variance=variance, ridge=_RIDGES.to(mean)[best])
 
@@ -114,19 +118,21 @@ class UpdateProjection:
     gradients of all victims' candidates and of its own records.
     """
 
-    name: ClassVar[str] = "update-projection"
-    work: ClassVar[dict[str, Any]] = {"once": 2500, "each": 2600, "grows": ("uploads", "rounds")}
-    goal: ClassVar[str] = "membership"
-    needs: ClassVar[tuple[str, ...]] = ("gradient", "model_update", "model_parameters")
-    assumes: ClassVar[tuple[str, ...]] = ("architecture",)
-    source: ClassVar[str] = "Gauss least squares; ridge by the evidence, MacKay 1992, Eq. 4.2"
-    control: ClassVar[dict[str, str]] = {"on": "uploads"}
-    tasks: ClassVar[tuple[str, ...]] = ("single-label", "text")
-    profiles: ClassVar[dict[str, dict[str, Any]]] = {
-        "quick": {"uploads": 30, "rounds": 30},
-        "standard": {"uploads": 100, "rounds": 300},
-        "full": {"uploads": 1000, "rounds": 1000},
-    }
+    card = AttackCard(
+        name="update-projection",
+        work={"once": 2500, "each": 2600, "grows": ("uploads", "rounds")},
+        goal="membership",
+        needs=("gradient", "model_update", "model_parameters"),
+        assumes=("architecture",),
+        source="Gauss least squares; ridge by the evidence, MacKay 1992, Eq. 4.2",
+        control={"on": "uploads"},
+        tasks=("single-label", "text", "table"),
+        profiles={
+            "quick": {"uploads": 30, "rounds": 30},
+            "standard": {"uploads": 100, "rounds": 300},
+            "full": {"uploads": 1000, "rounds": 1000},
+        },
+    )
     Config: ClassVar[type[UpdateProjectionConfig]] = UpdateProjectionConfig
 
     def __init__(self, config: UpdateProjectionConfig) -> None:
@@ -136,7 +142,7 @@ class UpdateProjection:
         """Check for a victim's uploads in view, or two broadcast models, and the network."""
         if not task.challenges:
             return Applicability(False, "no challenge was issued for the victims")
-        module = network(knowledge)
+        module = separable_network(knowledge)
         if isinstance(module, str):
             return Applicability(False, module)
         reasons = {name: reason for name in task.challenges if (reason := _missing(view, name, module))}
@@ -148,11 +154,11 @@ class UpdateProjection:
         self, view: View, knowledge: Knowledge, task: AttackTask, generator: torch.Generator
     ) -> tuple[Membership, ...]:
         """Return one `Membership` for each victim whose uploads are in view, or for all from the broadcast models."""
-        module = network(knowledge)
+        module = separable_network(knowledge)
         if isinstance(module, str):
             raise ValueError(f"update-projection: run on a view to which it does not apply: {module}.")
-        module = module.to(device_of(knowledge))
-        found: list[Membership] = []
+        module = module.to(knowledge.device)
+        guesses: list[Membership] = []
         unseen: list[Challenge] = []
         for name, challenge in task.challenges.items():
             if _missing(view, name, module):
@@ -160,9 +166,11 @@ class UpdateProjection:
                 continue
             uploads = [_upload(view, *pair) for pair in uploads_of(view, name)[: self.config.uploads]]
             scores = self._scores(uploads, module, challenge.x, challenge.y, generator)
-            found.append(Membership(target=name, scores=against_its_pair(scores, challenge)))
+            guesses.append(Membership(target=name, scores=against_its_pair(scores, challenge)))
         changes = _changes(view, module)[: self.config.rounds] if unseen else []
-        return (*found, *(self._together(view, changes, module, unseen, generator) if changes else ()))
+        if changes:
+            guesses += self._together(view, changes, module, unseen, generator)
+        return tuple(guesses)
 
     def _together(
         self,
@@ -177,37 +185,45 @@ class UpdateProjection:
         x = torch.cat([*(c.x for c in challenges), *(x.cpu() for x, _ in own)])
         y = torch.cat([*(c.y for c in challenges), *(y.cpu() for _, y in own)])
         scores = self._scores([_upload(view, end, start) for start, end in changes], module, x, y, generator)
-        parts = scores[: sum(len(c.y) for c in challenges)].split([len(c.y) for c in challenges])
+        counts = [len(c.y) for c in challenges]
+        parts = scores[: sum(counts)].split(counts)
         return [
             Membership(target=c.target, scores=against_its_pair(part, c))
             for c, part in zip(challenges, parts, strict=True)
         ]
 
     def _scores(
-        self, uploads: list[_Upload], module: nn.Module, x: Tensor, y: Tensor, generator: torch.Generator
+        self,
+        uploads: list[_ProjectedUpload],
+        module: nn.Module,
+        x: Tensor,
+        y: Tensor,
+        generator: torch.Generator,
     ) -> Tensor:
         """Return scores (n,) of records (x, y), before pairs are compared."""
         looked_at = _coordinates(module, len(y), generator)
-        gram, products, norm = list[Tensor](), list[Tensor](), list[Tensor]()
+        gram = list[Tensor]()
+        products = list[Tensor]()
+        norm = list[Tensor]()
         for upload in uploads:
-            gradients, sent = upload.on(module, x, y, looked_at)
-            if not bool(sent.any()):  # nothing was changed, and so nothing is to be explained
+            gradients, change = upload.on(module, x, y, looked_at)
+            if not bool(change.any()):  # nothing was changed, and so nothing is to be explained
                 continue
             gram.append(gradients @ gradients.T)
-            products.append(gradients @ sent)
-            norm.append(sent.square().sum())
+            products.append(gradients @ change)
+            norm.append(change.square().sum())
         if not norm:
             return torch.zeros(len(y), dtype=torch.float64)
         if self.config.score == "cosine":
             lengths = torch.stack([g.diagonal().sqrt() for g in gram]) * torch.stack(norm).sqrt()[:, None]
             return (torch.stack(products) / lengths.clamp_min(_TINY)).mean(0).cpu()
-        found = projected(torch.stack(gram), torch.stack(products), torch.stack(norm), len(sent))
-        weights = 1 / found.variance.clamp_min(_TINY)
-        return ((found.share * weights).sum(0) / weights.sum(0)).cpu()
+        projection = projected(torch.stack(gram), torch.stack(products), torch.stack(norm), len(change))
+        weights = 1 / projection.variance.clamp_min(_TINY)
+        return ((projection.share * weights).sum(0) / weights.sum(0)).cpu()
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class _Upload:
+class _ProjectedUpload:
     """One upload as a descent direction, and the models where gradients are computed."""
 
     descent: Mapping[str, Tensor]
@@ -216,31 +232,30 @@ class _Upload:
     def on(self, module: nn.Module, x: Tensor, y: Tensor, looked_at: Tensor | None) -> tuple[Tensor, Tensor]:
         """Return the records' gradients (n, P) and the upload (P,), float64, at the selected parameters."""
         device = next(module.parameters()).device
-        x, y = x.to(device)[:, None], y.to(device)[:, None]
+        x = x.to(device)[:, None]
+        y = y.to(device)[:, None]
         total: Tensor | None = None
         for model in self.models:
-            at = GradientMap(module, {name: t.to(device) for name, t in model.items()})
-            rows = [
-                part if looked_at is None else part[:, looked_at]
-                for part in (
-                    at(xs, ys).double() for xs, ys in zip(x.split(_BATCH), y.split(_BATCH), strict=True)
-                )
-            ]
+            at = GradientMap(module, moved(model, device))
+            rows = []
+            for xs, ys in zip(x.split(_BATCH), y.split(_BATCH), strict=True):
+                gradients = at(xs, ys).double()
+                rows.append(gradients if looked_at is None else gradients[:, looked_at])
             total = torch.cat(rows) if total is None else total + torch.cat(rows)
-            sent = flatten(self.descent, at.names).to(device).double()
+            descent = flatten(self.descent, at.names).to(device).double()
         if total is None:
             raise ValueError("an upload needs a model that it started from")
-        return total / len(self.models), sent if looked_at is None else sent[looked_at]
+        return total / len(self.models), descent if looked_at is None else descent[looked_at]
 
 
-def _upload(view: View, message: Message, origin: Message) -> _Upload:
+def _upload(view: View, message: Message, origin: Message) -> _ProjectedUpload:
     start = view.tensors(origin)
     if message.kind == "gradient":
-        return _Upload(descent=view.tensors(message), models=(start,))
+        return _ProjectedUpload(descent=view.tensors(message), models=(start,))
     end = after(view, message, start)
     one_step = view.hyperparameters.get("local_steps") == 1
     descent = {name: start[name] - value for name, value in end.items()}
-    return _Upload(descent=descent, models=(start,) if one_step else (start, end))
+    return _ProjectedUpload(descent=descent, models=(start,) if one_step else (start, end))
 
 
 def _changes(view: View, module: nn.Module) -> list[tuple[Message, Message]]:
@@ -248,19 +263,19 @@ def _changes(view: View, module: nn.Module) -> list[tuple[Message, Message]]:
     shapes = {name: tuple(p.shape) for name, p in module.named_parameters()}
 
     def fits(message: Message) -> bool:
-        found = {name: tuple(info.shape) for name, info in message.tensors.items()}
-        return all(found.get(name) == shape for name, shape in shapes.items())
+        sizes = {name: tuple(info.shape) for name, info in message.tensors.items()}
+        return all(sizes.get(name) == shape for name, shape in shapes.items())
 
-    sent = [m for m in broadcasts(view) if fits(m)]
-    return list(pairwise(sent))
+    models = [m for m in broadcasts(view) if fits(m)]
+    return list(pairwise(models))
 
 
 def _missing(view: View, target: str, module: nn.Module) -> str:
     """Return why there is no upload of a client to explain; empty if there is one."""
-    found = uploads_of(view, target)
-    if not found:
+    uploads = uploads_of(view, target)
+    if not uploads:
         return f"no {', '.join(MODELS[:-1])} or {MODELS[-1]} of {target} in view, with the model that it started from"
-    shapes = {name: tuple(info.shape) for name, info in found[0][1].tensors.items()}
+    shapes = {name: tuple(info.shape) for name, info in uploads[0][1].tensors.items()}
     if any(shapes.get(name) != tuple(p.shape) for name, p in module.named_parameters()):
         return f"the model that {target} started from is of another network"
     return ""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from pydantic import Field
@@ -11,14 +11,16 @@ from torch import Tensor
 
 from fdaudit.config import Config
 from fdaudit.goals.membership import Membership
+from fdaudit.registry import AttackCard
 from fdaudit.rng import child_seed
 from fdaudit.training.class_means import known
 from fdaudit.transcript.messages import role
 from fdaudit.types import Applicability, AttackTask
 
 from .._reading import reads_forms
-from ._coins import pairs_of
-from ._matched import drawn, drawn_of_stranger
+from .._uploads import clients_of, with_payload
+from ._coins import scores_of
+from ._matched import drawn, drawn_of_stranger, pool_of
 from ._references import missing
 from ._ridge import Regressed, regressed_in_parts, regressed_sum, stacked
 from ._taught import tables_of_shadows, tables_sent, teachers_of
@@ -59,23 +61,23 @@ class PrototypeRegression:
     A client sees only means over other clients: there it predicts the coins of all victims from each mean together.
     """
 
-    name: ClassVar[str] = "prototype-regression"
-    work: ClassVar[dict[str, Any]] = {"once": 30000, "each": 20000, "grows": ("shadows", "rounds")}
-    goal: ClassVar[str] = "membership"
-    needs: ClassVar[tuple[str, ...]] = ("class_prototypes",)
-    reads: ClassVar[tuple[str, ...]] = ("class_counts", "sample_count")
-    assumes: ClassVar[tuple[str, ...]] = ("architecture", "auxiliary")
-    oracle: ClassVar[str | None] = None
-    source: ClassVar[str] = (
-        "Hoerl & Kennard 1970 on shadow models (Shokri et al. 2017); stacked after Wolpert 1992"
+    card = AttackCard(
+        name="prototype-regression",
+        work={"once": 30000, "each": 20000, "grows": ("shadows", "rounds")},
+        goal="membership",
+        needs=("class_prototypes",),
+        reads=("class_counts", "sample_count"),
+        assumes=("architecture", "auxiliary"),
+        oracle=None,
+        source="Hoerl & Kennard 1970 on shadow models (Shokri et al. 2017); stacked after Wolpert 1992",
+        control={"on": "tables"},
+        tasks=("single-label", "text", "table"),
+        profiles={
+            "quick": {"shadows": 192, "rounds": 50},
+            "standard": {"shadows": 500, "rounds": 100},
+            "full": {"shadows": 2000, "rounds": 500},
+        },
     )
-    control: ClassVar[dict[str, str]] = {"on": "tables"}
-    tasks: ClassVar[tuple[str, ...]] = ("single-label", "text")
-    profiles: ClassVar[dict[str, dict[str, Any]]] = {
-        "quick": {"shadows": 192, "rounds": 50},
-        "standard": {"shadows": 500, "rounds": 100},
-        "full": {"shadows": 2000, "rounds": 500},
-    }
     Config: ClassVar[type[PrototypeRegressionConfig]] = PrototypeRegressionConfig
 
     def __init__(self, config: PrototypeRegressionConfig) -> None:
@@ -93,32 +95,36 @@ class PrototypeRegression:
         self, view: View, knowledge: Knowledge, task: AttackTask, generator: torch.Generator
     ) -> tuple[Membership, ...]:
         """Return one `Membership` for each victim; `seed` decides what is random."""
-        found: list[Membership] = []
+        guesses: list[Membership] = []
         unseen: list[Challenge] = []
         for name, challenge in task.challenges.items():
-            sent = {now: table for now, table in tables_sent(view, name).items() if now < self.config.rounds}
-            if sent:
-                found.append(self._guess(view, knowledge, challenge, sent))
+            tables = {
+                now: table for now, table in tables_sent(view, name).items() if now < self.config.rounds
+            }
+            if tables:
+                guesses.append(self._guess(view, knowledge, challenge, tables))
             else:
                 unseen.append(challenge)
         mean = averages(view) if unseen else None
         if mean is not None:
-            found += self._guesses(view, knowledge, unseen, *mean)
-        return tuple(found)
+            guesses += self._guesses(view, knowledge, unseen, *mean)
+        return tuple(guesses)
 
     def _guess(
-        self, view: View, knowledge: Knowledge, challenge: Challenge, sent: Mapping[int, Tensor]
+        self, view: View, knowledge: Knowledge, challenge: Challenge, tables: Mapping[int, Tensor]
     ) -> Membership:
         """Guess about a victim whose own tables are in view."""
-        theirs, coins = self._shadows(view, knowledge, challenge, max(sent) + 1, _only_right(sent))
+        theirs, coins = self._shadows(view, knowledge, challenge, max(tables) + 1, _only_right(tables))
         treatment = _treatment(view, challenge.target)
         plain = treatment.noisy or view.hyperparameters.get("share") == "hard"
         floor = max(treatment.floor, _FLOOR)
         parts = []
-        for now, table in sorted(sent.items()):
-            shadows, mine = theirs[:, now].double(), table
+        for now, table in sorted(tables.items()):
+            shadows = theirs[:, now].double()
+            mine = table
             if not plain:
-                shadows, mine = _log_rows(shadows, floor), _log_rows(mine, floor)
+                shadows = _log_rows(shadows, floor)
+                mine = _log_rows(mine, floor)
             parts.append((shadows.flatten(1), mine.flatten(), treatment.variance))
         return _membership(challenge, regressed_in_parts(parts, coins, stack=True), len(parts))
 
@@ -132,8 +138,10 @@ class PrototypeRegression:
     ) -> list[Membership]:
         """Guess about victims whose tables are in view as part of a mean alone, over the clients `within`."""
         means = {now: table for now, table in means.items() if now < self.config.rounds}
-        rounds, only_right = max(means) + 1, _only_right(means)
-        by_name, own = {c.target: c for c in challenges}, {k: tables_sent(view, k) for k in within}
+        rounds = max(means) + 1
+        only_right = _only_right(means)
+        by_name = {c.target: c for c in challenges}
+        own = {k: tables_sent(view, k) for k in within}
         records = max(len(c.y) for c in challenges) // 2
         shadows: dict[str, tuple[Tensor, Tensor]] = {}
         for client in within:
@@ -141,23 +149,25 @@ class PrototypeRegression:
                 shadows[client] = self._shadows(view, knowledge, by_name[client], rounds, only_right)
             elif not own[client]:
                 shadows[client] = self._strangers(view, knowledge, client, rounds, only_right, records)
-        found: dict[str, list[Regressed]] = {name: [] for name in by_name}
+        regressions: dict[str, list[Regressed]] = {name: [] for name in by_name}
         for now, table in sorted(means.items()):
             theirs = [t[:, now].double() for t, _ in shadows.values()]
-            mine = [sent[now] for sent in own.values() if now in sent]
+            mine = [tables[now] for tables in own.values() if now in tables]
             share = _share(theirs, mine)
-            left = table - torch.stack([*(share * t for t in mine), torch.zeros_like(table)]).sum(0)
-            coins = (coins for _, coins in shadows.values())
+            rest = table - torch.stack([*(share * t for t in mine), torch.zeros_like(table)]).sum(0)
+            coins = [coins for _, coins in shadows.values()]
             clients = [((t * share).flatten(1), c) for t, c in zip(theirs, coins, strict=True)]
-            told = regressed_sum(clients, left.flatten())
-            for name, one in zip(shadows, told, strict=True):
+            predicted = regressed_sum(clients, rest.flatten())
+            for name, one in zip(shadows, predicted, strict=True):
                 if name in by_name:
-                    found[name].append(one)
-        return [
-            _membership(c, stacked(found[c.target], shadows[c.target][1]), len(means))
-            for c in challenges
-            if c.target in shadows
-        ]
+                    regressions[name].append(one)
+        guesses = []
+        for challenge in challenges:
+            if challenge.target in shadows:
+                _, coins_of_shadows = shadows[challenge.target]
+                regression = stacked(regressions[challenge.target], coins_of_shadows)
+                guesses.append(_membership(challenge, regression, len(means)))
+        return guesses
 
     def _shadows(
         self, view: View, knowledge: Knowledge, challenge: Challenge, rounds: int, only_right: bool
@@ -168,11 +178,9 @@ class PrototypeRegression:
         inside, others, coins = drawn(
             view, knowledge, challenge, self.config.shadows, paired=True, seed=self.config.seed
         )
-        x, y = (
-            torch.cat([a, b]) for a, b in zip((challenge.x, challenge.y), knowledge.auxiliary, strict=True)
-        )
-        held = torch.cat([inside, others], 1)
-        return self._tables(view, knowledge, challenge.target, (x, y), held, rounds, only_right), coins
+        pool = pool_of(challenge, knowledge.auxiliary)
+        masks = torch.cat([inside, others], 1)
+        return self._tables(view, knowledge, challenge.target, pool, masks, rounds, only_right), coins
 
     def _strangers(
         self, view: View, knowledge: Knowledge, client: str, rounds: int, only_right: bool, records: int
@@ -181,8 +189,8 @@ class PrototypeRegression:
         if knowledge.auxiliary is None:
             raise ValueError("prototype-regression: no auxiliary records. Ask `applicable` first.")
         count = self.config.shadows
-        held = drawn_of_stranger(view, knowledge, client, count, records=records, seed=self.config.seed)
-        tables = self._tables(view, knowledge, client, knowledge.auxiliary, held, rounds, only_right)
+        masks = drawn_of_stranger(view, knowledge, client, count, records=records, seed=self.config.seed)
+        tables = self._tables(view, knowledge, client, knowledge.auxiliary, masks, rounds, only_right)
         return tables, torch.zeros(count, 0)
 
     def _tables(
@@ -191,14 +199,14 @@ class PrototypeRegression:
         knowledge: Knowledge,
         client: str,
         records: tuple[Tensor, Tensor],
-        held: Tensor,
+        masks: Tensor,
         rounds: int,
         only_right: bool,
     ) -> Tensor:
         return tables_of_shadows(
             knowledge,
             *records,
-            held,
+            masks,
             teachers_of(view, client, rounds, knowledge.classes),
             training=view.hyperparameters,
             only_right=only_right,
@@ -213,14 +221,18 @@ def averages(view: View) -> tuple[dict[int, Tensor], tuple[str, ...]] | None:
     A mean for one client alone is over the others, as in FKD. A mean for several is over all clients, as in PLS. Among
     means for single clients those of the view's first member count. None if there is no mean in view.
     """
-    sent = [m for m in view.select(kind=_KIND) if role(m.sender) != "client" and m.payload is not None]
-    if not sent:
+    messages = [m for m in with_payload(view.select(kind=_KIND)) if role(m.sender) != "client"]
+    if not messages:
         return None
-    clients = tuple(p for p in view.parties if role(p) == "client")
-    first = sent[0].receivers
-    chosen = [m for m in sent if m.receivers == first]
-    within = tuple(k for k in clients if k not in first) if len(first) == 1 else clients
-    return {m.round: view.tensors(m)["values"].double().cpu() for m in chosen}, within
+    first = messages[0].receivers
+    within = clients_of(view)
+    if len(first) == 1:
+        within = [client for client in within if client not in first]
+    tables = {}
+    for message in messages:
+        if message.receivers == first:
+            tables[message.round] = view.tensors(message)["values"].double().cpu()
+    return tables, tuple(within)
 
 
 def _share(theirs: Sequence[Tensor], mine: Sequence[Tensor]) -> Tensor:
@@ -231,8 +243,8 @@ def _share(theirs: Sequence[Tensor], mine: Sequence[Tensor]) -> Tensor:
         mine: the tables (C, C) in view.
     """
     shares_of_shadows = [known(t.flatten(0, 1)).double().view(len(t), -1).mean(0) for t in theirs]
-    held = torch.stack([*shares_of_shadows, *(known(t).double() for t in mine)]).sum(0)
-    return 1 / held.clamp_min(1)[:, None]
+    holders = torch.stack([*shares_of_shadows, *(known(t).double() for t in mine)]).sum(0)
+    return 1 / holders.clamp_min(1)[:, None]
 
 
 def _only_right(tables: Mapping[int, Tensor]) -> bool:
@@ -252,19 +264,15 @@ def _treatment(view: View, client: str) -> Treatment:
 
 def _log_rows(tables: Tensor, floor: float) -> Tensor:
     """Return logarithms of probabilities (..., C), each row less its mean; an empty row is zero."""
-    found = tables.clamp_min(floor).log()
-    return found - found.mean(-1, keepdim=True)
+    logs = tables.clamp_min(floor).log()
+    return logs - logs.mean(-1, keepdim=True)
 
 
-def _membership(challenge: Challenge, found: Regressed, rounds: int) -> Membership:
-    scores, pairs = found.coins, pairs_of(challenge)
-    if pairs is not None:
-        scores = found.coins.new_zeros(len(challenge.y))
-        scores[pairs[:, 0]], scores[pairs[:, 1]] = found.coins, -found.coins
-    told = f"class means of {rounds} {'round' if rounds == 1 else 'rounds'}"
+def _membership(challenge: Challenge, regression: Regressed, rounds: int) -> Membership:
+    note = f"class means of {rounds} {'round' if rounds == 1 else 'rounds'}"
     return Membership(
         target=challenge.target,
-        scores=scores,
-        note=told,
-        rehearsed=found.right,
+        scores=scores_of(regression.coins, challenge, paired=True),
+        note=note,
+        rehearsed=regression.right,
     )

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from pydantic import Field
 
 from fdaudit.config import Config
 from fdaudit.goals.membership import Membership
-from fdaudit.transcript.messages import role
+from fdaudit.registry import AttackCard
 from fdaudit.types import Applicability, AttackTask
 
 from .._reading import reads_forms
 from .._target_model import asked
+from .._uploads import clients_of, with_payload
+from ._answers import evenly_spread
 from ._broadcasts import broadcast_changes, changes_of
 from ._coins import scores_of
 from ._derived import averages, joined, mixtures
+from ._distilled_broadcasts import distilled_broadcasts, readings_of_distilled
 from ._ensemble import ensembles_of, weights_of
 from ._matched import Matched, before_answers, matched, strangers
 from ._references import missing
@@ -60,34 +63,34 @@ class RehearsedRegression:
 
     What is in view is a sum of what every client adds, and a residual: an average of answers of any round, the change
     of a broadcast model that averages clients' models, the mixture of all answers that FedIOD's cotangents tell a
-    client, or the answers of a model that was distilled from an average.
+    client, or the answers of a model that was distilled from an average, be it released or broadcast.
     Matched shadows show what each client adds, with and without each candidate. Where a model was distilled, the
     protocol runs on a few federations of the adversary's own, and what their models answer beyond the average of their
     teachers is the residual. All that is in view is read together, if left-out shadows show that this tells more.
     """
 
-    name: ClassVar[str] = "rehearsed-regression"
-    work: ClassVar[dict[str, Any]] = {"once": 38000, "each": 3000, "grows": ("shadows", "rehearsals")}
-    goal: ClassVar[str] = "membership"
-    needs: ClassVar[tuple[str, ...]] = (
-        "ensemble_labels",
-        "vote_counts",
-        "logit_cotangents",
-        "model_parameters",
-        "oracle (soft labels)",
+    card = AttackCard(
+        name="rehearsed-regression",
+        work={"once": 38000, "each": 3000, "grows": ("shadows", "rehearsals")},
+        goal="membership",
+        needs=(
+            "ensemble_labels",
+            "vote_counts",
+            "logit_cotangents",
+            "model_parameters",
+            "oracle (soft labels)",
+        ),
+        oracle="soft",
+        assumes=("architecture", "auxiliary", "initial", "public", "rehearse"),
+        source="Hoerl & Kennard 1970 on shadow models (Shokri et al. 2017), of rehearsed federations",
+        control={"on": "average"},
+        tasks=("single-label", "text", "table"),
+        profiles={
+            "quick": {"shadows": 192, "rounds": 1, "broadcasts": 3, "rehearsals": 16, "rehearsed_rounds": 2},
+            "standard": {"shadows": 500, "rounds": 8, "rehearsals": 48},
+            "full": {"shadows": 2000, "rounds": 20, "broadcasts": 20, "rehearsals": 100},
+        },
     )
-    oracle: ClassVar[str | None] = "soft"
-    assumes: ClassVar[tuple[str, ...]] = ("architecture", "auxiliary", "initial", "public", "rehearse")
-    source: ClassVar[str] = (
-        "Hoerl & Kennard 1970 on shadow models (Shokri et al. 2017), of rehearsed federations"
-    )
-    control: ClassVar[dict[str, str]] = {"on": "average"}
-    tasks: ClassVar[tuple[str, ...]] = ("single-label", "text")
-    profiles: ClassVar[dict[str, dict[str, Any]]] = {
-        "quick": {"shadows": 144, "rounds": 1, "broadcasts": 3, "rehearsals": 16, "rehearsed_rounds": 2},
-        "standard": {"shadows": 500, "rounds": 8, "rehearsals": 48},
-        "full": {"shadows": 2000, "rounds": 20, "broadcasts": 20, "rehearsals": 100},
-    }
     Config: ClassVar[type[RehearsedRegressionConfig]] = RehearsedRegressionConfig
 
     def __init__(self, config: RehearsedRegressionConfig) -> None:
@@ -103,7 +106,9 @@ class RehearsedRegression:
         ensembles = ensembles_of(view, knowledge, task, 1, 1)
         if any(set(one.weights) & hidden for one in ensembles) or _has_mixtures(view):
             return Applicability(True)
-        if self._distils(view, knowledge, task) or self._changes(view):
+        if self._distils(view, knowledge, task):
+            return Applicability(True)
+        if self.config.broadcasts and (broadcast_changes(view) or distilled_broadcasts(view)):
             return Applicability(True)
         return Applicability(
             False,
@@ -115,22 +120,24 @@ class RehearsedRegression:
         self, view: View, knowledge: Knowledge, task: AttackTask, generator: torch.Generator
     ) -> tuple[Membership, ...]:
         """Return one `Membership` for each victim whose own messages are not in view; `seed` decides what is random."""
-        made = self._shadows(view, knowledge, task)
-        readings = self._readings(view, knowledge, task, made)
+        shadows = self._shadows(view, knowledge, task)
+        readings = self._readings(view, knowledge, task, shadows)
         if not readings:
             return ()
-        tried = {what: self._regressed(reading, made) for what, reading in readings.items()}
-        what = min(tried, key=lambda one: sum(tried[one][k].error for k in _hidden(view, task)))
-        return tuple(
-            Membership(
-                target=name,
-                scores=scores_of(found.coins, task.challenges[name], paired=True),
-                note=f"from {what}",
-                rehearsed=found.right,
-            )
-            for name, found in tried[what].items()
-            if name in _hidden(view, task)
-        )
+        hidden = _hidden(view, task)
+        tried = {what: self._regressed(reading, shadows) for what, reading in readings.items()}
+        what = min(tried, key=lambda one: sum(tried[one][k].error for k in hidden))
+        guesses = []
+        for name, regression in tried[what].items():
+            if name in hidden:
+                guess = Membership(
+                    target=name,
+                    scores=scores_of(regression.coins, task.challenges[name], paired=True),
+                    note=f"from {what}",
+                    rehearsed=regression.right,
+                )
+                guesses.append(guess)
+        return tuple(guesses)
 
     def _shadows(
         self, view: View, knowledge: Knowledge, task: AttackTask, start: Parameters | None = None
@@ -139,53 +146,62 @@ class RehearsedRegression:
 
         They are as the clients are before their first answers, or after training from a model that was broadcast.
         """
-        cfg, training = self.config, before_answers(view.hyperparameters, from_upload=start is not None)
+        cfg = self.config
+        training = before_answers(view.hyperparameters, from_upload=start is not None)
         records = max(len(c.y) for c in task.challenges.values()) // 2
-        found = {}
-        for client in (p for p in view.parties if role(p) == "client" and p not in view.members):
+        shadows = {}
+        for client in clients_of(view):
+            if client in view.members:
+                continue
             if client in task.challenges:
-                found[client] = matched(
+                shadows[client] = matched(
                     view, knowledge, task.challenges[client], cfg.shadows,
                     training=training, start=start, paired=True, most_steps=cfg.most_steps, seed=cfg.seed,
                 )  # fmt: skip
             else:
-                found[client] = strangers(
+                shadows[client] = strangers(
                     view, knowledge, client, cfg.shadows,
                     records=records, training=training, start=start, most_steps=cfg.most_steps, seed=cfg.seed,
                 )  # fmt: skip
-        return found
+        return shadows
 
     def _readings(
-        self, view: View, knowledge: Knowledge, task: AttackTask, made: dict[str, Matched]
+        self, view: View, knowledge: Knowledge, task: AttackTask, shadows: dict[str, Matched]
     ) -> dict[str, Reading]:
         """Return what can be read, by what it is; several things together come last."""
         cfg = self.config
-        found: dict[str, Reading] = {}
+        readings: dict[str, Reading] = {}
         rounds = averages(
-            view, knowledge, task, made,
+            view, knowledge, task, shadows,
             rounds=cfg.rounds, samples=cfg.samples, most_steps=cfg.most_steps, seed=cfg.seed,
         )  # fmt: skip
         if rounds:
-            found["the first average"] = rounds[0]
+            readings["the first average"] = rounds[0]
         if len(rounds) > 1:
-            found[f"{len(rounds)} averages"] = joined(rounds)
+            readings[f"{len(rounds)} averages"] = joined(rounds)
         changes = changes_of(view, cfg.broadcasts, lambda start: self._shadows(view, knowledge, task, start))
         if changes:
-            found["the broadcast model's first change"] = changes[0]
+            readings["the broadcast model's first change"] = changes[0]
         if len(changes) > 1:
-            found[f"{len(changes)} changes of the broadcast model"] = joined(changes)
-        mixture = mixtures(view, knowledge, made, samples=2 * cfg.samples, seed=cfg.seed)
+            readings[f"{len(changes)} changes of the broadcast model"] = joined(changes)
+        candidates = torch.cat([c.x for c in task.challenges.values()])
+        taught = readings_of_distilled(
+            view, knowledge, candidates, lambda start: self._shadows(view, knowledge, task, start),
+            most=cfg.broadcasts, rehearsals=cfg.rehearsals, seed=cfg.seed,
+        )  # fmt: skip
+        if taught:
+            readings["the first distilled broadcast"] = taught[0]
+        if len(taught) > 1:
+            readings[f"{len(taught)} distilled broadcasts"] = joined(taught)
+        mixture = mixtures(view, knowledge, shadows, samples=2 * cfg.samples, seed=cfg.seed)
         if mixture is not None:
-            found["mixtures of answers"] = mixture
-        model = self._model(view, knowledge, task, made)
+            readings["mixtures of answers"] = mixture
+        model = self._model(view, knowledge, task, shadows)
         if model is not None:
-            found["the distilled model"] = model
-        if model is not None and len(found) > 1:
-            found["all of these"] = joined([*found.values()][-2:])
-        return found
-
-    def _changes(self, view: View) -> bool:
-        return self.config.broadcasts > 0 and bool(broadcast_changes(view))
+            readings["the distilled model"] = model
+        if model is not None and len(readings) > 1:
+            readings["all of these"] = joined([*readings.values()][-2:])
+        return readings
 
     def _distils(self, view: View, knowledge: Knowledge, task: AttackTask) -> bool:
         """Return whether a model that was made of all clients' answers can be asked, and its making rehearsed."""
@@ -196,7 +212,7 @@ class RehearsedRegression:
         return model is not None and model.of is None
 
     def _model(
-        self, view: View, knowledge: Knowledge, task: AttackTask, made: dict[str, Matched]
+        self, view: View, knowledge: Knowledge, task: AttackTask, shadows: dict[str, Matched]
     ) -> Reading | None:
         """Return what the released model answers about public samples and candidates, as a sum over its teachers."""
         if not self._distils(view, knowledge, task):
@@ -204,36 +220,32 @@ class RehearsedRegression:
         model, _ = asked("soft", view, knowledge, task, next(iter(task.challenges)), own=False)
         samples = [c.x for c in task.challenges.values()]
         if knowledge.public is not None:
-            some = torch.linspace(
-                0, len(knowledge.public) - 1, min(self.config.samples, len(knowledge.public))
-            )
-            samples.append(knowledge.public[some.round().long()])
+            samples.append(knowledge.public[evenly_spread(len(knowledge.public), self.config.samples)])
         x = torch.cat(samples)
         if model is None or len(x) > model.remaining:
             return None
-        clients = [p for p in view.parties if role(p) == "client"]
+        clients = clients_of(view)
         return distilled(
-            view, knowledge, made, weights_of(view, task, clients, knowledge.classes), x, model(x),
+            view, knowledge, shadows, weights_of(view, task, clients, knowledge.classes), x, model(x),
             rehearsals=self.config.rehearsals, seed=self.config.seed,
         )  # fmt: skip
 
-    def _regressed(self, reading: Reading, made: dict[str, Matched]) -> dict[str, Regressed]:
-        clients = [(part, made[client].coins) for client, part in reading.parts.items()]
+    def _regressed(self, reading: Reading, shadows: dict[str, Matched]) -> dict[str, Regressed]:
+        clients = [(part, shadows[client].coins) for client, part in reading.parts.items()]
         if reading.residual is not None and reading.rehearsed is not None:
-            found = regressed_rehearsed(clients, reading.seen, reading.residual, reading.rehearsed)
+            regressions = regressed_rehearsed(clients, reading.seen, reading.residual, reading.rehearsed)
         else:
-            found = regressed_sum(clients, reading.seen, reading.noise)
-        return dict(zip(reading.parts, found, strict=True))
+            regressions = regressed_sum(clients, reading.seen, reading.noise)
+        return dict(zip(reading.parts, regressions, strict=True))
 
 
 def _hidden(view: View, task: AttackTask) -> set[str]:
     """Return the victims that sent nothing in view which is about their own model."""
-    told = {"logits", "soft_labels", "hard_labels", "model_parameters", "model_update", "gradient"}
-    seen = {m.sender for m in view.messages if m.kind in told and m.payload is not None}
-    return {name for name in task.challenges if name not in seen}
+    kinds = {"logits", "soft_labels", "hard_labels", "model_parameters", "model_update", "gradient"}
+    senders = {m.sender for m in with_payload(view.messages) if m.kind in kinds}
+    return {name for name in task.challenges if name not in senders}
 
 
 def _has_mixtures(view: View) -> bool:
-    return view.hyperparameters.get("weights") == "eq8" and any(
-        m.payload is not None for m in view.select(kind="logit_cotangents")
-    )
+    cotangents = with_payload(view.select(kind="logit_cotangents"))
+    return view.hyperparameters.get("weights") == "eq8" and bool(cotangents)

@@ -10,12 +10,14 @@ from torch import Tensor
 
 from fdaudit.config import Config
 from fdaudit.goals.model_extraction import Extraction
+from fdaudit.registry import AttackCard
 from fdaudit.storage.cache import computed_once
 from fdaudit.training.trainer import Fit, Job, Parameters, draw_batches, parameters_of
 from fdaudit.transcript.messages import role
 from fdaudit.types import Applicability, AttackTask
 
 from .._reading import reads_forms
+from .._uploads import with_payload
 from ..membership._answers import recorded
 
 if TYPE_CHECKING:
@@ -50,6 +52,13 @@ class ExtractionConfig(Config):
     """Adam's learning rate, annealed to a hundredth of it on a cosine."""
 
 
+_PROFILES: dict[str, dict[str, Any]] = {
+    "quick": {"steps": 200, "batch_size": 64, "samples": 4000, "queries": 1000},
+    "standard": {},
+    "full": {"steps": 4000, "samples": 100_000, "queries": 100_000},
+}
+
+
 @reads_forms
 class ExtractionSoft:
     """Fits a copy of a model to its logits or probabilities, recorded in the view or queried from an oracle.
@@ -60,19 +69,17 @@ class ExtractionSoft:
     architecture, even if a client's own differs.
     """
 
-    name: ClassVar[str] = "extraction-soft"
-    work: ClassVar[dict[str, Any]] = {"once": 4000, "each": 5000, "grows": ("steps",)}
-    goal: ClassVar[str] = "model-extraction"
-    needs: ClassVar[tuple[str, ...]] = ("logits", "soft_labels", "oracle (soft labels)")
-    assumes: ClassVar[tuple[str, ...]] = ("architecture", "auxiliary", "public")
-    oracle: ClassVar[str | None] = "soft"
-    source: ClassVar[str] = "Tramèr et al. 2016; Orekondy, Schiele & Fritz 2019 (Knockoff Nets)"
-    control: ClassVar[dict[str, Any]] = {"on": "answers"}
-    profiles: ClassVar[dict[str, dict[str, Any]]] = {
-        "quick": {"steps": 200, "batch_size": 64, "samples": 4000, "queries": 1000},
-        "standard": {},
-        "full": {"steps": 4000, "samples": 100_000, "queries": 100_000},
-    }
+    card = AttackCard(
+        name="extraction-soft",
+        work={"once": 4000, "each": 5000, "grows": ("steps",)},
+        goal="model-extraction",
+        needs=("logits", "soft_labels", "oracle (soft labels)"),
+        assumes=("architecture", "auxiliary", "public"),
+        oracle="soft",
+        source="Tramèr et al. 2016; Orekondy, Schiele & Fritz 2019 (Knockoff Nets)",
+        control={"on": "answers"},
+        profiles=_PROFILES,
+    )
     kinds: ClassVar[tuple[str, ...]] = ("logits", "soft_labels")
     Config: ClassVar[type[ExtractionConfig]] = ExtractionConfig
 
@@ -99,10 +106,10 @@ class ExtractionSoft:
         """Return one `Extraction` for each model that answered."""
         lessons = self._recorded(view, knowledge, task)
         for name, lesson in self._asked(view, knowledge, task, generator).items():
-            held = lessons.get(name)
-            lessons[name] = (
-                lesson if held is None else (torch.cat([held[0], lesson[0]]), torch.cat([held[1], lesson[1]]))
-            )
+            earlier = lessons.get(name)
+            if earlier is not None:
+                lesson = (torch.cat([earlier[0], lesson[0]]), torch.cat([earlier[1], lesson[1]]))
+            lessons[name] = lesson
         return tuple(
             Extraction(target=name, parameters=self._copy(knowledge, lesson), answers=len(lesson[0]))
             for name, lesson in lessons.items()
@@ -115,16 +122,19 @@ class ExtractionSoft:
         bare = _bare(view)
         if set(task.targets) <= bare:
             return {}
-        told = recorded(view, knowledge, self.config.samples, kinds=self.kinds)
-        return {
-            k: (told[k].x, told[k].values.softmax(1) if told[k].kind == "logits" else told[k].values)
-            for k in task.targets
-            if k in told and k not in bare and len(told[k].x) >= _LEAST
-        }
+        answers = recorded(view, knowledge, self.config.samples, kinds=self.kinds)
+        lessons = {}
+        for target in task.targets:
+            answer = answers.get(target)
+            if answer is None or target in bare or len(answer.x) < _LEAST:
+                continue
+            values = answer.values.softmax(1) if answer.kind == "logits" else answer.values
+            lessons[target] = (answer.x, values)
+        return lessons
 
     def _asks(self, view: View, task: AttackTask) -> tuple[str, ...]:
         """Return the parties whose models the oracle is queried for: none whose model is in view."""
-        if task.oracle is None or task.oracle.answers != type(self).oracle or not self.config.queries:
+        if task.oracle is None or task.oracle.answers != self.card.oracle or not self.config.queries:
             return ()
         bare = _bare(view)
         if not task.oracle.models:
@@ -134,19 +144,20 @@ class ExtractionSoft:
     def _asked(
         self, view: View, knowledge: Knowledge, task: AttackTask, generator: torch.Generator
     ) -> dict[str, Lesson]:
-        found, names = dict[str, Lesson](), self._asks(view, task)
+        lessons = dict[str, Lesson]()
+        names = self._asks(view, task)
         if task.oracle is None:
-            return found
+            return lessons
         for name in names:
-            each = min(self.config.queries, task.oracle.remaining // (len(names) - len(found)))
+            each = min(self.config.queries, task.oracle.remaining // (len(names) - len(lessons)))
             x = _queries(knowledge, each, generator)
             if not len(x):
                 continue
-            told = task.oracle.query(x, name) if task.oracle.models else task.oracle.query(x)
-            hard = told.ndim == 1
-            values = torch.nn.functional.one_hot(told.long(), knowledge.classes).float() if hard else told
-            found[name] = (x, values.float())
-        return found
+            answers = task.oracle.query(x, name) if task.oracle.models else task.oracle.query(x)
+            if answers.ndim == 1:
+                answers = torch.nn.functional.one_hot(answers.long(), knowledge.classes)
+            lessons[name] = (x, answers.float())
+        return lessons
 
     # -- the copy -----------------------------------------------------------------------------------------------
 
@@ -179,31 +190,37 @@ class ExtractionHard(ExtractionSoft):
     It does what `extraction-soft` does, with one class an answer.
     """
 
-    name: ClassVar[str] = "extraction-hard"
-    work: ClassVar[dict[str, Any]] = {"once": 4000, "each": 5000, "grows": ("steps",)}
-    needs: ClassVar[tuple[str, ...]] = ("hard_labels", "oracle (hard labels)")
-    oracle: ClassVar[str | None] = "hard"
-    source: ClassVar[str] = "Tramèr et al. 2016; Jagielski et al. 2020"
+    card = AttackCard(
+        name="extraction-hard",
+        work={"once": 4000, "each": 5000, "grows": ("steps",)},
+        needs=("hard_labels", "oracle (hard labels)"),
+        oracle="hard",
+        source="Tramèr et al. 2016; Jagielski et al. 2020",
+        goal="model-extraction",
+        assumes=("architecture", "auxiliary", "public"),
+        control={"on": "answers"},
+        profiles=_PROFILES,
+    )
     kinds: ClassVar[tuple[str, ...]] = ("hard_labels",)
 
 
 def _bare(view: View) -> set[str]:
     """Return the parties whose model, update or gradient is in view with its payload."""
-    return {m.sender for m in view.messages if m.kind in _OWN and m.payload is not None}
+    return {m.sender for m in with_payload(view.messages) if m.kind in _OWN}
 
 
 def _queries(knowledge: Knowledge, count: int, generator: torch.Generator) -> Tensor:
     """Return at most `count` samples (n, c, h, w): public ones, auxiliary ones, then means of two of either."""
-    held = [
-        t
-        for t in (knowledge.public, None if knowledge.auxiliary is None else knowledge.auxiliary[0])
-        if t is not None
-    ]
-    if not held:
+    sources = []
+    if knowledge.public is not None:
+        sources.append(knowledge.public)
+    if knowledge.auxiliary is not None:
+        sources.append(knowledge.auxiliary[0])
+    if not sources:
         if knowledge.architecture is None:
             raise ValueError("extraction: no architecture to draw samples for.")
         return torch.rand(count, *knowledge.architecture.input_shape, generator=generator)
-    pool = torch.cat(held)
+    pool = torch.cat(sources)
     first = pool[torch.randperm(len(pool), generator=generator)[:count]]
     pairs = torch.randint(len(pool), (2, count - len(first)), generator=generator)
     return torch.cat([first, (pool[pairs[0]] + pool[pairs[1]]) / 2])

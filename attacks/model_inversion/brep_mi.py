@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from pydantic import Field
@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fdaudit.goals.reconstruction import Reconstruction
+from fdaudit.registry import AttackCard
 from fdaudit.types import Applicability, AttackTask
 
 from .._reading import reads_forms
@@ -64,20 +65,22 @@ class BREPMI:
     the GAN's own d-dimensional ones.
     """
 
-    name: ClassVar[str] = "brep-mi"
-    work: ClassVar[dict[str, Any]] = {"once": 4000, "each": 1400, "grows": ("gan_steps",)}
-    goal: ClassVar[str] = "reconstruction"
-    needs: ClassVar[tuple[str, ...]] = ("oracle (hard labels)", "model_parameters")
-    assumes: ClassVar[tuple[str, ...]] = ("architecture", "auxiliary")
-    oracle: ClassVar[str | None] = "hard"
-    source: ClassVar[str] = "Kahla, Chen, Just & Jia 2022"
-    tasks: ClassVar[tuple[str, ...]] = ("single-label",)
-    profiles: ClassVar[dict[str, dict[str, Any]]] = {
-        "quick": {"gan_steps": 100, "queries": 4_000},
-        "standard": {"gan_steps": 5000, "width": 16},
-        "full": {"gan_steps": 15_000, "width": 16, "queries": 1_000_000, "points": 64},
-    }
-    control: ClassVar[dict[str, Any]] = {"on": "classes", "through": "oracle"}
+    card = AttackCard(
+        name="brep-mi",
+        work={"once": 4000, "each": 1400, "grows": ("gan_steps",)},
+        goal="reconstruction",
+        needs=("oracle (hard labels)", "model_parameters"),
+        assumes=("architecture", "auxiliary"),
+        oracle="hard",
+        source="Kahla, Chen, Just & Jia 2022",
+        tasks=("single-label",),
+        profiles={
+            "quick": {"gan_steps": 100, "queries": 4_000},
+            "standard": {"gan_steps": 5000, "width": 16},
+            "full": {"gan_steps": 15_000, "width": 16, "queries": 1_000_000, "points": 64},
+        },
+        control={"on": "classes", "through": "oracle"},
+    )
     Config: ClassVar[type[BREPMIConfig]] = BREPMIConfig
 
     def __init__(self, config: BREPMIConfig) -> None:
@@ -94,16 +97,20 @@ class BREPMI:
         models, why = self._askable(view, knowledge, task)
         if not models or knowledge.auxiliary is None:
             raise ValueError(f"brep-mi: run on a view to which it does not apply: {why.reason}.")
-        device = torch.device("cpu") if knowledge.train is None else knowledge.train.device
+        device = knowledge.device
         x = knowledge.auxiliary[0]
         prior = gan_prior(x, self.config, device)
         expected = centres(knowledge.auxiliary, knowledge.classes, tuple(x.shape[1:])).to(device)
-        guesses, shown = [], wanted(knowledge, task)
+        guesses, classes = [], wanted(knowledge, task)
         for model in models:
-            attack = _Attack(prior, partial(_classes, model, knowledge.classes), expected, shown, self.config)
+            attack = _BoundarySearch(
+                prior, partial(_classes, model, knowledge.classes), expected, classes, self.config
+            )
             invert = partial(attack.invert, model.queries)
-            found = model.once("brep-mi", self.config, knowledge, [x, expected, shown], generator, invert)
-            guesses += of_classes(model.targets, found["images"], shown)
+            inversion = model.once(
+                "brep-mi", self.config, knowledge, [x, expected, classes], generator, invert
+            )
+            guesses += of_classes(model.targets, inversion["images"], classes)
         return tuple(guesses)
 
     def _askable(
@@ -121,7 +128,7 @@ def _classes(model: Askable, classes: int, x: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True, eq=False)
-class _Attack:
+class _BoundarySearch:
     """Boundary repulsion against one model; `ask` maps images (n, c, h, w) to classes (n,)."""
 
     prior: GanPrior

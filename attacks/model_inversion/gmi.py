@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from pydantic import Field
@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fdaudit.goals.reconstruction import Reconstruction
+from fdaudit.registry import AttackCard
 from fdaudit.storage.cache import computed_once
 from fdaudit.training.optimizers import adam
 from fdaudit.types import Applicability, AttackTask
@@ -57,19 +58,21 @@ class GMI:
     is trained. Its Wasserstein GAN with a penalty is replaced by a non-saturating one.
     """
 
-    name: ClassVar[str] = "gmi"
-    work: ClassVar[dict[str, Any]] = {"once": 5000, "each": 1200, "grows": ("iterations", "restarts")}
-    goal: ClassVar[str] = "reconstruction"
-    needs: ClassVar[tuple[str, ...]] = ("model_parameters", "model_update")
-    assumes: ClassVar[tuple[str, ...]] = ("architecture", "auxiliary")
-    source: ClassVar[str] = "Zhang, Jia, Pei, Wang, Li & Song 2020"
-    tasks: ClassVar[tuple[str, ...]] = ("single-label",)
-    profiles: ClassVar[dict[str, dict[str, Any]]] = {
-        "quick": {"gan_steps": 100, "iterations": 60, "restarts": 8},
-        "standard": {"gan_steps": 5000, "width": 16, "iterations": 500, "restarts": 32},
-        "full": {"gan_steps": 15_000, "width": 16, "iterations": 1500, "restarts": 64},
-    }
-    control: ClassVar[dict[str, Any]] = {"on": "classes", "through": "parameters"}
+    card = AttackCard(
+        name="gmi",
+        work={"once": 5000, "each": 1200, "grows": ("iterations", "restarts")},
+        goal="reconstruction",
+        needs=("model_parameters", "model_update"),
+        assumes=("architecture", "auxiliary"),
+        source="Zhang, Jia, Pei, Wang, Li & Song 2020",
+        tasks=("single-label",),
+        profiles={
+            "quick": {"gan_steps": 100, "iterations": 60, "restarts": 8},
+            "standard": {"gan_steps": 5000, "width": 16, "iterations": 500, "restarts": 32},
+            "full": {"gan_steps": 15_000, "width": 16, "iterations": 1500, "restarts": 64},
+        },
+        control={"on": "classes", "through": "parameters"},
+    )
     Config: ClassVar[type[GMIConfig]] = GMIConfig
 
     def __init__(self, config: GMIConfig) -> None:
@@ -88,21 +91,21 @@ class GMI:
             raise ValueError(f"gmi: run on a view to which it does not apply: {applicable.reason}.")
         prior = gan_prior(knowledge.auxiliary[0], self.config, knowledge.train.device)
         shape = tuple(knowledge.auxiliary[0].shape[1:])
-        shown = wanted(knowledge, task)
-        expected = centres(knowledge.auxiliary, knowledge.classes, shape)[shown].to(knowledge.train.device)
+        classes = wanted(knowledge, task)
+        expected = centres(knowledge.auxiliary, knowledge.classes, shape)[classes].to(knowledge.train.device)
         guesses = []
         for parameters, targets in models_in_view(view, task.targets):
             model = knowledge.train.network(parameters).eval().requires_grad_(False)
-            found = computed_once(
+            inversion = computed_once(
                 card_of("gmi", self.config, knowledge),
-                [parameters, knowledge.auxiliary[0], expected, shown],
-                partial(self._search, model, prior, expected, shown),
+                [parameters, knowledge.auxiliary[0], expected, classes],
+                partial(self._search, model, prior, expected, classes),
             )
             guesses += of_classes(
                 targets,
-                found["images"],
-                shown,
-                objective=float(found["objective"]),
+                inversion["images"],
+                classes,
+                objective=float(inversion["objective"]),
                 evaluations=self.config.restarts * self.config.iterations,
             )
         return tuple(guesses)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import chain
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
@@ -9,6 +10,7 @@ from pydantic import Field
 from torch import Tensor
 
 from fdaudit.goals.reconstruction import Reconstruction
+from fdaudit.registry import AttackCard
 from fdaudit.types import Applicability, AttackTask
 
 from .._reading import reads_forms
@@ -35,35 +37,33 @@ class IdealConfig(SurrogateConfig, InversionConfig):
     """Centre images of the inversion's prior: mean auxiliary images, or black ones (data-free throughout)."""
 
 
+_SOURCE: str = "Zhang, Chen & Lyu 2023 (IDEAL); Fredrikson, Jha & Ristenpart 2015"
+_PROFILES: dict[str, dict[str, Any]] = {
+    "quick": {
+        "queries": 4000,
+        "rounds": 6,
+        "generator_steps": 3,
+        "surrogate_steps": 40,
+        "width": 64,
+        "restarts": 2,
+        "iterations": 80,
+    },
+    "standard": {"queries": 50_000, "rounds": 50, "surrogate_steps": 100},
+    "full": {
+        "queries": 250_000,
+        "rounds": 100,
+        "surrogate_steps": 200,
+        "width": 256,
+        "restarts": 16,
+        "iterations": 1000,
+    },
+}
+
+
 class _Ideal:
     """The shared part of both attacks, which differ in the answers that they query."""
 
-    goal: ClassVar[str] = "reconstruction"
-    assumes: ClassVar[tuple[str, ...]] = ("architecture", "auxiliary")
-    oracle: ClassVar[str | None] = None
-    source: ClassVar[str] = "Zhang, Chen & Lyu 2023 (IDEAL); Fredrikson, Jha & Ristenpart 2015"
-    tasks: ClassVar[tuple[str, ...]] = ("single-label",)
-    profiles: ClassVar[dict[str, dict[str, Any]]] = {
-        "quick": {
-            "queries": 4000,
-            "rounds": 6,
-            "generator_steps": 3,
-            "surrogate_steps": 40,
-            "width": 64,
-            "restarts": 2,
-            "iterations": 80,
-        },
-        "standard": {"queries": 50_000, "rounds": 50, "surrogate_steps": 100},
-        "full": {
-            "queries": 250_000,
-            "rounds": 100,
-            "surrogate_steps": 200,
-            "width": 256,
-            "restarts": 16,
-            "iterations": 1000,
-        },
-    }
-    control: ClassVar[dict[str, Any]] = {"on": "classes", "through": "oracle"}
+    card: ClassVar[AttackCard]
     Config: ClassVar[type[IdealConfig]] = IdealConfig
 
     def __init__(self, config: IdealConfig) -> None:
@@ -79,15 +79,18 @@ class _Ideal:
         """Return one image of every class for each victim; guesses of classes name no message."""
         models, why = self._askable(view, knowledge, task)
         if not models:
-            raise ValueError(f"ideal-{self.oracle}: run on a view to which it does not apply: {why.reason}.")
-        shown = wanted(knowledge, task)
-        return tuple(guess for model in models for guess in self._invert(model, knowledge, shown, generator))
+            raise ValueError(
+                f"ideal-{self.card.oracle}: run on a view to which it does not apply: {why.reason}."
+            )
+        classes = wanted(knowledge, task)
+        guesses = (self._invert(model, knowledge, classes, generator) for model in models)
+        return tuple(chain.from_iterable(guesses))
 
     def _askable(
         self, view: View, knowledge: Knowledge, task: AttackTask
     ) -> tuple[list[Askable], Applicability]:
         least, most = self.config.least_queries, self.config.queries
-        return askable(str(self.oracle), view, knowledge, task, least=least, most=max(least, most))
+        return askable(str(self.card.oracle), view, knowledge, task, least=least, most=max(least, most))
 
     def _invert(
         self, model: Askable, knowledge: Knowledge, shown: Tensor, generator: torch.Generator
@@ -95,13 +98,13 @@ class _Ideal:
         if knowledge.architecture is None:
             raise ValueError("ideal: the images' shape is not known. Ask `applicable` first.")
         shape, classes = knowledge.architecture.input_shape, knowledge.classes
-        device = torch.device("cpu") if knowledge.train is None else knowledge.train.device
+        device = knowledge.device
 
         def ask(x: Tensor) -> Tensor:
             return as_probabilities(model.model(x), classes)
 
-        known = knowledge.auxiliary if self.config.prior == "auxiliary" else None
-        centre = centres(known, classes, shape)[shown].to(device)
+        auxiliary = knowledge.auxiliary if self.config.prior == "auxiliary" else None
+        centre = centres(auxiliary, classes, shape)[shown].to(device)
 
         def fit(draws: torch.Generator) -> dict[str, Tensor]:
             return fit_surrogate(ask, model.queries, shape, classes, self.config, draws, device)
@@ -112,15 +115,15 @@ class _Ideal:
         surrogate = surrogate_of(parameters, shape, classes, self.config, device)
 
         def invert(draws: torch.Generator) -> dict[str, Tensor]:
-            found = invert_classes(surrogate, centre, shown, self.config, draws)
-            return {"images": found.images, "objective": found.objective}
+            minimum = invert_classes(surrogate, centre, shown, self.config, draws)
+            return {"images": minimum.images, "objective": minimum.objective}
 
-        found = model.once("ideal", self.config, knowledge, [centre, shown], generator, invert)
+        inversion = model.once("ideal", self.config, knowledge, [centre, shown], generator, invert)
         return of_classes(
             model.targets,
-            found["images"],
+            inversion["images"],
             shown,
-            objective=float(found["objective"].mean()),
+            objective=float(inversion["objective"].mean()),
             evaluations=self.config.restarts * self.config.copies * self.config.iterations,
         )
 
@@ -135,10 +138,18 @@ class IdealSoft(_Ideal):
     which gives one guess for all victims. A model in view is queried up to the limit `queries`.
     """
 
-    name: ClassVar[str] = "ideal-soft"
-    work: ClassVar[dict[str, Any]] = {"once": 6000, "each": 1800, "grows": ("rounds", "surrogate_steps")}
-    needs: ClassVar[tuple[str, ...]] = ("oracle (soft labels)", "model_parameters")
-    oracle: ClassVar[str | None] = "soft"
+    card = AttackCard(
+        name="ideal-soft",
+        work={"once": 6000, "each": 1800, "grows": ("rounds", "surrogate_steps")},
+        needs=("oracle (soft labels)", "model_parameters"),
+        oracle="soft",
+        goal="reconstruction",
+        source=_SOURCE,
+        assumes=("architecture", "auxiliary"),
+        tasks=("single-label",),
+        control={"on": "classes", "through": "oracle"},
+        profiles=_PROFILES,
+    )
 
 
 @reads_forms
@@ -148,7 +159,15 @@ class IdealHard(_Ideal):
     Everything else is the same, so the two show how much more soft answers reveal than hard ones.
     """
 
-    name: ClassVar[str] = "ideal-hard"
-    work: ClassVar[dict[str, Any]] = {"once": 6000, "each": 1800, "grows": ("rounds", "surrogate_steps")}
-    needs: ClassVar[tuple[str, ...]] = ("oracle (hard labels)", "model_parameters")
-    oracle: ClassVar[str | None] = "hard"
+    card = AttackCard(
+        name="ideal-hard",
+        work={"once": 6000, "each": 1800, "grows": ("rounds", "surrogate_steps")},
+        needs=("oracle (hard labels)", "model_parameters"),
+        oracle="hard",
+        goal="reconstruction",
+        source=_SOURCE,
+        assumes=("architecture", "auxiliary"),
+        tasks=("single-label",),
+        control={"on": "classes", "through": "oracle"},
+        profiles=_PROFILES,
+    )

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar
+from itertools import chain
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
 from fdaudit.goals.reconstruction import Reconstruction
+from fdaudit.registry import AttackCard
 from fdaudit.types import Applicability, AttackTask
 
 from .._reading import reads_forms
@@ -45,20 +47,22 @@ class InversionNetwork:
     along a line, because it assigns real ones only to their own classes.
     """
 
-    name: ClassVar[str] = "inversion-network"
-    work: ClassVar[dict[str, Any]] = {"once": 3500, "each": 1800, "grows": ("steps",)}
-    goal: ClassVar[str] = "reconstruction"
-    needs: ClassVar[tuple[str, ...]] = ("oracle (soft labels)", "model_parameters")
-    assumes: ClassVar[tuple[str, ...]] = ("architecture", "auxiliary")
-    oracle: ClassVar[str | None] = "soft"
-    source: ClassVar[str] = "Yang, Zhang, Chang & Liang 2019"
-    tasks: ClassVar[tuple[str, ...]] = ("single-label",)
-    profiles: ClassVar[dict[str, dict[str, Any]]] = {
-        "quick": {"queries": 2000, "steps": 300},
-        "standard": {"queries": 20_000, "steps": 3000, "width": 256},
-        "full": {"queries": 100_000, "steps": 10_000, "width": 512},
-    }
-    control: ClassVar[dict[str, Any]] = {"on": "classes", "through": "oracle"}
+    card = AttackCard(
+        name="inversion-network",
+        work={"once": 3500, "each": 1800, "grows": ("steps",)},
+        goal="reconstruction",
+        needs=("oracle (soft labels)", "model_parameters"),
+        assumes=("architecture", "auxiliary"),
+        oracle="soft",
+        source="Yang, Zhang, Chang & Liang 2019",
+        tasks=("single-label",),
+        profiles={
+            "quick": {"queries": 2000, "steps": 300},
+            "standard": {"queries": 20_000, "steps": 3000, "width": 256},
+            "full": {"queries": 100_000, "steps": 10_000, "width": 512},
+        },
+        control={"on": "classes", "through": "oracle"},
+    )
     Config: ClassVar[type[InversionNetworkConfig]] = InversionNetworkConfig
 
     def __init__(self, config: InversionNetworkConfig) -> None:
@@ -75,7 +79,8 @@ class InversionNetwork:
         models, why = self._askable(view, knowledge, task)
         if not models:
             raise ValueError(f"inversion-network: run on a view to which it does not apply: {why.reason}.")
-        return tuple(guess for model in models for guess in self._invert(model, knowledge, generator))
+        guesses = (self._invert(model, knowledge, generator) for model in models)
+        return tuple(chain.from_iterable(guesses))
 
     def _askable(
         self, view: View, knowledge: Knowledge, task: AttackTask
@@ -91,7 +96,7 @@ class InversionNetwork:
         if knowledge.auxiliary is None:
             raise ValueError("inversion-network: no auxiliary images. Ask `applicable` first.")
         config, classes = self.config, knowledge.classes
-        device = torch.device("cpu") if knowledge.train is None else knowledge.train.device
+        device = knowledge.device
         auxiliary = knowledge.auxiliary[0]
 
         def invert(draws: torch.Generator) -> dict[str, Tensor]:
@@ -100,5 +105,5 @@ class InversionNetwork:
             decode = fit_decoder(answers, images, config, draws, device)
             return {"images": decode(sure_of(answers, config.quantile))}
 
-        found = model.once("inversion-network", config, knowledge, [auxiliary], generator, invert)
-        return of_classes(model.targets, found["images"], torch.arange(classes))
+        inversion = model.once("inversion-network", config, knowledge, [auxiliary], generator, invert)
+        return of_classes(model.targets, inversion["images"], torch.arange(classes))

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
 from fdaudit.goals.reconstruction import Reconstruction
+from fdaudit.registry import AttackCard
 from fdaudit.transcript.samples import sample_index
 from fdaudit.types import Applicability, AttackTask
 
@@ -39,7 +40,7 @@ class PairedLogitsConfig(DecoderConfig):
 
 
 @dataclass(frozen=True, eq=False)
-class _Pairs:
+class _LogitPairs:
     """A client's answers (n, C), those of the other side, and the public samples' indices (n,)."""
 
     client: Tensor
@@ -59,19 +60,21 @@ class PairedLogits:
     spent.
     """
 
-    name: ClassVar[str] = "paired-logits"
-    work: ClassVar[dict[str, Any]] = {"once": 3000, "each": 2000, "grows": ("steps",)}
-    goal: ClassVar[str] = "reconstruction"
-    needs: ClassVar[tuple[str, ...]] = ("logits", "soft_labels", "ensemble_labels")
-    assumes: ClassVar[tuple[str, ...]] = ("public",)
-    source: ClassVar[str] = "Takahashi, Liu & Liu 2023"
-    tasks: ClassVar[tuple[str, ...]] = ("single-label",)
-    profiles: ClassVar[dict[str, dict[str, Any]]] = {
-        "quick": {"steps": 300},
-        "standard": {"steps": 3000, "width": 256},
-        "full": {"steps": 10_000, "width": 512},
-    }
-    control: ClassVar[dict[str, Any]] = {"on": "classes", "through": "messages"}
+    card = AttackCard(
+        name="paired-logits",
+        work={"once": 3000, "each": 2000, "grows": ("steps",)},
+        goal="reconstruction",
+        needs=("logits", "soft_labels", "ensemble_labels"),
+        assumes=("public",),
+        source="Takahashi, Liu & Liu 2023",
+        tasks=("single-label",),
+        profiles={
+            "quick": {"steps": 300},
+            "standard": {"steps": 3000, "width": 256},
+            "full": {"steps": 10_000, "width": 512},
+        },
+        control={"on": "classes", "through": "messages"},
+    )
     Config: ClassVar[type[PairedLogitsConfig]] = PairedLogitsConfig
 
     def __init__(self, config: PairedLogitsConfig) -> None:
@@ -79,26 +82,26 @@ class PairedLogits:
 
     def applicable(self, view: View, knowledge: Knowledge, task: AttackTask) -> Applicability:
         """Check that a victim's soft answers to public samples are in view, with others' answers to the same."""
-        found, reason = self._pairs(view, knowledge, task)
-        return Applicability(True) if found else Applicability(False, reason)
+        by_victim, reason = self._pairs(view, knowledge, task)
+        return Applicability(True) if by_victim else Applicability(False, reason)
 
     def run(
         self, view: View, knowledge: Knowledge, task: AttackTask, generator: torch.Generator
     ) -> tuple[Reconstruction, ...]:
         """Return one image of every class for each victim with pairs; guesses of classes name no message."""
-        found, reason = self._pairs(view, knowledge, task)
-        if not found or knowledge.public is None:
+        by_victim, reason = self._pairs(view, knowledge, task)
+        if not by_victim or knowledge.public is None:
             raise ValueError(f"paired-logits: run on a view to which it does not apply: {reason}.")
-        device = torch.device("cpu") if knowledge.train is None else knowledge.train.device
+        device = knowledge.device
         guesses = []
-        for target, pairs in found.items():
+        for target, pairs in by_victim.items():
             images = knowledge.public[pairs.index]
-            shown = self._invert(pairs, images, generator, device)
-            guesses += of_classes([target], shown, torch.arange(len(shown)))
+            class_images = self._invert(pairs, images, generator, device)
+            guesses += of_classes([target], class_images, torch.arange(len(class_images)))
         return tuple(guesses)
 
     def _invert(
-        self, pairs: _Pairs, images: Tensor, generator: torch.Generator, device: torch.device
+        self, pairs: _LogitPairs, images: Tensor, generator: torch.Generator, device: torch.device
     ) -> Tensor:
         """Return the image (C, c, h, w) of each class's pair: a client certain of it, and a server in doubt."""
         config = self.config
@@ -108,7 +111,9 @@ class PairedLogits:
         doubt.diagonal().copy_(server.median(0).values)
         return invert(torch.cat([sure_of(client, config.quantile), doubt], 1))
 
-    def _pairs(self, view: View, knowledge: Knowledge, task: AttackTask) -> tuple[dict[str, _Pairs], str]:
+    def _pairs(
+        self, view: View, knowledge: Knowledge, task: AttackTask
+    ) -> tuple[dict[str, _LogitPairs], str]:
         """Return the pairs by victim, and a reason if there are none."""
         if knowledge.public is None:
             return {}, "the public samples are not known"
@@ -116,12 +121,12 @@ class PairedLogits:
             return {}, "no victim is named"
         if view.select(kind="generated_samples") or view.select(kind="generator_parameters"):
             return {}, "clients answer generated samples, not public ones"
-        sent = [m for kind in _KINDS for m in view.select(kind=kind) if m.payload is not None]
+        messages = [m for kind in _KINDS for m in view.select(kind=kind) if m.payload is not None]
         ensemble = [m for m in view.select(kind="ensemble_labels") if m.payload is not None]
-        found, reasons = {}, []
+        by_victim, reasons = {}, []
         for target in task.targets:
-            own = [m for m in sent if m.sender == target]
-            others = ensemble or [m for m in sent if m.sender != target]
+            own = [m for m in messages if m.sender == target]
+            others = ensemble or [m for m in messages if m.sender != target]
             if not own or not others:
                 missing = "soft answers of its own" if not own else "others' answers"
                 reasons.append(f"{target}: no {missing} to public samples in view")
@@ -133,22 +138,22 @@ class PairedLogits:
                     f"least_samples is {self.config.least_samples}"
                 )
             else:
-                found[target] = pairs
-        return found, "; ".join(reasons)
+                by_victim[target] = pairs
+        return by_victim, "; ".join(reasons)
 
     def _joined(
         self, view: View, knowledge: Knowledge, own: Iterable[Message], others: Iterable[Message]
-    ) -> _Pairs:
+    ) -> _LogitPairs:
         """Return the last answers of both sides to the samples that both answered."""
         C, n = knowledge.classes, len(knowledge.public if knowledge.public is not None else ())
         sides = [_last(view, messages, n, C) for messages in (own, others)]
         both = (sides[0][1] & sides[1][1]).nonzero().squeeze(1)[: self.config.most_samples]
-        return _Pairs(sides[0][0][both], sides[1][0][both], both)
+        return _LogitPairs(sides[0][0][both], sides[1][0][both], both)
 
 
 def _last(view: View, messages: Iterable[Message], n: int, classes: int) -> tuple[Tensor, Tensor]:
     """Return each public sample's last answer (n, C), averaged over its round's senders; and which have one (n,)."""
-    answers, known = torch.zeros(n, classes), torch.zeros(n, dtype=torch.bool)
+    answers, answered = torch.zeros(n, classes), torch.zeros(n, dtype=torch.bool)
     rounds: dict[int, list[Message]] = {}
     for message in messages:
         rounds.setdefault(message.round, []).append(message)
@@ -166,8 +171,8 @@ def _last(view: View, messages: Iterable[Message], n: int, classes: int) -> tupl
             total.index_add_(0, index[inside], p[inside])
             count.index_add_(0, index[inside], torch.ones(int(inside.sum())))
         some = count > 0
-        answers[some], known = total[some] / count[some, None], known | some
-    return answers, known
+        answers[some], answered = total[some] / count[some, None], answered | some
+    return answers, answered
 
 
 def _scores(message: Message, values: Tensor) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from pydantic import Field
@@ -14,6 +14,7 @@ from fdaudit.config import Config
 from fdaudit.goals.reconstruction import Reconstruction
 from fdaudit.limits import MOST_INNER
 from fdaudit.models.generative import Generator, build_generator, build_projection_discriminator
+from fdaudit.registry import AttackCard
 from fdaudit.storage.cache import computed_once
 from fdaudit.training.optimizers import adam
 from fdaudit.types import Applicability, AttackTask
@@ -77,34 +78,36 @@ class PLGMI:
     same for every model. Augmentations are turns, zooms, shifts and noise, without flips, because flips change digits.
     """
 
-    name: ClassVar[str] = "plg-mi"
-    work: ClassVar[dict[str, Any]] = {"once": 10000, "each": 900, "grows": ("gan_steps",)}
-    goal: ClassVar[str] = "reconstruction"
-    needs: ClassVar[tuple[str, ...]] = ("model_parameters", "model_update")
-    assumes: ClassVar[tuple[str, ...]] = ("architecture", "auxiliary")
-    source: ClassVar[str] = "Yuan, Chen, Zhang, Zhang, Yu & Zhang 2023"
-    tasks: ClassVar[tuple[str, ...]] = ("single-label",)
-    profiles: ClassVar[dict[str, dict[str, Any]]] = {
-        "quick": {
-            "composites": 2000,
-            "gan_steps": 60,
-            "batch": 32,
-            "restarts": 4,
-            "iterations": 30,
-            "copies": 1,
+    card = AttackCard(
+        name="plg-mi",
+        work={"once": 10000, "each": 900, "grows": ("gan_steps",)},
+        goal="reconstruction",
+        needs=("model_parameters", "model_update"),
+        assumes=("architecture", "auxiliary"),
+        source="Yuan, Chen, Zhang, Zhang, Yu & Zhang 2023",
+        tasks=("single-label",),
+        profiles={
+            "quick": {
+                "composites": 2000,
+                "gan_steps": 60,
+                "batch": 32,
+                "restarts": 4,
+                "iterations": 30,
+                "copies": 1,
+            },
+            "standard": {"gan_steps": 2000, "iterations": 200},
+            "full": {
+                "composites": 50_000,
+                "top": 300,
+                "gan_steps": 10_000,
+                "width": 16,
+                "restarts": 64,
+                "iterations": 600,
+                "copies": 4,
+            },
         },
-        "standard": {"gan_steps": 2000, "iterations": 200},
-        "full": {
-            "composites": 50_000,
-            "top": 300,
-            "gan_steps": 10_000,
-            "width": 16,
-            "restarts": 64,
-            "iterations": 600,
-            "copies": 4,
-        },
-    }
-    control: ClassVar[dict[str, Any]] = {"on": "classes", "through": "parameters"}
+        control={"on": "classes", "through": "parameters"},
+    )
     Config: ClassVar[type[PLGMIConfig]] = PLGMIConfig
 
     def __init__(self, config: PLGMIConfig) -> None:
@@ -121,26 +124,26 @@ class PLGMI:
         applicable = self.applicable(view, knowledge, task)
         if not applicable or knowledge.auxiliary is None or knowledge.train is None:
             raise ValueError(f"plg-mi: run on a view to which it does not apply: {applicable.reason}.")
-        guesses, shown = [], wanted(knowledge, task)
+        guesses, classes = [], wanted(knowledge, task)
         for parameters, targets in models_in_view(view, task.targets):
             model = knowledge.train.network(parameters).eval().requires_grad_(False)
-            attack = _Attack(model, shown, self.config, knowledge.train.device)
-            found = computed_once(
+            attack = _PseudoLabelSearch(model, classes, self.config, knowledge.train.device)
+            inversion = computed_once(
                 card_of("plg-mi", self.config, knowledge),
-                [parameters, knowledge.auxiliary[0], shown],
+                [parameters, knowledge.auxiliary[0], classes],
                 partial(attack.invert, knowledge.auxiliary[0]),
             )
             guesses += of_classes(
                 targets,
-                found["images"],
-                shown,
-                objective=float(found["objective"]),
+                inversion["images"],
+                classes,
+                objective=float(inversion["objective"]),
                 evaluations=self.config.restarts * self.config.copies * self.config.iterations,
             )
         return tuple(guesses)
 
 
-class _Attack:
+class _PseudoLabelSearch:
     """The three stages against one target model T, a map from images (n, c, h, w) to logits, for C of its classes."""
 
     def __init__(self, model: nn.Module, shown: Tensor, config: PLGMIConfig, device: torch.device) -> None:
@@ -183,13 +186,13 @@ class _Attack:
             x = x + config.noise * torch.randn(x.shape, generator=draws).to(x)
             y = y.to(self.device)
             z = torch.randn(config.batch, config.latent, generator=draws).to(self.device)
-            made = G(_told(z, y, C))
+            fake = G(_told(z, y, C))
             of_d.zero_grad(set_to_none=True)
-            (F.relu(1 - D(x, y)).mean() + F.relu(1 + D(made.detach(), y)).mean()).backward()
+            (F.relu(1 - D(x, y)).mean() + F.relu(1 + D(fake.detach(), y)).mean()).backward()
             of_d.step()
             of_g.zero_grad(set_to_none=True)
-            guidance = max_margin(self.T(augmented(made, config.noise, draws)) / spread, self.shown[y]).mean()
-            (config.alpha * guidance - D(made, y).mean()).backward()
+            guidance = max_margin(self.T(augmented(fake, config.noise, draws)) / spread, self.shown[y]).mean()
+            (config.alpha * guidance - D(fake, y).mean()).backward()
             of_g.step()
         return G.eval().requires_grad_(False)
 

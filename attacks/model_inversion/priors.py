@@ -23,8 +23,8 @@ def centres(auxiliary: tuple[Tensor, Tensor] | None, classes: int, shape: tuple[
     if auxiliary is None or not len(auxiliary[1]):
         return torch.zeros(classes, *shape)
     x, y = auxiliary
-    known = [x[y == label] for label in range(classes)]
-    return torch.stack([(part if len(part) else x).mean(0) for part in known])
+    by_class = [x[y == label] for label in range(classes)]
+    return torch.stack([(part if len(part) else x).mean(0) for part in by_class])
 
 
 def composites(x: Tensor, n: int, noise: float, generator: torch.Generator) -> Tensor:

@@ -90,8 +90,8 @@ def fit_surrogate(
     x, p = torch.zeros(0, *shape), torch.zeros(0, classes)
     rounds = min(config.rounds, queries)
     for number in range(rounds):
-        asked = queries * (number + 1) // rounds - queries * number // rounds
-        images = _generated(surrogate, asked, shape, config, generator, device)
+        count = queries * (number + 1) // rounds - queries * number // rounds
+        images = _generated(surrogate, count, shape, config, generator, device)
         x, p = torch.cat([x, images]), torch.cat([p, ask(images).cpu()])
         for _ in range(config.surrogate_steps):
             batch = torch.randint(len(x), (min(config.batch, len(x)),), generator=generator)

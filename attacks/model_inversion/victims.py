@@ -13,7 +13,8 @@ from fdaudit.goals.reconstruction import Reconstruction
 from fdaudit.storage.cache import computed_once
 from fdaudit.types import Applicability, AttackTask
 
-from .._target_model import Asked, asked, shared_model
+from .._target_model import BlackBox, asked, shared_model
+from .._uploads import received_before
 from .gan import learnable
 
 if TYPE_CHECKING:
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
     from fdaudit.adversary.knowledge import Knowledge
     from fdaudit.adversary.view import View
     from fdaudit.config import Config
-    from fdaudit.transcript.messages import Message
 
 __all__ = [
     "Askable",
@@ -41,7 +41,7 @@ __all__ = [
 class Askable:
     """A model that can be queried, the victims that it stands for, and its query limit."""
 
-    model: Asked
+    model: BlackBox
     targets: tuple[str, ...]
     queries: int
 
@@ -76,12 +76,7 @@ class Askable:
 
 def card_of(attack: str, config: Config, knowledge: Knowledge) -> dict[str, Any]:
     """Return what determines an attack's result on parameters in view, except these and other tensors."""
-    return {
-        "attack": attack,
-        "settings": config.model_dump(mode="json"),
-        "network": None if knowledge.architecture is None else knowledge.architecture.described,
-        "execution": None if knowledge.train is None else knowledge.train.execution.described,
-    }
+    return {"attack": attack, "settings": config.model_dump(mode="json"), **knowledge.described}
 
 
 def askable(
@@ -103,22 +98,22 @@ def askable(
         return [], Applicability(False, "the images' shape or the number of classes is not known")
     if not task.targets:
         return [], Applicability(False, "no victim is named")
-    found: dict[str | None, tuple[Asked, list[str]]] = {}
+    models: dict[str | None, tuple[BlackBox, list[str]]] = {}
     reasons = []
     for target in task.targets:
         model, why = asked(answers, view, knowledge, task, target, own=False)
         if model is None:
             reasons.append(why.reason)
         else:
-            found.setdefault(model.of, (model, []))[1].append(target)
-    if not found:
+            models.setdefault(model.of, (model, []))[1].append(target)
+    if not models:
         return [], Applicability(False, "; ".join(dict.fromkeys(reasons)))
-    allowed = min(model.remaining for model, _ in found.values()) // len(found)
+    allowed = min(model.remaining for model, _ in models.values()) // len(models)
     if allowed < least:
-        need = f"needs {least} queries for each of {len(found)} models"
+        need = f"needs {least} queries for each of {len(models)} models"
         return [], Applicability(False, f"{need}, the budget allows {allowed}")
     share = min(allowed, most)
-    return [Askable(m, tuple(t), share) for m, t in found.values()], Applicability(True)
+    return [Askable(m, tuple(t), share) for m, t in models.values()], Applicability(True)
 
 
 def wanted(knowledge: Knowledge, task: AttackTask) -> Tensor:
@@ -153,29 +148,19 @@ def models_in_view(view: View, targets: Sequence[str]) -> list[tuple[Mapping[str
 def model_of(view: View, target: str) -> tuple[int, Mapping[str, Tensor]]:
     """Return the number of the last message with a victim's own model, or with the shared one, and the model."""
     kinds = ("model_parameters", "model_update")
-    sent = [m for kind in kinds for m in view.select(kind=kind, sender=target) if m.payload is not None]
-    for message in sorted(sent, key=lambda m: -m.seq):
+    messages = [m for kind in kinds for m in view.select(kind=kind, sender=target) if m.payload is not None]
+    for message in sorted(messages, key=lambda m: -m.seq):
         if message.kind == "model_parameters":
             return message.seq, view.tensors(message)
-        start = _received(view, message, target)
-        if start is not None:
-            began, update = view.tensors(start), view.tensors(message)
+        received = received_before(view, message, target)
+        if received:
+            began, update = view.tensors(received[-1]), view.tensors(message)
             weight = float(message.fields.get("weight", 1.0))  # of an update weighted before it was sent
             return message.seq, {**began, **{n: began[n] + u / weight for n, u in update.items()}}
     shared = shared_model(view)
     if shared is None:
         raise ValueError("no model in view to invert. Ask `applicable` first.")
     return shared.seq, view.tensors(shared)
-
-
-def _received(view: View, upload: Message, target: str) -> Message | None:
-    """Return the model that a client started from before an upload."""
-    before = [
-        m
-        for m in view.select(kind="model_parameters")
-        if m.seq < upload.seq and target in m.receivers and m.payload is not None
-    ]
-    return before[-1] if before else None
 
 
 def as_probabilities(answer: Tensor, classes: int) -> Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from pydantic import Field
@@ -12,10 +12,12 @@ from torch import Tensor, nn
 from fdaudit.config import Config
 from fdaudit.errors import UsageError
 from fdaudit.goals.text_reconstruction import TextReconstruction
+from fdaudit.registry import AttackCard
 from fdaudit.types import PADDING, Applicability, AttackTask
 
 from .._reading import reads_forms
-from ..gradient_inversion.uploads import applies, network, sent_from
+from ..gradient_inversion.training_mode import network
+from ..gradient_inversion.uploads import applies, sent_from
 
 if TYPE_CHECKING:
     from fdaudit.adversary.knowledge import Knowledge
@@ -47,15 +49,17 @@ class EmbeddingRows:
     no limit on batches or steps.
     """
 
-    name: ClassVar[str] = "embedding-rows"
-    work: ClassVar[dict[str, Any]] = {"once": 700, "each": 100}
-    goal: ClassVar[str] = "text-reconstruction"
-    needs: ClassVar[tuple[str, ...]] = ("gradient", "model_update", "model_parameters")
-    assumes: ClassVar[tuple[str, ...]] = ("architecture",)
-    source: ClassVar[str] = "Melis, Song, De Cristofaro & Shmatikov 2019, section 4.1"
-    tasks: ClassVar[tuple[str, ...]] = ("text",)
-    profiles: ClassVar[dict[str, dict[str, Any]]] = {"quick": {}, "standard": {}, "full": {}}
-    control: ClassVar[dict[str, Any]] = {"on": "gradients"}
+    card = AttackCard(
+        name="embedding-rows",
+        work={"once": 700, "each": 100},
+        goal="text-reconstruction",
+        needs=("gradient", "model_update", "model_parameters"),
+        assumes=("architecture",),
+        source="Melis, Song, De Cristofaro & Shmatikov 2019, section 4.1",
+        tasks=("text",),
+        profiles={"quick": {}, "standard": {}, "full": {}},
+        control={"on": "gradients"},
+    )
     Config: ClassVar[type[EmbeddingRowsConfig]] = EmbeddingRowsConfig
 
     def __init__(self, config: EmbeddingRowsConfig) -> None:
@@ -68,8 +72,8 @@ class EmbeddingRows:
             return Applicability(False, module)
         if embedding_of(module, knowledge) is None:
             return Applicability(False, "the network has no embedding with a row for each word")
-        found, reasons = self._sent(view, task)
-        return applies(list(found), reasons)
+        uploads, reasons = self._sent(view, task)
+        return applies(list(uploads), reasons)
 
     def run(
         self, view: View, knowledge: Knowledge, task: AttackTask, generator: torch.Generator
@@ -81,10 +85,10 @@ class EmbeddingRows:
             raise UsageError("knowledge", None, "has no embedding to read", "Ask `applicable` first.")
         guesses = []
         for target, (message, origin) in self._sent(view, task)[0].items():
-            sent = view.tensors(message)[f"{name}.weight"]
+            change = view.tensors(message)[f"{name}.weight"]
             if message.kind == "model_parameters":
-                sent = sent - view.tensors(origin)[f"{name}.weight"]
-            words = changed_rows(sent)
+                change = change - view.tensors(origin)[f"{name}.weight"]
+            words = changed_rows(change)
             guesses.append(
                 TextReconstruction(
                     target=target, messages=(origin.seq, message.seq), words=words[words != PADDING]
@@ -95,20 +99,26 @@ class EmbeddingRows:
     def _sent(
         self, view: View, task: AttackTask
     ) -> tuple[dict[str, tuple[Message, Message]], Mapping[str, str]]:
-        tried = {target: sent_from(view, target, self.config.round) for target in task.targets}
-        found = {target: sent for target, sent in tried.items() if not isinstance(sent, str)}
-        return found, {target: reason for target, reason in tried.items() if isinstance(reason, str)}
+        uploads: dict[str, tuple[Message, Message]] = {}
+        reasons: dict[str, str] = {}
+        for target in task.targets:
+            upload = sent_from(view, target, self.config.round)
+            if isinstance(upload, str):
+                reasons[target] = upload
+            else:
+                uploads[target] = upload
+        return uploads, reasons
 
 
 def embedding_of(module: nn.Module, knowledge: Knowledge) -> str | None:
     """Return the name of the network's embedding of the vocabulary; None without one, or with several."""
     words = 0 if knowledge.architecture is None else knowledge.architecture.words
-    found = [
+    names = [
         name
         for name, m in module.named_modules()
         if isinstance(m, nn.Embedding) and m.num_embeddings == words
     ]
-    return found[0] if len(found) == 1 else None
+    return names[0] if len(names) == 1 else None
 
 
 def changed_rows(change: Tensor) -> Tensor:

@@ -8,17 +8,19 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from pydantic import Field
 from torch import Tensor, nn
-from torch.func import functional_call
 from torch.nn import functional as F
 
 from fdaudit.config import Config
 from fdaudit.errors import UsageError
 from fdaudit.goals.text_reconstruction import TextReconstruction
+from fdaudit.models.network import call_with
+from fdaudit.registry import AttackCard
 from fdaudit.types import PADDING, Applicability, AttackTask
 
 from .._reading import reads_forms
 from ..gradient_inversion.labels import recover_labels
-from ..gradient_inversion.uploads import Upload, applies, find_uploads, network
+from ..gradient_inversion.training_mode import separable_network
+from ..gradient_inversion.uploads import Upload, applies, find_uploads
 from .rows import changed_rows, embedding_of
 
 if TYPE_CHECKING:
@@ -58,19 +60,21 @@ class TAG:
     one step, sent directly or as the update that it caused.
     """
 
-    name: ClassVar[str] = "tag"
-    work: ClassVar[dict[str, Any]] = {"once": 15000, "each": 3000, "grows": ("restarts", "iterations")}
-    goal: ClassVar[str] = "text-reconstruction"
-    needs: ClassVar[tuple[str, ...]] = ("gradient", "model_update", "model_parameters")
-    assumes: ClassVar[tuple[str, ...]] = ("architecture", "auxiliary")
-    source: ClassVar[str] = "Deng, Wang, Li, Wang, Shang, Liu, Rajasekaran & Ding 2021"
-    tasks: ClassVar[tuple[str, ...]] = ("text",)
-    profiles: ClassVar[dict[str, dict[str, Any]]] = {
-        "quick": {"restarts": 1, "iterations": 300},
-        "standard": {"restarts": 2, "iterations": 1000},
-        "full": {"restarts": 8, "iterations": 3000},
-    }
-    control: ClassVar[dict[str, Any]] = {"on": "gradients"}
+    card = AttackCard(
+        name="tag",
+        work={"once": 15000, "each": 3000, "grows": ("restarts", "iterations")},
+        goal="text-reconstruction",
+        needs=("gradient", "model_update", "model_parameters"),
+        assumes=("architecture", "auxiliary"),
+        source="Deng, Wang, Li, Wang, Shang, Liu, Rajasekaran & Ding 2021",
+        tasks=("text",),
+        profiles={
+            "quick": {"restarts": 1, "iterations": 300},
+            "standard": {"restarts": 2, "iterations": 1000},
+            "full": {"restarts": 8, "iterations": 3000},
+        },
+        control={"on": "gradients"},
+    )
     Config: ClassVar[type[TAGConfig]] = TAGConfig
 
     def __init__(self, config: TAGConfig) -> None:
@@ -78,19 +82,19 @@ class TAG:
 
     def applicable(self, view: View, knowledge: Knowledge, task: AttackTask) -> Applicability:
         """Check for an embedding of the vocabulary, a victim's one-step upload, and the model that it started from."""
-        module = network(knowledge)
+        module = separable_network(knowledge)
         if isinstance(module, str):
             return Applicability(False, module)
         if embedding_of(module, knowledge) is None:
             return Applicability(False, "the network has no embedding with a row for each word")
-        found, reasons = self._uploads(view, task)
-        return applies(found, reasons)
+        uploads, reasons = self._uploads(view, task)
+        return applies(uploads, reasons)
 
     def run(
         self, view: View, knowledge: Knowledge, task: AttackTask, generator: torch.Generator
     ) -> tuple[TextReconstruction, ...]:
         """Return the texts of each victim with a one-step upload, and their words."""
-        module = network(knowledge)
+        module = separable_network(knowledge)
         if isinstance(module, str) or knowledge.architecture is None:
             raise UsageError("knowledge", None, f"does not do: {module}", "Ask `applicable` first.")
         name = embedding_of(module, knowledge)
@@ -117,7 +121,8 @@ class TAG:
         self, upload: Upload, module: nn.Module, name: str, probes: Tensor, generator: torch.Generator
     ) -> tuple[Tensor, float]:
         """Return texts (n, L) and their distance of gradients."""
-        n, length = upload.training.images, probes.shape[1]
+        n = upload.training.images
+        length = probes.shape[1]
         labels = recover_labels(upload.gradient, module, upload.start, n, probes)
         words = changed_rows(upload.gradient[f"{name}.weight"])
         words = words[words != PADDING]
@@ -132,11 +137,11 @@ class TAG:
         return texts, objective
 
     def _uploads(self, view: View, task: AttackTask) -> tuple[list[Upload], dict[str, str]]:
-        found, reasons = find_uploads(view, task.targets, self.config.round, self.config.max_texts)
-        several = [u for u in found if u.update is not None]
+        uploads, reasons = find_uploads(view, task.targets, self.config.round, self.config.max_texts)
+        several = [u for u in uploads if u.update is not None]
         reasons |= {u.target: f"its update takes {len(u.training.batches)} steps, not one" for u in several}
         reasons = {k: v.replace("images", "texts") for k, v in reasons.items()}
-        return [u for u in found if u.update is None], reasons
+        return [u for u in uploads if u.update is None], reasons
 
 
 class _Matching:
@@ -178,27 +183,29 @@ class _Matching:
         """Return the distance, and weights (n, long, B), of one start."""
         logits = (self._start() + 0.1 * noise).requires_grad_()
         adam = torch.optim.Adam([logits], lr=config.lr)
-        best, kept = float("inf"), logits.detach().clone()
+        best = float("inf")
+        best_logits = logits.detach().clone()
         for _ in range(config.iterations):
             distance = self._distance(logits.softmax(2), config.alpha)
             if distance.item() < best:
-                best, kept = distance.item(), logits.detach().clone()
+                best = distance.item()
+                best_logits = logits.detach().clone()
             (logits.grad,) = torch.autograd.grad(distance, [logits])
             adam.step()
-        return best, kept
+        return best, best_logits
 
     def _distance(self, weights: Tensor, alpha: float) -> Tensor:
         self._weights = weights
         handle = self._module.get_submodule(self._name).register_forward_hook(self._replaced)
         try:
-            z = functional_call(self._module, {**self._free, **self._rest}, (self._ids,))
+            z = call_with(self._module, {**self._free, **self._rest}, self._ids)
         finally:
             handle.remove()
         loss = F.cross_entropy(z, self._labels)
-        made = torch.autograd.grad(loss, list(self._free.values()), create_graph=True, allow_unused=True)
+        gradients = torch.autograd.grad(loss, list(self._free.values()), create_graph=True, allow_unused=True)
         total = torch.zeros(())
-        for sent, g in zip(self._sent.values(), made, strict=True):
-            apart = self._scale * ((torch.zeros_like(sent) if g is None else g) - sent)
+        for target, g in zip(self._sent.values(), gradients, strict=True):
+            apart = self._scale * ((torch.zeros_like(target) if g is None else g) - target)
             total = total + apart.square().sum() + alpha * apart.abs().sum()
         return total
 
@@ -210,7 +217,8 @@ class _Matching:
 
     def _start(self) -> Tensor:
         """Return logits of words by position: of the least squares for one text or several, or zeros."""
-        n, B = len(self._ids), len(self._words)
+        n = len(self._ids)
+        B = len(self._words)
         place = _positions(self._module, self._ids.shape[1])
         if place is None:
             return torch.zeros(n, self._long, B)
@@ -226,12 +234,12 @@ def _positions(module: nn.Module, length: int) -> tuple[str, int] | None:
 
     It has L rows, or L + 2 if the network puts a mark before each text and one after it, as BERT does.
     """
-    found = [
+    embeddings = [
         (n, (m.num_embeddings - length) // 2)
         for n, m in module.named_modules()
         if isinstance(m, nn.Embedding) and m.num_embeddings in (length, length + 2)
     ]
-    return found[0] if len(found) == 1 else None
+    return embeddings[0] if len(embeddings) == 1 else None
 
 
 def _longest(gradient: Mapping[str, Tensor], module: nn.Module, length: int) -> int:

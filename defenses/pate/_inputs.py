@@ -29,20 +29,20 @@ def vote_array(votes: ArrayLike) -> Votes:
         SpecError: they are not a matrix of whole numbers from 0 to 2^53 with at least one class.
     """
     try:
-        found = np.asarray(votes)
+        counts = np.asarray(votes)
     except ValueError:  # rows of unlike lengths
-        found = np.asarray("ragged")
-    if found.dtype.kind not in "buif":
+        counts = np.asarray("ragged")
+    if counts.dtype.kind not in "buif":
         raise SpecError("votes", votes, "is no array of numbers", "Give counts (q, C).")
-    if found.ndim != 2 or not found.shape[1]:
-        raise SpecError("votes", found.shape, "is not the shape of vote counts", "Give counts (q, C).")
-    for rows in blocks(*found.shape):
-        part = found[rows]
+    if counts.ndim != 2 or not counts.shape[1]:
+        raise SpecError("votes", counts.shape, "is not the shape of vote counts", "Give counts (q, C).")
+    for rows in blocks(*counts.shape):
+        part = counts[rows]
         wrong = ~((part >= 0) & (part <= 2.0**53) & (part == np.floor(part)))
         if wrong.any():
             value = float(part[wrong][0])
             raise SpecError("votes", value, "is no vote count", "Give whole numbers from 0 on.")
-    return found
+    return counts
 
 
 def other_tails(votes: Votes, log_tail: Callable[[Floats], Floats]) -> Floats:
@@ -53,17 +53,17 @@ def other_tails(votes: Votes, log_tail: Callable[[Floats], Floats]) -> Floats:
         log_tail: logarithm of the probability that a class overtakes the first, by the first's lead in votes.
     """
     q, classes = votes.shape
-    found = np.full(q, -np.inf)
+    log_sums = np.full(q, -np.inf)
     if classes == 1:
-        return found
+        return log_sums
     for rows in blocks(q, classes):
         part = votes[rows].astype(np.float64)
         number, first = np.arange(len(part)), part.argmax(1)
         tails = log_tail(part[number, first][:, None] - part)
         tails[number, first] = -np.inf
         most = tails.max(1)
-        found[rows] = most + np.log(np.exp(tails - most[:, None]).sum(1))
-    capped: Floats = np.minimum(found, np.log1p(-1 / classes))
+        log_sums[rows] = most + np.log(np.exp(tails - most[:, None]).sum(1))
+    capped: Floats = np.minimum(log_sums, np.log1p(-1 / classes))
     return capped
 
 
@@ -73,13 +73,13 @@ def order_array(orders: ArrayLike) -> Floats:
     Raises:
         SpecError: they are not a non-empty list of finite numbers above 1.
     """
-    found = np.asarray(orders, dtype=np.float64)
-    if found.ndim != 1 or not found.size:
+    alphas = np.asarray(orders, dtype=np.float64)
+    if alphas.ndim != 1 or not alphas.size:
         raise SpecError("orders", orders, "is no list of Rényi orders", "Give numbers above 1.")
-    wrong = ~((found > 1) & (found <= _LARGEST))
+    wrong = ~((alphas > 1) & (alphas <= _LARGEST))
     if wrong.any():
-        raise SpecError("orders", float(found[wrong][0]), "is no Rényi order", "Give numbers above 1.")
-    return found
+        raise SpecError("orders", float(alphas[wrong][0]), "is no Rényi order", "Give numbers above 1.")
+    return alphas
 
 
 def scale(field: str, value: float) -> float:
@@ -109,11 +109,11 @@ def log_mean(log_p: Floats, log_q: Floats, x: Floats, y: Floats) -> Floats:
         x: exponents (n, orders).
         y: exponents (n, orders).
     """
-    found: Floats = np.logaddexp(log_p + x, log_q + y)
-    near = np.abs(found) < 0.5
+    logs: Floats = np.logaddexp(log_p + x, log_q + y)
+    near = np.abs(logs) < 0.5
     parts = ((np.broadcast_to(w, z.shape)[near], z[near]) for w, z in ((log_p, x), (log_q, y)))
-    found[near] = np.log1p(sum(_excess(w, z) for w, z in parts))
-    return found
+    logs[near] = np.log1p(sum(_excess(w, z) for w, z in parts))
+    return logs
 
 
 def _excess(log_w: Floats, z: Floats) -> Floats:

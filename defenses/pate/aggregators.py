@@ -27,6 +27,7 @@ from torch import Tensor
 from fdaudit.config import Config
 from fdaudit.errors import ProtocolError
 from fdaudit.events import Composed, Event, EventUnit, Gaussian, NoGuarantee, PureDP, Relation
+from fdaudit.registry import DefenseCard
 from fdaudit.rng import SecretStream
 from fdaudit.transcript.samples import narrow
 from fdaudit.transcript.wire import Released
@@ -84,8 +85,6 @@ Asked = TypeVar("Asked", bound=_PateConfig)
 class _Aggregator(Configured[Asked]):
     """Base of the aggregators: their input, their output, and when no guarantee can be claimed."""
 
-    accepts: ClassVar[tuple[str, ...]] = ("vote_counts",)
-    makes: ClassVar[str] = "hard_labels"
     leaves_out: ClassVar[bool] = False
     """Whether some samples are not answered, so that the answered ones must be named."""
 
@@ -100,7 +99,7 @@ class _Aggregator(Configured[Asked]):
         labels = {"values": narrow(values[answered], counts.shape[1]).to(tensors["counts"].device)}
         if index is not None or self.leaves_out:
             labels["index"] = narrow(answered, len(counts)) if index is None else index[answered]
-        return Released(kind=self.makes, tensors=labels, event=self._event(len(counts)))
+        return Released(kind=self.card.makes or kind, tensors=labels, event=self._event(len(counts)))
 
     @abstractmethod
     def _answers(self, counts: Tensor, noise: SecretStream) -> tuple[Tensor, Tensor]:
@@ -122,20 +121,24 @@ class _Aggregator(Configured[Asked]):
     def _votes(self, kind: str, tensors: Mapping[str, Tensor]) -> tuple[Tensor | None, Tensor]:
         """Return `index` (n,) if there is one, and `counts` (n, C) in double precision on the CPU."""
         if kind != "vote_counts" or tensors.keys() - {"index"} != {"counts"}:
-            found = f"{kind} of {', '.join(sorted(tensors)) or 'nothing'}"
+            contents = f"{kind} of {', '.join(sorted(tensors)) or 'nothing'}"
             raise ProtocolError(
-                f"{self.name}: takes vote_counts of counts, or of counts and index; this is {found}."
+                f"{self.card.name}: takes vote_counts of counts, or of counts and index; this is {contents}."
             )
         index, counts = tensors.get("index"), tensors["counts"].double().cpu()
         if counts.ndim != 2 or counts.shape[1] < 1 or (index is not None and index.shape != counts.shape[:1]):
-            named = "no index" if index is None else f"index {tuple(index.shape)}"
-            shapes = f"{named}, counts {tuple(counts.shape)}"
-            raise ProtocolError(f"{self.name}: {shapes} do not belong together. Send (n,) and (n, classes).")
+            numbering = "no index" if index is None else f"index {tuple(index.shape)}"
+            shapes = f"{numbering}, counts {tuple(counts.shape)}"
+            raise ProtocolError(
+                f"{self.card.name}: {shapes} do not belong together. Send (n,) and (n, classes)."
+            )
         # Soft votes or weights would move by less or more than one vote does.
         wrong = ~((counts >= 0) & (counts == counts.floor()) & torch.isfinite(counts))
         if wrong.any():
             value = float(counts[wrong][0])
-            raise ProtocolError(f"{self.name}: {value} is no number of votes. Count one whole vote a client.")
+            raise ProtocolError(
+                f"{self.card.name}: {value} is no number of votes. Count one whole vote a client."
+            )
         return index, counts
 
 
@@ -170,14 +173,19 @@ class LNMax(_Aggregator[LNMaxConfig]):
       * noise comes from the vault's secret.
     """
 
-    name: ClassVar[str] = "lnmax"
-    source: ClassVar[str] = "Papernot, Abadi, Erlingsson, Goodfellow & Talwar 2017, section 2.1"
-    protects: ClassVar[str] = "each client's votes"
+    card = DefenseCard(
+        name="lnmax",
+        source="Papernot, Abadi, Erlingsson, Goodfellow & Talwar 2017, section 2.1",
+        protects="each client's votes",
+        accepts=("vote_counts",),
+        makes="hard_labels",
+        fixed_size=True,
+    )
     Config: ClassVar[type[LNMaxConfig]] = LNMaxConfig
 
     def _answers(self, counts: Tensor, noise: SecretStream) -> tuple[Tensor, Tensor]:
-        drawn = torch.as_tensor(noise.laplace(*counts.shape)) / self.config.gamma
-        return torch.arange(len(counts)), _plurality(counts, drawn)
+        draws = torch.as_tensor(noise.laplace(*counts.shape)) / self.config.gamma
+        return torch.arange(len(counts)), _plurality(counts, draws)
 
     def _guarantee(self, queries: int) -> Event:
         return PureDP(
@@ -200,16 +208,21 @@ class GNMax(_Aggregator[GNMaxConfig]):
       * noise comes from the vault's secret.
     """
 
-    name: ClassVar[str] = "gnmax"
-    source: ClassVar[str] = (
-        "Papernot, Song, Mironov, Raghunathan, Talwar & Erlingsson 2018, section 4.1 and Proposition 8"
+    card = DefenseCard(
+        name="gnmax",
+        source=(
+            "Papernot, Song, Mironov, Raghunathan, Talwar & Erlingsson 2018, section 4.1 and Proposition 8"
+        ),
+        protects="each client's votes",
+        accepts=("vote_counts",),
+        makes="hard_labels",
+        fixed_size=True,
     )
-    protects: ClassVar[str] = "each client's votes"
     Config: ClassVar[type[GNMaxConfig]] = GNMaxConfig
 
     def _answers(self, counts: Tensor, noise: SecretStream) -> tuple[Tensor, Tensor]:
-        drawn = _normal(noise, self.config.sigma, *counts.shape)
-        return torch.arange(len(counts)), _plurality(counts, drawn)
+        draws = _normal(noise, self.config.sigma, *counts.shape)
+        return torch.arange(len(counts)), _plurality(counts, draws)
 
     def _guarantee(self, queries: int) -> Event:
         return _gaussian(math.sqrt(2), self.config.sigma, queries)
@@ -233,20 +246,24 @@ class ConfidentGNMax(_Aggregator[ConfidentGNMaxConfig]):
       * noise comes from the vault's secret.
     """
 
-    name: ClassVar[str] = "confident-gnmax"
-    fixed_size: ClassVar[bool] = False  # it answers as many samples as the votes agree on
-    leaves_out: ClassVar[bool] = True
-    source: ClassVar[str] = (
-        "Papernot, Song, Mironov, Raghunathan, Talwar & Erlingsson 2018, Algorithm 1; the cap is ours"
+    card = DefenseCard(
+        name="confident-gnmax",
+        fixed_size=False,  # it answers as many samples as the votes agree on
+        source=(
+            "Papernot, Song, Mironov, Raghunathan, Talwar & Erlingsson 2018, Algorithm 1; the cap is ours"
+        ),
+        protects="each client's votes, and whether clients agree",
+        accepts=("vote_counts",),
+        makes="hard_labels",
     )
-    protects: ClassVar[str] = "each client's votes, and whether clients agree"
+    leaves_out: ClassVar[bool] = True
     Config: ClassVar[type[ConfidentGNMaxConfig]] = ConfidentGNMaxConfig
 
     def _answers(self, counts: Tensor, noise: SecretStream) -> tuple[Tensor, Tensor]:
         largest = counts.amax(1) + _normal(noise, self.config.sigma_threshold, len(counts))
-        drawn = _normal(noise, self.config.sigma, *counts.shape)
+        draws = _normal(noise, self.config.sigma, *counts.shape)
         passed = torch.nonzero(largest >= self.config.threshold).flatten()
-        return passed[: self.config.cap], _plurality(counts, drawn)
+        return passed[: self.config.cap], _plurality(counts, draws)
 
     def _guarantee(self, queries: int) -> Event:
         threshold = _gaussian(1.0, self.config.sigma_threshold, queries)

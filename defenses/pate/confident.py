@@ -72,13 +72,13 @@ def threshold_rdp(votes: ArrayLike, threshold: float, sigma_threshold: float, or
     if not np.abs(threshold) <= 2.0**53:
         raise SpecError("threshold", threshold, "is no number of votes", "Give a finite number of votes.")
     largest, which = np.unique(checked.max(1).astype(np.float64), return_inverse=True)
-    found = np.empty((len(checked), len(orders)))
+    rdp = np.empty((len(checked), len(orders)))
     each = np.empty((len(largest), len(orders)))
     for rows in blocks(len(largest), len(orders)):
         each[rows] = _bit_rdp(largest[rows], threshold, sigma, orders)
     for rows in blocks(len(checked), len(orders)):
-        found[rows] = each[which[rows]]
-    return found
+        rdp[rows] = each[which[rows]]
+    return rdp
 
 
 def confident_gnmax_rdp(
@@ -110,16 +110,16 @@ def confident_gnmax_rdp(
         SpecError: an argument is out of range, or `answered` is no mask of the queries.
     """
     checked = vote_array(votes)
-    found = threshold_rdp(checked, threshold, sigma_threshold, orders)
+    rdp = threshold_rdp(checked, threshold, sigma_threshold, orders)
     mask = np.ones(len(checked), dtype=bool) if answered is None else np.asarray(answered)
     if mask.dtype != bool or mask.shape != (len(checked),):
         problem = f"is no mask of {len(checked)} queries"
         raise SpecError("answered", answered, problem, "Give a bool for each query, or None.")
     charged = np.flatnonzero(mask)
-    width = max(checked.shape[1], found.shape[1])
+    width = max(checked.shape[1], rdp.shape[1])
     for part in blocks(len(charged), width):
-        found[charged[part]] += gnmax_rdp(checked[charged[part]], sigma, orders)
-    return found
+        rdp[charged[part]] += gnmax_rdp(checked[charged[part]], sigma, orders)
+    return rdp
 
 
 def confident_gnmax_capped_rdp(
@@ -158,11 +158,11 @@ def confident_gnmax_capped_rdp(
 def _bit_rdp(largest: Floats, threshold: float, sigma: float, orders: Floats) -> Floats:
     """Return `threshold_rdp` for largest counts (n,): the worse of the two neighbours, (n, orders)."""
     here = _log_bit(largest, threshold, sigma)
-    found = [
+    divergences = [
         _bernoulli(here, _log_bit(near, threshold, sigma), orders)
         for near in (largest + 1, np.maximum(largest - 1, 0))
     ]
-    capped: Floats = np.clip(np.maximum(*found), 0.0, orders / (2 * sigma**2))
+    capped: Floats = np.clip(np.maximum(*divergences), 0.0, orders / (2 * sigma**2))
     return capped
 
 

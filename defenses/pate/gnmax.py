@@ -75,17 +75,17 @@ def gnmax_rdp(votes: ArrayLike, sigma: float, orders: ArrayLike) -> Floats:
         SpecError: votes, σ or an order is out of range.
     """
     log_q, sigma, orders = gnmax_log_q(votes, sigma), scale("sigma", sigma), order_array(orders)
-    found = np.empty((len(log_q), len(orders)))
+    rdp = np.empty((len(log_q), len(orders)))
     for rows in blocks(len(log_q), len(orders)):
-        found[rows] = rdp_from_log_q(log_q[rows], sigma, orders)
-    return found
+        rdp[rows] = rdp_from_log_q(log_q[rows], sigma, orders)
+    return rdp
 
 
 def rdp_from_log_q(log_q: Floats, sigma: float, orders: Floats) -> Floats:
     """Return Theorem 6 for GNMax from log q̃ (n,), capped by α/σ²: (n, orders)."""
     independent = orders / sigma**2
-    found = np.repeat(independent[None], len(log_q), axis=0)
-    found[np.isneginf(log_q)] = 0.0  # one outcome for any votes
+    rdp = np.repeat(independent[None], len(log_q), axis=0)
+    rdp[np.isneginf(log_q)] = 0.0  # one outcome for any votes
     finite = np.isfinite(log_q)
     # Proposition 10. A larger μ1 would allow orders beyond it, but then B alone costs the data-independent figure.
     mu2 = sigma * np.sqrt(-np.where(finite, log_q, 0.0))
@@ -103,5 +103,5 @@ def rdp_from_log_q(log_q: Floats, sigma: float, orders: Floats) -> Floats:
     less = orders - 1
     total = log_mean(log_1q[:, None], log_q[:, None], less * log_a[:, None], less * log_b[:, None])
     bound = np.where(orders <= mu1[:, None], total / less, np.inf)
-    found[rows] = np.clip(bound, 0.0, independent)
-    return found
+    rdp[rows] = np.clip(bound, 0.0, independent)
+    return rdp

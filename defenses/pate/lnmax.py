@@ -33,8 +33,8 @@ def lnmax_independent_rdp(gamma: float, orders: ArrayLike) -> Floats:
     up, down = (orders - 1) * epsilon, orders * epsilon
     # log(e^up - 1), log(1 - e^-down): nothing overflows, and small ε keep their digits.
     log_excess = up + np.log(-np.expm1(-up)) + np.log(-np.expm1(-down)) - np.log1p(np.exp(-epsilon))
-    found: Floats = np.logaddexp(0.0, log_excess) / (orders - 1)
-    return np.minimum(found, epsilon)
+    rdp: Floats = np.logaddexp(0.0, log_excess) / (orders - 1)
+    return np.minimum(rdp, epsilon)
 
 
 def lnmax_log_q(votes: ArrayLike, gamma: float) -> Floats:
@@ -76,14 +76,14 @@ def lnmax_rdp(votes: ArrayLike, gamma: float, orders: ArrayLike) -> Floats:
     """
     log_q, independent = lnmax_log_q(votes, gamma), lnmax_independent_rdp(gamma, orders)
     orders, gamma = order_array(orders), scale("gamma", gamma)
-    found = np.repeat(independent[None], len(log_q), axis=0)
-    found[np.isneginf(log_q)] = 0.0
+    rdp = np.repeat(independent[None], len(log_q), axis=0)
+    rdp[np.isneginf(log_q)] = 0.0
     # Nearer to the limit than this, the quotient's denominator is all rounding.
     charged = np.flatnonzero(np.isfinite(log_q) & (log_q < -np.logaddexp(0.0, 2 * gamma) - 1e-9))
     for part in blocks(len(charged), len(orders)):
         rows = charged[part]
-        found[rows] = np.clip(_theorem_3(log_q[rows], gamma, orders), 0.0, independent)
-    return found
+        rdp[rows] = np.clip(_theorem_3(log_q[rows], gamma, orders), 0.0, independent)
+    return rdp
 
 
 def _theorem_3(log_q: Floats, gamma: float, orders: Floats) -> Floats:
@@ -92,5 +92,5 @@ def _theorem_3(log_q: Floats, gamma: float, orders: Floats) -> Floats:
     quotient = log_1q - np.log1p(-np.exp(2 * gamma + log_q))[:, None]
     less = orders - 1
     rivals = np.broadcast_to(2 * gamma * less, (len(log_q), len(less)))
-    found: Floats = log_mean(log_1q, log_q[:, None], less * quotient, rivals) / less
-    return found
+    bound: Floats = log_mean(log_1q, log_q[:, None], less * quotient, rivals) / less
+    return bound

@@ -111,8 +111,8 @@ class SmoothRelease:
         twice as much for small αβ but too small if αβ approaches ½.
         """
         less = self.order - 1
-        kept = 1 - less * math.expm1(2 * self.beta)
-        return self.order / (2 * self.scale**2 * kept) - math.log(kept) / (2 * less) - self.beta
+        remainder = 1 - less * math.expm1(2 * self.beta)
+        return self.order / (2 * self.scale**2 * remainder) - math.log(remainder) / (2 * less) - self.beta
 
     @property
     def rdp(self) -> float:
@@ -134,10 +134,10 @@ def gnmax_epsilon(votes: ArrayLike, sigma: float, orders: ArrayLike, delta: floa
     Raises:
         SpecError: an argument is out of range.
     """
-    found, delta = order_array(orders), _probability("delta", delta)
-    epsilons = _converted(gnmax_rdp(votes, sigma, found).sum(0), found, delta)
+    alphas, delta = order_array(orders), _probability("delta", delta)
+    epsilons = _converted(gnmax_rdp(votes, sigma, alphas).sum(0), alphas, delta)
     best = int(epsilons.argmin())
-    return DataDependentEpsilon(epsilon=float(epsilons[best]), delta=delta, order=float(found[best]))
+    return DataDependentEpsilon(epsilon=float(epsilons[best]), delta=delta, order=float(alphas[best]))
 
 
 def gnmax_smooth_sensitivity(
@@ -167,16 +167,16 @@ def gnmax_smooth_sensitivity(
     log_each = gnmax_log_q(checked, sigma) - math.log(checked.shape[1] - 1)
     leads = -ndtri_exp(log_each) * math.sqrt(2) * sigma
     cells = np.clip(np.floor(leads / width), 0, len(table) - 1).astype(np.int64)
-    held = np.bincount(cells, minlength=len(table)).astype(np.float64)
+    histogram = np.bincount(cells, minlength=len(table)).astype(np.float64)
     local = _local(table, reach)
     most, smooth = float(local.max()) * len(checked), _LEAST * len(checked) * order / sigma**2
     for distance in range(len(table) // reach + 2):
         discount = math.exp(-beta * distance)
         if discount * most <= smooth:  # further away nothing can be larger
             break
-        smooth = max(smooth, discount * float(held @ local))
+        smooth = max(smooth, discount * float(histogram @ local))
         local = maximum_filter1d(local, 2 * reach + 1, mode="nearest")
-    return float(held @ table), smooth
+    return float(histogram @ table), smooth
 
 
 def release_gnmax_epsilon(
@@ -239,15 +239,15 @@ def _table(sigma: float, classes: int, order: float, width: float) -> Floats:
         log_q = np.minimum(
             math.log(classes - 1) + log_ndtr(-leads / (math.sqrt(2) * sigma)), math.log1p(-1 / classes)
         )
-        found = rdp_from_log_q(log_q, sigma, np.array([order]))[:, 0]
-        if found[-1] <= floor:
+        figures = rdp_from_log_q(log_q, sigma, np.array([order]))[:, 0]
+        if figures[-1] <= floor:
             break
         cells *= 2
         if cells > _MOST_CELLS:
             problem = f"needs too large a table at order {order}"
             raise SpecError("sigma", sigma, problem, "Give a smaller sigma or a lower order.")
     # The largest figure from here on: it does not rise with the lead, even where Theorem 6's bound does.
-    table: Floats = np.maximum.accumulate(found[::-1])[::-1]
+    table: Floats = np.maximum.accumulate(figures[::-1])[::-1]
     return table[: int(np.argmax(table <= floor)) + 1]
 
 

@@ -24,8 +24,6 @@ from typing import Any
 
 import yaml
 
-from fdaudit.integrations.flower import join_uses
-
 HERE, SITES = Path(__file__).resolve().parent, 3
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "fedavg": ("fedavg", {"rounds": 4, "steps": 20, "batch": 16, "lr": 0.1}),
@@ -42,9 +40,9 @@ def main(variant: str, out: str) -> None:
     folder.mkdir()
     fdaudit(app, "design", "digits", f"--sites={SITES}", "--public=0.1", f"--out={folder / 'design'}")
     federate(app, settings, folder)
-    join_uses(folder / "truth", {str(k): folder / f"site-{k}" for k in range(SITES)})
     (folder / "card.yaml").write_text(card(app, settings))
-    run, truth = str(folder / "run"), [f"--truth={folder / d}" for d in ("truth", "design/truth")]
+    sites = [f"site-{k}" for k in range(SITES)]
+    run, truth = str(folder / "run"), [f"--truth={folder / d}" for d in ("truth", "design/truth", *sites)]
     told = [f"--card={folder / 'card.yaml'}", *truth, f"--audit={HERE / 'audit.yaml'}", "--trust-code"]
     fdaudit(app, "import", str(folder / "record"), *told, f"--out={run}")
     failed = fdaudit(app, "attack", run, "--all", "--trust-code", expected=(0, 1))

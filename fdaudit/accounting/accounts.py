@@ -56,11 +56,14 @@ class Accounts:
 
 def accounts_to_json(accounts: Accounts) -> dict[str, Any]:
     """Return accounts as a JSON object."""
+    charges = {}
+    for client, ways in accounts.charges.items():
+        charges[client] = list(map(charges_to_json, ways))
     return {
         "view": accounts.view,
         "unit": accounts.unit,
         "relation": accounts.relation,
-        "charges": {k: [charges_to_json(way) for way in ways] for k, ways in accounts.charges.items()},
+        "charges": charges,
         "causes": dict(accounts.causes),
         "assumptions": list(accounts.assumptions),
     }
@@ -77,16 +80,19 @@ def accounts_from_json(value: object) -> Accounts:
         raise IntegrityError([f"accounts do not have the fields {', '.join(names)}"])
     charges, causes, assumptions = value["charges"], value["causes"], value["assumptions"]
     texts = [value["view"], *(causes.values() if isinstance(causes, dict) else [None]), *assumptions]
-    known = value["unit"] in get_args(Unit) and value["relation"] in get_args(Relation)
-    if not known or not isinstance(charges, dict) or not all(isinstance(text, str) for text in texts):
+    is_stated = value["unit"] in get_args(Unit) and value["relation"] in get_args(Relation)
+    if not is_stated or not isinstance(charges, dict) or not all(isinstance(text, str) for text in texts):
         raise IntegrityError(["accounts state no unit, relation, charges and texts"])
     if any(not isinstance(ways, list) or not ways for ways in charges.values()):
         raise IntegrityError(["accounts have a client without a way of charging"])
+    ways_of = {}
+    for client, ways in charges.items():
+        ways_of[client] = tuple(map(charges_from_json, ways))
     return Accounts(
         view=value["view"],
         unit=value["unit"],
         relation=value["relation"],
-        charges={k: tuple(charges_from_json(way) for way in ways) for k, ways in charges.items()},
+        charges=ways_of,
         causes=causes,
         assumptions=tuple(assumptions),
     )
@@ -132,10 +138,10 @@ def _worst(clients: Iterable[Sequence[Charges]], figure: Callable[[Charges], flo
     """Return the maximum over clients of the minimum over their ways of charging, each of which bounds the view."""
     largest: float | None = None
     for ways in clients:
-        known = [value for way in ways if (value := figure(way)) is not None]
-        if not known:
+        values = [value for value in map(figure, ways) if value is not None]
+        if not values:
             return None
-        largest = max(min(known), largest or 0.0)
+        largest = max(min(values), largest or 0.0)
     return largest
 
 

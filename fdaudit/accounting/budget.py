@@ -32,7 +32,7 @@ from fdaudit.errors import SpecError
 from fdaudit.events import Event, EventUnit, NoGuarantee, Relation, Release
 from fdaudit.transcript.messages import ALL, DATA, Message, role
 
-__all__ = ["Meter"]
+__all__ = ["BudgetMeter"]
 
 _AHEAD = (1.3, 1.05)
 """Factors by which a trial exceeds the need, so that few loss distributions are convolved."""
@@ -53,8 +53,8 @@ class _ByOrder:
         if self._at is None:
             first = np.sum([n * curve(part) for part, n in charges.items()], axis=0)
             self._at = int(np.argmin(first / np.maximum(self._allowed, 1e-300)))
-        spent = math.fsum(n * float(curve(part)[self._at]) for part, n in charges.items())
-        return spent <= float(self._allowed[self._at])
+        cost = math.fsum(n * float(curve(part)[self._at]) for part, n in charges.items())
+        return cost <= float(self._allowed[self._at])
 
 
 class _ByLedger:
@@ -66,19 +66,19 @@ class _ByLedger:
 
     def fits(self, charges: Counter[Charge]) -> bool:
         """Return whether the charges stay within the budget; charges that cost no more than a fitting set also fit."""
-        if any(charges <= known for known in self._fitting):
+        if any(charges <= fitting for fitting in self._fitting):
             return True
         if epsilon(charges, self._delta, pld=False).value <= self._epsilon:
             return True
         for more in (*_AHEAD, 1.0):
             tried = Counter({part: math.ceil(n * more) for part, n in charges.items()})
             if epsilon(tried, self._delta, coarse=more > 1).value <= self._epsilon:
-                self._fitting = [known for known in self._fitting if not known <= tried] + [tried]
+                self._fitting = [fitting for fitting in self._fitting if not fitting <= tried] + [tried]
                 return True
         return False
 
 
-class Meter:
+class BudgetMeter:
     """The running cost of one adversary's view to each client.
 
     Args:
@@ -138,7 +138,7 @@ class Meter:
                 raise SpecError("privacy.budget.epsilon", self.epsilon, problem, remedy)
             else:
                 self._asked.add(party)
-        if not all(self._rule.fits(spent) for spent in self._spent.values()):
+        if not all(self._rule.fits(charges) for charges in self._spent.values()):
             problem = f"is passed by the answers that {self.adversary} may ask for"
             raise SpecError("privacy.budget.epsilon", self.epsilon, problem, "Raise it, or lower queries.")
 
@@ -182,8 +182,9 @@ class Meter:
         """Return the clients whose data pass a message without a guarantee, and the charges to the others in it."""
         own = frozenset({message.sender}) & self._clients
         arriving: dict[str, frozenset[str]] = {}
-        data = own if message.inputs == ALL else frozenset[str]()
+        data = frozenset[str]()
         if message.inputs == ALL:
+            data = own
             arriving = dict(self._holds[message.sender])
         else:
             for source in message.inputs:
@@ -202,25 +203,29 @@ class Meter:
         through = frozenset[str]() if "data" in stated.covers else data
         if "messages" not in stated.covers:
             for sender, whose in arriving.items():
-                through |= whose - {sender} if "each-client" in stated.covers else whose
+                apart = {sender} if "each-client" in stated.covers else set()
+                through |= whose - apart
         return through, {client: Counter[Charge](parts_of(stated)) for client in sorted(everything - through)}
 
     def _stated(self, event: Event) -> Release | NoGuarantee:
         """Return the event in the budget's unit and relation."""
-        return event if isinstance(event, NoGuarantee) else converted(event, self._unit, self._relation)
+        if isinstance(event, NoGuarantee):
+            return event
+        return converted(event, self._unit, self._relation)
 
     def _unchanged(self, message: Message, everything: frozenset[str]) -> frozenset[str]:
         """Return the clients whose data the message exposes; replacing a record does not change a record count."""
         counted = message.kind == "sample_count" and message.inputs == (DATA,)
         still = (self._unit, self._relation) == ("record", "replace-one")
-        return frozenset() if counted and still else everything
+        if counted and still:
+            return frozenset()
+        return everything
 
     def _sees(self, message: Message) -> bool:
         overheard = EAVESDROPPER in self._members and any(r != message.sender for r in message.receivers)
-        asked = any(
-            r in self._asked for r in message.receivers
-        )  # a party's model may reveal what it received
-        return overheard or asked or any(p in self._members for p in message.parties())
+        # A party's model may reveal what it received.
+        may_be_asked = not self._asked.isdisjoint(message.receivers)
+        return overheard or may_be_asked or any(p in self._members for p in message.parties())
 
     def _note(self, message: Message, bare: frozenset[str], charged: dict[str, Counter[Charge]]) -> None:
         if message.round != self._now:
@@ -234,5 +239,5 @@ class Meter:
         self._senders.append(message.sender)
         if bare:
             for party in {message.sender, *message.receivers}:
-                held = self._holds[party]
-                held[message.sender] = held.get(message.sender, frozenset()) | bare
+                senders = self._holds[party]
+                senders[message.sender] = senders.get(message.sender, frozenset()) | bare

@@ -77,11 +77,11 @@ def _dp_ftrl(shape: Shape, noise: float) -> Charges:
 
 
 def _confident(shape: Shape, noise: float) -> Charges:
-    found: dict[Charge, int] = {_gaussian(1.0, noise * shape.threshold_noise, shape.releases): 1}
+    charges: dict[Charge, int] = {_gaussian(1.0, noise * shape.threshold_noise, shape.releases): 1}
     answered = shape.releases if shape.answered is None else min(shape.answered, shape.releases)
     if answered:
-        found[_gaussian(math.sqrt(2), noise, answered)] = 1
-    return found
+        charges[_gaussian(math.sqrt(2), noise, answered)] = 1
+    return charges
 
 
 def _sanitized(shape: Shape, noise: float) -> Charges:
@@ -145,10 +145,10 @@ def calibrate(
     def beyond(log_noise: float) -> float:
         return math.log(min(max(cost(math.exp(log_noise)), _TINY), 1 / _TINY) / target)
 
-    found = math.exp(brentq(beyond, math.log(least), math.log(most), xtol=close / 4))
-    while cost(found) > target:
-        found *= 1 + close / 4
-    return found
+    noise = math.exp(brentq(beyond, math.log(least), math.log(most), xtol=close / 4))
+    while cost(noise) > target:
+        noise *= 1 + close / 4
+    return noise
 
 
 def least_noise(charges: Callable[[float], Charges], target: float, delta: float) -> float:
@@ -170,14 +170,14 @@ def least_noise(charges: Callable[[float], Charges], target: float, delta: float
     most = 1.0
     while target > 0 and most < _MOST and coarse(most) > target:
         most *= 4
-    found = calibrate(coarse, target, least=_below(coarse, target, most, 4), most=most)
-    while found < _MOST and fine(found) > target:
-        found *= 1 + 4 * _CLOSE
-    least = _below(fine, target, found, 1 + 4 * _CLOSE)
-    found = written(calibrate(fine, target, least=least, most=found, close=_CLOSE / 10))
-    while found > _LEAST and fine(lower := _next_below(found)) <= target:
-        found = lower
-    return found
+    candidate = calibrate(coarse, target, least=_below(coarse, target, most, 4), most=most)
+    while candidate < _MOST and fine(candidate) > target:
+        candidate *= 1 + 4 * _CLOSE
+    least = _below(fine, target, candidate, 1 + 4 * _CLOSE)
+    candidate = written(calibrate(fine, target, least=least, most=candidate, close=_CLOSE / 10))
+    while candidate > _LEAST and fine(lower := _next_below(candidate)) <= target:
+        candidate = lower
+    return candidate
 
 
 def _below(cost: Callable[[float], float], target: float, noise: float, factor: float) -> float:
@@ -211,8 +211,8 @@ def noise_for(defence: str, shape: Shape, target: float, delta: float) -> tuple[
         SpecError: no such defence, or the target cannot be met.
     """
     if defence not in SHAPES:
-        known = ", ".join(sorted(SHAPES))
-        raise SpecError("defence", defence, "is none that can be calibrated", f"Valid names: {known}.")
+        names = ", ".join(sorted(SHAPES))
+        raise SpecError("defence", defence, "is none that can be calibrated", f"Valid names: {names}.")
     _, charges = SHAPES[defence]
-    found = least_noise(lambda noise: charges(shape, noise), target, delta)
-    return found, epsilon(charges(shape, found), delta).value
+    least = least_noise(lambda noise: charges(shape, noise), target, delta)
+    return least, epsilon(charges(shape, least), delta).value

@@ -128,9 +128,9 @@ def converted(
     record. Removing one record and adding another are two steps: their sensitivities add up.
     """
     if isinstance(event, Composed):
-        made = [converted(part, unit, relation, coins=coins) for part in event.parts]
-        wrong = next((part for part in made if isinstance(part, NoGuarantee)), None)
-        return wrong or Composed(parts=tuple(made))  # type: ignore[arg-type]
+        parts = [converted(part, unit, relation, coins=coins) for part in event.parts]
+        wrong = next((part for part in parts if isinstance(part, NoGuarantee)), None)
+        return wrong or Composed(parts=tuple(parts))  # type: ignore[arg-type]
     if isinstance(event, SampledGaussian) and event.unit == "client" and event.sample_rate < 1 and not coins:
         # Without sampling, replacing moves the sum by twice what one client adds.
         both = 2 if event.relation == "replace-one" else 1
@@ -200,7 +200,7 @@ def charges_from_json(value: object) -> dict[Charge, int]:
     Raises:
         IntegrityError: the value is no list of charges, or a charge has impossible parameters.
     """
-    found: dict[Charge, int] = {}
+    charges: dict[Charge, int] = {}
     try:
         if not isinstance(value, list):
             raise TypeError("charges are no list")
@@ -209,10 +209,10 @@ def charges_from_json(value: object) -> dict[Charge, int]:
             if type(times) is not int or not 1 <= times <= MOST_COUNT or set(entry) != {"times", "charge"}:
                 raise ValueError(f"times = {times!r:.80} is no number of charges")
             charge = _charge_from_json(entry["charge"])
-            found[charge] = found.get(charge, 0) + times
+            charges[charge] = charges.get(charge, 0) + times
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise IntegrityError([f"charges are malformed: {type(error).__name__}: {error}"]) from None
-    return found
+    return charges
 
 
 def _charge_to_json(charge: Charge) -> dict[str, Any]:
@@ -234,10 +234,10 @@ def _charge_from_json(value: dict[str, Any]) -> Charge:
     if isinstance(event, NoGuarantee | Composed):
         raise ValueError(f"{what} is no single mechanism")
     if what == "Drawn":
-        clients, drawn, steps = (_whole(value, name) for name in ("clients", "drawn", "steps"))
-        if not isinstance(event, Gaussian) or drawn > clients:
+        clients, sampled, steps = (_whole(value, name) for name in ("clients", "drawn", "steps"))
+        if not isinstance(event, Gaussian) or sampled > clients:
             raise ValueError("Drawn is no draw of clients under Gaussian noise")
-        return Drawn(gaussian=event, clients=clients, drawn=drawn, steps=steps)
+        return Drawn(gaussian=event, clients=clients, drawn=sampled, steps=steps)
     if what == "Grouped":
         if not isinstance(event, SampledGaussian):
             raise ValueError("Grouped is of no sampled Gaussian")

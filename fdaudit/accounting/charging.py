@@ -8,13 +8,14 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from heapq import heapify, heappop, heappush
+from itertools import chain
 from typing import Any
 
 import numpy as np
 
 from fdaudit.accounting.charges import Charge, Charges, Drawn, Grouped, Selected, converted, grouped, parts_of
 from fdaudit.accounting.costs import ORDERS, Epsilon, curve, epsilon
-from fdaudit.accounting.draws import Draws, mechanisms, remembering, unfit_sums
+from fdaudit.accounting.draws import Draws, mechanisms, named, remembering, unfit_sums
 from fdaudit.accounting.graph import Guarantees, Leak, MessageGraph, State, Unchanged
 from fdaudit.events import (
     DrawnGaussian,
@@ -27,9 +28,9 @@ from fdaudit.events import (
 )
 from fdaudit.result import Contribution
 from fdaudit.spec.privacy import TuningSpec
-from fdaudit.transcript.messages import ALL, DATA, SUM, Message, role
+from fdaudit.transcript.messages import DATA, SUM, Message, role
 
-__all__ = ["Bill", "Entry", "sampling"]
+__all__ = ["Bill", "EpsilonEntry", "sampling"]
 
 _TRIED = (1.5, 2, 4, 8, 16, 64, 1024)
 """Orders at which the cheapest way of charging is searched."""
@@ -57,22 +58,22 @@ class Bill:
             for part in parts:
                 name = type(part.event if isinstance(part, Grouped) else part).__name__
                 by_kind[message.kind, role(message.sender), name][part] += 1
-        return tuple(
-            Contribution(
+        contributions = []
+        for (kind, sender, mechanism), tally in by_kind.items():
+            counts = (n * part.count for part, n in tally.items() if not isinstance(part, Drawn | Selected))
+            entry = Contribution(
                 kind=kind,
                 sender=sender,
                 mechanism=mechanism,
-                charges=sum(
-                    n * part.count for part, n in parts.items() if not isinstance(part, Drawn | Selected)
-                ),
-                epsilon=epsilon(parts, delta, pld=pld).value,
+                charges=sum(counts),
+                epsilon=epsilon(tally, delta, pld=pld).value,
             )
-            for (kind, sender, mechanism), parts in by_kind.items()
-        )
+            contributions.append(entry)
+        return tuple(contributions)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Entry:
+class EpsilonEntry:
     """A computation of ε for one view, one δ, one unit and one relation.
 
     Attributes:
@@ -107,28 +108,30 @@ class Entry:
 
     def guarantees(self, victim: str) -> Guarantees:
         """Return the guarantee of each event against this adversary, in this ledger's unit and relation."""
-        return {**self._common, **self._sums(victim)} if self._sum_messages else self._common
+        if not self._sum_messages:
+            return self._common
+        return {**self._common, **self._sums(victim)}
 
     @cached_property
     def _common(self) -> Guarantees:
-        found = dict[int, Release | Unchanged | NoGuarantee]()
+        guarantees = dict[int, Release | Unchanged | NoGuarantee]()
         counted = (self.unit, self.relation) == ("record", "replace-one")
         for m in self.graph.messages:
             if m.kind == "sample_count" and m.inputs == (DATA,) and m.event is None and counted:
-                found[m.seq] = Unchanged(covers=("data",))
+                guarantees[m.seq] = Unchanged(covers=("data",))
             elif isinstance(m.event, NoGuarantee):
-                found[m.seq] = m.event
+                guarantees[m.seq] = m.event
             elif m.event is not None:
-                found[m.seq] = self._stated(m.event)
-        return found
+                guarantees[m.seq] = self._stated(m.event)
+        return guarantees
 
     def _stated(self, event: Release) -> Release | NoGuarantee:
         """Return an event in this ledger's unit and relation, or the reason why that is impossible."""
-        made = converted(event, self.unit, self.relation)
-        if isinstance(made, NoGuarantee) or event.unit != "record":
-            return made
-        costs = (grouped(part, self.group) for part in parts_of(made))
-        return next((cost for cost in costs if isinstance(cost, NoGuarantee)), made)
+        release = converted(event, self.unit, self.relation)
+        if isinstance(release, NoGuarantee) or event.unit != "record":
+            return release
+        costs = (grouped(part, self.group) for part in parts_of(release))
+        return next((cost for cost in costs if isinstance(cost, NoGuarantee)), release)
 
     def _parts(self, seq: int, event: Release | Unchanged | NoGuarantee) -> tuple[Charge, ...]:
         """Return what a charged message costs, mechanism by mechanism; a group costs what its records do together.
@@ -139,8 +142,7 @@ class Entry:
             return ()
         sources = [self.graph.messages[seq]]
         if sources[0].event is None:  # a sum, whose noise is its summands'
-            inputs = () if sources[0].inputs == ALL else sources[0].inputs
-            sources = [self.graph.messages[int(i)] for i in inputs if i != DATA]
+            sources = named(sources[0], self.graph.messages)
         stated = [m.event for m in sources if m.event is not None and not isinstance(m.event, NoGuarantee)]
         size = self.group if any(e.unit == "record" for e in stated) else 1
         costs = [grouped(part, size) for part in parts_of(event)]
@@ -164,34 +166,33 @@ class Entry:
         sums. The view learns at most 1 / (s + xy / (x + y)) (squared signal over noise). The charge is never less: it
         is 1 / (s + x) + 1 / (s + y).
         """
-        found = dict[int, Release | Unchanged | NoGuarantee]()
+        guarantees = dict[int, Release | Unchanged | NoGuarantee]()
         for m in self._sum_messages:
-            inputs = () if m.inputs == ALL else m.inputs
             # Counts that do not change with the victim's data may decide the summands' weights.
-            parts = [
-                int(i) for i in inputs if i != DATA and not isinstance(self._common.get(int(i)), Unchanged)
-            ]
-            senders = [self.graph.messages[i].sender for i in parts]
-            shares = {
-                k: (i, e) for k, i in zip(senders, parts, strict=True) if (e := self._share(i)) is not None
-            }
-            if victim not in shares or len(set(senders)) != len(parts):
+            inputs = named(m, self.graph.messages)
+            parts = [part for part in inputs if not isinstance(self._common.get(part.seq), Unchanged)]
+            shares = {}
+            for part in parts:
+                event = self._share(part.seq)
+                if event is not None:
+                    shares[part.sender] = (part.seq, event)
+            if victim not in shares or len({part.sender for part in parts}) != len(parts):
                 continue
-            own = shares[victim][1]
-            noises = [e.scale**2 for k, (i, e) in shares.items() if k != victim and self._hides(k, i, m.seq)]
-            found[m.seq] = Gaussian(
+            _, own = shares.pop(victim)
+            noises = [event.scale**2 for k, (i, event) in shares.items() if self._hides(k, i, m.seq)]
+            guarantees[m.seq] = Gaussian(
                 sensitivity=own.sensitivity,
                 scale=math.sqrt(math.fsum([own.scale**2, *noises])),
                 unit=self.unit,
                 relation=self.relation,
                 covers=("each-client",),
             )
-        return found
+        return guarantees
 
     def _hides(self, sender: str, part: int, whole: int) -> bool:
         """Return whether this view knows a message's noise only as part of one sum."""
-        known = sender in self.members or part in self.seen
-        return not known and self.graph.is_hidden_in(part, whole, self._uses)
+        is_known = sender in self.members or part in self.seen
+        return not is_known and self.graph.is_hidden_in(part, whole, self._uses)
 
     @cached_property
     def _uses(self) -> Mapping[int, frozenset[State]]:
@@ -201,23 +202,37 @@ class Entry:
         """Return the noise that a message adds to a sum, or None if the noise does not enter as it was drawn."""
         event = self._common.get(seq)
         alone = len(self.graph.messages[seq].defenses) <= 1
-        return event if isinstance(event, Gaussian) and event.count == 1 and alone else None
+        if alone and isinstance(event, Gaussian) and event.count == 1:
+            return event
+        return None
 
     def _costs(self, gates: Collection[int], victim: str) -> list[dict[int, float]]:
         """Return, by order, the cost of each message that may be charged."""
         worth = self.guarantees(victim)
         curves = {seq: self._curve(self._parts(seq, worth[seq])) for seq in gates}
-        indices = [int(np.argmin(np.abs(ORDERS - order))) for order in _TRIED]
-        return [{seq: float(c[i]) for seq, c in curves.items()} for i in indices]
+        costs = []
+        for order in _TRIED:
+            index = int(np.argmin(np.abs(ORDERS - order)))
+            costs.append({seq: float(values[index]) for seq, values in curves.items()})
+        return costs
 
     @staticmethod
     def _curve(parts: Sequence[Charge]) -> Any:
-        return np.sum([curve(part) for part in parts], axis=0) if parts else np.zeros(len(ORDERS))
+        if not parts:
+            return np.zeros(len(ORDERS))
+        return np.sum(list(map(curve, parts)), axis=0)
 
     def charges(self, victim: str, ways: Sequence[frozenset[int]]) -> tuple[Charges, ...]:
         """Return the mechanisms that each way charges; every entry by itself bounds the view's cost to the victim."""
+        return tuple(charges for _, charges in self._bills(victim, ways))
+
+    def _bills(self, victim: str, ways: Sequence[frozenset[int]]) -> list[tuple[frozenset[int], Charges]]:
+        """Return the charges of each way, with the way; a way may be charged by more than one count."""
         worth = self.guarantees(victim)
-        return tuple(self._tuned(charges) for way in ways for charges in self._charges(way, worth))
+        bills = list[tuple[frozenset[int], Charges]]()
+        for way in ways:
+            bills += [(way, self._tuned(charges)) for charges in self._charges(way, worth)]
+        return bills
 
     def _tuned(self, charges: Charges) -> Charges:
         """Return one run's charges with the price of choosing it among others by their results."""
@@ -230,11 +245,10 @@ class Entry:
     def cheapest(self, victim: str, ways: Sequence[frozenset[int]]) -> Bill:
         """Return the cheapest way, priced by Rényi curves; this upper bound is lowered by `worst`."""
         worth = self.guarantees(victim)
-        bills = [(way, self._tuned(charges)) for way in ways for charges in self._charges(way, worth)]
+        bills = self._bills(victim, ways)
         priced = [epsilon(charges, self.delta, pld=False) for _, charges in bills]
-        if self.pld and any(
-            isinstance(c, Drawn | SampledGaussian) for _, charges in bills[1:] for c in charges
-        ):
+        others = chain.from_iterable(charges for _, charges in bills[1:])
+        if self.pld and any(isinstance(charge, Drawn | SampledGaussian) for charge in others):
             # Rényi curves overestimate a drawn client by far, so they cannot decide which count is smaller.
             priced = [epsilon(charges, self.delta, coarse=True) for _, charges in bills]
         at = min(range(len(bills)), key=lambda i: priced[i].value)
@@ -253,11 +267,13 @@ class Entry:
         heapify(queue)
         steps = self._steps if self.pld else ()
         while True:
-            bound, i, done = heappop(queue)
+            bound, i, step = heappop(queue)
             bill = bills[names[i]]
-            if done == len(steps):
-                return names[i], replace(bill, epsilon=steps[-1](bill.charges) if steps else bill.epsilon)
-            heappush(queue, (max(bound, -steps[done](bill.charges).value), i, done + 1))
+            if step == len(steps):
+                if steps:
+                    bill = replace(bill, epsilon=steps[-1](bill.charges))
+                return names[i], bill
+            heappush(queue, (max(bound, -steps[step](bill.charges).value), i, step + 1))
 
     @property
     def _steps(self) -> tuple[Callable[[Mapping[Charge, int]], Epsilon], ...]:
@@ -269,27 +285,29 @@ class Entry:
 
     def _charges(self, way: Collection[int], worth: Guarantees) -> list[Counter[Charge]]:
         """Return the mechanisms of one way; add a second count if the view cannot tell which clients were drawn."""
-        plain, drawn, coins = Counter[Charge](), Counter[Gaussian](), False
+        plain, draws, coins = Counter[Charge](), Counter[Gaussian](), False
         hidden = Counter[Charge]()
         for seq in way:
             event, parts = worth[seq], self._parts(seq, worth[seq])
             plain.update(parts)
             if isinstance(event, Gaussian) and event.drawn_from > 1 and self._of_clients(seq):
-                drawn[event] += 1
+                draws[event] += 1
             elif self.hides_coins(self.graph.messages[seq]):
                 coins = True
             else:
                 hidden.update(parts)
-        counts_draws = bool(drawn) and self.counts_draws
-        if not counts_draws:
-            hidden.update(drawn)
-            if not coins:
-                return [plain]
-        for part in drawn if counts_draws else ():
-            steps = self.draws.steps[part.drawn_from]
-            hidden[Drawn(gaussian=part, clients=part.drawn_from, steps=steps)] += 1
+        counts_draws = bool(draws) and self.counts_draws
+        if not counts_draws and not coins:
+            return [plain]
+        if counts_draws:
+            for part in draws:
+                steps = self.draws.steps[part.drawn_from]
+                hidden[Drawn(gaussian=part, clients=part.drawn_from, steps=steps)] += 1
+        else:
+            hidden.update(draws)
         if coins:  # a client may have been drawn in every round, so every round counts
-            hidden.update(made for m in self.graph.messages if (made := self._by_coins(m)) is not None)
+            sums = map(self._by_coins, self.graph.messages)
+            hidden.update(charge for charge in sums if charge is not None)
         return [plain, hidden]
 
     def hides_coins(self, message: Message) -> bool:
@@ -307,17 +325,21 @@ class Entry:
         if self.members != ("world",) or not isinstance(event, SampledGaussian | DrawnGaussian):
             return None
         if isinstance(event, DrawnGaussian):
-            made = None if self.unfit_sums else converted(event, self.unit, self.relation)
-            if not isinstance(made, Gaussian):
+            if self.unfit_sums:
                 return None
-            once = replace(made, count=1)
-            return Drawn(gaussian=once, clients=event.clients, drawn=event.drawn, steps=made.count)
+            release = converted(event, self.unit, self.relation)
+            if not isinstance(release, Gaussian):
+                return None
+            once = replace(release, count=1)
+            return Drawn(gaussian=once, clients=event.clients, drawn=event.drawn, steps=release.count)
         if event.unit != "client" or event.sample_rate == 1 or self.remembering:
             return None
         stated = any(str(d.get("sampling", "")).startswith("Poisson") for d in message.defenses)
         inside = message.kind == "release" and not message.receivers and role(message.sender) != "client"
         coins = converted(event, self.unit, self.relation, coins=True)
-        return coins if stated and inside and isinstance(coins, SampledGaussian) else None
+        if stated and inside and isinstance(coins, SampledGaussian):
+            return coins
+        return None
 
     @cached_property
     def remembering(self) -> str:
@@ -345,22 +367,22 @@ class Entry:
         return self.members == ("world",) and not self.draws.problem
 
 
-def sampling(charged: Collection[int], graph: MessageGraph, entry: Entry) -> str:
+def sampling(charged: Collection[int], graph: MessageGraph, entry: EpsilonEntry) -> str:
     """Return a sentence on the sampling that the charges assume and the sampling that was done."""
-    assumed, done = set[str](), set[str]()
+    assumed, actual = set[str](), set[str]()
     for seq in charged:
         for part in mechanisms(graph.messages[seq]):
             if isinstance(part, SampledGaussian) and (
                 part.unit == "record" or entry.hides_coins(graph.messages[seq])
             ):
                 assumed.add(f"Poisson at rate {part.sample_rate:g}")
-                done |= {str(d["sampling"]) for d in graph.messages[seq].defenses if "sampling" in d}
+                actual |= {str(d["sampling"]) for d in graph.messages[seq].defenses if "sampling" in d}
             if isinstance(part, DrawnGaussian) and entry.hides_coins(graph.messages[seq]):
                 assumed.add(f"{part.drawn} of {part.clients} clients a step, without replacement")
-                done |= {str(d["sampling"]) for d in graph.messages[seq].defenses if "sampling" in d}
+                actual |= {str(d["sampling"]) for d in graph.messages[seq].defenses if "sampling" in d}
             if isinstance(part, Gaussian) and part.drawn_from > 1 and entry.counts_draws:
                 assumed.add(f"one of {part.drawn_from} clients a step")
-                done.add("one client a step, drawn without data")
+                actual.add("one client a step, drawn without data")
     if not assumed:
         return ""
-    return f"assumed: {', '.join(sorted(assumed))}; done: {', '.join(sorted(done)) or 'not on record'}"
+    return f"assumed: {', '.join(sorted(assumed))}; done: {', '.join(sorted(actual)) or 'not on record'}"

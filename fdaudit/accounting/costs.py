@@ -93,46 +93,46 @@ def _epsilon(charged: tuple[tuple[Charge, int], ...], delta: float, pld: bool, c
         return Epsilon(value=0.0, accountant="nothing is charged")
     if all(isinstance(c, Gaussian) for c in charges):
         return _by_gaussian(charges, delta)
-    found, pure = list[Epsilon](), [_pure(charge) for charge in charges]
+    bounds, pure = list[Epsilon](), list(map(_pure, charges))
     if all(e is not None for e in pure):
         total = math.fsum(n * (e or 0.0) for n, e in zip(charges.values(), pure, strict=True))
-        found.append(Epsilon(value=total, accountant="pure ε, added up"))
-    found.append(_renyi(charges, delta, coarse))
+        bounds.append(Epsilon(value=total, accountant="pure ε, added up"))
+    bounds.append(_renyi(charges, delta, coarse))
     composed = not any(isinstance(charge, Selected) for charge in charges)
-    if pld and composed and min(e.value for e in found) < _VACUOUS:
-        found.append(_by_losses(charges, delta, min(e.value for e in found), 10 if coarse else 1))
-    least = min(found, key=lambda e: e.value)
+    if pld and composed and min(e.value for e in bounds) < _VACUOUS:
+        bounds.append(_by_losses(charges, delta, min(e.value for e in bounds), 10 if coarse else 1))
+    least = min(bounds, key=lambda e: e.value)
     # If figures differ by rounding only, the more informative rule is named first.
-    return next(e for e in found if e.value <= least.value * (1 + 1e-6))
+    return next(e for e in bounds if e.value <= least.value * (1 + 1e-6))
 
 
 @lru_cache(maxsize=4096)
 def curve(charge: Charge, few: bool = False) -> Curve:
     """Return the read-only Rényi divergences of one charge at `ORDERS`, its count included."""
     if isinstance(charge, Drawn):
-        found = _drawn(charge)
+        divergences = _drawn(charge)
     elif isinstance(charge, Selected):
-        found = _selected(charge, few)
+        divergences = _selected(charge, few)
     elif isinstance(charge, Grouped):
-        found = curve(charge.loudest, few)
+        divergences = curve(charge.loudest, few)
     elif isinstance(charge, SampledGaussian) and charge.relation == "replace-one" and charge.sample_rate < 1:
-        found = charge.count * _replaced(charge, few)
+        divergences = charge.count * _replaced(charge, few)
     elif isinstance(charge, Gaussian | DiscreteGaussian):
-        found = charge.count * ORDERS * (charge.sensitivity / charge.scale) ** 2 / 2
+        divergences = charge.count * ORDERS * (charge.sensitivity / charge.scale) ** 2 / 2
     elif isinstance(charge, SampledGaussian | Laplace):
-        found = charge.count * _accounted(charge, few)
+        divergences = charge.count * _accounted(charge, few)
     else:
-        found = charge.count * _pure_curve(pure_each(charge))
-    found = np.maximum(found, 0.0)  # rounding may turn a tiny loss negative
-    found.setflags(write=False)
-    return found
+        divergences = charge.count * _pure_curve(pure_each(charge))
+    divergences = np.maximum(divergences, 0.0)  # rounding may turn a tiny loss negative
+    divergences.setflags(write=False)
+    return divergences
 
 
 def _pure_curve(eps: float) -> Curve:
     """Return Rényi divergences of binary randomised response, the worst that ε-DP allows (Mironov 2017, Prop. 5)."""
     top = np.logaddexp(ORDERS * eps, (1 - ORDERS) * eps)
-    found: Curve = np.minimum((top - np.logaddexp(0.0, eps)) / (ORDERS - 1), eps)
-    return found
+    divergences: Curve = np.minimum((top - np.logaddexp(0.0, eps)) / (ORDERS - 1), eps)
+    return divergences
 
 
 def _accounted(charge: SampledGaussian | Laplace, few: bool) -> Curve:
@@ -145,9 +145,9 @@ def _accounted(charge: SampledGaussian | Laplace, few: bool) -> Curve:
     accountant = RdpAccountant(list(ORDERS[orders]))
     with _without_word_of_orders():
         accountant.compose(_plain(charge))
-    found = np.full(len(ORDERS), np.inf)
-    found[orders] = accountant.rdp
-    return found
+    divergences = np.full(len(ORDERS), np.inf)
+    divergences[orders] = accountant.rdp
+    return divergences
 
 
 def _replaced(charge: SampledGaussian, few: bool) -> Curve:
@@ -157,27 +157,27 @@ def _replaced(charge: SampledGaussian, few: bool) -> Curve:
     """
     from dp_accounting.rdp import RdpAccountant
 
-    found = ORDERS * (2 * charge.sensitivity / charge.scale) ** 2 / 2
+    divergences = ORDERS * (2 * charge.sensitivity / charge.scale) ** 2 / 2
     whole = (ORDERS % 1 == 0) & ((_SHORT if few else _SUMMED_UP_TO) >= 2 * ORDERS)
     orders = ORDERS[whole]
     accountant = RdpAccountant([*(2 * orders), *(2 * orders - 1)])
     with _without_word_of_orders():
         accountant.compose(_plain(charge))
     there, back = np.split(np.asarray(accountant.rdp), 2)
-    found[whole] = np.minimum(found[whole], (orders - 0.5) / (orders - 1) * there + back)
-    return np.asarray(found)
+    divergences[whole] = np.minimum(divergences[whole], (orders - 0.5) / (orders - 1) * there + back)
+    return np.asarray(divergences)
 
 
 @contextmanager
 def _without_word_of_orders() -> Iterator[None]:
     """Silence the log messages of `dp_accounting` on orders that it cannot sum and leaves out."""
     logger = logging.getLogger("absl")
-    told = logger.disabled
+    disabled = logger.disabled
     logger.disabled = True
     try:
         yield
     finally:
-        logger.disabled = told
+        logger.disabled = disabled
 
 
 def _plain(charge: SampledGaussian | Laplace | Gaussian) -> Any:
@@ -206,9 +206,9 @@ def _drawn(charge: Drawn) -> Curve:
     orders = ORDERS[ORDERS <= _SUMMED_UP_TO]
     accountant = RdpAccountant(list(orders), dp.NeighboringRelation.REPLACE_ONE)
     accountant.compose(dp.SampledWithoutReplacementDpEvent(charge.clients, charge.drawn, once), charge.steps)
-    found: Curve = np.full(len(ORDERS), np.inf)
-    found[: len(orders)] = accountant.rdp
-    return np.asarray(np.minimum(found, charge.steps * curve(g)))
+    divergences: Curve = np.full(len(ORDERS), np.inf)
+    divergences[: len(orders)] = accountant.rdp
+    return np.asarray(np.minimum(divergences, charge.steps * curve(g)))
 
 
 def _selected(charge: Selected, few: bool) -> Curve:
@@ -219,16 +219,18 @@ def _selected(charge: Selected, few: bool) -> Curve:
     one = np.sum([n * curve(part, few) for part, n in charge.charges], axis=0)
     log_mean = math.log(charge.mean)
     choice = 2 * float(np.min((1 - 1 / ORDERS) * one + log_mean / ORDERS))
-    found = one + choice + log_mean / (ORDERS - 1)
+    divergences = one + choice + log_mean / (ORDERS - 1)
     # Rényi divergences rise with the order, so a bound at a higher order holds at all lower ones.
-    lowered: Curve = np.minimum.accumulate(found[::-1])[::-1]
+    lowered: Curve = np.minimum.accumulate(divergences[::-1])[::-1]
     return lowered
 
 
 def _pure(charge: Charge) -> float | None:
     """Return the pure ε of one charge, its count included, or None if it has none."""
     each = pure_each(charge)
-    return None if isinstance(charge, Drawn | Selected) or math.isinf(each) else charge.count * each
+    if isinstance(charge, Drawn | Selected) or math.isinf(each):
+        return None
+    return charge.count * each
 
 
 def _by_gaussian(charges: Charges, delta: float) -> Epsilon:
@@ -243,12 +245,12 @@ def _by_gaussian(charges: Charges, delta: float) -> Epsilon:
 
     runs = ((math.sqrt(n * c.count), c) for c, n in charges.items() if isinstance(c, Gaussian))
     ratio = math.hypot(*(root * c.sensitivity / c.scale for root, c in runs))
-    found = math.inf
+    value = math.inf
     if ratio < _LOUDEST:
         with np.errstate(divide="ignore"):  # an ε so large that its δ is zero
-            found = float(get_epsilon_gaussian(1 / ratio if ratio else math.inf, delta))
+            value = float(get_epsilon_gaussian(1 / ratio if ratio else math.inf, delta))
     name = f"Gaussian, in closed form (dp-accounting {version('dp-accounting')})"
-    return Epsilon(value=found * (1 + _SOLVED), accountant=name)
+    return Epsilon(value=value * (1 + _SOLVED), accountant=name)
 
 
 def _renyi(charges: Charges, delta: float, few: bool) -> Epsilon:
@@ -272,8 +274,8 @@ def _by_losses(charges: Charges, delta: float, above: float, coarser: int) -> Ep
     """
     if above > _FULL:
         above = min(above, epsilon_by_losses(charges, delta, _cells(10 * above)))
-    found = epsilon_by_losses(charges, delta, coarser * _cells(above))
-    return Epsilon(value=found, accountant=f"PLD (dp-accounting {version('dp-accounting')})")
+    value = epsilon_by_losses(charges, delta, coarser * _cells(above))
+    return Epsilon(value=value, accountant=f"PLD (dp-accounting {version('dp-accounting')})")
 
 
 def _cells(eps: float) -> float:

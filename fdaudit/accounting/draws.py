@@ -17,13 +17,15 @@ from fdaudit.accounting.charges import parts_of
 from fdaudit.events import DrawnGaussian, Gaussian, Mechanism, NoGuarantee, SampledGaussian
 from fdaudit.transcript.messages import ALL, DATA, DRAWN, Message, role
 
-__all__ = ["Draws", "mechanisms", "remembering", "silence", "unfit_sums"]
+__all__ = ["Draws", "mechanisms", "named", "remembering", "silence", "unfit_sums"]
 
 
 def mechanisms(message: Message) -> tuple[Mechanism, ...]:
     """Return the mechanisms of a message's event; an empty tuple without an event or a guarantee."""
     event = message.event
-    return () if event is None or isinstance(event, NoGuarantee) else parts_of(event)
+    if event is None or isinstance(event, NoGuarantee):
+        return ()
+    return parts_of(event)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +49,9 @@ class Draws:
         """Return the draws of a record of so many clients, and the first reason why they are worth nothing."""
         requests = [m for m in messages if DRAWN in m.fields]
         problem = _unfit_draws(requests, messages, clients)
-        steps = Counter[int]() if problem else Counter(m.fields[DRAWN] for m in requests)
+        steps = Counter[int]()
+        if not problem:
+            steps.update(m.fields[DRAWN] for m in requests)
         return cls(steps=steps, problem=problem)
 
 
@@ -55,11 +59,10 @@ def _unfit_draws(requests: Sequence[Message], messages: Sequence[Message], clien
     """Return why draws do not hide who answered, or an empty text."""
     if any(type(m.fields[DRAWN]) is not int or not 1 < m.fields[DRAWN] <= clients for m in requests):
         return f"a draw on record is not one of at most {clients} clients"
-    if problem := silence(messages):
+    problem = silence(messages)
+    if problem:
         return problem
-    answers = [
-        m for m in messages if any(isinstance(e, Gaussian) and e.drawn_from > 1 for e in mechanisms(m))
-    ]
+    answers = list(filter(_is_drawn, messages))
     if len({(m.event, m.kind) for m in answers}) > 1 or any(len(mechanisms(m)) > 1 for m in answers):
         return "not all drawn clients release by the same rule"
     unanswered = {(m.round, m.step, m.receivers, m.fields[DRAWN]): m.seq for m in requests}
@@ -75,6 +78,11 @@ def _unfit_draws(requests: Sequence[Message], messages: Sequence[Message], clien
         round, step, receivers, _ = next(iter(unanswered))
         return f"{', '.join(receivers)} was drawn in round {round}, step {step}, and did not answer"
     return ""
+
+
+def _is_drawn(message: Message) -> bool:
+    """Return whether a message is a release of one client that was drawn from several."""
+    return any(isinstance(e, Gaussian) and e.drawn_from > 1 for e in mechanisms(message))
 
 
 def silence(messages: Sequence[Message]) -> str:
@@ -96,11 +104,13 @@ def unfit_sums(messages: Sequence[Message], clients: int) -> str:
         clients: number of clients of the federation.
     """
     sums = [m for m in messages if any(isinstance(e, DrawnGaussian) for e in mechanisms(m))]
-    if problem := silence(messages) or remembering(messages):
+    problem = silence(messages) or remembering(messages)
+    if problem:
         return problem
     steps = set[tuple[int, int]]()
     for whole in sums:
-        if problem := _unfit_sum(whole, messages, clients):
+        problem = _unfit_sum(whole, messages, clients)
+        if problem:
             return f"the sum in round {whole.round}, step {whole.step} {problem}"
         if (whole.round, whole.step) in steps:
             return f"round {whole.round}, step {whole.step} has more than one sum"
@@ -121,15 +131,15 @@ def _unfit_sum(whole: Message, messages: Sequence[Message], clients: int) -> str
         return "is not made inside a server"
     if whole.inputs == ALL:
         return "does not state its inputs"
-    inputs = _named(whole, messages)
+    inputs = named(whole, messages)
     requests = [m for m in inputs if DRAWN in m.fields and m.sender == whole.sender]
     requests = [m for m in requests if (m.round, m.step) == (whole.round, whole.step)]
     if len(requests) != 1 or requests[0].fields[DRAWN] != event.clients:
         return "has no request of a draw on record"
-    asked = sorted(requests[0].receivers)
-    if len(asked) != event.drawn or any(role(party) != "client" for party in asked):
-        return f"asked {len(asked)} parties, and {event.drawn} clients were drawn"
-    if sorted(m.sender for m in inputs if role(m.sender) == "client") != asked:
+    receivers = sorted(requests[0].receivers)
+    if len(receivers) != event.drawn or any(role(party) != "client" for party in receivers):
+        return f"asked {len(receivers)} parties, and {event.drawn} clients were drawn"
+    if sorted(m.sender for m in inputs if role(m.sender) == "client") != receivers:
         return "is not over one answer of each drawn client"
     return ""
 
@@ -145,10 +155,10 @@ def remembering(messages: Sequence[Message]) -> str:
         if _is_sum(m) or (role(m.sender) != "client" and _within(m, public)):
             public.add(m.seq)
     for whole in filter(_is_sum, messages):
-        for part in _named(whole, messages):
+        for part in named(whole, messages):
             if part.seq in public:
                 continue
-            now = {r.seq for r in _named(part, messages) if _is_own_release(r, part, public)}
+            now = {r.seq for r in named(part, messages) if _is_own_release(r, part, public)}
             if role(part.sender) != "client" or not _within(part, public | now, data=True):
                 where = f"round {part.round}, step {part.step}"
                 return f"{part.kind} of {part.sender} in {where} may depend on who took part before"
@@ -172,11 +182,15 @@ def _is_own_release(message: Message, answer: Message, public: Collection[int]) 
     return same and message.kind == "release" and _within(message, public, data=True)
 
 
-def _named(message: Message, messages: Sequence[Message]) -> list[Message]:
+def named(message: Message, messages: Sequence[Message]) -> list[Message]:
     """Return the messages that one names among its inputs."""
-    return [] if message.inputs == ALL else [messages[int(i)] for i in message.inputs if i != DATA]
+    if message.inputs == ALL:
+        return []
+    return [messages[int(i)] for i in message.inputs if i != DATA]
 
 
 def _within(message: Message, known: Collection[int], *, data: bool = False) -> bool:
     """Return whether a message was computed from known messages only, and from its sender's data if that is allowed."""
-    return message.inputs != ALL and all(data if i == DATA else int(i) in known for i in message.inputs)
+    if message.inputs == ALL or (DATA in message.inputs and not data):
+        return False
+    return all(int(i) in known for i in message.inputs if i != DATA)

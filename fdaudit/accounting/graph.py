@@ -14,7 +14,7 @@ Guarantees:
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -78,11 +78,11 @@ class MessageGraph:
                 raise IntegrityError(
                     [f"message {message.seq} at place {seq}: inputs {later} do not come before it"]
                 )
-            held = self._held.setdefault(message.sender, [])
-            self._before.append(len(held))
+            history = self._held.setdefault(message.sender, [])
+            self._before.append(len(history))
             marks = self._marks.setdefault(message.sender, [])
-            if message.inputs == ALL and len(held) > (marks[-1] if marks else 0):
-                marks.append(len(held))  # later messages continue from here
+            if message.inputs == ALL and len(history) > (marks[-1] if marks else 0):
+                marks.append(len(history))  # later messages continue from here
             for party in {message.sender, *message.receivers}:
                 self._held.setdefault(party, []).append(message.seq)
 
@@ -96,7 +96,8 @@ class MessageGraph:
         (what, party, number), only = state
         if what == "held":
             marks = self._marks[party]
-            before = marks[at - 1] if (at := bisect_left(marks, number)) else 0
+            at = bisect_left(marks, number)
+            before = marks[at - 1] if at else 0
             for seq in self._held[party][before:number]:
                 if only is None or only[0] == (self.messages[seq].sender == only[1]):
                     yield ("message", "", seq), None
@@ -109,23 +110,25 @@ class MessageGraph:
                 yield ("data", message.sender, 0), None
                 return
             for source in message.inputs:
-                node: Node = ("data", message.sender, 0) if source == DATA else ("message", "", int(source))
-                yield node, None
+                if source == DATA:
+                    yield ("data", message.sender, 0), None
+                else:
+                    yield ("message", "", int(source)), None
 
     def uses(self, seen: Collection[int]) -> Mapping[int, frozenset[State]]:
         """Return, by `seq`, the nodes upstream of a view that were computed from a message directly."""
-        found: dict[int, set[State]] = {}
-        done, pending = set[State](), [_node(seq) for seq in seen]
+        nodes: dict[int, set[State]] = {}
+        visited, pending = set[State](), list(map(_node, seen))
         while pending:
             state = pending.pop()
-            if state in done:
+            if state in visited:
                 continue
-            done.add(state)
+            visited.add(state)
             for below in self.inputs(state):
                 pending.append(below)
                 if below[0][0] == "message":
-                    found.setdefault(below[0][2], set()).add(state)
-        return {seq: frozenset(states) for seq, states in found.items()}
+                    nodes.setdefault(below[0][2], set()).add(state)
+        return {seq: frozenset(states) for seq, states in nodes.items()}
 
     def is_hidden_in(self, part: int, whole: int, uses: Mapping[int, frozenset[State]]) -> bool:
         """Return whether a view learns one message only through another, given what `uses` returned."""
@@ -181,8 +184,9 @@ class MessageGraph:
         before = self._asked
         if before is None or before[0] is not seen or before[1] is not guarantees:
             region = _Region(self, seen, victim, guarantees)
-            shared = not any("each-client" in _covers(event) for event in guarantees.values())
-            self._asked = (seen, guarantees, region) if shared else None
+            self._asked = None
+            if not any("each-client" in _covers(event) for event in guarantees.values()):
+                self._asked = (seen, guarantees, region)
             return region
         return before[2]
 
@@ -225,13 +229,13 @@ class _Region:
     @cached_property
     def leaks(self) -> Mapping[State, int]:
         """Map each data node to the first message that lets it through and reaches the view without a guarantee."""
-        found: dict[State, int] = {}
+        first: dict[State, int] = {}
         for state in self.opened:
             if state[0][0] == "message":
                 for below in self.edges[state][1]:
                     if below[0][0] == "data":
-                        found[below] = min(found.get(below, _seq(state)), _seq(state))
-        return found
+                        first[below] = min(first.get(below, _seq(state)), _seq(state))
+        return first
 
     def _explore(self) -> None:
         """Find everything upstream of the view, with covered and uncovered inputs."""
@@ -266,14 +270,14 @@ class _Cut:
         if self.leak is not None:
             return
         free = _reached([self._sink], region.bare_users)
-        last = {user for state in free for user in region.covered_users.get(state, ())}
+        last = self._covered_users(free)
         self.last = frozenset(map(_seq, last))
         self.forced = all(state in region.opened for state in last)
 
     @cached_property
     def gates(self) -> list[int]:
         """Return the `seq` of every message whose charge stops something."""
-        return sorted({_seq(s) for s in self._gates})
+        return sorted(set(map(_seq, self._gates)))
 
     @cached_property
     def first(self) -> frozenset[int]:
@@ -287,7 +291,12 @@ class _Cut:
 
     @cached_property
     def _gates(self) -> set[State]:
-        return {user for state in self._reaching for user in self._region.covered_users.get(state, ())}
+        return self._covered_users(self._reaching)
+
+    def _covered_users(self, states: Iterable[State]) -> set[State]:
+        """Return the nodes that have one of these among their covered inputs."""
+        users = self._region.covered_users
+        return set[State]().union(*(users.get(state, ()) for state in states))
 
     def _leak(self) -> Leak | None:
         """Return the first message that passes the data to the view past no guarantee, or None."""
@@ -295,9 +304,9 @@ class _Cut:
         if seq is None:
             return None
         event = self._region.guarantees.get(seq)
-        reason = (
-            event.reason if isinstance(event, NoGuarantee) else "computed from raw data, without a guarantee"
-        )
+        reason = "computed from raw data, without a guarantee"
+        if isinstance(event, NoGuarantee):
+            reason = event.reason
         return Leak(message=self._region.graph.messages[seq], reason=reason)
 
     def least(self, costs: Mapping[int, float]) -> frozenset[int]:
@@ -307,7 +316,11 @@ class _Cut:
 
         states, stops = [s for s in self._region.edges if s in self._reaching], set(self.gates)
         number = {s: n for n, s in enumerate(states)}
-        gates = {s: len(states) + n for n, s in enumerate(s for s in states if _seq(s) in stops)}
+        # Splitting each gate into two nodes turns its cost into the capacity of the edge between them.
+        gates = dict[State, int]()
+        for state in states:
+            if _seq(state) in stops:
+                gates[state] = len(states) + len(gates)
         source, size = len(states) + len(gates), len(states) + len(gates) + 1
         finite = [costs[s[0][2]] for s in gates if np.isfinite(costs[s[0][2]])]
         # The gates' sum stays below the capacity of edges that cannot be cut.
@@ -319,7 +332,9 @@ class _Cut:
             edges |= {(number[state], number[s]): endless for s in bare if s in number}
             if state in gates:
                 price = costs[state[0][2]]
-                whole = max(int(price * scale), 1) if np.isfinite(price) else 2**29
+                whole = 2**29
+                if np.isfinite(price):
+                    whole = max(int(price * scale), 1)
                 edges[(number[state], gates[state])] = whole
                 edges |= {(gates[state], number[s]): endless for s in covered if s in number}
         rows, columns = np.array(list(edges)).T
@@ -327,14 +342,16 @@ class _Cut:
             (np.array(list(edges.values()), dtype=np.int32), (rows, columns)), shape=(size, size)
         )
         flow = maximum_flow(capacity, source, number[self._sink]).flow
-        left = (capacity - flow).tocsr()
-        left.eliminate_zeros()  # a search follows every stored edge
-        reached = set(breadth_first_order(left, source, return_predecessors=False).tolist())
+        residual = (capacity - flow).tocsr()
+        residual.eliminate_zeros()  # a search follows every stored edge
+        reached = set(breadth_first_order(residual, source, return_predecessors=False).tolist())
         return frozenset(s[0][2] for s, gate in gates.items() if number[s] in reached and gate not in reached)
 
 
 def _covers(event: Release | Unchanged | NoGuarantee | None) -> tuple[str, ...]:
-    return () if event is None or isinstance(event, NoGuarantee) else event.covers
+    if event is None or isinstance(event, NoGuarantee):
+        return ()
+    return event.covers
 
 
 def _node(seq: int) -> State:
@@ -347,19 +364,19 @@ def _seq(state: State) -> int:
 
 
 def _reversed(edges: Mapping[State, Sequence[State]]) -> dict[State, list[State]]:
-    found: dict[State, list[State]] = {}
+    sources: dict[State, list[State]] = {}
     for state, others in edges.items():
         for other in others:
-            found.setdefault(other, []).append(state)
-    return found
+            sources.setdefault(other, []).append(state)
+    return sources
 
 
 def _reached(start: Sequence[State], edges: Mapping[State, Sequence[State]]) -> set[State]:
     """Return all nodes reachable from the start, the start included."""
-    found, pending = set[State](), list(start)
+    reached, pending = set[State](), list(start)
     while pending:
         state = pending.pop()
-        if state not in found:
-            found.add(state)
+        if state not in reached:
+            reached.add(state)
             pending += edges.get(state, ())
-    return found
+    return reached

@@ -56,27 +56,31 @@ def joined(
         holders: the combinations of clients that hold one record; None if any combination is possible.
         delta: δ at which each client's way of charging is chosen.
     """
-    worth = [{client: _cheapest(ways, delta) for client, ways in a.charges.items()} for a in accounts]
+    worth = [_cheapest(account, delta) for account in accounts]
     causes = dict[str, str]()
     if holders is None:
         worth, combinations = _combinations(worth)
         for name, account in zip(names, accounts, strict=True):
             causes |= {f"{client} of {name}": f"{name}: {cause}" for client, cause in account.causes.items()}
     else:
-        combinations = [held for held in holders if _protected(held, accounts)]
-        for held in combinations:
-            for client, name, account in zip(held, names, accounts, strict=True):
+        combinations = [clients for clients in holders if _protected(clients, accounts)]
+        for clients in combinations:
+            for client, name, account in zip(clients, names, accounts, strict=True):
                 if client and client in account.causes:
-                    causes.setdefault(_label(held, names), f"{name}: {account.causes[client]}")
-    found = {
-        label: held for held in combinations if any(held) and (label := _label(held, names)) not in causes
-    }
-    shares = {
-        label: tuple(run[client] if client else {} for run, client in zip(worth, held, strict=True))
-        for label, held in found.items()
-    }
+                    causes.setdefault(_label(clients, names), f"{name}: {account.causes[client]}")
+    combination_of = dict[str, Holders]()
+    for clients in combinations:
+        label = _label(clients, names)
+        if any(clients) and label not in causes:
+            combination_of[label] = clients
+    shares = dict[str, tuple[Charges, ...]]()
+    for label, clients in combination_of.items():
+        parts = list[Charges]()
+        for run, client in zip(worth, clients, strict=True):
+            parts.append(run[client] if client else {})
+        shares[label] = tuple(parts)
     first = accounts[0]
-    made = Accounts(
+    total = Accounts(
         view=first.view,
         unit=first.unit,
         relation=first.relation,
@@ -84,13 +88,18 @@ def joined(
         causes=causes,
         assumptions=tuple(dict.fromkeys(line for a in accounts for line in a.assumptions)),
     )
-    return Joint(accounts=made, holders=found, shares=shares)
+    return Joint(accounts=total, holders=combination_of, shares=shares)
 
 
-def _cheapest(ways: Sequence[Charges], delta: float) -> Charges:
-    if len(ways) == 1:
-        return ways[0]
-    return min(ways, key=lambda way: epsilon(way, delta, pld=False).value)
+def _cheapest(account: Accounts, delta: float) -> dict[str, Charges]:
+    """Return by client the way of charging with the least ε."""
+    charges = dict[str, Charges]()
+    for client, ways in account.charges.items():
+        if len(ways) == 1:
+            charges[client] = ways[0]
+        else:
+            charges[client] = min(ways, key=lambda way: epsilon(way, delta, pld=False).value)
+    return charges
 
 
 def _sum(parts: Sequence[Charges]) -> Counter[Charge]:
@@ -117,20 +126,24 @@ def _label(held: Holders, names: Sequence[str]) -> str:
 
 def _combinations(worth: list[dict[str, Charges]]) -> tuple[list[dict[str, Charges]], list[Holders]]:
     """Return the most expensive charges of each run and every combination of them."""
-    reduced = [_dearest(run) for run in worth]
+    reduced = list(map(_dearest, worth))
     if math.prod(max(1, len(run)) for run in reduced) > _COMBINATIONS:
-        reduced = [{"any client": _union(run.values())} if len(run) > 1 else run for run in reduced]
+        for number, run in enumerate(reduced):
+            if len(run) > 1:
+                reduced[number] = {"any client": _union(run.values())}
     return reduced, list(itertools.product(*(tuple(run) or (None,) for run in reduced)))
 
 
 def _dearest(run: Mapping[str, Charges]) -> dict[str, Charges]:
     """Return the clients whose charges are not part of another's; of clients with equal charges, the first."""
-    kept = dict[str, Charges]()
+    clients = dict[str, Charges]()
     for client, charges in run.items():
-        if any(_within(charges, other) for other in kept.values()):
+        if any(_within(charges, other) for other in clients.values()):
             continue
-        kept = {c: other for c, other in kept.items() if not _within(other, charges)} | {client: charges}
-    return kept
+        clients = {c: other for c, other in clients.items() if not _within(other, charges)} | {
+            client: charges
+        }
+    return clients
 
 
 def _within(part: Charges, whole: Charges) -> bool:

@@ -6,11 +6,12 @@ import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
+from itertools import chain
 from typing import Any
 
 from fdaudit.accounting.accounts import Accounts, worst_gdp, worst_zcdp
 from fdaudit.accounting.charges import Charges
-from fdaudit.accounting.charging import Entry, sampling
+from fdaudit.accounting.charging import EpsilonEntry, sampling
 from fdaudit.accounting.draws import mechanisms
 from fdaudit.accounting.graph import Leak, MessageGraph
 from fdaudit.adversary.view import EAVESDROPPER, members_of
@@ -20,6 +21,7 @@ from fdaudit.events import (
     DrawnGaussian,
     Gaussian,
     Laplace,
+    Mechanism,
     Relation,
     SampledGaussian,
     Unit,
@@ -122,7 +124,7 @@ def may_ask(
     members: Collection[str], asked_by: Collection[str], heard_by: Collection[str], transport: str
 ) -> bool:
     """Return whether a member may ask, and a member receives the answers or overhears them."""
-    roles = {role(party) for party in members}
+    roles = set(map(role, members))
     overhears = EAVESDROPPER in members and transport == "plain"
     return bool(roles & set(asked_by)) and (overhears or bool(roles & set(heard_by)))
 
@@ -173,9 +175,14 @@ class Books:
     @cached_property
     def relation(self) -> Relation:
         """Return the relation of this run's events: add-or-remove if some event is stated for that relation only."""
-        events = [part for m in self._graph.messages for part in mechanisms(m)]
-        removal = any(e.unit == "record" and e.relation == "add-or-remove" for e in events)
+        own = [e for e in self._mechanisms if e.unit == "record"]
+        removal = any(e.relation == "add-or-remove" for e in own)
         return "add-or-remove" if removal else "replace-one"
+
+    @cached_property
+    def _mechanisms(self) -> list[Mechanism]:
+        """All mechanisms of the run's events."""
+        return list(chain.from_iterable(map(mechanisms, self._graph.messages)))
 
     def ledger(
         self,
@@ -213,12 +220,12 @@ class Books:
             return replace(blank, accountant="no client is left to protect")
         if cause := self._beyond_messages(entry, unit):
             return replace(blank, epsilon=math.inf, cause=cause, victim=victims[0])
-        found = {victim: entry.ways(victim) for victim in victims}
-        leaks = {v: w for v, w in found.items() if isinstance(w, Leak)}
+        ways = {victim: entry.ways(victim) for victim in victims}
+        leaks = {v: w for v, w in ways.items() if isinstance(w, Leak)}
         if leaks:
             victim, leak = min(leaks.items(), key=lambda item: item[1].message.seq)
             return replace(blank, epsilon=math.inf, victim=victim, **self._cause(leak, entry))
-        bills = {v: entry.cheapest(v, w) for v, w in found.items() if not isinstance(w, Leak)}
+        bills = {v: entry.cheapest(v, w) for v, w in ways.items() if not isinstance(w, Leak)}
         victim, bill = entry.worst(bills)
         return replace(
             blank,
@@ -263,14 +270,16 @@ class Books:
             assumptions=assumed,
         )
 
-    def _entry(self, view: str, delta: float, unit: Unit, relation: Relation | None, pld: bool) -> Entry:
+    def _entry(
+        self, view: str, delta: float, unit: Unit, relation: Relation | None, pld: bool
+    ) -> EpsilonEntry:
         if not 0 < delta < 1:
             raise SpecError("delta", delta, "is no probability of failure", "Give a δ between 0 and 1.")
         if unit == "group" and self._groups is None:
             remedy = "Give the dataset groups: a column `group`, `train_groups`, pictures or persons."
             raise SpecError("unit", unit, "needs to know which records belong together", remedy)
         members = members_of(view, self._parties)
-        return Entry(
+        return EpsilonEntry(
             graph=self._graph,
             members=members,
             seen=self._seen(members),
@@ -283,33 +292,37 @@ class Books:
             pld=pld,
         )
 
-    def _victims(self, entry: Entry) -> list[str]:
+    def _victims(self, entry: EpsilonEntry) -> list[str]:
         return [p for p in self._parties if role(p) == "client" and p not in entry.members]
 
     def _seen(self, members: Collection[str]) -> list[int]:
         """Return the `seq` of messages, oracle answers and informative sizes that reach a view."""
-        seen = []
+        seqs = []
         for m in self._recorded:
             overheard = EAVESDROPPER in members and any(r != m.sender for r in m.receivers)
             telling = self._transport == "plain" or (m.kind, role(m.sender)) not in self._fixed_sizes
             if any(p in members for p in m.parties()) or (overheard and telling):
-                seen.append(m.seq)
-        return seen + [o.message.seq for o in self._oracles if o.open_to(members, self._transport)]
+                seqs.append(m.seq)
+        return seqs + [o.message.seq for o in self._oracles if o.open_to(members, self._transport)]
 
-    def _beyond_messages(self, entry: Entry, unit: Unit) -> str:
+    def _beyond_messages(self, entry: EpsilonEntry, unit: Unit) -> str:
         """Return a reason outside the messages why no ε can be claimed, or an empty text."""
         if unit == "group" and self._groups is not None and self._groups.apart:
             return self._groups.apart
         if self._pooled in entry.members:
             return f"every client's records were pooled at {self._pooled} before the first message"
-        return self._choices.unaccounted() if entry.seen else ""
+        if not entry.seen:
+            return ""
+        return self._choices.unaccounted()
 
-    def _cause(self, leak: Leak, entry: Entry) -> dict[str, Any]:
+    def _cause(self, leak: Leak, entry: EpsilonEntry) -> dict[str, Any]:
         m = leak.message
         reason = leak.reason
-        if told := self._reveals.get((m.kind, role(m.sender))):
-            reason = f"{reason}; {told}"
-        how = "" if m.seq in entry.seen else ", which reaches the view through what was computed from it"
+        if revealed := self._reveals.get((m.kind, role(m.sender))):
+            reason = f"{reason}; {revealed}"
+        how = ""
+        if m.seq not in entry.seen:
+            how = ", which reaches the view through what was computed from it"
         return {
             "cause": f"{m.kind} of {m.sender} in round {m.round} (message {m.seq}): {reason}{how}",
             "message": m.seq,
@@ -318,27 +331,28 @@ class Books:
 
     def warnings(self, delta: float, unit: Unit) -> tuple[str, ...]:
         """Return the reasons why a figure at this δ says less than it seems to."""
-        found = list(self._notes)
+        sentences = list(self._notes)
         if unit == "record" and self._records and delta >= 1 / self._records:
             least = f"{self._records} records, the fewest of a client"
-            found.append(
+            sentences.append(
                 f"delta = {delta:g} is not below 1/n for {least}: it permits to publish one of them."
             )
         if unit == "record" and self._groups is not None and self._groups.largest > 1:
-            found.append(
+            sentences.append(
                 f"Up to {self._groups.largest} records of a client are of one group (a picture, a person). "
                 "A bound for one record does not hold for them together: ask for the unit group."
             )
-        return tuple(found)
+        return tuple(sentences)
 
     @staticmethod
-    def _uncounted(charged: Collection[int], entry: Entry) -> tuple[str, ...]:
+    def _uncounted(charged: Collection[int], entry: EpsilonEntry) -> tuple[str, ...]:
         """Return why a draw of clients that this view does not see is not counted, if it is not."""
         if entry.members != ("world",):
             return ()
-        parts = [part for seq in charged for part in mechanisms(entry.graph.messages[seq])]
-        drawn = any(isinstance(part, Gaussian) and part.drawn_from > 1 for part in parts)
-        if drawn and not entry.counts_draws:
+        messages = [entry.graph.messages[seq] for seq in charged]
+        parts = list(chain.from_iterable(map(mechanisms, messages)))
+        has_draws = any(isinstance(part, Gaussian) and part.drawn_from > 1 for part in parts)
+        if has_draws and not entry.counts_draws:
             return (f"The draw of one client a step is not counted: {entry.draws.problem}.",)
         if any(isinstance(part, DrawnGaussian) for part in parts) and entry.unfit_sums:
             return (f"The draw of clients is not counted: {entry.unfit_sums}.",)
@@ -349,37 +363,40 @@ class Books:
             return (f"The coins of clients are not counted: {entry.remembering}.",)
         return ()
 
-    def _assumed(self, entry: Entry) -> tuple[str, ...]:
+    def _assumed(self, entry: EpsilonEntry) -> tuple[str, ...]:
         """Return the assumptions of every figure of this run."""
-        found = [
+        tuning = self._choices.tuning
+        fixed = "every setting were fixed without private data."
+        if tuning is not None:
+            fixed = "every other setting were fixed without private data."
+        elif self._choices.tuned_on == "public":
+            fixed = "every setting were fixed without private data (tuned on public data)."
+        sentences = [
             "Records of one client do not depend on another's.",
-            "Who takes part, the schedule and every setting were fixed without private data"
-            + (" (tuned on public data)." if self._choices.tuned_on == "public" else "."),
+            f"Who takes part, the schedule and {fixed}",
             "Noise and coins come from a secret that nobody else holds.",
         ]
-        events = [part for m in self._graph.messages for part in mechanisms(m)]
-        if any(
-            isinstance(e, Gaussian | Laplace | SampledGaussian | DrawnGaussian | CorrelatedGaussian)
-            for e in events
-        ):
-            found.append(
+        noise = Gaussian | Laplace | SampledGaussian | DrawnGaussian | CorrelatedGaussian
+        if any(isinstance(event, noise) for event in self._mechanisms):
+            sentences.append(
                 "Noise is of real numbers: what the low bits of floating-point noise tell is not counted."
             )
-        if (tuning := self._choices.tuning) is not None:
-            found[1] = "Who takes part, the schedule and every other setting were fixed without private data."
+        if tuning is not None:
             runs = f"{tuning.runs:g} runs ({tuning.number})"
-            found.append(
+            sentences.append(
                 f"The setting was chosen from {runs}, none of which costs more than this one, by what each released."
             )
         if entry.group > 1:
-            found.append(f"No group has more than {entry.group} records, as was known beforehand.")
+            sentences.append(f"No group has more than {entry.group} records, as was known beforehand.")
         if entry.relation == "replace-one" and any(m.kind == "sample_count" for m in self._graph.messages):
-            found.append("Replacing a record leaves a client's number of records as it is.")
+            sentences.append("Replacing a record leaves a client's number of records as it is.")
         if EAVESDROPPER in entry.members and self._transport == "encrypted":
             kinds = sorted({kind for kind, _ in self._fixed_sizes})
             if kinds:
-                found.append(f"The size of {', '.join(kinds)} is fixed by public settings and tells nothing.")
-        asked = [o.queries for o in self._oracles if o.open_to(entry.members, self._transport)]
-        if asked:
-            found.append(f"The adversary asks each model at most {max(asked):,} samples (`queries`).")
-        return (*found, *self._assumptions)
+                sentences.append(
+                    f"The size of {', '.join(kinds)} is fixed by public settings and tells nothing."
+                )
+        queries = [o.queries for o in self._oracles if o.open_to(entry.members, self._transport)]
+        if queries:
+            sentences.append(f"The adversary asks each model at most {max(queries):,} samples (`queries`).")
+        return (*sentences, *self._assumptions)

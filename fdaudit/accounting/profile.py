@@ -121,16 +121,16 @@ def trade_off(epsilons: Values, deltas: Values, alphas: Values) -> Values:
     rest = 1 - deltas[:, None]
     bounds = np.maximum(rest - slope * alphas, (rest - alphas) / slope)
     usable = np.where(np.isfinite(epsilons)[:, None], bounds, 0.0)
-    found: Values = np.max(usable, axis=0, initial=0.0) * _ROUNDED_DOWN
-    return found
+    errors: Values = np.max(usable, axis=0, initial=0.0) * _ROUNDED_DOWN
+    return errors
 
 
 def _gaussian_trade_off(mu: float, alphas: Values) -> Values:
     """Return Φ(Φ⁻¹(1 - α) - μ): Dong, Roth & Su 2019, equation 6."""
     from scipy.special import ndtr, ndtri
 
-    found: Values = ndtr(-ndtri(alphas) - mu) * _ROUNDED_DOWN
-    return found
+    errors: Values = ndtr(-ndtri(alphas) - mu) * _ROUNDED_DOWN
+    return errors
 
 
 def profile(accounts: Accounts, deltas: Values = DELTAS, *, distributions: bool = True) -> Profile:
@@ -197,14 +197,16 @@ def _refined(
     alike = dict[frozenset[frozenset[Any]], str]()
     for name, ways in clients.items():
         alike.setdefault(frozenset(frozenset(way.items()) for way in ways), name)
-    quick = {name: _least([_by_sums(name, way, deltas) for way in clients[name]]) for name in alike.values()}
-    found, best = list[_Priced](), np.full(len(deltas), -1.0)
+    quick = {}
+    for name in alike.values():
+        quick[name] = _least([_by_sums(name, way, deltas) for way in clients[name]])
+    refined, best = list[_Priced](), np.full(len(deltas), -1.0)
     for name in sorted(quick, key=lambda name: -float(np.sum(np.minimum(quick[name].epsilons, 1e6)))):
         if np.any(quick[name].epsilons > best):
             priced = [_by_all_rules(name, way, deltas, distributions) for way in clients[name]]
-            found.append(_least(priced))
-            best = np.maximum(best, found[-1].epsilons)
-    return found
+            refined.append(_least(priced))
+            best = np.maximum(best, refined[-1].epsilons)
+    return refined
 
 
 def _least(ways: Sequence[_Priced]) -> _Priced:
@@ -223,11 +225,11 @@ def _least(ways: Sequence[_Priced]) -> _Priced:
 
 def _by_sums(client: str, charges: Charges, deltas: Values) -> _Priced:
     """Return ε by every rule that composes no distribution."""
-    found = [epsilon(charges, float(delta), pld=False) for delta in deltas]
+    bounds = [epsilon(charges, float(delta), pld=False) for delta in deltas]
     return _Priced(
         client=client,
-        epsilons=np.array([e.value for e in found]),
-        accountants=tuple(e.accountant for e in found),
+        epsilons=np.array([e.value for e in bounds]),
+        accountants=tuple(e.accountant for e in bounds),
         distribution=None,
         charges=charges,
     )
@@ -260,7 +262,7 @@ def _by_all_rules(client: str, charges: Charges, deltas: Values, distributions: 
 
 def _composed(priced: Sequence[_Priced]) -> dict[str, Any]:
     """Return all distributions or none: some of them would claim less than the profile does."""
-    found = [p.distribution for p in priced if p.distribution is not None]
-    if len(found) == len(priced):
-        return {"distributions": tuple(found)}
+    distributions = [p.distribution for p in priced if p.distribution is not None]
+    if len(distributions) == len(priced):
+        return {"distributions": tuple(distributions)}
     return {"missing": "the loss distribution of a client would be too long, or a chosen run has none"}

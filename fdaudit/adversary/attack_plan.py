@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from fdaudit.registry import AttackCard
+
 __all__ = ["AttackPlan"]
 
 
@@ -15,7 +17,7 @@ class AttackPlan:
 
     Attributes:
         name: its public name.
-        card: its docstring and literal attributes.
+        card: its card.
         target: import path of its class, as `"module:Class"`.
         own: whether it is fdaudit's own; third-party attacks run in processes separate from these and from each other.
         params: its settings; None if the spec does not ask for it.
@@ -24,7 +26,7 @@ class AttackPlan:
     """
 
     name: str
-    card: Mapping[str, Any]
+    card: AttackCard
     target: str
     own: bool
     params: Mapping[str, Any] | None

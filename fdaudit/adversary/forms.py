@@ -19,9 +19,11 @@ from typing import TYPE_CHECKING
 import torch
 
 from fdaudit.kinds import ANSWERS, KINDS, OWN_KIND, Kind, Shapes
+from fdaudit.limits import TENSOR_BYTES
 from fdaudit.models.declared import GeneratorCard
 from fdaudit.models.network import Network, feature_width
-from fdaudit.transcript.encoding import is_counter, shapes_of
+from fdaudit.transcript.encoding import Naming, is_counter, shapes_of
+from fdaudit.types import TensorInfo
 
 if TYPE_CHECKING:
     from fdaudit.adversary.knowledge import Knowledge
@@ -29,7 +31,7 @@ if TYPE_CHECKING:
     from fdaudit.models import Architecture
     from fdaudit.transcript.messages import Message
 
-__all__ = ["Forms", "forms_of", "left_out", "legible"]
+__all__ = ["Forms", "forms_of", "left_out", "legible", "with_every_class"]
 
 _SHOWN = 3
 """Names of tensors in one sentence."""
@@ -43,18 +45,20 @@ class Forms:
         architecture: the audited network; None if it is not known, and models are not judged.
         classes: number of classes C; 0 if it is not known.
         generator: the protocol's declared generator, if it has one.
+        naming: how the names of tensors on record follow from those of the network.
     """
 
     architecture: Architecture | None = None
     classes: int = 0
     generator: GeneratorCard | None = None
+    naming: Naming = field(default_factory=Naming)
     _known: dict[tuple[object, ...], str] = field(default_factory=dict)
 
     def misfit(self, message: Message) -> str:
         """Return why attacks do not read a message: what its tensors lack for its kind; empty if they read it."""
         key = (message.kind, *sorted(message.tensors.items(), key=lambda one: one[0]))
         if key not in self._known:
-            self._known[key] = self._misfit(message.kind, shapes_of(message.tensors))
+            self._known[key] = self._misfit(message.kind, shapes_of(message.tensors, self.naming))
         return self._known[key]
 
     def unread_in(self, messages: Sequence[Message]) -> Callable[[Message], str]:
@@ -79,14 +83,26 @@ class Forms:
         if kind.network == "model":
             return self._no_model(found)
         if kind.network == "generator":
-            return (
-                "its protocol declares no generator"
-                if self.generator is None
-                else self.generator.misfit(found)
-            )
+            if self.generator is None:
+                return "its protocol declares no generator"
+            return self.generator.misfit(found)
         if kind.network == "discriminator":
             return self._no_discriminator(found)
-        return _unnumbered(kind, found) or kind.misfit(found, self._sizes)
+        misfit = _unnumbered(kind, found) or kind.misfit(found, self._sizes)
+        if kind.read_as and not misfit:
+            return self._not_spread(found["classes"])
+        return misfit
+
+    def _not_spread(self, shape: tuple[int, ...] | None) -> str:
+        """Return why answers about classes (n, k) cannot be given a value for every class; empty if they can."""
+        if not self.classes:
+            return "the number of classes is not known"
+        if shape is None:
+            return "its classes are quantised"
+        size = 4 * shape[0] * self.classes
+        if size > TENSOR_BYTES.most:
+            return f"with a value for every class it has {TENSOR_BYTES.refusal(size)}"
+        return ""
 
     @cached_property
     def _sizes(self) -> dict[str, int]:
@@ -113,23 +129,26 @@ class Forms:
         """Return the shapes of a whole model's parameters, and of all its tensors."""
         if self.architecture is None:
             return {}, {}
-        named = self.architecture.tensor_shapes
-        return self.architecture.parameter_shapes, {n: s for n, s in named.items() if not is_counter(n)}
+        shapes = self.architecture.tensor_shapes
+        return self.architecture.parameter_shapes, {n: s for n, s in shapes.items() if not is_counter(n)}
 
     def _no_model(self, found: Shapes) -> str:
         """Return why tensors are not a whole model of the audited network; empty if they are."""
         if self.architecture is None:
             return ""
-        needed, named = self._shapes
+        needed, shapes = self._shapes
         found = {n: shape for n, shape in found.items() if not is_counter(n)}
         whole = f"a whole {self.architecture.name}"
-        if lacking := [n for n in needed if n not in found]:
-            held = f"{len(needed) - len(lacking)} of {len(needed)} tensors of {whole}"
-            return f"it has {held}: {_listed(lacking)} missing"
-        if strange := [n for n in found if n not in named]:
+        lacking = [n for n in needed if n not in found]
+        strange = [n for n in found if n not in shapes]
+        if lacking:
+            counts = f"{len(needed) - len(lacking)} of {len(needed)} tensors of {whole}"
+            return f"it has {counts}: {_listed(lacking)} missing"
+        if strange:
             return f"it has tensors that {whole} has not: {_listed(strange)}"
-        if other := [n for n, shape in found.items() if shape is not None and shape != named[n]]:
-            return f"{other[0]} is {found[other[0]]}, in {whole} {named[other[0]]}"
+        for name, shape in found.items():
+            if shape not in (None, shapes[name]):
+                return f"{name} is {shape}, in {whole} {shapes[name]}"
         return ""
 
     def _no_discriminator(self, found: Shapes) -> str:
@@ -142,12 +161,12 @@ class Forms:
         width = self._width
         if not width:
             return "the audited network has no extractor whose features a discriminator could judge"
-        wanted: Shapes = {"bias": (1,), "weight": (1, width)}
+        expected: Shapes = {"bias": (1,), "weight": (1, width)}
         if any(name.startswith("extractor.") for name in found):
             below = {n: s for n, s in self._shapes[1].items() if n.startswith("extractor.")}
-            wanted = {**{f"head.{n}": s for n, s in wanted.items()}, **below}
+            expected = {**{f"head.{n}": s for n, s in expected.items()}, **below}
             found = {n: s for n, s in found.items() if not is_counter(n)}
-        if found.keys() != wanted.keys() or any(s not in (None, wanted[n]) for n, s in found.items()):
+        if found.keys() != expected.keys() or any(s not in (None, expected[n]) for n, s in found.items()):
             return (
                 f"it is no layer from {width} features to one score (weight, bias), over the audited network's "
                 "extractor or one of its own of the same form"
@@ -155,10 +174,13 @@ class Forms:
         return ""
 
 
-def forms_of(knowledge: Knowledge) -> Forms:
+def forms_of(view: View, knowledge: Knowledge) -> Forms:
     """Return what an adversary knows of the form of messages."""
     return Forms(
-        architecture=knowledge.architecture, classes=knowledge.classes, generator=knowledge.generator
+        architecture=knowledge.architecture,
+        classes=knowledge.classes,
+        generator=knowledge.generator,
+        naming=view.naming,
     )
 
 
@@ -175,19 +197,48 @@ def legible(view: View, forms: Forms) -> View:
             return True
         return not forms.misfit(m) and not (m.kind in ANSWERS and m.round in lost)
 
-    kept = tuple(m for m in view.messages if read(m))
-    return view if len(kept) == len(view.messages) else replace(view, messages=kept)
+    messages = tuple(filter(read, view.messages))
+    if len(messages) == len(view.messages):
+        return view
+    return replace(view, messages=messages)
+
+
+def with_every_class(view: View, classes: int) -> View:
+    """Return the view as attacks read it: answers about the k most likely classes have a value for every class.
+
+    Their messages get the kind that `Kind.read_as` names. A message whose tensors do not fit its kind stays as it is,
+    and attacks leave it out.
+
+    Args:
+        view: the adversary's view.
+        classes: the number of classes.
+    """
+    forms = Forms(classes=classes)
+    originals = {}
+    messages = []
+    for message in view.messages:
+        kind = KINDS.get(message.kind)
+        if kind is not None and kind.read_as and not forms.misfit(message):
+            originals[message.seq] = message
+            tensors = {n: info for n, info in message.tensors.items() if n != "classes"}
+            rows = message.tensors["classes"].shape[0]
+            tensors["values"] = TensorInfo(dtype="F32", shape=(rows, classes))
+            message = replace(message, kind=kind.read_as, tensors=tensors)
+        messages.append(message)
+    return replace(view, messages=tuple(messages), originals=originals) if originals else view
 
 
 def left_out(view: View, forms: Forms, kinds: tuple[str, ...]) -> str:
     """Return which messages of these kinds attacks leave out, and why: one clause for each kind and reason."""
     senders: dict[tuple[str, str], dict[str, None]] = {}
     for m in view.messages:
-        if m.kind in kinds and m.payload is not None and (why := forms.misfit(m)):
-            senders.setdefault((m.kind, why), {})[m.sender] = None
-    return "; ".join(
-        f"{kind} of {_listed(list(who))} left out: {why}" for (kind, why), who in senders.items()
-    )
+        if m.kind in kinds and m.payload is not None:
+            senders.setdefault((m.kind, forms.misfit(m)), {})[m.sender] = None
+    clauses = []
+    for (kind, why), who in senders.items():
+        if why:
+            clauses.append(f"{kind} of {_listed(list(who))} left out: {why}")
+    return "; ".join(clauses)
 
 
 def _unnumbered(kind: Kind, found: Shapes) -> str:
@@ -205,5 +256,7 @@ def _unnumbered(kind: Kind, found: Shapes) -> str:
 
 
 def _listed(names: list[str]) -> str:
-    shown = ", ".join(name[:60] for name in names[:_SHOWN])
-    return shown + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
+    listing = ", ".join(name[:60] for name in names[:_SHOWN])
+    if len(names) > _SHOWN:
+        listing += f" and {len(names) - _SHOWN} more"
+    return listing

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from fdaudit.types import Task
+from fdaudit.tasks import SINGLE_LABEL, Task
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
     from fdaudit.adversary.view import View
@@ -37,7 +38,7 @@ class Knowledge:
             None where each client draws its own: no other party knows them.
         classes: number of classes, C.
         generator: how to build the protocol's generator, as its class declares it.
-        task: the models' task: one class per record, or a yes or no for each class.
+        task: the learning task: what records are, and what they are labelled with.
     """
 
     architecture: Architecture | None = None
@@ -50,7 +51,22 @@ class Knowledge:
     initial: int | None = None
     classes: int = 0
     generator: GeneratorCard | None = None
-    task: Task = "single-label"
+    task: Task = SINGLE_LABEL
+
+    @property
+    def device(self) -> torch.device:
+        """Return the device of the adversary's training core, or the CPU without one."""
+        import torch  # takes a second, so import it only when needed
+
+        return torch.device("cpu") if self.train is None else self.train.device
+
+    @property
+    def described(self) -> dict[str, Any]:
+        """Return the network and its execution, which determine what is computed from tensors; None if unknown."""
+        return {
+            "network": None if self.architecture is None else self.architecture.described,
+            "execution": None if self.train is None else self.train.execution.described,
+        }
 
     def declared(self) -> tuple[str, ...]:
         """Return the names of the fields that the adversary is assumed to have."""

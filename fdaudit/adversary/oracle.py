@@ -16,14 +16,12 @@ from queue import Queue
 from threading import Lock, Thread
 from typing import TYPE_CHECKING, TypeVar
 
-from torch.nn import functional as F
-
 from fdaudit.errors import BudgetExceededError, FdauditError
+from fdaudit.tasks import SINGLE_LABEL, Labels
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from fdaudit.types import Task
 
 __all__ = ["Oracle", "Question", "answer", "serve"]
 
@@ -99,11 +97,18 @@ class Oracle:
         return reply
 
 
-def answer(kind: str, logits: Tensor, task: Task = "single-label") -> Tensor:
-    """Return an oracle's answer: probabilities (n, C), or classes (n,), which are (n, C) of 0 and 1 if multi-label."""
-    if task == "multi-label":
-        return logits.sigmoid() if kind == "soft" else (logits > 0).long()
-    return F.softmax(logits, 1) if kind == "soft" else logits.argmax(1)
+_LARGE = 1e4
+"""A logit in place of infinity: a softmax over it is still finite in single precision."""
+
+
+def answer(kind: str, logits: Tensor, labels: Labels = SINGLE_LABEL.labels) -> Tensor:
+    """Return an oracle's answer to samples whose labels have this form: probabilities if `soft`, else labels.
+
+    A model may answer with values beyond all numbers, as BatchNorm's statistics after one step make it. They are read
+    as very large ones, and what is no number as 0, so that its other answers still count.
+    """
+    logits = logits.nan_to_num(0.0, _LARGE, -_LARGE)
+    return labels.probabilities(logits) if kind == "soft" else labels.predicted(logits)
 
 
 def serve(attack: Callable[[], T], oracle: Oracle, reply_to: Callable[[Tensor, str | None], Tensor]) -> T:
@@ -124,7 +129,7 @@ def serve(attack: Callable[[], T], oracle: Oracle, reply_to: Callable[[Tensor, s
     outcome: list[T] = []
     failure: list[BaseException] = []
     refusal: BaseException | None = None
-    left, questions, replies = oracle.budget, oracle._questions, oracle._replies
+    budget, questions, replies = oracle.budget, oracle._questions, oracle._replies
 
     def work() -> None:
         try:
@@ -142,8 +147,8 @@ def serve(attack: Callable[[], T], oracle: Oracle, reply_to: Callable[[Tensor, s
         if refusal is None:
             try:
                 x, of = question
-                left -= max(1, len(x))
-                if left < 0:
+                budget -= max(1, len(x))
+                if budget < 0:
                     raise BudgetExceededError(f"oracle: more was asked than the budget of {oracle.budget}.")
                 reply = reply_to(x, of)
             except BaseException as error:  # raised below, after the attack has ended

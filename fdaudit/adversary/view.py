@@ -17,16 +17,17 @@ import json
 import os
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fdaudit.errors import IntegrityError, SpecError, nearest
+from fdaudit.adversary.top_answers import every_class
+from fdaudit.errors import IntegrityError, SpecError, nearest, reason_of
 from fdaudit.limits import JSON_BYTES, LINE_BYTES, TENSOR_BYTES, open_file
 from fdaudit.storage.digests import canonical
 from fdaudit.storage.files import decode, encode, write_atomically
-from fdaudit.transcript.encoding import weights_of
+from fdaudit.transcript.encoding import Naming, weights_of
 from fdaudit.transcript.log import read_log
 from fdaudit.transcript.messages import GENESIS, Message, role
 from fdaudit.transcript.payloads import PAYLOADS, payload_name, placed, read_payload
@@ -69,11 +70,11 @@ def members_of(name: str, parties: Sequence[str]) -> tuple[str, ...]:
         SpecError: a member is not a party of the federation.
     """
     members = tuple(name.split("+"))
-    known = [*parties, EAVESDROPPER]
+    everyone = [*parties, EAVESDROPPER]
     for member in members:
-        if member not in known:
-            shown = member if len(member) <= 60 else f"{member[:57]}..."
-            raise SpecError("adversary", name, f"names {shown!r}, not a party", nearest(member, known))
+        if member not in everyone:
+            excerpt = member if len(member) <= 60 else f"{member[:57]}..."
+            raise SpecError("adversary", name, f"names {excerpt!r}, not a party", nearest(member, everyone))
     return members
 
 
@@ -94,6 +95,7 @@ class View:
         messages: messages that a member sent or received, in order; read their tensors with `tensors`.
         own_data: by member, its own records (x, y).
         sizes: for an eavesdropper on an encrypted transport, bytes of each message in order.
+        originals: by number the messages on record that attacks read as another kind, see `with_every_class`.
     """
 
     name: str
@@ -103,7 +105,13 @@ class View:
     messages: tuple[Message, ...]
     own_data: Mapping[str, tuple[Tensor, Tensor]] = field(default_factory=dict)
     sizes: tuple[int, ...] = ()
+    originals: Mapping[int, Message] = field(default_factory=dict, repr=False)
     directory: Path = field(repr=False)
+
+    @property
+    def naming(self) -> Naming:
+        """Return what public settings say of the names of the network's tensors."""
+        return Naming.of(self.hyperparameters)
 
     def select(
         self, kind: str | None = None, sender: str | None = None, round: int | None = None
@@ -116,21 +124,32 @@ class View:
         )
 
     def tensors(self, message: Message) -> dict[str, Tensor]:
-        """Return the tensors of a message of this view after a check of its digest; quantised ones become floats.
+        """Return the tensors of a message of this view after a check of its digest, as `weights_of` reads them.
 
         Raises:
             IntegrityError: the payload is damaged, or was recorded as a digest only.
+            ValueError: an answer about the most likely classes names one twice, or one that does not exist.
         """
         # The same message may have another place in the file of another view, or of the transcript.
         found = bisect_left(self.messages, message.seq, key=lambda m: m.seq)
         own = next((m for m in self.messages[found : found + 1] if m == message), message)
-        return weights_of(decode(read_payload(self.directory, own)))
+        tensors = weights_of(decode(read_payload(self.directory, own)), self.naming)
+        if message.seq not in self.originals:
+            return tensors
+        return every_class(tensors, message.kind, message.tensors["values"].shape[1])
 
     def defenses_of(self, message: Message) -> tuple[Mapping[str, Any], ...]:
-        """Return the defences on a message: those on record or, of a recorded system, those that its card states."""
+        """Return the defences on a message: those on record or, of a recorded system, those that its card states.
+
+        An answer about the k most likely classes has `top-answers` before them.
+        """
         stated = self.hyperparameters.get("defenses", ())
-        key = (message.kind, role(message.sender))
-        return message.defenses or tuple(d["described"] for d in stated if (d["kind"], d["sender"]) == key)
+        original = self.originals.get(message.seq, message)
+        key = (original.kind, role(message.sender))
+        found = message.defenses or tuple(d["described"] for d in stated if (d["kind"], d["sender"]) == key)
+        if original is message:
+            return found
+        return ({"name": "top-answers", "k": original.tensors["classes"].shape[1]}, *found)
 
 
 def view_of(
@@ -141,6 +160,7 @@ def view_of(
     hyperparameters: Mapping[str, Any],
     transport: str = "plain",
     own_data: Mapping[str, tuple[Tensor, Tensor]] | None = None,
+    without: Collection[int] = (),
 ) -> View:
     """Return the view of an adversary on a transcript.
 
@@ -151,6 +171,7 @@ def view_of(
         hyperparameters: the protocol's public configuration.
         transport: `plain` or `encrypted`.
         own_data: records by party; those of members are put in the view.
+        without: numbers of messages that are left out, because they hold no finite values.
     """
     members = members_of(name, parties)
     log = read_log(transcript)
@@ -164,7 +185,7 @@ def view_of(
         members=members,
         parties=tuple(parties),
         hyperparameters=dict(hyperparameters),
-        messages=messages,
+        messages=tuple(m for m in messages if m.seq not in without),
         own_data={k: v for k, v in (own_data or {}).items() if k in members},
         sizes=sizes,
         directory=transcript,
@@ -202,11 +223,11 @@ def _contents(view: View) -> Iterator[tuple[str, Iterable[bytes]]]:
     yield LOG, _log(view)
     for party, (x, y) in view.own_data.items():
         yield _own_name(party), [encode({"x": x, "y": y})]
-    shown: dict[str, list[Message]] = {}
+    by_member: dict[str, list[Message]] = {}
     for message in view.messages:
         if message.payload is not None:
-            shown.setdefault(payload_name(message), []).append(message)
-    for name, messages in shown.items():
+            by_member.setdefault(payload_name(message), []).append(message)
+    for name, messages in by_member.items():
         yield name, (read_payload(view.directory, message) for message in messages)
 
 
@@ -296,8 +317,8 @@ def open_view(directory: Path, sha256: str | None = None) -> View:
             directory=directory,
         )
     except (KeyError, TypeError, ValueError, AttributeError, RecursionError, OSError) as error:
-        said = (error.strerror if isinstance(error, OSError) else None) or str(error)
-        raise IntegrityError([f"{directory.name} is no exported view, or a damaged one: {said}"]) from None
+        reason = reason_of(error)
+        raise IntegrityError([f"{directory.name} is no exported view, or a damaged one: {reason}"]) from None
 
 
 def _read_card(directory: Path, sha256: str | None) -> dict[str, Any]:
@@ -332,7 +353,7 @@ def _read_card(directory: Path, sha256: str | None) -> dict[str, Any]:
 
 def _refuse_strays(directory: Path, files: Mapping[str, Any]) -> None:
     """Raise unless the directory holds exactly these files and `view.json`, all of them regular."""
-    found = set[str]()
+    paths = set[str]()
     for folder in ("", f"{PAYLOADS}/"):
         with os.scandir(directory / folder) as entries:
             for entry in entries:
@@ -343,8 +364,8 @@ def _refuse_strays(directory: Path, files: Mapping[str, Any]) -> None:
                     raise ValueError(f"{name[:80]!r} is listed nowhere")
                 if not entry.is_file(follow_symlinks=False):
                     raise ValueError(f"{name} is no regular file")
-                found.add(name)
-    if missing := files.keys() - found:
+                paths.add(name)
+    if missing := files.keys() - paths:
         raise ValueError(f"{min(missing)[:80]!r} is missing")
 
 
@@ -379,15 +400,15 @@ def _visible(log: bytes) -> Iterator[Message]:
             raise IntegrityError([f"{LOG} has {LINE_BYTES.refusal(len(line))}"])
         if line.startswith(b'{"line_sha256":'):
             hidden = _hidden(line)
-            previous, found = hidden["line_sha256"], hidden["seq"]
+            previous, number = hidden["line_sha256"], hidden["seq"]
         else:
             message = Message.from_line(line)
             if message.previous != previous:
                 raise IntegrityError([f"{LOG} line {seq + 1}: does not chain to the line before"])
-            previous, found = hashlib.sha256(line).hexdigest(), message.seq
+            previous, number = hashlib.sha256(line).hexdigest(), message.seq
             yield message
-        if found != seq:
-            raise IntegrityError([f"{LOG} line {seq + 1}: seq is {found}, not {seq}"])
+        if number != seq:
+            raise IntegrityError([f"{LOG} line {seq + 1}: seq is {number}, not {seq}"])
 
 
 def _hidden(line: bytes) -> dict[str, Any]:

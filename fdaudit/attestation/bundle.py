@@ -25,7 +25,7 @@ from fdaudit.transcript.manifest import read_manifest, verify
 from .commitment import commit_to_vault
 from .dsse import seal
 from .environment import environment, tool
-from .listing import Entry, digest, is_safe, is_temporary, walk, write_listing
+from .listing import ListedFile, digest, is_safe, is_temporary, walk, write_listing
 from .page import REPORT, REPORTS, reports
 from .sbom import sbom
 from .statement import facts, write_statement
@@ -126,7 +126,7 @@ def _refuse(source: Path, target: Path) -> None:
 
 def _paths(source: Path) -> list[str]:
     """Return the run's files, sorted; raise an error that names a file that does not belong there."""
-    found = []
+    paths = []
     for path, kind in walk(source):
         top, name = path.partition("/")[0], path.rpartition("/")[2]
         if top in (_VAULT, REPORT) or (kind == "file" and is_temporary(name)):
@@ -141,8 +141,8 @@ def _paths(source: Path) -> list[str]:
         if kind == "file" and not _KNOWN.fullmatch(path):
             raise RunError("run", path, "is no part of a run", "Take it out of the run directory.")
         if kind == "file":
-            found.append(path)
-    return sorted(found)
+            paths.append(path)
+    return sorted(paths)
 
 
 def _fill(bundle: Path, source: Path, paths: list[str], key: Ed25519PrivateKey | None) -> None:
@@ -157,10 +157,10 @@ def _fill(bundle: Path, source: Path, paths: list[str], key: Ed25519PrivateKey |
         write_atomically(bundle / RUN / name, text)
     save_json(bundle / ENVIRONMENT, environment())
     save_json(bundle / SBOM, sbom())
-    made = [ENVIRONMENT, SBOM, *(f"{RUN}/{path}" for path in (*paths, *REPORTS))]
-    files = [digest(bundle, name) for name in made]
+    names = [ENVIRONMENT, SBOM, *(f"{RUN}/{path}" for path in (*paths, *REPORTS))]
+    files = [digest(bundle, name) for name in names]
     write_atomically(bundle / FILES, write_listing(files))
-    listed: list[Entry] = [*files, digest(bundle, FILES)]
+    listed: list[ListedFile] = [*files, digest(bundle, FILES)]
     own = {
         "tool": tool(),
         "vault": commit_to_vault(source / _VAULT),

@@ -22,7 +22,7 @@ from .bundle import ENVIRONMENT, FILES, RUN, STATEMENT
 from .commitment import check_vault
 from .dsse import Envelope, open_envelope
 from .environment import tool
-from .listing import Entry, read_listing, survey
+from .listing import ListedFile, read_listing, survey
 from .page import check_reports
 from .statement import Statement, facts, read_statement
 from .strict import read_bounded
@@ -115,8 +115,8 @@ def _statement(bundle: Path, key: Ed25519PublicKey | None, outcome: Outcome) -> 
 
 def _check_signature(envelope: Envelope, key: Ed25519PublicKey | None, outcome: Outcome) -> None:
     if key is None:
-        said = "Give --key to check who signed it." if envelope.signatures else "It is not signed."
-        outcome.notes.append(f"Authorship was not checked. {said}")
+        note = "Give --key to check who signed it." if envelope.signatures else "It is not signed."
+        outcome.notes.append(f"Authorship was not checked. {note}")
         return
     from .keys import key_id
 
@@ -128,10 +128,12 @@ def _check_signature(envelope: Envelope, key: Ed25519PublicKey | None, outcome: 
         outcome.findings.append(f"{STATEMENT}: no signature is valid for the key {ours}")
         return
     outcome.signed_by = ours
-    named = sum(s.keyid == ours for s in envelope.signatures)
-    if named != 1:
-        outcome.findings.append(f"{STATEMENT}: {named} signatures name the key {ours} by its keyid, not one")
-    others = len(envelope.signatures) - named
+    matches = sum(s.keyid == ours for s in envelope.signatures)
+    if matches != 1:
+        outcome.findings.append(
+            f"{STATEMENT}: {matches} signatures name the key {ours} by its keyid, not one"
+        )
+    others = len(envelope.signatures) - matches
     if others > 0:
         outcome.notes.append(f"{others} signatures that name other keys were not checked.")
 
@@ -140,7 +142,11 @@ def _check_signature(envelope: Envelope, key: Ed25519PublicKey | None, outcome: 
 
 
 def _check_files(
-    bundle: Path, files: dict[str, Entry], folders: set[str], statement: Statement | None, outcome: Outcome
+    bundle: Path,
+    files: dict[str, ListedFile],
+    folders: set[str],
+    statement: Statement | None,
+    outcome: Outcome,
 ) -> None:
     """Compare the tree with the listing, and with the statement's subjects, one of which is the listing."""
     try:
@@ -152,14 +158,14 @@ def _check_files(
     except IntegrityError as error:
         outcome.findings += error.findings
     if statement is not None:
-        found = {path: entry.sha256 for path, entry in files.items() if path != STATEMENT}
-        outcome.findings += _differences(statement.subjects, found, "the statement")
+        digests = {path: entry.sha256 for path, entry in files.items() if path != STATEMENT}
+        outcome.findings += _differences(statement.subjects, digests, "the statement")
 
 
 def _differences(due: Any, found: Any, by: str) -> list[str]:
-    named = [f"{path} is missing, though {by} lists it" for path in sorted(due.keys() - found.keys())]
-    named += [f"{path} is not listed by {by}" for path in sorted(found.keys() - due.keys())]
-    return named + [
+    differences = [f"{path} is missing, though {by} lists it" for path in sorted(due.keys() - found.keys())]
+    differences += [f"{path} is not listed by {by}" for path in sorted(found.keys() - due.keys())]
+    return differences + [
         f"{path} is not the file that {by} lists"
         for path in sorted(due.keys() & found.keys())
         if due[path] != found[path]
@@ -192,8 +198,8 @@ def _check_facts(run: Path, predicate: Any, outcome: Outcome) -> None:
         del due["run"]
     for name in sorted(due):
         if canonical(due[name]) != canonical(stated[name]):
-            said = f"predicate.{name} is not what the bundled run says"
-            outcome.findings.append(f"{STATEMENT}: {said}: it was changed, or is of another run")
+            difference = f"predicate.{name} is not what the bundled run says"
+            outcome.findings.append(f"{STATEMENT}: {difference}: it was changed, or is of another run")
     if canonical(verdicts) != canonical(judged):
         differ = "predicate.verdicts differs from what this version of fdaudit judges"
         if stated["tool"] == tool():

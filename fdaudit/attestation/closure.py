@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from importlib.metadata import Distribution, distributions
 
-__all__ = ["Part", "closure", "normalised"]
+__all__ = ["ClosurePart", "closure", "normalised"]
 
 _REQUIREMENT = re.compile(
     r"\s*([A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?)\s*(?:\[([^\]]*)\])?([^;]*)(?:;(.*))?"
@@ -20,7 +20,7 @@ _EXTRA = re.compile(r"""extra\s*==\s*["']([^"']+)["']""")
 
 
 @dataclass
-class Part:
+class ClosurePart:
     """A distribution in a closure.
 
     Attributes:
@@ -39,7 +39,7 @@ def normalised(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
-def closure(root: str = "fdaudit", extras: Iterable[str] = ()) -> dict[str, Part]:
+def closure(root: str = "fdaudit", extras: Iterable[str] = ()) -> dict[str, ClosurePart]:
     """Return a distribution and its requirements by normalised name.
 
     Args:
@@ -51,35 +51,33 @@ def closure(root: str = "fdaudit", extras: Iterable[str] = ()) -> dict[str, Part
     """
     there = dict[str, Distribution]()
     for installed in distributions():
-        if installed.name:
-            there.setdefault(
-                normalised(installed.name), installed
-            )  # the first on the path is the imported one
-    found = {root: Part(there[root], set(extras))}
+        if name := installed.name:  # its metadata are read anew at each access
+            there.setdefault(normalised(name), installed)  # the first on the path is the imported one
+    parts = {root: ClosurePart(there[root], set(extras))}
     pending = [root]
     while pending:
         name = pending.pop()
-        for needed, asked in _requirements(found[name]):
+        for needed, extras_of in _requirements(parts[name]):
             if needed not in there:
                 continue
-            found[name].needs.add(needed)
-            part = found.get(needed)
+            parts[name].needs.add(needed)
+            part = parts.get(needed)
             if part is None:
-                found[needed] = part = Part(there[needed], set(asked))
+                parts[needed] = part = ClosurePart(there[needed], set(extras_of))
                 pending.append(needed)
-            elif not asked <= part.extras:
-                part.extras |= asked
+            elif not extras_of <= part.extras:
+                part.extras |= extras_of
                 pending.append(needed)
-    return dict(sorted(found.items()))
+    return dict(sorted(parts.items()))
 
 
-def _requirements(part: Part) -> Iterator[tuple[str, set[str]]]:
+def _requirements(part: ClosurePart) -> Iterator[tuple[str, set[str]]]:
     """Yield the names that a distribution requires with the chosen extras, and the extras requested of each."""
     for line in part.installed.requires or ():
         if (match := _REQUIREMENT.fullmatch(line)) is None:
             continue
-        name, asked, _, marker = match.groups()
-        wanted = {normalised(extra) for extra in _EXTRA.findall(marker or "")}
-        if wanted and wanted.isdisjoint(part.extras):
+        name, extras, _, marker = match.groups()
+        conditions = set(map(normalised, _EXTRA.findall(marker or "")))
+        if conditions and conditions.isdisjoint(part.extras):
             continue
-        yield normalised(name), {normalised(extra) for extra in (asked or "").split(",") if extra.strip()}
+        yield normalised(name), {normalised(extra) for extra in (extras or "").split(",") if extra.strip()}

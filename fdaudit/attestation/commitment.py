@@ -21,7 +21,7 @@ from fdaudit.storage.digests import canonical
 from fdaudit.storage.files import load_tensors
 from fdaudit.storage.vault import Secrets, Vault
 
-from .listing import Entry, digest, is_temporary, walk
+from .listing import ListedFile, digest, is_temporary, walk
 
 __all__ = ["check_vault", "commit_to_vault"]
 
@@ -63,8 +63,8 @@ def check_vault(vault: Path, stated: Mapping[str, Any], manifest: Mapping[str, A
         return [f"vault: {name} is missing, or no regular file" for name in missing]
     try:
         secrets = Vault(vault).secrets
-        found = _digest(secrets, [digest(vault, name) for name in stated["files"]])
-        if found != stated["commitment"]:
+        commitment = _digest(secrets, [digest(vault, name) for name in stated["files"]])
+        if commitment != stated["commitment"]:
             return ["vault: the files are not those that the statement commits to"]
         return _against_the_manifest(vault, secrets, manifest["commitments"])
     except (
@@ -75,8 +75,8 @@ def check_vault(vault: Path, stated: Mapping[str, Any], manifest: Mapping[str, A
         return [f"vault: {error}"]
 
 
-def _digest(secrets: Secrets, entries: list[Entry]) -> str:
-    return secrets.commit("vault", canonical([asdict(entry) for entry in entries]))
+def _digest(secrets: Secrets, entries: list[ListedFile]) -> str:
+    return secrets.commit("vault", canonical(list(map(asdict, entries))))
 
 
 def _is_plain(vault: Path, name: str) -> bool:
@@ -86,9 +86,9 @@ def _is_plain(vault: Path, name: str) -> bool:
 
 
 def _against_the_manifest(vault: Path, secrets: Secrets, stated: Mapping[str, Any]) -> list[str]:
-    found = {"seed": secrets.commit("seed", secrets.seed.to_bytes(8, "big"))}
+    commitments = {"seed": secrets.commit("seed", secrets.seed.to_bytes(8, "big"))}
     for name, tensor in load_tensors(vault / "splits.safetensors").items():
-        found[f"{_SPLIT}{name}"] = secrets.commit(f"{_SPLIT}{name}", tensor.numpy().tobytes())
+        commitments[f"{_SPLIT}{name}"] = secrets.commit(f"{_SPLIT}{name}", tensor.numpy().tobytes())
     due = {name for name in stated if name == "seed" or name.startswith(_SPLIT)}
-    wrong = sorted(name for name in due | found.keys() if stated.get(name) != found.get(name))
+    wrong = sorted(name for name in due | commitments.keys() if stated.get(name) != commitments.get(name))
     return [f"vault: its {name} is not the one that the run's manifest commits to" for name in wrong]

@@ -25,7 +25,11 @@ _COMMIT = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 
 def environment() -> dict[str, Any]:
     """Return Python, platform and all package versions as a JSON object, without names of users or machines."""
-    packages = {d.name: d.version for d in distributions() if d.name}
+    packages = {}
+    for installed in distributions():
+        metadata = installed.metadata  # read anew at each access
+        if name := metadata["Name"]:
+            packages[name] = metadata["Version"]
     return {
         "schema": "fdaudit-environment/1",
         "python": platform.python_version(),
@@ -55,15 +59,15 @@ def tool() -> dict[str, Any]:
 
 
 def _source_digest() -> str:
-    found = {}
+    digests = {}
     for package in _PACKAGES:
         spec = importlib.util.find_spec(package)
         for folder in (spec.submodule_search_locations if spec else None) or ():
             for path in Path(folder).rglob("*"):
                 if path.is_file() and path.suffix != ".pyc":
                     name = f"{package.replace('.', '/')}/{path.relative_to(folder).as_posix()}"
-                    found[name] = hashlib.sha256(path.read_bytes()).hexdigest()
-    return hashlib.sha256(canonical(found)).hexdigest()
+                    digests[name] = hashlib.sha256(path.read_bytes()).hexdigest()
+    return hashlib.sha256(canonical(digests)).hexdigest()
 
 
 def _installed_commit() -> str | None:

@@ -57,11 +57,11 @@ def private_key(
     """
     data = _read(path, field)
     if _ENCRYPTED in data:
-        given = os.environ.get(PASSPHRASE) or ask()
-        if not given:
+        text = os.environ.get(PASSPHRASE) or ask()
+        if not text:
             remedy = f"Put its passphrase into the environment variable {PASSPHRASE}."
             raise UsageError(field, str(path), "is encrypted, and no passphrase was given", remedy)
-        passphrase: bytes | None = given.encode("utf-8", "surrogateescape")
+        passphrase: bytes | None = text.encode("utf-8", "surrogateescape")
     elif _PLAIN in data:
         passphrase = None
     else:
@@ -107,14 +107,14 @@ def refuse_weak(key: Ed25519PublicKey, *, field: str = "key", value: str | None 
     Raises:
         UsageError: the key is weak.
     """
-    found = key.public_bytes(Encoding.Raw, PublicFormat.Raw)
-    y = int.from_bytes(found, "little") & ((1 << 255) - 1)  # the highest bit is the sign of x
+    encoded = key.public_bytes(Encoding.Raw, PublicFormat.Raw)
+    y = int.from_bytes(encoded, "little") & ((1 << 255) - 1)  # the highest bit is the sign of x
     if y >= _P:
         problem = "is an Ed25519 key in a form that is not canonical"
-        raise UsageError(field, value or found.hex(), problem, "Give the signer's own.")
+        raise UsageError(field, value or encoded.hex(), problem, "Give the signer's own.")
     if y in _SMALL:
         problem = "is an Ed25519 key of small order, under which anyone can sign"
-        raise UsageError(field, value or found.hex(), problem, "Give the signer's own.")
+        raise UsageError(field, value or encoded.hex(), problem, "Give the signer's own.")
 
 
 def key_id(key: Ed25519PublicKey) -> str:

@@ -22,7 +22,7 @@ from fdaudit.storage.digests import canonical
 from .strict import is_digest, parse_canonical
 
 __all__ = [
-    "Entry",
+    "ListedFile",
     "digest",
     "is_safe",
     "is_temporary",
@@ -42,7 +42,7 @@ _PLAIN = re.compile(r"[A-Za-z0-9._+=,@-]+(/[A-Za-z0-9._+=,@-]+)*")
 
 
 @dataclass(frozen=True)
-class Entry:
+class ListedFile:
     """A file: its path with slashes, its size in bytes, its SHA-256."""
 
     path: str
@@ -74,8 +74,8 @@ def walk(directory: Path) -> Iterator[tuple[str, Kind]]:
     while pending:
         parts = pending.pop()
         try:
-            with os.scandir(directory.joinpath(*parts)) as found:
-                entries = list(found)
+            with os.scandir(directory.joinpath(*parts)) as scan:
+                entries = list(scan)
         except OSError as error:
             raise IntegrityError([f"{'/'.join(parts) or '.'} cannot be read ({error.strerror})"]) from None
         for entry in entries:
@@ -96,7 +96,7 @@ def _kind(entry: os.DirEntry[str]) -> Kind:
     return "file" if entry.is_file(follow_symlinks=False) else "other"
 
 
-def survey(directory: Path, sizes: Mapping[str, int]) -> tuple[dict[str, Entry], set[str], list[str]]:
+def survey(directory: Path, sizes: Mapping[str, int]) -> tuple[dict[str, ListedFile], set[str], list[str]]:
     """Return the files of a directory by path, the paths of its folders, and a sentence for each entry that is neither.
 
     Args:
@@ -104,7 +104,7 @@ def survey(directory: Path, sizes: Mapping[str, int]) -> tuple[dict[str, Entry],
         sizes: expected sizes of files. A file of another size is not read, nor a long file that is not listed: its
             entry has no digest.
     """
-    files: dict[str, Entry] = {}
+    files: dict[str, ListedFile] = {}
     folders: set[str] = set()
     findings: list[str] = []
     words = {"link": "is a symbolic link", "other": "is no regular file", "deep": "lies too deep"}
@@ -112,8 +112,8 @@ def survey(directory: Path, sizes: Mapping[str, int]) -> tuple[dict[str, Entry],
         for path, kind in walk(directory):
             if kind == "file":
                 try:
-                    known = (sizes[path],) if path in sizes else range(LOG_BYTES.most)
-                    files[path] = digest(directory, path, known)
+                    lengths = (sizes[path],) if path in sizes else range(LOG_BYTES.most)
+                    files[path] = digest(directory, path, lengths)
                 except IntegrityError as error:
                     findings += error.findings
             elif kind == "folder":
@@ -125,33 +125,33 @@ def survey(directory: Path, sizes: Mapping[str, int]) -> tuple[dict[str, Entry],
     return files, folders, sorted(findings)
 
 
-def digest(directory: Path, path: str, lengths: Container[int] | None = None) -> Entry:
+def digest(directory: Path, path: str, lengths: Container[int] | None = None) -> ListedFile:
     """Return a file's size and SHA-256, read piece by piece; no digest if `lengths` lacks its size.
 
     Raises:
         IntegrityError: it cannot be read.
     """
-    found, size = hashlib.sha256(), 0
+    hasher, size = hashlib.sha256(), 0
     try:
         with open_file(directory / path) as file:
             length = os.fstat(file.fileno()).st_size
             if lengths is not None and length not in lengths:
-                return Entry(path, length, "")
+                return ListedFile(path, length, "")
             while piece := file.read(_CHUNK):
-                found.update(piece)
+                hasher.update(piece)
                 size += len(piece)
     except OSError as error:
         raise IntegrityError([f"{path} cannot be read ({error.strerror})"]) from None
-    return Entry(path, size, found.hexdigest())
+    return ListedFile(path, size, hasher.hexdigest())
 
 
-def write_listing(entries: Iterable[Entry]) -> bytes:
+def write_listing(entries: Iterable[ListedFile]) -> bytes:
     """Return a listing of files as a canonical JSON line, sorted by path."""
-    files = [asdict(entry) for entry in sorted(entries, key=lambda e: e.path)]
+    files = list(map(asdict, sorted(entries, key=lambda e: e.path)))
     return canonical({"schema": _SCHEMA, "files": files}) + b"\n"
 
 
-def read_listing(data: bytes, name: str) -> dict[str, Entry]:
+def read_listing(data: bytes, name: str) -> dict[str, ListedFile]:
     """Return the files that `write_listing` listed, by path.
 
     Raises:
@@ -161,10 +161,10 @@ def read_listing(data: bytes, name: str) -> dict[str, Entry]:
     if not isinstance(value, dict) or value.keys() != {"schema", "files"} or value["schema"] != _SCHEMA:
         raise IntegrityError([f"{name} is no listing of schema {_SCHEMA}"])
     listed = value["files"]
-    if not isinstance(listed, list) or not all(_is_entry(entry) for entry in listed):
+    if not isinstance(listed, list) or not all(map(_is_entry, listed)):
         raise IntegrityError([f"{name} does not list path, size and sha256 of each file"])
     refuse_paths([entry["path"] for entry in listed], name, "path")
-    return {entry["path"]: Entry(**entry) for entry in listed}
+    return {entry["path"]: ListedFile(**entry) for entry in listed}
 
 
 def refuse_paths(paths: list[str], what: str, by: str) -> None:

@@ -69,8 +69,8 @@ def check_reports(bundle: Path, run: str, environment_file: str) -> tuple[list[s
 def _writer(stated: Any) -> tuple[Any, ...]:
     """Return everything that a page's bytes depend on: fdaudit, Python, and the libraries that draw and write."""
     packages = {str(k).lower(): v for k, v in stated["packages"].items()} if _is_environment(stated) else {}
-    named = stated if isinstance(stated, Mapping) else {}
-    return (named.get("tool"), named.get("python"), *(packages.get(name) for name in _WRITERS))
+    fields = stated if isinstance(stated, Mapping) else {}
+    return (fields.get("tool"), fields.get("python"), *(packages.get(name) for name in _WRITERS))
 
 
 def _is_environment(stated: object) -> bool:

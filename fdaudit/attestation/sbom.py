@@ -14,7 +14,7 @@ from importlib.metadata import Distribution
 from typing import Any
 from urllib.parse import quote
 
-from .closure import Part, closure, normalised
+from .closure import ClosurePart, closure, normalised
 from .environment import tool
 
 __all__ = ["sbom"]
@@ -25,6 +25,11 @@ _LICENSE = "License :: "
 def sbom() -> dict[str, Any]:
     """Return the bill of materials of the installed fdaudit, sorted by name."""
     parts = closure()
+    references = {name: _reference(part.installed) for name, part in parts.items()}
+    dependencies = []
+    for name in ("fdaudit", *(name for name in parts if name != "fdaudit")):
+        needs = [references[needed] for needed in sorted(parts[name].needs - {"fdaudit"})]
+        dependencies.append({"ref": references[name], "dependsOn": needs})
     root = parts.pop("fdaudit")
     return {
         "bomFormat": "CycloneDX",
@@ -32,34 +37,26 @@ def sbom() -> dict[str, Any]:
         "version": 1,
         "metadata": {"component": _root(root)},
         "components": [*(_component(p.installed, "library") for p in parts.values()), _python()],
-        "dependencies": [
-            {
-                "ref": _reference(part.installed),
-                "dependsOn": [
-                    _reference(parts[name].installed) for name in sorted(part.needs) if name in parts
-                ],
-            }
-            for part in (root, *parts.values())
-        ],
+        "dependencies": dependencies,
     }
 
 
-def _root(root: Part) -> dict[str, Any]:
+def _root(root: ClosurePart) -> dict[str, Any]:
     """Return the entry of fdaudit itself, with the digest by which a statement names its files."""
-    named = {"name": "fdaudit:source_sha256", "value": tool()["source_sha256"]}
-    return {**_component(root.installed, "application"), "properties": [named]}
+    source = {"name": "fdaudit:source_sha256", "value": tool()["source_sha256"]}
+    return {**_component(root.installed, "application"), "properties": [source]}
 
 
 def _component(installed: Distribution, kind: str) -> dict[str, Any]:
     reference = _reference(installed)
-    found = {
+    component = {
         "type": kind,
         "bom-ref": reference,
         "name": normalised(installed.name),
         "version": installed.version,
     }
     licences = _licences(installed)
-    return {**found, "purl": reference, **({"licenses": licences} if licences else {})}
+    return {**component, "purl": reference, **({"licenses": licences} if licences else {})}
 
 
 def _reference(installed: Distribution) -> str:

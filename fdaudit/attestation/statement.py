@@ -21,7 +21,7 @@ from fdaudit.storage.digests import canonical
 from fdaudit.storage.files import load_json
 from fdaudit.transcript.manifest import MANIFEST, origin_of, read_manifest
 
-from .listing import Entry, digest, is_safe, refuse_paths
+from .listing import ListedFile, digest, is_safe, refuse_paths
 from .strict import is_digest, parse_canonical
 
 __all__ = ["PREDICATE_TYPE", "STATEMENT_TYPE", "Statement", "facts", "read_statement", "write_statement"]
@@ -72,7 +72,7 @@ def facts(run: Path) -> dict[str, Any]:
             if getattr(result.run, name) != manifest[name]:
                 raise IntegrityError([f"{_RESULT} and {MANIFEST} differ in {name}: they are not of one run"])
         outcomes = sorted(path for path in (run / "attacks").glob("*.json") if path.is_file())
-        if stored["cells"] != [load_json(path) for path in outcomes]:
+        if stored["cells"] != list(map(load_json, outcomes)):
             raise IntegrityError(
                 [f"{_RESULT} does not have the cells that lie in attacks/: conclude the run anew"]
             )
@@ -97,8 +97,8 @@ def facts(run: Path) -> dict[str, Any]:
         canonical(value)
         return value
     except (UsageError, LookupError, TypeError, AttributeError, ValueError, ArithmeticError) as error:
-        said = str(error) if isinstance(error, UsageError) else f"{type(error).__name__}: {error}"
-        raise IntegrityError([f"{_RESULT} is malformed: {said[:300]}"]) from None
+        reason = str(error) if isinstance(error, UsageError) else f"{type(error).__name__}: {error}"
+        raise IntegrityError([f"{_RESULT} is malformed: {reason[:300]}"]) from None
 
 
 def _some(row: Part, names: Iterable[str]) -> dict[str, Any]:
@@ -106,7 +106,7 @@ def _some(row: Part, names: Iterable[str]) -> dict[str, Any]:
     return {name: getattr(row, name) for name in names}
 
 
-def write_statement(files: Iterable[Entry], said: Mapping[str, Any], own: Mapping[str, Any]) -> bytes:
+def write_statement(files: Iterable[ListedFile], said: Mapping[str, Any], own: Mapping[str, Any]) -> bytes:
     """Return the statement's canonical bytes.
 
     Args:
@@ -141,7 +141,7 @@ def read_statement(payload: bytes, name: str) -> Statement:
 
 
 def _subjects(listed: Any, name: str) -> dict[str, str]:
-    if not isinstance(listed, list) or not all(_is_subject(s) for s in listed):
+    if not isinstance(listed, list) or not all(map(_is_subject, listed)):
         raise IntegrityError([f"{name}: subject does not list name and digest.sha256 of each file"])
     refuse_paths([s["name"] for s in listed], f"{name}: subject", "name")
     return {s["name"]: s["digest"]["sha256"] for s in listed}

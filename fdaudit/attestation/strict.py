@@ -31,12 +31,12 @@ def read_bounded(path: Path) -> bytes:
         IntegrityError: it is missing, not a regular file, too large, or unreadable.
     """
     try:
-        found = path.lstat()
-        if not stat.S_ISREG(found.st_mode):
+        status = path.lstat()
+        if not stat.S_ISREG(status.st_mode):
             raise IntegrityError([f"{path.name} is no regular file"])
-        if found.st_size > MOST_BYTES:
+        if status.st_size > MOST_BYTES:
             raise IntegrityError(
-                [f"{path.name} has {found.st_size:,} bytes; at most {MOST_BYTES:,} are read"]
+                [f"{path.name} has {status.st_size:,} bytes; at most {MOST_BYTES:,} are read"]
             )
         with path.open("rb") as file:
             return file.read(MOST_BYTES)

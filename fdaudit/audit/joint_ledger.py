@@ -98,7 +98,7 @@ class JointRuns:
     @cached_property
     def views(self) -> tuple[str, ...]:
         """Return the adversaries whose ledgers every run shows."""
-        first, *others = (views_of(plan) for plan in self._plans)
+        first, *others = (views_of(case) for case in self._cases)
         return tuple(view for view in first if all(view in other for other in others))
 
     def ledger(
@@ -121,7 +121,7 @@ class JointRuns:
             SpecError: a run has no such party, or δ is out of range.
             UsageError: clients cannot be matched between the runs.
         """
-        delta = self._plans[0].spec.privacy.delta if delta is None else delta
+        delta = self._cases[0].spec.privacy.delta if delta is None else delta
         with_delta(delta)  # refuses a δ out of range
         found = self._joined(view, delta, unit, relation)
         unit = found.accounts.unit
@@ -144,12 +144,12 @@ class JointRuns:
             unit: as `ledger` takes it.
             relation: as `ledger` takes it.
         """
-        delta = self._plans[0].spec.privacy.delta if delta is None else delta
+        delta = self._cases[0].spec.privacy.delta if delta is None else delta
         deltas = with_delta(delta)
         return profile(self._joined(view, delta, unit, relation).accounts, deltas)
 
     def _joined(self, view: str, delta: float, unit: Unit | None, relation: Relation | None) -> Joint:
-        unit = unit or self._plans[0].spec.privacy.unit
+        unit = unit or self._cases[0].spec.privacy.unit
         if unit == "group":
             problem = "is not matched between runs"
             raise UsageError("unit", unit, problem, "Ask for the unit record, or client.")
@@ -171,23 +171,23 @@ class JointRuns:
         return replace(accounts, charges=kept, causes={**accounts.causes, **told})
 
     @property
-    def _plans(self) -> tuple[Case, ...]:
-        return tuple(run.plan for run in self._runs)
+    def _cases(self) -> tuple[Case, ...]:
+        return tuple(run.case for run in self._runs)
 
     @cached_property
     def _one_dataset(self) -> bool:
         """Return whether an index means the same record in every run; canaries are records that a run makes itself."""
-        made = any(plan.spec.canaries is not None for plan in self._plans)
-        return not made and len({plan.dataset.sha256() for plan in self._plans}) == 1
+        made = any(case.spec.canaries is not None for case in self._cases)
+        return not made and len({case.dataset.sha256() for case in self._cases}) == 1
 
     @cached_property
     def _holders(self) -> tuple[Holders, ...] | None:
         """Return every combination of clients that hold one record; None if records cannot be matched."""
         if not self._one_dataset:
             return None
-        table = np.full((len(self._plans[0].dataset.x), len(self._plans)), -1)
-        for column, plan in enumerate(self._plans):
-            for client, split in enumerate(plan.splits.clients):
+        table = np.full((len(self._cases[0].dataset.x), len(self._cases)), -1)
+        for column, case in enumerate(self._cases):
+            for client, split in enumerate(case.splits.clients):
                 table[split.train.numpy(), column] = client
         rows = np.unique(table[(table >= 0).any(axis=1)], axis=0)
         return tuple(tuple(f"client/{k}" if k >= 0 else None for k in row) for row in rows.tolist())
@@ -203,11 +203,11 @@ class JointRuns:
     @cached_property
     def _handed_out(self) -> tuple[dict[str, str], ...]:
         """Return, by run, the clients whose records another run uses as proxy or auxiliary data, and the reason."""
-        found = tuple(dict[str, str]() for _ in self._plans)
-        known = [self._public(plan) for plan in self._plans]
-        for number, plan in enumerate(self._plans):
-            for client, split in zip(plan.clients, plan.splits.clients, strict=True):
-                own = self._identified(plan, split.train)
+        found = tuple(dict[str, str]() for _ in self._cases)
+        known = [self._public(case) for case in self._cases]
+        for number, case in enumerate(self._cases):
+            for client, split in zip(case.clients, case.splits.clients, strict=True):
+                own = self._identified(case, split.train)
                 for other, public in enumerate(known):
                     if other != number and (shared := len(own & public)):
                         told = (
@@ -216,17 +216,17 @@ class JointRuns:
                         found[number].setdefault(client, told)
         return found
 
-    def _public(self, plan: Case) -> set[Any]:
-        index = torch.cat([plan.splits.proxy, plan.splits.auxiliary])
-        public = self._identified(plan, index)
+    def _public(self, case: Case) -> set[Any]:
+        index = torch.cat([case.splits.proxy, case.splits.auxiliary])
+        public = self._identified(case, index)
         if self._one_dataset:
             return public
-        if plan.origin == "simulation" and plan.spec.public_dataset is not None:
-            other = load_dataset(plan.spec.public_dataset, plan.secrets.truth("public-dataset"))
+        if case.origin == "simulation" and case.spec.public_dataset is not None:
+            other = load_dataset(case.spec.public_dataset, case.secrets.truth("public-dataset"))
             public |= _identities(other.x, other.origins)
-        return public | _identities(plan.public, None)
+        return public | _identities(case.public, None)
 
-    def _identified(self, plan: Case, index: torch.Tensor) -> set[Any]:
+    def _identified(self, case: Case, index: torch.Tensor) -> set[Any]:
         """Return records by their indices if the runs split one dataset, else by what their source stores.
 
         A run may number words in its own way, cut texts or resize images. So records of different runs are compared as
@@ -234,7 +234,9 @@ class JointRuns:
         """
         if self._one_dataset:
             return set(index.tolist())
-        dataset = plan.dataset
+        dataset = case.dataset
+        if case.missing("images"):  # records without images cannot be told apart
+            return {None} if len(index) else set()
         return _identities(dataset.x[index], None if dataset.origins is None else dataset.origins[index])
 
     def _refuse_one_record_twice(self) -> None:

@@ -11,48 +11,44 @@ from fdaudit.accounting.accounts import rounded_up
 from fdaudit.accounting.ledger import Books, Groups, Ledger
 from fdaudit.handout.oracle_access import finished, oracle_answers
 from fdaudit.planning.message_sizes import fixed_sizes
-from fdaudit.transcript.log import read_log
 from fdaudit.transcript.messages import role
 
 if TYPE_CHECKING:
     from fdaudit.planning.case import Case
-    from fdaudit.planning.run_directory import RunDirectory
+    from fdaudit.scoring.run_directory import RunDirectory
 
 __all__ = ["books_of", "table", "views_of"]
-
-_COUNTED = ("single-label", "text")
-"""Tasks whose number of classes a file's labels decide."""
 
 
 def books_of(run: RunDirectory) -> Books:
     """Return a run prepared for the ledger of any adversary, including the queries that each could make."""
-    plan, messages = run.plan, read_log(run.path / "transcript").messages
-    messages = tuple(plan.charged(messages))
-    reveals = {(m["kind"], m["from"]): m["reveals"] for m in plan.declared_messages if "reveals" in m}
+    case = run.case
+    messages = tuple(case.charged(run.messages))
+    reveals = {(m["kind"], m["from"]): m["reveals"] for m in case.declared_messages if "reveals" in m}
     return Books(
         messages,
-        plan.parties,
-        transport=plan.charged_transport,
-        choices=plan.spec.privacy,
+        case.parties,
+        transport=case.charged_transport,
+        choices=case.spec.privacy,
         reveals=reveals,
-        records=min((n for k in plan.clients if (n := len(plan.records(k)[1]))), default=None),
-        oracles=oracle_answers(plan, messages, finished=finished(plan, run.vault)),
-        fixed_sizes=fixed_sizes(plan),
-        assumptions=_assumptions(plan),
-        pooled=plan.clients[0] if plan.protocol.pools_data else "",
-        groups=_groups(plan),
-        notes=_rare_classes(plan),
+        records=min((n for k in case.clients if (n := len(case.records(k)[1]))), default=None),
+        oracles=oracle_answers(case, messages, finished=finished(case, run.vault)),
+        fixed_sizes=fixed_sizes(case),
+        assumptions=_assumptions(case),
+        pooled=case.clients[0] if case.protocol.card.pools_data else "",
+        groups=_groups(case),
+        notes=_rare_classes(case),
     )
 
 
-def _groups(plan: Case) -> Groups | None:
+def _groups(case: Case) -> Groups | None:
     """Return the groups of the clients' records; None if the dataset states none."""
-    groups, splits = plan.dataset.groups, plan.splits
+    groups, splits = case.dataset.groups, case.splits
     if groups is None:
         return None
     public = groups[torch.cat([splits.proxy, splits.auxiliary])]
     largest, apart, owners = 1, "", dict[int, str]()
-    for client, split in zip(plan.clients, splits.clients, strict=True):
+    for client, split in zip(case.clients, splits.clients, strict=True):
         held, counts = groups[split.train].unique(return_counts=True)
         largest = max(largest, *counts.tolist()) if len(counts) else largest
         for group in held.tolist():
@@ -63,14 +59,15 @@ def _groups(plan: Case) -> Groups | None:
     return Groups(largest=largest, apart=apart)
 
 
-def _rare_classes(plan: Case) -> tuple[str, ...]:
+def _rare_classes(case: Case) -> tuple[str, ...]:
     """Return a warning if the number of classes, which shapes every network, hangs on a single record of a file."""
-    if plan.origin == "recording" or ":" not in plan.dataset.name or plan.dataset.task not in _COUNTED:
+    from_labels = case.dataset.task.labels.one_class  # other forms of labels name all classes
+    if case.origin == "recording" or ":" not in case.dataset.name or not from_labels:
         return ()
-    lone = (plan.splits.class_table.sum(0) == 1).nonzero().flatten().tolist()
+    lone = (case.splits.class_table.sum(0) == 1).nonzero().flatten().tolist()
     if not lone:
         return ()
-    outputs = plan.dataset.classes
+    outputs = case.dataset.classes
     warning = (
         f"Class {lone[0]} occurs in one record of the clients only, and a file without it may give the networks fewer "
         f"than {outputs} outputs. Every ε takes the number of classes as public, fixed without the records."
@@ -78,18 +75,19 @@ def _rare_classes(plan: Case) -> tuple[str, ...]:
     return (warning,)
 
 
-def _assumptions(plan: Case) -> tuple[str, ...]:
+def _assumptions(case: Case) -> tuple[str, ...]:
     """Return the assumptions that a run's settings add to those of every ledger."""
-    found: tuple[str, ...] = plan.protocol_config.assumptions()
-    if plan.origin == "recording":
+    found: tuple[str, ...] = case.protocol_config.assumptions()
+    if case.origin == "recording":
         found = (*found, "Every message is on record: the operator of the recorded system asserts it.")
-    if any(network.imported for network in plan.networks.distinct):
+    distinct = () if case.networks is None else case.networks.distinct
+    if any(network.imported for network in distinct):
         fixed = "What an imported network reads from files, or imports by a computed name, is the same in all runs."
         found = (*found, fixed)
-    preset = plan.spec.preset
+    preset = case.spec.preset
     if preset is None or preset.name == "as-published" or preset.sample_rate is not None:
         return found
-    if not any(entry.name == "dp-sgd" for entry in plan.spec.defenses):
+    if not any(entry.name == "dp-sgd" for entry in case.spec.defenses):
         return found
     return (
         *found,
@@ -97,9 +95,9 @@ def _assumptions(plan: Case) -> tuple[str, ...]:
     )
 
 
-def views_of(plan: Case) -> tuple[str, ...]:
+def views_of(case: Case) -> tuple[str, ...]:
     """Return the adversaries whose ledgers are shown: every non-client party and the spec's adversaries."""
-    return tuple(dict.fromkeys([*(p for p in plan.parties if role(p) != "client"), *plan.spec.adversaries]))
+    return tuple(dict.fromkeys([*(p for p in case.parties if role(p) != "client"), *case.spec.adversaries]))
 
 
 def table(ledgers: Sequence[Ledger]) -> list[str]:

@@ -1,4 +1,4 @@
-"""The audit pipeline: spec -> plan -> federation -> transcript -> views -> attacks -> figures -> result."""
+"""The audit pipeline: spec -> case -> federation -> transcript -> views -> attacks -> figures -> result."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from fdaudit.audit.summary import conclude
 from fdaudit.evaluation.controls.kept import take_controls
 from fdaudit.evaluation.runner import attack_cells, note_time, stand_by
 from fdaudit.parallel import malloc
-from fdaudit.planning.run_directory import RunDirectory
 from fdaudit.progress import Tick
+from fdaudit.scoring.run_directory import RunDirectory
 from fdaudit.spec.schema import Spec
 from fdaudit.storage.locks import together, writing
 from fdaudit.storage.tree import refuse_links
@@ -67,10 +67,10 @@ def federated(
     with RunDirectory.begun(source, out, resume=resume, seed_from=seed_from) as run:
         if (out / MANIFEST).is_file():
             return run
-        plan = run.plan
+        case = run.case
         if elsewhere.cells is None:
-            stand_by(plan)
-        tick(plan.protocol.name, 0, plan.protocol_config.rounds)
+            stand_by(case)
+        tick(case.protocol.card.name, 0, case.protocol_config.rounds)
         seconds = time.perf_counter()
         _seal(run, federate(run, tick))
         malloc.give_back()
@@ -105,7 +105,7 @@ def _seal(run: RunDirectory, end: Position) -> None:
             "head": end.head,
             "messages": end.seq,
             "commitments": run.commitments,
-            "spec_sha256": run.plan.spec.digest(),
+            "spec_sha256": run.case.spec.digest(),
             "versions": versions(),
         },
     )

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Collection, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,7 +32,6 @@ from fdaudit.goals import GOALS
 from fdaudit.goals.model_extraction import RELEASED
 from fdaudit.handout.auxiliary import others
 from fdaudit.planning.case import Case
-from fdaudit.planning.recorded import RecordedPlan
 from fdaudit.result import Cell, Target, read_cell
 from fdaudit.scoring.goals.membership import MembershipGuess
 from fdaudit.storage.answered import note_handed_out
@@ -43,6 +43,7 @@ from fdaudit.types import Challenge, Figure
 
 if TYPE_CHECKING:
     from fdaudit.audit.run import Run
+    from fdaudit.scoring.run_directory import RunDirectory
 
 __all__ = [
     "CARD",
@@ -89,8 +90,8 @@ def export_view(run: Run, adversary: str, out: Path | str, *, challenges: bool =
     Raises:
         UsageError: the adversary is not a party, or the directory exists or cannot be made; nothing was written.
     """
-    target, plan = Path(out), run.plan
-    members_of(adversary, plan.parties)
+    target, case = Path(out), run.case
+    members_of(adversary, case.parties)
     if target.exists() or target.is_symlink():
         raise RunError("out", str(target), "exists already", "Choose another directory.")
     refuse_changed(run.directory)
@@ -98,10 +99,8 @@ def export_view(run: Run, adversary: str, out: Path | str, *, challenges: bool =
         issued = _fill(scratch, Stage(run.opened), adversary, challenges)
         if issued:
             run.opened.vault.note_handed_out(issued)
-            if isinstance(
-                plan, RecordedPlan
-            ):  # a site that scores guesses about these records has no such run
-                note_handed_out(name for client in issued for name in plan.names_of(client))
+            if case.imported is not None:  # a site that scores guesses about these records has no such run
+                note_handed_out(name for client in issued for name in case.imported.names_of(client))
     target.chmod(0o755)  # for others to read, but only when it is complete
     return target
 
@@ -126,13 +125,13 @@ def score(run: Run, guesses: Path | str) -> Cell:
 
 
 def _score(run: Run, path: Path) -> Cell:
-    (given, digest), plan = guesses_and_digest(path), run.plan
+    (given, digest), case = guesses_and_digest(path), run.case
     stage = Stage(run.opened)
-    refuse_other_view(given, stage)
+    refuse_other_view(given, run.opened)
     _refuse_other_candidates(given, stage)
     refuse_spoilt(given, run.opened.vault.handed_out)
     earlier = submissions(run, given)
-    made = to_guesses(given, path.parent, plan.dataset.input_shape)
+    made = to_guesses(given, path.parent, case.dataset.input_shape)
     try:
         figures, targets = stage.score(f"{given.adversary}/external-{given.name}", given.adversary, made)
     except UsageError:
@@ -152,7 +151,7 @@ def keep_external(
 ) -> Cell:
     """Keep the outcome of guesses from outside in the run, and return it."""
     cell = Cell(
-        protocol=run.plan.protocol.name,
+        protocol=run.case.protocol.card.name,
         adversary=given.adversary,
         attack=f"external-{given.name}",
         goal=given.goal,
@@ -187,17 +186,17 @@ def _kept(run: Run, given: GuessFile) -> Path:
 
 def _fill(folder: Path, stage: Stage, adversary: str, challenges: bool) -> Mapping[str, Challenge]:
     """Write all files of the hand-out. Return its challenges."""
-    plan, view = stage.plan, stage.view(adversary)
+    case, view = stage.case, stage.run.view(adversary)
     digest = write_view(view, folder / "view")
     (folder / "knowledge").mkdir()
-    held = others(plan).records
+    held = others(case).records
     if held is not None:
         write_atomically(
             folder / "knowledge" / "auxiliary.safetensors", encode(dict(zip("xy", held, strict=True)))
         )
-    if len(plan.public):
-        labels = {} if plan.public_labels is None else {"y": plan.public_labels}
-        write_atomically(folder / "knowledge" / "public.safetensors", encode({"x": plan.public, **labels}))
+    if len(case.public):
+        labels = {} if case.public_labels is None else {"y": case.public_labels}
+        write_atomically(folder / "knowledge" / "public.safetensors", encode({"x": case.public, **labels}))
     issued = stage.challenges(adversary) if challenges else {}
     if issued:
         (folder / "challenges").mkdir()
@@ -205,25 +204,26 @@ def _fill(folder: Path, stage: Stage, adversary: str, challenges: bool) -> Mappi
         write_atomically(folder / "challenges" / _file_of(target), _candidates(challenge))
     write_atomically(folder / "README.md", _README.format(adversary=adversary).encode("utf-8"))
     save_json(folder / "guesses.schema.json", schema(), indent=1)
-    save_json(folder / CARD, _card(plan, stage, adversary, issued, digest), indent=1)
+    save_json(folder / CARD, _card(case, stage, adversary, issued, digest), indent=1)
     return issued
 
 
 def _card(
-    plan: Case, stage: Stage, adversary: str, issued: Mapping[str, Challenge], digest: str
+    case: Case, stage: Stage, adversary: str, issued: Mapping[str, Challenge], digest: str
 ) -> dict[str, Any]:
     return {
         "schema": _SCHEMA,
         "adversary": adversary,
         "view_sha256": digest,
         "victims": list(stage.victims(adversary)),
-        "origin": plan.origin,
-        "protocol": plan.protocol.name,
-        "model": plan.spec.model.model_dump(mode="json"),
-        "input_shape": list(plan.dataset.input_shape),
-        "classes": plan.dataset.classes,
-        "task": plan.dataset.task,
-        **({"words": list(plan.dataset.words)} if plan.dataset.words else {}),
+        "origin": case.origin,
+        "protocol": case.protocol.card.name,
+        "model": case.spec.model.model_dump(mode="json"),
+        "input_shape": list(case.dataset.input_shape),
+        "classes": case.dataset.classes,
+        "task": case.dataset.task.name,
+        **({"words": list(case.dataset.words)} if case.dataset.words else {}),
+        **({"columns": [asdict(c) for c in case.dataset.columns]} if case.dataset.columns else {}),
         "challenges": {
             k: {
                 "file": f"challenges/{_file_of(k)}",
@@ -247,14 +247,14 @@ def _candidates(challenge: Challenge) -> bytes:
 # -- what is handed back ----------------------------------------------------------------------------------------
 
 
-def refuse_other_view(given: GuessFile, stage: Stage) -> None:
+def refuse_other_view(given: GuessFile, run: RunDirectory) -> None:
     """Refuse guesses whose adversary is nobody in the run, or saw another view there.
 
     Raises:
         UsageError: it is so.
     """
-    members_of(given.adversary, stage.plan.parties)
-    if given.view != view_digest(stage.view(given.adversary)):
+    members_of(given.adversary, run.case.parties)
+    if given.view != view_digest(run.view(given.adversary)):
         problem = f"is not the digest of what {given.adversary} saw in this run"
         raise UsageError(
             "guesses.view", given.view, problem, "Attack a view that `fdaudit export-view` wrote."

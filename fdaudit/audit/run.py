@@ -13,11 +13,10 @@ from fdaudit.adversary.view import View
 from fdaudit.audit.ledgers import books_of
 from fdaudit.audit.summary import utility_table
 from fdaudit.errors import RunError
-from fdaudit.evaluation.stage import Stage
 from fdaudit.events import Relation, Unit
-from fdaudit.planning.plan import Plan
-from fdaudit.planning.run_directory import RunDirectory
+from fdaudit.planning.case import Case
 from fdaudit.result import Result, read
+from fdaudit.scoring.run_directory import RunDirectory
 from fdaudit.storage.files import load_json
 from fdaudit.storage.timings import read_timings
 from fdaudit.transcript.manifest import verify
@@ -43,13 +42,13 @@ class Run:
 
     @cached_property
     def opened(self) -> RunDirectory:
-        """Return the run's directory with its plan, rebuilt from its spec and its vault on first use."""
+        """Return the run's directory with its case, rebuilt from its spec and its vault on first use."""
         return RunDirectory.reopen(self.directory)
 
     @property
-    def plan(self) -> Plan:
-        """Return the run's plan."""
-        return self.opened.plan
+    def case(self) -> Case:
+        """Return the run's case."""
+        return self.opened.case
 
     @cached_property
     def books(self) -> Books:
@@ -90,7 +89,7 @@ class Run:
 
     def view(self, name: str) -> View:
         """Return an adversary's view: `server`, `client/3`, `eavesdropper`, `world`, or a coalition `a+b`."""
-        return Stage(self.opened).view(name)
+        return self.opened.view(name)
 
     def ledger(
         self,
@@ -108,7 +107,7 @@ class Run:
             unit: `record` or `client`; default: the spec's.
             relation: `add-or-remove` or `replace-one`; default: the spec's, or the relation of the run's events.
         """
-        asked = self.plan.spec.privacy
+        asked = self.case.spec.privacy
         return self.books.ledger(
             view,
             delta=asked.delta if delta is None else delta,
@@ -120,7 +119,7 @@ class Run:
         self, view: str = "server", *, unit: Unit | None = None, relation: Relation | None = None
     ) -> Accounts:
         """Return the mechanisms charged to each client in an adversary's view; arguments as for `ledger`."""
-        asked = self.plan.spec.privacy
+        asked = self.case.spec.privacy
         return self.books.accounts(view, unit=unit or asked.unit, relation=relation or asked.relation)
 
     def profile(
@@ -139,7 +138,7 @@ class Run:
             unit: as `ledger` takes it.
             relation: as `ledger` takes it.
         """
-        delta = self.plan.spec.privacy.delta if delta is None else delta
+        delta = self.case.spec.privacy.delta if delta is None else delta
         return profile(self.accounts(view, unit=unit, relation=relation), with_delta(delta))
 
     def verify(self) -> list[str]:

@@ -7,67 +7,57 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
-from fdaudit.accounting.budget import Meter
+from fdaudit.accounting.budget import BudgetMeter
+from fdaudit.audit.utility import measurement_of
 from fdaudit.federation.checkpoints import Checkpoints
 from fdaudit.federation.networks import Trainers
 from fdaudit.federation.protocol import FederatedProtocol, PartyData, ProtocolConfig, Round
 from fdaudit.federation.rehearsal import NoWire, kinds_of, networks_of, setting_of
 from fdaudit.handout.oracle_access import exposed
-from fdaudit.metrics import accuracy, macro_f1, mean_auc, mean_auc_figure, multilabel_macro_f1
-from fdaudit.metrics.segmentation.figures import score_masks
+from fdaudit.planning.case import Case
 from fdaudit.planning.message_sizes import fixed_events
-from fdaudit.planning.plan import Plan
-from fdaudit.planning.run_directory import RunDirectory
+from fdaudit.planning.simulated import references_of
+from fdaudit.scoring.run_directory import RunDirectory
 from fdaudit.spec.schema import RecordRounds
 from fdaudit.storage.tables import csv_text
 from fdaudit.storage.tree import open_appending
 from fdaudit.storage.writer import BackgroundWriter
+from fdaudit.tasks import Task
 from fdaudit.training.trainer import Parameters
 from fdaudit.transcript.transcript import Position, Transcript, read_messages
 from fdaudit.transcript.wire import Wire
-from fdaudit.types import Task, task_of
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
-__all__ = ["Utility", "federate"]
+__all__ = ["UtilityWriter", "federate"]
 
 Tick = Callable[[str, int, int], None]
 """Progress: activity, steps done, total."""
 
 _WHO = ("line", "round", "party")
-_COLUMNS: Mapping[Task, tuple[str, ...]] = {
-    "single-label": (*_WHO, "accuracy", "macro_f1", "n"),
-    "multi-label": (*_WHO, "mean_auc", "low", "high", "macro_f1", "left_out", "n"),
-    "text": (*_WHO, "accuracy", "macro_f1", "n"),
-    "segmentation": (*_WHO, "dice", "low", "high", "mean_iou", "object_dice", "aji", "hd95", "n", "site"),
-}
+"""The columns that say which model a row is about."""
 
 
-class Utility:
+class UtilityWriter:
     """Writer of `utility.csv`: one row for each model evaluated on the test records.
 
-    For the multi-label task a row has mAUC with its interval (empty if there is none), and the number of classes that
-    it leaves out. For segmentation it has the mean Dice coefficient with its interval, mIoU, object-level Dice, AJI and
-    HD95 (empty if no image has one). Masks of several sites have further rows after the last round: one for the test
-    images of each site, whose number is in the column `site`.
+    The columns after `line`, `round` and `party` are those of the task's measurement (`fdaudit.audit.utility`). If it
+    measures by site, there are further rows after the last round: one for the test records of each site.
 
     Args:
         path: the file.
         offset: length at which to continue; all rows after it are removed first.
-        task: the models' task.
+        task: the learning task.
     """
 
-    def __init__(self, path: Path, offset: int, task: Task = "single-label") -> None:
-        self._path = path
+    def __init__(self, path: Path, offset: int, task: Task) -> None:
+        self._path, self._measurement = path, measurement_of(task)
         open_appending(path, offset).close()
         self.offset = offset
         if offset == 0:
-            self._write([_COLUMNS[task]])
+            self._write([(*_WHO, *self._measurement.columns)])
 
     def add(
         self,
@@ -75,20 +65,20 @@ class Utility:
         round: int,
         models: Mapping[str, Parameters],
         trainers: Trainers,
-        plan: Plan,
+        case: Case,
         *,
         last: bool = False,
     ) -> None:
         """Evaluate models on the test records and append their rows; after the `last` round also those by site."""
         if not models:
             return
-        x, y = plan.test
+        x, y = case.test
         rows: list[tuple[Any, ...]] = []
         for party, parameters in models.items():
             logits = trainers[party].predict(parameters, x)
-            measured = [_measured(logits, y, plan)]
-            if last and plan.dataset.task == "segmentation":
-                measured += _measured_by_site(logits.argmax(1), y, plan)
+            measured = [self._measurement.measured(logits, y, case)]
+            if last:
+                measured += self._measurement.measured_by_site(logits, y, case)
             rows += [(line, round, party, *figures) for figures in measured]
         self._write(rows)
 
@@ -99,63 +89,28 @@ class Utility:
         self.offset = self._path.stat().st_size
 
 
-def _measured(logits: Tensor, y: Tensor, plan: Plan) -> tuple[Any, ...]:
-    """Return the figures of one row, in the order of `_COLUMNS`."""
-    if task_of(y) == "segmentation":
-        return (*_measured_masks(logits.argmax(1), y, plan, torch.arange(len(y))), None)
-    if task_of(y) == "single-label":
-        guess = logits.argmax(1)
-        return accuracy(guess, y), macro_f1(guess, y), len(y)
-    figure = mean_auc_figure(logits, y)
-    left_out = len(mean_auc(logits, y).left_out)
-    return figure.value, figure.low, figure.high, multilabel_macro_f1(logits > 0, y), left_out, len(y)
-
-
-def _measured_masks(predicted: Tensor, y: Tensor, plan: Plan, images: Tensor) -> tuple[Any, ...]:
-    """Return the figures of predicted masks (n, h, w) on some test images."""
-    objects, pictures = (
-        None if held is None else held[plan.splits.test[images]].numpy()
-        for held in (plan.dataset.objects, plan.dataset.pictures)
-    )
-    found = score_masks(predicted[images].numpy(), y[images].numpy(), objects=objects, pictures=pictures)
-    dice = found.dice
-    others = (found.mean_iou, found.object_dice, found.aji, found.hd95)
-    return dice.value, dice.low, dice.high, *others, len(images)
-
-
-def _measured_by_site(predicted: Tensor, y: Tensor, plan: Plan) -> list[tuple[Any, ...]]:
-    """Return the figures on each site's test images, with the site's number; nothing if there is one site."""
-    if plan.dataset.sites is None:
-        return []
-    of = plan.dataset.sites[plan.splits.test]
-    sites = of.unique().tolist()
-    if len(sites) < 2:
-        return []
-    return [(*_measured_masks(predicted, y, plan, (of == k).nonzero().squeeze(1)), k) for k in sites]
-
-
 @dataclass(frozen=True, eq=False)
-class _Stage:
-    """A protocol set up on a plan: the run's own, or a reference line."""
+class _RunningProtocol:
+    """A protocol set up on a case: the run's own, or a reference line."""
 
-    plan: Plan
+    case: Case
     protocol: FederatedProtocol
     evaluators: Trainers
 
     @classmethod
     def set_up(
-        cls, plan: Plan, protocol: type[FederatedProtocol], config: ProtocolConfig, wire: Wire
-    ) -> _Stage:
-        clients = {k: PartyData(*plan.records(k)) for k in plan.clients}
-        setting = setting_of(protocol, plan.common, clients, wire, plan.seed)
+        cls, case: Case, protocol: type[FederatedProtocol], config: ProtocolConfig, wire: Wire
+    ) -> _RunningProtocol:
+        clients = {k: PartyData(*case.records(k)) for k in case.clients}
+        setting = setting_of(protocol, case.common, clients, wire, case.seed)
         # The auditor measures with its own training cores: a protocol's cores hold its parties' weights.
-        networks = networks_of(protocol, plan.common.networks)
-        evaluators = Trainers(networks, plan.execution, tuple(setting.trainers))
-        return cls(plan, protocol(config, setting), evaluators)
+        networks = networks_of(protocol, case.common.networks)
+        evaluators = Trainers(networks, case.execution, tuple(setting.trainers))
+        return cls(case, protocol(config, setting), evaluators)
 
     def worth_a_row(self, done: Round, last: bool) -> Mapping[str, Parameters]:
         """Return the models to evaluate: non-client models during the run, all models at the end."""
-        if not last and done.index % self.plan.spec.evaluate_every:
+        if not last and done.index % self.case.spec.evaluate_every:
             return {}
         shared = {p: m for p, m in done.models.items() if not p.startswith("client/")}
         return done.models if last or not shared else shared
@@ -174,100 +129,104 @@ def federate(run: RunDirectory, tick: Tick) -> Position:
     Returns:
         The transcript's final position.
     """
-    plan, vault = run.plan, run.vault
-    key, checkpoint = vault.secrets.for_run(plan.identity), vault.load_round()
+    case, vault = run.case, run.vault
+    key, checkpoint = vault.secrets.for_run(case.identity), vault.load_round()
     start = Position(**checkpoint["transcript"]) if checkpoint else Position()
-    utility = Utility(run.path / "utility.csv", checkpoint["utility"] if checkpoint else 0, plan.dataset.task)
+    utility = UtilityWriter(
+        run.path / "utility.csv", checkpoint["utility"] if checkpoint else 0, case.dataset.task
+    )
     with Transcript(
         run.path / "transcript",
         secret=key,
         start=start,
-        keep=_keep(plan),
+        keep=_keep(case),
         writer=BackgroundWriter(),
     ) as transcript:
         checkpoints = Checkpoints(vault, transcript, checkpoint["state"] if checkpoint else None)
         meter = _meter(run, start)
-        wire = _wire(plan, transcript, key, meter)
-        stage = _Stage.set_up(plan, plan.protocol, plan.protocol_config, wire)
+        wire = _wire(case, transcript, key, meter)
+        stage = _RunningProtocol.set_up(case, case.protocol, case.protocol_config, wire)
         if checkpoint:
             stage.protocol.state = vault.load(checkpoint["state"], checkpoint["state_sha256"])
-        rounds = plan.protocol_config.rounds
+        rounds = case.protocol_config.rounds
         done: Round | None = None
         first = checkpoint["round"] + 1 if checkpoint else 0
         for done in stage.protocol.rounds(first) if _goes_on(meter) else ():
             last = done.index == rounds - 1 or not _goes_on(meter)
             worth = stage.worth_a_row(done, last)
-            utility.add(plan.protocol.name, done.index, worth, stage.evaluators, plan, last=last)
+            utility.add(case.protocol.card.name, done.index, worth, stage.evaluators, case, last=last)
             if last:
                 for party, parameters in done.models.items():
                     vault.save(f"models/{party.replace('/', '-')}", parameters)
             # Reported once it is durable: a copy of the directory made then is complete.
-            told = partial(tick, plan.protocol.name, done.index + 1, rounds)
+            told = partial(tick, case.protocol.card.name, done.index + 1, rounds)
             checkpoints.save(done, stage.protocol.state, utility.offset, told)
             if last:
                 break
         end = transcript.position
-    for protocol, config in plan.references:
-        _reference_line(plan, protocol, config, utility, tick)
+    for protocol, config in references_of(
+        case.spec.references, case.spec.clients, case.protocol, case.protocol_config
+    ):
+        _reference_line(case, protocol, config, utility, tick)
     return end
 
 
-def _wire(plan: Plan, transcript: Transcript, secret: bytes, meter: Meter | None) -> Wire:
-    """Return the wire of the plan's protocol, with the plan's defences."""
+def _wire(case: Case, transcript: Transcript, secret: bytes, meter: BudgetMeter | None) -> Wire:
+    """Return the wire of the case's protocol, with the case's defences."""
     return Wire(
         transcript,
-        parties=plan.parties,
-        kinds=kinds_of(plan.protocol),
-        device=torch.device(plan.execution.device),
+        parties=case.parties,
+        kinds=kinds_of(case.protocol),
+        device=torch.device(case.execution.device),
         secret=secret,
-        defenses=plan.defenses,
-        training=plan.training,
-        withheld=plan.spec.withhold,
-        withholdable=plan.protocol.withholdable,
-        outages=plan.outages,
+        defenses=case.defenses,
+        training=case.training,
+        withheld=case.spec.withhold,
+        withholdable=case.protocol.card.withholdable,
+        outages=case.outages,
         meter=meter,
     )
 
 
-def _meter(run: RunDirectory, start: Position) -> Meter | None:
+def _meter(run: RunDirectory, start: Position) -> BudgetMeter | None:
     """Return the meter of the budget, with all recorded messages counted; None if the spec sets no budget."""
-    plan, asked = run.plan, run.plan.spec.privacy
+    case, asked = run.case, run.case.spec.privacy
     if asked.budget is None:
         return None
-    meter = Meter(
+    meter = BudgetMeter(
         asked.budget.adversary,
         asked.budget.epsilon,
         asked.delta,
         "client" if asked.unit == "client" else "record",  # a spec has no budget for groups
         # Of DP-SGD, added or removed records cost less than replaced ones.
-        asked.relation or ("add-or-remove" if set(plan.training) - {"updates"} else "replace-one"),
-        plan.parties,
-        fixed=fixed_events(plan),
+        asked.relation or ("add-or-remove" if set(case.training) - {"updates"} else "replace-one"),
+        case.parties,
+        fixed=fixed_events(case),
     )
-    meter.expose(exposed(plan, asked.budget.adversary.split("+")), "model" in plan.training)
+    meter.expose(exposed(case, asked.budget.adversary.split("+")), "model" in case.training)
     for message in read_messages(run.path / "transcript") if start.seq else ():
         if message.seq < start.seq:
             meter.read(message)
     return meter
 
 
-def _goes_on(meter: Meter | None) -> bool:
+def _goes_on(meter: BudgetMeter | None) -> bool:
     return meter is None or meter.allows_another()
 
 
 def _reference_line(
-    plan: Plan, protocol: type[FederatedProtocol], config: ProtocolConfig, utility: Utility, tick: Tick
+    case: Case, protocol: type[FederatedProtocol], config: ProtocolConfig, utility: UtilityWriter, tick: Tick
 ) -> None:
-    stage = _Stage.set_up(plan, protocol, config, NoWire())
+    stage = _RunningProtocol.set_up(case, protocol, config, NoWire())
     for done in stage.protocol.rounds(0):
         last = done.index == config.rounds - 1
         worth = stage.worth_a_row(done, last)
-        utility.add(protocol.name, done.index, worth, stage.evaluators, plan, last=last)
-        tick(protocol.name, done.index + 1, config.rounds)
+        utility.add(protocol.card.name, done.index, worth, stage.evaluators, case, last=last)
+        tick(protocol.card.name, done.index + 1, config.rounds)
 
 
-def _keep(plan: Plan) -> Callable[[int], bool]:
-    record = plan.spec.record
+def _keep(case: Case) -> Callable[[int], bool]:
+    record = case.spec.record
     if isinstance(record, RecordRounds):
         return frozenset(record.rounds).__contains__
     return lambda round: record == "full"

@@ -8,18 +8,20 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from fdaudit.audit.containment import contained
 from fdaudit.audit.ledgers import books_of, views_of
+from fdaudit.audit.utility import measurement_of
 from fdaudit.config import validate
 from fdaudit.data.splits import test_xy
 from fdaudit.errors import IntegrityError
-from fdaudit.evaluation.stage import Stage
+from fdaudit.evaluation.unfinished import unfinished
 from fdaudit.federation.rehearsal import roles_of
 from fdaudit.handout.oracle_access import accesses
 from fdaudit.limits import TABLE_BYTES, open_file, read_file
-from fdaudit.metrics import MEAN_AUC_METHOD, bytes_on_wire, clopper_pearson, near_chance
-from fdaudit.metrics.segmentation.figures import DICE_METHOD
-from fdaudit.planning.run_directory import RunDirectory
+from fdaudit.metrics import Chance, bytes_on_wire, near_chance
+from fdaudit.planning.recorded import USES
 from fdaudit.result import (
     SCHEMA,
     CurvePoint,
@@ -44,12 +46,11 @@ from fdaudit.scoring.claimed import claimed_by
 from fdaudit.scoring.claims import check_claims
 from fdaudit.scoring.family import family_of
 from fdaudit.scoring.goals.membership import NO_COINS
+from fdaudit.scoring.run_directory import RunDirectory
+from fdaudit.scoring.unused_members import unused_members
 from fdaudit.storage.files import load_json, save_json
 from fdaudit.storage.vault import Vault
-from fdaudit.transcript.log import read_log
-from fdaudit.transcript.manifest import read_manifest
 from fdaudit.transcript.messages import Message, role
-from fdaudit.types import Figure
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -61,13 +62,6 @@ if TYPE_CHECKING:
 __all__ = ["OUT_OF_SCOPE", "conclude", "utility_table"]
 
 _PIECE = 1 << 20
-_CURVE: Mapping[str, tuple[str, ...]] = {
-    "single-label": ("accuracy", "macro_f1"),
-    "multi-label": ("mean_auc", "macro_f1"),
-    "segmentation": ("dice", "mean_iou"),
-    "text": ("accuracy", "macro_f1"),
-}
-"""Columns of the utility by round that the report draws or lists."""
 _ASSUMED_AUXILIARY = "Adversaries were assumed to hold auxiliary records from the clients' own distribution."
 
 OUT_OF_SCOPE: tuple[OutOfScope, ...] = (
@@ -100,88 +94,90 @@ OUT_OF_SCOPE: tuple[OutOfScope, ...] = (
 
 def conclude(run: RunDirectory) -> Result:
     """Write `result.json` and return the result."""
-    plan, path = run.plan, run.path
-    spec, manifest, card = plan.spec, read_manifest(path), plan.protocol
+    case, path = run.case, run.path
+    spec, manifest, card = case.spec, run.manifest, case.protocol.card
     cells = tuple(
         read_cell(load_json(file), f"attacks/{file.name}")
         for file in sorted((path / "attacks").glob("*.json"))
     )
-    messages = read_log(path / "transcript").messages
+    messages = run.messages
     silences = _silences(messages)
     ledgers = _ledgers(run)
     costs = tuple(ledger.entry for ledger in ledgers)
-    utility = _utility(path, plan) if plan.origin == "simulation" else Utility()
-    oracles, stage = accesses(plan), Stage(run)
-    views = [stage.view(party) for party in dict.fromkeys([*plan.parties, *spec.adversaries])]
+    utility = _utility(path, case) if case.origin == "simulation" else Utility()
+    oracles = accesses(case)
+    views = [run.view(party) for party in dict.fromkeys([*case.parties, *spec.adversaries])]
     result = Result(
         schema=SCHEMA,
         auditor_only=True,
         run=_run_card(run, manifest, silences),
-        class_table=None if "records" in plan.lacks else _class_table(plan),
-        class_names=tuple(plan.dataset.class_names),
+        class_table=None if case.missing("records") else _class_table(case),
+        class_names=tuple(case.dataset.class_names),
         utility=utility,
-        exposure=_exposure(views, messages, plan),
-        views=contained(views, oracles, spec.transport, plan.forms),
+        exposure=_exposure(views, messages, case),
+        views=contained(views, oracles, spec.transport, case.forms),
         wire=bytes_on_wire(messages),
-        assumptions=tuple(card.trust),
+        assumptions=card.trust,
         oracles=tuple(
             OracleRow(name=a.name, available_to=a.available_to, answers=", ".join(a.answers)) for a in oracles
         ),
         ledger=costs,
-        checks=check_claims(run, ledgers, claimed_by(plan)),
+        checks=check_claims(run, ledgers, claimed_by(case)),
         cells=cells,
+        unfinished=unfinished(run.vault),
         family=family_of(run, cells),
         gates=check_gates(spec.gates.model_dump(), cells, costs, utility.final, card.name),
         out_of_scope=OUT_OF_SCOPE,
         limits=(
-            *_limits(plan),
-            *_reference_near_chance(utility, plan),
+            *_limits(case),
+            *_reference_near_chance(utility, case),
             *_went_silent(silences),
             *_stopped(run),
+            *_interrupted(run),
         ),
-        reproduce=_reproduce(plan.origin),
+        reproduce=_reproduce(case.origin),
     )
     save_json(path / "result.json", result.plain(), indent=1)
     return result
 
 
-def _class_table(plan: Case) -> tuple[tuple[int, ...], ...]:
+def _class_table(case: Case) -> tuple[tuple[int, ...], ...]:
     """Return the number of records (client, class)."""
-    return tuple(tuple(row) for row in plan.splits.class_table.tolist())
+    return tuple(tuple(row) for row in case.splits.class_table.tolist())
 
 
-def _exposure(views: Sequence[View], log: Sequence[Message], plan: Case) -> tuple[Exposure, ...]:
+def _exposure(views: Sequence[View], log: Sequence[Message], case: Case) -> tuple[Exposure, ...]:
     """Return what each view shows of the log, a row for each kind of message."""
-    private, rows = derived_from_data(plan.charged(log)), list[Exposure]()
+    private, rows = derived_from_data(case.charged(log)), list[Exposure]()
     for view in views:
         anew = told_anew(log, [m.seq for m in view.messages], private)
-        misfit = plan.forms.unread_in(view.messages)
+        misfit = case.forms.unread_in(view.messages)
         rows += exposed_rows(view.messages, view.name, private, misfit, anew)
     return tuple(rows)
 
 
 def _run_card(run: RunDirectory, manifest: dict[str, Any], silences: tuple[Silence, ...]) -> RunCard:
     """Return the system card: what was run, on which data, and with which code."""
-    plan = run.plan
-    spec, card, execution = plan.spec, plan.protocol, plan.execution
+    case = run.case
+    spec, protocol, execution = case.spec, case.protocol, case.execution
     stated, commitments = manifest.get("recording"), manifest["commitments"]
     return RunCard(
         name=spec.name,
         status=manifest["status"],
         profile=spec.profile,
-        protocol=card.name,
-        protocol_summary=(card.__doc__ or "").strip().split("\n")[0],
-        roles=tuple(roles_of(card, plan.protocol_config)),
-        deviations=tuple(card.deviations),
+        protocol=protocol.card.name,
+        protocol_summary=(protocol.__doc__ or "").strip().split("\n")[0],
+        roles=tuple(roles_of(protocol, case.protocol_config)),
+        deviations=protocol.card.deviations,
         dataset=spec.dataset.name,
-        dataset_provenance=plan.dataset.provenance,
-        task=plan.dataset.task,
+        dataset_provenance=case.dataset.provenance,
+        task=case.dataset.task.name,
         clients=spec.clients,
-        rounds=_rounds_run(run) if plan.origin == "simulation" else manifest["recording"]["rounds"],
-        model="not stated" if "architecture" in plan.lacks else spec.model.name,
+        rounds=_rounds_run(run) if case.origin == "simulation" else manifest["recording"]["rounds"],
+        model="not stated" if case.networks is None else spec.model.name,
         client_models=tuple(m.name for m in spec.client_models),
         silences=silences,
-        parameters=0 if "architecture" in plan.lacks else sum(t.numel() for t in plan.initial().values()),
+        parameters=0 if case.networks is None else sum(t.numel() for t in case.initial().values()),
         head=manifest["head"],
         messages=manifest["messages"],
         record=spec.record if isinstance(spec.record, str) else f"rounds {list(spec.record.rounds)}",
@@ -196,9 +192,18 @@ def _run_card(run: RunDirectory, manifest: dict[str, Any], silences: tuple[Silen
         release=spec.release,
         data_commitment=commitments.get("data", ""),
         model_hashes=_model_hashes(run.vault),
-        origin=plan.origin,
-        recording=None if stated is None else validate(Recording, stated, "recording"),
+        origin=case.origin,
+        recording=None if stated is None else _recording(run, stated),
     )
+
+
+def _recording(run: RunDirectory, stated: Mapping[str, Any]) -> Recording:
+    """Return what the manifest says of a recording, with the members that no message used."""
+    uses = None
+    if run.vault.has(USES):
+        uses = {int(seq): records.tolist() for seq, records in run.vault.load(USES).items()}
+    unused = unused_members(run.case, run.messages, uses)
+    return validate(Recording, stated, "recording").model_copy(update={"unused": unused})
 
 
 def _model_hashes(vault: Vault) -> tuple[ModelHash, ...]:
@@ -227,10 +232,10 @@ def _sha256(path: Path) -> str:
 
 def _ledgers(run: RunDirectory) -> list[Ledger]:
     """Return the ledgers of the spec's adversaries and of each non-client party."""
-    asked, books = run.plan.spec.privacy, books_of(run)
+    asked, books = run.case.spec.privacy, books_of(run)
     return [
         books.ledger(v, delta=asked.delta, unit=asked.unit, relation=asked.relation)
-        for v in views_of(run.plan)
+        for v in views_of(run.case)
     ]
 
 
@@ -241,13 +246,21 @@ def _rounds_run(run: RunDirectory) -> int:
 
 def _stopped(run: RunDirectory) -> list[str]:
     """Return a note if a privacy budget ended the run early."""
-    plan = run.plan
-    rounds, done = plan.protocol_config.rounds, _rounds_run(run)
-    budget = plan.spec.privacy.budget
+    case = run.case
+    rounds, done = case.protocol_config.rounds, _rounds_run(run)
+    budget = case.spec.privacy.budget
     if budget is None or done >= rounds:
         return []
     ended = f"The budget of ε = {budget.epsilon:g} for {budget.adversary} ended the run after {done} of {rounds} rounds"
     return [f"{ended}: another would have passed it. What is published at the end was not published."]
+
+
+def _interrupted(run: RunDirectory) -> list[str]:
+    """Return a note if the attack stage was interrupted."""
+    found = unfinished(run.vault)
+    if found is None:
+        return []
+    return [f"The attack stage was interrupted: {found.words}. What the others would find is not known."]
 
 
 def _silences(log: Sequence[Message]) -> tuple[Silence, ...]:
@@ -282,72 +295,41 @@ def utility_table(run: Path) -> pd.DataFrame:
         raise IntegrityError([f"utility.csv cannot be read: {told}"]) from None
 
 
-def _utility(run: Path, plan: Case) -> Utility:
-    frame, task, classes = utility_table(run), plan.dataset.task, plan.dataset.classes
+def _utility(run: Path, case: Case) -> Utility:
+    frame, measurement = utility_table(run), measurement_of(case.dataset.task)
     if "site" in frame:
         frame = frame[frame["site"].isna()]
     final = []
     for line, rows in frame.groupby("line", sort=False):
         for row in rows[rows["round"] == rows["round"].max()].itertuples():
-            figure = _figure(row, task, classes)
+            figure = measurement.figure(row, case.dataset.classes)
             final.append(FinalUtility(line=str(line), party=str(row.party), figure=figure))
-    columns = ["line", "round", "party", *_CURVE[task]]
+    columns = ["line", "round", "party", *measurement.curve]
     curve = [_curve_point(row) for row in frame[columns].to_dict("records")]
-    labels = None if task == "multi-label" else test_xy(plan.dataset, plan.splits)[1]
-    said = near_chance(final, curve, plan.protocol.name, labels)
+    said = near_chance(final, curve, case.protocol.card.name, _chance(case))
     warnings = [f"{line} Attacks on it say little about a trained model." for line in said]
     return Utility(curve=tuple(curve), final=tuple(final), warnings=tuple(warnings))
+
+
+def _chance(case: Case) -> Chance:
+    """Return the utility of an answer that has learnt nothing."""
+    return measurement_of(case.dataset.task).chance(test_xy(case.dataset, case.splits)[1])
 
 
 def _curve_point(row: Mapping[Any, Any]) -> CurvePoint:
     return CurvePoint(**{str(column): value for column, value in row.items()})
 
 
-def _reference_near_chance(utility: Utility, plan: Case) -> Iterator[str]:
+def _reference_near_chance(utility: Utility, case: Case) -> Iterator[str]:
     """Yield why the line `centralized` is no measure of the others, if its model ends near chance."""
     if not utility.final:
         return
-    labels = None if plan.dataset.task == "multi-label" else test_xy(plan.dataset, plan.splits)[1]
-    for line in near_chance(utility.final, utility.curve, "centralized", labels):
+    for line in near_chance(utility.final, utility.curve, "centralized", _chance(case)):
         yield f"Compare nothing with the line `centralized`. {line}"
 
 
-def _figure(row: Any, task: str, classes: int) -> Figure:
-    if task == "segmentation":
-        return _dice(row)
-    return _accuracy(row) if task in ("single-label", "text") else _mean_auc(row, classes)
-
-
-def _accuracy(row: Any) -> Figure:
-    n, value = int(row.n), float(row.accuracy)
-    interval = clopper_pearson(round(value * n), n)
-    return Figure(name="accuracy", value=value, unit="fraction", n=n, **interval._asdict())
-
-
-def _mean_auc(row: Any, classes: int) -> Figure:
-    """Return the row's mAUC as `mean_auc_figure` made it; an empty table cell is NaN, which never equals itself."""
-    left_out = int(row.left_out)
-    interval: dict[str, Any] = {}
-    if row.low == row.low:
-        interval = {"low": float(row.low), "high": float(row.high)}
-        interval |= {"confidence": 0.95, "method": MEAN_AUC_METHOD}
-    note = f"mean over {classes - left_out} of {classes} classes" if left_out else ""
-    value = float(row.mean_auc)
-    return Figure(name="mean_auc", value=value, unit="fraction", n=int(row.n), note=note, **interval)
-
-
-def _dice(row: Any) -> Figure:
-    """Return the row's mean Dice coefficient as `mean_dice_figure` made it, with the other figures as its note."""
-    interval: dict[str, Any] = {}
-    if row.low == row.low:
-        interval = {"low": float(row.low), "high": float(row.high), "confidence": 0.95, "method": DICE_METHOD}
-    far = f", HD95 {row.hd95:.1f} pixels" if row.hd95 == row.hd95 else ""
-    note = f"mIoU {row.mean_iou:.1%}, object-level Dice {row.object_dice:.1%}, AJI {row.aji:.1%}{far}"
-    return Figure(name="dice", value=float(row.dice), unit="fraction", n=int(row.n), note=note, **interval)
-
-
-def _limits(plan: Case) -> list[str]:
-    spec, attacked = plan.spec, plan.splits.clients[: plan.spec.victims]
+def _limits(case: Case) -> list[str]:
+    spec, attacked = case.spec, case.splits.clients[: case.spec.victims]
     victims = [len(c.members) for c in attacked]
     resolution = (
         "No matched pairs were set aside: nothing was measured about membership."
@@ -355,36 +337,33 @@ def _limits(plan: Case) -> list[str]:
         else f"Membership rests on {min(victims)} to {max(victims)} matched pairs a victim: a true-positive rate at a "
         f"false-positive rate below {1 / max(victims):.1%} cannot be measured and is refused."
     )
-    if plan.design == "observational" and max(victims):
+    if case.design == "observational" and max(victims):
         resolution = NO_COINS
-    elif plan.dataset.task == "multi-label" and max(victims):
-        y = plan.dataset.y
-        alike = sum(int((y[c.members] == y[c.non_members]).all(1).sum()) for c in attacked)
-        resolution += (
-            f" Of these {sum(victims)} pairs {alike} join records of one label set; the others, paired at random, "
-            "tell members from non-members no less fairly, but with more noise."
-        )
-    elif plan.dataset.task == "segmentation" and max(victims):
-        resolution += " Pairs join pictures at random; their masks differ, which adds noise and no bias."
-    held = [] if "auxiliary" in plan.lacks else [_ASSUMED_AUXILIARY]
+    elif max(victims):
+        y = case.dataset.y
+        members = torch.cat([client.members for client in attacked])
+        others = torch.cat([client.non_members for client in attacked])
+        about = case.dataset.task.labels.about_pairs(y[members], y[others])
+        resolution = f"{resolution} {about}".strip()
+    held = [] if case.missing("auxiliary") else [_ASSUMED_AUXILIARY]
     return [
         "One run with one seed: intervals speak of these records and victims, not of other partitions or seeds.",
         f"{spec.victims} of {spec.clients} clients were attacked, the first ones, fixed before the run.",
         resolution,
         "Parties were honest but curious; an adversary that deviates from the protocol may learn more.",
         *held,
-        *_given_beforehand(plan),
+        *_given_beforehand(case),
         "An attack that found nothing bounds nothing: a stronger one may exist.",
         "The record finds damage and edits; unsigned, it proves neither who made it nor that the run was honest.",
     ]
 
 
-def _given_beforehand(plan: Case) -> list[str]:
+def _given_beforehand(case: Case) -> list[str]:
     """Return a sentence on the public samples, which reached the parties without a message; empty if there are none."""
-    if not plan.protocol.needs_public or not len(plan.public):
+    if not case.protocol.card.needs_public or not len(case.public):
         return []
-    clients, once = plan.spec.clients, plan.public.numel()
-    held = f"{len(plan.public):,} public samples{'' if plan.public_labels is None else ' and their labels'}"
+    clients, once = case.spec.clients, case.public.numel()
+    held = f"{len(case.public):,} public samples{'' if case.public_labels is None else ' and their labels'}"
     said = (
         f"Every party held the {held} before the first message, and no count of bytes "
         f"includes them. A copy for each of {clients} clients is {clients * once:,} bytes in all, at one byte a value."

@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
 from importlib.metadata import version
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -20,7 +21,7 @@ from fdaudit.cli.options import (
     Address,
     AsJson,
     ExecutorName,
-    Grouped,
+    PurposeGroup,
     RunPath,
     RunWorkers,
     TrustCode,
@@ -31,19 +32,19 @@ from fdaudit.cli.recording import card, import_
 from fdaudit.cli.red_team import export_view, score
 from fdaudit.cli.starting import init, schema
 from fdaudit.cli.sweeps import curve, sweep
-from fdaudit.cli.verdicts import compared, outcome, verdicts
+from fdaudit.cli.verdicts import compared, outcome, profile_words, verdicts
 from fdaudit.cluster.backends import elsewhere
 from fdaudit.errors import FdauditError, IntegrityError, UsageError, plugin_line
 from fdaudit.names import visible
 from fdaudit.parallel.memory import VARIABLE, set_ceiling
-from fdaudit.progress import printer, progress, say, show, typed_again
+from fdaudit.progress import answer, printer, progress, say, show, terminable, typed_again
 from fdaudit.storage.locks import together
 
 if TYPE_CHECKING:
     from fdaudit.audit.backend import Elsewhere
     from fdaudit.audit.run import Run
     from fdaudit.progress import Tick
-    from fdaudit.result import Gate, Result
+    from fdaudit.result import Cell, Gate, Result
 
 __all__ = ["main"]
 
@@ -56,7 +57,7 @@ _UNMEASURED = {
 
 app = typer.Typer(
     name="fdaudit",
-    cls=Grouped,
+    cls=PurposeGroup,
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,
@@ -98,28 +99,28 @@ def main() -> None:
         say(f"{error.strerror or type(error).__name__}: {error.filename or 'no file named'}")
         sys.exit(1)
     except Exception as error:
-        if isinstance(error, MemoryError) or (
-            isinstance(error, RuntimeError) and "allocate memory" in str(error)
-        ):
+        of_memory = isinstance(error, RuntimeError) and "allocate memory" in str(error)
+        if of_memory or isinstance(error, MemoryError):
             remedy = f"Ask for smaller networks, batches or images, or give more gigabytes by {VARIABLE}."
             say(f"there is not enough memory. {remedy}")
-        elif place := plugin_line(error):
-            say(f"a plug-in failed: {type(error).__name__}: {error}{place}")
-        else:
+            sys.exit(1)
+        place = plugin_line(error)
+        if not place:
             raise
+        say(f"a plug-in failed: {type(error).__name__}: {error}{place}")
         sys.exit(1)
 
 
 def _say_error(error: FdauditError) -> None:
     """Print a line for each mistake or defect, and with `--json` one object on standard output besides."""
-    found = error.all if isinstance(error, UsageError) else (error,)
-    lines = error.findings if isinstance(error, IntegrityError) else tuple(map(str, found))
+    errors = error.all if isinstance(error, UsageError) else (error,)
+    lines = error.findings if isinstance(error, IntegrityError) else tuple(map(str, errors))
     if "--json" in sys.argv[1:]:
         fields = ("field", "problem", "remedy")
-        told = [{"error": line} for line in lines]
-        for entry, each in zip(told, found, strict=False):
+        entries = [{"error": line} for line in lines]
+        for entry, each in zip(entries, errors, strict=False):
             entry |= {name: visible(str(getattr(each, name))) for name in fields if hasattr(each, name)}
-        show(json.dumps({"errors": told, "exit_code": error.exit_code}))
+        show(json.dumps({"errors": entries, "exit_code": error.exit_code}))
     for line in lines:
         say(line)
 
@@ -144,19 +145,21 @@ def quickstart(
     from fdaudit.quickstart import suite
     from fdaudit.storage.files import load_json
 
-    shown = printer()
+    print_lines = printer()
 
     def reported(run: Run, page: Path) -> None:
         if not as_json:
-            shown([f"== {run.directory.name}", *outcome(run.result, verbose=verbose), f"report  {page}", ""])
+            print_lines(
+                [f"== {run.directory.name}", *outcome(run.result, verbose=verbose), f"report  {page}", ""]
+            )
 
     with _at_work(as_json, executor, workers, address, "--resume") as (tick, far):
         finished, page = suite.quickstart(out, resume=resume, elsewhere=far, tick=tick, reported=reported)
     comparison = load_json(page.with_name("comparison.json"))
     if as_json:
         pages = {r.directory: r.directory / "report" / "index.html" for r in finished}
-        made = [{"run": str(run), "report": str(report)} for run, report in pages.items()]
-        show(json.dumps({"runs": made, "page": str(page), "comparison": comparison}))
+        runs = [{"run": str(run), "report": str(report)} for run, report in pages.items()]
+        show(json.dumps({"runs": runs, "page": str(page), "comparison": comparison}))
     else:
         show(*compared(comparison), "", f"page    {page}")
     _end({run.directory.name: run.result for run in finished})
@@ -203,6 +206,7 @@ def _at_work(
     # Ray prints worker failures; they are not part of a command's output.
     with (
         redirect_stdout(sys.stderr),
+        terminable(),
         progress(quiet=as_json, again=typed_again(*resuming)) as tick,
         elsewhere(executor, workers, address) as far,
     ):
@@ -232,13 +236,15 @@ def _end(results: Mapping[str, Result]) -> None:
     """
     failed = []
     for name, result in results.items():
+        contradicted = [c for c in result.checks if c.verdict == "contradicted"]
+        lines = [f"cell {c.id} failed: {c.reason}" for c in result.cells if c.status == "failed"]
+        lines += [f"gate {gate.name} failed: {_broken(gate)}" for gate in result.failed_gates]
+        lines += [f"the ε claimed for {c.adversary} is contradicted: {c.reason}" for c in contradicted]
         head = f"{name}: " if name else ""
-        failed += [f"{head}cell {c.id} failed: {c.reason}" for c in result.cells if c.status == "failed"]
-        failed += [f"{head}gate {g.name} failed: {_broken(g)}" for g in result.gates if not g.passed]
+        failed += [f"{head}cell {c.id} failed: {c.reason}" for c in result.failed_cells]
+        failed += [f"{head}gate {g.name} failed: {_broken(g)}" for g in result.failed_gates]
         failed += [
-            f"{head}the ε claimed for {c.adversary} is contradicted: {c.reason}"
-            for c in result.checks
-            if c.verdict == "contradicted"
+            f"{head}the ε claimed for {c.adversary} is contradicted: {c.reason}" for c in result.contradicted
         ]
     for line in failed:
         say(line)
@@ -248,10 +254,9 @@ def _end(results: Mapping[str, Result]) -> None:
 
 def _broken(gate: Gate) -> str:
     """Return how a gate's figure misses its threshold, or why it shows nothing."""
-    value, threshold = gate.value, gate.threshold
-    if value is not None and (value < threshold if gate.at_least else value > threshold):
-        return f"{value} {'<' if gate.at_least else '>'} {threshold}"
-    if value is not None:
+    if gate.exceeded:
+        return f"{gate.value} {'<' if gate.at_least else '>'} {gate.threshold}"
+    if gate.value is not None:
         return f"every cell that measured it is inconclusive for {', '.join(gate.inconclusive_for)}"
     return _UNMEASURED.get(gate.name, "no cell could measure it")
 
@@ -306,24 +311,38 @@ def attack(
     if every == (name is not None):
         problem = "and --all exclude each other" if every else "is missing"
         raise UsageError("ATTACK", name, problem, "Name one attack, or give --all.")
-    settings = dict(_setting(p) for p in param or [])
+    settings = dict(map(_setting, param or []))
     if guesses is not None and name is not None:
         from fdaudit.importing.written_guesses import write_guesses
 
         path = write_guesses(api.load(run), name, adversary, guesses, **settings)
-        show(json.dumps({"guesses": str(path)}) if as_json else f"{path}: send its folder to the site")
+        answer({"guesses": str(path)}, f"{path}: send its folder to the site", as_json=as_json)
         return
     loaded = api.load(run)
-    with _at_work(as_json, executor, workers, address) as (tick, far):
-        if name is None:
-            cells = api.attack_all(loaded, tick, far)
-        else:
-            cells = [api.attack(name, loaded, adversary, tick, far, **settings)]
+    interrupted: typer.Exit | None = None
+    cells: Sequence[Cell] = ()
+    try:
+        with _at_work(as_json, executor, workers, address) as (tick, far):
+            if name is None:
+                cells = api.attack_all(loaded, tick, far)
+            else:
+                cells = [api.attack(name, loaded, adversary, tick, far, **settings)]
+    except typer.Exit as error:
+        interrupted = error
+        if name is not None or loaded.result.unfinished is None:
+            raise
+        cells = loaded.result.cells
+    if not as_json:
+        about = loaded.result.run
+        say(f"profile {profile_words(about.profile, about.origin)}")
     if as_json:
         show(json.dumps([c.plain() for c in cells]))
+    elif name is None:
+        show(*outcome(loaded.result, verbose=verbose))
     else:
-        only = {c.id for c in cells}
-        show(*(outcome(loaded.result, verbose=verbose) if name is None else verdicts(loaded.result, only)))
+        show(*verdicts(loaded.result, {c.id for c in cells}))
+    if interrupted is not None:
+        raise interrupted
     if any(c.status == "failed" for c in cells):
         raise typer.Exit(1)
 
@@ -357,8 +376,8 @@ def report(
     from fdaudit import api
 
     path = api.report(api.load(run), out, public=public)
-    made = {"report": str(path), "json": str(path.with_suffix(".json"))}
-    show(json.dumps(made) if as_json else str(path))
+    files = {"report": str(path), "json": str(path.with_suffix(".json"))}
+    answer(files, str(path), as_json=as_json)
 
 
 @app.command()
@@ -373,9 +392,9 @@ def compare(
     """Compare finished runs in one HTML file: accuracy, traffic, visible messages and leakage of each."""
     from fdaudit import api
 
-    runs = [api.load(directory) for path in paths for directory in _runs_below(path)]
+    runs = list(map(api.load, chain.from_iterable(map(_runs_below, paths))))
     page = api.compare(runs, out)
-    show(json.dumps({"page": str(page)}) if as_json else str(page))
+    answer({"page": str(page)}, str(page), as_json=as_json)
 
 
 def _runs_below(path: Path) -> list[Path]:
@@ -411,19 +430,17 @@ def list_(as_json: AsJson = False) -> None:
     from fdaudit import attacks, defenses, protocols
 
     rooms = {"protocols": protocols.REGISTRY, "attacks": attacks.REGISTRY, "defences": defenses.REGISTRY}
-    found = {room: {n: _first_line(r.describe(n)["doc"]) for n in r.names()} for room, r in rooms.items()}
+    listing = {}
+    for room, registry in rooms.items():
+        listing[room] = {name: registry.doc(name).strip().split("\n")[0] for name in registry.names()}
     if as_json:
-        show(json.dumps(found))
+        show(json.dumps(listing))
         return
-    for room, entries in found.items():
+    for room, entries in listing.items():
         show(room)
         for name, line in entries.items():
             show(f"  {name:<20} {line}")
     show("", "`fdaudit explain NAME` says more.")
-
-
-def _first_line(doc: str) -> str:
-    return doc.strip().split("\n")[0]
 
 
 @app.command()
@@ -431,7 +448,7 @@ def explain(
     name: Annotated[str, typer.Argument(help="See `fdaudit list`.")], as_json: AsJson = False
 ) -> None:
     """Explain a protocol, an attack or a defence: what it does, who sees what, what it assumes."""
-    from fdaudit.cli.explain import card, text
+    from fdaudit.cli.explain import explained, text
 
-    found = card(name)
-    show(*([json.dumps(found)] if as_json else text(found).split("\n")))
+    explanation = explained(name)
+    answer(explanation.plain(), *text(explanation).split("\n"), as_json=as_json)

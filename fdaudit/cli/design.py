@@ -57,25 +57,25 @@ def design(
     from fdaudit.config import validate
     from fdaudit.planning.design import DesignSpec, make_design
 
-    given: dict[str, Any] = {"sites": sites, "fraction": fraction, "image_size": image_size}
-    given |= {"auxiliary": auxiliary, "public": public, "test": test}
+    settings: dict[str, Any] = {"sites": sites, "fraction": fraction, "image_size": image_size}
+    settings |= {"auxiliary": auxiliary, "public": public, "test": test}
     if partition is not None or classes_per_client is not None or alpha is not None:
-        given["partition"] = {
+        settings["partition"] = {
             "name": partition or "iid", "classes_per_client": classes_per_client, "alpha": alpha
         }  # fmt: skip
-    made = make_design(data, out, validate(DesignSpec, given))
+    design = make_design(data, out, validate(DesignSpec, settings))
     if as_json:
         value = {
             "design": str(out),
-            "commitment": made.commitment,
+            "commitment": design.commitment,
             "clients": {
-                party: {"records": made.records[party], "pairs": pairs, "asked": made.asked[party]}
-                for party, pairs in made.pairs.items()
+                party: {"records": design.records[party], "pairs": pairs, "asked": design.asked[party]}
+                for party, pairs in design.pairs.items()
             },
         }
         show(json.dumps(value))
         return
-    show(*_lines(made))
+    show(*_lines(design))
 
 
 def _lines(made: MadeDesign) -> list[str]:

@@ -36,16 +36,15 @@ def evidence(
     from fdaudit.attestation.dsse import open_envelope
     from fdaudit.attestation.statement import read_statement
 
-    written = write(load(run), out, sign=sign, passphrase=_ask)
-    envelope = open_envelope((written / STATEMENT).read_bytes(), STATEMENT)
+    bundle = write(load(run), out, sign=sign, passphrase=_ask)
+    envelope = open_envelope((bundle / STATEMENT).read_bytes(), STATEMENT)
     files = len(read_statement(envelope.payload, STATEMENT).subjects)
     signer = envelope.signatures[0].keyid if envelope.signatures else None
     if as_json:
-        show(
-            json.dumps({"evidence": str(written), "files": files, "signed_by": signer, "auditor_only": True})
-        )
+        show(json.dumps({"evidence": str(bundle), "files": files, "signed_by": signer, "auditor_only": True}))
         return
-    show(f"evidence  {written}", f"{files} files, {'unsigned' if signer is None else f'signed by {signer}'}")
+    signed = "unsigned" if signer is None else f"signed by {signer}"
+    show(f"evidence  {bundle}", f"{files} files, {signed}")
     show(_SENSITIVE)
 
 
@@ -80,10 +79,10 @@ def verify(
     if is_bundle(run):
         _verify_evidence(run, key, vault, as_json)
         return
-    for name, given in (("--key", key), ("--vault", vault)):
-        if given is not None:
+    for name, value in (("--key", key), ("--vault", vault)):
+        if value is not None:
             remedy = "Leave it out, or give a directory that `fdaudit evidence` wrote."
-            raise UsageError(name, str(given), "belongs to evidence, and this is none", remedy)
+            raise UsageError(name, str(value), "belongs to evidence, and this is none", remedy)
     if is_record(run):
         _verify_record(run, as_json)
     else:
@@ -95,12 +94,13 @@ def _verify_record(record: Path, as_json: bool) -> None:
 
     checked = check_record(record)
     if as_json:
-        found = {"intact": not checked.findings, "findings": checked.findings, "notes": checked.notes}
-        show(json.dumps({"record": str(record), **found}))
+        outcome = {"intact": not checked.findings, "findings": checked.findings, "notes": checked.notes}
+        show(json.dumps({"record": str(record), **outcome}))
     else:
-        intact = "intact: every line of its closed rounds chains, and every payload matches its digest"
-        for line in (*([] if checked.findings else [intact]), *checked.notes):
-            show(line)
+        if not checked.findings:
+            show("intact: every line of its closed rounds chains, and every payload matches its digest")
+        for note in checked.notes:
+            show(note)
     _end(list(checked.findings), as_json)
 
 
@@ -148,5 +148,7 @@ def _as_json(bundle: Path, outcome: Outcome) -> dict[str, Any]:
 
 
 def _end(findings: list[str], as_json: bool) -> None:
+    if findings and as_json:
+        raise typer.Exit(3)
     if findings:
-        raise typer.Exit(3) if as_json else IntegrityError(findings)
+        raise IntegrityError(findings)

@@ -9,24 +9,22 @@ from __future__ import annotations
 import ast
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from fdaudit import attacks, defenses, protocols
 from fdaudit.errors import UsageError, nearest
 from fdaudit.kinds import KINDS, OWN_KIND
-from fdaudit.registry import Registry, room_of
+from fdaudit.registry import ExtensionCard, ProtocolCard, Registry, room_of
 from fdaudit.spec.trust import IMPORT
-from fdaudit.types import ONLY_SINGLE_LABEL
+from fdaudit.tasks import TASKS
 
-__all__ = ["Section", "Sight", "card", "sections", "sights", "text", "when"]
+__all__ = ["Explanation", "Section", "Sight", "explained", "sections", "sights", "text", "when"]
 
-_ROOMS = {"protocol": protocols.REGISTRY, "attack": attacks.REGISTRY, "defence": defenses.REGISTRY}
-_TASKS = {
-    "single-label": "one label",
-    "multi-label": "several labels",
-    "segmentation": "masks",
-    "text": "texts",
+_ROOMS: Mapping[str, Registry[Any, ExtensionCard]] = {
+    "protocol": protocols.REGISTRY,
+    "attack": attacks.REGISTRY,
+    "defence": defenses.REGISTRY,
 }
 _TITLES = {
     "source": "Source",
@@ -67,79 +65,96 @@ class Section:
     items: tuple[str, ...]
 
 
-def card(name: str) -> dict[str, Any]:
-    """Return everything that a class declares of itself, as plain data; a protocol's also with `sees`, derived from it.
+@dataclass(frozen=True, kw_only=True)
+class Explanation:
+    """Everything that a class states of itself.
+
+    Attributes:
+        room: `protocol`, `attack` or `defence`.
+        card: its card.
+        doc: its docstring.
+        file: for a class from outside, its file and line: there is no page about it in `docs`.
+        settings: for a class from outside, the settings in its file: by name, the value and the docstring; else None.
+    """
+
+    room: str
+    card: ExtensionCard
+    doc: str
+    file: str = ""
+    settings: Mapping[str, str] | None = None
+
+    def plain(self) -> dict[str, Any]:
+        """Return the explanation as JSON values; a protocol's also with `sees`, derived from its messages."""
+        plain = {"room": self.room, "doc": self.doc, **asdict(self.card)}
+        if self.settings is not None:
+            plain |= {"file": self.file, "settings": self.settings}
+        if isinstance(self.card, ProtocolCard) and self.card.messages is not None:
+            plain["sees"] = {sight.position: _plain_sight(sight) for sight in sights(self.card)}
+        return plain
+
+
+def explained(name: str) -> Explanation:
+    """Return the explanation of a protocol, an attack or a defence.
 
     Raises:
-        UsageError: no protocol, attack or defence has that name.
+        UsageError: nothing has that name.
     """
     group = room_of(name) if name.startswith(IMPORT) else ""
     for room, registry in _ROOMS.items():
         if name in registry.names() or registry.group == group:
-            assumed = {} if room == "defence" else {"tasks": ONLY_SINGLE_LABEL}
-            found = {"room": room, "name": name, **assumed, **registry.describe(name, "NAME")}
-            if not registry.owns(name):
-                found |= _told_by(registry, name)
-            if room == "protocol" and "messages" in found:
-                found["sees"] = {s.position: _plain_sight(s) for s in sights(found)}
-            return found
-    known = [n for registry in _ROOMS.values() for n in registry.names()]
-    raise UsageError("NAME", name, "is not known", nearest(name, known))
-
-
-def _told_by(registry: Registry[Any], name: str) -> dict[str, Any]:
-    """Return where a class from outside is, and its file's settings: there is no page about it in `docs`."""
-    path, line, source = registry.place(name)
-    return {"file": f"{path}, line {line}", "settings": _settings(source)}
+            explanation = Explanation(
+                room=room, card=registry.describe(name, "NAME"), doc=registry.doc(name, "NAME")
+            )
+            if registry.owns(name):
+                return explanation
+            path, line, source = registry.place(name)
+            return replace(explanation, file=f"{path}, line {line}", settings=_settings(source))
+    names = [n for registry in _ROOMS.values() for n in registry.names()]
+    raise UsageError("NAME", name, "is not known", nearest(name, names))
 
 
 def _settings(source: str) -> dict[str, str]:
     """Return the settings of the classes `…Config` of a file: by name, the value and the docstring below it."""
-    found = {}
+    settings = {}
     for node in ast.parse(source).body:
         if not isinstance(node, ast.ClassDef) or not node.name.endswith("Config"):
             continue
-        for field, below in zip(node.body, [*node.body[1:], None], strict=True):
-            if not isinstance(field, ast.AnnAssign) or not isinstance(field.target, ast.Name):
+        for setting, below in zip(node.body, [*node.body[1:], None], strict=True):
+            if not isinstance(setting, ast.AnnAssign) or not isinstance(setting.target, ast.Name):
                 continue
-            told = isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant)
-            doc = str(below.value.value) if told else ""  # type: ignore[union-attr]
-            value = "" if field.value is None else f" = {ast.unparse(field.value)}"
-            found[field.target.id] = (
-                f"{ast.unparse(field.annotation)}{value}: {' '.join(doc.split())}".rstrip(": ")
-            )
-    return found
+            documented = isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant)
+            doc = str(below.value.value) if documented else ""  # type: ignore[union-attr]
+            words = ast.unparse(setting.annotation)
+            if setting.value is not None:
+                words += f" = {ast.unparse(setting.value)}"
+            settings[setting.target.id] = f"{words}: {' '.join(doc.split())}".rstrip(": ")
+    return settings
 
 
 def _plain_sight(sight: Sight) -> dict[str, list[str]]:
     return {"receives": list(sight.receives), "sends": list(sight.sends), "asks": list(sight.asks)}
 
 
-def sights(found: Mapping[str, Any]) -> tuple[Sight, ...]:
+def sights(card: ProtocolCard) -> tuple[Sight, ...]:
     """Return what each position sees, derived from a protocol's declared messages and oracles.
 
     Messages that depend on a setting count as sent. An eavesdropper hears every message that leaves its sender, unless
     the transport is encrypted. A client sees what it sent and received itself, not what other clients did. Nothing is
     returned for a class without declared messages: what it sends is not known before it runs.
     """
-    if "messages" not in found:
+    if card.messages is None:
         return ()
-    sent = [(m["kind"], m["from"], _receivers(m)) for m in found["messages"]]
-    seen = [
-        Sight(
-            position="each client" if role == "client" else role,
-            receives=_once(kind for kind, _, to in sent if role in to),
-            sends=_once(kind for kind, sender, _ in sent if sender == role),
-            asks=_once(o["name"] for o in found["oracles"] if role in o["available_to"]),
-        )
-        for role in (*found["roles"], "eavesdropper", "world")
-    ]
-    return tuple(
-        Sight(position=s.position, receives=_once(kind for kind, _, _ in sent), asks=s.asks)
-        if s.position == "eavesdropper"
-        else s
-        for s in seen
-    )
+    messages = [(m["kind"], m["from"], _receivers(m)) for m in card.messages]
+    rows = []
+    for role in (*card.roles, "eavesdropper", "world"):
+        receives = _once(kind for kind, _, to in messages if role in to)
+        sends = _once(kind for kind, sender, _ in messages if sender == role)
+        if role == "eavesdropper":
+            receives, sends = _once(kind for kind, _, _ in messages), ()
+        asks = _once(o["name"] for o in card.oracles if role in o["available_to"])
+        position = "each client" if role == "client" else role
+        rows.append(Sight(position=position, receives=receives, sends=sends, asks=asks))
+    return tuple(rows)
 
 
 def _receivers(message: Mapping[str, Any]) -> tuple[str, ...]:
@@ -150,29 +165,26 @@ def _once(kinds: Iterator[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(kinds))
 
 
-def sections(found: Mapping[str, Any], mark: str = "") -> tuple[Section, ...]:
+def sections(card: ProtocolCard, mark: str = "") -> tuple[Section, ...]:
     """Return a protocol's declaration as titled lists; names of kinds and settings are enclosed in `mark`s."""
-    return tuple(
-        section
-        for section in (
-            Section(title="Roles", items=tuple(_role(r, found, mark) for r in found["roles"])),
-            Section(title="Needs", items=tuple(_needs(found))),
-            Section(title="Who sees what", items=tuple(_sight(s, mark) for s in sights(found))),
-            Section(title="Trust assumptions", items=tuple(found["trust"])),
-            Section(title="Oracles", items=tuple(_oracle(o, mark) for o in found["oracles"])),
-            Section(title="Initial weights", items=tuple(_starts(found.get("starts")))),
-            Section(title="Training defences act on", items=tuple(found.get("trains", {}))),
-            Section(title="Can do without", items=tuple(f"{mark}{k}{mark}" for k in found["withholdable"])),
-            Section(title="Deviations from the paper", items=tuple(found["deviations"])),
-            Section(title="Privacy", items=tuple(_privacy(found.get("privacy"), mark))),
-        )
-        if section.items
+    every_section = (
+        Section(title="Roles", items=tuple(_role(r, card, mark) for r in card.roles)),
+        Section(title="Needs", items=tuple(_needs(card))),
+        Section(title="Who sees what", items=tuple(_sight(s, mark) for s in sights(card))),
+        Section(title="Trust assumptions", items=card.trust),
+        Section(title="Oracles", items=tuple(_oracle(o, mark) for o in card.oracles)),
+        Section(title="Initial weights", items=tuple(_starts(card.starts))),
+        Section(title="Training defences act on", items=tuple(card.trains)),
+        Section(title="Can do without", items=tuple(f"{mark}{k}{mark}" for k in card.withholdable)),
+        Section(title="Deviations from the paper", items=card.deviations),
+        Section(title="Privacy", items=tuple(_privacy(card.privacy, mark))),
     )
+    return tuple(section for section in every_section if section.items)
 
 
-def _privacy(privacy: Mapping[str, Any] | None, mark: str) -> Iterator[str]:
+def _privacy(privacy: Mapping[str, Any], mark: str) -> Iterator[str]:
     """Yield the paper's claim, the ledger's finding, and the effect of `preset: private`; nothing if undeclared."""
-    if privacy is None:
+    if not privacy:
         return
     yield f"The paper claims: {privacy['claims']}"
     for view, kind in privacy["finds"].items():
@@ -188,7 +200,8 @@ def _privacy(privacy: Mapping[str, Any] | None, mark: str) -> Iterator[str]:
 def _combination(private: Mapping[str, Any], mark: str) -> Iterator[str]:
     if private["training"]:
         yield f"{mark}dp-sgd{mark} on the clients' {' and '.join(private['training'])}"
-    if noise := private.get("noise"):
+    noise = private.get("noise")
+    if noise:
         yield f"{mark}{noise['name']}{mark} on {mark}{noise['kind']}{mark} of each {noise['sender']}"
     for name, value in private["params"].items():
         yield f"{mark}{name}: {json.dumps(value)}{mark}"
@@ -196,9 +209,9 @@ def _combination(private: Mapping[str, Any], mark: str) -> Iterator[str]:
         yield f"withheld: {', '.join(f'{mark}{kind}{mark}' for kind in private['withhold'])}"
 
 
-def _starts(starts: Mapping[str, str] | None) -> Iterator[str]:
+def _starts(starts: Mapping[str, str]) -> Iterator[str]:
     """Yield whose initial weights clients train from, and its source; nothing if undeclared."""
-    if starts is None:
+    if not starts:
         return
     if starts["weights"] == "broadcast":
         yield f"Broadcast by the server, so every party knows them. {starts['source']}"
@@ -206,21 +219,22 @@ def _starts(starts: Mapping[str, str] | None) -> Iterator[str]:
         yield f"Each client's own, which no other party knows. {starts['source']}"
 
 
-def _role(role: str, found: Mapping[str, Any], mark: str) -> str:
-    only = when({"when": found.get("roles_when", {}).get(role, {})}, mark)
+def _role(role: str, card: ProtocolCard, mark: str) -> str:
+    only = when({"when": card.roles_when.get(role, {})}, mark)
     return f"{role}, only with {only}" if only else role
 
 
-def _needs(found: Mapping[str, Any]) -> Iterator[str]:
-    if found["pools_data"]:
+def _needs(card: ProtocolCard) -> Iterator[str]:
+    if card.pools_data:
         yield "One party that holds everybody's records."
-    elif found["heterogeneous"]:
+    elif card.heterogeneous:
         yield "A network for each client; they may differ."
     else:
         yield "One network for all clients and the server."
-    yield f"Records with {' or '.join(_TASKS.get(t, t) for t in found.get('tasks', ONLY_SINGLE_LABEL))}."
-    if found["needs_public"]:
-        labels = "labelled" if found.get("needs_labels") else "unlabelled"
+    tasks = [TASKS[name].words if name in TASKS else name for name in card.tasks]
+    yield f"Records with {' or '.join(tasks)}."
+    if card.needs_public:
+        labels = "labelled" if card.needs_labels else "unlabelled"
         yield f"Public, {labels} samples that every party holds."
     else:
         yield "No public samples."
@@ -248,42 +262,47 @@ def _sight(sight: Sight, mark: str) -> str:
 
 
 def _oracle(oracle: Mapping[str, Any], mark: str) -> str:
-    asked, answers = ", ".join(oracle["available_to"]), " or ".join(oracle["answers"])
-    return f"{mark}{oracle['name']}{mark}: answers {answers} labels to {asked}"
+    askers, answers = ", ".join(oracle["available_to"]), " or ".join(oracle["answers"])
+    return f"{mark}{oracle['name']}{mark}: answers {answers} labels to {askers}"
 
 
-def text(found: dict[str, Any]) -> str:
-    """Return the card as text for a terminal."""
-    lines = [f"{found['name']} ({found['room']})", "", found["doc"].strip(), ""]
-    if found["room"] == "protocol":
-        undeclared = [
-            "  not declared: a rehearsal before each run finds them, and its report says who saw what"
-        ]
-        declared = [*map(_message, found["messages"] or [{}])] if "messages" in found else undeclared
-        lines += ["Messages", *declared, ""]
-        for section in sections(found):
+def text(found: Explanation) -> str:
+    """Return an explanation as text for a terminal."""
+    card, stated = found.card, asdict(found.card)
+    lines = [f"{card.name} ({found.room})", "", found.doc.strip(), ""]
+    if isinstance(card, ProtocolCard):
+        del stated["tasks"]  # a section says them
+        lines += ["Messages", *_messages(card), ""]
+        for section in sections(card):
             lines += [section.title, *(f"  {item}" for item in section.items), ""]
-        if "file" not in found:
+        if not found.file:
             # A protocol's own defences depend on its settings, which only its code knows; the docs page has run it.
-            lines += ["Settings, own defences", f"  docs/protocols/{found['name']}.md", ""]
-    if "file" in found:
-        listed = [f"  {name}: {told}" for name, told in found["settings"].items()]
-        lines += [*(["Settings", *listed, ""] if listed else []), "File", f"  {found['file']}", ""]
-    if found.get("page"):
-        lines += ["Page", f"  {found['page']}", ""]
+            lines += ["Settings, own defences", f"  docs/protocols/{card.name}.md", ""]
+    if found.settings:
+        lines += ["Settings", *(f"  {name}: {words}" for name, words in found.settings.items()), ""]
+    if found.file:
+        lines += ["File", f"  {found.file}", ""]
+    if card.page:
+        lines += ["Page", f"  {card.page}", ""]
     for key, title in _TITLES.items():
-        if found.get(key) and (found["room"], key) != ("protocol", "tasks"):
-            lines += [title, *(f"  {line}" for line in _plain(found[key])), ""]
+        if stated.get(key):
+            lines += [title, *(f"  {line}" for line in _plain(stated[key])), ""]
     return "\n".join(lines).rstrip()
 
 
+def _messages(card: ProtocolCard) -> list[str]:
+    if card.messages is None:
+        return ["  not declared: a rehearsal before each run finds them, and its report says who saw what"]
+    return list(map(_message, card.messages)) or ["  none"]
+
+
 def _message(message: Mapping[str, Any]) -> str:
-    if not message:
-        return "  none"
     kind = KINDS.get(message["kind"])
-    head = f"  {message['from']} -> {message['to']}: {message['kind']} ({message['what']})"
-    only = f"\n      only with {when(message)}" if when(message) else ""
-    return f"{head}\n      {kind.text if kind else OWN_KIND}{only}"
+    words = kind.text if kind else OWN_KIND
+    conditions = when(message)
+    if conditions:
+        words += f"\n      only with {conditions}"
+    return f"  {message['from']} -> {message['to']}: {message['kind']} ({message['what']})\n      {words}"
 
 
 def when(message: Mapping[str, Any], mark: str = "") -> str:
@@ -299,5 +318,5 @@ def _plain(value: object) -> list[str]:
     if isinstance(value, dict):
         return [f"{k}: {', '.join(_plain(v)) or 'as configured'}" for k, v in value.items()]
     if isinstance(value, (list, tuple)):
-        return [line if isinstance(v, str) else ", ".join(_plain(v)) for v in value for line in [str(v)]]
+        return [item if isinstance(item, str) else ", ".join(_plain(item)) for item in value]
     return [str(value)]

@@ -19,17 +19,19 @@ __all__ = ["doctor", "weights"]
 
 def doctor(as_json: AsJson = False) -> None:
     """Say what this machine offers: how it confines attacks (tried, not guessed), processors, memory, data, disk."""
-    found = _machine()
+    machine = _machine()
     if as_json:
-        show(json.dumps(found))
+        show(json.dumps(machine))
         return
-    confinement = found.pop("confinement")
+    confinement = machine.pop("confinement")
     show(f"confined by      {', '.join(confinement['held']) or 'nothing'}")
     for layer, reason in confinement["missing"].items():
         show(f"not confined by  {layer}: {reason}")
-    for name, value in found.items():
-        shown = f"{value:.1f}" if isinstance(value, float) else "none" if value is None else str(value)
-        show(f"{name.replace('_', ' '):<17}{shown}")
+    for name, value in machine.items():
+        words = "none" if value is None else str(value)
+        if isinstance(value, float):
+            words = f"{value:.1f}"
+        show(f"{name.replace('_', ' '):<17}{words}")
 
 
 def _machine() -> dict[str, Any]:
@@ -71,15 +73,15 @@ def weights(
 
     Exit code 1 if a given file is not one of them, or a listed file has other bytes.
     """
-    found = [_checked(f) for f in files] if files else _listed()
+    entries = list(map(_checked, files)) if files else _listed()
     if as_json:
-        show(json.dumps(found))
+        show(json.dumps(entries))
     elif files:
-        for entry in found:
+        for entry in entries:
             show(f"{entry['state']:<14}{entry['file']}: {entry['said']}")
     else:
-        _show_list(found)
-    if any(entry["state"] in ("wrong digest", "unknown") for entry in found):
+        _show_list(entries)
+    if any(entry["state"] in ("wrong digest", "unknown") for entry in entries):
         raise typer.Exit(1)
 
 
@@ -87,16 +89,15 @@ def _listed() -> list[dict[str, Any]]:
     """Return every pinned file with its state: present, missing or wrong digest."""
     from fdaudit.metrics.images.weights import PINS, find_weights, places_of, same_weights
 
-    found = []
+    entries = []
     for name, pin in PINS.items():
         path = find_weights(name)
-        right = path is not None and _read(path, same_weights) == name
-        state = "missing" if path is None else "present" if right else "wrong digest"
-        place = (
-            f"comes with the package {pin.package}"
-            if pin.package
-            else "FDAUDIT_WEIGHTS=DIRECTORY, or torch's cache"
-        )
+        state = "missing"
+        if path is not None:
+            state = "present" if _read(path, same_weights) == name else "wrong digest"
+        place = "FDAUDIT_WEIGHTS=DIRECTORY, or torch's cache"
+        if pin.package:
+            place = f"comes with the package {pin.package}"
         entry: dict[str, Any] = {
             "file": pin.file,
             "metric": pin.metric,
@@ -104,9 +105,9 @@ def _listed() -> list[dict[str, Any]]:
             "sha256": pin.sha256,
             "source": pin.source,
         }
-        places = [str(p) for p in places_of(name)]
-        found.append(entry | {"path": None if path is None else str(path), "places": places, "set": place})
-    return found
+        places = list(map(str, places_of(name)))
+        entries.append(entry | {"path": None if path is None else str(path), "places": places, "set": place})
+    return entries
 
 
 def _checked(path: Path) -> dict[str, Any]:
@@ -114,14 +115,14 @@ def _checked(path: Path) -> dict[str, Any]:
     from fdaudit.metrics.images.weights import PINS, same_weights
 
     name = _read(path, same_weights)
-    named = next((pin for pin in PINS.values() if pin.file == path.name), None)
+    namesake = next((pin for pin in PINS.values() if pin.file == path.name), None)
     if name is not None:
         pin = PINS[name]
         call = "" if path.name == pin.file else f"; rename it to {pin.file}"
         return {"file": str(path), "state": "right", "said": f"{pin.metric}, {pin.file}{call}"}
-    if named is not None:
-        said = f"the bytes are not those of SHA-256 {named.sha256}; get it from {named.source}"
-        return {"file": str(path), "state": "wrong digest", "said": said}
+    if namesake is not None:
+        problem = f"the bytes are not those of SHA-256 {namesake.sha256}; get it from {namesake.source}"
+        return {"file": str(path), "state": "wrong digest", "said": problem}
     return {"file": str(path), "state": "unknown", "said": "no metric of fdaudit uses this file"}
 
 
@@ -139,5 +140,6 @@ def _show_list(found: list[dict[str, Any]]) -> None:
         for label in ("path", "sha256", "source", "set"):
             if entry[label]:
                 show(f"      {label:<8}{entry[label]}")
-        for place in entry["places"] if entry["state"] == "missing" else ():
-            show(f"      looked in {place}")
+        if entry["state"] == "missing":
+            for place in entry["places"]:
+                show(f"      looked in {place}")

@@ -15,7 +15,7 @@ __all__ = [
     "Address",
     "AsJson",
     "ExecutorName",
-    "Grouped",
+    "PurposeGroup",
     "RunPath",
     "RunWorkers",
     "TrustCode",
@@ -71,15 +71,15 @@ GROUPS = {
 }
 
 
-class Grouped(TyperGroup):
+class PurposeGroup(TyperGroup):
     """A group of commands that lists them by purpose; a command without a purpose comes last."""
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         """Write each group of commands with their first sentences."""
-        left = {name: command for name, command in self.commands.items() if not command.hidden}
+        others = {name: command for name, command in self.commands.items() if not command.hidden}
         for head, names in GROUPS.items():
-            self._section(formatter, head, {name: left.pop(name) for name in names if name in left})
-        self._section(formatter, "More", left)
+            self._section(formatter, head, {name: others.pop(name) for name in names if name in others})
+        self._section(formatter, "More", others)
 
     @staticmethod
     def _section(formatter: Any, head: str, commands: dict[str, Any]) -> None:

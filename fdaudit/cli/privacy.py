@@ -63,21 +63,23 @@ def ledger(
         raise UsageError("relation", relation, "excludes --both-relations", "Give one of the two options.")
     from fdaudit.sweeps.chosen import ChosenRun
 
-    asked = {"unit": _one_of("unit", unit, Unit), "relation": _one_of("relation", relation, Relation)}
-    wanted = [{**asked, "delta": delta, "relation": r} for r in _relations(both_relations, asked["relation"])]
+    terms = {"unit": _one_of("unit", unit, Unit), "relation": _one_of("relation", relation, Relation)}
+    requests = [
+        {**terms, "delta": delta, "relation": r} for r in _relations(both_relations, terms["relation"])
+    ]
     opened: Run | JointRuns | ChosenRun = (
         _opened(runs) if chosen_from is None else _chosen(runs, chosen_from, curve)
     )
     views = adversary or _views(opened)
-    found = [opened.ledger(view, **how) for view in views for how in wanted]
-    files = [] if curve is None or isinstance(opened, ChosenRun) else _written(opened, found, curve)
+    ledgers = [opened.ledger(view, **how) for view in views for how in requests]
+    files = [] if curve is None or isinstance(opened, ChosenRun) else _written(opened, ledgers, curve)
     if as_json:
-        entries = [_plain(entry) for entry in found]
+        entries = [_plain(entry) for entry in ledgers]
         show(json.dumps(entries if curve is None else {"ledger": entries, "files": files}))
         return
-    _show_ledgers(found, both_relations)
+    _show_ledgers(ledgers, both_relations)
     show(*(["", *files] if files else []))
-    for warning in dict.fromkeys(w for entry in found for w in entry.warnings):
+    for warning in dict.fromkeys(w for entry in ledgers for w in entry.warnings):
         say(f"warning: {warning}")
 
 
@@ -118,7 +120,7 @@ def _views(opened: Run | JointRuns | ChosenRun) -> tuple[str, ...]:
     from fdaudit.audit.ledgers import views_of
     from fdaudit.audit.run import Run
 
-    return views_of(opened.plan) if isinstance(opened, Run) else opened.views
+    return views_of(opened.case) if isinstance(opened, Run) else opened.views
 
 
 def _written(opened: Run | JointRuns, ledgers: Sequence[Ledger], directory: Path) -> list[str]:
@@ -192,16 +194,16 @@ def calibrate(
 
     if not 0 < delta < 1:
         raise UsageError("--delta", delta, "is no probability of failure", "Give a δ between 0 and 1.")
-    given = {
+    uses = {
         "releases": releases, "steps": steps, "samples": samples, "sample_rate": sample_rate,
         "sensitivity": sensitivity, "answered": answered, "threshold_noise": threshold_noise, "drawn_from": drawn_from,
         "bands": _numbers(bands), "separation": separation, "participations": participations,
     }  # fmt: skip
-    noise, reached = noise_for(defence, validate(Shape, given), epsilon, delta)
+    noise, reached = noise_for(defence, validate(Shape, uses), epsilon, delta)
     setting = SHAPES[defence][0]
     if as_json:
-        found = {"defence": defence, "setting": setting, "value": noise, "epsilon": reached, "delta": delta}
-        show(json.dumps(found | _assumed(defence, sensitivity)))
+        answer = {"defence": defence, "setting": setting, "value": noise, "epsilon": reached, "delta": delta}
+        show(json.dumps(answer | _assumed(defence, sensitivity)))
         return
     # Noise is rounded up. Its inverse is shown with more digits, so that it is not rounded up in turn.
     name, value = (setting[2:], f"{1 / noise:.8g}") if setting.startswith("1/") else (setting, f"{noise:.5g}")
@@ -226,7 +228,7 @@ def _assumed(defence: str, sensitivity: float) -> dict[str, float]:
 
 def _one_of(field: str, value: str | None, names: Any) -> Any:
     """Return a word of a closed list, or None; refuse other words."""
-    known = get_args(names)
-    if value is not None and value not in known:
-        raise UsageError(field, value, "is not known", nearest(value, known))
+    words = get_args(names)
+    if value is not None and value not in words:
+        raise UsageError(field, value, "is not known", nearest(value, words))
     return value

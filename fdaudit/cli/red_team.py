@@ -87,9 +87,9 @@ def score(
     if truth:
         _score_at_site(first, second, record, card, truth, out, sign, as_json)
         return
-    for name, given in (("--card", card), ("--record", record), ("--out", out), ("--sign", sign)):
-        if given:
-            raise UsageError(name, str(given), "belongs to a site's score", "Add --truth, or leave it out.")
+    for name, path in (("--card", card), ("--record", record), ("--out", out), ("--sign", sign)):
+        if path:
+            raise UsageError(name, str(path), "belongs to a site's score", "Add --truth, or leave it out.")
     if second is None:
         raise UsageError("GUESSES", None, "is missing", "Give RUN and GUESSES, or GUESSES and --truth.")
     from fdaudit import api
@@ -108,8 +108,11 @@ def score(
         return
     show(cell.id)
     for figure in cell.figures:
-        interval = "" if figure.low is None else f"  [{figure.low:.4g}, {figure.high:.4g}]"
-        value = figure.unavailable if figure.value is None else f"{figure.value:.4g} {figure.unit}".rstrip()
+        value, interval = figure.unavailable, ""
+        if figure.value is not None:
+            value = f"{figure.value:.4g} {figure.unit}".rstrip()
+        if figure.low is not None:
+            interval = f"  [{figure.low:.4g}, {figure.high:.4g}]"
         show(f"{figure.name:<28} {value}{interval}")
 
 
@@ -136,7 +139,8 @@ def _score_at_site(
         counted = {"asked": answer.asked, "asked_elsewhere": answer.asked_elsewhere}
         show(json.dumps({"scored": str(out), "signed": sign is not None, **counted}))
         return
-    show(f"{out}: {'unsigned' if sign is None else 'signed'}, no record in it")
+    signed = "unsigned" if sign is None else "signed"
+    show(f"{out}: {signed}, no record in it")
     show(f"answer {answer.asked} of {MOST_ANSWERS} about these records")
     if answer.asked_elsewhere:
         show(

@@ -11,7 +11,7 @@ import typer
 
 from fdaudit.cli.options import AsJson
 from fdaudit.errors import UsageError, nearest
-from fdaudit.progress import show
+from fdaudit.progress import answer, show
 
 __all__ = ["init", "schema", "schemas"]
 
@@ -27,16 +27,16 @@ def init(
     from fdaudit import protocols
     from fdaudit.spec.draft import draft
 
-    known = protocols.REGISTRY.names()
-    if protocol not in known:
-        raise UsageError("--protocol", protocol, "is not a known protocol", nearest(protocol, known))
+    names = protocols.REGISTRY.names()
+    if protocol not in names:
+        raise UsageError("--protocol", protocol, "is not a known protocol", nearest(protocol, names))
     text = draft(protocol, protocols.REGISTRY.load(protocol).Config)
     try:
-        with file.open("x", encoding="utf-8") as made:
-            made.write(text)
+        with file.open("x", encoding="utf-8") as stream:
+            stream.write(text)
     except FileExistsError:
         raise UsageError("FILE", str(file), "exists already", "Name another file.") from None
-    show(json.dumps({"spec": str(file)}) if as_json else f"{file}: run it with `fdaudit run {file}`")
+    answer({"spec": str(file)}, f"{file}: run it with `fdaudit run {file}`", as_json=as_json)
 
 
 def schemas() -> Mapping[str, Callable[[], Mapping[str, Any]]]:
@@ -62,7 +62,7 @@ def schema(
     name: Annotated[str, typer.Argument(help="spec, grid, card, report, guesses or scored.")],
 ) -> None:
     """Print the JSON schema of a file: editors complete a spec, a grid or a card from it."""
-    known = schemas()
-    if name not in known:
-        raise UsageError("NAME", name, "is no file with a schema", nearest(name, known))
-    show(*json.dumps(known[name](), indent=1, sort_keys=True).split("\n"))
+    by_name = schemas()
+    if name not in by_name:
+        raise UsageError("NAME", name, "is no file with a schema", nearest(name, by_name))
+    show(*json.dumps(by_name[name](), indent=1, sort_keys=True).split("\n"))

@@ -13,7 +13,7 @@ import typer
 
 from fdaudit.cli.options import Address, AsJson, ExecutorName, TrustCode
 from fdaudit.cluster.backends import refuse_misfit
-from fdaudit.progress import progress, say, show, typed_again
+from fdaudit.progress import answer, progress, say, show, typed_again
 
 if TYPE_CHECKING:
     from fdaudit.sweeps.index import Index
@@ -50,7 +50,7 @@ def sweep(
     if as_json:
         show(json.dumps({"sweep": str(out), **index.model_dump(mode="json", by_alias=True)}))
     else:
-        show(*_table(index), "", f"sweep   {out}")
+        show(*_table(index), *_choice(index), "", f"sweep   {out}")
     if gone:
         say(f"{len(gone)} runs of an earlier grid are kept, and are not part of this one")
     _end(index)
@@ -71,8 +71,8 @@ def curve(
     """Draw a sweep: utility against the ledger's ε, leakage and bytes, as SVG, PDF, PNG, CSV and one page."""
     from fdaudit.sweeps.curves import curve as draw
 
-    made = [str(file) for file in draw(path, out, width=width, adversary=adversary)]
-    show(json.dumps({"files": made, "page": made[-1]}) if as_json else made[-1])
+    files = list(map(str, draw(path, out, width=width, adversary=adversary)))
+    answer({"files": files, "page": files[-1]}, files[-1], as_json=as_json)
 
 
 def _executor(name: str, workers: int | None, address: str | None) -> Executor:
@@ -89,15 +89,34 @@ def _executor(name: str, workers: int | None, address: str | None) -> Executor:
 
 def _table(index: Index) -> list[str]:
     """Return lines that count the runs of each protocol and defence by status."""
-    found: dict[tuple[str, str], Counter[str]] = {}
+    table: dict[tuple[str, str], Counter[str]] = {}
     for entry in index.runs:
         if entry.in_grid:
-            found.setdefault((entry.protocol, entry.defence), Counter())[entry.status] += 1
-    width = max(len(protocol) + len(defence) for protocol, defence in found) + 2
-    return [
-        f"{f'{protocol}, {defence}':<{width}}  {', '.join(f'{n} {s}' for s, n in sorted(counts.items()))}"
-        for (protocol, defence), counts in sorted(found.items())
-    ]
+            table.setdefault((entry.protocol, entry.defence), Counter())[entry.status] += 1
+    width = max(len(protocol) + len(defence) for protocol, defence in table) + 2
+    lines = []
+    for (protocol, defence), counts in sorted(table.items()):
+        statuses = ", ".join(f"{n} {status}" for status, n in sorted(counts.items()))
+        lines.append(f"{f'{protocol}, {defence}':<{width}}  {statuses}")
+    return lines
+
+
+def _choice(index: Index) -> list[str]:
+    """Return lines about the run that was chosen by its results, with the price of the choice."""
+    choice = index.chosen
+    if choice is None:
+        return []
+    run = next(e for e in index.runs if e.key == choice.key)
+    lines = ["", f"chosen  {run.called} ({choice.key}): {choice.by} {choice.value:.3f}"]
+    for entry in choice.ledger:
+        if entry.epsilon is None:
+            lines.append(f"        {entry.adversary}: no ε ({entry.cause})")
+        else:
+            all_runs = "the run" if choice.runs == 1 else f"all {choice.runs} runs together"
+            lines.append(
+                f"        {entry.adversary}: ε {entry.epsilon:.3g} of {all_runs} at δ {entry.delta:g}"
+            )
+    return lines
 
 
 def _end(index: Index) -> None:

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from fdaudit.reports.verdict import Finding
     from fdaudit.result import Result
 
-__all__ = ["compared", "outcome", "verdicts"]
+__all__ = ["compared", "outcome", "profile_words", "verdicts"]
 
 _UNANSWERED = ("inconclusive", "failed", "not-applicable")
 """Levels of which the reason is printed."""
@@ -28,14 +28,29 @@ def outcome(result: Result, *, verbose: bool = False) -> Iterator[str]:
     if verbose:
         yield from verdicts(result)
         yield ""
-    found = summarise(result, judge_all(result))
-    shown = found.level in ("leak", "partial", "possible")
-    yield f"{LEVELS[found.level]}: {found.headline}" if shown else found.headline
-    if found.matrix:
-        head = ["", *(goal.replace("-", " ") for goal in found.goals)]
-        yield from _aligned(
-            [head, *([row.adversary, *(e.words for e in row.entries)] for row in found.matrix)]
-        )
+    if result.unfinished is not None:
+        yield f"{result.unfinished.words}: the attack stage was interrupted"
+    summary = summarise(result, judge_all(result))
+    if summary.level in ("leak", "partial", "possible"):
+        yield f"{LEVELS[summary.level]}: {summary.headline}"
+    else:
+        yield summary.headline
+    if summary.matrix:
+        table = [["", *(goal.replace("-", " ") for goal in summary.goals)]]
+        for row in summary.matrix:
+            words = [entry.words for entry in row.entries]
+            table.append([row.adversary, *words])
+        yield from _aligned(table)
+
+
+def profile_words(profile: str, origin: str) -> str:
+    """Return a profile's name, and how to try for longer where a longer one exists."""
+    longer = {"quick": "standard, or full", "standard": "full"}.get(profile)
+    if longer is None:
+        return f"{profile}, the longest"
+    if origin == "recording":
+        return f"{profile}; to try for longer, import again with --profile {longer}"
+    return f"{profile}; to try for longer, run a spec with profile: {longer}"
 
 
 def compared(comparison: Mapping[str, Any]) -> list[str]:
@@ -43,8 +58,8 @@ def compared(comparison: Mapping[str, Any]) -> list[str]:
     goals = list(dict.fromkeys(o["goal"] for run in comparison["runs"] for o in run["outcomes"]))
     rows = [["run", "server", "clients", "worst", "bytes", *goals]]
     for run in comparison["runs"]:
-        found = {o["goal"]: o["level"] or "not-audited" for o in run["outcomes"]}
-        levels = [found.get(goal, "not-audited") for goal in goals]
+        by_goal = {o["goal"]: o["level"] or "not-audited" for o in run["outcomes"]}
+        levels = [by_goal.get(goal, "not-audited") for goal in goals]
         rows.append([run["name"], *_shares(run["accuracy"]), _amount(run["bytes"]["total"]), *levels])
     rows += [[line["line"], *_shares(line), "0 B"] for line in comparison["references"]]
     return _aligned(rows)
@@ -61,8 +76,15 @@ def _amount(n: int) -> str:
 
 def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
     """Return rows of cells as lines with aligned columns, two spaces apart."""
-    widths = [max(len(row[i]) for row in rows if i < len(row)) for i in range(max(map(len, rows)))]
-    return ["  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=False)).rstrip() for row in rows]
+    widths = [0] * max(map(len, rows))
+    for row in rows:
+        for i, cell in enumerate(row):
+            widths[i] = max(widths[i], len(cell))
+    lines = []
+    for row in rows:
+        padded = [cell.ljust(width) for cell, width in zip(row, widths, strict=False)]
+        lines.append("  ".join(padded).rstrip())
+    return lines
 
 
 def verdicts(result: Result, only: Collection[str] | None = None) -> Iterator[str]:
@@ -78,10 +100,10 @@ def verdicts(result: Result, only: Collection[str] | None = None) -> Iterator[st
     from fdaudit.reports.verdict import LEVELS, judge_all
 
     findings = judge_all(result)
-    for found in findings:
-        cell = found.cell
-        if found.level != "not-requested" and (only is None or cell.id in only):
-            yield f"{cell.adversary} / {cell.attack}: {LEVELS[found.level].lower()}{_said(found)}"
+    for finding in findings:
+        cell = finding.cell
+        if finding.level != "not-requested" and (only is None or cell.id in only):
+            yield f"{cell.adversary} / {cell.attack}: {LEVELS[finding.level].lower()}{_said(finding)}"
     if only is not None:
         return
     for standing in standings(result, findings):
@@ -94,11 +116,11 @@ def _said(found: Finding) -> str:
     from fdaudit.reports.text import label, measure
 
     figure = found.worst_key or found.key
-    said = ""
+    words = ""
     if found.measured and figure is not None and figure.value is not None:
         who = found.worst.target if found.worst is not None and found.worst_key else "all victims"
-        told = next(iter(found.decided_by.values()), "")
-        said = f", {told or f'{label(figure.name)} {measure(figure, figure.value)} ({who})'}"
+        reason = next(iter(found.decided_by.values()), "")
+        words = f", {reason or f'{label(figure.name)} {measure(figure, figure.value)} ({who})'}"
     if found.level in _UNANSWERED and found.because:
-        return f"{said}: {found.because.rstrip('.')}"
-    return said
+        return f"{words}: {found.because.rstrip('.')}"
+    return words

@@ -1,18 +1,34 @@
-"""Executors of a run's work, by name."""
+"""Executors of a run's attack cells, by name: processes of this machine, or workers of a Ray cluster.
+
+Guarantees, in addition to those of `fdaudit.cluster.jobs`:
+  * if a node does not share the run's directory, a cell's files are in place before the cell has an outcome. Only
+    files that cells may write are accepted;
+  * no cluster starts before there is something to send.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import cached_property
+from pathlib import Path
+from typing import Any
 
 from fdaudit.audit.backend import HERE, Elsewhere
+from fdaudit.cluster import connection
+from fdaudit.cluster.jobs import Job, work
+from fdaudit.cluster.transfer import write_tree
+from fdaudit.cluster.worker import Line, Task
 from fdaudit.errors import UsageError, nearest
+from fdaudit.parallel.pool import Answer
 
 __all__ = ["EXECUTORS", "elsewhere", "refuse_misfit"]
 
 
 EXECUTORS = ("local", "ray")
 """Names of the executors."""
+_WRITTEN = ("attacks", "vault/rehearsal", "vault/scores")
+"""The parts of a run's directory that cells may write."""
 
 
 @contextmanager
@@ -21,7 +37,7 @@ def elsewhere(executor: str, workers: int | None = None, address: str | None = N
 
     Args:
         executor: one of `EXECUTORS`.
-        workers: workers of a cluster at a time; default: one per processor of the cluster.
+        workers: workers of a cluster at a time, each on one thread; default: one per processor of the cluster.
         address: address of a cluster, as for `fdaudit.cluster.sweeps.ray_cluster`.
 
     Raises:
@@ -34,10 +50,9 @@ def elsewhere(executor: str, workers: int | None = None, address: str | None = N
             raise UsageError("workers", workers, "is of use to Ray alone", remedy)
         yield HERE
         return
-    from fdaudit.cluster.attacks import ray_elsewhere
-
-    with ray_elsewhere(workers, address) as far:
-        yield far
+    connection.refuse_unusable(address)
+    with ExitStack() as stack:
+        yield Elsewhere(cells=_Cluster(lambda: stack.enter_context(connection.connected(workers, address))))
 
 
 def refuse_misfit(executor: str, address: str | None) -> None:
@@ -50,3 +65,49 @@ def refuse_misfit(executor: str, address: str | None) -> None:
         raise UsageError("executor", executor, "is not a known executor", nearest(executor, EXECUTORS))
     if executor != "ray" and address is not None:
         raise UsageError("address", address, "is of use to Ray alone", "Leave it out, or add --executor ray.")
+
+
+class _Cluster:
+    """Workers of a cluster; see `fdaudit.parallel.pool.Workers`.
+
+    Args:
+        connect: connects to the cluster and returns the number of cells at a time; called when there is work.
+    """
+
+    def __init__(self, connect: Callable[[], int]) -> None:
+        self._connect = connect
+
+    @cached_property
+    def size(self) -> int:
+        """Return the number of cells at a time."""
+        return self._connect()
+
+    def work(self, pieces: Sequence[Mapping[str, Any]]) -> Generator[Answer, None, None]:
+        """Run pieces of one run's attack stage; a line with `failed` says why `adversaries` have no outcome."""
+        if not pieces:
+            return
+        size, files = self.size, list[Any]()
+        jobs = list[Job]()
+        with connection.marked(Path(pieces[0]["run"]) / "vault") as mark:
+            for number, piece in enumerate(pieces):
+                for adversary in piece["adversaries"]:
+                    task = Task(
+                        module="fdaudit.evaluation.attack_worker",
+                        piece={**piece, "adversaries": [adversary]},
+                        mark=mark,
+                        needed="run",
+                        files=files,
+                        reused=True,
+                    )
+                    jobs.append(_CellJob(number=number, kind=number, task=task))
+            for job, line in work(jobs, size):
+                yield job.number, {"adversaries": job.task.piece["adversaries"], **line}
+
+
+class _CellJob(Job):
+    """An attack cell of a run."""
+
+    def accept(self, outcome: Line) -> None:
+        """Put the files that the cell wrote in place."""
+        for tree in self.trees():
+            write_tree(tree, Path(self.task.piece["run"]), _WRITTEN)

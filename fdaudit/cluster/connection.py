@@ -8,34 +8,32 @@ Guarantees:
 from __future__ import annotations
 
 import os
-import shutil
 import socket
 import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from uuid import uuid4
+from typing import Any
 
 from fdaudit.errors import UsageError
 
-__all__ = ["OBJECTS", "connected", "marked", "refuse_absent", "refuse_unreachable"]
+__all__ = ["connected", "marked", "refuse_unusable"]
 
-OBJECTS = 128 << 20
-"""Bytes of shared memory for a cluster of this machine's own, where only short lines pass through it."""
+_OBJECTS = 128 << 20
+"""Bytes of shared memory for a cluster of this machine's own: its node shares all directories, so only lines pass."""
 _PATIENCE = 10.0
 """Seconds that a cluster's address has to answer."""
 _VARIABLES = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
 
 
 @contextmanager
-def connected(workers: int | None, address: str | None, objects: int = OBJECTS) -> Iterator[int]:
+def connected(workers: int | None, address: str | None) -> Iterator[int]:
     """Connect to a cluster, and yield the number of pieces of work to run at a time.
 
     Args:
         workers: number of workers at a time; default: one per processor of the cluster.
         address: address of an existing cluster; default: the one that this process is connected to, or one of this
             machine's own.
-        objects: bytes of shared memory, if the cluster is this machine's own.
 
     Raises:
         UsageError: the cluster cannot be used.
@@ -48,39 +46,26 @@ def connected(workers: int | None, address: str | None, objects: int = OBJECTS) 
             raise UsageError("address", address, problem, "Leave it out, or call ray.shutdown() first.")
         yield workers or _processors()
         return
-    with _variables(_VARIABLES), _short_directory() as folder:
-        mine = {
+    top = "/tmp" if Path("/tmp").is_dir() else None  # noqa: S108  # sockets need short paths; the folder is private
+    folder = tempfile.TemporaryDirectory(prefix="fdaudit-ray-", dir=top, ignore_cleanup_errors=True)
+    options: dict[str, Any] = {"address": address}
+    if address is None:
+        options = {
+            "address": "local",
             "num_cpus": workers,
             "include_dashboard": False,
-            "object_store_memory": objects,
-            "_temp_dir": folder,
+            "object_store_memory": _OBJECTS,
+            "_temp_dir": folder.name,
         }
+    with folder, _variables(_VARIABLES), ExitStack() as stack:
+        stack.callback(ray.shutdown)
         try:
-            try:
-                ray.init(
-                    address=address or "local",
-                    log_to_driver=False,
-                    logging_level="ERROR",
-                    **({} if address else mine),
-                )
-            except (OSError, RuntimeError, ValueError) as error:
-                problem = f"cannot be used ({str(error).splitlines()[0]})"
-                remedy = "Name a Ray cluster that runs; if it asks for a token, set RAY_AUTH_MODE=token."
-                raise UsageError("address", address or "local", problem, remedy) from None
-            yield workers or _processors()
-        finally:
-            ray.shutdown()
-
-
-@contextmanager
-def _short_directory() -> Iterator[str]:
-    """Yield a directory for a cluster's sockets and logs, then remove it; sockets need short paths, hence `/tmp`."""
-    top = "/tmp" if Path("/tmp").is_dir() else None  # noqa: S108  # a private directory is made in it
-    folder = tempfile.mkdtemp(prefix="fdaudit-ray-", dir=top)
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+            ray.init(log_to_driver=False, logging_level="ERROR", **options)
+        except (OSError, RuntimeError, ValueError) as error:
+            problem = f"cannot be used ({str(error).splitlines()[0]})"
+            remedy = "Name a Ray cluster that runs; if it asks for a token, set RAY_AUTH_MODE=token."
+            raise UsageError("address", options["address"], problem, remedy) from None
+        yield workers or _processors()
 
 
 @contextmanager
@@ -99,15 +84,10 @@ def _variables(values: Mapping[str, str]) -> Iterator[None]:
 
 
 @contextmanager
-def marked(scratch: Path) -> Iterator[Path]:
-    """Yield a file with an unguessable name: a node that sees it shares this machine's directory."""
-    mark = scratch / f"mark-{uuid4().hex}"
-    mark.parent.mkdir(parents=True, exist_ok=True)
-    mark.touch()
-    try:
-        yield mark
-    finally:
-        mark.unlink(missing_ok=True)
+def marked(directory: Path) -> Iterator[Path]:
+    """Yield a new file below a directory: a node that may write to it shares this machine's directory."""
+    with tempfile.NamedTemporaryFile(prefix=".shared-", dir=directory) as file:
+        yield Path(file.name)
 
 
 def _processors() -> int:
@@ -117,25 +97,17 @@ def _processors() -> int:
     return max(1, int(ray.cluster_resources().get("CPU", 1)))
 
 
-def refuse_absent() -> None:
-    """Refuse to continue without Ray.
+def refuse_unusable(address: str | None) -> None:
+    """Refuse to continue without Ray, and an address where nothing answers; Ray itself tries for minutes.
 
     Raises:
-        UsageError: Ray is not installed.
+        UsageError: Ray is not installed, or the address is none, or does not answer.
     """
     try:
         import ray  # noqa: F401
     except ImportError:
         remedy = "Install it: pip install 'fdaudit[scale]'."
         raise UsageError("executor", "ray", "needs Ray, which is not installed", remedy) from None
-
-
-def refuse_unreachable(address: str | None) -> None:
-    """Refuse an address where nothing answers; Ray itself tries for minutes.
-
-    Raises:
-        UsageError: it is not an address, or does not answer.
-    """
     if address in (None, "auto"):
         return
     address = str(address)

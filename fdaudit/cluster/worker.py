@@ -1,11 +1,13 @@
-"""The Ray worker for a run of a sweep: it gives the run to a process and forwards the process's output.
+"""The task of a Ray worker: it gives a piece of work to a process of its node, and forwards the process's lines.
 
 Guarantees:
-  * the run is run by the code that runs it on one machine (`fdaudit.sweeps.worker`), with the same versions and the
-    same thread variables;
-  * if the node does not share the sweep's directory, nothing of the run stays on it, unless the node itself or all
-    processes of the run are killed at once;
+  * work is done by the code that does it on one machine, with the same versions and the same thread variables;
+  * a node that does not share the command's directory works in a temporary directory, and returns every change to the
+    run. The directory is removed with the worker at the latest, unless the node itself or all processes that know of it
+    are killed at once;
   * killing a worker also kills its process.
+
+A Ray worker imports this module, so it does not import PyTorch.
 """
 
 from __future__ import annotations
@@ -14,19 +16,21 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from fdaudit.cluster.transfer import pack
+from fdaudit.cluster.transfer import changes, snapshot, write_tree
 from fdaudit.errors import RunError
 from fdaudit.parallel.pool import standing_pool
 
-__all__ = ["Errand", "prepare", "serve", "serve_here", "surroundings", "told", "versions"]
+__all__ = ["Line", "Task", "serve"]
 
-_WORKER = "fdaudit.sweeps.worker"
+Line = dict[str, Any]
+"""A line about a task: progress, files of its outcome, its outcome, or the reason why it has none."""
+
 _VERSIONS = ("fdaudit", "numpy", "scikit-learn", "scipy", "torch")
 _VARIABLES = (
     "CUDA_VISIBLE_DEVICES",
@@ -36,153 +40,148 @@ _VARIABLES = (
     "OPENBLAS_NUM_THREADS",
 )
 """Ray sets some of these for a task; numbers of threads change bits."""
-_TICKS = 10.0
-"""Lines of progress in a burst, and per second."""
+_PLACES = ("lock", "run", "scratch", "shared")
+"""Fields of a piece that hold paths to write to."""
+_PAUSE = 0.1
+"""Seconds between two lines of progress."""
+_copies: dict[Path, Path] = {}
+"""This worker's temporary directory by the task's mark; at most one."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Errand:
-    """A piece of work with everything that a node needs for it.
-
-    Attributes:
-        piece: the piece as its process receives it, with paths of the requesting machine.
-        mark: a file below the directory of the sweep or run: a node that sees it shares the directory.
-        given: files of a run's `shared` directory, by relative name: seed, secret, outcomes of controls.
-        versions: versions of the packages that affect results, on the requesting machine.
-        surroundings: variables for threads and devices on the requesting machine; None if not set.
-    """
-
-    piece: Mapping[str, Any]
-    mark: Path
-    given: Mapping[str, bytes]
-    versions: Mapping[str, str]
-    surroundings: Mapping[str, str | None]
+class _LostError(Exception):
+    """The process that did the work has ended early."""
 
 
-def versions() -> dict[str, str]:
+def _installed() -> dict[str, str]:
     """Return the versions on this machine of the packages that affect results."""
     return {name: version(name) for name in _VERSIONS}
 
 
-def surroundings() -> dict[str, str | None]:
+def _environment() -> dict[str, str | None]:
     """Return this process's variables for threads and devices."""
     return {name: os.environ.get(name) for name in _VARIABLES}
 
 
-def prepare(wanted: Mapping[str, str], variables: Mapping[str, str | None]) -> None:
-    """Make this worker match the requesting machine, as far as results depend on it.
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """A piece of work with everything that a node needs for it; made on the machine of the command.
 
-    Args:
-        wanted: `versions()` of that machine.
-        variables: its `surroundings()`.
-
-    Raises:
-        RunError: a package has another version.
+    Attributes:
+        module: what `python -m` runs.
+        piece: the piece as the module receives it, with paths of the command's machine.
+        mark: a file below the command's directory: a node that may write to it shares the directory.
+        needed: the field of `piece` that names the directory that a node without the command's directory needs.
+        files: references to the trees of that directory in Ray's object store; empty until a node asks for them.
+        reused: whether a worker uses its copy of that directory again for tasks with the same mark.
+        versions: versions of the packages that affect results.
+        variables: variables for threads and devices; None if not set.
     """
-    here = versions()
-    for name, other in wanted.items():
-        if here[name] != other:
-            problem = f"is what this node has; the machine that asks has {other}"
-            raise RunError(name, here[name], problem, "Install the same on every node.")
-    for name, value in variables.items():
-        if value is None:
-            os.environ.pop(name, None)
-        else:
-            os.environ[name] = value
+
+    module: str
+    piece: Mapping[str, Any]
+    mark: Path
+    needed: str
+    files: list[Any]
+    reused: bool
+    versions: Mapping[str, str] = field(default_factory=_installed)
+    variables: Mapping[str, str | None] = field(default_factory=_environment)
+
+    def prepare(self) -> None:
+        """Make this worker match the machine of the command, as far as results depend on it.
+
+        Raises:
+            RunError: a package has another version.
+        """
+        installed = _installed()
+        for name, wanted in self.versions.items():
+            if installed[name] != wanted:
+                problem = f"is what this node has; the machine that asks has {wanted}"
+                raise RunError(name, installed[name], problem, "Install the same on every node.")
+        for name, value in self.variables.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
 
 
-def serve(errand: Errand, node: str) -> Iterator[dict[str, Any]]:
-    """Carry out a run on this node.
-
-    Args:
-        errand: the run.
-        node: a unique name of the node in the cluster.
+def serve(task: Task) -> Iterator[Line]:
+    """Do a task on this node, as a generator task of Ray.
 
     Yields:
-        Lines as `fdaudit.sweeps.worker` prints them. If the node does not share the sweep's directory, the run's
-        directory comes before the last line, as `pack` gives it. `{"lost": True}` if the run's process ended early.
+        Lines as the task's process prints them, with less progress. If the node does not share the command's directory,
+        trees in `files` come before the outcome, or only `{"unshared": True}` if the task brings no files. A line with
+        `failed` is the reason of a failure. The process ended early if the last line is none of these.
     """
     try:
-        prepare(errand.versions, errand.surroundings)
-        if _shares_directory(errand):
-            # Numbers of processes are unique to a node only.
-            yield from told(_WORKER, {**errand.piece, "scratch": str(Path(errand.piece["scratch"]) / node)})
+        task.prepare()
+        if os.access(task.mark, os.W_OK):
+            yield from _lines(task.module, task.piece)
+        elif task.files:
+            yield from _apart(task, _copy(task))
         else:
-            yield from _told_elsewhere(errand)
-    except Exception as error:  # every error belongs to this run, and few survive the way to the sweep
-        yield {"status": "failed", "reason": f"{type(error).__name__}: {error}"}
+            yield {"unshared": True}
+    except _LostError:
+        _forget()
+    except Exception as error:  # every error belongs to this task, and few survive the way back
+        _forget()
+        yield {"failed": f"{type(error).__name__}: {error}"}
 
 
-def serve_here(errand: Errand) -> Iterator[dict[str, Any]]:
-    """Run `serve` as a Ray task.
+def _apart(task: Task, home: Path) -> Iterator[Line]:
+    """Do a task in a temporary directory; yield its lines, and what it changes in the run before its outcome."""
+    places = {name: str(home / name) for name in _PLACES if name in task.piece}
+    run, outcome = home / "run", Line()
+    before = snapshot(run)
+    for line in _lines(task.module, {**task.piece, **places, "home": str(home)}):
+        if "tick" in line:
+            yield line
+        else:
+            outcome = line
+    for tree in changes(run, before):
+        yield {"files": tree}
+    if not task.reused:
+        _forget()
+    yield outcome
 
-    It is defined in this module, which does not import PyTorch: a worker imports the module of its task.
+
+def _lines(module: str, piece: Mapping[str, Any]) -> Iterator[Line]:
+    """Yield the lines of a process of `module` about a piece; keep the process for the next one.
+
+    Ray takes long for each line. Progress within a pause is dropped, except the last step of an activity.
+
+    Raises:
+        _LostError: the process ended early.
     """
+    due = 0.0
+    for _, line in standing_pool(module, 1).work([piece]):
+        if line is None:
+            raise _LostError
+        if "tick" in line:
+            _, step, of = line["tick"]
+            now = time.monotonic()
+            if now < due and step < of:
+                continue
+            due = now + _PAUSE
+        yield dict(line)
+
+
+def _copy(task: Task) -> Path:
+    """Return this worker's temporary directory for a task, with a copy of the directory that the task needs."""
     import ray
 
-    yield from serve(errand, ray.get_runtime_context().get_node_id())
+    home = _copies.get(task.mark)
+    if home is None or not home.is_dir():
+        _forget()
+        home = Path(tempfile.mkdtemp(prefix="fdaudit-copy-"))
+        _copies[task.mark] = home
+        (home / task.needed).mkdir(mode=0o700)
+        for tree in task.files:
+            write_tree(ray.get(tree), home / task.needed)
+    return home
 
 
-def _told_elsewhere(errand: Errand) -> Iterator[dict[str, Any]]:
-    """Carry out the run below a temporary directory; yield its lines, and the directory before the last line."""
-    home, last = Path(tempfile.mkdtemp(prefix="fdaudit-sweep-")), dict[str, Any]()
-    try:
-        for line in told(_WORKER, _elsewhere(errand, home)):
-            if line.get("status") == "done":
-                yield from pack(home / "run")
-            if "status" in line:
-                last = line
-            else:
-                yield line
-    finally:
+def _forget() -> None:
+    """Remove this worker's temporary directory, if there is one."""
+    for home in _copies.values():
         shutil.rmtree(home, ignore_errors=True)
-    if last:
-        yield last
-
-
-def told(module: str, piece: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield the lines of a process of `module` about a piece, with few progress lines; keep the process afterwards.
-
-    The line is `{"lost": True}` if the process ended early.
-    """
-    yield from _paced(
-        {"lost": True} if line is None else dict(line) for _, line in standing_pool(module, 1).work([piece])
-    )
-
-
-def _paced(lines: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """Drop progress lines above a rate, except an initial burst and the last step: Ray takes long for each line."""
-    left, before = _TICKS, time.monotonic()
-    for line in lines:
-        if "tick" in line:
-            now = time.monotonic()
-            left, before = min(_TICKS, left + _TICKS * (now - before)), now
-            _, step, of = line["tick"]
-            if left < 1 and step < of:
-                continue
-            left = max(0.0, left - 1)
-        yield line
-
-
-def _shares_directory(errand: Errand) -> bool:
-    """Return whether this node sees the sweep's own directory, and may read and write there."""
-    secrets = Path(errand.piece["shared"]) / "vault" / "secrets.json"
-    runs = Path(errand.piece["run"]).parent
-    readable = all(os.access(path, os.R_OK) for path in (errand.mark, secrets))
-    return readable and os.access(runs, os.W_OK)
-
-
-def _elsewhere(errand: Errand, home: Path) -> dict[str, Any]:
-    """Return the piece with all paths below a directory of its own, which is removed with its process."""
-    for name, data in errand.given.items():
-        path = home / "shared" / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(data)
-    return {
-        **errand.piece,
-        "run": str(home / "run"),
-        "lock": str(home / "lock"),
-        "shared": str(home / "shared"),
-        "scratch": str(home / "scratch"),
-        "home": str(home),
-    }
+    _copies.clear()

@@ -15,7 +15,6 @@ from fdaudit.data.splits import ClientSplit, Splits
 from fdaudit.errors import SpecError
 from fdaudit.rng import SecretStream
 from fdaudit.spec.privacy import CanarySpec
-from fdaudit.types import task_of
 
 __all__ = ["insert_canaries"]
 
@@ -41,27 +40,28 @@ def insert_canaries(
     Raises:
         SpecError: a client has too few records to make canaries of, or records are texts or labels are masks.
     """
-    if dataset.task in ("segmentation", "text"):
-        what = "its labels are masks" if dataset.task == "segmentation" else "it holds texts"
-        problem = f"cannot be made for {dataset.name}: {what}"
+    labels = dataset.task.labels
+    why = labels.no_canaries or dataset.task.inputs.no_canaries
+    if why:
+        problem = f"cannot be made for {dataset.name}: {why}"
         raise SpecError("canaries.kind", spec.kind, problem, "Remove canaries.")
-    made = list(splits.clients)
+    clients = list(splits.clients)
     x, y = [dataset.x], [dataset.y]
     total = len(dataset.y)
     for number in spec.clients:
         draws = stream(f"client/{number}")
         count = spec.count * (2 if spec.design == "matched-pairs" else 1)
-        kept = made[number].train
+        train = clients[number].train
         if spec.kind == "noise":
             new_x = torch.from_numpy(draws.uniform(count, *dataset.input_shape)).float()
-            new_y = _any_labels(count, dataset, draws)
+            new_y = labels.canaries(count, dataset.classes, draws)
         else:
-            source, kept = _set_aside(made[number], count, number, draws)
-            new_x, new_y = dataset.x[source], _other_labels(dataset.y[source], dataset.classes, draws)
+            source, train = _set_aside(clients[number], count, number, draws)
+            new_x, new_y = dataset.x[source], labels.other(dataset.y[source], dataset.classes, draws)
         canaries = torch.arange(total, total + count)
         total += count
-        made[number] = replace(made[number], train=kept, canaries=canaries)
-        made[number] = _tossed(made[number], spec, draws)
+        clients[number] = replace(clients[number], train=train, canaries=canaries)
+        clients[number] = _tossed(clients[number], spec, draws)
         x.append(new_x)
         y.append(new_y)
     origins = None
@@ -78,8 +78,8 @@ def insert_canaries(
         origins=origins,
         groups=groups,
     )
-    table = class_table(larger.y, [c.train for c in made], larger.classes)
-    return larger, replace(splits, clients=tuple(made), class_table=table)
+    table = class_table(larger.y, [c.train for c in clients], larger.classes)
+    return larger, replace(splits, clients=tuple(clients), class_table=table)
 
 
 def _nobody(dataset: Dataset, total: int) -> Tensor | None:
@@ -109,15 +109,3 @@ def _tossed(client: ClientSplit, spec: CanarySpec, draws: SecretStream) -> Clien
         first = torch.from_numpy(draws.integers(2, coins)).bool().expand(n // 2)
         inside = torch.cat([first, ~first])
     return replace(client, train=torch.cat([client.train, client.canaries[inside]]))
-
-
-def _any_labels(n: int, like: Dataset, draws: SecretStream) -> Tensor:
-    shape, most = ((n, like.classes), 2) if like.task == "multi-label" else ((n,), like.classes)
-    return torch.from_numpy(draws.integers(most, *shape))
-
-
-def _other_labels(y: Tensor, classes: int, draws: SecretStream) -> Tensor:
-    """Return another class than each record's own; for several labels, the opposite of each known one."""
-    if task_of(y) == "multi-label":
-        return torch.where(y >= 0, 1 - y, y)
-    return (y + 1 + torch.from_numpy(draws.integers(max(classes - 1, 1), len(y)))) % classes

@@ -23,14 +23,15 @@ from fdaudit.data.raw import (
     as_labels,
     class_total,
     image_origins,
+    printable,
     same_count,
 )
 from fdaudit.data.resize import fit
-from fdaudit.errors import DataError
+from fdaudit.errors import DataError, reason_of
 from fdaudit.limits import DATA_BYTES, PIXELS, open_file
 from fdaudit.parallel.memory import refuse_forecast
 
-__all__ = ["read_arrays", "read_folder", "read_npz", "resolve_path"]
+__all__ = ["array_names", "read_arrays", "read_folder", "read_npz", "resolve_path"]
 
 _T = TypeVar("_T")
 # Closed list: some of Pillow's other readers start outside programs (EPS starts Ghostscript).
@@ -90,7 +91,7 @@ def read_npz(file: Path) -> RawData:
         raise DataError(
             field, f"npz:{file}", problem, "Give a path below `dataset.root`, or an absolute path."
         )
-    wanted = (
+    names = (
         "train_images",
         "train_labels",
         "test_images",
@@ -98,15 +99,16 @@ def read_npz(file: Path) -> RawData:
         "train_identities",
         "train_groups",
     )
-    arrays = read_arrays(file, wanted, field)
-    missing = [name for name in wanted[:2] if name not in arrays]
+    arrays = read_arrays(file, names, field)
+    missing = [name for name in names[:2] if name not in arrays]
     if missing or ("test_images" in arrays) != ("test_labels" in arrays):
-        missing = missing or [name for name in wanted[2:4] if name not in arrays]
+        missing = missing or [name for name in names[2:4] if name not in arrays]
         raise DataError(
             field, str(file), f"lacks {', '.join(missing)}", "Store the arrays under these names."
         )
     splits: dict[str, tuple[Tensor, Tensor]] = {}
-    for part in ("train", "test") if "test_images" in arrays else ("train",):
+    parts = ["train", "test"] if "test_images" in arrays else ["train"]
+    for part in parts:
         x = as_images(arrays[f"{part}_images"], field, f"{part}_images of {file}")
         y = as_labels(arrays[f"{part}_labels"], field, f"{part}_labels of {file}")
         same_count(x, y, field, f"{part} split of {file}")
@@ -119,16 +121,17 @@ def read_npz(file: Path) -> RawData:
         raise DataError(
             field, str(file), "has training and test images of unlike shape", "Store both with one shape."
         )
-    whose = arrays.get("train_identities")
+    identities = groups = None
+    if "train_identities" in arrays:
+        whose = arrays["train_identities"]
+        identities = as_identities(whose, len(x), field, f"train_identities of {file}")
+    if "train_groups" in arrays:
+        groups = as_identities(arrays["train_groups"], len(x), field, f"train_groups of {file}")
     return RawData(
         x=x,
         y=y,
-        identities=None
-        if whose is None
-        else as_identities(whose, len(x), field, f"train_identities of {file}"),
-        groups=None
-        if (alike := arrays.get("train_groups")) is None
-        else as_identities(alike, len(x), field, f"train_groups of {file}"),
+        identities=identities,
+        groups=groups,
         test_x=test_x,
         test_y=test_y,
         classes=class_total([labels for _, labels in splits.values()], field, str(file)),
@@ -179,8 +182,8 @@ def read_arrays(
             with np.load(stream, allow_pickle=False) as archive:
                 arrays = {name: archive[name] for name in wanted if name in archive.files}
     except _DAMAGED_ZIP as error:
-        told = getattr(error, "strerror", None) or str(error)
-        reason = told.partition("\n")[0].rstrip(".") or type(error).__name__
+        cause = reason_of(error)
+        reason = cause.partition("\n")[0].rstrip(".") or type(error).__name__
         raise DataError(
             field,
             str(file),
@@ -191,6 +194,23 @@ def read_arrays(
         if not isinstance(array, np.ndarray):
             raise DataError(field, str(file), f"holds no array in {name}", "Write it with numpy.savez.")
     return arrays
+
+
+def array_names(file: Path, field: str) -> tuple[str, ...]:
+    """Return the names of the arrays in an npz file.
+
+    Raises:
+        DataError: it cannot be read, or lists more arrays than a file of data has.
+    """
+    try:
+        with open_file(file, DATA_BYTES) as stream:
+            _refuse_long_directory(stream)
+            with zipfile.ZipFile(stream) as archive:
+                names = archive.namelist()
+    except _DAMAGED_ZIP as error:
+        problem = f"is no readable npz file of plain arrays ({reason_of(error)})"
+        raise DataError(field, str(file), problem, "Write it with numpy.savez.") from error
+    return tuple(name.removesuffix(".npy") for name in names if name.endswith(".npy"))
 
 
 def _refuse_large(stream: BinaryIO, wanted: tuple[str, ...]) -> int:
@@ -214,8 +234,8 @@ def _refuse_large(stream: BinaryIO, wanted: tuple[str, ...]) -> int:
         if sum(sizes.values()) > DATA_BYTES.most:
             raise ValueError(f"it has {DATA_BYTES.refusal(sum(sizes.values()))}")
         if sum(sizes.values()) > _MOST_UNPACKED + _MOST_RATIO * packed:
-            found = f"{sum(sizes.values()):,} bytes out of {packed:,}"
-            raise ValueError(f"it unpacks to {found}: write it with numpy.savez, which does not compress")
+            extent = f"{sum(sizes.values()):,} bytes out of {packed:,}"
+            raise ValueError(f"it unpacks to {extent}: write it with numpy.savez, which does not compress")
         for name, size in sizes.items():
             with archive.open(f"{name}.npy") as member:
                 stated, entries = _stated(member)
@@ -231,8 +251,10 @@ def _refuse_large(stream: BinaryIO, wanted: tuple[str, ...]) -> int:
 def _stated(member: IO[bytes]) -> tuple[int, int]:
     """Return the bytes of an array, as its header states it, and its entries; an empty dimension counts as one."""
     version = np.lib.format.read_magic(member)
-    read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-    shape, _, dtype = read(member)
+    read_header = (
+        np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+    )
+    shape, _, dtype = read_header(member)
     return math.prod(shape) * dtype.itemsize, math.prod(max(1, size) for size in shape)
 
 
@@ -279,11 +301,11 @@ def read_folder(folder: Path, image_size: int | None) -> RawData:
     labels: list[int] = []
     for label, kind in enumerate(kinds):
         _inside(kind, home)
-        found = [f for f in sorted(kind.iterdir()) if not _left_by_a_system(f)]
-        if not found:
+        images = [f for f in sorted(kind.iterdir()) if not _left_by_a_system(f)]
+        if not images:
             raise DataError(field, str(kind), "is an empty class folder", "Put images there or remove it.")
-        files += [_inside(f, home) for f in found]
-        labels += [label] * len(found)
+        files += [_inside(f, home) for f in images]
+        labels += [label] * len(images)
     x, origins = _images(files, folder, image_size)
     return RawData(
         x=x,
@@ -291,7 +313,7 @@ def read_folder(folder: Path, image_size: int | None) -> RawData:
         origins=origins,
         classes=len(kinds),
         provenance=f"The user's folder {folder.name}; licence not stated in it.",
-        class_names=tuple("".join(c if c.isprintable() else "?" for c in kind.name) for kind in kinds),
+        class_names=tuple(printable(kind.name) for kind in kinds),
     )
 
 
@@ -313,23 +335,30 @@ def _inside(path: Path, home: Path) -> Path:
 
 def _images(files: list[Path], folder: Path, image_size: int | None) -> tuple[Tensor, Tensor]:
     """Return images as one tensor (n, c, h, w): uint8, or float32 if fitted to `image_size`; and origins (n, 2)."""
-    seen = _each(files, folder, _looked_at)
-    channels = 1 if all(grey for _, grey in seen) else 3
-    sizes = sorted({size for size, _ in seen})
+    headers = _each(files, folder, _looked_at)
+    channels = 1 if all(grey for _, grey in headers) else 3
+    sizes = sorted({size for size, _ in headers})
     if image_size is None and len(sizes) > 1:
-        shown = ", ".join(f"{h}x{w}" for h, w in sizes[:4])
+        examples = ", ".join(f"{h}x{w}" for h, w in sizes[:4])
         raise DataError(
-            "dataset.image_size", image_size, f"leaves unlike sizes in {folder} ({shown})", "Give one size."
+            "dataset.image_size",
+            image_size,
+            f"leaves unlike sizes in {folder} ({examples})",
+            "Give one size.",
         )
     each = math.prod(sizes[0]) if image_size is None else 4 * image_size**2
-    if (total := len(files) * channels * each) > DATA_BYTES.most:
+    total = len(files) * channels * each
+    if total > DATA_BYTES.most:
         remedy = "Give a smaller `dataset.image_size`, or fewer images."
         raise DataError("dataset.name", str(folder), f"has {DATA_BYTES.refusal(total)}", remedy)
     refuse_forecast("dataset.name", str(folder), 2 * total)  # one by one, and together
 
     def read(file: Path) -> tuple[Tensor, Tensor]:
         image = as_images(_pixels(file, channels)[None], "dataset.name", str(folder))
-        return image if image_size is None else fit(image, image_size), image_origins(image)
+        origins = image_origins(image)
+        if image_size is not None:
+            image = fit(image, image_size)
+        return image, origins
 
     images, origins = zip(*_each(files, folder, read), strict=True)
     return torch.cat(images), torch.cat(origins)
@@ -337,20 +366,24 @@ def _images(files: list[Path], folder: Path, image_size: int | None) -> tuple[Te
 
 def _each(files: list[Path], folder: Path, read: Callable[[Path], _T]) -> list[_T]:
     """Return what each file holds; refuse all unreadable files in one error."""
-    found, wrong = list[_T](), list[tuple[Path, DataError]]()
+    results, wrong = list[_T](), list[tuple[Path, DataError]]()
     for file in files:
         try:
-            found.append(read(file))
+            results.append(read(file))
         except DataError as error:
             wrong.append((file, error))
     if len(wrong) == 1:
         raise wrong[0][1]
     if wrong:
         names = [f.relative_to(folder.resolve()).as_posix() for f, _ in wrong]
-        shown = ", ".join(names[:_MOST_NAMED]) + (", …" if len(wrong) > _MOST_NAMED else "")
-        problem = f"holds {len(wrong)} files that cannot be read ({shown}); the first {wrong[0][1].problem}"
+        examples = ", ".join(names[:_MOST_NAMED])
+        if len(wrong) > _MOST_NAMED:
+            examples += ", …"
+        problem = (
+            f"holds {len(wrong)} files that cannot be read ({examples}); the first {wrong[0][1].problem}"
+        )
         raise DataError("dataset.name", str(folder), problem, wrong[0][1].remedy)
-    return found
+    return results
 
 
 def _looked_at(file: Path) -> tuple[tuple[int, int], bool]:
@@ -394,10 +427,10 @@ def _opened(file: Path) -> Iterator[Any]:
             "dataset.name", str(file), f"is no image that is read as it is ({error})", remedy
         ) from None
     except (*_DAMAGED, SyntaxError, Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
-        told = getattr(error, "strerror", None) or str(error)
+        reason = reason_of(error)
         raise DataError(
             "dataset.name",
             str(file),
-            f"is no readable image ({told.rstrip('.')})",
+            f"is no readable image ({reason.rstrip('.')})",
             f"Replace or remove it; readable are {', '.join(_FORMATS)}.",
         ) from error

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fdaudit.data.files import read_arrays
-from fdaudit.data.raw import RawData, as_identities, as_images
+from fdaudit.data.raw import RawData, as_identities, as_images, printable
 from fdaudit.errors import DataError
 
 __all__ = ["read_masks"]
@@ -51,17 +51,19 @@ def read_masks(file: Path) -> RawData:
     x = as_images(arrays["images"], _FIELD, f"images of {file}")
     objects = _objects(arrays["instances"], x, f"instances of {file}")
     sites, names = _sites(arrays.get("source"), len(x), f"source of {file}")
-    pictures = arrays.get("picture")
-    told = f"; sites, the largest first: {', '.join(names)}" if names else ""
+    pictures = None
+    if "picture" in arrays:
+        pictures = as_identities(arrays["picture"], len(x), _FIELD, f"picture of {file}")
+    note = f"; sites, the largest first: {', '.join(names)}" if names else ""
     return RawData(
         x=x,
         y=(objects > 0).long(),
         classes=2,
-        provenance=f"The user's file {file.name}{told}; licence not stated in it.",
+        provenance=f"The user's file {file.name}{note}; licence not stated in it.",
         class_names=("background", "object"),
         objects=objects,
         sites=sites,
-        pictures=None if pictures is None else as_identities(pictures, len(x), _FIELD, f"picture of {file}"),
+        pictures=pictures,
     )
 
 
@@ -95,5 +97,5 @@ def _sites(array: NDArray[Any] | None, n: int, what: str) -> tuple[Tensor | None
     rank = np.empty(len(names), dtype=np.int64)
     order = np.argsort(-counts, kind="stable")
     rank[order] = np.arange(len(names))
-    shown = ("".join(c if c.isprintable() else "?" for c in str(names[k])[:60]) for k in order[:_MOST_NAMED])
-    return torch.from_numpy(rank[number]), tuple(shown)
+    examples = tuple(printable(str(names[k])[:60]) for k in order[:_MOST_NAMED])
+    return torch.from_numpy(rank[number]), examples

@@ -12,7 +12,7 @@ from fdaudit.errors import DataError, SpecError
 from fdaudit.limits import MOST_TABLE
 from fdaudit.rng import SecretStream
 from fdaudit.spec.schema import PartitionSpec
-from fdaudit.types import task_of
+from fdaudit.tasks import Labels, labels_of
 
 __all__ = ["class_counts", "class_table", "partition"]
 
@@ -73,8 +73,10 @@ def partition(
     elif pictures is not None and spec.name == "iid":
         parts = _whole_pictures(pictures, clients, stream)
     else:
-        if task_of(y) != "single-label" and spec.name != "iid":
-            y, classes = _principal(y, spec, stream), classes + 1
+        labels = labels_of(y)
+        _refuse_unshared(labels, spec)
+        if not labels.one_class and spec.name != "iid":
+            y, classes = labels.main_class(y, stream), classes + 1
         parts = _RULES[spec.name](y, clients, spec, stream, classes)
     smallest = min(range(clients), key=lambda k: len(parts[k]))
     if len(parts[smallest]) < minimum:
@@ -109,27 +111,15 @@ def _refuse_large_table(clients: int, classes: int) -> None:
 
 
 def class_counts(y: Tensor, classes: int) -> Tensor:
-    """Return the number of records of each class, int64 (classes,), from labels (n,) or multi-label (n, C).
-
-    Multi-label, a record counts for each class that occurs in it; an unknown label counts for nothing. Of masks
-    (n, h, w) the pixels of each class are counted (Gong 2022, Eq. 1 as extended to segmentation).
-    """
-    if task_of(y) == "multi-label":
-        return (y == 1).sum(0)
-    return torch.bincount(y.flatten(), minlength=classes)
+    """Return how often each class occurs in labels, int64 (classes,): in records, or of masks in pixels."""
+    return labels_of(y).counts(y, classes)
 
 
-def _principal(y: Tensor, spec: PartitionSpec, stream: SecretStream) -> Tensor:
-    """Return one class (n,) per multi-label record (n, C): drawn uniformly from its own, or C if it has none."""
-    if task_of(y) == "segmentation":
-        problem = "cannot share out masks: each has pixels of several classes"
-        raise SpecError("partition.name", spec.name, problem, "Use 'iid' or 'by-site'.")
-    if spec.name == "by-class":
-        problem = "cannot share out multi-label records: each belongs to several classes"
-        raise SpecError("partition.name", spec.name, problem, "Use 'iid' or 'dirichlet'.")
-    present = y == 1
-    drawn = torch.from_numpy(stream.uniform(*y.shape)).masked_fill(~present, -1.0).argmax(1)
-    return torch.where(present.any(1), drawn, y.shape[1])
+def _refuse_unshared(labels: Labels, spec: PartitionSpec) -> None:
+    """Refuse a rule by which records with such labels cannot be shared out."""
+    unshared = labels.unshared
+    if unshared is not None and spec.name in unshared.rules:
+        raise SpecError("partition.name", spec.name, unshared.problem, unshared.remedy)
 
 
 def _iid(y: Tensor, clients: int, spec: PartitionSpec, stream: SecretStream, classes: int) -> list[Tensor]:
@@ -145,27 +135,27 @@ def _by_site(sites: Tensor | None, clients: int) -> list[Tensor]:
 
 def _whole_pictures(pictures: Tensor, clients: int, stream: SecretStream) -> list[Tensor]:
     """Share out whole pictures: in random order, cut into parts whose numbers of pictures differ by at most one."""
-    known = pictures.unique()
-    shares = known[torch.from_numpy(stream.permutation(len(known)))].tensor_split(clients)
+    numbers = pictures.unique()
+    shares = numbers[torch.from_numpy(stream.permutation(len(numbers)))].tensor_split(clients)
     return [torch.isin(pictures, share).nonzero().flatten() for share in shares]
 
 
 def _by_class(
     y: Tensor, clients: int, spec: PartitionSpec, stream: SecretStream, classes: int
 ) -> list[Tensor]:
-    wanted = spec.classes_per_client or 1
+    per_client = spec.classes_per_client or 1
     present = torch.bincount(y, minlength=classes).nonzero().flatten()
-    if wanted > len(present):
+    if per_client > len(present):
         raise DataError(
             "partition.classes_per_client",
-            wanted,
+            per_client,
             f"exceeds the {len(present)} classes there are",
             f"Give at most {len(present)}.",
         )
     holders: dict[int, list[int]] = {int(label): [] for label in present}
     for client in range(clients):
         order = present[torch.from_numpy(stream.permutation(len(present)))].tolist()
-        for label in sorted(order, key=lambda c: len(holders[c]))[:wanted]:
+        for label in sorted(order, key=lambda c: len(holders[c]))[:per_client]:
             holders[label].append(client)
     parts: list[list[Tensor]] = [[] for _ in range(clients)]
     for label, held_by in holders.items():
@@ -173,7 +163,7 @@ def _by_class(
         if len(records) < len(held_by):
             raise DataError(
                 "partition.classes_per_client",
-                wanted,
+                per_client,
                 f"asks {len(held_by)} clients to share the {len(records)} records of class {label}",
                 "Lower it, or use fewer clients or more data.",
             )

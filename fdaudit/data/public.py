@@ -62,23 +62,26 @@ def shifted_copies(x: Tensor, copies: int) -> Tensor:
     """
     n, _, height, width = x.shape
     down, right = height // 8, width // 8
-    drawn = child(0, "public", "copies")
-    made = [x]
+    stream = child(0, "public", "copies")
+    blocks = [x]
     for _ in range(copies - 1):
-        rows = torch.randint(2 * down + 1, (n,), generator=drawn)[:, None] + torch.arange(height)
-        columns = torch.randint(2 * right + 1, (n,), generator=drawn)[:, None] + torch.arange(width)
+        rows = torch.randint(2 * down + 1, (n,), generator=stream)[:, None] + torch.arange(height)
+        columns = torch.randint(2 * right + 1, (n,), generator=stream)[:, None] + torch.arange(width)
         wide = F.pad(x, (right, right, down, down))
-        made.append(
+        blocks.append(
             wide[torch.arange(n)[:, None, None], :, rows[:, :, None], columns[:, None]].movedim(-1, 1)
         )
-    return torch.cat(made)
+    return torch.cat(blocks)
 
 
 def _copied(copies: int, dataset: Dataset, x: Tensor, y: Tensor, *, labelled: bool) -> tuple[Tensor, Tensor]:
     field = "public_copies"
-    if dataset.task == "text":
-        raise SpecError(field, copies, "shifts images, and the records are texts", "Leave it out.")
-    if labelled and dataset.task == "segmentation":
+    task = dataset.task
+    if not task.inputs.shifted:
+        raise SpecError(
+            field, copies, f"shifts images, and the records are {task.inputs.plural}", "Leave it out."
+        )
+    if labelled and task.labels.dense:
         raise SpecError(field, copies, "would shift images without their known masks", "Leave it out.")
     if copies * x.numel() * x.element_size() > DATA_BYTES.most:
         raise SpecError(

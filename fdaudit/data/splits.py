@@ -15,7 +15,7 @@ from fdaudit.data.stratify import apportion, stratified_draw
 from fdaudit.errors import DataError
 from fdaudit.rng import SecretStream
 from fdaudit.spec.schema import PartitionSpec, SplitSpec
-from fdaudit.types import task_of
+from fdaudit.tasks import labels_of
 
 __all__ = ["ClientSplit", "Splits", "make_splits", "set_aside", "split_client", "test_xy"]
 
@@ -60,12 +60,12 @@ class Splits:
 
     def to_dict(self) -> dict[str, Tensor]:
         """Return a flat mapping of names to int64 tensors, ready for safetensors."""
-        named = {name: getattr(self, name) for name in _SHARED}
+        rows = {name: getattr(self, name) for name in _SHARED}
         for k, client in enumerate(self.clients):
-            named |= {f"client/{k}/{name}": getattr(client, name) for name in _OWN}
+            rows |= {f"client/{k}/{name}": getattr(client, name) for name in _OWN}
             if len(client.canaries):
-                named[f"client/{k}/canaries"] = client.canaries
-        return {name: tensor.contiguous() for name, tensor in named.items()}
+                rows[f"client/{k}/canaries"] = client.canaries
+        return {name: tensor.contiguous() for name, tensor in rows.items()}
 
 
 _SHARED = ("proxy", "auxiliary", "test", "class_table")
@@ -109,19 +109,23 @@ def make_splits(
     names = ("proxy", "auxiliary") if own_test else ("test", "proxy", "auxiliary")
     fractions = {name: getattr(split_spec, name) for name in names}
     sites, pictures = dataset.sites, dataset.pictures
-    if dataset.task == "segmentation":
-        pictures = torch.arange(len(y)) if pictures is None else pictures
+    if dataset.task.labels.by_picture:
+        if pictures is None:
+            pictures = torch.arange(len(y))
         used = _used(dataset, clients, partition_spec)
-        held, rest = _set_aside_pictures(used, pictures, sites, fractions, stream)
+        shared, rest = _set_aside_pictures(used, pictures, sites, fractions, stream)
     else:
-        held, rest = set_aside(y, fractions, classes, stream)
-    if dataset.test_y is not None:
-        held["test"] = torch.arange(len(dataset.test_y))
-    if not len(held["test"]):
+        shared, rest = set_aside(y, fractions, classes, stream)
+    test_y = dataset.test_y
+    if test_y is None:
+        test_y = y[shared["test"]]
+    else:
+        shared["test"] = torch.arange(len(test_y))
+    if not len(test_y):
         raise DataError(
             "splits.test", split_spec.test, f"leaves no test record out of {len(y)}", "Raise the fraction."
         )
-    _refuse_unmeasurable(y[held["test"]] if dataset.test_y is None else dataset.test_y, split_spec.test)
+    _refuse_unmeasurable(test_y, split_spec.test)
     minimum = 2 if split_spec.candidates else 1
     try:
         parts = partition(
@@ -134,17 +138,18 @@ def make_splits(
             sites=None if sites is None else sites[rest],
             pictures=None if pictures is None else pictures[rest],
         )
-        made = tuple(
+        client_splits = tuple(
             split_client(k, rest[part], y, classes, split_spec.candidates, stream, pictures)
             for k, part in enumerate(parts)
         )
     except DataError as error:
         enough = math.ceil(clients * (classes + 1) * len(y) / max(len(rest), 1))
-        if task_of(y) != "single-label" or len(y) >= enough:
+        if not dataset.task.labels.one_class or len(y) >= enough:
             raise
-        told = f"There are {len(y)}; {enough} are enough for {clients} clients and {classes} classes, shared evenly."
-        raise DataError(error.field, error.value, error.problem, f"{error.remedy} {told}") from None
-    return Splits(clients=made, class_table=class_table(y, [c.train for c in made], classes), **held)
+        advice = f"There are {len(y)}; {enough} are enough for {clients} clients and {classes} classes, shared evenly."
+        raise DataError(error.field, error.value, error.problem, f"{error.remedy} {advice}") from None
+    table = class_table(y, [c.train for c in client_splits], classes)
+    return Splits(clients=client_splits, class_table=table, **shared)
 
 
 def set_aside(
@@ -159,12 +164,12 @@ def set_aside(
         stream: source of every random choice.
     """
     rest = torch.arange(len(y))
-    held: dict[str, Tensor] = {}
+    shared: dict[str, Tensor] = {}
     for name, fraction in fractions.items():
         total = round(fraction * len(y))
-        drawn, left = stratified_draw(y[rest], min(total, len(rest)), classes, stream)
-        held[name], rest = rest[drawn], rest[left]
-    return held, rest
+        sample, remainder = stratified_draw(y[rest], min(total, len(rest)), classes, stream)
+        shared[name], rest = rest[sample], rest[remainder]
+    return shared, rest
 
 
 def _used(dataset: Dataset, clients: int, rule: PartitionSpec) -> Tensor:
@@ -200,22 +205,22 @@ def _set_aside_pictures(
         fractions: the share of the records, by name; drawn in this order.
         stream: source of every random choice.
     """
-    found: dict[str, list[Tensor]] = {name: [] for name in (*fractions, "rest")}
+    rows: dict[str, list[Tensor]] = {name: [] for name in (*fractions, "rest")}
     where = torch.zeros_like(used) if sites is None else sites[used]
     for site in where.unique():
         own = used[where == site]
-        known = pictures[own].unique()
-        queue = known[torch.from_numpy(stream.permutation(len(known)))].tolist()
+        numbers = pictures[own].unique()
+        queue = numbers[torch.from_numpy(stream.permutation(len(numbers)))].tolist()
         for name, fraction in fractions.items():
-            wanted, drawn = round(fraction * len(own)), 0
-            while queue and drawn < wanted:
+            target, count = round(fraction * len(own)), 0
+            while queue and count < target:
                 records = own[pictures[own] == queue.pop()]
-                found[name].append(records)
-                drawn += len(records)
-        found["rest"].append(own[torch.isin(pictures[own], torch.tensor(queue, dtype=torch.int64))])
-    made = {name: torch.cat([used[:0], *parts]).sort().values for name, parts in found.items()}
-    rest = made.pop("rest")
-    return made, rest
+                rows[name].append(records)
+                count += len(records)
+        rows["rest"].append(own[torch.isin(pictures[own], torch.tensor(queue, dtype=torch.int64))])
+    sorted_rows = {name: torch.cat([used[:0], *parts]).sort().values for name, parts in rows.items()}
+    rest = sorted_rows.pop("rest")
+    return sorted_rows, rest
 
 
 def test_xy(dataset: Dataset, splits: Splits) -> tuple[Tensor, Tensor]:
@@ -229,9 +234,9 @@ test_xy.__test__ = False  # type: ignore[attr-defined]  # pytest collects functi
 
 
 def _refuse_unmeasurable(y: Tensor, fraction: float) -> None:
-    """Refuse test records without a class that both occurs and is absent: an area under the ROC curve needs one."""
-    if task_of(y) == "multi-label" and not bool(((y == 1).any(0) & (y == 0).any(0)).any()):
-        problem = f"gives {len(y)} test records in which no class both occurs and is absent"
+    """Refuse test records with labels y from which the utility of a model cannot be measured."""
+    problem = labels_of(y).unmeasurable(y)
+    if problem:
         raise DataError("splits.test", fraction, problem, "Raise the fraction, or label more test records.")
 
 
@@ -258,15 +263,14 @@ def split_client(
     Raises:
         DataError: the client cannot form a single pair.
     """
+    labels = labels_of(y)
     pool, alike = records, "records of one class"
-    if task_of(y) == "single-label":
-        group, most = y[records], int((torch.bincount(y[records], minlength=classes) // 2).sum())
-    elif task_of(y) == "segmentation":
+    if labels.by_picture:
         pictures = torch.arange(len(y)) if pictures is None else pictures
         pool, alike = _one_of_each(records, pictures, stream), "pictures"
-        group, most = torch.zeros_like(pool), len(pool) // 2
-    else:
-        group, most = y[records].unique(dim=0, return_inverse=True)[1], len(records) // 2
+    group, most = labels.groups(y[pool]), len(pool) // 2
+    if labels.paired_alike:
+        most = int((group.bincount() // 2).sum())
     total = min(wanted, most)
     if wanted and not total:
         raise DataError(
@@ -275,12 +279,12 @@ def split_client(
             f"asks for matched pairs, but client/{number} has no two {alike}",
             "Use fewer clients, more data, or another partition.",
         )
-    drawn = _pairs(pool, group, total, stream)
-    coin = torch.from_numpy(stream.integers(2, len(drawn), 1))
-    members, non_members = (drawn.gather(1, side).flatten() for side in (coin, 1 - coin))
+    pairs = _pairs(pool, group, total, stream)
+    coin = torch.from_numpy(stream.integers(2, len(pairs), 1))
+    members, non_members = (pairs.gather(1, side).flatten() for side in (coin, 1 - coin))
     unused = torch.isin(records, non_members)
-    if task_of(y) == "segmentation" and pictures is not None:
-        unused = torch.isin(pictures[records], pictures[drawn.flatten()]) & ~torch.isin(records, members)
+    if labels.by_picture and pictures is not None:
+        unused = torch.isin(pictures[records], pictures[pairs.flatten()]) & ~torch.isin(records, members)
     return ClientSplit(train=records[~unused], members=members, non_members=non_members)
 
 
@@ -303,6 +307,8 @@ def _pairs(records: Tensor, group: Tensor, total: int, stream: SecretStream) -> 
         pairs.append(alike[torch.from_numpy(stream.permutation(len(alike)))[: 2 * share]].view(-1, 2))
     missing = total - sum(room)
     if missing > 0:
-        left = records[~torch.isin(records, torch.cat(pairs))]
-        pairs.append(left[torch.from_numpy(stream.permutation(len(left)))[: 2 * missing]].view(-1, 2))
+        remainder = records[~torch.isin(records, torch.cat(pairs))]
+        pairs.append(
+            remainder[torch.from_numpy(stream.permutation(len(remainder)))[: 2 * missing]].view(-1, 2)
+        )
     return torch.cat(pairs)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fdaudit.rng import SecretStream
-from fdaudit.types import task_of
+from fdaudit.tasks import labels_of
 
 __all__ = ["apportion", "stratified_draw"]
 
@@ -36,19 +36,19 @@ def apportion(total: int, weights: Sequence[int], caps: Sequence[int] | None = N
     whole = max(sum(weights), 1)
     shares = [min(total * weight // whole, cap) for weight, cap in zip(weights, caps, strict=True)]
     by_remainder = sorted(range(len(weights)), key=lambda i: (-(total * weights[i] % whole), i))
-    left = total - sum(shares)
-    while left:
+    remainder = total - sum(shares)
+    while remainder:
         for i in by_remainder:
-            if left and shares[i] < caps[i]:
+            if remainder and shares[i] < caps[i]:
                 shares[i] += 1
-                left -= 1
+                remainder -= 1
     return shares
 
 
 def stratified_draw(y: Tensor, total: int, classes: int, stream: SecretStream) -> tuple[Tensor, Tensor]:
     """Return a random sample of `total` records with the classes in proportion, and the rest.
 
-    Multi-label records and masks belong to several classes: their sample is a plain random one.
+    Records that belong to several classes, or whose pixels do, are sampled at random.
 
     Args:
         y: (n,) class labels, (n, C) multi-label ones or masks (n, h, w); the only input to the draw.
@@ -59,12 +59,12 @@ def stratified_draw(y: Tensor, total: int, classes: int, stream: SecretStream) -
     Returns:
         Two ascending index tensors (total,) and (n - total,) into `y`.
     """
-    if task_of(y) != "single-label":
+    if not labels_of(y).one_class:
         order = torch.from_numpy(stream.permutation(len(y)))
         return order[:total].sort().values, order[total:].sort().values
     shares = apportion(total, torch.bincount(y, minlength=classes).tolist())
-    drawn = torch.zeros(len(y), dtype=torch.bool)
+    sample = torch.zeros(len(y), dtype=torch.bool)
     for label, share in enumerate(shares):
         of_class = (y == label).nonzero().flatten()
-        drawn[of_class[torch.from_numpy(stream.permutation(len(of_class)))[:share]]] = True
-    return drawn.nonzero().flatten(), (~drawn).nonzero().flatten()
+        sample[of_class[torch.from_numpy(stream.permutation(len(of_class)))[:share]]] = True
+    return sample.nonzero().flatten(), (~sample).nonzero().flatten()

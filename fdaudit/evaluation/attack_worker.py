@@ -44,7 +44,7 @@ def _work(value: dict[str, Any], say: Say) -> None:
     """Say the outcome of each cell of a piece."""
     from fdaudit.errors import plugin_line
     from fdaudit.evaluation import runner
-    from fdaudit.planning.run_directory import RunDirectory
+    from fdaudit.scoring.run_directory import RunDirectory
     from fdaudit.spec.trust import trust_code
 
     trust_code(value["trusted"])
@@ -55,7 +55,7 @@ def _work(value: dict[str, Any], say: Say) -> None:
                 _desks.pop().close()
             _settle(value.get("home"))
             _desks.append(runner.Desk(RunDirectory.reopen(run)))
-        piece = runner.Piece.from_json(value, _desks[0].run.plan)
+        piece = runner.Piece.from_json(value, _desks[0].run.case)
         for cell, seconds in _desks[0].cells(piece):
             say({"adversary": cell.adversary, "cell": cell.plain(), "seconds": seconds})
     except Exception as error:  # a cell's error fails that cell: here the run itself is unavailable

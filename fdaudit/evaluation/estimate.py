@@ -13,19 +13,17 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from fdaudit.adversary.attack_plan import AttackPlan
-from fdaudit.adversary.view import view_of
 from fdaudit.goals import GOALS
-from fdaudit.handout.oracle_server import Answering
 from fdaudit.planning.case import Case
-from fdaudit.planning.run_directory import RunDirectory
+from fdaudit.registry import AttackCard
+from fdaudit.scoring.run_directory import RunDirectory
 from fdaudit.storage.timings import read_timings
-from fdaudit.types import ONLY_SINGLE_LABEL
+from fdaudit.transcript.messages import role
 
 __all__ = ["Estimate", "Unit", "Work", "estimate"]
 
@@ -63,9 +61,9 @@ class Work:
     grows: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, card: Mapping[str, Any]) -> Work | None:
+    def of(cls, card: AttackCard) -> Work | None:
         """Return the work that an attack's card states; None if it states none, or something else."""
-        stated = card.get("work")
+        stated = card.work
         if not isinstance(stated, Mapping) or not stated.keys() <= cls.__dataclass_fields__.keys():
             return None
         grows = stated.get("grows", ())
@@ -76,7 +74,7 @@ class Work:
 
     def growth(self, attack: AttackPlan) -> float:
         """Return how many times the work of the profile `quick` an attack's settings ask for."""
-        quick, asked, found = attack.card["profiles"]["quick"], attack.params or {}, 1.0
+        quick, asked, found = attack.card.profiles["quick"], attack.params or {}, 1.0
         for name in self.grows:
             if _amount(quick.get(name)) and quick[name] and _amount(asked.get(name)):
                 found *= asked[name] / quick[name]
@@ -106,11 +104,11 @@ class Unit:
     kept: int
 
     @classmethod
-    def measured(cls, plan: Case) -> Unit:
-        """Measure a step of a plan's network, in the caller's number of threads."""
-        network = plan.trainer().network(plan.initial()).eval()
+    def measured(cls, case: Case) -> Unit:
+        """Measure a step of a case's network, in the caller's number of threads."""
+        network = case.trainer().network(case.initial()).eval()
         weights = [p for p in network.parameters() if p.requires_grad]
-        images = plan.architecture.blank_inputs(_BATCH, weights[0].device)
+        images = case.architecture.blank_inputs(_BATCH, weights[0].device)
         own, kept = {p.data_ptr() for p in network.parameters()}, dict[int, int]()
 
         def count(tensor: Tensor) -> Tensor:
@@ -188,26 +186,26 @@ def estimate(run: RunDirectory, cells: Mapping[AttackPlan, Sequence[str]], proce
         cells: the adversaries of each attack.
         processes: how many processes run them.
     """
-    plan = run.plan
+    case = run.case
     seen = {x: _Seen.by(run, x) for names in cells.values() for x in names}
-    asked = {a: n for a, names in cells.items() if (n := sum(seen[x].suffices(a, plan) for x in names))}
-    if not asked or "architecture" in plan.lacks:
+    asked = {a: n for a, names in cells.items() if (n := sum(seen[x].suffices(a, case) for x in names))}
+    if not asked or case.networks is None:
         return None
-    unit, federation = Unit.measured(plan), read_timings(run.path).get("federation", 0.0)
+    unit, federation = Unit.measured(case), read_timings(run.path).get("federation", 0.0)
     works = {a: Work.of(a.card) for a in asked}
     seconds = {a: _seconds(a, w, n, unit, federation) for a, n in asked.items() if (w := works[a])}
-    members = any(GOALS[a.card["goal"]].challenged for a in asked)
+    members = any(GOALS[a.card.goal].challenged for a in asked)
     # All membership attacks share one rehearsal of the run: their power control.
-    shared = federation if members and plan.spec.rehearses and plan.stand_in is not None else 0.0
+    shared = federation if members and case.spec.rehearses and case.stand_in is not None else 0.0
     longest = max(seconds, key=lambda a: seconds[a], default=None)
     alone = seconds[longest] if longest else 0.0
     return Estimate(
         cells=sum(asked.values()),
         processes=processes,
         seconds=max((sum(seconds.values()) + shared) / processes, alone),
-        gigabytes=_gigabytes(plan, unit, processes),
+        gigabytes=_gigabytes(case, unit, processes),
         longest=longest.name if longest else "",
-        shape=plan.architecture.input_shape,
+        shape=case.architecture.input_shape,
         unstated=tuple(a.name for a in asked if works[a] is None),
     )
 
@@ -217,11 +215,11 @@ def _seconds(attack: AttackPlan, work: Work, cells: int, unit: Unit, federation:
     return work.growth(attack) * (steps + work.rehearsals * federation)
 
 
-def _gigabytes(plan: Case, unit: Unit, processes: int) -> float:
+def _gigabytes(case: Case, unit: Unit, processes: int) -> float:
     """Return the memory of all processes: each holds the records, and gradients of many records at once."""
-    records = max((len(client.train) for client in plan.splits.clients), default=_RECORDS)
+    records = max((len(client.train) for client in case.splits.clients), default=_RECORDS)
     values = min(_RECORDS, max(1, records)) * (unit.parameters + _KEPT * unit.kept)
-    data = plan.dataset.x.nbytes
+    data = 0 if case.missing("images") else case.dataset.x.nbytes
     return _MAIN + data / 1e9 + processes * (_EACH + (4 * values + data) / 1e9)
 
 
@@ -241,26 +239,24 @@ class _Seen:
 
     @classmethod
     def by(cls, run: RunDirectory, adversary: str) -> _Seen:
-        plan, members = run.plan, adversary.split("+")
-        view = view_of(
-            run.path / "transcript",
-            adversary,
-            parties=plan.parties,
-            hyperparameters=plan.settings,
-            transport=plan.spec.transport,
-        )
-        answering = Answering(plan, run.vault)
-        clients = {m.seq: m.sender.startswith("client/") for m in view.messages}
+        members = adversary.split("+")
+        view = run.view(adversary)
+        sent, published = set[str](), set[str]()
+        for message in view.messages:
+            if role(message.sender) != "client":
+                published.add(message.kind)
+            elif message.sender not in members:
+                sent.add(message.kind)
         return cls(
-            sent=frozenset(m.kind for m in view.messages if clients[m.seq] and m.sender not in members),
-            published=frozenset(m.kind for m in view.messages if not clients[m.seq]),
-            answers=frozenset(a for a in ("soft", "hard") if answering.oracle(members, a) is not None),
+            sent=frozenset(sent),
+            published=frozenset(published),
+            answers=frozenset(a for a in ("soft", "hard") if run.answering.oracle(members, a) is not None),
         )
 
-    def suffices(self, attack: AttackPlan, plan: Case) -> bool:
+    def suffices(self, attack: AttackPlan, case: Case) -> bool:
         """Return whether the attack may apply: its adversary sees a message that it needs, or may ask its oracle."""
         card = attack.card
-        if plan.dataset.task not in card.get("tasks", ONLY_SINGLE_LABEL) or plan.lacking(attack):
+        if case.dataset.task.name not in card.tasks or case.lacking(attack):
             return False
-        published = self.published if card.get("control", {}).get("on") not in _FROM_VICTIMS else ()
-        return card.get("oracle") in self.answers or bool(set(card["needs"]) & {*self.sent, *published})
+        published = self.published if card.control["on"] not in _FROM_VICTIMS else ()
+        return card.oracle in self.answers or bool(set(card.needs) & {*self.sent, *published})

@@ -30,9 +30,9 @@ from fdaudit.parallel.memory import fitting
 from fdaudit.parallel.pool import Pool, Workers
 from fdaudit.planning.attacks import plan_attack
 from fdaudit.planning.case import Case
-from fdaudit.planning.run_directory import RunDirectory
 from fdaudit.progress import Tick
 from fdaudit.result import Cell, read_cell
+from fdaudit.scoring.run_directory import RunDirectory
 from fdaudit.scoring.scoring import forget_other_scores, outcome_path
 from fdaudit.spec.trust import trusted_code
 from fdaudit.storage.files import save_json, save_json_together
@@ -67,9 +67,9 @@ class Piece:
         }
 
     @classmethod
-    def from_json(cls, value: dict[str, Any], plan: Case) -> Piece:
+    def from_json(cls, value: dict[str, Any], case: Case) -> Piece:
         """Return the piece, with its attack loaded by its name."""
-        attack = plan_attack(value["attack"], value["params"], plan.spec, "attack", tuple(value["among"]))
+        attack = plan_attack(value["attack"], value["params"], case.spec, "attack", tuple(value["among"]))
         return cls(Path(value["run"]), attack, tuple(value["adversaries"]), tuple(map(Path, value["beside"])))
 
 
@@ -84,7 +84,7 @@ class Desk:
     @cached_property
     def _stage(self) -> Stage:
         return Stage(
-            replace(self.run, plan=self.run.plan.on_one_thread()), self._open.enter_context(handed_folder())
+            replace(self.run, case=self.run.case.on_one_thread()), self._open.enter_context(handed_folder())
         )
 
     def cells(self, piece: Piece) -> Iterator[tuple[Cell, float]]:
@@ -110,6 +110,7 @@ def attack_cells(
     beside: Sequence[Path] = (),
     workers: Workers | None = None,
     tick: Tick = lambda what, done, total: None,
+    stored: Callable[[Cell], None] = lambda cell: None,
 ) -> list[Cell]:
     """Run every adversary x attack cell without an outcome, and store each outcome at once.
 
@@ -120,13 +121,14 @@ def attack_cells(
         beside: runs with the same secret; their controls are reused.
         workers: workers that replace local processes, if there is more than one cell and no accelerator.
         tick: progress; it is told an estimate of time and memory before the first cell.
+        stored: called with each cell whose outcome is on disk.
 
     Returns:
         The cells that ran, in the order of adversaries, then of attacks.
     """
-    plan, path = run.plan, run.path
+    case, path = run.case, run.path
     adversaries = tuple(
-        dict.fromkeys([*plan.spec.adversaries, *(a for p in plan.attacks for a in p.adversaries)])
+        dict.fromkeys([*case.spec.adversaries, *(a for p in case.attacks for a in p.adversaries)])
     )
     due = {
         attack: [
@@ -134,9 +136,9 @@ def attack_cells(
             for a in adversaries
             if only(a, attack.name) and (again or not _path(path, a, attack.name).is_file())
         ]
-        for attack in plan.attacks
+        for attack in case.attacks
     }
-    unasked = [c for k, names in due.items() for a in names if (c := not_asked(plan, a, k)) is not None]
+    unasked = [c for k, names in due.items() for a in names if (c := not_asked(case, a, k)) is not None]
     make_folder(path / "attacks")
     save_json_together({_path(path, c.adversary, c.attack): c.plain() for c in unasked}, indent=1)
     found = {(c.adversary, c.attack): c for c in unasked}
@@ -145,7 +147,7 @@ def attack_cells(
         for k, names in due.items()
     ]
     pieces = [p for p in pieces if p.adversaries]
-    total = len(adversaries) * len(plan.attacks)
+    total = len(adversaries) * len(case.attacks)
     done = total - sum(len(p.adversaries) for p in pieces)
 
     def say(what: str) -> None:
@@ -157,26 +159,27 @@ def attack_cells(
             save_json(_path(path, cell.adversary, cell.attack), cell.plain(), indent=1)
             forget_other_scores(run.vault, cell)
             note_time(path, cell.id, seconds, anew=True)
+            stored(cell)
             found[cell.adversary, cell.attack] = cell
             done += 1
             say(f"{cell.adversary}: {cell.attack}")
-    return [found[a, k.name] for a in adversaries for k in plan.attacks if (a, k.name) in found]
+    return [found[a, k.name] for a in adversaries for k in case.attacks if (a, k.name) in found]
 
 
-def stand_by(plan: Case) -> None:
+def stand_by(case: Case) -> None:
     """Start the local processes for a run's cells, so that they are ready when its federation ends."""
-    cells = sum(len(a.adversaries) for a in plan.attacks if a.params is not None)
-    workers = _workers(plan, cells, None)
+    cells = sum(len(a.adversaries) for a in case.attacks if a.params is not None)
+    workers = _workers(case, cells, None)
     if isinstance(workers, Pool):
         workers.stand_by()
-    elif plan.execution.device.startswith("cuda"):
+    elif case.execution.device.startswith("cuda"):
         dismiss()
 
 
 def _say_estimate(run: RunDirectory, pieces: Sequence[Piece], others: Workers | None, tick: Tick) -> None:
     """Say how long the cells of the pieces take and how much memory, if there are any."""
     cells = sum(len(p.adversaries) for p in pieces)
-    workers = _workers(run.plan, cells, others)
+    workers = _workers(run.case, cells, others)
     processes = 1 if workers is None else min(workers.size, cells)
     with _one_thread():
         found = estimate(run, {p.attack: p.adversaries for p in pieces}, processes)
@@ -188,7 +191,7 @@ def _outcomes(
     run: RunDirectory, pieces: Sequence[Piece], others: Workers | None, say: Callable[[str], None]
 ) -> Generator[tuple[Cell, float], None, None]:
     """Yield every cell of the pieces when it is done, run here or by workers if there is enough to do."""
-    workers = _workers(run.plan, sum(len(p.adversaries) for p in pieces), others)
+    workers = _workers(run.case, sum(len(p.adversaries) for p in pieces), others)
     if workers is not None and len(pieces) < workers.size:  # few attacks: split by adversary instead
         pieces = [replace(p, adversaries=(a,)) for p in pieces for a in p.adversaries]
     if workers is not None and len(pieces) > 1:
@@ -199,16 +202,16 @@ def _outcomes(
             yield from desk.cells(piece)
 
 
-def _workers(plan: Case, cells: int, others: Workers | None) -> Workers | None:
+def _workers(case: Case, cells: int, others: Workers | None) -> Workers | None:
     """Return the workers that run cells; None, for this process, on an accelerator or with one cell or one thread."""
-    if plan.execution.device.startswith("cuda") or cells < 2:
+    if case.execution.device.startswith("cuda") or cells < 2:
         return None
-    return others or _processes(plan, cells)
+    return others or _processes(case, cells)
 
 
-def _processes(plan: Case, cells: int) -> Pool | None:
+def _processes(case: Case, cells: int) -> Pool | None:
     """Return processes of this machine, as many as the run has threads and memory has room for; None for one."""
-    size = min(plan.execution.threads, cells, fitting())
+    size = min(case.execution.threads, cells, fitting())
     return None if size < 2 else attack_pool(size)
 
 

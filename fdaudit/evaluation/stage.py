@@ -20,7 +20,7 @@ from torch import Tensor
 from fdaudit.adversary.attack_plan import AttackPlan
 from fdaudit.adversary.knowledge import Knowledge
 from fdaudit.adversary.oracle import Oracle
-from fdaudit.adversary.view import View, export_view, open_view, view_of
+from fdaudit.adversary.view import View, export_view, open_view
 from fdaudit.errors import RunError, plugin_line
 from fdaudit.evaluation.controls.kept import kept_controls
 from fdaudit.evaluation.controls.rehearsed import Rehearsed
@@ -28,32 +28,27 @@ from fdaudit.goals import GOALS, Guess, goal_of
 from fdaudit.goals.model_extraction import RELEASED
 from fdaudit.handout.auxiliary import Assumption, assumptions, known, merged, others, shared
 from fdaudit.handout.handed import Adversary, handed_folder, without_records
-from fdaudit.handout.oracle_server import Answering
 from fdaudit.handout.rehearsals import rehearsal_of
-from fdaudit.isolation.attacker import AttackFailedError, Tried, attack, one_cell
+from fdaudit.isolation.attacker import AttackFailedError, CellAttacks, attack, one_cell
 from fdaudit.isolation.schema import Trial
 from fdaudit.planning.case import Case
-from fdaudit.planning.run_directory import RunDirectory
+from fdaudit.registry import AttackCard
 from fdaudit.result import Canaries, Cell, Control, Controls, Queries, Target, cell_directory
+from fdaudit.result.cell import noted
 from fdaudit.rng import SecretStream, child_seed
-from fdaudit.scoring.goals.scorer import Asked, Inputs
-from fdaudit.scoring.ground_truth import Truth
+from fdaudit.scoring.goals.scorer import CheckedTask
 from fdaudit.scoring.guesses import check_guesses, refuse_too_many
-from fdaudit.scoring.scoring import Scorer, keep_scores
-from fdaudit.transcript.manifest import read_manifest
+from fdaudit.scoring.run_directory import RunDirectory
+from fdaudit.scoring.scoring import keep_scores
+from fdaudit.tasks import tasks_named
 from fdaudit.transcript.transcript import Position, Transcript
-from fdaudit.types import ONLY_SINGLE_LABEL, AttackTask, Challenge, Figure
+from fdaudit.types import AttackTask, Challenge, Figure
 
 __all__ = ["Adversary", "Stage", "handed_folder", "not_asked"]
 
 _NO_MODEL = "a client's own model is not on record, so a copy of it cannot be scored"
-_OTHER_TASK = {
-    "multi-label": "the attack needs records of one class each, not multi-label",
-    "segmentation": "the attack needs one answer for each record, not one for each pixel",
-    "text": "the attack works on images, not on texts",
-}
-"""Why an attack that does not declare a task does not apply."""
-_ONLY_TEXTS = "the attack works on texts, not on images"
+_GAIN_FOUND = 1.0
+"""dB over the prior. Below it an attack may have looked for images on another scale."""
 _MOST_LOGGED = 4 << 20
 """Bytes of questions and answers that an oracle's log keeps in full per cell; later ones are kept as digests."""
 
@@ -67,16 +62,8 @@ class Stage:
     """
 
     def __init__(self, run: RunDirectory, common: Path | None = None) -> None:
-        self.plan, self.run, self._common = (plan := run.plan), run.path, common
-        self._run, self._vault = run, run.vault
-        self._truth = Truth(plan, self._vault)
-        self._answering = Answering(plan, self._vault)
-        self._rehearsed = Rehearsed(plan, self._vault.directory / "rehearsal", self._truth)
-        unclassed = plan.dataset.task == "segmentation"  # the encoder is a classifier's
-        encode = None if "auxiliary" in plan.lacks or unclassed else plan.encoder
-        self._clients = {client: number for number, client in enumerate(plan.clients)}
-        inputs = Inputs(truth=self._truth, run=run.path, vault=self._vault, encode=encode)
-        self._scorer = Scorer(inputs)
+        self.run, self.case, self._common = run, run.case, common
+        self._rehearsed = Rehearsed(run)
 
     # -- what an attack is given ----------------------------------------------------------------------------
 
@@ -88,43 +75,35 @@ class Stage:
         """
         with handed_folder() as folder:
             (scratch := folder / "rehearsals").mkdir()
-            export_view(self.view(name), folder / "view")
+            export_view(self.run.view(name), folder / "view")
             yield Adversary(name, open_view(folder / "view"), scratch)
 
-    def view(self, name: str) -> View:
-        """Return the view of an adversary on the run's own transcript."""
-        members = self._clients.keys() & name.split("+")
-        own = {k: self.plan.records(k) for k in sorted(members, key=self._clients.__getitem__)}
-        return view_of(
-            self.run / "transcript",
-            name,
-            parties=self.plan.parties,
-            hyperparameters=self.plan.settings,
-            transport=self.plan.spec.transport,
-            own_data=own,
-        )
-
     def knowledge(
-        self, adversary: Adversary, card: Mapping[str, Any] | None = None, held: Assumption | None = None
+        self, adversary: Adversary, card: AttackCard | None = None, held: Assumption | None = None
     ) -> Knowledge:
         """Return an adversary's assumed knowledge, by an attack's card; it holds no weight of any party."""
-        able = self.plan.stand_in is not None
+        able = self.case.stand_in is not None
         return known(
-            self.plan,
-            held or others(self.plan),
-            card or {},
-            rehearsal_of(self.plan, adversary.name, own=adversary.scratch, everybody=self._common)
+            self.case,
+            held or others(self.case),
+            card,
+            rehearsal_of(self.case, adversary.name, own=adversary.scratch, everybody=self._common)
             if able
             else None,
         )
 
     def victims(self, adversary: str) -> tuple[str, ...]:
         """Return the victims: the first clients that do not belong to the adversary, fixed before the run."""
-        return self.plan.victims(adversary)
+        return self.case.victims(adversary)
 
     def challenges(self, adversary: str) -> dict[str, Challenge]:
-        """Return the membership challenges on an adversary's victims; a victim without matched pairs has none."""
-        issued = {k: self._truth.challenge(k)[0] for k in self.victims(adversary)}
+        """Return the membership challenges on an adversary's victims.
+
+        A victim without matched pairs has none, nor has one whose images were not brought.
+        """
+        if self.case.missing("images"):
+            return {}
+        issued = {k: self.run.truth.challenge(k)[0] for k in self.victims(adversary)}
         return {k: challenge for k, challenge in issued.items() if len(challenge.y)}
 
     def check(self, adversary: str, guesses: Sequence[Guess], victims: Sequence[str] | None = None) -> None:
@@ -138,10 +117,10 @@ class Stage:
         Raises:
             ValueError: the guesses are not about the victims or their challenges.
         """
-        view = self.view(adversary)
+        view = self.run.view(adversary)
         about = self.victims(adversary) if victims is None else victims
         check_guesses(guesses, self._asked(guesses, about, self.challenges(adversary), view))
-        refuse_too_many(guesses, view, self._truth)
+        refuse_too_many(guesses, view, self.run.truth)
 
     def _asked(
         self,
@@ -149,13 +128,13 @@ class Stage:
         victims: Sequence[str],
         challenges: Mapping[str, Challenge],
         view: View,
-    ) -> Asked:
+    ) -> CheckedTask:
         """Return what guesses are checked against."""
-        return Asked(
+        return CheckedTask(
             victims=_named(guesses, victims),
             candidates={client: len(challenge.y) for client, challenge in challenges.items()},
             view=view,
-            classes=self.plan.dataset.classes,
+            classes=self.case.dataset.classes,
         )
 
     def score(
@@ -172,7 +151,7 @@ class Stage:
             ValueError: the guesses are not about the victims or their challenges.
         """
         self.check(adversary, guesses)
-        return self._scorer.score(cell, guesses)
+        return self.run.scorer.score(cell, guesses)
 
     def task(self, adversary: str, attack: AttackPlan, canaries: bool = False) -> AttackTask:
         """Return the task: victims fixed in advance, their challenges, and any oracle handle.
@@ -181,17 +160,17 @@ class Stage:
         """
         members, victims = adversary.split("+"), self.victims(adversary)
         if canaries:
-            victims = tuple(k for k in self._truth.with_canaries if k not in members)
-        challenged = GOALS[attack.card["goal"]].challenged
+            victims = tuple(k for k in self.run.truth.with_canaries if k not in members)
+        challenged = GOALS[attack.card.goal].challenged
         challenges: dict[str, Challenge] = {}
         if challenged and canaries:
-            challenges = {k: self._truth.canaries(k)[0] for k in victims}
+            challenges = {k: self.run.truth.canaries(k)[0] for k in victims}
         elif challenged:
             challenges = self.challenges(adversary)
         return AttackTask(
             targets=victims,
             challenges=challenges,
-            oracle=self._answering.oracle(members, attack.card.get("oracle")),
+            oracle=self.run.answering.oracle(members, attack.card.oracle),
         )
 
     # -- one cell -------------------------------------------------------------------------------------------
@@ -204,31 +183,31 @@ class Stage:
             attack: the attack.
             beside: runs with the same secret, whose controls count here as well.
         """
-        if (unasked := not_asked(self.plan, adversary.name, attack)) is not None:
+        if (unasked := not_asked(self.case, adversary.name, attack)) is not None:
             return unasked
-        with one_cell(self.plan.spec.seconds_per_cell) as tried:
-            return self._cell(_Base(self.plan, adversary.name, attack, tried), adversary, beside)
+        with one_cell(self.case.spec.seconds_per_cell) as tried:
+            return self._cell(_Base(self.case, adversary.name, attack, tried), adversary, beside)
 
     def _cell(self, base: _Base, adversary: Adversary, beside: Sequence[Path]) -> Cell:
         attack = base.attack
-        task, able = self.plan.dataset.task, tuple(attack.card.get("tasks", ONLY_SINGLE_LABEL))
-        if task not in able:
-            reason = _ONLY_TEXTS if able == ("text",) else _OTHER_TASK[task]
-            return base.cell("not-applicable", reason=reason)
-        if lacking := self.plan.lacking(attack):
+        task, able = self.case.dataset.task, attack.card.tasks
+        if task.name not in able:
+            return base.cell("not-applicable", reason=task.unmet(tasks_named(able)))
+        if lacking := self.case.lacking(attack):
             return base.cell("not-applicable", reason=lacking)
         try:
-            assumed = assumptions(self.plan, attack.card)
+            assumed = assumptions(self.case, attack.card)
             given = self.task(adversary.name, attack)
             guesses, queries, reason = self._tried(base, adversary, given, assumed)
             if not guesses:
-                advice = self.plan.advice(attack)
+                advice = self.case.advice(attack)
                 return base.cell("not-applicable", reason="; ".join(filter(None, (reason, advice))))
-            if not (guesses := self._scorer.scorable(guesses)):
+            if not (guesses := self.run.scorer.scorable(guesses)):
                 return base.cell("not-applicable", reason=_NO_MODEL)
-            figures, targets = self._scorer.score(base.id, guesses, assumed)
+            figures, targets = self.run.scorer.score(base.id, guesses, assumed)
+            figures = tuple(map(self._doubted, figures))
             on_canaries, others = self._on_canaries(base, adversary)
-            tried = kept_controls(attack, self._run, adversary.name, beside) | self._power(
+            tried = kept_controls(attack, self.run, adversary.name, beside) | self._power(
                 attack, adversary, given, assumed
             )
             failed = [name for name, control in tried.items() if not control.passed]
@@ -243,12 +222,18 @@ class Stage:
                 canaries=on_canaries,
             )
             if GOALS[made.goal].challenged:
-                keep_scores(self._vault, made, guesses, others)
+                keep_scores(self.run.vault, made, guesses, others)
         except AttackFailedError as error:
             return base.cell("failed", reason=str(error))
         except Exception as error:  # an attack may be third-party code, and answer anything
             return base.cell("failed", reason=f"{type(error).__name__}: {error}{plugin_line(error)}")
         return made
+
+    def _doubted(self, figure: Figure) -> Figure:
+        """Return a figure that shows no image, with what a card leaves open; others as they are."""
+        if self.case.imported is None or figure.value is None or figure.value >= _GAIN_FOUND:
+            return figure
+        return noted(figure, self.case.imported.preprocess_unsaid, "psnr_gain")
 
     def guesses(self, adversary: Adversary, attack: AttackPlan) -> tuple[Guess, ...]:
         """Return an attack's guesses without a score, for a site that holds the truth.
@@ -257,12 +242,12 @@ class Stage:
             AttackFailedError: the attack failed.
             RunError: it does not apply.
         """
-        base = _Base(self.plan, adversary.name, attack)
+        base = _Base(self.case, adversary.name, attack)
         task = self.task(adversary.name, attack)
-        with one_cell(self.plan.spec.seconds_per_cell):
-            found, _, reason = self._tried(base, adversary, task, assumptions(self.plan, attack.card))
+        with one_cell(self.case.spec.seconds_per_cell):
+            found, _, reason = self._tried(base, adversary, task, assumptions(self.case, attack.card))
         if not found:
-            told = "; ".join(filter(None, (reason, self.plan.advice(attack))))
+            told = "; ".join(filter(None, (reason, self.case.advice(attack))))
             raise RunError(
                 "ATTACK", attack.name, f"does not apply ({told})", "Choose another attack or adversary."
             )
@@ -270,7 +255,7 @@ class Stage:
 
     def failed(self, adversary: str, attack: AttackPlan, reason: str) -> Cell:
         """Return the cell of an attack that could not finish."""
-        return _Base(self.plan, adversary, attack).cell("failed", reason=reason)
+        return _Base(self.case, adversary, attack).cell("failed", reason=reason)
 
     def _tried(
         self,
@@ -281,8 +266,8 @@ class Stage:
         *purpose: str,
     ) -> tuple[tuple[Guess, ...], Queries | None, str]:
         """Return the attack's checked guesses on one task, a summary of its questions, and why there are no guesses."""
-        seed = child_seed(self.plan.seed, "attack", base.id, *purpose)
-        cases = [
+        seed = child_seed(self.case.seed, "attack", base.id, *purpose)
+        trials = [
             Trial(
                 knowledge=self.knowledge(adversary, base.attack.card, held),
                 task=shared(task, held, len(assumed)),
@@ -291,47 +276,46 @@ class Stage:
             for held in assumed
         ]
         withheld = any(held.lacks for held in assumed)
-        view = without_records(adversary, self.view(adversary.name)) if withheld else adversary.view
-        found, queries = self._ask("/".join((base.id, *purpose)), base.attack, view, cases)
+        view = without_records(adversary, self.run.view(adversary.name)) if withheld else adversary.view
+        found, queries = self._ask("/".join((base.id, *purpose)), base.attack, view, trials)
         if isinstance(found, str):
             return (), None, found
         for guesses in filter(None, found):
             check_guesses(guesses, self._asked(guesses, task.targets, task.challenges, adversary.view))
-            _refuse_another_goal(guesses, base.attack.card["goal"])
-            refuse_too_many(guesses, adversary.view, self._truth)
+            _refuse_another_goal(guesses, base.goal)
+            refuse_too_many(guesses, adversary.view, self.run.truth)
         made = merged(found, assumed)
         return made, queries, "" if made else "no victim has a message that the attack can use"
 
     def _on_canaries(self, base: _Base, adversary: Adversary) -> tuple[Canaries | None, tuple[Guess, ...]]:
         """Try a membership attack on the canaries as well; return its outcome and its guesses."""
-        if not GOALS[base.attack.card["goal"]].challenged:
+        if not GOALS[base.attack.card.goal].challenged:
             return None, ()
         task = self.task(adversary.name, base.attack, canaries=True)
         if not task.challenges:
             return None, ()
-        found, queries, reason = self._tried(base, adversary, task, (others(self.plan),), "canaries")
+        found, queries, reason = self._tried(base, adversary, task, (others(self.case),), "canaries")
         return Canaries(queries=queries, reason=reason), found
 
     def _ask(
-        self, name: str, asked_for: AttackPlan, view: View, cases: Sequence[Trial]
+        self, name: str, asked_for: AttackPlan, view: View, trials: Sequence[Trial]
     ) -> tuple[list[tuple[Guess, ...]] | str, Queries | None]:
-        """Run the attack on each case and serve its oracle; every question and answer is chained from the run's head.
+        """Run the attack on each trial and serve its oracle; every question and answer is chained from the run's head.
 
         Returns:
-            The guesses on each case, or why there are none. With an oracle, also the budget, the number of answered
+            The guesses on each trial, or why there are none. With an oracle, also the budget, the number of answered
             samples and the models that were asked, and the log's length and head, which protect the end of the log.
         """
-        oracle, asker = cases[0].task.oracle, view.name
+        oracle, asker = trials[0].task.oracle, view.name
         if not isinstance(oracle, Oracle):
-            return _on_each(attack(asked_for, view, case) for case in cases), None
-        kind, secret = oracle.answers, self._vault.secrets.for_run(self.plan.identity)
-        start = Position(head=str(read_manifest(self.run)["head"]))
+            return _on_each(attack(asked_for, view, trial) for trial in trials), None
+        kind, secret = oracle.answers, self.run.vault.secrets.for_run(self.case.identity)
+        start = Position(head=str(self.run.manifest["head"]))
         asked, whose = list[int](), set[str]()
-        shape, classes = self.plan.dataset.input_shape, self.plan.dataset.classes
-        pixels = math.prod(shape[1:]) if self.plan.dataset.task == "segmentation" else 1
-        width = math.prod(shape) + classes * pixels
+        shape, classes = self.case.dataset.input_shape, self.case.dataset.classes
+        width = math.prod(shape) + math.prod(self.case.dataset.task.labels.answer_shape(classes, shape))
         log = Transcript(
-            cell_directory(self.run, name),
+            cell_directory(self.run.path, name),
             secret=secret,
             start=start,
             keep=lambda _: 4 * width * sum(asked) <= _MOST_LOGGED,
@@ -347,17 +331,17 @@ class Stage:
                 question = log.record(asker, answerer, "oracle_query", {"samples": x})
                 # The head covers the question itself: an attack that runs again may ask other questions.
                 noise = SecretStream(secret, "oracle", name, question, log.position.head)
-                values = self._answering.reply(kind, x, of, noise)
+                values = self.run.answering.reply(kind, x, of, noise)
                 log.record(answerer, asker, "oracle_answer", {"values": values})
                 return values
 
-            found = _on_each(attack(asked_for, view, case, serve_one) for case in cases)
+            found = _on_each(attack(asked_for, view, trial, serve_one) for trial in trials)
             end = log.sync()
         if isinstance(found, str):
-            shutil.rmtree(cell_directory(self.run, name), ignore_errors=True)
+            shutil.rmtree(cell_directory(self.run.path, name), ignore_errors=True)
             return found, None
         queries = Queries(
-            budget=self.plan.spec.query_budget,
+            budget=self.case.spec.query_budget,
             spent=sum(asked),
             asked=tuple(sorted(whose)),
             messages=end.seq,
@@ -369,15 +353,15 @@ class Stage:
         self, attack: AttackPlan, adversary: Adversary, task: AttackTask, assumed: Sequence[Assumption]
     ) -> dict[str, Control]:
         """Return the power control of a membership attack; empty if the spec asks for none."""
-        challenged = GOALS[attack.card["goal"]].challenged
-        if not challenged or not self.plan.spec.rehearses or self.plan.stand_in is None:
+        challenged = GOALS[attack.card.goal].challenged
+        if not challenged or not self.case.spec.rehearses or self.case.stand_in is None:
             return {}
         knowledge = self.knowledge(adversary, attack.card, assumed[0])
         return {"power": self._rehearsed.control(attack, adversary.name, knowledge, task)}
 
 
 def _on_each(found: Iterable[tuple[Guess, ...] | str]) -> list[tuple[Guess, ...]] | str:
-    """Return the guesses on each case; stop at the first case without guesses and return the reason."""
+    """Return the guesses on each trial; stop at the first trial without guesses and return the reason."""
     made = list[tuple[Guess, ...]]()
     for guesses in found:
         if isinstance(guesses, str):
@@ -398,38 +382,42 @@ def _refuse_another_goal(guesses: Sequence[Guess], goal: str) -> None:
             raise ValueError(f"the attack returned a {type(guess).__name__}, which is not about {goal}")
 
 
-def not_asked(plan: Case, adversary: str, attack: AttackPlan) -> Cell | None:
+def not_asked(case: Case, adversary: str, attack: AttackPlan) -> Cell | None:
     """Return the cell of an attack that the spec does not ask for, with the reason; None if it does."""
     if attack.params is not None and adversary in attack.adversaries:
         return None
     what = "this attack" if attack.params is None else "it against this adversary"
-    return _Base(plan, adversary, attack).cell("not-requested", reason=f"the spec does not ask for {what}")
+    return _Base(case, adversary, attack).cell("not-requested", reason=f"the spec does not ask for {what}")
 
 
 @dataclass(frozen=True)
 class _Base:
     """The fields that all outcomes of one cell have in common."""
 
-    plan: Case
+    case: Case
     adversary: str
     attack: AttackPlan
-    tried: Tried | None = None
+    tried: CellAttacks | None = None
 
     @property
     def id(self) -> str:
         return f"{self.adversary}/{self.attack.name}"
 
+    @property
+    def goal(self) -> str:
+        return self.attack.card.goal_on(self.case.dataset.task.name)
+
     def cell(self, status: Any, **values: Any) -> Cell:
         return Cell(
-            protocol=self.plan.protocol.name,
+            protocol=self.case.protocol.card.name,
             adversary=self.adversary,
             attack=self.attack.name,
-            goal=self.attack.card["goal"],
-            source=str(self.attack.card["source"]),
+            goal=self.goal,
+            source=self.attack.card.source,
             status=status,
-            assumes=tuple(self.attack.card["assumes"]),
-            needs=tuple(self.attack.card.get("needs", ())),
-            reads=tuple(self.attack.card.get("reads", ())),
+            assumes=self.attack.card.assumes,
+            needs=self.attack.card.needs,
+            reads=self.attack.card.reads,
             params=dict(self.attack.params or {}),
             confinement=None if self.tried is None else self.tried.confinement,
             **values,

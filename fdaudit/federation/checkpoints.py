@@ -57,16 +57,16 @@ class Checkpoints:
             then: called when the round is durable, by the thread that made it so.
         """
         truth = encode({str(seq): b for seq, b in done.batches.items()})
-        kept, number, turn = encode(state), done.index, self._saved + 1
+        tensors, number, turn = encode(state), done.index, self._saved + 1
 
         def write() -> None:
             name = f"truth/round-{number:06d}"
             self._vault.save_encoded(name, truth, sync=False)
             self._written.append((self._vault.path(name), then))
             if turn >= self._due:
-                self._make_durable(number, kept, utility)
+                self._make_durable(number, tensors, utility)
 
-        self._transcript.writer.put(write, len(truth) + len(kept))
+        self._transcript.writer.put(write, len(truth) + len(tensors))
         # Only after put() returns: if it is interrupted while it waits for space, this round was never queued.
         self._saved = turn
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import ClassVar
 
 import torch
@@ -12,11 +12,20 @@ from torch.nn import functional as F
 from fdaudit.federation.local_settings import LocalTraining
 from fdaudit.federation.local_training import joined
 from fdaudit.federation.protocol import Setting
-from fdaudit.federation.state import basis_of, keep_basis, put, take
+from fdaudit.federation.state import basis_of, copies_of, keep_basis, put, take
+from fdaudit.registry import ProtocolCard
 from fdaudit.rng import child, child_seed
+from fdaudit.training.jobs import mean_losses
 from fdaudit.training.trainer import Fit, Fitted, Job, Parameters, draw_batches
 
-__all__ = ["ClientModels", "draw_job"]
+__all__ = ["ClientModels", "draw_job", "sample_clients"]
+
+
+def sample_clients(clients: Iterable[str], m: int, draws: torch.Generator) -> list[str]:
+    """Return `m` clients, drawn without replacement, in the order of `clients`."""
+    names = list(clients)
+    order = torch.randperm(len(names), generator=draws)
+    return [names[k] for k in sorted(order[:m].tolist())]
 
 
 def draw_job(
@@ -46,14 +55,14 @@ class ClientModels:
     would hide the defence's effect. The inputs of each model are then stored with it and declared.
     """
 
-    name: ClassVar[str]
+    card: ClassVar[ProtocolCard]
 
     def __init__(self, config: LocalTraining, setting: Setting) -> None:
         self._local, self._wire, self._seed = config, setting.wire, setting.seed
         self._trainers, self._own, self._clients = setting.trainers, setting.local, dict(setting.clients)
         self.state: dict[str, Tensor] = {}
         for k in self._clients:
-            put(self.state, f"{k}/w/", {n: t.clone() for n, t in setting.initial[k].items()})
+            put(self.state, f"{k}/w/", copies_of(setting.initial[k]))
             if self._own.defended():
                 keep_basis(self.state, k, ())
 
@@ -82,7 +91,7 @@ class ClientModels:
             beside: public samples (n, c, h, w) and their targets (n, C), which join the records in every batch.
         """
         length = self._local.steps if length is None else length
-        shown = {
+        answers = {
             k: _beside(data.x, data.y if targets is None else targets[k], beside)
             for k, data in self._clients.items()
         }
@@ -93,11 +102,11 @@ class ClientModels:
                 x,
                 y,
                 seed=self._seed,
-                path=(self.name, *path, k),
+                path=(self.card.name, *path, k),
                 batch_size=self._local.batch_size,
                 **length,
             )
-            for k, (x, y) in shown.items()
+            for k, (x, y) in answers.items()
         ]
         inputs = {k: joined(basis_of(self.state, k), (taught or {}).get(k, ())) for k in self._clients}
         fitted, basis = self._own.fit(jobs, self._local.fit(), length=length, inputs=inputs)
@@ -120,7 +129,7 @@ class ClientModels:
     def _adopted(self, jobs: Sequence[Job], fitted: Sequence[Fitted]) -> dict[str, float]:
         for job, result in zip(jobs, fitted, strict=True):
             put(self.state, f"{job.party}/w/", result.parameters)
-        return {j.party: float(f.losses.mean()) for j, f in zip(jobs, fitted, strict=True)}
+        return mean_losses(jobs, fitted)
 
     def _predict(self, k: str, x: Tensor) -> Tensor:
         """Return client k's logits (n, C) for samples (n, c, h, w)."""

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from fdaudit.config import Config
     from fdaudit.federation.networks import Networks
     from fdaudit.models import Architecture
-    from fdaudit.spec.schema import Spec
+    from fdaudit.spec.schema import DefenseEntry, ModelSpec
 
 __all__ = ["Attached", "attach", "refuse_untrainable"]
 
@@ -40,8 +40,16 @@ class Attached:
     entries: Mapping[Trained, str]
 
 
-def attach(spec: Spec, protocol: type[FederatedProtocol], config: ProtocolConfig) -> Attached:
-    """Return the defences of the spec, followed by those of the protocol's own settings.
+def attach(
+    asked: Sequence[DefenseEntry], protocol: type[FederatedProtocol], config: ProtocolConfig, clients: int
+) -> Attached:
+    """Return the defences that a spec asks for, followed by those of the protocol's own settings.
+
+    Args:
+        asked: the spec's defences.
+        protocol: the protocol, with its messages.
+        config: its settings.
+        clients: number of clients.
 
     Raises:
         SpecError: a defence would act on nothing, twice, or where it does not belong.
@@ -49,9 +57,9 @@ def attach(spec: Spec, protocol: type[FederatedProtocol], config: ProtocolConfig
     messages: dict[tuple[str, str], tuple[Defense, ...]] = {}
     training: dict[Trained, GradientRule] = {}
     entries: dict[Trained, str] = {}
-    asked = [(f"defenses.{n}", DefenseSpec(**entry.model_dump())) for n, entry in enumerate(spec.defenses)]
-    own = [(f"protocol.defenses.{d.kind}", d) for d in config.defenses()]
-    for where, entry in [*asked, *own]:
+    listed = [(f"defenses.{n}", DefenseSpec(**entry.model_dump())) for n, entry in enumerate(asked)]
+    listed += [(f"protocol.defenses.{entry.kind}", entry) for entry in config.defenses()]
+    for where, entry in listed:
         cls = defenses.REGISTRY.load(entry.name, f"{where}.name")
         defenses.REGISTRY.called(entry.name, f"{where}.name")
         belongs = "training" if acts_in_training(cls) else "message"
@@ -61,7 +69,7 @@ def attach(spec: Spec, protocol: type[FederatedProtocol], config: ProtocolConfig
                 f"{where}.name", entry.name, problem, f"Set at to {belongs!r}, or choose another."
             )
         if not acts_in_training(cls):
-            key, built = _on_messages(where, entry, protocol, config, cls, spec.clients)
+            key, built = _on_messages(where, entry, protocol, config, cls, clients)
             messages[key] = (*messages.get(key, ()), built)
             continue
         of: Trained = entry.of or "model"
@@ -69,7 +77,7 @@ def attach(spec: Spec, protocol: type[FederatedProtocol], config: ProtocolConfig
             problem = "is the second defence on one training"
             raise SpecError(f"{where}.name", entry.name, problem, "Keep one of them.")
         training[of], entries[of] = _in_training(where, entry, of, protocol, config, cls), where
-    _refuse_recast([*asked, *own], messages)
+    _refuse_recast(listed, messages)
     return Attached(messages, training, entries)
 
 
@@ -78,7 +86,7 @@ def _refuse_recast(
 ) -> None:
     """Refuse a public index on others' messages if a defence changes the kind of the clients' answers."""
     recast = [
-        d.name for (_, who), all_ in messages.items() if who == "client" for d in all_ if hasattr(d, "makes")
+        d.card.name for (_, who), all_ in messages.items() if who == "client" for d in all_ if d.card.makes
     ]
     for where, entry in entries:
         if (
@@ -101,16 +109,16 @@ def _on_messages(
     cls: type[Defense],
     clients: int,
 ) -> tuple[tuple[str, str], Defense]:
-    sends = [m for m in protocol.messages if m["from"] == entry.sender and applies(m.get("when", {}), config)]
+    declared = [m for m in protocol.card.declared_messages if m["from"] == entry.sender]
+    sends = [m for m in declared if applies(m.get("when", {}), config)]
     sent = sorted({m["kind"] for m in sends if "made_of" not in m})
     if entry.kind is None or entry.kind not in sent:
         # A defence on a message that is never sent would silently protect nothing.
-        problem = f"is never sent by a {entry.sender} in {protocol.name} with these settings"
+        problem = f"is never sent by a {entry.sender} in {protocol.card.name} with these settings"
         raise SpecError(f"{where}.kind", entry.kind, problem, nearest(str(entry.kind), sent or ["nothing"]))
     # Messages that one setting chooses between replace each other.
     settings = [m.get("when", {}).keys() for m in sends if m["kind"] == entry.kind]
-    read = [m for m in protocol.messages if m["from"] == entry.sender]
-    read = [m for m in read if m in sends or m.get("when", {}).keys() in settings]
+    read = [m for m in declared if m in sends or m.get("when", {}).keys() in settings]
     _refuse_unfit(where, entry.kind, entry, cls, protocol, {m["kind"] for m in read})
     params = validate(cls.Config, entry.params, f"{where}.params")
     _refuse_unfounded(where, params, clients, config)
@@ -134,7 +142,7 @@ def _refuse_public_index(
     """Refuse a defence that calls an index public if the protocol's card does not promise it."""
     asked = getattr(params, "public_index", False)
     if asked and not has_public_index(protocol, config, str(entry.kind), entry.sender):
-        sent = f"{entry.kind} of a {entry.sender} in {protocol.name} with these settings"
+        sent = f"{entry.kind} of a {entry.sender} in {protocol.card.name} with these settings"
         problem = f"is not what the protocol declares of {sent}: private data may decide the index"
         remedy = (
             "Set it to false, or choose settings under which every sample that was asked about is answered."
@@ -151,13 +159,13 @@ def _refuse_unfit(
     read: Collection[str],
 ) -> None:
     """Refuse a defence on a kind that it cannot treat, or whose output kind no party reads."""
-    accepts = getattr(cls, "accepts", (kind,))
-    if kind not in accepts:
+    accepts = cls.card.accepts
+    if accepts and kind not in accepts:
         problem = f"is no kind that {entry.name} can treat"
         raise SpecError(f"{where}.kind", kind, problem, f"It treats: {', '.join(accepts)}.")
-    made = getattr(cls, "makes", kind)
+    made = cls.card.makes or kind
     if made not in read:
-        problem = f"makes {made} of {kind}, which {protocol.name} cannot read from a {entry.sender}"
+        problem = f"makes {made} of {kind}, which {protocol.card.name} cannot read from a {entry.sender}"
         raise SpecError(f"{where}.name", entry.name, problem, "Choose another defence.")
 
 
@@ -169,9 +177,9 @@ def _in_training(
     config: ProtocolConfig,
     cls: type[GradientRule],
 ) -> GradientRule:
-    trains: Mapping[str, str] = {**getattr(protocol, "trains", {}), **getattr(protocol, "averages", {})}
+    trains: Mapping[str, str] = {**protocol.card.trains, **protocol.card.averages}
     if of not in trains:
-        problem = f"is nothing that clients of {protocol.name} train by themselves"
+        problem = f"is nothing that clients of {protocol.card.name} train by themselves"
         remedy = f"They train: {', '.join(trains)}." if trains else "Remove it, or choose another protocol."
         raise SpecError(f"{where}.of", of, problem, remedy)
     return cls(validate(cls.Config, entry.params, f"{where}.params"), getattr(config, trains[of]))
@@ -182,17 +190,25 @@ def _unfit(network: Architecture) -> str | None:
     return unfit(module, network.input_shape, tried=not network.imported, words=network.words)
 
 
-def refuse_untrainable(attached: Attached, spec: Spec, networks: Networks) -> None:
+def refuse_untrainable(
+    attached: Attached, model: ModelSpec, client_models: Sequence[ModelSpec], networks: Networks
+) -> None:
     """Refuse a training defence on a network that does not give separate gradients for each record.
+
+    Args:
+        attached: the defences.
+        model: what the spec says of the shared network.
+        client_models: what it says of the clients' own.
+        networks: these networks.
 
     Raises:
         SpecError: a network is unsuitable; the error names the layer, and the replacement if the model has one.
     """
     if "model" not in attached.training:
         return
-    pairs = zip(spec.client_models, networks.clients, strict=True) if networks.clients else ()
+    pairs = zip(client_models, networks.clients, strict=True) if networks.clients else ()
     listed = [(f"client_models.{n}", entry, network) for n, (entry, network) in enumerate(pairs)]
-    for where, entry, network in listed or [("model", spec.model, networks.shared)]:
+    for where, entry, network in listed or [("model", model, networks.shared)]:
         problem = _unfit(network)
         if problem is not None:
             name = attached.training["model"].describe()["name"]

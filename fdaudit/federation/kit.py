@@ -5,7 +5,7 @@ to be an example that the tests also run as a package from outside.
 """
 
 from fdaudit.errors import ProtocolError
-from fdaudit.federation.client_models import ClientModels, draw_job
+from fdaudit.federation.client_models import ClientModels, draw_job, sample_clients
 from fdaudit.federation.local_settings import LocalSteps, LocalTraining
 from fdaudit.federation.local_training import Basis, LocalTrainings, joined
 from fdaudit.federation.protocol import (
@@ -22,6 +22,7 @@ from fdaudit.federation.simple import Computed, SimpleProtocol, mean
 from fdaudit.federation.state import basis_of, keep_basis, put, take
 from fdaudit.models.conditional import shared_network
 from fdaudit.models.network import feature_width, seed_from, seeded
+from fdaudit.registry import ProtocolCard, SimpleProtocolCard
 from fdaudit.rng import child, child_seed
 from fdaudit.training.private_step import Guard, per_sample_gradients
 from fdaudit.training.stepwise import Learner, Optimizer
@@ -51,11 +52,13 @@ __all__ = [
     "Optimizer",
     "Parameters",
     "PartyData",
+    "ProtocolCard",
     "ProtocolConfig",
     "ProtocolError",
     "Round",
     "Setting",
     "SimpleProtocol",
+    "SimpleProtocolCard",
     "basis_of",
     "child",
     "child_seed",
@@ -68,6 +71,7 @@ __all__ = [
     "parameters_of",
     "per_sample_gradients",
     "put",
+    "sample_clients",
     "seed_from",
     "seeded",
     "shared_network",

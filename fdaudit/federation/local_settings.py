@@ -9,10 +9,10 @@ from pydantic import Field, model_validator
 
 from fdaudit.federation.protocol import ProtocolConfig
 from fdaudit.limits import MOST_ROUNDS
-from fdaudit.training.objectives import objective_of
+from fdaudit.tasks import SINGLE_LABEL, Task
 from fdaudit.training.optimizers import annealed
 from fdaudit.training.trainer import Fit
-from fdaudit.types import Task, Trained
+from fdaudit.types import Trained
 
 __all__ = ["LocalSteps", "LocalTraining"]
 
@@ -52,18 +52,23 @@ class LocalSteps(ProtocolConfig):
         epochs = self.local_epochs or (None if self.local_steps else 1)
         return {"steps": self.local_steps, "epochs": epochs}
 
+    def smallest_batch(self, records: int) -> int:
+        """Return the number of records in the smallest batch of a client that has so many."""
+        full = min(self.batch_size, records)
+        return full if self.steps["epochs"] is None else records % full or full
+
     def local_lr(self, step: int, steps: int) -> float:
         """Return the learning rate of step `step` of a round's `steps`, for a `Learner`."""
         return annealed(self.lr, self.final_lr, step, steps)
 
-    def fit(self, mu: float = 0.0, task: Task = "single-label") -> Fit:
+    def fit(self, mu: float = 0.0, task: Task = SINGLE_LABEL) -> Fit:
         """Return the training core's settings for labels of a task."""
         return Fit(
             lr=self.lr,
             final_lr=self.final_lr,
             momentum=self.momentum,
             weight_decay=self.weight_decay,
-            objective=objective_of(task),
+            objective=task.labels.objective,
             mu=mu,
         )
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 from typing import TYPE_CHECKING
 
 import torch
@@ -123,7 +124,7 @@ def joined(*parts: Basis | Sequence[int]) -> Basis:
     """Return the union of bases, in order of first mention; `ALL` if any part is `ALL`."""
     if ALL in parts:
         return ALL
-    return tuple(dict.fromkeys(i for part in parts for i in part))
+    return tuple(dict.fromkeys(chain.from_iterable(parts)))
 
 
 def basis_to_tensor(basis: Basis) -> Tensor:

@@ -65,8 +65,8 @@ class _Initial(Mapping[str, Parameters]):
         if party not in self._parties:
             raise KeyError(party)
         whose = (party,) if role(party) == "client" else ()
-        drawn = child(self._seed, "initial-parameters", *whose)
-        return parameters_of(self._networks.of(party).build(drawn))
+        stream = child(self._seed, "initial-parameters", *whose)
+        return parameters_of(self._networks.of(party).build(stream))
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._parties)
@@ -103,10 +103,10 @@ class Trainers(Mapping[str, Trainer]):
         Raises:
             TrainingDivergedError: a loss became NaN or infinite.
         """
-        found: dict[int, Fitted] = {}
+        results: dict[int, Fitted] = {}
         for trainer, numbers in self._cores(jobs):
-            found |= zip(numbers, trainer.fit([jobs[n] for n in numbers], fit), strict=True)
-        return [found[n] for n in range(len(jobs))]
+            results |= zip(numbers, trainer.fit([jobs[n] for n in numbers], fit), strict=True)
+        return [results[n] for n in range(len(jobs))]
 
     def gradients(self, jobs: Sequence[Job], fit: Fit) -> list[Fitted]:
         """Return the gradient of each job's first batch, as `Trainer.gradients` does, in the jobs' order.
@@ -114,10 +114,10 @@ class Trainers(Mapping[str, Trainer]):
         Raises:
             TrainingDivergedError: a loss is NaN or infinite.
         """
-        found: dict[int, Fitted] = {}
+        results: dict[int, Fitted] = {}
         for trainer, numbers in self._cores(jobs):
-            found |= zip(numbers, trainer.gradients([jobs[n] for n in numbers], fit), strict=True)
-        return [found[n] for n in range(len(jobs))]
+            results |= zip(numbers, trainer.gradients([jobs[n] for n in numbers], fit), strict=True)
+        return [results[n] for n in range(len(jobs))]
 
     def predict(self, models: Mapping[str, Parameters], x: Tensor) -> dict[str, Tensor]:
         """Return logits (n, C) for samples x (n, c, h, w) of each party's model, on the CPU."""

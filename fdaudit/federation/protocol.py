@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 from fdaudit.config import Config
 from fdaudit.federation.local_training import LocalTrainings
 from fdaudit.federation.networks import Networks, Trainers
-from fdaudit.types import Task
+from fdaudit.registry import ProtocolCard
+from fdaudit.tasks import SINGLE_LABEL, Task
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -32,7 +33,6 @@ __all__ = [
     "applies",
     "broadcasts",
     "has_public_index",
-    "labels_public",
 ]
 
 
@@ -88,18 +88,14 @@ def has_public_index(protocol: type[FederatedProtocol], config: Config, kind: st
         kind: kind of message before defences.
         sender: the role that sends it.
     """
-    sent = [m for m in protocol.messages if (m["kind"], m["from"]) == (kind, sender) and "made_of" not in m]
-    return any(m.get("index") == "public" and applies(m.get("when", {}), config) for m in sent)
+    declared = protocol.card.declared_messages
+    messages = [m for m in declared if (m["kind"], m["from"]) == (kind, sender) and "made_of" not in m]
+    return any(m.get("index") == "public" and applies(m.get("when", {}), config) for m in messages)
 
 
 def broadcasts(protocol: type[FederatedProtocol]) -> bool:
     """Return whether every client starts from weights that the server sends, so that they are public."""
-    return getattr(protocol, "starts", {}).get("weights") == "broadcast"
-
-
-def labels_public(protocol: type[FederatedProtocol]) -> bool:
-    """Return whether every party of a protocol knows the classes of the public samples."""
-    return getattr(protocol, "needs_labels", False)
+    return protocol.card.starts.get("weights") == "broadcast"
 
 
 @dataclass(frozen=True, eq=False)
@@ -129,7 +125,7 @@ class Setting:
         classes: number of classes C.
         encode: a public feature extractor, (n, c, h, w) -> (n, d), for protocols that work in feature space.
         seed: the run's seed, for named child generators.
-        task: one class per record, a yes or no for each class, a class for each pixel, or one class per text.
+        task: the learning task: what records are, and what they are labelled with.
         public_labels: (n,) classes of the public samples, if the protocol declares `needs_labels`.
     """
 
@@ -143,7 +139,7 @@ class Setting:
     classes: int
     encode: Callable[[Tensor], Tensor] | None
     seed: int
-    task: Task = "single-label"
+    task: Task = SINGLE_LABEL
     public_labels: Tensor | None = None
 
 
@@ -156,7 +152,7 @@ class Common:
         execution: how training runs.
         public: (n, c, h, w) samples.
         encode: a public feature extractor, if there is one.
-        task: the models' task.
+        task: the learning task.
         public_labels: (n,) classes of the public samples, for a protocol that declares `needs_labels`.
     """
 
@@ -164,7 +160,7 @@ class Common:
     execution: Execution
     public: Tensor
     encode: Callable[[Tensor], Tensor] | None = None
-    task: Task = "single-label"
+    task: Task = SINGLE_LABEL
     public_labels: Tensor | None = None
 
     def setting(self, clients: Mapping[str, PartyData], wire: Wire, seed: int) -> Setting:
@@ -222,41 +218,6 @@ PRIVATE_TRAINING: dict[str, Any] = {"params": {}, "withhold": [], "training": ["
 class FederatedProtocol(Protocol):
     """A protocol: a frozen config and one generator that reads like the paper's algorithm box.
 
-    The class attributes are plain literals, so that `list` and `explain` can read them without running code. A name may
-    stand in a literal for another one at the top of a module, as in `messages = (REQUEST, *PREDICTIONS)`.
-
-    An entry of `messages` has `kind`, `from`, `to` and `what`, and these optional keys:
-
-    * `when`: settings, by name with the required value, under which the message is sent;
-    * `reveals`: the part of the message that is raw data even if the values are noised;
-    * `made_of`: another kind of message; only a defence makes this message, from that kind;
-    * `"index": "public"`: a promise that, with these settings and before defences, private data decide neither the
-      samples that `index` names nor the number of rows. A silent client leaves out a message, never a row. A defence
-      with `public_index: true` is refused without this promise.
-
-    Messages of one sender whose `when` names the same settings replace each other: every reader of one reads the other,
-    and a defence may turn one into the other. `roles_when` maps roles to the settings with which they take part
-    (default: every role always does).
-
-    Other attributes:
-
-    * `heterogeneous`: whether clients may train different networks;
-    * `privacy`: the paper's claim; by view, the kind of the first message that leaves no ε to claim with the default
-      settings; and the combination of settings that gives one;
-    * `needs_public`: whether the protocol uses the public samples;
-    * `needs_labels`: whether every party also knows the public samples' classes (default: no, and no party does);
-    * `starts`: the initial `weights` that clients train from, `own` or `broadcast` by the server, and the `source` of
-      that decision (default: their own, which no adversary knows);
-    * `tasks`: the tasks that it can run (default: single-label only);
-    * `generator`: how to build the generator in messages of kind `generator_parameters`, so that attacks can load it
-      (`fdaudit/models/declared.py`);
-    * `trains`: the objects that clients train on their own records through `Setting.local`, each with the setting for
-      the number of records per step (default: none, so no training defence can act).
-
-    An oracle named `released-model` answers from the message that published the model, or by `released()` if no message
-    did. Any other oracle answers from clients' models, to the receivers of the messages in which clients answer
-    samples.
-
     Guarantees every protocol must keep:
       * it communicates only through the wire, in the kinds that it declares;
       * all randomness comes from named child generators of the run's seed, except the draws of defences;
@@ -266,23 +227,7 @@ class FederatedProtocol(Protocol):
       * a round in which messages of some clients do not arrive is completed without them.
     """
 
-    name: ClassVar[str]
-    source: ClassVar[str]
-    roles: ClassVar[tuple[str, ...]]
-    roles_when: ClassVar[dict[str, dict[str, Any]]]
-    messages: ClassVar[tuple[dict[str, Any], ...]]
-    trust: ClassVar[tuple[str, ...]]
-    oracles: ClassVar[tuple[dict[str, Any], ...]]
-    deviations: ClassVar[tuple[str, ...]]
-    withholdable: ClassVar[tuple[str, ...]]
-    privacy: ClassVar[dict[str, Any]]
-    pools_data: ClassVar[bool]
-    heterogeneous: ClassVar[bool]
-    needs_public: ClassVar[bool]
-    needs_labels: ClassVar[bool]
-    starts: ClassVar[dict[str, str]]
-    tasks: ClassVar[tuple[str, ...]]
-    trains: ClassVar[dict[str, str]]
+    card: ClassVar[ProtocolCard]
     Config: ClassVar[type[ProtocolConfig]]
 
     state: dict[str, Tensor]

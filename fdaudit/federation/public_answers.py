@@ -214,12 +214,12 @@ def stacked(answers: Collection[Mapping[str, Tensor]], samples: int, classes: in
 def _rows(answer: Mapping[str, Tensor], samples: int, classes: int) -> tuple[Tensor, Tensor]:
     """Return the samples (n,) of an answer and its predictions (n, C), float64, without those out of range."""
     index, values = sample_index(answer), answer["values"].cpu()
-    known = (index >= 0) & (index < samples)
+    valid = (index >= 0) & (index < samples)
     if values.dim() == 1:
         values = values.long()
-        known &= (values >= 0) & (values < classes)
-        return index[known], F.one_hot(values[known], classes).double()
-    return index[known], values[known].double()
+        valid &= (values >= 0) & (values < classes)
+        return index[valid], F.one_hot(values[valid], classes).double()
+    return index[valid], values[valid].double()
 
 
 # -- votes ------------------------------------------------------------------------------------------
@@ -249,8 +249,8 @@ def count(ballots: Iterable[Mapping[str, Tensor]], asked: Tensor, classes: int) 
     counts = torch.zeros(len(asked), classes, dtype=torch.int64)
     for cast in ballots:
         index, votes = sample_index(cast), cast["values"].cpu().long()
-        known = (index >= 0) & (index < size)
-        rows, votes = position[index[known]], votes[known]
+        within = (index >= 0) & (index < size)
+        rows, votes = position[index[within]], votes[within]
         rows, votes = rows[rows >= 0], votes[rows >= 0]
         first = torch.full((len(asked),), len(rows))
         first.scatter_reduce_(0, rows, torch.arange(len(rows)), "amin")
@@ -276,8 +276,8 @@ def targets(sent: Mapping[str, Tensor], samples: int, classes: int) -> dict[str,
         votes = F.one_hot(labels.clamp(0, classes - 1), classes).double()
         votes[(labels < 0) | (labels >= classes)] = 0
     total = votes.sum(1)
-    kept = (index >= 0) & (index < samples) & (total > 0)
-    return {"index": index[kept].int(), "values": (votes[kept] / total[kept, None]).float()}
+    valid = (index >= 0) & (index < samples) & (total > 0)
+    return {"index": index[valid].int(), "values": (votes[valid] / total[valid, None]).float()}
 
 
 # -- protocols --------------------------------------------------------------------------------------
@@ -298,9 +298,9 @@ class PublicAnswers(ClientModels):
 
     def _ask(self, t: int) -> Delivery | None:
         """Draw this round's public samples and name them to every client."""
-        drawn = child(self._seed, self.name, "samples", t)
-        asked = request(len(self._public), self._public_batch, drawn)
-        return self._wire.send("server", list(self._clients), "proxy_indices", asked, inputs=[])
+        stream = child(self._seed, self.card.name, "samples", t)
+        index = request(len(self._public), self._public_batch, stream)
+        return self._wire.send("server", list(self._clients), "proxy_indices", index, inputs=[])
 
     def _mean(self, answers: Collection[Delivery]) -> dict[str, Tensor]:
         """Return the mean of the clients' answers as a message."""
@@ -311,7 +311,7 @@ class PublicAnswers(ClientModels):
 
         Votes on no class leave samples out, and which these are depends on private data: votes always name samples.
         """
-        whole = all("index" not in sent and sent["values"].dim() == 2 for sent in answers)
+        whole = all("index" not in answer and answer["values"].dim() == 2 for answer in answers)
         return told(found["index"], found["values"], len(self._public), whole=whole)
 
     # -- the clients ----------------------------------------------------------------------------------------
@@ -323,9 +323,9 @@ class PublicAnswers(ClientModels):
         for k in self._clients:
             tensors = answer(index, self._predict(k, self._public[index]), share, len(self._public))
             inputs = joined(basis_of(self.state, k), () if asked is None else (asked.seq,))
-            sent = self._wire.send(k, ["server"], share, tensors, inputs=inputs)
-            if sent is not None:
-                answers[k] = sent
+            upload = self._wire.send(k, ["server"], share, tensors, inputs=inputs)
+            if upload is not None:
+                answers[k] = upload
         return answers
 
     def _samples(self, consensus: Delivery | None) -> tuple[Tensor, Tensor]:
@@ -338,8 +338,8 @@ class PublicAnswers(ClientModels):
         if consensus is None:
             return torch.zeros(0, dtype=torch.int64), torch.zeros(0, self._classes)
         index, values = sample_index(consensus), consensus["values"].cpu()
-        known = (index >= 0) & (index < len(self._public))
-        return index[known], values[known]
+        valid = (index >= 0) & (index < len(self._public))
+        return index[valid], values[valid]
 
 
 class PublicDistillation(PublicAnswers):
@@ -355,7 +355,7 @@ class PublicDistillation(PublicAnswers):
         if consensus is None or not len(x):  # no client answered
             return
         jobs = [
-            self._distilling.distill_job(k, own, x, values, self._seed, self.name, "distill", t, k)
+            self._distilling.distill_job(k, own, x, values, self._seed, self.card.name, "distill", t, k)
             for k, own in self._models().items()
         ]
         self._advance(jobs, self._distilling.distillation(objective), (consensus.seq,))

@@ -59,15 +59,15 @@ class NoWire(Wire):
 
 def kinds_of(protocol: type[FederatedProtocol]) -> list[str] | None:
     """Return the message kinds that a protocol declares; None if it declares no messages."""
-    if getattr(protocol, "messages", None) is None:
+    if protocol.card.messages is None:
         return None
-    return sorted({m["kind"] for m in protocol.messages} | UNDECLARED)
+    return sorted({m["kind"] for m in protocol.card.messages} | UNDECLARED)
 
 
 def roles_of(protocol: type[FederatedProtocol], config: ProtocolConfig) -> tuple[str, ...]:
     """Return the roles that take part with these settings, in the order of their declaration."""
-    conditions = getattr(protocol, "roles_when", {})
-    return tuple(r for r in protocol.roles if applies(conditions.get(r, {}), config))
+    conditions = protocol.card.roles_when
+    return tuple(r for r in protocol.card.roles if applies(conditions.get(r, {}), config))
 
 
 def parties_of(protocol: type[FederatedProtocol], config: ProtocolConfig, clients: int) -> tuple[str, ...]:
@@ -78,7 +78,7 @@ def parties_of(protocol: type[FederatedProtocol], config: ProtocolConfig, client
 
 def networks_of(protocol: type[FederatedProtocol], networks: Networks) -> Networks:
     """Return the networks of this protocol's parties; the holder of pooled data trains the shared network."""
-    return Networks(networks.shared) if protocol.pools_data else networks
+    return Networks(networks.shared) if protocol.card.pools_data else networks
 
 
 def setting_of(
@@ -89,7 +89,7 @@ def setting_of(
     seed: int,
 ) -> Setting:
     """Return the protocol's inputs; if it pools data, one client has all records and the shared network."""
-    if not protocol.pools_data:
+    if not protocol.card.pools_data:
         return common.setting(clients, wire, seed)
     x, y = (torch.cat([getattr(data, part) for data in clients.values()]) for part in ("x", "y"))
     alone = replace(common, networks=networks_of(protocol, common.networks))
@@ -121,7 +121,7 @@ def with_messages(
     The rehearsal has at most two rounds and random records. A kind that only a real run sends is refused there by the
     wire, so a declaration that is found in this way never hides a message.
     """
-    if getattr(protocol, "messages", None) is not None:
+    if protocol.card.messages is not None:
         return protocol
     brief = config
     if "rounds" in type(config).model_fields:
@@ -135,16 +135,17 @@ def with_messages(
             data=[_random_records(common, k) for k in range(clients)],
             seed=0,
         )
-        sent = read_log(folder / "transcript").messages
+        messages = read_log(folder / "transcript").messages
     to: dict[tuple[str, str], dict[str, None]] = {}
-    for m in sent:
+    for m in messages:
         if m.kind not in UNDECLARED:
             to.setdefault((m.kind, role(m.sender)), {}).update(dict.fromkeys(map(role, m.receivers)))
-    found = tuple(
+    tensors = tuple(
         {"kind": kind, "from": sender, "to": ", ".join(receivers), "what": "found in a rehearsal"}
         for (kind, sender), receivers in to.items()
     )
-    own = {"messages": found, "__doc__": protocol.__doc__, "__module__": protocol.__module__}
+    card = replace(protocol.card, messages=tensors)
+    own = {"card": card, "__doc__": protocol.__doc__, "__module__": protocol.__module__}
     return cast("type[FederatedProtocol]", type(protocol.__name__, (protocol,), own))
 
 
@@ -153,11 +154,7 @@ def _random_records(common: Common, client: int) -> tuple[Tensor, Tensor]:
     network, draws = common.networks.shared, child(0, "rehearsal", "records", client)
     n = max(2 * network.classes, 16)
     x = network.random_inputs(n, draws)
-    if common.task == "multi-label":
-        return x, torch.randint(2, (n, network.classes), generator=draws)
-    if common.task == "segmentation":
-        return x, torch.randint(network.classes, (n, *network.input_shape[1:]), generator=draws)
-    return x, torch.arange(n) % network.classes
+    return x, common.task.labels.stand_ins(n, network.classes, network.input_shape, draws)
 
 
 def rehearse(
@@ -209,11 +206,11 @@ def rehearse(
                 defenses=defenses,
                 training=training,
                 withheld=withheld,
-                withholdable=protocol.withholdable,
+                withholdable=protocol.card.withholdable,
             )
-            for done in protocol(config, setting_of(protocol, common, records, wire, seed)).rounds(0):
+            for progress in protocol(config, setting_of(protocol, common, records, wire, seed)).rounds(0):
                 if models is not None:
-                    models.update(done.models)
+                    models.update(progress.models)
     return view_of(
         folder,
         adversary,

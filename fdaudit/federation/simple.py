@@ -1,4 +1,4 @@
-"""The base of a protocol in few lines: sending, local training, state, and declarations with defaults."""
+"""The base of a protocol in few lines: sending, local training, state, and a card with defaults."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from fdaudit.federation.local_settings import LocalTraining
 from fdaudit.federation.local_training import Basis
 from fdaudit.federation.protocol import ProtocolConfig, Round, Setting
 from fdaudit.federation.state import basis_of, keep_basis, put, take
+from fdaudit.registry import ProtocolCard
 from fdaudit.training.trainer import Parameters
 from fdaudit.transcript.messages import ALL
 from fdaudit.transcript.wire import Delivery
@@ -48,10 +49,9 @@ def mean(sent: Sequence[Delivery | None], otherwise: Computed) -> Computed:
 class SimpleProtocol:
     """A protocol of a server and clients with one network, written as one method `round`.
 
-    A subclass gives its `name` and `round`. Everything else has a default: settings of local SGD, the declarations
-    below, state that resumes, the final model as the released one. Without `messages` the kinds, senders and receivers
-    are taken from a short rehearsal with random records, before each run. What differs is declared again in the
-    subclass.
+    A subclass gives its `card`, a `SimpleProtocolCard` with a name, and `round`. Everything else has a default:
+    settings of local SGD, the card's other fields, state that resumes, the final model as the released one. Without
+    `messages` the kinds, senders and receivers are taken from a short rehearsal with random records, before each run.
 
     Attributes:
         config: the settings.
@@ -60,23 +60,7 @@ class SimpleProtocol:
         state: the tensors that outlive a round, by name. Add your own; names under `server/` are taken.
     """
 
-    name: ClassVar[str]
-    source: ClassVar[str] = "not stated"
-    roles: ClassVar[tuple[str, ...]] = ("server", "client")
-    trust: ClassVar[tuple[str, ...]] = ("Parties follow the protocol and are curious (honest-but-curious).",)
-    oracles: ClassVar[tuple[dict[str, Any], ...]] = (
-        {"name": "released-model", "available_to": ("world",), "answers": ("soft", "hard")},
-    )
-    deviations: ClassVar[tuple[str, ...]] = ()
-    withholdable: ClassVar[tuple[str, ...]] = ()
-    pools_data: ClassVar[bool] = False
-    heterogeneous: ClassVar[bool] = False
-    needs_public: ClassVar[bool] = False
-    trains: ClassVar[dict[str, str]] = {"model": "batch_size"}
-    starts: ClassVar[dict[str, str]] = {
-        "weights": "broadcast",
-        "source": "`fit` starts from a model that the server sent.",
-    }
+    card: ClassVar[ProtocolCard]
     Config: ClassVar[type[ProtocolConfig]] = LocalTraining
 
     def __init__(self, config: Any, setting: Setting) -> None:
@@ -130,11 +114,11 @@ class SimpleProtocol:
         A `Computed` declares its own inputs. Other tensors count as computed from all that the sender holds.
         """
         basis: Basis = getattr(tensors, "basis", ALL)
-        sent = self.setting.wire.send(sender, receivers, kind, tensors, inputs=basis)
+        payload = self.setting.wire.send(sender, receivers, kind, tensors, inputs=basis)
         batch = getattr(tensors, "batch", None)
-        if sent is not None and batch is not None:
-            self._batches[sent.seq] = batch
-        return sent
+        if payload is not None and batch is not None:
+            self._batches[payload.seq] = batch
+        return payload
 
     def fit(
         self, t: int, start: Delivery | None, clients: Sequence[str] | None = None
@@ -148,7 +132,7 @@ class SimpleProtocol:
         """
         if start is None:
             raise ProtocolError(
-                f"{self.name}: the model to start from did not arrive. Only clients may go silent."
+                f"{self.card.name}: the model to start from did not arrive. Only clients may go silent."
             )
         clients, cfg = self.clients if clients is None else list(clients), self.config
         jobs = [
@@ -158,7 +142,7 @@ class SimpleProtocol:
                 self.setting.clients[k].x,
                 self.setting.clients[k].y,
                 seed=self.setting.seed,
-                path=(self.name, "local", t, k),
+                path=(self.card.name, "local", t, k),
                 batch_size=cfg.batch_size,
                 **cfg.steps,
             )
@@ -168,11 +152,11 @@ class SimpleProtocol:
         fitted, basis = self.setting.local.fit(
             jobs, cfg.fit(task=self.setting.task), length=cfg.steps, inputs=inputs
         )
-        found = {}
+        results = {}
         for k, one in zip(clients, fitted, strict=True):
-            found[k] = Computed(one.parameters, basis[k], torch.cat(list(one.batches)))
+            results[k] = Computed(one.parameters, basis[k], torch.cat(list(one.batches)))
             self.keep(k, one.parameters, float(one.losses.mean()))
-        return found
+        return results
 
     def keep(self, client: str, parameters: Parameters, loss: float) -> None:
         """Hand the auditor a client's new model and its mean loss; no party sees them."""

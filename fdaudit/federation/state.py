@@ -9,7 +9,7 @@ from torch import Tensor
 from fdaudit.federation.local_training import Basis, basis_from_tensor, basis_to_tensor
 from fdaudit.transcript.messages import ALL
 
-__all__ = ["basis_of", "keep_basis", "put", "take"]
+__all__ = ["basis_of", "copies_of", "keep_basis", "put", "take"]
 
 
 def put(state: dict[str, Tensor], prefix: str, tensors: Mapping[str, Tensor]) -> None:
@@ -24,6 +24,11 @@ def take(state: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
     return {n.removeprefix(prefix): t for n, t in state.items() if n.startswith(prefix)}
 
 
+def copies_of(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return a copy of every tensor, by name."""
+    return {name: tensor.clone() for name, tensor in tensors.items()}
+
+
 def keep_basis(state: dict[str, Tensor], party: str, basis: Basis) -> None:
     """Store the inputs of a party's model; store nothing if the inputs are all that it holds."""
     state.pop(f"{party}/basis", None)
@@ -33,5 +38,5 @@ def keep_basis(state: dict[str, Tensor], party: str, basis: Basis) -> None:
 
 def basis_of(state: Mapping[str, Tensor], party: str) -> Basis:
     """Return the stored inputs of a party's model; all that it holds if nothing is stored."""
-    kept = state.get(f"{party}/basis")
-    return ALL if kept is None else basis_from_tensor(kept)
+    basis = state.get(f"{party}/basis")
+    return ALL if basis is None else basis_from_tensor(basis)

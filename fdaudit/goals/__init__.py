@@ -13,18 +13,20 @@ from fdaudit.goals import (
     membership,
     model_extraction,
     reconstruction,
+    row_reconstruction,
     text_reconstruction,
 )
-from fdaudit.goals.goal import Gate, Goal
+from fdaudit.goals.goal import Goal, Threshold
 from fdaudit.goals.guess import Guess
 
-__all__ = ["GOALS", "Gate", "Goal", "Guess", "challenged", "goal_of"]
+__all__ = ["GOALS", "Goal", "Guess", "Threshold", "challenged", "goal_of"]
 
 GOALS: Mapping[str, Goal] = MappingProxyType(
     {
         goal.name: goal
         for goal in (
             reconstruction.GOAL,
+            row_reconstruction.GOAL,
             text_reconstruction.GOAL,
             membership.GOAL,
             label_distribution.GOAL,

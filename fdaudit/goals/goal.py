@@ -6,12 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from fdaudit.goals.guess import Guess
+from fdaudit.types import ImportPart
 
-__all__ = ["Gate", "Goal"]
+__all__ = ["Goal", "Threshold"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Gate:
+class Threshold:
     """A threshold of the spec on one figure of each victim.
 
     Attributes:
@@ -43,12 +44,12 @@ class Goal:
         figures: what people read for each of its figures, by name.
         settled_by: what a run needs more of to settle a possible leak.
         impact: the harm to those whom the data are about if the adversary succeeds, from 1 to 4.
-        scored_with: the parts of a recording without which guesses cannot be scored (`fdaudit.planning.ladder`).
+        scored_with: the parts of an import without which guesses cannot be scored (`fdaudit.planning.ladder`).
         classes_scored_with: the same for guesses about classes, if they need other parts.
         gates: by their name in the spec.
         challenged: whether the attack is given candidates, and secret coins decided which of them were trained on.
         on_released: whether a guess may be about the released model, which is no victim's.
-        shows: the records that a guess shows: `images`, `texts`, or empty if it shows none.
+        shows: the records that a guess shows: `images`, `rows`, `texts`, or empty if it shows none.
         at_sites: whether a site can score guesses by its own records alone.
     """
 
@@ -59,9 +60,9 @@ class Goal:
     figures: Mapping[str, str]
     settled_by: str = "records"
     impact: int
-    scored_with: tuple[str, ...]
-    classes_scored_with: tuple[str, ...] = ()
-    gates: Mapping[str, Gate] = field(default_factory=dict)
+    scored_with: tuple[ImportPart, ...]
+    classes_scored_with: tuple[ImportPart, ...] = ()
+    gates: Mapping[str, Threshold] = field(default_factory=dict)
     challenged: bool = False
     on_released: bool = False
     shows: str = ""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from fdaudit.goals.goal import Gate, Goal
+from fdaudit.goals.goal import Goal, Threshold
 from fdaudit.goals.guess import Guess, Real
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ GOAL = Goal(
     impact=2,
     scored_with=("records",),
     gates={
-        "label_tv": Gate(
+        "label_tv": Threshold(
             figure="label_tv",
             explained="Smallest total variation distance between guessed and true class shares, for any cell and "
             "victim.",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fdaudit.goals.goal import Gate, Goal
+from fdaudit.goals.goal import Goal, Threshold
 from fdaudit.goals.guess import Guess, Note, Real, Share
 
 __all__ = ["GOAL", "Membership"]
@@ -46,10 +46,10 @@ GOAL = Goal(
     impact=3,
     scored_with=("candidates", "images"),
     gates={
-        "membership_auc": Gate(
+        "membership_auc": Threshold(
             figure="auc", explained="Largest membership AUC, for any cell and victim.", least=0, most=1
         ),
-        "membership_tpr_at_1fpr": Gate(
+        "membership_tpr_at_1fpr": Threshold(
             figure="tpr_at_1fpr",
             explained="Largest true-positive rate at 1 % false positives, for any cell and victim.",
             least=0,

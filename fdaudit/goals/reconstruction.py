@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from fdaudit.goals.goal import Gate, Goal
+from fdaudit.goals.goal import Goal, Threshold
 from fdaudit.goals.guess import Guess, Note, Real, Whole
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ GOAL = Goal(
     scored_with=("records", "images", "uses"),
     classes_scored_with=("records", "images", "test"),
     gates={
-        "reconstruction_gain_db": Gate(
+        "reconstruction_gain_db": Threshold(
             figure="psnr_gain",
             explained="Largest mean PSNR gain over the prior baseline, in dB, for any cell and victim.",
         )

@@ -13,9 +13,9 @@ Guarantees:
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch.nn import functional as F
@@ -25,7 +25,9 @@ from fdaudit.adversary.oracle import Oracle
 from fdaudit.goals import Guess
 from fdaudit.goals.reconstruction import Reconstruction
 from fdaudit.isolation.rehearsal import Rehearsal
+from fdaudit.registry import AttackCard
 from fdaudit.rng import child, child_seed
+from fdaudit.tasks import labels_of
 from fdaudit.training.encoder import TaskEncoder
 from fdaudit.types import AttackTask
 
@@ -72,51 +74,51 @@ class Assumption:
         return (self.public, None) if self.records is None else self.records
 
 
-def by_classes(card: Mapping[str, Any]) -> bool:
+def by_classes(card: AttackCard) -> bool:
     """Return whether an attack, by its card, shows what classes look like."""
-    return bool(card.get("control", {}).get("on") == "classes")
+    return bool(card.control["on"] == "classes")
 
 
-def assumptions(plan: Case, card: Mapping[str, Any]) -> tuple[Assumption, ...]:
+def assumptions(case: Case, card: AttackCard) -> tuple[Assumption, ...]:
     """Return the adversaries with which an attack is tried: one, or two that lack half of the classes each.
 
     If the variant withholds classes, an attack that does not assume auxiliary records gets none. Nothing is withheld
     from an attack that reads public samples: they show every class.
 
     Args:
-        plan: the run's plan.
+        case: the run's case.
         card: the attack's card.
     """
-    variant = plan.spec.auxiliary.inversion
+    variant = case.spec.auxiliary.inversion
     if not by_classes(card):
-        return (others(plan),)
+        return (others(case),)
     if variant in ("same", "shifted"):
-        return (Assumption(_variant(plan, variant)),)
-    held = plan.auxiliary if "auxiliary" in card["assumes"] and variant != "none" else None
-    if "public" in card["assumes"] and len(plan.public) >= _LEAST:
-        return (Assumption(held, public=plan.public),)
+        return (Assumption(_variant(case, variant)),)
+    held = case.auxiliary if "auxiliary" in card.assumes and variant != "none" else None
+    if "public" in card.assumes and len(case.public) >= _LEAST:
+        return (Assumption(held, public=case.public),)
     if held is None:
-        return (Assumption(None, tuple(range(plan.dataset.classes))),)
-    return tuple(_without(plan, half) for half in _halves(plan))
+        return (Assumption(None, tuple(range(case.dataset.classes))),)
+    return tuple(_without(case, half) for half in _halves(case))
 
 
-def others(plan: Case) -> Assumption:
+def others(case: Case) -> Assumption:
     """Return the adversaries' auxiliary records for attacks that do not show classes."""
-    return Assumption(_variant(plan, plan.spec.auxiliary.others))
+    return Assumption(_variant(case, case.spec.auxiliary.others))
 
 
-def groups_of(plan: Case, y: Tensor | None) -> Tensor | None:
+def groups_of(case: Case, y: Tensor | None) -> Tensor | None:
     """Return the class (m,) of each auxiliary record with labels y, or the site of each mask; None without either."""
-    if y is None or plan.dataset.known_groups is None:
+    if y is None or case.dataset.known_groups is None:
         return None
-    sites = plan.dataset.sites
-    return y if plan.dataset.task == "single-label" or sites is None else sites[plan.splits.auxiliary]
+    sites = case.dataset.sites
+    return sites[case.splits.auxiliary] if sites is not None and case.dataset.task.labels.dense else y
 
 
 def known(
-    plan: Case,
+    case: Case,
     held: Assumption,
-    card: Mapping[str, Any],
+    card: AttackCard | None,
     rehearsal: Rehearsal | None = None,
     public: Tensor | None = None,
 ) -> Knowledge:
@@ -126,46 +128,46 @@ def known(
     hold images of classes that may be withheld from it. Without records there is no task encoder and no rehearsal.
 
     Args:
-        plan: the run's plan.
+        case: the run's case.
         held: the adversary's auxiliary records.
-        card: card of the attack; empty for one that does not show classes.
+        card: card of the attack; None stands for one that does not show classes.
         rehearsal: rehearsal on the records that `splits.auxiliary` sets aside.
         public: (n, c, h, w) samples without labels, in place of the run's.
     """
-    encoder = _encoder(plan, held.records)
-    labels = plan.public_labels if public is None else None
-    public = plan.public if public is None else public
-    if by_classes(card):
+    encoder = _encoder(case, held.records)
+    labels = case.public_labels if public is None else None
+    public = case.public if public is None else public
+    if card is not None and by_classes(card):
         rehearsal = None
-        public = public if "public" in card["assumes"] else public[:0]
+        public = public if "public" in card.assumes else public[:0]
     elif held.records is None:
         rehearsal = None
-    elif rehearsal is not None and held.records is not plan.auxiliary:
+    elif rehearsal is not None and held.records is not case.auxiliary:
         common = replace(rehearsal.common, encode=encoder)
         rehearsal = replace(rehearsal, common=common, shared=held.records)
-    named = "architecture" not in plan.lacks
+    named = case.networks is not None
     return Knowledge(
-        architecture=plan.architecture if named else None,
+        architecture=case.architecture if named else None,
         auxiliary=held.records,
-        train=plan.trainer() if named else None,
+        train=case.trainer() if named else None,
         encode=encoder,
         public=public if len(public) else None,
         public_labels=labels if len(public) else None,
-        initial=plan.initial_seed,
-        classes=plan.dataset.classes,
-        generator=plan.generator,
+        initial=case.initial_seed,
+        classes=case.dataset.classes,
+        generator=case.generator,
         rehearse=rehearsal,
-        task=plan.dataset.task,
+        task=case.dataset.task,
     )
 
 
-def _encoder(plan: Case, records: tuple[Tensor, Tensor] | None) -> TaskEncoder | None:
-    if records is plan.auxiliary:
-        return plan.encoder
-    if records is None or plan.dataset.task == "text":
+def _encoder(case: Case, records: tuple[Tensor, Tensor] | None) -> TaskEncoder | None:
+    if records is case.auxiliary:
+        return case.encoder
+    if records is None or not case.dataset.task.inputs.encoded:
         return None
-    seed = child_seed(plan.seed, "encoder")
-    return TaskEncoder(records, classes=plan.dataset.classes, execution=plan.execution, seed=seed)
+    seed = child_seed(case.seed, "encoder")
+    return TaskEncoder(records, classes=case.dataset.classes, execution=case.execution, seed=seed)
 
 
 def merged(found: Sequence[Sequence[Guess]], assumed: Sequence[Assumption]) -> tuple[Guess, ...]:
@@ -216,7 +218,7 @@ def shifted(x: Tensor) -> Tensor:
 
 def _turned(y: Tensor) -> Tensor:
     """Return masks (n, h, w) turned like the images that `shifted` makes; other labels as they are."""
-    if y.ndim != 3:
+    if not labels_of(y).dense:
         return y
     masks = y[:, None].float()
     found = F.grid_sample(masks, _grid(masks), mode="nearest", padding_mode="border", align_corners=False)
@@ -230,22 +232,22 @@ def _grid(x: Tensor) -> Tensor:
     return F.affine_grid(turn.expand(len(x), -1, -1), list(x.shape), align_corners=False).to(x)
 
 
-def _variant(plan: Case, variant: str) -> tuple[Tensor, Tensor] | None:
+def _variant(case: Case, variant: str) -> tuple[Tensor, Tensor] | None:
     if variant == "none":
         return None
     if variant == "same":
-        return plan.auxiliary
-    x, y = plan.auxiliary
+        return case.auxiliary
+    x, y = case.auxiliary
     return (shifted(x), _turned(y)) if len(y) else (x, y)
 
 
-def _halves(plan: Case) -> tuple[tuple[int, ...], ...]:
+def _halves(case: Case) -> tuple[tuple[int, ...], ...]:
     """Return the classes in two random halves; one half if there is only one class."""
-    order = torch.randperm(plan.dataset.classes, generator=child(plan.seed, "auxiliary", "halves"))
+    order = torch.randperm(case.dataset.classes, generator=child(case.seed, "auxiliary", "halves"))
     return tuple(tuple(sorted(half.tolist())) for half in order.tensor_split(2) if len(half))
 
 
-def _without(plan: Case, half: tuple[int, ...]) -> Assumption:
-    x, y = plan.auxiliary
+def _without(case: Case, half: tuple[int, ...]) -> Assumption:
+    x, y = case.auxiliary
     known = ~torch.isin(y, torch.tensor(half))
     return Assumption((x[known], y[known]) if int(known.sum()) >= _LEAST else None, half)

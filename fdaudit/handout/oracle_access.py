@@ -77,39 +77,39 @@ class Access:
         return may_ask(members, self.asked_by, self.heard_by, transport)
 
 
-def accesses(plan: Case) -> tuple[Access, ...]:
+def accesses(case: Case) -> tuple[Access, ...]:
     """Return the oracles that exist under a run's settings, those on clients' models first.
 
     There are none if the spec disables oracles. The oracle on the released model exists if the settings have a model
     published, even if it is withheld. An oracle on clients' models exists if clients answer samples.
     """
-    if not plan.spec.oracles:
+    if not case.spec.oracles:
         return ()
     found = []
-    for declared in plan.protocol.oracles:
+    for declared in case.protocol.card.oracles:
         asked_by = frozenset(role(party) for party in declared["available_to"])
         named: dict[str, Any] = {"name": declared["name"], "asked_by": asked_by}
         if declared["name"] == RELEASED:
             found.append(Access(**named, heard_by=asked_by, answers=tuple(declared["answers"])))
-        elif (heard := answered_by(plan)) is not None:
+        elif (heard := answered_by(case)) is not None:
             kind, receivers = heard
             found.append(Access(**named, heard_by=receivers, answers=tuple(declared["answers"]), kind=kind))
     return tuple(sorted(found, key=lambda access: access.kind is None))
 
 
-def answered_by(plan: Case) -> tuple[str, frozenset[str]] | None:
+def answered_by(case: Case) -> tuple[str, frozenset[str]] | None:
     """Return the kind of message in which clients answer samples, and its receiving roles; None without one."""
-    mine = [m for m in plan.declared_messages if m["from"] == "client" and m["kind"] in ANSWERS]
+    mine = [m for m in case.declared_messages if m["from"] == "client" and m["kind"] in ANSWERS]
     if not mine:
         return None
     kind = str(mine[0]["kind"])
     return kind, frozenset(to for m in mine if m["kind"] == kind for to in m["to"].split(", "))
 
 
-def finished(plan: Case, vault: Vault) -> bool:
+def finished(case: Case, vault: Vault) -> bool:
     """Return whether a run reached its last round; a run that its budget ended did not."""
     checkpoint = vault.load_round()
-    rounds: int = plan.protocol_config.rounds
+    rounds: int = case.protocol_config.rounds
     return checkpoint is not None and checkpoint["round"] == rounds - 1
 
 
@@ -122,12 +122,12 @@ def published(messages: Sequence[Message], forms: Forms | None = None) -> Messag
 
 
 def defended_answers(
-    plan: Case, kind: str, logits: Tensor, noise: SecretStream, z_max: Tensor | None = None
+    case: Case, kind: str, logits: Tensor, noise: SecretStream, z_max: Tensor | None = None
 ) -> tuple[Tensor, Event | None]:
     """Return clients' answers after the defences on their messages, with their event.
 
     Args:
-        plan: the run's plan.
+        case: the run's case.
         kind: the kind of message in which clients answer.
         logits: (n, C) of a client's model.
         noise: randomness of the defences.
@@ -140,7 +140,7 @@ def defended_answers(
     tensors: Mapping[str, Tensor] = {"index": torch.arange(len(logits)), "values": values}
     tensors = tensors if z_max is None or kind != "logits" else {**tensors, "z_max": z_max}
     event: Event | None = None
-    for defense in plan.defenses.get((kind, "client"), ()):
+    for defense in case.defenses.get((kind, "client"), ()):
         released = defense.release(kind, tensors, noise)
         kind, tensors = released.kind, readable(released.tensors)
         if event is None or isinstance(event, NoGuarantee):
@@ -151,19 +151,19 @@ def defended_answers(
     return (sent.float().softmax(1) if kind == "logits" else sent), event
 
 
-def oracle_answers(plan: Case, messages: Sequence[Message], *, finished: bool = True) -> list[OracleAnswers]:
+def oracle_answers(case: Case, messages: Sequence[Message], *, finished: bool = True) -> list[OracleAnswers]:
     """Return all answers that each oracle of a run may give, as messages that follow the record.
 
     Args:
-        plan: the run's plan.
+        case: the run's case.
         messages: the whole record.
         finished: whether the run reached its last round. A run that its budget ended never deployed its model, so its
             model cannot be asked.
     """
     found: list[OracleAnswers] = []
-    for access in sorted(accesses(plan), key=lambda access: access.kind is not None):
+    for access in sorted(accesses(case), key=lambda access: access.kind is not None):
         drafts = (
-            _of_clients(plan, access, messages) if access.kind else _of_released(plan, messages, finished)
+            _of_clients(case, access, messages) if access.kind else _of_released(case, messages, finished)
         )
         for draft in drafts:
             message = replace(draft, seq=len(messages) + len(found), round=_last_round(messages))
@@ -172,61 +172,61 @@ def oracle_answers(plan: Case, messages: Sequence[Message], *, finished: bool = 
                     message=message,
                     asked_by=access.asked_by,
                     heard_by=access.heard_by,
-                    queries=plan.spec.query_budget,
+                    queries=case.spec.query_budget,
                 )
             )
     return found
 
 
-def exposed(plan: Case, members: Collection[str]) -> dict[str, Event | None]:
+def exposed(case: Case, members: Collection[str]) -> dict[str, Event | None]:
     """Return the parties whose own models an adversary may ask, each with the event of all possible answers.
 
     This is known before the run. A released model is included if its message is withheld or its sender will be silent
     in the last round. A published model answers from its message, which costs nothing more.
     """
     found: dict[str, Event | None] = {}
-    for access in accesses(plan):
-        if not access.open_to(members, plan.spec.transport):
+    for access in accesses(case):
+        if not access.open_to(members, case.spec.transport):
             continue
         if access.kind is not None:
-            found |= dict.fromkeys(plan.clients, _of_budget(plan, access.kind))
+            found |= dict.fromkeys(case.clients, _of_budget(case, access.kind))
         else:
-            found |= dict.fromkeys((k for k in _holders(plan) if not _will_publish(plan, k)), None)
+            found |= dict.fromkeys((k for k in _holders(case) if not _will_publish(case, k)), None)
     return {party: event for party, event in found.items() if party not in members}
 
 
-def _holders(plan: Case) -> tuple[str, ...]:
+def _holders(case: Case) -> tuple[str, ...]:
     """Return the holders of the model that the settings publish; empty if they publish none."""
-    models = [m for m in plan.declared_messages if m["kind"] == "model_parameters"]
+    models = [m for m in case.declared_messages if m["kind"] == "model_parameters"]
     sent = [m for m in models if "world" in m["to"].split(", ")]
     if not sent:
         return ()
-    clients = plan.clients[:1] if plan.protocol.pools_data else plan.clients
+    clients = case.clients[:1] if case.protocol.card.pools_data else case.clients
     return clients if sent[0]["from"] == "client" else (str(sent[0]["from"]),)
 
 
-def _will_publish(plan: Case, holder: str) -> bool:
+def _will_publish(case: Case, holder: str) -> bool:
     """Return whether the spec lets a party publish its model."""
-    last: int = plan.protocol_config.rounds - 1
-    silent = any(o.party == holder and o.first <= last <= o.last for o in plan.outages)
-    return "model_parameters" not in plan.spec.withhold and not silent
+    last: int = case.protocol_config.rounds - 1
+    silent = any(o.party == holder and o.first <= last <= o.last for o in case.outages)
+    return "model_parameters" not in case.spec.withhold and not silent
 
 
-def _of_released(plan: Case, messages: Sequence[Message], finished: bool) -> Iterator[Message]:
+def _of_released(case: Case, messages: Sequence[Message], finished: bool) -> Iterator[Message]:
     """Yield the answers of the released model: from the message that published it, or from its holder."""
-    last = published(messages, plan.forms)
+    last = published(messages, case.forms)
     if last is not None:
         yield _draft(last.sender, (last.seq,))
     elif finished:
-        for party in _holders(plan):
+        for party in _holders(case):
             yield _draft(party, _fitted_on(party, messages))
 
 
-def _of_clients(plan: Case, access: Access, messages: Sequence[Message]) -> Iterator[Message]:
+def _of_clients(case: Case, access: Access, messages: Sequence[Message]) -> Iterator[Message]:
     """Yield the answers of each client's own model, with the inputs of its training and the noise on each answer."""
     kind = str(access.kind)
-    event = _of_budget(plan, kind)
-    for party in plan.clients:
+    event = _of_budget(case, kind)
+    for party in case.clients:
         # An answer depends on at least the inputs of the client's answers in the run.
         mine = [m.inputs for m in messages if m.sender == party and m.kind == kind]
         yield _draft(party, joined(_fitted_on(party, messages), *mine), event)
@@ -245,13 +245,13 @@ def _is_of_model(message: Message) -> bool:
     return any(defense.get("of") == "model" for defense in message.defenses)
 
 
-def _of_budget(plan: Case, kind: str) -> Event | None:
+def _of_budget(case: Case, kind: str) -> Event | None:
     """Return the event of all answers within the budget, asked one sample at a time: the most expensive way."""
-    logits = torch.zeros(1, plan.dataset.classes)
-    _, event = defended_answers(plan, kind, logits, SecretStream(bytes(32), "event of one answer"))
+    logits = torch.zeros(1, case.dataset.classes)
+    _, event = defended_answers(case, kind, logits, SecretStream(bytes(32), "event of one answer"))
     if event is None or isinstance(event, NoGuarantee):
         return event
-    budget = plan.spec.query_budget
+    budget = case.spec.query_budget
     parts = event.parts if isinstance(event, Composed) else (event,)
     whole = tuple(replace(part, count=part.count * budget) for part in parts)
     return Composed(parts=whole) if len(whole) > 1 else whole[0]

@@ -20,7 +20,7 @@ from fdaudit.federation.rehearsal import set_up
 from fdaudit.handout.oracle_access import accesses, answered_by, defended_answers, finished, published
 from fdaudit.rng import SecretStream
 from fdaudit.storage.files import decode
-from fdaudit.transcript.encoding import weights_of
+from fdaudit.transcript.encoding import Naming, weights_of
 from fdaudit.transcript.log import read_log
 from fdaudit.transcript.payloads import read_payload
 
@@ -38,13 +38,17 @@ class Answering:
     """The models of one finished federation that adversaries may ask.
 
     Args:
-        plan: the run's plan.
+        case: the run's case.
         vault: the run's vault.
     """
 
-    def __init__(self, plan: Case, vault: Vault) -> None:
-        self._plan, self._vault, self._run = plan, vault, vault.directory.parent
-        self._trainers = Trainers(plan.networks, plan.execution, ("server", *plan.clients))
+    def __init__(self, case: Case, vault: Vault) -> None:
+        self._case, self._vault, self._run = case, vault, vault.directory.parent
+
+    @cached_property
+    def _trainers(self) -> Trainers:
+        """Return the training cores that answer with the parties' models."""
+        return Trainers(self._case.named_networks, self._case.execution, ("server", *self._case.clients))
 
     def oracle(self, members: Sequence[str], wanted: str | None) -> Oracle | None:
         """Return a handle to clients' models if they may be asked, else to the released model; None without access.
@@ -55,15 +59,15 @@ class Answering:
         """
         if wanted is None:
             return None
-        budget = self._plan.spec.query_budget
-        for access in accesses(self._plan):
-            if not access.open_to(members, self._plan.spec.transport):
+        budget = self._case.spec.query_budget
+        for access in accesses(self._case):
+            if not access.open_to(members, self._case.spec.transport):
                 continue
             if access.kind is None:
                 if wanted in access.answers and self._released is not None:
                     return Oracle(wanted, budget)
             elif wanted == "hard" or access.kind != "hard_labels":
-                asked = tuple(k for k in self._plan.clients if k not in members and self._has(k))
+                asked = tuple(k for k in self._case.clients if k not in members and self._has(k))
                 if asked:  # of a recorded system, no client's own model is at hand
                     return Oracle(wanted, budget, asked)
         return None
@@ -83,14 +87,13 @@ class Answering:
         if of is None:
             if self._released is None:
                 raise FdauditError("oracle: the protocol released no model.")
-            return answer(
-                wanted, self._trainers["server"].predict(self._released, x), self._plan.dataset.task
-            )
-        heard = answered_by(self._plan)
+            logits = self._trainers["server"].predict(self._released, x)
+            return answer(wanted, logits, self._case.dataset.task.labels)
+        heard = answered_by(self._case)
         if heard is None:
             raise FdauditError(f"oracle: {of} answers no samples with these settings.")
         logits = self._trainers[of].predict(self._vault.load(_where(of)), x)
-        return answers_of(self._plan, wanted, heard[0], logits, noise)
+        return answers_of(self._case, wanted, heard[0], logits, noise)
 
     def predictions(self, of: str, x: Tensor) -> Tensor:
         """Return the logits (n, C) of a party's final model on samples, before any defence; for the auditor only.
@@ -124,30 +127,35 @@ class Answering:
         it.
         """
         transcript = self._run / "transcript"
-        message = published(read_log(transcript).messages, self._plan.forms)
+        message = published(read_log(transcript).messages, self._case.forms)
         if message is not None:
-            return None if message.payload is None else weights_of(decode(read_payload(transcript, message)))
+            naming = Naming.of(self._case.settings)
+            return (
+                None
+                if message.payload is None
+                else weights_of(decode(read_payload(transcript, message)), naming)
+            )
         checkpoint = self._vault.load_round()
-        if checkpoint is None or not finished(self._plan, self._vault):
+        if checkpoint is None or not finished(self._case, self._vault):
             return None
-        plan = self._plan
-        protocol = set_up(plan.protocol, plan.protocol_config, plan.common, plan.clients, plan.seed)
+        case = self._case
+        protocol = set_up(case.protocol, case.protocol_config, case.common, case.clients, case.seed)
         protocol.state = self._vault.load(checkpoint["state"])
         released: Parameters | None = protocol.released()
         return released
 
 
-def answers_of(plan: Case, wanted: str, kind: str, logits: Tensor, noise: SecretStream) -> Tensor:
+def answers_of(case: Case, wanted: str, kind: str, logits: Tensor, noise: SecretStream) -> Tensor:
     """Return a client's answers to an oracle: probabilities (n, C), or classes (n,).
 
     Args:
-        plan: the run's plan.
+        case: the run's case.
         wanted: `soft` or `hard`.
         kind: the kind of message in which clients answer.
         logits: (n, C) of the client's model.
         noise: randomness of the defences on its messages.
     """
-    values, _ = defended_answers(plan, kind, logits, noise)
+    values, _ = defended_answers(case, kind, logits, noise)
     return values if wanted == "soft" or values.ndim == 1 else values.argmax(1)
 
 

@@ -16,19 +16,19 @@ if TYPE_CHECKING:
 __all__ = ["rehearsal_of", "stand_in_of"]
 
 
-def stand_in_of(plan: Case) -> tuple[type[FederatedProtocol], ProtocolConfig]:
+def stand_in_of(case: Case) -> tuple[type[FederatedProtocol], ProtocolConfig]:
     """Return the protocol that rehearsals run, and its settings.
 
     Raises:
         FdauditError: no protocol stands in for a recorded system's own.
     """
-    if plan.stand_in is None:
-        raise FdauditError(f"rehearsal: no protocol of fdaudit stands in for {plan.protocol.name}.")
-    return plan.stand_in
+    if case.stand_in is None:
+        raise FdauditError(f"rehearsal: no protocol of fdaudit stands in for {case.protocol.card.name}.")
+    return case.stand_in
 
 
 def rehearsal_of(
-    plan: Case,
+    case: Case,
     adversary: str,
     *,
     config: Config | None = None,
@@ -39,7 +39,7 @@ def rehearsal_of(
     """Return a rehearsal of a run's protocol on auxiliary records.
 
     Args:
-        plan: the run's plan.
+        case: the run's case.
         adversary: the adversary whose view is returned.
         config: other settings of the protocol.
         defended: with the run's defences, withheld messages and transport; else with none of these.
@@ -49,20 +49,20 @@ def rehearsal_of(
     Raises:
         FdauditError: no protocol stands in for a recorded system's own.
     """
-    protocol, usual = stand_in_of(plan)
+    protocol, usual = stand_in_of(case)
     # A class that `import:` names is loaded by that name, not by what it calls itself.
-    name = plan.spec.protocol.name if protocol is plan.protocol else protocol.name
+    name = case.spec.protocol.name if protocol is case.protocol else protocol.card.name
     setting: dict[str, Any] = {
         "protocol": {"name": name, "params": (config or usual).model_dump(mode="json")},
-        "clients": plan.spec.clients,
+        "clients": case.spec.clients,
     }
     if defended:
-        setting |= plan.spec.model_dump(mode="json", include={"defenses", "withhold", "transport"})
+        setting |= case.spec.model_dump(mode="json", include={"defenses", "withhold", "transport"})
     return Rehearsal(
         setting={**setting, "defended": defended},
-        common=plan.common,
+        common=case.common,
         adversary=adversary,
-        shared=plan.auxiliary,
+        shared=case.auxiliary,
         own=own,
         everybody=everybody,
     )

@@ -38,7 +38,7 @@ from fdaudit.types import Figure
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from fdaudit.planning.run_directory import RunDirectory
+    from fdaudit.scoring.run_directory import RunDirectory
 
 __all__ = [
     "DEFINED",
@@ -132,10 +132,10 @@ def refuse_too_few(run: RunDirectory, guesses: Sequence[Guess]) -> None:
     Raises:
         UsageError: a guess is about too few records, has too many images, or is about images that are not there.
     """
-    truth = Truth(run.plan, run.vault)
+    truth = run.truth
     for guess in guesses:
         if isinstance(guess, LabelDistribution):
-            labels = int(class_counts(truth.plan.records(guess.target)[1], truth.plan.dataset.classes).sum())
+            labels = int(class_counts(truth.case.records(guess.target)[1], truth.case.dataset.classes).sum())
             if labels < LEAST_LABELS:
                 problem = f"has fewer than {LEAST_LABELS} labels, which is too few for its class shares to be scored"
                 raise UsageError("GUESSES", guess.target, problem, "Leave it out.")
@@ -152,9 +152,8 @@ def coarse_figures(run: RunDirectory, guesses: Sequence[Guess]) -> dict[str, tup
     """
     if isinstance(guesses[0], LabelDistribution):
         shares = [g for g in guesses if isinstance(g, LabelDistribution)]
-        return _distances(_CoarseTruth(run.plan, run.vault), shares)
-    truth = Truth(run.plan, run.vault)
-    return {g.target: _gains(truth, g) for g in guesses if isinstance(g, Reconstruction)}
+        return _distances(_CoarseTruth(run.case, run.vault), shares)
+    return {g.target: _gains(run.truth, g) for g in guesses if isinstance(g, Reconstruction)}
 
 
 def together(by_party: Mapping[str, Sequence[Figure]]) -> tuple[Figure, ...]:
@@ -217,8 +216,8 @@ def coarse_shares(counts: Tensor) -> Tensor:
 
 
 def _refuse_images(truth: Truth, guess: Reconstruction) -> None:
-    plan = truth.plan
-    if "images" in plan.lacks:
+    case = truth.case
+    if case.missing("images"):
         raise UsageError(
             "GUESSES", guess.target, "has no images in the truth", "Add them: see docs/import.md."
         )
@@ -263,16 +262,16 @@ def _compared(truth: Truth, guess: Reconstruction) -> ReconstructionScore:
 
     Other parties' records have no part in it: answers about one party are not charged to others.
     """
-    plan = truth.plan
-    x, y = others(plan).prior
-    known = plan.dataset.known_groups
+    case = truth.case
+    x, y = others(case).prior
+    known = case.dataset.known_groups
     return score_reconstruction(
         [guess.images],
         [truth.records(guess)[0]],
         x,
-        child_numpy(plan.seed, "site", guess.target),
+        child_numpy(case.seed, "site", guess.target),
         true_labels=None if known is None else [known[truth.rows(guess)]],
-        auxiliary_labels=groups_of(plan, y),
+        auxiliary_labels=groups_of(case, y),
     )
 
 
@@ -282,7 +281,7 @@ def _mean_image_psnr(truth: Truth, guess: Reconstruction) -> list[float]:
     Auxiliary records may be few or of another kind. A weak prior would let an asker climb from there.
     """
     x, _ = truth.records(guess)
-    mean = truth.plan.records(guess.target)[0].double().mean(0, keepdim=True).clamp(0, 1)
+    mean = truth.case.records(guess.target)[0].double().mean(0, keepdim=True).clamp(0, 1)
     found: list[float] = psnr(mean.expand_as(x), x.double()).tolist()
     return found
 
@@ -313,7 +312,7 @@ class _CoarseTruth(Truth):
     """A truth that knows class shares in parcels only."""
 
     def label_shares(self, client: str) -> Tensor:
-        return coarse_shares(class_counts(self.plan.records(client)[1], self.plan.dataset.classes))
+        return coarse_shares(class_counts(self.case.records(client)[1], self.case.dataset.classes))
 
 
 def _distances(truth: _CoarseTruth, guesses: Sequence[LabelDistribution]) -> dict[str, tuple[Figure, ...]]:

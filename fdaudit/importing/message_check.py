@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from fdaudit.adversary.top_answers import strange_classes
 from fdaudit.errors import SpecError
 from fdaudit.kinds import KINDS
-from fdaudit.transcript.encoding import shapes_of
+from fdaudit.storage.files import decode
+from fdaudit.transcript.encoding import readable, shapes_of
 from fdaudit.transcript.messages import Message, role
+from fdaudit.transcript.payloads import read_payload
 
 if TYPE_CHECKING:
     from fdaudit.spec.card import Card
 
-__all__ = ["refuse_other_tensors", "refuse_varied_sizes"]
+__all__ = ["refuse_other_tensors", "refuse_strange_classes", "refuse_varied_sizes"]
 
 
 def refuse_other_tensors(classes: int, messages: Sequence[Message]) -> None:
@@ -39,6 +43,35 @@ def refuse_other_tensors(classes: int, messages: Sequence[Message]) -> None:
                 f"does not fit message {message.seq} of {message.sender}, which holds {shown or 'no tensors'}"
             )
             remedy = f"{kind.name} is: {kind.text}. Record others under a name of your own: vendor/name."
+            raise SpecError("record.kind", message.kind, problem, remedy)
+
+
+def refuse_strange_classes(classes: int, transcript: Path, messages: Sequence[Message]) -> None:
+    """Refuse an answer about a sample's most likely classes that names a class twice, or one that does not exist.
+
+    Args:
+        classes: number of classes that the card states.
+        transcript: the record's messages on disk.
+        messages: the same, with the tensors of their kinds.
+
+    Raises:
+        SpecError: such an answer, or one with more classes a sample than there are.
+    """
+    for message in messages:
+        kind = KINDS.get(message.kind)
+        if kind is None or not kind.read_as or message.payload is None:
+            continue
+        named = readable(decode(read_payload(transcript, message)))["classes"]
+        if named.shape[1] > classes:
+            problem = f"cannot be true: message {message.seq}, {message.kind}, names {named.shape[1]} classes a sample"
+            raise SpecError("card.classes", classes, problem, "Correct it.")
+        if named.is_floating_point() and not bool(named.isfinite().all()):
+            continue  # such a message is left out by its number
+        if strange := strange_classes(named, classes):
+            problem = f"has strange classes in message {message.seq} of {message.sender}: {strange}"
+            remedy = (
+                "Record for each sample the numbers of k different classes, or correct `classes` in the card."
+            )
             raise SpecError("record.kind", message.kind, problem, remedy)
 
 

@@ -20,12 +20,15 @@ from fdaudit.recording.record import check_record, closed_part, held_messages, r
 from fdaudit.spec.documents import from_yaml
 from fdaudit.storage.files import write_atomically
 from fdaudit.storage.scratch import scratch
-from fdaudit.transcript.encoding import shapes_of
+from fdaudit.tasks import SINGLE_LABEL
+from fdaudit.transcript.encoding import numbered, shapes_of
 from fdaudit.transcript.messages import Message, role
 
 __all__ = ["new_card"]
 
 _FILL_IN = "FILL IN"
+_WRAPPERS = ("module.", "_module.", "_orig_mod.")
+"""What `DistributedDataParallel`, Opacus and `torch.compile` put before the names of a network's tensors."""
 _MOST_SHOWN = 80
 """Most characters of a tensor's name in a comment."""
 
@@ -38,7 +41,9 @@ _COMMENTS: Mapping[str, str] = {
     "asserted_by": "Who asserts that the record is complete and this card true.",
     "task": "single-label or multi-label",
     "classes": "Number of classes.",
-    "input_shape": "Channels, height and width of an image.",
+    "prefix": "What stands before the names of the network's tensors on record.",
+    "input_shape": "Channels, height and width of an image. For rows of a table: `task: table`, and the length of a"
+    " row's vector, as in [30].",
     "protocol": "If fdaudit knows the protocol, its name and settings. Otherwise any name, with the facts under"
     " `training`.",
     "transport": "`encrypted`: an eavesdropper sees sizes and order only.",
@@ -46,10 +51,14 @@ _COMMENTS: Mapping[str, str] = {
 }
 """What stands above a field, by the field."""
 _NETWORK = """\
+What clients do to images before the network: `Normalize` of torchvision in numbers, a range such as [-1, 1], or {{}} if
+it gets images in [0, 1]. Inversion finds nothing if this is wrong.
+preprocess: {{mean: [0.5], std: [0.5]}}
+
 The network: one of fdaudit's (`fdaudit explain models` lists them), or a class of your own. Its tensors must have
 the names and shapes on record{tensors}
 model: {{name: "import:package.module:Class", params: {{}}}}
-"""
+{names}"""
 _TRAINING = """\
 Facts of local training that gradient inversion and shadow models need. Leave out what you do not know.
 training:
@@ -109,15 +118,17 @@ def _card(clients: int, messages: list[Message]) -> str:
         "name": _FILL_IN,
         "asserted_by": _FILL_IN,
         "clients": clients,
-        "task": "single-label",
+        "task": SINGLE_LABEL.name,
         "classes": _classes(messages),
         "input_shape": _shape(messages),
+        **_named(messages),
         "protocol": {"name": _FILL_IN},
         "transport": "plain",
         "messages": _described(messages),
     }
+    network = _NETWORK.format(tensors=_tensors(messages), names=_positions(messages))
     after = {
-        "input_shape": "\n" + _commented(_NETWORK.format(tensors=_tensors(messages))) + "\n",
+        "input_shape": "\n" + _commented(network) + "\n",
         "protocol": "\n" + _commented(_TRAINING) + "\n",
         "transport": _commented(_RELEASE) + "\n",
         "messages": "\n" + _commented(_TAIL),
@@ -147,6 +158,20 @@ def _classes(messages: list[Message]) -> int | str:
     return next((sizes["C"] for sizes in map(_sizes, messages) if "C" in sizes), _FILL_IN)
 
 
+def _named(messages: list[Message]) -> dict[str, str]:
+    """Return how the names of a model on record follow from the network's, if they are numbers or have a prefix.
+
+    A prefix is what a wrapper of PyTorch put before all names. A plain list of arrays has numbers, which say nothing
+    without a network, so that the card says it in a comment.
+    """
+    for message in messages:
+        if message.kind in MODELS:
+            for prefix in _WRAPPERS:
+                if message.tensors and all(name.startswith(prefix) for name in message.tensors):
+                    return {"prefix": prefix}
+    return {}
+
+
 def _shape(messages: list[Message]) -> list[int] | str:
     for sizes in map(_sizes, messages):
         if {"c", "h", "w"} <= sizes.keys():
@@ -161,16 +186,34 @@ def _sizes(message: Message) -> dict[str, int]:
 
 
 def _tensors(messages: list[Message]) -> str:
-    """Return the first tensors of a model on record, as the end of a sentence; a full stop if there is none."""
+    """Return the first tensors of a model on record, as the end of a sentence; a full stop if there is none.
+
+    Numbers instead of names mean that the model was a plain list of arrays: the network's own order names them.
+    """
     for message in messages:
         if message.kind in MODELS:
-            first = list(message.tensors.items())[:4]
+            by_number = numbered(message.tensors)
+            order = (lambda item: int(item[0])) if by_number else (lambda item: item[0])
+            first = sorted(message.tensors.items(), key=order)[:4]
             shown = [f"{visible(name)[:_MOST_SHOWN]} {list(info.shape)}" for name, info in first]
             more = ", …" if len(message.tensors) > 4 else ""
-            return ":\n  " + ", ".join(shown) + more
+            positions = ""
+            if by_number:
+                positions = ". Numbers are positions in the network's `state_dict()` or `parameters()`"
+            return f"{positions}:\n  " + ", ".join(shown) + more
     return "."
+
+
+def _positions(messages: list[Message]) -> str:
+    """Return the card's line for a model whose tensors are numbered, or nothing."""
+    sent = [message for message in messages if message.kind in MODELS]
+    return "names: by-position\n" if sent and numbered(sent[0].tensors) else ""
 
 
 def _described(messages: list[Message]) -> list[dict[str, str]]:
     kinds = dict.fromkeys((m.kind, role(m.sender)) for m in messages)
-    return [{"kind": kind, "sender": sender, "what": _FILL_IN} for kind, sender in kinds]
+    described = []
+    for kind, sender in kinds:
+        what = KINDS[kind].text if kind in KINDS else _FILL_IN
+        described.append({"kind": kind, "sender": sender, "what": what})
+    return described

@@ -10,19 +10,24 @@ import torch
 
 from fdaudit.errors import SpecError
 from fdaudit.events import Composed, Gaussian, event_from_json
-from fdaudit.importing.message_check import refuse_other_tensors, refuse_varied_sizes
+from fdaudit.importing.message_check import (
+    refuse_other_tensors,
+    refuse_strange_classes,
+    refuse_varied_sizes,
+)
 from fdaudit.kinds import KINDS, MODELS
+from fdaudit.names import visible
 from fdaudit.planning.message_sizes import fixed_sizes
 from fdaudit.spec.card import MessageFacts
 from fdaudit.storage.files import decode
-from fdaudit.transcript.encoding import is_counter, readable, shapes_of
+from fdaudit.transcript.encoding import Naming, is_counter, numbered, readable, shapes_of
 from fdaudit.transcript.messages import ALL, DATA, Message, role
 from fdaudit.transcript.payloads import read_payload
 
 if TYPE_CHECKING:
-    from fdaudit.planning.recorded import RecordedPlan
+    from fdaudit.planning.case import Case
 
-__all__ = ["asserted", "contradictions", "oddities", "refuse_false_card"]
+__all__ = ["asserted", "contradictions", "not_finite", "oddities", "prefix_of", "refuse_false_card"]
 
 Uses = Mapping[int, Sequence[int]]
 Shapes = Mapping[str, tuple[int, ...]]
@@ -32,16 +37,16 @@ _MOST_SHOWN = 20
 _UNDESCRIBED = MessageFacts.model_fields["what"].default
 
 
-def refuse_false_card(plan: RecordedPlan, transcript: Path, messages: Sequence[Message]) -> None:
+def refuse_false_card(case: Case, transcript: Path, messages: Sequence[Message]) -> None:
     """Refuse a card that the record contradicts.
 
     Raises:
         SpecError: the number of clients or classes, the shape of images, the network or the number of rounds cannot be
             true.
     """
-    card = plan.card
-    if card.clients is not None and card.clients != len(plan.clients):
-        problem = f"differs from the record, which names {len(plan.clients)} clients"
+    card = case.system.card
+    if card.clients is not None and card.clients != len(case.clients):
+        problem = f"differs from the record, which names {len(case.clients)} clients"
         raise SpecError("card.clients", card.clients, problem, "Correct it, or leave it out.")
     rounds = len({m.round for m in messages})
     planned = card.training.rounds
@@ -49,9 +54,10 @@ def refuse_false_card(plan: RecordedPlan, transcript: Path, messages: Sequence[M
         raise SpecError(
             "card.training.rounds", planned, f"is less than the {rounds} rounds on record", "Correct it."
         )
-    _refuse_false_attestation(plan, messages)
+    _refuse_false_attestation(case, messages)
     refuse_other_tensors(card.classes, messages)
-    refuse_varied_sizes(card, fixed_sizes(plan), messages)
+    refuse_strange_classes(card.classes, transcript, messages)
+    refuse_varied_sizes(card, fixed_sizes(case), messages)
     networks: dict[int, Shapes] = {}  # by identity: clients share networks
     for message in messages:
         if message.kind in KINDS:
@@ -60,24 +66,24 @@ def refuse_false_card(plan: RecordedPlan, transcript: Path, messages: Sequence[M
             _refuse_other_images(card.input_shape, sizes, message)
         if message.kind in MODELS and card.model is not None:
             party = message.sender if role(message.sender) == "client" else "server"
-            network = plan.networks.of(party)
+            network = case.named_networks.of(party)
             if id(network) not in networks:
                 networks[id(network)] = network.tensor_shapes
-            _refuse_other_network(networks[id(network)], network.name, message)
+            _refuse_other_network(networks[id(network)], network.name, Naming.of(case.settings), message)
 
 
-def _refuse_false_attestation(plan: RecordedPlan, messages: Sequence[Message]) -> None:
+def _refuse_false_attestation(case: Case, messages: Sequence[Message]) -> None:
     """Refuse an attested defence of messages that are not there, or of a sender drawn from more than all clients."""
     sent = {(m.kind, role(m.sender)) for m in messages}
-    for number, attested in enumerate(plan.card.attested):
+    for number, attested in enumerate(case.system.card.attested):
         field = f"card.attested.{number}"
         if (attested.kind, attested.sender) not in sent:
             problem = f"is attested of a {attested.sender}, and the record has no such message"
             raise SpecError(f"{field}.kind", attested.kind, problem, "Correct it, or remove it.")
         event = event_from_json(attested.event)
         for part in event.parts if isinstance(event, Composed) else (event,):
-            if isinstance(part, Gaussian) and part.drawn_from > len(plan.clients):
-                problem = f"is more than the {len(plan.clients)} clients of the record"
+            if isinstance(part, Gaussian) and part.drawn_from > len(case.clients):
+                problem = f"is more than the {len(case.clients)} clients of the record"
                 raise SpecError(f"{field}.event.drawn_from", part.drawn_from, problem, "Correct it.")
 
 
@@ -94,7 +100,7 @@ def _refuse_other_classes(classes: int, sizes: Mapping[str, int], transcript: Pa
         raise SpecError("card.classes", classes, problem, "Correct it.")
 
 
-def _refuse_other_images(shape: tuple[int, int, int], sizes: Mapping[str, int], message: Message) -> None:
+def _refuse_other_images(shape: tuple[int, ...], sizes: Mapping[str, int], message: Message) -> None:
     found = tuple(sizes[letter] for letter in "chw" if letter in sizes)
     if len(found) == 3 and found != shape:
         images = "x".join(map(str, found))
@@ -102,24 +108,40 @@ def _refuse_other_images(shape: tuple[int, int, int], sizes: Mapping[str, int], 
         raise SpecError("card.input_shape", list(shape), problem, "Correct it.")
 
 
-def _refuse_other_network(network: Shapes, name: str, message: Message) -> None:
-    for tensor, info in message.tensors.items():
-        if is_counter(tensor):
+def _refuse_other_network(network: Shapes, name: str, naming: Naming, message: Message) -> None:
+    """Refuse a network whose tensors are not those of a model on record."""
+    for sent, info in message.tensors.items():
+        own = naming.own(sent)
+        if is_counter(own):
             continue
-        due = network.get(tensor)
+        due = network.get(own)
+        remedy = "Name the network that the system trains, with its parameters."
         if due is None:
             known = ", ".join(list(network)[:3])
-            problem = f"does not fit message {message.seq}: it has no tensor {tensor[:60]!r}, but {known}, …"
+            problem = f"does not fit message {message.seq}: it has no tensor {sent[:60]!r}, but {known}, …"
+            if found := prefix_of(list(message.tensors), network):
+                remedy = f"The names on record begin with {found!r}: state `prefix: {found}` in the card."
+            elif numbered(message.tensors):
+                remedy = "The names on record are numbers: state `names: by-position` in the card."
         elif tuple(info.shape) != due:
             shapes = f"{tuple(info.shape)}, not {due}"
-            problem = f"does not fit message {message.seq}: {tensor[:60]!r} is {shapes}"
+            problem = f"does not fit message {message.seq}: {sent[:60]!r} is {shapes}"
         else:
             continue
-        remedy = "Name the network that the system trains, with its parameters."
         raise SpecError("card.model", name, problem, remedy)
 
 
-def contradictions(plan: RecordedPlan, messages: Sequence[Message], uses: Uses | None) -> list[str]:
+def prefix_of(sent: Sequence[str], network: Shapes) -> str:
+    """Return what stands before a network's names in all names of a model on record; empty if they do not fit so."""
+    for name in network:
+        if sent[0].endswith(f".{name}"):
+            prefix = sent[0].removesuffix(name)
+            if all(other.removeprefix(prefix) in network or is_counter(other) for other in sent):
+                return prefix
+    return ""
+
+
+def contradictions(case: Case, messages: Sequence[Message], uses: Uses | None) -> list[str]:
     """Return what the truth contradicts in the record's lines or in its card, one sentence each."""
     found: list[str] = []
     for seq, records in (uses or {}).items():
@@ -134,14 +156,14 @@ def contradictions(plan: RecordedPlan, messages: Sequence[Message], uses: Uses |
         elif message.inputs != ALL and DATA not in message.inputs and not _through_release(message, messages):
             said = "declares inputs without the sender's data, and uses.jsonl names records behind it"
             found.append(f"message {seq} of {message.sender} {said}: its inputs are declared too narrow")
-        total = len(plan.numbered(message.sender)) if role(message.sender) == "client" else 0
+        total = len(case.numbered(message.sender)) if role(message.sender) == "client" else 0
         if total and records and max(records) >= total:
             found.append(
                 f"uses.jsonl: message {seq} used record {max(records)} of {message.sender}, which has {total}"
             )
         elif total:
-            found += _left_out_but_used(plan, message, records)
-        found += _too_many(plan.settings, message, records)
+            found += _left_out_but_used(case, message, records)
+        found += _too_many(case.settings, message, records)
     if len(found) > _MOST_SHOWN:
         found = [*found[:_MOST_SHOWN], f"and {len(found) - _MOST_SHOWN} more of the like"]
     return found
@@ -155,10 +177,10 @@ def _through_release(message: Message, messages: Sequence[Message]) -> bool:
     )
 
 
-def _left_out_but_used(plan: RecordedPlan, message: Message, records: Sequence[int]) -> Iterator[str]:
+def _left_out_but_used(case: Case, message: Message, records: Sequence[int]) -> Iterator[str]:
     """Yield a sentence if a message used a record that the coins left out of the training."""
-    split = plan.splits.clients[int(message.sender.partition("/")[2])]
-    rows = plan.numbered(message.sender)[torch.tensor(records, dtype=torch.int64)]
+    split = case.splits.clients[int(message.sender.partition("/")[2])]
+    rows = case.numbered(message.sender)[torch.tensor(records, dtype=torch.int64)]
     used = rows[torch.isin(rows, split.non_members)]
     if len(used):
         yield f"message {message.seq} of {message.sender} used {len(used)} records that its coins left out"
@@ -173,7 +195,28 @@ def _too_many(settings: Mapping[str, Any], message: Message, records: Sequence[i
         yield f"uses.jsonl names {len(records)} records behind message {message.seq}: {most}"
 
 
-def oddities(plan: RecordedPlan, messages: Sequence[Message]) -> list[str]:
+def not_finite(transcript: Path, messages: Sequence[Message]) -> dict[int, str]:
+    """Return by number the messages that hold NaN or infinite values, each with a sentence that counts them.
+
+    No attack reads such a message: a single NaN reaches every result that it is used for.
+    """
+    found = {}
+    for message in messages:
+        if message.payload is None:
+            continue
+        bad = {}
+        for name, tensor in readable(decode(read_payload(transcript, message))).items():
+            count = int((~torch.isfinite(tensor)).sum()) if tensor.is_floating_point() else 0
+            if count:
+                bad[name] = f"{count} of {tensor.numel()} values of {visible(name)[:60]}"
+        if bad:
+            named = ", ".join(list(bad.values())[:3]) + (", …" if len(bad) > 3 else "")
+            said = f"Message {message.seq} of {message.sender}, {message.kind}, is not finite: {named}"
+            found[message.seq] = f"{said}. It is left out, and attacks read the others."
+    return found
+
+
+def oddities(case: Case, messages: Sequence[Message]) -> list[str]:
     """Return what looks like a missing message, one sentence each."""
     kinds = {(m.sender, m.kind) for m in messages if role(m.sender) == "client" and m.kind != "silence"}
     silent = {(m.sender, m.round) for m in messages if m.kind == "silence"}
@@ -194,7 +237,7 @@ def oddities(plan: RecordedPlan, messages: Sequence[Message]) -> list[str]:
             told = ", ".join(map(str, missing[:5])) + (", …" if len(missing) > 5 else "")
             why = "it was not asked, it was silent, or a message is missing"
             found.append(f"{sender} sends no {kind} in round {told}, in which others do: {why}.")
-    planned, closed = plan.card.training.rounds, len({m.round for m in messages})
+    planned, closed = case.system.card.training.rounds, len({m.round for m in messages})
     if planned is not None and planned > closed:
         found.append(
             f"The card plans {planned} rounds, and {closed} are on record: attacks and ledger cover these."
@@ -202,44 +245,50 @@ def oddities(plan: RecordedPlan, messages: Sequence[Message]) -> list[str]:
     if unread := sorted({m.kind for m in messages} - KINDS.keys()):
         found.append(f"No attack reads {', '.join(unread)}: what these messages tell is not measured.")
     published = any(m.kind == "model_parameters" and "world" in m.receivers for m in messages)
-    if published and plan.card.release == "api":
+    if published and case.system.card.release == "api":
         found.append(
             "The card says that others ask the model and do not hold it, and the record hands its weights to the world."
             " Attacks by the world hold them."
         )
     heard = {party for m in messages for party in m.parties()}
-    never = [client for client in plan.clients if client not in heard]
+    never = [client for client in case.clients if client not in heard]
     found += [
         f"{client} is named in the record and neither sends nor receives a message."
         for client in never[:_MOST_SHOWN]
     ]
     if len(never) > _MOST_SHOWN:
         found.append(f"{len(never) - _MOST_SHOWN} more clients neither send nor receive a message.")
-    design = None if plan.brought is None else plan.brought.design
+    design = case.system.coins
     if design is not None and not design.images:
         found.append(
             "The coins were tossed for the labels: the commitment does not cover the images that were added."
         )
-    if any(bool(m.defenses) or m.event is not None for m in messages) and not plan.card.attested:
+    if any(bool(m.defenses) or m.event is not None for m in messages) and not case.system.card.attested:
         found.append(
             "Messages state defences. Nobody answers for them in the card, so the ledger ignores them."
         )
     return found
 
 
-def asserted(plan: RecordedPlan, messages: Sequence[Message]) -> list[str]:
+def asserted(case: Case, messages: Sequence[Message]) -> list[str]:
     """Return what the recorder asserts and nothing here can check, one sentence each."""
-    card, who = plan.card, plan.card.asserted_by[:1].upper() + plan.card.asserted_by[1:]
+    card, who = case.system.card, case.system.card.asserted_by[:1].upper() + case.system.card.asserted_by[1:]
     found = [
         f"{who} asserts that every message is on record. A message that was never recorded leaves no trace.",
         f"{who} asserts who sent and received each message, and the kind of each.",
         "The federation is assumed to have computed with the recorded bytes.",
     ]
     stated = {
-        n: v for n, v in plan.settings.items() if v is not None and n not in ("rounds", "upload", "defenses")
+        n: v
+        for n, v in case.settings.items()
+        if v is not None and n not in ("rounds", "upload", "defenses", "prefix", "names")
     }
     if stated:
         found.append(f"The card states {', '.join(f'{n} = {v}' for n, v in sorted(stated.items()))}.")
+    if card.preprocess is not None:
+        low, high = card.preprocess.range
+        scaled = "".join(f", {name} {list(v)}" for name, v in card.preprocess.channels.items())
+        found.append(f"The card states that networks get images in [{low:g}, {high:g}]{scaled}.")
     if card.model is not None:
         fits = "names and shapes of its tensors fit, its layers are asserted"
         shown = any(m.kind in MODELS for m in messages)
@@ -260,8 +309,8 @@ def asserted(plan: RecordedPlan, messages: Sequence[Message]) -> list[str]:
             else "nobody answers for it, so the ledger reads it as plain"
         )
         found.append(f"{who} asserts that the transport is encrypted; {reads}.")
-    if plan.brought is not None and plan.brought.design is not None:
-        named = f"{plan.brought.design.commitment[:12]}…"
+    if (coins := case.system.coins) is not None:
+        named = f"{coins.commitment[:12]}…"
         found.append(
             f"{who} asserts that the coins were tossed before the training. Compare their commitment, {named}, with the"
             " one that was published then."

@@ -9,7 +9,6 @@ Guarantees:
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +18,16 @@ import yaml
 from fdaudit.audit.run import Run
 from fdaudit.audit.summary import conclude
 from fdaudit.errors import IntegrityError, RunError, SpecError
-from fdaudit.importing.record_check import asserted, contradictions, oddities, refuse_false_card
+from fdaudit.importing.frozen_check import frozen_that_moved, never_moved
+from fdaudit.importing.record_check import asserted, contradictions, not_finite, oddities, refuse_false_card
 from fdaudit.importing.truth_check import doubts, refuted_rates
+from fdaudit.importing.truth_files import TruthFiles, truth_files
 from fdaudit.limits import DATA_BYTES, JSON_BYTES, read_file
-from fdaudit.planning.brought import ARRAYS, LISTS, BroughtRecords, read_records
+from fdaudit.planning.brought import ARRAYS, BroughtRecords
+from fdaudit.planning.case import Case
 from fdaudit.planning.ladder import LADDER
-from fdaudit.planning.recorded import BROUGHT, RecordedPlan, by_party, recorded_plan, recorded_spec
+from fdaudit.planning.recorded import BROUGHT, recorded_case, recorded_spec
 from fdaudit.planning.recorded import USES as KEPT_USES
-from fdaudit.planning.run_directory import RunDirectory
 from fdaudit.recording.record import (
     Record,
     check_record,
@@ -36,61 +37,23 @@ from fdaudit.recording.record import (
     read_record,
     write_lines_only,
 )
-from fdaudit.recording.truth import SITES, USES, read_sites, read_uses
+from fdaudit.scoring.run_directory import RunDirectory
+from fdaudit.scoring.unused_members import unused_members
 from fdaudit.spec.card import Card, load_card
 from fdaudit.spec.documents import read_yaml
-from fdaudit.spec.trust import refuse_code
+from fdaudit.spec.trust import importable, name_code, refuse_code
 from fdaudit.storage.files import write_atomically, written_whole
+from fdaudit.storage.scratch import scratch
 from fdaudit.storage.tree import refuse_links
 from fdaudit.storage.vault import Secrets, Vault
 from fdaudit.transcript.manifest import versions, write_manifest
 from fdaudit.transcript.messages import Message
 
-__all__ = ["check", "import_record", "scoring_run"]
+__all__ = ["audit_settings", "check", "import_record", "scoring_run"]
 
 CARD = "card.yaml"
-
-
-@dataclass(frozen=True)
-class _Truth:
-    """The files of the truth, from one directory or several."""
-
-    files: Mapping[str, Path]
-
-    @classmethod
-    def of(cls, directories: Sequence[Path]) -> _Truth:
-        found: dict[str, Path] = {}
-        for directory in directories:
-            if not directory.is_dir():
-                raise RunError("truth", str(directory), "is no directory", "Give the directory of a truth.")
-            for name in (USES, SITES, LISTS, ARRAYS):
-                path = directory / name
-                if not path.exists():
-                    continue
-                if name in found:
-                    problem = f"holds {name}, which {found[name].parent} holds as well"
-                    raise RunError("truth", str(directory), problem, "Give each file once.")
-                found[name] = path
-        for one, other in ((LISTS, ARRAYS), (ARRAYS, LISTS)):
-            if one in found and other not in found:
-                problem = f"has {one} and no {other}"
-                raise RunError("truth", str(found[one].parent), problem, "Give both: see docs/import.md.")
-        return cls(found)
-
-    def brought(self) -> BroughtRecords | None:
-        """Return the records that were brought, by the record's parties."""
-        sites = self.sites()
-        if LISTS not in self.files:
-            return None
-        return by_party(read_records(self.files[LISTS], self.files[ARRAYS]), sites)
-
-    def uses(self) -> dict[int, tuple[int, ...]] | None:
-        """Return the records behind messages."""
-        return read_uses(self.files[USES]) if USES in self.files else None
-
-    def sites(self) -> Mapping[str, str | int]:
-        """Return the site behind each party."""
-        return read_sites(self.files[SITES]) if SITES in self.files else {}
+_MOST_SHOWN = 10
+"""Messages that notes name one by one."""
 
 
 def import_record(
@@ -101,6 +64,7 @@ def import_record(
     truth: Sequence[Path | str] = (),
     audit: Path | dict[str, Any] | None = None,
     seed_from: Path | str | None = None,
+    loss: str | None = None,
 ) -> Run:
     """Import a record of a system that fdaudit did not run, as a run.
 
@@ -109,8 +73,11 @@ def import_record(
         out: the run directory; must not exist yet.
         card: the system's card, or its YAML file; default: `card.yaml` in the record.
         truth: directories with what the recorder wrote beside the record, and with the records that you bring.
-        audit: settings of the audit, by their names in a spec, or a YAML file of them.
+        audit: settings of the audit, by their names in a spec, or a YAML file of them; `profile` is `quick` if they
+            do not say.
         seed_from: a run directory whose seed and secret are used again.
+        loss: the clients' loss, if the card cannot state it: `import:module:function`, or `file.py:function`. Naming it
+            here trusts it.
 
     Raises:
         UsageError: an argument, the card or a file of the truth is wrong, or names untrusted code; nothing was written.
@@ -122,38 +89,65 @@ def import_record(
     checked = check_record(source)
     if checked.findings:
         raise IntegrityError(list(checked.findings))
-    about, files = read_record(source), _Truth.of([Path(t) for t in truth])
-    stated = _card_of(source, card)
-    settings = read_yaml(audit, "audit") if isinstance(audit, Path) else audit
-    if not isinstance(settings or {}, dict):
-        raise SpecError("audit", str(audit), "is no mapping", "Write `key: value` lines.")
-    refuse_code(settings or {}, "audit")
-    spec = recorded_spec(stated, about.parties, settings or {})
+    about, stated = read_record(source), _card_of(source, card)
+    settings = audit_settings(audit) if isinstance(audit, Path) else audit or {}
+    refuse_code(settings, "audit")
+    spec = recorded_spec(stated, about.parties, {**settings, **_named_by_user(loss)})
     known = None if seed_from is None else _secrets_of(Path(seed_from))
     drawn = known or Secrets.draw(spec.seed)
-    brought, uses = files.brought(), files.uses()
-    _refuse_other_design(stated, brought)
-    with written_whole(target) as scratch:
-        left = closed_part(about, scratch / "transcript")
-        messages = held_messages(scratch / "transcript")
+    with (
+        truth_files([Path(t) for t in truth], stated, about.parties) as files,
+        written_whole(target) as folder,
+    ):
+        brought, uses = files.brought(), files.uses()
+        _refuse_other_design(stated, brought)
+        left = closed_part(about, folder / "transcript")
+        messages = held_messages(folder / "transcript")
         if not messages:
             raise RunError("record", str(record), "has no closed round", "Record at least one whole round.")
-        plan = recorded_plan(stated, spec, drawn, about.parties, messages, brought, uses=uses is not None)
-        refuse_false_card(plan, scratch / "transcript", messages)
-        if false := _refuted(plan, scratch / "transcript", messages, uses):
+        damaged = not_finite(folder / "transcript", messages)
+        case = recorded_case(
+            stated,
+            spec,
+            drawn,
+            about.parties,
+            messages,
+            brought,
+            uses=uses is not None,
+            not_finite=damaged.keys(),
+        )
+        refuse_false_card(case, folder / "transcript", messages)
+        if false := _refuted(case, folder / "transcript", messages, uses):
             raise IntegrityError(false)
-        plan.execution.begin()
-        run = RunDirectory(scratch, plan)
+        case.execution.begin()
+        run = RunDirectory(folder, case)
         _fill(run, stated, drawn, files, uses)
-        doubtful = doubts(plan, scratch / "transcript", messages, uses)
-        notes = [*checked.notes, *oddities(plan, messages), *doubtful]
-        _seal(run, plan, about, messages, notes, left)
+        doubtful = never_moved(case, folder / "transcript", messages)
+        doubtful += doubts(case, folder / "transcript", messages, uses)
+        notes = [*checked.notes, *files.notes, *_shown(damaged), *oddities(case, messages), *doubtful]
+        _seal(run, case, about, messages, notes, left)
         conclude(run)
     return Run(target)
 
 
+def audit_settings(file: Path) -> dict[str, Any]:
+    """Return the settings of an audit from a YAML file.
+
+    Raises:
+        SpecError: it is no mapping.
+    """
+    settings = read_yaml(file, "audit") or {}
+    if not isinstance(settings, dict):
+        raise SpecError("audit", str(file), "is no mapping", "Write `key: value` lines.")
+    return settings
+
+
 def check(
-    record: Path, *, card: Card | Path | str | dict[str, Any] | None = None, truth: Sequence[Path] = ()
+    record: Path,
+    *,
+    card: Card | Path | str | dict[str, Any] | None = None,
+    truth: Sequence[Path] = (),
+    loss: str | None = None,
 ) -> tuple[list[str], list[str]]:
     """Check a record, and its card and truth where they are given, without writing a run.
 
@@ -168,23 +162,27 @@ def check(
         return list(checked.findings), list(checked.notes)
     if card is None and not (record / CARD).exists():
         return [], [*checked.notes, "There is no card: write one with `fdaudit card new`."]
-    from fdaudit.storage.scratch import scratch
-
-    about, files, stated = read_record(record), _Truth.of(truth), _card_of(record, card)
-    brought, uses = files.brought(), files.uses()
-    _refuse_other_design(stated, brought)
-    with scratch("import") as folder:
+    about, stated = read_record(record), _card_of(record, card)
+    with truth_files(truth, stated, about.parties) as files, scratch("import") as folder:
+        brought, uses = files.brought(), files.uses()
+        _refuse_other_design(stated, brought)
         closed_part(about, folder / "transcript")
         messages = held_messages(folder / "transcript")
-        spec = recorded_spec(stated, about.parties, {})
-        plan = recorded_plan(
+        spec = recorded_spec(stated, about.parties, _named_by_user(loss))
+        case = recorded_case(
             stated, spec, Secrets.draw(0), about.parties, messages, brought, uses=uses is not None
         )
-        refuse_false_card(plan, folder / "transcript", messages)
-        found = _refuted(plan, folder / "transcript", messages, uses)
-        doubtful = [] if found else doubts(plan, folder / "transcript", messages, uses)
-    missing = [f"Not brought: {what}." for what in plan.lacks.values()]
-    return found, [*checked.notes, *oddities(plan, messages), *doubtful, *missing]
+        refuse_false_card(case, folder / "transcript", messages)
+        damaged = not_finite(folder / "transcript", messages)
+        found = _refuted(case, folder / "transcript", messages, uses)
+        doubtful = []
+        if not found:
+            doubtful += never_moved(case, folder / "transcript", messages)
+            doubtful += doubts(case, folder / "transcript", messages, uses)
+            doubtful += [one.words for one in unused_members(case, messages, uses)]
+    missing = [f"Not brought: {what}." for what in case.not_brought.values()]
+    notes = [*checked.notes, *files.notes, *_shown(damaged), *oddities(case, messages), *doubtful, *missing]
+    return found, notes
 
 
 def scoring_run(
@@ -210,22 +208,37 @@ def scoring_run(
         UsageError: the card or a file of the truth is wrong.
         IntegrityError: the lines are damaged, or the truth contradicts them.
     """
-    (about, messages), files = read_lines_only(lines), _Truth.of(truth)
-    stated = _card_of(lines, card)
+    (about, messages), stated = read_lines_only(lines), _card_of(lines, card)
     spec, drawn = recorded_spec(stated, about.parties, audit or {}), Secrets.draw(0)
-    brought, uses = files.brought(), files.uses()
-    _refuse_other_design(stated, brought)
-    plan = recorded_plan(stated, spec, drawn, about.parties, messages, brought, uses=uses is not None)
-    if false := contradictions(plan, messages, uses):
-        raise IntegrityError(false)
-    plan.execution.begin()
-    write_lines_only(about, out)
-    run = RunDirectory(out, plan)
-    _fill(run, stated, drawn, files, uses)
+    with truth_files(truth, stated, about.parties) as files:
+        brought, uses = files.brought(), files.uses()
+        _refuse_other_design(stated, brought)
+        case = recorded_case(stated, spec, drawn, about.parties, messages, brought, uses=uses is not None)
+        if false := contradictions(case, messages, uses):
+            raise IntegrityError(false)
+        case.execution.begin()
+        write_lines_only(about, out)
+        run = RunDirectory(out, case)
+        _fill(run, stated, drawn, files, uses)
     return run, about
 
 
 # -- details ------------------------------------------------------------------------------------------------------
+
+
+def _named_by_user(loss: str | None) -> dict[str, str]:
+    """Return the setting of a loss that the user named, and trust it; empty without one."""
+    if loss is None:
+        return {}
+    setting = {"loss": importable(loss, "loss")}
+    name_code(setting)
+    return setting
+
+
+def _shown(damaged: Mapping[int, str]) -> list[str]:
+    """Return the sentences about the first damaged messages, and how many there are more."""
+    first, more = list(damaged.values())[:_MOST_SHOWN], len(damaged) - _MOST_SHOWN
+    return [*first, f"{more} more messages are not finite and left out."] if more > 0 else first
 
 
 def _secrets_of(run: Path) -> Secrets:
@@ -249,13 +262,17 @@ def _card_of(record: Path, card: Card | Path | str | dict[str, Any] | None) -> C
 
 
 def _refuted(
-    plan: RecordedPlan,
+    case: Case,
     transcript: Path,
     messages: Sequence[Message],
     uses: Mapping[int, tuple[int, ...]] | None,
 ) -> list[str]:
     """Return what the truth refutes in the lines, or else in the payloads."""
-    return contradictions(plan, messages, uses) or refuted_rates(plan, transcript, messages, uses or {})
+    return (
+        contradictions(case, messages, uses)
+        or frozen_that_moved(case, transcript, messages)
+        or refuted_rates(case, transcript, messages, uses or {})
+    )
 
 
 def _refuse_other_design(card: Card, brought: BroughtRecords | None) -> None:
@@ -267,7 +284,11 @@ def _refuse_other_design(card: Card, brought: BroughtRecords | None) -> None:
 
 
 def _fill(
-    run: RunDirectory, card: Card, secrets: Secrets, files: _Truth, uses: Mapping[int, Sequence[int]] | None
+    run: RunDirectory,
+    card: Card,
+    secrets: Secrets,
+    files: TruthFiles,
+    uses: Mapping[int, Sequence[int]] | None,
 ) -> None:
     """Write the vault, the spec and the card."""
     vault: Vault = run.vault
@@ -276,11 +297,11 @@ def _fill(
     held.mkdir()
     for name, path in files.files.items():
         write_atomically(held / name, read_file(path, DATA_BYTES if name == ARRAYS else JSON_BYTES))
-    vault.save("splits", run.plan.splits.to_dict())
+    vault.save("splits", run.case.splits.to_dict())
     if uses is not None:
         vault.save(KEPT_USES, {str(seq): torch.tensor(list(n), dtype=torch.int64) for seq, n in uses.items()})
     for name, value in (
-        ("spec.yaml", run.plan.spec.public(run.commitments["seed"])),
+        ("spec.yaml", run.case.spec.public(run.commitments["seed"])),
         (CARD, card.model_dump(mode="json")),
     ):
         write_atomically(run.path / name, yaml.safe_dump(value, sort_keys=False).encode("utf-8"))
@@ -288,7 +309,7 @@ def _fill(
 
 def _seal(
     run: RunDirectory,
-    plan: RecordedPlan,
+    case: Case,
     about: Record,
     messages: Sequence[Message],
     notes: Sequence[str],
@@ -297,26 +318,27 @@ def _seal(
     write_manifest(
         run.path,
         {
-            "origin": plan.origin,
+            "origin": case.origin,
             "head": about.head,
             "messages": about.messages,
             "commitments": run.commitments,
-            "spec_sha256": plan.spec.digest(),
+            "spec_sha256": case.spec.digest(),
             "versions": versions(),
             "recording": {
-                "system": plan.card.name,
-                "asserted_by": plan.card.asserted_by,
-                "parties": list(plan.parties),
+                "system": case.system.card.name,
+                "asserted_by": case.system.card.asserted_by,
+                "parties": list(case.parties),
                 "rounds": about.rounds,
                 "closed": about.closed,
                 "left_out": left,
                 "notes": list(notes),
-                "asserted": asserted(plan, messages),
+                "not_finite": sorted(case.system.not_finite),
+                "asserted": asserted(case, messages),
                 "ladder": [
-                    {"bring": what, "buys": buys, "there": not plan.lacks.keys() & set(parts)}
+                    {"bring": what, "buys": buys, "there": not case.missing(*parts)}
                     for what, parts, buys in LADDER
                 ],
-                "design": plan.design,
+                "design": case.design,
             },
         },
     )

@@ -28,8 +28,8 @@ __all__ = [
     "PREDICATE_TYPE",
     "Scored",
     "ScoredFigure",
+    "ScoredStatement",
     "ScoredTarget",
-    "Statement",
     "read_statement",
     "refuse_other_guesses",
     "schema",
@@ -130,7 +130,7 @@ class _Subject(Config):
     """Its digest."""
 
 
-class Statement(Config):
+class ScoredStatement(Config):
     """An in-toto statement with a site's figures; a DSSE envelope carries it."""
 
     type_name: Literal["https://in-toto.io/Statement/v1"] = Field(alias="_type")
@@ -154,12 +154,12 @@ class Statement(Config):
 
 def schema() -> dict[str, Any]:
     """Return the JSON schema of a statement."""
-    return Statement.model_json_schema(by_alias=True)
+    return ScoredStatement.model_json_schema(by_alias=True)
 
 
 def scored(
     given: GuessFile, digest: str, by_party: Mapping[str, Sequence[Figure]], **fields: Any
-) -> Statement:
+) -> ScoredStatement:
     """Return the statement of a site.
 
     Args:
@@ -185,10 +185,10 @@ def scored(
         "predicateType": PREDICATE_TYPE,
         "predicate": predicate,
     }
-    return validate(Statement, value, "statement")
+    return validate(ScoredStatement, value, "statement")
 
 
-def read_statement(payload: bytes, name: str) -> Statement:
+def read_statement(payload: bytes, name: str) -> ScoredStatement:
     """Return a statement after all checks that need neither the guesses nor the run.
 
     Args:
@@ -202,12 +202,12 @@ def read_statement(payload: bytes, name: str) -> Statement:
         value = parse_json(payload)
         if canonical(value) != payload:
             raise ValueError("it is not in canonical form")
-        return validate(Statement, value, "statement")
+        return validate(ScoredStatement, value, "statement")
     except (SpecError, ValueError) as error:
         raise IntegrityError([f"{name} is malformed: {error}"]) from None
 
 
-def refuse_other_guesses(statement: Statement, given: GuessFile, digest: str, path: str) -> None:
+def refuse_other_guesses(statement: ScoredStatement, given: GuessFile, digest: str, path: str) -> None:
     """Refuse a statement that says anything else than the guesses, or is about a party that they do not name.
 
     Args:

@@ -16,7 +16,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from fdaudit.attestation.dsse import open_envelope, seal
 from fdaudit.attestation.keys import key_id, private_key, public_key
@@ -28,24 +28,30 @@ from fdaudit.evaluation.stage import Stage
 from fdaudit.goals import GOALS, Guess
 from fdaudit.importing.coarse_scores import MOST_ANSWERS, coarse_figures, refuse_too_few
 from fdaudit.importing.records import scoring_run
-from fdaudit.importing.scored_statement import Scored, Statement, read_statement, refuse_other_guesses, scored
+from fdaudit.importing.scored_statement import (
+    Scored,
+    ScoredStatement,
+    read_statement,
+    refuse_other_guesses,
+    scored,
+)
+from fdaudit.importing.truth_files import home_of_records
 from fdaudit.importing.written_guesses import GUESSES, LINES
 from fdaudit.limits import JSON_BYTES, read_file
-from fdaudit.planning.brought import ARRAYS
-from fdaudit.planning.recorded import RecordedPlan
-from fdaudit.planning.run_directory import RunDirectory
+from fdaudit.planning.case import Case
 from fdaudit.result import Cell
+from fdaudit.scoring.run_directory import RunDirectory
 from fdaudit.storage.answered import Answered, answered_at
 from fdaudit.storage.digests import canonical
 from fdaudit.storage.files import write_atomically
 from fdaudit.storage.locks import writing
 from fdaudit.storage.scratch import scratch
-from fdaudit.transcript.manifest import read_manifest, refuse_changed, versions
+from fdaudit.transcript.manifest import refuse_changed, versions
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-    from fdaudit.planning.plan import Plan
+    from fdaudit.planning.case import Case
     from fdaudit.recording.record import Record
 
 __all__ = ["score_at_site", "take_scores"]
@@ -97,18 +103,16 @@ def score_at_site(
         lines = record or guesses.parent / LINES
         run, about = scoring_run(lines, folder / "run", card=card, truth=truth, audit=audit)
         known = _scorable(run, about, given, guesses, lines)
-        home = next(directory for directory in truth if (directory / ARRAYS).exists())
-        plan = run.plan
-        if not isinstance(plan, RecordedPlan):
-            raise TypeError("a recording was expected")
-        with answered_at(home, plan.record_names) as answered:
-            counted = _charge(answered, given.goal, plan, known, digest)
+        home = home_of_records(truth)
+        case = run.case
+        with answered_at(home, case.system.record_names) as answered:
+            counted = _charge(answered, given.goal, case, known, digest)
             statement = scored(
                 given,
                 digest,
                 coarse_figures(run, known),
                 head=about.head,
-                card=_card_digest(run.plan),
+                card=_card_digest(run.case),
                 versions=versions(),
                 **counted,
             )
@@ -161,8 +165,8 @@ def _scorable(
     if given.head not in (None, about.head):
         problem = f"is the end of another record than {lines}"
         raise UsageError("guesses.head", given.head, problem, "Give the record that was attacked.")
-    made = to_guesses(given, path.parent, run.plan.dataset.input_shape)
-    known = tuple(g for g in made if len(run.plan.numbered(g.target)))
+    made = to_guesses(given, path.parent, run.case.dataset.input_shape)
+    known = tuple(g for g in made if len(run.case.numbered(g.target)))
     if not known:
         problem = "is about nobody whose records are in the truth"
         raise UsageError("GUESSES", str(path), problem, "Give the truth of the site that it is about.")
@@ -175,9 +179,7 @@ def _scorable(
     return known
 
 
-def _charge(
-    answered: Answered, goal: str, plan: RecordedPlan, known: Sequence[Guess], digest: str
-) -> dict[str, int]:
+def _charge(answered: Answered, goal: str, case: Case, known: Sequence[Guess], digest: str) -> dict[str, int]:
     """Count an answer for every record of the guessed parties; return the counts that the statement tells.
 
     All records of a party are charged, not only those behind the named messages: else refusals would tell which
@@ -185,7 +187,7 @@ def _charge(
     """
     every = list[str]()
     for guess in known:
-        records = plan.names_of(guess.target)
+        records = case.system.names_of(guess.target)
         if answered.handed_out(records):
             problem = "had its candidates for membership handed out, which show its classes and images"
             raise UsageError(
@@ -203,25 +205,25 @@ def _charge(
 # -- at the auditor -----------------------------------------------------------------------------------------------
 
 
-def _refuse_other_run(run: Run, statement: Statement, given: GuessFile, path: str) -> None:
+def _refuse_other_run(run: Run, statement: ScoredStatement, given: GuessFile, path: str) -> None:
     """Refuse figures of another record or card, of another view, or of a party that they cannot be about here."""
-    own = read_manifest(run.directory)["head"], _card_digest(run.plan)
+    own = run.opened.manifest["head"], _card_digest(run.case)
     told = statement.predicate.head, statement.predicate.card
     for what, found, wanted in zip(("record", "card"), told, own, strict=True):
         if found != wanted:
             problem = f"is about another {what}"
             raise UsageError("SCORED", path, problem, "Give the run that was attacked.")
-    refuse_other_view(given, Stage(run.opened))
+    refuse_other_view(given, run.opened)
     refuse_spoilt(given, run.opened.vault.handed_out)
     for target in statement.predicate.targets:
-        if target.target not in run.plan.clients:
+        if target.target not in run.case.clients:
             problem = f"is about {target.target}, who is no client of the run"
             raise UsageError("SCORED", path, problem, "Give the run that was attacked.")
 
 
-def _card_digest(plan: Plan) -> str:
+def _card_digest(case: Case) -> str:
     """Return the SHA-256 of a recording's card, or of nothing for a simulated run."""
-    stated: Any = plan.card.model_dump(mode="json") if isinstance(plan, RecordedPlan) else None
+    stated = None if case.imported is None else case.imported.card.model_dump(mode="json")
     return hashlib.sha256(canonical(stated)).hexdigest()
 
 

@@ -11,17 +11,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor
 
 from fdaudit.errors import TrainingDivergedError
+from fdaudit.importing.frozen_check import starts_of
 from fdaudit.limits import MOST_TABLE
+from fdaudit.models.network import trainable_parameters
 from fdaudit.storage.files import decode
+from fdaudit.training.objectives import ClientStep
+from fdaudit.training.optimizers import rate_in
 from fdaudit.training.trainer import Fit, Job
-from fdaudit.transcript.encoding import weights_of
+from fdaudit.transcript.encoding import Naming, weights_of
 from fdaudit.transcript.messages import Message, role
 from fdaudit.transcript.payloads import read_payload
 
 if TYPE_CHECKING:
-    from fdaudit.planning.recorded import RecordedPlan
+    from fdaudit.planning.case import Case
 
 __all__ = ["doubts", "refuted_rates"]
 
@@ -38,80 +43,89 @@ _MOST_RECORDS = 2000
 _LOOK = "Check the network, the scale of images, the classes, the numbers of records and which site is which client"
 
 
-def refuted_rates(plan: RecordedPlan, transcript: Path, messages: Sequence[Message], uses: Uses) -> list[str]:
-    """Return a sentence for each update of one step that another learning rate than the card's explains."""
-    rate = plan.settings.get("lr")
+def refuted_rates(case: Case, transcript: Path, messages: Sequence[Message], uses: Uses) -> list[str]:
+    """Return a sentence for each update of one step that another learning rate than the card's explains.
+
+    Only a card that states the loss is refuted: otherwise another loss, or clipping, may explain the update as well.
+    """
+    if case.settings.get("loss") is None:
+        return []
     return [
         f"message {message.seq} of {message.sender} is an update of one step at a learning rate of {shown:.3g}, and the"
         f" card states {rate:g}"
-        for message, shown in _steps(plan, transcript, messages, uses)
-        if rate is not None and shown is not None and abs(shown / rate - 1) > _TOLERANCE
+        for message, rate, shown in _steps(case, transcript, messages, uses)
+        if shown is not None and abs(shown / rate - 1) > _TOLERANCE
     ]
 
 
-def doubts(plan: RecordedPlan, transcript: Path, messages: Sequence[Message], uses: Uses | None) -> list[str]:
+def doubts(case: Case, transcript: Path, messages: Sequence[Message], uses: Uses | None) -> list[str]:
     """Return what in the models on record the brought records do not explain, one sentence each."""
     found = []
-    if not plan.card.defenses and not plan.card.attested:
-        found = [
-            f"Message {m.seq} of {m.sender}, an update of one step, does not follow from its records. {_LOOK}."
-            for m, shown in _steps(plan, transcript, messages, uses or {})
-            if shown is None
-        ]
-    return [*found, *_learnt_nothing(plan, transcript, messages)]
+    if not case.system.card.defenses and not case.system.card.attested:
+        other = []
+        for message, rate, shown in _steps(case, transcript, messages, uses or {}):
+            if shown is None:
+                said = f"Message {message.seq} of {message.sender}, an update of one step, does not follow"
+                found.append(f"{said} from its records. {_LOOK}.{_unsaid(case)}")
+            elif abs(shown / rate - 1) > _TOLERANCE:
+                other.append(f"{shown:.3g} of message {message.seq}")
+        if other:
+            rates = f"rates that fit best are {', '.join(other)}"
+            found.append(
+                f"Updates of one step do not follow from the card's loss and learning rate: {rates}."
+                " Label smoothing, class weights, a summed loss, clipped or accumulated gradients would explain it:"
+                " state `training.loss`, `training.clip` and `training.accumulate`. Inversion assumes what it says."
+            )
+    return [*found, *_learnt_nothing(case, transcript, messages)]
+
+
+def _unsaid(case: Case) -> str:
+    """Return what the card leaves open of the inputs of networks, as a sentence; empty if it states that."""
+    if case.system.card.preprocess is not None:
+        return ""
+    return " State `preprocess` in the card if clients normalise images."
 
 
 def _steps(
-    plan: RecordedPlan, transcript: Path, messages: Sequence[Message], uses: Uses
-) -> Iterator[tuple[Message, float | None]]:
-    """Yield the first updates of one step, each with the learning rate that explains it, or None if none does."""
-    settings = plan.settings
-    known = not {"architecture", "images"} & plan.lacks.keys() and settings.get("optimizer") in (None, "sgd")
-    if not known or settings.get("lr") is None or settings.get("local_steps") != 1:
+    case: Case, transcript: Path, messages: Sequence[Message], uses: Uses
+) -> Iterator[tuple[Message, float, float | None]]:
+    """Yield the first updates of one step, with the stated rate and the one that explains it, None if none does."""
+    settings = case.settings
+    known = not case.missing("architecture", "images") and settings.get("optimizer") in (None, "sgd")
+    if not known or settings.get("local_steps") != 1:
         return
-    tried, starts = 0, _starts(messages)
+    tried, starts = 0, starts_of(messages)
     for seq, records in uses.items():
         message, start = messages[seq], starts.get(seq)
+        rate = rate_in(settings, message.round)
         if message.kind not in ("model_update", "model_parameters") or start is None or not records:
             continue
-        if message.payload is None or start.payload is None or not len(plan.numbered(message.sender)):
+        if rate is None or {seq, start.seq} & case.system.not_finite:
             continue
-        yield message, _rate_shown(plan, transcript, message, start, records)
+        if message.payload is None or start.payload is None or not len(case.numbered(message.sender)):
+            continue
+        yield message, rate, _rate_shown(case, transcript, message, start, records)
         tried += 1
         if tried == _MOST_STEPS:
             return
 
 
-def _starts(messages: Sequence[Message]) -> dict[int, Message]:
-    """Return by number of a message the model that its sender had received last before it."""
-    held: dict[str, Message] = {}
-    found: dict[int, Message] = {}
-    for message in messages:
-        if message.sender in held:
-            found[message.seq] = held[message.sender]
-        if message.kind == "model_parameters":
-            held |= dict.fromkeys(message.receivers, message)
-    return found
-
-
 def _rate_shown(
-    plan: RecordedPlan, transcript: Path, message: Message, start: Message, records: Sequence[int]
+    case: Case, transcript: Path, message: Message, start: Message, records: Sequence[int]
 ) -> float | None:
     """Return the learning rate that explains an update of one step; None if it is no multiple of the gradient."""
-    before, sent = (weights_of(decode(read_payload(transcript, m))) for m in (start, message))
-    rows = plan.numbered(message.sender)[torch.tensor(list(records), dtype=torch.int64)]
-    network = plan.networks.initial([message.sender], 0)[message.sender]
+    naming = Naming.of(case.settings)
+    before, sent = (weights_of(decode(read_payload(transcript, m)), naming) for m in (start, message))
+    rows = case.numbered(message.sender)[torch.tensor(list(records), dtype=torch.int64)]
+    network = case.named_networks.initial([message.sender], 0)[message.sender]
     if before.keys() != network.keys():
         return None
-    x, y = plan.dataset.x[rows], plan.dataset.y[rows]
-    job = Job(party=message.sender, parameters=before, x=x, targets=y, batches=[torch.arange(len(y))])
-    try:
-        (fitted,) = plan.trainer().gradients([job], Fit(lr=1.0))
-    except TrainingDivergedError:  # the model on record had diverged, or its network is another
+    gradient = _gradient(case, message.sender, before, case.dataset.x[rows], case.dataset.y[rows])
+    if not gradient:
         return None
     absolute = message.kind == "model_parameters"
-    update = {n: sent[n] - before[n] if absolute else sent[n] for n in fitted.parameters if n in sent}
-    g = torch.cat([fitted.parameters[n].flatten() for n in update]).double()
+    update = {n: sent[n] - before[n] if absolute else sent[n] for n in gradient if n in sent}
+    g = ClientStep.of(case.settings).clipped(torch.cat([gradient[n].flatten() for n in update])).double()
     u = torch.cat([update[n].flatten() for n in update]).double()
     norms = float(g.norm() * u.norm())
     if not norms > 0 or float(-(g @ u)) / norms < _ALIKE:
@@ -119,20 +133,54 @@ def _rate_shown(
     return float(-(g @ u) / (g @ g))
 
 
-def _learnt_nothing(plan: RecordedPlan, transcript: Path, messages: Sequence[Message]) -> Iterator[str]:
+def _gradient(
+    case: Case, party: str, parameters: Mapping[str, Tensor], x: Tensor, y: Tensor
+) -> Mapping[str, Tensor]:
+    """Return the gradient of the stated loss at these parameters; empty if the loss is not finite there."""
+    step, targets, fit = ClientStep.of(case.settings), y, Fit(lr=1.0)
+    if step.function is not None:
+        return _own_gradient(case, step, parameters, x, y)
+    if not step.plain:
+        targets = step.targets(y, case.dataset.classes)
+    job = Job(party=party, parameters=parameters, x=x, targets=targets, batches=[torch.arange(len(y))])
+    try:
+        (fitted,) = case.trainer().gradients([job], fit)
+    except TrainingDivergedError:  # the model on record had diverged, or its network is another
+        return {}
+    return fitted.parameters
+
+
+def _own_gradient(
+    case: Case, step: ClientStep, parameters: Mapping[str, Tensor], x: Tensor, y: Tensor
+) -> Mapping[str, Tensor]:
+    """Return the gradient of a loss of the user's own; empty if it is not finite."""
+    trainer = case.trainer()
+    network = trainer.network(parameters)
+    free = trainable_parameters(network)
+    loss = step.loss(network, x.to(trainer.device), y.to(trainer.device))
+    values = torch.autograd.grad(loss, list(free.values()), allow_unused=True, materialize_grads=True)
+    if not all(bool(value.isfinite().all()) for value in values):
+        return {}
+    return {name: value.cpu() for name, value in zip(free, values, strict=True)}
+
+
+def _learnt_nothing(case: Case, transcript: Path, messages: Sequence[Message]) -> Iterator[str]:
     """Yield a sentence if the last shared model knows the clients' records no better than the most common class."""
-    most = min(_MOST_RECORDS, max(1, MOST_TABLE // plan.dataset.classes))
-    rows = torch.cat([client.train for client in plan.splits.clients])[:most]
-    lacking = {"architecture", "images"} & plan.lacks.keys()
-    if lacking or plan.dataset.task != "single-label" or not len(rows):
+    most = min(_MOST_RECORDS, max(1, MOST_TABLE // case.dataset.classes))
+    rows = torch.cat([client.train for client in case.splits.clients])[:most]
+    one_class = case.dataset.task.labels.one_class
+    if case.missing("architecture", "images") or not one_class or not len(rows):
         return
     sent = [m for m in messages if m.kind == "model_parameters" and role(m.sender) != "client" and m.payload]
-    parameters = weights_of(decode(read_payload(transcript, sent[-1]))) if sent else {}
-    if parameters.keys() != plan.initial().keys():
+    sent = [m for m in sent if m.seq not in case.system.not_finite]
+    naming = Naming.of(case.settings)
+    parameters = weights_of(decode(read_payload(transcript, sent[-1])), naming) if sent else {}
+    if parameters.keys() != case.initial().keys():
         return
-    y = plan.dataset.y[rows]
-    right = float((plan.trainer().predict(parameters, plan.dataset.x[rows]).argmax(1) == y).double().mean())
+    y = case.dataset.y[rows]
+    right = float((case.trainer().predict(parameters, case.dataset.x[rows]).argmax(1) == y).double().mean())
     common = float(torch.bincount(y).max()) / len(y)
     if right <= common:
         said = f"The last model, message {sent[-1].seq}, gets {right:.0%} of the clients' records right"
-        yield f"{said}; always naming one class gets {common:.0%}. {_LOOK}, if it has learnt more."
+        said += f"; always naming one class gets {common:.0%}. {_LOOK}, if it has learnt more."
+        yield f"{said}{_unsaid(case)}"

@@ -17,12 +17,12 @@ from fdaudit.evaluation.stage import Stage
 from fdaudit.goals import GOALS, Guess, goal_of
 from fdaudit.importing.records import CARD
 from fdaudit.planning.attacks import plan_attack
-from fdaudit.planning.recorded import RecordedPlan
+from fdaudit.planning.case import Case
 from fdaudit.recording.record import Record, write_lines_only
 from fdaudit.scoring.goals import SCORERS
 from fdaudit.spec.trust import name_code
 from fdaudit.storage.files import encode, save_json, write_atomically, written_whole
-from fdaudit.transcript.manifest import read_manifest, refuse_changed
+from fdaudit.transcript.manifest import refuse_changed
 
 if TYPE_CHECKING:
     from fdaudit.audit.run import Run
@@ -54,39 +54,38 @@ def write_guesses(run: Run, attack: str, adversary: str, out: Path, **params: An
         raise RunError("out", str(out), "exists already", "Choose another directory.")
     refuse_changed(run.directory)
     name_code(attack)
-    planned = plan_attack(attack, params, run.plan.spec, "attack", (adversary,))
-    by_class = planned.card.get("control", {}).get("on") == "classes"
-    if not GOALS[planned.card["goal"]].at_sites or by_class:
+    planned = plan_attack(attack, params, run.case.spec, "attack", (adversary,))
+    by_class = planned.card.control["on"] == "classes"
+    if not GOALS[planned.card.goal].at_sites or by_class:
         problem = "makes no guess that a site could score by itself"
         remedy = "Choose an attack on images behind messages or on class shares. The design's key scores membership."
         raise RunError("ATTACK", attack, problem, remedy)
     stage = Stage(run.opened)
-    view = stage.view(adversary)
     with stage.adversary(adversary) as who:
         found = stage.guesses(who, planned)
     value: dict[str, Any] = {
         "schema": SCHEMA,
         "name": attack,
         "adversary": adversary,
-        "view": view_digest(view),
-        "head": read_manifest(run.directory)["head"],
-        "source": str(planned.card["source"])[:400],
-        "assumes": list(planned.card["assumes"]),
+        "view": view_digest(run.opened.view(adversary)),
+        "head": run.opened.manifest["head"],
+        "source": planned.card.source[:400],
+        "assumes": list(planned.card.assumes),
     }
     with written_whole(out) as folder:
         save_json(folder / GUESSES, {**value, **_entries(folder, found)}, indent=1)
-        if isinstance(run.plan, RecordedPlan):
-            write_lines_only(_record_of(run, run.plan), folder / LINES)
+        if run.case.imported is not None:
+            write_lines_only(_record_of(run, run.case), folder / LINES)
             shutil.copyfile(run.directory / CARD, folder / LINES / CARD)
     return out / GUESSES
 
 
-def _record_of(run: Run, plan: RecordedPlan) -> Record:
+def _record_of(run: Run, case: Case) -> Record:
     """Return the record that a run was imported from; its transcript is the run's."""
-    manifest = read_manifest(run.directory)
+    manifest = run.opened.manifest
     return Record(
         directory=run.directory,
-        parties=tuple(plan.parties),
+        parties=tuple(case.parties),
         head=manifest["head"],
         messages=manifest["messages"],
         rounds=manifest["recording"]["rounds"],

@@ -7,13 +7,14 @@ import re
 import threading
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import quote
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fdaudit.recording.recorder import Delivery, Recorder, is_name
+from fdaudit.recording.recorder import RecordedMessage, Recorder, is_name
 
 from .truth import ServerTruth
 
@@ -29,11 +30,10 @@ __all__ = [
     "checked_inputs",
     "checked_kinds",
     "own_kind",
-    "parties",
     "safe_name",
 ]
 
-SERVER = "server"
+SERVER, _WORLD = "server", "world"
 Direction = Literal["instruction", "reply"]
 """An instruction goes from the server to a client, a reply from a client to the server."""
 
@@ -45,11 +45,6 @@ _LONGEST = 400
 """Most characters of a name that is kept as it is; a record accepts longer ones, which leaves room for an ending."""
 _SPECIAL = re.compile(r".*:(bytes|codes|grid|layout|lengths|name)|__metadata__", re.DOTALL)
 _CLIENT = re.compile(r"client/(0|[1-9][0-9]*)")
-
-
-def parties(clients: int) -> list[str]:
-    """Return the parties of a federation of one server and a number of clients, for `Recorder(parties=…)`."""
-    return [SERVER, *(f"client/{n}" for n in range(clients))]
 
 
 def own_kind(framework: str, name: str) -> str:
@@ -122,8 +117,8 @@ class Clients:
         """Return the party of a client, and number it if it is new."""
         with self._lock:
             if client not in self._parties:
-                taken = set(self._parties.values())
-                number = next(n for n in range(len(taken) + 1) if f"client/{n}" not in taken)
+                names = set(self._parties.values())
+                number = next(n for n in range(len(names) + 1) if f"client/{n}" not in names)
                 self._parties[client] = f"client/{number}"
             return self._parties[client]
 
@@ -160,7 +155,8 @@ class Exchange:
     """Records what a server and its clients send, for the adapter of a framework.
 
     Guarantees:
-      * a client of the framework is the same `client/N` for the whole record;
+      * a client of the framework is the same `client/N` for the whole record, and a party of it from its first
+        appearance;
       * a round opens with each instruction whose number differs from that of the instruction before;
       * an instruction without a reply is on record as `silence` when its round closes.
 
@@ -168,31 +164,37 @@ class Exchange:
 
     Args:
         framework: the first part of kinds of its own.
-        recorder: receives the messages.
+        directory: of the record.
+        truth: the server's directory of the truth: it learns the name of each client, and the key of each reply.
+        card: the file of the system's card.
         kinds: the user's kinds, by name and direction.
         inputs: the user's declarations of inputs, by name and direction.
         clients: the party of clients that are known beforehand.
-        truth: learns the name of each client, and the key of each reply.
         fixed: names whose kind the user cannot choose.
 
     Raises:
-        ValueError: an argument is refused.
+        ValueError: an argument is refused; nothing was written.
     """
 
     def __init__(
         self,
         framework: str,
-        recorder: Recorder,
+        directory: str | Path,
+        truth: str | Path | None = None,
         *,
+        card: str | Path | None = None,
         kinds: Mapping[tuple[str, str], str] | None = None,
         inputs: Mapping[tuple[str, str], Sequence[str]] | None = None,
         clients: Mapping[Any, str] | None = None,
-        truth: ServerTruth | None = None,
         fixed: Iterable[str] = (),
     ) -> None:
-        self._framework, self._recorder, self._truth = framework, recorder, truth
+        self._framework = framework
         self._kinds, self._inputs = checked_kinds(kinds, fixed), checked_inputs(inputs)
         self.clients = Clients(clients)
+        if truth is not None:
+            ServerTruth.refuse(Path(truth), Path(directory))
+        self._recorder = Recorder(directory, [SERVER, *(clients or {}).values()], card)
+        self._truth = None if truth is None else ServerTruth(Path(truth), Path(directory))
         self.lock = threading.RLock()
         self._sent: dict[str, Instruction] = {}
         """Instructions without a reply, by their identifier."""
@@ -202,9 +204,28 @@ class Exchange:
         self._number: Hashable = None
         self._by_hand = False
 
+    def close(self, failed: bool = False) -> None:
+        """Close the record, with the replies that never came; after a failure, leave it open."""
+        if failed:
+            error = RuntimeError("the federation failed")
+            self._recorder.__exit__(RuntimeError, error, None)
+        else:
+            self.record_silence()
+            self._recorder.close()
+        if self._truth is not None:
+            self._truth.close()
+
+    def release(self, tensors: Mapping[str, Any], kind: str = "model_parameters") -> None:
+        """Record what the server publishes: a message to `world`."""
+        with self.lock:
+            self.follow(None)
+            self._recorder.add_parties([_WORLD])
+            self._recorder.send(SERVER, _WORLD, kind, tensors)
+
     def party(self, client: Any) -> str:
-        """Return the party of a client; the truth learns of a new one at once."""
+        """Return the party of a client; the record and the truth learn of a new one at once."""
         party = self.clients.party(client)
+        self._recorder.add_parties([party])
         if self._truth is not None:
             self._truth.name(party, str(client))
         return party
@@ -238,7 +259,7 @@ class Exchange:
 
     def send(
         self, passage: Passage, names: Sequence[str], tensors: Mapping[str, Any], kind: str | None = None
-    ) -> Delivery:
+    ) -> RecordedMessage:
         """Record one message.
 
         Args:
@@ -322,10 +343,10 @@ def as_tensors(name: str, value: Any) -> Tensors:
         and value
         and all(isinstance(v, str | bytes | bytearray) for v in value)
     ):
-        parts = [_bytes(v) for v in value]
+        parts = list(map(_bytes, value))
         return {
             name: np.frombuffer(b"".join(parts), dtype=np.uint8),
-            f"{name}:lengths": np.array([len(p) for p in parts], dtype=np.int64),
+            f"{name}:lengths": np.array(list(map(len, parts)), dtype=np.int64),
         }
     numbers = value if isinstance(value, list | tuple) else [value]
     if not all(isinstance(v, bool | int | float | np.number | np.bool_) for v in numbers):

@@ -1,14 +1,15 @@
-"""Record what a Flower app sends and receives: a `Grid` around the app's own, and a mod for its clients.
+"""Record what a Flower app sends and receives: a `Grid` around the app's own, and a line in its clients.
 
 ```python
-with Recorder(directory, parties(3), truth=truth) as recorder, RecordingGrid(grid, recorder) as grid:
-    FedAvg().start(grid, initial_arrays)
+with RecordingGrid(grid, "RECORD", truth="TRUTH") as grid:
+    result = FedAvg().start(grid, initial_arrays)
+    grid.release(result.arrays)
 ```
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
@@ -16,7 +17,7 @@ from types import TracebackType
 from typing import Any
 
 import numpy as np
-from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.common.constant import ErrorCode
 from flwr.common.secure_aggregation.secaggplus_constants import RECORD_KEY_CONFIGS, Key
 from flwr.proto.node_pb2 import NodeInfo
@@ -28,7 +29,7 @@ from flwr.serverapp.strategy import (
 )
 from flwr.supercore.run import Run
 
-from fdaudit.recording.recorder import Delivery, Recorder
+from fdaudit.recording.recorder import RecordedMessage
 
 from .exchange import (
     SERVER,
@@ -38,13 +39,13 @@ from .exchange import (
     Tensors,
     as_tensors,
     own_kind,
-    parties,
     safe_name,
 )
 from .flower_records import Record, array_tensors, decoded_arrays, masked_vector, received, shared_records
-from .truth import ServerTruth, append_uses, join_key, join_uses
+from .flower_sites import note_records, noting
+from .truth import join_key
 
-__all__ = ["RecordingGrid", "fixed_clipping_claim", "join_uses", "note_records", "parties"]
+__all__ = ["RecordingGrid", "fixed_clipping_claim", "note_records", "noting"]
 
 _MODELS = (
     "arrays",
@@ -63,14 +64,14 @@ _UNANSWERED = (ErrorCode.MESSAGE_UNAVAILABLE, ErrorCode.REPLY_MESSAGE_UNAVAILABL
 
 
 @dataclass(frozen=True)
-class _Instruction(Instruction):
+class _FlowerInstruction(Instruction):
     """An instruction, and the stage of SecAgg+ that it begins."""
 
     stage: str | None = None
 
 
 @dataclass(frozen=True)
-class _Passage(Passage):
+class _FlowerPassage(Passage):
     """The way of a record, its message's type, and the stage of SecAgg+."""
 
     message_type: str = ""
@@ -93,15 +94,16 @@ class RecordingGrid(Grid):  # type: ignore[misc]  # the check of types leaves Fl
 
     Args:
         grid: the app's grid.
-        recorder: receives the messages; its parties are `parties(n)` for n nodes.
+        directory: of the record; made if missing. It holds no record yet.
+        truth: the server's directory of the truth, outside the record: it learns the node of each party, and by which
+            key a site's notes name each reply. No record numbers reach the server.
+        card: the file of the system's card; it can be added later.
         kinds: kinds that replace the defaults, by (record name or message type, `instruction` or `reply`). A message
             type applies to arrays only.
         inputs: narrower inputs, by (record name or message type, direction): a reply lists `data`, `instruction`, both
             or nothing; an instruction lists nothing, which means nothing private. Without an entry: everything that the
             sender held.
         clients: the party of nodes whose identifiers are known beforehand. Others are numbered as they appear.
-        truth: the server's directory of the truth: it learns the node of each party, and by which key a site's notes
-            name each reply. No record numbers reach the server.
 
     Raises:
         ValueError: an argument is refused.
@@ -110,22 +112,23 @@ class RecordingGrid(Grid):  # type: ignore[misc]  # the check of types leaves Fl
     def __init__(
         self,
         grid: Grid,
-        recorder: Recorder,
+        directory: str | Path,
+        truth: str | Path | None = None,
         *,
+        card: str | Path | None = None,
         kinds: Mapping[tuple[str, str], str] | None = None,
         inputs: Mapping[tuple[str, str], Sequence[str]] | None = None,
         clients: Mapping[int, str] | None = None,
-        truth: str | Path | None = None,
     ) -> None:
         self._grid = grid
-        self._truth = None if truth is None else ServerTruth(Path(truth), recorder.directory)
         self._exchange = Exchange(
             "flower",
-            recorder,
+            directory,
+            truth,
+            card=card,
             kinds=kinds,
             inputs=inputs,
             clients=clients,
-            truth=self._truth,
             fixed=[RECORD_KEY_CONFIGS],
         )
 
@@ -135,11 +138,28 @@ class RecordingGrid(Grid):  # type: ignore[misc]  # the check of types leaves Fl
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Record the replies that never came, unless the app failed."""
-        if error is None:
-            self._exchange.record_silence()
-        if self._truth is not None:
-            self._truth.close()
+        """Record the replies that never came and close the record. If the app failed, leave the record open."""
+        self._exchange.close(failed=error is not None)
+
+    def release(
+        self, arrays: ArrayRecord | Mapping[str, Any] | Sequence[Any], kind: str = "model_parameters"
+    ) -> None:
+        """Record what the app publishes, such as its final model: a message to `world`.
+
+        Args:
+            arrays: `result.arrays`, a `state_dict`, or a list of arrays, whose names are then 0, 1, ….
+            kind: of the message.
+
+        Raises:
+            RecordError: the arrays are refused.
+        """
+        if isinstance(arrays, ArrayRecord):
+            tensors: Mapping[str, Any] = array_tensors(arrays, decoded_arrays(arrays))
+        elif isinstance(arrays, Mapping):
+            tensors = arrays
+        else:
+            tensors = {str(i): array for i, array in enumerate(arrays)}
+        self._exchange.release(tensors, kind)
 
     def __getattr__(self, name: str) -> Any:
         """Return an attribute of the app's grid that `Grid` does not have, such as `close`."""
@@ -172,8 +192,10 @@ class RecordingGrid(Grid):  # type: ignore[misc]  # the check of types leaves Fl
         return self._grid.create_message(content, message_type, dst_node_id, group_id, ttl)
 
     def get_node_ids(self) -> Iterable[int]:
-        """Return the identifiers of the connected nodes."""
-        nodes: Iterable[int] = self._grid.get_node_ids()
+        """Return the identifiers of the connected nodes. From now on each of them is a party of the record."""
+        nodes = list(self._grid.get_node_ids())
+        for node in nodes:
+            self._exchange.party(node)
         return nodes
 
     def get_nodes(self) -> Iterable[NodeInfo]:
@@ -184,9 +206,9 @@ class RecordingGrid(Grid):  # type: ignore[misc]  # the check of types leaves Fl
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         """Record messages and push them; return their identifiers."""
         outgoing = list(messages)
-        sent = self._record_instructions(outgoing)
+        instructions = self._record_instructions(outgoing)
         ids = list(self._grid.push_messages(outgoing))
-        self._remember(outgoing, sent)
+        self._remember(outgoing, instructions)
         return ids
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
@@ -198,25 +220,25 @@ class RecordingGrid(Grid):  # type: ignore[misc]  # the check of types leaves Fl
     ) -> Iterable[Message]:
         """Record messages, push them, and record and return the replies; a reply that is missing is `silence`."""
         outgoing = list(messages)
-        sent = self._record_instructions(outgoing)
+        instructions = self._record_instructions(outgoing)
         replies = list(self._grid.send_and_receive(outgoing, timeout=timeout))
-        ids = self._remember(outgoing, sent)
+        ids = self._remember(outgoing, instructions)
         recorded = [self._record_reply(reply) for reply in replies]
         self._exchange.record_silence(ids)
         return recorded
 
     # -- instructions -----------------------------------------------------------------------------------------------
 
-    def _record_instructions(self, messages: list[Message]) -> list[_Instruction]:
+    def _record_instructions(self, messages: list[Message]) -> list[_FlowerInstruction]:
         """Record the messages of one call, and replace their arrays by the recorded ones."""
-        recorded: list[_Instruction] = []
+        recorded: list[_FlowerInstruction] = []
         with self._exchange.lock:
             for number, batch in groupby(messages, _round_number):
                 self._exchange.follow(number)
                 recorded += self._record_batch(list(batch))
         return recorded
 
-    def _record_batch(self, messages: list[Message]) -> list[_Instruction]:
+    def _record_batch(self, messages: list[Message]) -> list[_FlowerInstruction]:
         """Record instructions of one round; those that share a record are receivers of one message."""
         targets = [self._exchange.party(m.metadata.dst_node_id) for m in messages]
         stages = [_stage(m.content) for m in messages]
@@ -224,19 +246,21 @@ class RecordingGrid(Grid):  # type: ignore[misc]  # the check of types leaves Fl
         seqs: list[list[int]] = [[] for _ in messages]
         for (name, message_type, _), indices in shared_records(messages).items():
             to = tuple(targets[i] for i in indices)
-            passage = _Passage(SERVER, to, message_type=message_type, stage=stages[indices[0]])
-            record, sent = self._record(name, contents[indices[0]][name], passage)
+            passage = _FlowerPassage(SERVER, to, message_type=message_type, stage=stages[indices[0]])
+            record, record_seqs = self._record(name, contents[indices[0]][name], passage)
             for i in indices:
                 contents[i][name] = record
-                seqs[i] += sent
+                seqs[i] += record_seqs
         for i, message in enumerate(messages):
             if not seqs[i]:
-                passage = _Passage(SERVER, (targets[i],), message_type=message.metadata.message_type)
+                passage = _FlowerPassage(SERVER, (targets[i],), message_type=message.metadata.message_type)
                 seqs[i].append(self._send("empty", {}, passage).seq)
             message.content = RecordDict(contents[i])
-        return [_Instruction(p, tuple(s), stage) for p, stage, s in zip(targets, stages, seqs, strict=True)]
+        return [
+            _FlowerInstruction(p, tuple(s), stage) for p, stage, s in zip(targets, stages, seqs, strict=True)
+        ]
 
-    def _remember(self, messages: list[Message], instructions: list[_Instruction]) -> list[str]:
+    def _remember(self, messages: list[Message], instructions: list[_FlowerInstruction]) -> list[str]:
         """Remember instructions by the identifiers that the push gave them; return these."""
         ids = [m.metadata.message_id for m in messages]
         for identifier, instruction in zip(ids, instructions, strict=True):
@@ -249,8 +273,8 @@ class RecordingGrid(Grid):  # type: ignore[misc]  # the check of types leaves Fl
         """Record a reply, and replace its arrays by the recorded ones."""
         instruction_id = reply.metadata.reply_to_message_id
         with self._exchange.lock:
-            sent = self._exchange.instruction(instruction_id)
-            if not isinstance(sent, _Instruction):
+            instruction = self._exchange.instruction(instruction_id)
+            if not isinstance(instruction, _FlowerInstruction):
                 raise ValueError(
                     f"reply_to_message_id: {instruction_id!r} names no instruction that waits for a reply on record. "
                     "Push every message through the RecordingGrid."
@@ -259,13 +283,13 @@ class RecordingGrid(Grid):  # type: ignore[misc]  # the check of types leaves Fl
                 self._exchange.record_silence([instruction_id])
                 return reply
             self._exchange.answered(instruction_id)
-            passage = _Passage(
-                sent.party,
+            passage = _FlowerPassage(
+                instruction.party,
                 (SERVER,),
-                sent.seqs,
+                instruction.seqs,
                 join_key(instruction_id),
                 reply.metadata.message_type,
-                sent.stage,
+                instruction.stage,
             )
             if reply.has_error():
                 reason = as_tensors("reason", reply.error.reason or "")
@@ -282,7 +306,7 @@ class RecordingGrid(Grid):  # type: ignore[misc]  # the check of types leaves Fl
 
     # -- records ----------------------------------------------------------------------------------------------------
 
-    def _record(self, name: str, record: Record, passage: _Passage) -> tuple[Record, list[int]]:
+    def _record(self, name: str, record: Record, passage: _FlowerPassage) -> tuple[Record, list[int]]:
         """Record one record of a message; return it with the recorded arrays, and the numbers of its messages."""
         if isinstance(record, ArrayRecord):
             if not record:
@@ -296,15 +320,15 @@ class RecordingGrid(Grid):  # type: ignore[misc]  # the check of types leaves Fl
             seqs.append(self._send(name, tensors, passage, kind).seq)
         return record, seqs
 
-    def _array_kind(self, name: str, passage: _Passage) -> str | None:
+    def _array_kind(self, name: str, passage: _FlowerPassage) -> str | None:
         """Return the kind of a record of arrays; None for one of Flower's own."""
         category, _, _ = passage.message_type.partition(".")
         chosen = self._exchange.kind(passage.direction, name, passage.message_type, category)
-        known = name in _MODELS and category in ("train", "evaluate", "get_parameters")
-        return chosen or ("model_parameters" if known else None)
+        is_model = name in _MODELS and category in ("train", "evaluate", "get_parameters")
+        return chosen or ("model_parameters" if is_model else None)
 
     def _parts(
-        self, name: str, record: MetricRecord | ConfigRecord, passage: _Passage
+        self, name: str, record: MetricRecord | ConfigRecord, passage: _FlowerPassage
     ) -> Iterable[tuple[str | None, Tensors]]:
         """Split a record of numbers by kind: the count of records, the masked vector of SecAgg+, and the rest."""
         rest: dict[str, Any] = dict(record)
@@ -323,7 +347,9 @@ class RecordingGrid(Grid):  # type: ignore[misc]  # the check of types leaves Fl
                 tensors |= as_tensors(safe_name(key), value)
             yield kind, tensors
 
-    def _send(self, name: str, tensors: Tensors, passage: _Passage, kind: str | None = None) -> Delivery:
+    def _send(
+        self, name: str, tensors: Tensors, passage: _FlowerPassage, kind: str | None = None
+    ) -> RecordedMessage:
         """Record one message: of this kind, or of Flower's own kind for a record of this name."""
         return self._exchange.send(passage, (name, passage.message_type), tensors, kind)
 
@@ -349,46 +375,8 @@ def _stage(content: RecordDict) -> str | None:
     return stage if isinstance(stage, str) else None
 
 
-def _is_training(passage: _Passage) -> bool:
+def _is_training(passage: _FlowerPassage) -> bool:
     return passage.direction == "reply" and passage.message_type.partition(".")[0] == "train"
-
-
-# -- at a client ----------------------------------------------------------------------------------------------------
-
-
-def note_records(
-    truth: str | Path | Callable[[Context], str | Path], key: str = "fdaudit.records"
-) -> Callable[[Message, Context, Callable[[Message, Context], Message]], Message]:
-    """Return a mod that notes, at the client's own site, which of its records were used in a reply.
-
-    The app lists them in its state before it returns: `context.state[key] = ConfigRecord({"ids": [17, 42]})`. A state
-    never leaves its node, and the mod removes the list. `join_uses` joins the notes with the record.
-
-    Args:
-        truth: the site's own directory of the truth, or a function of the context that returns it.
-        key: name of the record in the client's state.
-
-    Raises:
-        ValueError: in the client, if the list is not a `ConfigRecord` with whole numbers under `ids`.
-    """
-
-    directory_of = truth
-
-    def mod(message: Message, context: Context, call_next: Callable[[Message, Context], Message]) -> Message:
-        context.state.pop(key, None)  # left by a reply that failed
-        reply = call_next(message, context)
-        record = context.state.pop(key, None)
-        if record is not None:
-            ids = record.get("ids") if isinstance(record, ConfigRecord) else None
-            if not isinstance(ids, list) or not all(type(i) is int and i >= 0 for i in ids):
-                raise ValueError(
-                    f"{key}: {record!r} lists no records. Write ConfigRecord({{'ids': [0, 1]}})."
-                )
-            place = Path(directory_of(context) if callable(directory_of) else directory_of)
-            append_uses(place, join_key(message.metadata.message_id), ids)
-        return reply
-
-    return mod
 
 
 def fixed_clipping_claim(
@@ -416,8 +404,8 @@ def fixed_clipping_claim(
     claim = {"adversary": adversary, "delta": delta, "unit": "client", "relation": "add-or-remove"}
     accountant = getattr(strategy, "accountant", None)  # older versions of Flower have none
     if accountant is not None:
-        spent = accountant.get_privacy_spent()
-        source = f"Flower's accountant ({spent.accounting_method}) after {spent.num_releases} releases"
-        return {**claim, "epsilon": spent.epsilon, "delta": spent.delta, "source": source}
+        total = accountant.get_privacy_spent()
+        source = f"Flower's accountant ({total.accounting_method}) after {total.num_releases} releases"
+        return {**claim, "epsilon": total.epsilon, "delta": total.delta, "source": source}
     history = [[float(strategy.noise_multiplier), 1.0, rounds]]
     return {**claim, "history": history, "source": f"Flower's {type(strategy).__name__}"}

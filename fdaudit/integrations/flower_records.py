@@ -11,7 +11,7 @@ import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord
 from numpy.typing import NDArray
 
-from fdaudit.recording.recorder import Delivery
+from fdaudit.recording.recorder import RecordedMessage
 
 from .exchange import Tensors, as_tensors, safe_name
 
@@ -40,7 +40,7 @@ def array_tensors(record: ArrayRecord, values: Values) -> Tensors:
     return tensors
 
 
-def received(record: ArrayRecord, values: Values, delivery: Delivery) -> ArrayRecord:
+def received(record: ArrayRecord, values: Values, delivery: RecordedMessage) -> ArrayRecord:
     """Return the record with the recorded arrays; an array whose bytes are already those on record stays as it is."""
     arrays = dict(record)
     for name, array in record.items():

@@ -1,7 +1,7 @@
 """Record what a job of NVIDIA FLARE sends: a component of its server, and the filters that lead to it.
 
 ```python
-job.to_server(JobRecord("/var/lib/server/record", clients=3))
+job.to_server(JobRecord("/var/lib/server/record"))
 ```
 """
 
@@ -20,9 +20,10 @@ from nvflare.apis.fl_constant import FLContextKey, ReservedKey, ReturnCode, Serv
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import ReservedHeaderKey, Shareable
 from nvflare.app_common.app_constant import AppConstants
+from nvflare.app_common.app_event_type import AppEventType
 from nvflare.job_config.defs import FilterType
 
-from fdaudit.recording.recorder import Delivery, Recorder
+from fdaudit.recording.recorder import RecordedMessage
 
 from .exchange import (
     SERVER,
@@ -33,12 +34,11 @@ from .exchange import (
     checked_inputs,
     checked_kinds,
     own_kind,
-    parties,
 )
 from .nvflare_values import Flat
-from .truth import ServerTruth, append_uses, join_key, join_uses
+from .truth import hold_dataset, join_key, note_uses
 
-__all__ = ["JobRecord", "NotingFilter", "RecordingFilter", "join_uses"]
+__all__ = ["JobRecord", "NotingFilter", "RecordingFilter", "hold_dataset"]
 
 _KINDS = {"WEIGHTS": "model_parameters", "WEIGHT_DIFF": "model_update"}
 """Kinds by the kind of data in a DXO."""
@@ -63,6 +63,7 @@ class JobRecord(FLComponent):  # type: ignore[misc]  # the check of types leaves
       * a task is on record before it is sent, and a result before the workflow gets it;
       * arrays that a client or the workflow gets equal those on record, bit for bit;
       * a client is the same `client/N` for the whole record;
+      * the last global model is on record as released to `world`;
       * a result that never comes is on record as `silence`, an error as `nvflare/error`;
       * encrypted or compressed values are on record as `nvflare/processed-ALGORITHM`;
       * a failed recording, or a task that passes by the record, ends the job. No message is dropped or changed, so that
@@ -72,8 +73,6 @@ class JobRecord(FLComponent):  # type: ignore[misc]  # the check of types leaves
 
     Args:
         directory: of the record, on the server's machine.
-        clients: the clients that may take part, by name: the first is `client/0`. Or their number: they are then
-            numbered in the order of first appearance.
         truth: directory of the truth, on the server's machine: it learns the client of each party, and by which key a
             site's notes name each result. No record numbers reach the server.
         card: file of the system's card, on the server's machine.
@@ -82,6 +81,9 @@ class JobRecord(FLComponent):  # type: ignore[misc]  # the check of types leaves
             key of the DXO's meta data: `{"reply": {"train": "gradient"}}`.
         inputs: narrower inputs, by direction and then by data kind or task: a reply lists `data`, `instruction`, both
             or nothing; an instruction lists nothing. Without an entry: everything that the sender held.
+        clients: names of clients in the order of their numbers: the first is `client/0`. Others take the next numbers
+            as they appear.
+        release: whether the last global model is published.
 
     Raises:
         ValueError: an argument is refused.
@@ -90,27 +92,30 @@ class JobRecord(FLComponent):  # type: ignore[misc]  # the check of types leaves
     def __init__(
         self,
         directory: str,
-        clients: int | Sequence[str],
         truth: str | None = None,
         card: str | None = None,
         tasks: Sequence[str] = ("train",),
         kinds: Mapping[str, Mapping[str, str]] | None = None,
         inputs: Mapping[str, Mapping[str, Sequence[str]]] | None = None,
+        clients: Sequence[str] | None = None,
+        release: bool = True,
     ) -> None:
         super().__init__()
         if isinstance(tasks, str) or not tasks:
             raise ValueError(f"tasks: {tasks!r} names no tasks. Write a list such as ['train'].")
         self.directory, self.truth, self.card = directory, truth, card
-        self.clients = clients if isinstance(clients, int | str) else list(clients)
+        if clients is not None and (isinstance(clients, int | str) or len(set(clients)) < len(clients)):
+            raise ValueError(f"clients: {clients!r} is no list of different names.")
         self.tasks, self.kinds, self.inputs = list(tasks), kinds, inputs
-        if isinstance(clients, str) or (not isinstance(clients, int) and len(set(clients)) < len(clients)):
-            raise ValueError(f"clients: {clients!r} is no number, and no list of different names.")
+        self.clients, self.release = clients, release
         checked_kinds(_by_name(kinds))
         checked_inputs(_by_name(inputs))
-        self._recorder: Recorder | None = None
-        self._truth: ServerTruth | None = None
+        self._open: Exchange | None = None
+        """The record of the job, from its begin to its end."""
         self._exchange: Exchange | None = None
-        """None outside the job, and after a failure."""
+        """The same until a recording fails."""
+        self._model: Any = None
+        """The global model after the last aggregation."""
         self._aborted = False
         self._workflow, self._number = None, -1
 
@@ -121,6 +126,10 @@ class JobRecord(FLComponent):  # type: ignore[misc]  # the check of types leaves
             for chain in (FilterType.TASK_DATA, FilterType.TASK_RESULT):
                 job.add_filter(RecordingFilter(record_id), chain, [task], ctx)
 
+    def add_to(self, recipe: Any) -> None:
+        """Add the record to the job that a recipe makes; a recipe has no public way to add a component."""
+        recipe._job.to_server(self)
+
     # -- the job's life ---------------------------------------------------------------------------------------------
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
@@ -129,6 +138,8 @@ class JobRecord(FLComponent):  # type: ignore[misc]  # the check of types leaves
             self._guarded(fl_ctx, self._begin)
         elif event_type == EventType.FATAL_SYSTEM_ERROR:
             self._aborted = True
+        elif event_type == AppEventType.AFTER_SHAREABLE_TO_LEARNABLE:
+            self._model = fl_ctx.get_prop(AppConstants.GLOBAL_MODEL)
         elif event_type == EventType.END_RUN:
             self._guarded(fl_ctx, lambda: self._end(fl_ctx))
         elif event_type == EventType.AFTER_TASK_DATA_FILTER:
@@ -141,32 +152,29 @@ class JobRecord(FLComponent):  # type: ignore[misc]  # the check of types leaves
             self._guarded(fl_ctx, lambda: self._refuse_passed_by(fl_ctx, sent=False))
 
     def _begin(self) -> None:
-        names = [] if isinstance(self.clients, int) else self.clients
-        count = self.clients if isinstance(self.clients, int) else len(names)
-        self._recorder = Recorder(self.directory, parties(count), card=self.card)
-        if self.truth is not None:
-            self._truth = ServerTruth(Path(self.truth), self._recorder.directory)
         self._exchange = Exchange(
             "nvflare",
-            self._recorder,
+            self.directory,
+            self.truth,
+            card=self.card,
             kinds=_by_name(self.kinds),
             inputs=_by_name(self.inputs),
-            clients={name: f"client/{n}" for n, name in enumerate(names)},
-            truth=self._truth,
+            clients={name: f"client/{n}" for n, name in enumerate(self.clients or ())},
         )
+        self._open = self._exchange
 
     def _end(self, fl_ctx: FLContext) -> None:
-        if self._recorder is None:
+        exchange, self._open = self._open, None
+        if exchange is None:
             return
-        exchange, self._exchange = self._exchange, None
+        failed, self._exchange = self._exchange is None, None
         abort = fl_ctx.get_prop(ReservedKey.RUN_ABORT_SIGNAL)
-        if exchange is None or self._aborted or (abort is not None and abort.triggered):
-            self._recorder.__exit__(RuntimeError, RuntimeError("the job was aborted"), None)
-        else:
-            exchange.record_silence()
-            self._recorder.close()
-        if self._truth is not None:
-            self._truth.close()
+        failed = failed or self._aborted or (abort is not None and abort.triggered)
+        model = fl_ctx.get_prop(AppConstants.GLOBAL_MODEL) or self._model
+        weights = model.get("weights") if isinstance(model, Mapping) else None
+        if self.release and weights and not failed:
+            exchange.release(Flat(weights).tensors)
+        exchange.close(failed)
 
     def _awaits(self, fl_ctx: FLContext) -> bool:
         """Return whether a task is on record without a result."""
@@ -204,15 +212,15 @@ class JobRecord(FLComponent):  # type: ignore[misc]  # the check of types leaves
             if chain == FilterChainType.TASK_DATA_CHAIN:
                 exchange.follow(self._round(shareable, fl_ctx))
                 party = exchange.party(client)
-                message = _Message(exchange, Passage(SERVER, (party,)), str(task))
+                message = _FlareMessage(exchange, Passage(SERVER, (party,)), str(task))
                 recorded = message.record(shareable)
                 exchange.expect(task_id, Instruction(party, tuple(message.seqs)))
                 return recorded
             party = exchange.party(client)
-            sent = exchange.instruction(task_id)
-            answers = sent.seqs if sent is not None and sent.party == party else ()
+            instruction = exchange.instruction(task_id)
+            answers = instruction.seqs if instruction is not None and instruction.party == party else ()
             passage = Passage(party, (SERVER,), answers, join_key(str(task_id)))
-            recorded = _Message(exchange, passage, str(task)).record(shareable)
+            recorded = _FlareMessage(exchange, passage, str(task)).record(shareable)
             if answers:
                 exchange.answered(task_id)
             return recorded
@@ -254,15 +262,16 @@ class NotingFilter(Filter):  # type: ignore[misc]
     """Notes at a site which of its records were used in a result, and removes their numbers from the result.
 
     The site lists them in the meta data of its result, for example `FLModel(..., meta={"fdaudit.records": [17, 42]})`.
-    `join_uses` joins the notes with the record. The filter stands first in the client's filters on results.
+    The import joins the notes with the record. The filter stands first in the client's filters on results.
 
     Args:
         truth: the site's own directory of the truth.
+        site: the site's number or name. Default: the client's name.
     """
 
-    def __init__(self, truth: str) -> None:
+    def __init__(self, truth: str, site: int | str | None = None) -> None:
         super().__init__()
-        self.truth = truth
+        self.truth, self.site = truth, site
 
     def process(self, shareable: Shareable, fl_ctx: FLContext) -> Shareable:
         """Return a result without the numbers of records.
@@ -277,13 +286,14 @@ class NotingFilter(Filter):  # type: ignore[misc]
         ids = meta[_RECORDS]
         if not isinstance(ids, list) or not all(type(i) is int and i >= 0 for i in ids):
             raise ValueError(f"{_RECORDS}: {ids!r} lists no records. Write a list such as [0, 1].")
-        append_uses(Path(self.truth), join_key(str(fl_ctx.get_prop(FLContextKey.TASK_ID))), ids)
+        site = str(fl_ctx.get_identity_name() if self.site is None else self.site)
+        note_uses(Path(self.truth), join_key(str(fl_ctx.get_prop(FLContextKey.TASK_ID))), site, ids)
         result = copy.copy(shareable)
         result[_DXO] = dxo | {"meta": {key: value for key, value in meta.items() if key != _RECORDS}}
         return result
 
 
-class _Message:
+class _FlareMessage:
     """One task's data or result, which becomes a recorded message for each of its parts.
 
     Attributes:
@@ -364,7 +374,7 @@ class _Message:
         flat = Flat(value)
         return flat.received(self._send(name, flat.tensors, kind))
 
-    def _send(self, name: str, tensors: Mapping[str, Any], kind: str | None = None) -> Delivery:
+    def _send(self, name: str, tensors: Mapping[str, Any], kind: str | None = None) -> RecordedMessage:
         delivery = self._exchange.send(self._passage, (name, self._task), tensors, kind)
         self.seqs.append(delivery.seq)
         return delivery
@@ -372,4 +382,4 @@ class _Message:
 
 def _by_name(options: Mapping[str, Mapping[str, Any]] | None) -> dict[tuple[str, str], Any]:
     """Return options by name and direction; a job's configuration has them by direction, then by name."""
-    return {(name, way): value for way, named in (options or {}).items() for name, value in named.items()}
+    return {(name, way): value for way, by_name in (options or {}).items() for name, value in by_name.items()}

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from nvflare.fuel.utils import fobs
 
-from fdaudit.recording.recorder import Delivery
+from fdaudit.recording.recorder import RecordedMessage
 
 from .exchange import as_tensors, safe_name
 
@@ -45,7 +45,7 @@ class Flat:
         self.tensors: dict[str, Any] = {}
         self._visit(value, ())
 
-    def received(self, delivery: Delivery) -> Any:
+    def received(self, delivery: RecordedMessage) -> Any:
         """Return the value with the recorded arrays in place of its own."""
         return self._rebuilt(self._value, (), delivery)
 
@@ -54,22 +54,26 @@ class Flat:
             for key, part in value.items():
                 self._visit(part, (*keys, key))
             return
-        name = self._free_name(".".join(str(key) for key in keys))
+        name = self._free_name(".".join(map(str, keys)))
         if _is_array(value):
             self._arrays[keys] = name
             self.tensors[name] = value
             return
         try:
-            found: dict[str, Any] = as_tensors(name, value)
+            tensors: dict[str, Any] = as_tensors(name, value)
         except (TypeError, ValueError, OverflowError):
+            table = _table(value)
+            if table is not None:
+                self.tensors[name] = table
+                return
             if isinstance(value, list | tuple):
                 for i, part in enumerate(value):
                     self._visit(part, (*keys, i))
                 return
             value = _to_npy(value) if isinstance(value, np.ndarray) else fobs.dumps(value)
         if isinstance(value, bytes | bytearray | memoryview):
-            found = {f"{name}:bytes": np.frombuffer(bytes(value), dtype=np.uint8)}
-        self.tensors |= found
+            tensors = {f"{name}:bytes": np.frombuffer(bytes(value), dtype=np.uint8)}
+        self.tensors |= tensors
 
     def _free_name(self, text: str) -> str:
         """Return a name that no tensor has: other keys may join to the same text."""
@@ -78,7 +82,7 @@ class Flat:
             name += "'"
         return name
 
-    def _rebuilt(self, value: Any, keys: tuple[Any, ...], delivery: Delivery) -> Any:
+    def _rebuilt(self, value: Any, keys: tuple[Any, ...], delivery: RecordedMessage) -> Any:
         if keys in self._arrays:
             return _like(value, delivery[self._arrays[keys]])
         if isinstance(value, Mapping):
@@ -92,6 +96,17 @@ class Flat:
             items = [self._rebuilt(part, (*keys, i), delivery) for i, part in enumerate(value)]
             return type(value)(items) if any(a is not b for a, b in zip(items, value, strict=True)) else value
         return value
+
+
+def _table(value: Any) -> NDArray[Any] | None:
+    """Return lists of numbers within lists as one array; None if they are none, or of different lengths."""
+    if not isinstance(value, list | tuple) or not all(isinstance(row, list | tuple) for row in value):
+        return None
+    try:
+        array = np.asarray(value)
+    except ValueError:  # of different lengths
+        return None
+    return array if array.dtype.kind in "biuf" and array.size else None
 
 
 def _to_npy(value: NDArray[Any]) -> bytes:

@@ -1,15 +1,22 @@
-"""Which records a reply used: the notes of a site, those of the server, and how they join."""
+"""The notes of a site and those of the server: which records a reply used. The import joins them."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-__all__ = ["ServerTruth", "append_uses", "join_key", "join_uses"]
+import numpy as np
+from numpy.typing import NDArray
+
+from fdaudit.recording.recorder import write_records
+
+__all__ = ["ServerTruth", "hold_dataset", "join_key", "note_uses"]
+
+_REPLIES = "replies.jsonl"
 
 
 def join_key(message_id: str) -> str:
@@ -20,22 +27,60 @@ def join_key(message_id: str) -> str:
     return hashlib.sha256(b"fdaudit-join/1\0" + message_id.encode("utf-8", "surrogatepass")).hexdigest()[:32]
 
 
-def append_uses(directory: Path, key: str, records: Sequence[int]) -> None:
+def note_uses(directory: Path, key: str, site: str, records: Sequence[int]) -> None:
     """Note at a site that the reply of this key used these records; the note is durable on return.
 
     Args:
         directory: the site's own directory of the truth; made with mode 0700 if it is missing.
         key: of the reply, from `join_key`.
+        site: the site's name.
         records: their numbers as the site counts them.
     """
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-    line = _canonical({"records": [int(r) for r in records], "reply": key}) + b"\n"
-    file = os.open(directory / "uses.jsonl", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+    note = {"records": list(map(int, records)), "reply": key, "site": site}
+    file = os.open(directory / "notes.jsonl", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
     try:
-        os.write(file, line)  # in one call, so that processes of a site do not mix their lines
+        # In one call, so that processes of a site do not mix their lines.
+        os.write(file, _canonical(note) + b"\n")
         os.fsync(file)
     finally:
         os.close(file)
+
+
+def hold_dataset(directory: Path, site: str, dataset: Any, held_out: Any = None) -> int:
+    """Write the records of a site to its directory of the truth; return the number of those that it trains on.
+
+    Args:
+        directory: the site's own directory of the truth.
+        site: the site's name.
+        dataset: as PyTorch's `DataLoader` takes it: `dataset[i]` is (x, y), or a mapping with the two in any order. x
+            is what the network gets, channels first.
+        held_out: another dataset, of records that the site never trains on.
+
+    Raises:
+        ValueError: the dataset gives something else.
+    """
+    trained = len(dataset)
+    pairs = [_pair(dataset[i]) for i in range(trained)]
+    pairs += [_pair(held_out[i]) for i in range(len(held_out))] if held_out is not None else []
+    x, y = (np.stack(values) for values in zip(*pairs, strict=True))
+    write_records(directory, site, x, y, range(trained, len(pairs)))
+    return trained
+
+
+def _pair(record: Any) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Return the input and the label of a dataset's record."""
+    values = record
+    if isinstance(record, Mapping):  # in any order
+        values = sorted(record.values(), key=np.ndim, reverse=True)
+    if not isinstance(values, list | tuple) or len(values) != 2:
+        raise ValueError(
+            f"dataset: a record is {type(record).__name__}, not (x, y). Give a dataset of pairs, or ids only."
+        )
+    x, y = (np.asarray(value) for value in values)
+    if y.ndim > x.ndim:
+        raise ValueError("dataset: a record is (y, x), not (x, y). Give the input first.")
+    return x, y
 
 
 class ServerTruth:
@@ -50,6 +95,19 @@ class ServerTruth:
     """
 
     def __init__(self, directory: Path, record: Path) -> None:
+        self.refuse(directory, record)
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._directory = directory
+        self._nodes: dict[str, str] = {}
+        self._replies = (directory / _REPLIES).open("xb", buffering=0)
+
+    @staticmethod
+    def refuse(directory: Path, record: Path) -> None:
+        """Refuse directories that lie within each other, or hold notes. Nothing is written.
+
+        Raises:
+            ValueError: they do.
+        """
         inside, outside = sorted(
             (directory.resolve(), record.resolve()), key=lambda p: len(p.parts), reverse=True
         )
@@ -57,20 +115,14 @@ class ServerTruth:
             raise ValueError(
                 f"truth: {directory} and the record lie within each other. Choose another directory."
             )
-        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._directory = directory
-        self._nodes: dict[str, str] = {}
-        try:
-            self._replies = (directory / "replies.jsonl").open("xb", buffering=0)
-        except FileExistsError:
-            raise ValueError(f"truth: {directory} holds notes already. Choose another directory.") from None
+        if (directory / _REPLIES).exists():
+            raise ValueError(f"truth: {directory} holds notes already. Choose another directory.")
 
     def name(self, party: str, node: str) -> None:
         """Note the node of a party."""
         if party not in self._nodes:
             self._nodes[party] = node
-            for name in ("nodes.json", "sites.json"):
-                _replace(self._directory / name, _canonical(self._nodes) + b"\n")
+            _replace(self._directory / "nodes.json", _canonical(self._nodes) + b"\n")
 
     def note_reply(self, seq: int, party: str, key: str) -> None:
         """Note by which key a site's notes name a recorded message of a party."""
@@ -87,42 +139,6 @@ class ServerTruth:
             self._replies.close()
 
 
-def join_uses(truth: Path, sites: Mapping[str, Path]) -> dict[str, str]:
-    """Join the notes of sites with those of the server: write `uses.jsonl` and `sites.json` of the server's truth.
-
-    Args:
-        truth: the server's directory of the truth.
-        sites: the directory of the truth of each site, by the site's name.
-
-    Returns:
-        The site of each party that a note names; the others keep their node in `sites.json`.
-
-    Raises:
-        ValueError: two notes name the same reply, or notes of two sites name replies of one party.
-    """
-    noted: dict[str, tuple[str, list[int]]] = {}
-    for site, directory in sites.items():
-        for line in _lines(directory / "uses.jsonl"):
-            if line["reply"] in noted:
-                raise ValueError(
-                    f"{directory}: {line['reply']} is noted twice. Keep one run's notes in a directory."
-                )
-            noted[line["reply"]] = (site, line["records"])
-    uses, found = list[bytes](), dict[str, str]()
-    for line in _lines(truth / "replies.jsonl"):
-        if line["reply"] in noted:
-            site, records = noted[line["reply"]]
-            if found.setdefault(line["party"], site) != site:
-                raise ValueError(
-                    f"{line['party']} replied for {found[line['party']]!r} and {site!r}. Name a site once."
-                )
-            uses.append(_canonical({"records": records, "seq": line["seq"]}) + b"\n")
-    _replace(truth / "uses.jsonl", b"".join(uses))
-    nodes = json.loads((truth / "nodes.json").read_bytes())
-    _replace(truth / "sites.json", _canonical(nodes | found) + b"\n")
-    return found
-
-
 def _replace(path: Path, data: bytes) -> None:
     """Replace a file in one step; its new bytes are durable on return."""
     part = path.with_name(f".{path.name}.tmp")
@@ -137,10 +153,3 @@ def _canonical(value: Any) -> bytes:
     return json.dumps(
         value, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False
     ).encode()
-
-
-def _lines(path: Path) -> Iterator[dict[str, Any]]:
-    with path.open("rb") as file:
-        for line in file:
-            if line.endswith(b"\n"):  # a kill may leave a part of the last line
-                yield json.loads(line)

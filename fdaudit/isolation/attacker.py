@@ -1,13 +1,13 @@
-"""Attack processes: they hold the case and the exported view, and no other data of the auditor.
+"""Attack processes: they hold the trial and the exported view, and no other data of the auditor.
 
-fdaudit's own attacks share a process and its computed results: they are as trusted as the auditor. Every case of a
-third-party attack gets its own process and directory, so nothing passes from one case to the next.
+fdaudit's own attacks share a process and its computed results: they are as trusted as the auditor. Every trial of a
+third-party attack gets its own process and directory, so nothing passes from one trial to the next.
 
 Guarantees:
   * a third-party attack starts in a new program, without the auditor's memory, open files and variables;
   * fdaudit's own attacks start in the same way, or in a fork of a process that has not read anything of a run yet;
   * its answers are bytes, from which plain tensors are rebuilt here, and counted;
-  * a process that ends before it has answered fails only its own case;
+  * a process that ends before it has answered fails only its own trial;
   * each process is confined (`fdaudit.isolation.confinement`), and each cell is told by which layers;
   * a cell's attacks end at its deadline, and no process of theirs is left.
 """
@@ -67,7 +67,7 @@ __all__ = [
     "OVERDUE",
     "AttackFailedError",
     "Attacker",
-    "Tried",
+    "CellAttacks",
     "attack",
     "dismiss",
     "home",
@@ -105,7 +105,7 @@ _SET = {
 _LONGEST_REASON, _LONGEST_SETTINGS = 2_000, 65_536
 """Most characters of an attack's own texts in a result."""
 _MOST_OUTPUT = 1 << 16
-"""Most bytes of a process's output per case that are printed."""
+"""Most bytes of a process's output per trial that are printed."""
 Launcher = Callable[[Launch], tuple[Process, BinaryIO, BinaryIO]]
 Reply = Callable[["Tensor", "str | None"], "Tensor"]
 """Maps samples (n, c, h, w) and the party whose model is asked to answers."""
@@ -115,7 +115,7 @@ class AttackFailedError(FdauditError):
     """An attack raised an error, or its process ended without an answer; the text says which."""
 
 
-class Tried:
+class CellAttacks:
     """The attacks of one cell.
 
     Args:
@@ -138,13 +138,13 @@ class Tried:
 
 _TIME = "time"
 """The layer that is on this side: the deadline."""
-_cell: ContextVar[Tried | None] = ContextVar("cell", default=None)
+_cell: ContextVar[CellAttacks | None] = ContextVar("cell", default=None)
 
 
 @contextmanager
-def one_cell(seconds: float) -> Iterator[Tried]:
+def one_cell(seconds: float) -> Iterator[CellAttacks]:
     """Count all attacks of the block as one cell's, with one deadline for all."""
-    tried = Tried(seconds)
+    tried = CellAttacks(seconds)
     token = _cell.set(tried)
     try:
         yield tried
@@ -156,7 +156,7 @@ class Attacker:
     """A process that attacks run in.
 
     Args:
-        own: whether fdaudit's own attacks run in it, one after the other. Others get a process for each case.
+        own: whether fdaudit's own attacks run in it, one after the other. Others get a process for each trial.
         launched: starts the process.
         reads: files that it may read besides Python and its libraries: those of pretrained networks.
     """
@@ -189,10 +189,10 @@ class Attacker:
         if self._missing is None:
             self._until = monotonic() + _START_UP
             with self._conversation(_START_UP):
-                found = receive(self._reading, 0).fields.get("missing")
-            if not isinstance(found, dict):
+                layers = receive(self._reading, 0).fields.get("missing")
+            if not isinstance(layers, dict):
                 raise MalformedError("the attack's process did not say how it is confined")
-            self._missing = {layer: str(found[layer]) for layer in LAYERS if layer in found}
+            self._missing = {layer: str(layers[layer]) for layer in LAYERS if layer in layers}
         return self._missing
 
     def ask(
@@ -201,7 +201,7 @@ class Attacker:
         fields: Mapping[str, Any],
         tensors: Tensors,
         served: _Served | None = None,
-        tried: Tried | None = None,
+        tried: CellAttacks | None = None,
     ) -> Frame:
         """Send one request and return the answer; questions of the process are served meanwhile.
 
@@ -217,10 +217,10 @@ class Attacker:
             MalformedError: the process sent an invalid frame.
         """
         missing = self.missing()
-        tried = tried or Tried(_SETTINGS_SECONDS)
+        tried = tried or CellAttacks(_SETTINGS_SECONDS)
         tried.missing = {**(tried.missing or {}), **missing}
-        begun = monotonic()
-        self._until = begun + tried.left
+        start = monotonic()
+        self._until = start + tried.left
         try:
             with self._conversation(tried.seconds):
                 send(self._writing, kind, fields, tensors.named)
@@ -229,7 +229,7 @@ class Attacker:
                         raise MalformedError("the attack's process asked an oracle that there is not")
                     served.serve(frame, self._writing)
         finally:
-            tried.left -= monotonic() - begun
+            tried.left -= monotonic() - start
         if frame.kind == "failed":
             raise AttackFailedError(_reason(frame))
         return frame
@@ -324,12 +324,12 @@ class Attacker:
         number = (
             self._output.fileno()
         )  # the process writes at this file's position, which pread does not move
-        found = os.pread(number, _MOST_OUTPUT, self._printed)
+        data = os.pread(number, _MOST_OUTPUT, self._printed)
         self._printed = os.fstat(number).st_size
-        text = found.decode("ascii", "backslashreplace")
-        shown = "".join(c if c.isprintable() or c == "\n" else "?" for c in text)
-        if shown.strip():
-            sys.stderr.write(shown.rstrip() + "\n")
+        text = data.decode("ascii", "backslashreplace")
+        printable = "".join(c if c.isprintable() or c == "\n" else "?" for c in text)
+        if printable.strip():
+            sys.stderr.write(printable.rstrip() + "\n")
 
 
 class _Served:
@@ -368,7 +368,8 @@ class _Served:
         shape, words = self._network.input_shape, self._network.words
         fits = _are_tokens(x, words) if words else x.is_floating_point()
         if not fits or x.ndim != 1 + len(shape) or tuple(x.shape[1:]) != shape:
-            expected = f"{f'texts of {words} words' if words else 'images'} (n, {', '.join(map(str, shape))})"
+            what = f"texts of {words} words" if words else self._network.reads
+            expected = f"{what} (n, {', '.join(map(str, shape))})"
             raise FdauditError(f"oracle: asked {x.dtype} of shape {tuple(x.shape)}, not {expected}.")
         if of not in (self._oracle.models or (None,)):
             raise FdauditError(f"oracle: {of!r:.60} has no model to ask.")
@@ -383,13 +384,15 @@ def _are_tokens(x: Tensor, words: int) -> bool:
     return str(x.dtype) == "torch.int64" and bool(((x >= 0) & (x < words)).all())
 
 
-def attack(asked: AttackPlan, view: View, case: Trial, reply: Reply | None = None) -> tuple[Guess, ...] | str:
-    """Run an attack on a case in a process that holds nothing else.
+def attack(
+    asked: AttackPlan, view: View, trial: Trial, reply: Reply | None = None
+) -> tuple[Guess, ...] | str:
+    """Run an attack on a trial in a process that holds nothing else.
 
     Args:
         asked: the attack and its settings.
         view: the adversary's view; it is exported, unless the process can already read it.
-        case: the attack's other inputs.
+        trial: the attack's other inputs.
         reply: answers the questions to the oracle of its task.
 
     Returns:
@@ -401,9 +404,9 @@ def attack(asked: AttackPlan, view: View, case: Trial, reply: Reply | None = Non
     """
     from fdaudit.isolation.schema import guesses_of, packed
 
-    served, tried = _served(case, reply), _cell.get() or Tried(_ALONE_SECONDS)
+    served, tried = _served(trial, reply), _cell.get() or CellAttacks(_ALONE_SECONDS)
     with (
-        _attacker(asked.own, _networks_files(case)) as attacker,
+        _attacker(asked.own, _networks_files(trial)) as attacker,
         _case_folder(attacker.folder, asked.own) as folder,
     ):
         directory = _laid_out(view, attacker.folder, Path(folder) / "view")
@@ -413,7 +416,7 @@ def attack(asked: AttackPlan, view: View, case: Trial, reply: Reply | None = Non
             "target": asked.target,
             "params": dict(asked.params or {}),
             "view": str(directory),
-            "case": packed(_settled(case, attacker.folder, Path(folder)), tensors),
+            "trial": packed(_settled(trial, attacker.folder, Path(folder)), tensors),
         }
         try:
             frame = attacker.ask("attack", fields, tensors, served, tried)
@@ -424,19 +427,19 @@ def attack(asked: AttackPlan, view: View, case: Trial, reply: Reply | None = Non
             return _reason(frame)
         if frame.kind != "guesses":
             raise MalformedError(f"the attack's process answered with {frame.kind!r:.60}")
-        most = len(case.task.targets) + 1  # one for each victim, and for the released model
+        most = len(trial.task.targets) + 1  # one for each victim, and for the released model
         return guesses_of(frame.fields.get("guesses"), frame.tensors, most)
 
 
 @contextmanager
 def _case_folder(above: Path, own: bool) -> Iterator[str]:
-    """Yield a directory of one case. A third party's goes with its process: nothing is removed under its hands."""
-    made = mkdtemp(dir=above, prefix="case-")
+    """Yield a directory of one trial. A third party's goes with its process: nothing is removed under its hands."""
+    folder = mkdtemp(dir=above, prefix="trial-")
     try:
-        yield made
+        yield folder
     finally:
         if own:
-            remove_tree(Path(made))
+            remove_tree(Path(folder))
 
 
 def _laid_out(view: View, readable_below: Path, place: Path) -> Path:
@@ -470,18 +473,24 @@ def settings_of(
 
 @cache
 def _settings_of(name: str, target: str, profile: str, params: str, where: str) -> dict[str, Any]:
-    asked = {"name": name, "target": target, "profile": profile, "params": json.loads(params), "where": where}
+    request = {
+        "name": name,
+        "target": target,
+        "profile": profile,
+        "params": json.loads(params),
+        "where": where,
+    }
     remedy = "Correct the attack, or uninstall its package."
     try:
         with _attacker(own=False) as attacker:
-            frame = attacker.ask("settings", asked, Tensors())
+            frame = attacker.ask("settings", request, Tensors())
     except (AttackFailedError, MalformedError) as error:
         raise SpecError(where, target, f"cannot be loaded ({error})", remedy) from None
-    found = frame.fields
+    fields = frame.fields
     if frame.kind == "wrong":
-        texts = [str(found.get(name, "")) for name in ("field", "problem", "remedy")]
-        raise SpecError(texts[0], found.get("value"), texts[1], texts[2])
-    resolved = found.get("params")
+        texts = [str(fields.get(name, "")) for name in ("field", "problem", "remedy")]
+        raise SpecError(texts[0], fields.get("value"), texts[1], texts[2])
+    resolved = fields.get("params")
     if frame.kind != "settings" or not isinstance(resolved, dict):
         raise SpecError(where, target, "cannot be loaded (it gave no settings)", remedy)
     if len(json.dumps(resolved)) > _LONGEST_SETTINGS:
@@ -489,42 +498,42 @@ def _settings_of(name: str, target: str, profile: str, params: str, where: str) 
     return resolved
 
 
-def _served(case: Trial, reply: Reply | None) -> _Served | None:
+def _served(trial: Trial, reply: Reply | None) -> _Served | None:
     from fdaudit.adversary.oracle import Oracle
 
-    oracle, network = case.task.oracle, case.knowledge.architecture
+    oracle, network = trial.task.oracle, trial.knowledge.architecture
     if reply is None or not isinstance(oracle, Oracle) or network is None:
         return None
     return _Served(oracle, network, reply)
 
 
-def _settled(case: Trial, readable_below: Path, folder: Path) -> Trial:
-    """Return the case with rehearsal directories that its process may use."""
-    rehearsal: Any = case.knowledge.rehearse
+def _settled(trial: Trial, readable_below: Path, folder: Path) -> Trial:
+    """Return the trial with rehearsal directories that its process may use."""
+    rehearsal: Any = trial.knowledge.rehearse
     if rehearsal is None:
-        return case
+        return trial
     if rehearsal.own is None or not rehearsal.own.is_relative_to(readable_below):
         rehearsal = replace(rehearsal, own=folder, everybody=None)
-    return replace(case, knowledge=replace(case.knowledge, rehearse=rehearsal))
+    return replace(trial, knowledge=replace(trial.knowledge, rehearse=rehearsal))
 
 
-def _networks_files(case: Trial) -> frozenset[str]:
-    """Return the files of pretrained networks that the adversary of a case knows; they are public."""
-    known: Any = case.knowledge
-    networks = [] if known.architecture is None else [known.architecture]
-    networks += [] if known.train is None else [known.train.architecture]
-    networks += [] if known.rehearse is None else known.rehearse.common.networks.distinct
+def _networks_files(trial: Trial) -> frozenset[str]:
+    """Return the files of pretrained networks that the adversary of a trial knows; they are public."""
+    knowledge: Any = trial.knowledge
+    networks = [] if knowledge.architecture is None else [knowledge.architecture]
+    networks += [] if knowledge.train is None else [knowledge.train.architecture]
+    networks += [] if knowledge.rehearse is None else knowledge.rehearse.common.networks.distinct
     return frozenset(file for network in networks for file in network.pretrained)
 
 
 def _bounds(place: Path, folder: str | None) -> Bounds:
     """Return what a process may take of this machine, whose folder for temporary files is given."""
-    found = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
+    limits = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
     for limit in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
         with suppress(OSError, ValueError):  # no such group, or `max`
-            found.append(int(Path(limit).read_text(encoding="ascii")))
+            limits.append(int(Path(limit).read_text(encoding="ascii")))
     disk = min(_MOST_DISK, shutil.disk_usage(place).free // 2)
-    return Bounds(int(_MEMORY_SHARE * min(found)), _MOST_PROCESSES, disk, folder)
+    return Bounds(int(_MEMORY_SHARE * min(limits)), _MOST_PROCESSES, disk, folder)
 
 
 # -- the processes ----------------------------------------------------------------------------------------------
@@ -551,17 +560,17 @@ def offered_confinement() -> Confinement:
 
 
 def _confined(missing: Mapping[str, str]) -> Confinement:
-    held = tuple(layer for layer in (*LAYERS, _TIME) if layer not in missing)
-    return Confinement(held=held, missing=dict(missing))
+    layers = tuple(layer for layer in (*LAYERS, _TIME) if layer not in missing)
+    return Confinement(held=layers, missing=dict(missing))
 
 
 def home() -> Path:
     """Return the shared directory of views and rehearsals for fdaudit's own attacks."""
-    found = _home(gettempdir(), os.getpid())
-    if not found.is_dir():  # a cleaner of the temporary directory may have removed it
+    folder = _home(gettempdir(), os.getpid())
+    if not folder.is_dir():  # a cleaner of the temporary directory may have removed it
         _home.cache_clear()
-        found = _home(gettempdir(), os.getpid())
-    return found
+        folder = _home(gettempdir(), os.getpid())
+    return folder
 
 
 def stand_by(launched: Launcher = new_program) -> None:
@@ -594,30 +603,30 @@ def _surroundings(own: bool) -> dict[str, str]:
 
 @contextmanager
 def _attacker(own: bool, reads: frozenset[str] = frozenset()) -> Iterator[Attacker]:
-    """Yield a process for one case: an idle one for fdaudit's own attacks, or a new one."""
-    made = _standing(reads) if own else None
-    made = made or Attacker(own, reads=reads)
+    """Yield a process for one trial: an idle one for fdaudit's own attacks, or a new one."""
+    attacker = _standing(reads) if own else None
+    attacker = attacker or Attacker(own, reads=reads)
     again = False
     try:
-        yield made
+        yield attacker
         again = own
     except AttackFailedError:
-        again = own and made.alive
+        again = own and attacker.alive
         raise
     finally:
         with _turn:
             if again and not _dismissed:
-                _free.append(made)
+                _free.append(attacker)
             else:
-                made.close()
+                attacker.close()
 
 
 def _standing(reads: frozenset[str]) -> Attacker | None:
     with _turn:
         while _free:
-            made = _free.pop()
-            same = made.surroundings == _surroundings(own=True) and made.folder == home()
-            if made.alive and same and reads <= made.reads:
-                return made
-            made.close()
+            attacker = _free.pop()
+            same = attacker.surroundings == _surroundings(own=True) and attacker.folder == home()
+            if attacker.alive and same and reads <= attacker.reads:
+                return attacker
+            attacker.close()
     return None

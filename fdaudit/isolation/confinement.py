@@ -82,13 +82,16 @@ def confine(allowed: Allowed) -> dict[str, str]:
     if sys.platform != "linux":
         return dict.fromkeys(LAYERS, _NOT_LINUX)
     missing = dict.fromkeys(allowed.without, _SWITCHED_OFF)
-    missing |= namespaces.enter(layer for layer in LAYERS if layer not in missing)
+    shared_with_keeper = [layer for layer in namespaces.NAMESPACES if layer not in (*missing, "tree")]
+    missing |= namespaces.enter(shared_with_keeper)
     parent = os.getppid()
     keeper.hold_signals()
     child = os.fork()
     if child:
         keeper.keep(child, parent, allowed.bounds)
     keeper.tied_to_keeper()
+    if "tree" not in missing:  # only now: the keeper still needs devices and the sight of all processes
+        missing |= namespaces.enter(["tree"])
     alone = "processes" not in missing
     steps: tuple[tuple[str, Callable[[], str | None]], ...] = (
         ("memory", lambda: _bounded(allowed, alone)),
@@ -115,16 +118,16 @@ def confine(allowed: Allowed) -> dict[str, str]:
 def _bounded(allowed: Allowed, alone: bool) -> str | None:
     """Set limits that the process cannot raise, and have the system end it first if memory runs out."""
     bounds = allowed.bounds
-    wanted = {
+    limits = {
         resource.RLIMIT_CORE: 0,
         resource.RLIMIT_FSIZE: bounds.disk,
         resource.RLIMIT_NOFILE: _MOST_OPEN,
     }
     if not allowed.accelerator:  # drivers map more than they use
-        wanted[resource.RLIMIT_DATA] = bounds.memory
+        limits[resource.RLIMIT_DATA] = bounds.memory
     if alone and _counts_by_namespace():
-        wanted[resource.RLIMIT_NPROC] = _MOST_TASKS
-    for limit, value in wanted.items():
+        limits[resource.RLIMIT_NPROC] = _MOST_TASKS
+    for limit, value in limits.items():
         _, most = resource.getrlimit(limit)
         lower = value if most == resource.RLIM_INFINITY else min(value, most)
         resource.setrlimit(limit, (lower, lower))
@@ -159,5 +162,5 @@ def _another_user(allowed: Allowed) -> str | None:
 
 
 def _only_files(allowed: Allowed) -> str | None:
-    held = landlock.restrict(allowed.readable, allowed.writable)
-    return None if held else "the kernel has no Landlock"
+    restricted = landlock.restrict(allowed.readable, allowed.writable)
+    return None if restricted else "the kernel has no Landlock"

@@ -117,11 +117,11 @@ def receive(stream: BinaryIO, most: int = MOST_BYTES, *, most_header: int = _MOS
 
 def _whole(stream: BinaryIO, length: int) -> bytes:
     """Read a number of bytes in parts, so that a claimed length by itself reserves no memory."""
-    parts, left = [], length
-    while left:
-        part = stream.read(min(left, 1 << 24))
+    parts, missing = [], length
+    while missing:
+        part = stream.read(min(missing, 1 << 24))
         if not part:
             raise ValueError("it ends too early")
         parts.append(part)
-        left -= len(part)
+        missing -= len(part)
     return b"".join(parts)

@@ -85,7 +85,9 @@ def keep(child: int, parent: int, bounds: Bounds) -> NoReturn:
         _end_all()
     if why == -signal.SIGKILL:  # its starter tells this from an end of its own
         os.kill(os.getpid(), signal.SIGKILL)
-    os._exit(why if why in ENDINGS else BY_SIGNAL - why if why < 0 else min(why, 1))
+    if why in ENDINGS:
+        os._exit(why)
+    os._exit(BY_SIGNAL - why if why < 0 else min(why, 1))
 
 
 def _watched(child: int, parent: int, bounds: Bounds) -> int:
@@ -95,23 +97,23 @@ def _watched(child: int, parent: int, bounds: Bounds) -> int:
         came = signal.sigtimedwait(_SIGNALS, pause)
         if came is not None and came.si_signo == signal.SIGTERM:
             return 0
-        while (found := os.waitpid(-1, os.WNOHANG)) != (0, 0):
-            if found[0] == child:
-                return os.waitstatus_to_exitcode(found[1])
+        while (child_status := os.waitpid(-1, os.WNOHANG)) != (0, 0):
+            if child_status[0] == child:
+                return os.waitstatus_to_exitcode(child_status[1])
         if came is None:
-            begun = time.process_time()
+            start = time.process_time()
             if (why := _excess(bounds, free)) is not None:
                 return why
-            pause = max(_PAUSE, (time.process_time() - begun) / _SHARE)
+            pause = max(_PAUSE, (time.process_time() - start) / _SHARE)
     return 0
 
 
 def _excess(bounds: Bounds, free: int) -> int | None:
     """Return which bound the descendants of this process have passed; None if they keep all."""
-    found = _descendants()
-    if len(found) > bounds.processes:
+    processes = _descendants()
+    if len(processes) > bounds.processes:
         return _TOO_MANY_PROCESSES
-    if sum(map(_memory, found)) > bounds.memory:
+    if sum(map(_memory, processes)) > bounds.memory:
         return _TOO_MUCH_MEMORY
     if bounds.folder is not None:
         scarce = _free(bounds.folder) < min(free - _SPARE_DISK, _SPARE_DISK)
@@ -126,11 +128,11 @@ def _descendants() -> Sequence[int]:
         if name.isdigit():
             with suppress(OSError), open(f"/proc/{name}/stat", "rb") as file:
                 parents[int(name)] = int(file.read().rpartition(b")")[2].split()[1])
-    found, more = set[int](), {os.getpid()}
+    processes, more = set[int](), {os.getpid()}
     while more:
-        more = {process for process, above in parents.items() if above in more} - found
-        found |= more
-    return sorted(found)
+        more = {process for process, above in parents.items() if above in more} - processes
+        processes |= more
+    return sorted(processes)
 
 
 def _memory(process: int) -> int:
@@ -158,8 +160,8 @@ def _free(folder: str | None) -> int:
     if folder is None:
         return 0
     with suppress(OSError):
-        found = os.statvfs(folder)
-        return found.f_bavail * found.f_frsize
+        system = os.statvfs(folder)
+        return system.f_bavail * system.f_frsize
     return 0
 
 

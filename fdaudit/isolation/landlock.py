@@ -63,7 +63,11 @@ def restrict(readable: Iterable[str], writable: Iterable[str]) -> bool:
     tcp = _TCP if version >= _TCP_SINCE else 0
     scope = _SCOPE if version >= _SCOPE_SINCE else 0
     attributes = struct.pack("=QQQ", files, tcp, scope)
-    size = 24 if version >= _SCOPE_SINCE else 16 if version >= _TCP_SINCE else 8
+    size = 8
+    if version >= _SCOPE_SINCE:
+        size = 24
+    elif version >= _TCP_SINCE:
+        size = 16
     ruleset = checked(syscall(_CREATE_RULESET, attributes, size, 0))
     try:
         for paths, rights in ((readable, _READ), (writable, files)):

@@ -123,7 +123,7 @@ def fork(launch: Launch) -> tuple[Process, BinaryIO, BinaryIO]:
 
 
 def _become(launch: Launch, reading: int, writing: int) -> NoReturn:
-    """Serve cases in the child until its input ends."""
+    """Serve trials in the child until its input ends."""
     with suppress(BaseException):
         os.setsid()
         for number, descriptor in enumerate((reading, writing, launch.output.fileno())):
@@ -155,8 +155,8 @@ class _Forked:
     def _waited(self, how: int) -> int | None:
         with self._turn:
             if self._status is None:
-                found, status = os.waitpid(self.pid, how)
-                if found:
+                pid, status = os.waitpid(self.pid, how)
+                if pid:
                     self._status = os.waitstatus_to_exitcode(status)
             return self._status
 
@@ -211,14 +211,14 @@ class Pipe(io.RawIOBase):
         if self._announced is not None:
             waiting.register(self._announced, select.POLLIN)
         while True:
-            left = self._until() - time.monotonic()
-            if left <= 0:
+            seconds = self._until() - time.monotonic()
+            if seconds <= 0:
                 raise OverdueError("the process took longer than it may")
-            wait = min(left, 3600.0 if self._announced is not None else _TICK)
-            found = dict(waiting.poll(1000 * wait + 1))
-            if self._end.fileno() in found:
+            wait = min(seconds, 3600.0 if self._announced is not None else _TICK)
+            ready = dict(waiting.poll(1000 * wait + 1))
+            if self._end.fileno() in ready:
                 return True
-            if found or self._process.poll() is not None:
+            if ready or self._process.poll() is not None:
                 waiting.unregister(self._end.fileno())
                 waiting.register(self._end.fileno(), event)  # what it wrote before it ended is still read
                 return self._end.fileno() in dict(waiting.poll(0))

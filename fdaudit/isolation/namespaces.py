@@ -1,7 +1,8 @@
 """The layers of Linux's namespaces: own networks, processes and file tree, and another user.
 
-`enter` is called before the confined process is forked, because only the child is in the new namespace of processes;
-`build_tree` and `become` are called by the child.
+`enter` is called for processes before the confined process is forked, because only the child is in the new namespace.
+For the tree it is called by the child, whose keeper must not lose its own tree. `build_tree` and `become` are called by
+the child, too.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import ctypes
 import os
 import struct
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,10 +34,13 @@ _SCAFFOLD = "/dev"
 _MOST_PRIVILEGES, _MOST_LINKS = 64, 40
 
 
-def enter(wanted: Iterable[str]) -> dict[str, str]:
+def enter(wanted: Collection[str]) -> dict[str, str]:
     """Enter new namespaces for layers, all that the system gives; those of processes are for later children only.
 
     Without privileges they need a user namespace, which comes first. It maps this user to itself.
+
+    Args:
+        wanted: names of `NAMESPACES`.
 
     Returns:
         The layers that could not be had, each with the system's reason.
@@ -67,16 +71,16 @@ def build_tree(readable: Sequence[str], writable: Sequence[str]) -> None:
         OSError: the system refuses; the tree is then as it was.
     """
     top, here, proc = _SCAFFOLD, os.getcwd(), os.open("/proc", os.O_PATH | os.O_CLOEXEC)
-    shown = [found for path in readable if (found := _shown(path, False)) is not None]
-    shown += [found for path in writable if (found := _shown(path, True)) is not None]
+    entries = [entry for path in readable if (entry := _shown(path, False)) is not None]
+    entries += [entry for path in writable if (entry := _shown(path, True)) is not None]
     names_own = any(path.startswith("/proc/") for path in writable)
-    above = {str(folder) for each in shown for folder in Path(each.place).parents}
+    above = {str(folder) for each in entries for folder in Path(each.place).parents}
     changed = {folder: os.stat(folder).st_mtime_ns for folder in above}
     try:
         _mount("none", "/", None, _RECURSIVE | _PRIVATE)
         _mount("none", top, "tmpfs", _NO_SUID | _NO_DEVICES)
         try:
-            for each in sorted(shown, key=lambda found: found.place):
+            for each in sorted(entries, key=lambda entry: entry.place):
                 _show(top, each)
             _show_proc(top, proc, names_own)
             for (
@@ -92,14 +96,14 @@ def build_tree(readable: Sequence[str], writable: Sequence[str]) -> None:
             raise
         checked(libc().umount2(b".", _DETACH))
     finally:
-        for descriptor in (proc, *(each.descriptor for each in shown)):
+        for descriptor in (proc, *(each.descriptor for each in entries)):
             os.close(descriptor)
         os.chdir(here)
     _make_read_only("/", recursive=False)
 
 
 @dataclass(frozen=True)
-class _Shown:
+class _TreeEntry:
     """A file or a directory of the new tree.
 
     Attributes:
@@ -115,7 +119,7 @@ class _Shown:
     writable: bool
 
 
-def _shown(path: str, writable: bool) -> _Shown | None:
+def _shown(path: str, writable: bool) -> _TreeEntry | None:
     """Return what to show of a path; None if there is no such file, or it is of `/proc`, which is shown as a whole."""
     place = os.path.realpath(path)
     if path.startswith("/proc/") or place.startswith("/proc/"):
@@ -124,30 +128,30 @@ def _shown(path: str, writable: bool) -> _Shown | None:
         descriptor = os.open(place, os.O_PATH | os.O_CLOEXEC)
     except OSError:
         return None
-    return _Shown(place, tuple(_links_on(path)), descriptor, writable)
+    return _TreeEntry(place, tuple(_links_on(path)), descriptor, writable)
 
 
 def _links_on(path: str) -> Iterator[tuple[str, str]]:
     """Yield the links that a path goes through, each with what it says."""
-    parts, done = path.split("/")[1:], ""
+    parts, resolved = path.split("/")[1:], ""
     for _ in range(_MOST_LINKS):
         while parts:
-            done = os.path.normpath(f"{done}/{parts.pop(0)}")
-            if os.path.islink(done):
+            resolved = os.path.normpath(f"{resolved}/{parts.pop(0)}")
+            if os.path.islink(resolved):
                 break
         else:
             return
-        said = os.readlink(done)
-        yield done, said
-        parts = [*os.path.join(os.path.dirname(done), said).split("/")[1:], *parts]
-        done = ""
+        target = os.readlink(resolved)
+        yield resolved, target
+        parts = [*os.path.join(os.path.dirname(resolved), target).split("/")[1:], *parts]
+        resolved = ""
 
 
-def _show(top: str, each: _Shown) -> None:
-    for name, said in each.links:
+def _show(top: str, each: _TreeEntry) -> None:
+    for name, link in each.links:
         if not os.path.lexists(top + name):
             os.makedirs(os.path.dirname(top + name), 0o755, exist_ok=True)
-            os.symlink(said, top + name)
+            os.symlink(link, top + name)
     source, target = f"/proc/self/fd/{each.descriptor}", top + each.place
     if not os.path.lexists(target):
         os.makedirs(os.path.dirname(target), 0o755, exist_ok=True)
@@ -175,8 +179,8 @@ def _show_proc(top: str, old: int, names_own: bool) -> None:
 
 
 def _mount(source: str, target: str, kind: str | None, flags: int) -> None:
-    named = None if kind is None else kind.encode()
-    checked(libc().mount(os.fsencode(source), os.fsencode(target), named, ctypes.c_ulong(flags), None))
+    kind_bytes = None if kind is None else kind.encode()
+    checked(libc().mount(os.fsencode(source), os.fsencode(target), kind_bytes, ctypes.c_ulong(flags), None))
 
 
 def _make_read_only(path: str, recursive: bool) -> None:
@@ -200,8 +204,8 @@ def unreachable(paths: Iterable[str], user: int) -> str | None:
 
 
 def _may_read(path: str) -> bool:
-    wanted = os.R_OK | os.X_OK if os.path.isdir(path) else os.R_OK
-    return os.access(path, wanted, effective_ids=True)
+    mode = os.R_OK | os.X_OK if os.path.isdir(path) else os.R_OK
+    return os.access(path, mode, effective_ids=True)
 
 
 def become(user: int) -> None:

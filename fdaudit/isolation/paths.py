@@ -36,23 +36,23 @@ def readable() -> list[str]:
     A directory that only looks like a package because it is in the working directory or another source directory is
     not among them, nor is a package that holds a run.
     """
-    found = [Path(path) for path in _SYSTEM]
+    paths = [Path(path) for path in _SYSTEM]
     for prefix in (*_PREFIXES, sys.prefix, sys.base_prefix, sys.exec_prefix):
-        found += [path for name in _OF_PREFIX for path in Path(prefix).glob(name)]
-    found.append(Path(sysconfig.get_path("stdlib")))
-    found += [Path(p) for p in sys.path if _is_site(Path(p))]
-    found.append(Path(__file__).parents[1])
+        paths += [path for name in _OF_PREFIX for path in Path(prefix).glob(name)]
+    paths.append(Path(sysconfig.get_path("stdlib")))
+    paths += [Path(p) for p in sys.path if _is_site(Path(p))]
+    paths.append(Path(__file__).parents[1])
     names = {e.value.partition(":")[0] for group in _GROUPS for e in entry_points(group=group)}
     for name in sorted({name.partition(".")[0] for name in names}):
-        found += _package(name)
+        paths += _package(name)
     for name, module in list(sys.modules.items()):
         if name.startswith("__editable__"):  # the folders of editable packages, as setuptools records them
             places = map(Path, getattr(module, "MAPPING", {}).values())
-            found += [place for place in places if _is_importable(place)]
+            paths += [place for place in places if _is_importable(place)]
     for path in sys.path:
-        found += _importable(Path(path))
-    named = {str(path.absolute()) for path in found if path.exists()}
-    return [_ITSELF, *sorted(named | {os.path.realpath(name) for name in named})]
+        paths += _importable(Path(path))
+    existing = {str(path.absolute()) for path in paths if path.exists()}
+    return [_ITSELF, *sorted(existing | {os.path.realpath(name) for name in existing})]
 
 
 def devices() -> list[str]:
@@ -60,9 +60,9 @@ def devices() -> list[str]:
 
     CUDA does not start if it cannot name its threads, which it does in the process's own directory of `/proc`.
     """
-    found = sorted(path for name in _DEVICES for path in _DEV.glob(name))
-    own = [_ITSELF] if any(path.match("nvidia*") for path in found) else []
-    return [*map(str, found), *own]
+    paths = sorted(path for name in _DEVICES for path in _DEV.glob(name))
+    own = [_ITSELF] if any(path.match("nvidia*") for path in paths) else []
+    return [*map(str, paths), *own]
 
 
 def has_accelerator() -> bool:

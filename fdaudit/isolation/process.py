@@ -1,4 +1,4 @@
-"""The process that runs attacks: it receives cases, asks the oracle through its pipe, and returns guesses.
+"""The process that runs attacks: it receives trials, asks the oracle through its pipe, and returns guesses.
 
 `fdaudit.isolation.attacker` starts it as `python -m`, with its own environment and no open file except its pipe.
 
@@ -35,12 +35,12 @@ _NO_MODULE = "fdaudit_has_no_such_module"
 
 
 def main() -> None:
-    """Serve cases as a new program; its one argument says what it keeps, as JSON."""
+    """Serve trials as a new program; its one argument says what it keeps, as JSON."""
     serve_until_the_end(Allowed.from_json(json.loads(sys.argv[1])))
 
 
 def serve_until_the_end(allowed: Allowed) -> None:
-    """Confine this process, and serve cases until the input ends."""
+    """Confine this process, and serve trials until the input ends."""
     PathFinder.find_spec(
         _NO_MODULE
     )  # lists the directories of the search path, which rules on files may forbid later
@@ -60,10 +60,10 @@ def serve_until_the_end(allowed: Allowed) -> None:
 def serve_cases(
     reading: BinaryIO, writing: BinaryIO, missing: Mapping[str, str], at_end: Callable[[], object]
 ) -> None:
-    """Run every incoming case and send its outcome; call `at_end` when the input ends.
+    """Run every incoming trial and send its outcome; call `at_end` when the input ends.
 
     Args:
-        reading: where cases come from.
+        reading: where trials come from.
         writing: where outcomes go.
         missing: the layers of confinement that are missing, each with the reason.
         at_end: called when the input ends.
@@ -94,8 +94,8 @@ def serve_cases(
 def _said(error: BaseException) -> str:
     from fdaudit.errors import plugin_line
 
-    told = f"{type(error).__name__}: {error}{plugin_line(error)}"
-    return told.encode("utf-8", "backslashreplace").decode()
+    text = f"{type(error).__name__}: {error}{plugin_line(error)}"
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def _read(reading: BinaryIO, frames: SimpleQueue[Frame | None], at_end: Callable[[], object]) -> None:
@@ -121,8 +121,8 @@ def _outcome(
         try:
             return "settings", {"params": _settings(frame.fields)}, {}
         except SpecError as error:
-            told = {"field": error.field, "value": repr(error.value)[:200]}
-            return "wrong", {**told, "problem": error.problem, "remedy": error.remedy}, {}
+            refusal = {"field": error.field, "value": repr(error.value)[:200]}
+            return "wrong", {**refusal, "problem": error.problem, "remedy": error.remedy}, {}
     return _attacked(frame, frames, writing)
 
 
@@ -132,14 +132,14 @@ def _settings(asked: Mapping[str, Any]) -> dict[str, Any]:
     from fdaudit.registry import loaded
 
     attack = loaded(asked["target"], "fdaudit.attacks", asked["name"])
-    params = {**attack.profiles[asked["profile"]], **asked["params"]}
-    made: dict[str, Any] = validate(attack.Config, params, asked["where"]).model_dump(mode="json")
-    return made
+    params = {**attack.card.profiles[asked["profile"]], **asked["params"]}
+    settings: dict[str, Any] = validate(attack.Config, params, asked["where"]).model_dump(mode="json")
+    return settings
 
 
 @lru_cache(maxsize=16)  # a piece of work is one attack on the views of several adversaries
 def _opened(directory: Path) -> View:
-    """Return an exported view; it is cached for the next case, after its check."""
+    """Return an exported view; it is cached for the next trial, after its check."""
     from fdaudit.adversary.view import open_view
 
     return open_view(directory)
@@ -148,34 +148,35 @@ def _opened(directory: Path) -> View:
 def _attacked(
     frame: Frame, frames: SimpleQueue[Frame | None], writing: BinaryIO
 ) -> tuple[str, dict[str, Any], Mapping[str, Tensor]]:
-    """Run one attack on one case, from its view on disk to its guesses."""
+    """Run one attack on one trial, from its view on disk to its guesses."""
     import torch
 
+    from fdaudit.adversary.forms import with_every_class
     from fdaudit.adversary.oracle import Oracle, serve
     from fdaudit.config import validate
     from fdaudit.isolation.frames import EndedError, Tensors, send
     from fdaudit.isolation.schema import Question, packed_guesses, packed_question, unpacked
     from fdaudit.registry import loaded
 
-    view = _opened(Path(frame.fields["view"]))
-    case = unpacked(frame.fields["case"], frame.tensors)
-    if case.knowledge.train is not None:
-        case.knowledge.train.execution.begin()
+    trial = unpacked(frame.fields["trial"], frame.tensors)
+    view = with_every_class(_opened(Path(frame.fields["view"])), trial.knowledge.classes)
+    if trial.knowledge.train is not None:
+        trial.knowledge.train.execution.begin()
     cls = loaded(frame.fields["target"])
     attack = cls(validate(cls.Config, frame.fields["params"]))
-    applicable = attack.applicable(view, case.knowledge, case.task)
+    applicable = attack.applicable(view, trial.knowledge, trial.task)
     if not applicable:
         return "not-applicable", {"reason": str(applicable.reason)}, {}
 
     def run() -> Sequence[Any]:
-        generator = torch.Generator().manual_seed(case.seed)
-        found: Sequence[Any] = attack.run(view, case.knowledge, case.task, generator)
-        return found
+        generator = torch.Generator().manual_seed(trial.seed)
+        guess: Sequence[Any] = attack.run(view, trial.knowledge, trial.task, generator)
+        return guess
 
     def ask(x: Tensor, of: str | None) -> Tensor:
-        asked = Tensors()
-        question = packed_question(Question(samples=x, of=of), asked)
-        send(writing, "question", {"question": question}, asked.named)
+        tensors = Tensors()
+        question = packed_question(Question(samples=x, of=of), tensors)
+        send(writing, "question", {"question": question}, tensors.named)
         reply = frames.get()
         if reply is None:
             raise EndedError("the auditor has gone")
@@ -183,7 +184,7 @@ def _attacked(
             raise RuntimeError(str(reply.fields["reason"]))
         return reply.tensors["values"]
 
-    guesses = serve(run, case.task.oracle, ask) if isinstance(case.task.oracle, Oracle) else run()
+    guesses = serve(run, trial.task.oracle, ask) if isinstance(trial.task.oracle, Oracle) else run()
     tensors = Tensors()
     return "guesses", {"guesses": packed_guesses(guesses, tensors)}, tensors.named
 

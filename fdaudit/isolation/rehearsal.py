@@ -15,7 +15,7 @@ from fdaudit.config import validate
 from fdaudit.federation.defenses import Attached, attach
 from fdaudit.federation.protocol import Common, FederatedProtocol, ProtocolConfig
 from fdaudit.federation.rehearsal import rehearse, with_messages
-from fdaudit.spec.schema import load_spec
+from fdaudit.spec.schema import DefenseEntry
 from fdaudit.storage.cache import digest_of
 
 if TYPE_CHECKING:
@@ -80,9 +80,9 @@ class Rehearsal:
 
     @cached_property
     def _protocol(self) -> type[FederatedProtocol]:
-        found = protocols.REGISTRY.load(self.setting["protocol"]["name"])
-        config = validate(found.Config, self.setting["protocol"]["params"])
-        return with_messages(found, config, self.common, self.setting["clients"])
+        protocol = protocols.REGISTRY.load(self.setting["protocol"]["name"])
+        config = validate(protocol.Config, self.setting["protocol"]["params"])
+        return with_messages(protocol, config, self.common, self.setting["clients"])
 
     @cached_property
     def _config(self) -> ProtocolConfig:
@@ -92,13 +92,13 @@ class Rehearsal:
     def _attached(self) -> Attached:
         if not self.setting["defended"]:
             return Attached({}, {}, {})
-        spec = load_spec({k: v for k, v in self.setting.items() if k != "defended"})
-        return attach(spec, self._protocol, self._config)
+        asked = [validate(DefenseEntry, entry) for entry in self.setting.get("defenses", ())]
+        return attach(asked, self._protocol, self._config, self.setting["clients"])
 
     def _folder(self, data: list[tuple[Tensor, Tensor]], seed: int, *, alone: bool) -> Path:
         """Return the transcript's directory: a new one, or if not `alone` one that adversaries share."""
-        asked = set[str]().union(*(_records(x, y) for x, y in data))
-        if alone or self.everybody is None or not asked <= self._shared_records:
+        records = set[str]().union(*(_records(x, y) for x, y in data))
+        if alone or self.everybody is None or not records <= self._shared_records:
             return Path(tempfile.mkdtemp(prefix="rehearsal-", dir=self.own)) / "transcript"
         described = {"seed": seed, "setting": dict(self.setting)}
         return self.everybody / digest_of(described, *(t for pair in data for t in pair))

@@ -1,4 +1,4 @@
-"""The data that pass between the auditor and an attack: cases to the attack, questions and guesses back.
+"""The data that pass between the auditor and an attack: trials to the attack, questions and guesses back.
 
 `packed` and `unpacked` turn an attack's inputs into JSON values with tensors, and back. Guesses and questions may come
 from untrusted code: `guesses_of` and `question_of` accept only plain values of the annotated types.
@@ -23,6 +23,7 @@ from fdaudit.isolation.rehearsal import Rehearsal
 from fdaudit.models import Architecture
 from fdaudit.models.declared import GeneratorCard
 from fdaudit.storage.codec import Codec, Received
+from fdaudit.tasks import TASKS, Task
 from fdaudit.training.encoder import TaskEncoder
 from fdaudit.training.execution import Execution
 from fdaudit.training.trainer import Buildable, Trainer
@@ -58,6 +59,7 @@ CODEC = Codec(
         Callable[..., View]: Rehearsal,
         OracleHandle: Oracle,
     },
+    listed={Task: TASKS},
 )
 """An attack in a process of its own gets fdaudit's training core, encoder, rehearsal and oracle, and no others."""
 
@@ -90,19 +92,19 @@ class Question:
     of: str | None
 
 
-def packed(case: Trial, tensors: Tensors) -> Any:
-    """Return a case as JSON values; its tensors are added to the others.
+def packed(trial: Trial, tensors: Tensors) -> Any:
+    """Return a trial as JSON values; its tensors are added to the others.
 
     Raises:
         TypeError: the knowledge holds an object that cannot be described.
     """
-    return CODEC.pack(case, Trial, tensors.name)
+    return CODEC.pack(trial, Trial, tensors.name)
 
 
 def unpacked(value: Any, tensors: Mapping[str, Tensor]) -> Trial:
-    """Return the case that `packed` wrote, with new objects."""
-    case: Trial = CODEC.unpack(value, Trial, Received(tensors))
-    return case
+    """Return the trial that `packed` wrote, with new objects."""
+    trial: Trial = CODEC.unpack(value, Trial, Received(tensors))
+    return trial
 
 
 def packed_question(question: Question, tensors: Tensors) -> Any:
@@ -142,7 +144,7 @@ def guesses_of(value: Any, tensors: Mapping[str, Tensor], most: int) -> tuple[Gu
     Args:
         value: their JSON values.
         tensors: the frame's tensors, by name.
-        most: the most guesses that the case can need; no tensor is used more often.
+        most: the most guesses that the trial can need; no tensor is used more often.
 
     Raises:
         MalformedError: a field is missing or unknown or has another type, or the guesses are too many or too large.
@@ -151,7 +153,7 @@ def guesses_of(value: Any, tensors: Mapping[str, Tensor], most: int) -> tuple[Gu
         if type(value) is not list:
             raise TypeError(f"a {type(value).__name__} is no list")
         if len(value) > most:
-            raise ValueError(f"{len(value)} guesses are more than the case's {most}")
+            raise ValueError(f"{len(value)} guesses are more than the trial's {most}")
         received = Received(tensors, most, MOST_BYTES)
         return tuple(_guess_of(row, received, f"guesses.{number}") for number, row in enumerate(value))
     except (TypeError, ValueError) as error:

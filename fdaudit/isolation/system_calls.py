@@ -154,10 +154,10 @@ def _program(column: int, architecture: int, alone: bool, accelerator: bool) -> 
     if column == 0:  # x32: the numbers of x86-64 with a bit on top
         program += [(_AT_LEAST, 0, 1, 0x40000000), (_RETURN, 0, 0, _KILL)]
     refused = [numbers[column] for group in _REFUSED for numbers in group.values()]
-    wanted = {_SOCKETS["socketpair"][column]} if accelerator else {_MEMFD[column]}
-    for number in sorted({n for n in refused if n is not None} ^ wanted):
-        told = errno.ECONNREFUSED if number == _SOCKETS["connect"][column] else errno.EPERM
-        program += _where(number, [(_RETURN, 0, 0, _ERROR | told)])
+    exception = {_SOCKETS["socketpair"][column]} if accelerator else {_MEMFD[column]}
+    for number in sorted({n for n in refused if n is not None} ^ exception):
+        error = errno.ECONNREFUSED if number == _SOCKETS["connect"][column] else errno.EPERM
+        program += _where(number, [(_RETURN, 0, 0, _ERROR | error)])
     program += _where(
         _CLONE3[column], [(_RETURN, 0, 0, _ERROR | errno.ENOSYS)]
     )  # the library then uses `clone`

@@ -36,8 +36,8 @@ class TensorForm:
     Attributes:
         name: the tensor's name.
         shapes: the shapes that it may have, each as letters with spaces between them. A letter stands for the same size
-            in all tensors of a message: `n` samples, `C` classes, `c h w` of an image, `L` tokens. An empty text is one
-            number.
+            in all tensors of a message: `n` samples, `C` classes, `k` of them, `c h w` of an image, `L` tokens. An
+            empty text is one number.
         whole: whether its values are whole numbers, unless a defence changes them.
         when: when the tensor is sent, as in "where logits were sent"; empty: in every message of the kind.
         meaning: what its values are, if the names of tensor and kind do not say so.
@@ -97,6 +97,8 @@ class Kind:
         direct: whether it is computed from records without training, so that no private training covers it.
         scale: what the values of a client's answer are; None: it is no answer, or the kind does not say.
         declared: whether protocols declare it. Any protocol may send the others.
+        read_as: the kind as which attacks read it; empty: as itself. Its messages hold the `k` most likely classes of
+            each sample, and `fdaudit.adversary.top_answers` gives every class a value.
     """
 
     name: str
@@ -109,6 +111,7 @@ class Kind:
     direct: bool = False
     scale: Scale | None = None
     declared: bool = True
+    read_as: str = ""
 
     @property
     def text(self) -> str:
@@ -143,6 +146,8 @@ class Kind:
             if sizes is None or any(due.get(letter, size) != size for letter, size in sizes.items()):
                 return f"it has {tensor.name} {shape}, where {self.name} is: {self.text}"
             due |= sizes
+        if due.get("k", 0) > due.get("C", math.inf):
+            return f"it has {due['k']} of {due['C']} classes a row, where {self.name} is: {self.text}"
         return ""
 
     def sizes(self, found: Shapes) -> dict[str, int]:

@@ -16,6 +16,12 @@ __all__ = ["ANSWERS", "KINDS", "MODELS", "OWN_KIND", "UNDECLARED", "WAYS", "is_k
 
 _INDEX = TensorForm(name="index", shapes=("n",), whole=True, when="unless all in order")
 _IMAGES = ("n c h w",)
+_CLASSES = TensorForm(
+    name="classes",
+    shapes=("n k",),
+    whole=True,
+    meaning="the k classes that each row answers for, all different, in any order",
+)
 
 _KINDS = (
     Kind(
@@ -95,6 +101,30 @@ _KINDS = (
         tensors=(_INDEX, TensorForm(name="values", shapes=("n",), whole=True)),
         way="answers",
         scale="classes",
+    ),
+    Kind(
+        name="top_logits",
+        tensors=(
+            _INDEX,
+            _CLASSES,
+            TensorForm(name="values", shapes=("n k",), meaning="their logits, the k largest of each row"),
+        ),
+        way="answers",
+        scale="logits",
+        read_as="logits",
+    ),
+    Kind(
+        name="top_soft_labels",
+        tensors=(
+            _INDEX,
+            _CLASSES,
+            TensorForm(
+                name="values", shapes=("n k",), meaning="their probabilities, the k largest of each row"
+            ),
+        ),
+        way="answers",
+        scale="probabilities",
+        read_as="soft_labels",
     ),
     Kind(
         name="logit_range",
@@ -183,8 +213,8 @@ KINDS: Mapping[str, Kind] = MappingProxyType({kind.name: kind for kind in _KINDS
 MODELS = tuple(kind.name for kind in _KINDS if kind.network == "model")
 """Kinds with a model, or what training changes in it; the kind that says most of a batch comes first."""
 
-ANSWERS = tuple(kind.name for kind in _KINDS if kind.scale)
-"""Kinds in which clients answer on samples."""
+ANSWERS = tuple(kind.name for kind in _KINDS if kind.scale and not kind.read_as)
+"""Kinds in which clients answer on samples, as attacks read them."""
 
 UNDECLARED = frozenset(kind.name for kind in _KINDS if not kind.declared)
 """Kinds that any protocol may send without declaring them."""

@@ -68,10 +68,12 @@ from fdaudit.metrics.multilabel import (
 )
 from fdaudit.metrics.ranking import RocCurve, auc, balanced_accuracy, pair_accuracy, roc_curve, tpr_at_fpr
 from fdaudit.metrics.utility import (
+    Chance,
     accuracy,
     accuracy_figure,
     bytes_figure,
     bytes_on_wire,
+    constant_accuracy,
     macro_f1,
     macro_f1_figure,
     near_chance,
@@ -88,6 +90,7 @@ __all__ = [
     "SMOOTHING",
     "AuxiliaryPool",
     "Bystanders",
+    "Chance",
     "ClassPriors",
     "Design",
     "FigureKey",
@@ -120,6 +123,7 @@ __all__ = [
     "chebyshev",
     "choose_strategies",
     "clopper_pearson",
+    "constant_accuracy",
     "epsilon_lower_bound",
     "epsilon_p_value",
     "fid_figure",

@@ -99,13 +99,15 @@ def images(values: ArrayLike, field: str, dtype: torch.dtype = torch.float64) ->
 
 def same_shape(a: torch.Tensor, b: torch.Tensor, *, count: bool = True) -> None:
     """Refuse images of different shapes; with `count`, also different numbers of images."""
-    first = 0 if count else 1
+    first, end = 1, "."
+    if count:
+        first, end = 0, ", as many on each side."
     if a.shape[first:] != b.shape[first:]:
         raise UsageError(
             "images",
             (tuple(a.shape), tuple(b.shape)),
             "are shapes that cannot be compared",
-            "Give images of one shape (c, h, w)" + (", as many on each side." if count else "."),
+            f"Give images of one shape (c, h, w){end}",
         )
 
 

@@ -19,14 +19,14 @@ from fdaudit.events import Relation
 from fdaudit.metrics._arrays import Flags, Floats, Integers, flags, vector
 from fdaudit.metrics.ranking import checked_pairs
 
-__all__ = ["Asked", "OneRunDesign", "Tried", "counted", "evenly", "fixed", "known", "tried"]
+__all__ = ["CoinGuesses", "GuessNumber", "OneRunDesign", "counted", "evenly", "fixed", "known", "tried"]
 
 OneRunDesign = Literal["coin-flips", "matched-pairs"]
 """The design by which membership in one run was decided."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asked:
+class GuessNumber:
     """One tried number of guesses.
 
     Attributes:
@@ -41,7 +41,7 @@ class Asked:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Tried:
+class CoinGuesses:
     """The guesses of one attack about the coins of one run.
 
     Attributes:
@@ -63,9 +63,9 @@ def counted(correct: int, guesses: int, canaries: int) -> None:
     """
     if not 0 <= correct <= guesses <= canaries or guesses < 1:
         problem = "are not right guesses among guesses among canaries"
-        found = (correct, guesses, canaries)
+        counts = (correct, guesses, canaries)
         raise UsageError(
-            "correct, guesses, canaries", found, problem, "Give 0 <= correct <= guesses <= canaries."
+            "correct, guesses, canaries", counts, problem, "Give 0 <= correct <= guesses <= canaries."
         )
 
 
@@ -85,8 +85,8 @@ def tried(
     design: OneRunDesign,
     relation: Relation,
     pair: ArrayLike | None,
-    asked: Callable[[int], Sequence[Asked]],
-) -> Tried:
+    asked: Callable[[int], Sequence[GuessNumber]],
+) -> CoinGuesses:
     """Return the guesses that follow from scores.
 
     Args:
@@ -119,17 +119,17 @@ def tried(
         units = checked_pairs(pair, truth)
         coins, halved = len(values) // 2, relation == "add-or-remove"
         counts = _of_pairs(values, truth, units, asked(coins))
-    return Tried(counts=tuple(counts), coins=coins, halved=halved)
+    return CoinGuesses(counts=tuple(counts), coins=coins, halved=halved)
 
 
-def evenly(numbers: Iterable[int], design: OneRunDesign) -> list[Asked]:
+def evenly(numbers: Iterable[int], design: OneRunDesign) -> list[GuessNumber]:
     """Return each number of guesses with equal shares; for candidates, also a version that guesses half from below."""
-    kinds = [
-        (r, both)
-        for r in numbers
-        for both in ((False, True) if design == "coin-flips" and r > 1 else (False,))
-    ]
-    return [Asked(guesses=r, both=both, share=1 / len(kinds)) for r, both in kinds]
+    kinds = []
+    for r in numbers:
+        kinds.append((r, False))
+        if design == "coin-flips" and r > 1:
+            kinds.append((r, True))
+    return [GuessNumber(guesses=r, both=both, share=1 / len(kinds)) for r, both in kinds]
 
 
 def fixed(guesses: int, coins: int) -> int:
@@ -145,19 +145,24 @@ def fixed(guesses: int, coins: int) -> int:
     return guesses
 
 
-def _of_candidates(scores: Floats, member: Flags, asked: Sequence[Asked]) -> Iterator[tuple[int, int, float]]:
+def _of_candidates(
+    scores: Floats, member: Flags, asked: Sequence[GuessNumber]
+) -> Iterator[tuple[int, int, float]]:
     """Yield (right, guesses, share) for each number: all guesses say member, or half say non-member."""
     # Equal scores: non-members come first from above, members from below.
     above = member[np.lexsort((member, -scores))].cumsum()
     below = (~member)[np.lexsort((~member, scores))].cumsum()
     for one in asked:
-        r, low = one.guesses, one.guesses // 2 if one.both else 0
-        right = above[r - low - 1] + (below[low - 1] if low else 0)
-        yield int(right), r, one.share
+        r = one.guesses
+        low = r // 2 if one.both else 0
+        right = int(above[r - low - 1])
+        if low:
+            right += int(below[low - 1])
+        yield right, r, one.share
 
 
 def _of_pairs(
-    scores: Floats, member: Flags, units: Integers, asked: Sequence[Asked]
+    scores: Floats, member: Flags, units: Integers, asked: Sequence[GuessNumber]
 ) -> Iterator[tuple[int, int, float]]:
     """Yield (right, guesses, share) for each number of decided pairs."""
     inside, outside = np.empty(len(scores) // 2), np.empty(len(scores) // 2)

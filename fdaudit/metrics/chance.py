@@ -40,8 +40,8 @@ def auc_p_value(scores: ArrayLike, member: ArrayLike, *, pair: ArrayLike | None 
     if pair is None:
         if len(np.unique(values)) == 1:
             return 1.0
-        found = stats.mannwhitneyu(values[truth], values[~truth], alternative="greater")
-        return float(found.pvalue)
+        test = stats.mannwhitneyu(values[truth], values[~truth], alternative="greater")
+        return float(test.pvalue)
     unit = checked_pairs(pair, truth)
     doubled = np.round(2 * stats.rankdata(values)).astype(np.int64)  # mean ranks are whole or half
     ahead = np.zeros(int(unit.max()) + 1, dtype=np.int64)

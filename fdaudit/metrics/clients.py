@@ -59,5 +59,5 @@ def mean_and_worst(
     pick = max if higher_is_worse else min
     client = pick(values, key=lambda c: values[c])
     note = f"{client}, worst of {len(values)}; interval not corrected for that choice"
-    told = "; ".join(filter(None, [note, figures[client].note, missing]))
-    return mean, replace(figures[client], name=f"{name}_worst", unit=unit, note=told, p=None)
+    notes = "; ".join(filter(None, [note, figures[client].note, missing]))
+    return mean, replace(figures[client], name=f"{name}_worst", unit=unit, note=notes, p=None)

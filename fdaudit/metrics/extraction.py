@@ -42,18 +42,15 @@ def score_extraction(
     Raises:
         UsageError: no record, or lengths that differ.
     """
-    told = integers(model, "model")
-    n = len(told)
-    same = integers(copied, "copied", len(told)) == told
-    constant = told == np.bincount(told).argmax()
-    trained = integers(baseline, "baseline", len(told)) == told
-    name = (
-        "a model fitted to auxiliary records"
-        if trained.sum() >= constant.sum()
-        else "the most frequent class"
-    )
-    other = trained if trained.sum() >= constant.sum() else constant
-    found = {
+    answers = integers(model, "model")
+    n = len(answers)
+    same = integers(copied, "copied", len(answers)) == answers
+    constant = answers == np.bincount(answers).argmax()
+    trained = integers(baseline, "baseline", len(answers)) == answers
+    other, name = constant, "the most frequent class"
+    if trained.sum() >= constant.sum():
+        other, name = trained, "a model fitted to auxiliary records"
+    figures = {
         "agreement": share_figure("agreement", int(same.sum()), n, confidence),
         "agreement_baseline": share_figure(
             "agreement_baseline", int(other.sum()), n, confidence, note=f"of {name}"
@@ -61,10 +58,10 @@ def score_extraction(
         "agreement_gain": _gain(same, other, confidence, name),
         "accuracy": accuracy_figure(copied, true, confidence=confidence),
     }
-    found["accuracy_model"] = replace(
-        accuracy_figure(told, true, confidence=confidence), name="accuracy_model"
+    figures["accuracy_model"] = replace(
+        accuracy_figure(answers, true, confidence=confidence), name="accuracy_model"
     )
-    return found
+    return figures
 
 
 def _gain(same: Flags, other: Flags, confidence: float, name: str) -> Figure:

@@ -97,7 +97,9 @@ def reflip(
         Adjusted p-values (1 + c) / (1 + `reflips`), where c counts re-flips that reach the observed value.
     """
     start, coins = _places(cells)
-    columns: list[_Auc | _Rate] = [c for name, of in cells.items() for c in _columns(name, of, start)]
+    columns: list[_Auc | _Rate] = []
+    for name, of in cells.items():
+        columns += _columns(name, of, start)
     if not columns:
         return Reflipped(p={}, floors={}, coins=coins, reflips=reflips)
     aucs = [c for c in columns if isinstance(c, _Auc)]
@@ -112,18 +114,18 @@ def reflip(
         """Return (b, figures) for flips (b, coins), which are 1 where a coin is as in the run, else -1."""
         linear = (flips @ weights) / np.where(norms > 0, norms, 1.0)  # sums of whole numbers: exact
         linear[:, norms == 0] = -np.inf  # no coin changes it
-        found: Floats = np.column_stack([linear, *(rate(flips) for rate in rates)])
-        return found.round(_DECIMALS)
+        values: Floats = np.column_stack([linear, *(rate(flips) for rate in rates)])
+        return values.round(_DECIMALS)
 
-    seen = statistics(np.ones((1, coins), dtype=np.int8))[0]
-    order = np.argsort(seen, kind="stable")
-    as_good, largest = np.zeros(len(seen), dtype=np.int64), np.empty(reflips)
+    observed = statistics(np.ones((1, coins), dtype=np.int8))[0]
+    order = np.argsort(observed, kind="stable")
+    as_good, largest = np.zeros(len(observed), dtype=np.int64), np.empty(reflips)
     for first in range(0, reflips, _CHUNK):
         rows = min(_CHUNK, reflips - first)
         flips = (2 * generator.integers(2, size=(rows, coins), dtype=np.int8) - 1).astype(np.int8)
         # Each figure is compared with the largest of those that are not above it in the run.
         among = np.maximum.accumulate(statistics(flips)[:, order], axis=1)
-        as_good += (among >= seen[order]).sum(0)
+        as_good += (among >= observed[order]).sum(0)
         largest[first : first + rows] = among[:, -1]
     p = (1 + as_good) / (1 + reflips)
     p = np.maximum.accumulate(p[::-1])[::-1]  # no figure before one that is above it
@@ -147,7 +149,7 @@ def holm(p: Sequence[float]) -> list[float]:
     scaled = np.asarray(p, dtype=np.float64)[order] * np.arange(len(order), 0, -1)
     adjusted = np.empty(len(order))
     adjusted[order] = np.minimum(1.0, np.maximum.accumulate(scaled))
-    return [float(v) for v in adjusted]
+    return list(map(float, adjusted))
 
 
 # -- details ------------------------------------------------------------------------------------------------------
@@ -188,8 +190,8 @@ class _Rate:
         place = (wrong[:, 1:] <= self.allowed).sum(1)
         detected = self.above[place]
         missed = wrong[np.arange(len(flips)), detected]
-        found: Floats = self.quantiles[detected - missed, missed]
-        return found
+        quantiles: Floats = self.quantiles[detected - missed, missed]
+        return quantiles
 
 
 def _places(cells: Mapping[str, Mapping[str, Pairs]]) -> tuple[dict[str, int], int]:
@@ -211,9 +213,10 @@ def _columns(cell: str, scores: Mapping[str, Pairs], start: Mapping[str, int]) -
     }
     if not own:
         return
-    together = Pairs(*(np.concatenate([pairs[half] for _, pairs in own.values()]) for half in (0, 1)))
+    inside = np.concatenate([pairs.inside for _, pairs in own.values()])
+    outside = np.concatenate([pairs.outside for _, pairs in own.values()])
     groups: list[tuple[str | None, Any, Pairs]] = [
-        (None, np.concatenate([coins for coins, _ in own.values()]), together)
+        (None, np.concatenate([coins for coins, _ in own.values()]), Pairs(inside, outside))
     ]
     groups += [(client, coins, pairs) for client, (coins, pairs) in own.items()]
     for target, coins, pairs in groups:
@@ -234,24 +237,24 @@ def _rate(tested: FigureKey, coins: Integers, values: Floats, allowed: int) -> _
     """
     n = len(coins)
     order = np.argsort(-values, kind="stable")
-    kept = min(2 * n, 4 * allowed + 40)
+    top = min(2 * n, 4 * allowed + 40)
     ordered = -values[order]
-    above = np.append(np.searchsorted(ordered, ordered, side="left"), 2 * n)[: kept + 1]
+    above = np.append(np.searchsorted(ordered, ordered, side="left"), 2 * n)[: top + 1]
     return _Rate(
         tested=tested,
-        coins=np.concatenate([coins, coins])[order[:kept]],
-        as_is=np.where(order[:kept] < n, 1, -1).astype(np.int8),
+        coins=np.concatenate([coins, coins])[order[:top]],
+        as_is=np.where(order[:top] < n, 1, -1).astype(np.int8),
         above=above,
         allowed=allowed,
-        quantiles=_quantiles(n, allowed, kept),
+        quantiles=_quantiles(n, allowed, top),
     )
 
 
 @cache
 def _quantiles(n: int, allowed: int, kept: int) -> Floats:
     """Return `tpr_p_value` (kept + 1, allowed + 1) by detected members and non-members, as normal quantiles."""
-    found, wrong = np.meshgrid(np.arange(kept + 1), np.arange(allowed + 1), indexing="ij")
-    p = stats.hypergeom.cdf(wrong, 2 * n, n, np.minimum(found + wrong, 2 * n))
+    detected, wrong = np.meshgrid(np.arange(kept + 1), np.arange(allowed + 1), indexing="ij")
+    p = stats.hypergeom.cdf(wrong, 2 * n, n, np.minimum(detected + wrong, 2 * n))
     return np.asarray(stats.norm.isf(np.clip(p, _LEAST, 1 - 1e-12)))
 
 

@@ -10,7 +10,8 @@ Guarantees:
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -20,7 +21,7 @@ from fdaudit.errors import UsageError
 from fdaudit.metrics._arrays import Floats, Integers, integers, probability, vector
 from fdaudit.types import Figure
 
-__all__ = ["Interval", "bootstrap", "clopper_pearson", "mean_figure", "share_figure"]
+__all__ = ["Interval", "bootstrap", "clopper_pearson", "mean_figure", "share_figure", "unavailable"]
 
 _CHUNK = 2_000_000
 """Weights held in memory at once."""
@@ -151,8 +152,8 @@ def _replicates(
 
 def _counts(rows: int, n: int, generator: np.random.Generator) -> Integers:
     """Return the number of times each of `n` units occurs in `n` draws, (rows, n): faster than one multinomial."""
-    drawn = generator.integers(n, size=(rows, n)) + n * np.arange(rows)[:, None]
-    return np.bincount(drawn.ravel(), minlength=rows * n).reshape(rows, n)
+    picks = generator.integers(n, size=(rows, n)) + n * np.arange(rows)[:, None]
+    return np.bincount(picks.ravel(), minlength=rows * n).reshape(rows, n)
 
 
 def _acceleration(statistic: Callable[[Floats], Floats], groups: Integers) -> float:
@@ -217,14 +218,13 @@ def mean_figure(
     interval = bootstrap(
         statistic, len(sums), generator, confidence=confidence, resamples=resamples, expand=True
     )
+    figure = Figure(name=name, value=float(numbers.mean()), unit=unit, n=len(sums), note=note)
     if interval is None:
         why = "one item" if len(sums) < 2 else "values that do not vary"
-        note = "; ".join(filter(None, [note, f"no interval: {why}"]))
-    return Figure(
-        name=name,
-        value=float(numbers.mean()),
-        unit=unit,
-        n=len(sums),
-        note=note,
-        **({} if interval is None else interval._asdict()),
-    )
+        return replace(figure, note="; ".join(filter(None, [note, f"no interval: {why}"])))
+    return replace(figure, **interval._asdict())
+
+
+def unavailable(names: Iterable[str], why: str, unit: str = "") -> list[Figure]:
+    """Return figures without a value, for one reason."""
+    return [Figure(name=name, value=None, unit=unit, unavailable=why) for name in names]

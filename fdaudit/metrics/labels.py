@@ -108,7 +108,7 @@ def score_label_distribution(
         UsageError: not distributions over the same classes.
     """
     p, _ = _pair(truth, guess)
-    known = np.full(len(p), 1 / len(p)) if prior is None else _distribution(prior, "prior")
+    reference = np.full(len(p), 1 / len(p)) if prior is None else _distribution(prior, "prior")
     kind = "uniform prior" if prior is None else "prior as given"
     figures = []
     for name, distance, unit in (
@@ -119,7 +119,9 @@ def score_label_distribution(
         note = f"both smoothed by {SMOOTHING:g}" if distance is kl_divergence else ""
         figures.append(Figure(name=name, value=distance(truth, guess), unit=unit, n=1, note=note))
         also = "; ".join(filter(None, [kind, note]))
-        figures.append(Figure(name=f"{name}_prior", value=distance(truth, known), unit=unit, n=1, note=also))
+        figures.append(
+            Figure(name=f"{name}_prior", value=distance(truth, reference), unit=unit, n=1, note=also)
+        )
     return {figure.name: figure for figure in figures}
 
 
@@ -173,15 +175,12 @@ def label_recovery_figures(
     if auxiliary_labels is None:
         why = "no auxiliary labels were given"
         return [figure, Figure(name=names[1], value=None, unit="fraction", unavailable=why)]
-    known = integers(auxiliary_labels, "auxiliary_labels")
-    shares = [
-        sum(
-            label_overlap(generator.choice(known, size=len(g)), t)
-            for g, t in zip(guesses, truths, strict=True)
-        )
-        / total
-        for _ in range(_DRAWS)
-    ]
+    pool = integers(auxiliary_labels, "auxiliary_labels")
+    shares = []
+    for _ in range(_DRAWS):
+        pairs = zip(guesses, truths, strict=True)
+        overlaps = (label_overlap(generator.choice(pool, size=len(g)), t) for g, t in pairs)
+        shares.append(sum(overlaps) / total)
     note = f"as many labels drawn from the auxiliary data, mean of {_DRAWS} draws"
     return [
         figure,

@@ -94,14 +94,13 @@ def _resampled(
         note = "; ".join(
             filter(None, [note, f"at its limit: exact interval from {fewer} disjoint comparisons"])
         )
-    return Figure(
-        name=name,
-        value=value,
-        unit="fraction",
-        n=n,
-        note="; ".join(filter(None, [f"n counts {unit}", note, "" if interval else "no interval"])),
-        **({} if interval is None else interval._asdict()),
-    )
+    figure = Figure(name=name, value=value, unit="fraction", n=n)
+    notes = [f"n counts {unit}", note]
+    if interval is None:
+        notes.append("no interval")
+    else:
+        figure = replace(figure, **interval._asdict())
+    return replace(figure, note="; ".join(filter(None, notes)))
 
 
 def fpr_name(fpr: float) -> str:
@@ -150,6 +149,9 @@ def pair_accuracy_figure(
     wins, ties, n = ranking.choices(scores, member, pair)
     low = clopper_pearson(wins + ties // 2, n, confidence).low
     high = clopper_pearson(wins + (ties + 1) // 2, n, confidence).high
+    note = "n counts pairs"
+    if ties:
+        note += f"; {ties} ties, each half right"
     return Figure(
         name="pair_accuracy",
         value=(wins + ties / 2) / n,
@@ -159,7 +161,7 @@ def pair_accuracy_figure(
         confidence=confidence,
         method="clopper-pearson",
         n=n,
-        note=f"n counts pairs; {ties} ties, each half right" if ties else "n counts pairs",
+        note=note,
     )
 
 

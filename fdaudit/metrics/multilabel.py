@@ -71,19 +71,17 @@ def mean_auc_figure(scores: ArrayLike, true: ArrayLike, *, confidence: float = 0
     """
     from scipy.special import expit, logit, ndtri
 
-    found, influence = _measured(*_checked(scores, true))
-    total = len(found.by_class) + len(found.left_out)
-    note = f"mean over {len(found.by_class)} of {total} classes" if found.left_out else ""
+    mean, influence = _measured(*_checked(scores, true))
+    total = len(mean.by_class) + len(mean.left_out)
+    note = f"mean over {len(mean.by_class)} of {total} classes" if mean.left_out else ""
     interval: dict[str, Any] = {}
     error = float(np.sqrt(np.square(influence).sum()))
-    if error > _SAME and 0 < found.value < 1:
+    if error > _SAME and 0 < mean.value < 1:
         reach = ndtri(0.5 + probability(confidence, "confidence") / 2)
-        reach *= error / (found.value * (1 - found.value))
-        low, high = (float(expit(logit(found.value) + side * reach)) for side in (-1, 1))
+        reach *= error / (mean.value * (1 - mean.value))
+        low, high = (float(expit(logit(mean.value) + side * reach)) for side in (-1, 1))
         interval = {"low": low, "high": high, "confidence": confidence, "method": MEAN_AUC_METHOD}
-    return Figure(
-        name="mean_auc", value=found.value, unit="fraction", n=len(influence), note=note, **interval
-    )
+    return Figure(name="mean_auc", value=mean.value, unit="fraction", n=len(influence), note=note, **interval)
 
 
 def multilabel_macro_f1(predicted: ArrayLike, true: ArrayLike) -> float:
@@ -97,9 +95,9 @@ def multilabel_macro_f1(predicted: ArrayLike, true: ArrayLike) -> float:
         UsageError: shapes differ, or labels have other values.
     """
     guess, truth = _checked(predicted, true)
-    known, says, occurs = truth >= 0, guess > 0, truth == 1
+    labelled, says, occurs = truth >= 0, guess > 0, truth == 1
     right = (says & occurs).sum(0)
-    either = (says & known).sum(0) + occurs.sum(0)
+    either = (says & labelled).sum(0) + occurs.sum(0)
     if not either.any():
         return 0.0
     return float((2 * right[either > 0] / either[either > 0]).mean())
@@ -115,7 +113,7 @@ def _measured(values: Floats, truth: Integers) -> tuple[MeanAuc, Floats]:
     by_class, influence = {}, np.zeros(len(values))
     for c in np.flatnonzero(both):
         by_class[int(c)] = _add_class(values[:, c], truth[:, c], influence)
-    left_out = tuple(int(c) for c in np.flatnonzero(~both))
+    left_out = tuple(map(int, np.flatnonzero(~both)))
     value = float(np.mean(list(by_class.values())))
     return MeanAuc(value=value, by_class=by_class, left_out=left_out), influence / len(by_class)
 
@@ -129,8 +127,8 @@ def _add_class(values: Floats, truth: Integers, influence: Floats) -> float:
     from scipy.stats import rankdata
 
     kinds = np.flatnonzero(truth == 1), np.flatnonzero(truth == 0)
-    known = np.concatenate(kinds)
-    rank, area = rankdata(values[known]), 0.0
+    rows = np.concatenate(kinds)
+    rank, area = rankdata(values[rows]), 0.0
     ranks = rank[: len(kinds[0])], rank[len(kinds[0]) :]
     for index, among_all, other, sign in zip(kinds, ranks, reversed(kinds), (1, -1), strict=True):
         beaten = (among_all - rankdata(values[index])) / len(other)

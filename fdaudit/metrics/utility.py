@@ -10,6 +10,8 @@ Guarantees:
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -17,16 +19,17 @@ from numpy.typing import ArrayLike
 from fdaudit.errors import UsageError
 from fdaudit.metrics._arrays import Floats, Integers, integers
 from fdaudit.metrics.intervals import share_figure
-from fdaudit.metrics.segmentation.figures import constant_dice
 from fdaudit.result import CurvePoint, FinalUtility, WireRow
 from fdaudit.transcript.messages import Message, role
 from fdaudit.types import Figure
 
 __all__ = [
+    "Chance",
     "accuracy",
     "accuracy_figure",
     "bytes_figure",
     "bytes_on_wire",
+    "constant_accuracy",
     "macro_f1",
     "macro_f1_figure",
     "near_chance",
@@ -64,39 +67,49 @@ def accuracy_figure(predicted: ArrayLike, true: ArrayLike, *, confidence: float 
     return share_figure("accuracy", right, n, confidence)
 
 
+class Chance(NamedTuple):
+    """The utility of an answer that has learnt nothing.
+
+    Attributes:
+        level: its value.
+        answer: the answer, as in "guessing".
+    """
+
+    level: float
+    answer: str
+
+
+def constant_accuracy(labels: ArrayLike) -> Chance:
+    """Return the accuracy of always naming the most frequent class among labels (n,)."""
+    counts = np.unique(integers(labels, "labels"), return_counts=True)[1]
+    return Chance(float(counts.max() / counts.sum()), "always naming the most frequent class")
+
+
 def near_chance(
     final: Sequence[FinalUtility],
     curve: Sequence[CurvePoint],
     line: str,
-    labels: ArrayLike | None,
+    chance: Chance,
 ) -> list[str]:
     """Return a warning if a line's final models are near chance, in plain words; no warning if none is.
 
-    A model is near chance if the lower end of its interval is at most the chance level. For one label a record this
-    level is the accuracy of always naming the most frequent class of the test records. For mAUC it is one half. For
-    masks it is the mean Dice coefficient of the best constant answer: all background, or one class everywhere.
+    A model is near chance if the lower end of its interval is at most the chance level.
 
     Args:
         final: utility of all final models.
         curve: utility by round.
         line: the protocol's name, or a reference line's.
-        labels: of the test records (n,), or masks (n, h, w); None for mAUC.
+        chance: the chance level on the test records.
     """
-    level, constant = 0.5, "guessing"
-    if labels is not None and np.ndim(labels) == 3:
-        level, constant = constant_dice(labels), "a constant answer"
-    elif labels is not None:
-        counts = np.unique(integers(labels, "labels"), return_counts=True)[1]
-        level, constant = float(counts.max() / counts.sum()), "always naming the most frequent class"
     own = [row for row in final if row.line == line and row.figure.value is not None]
     rows = [row for row in own if row.party == "server"] or own
-    low = [row for row in rows if _lower(row.figure) <= level]
+    low = [row for row in rows if _lower(row.figure) <= chance.level]
     if not low:
         return []
     worst = min(low, key=lambda row: _value(row.figure))
     value = _value(worst.figure)
     who = f"{len(low)} of {len(rows)} models end" if len(rows) > 1 else f"The model of {worst.party} ends"
-    at = f"{worst.party} has {value:.1%} on test records, and {constant} reaches {level:.1%}"
+    at = f"{worst.party} has {value:.1%} on test records, and {chance.answer} reaches {chance.level:.1%}"
     points = [point for point in curve if point.line == line and point.party == worst.party]
     return [f"{who} near chance: {at}. {_cause(points, value)}"]
 
@@ -159,22 +172,14 @@ def macro_f1_figure(
     confusion = _confusion(predicted, true)
     n = int(confusion.sum())
     # To resample records is to redraw the confusion counts.
-    drawn = generator.multinomial(n, confusion.ravel() / n, size=resamples)
-    values = _macro_f1(drawn.reshape(resamples, *confusion.shape).astype(np.float64))
+    counts = generator.multinomial(n, confusion.ravel() / n, size=resamples)
+    values = _macro_f1(counts.reshape(resamples, *confusion.shape).astype(np.float64))
     tail = (1 - confidence) / 2
-    low, high = (float(q) for q in np.quantile(values, [tail, 1 - tail]))
-    varies = low < high
-    return Figure(
-        name="macro_f1",
-        value=float(_macro_f1(confusion)),
-        unit="fraction",
-        low=low if varies else None,
-        high=high if varies else None,
-        confidence=confidence if varies else None,
-        method="bootstrap (percentile)" if varies else "",
-        n=n,
-        note="" if varies else "no interval: resampling changes nothing",
-    )
+    low, high = map(float, np.quantile(values, [tail, 1 - tail]))
+    figure = Figure(name="macro_f1", value=float(_macro_f1(confusion)), unit="fraction", n=n)
+    if low >= high:
+        return replace(figure, note="no interval: resampling changes nothing")
+    return replace(figure, low=low, high=high, confidence=confidence, method="bootstrap (percentile)")
 
 
 def bytes_on_wire(messages: Iterable[Message]) -> tuple[WireRow, ...]:

@@ -18,8 +18,8 @@ class Basic(BasicBlock):  # type: ignore[misc]  # torchvision has no types
         """Maps (n, c, h, w) to (n, c', h', w')."""
         out = self.bn2(self.conv2(self.relu(self.bn1(self.conv1(x)))))
         shortcut = x if self.downsample is None else self.downsample(x)
-        found: Tensor = self.relu(out + shortcut)
-        return found
+        maps: Tensor = self.relu(out + shortcut)
+        return maps
 
 
 class Deep(Bottleneck):  # type: ignore[misc]
@@ -30,8 +30,8 @@ class Deep(Bottleneck):  # type: ignore[misc]
         out = self.relu(self.bn2(self.conv2(self.relu(self.bn1(self.conv1(x))))))
         out = self.bn3(self.conv3(out))
         shortcut = x if self.downsample is None else self.downsample(x)
-        found: Tensor = self.relu(out + shortcut)
-        return found
+        maps: Tensor = self.relu(out + shortcut)
+        return maps
 
 
 BLOCKS: Mapping[str, tuple[type[BasicBlock | Bottleneck], list[int]]] = MappingProxyType(

@@ -17,6 +17,7 @@ from torch.nn import functional as F
 from fdaudit.errors import SpecError
 from fdaudit.models.network import Network, feature_width, seed_from, seeded
 from fdaudit.models.unet import UNet
+from fdaudit.tasks import labels_of
 
 __all__ = [
     "ConditionalGenerator",
@@ -62,8 +63,8 @@ class ConditionalGenerator(nn.Module):
 
     def forward(self, z: Tensor, y: Tensor) -> Tensor:
         """Return images (n, c, h, w) of latent vectors (n, latent) and classes (n,)."""
-        told = F.one_hot(y, self.classes).to(z.dtype)
-        embedded = torch.cat([self.of_noise(z), self.of_class(told)], 1)
+        one_hot = F.one_hot(y, self.classes).to(z.dtype)
+        embedded = torch.cat([self.of_noise(z), self.of_class(one_hot)], 1)
         return cast(Tensor, self.paint(embedded).reshape(len(z), *self._shape))
 
 
@@ -110,8 +111,8 @@ def shared_network(module: nn.Module) -> Network:
         SpecError: it is another kind of module, which does not mark where its features end.
     """
     if not isinstance(module, Network):
-        found, problem = type(module).__name__, "does not mark where its features end"
-        raise SpecError("model.name", found, problem, "Derive it from fdaudit.models.network.Network.")
+        kind, problem = type(module).__name__, "does not mark where its features end"
+        raise SpecError("model.name", kind, problem, "Derive it from fdaudit.models.network.Network.")
     return module
 
 
@@ -123,7 +124,7 @@ def planes(y: Tensor, classes: int, shape: _Shape) -> Tensor:
         classes: number of classes C.
         shape: (c, h, w) of an image.
     """
-    maps = y if y.ndim == 3 else y[:, None, None].expand(-1, *shape[1:])
+    maps = y if labels_of(y).dense else y[:, None, None].expand(-1, *shape[1:])
     return F.one_hot(maps, classes).movedim(-1, 1).float()
 
 
@@ -139,7 +140,8 @@ def build_painter(generator: torch.Generator, maps: int, width: int, output_shap
         output_shape: (c, h, w) of an image.
     """
     channels, *sides = output_shape
-    depth = max(d for d in range(3) if all(side % 2**d == 0 for side in sides))
+    unit = math.gcd(*sides, 4)  # the largest power of two, at most 4, that divides every side
+    depth = unit.bit_length() - 1
     return seeded(
         seed_from(generator), lambda: nn.Sequential(UNet(maps, channels, width, depth), nn.Sigmoid())
     )

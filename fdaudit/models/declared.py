@@ -64,11 +64,11 @@ class GeneratorCard:
             constructor = getattr(importlib.import_module(path), attribute)
             if not (isinstance(constructor, type) and issubclass(constructor, nn.Module)):
                 raise TypeError("it is no class of networks")
-            made = seeded(seed_from(generator), lambda: constructor(**self.arguments))
+            network = seeded(seed_from(generator), lambda: constructor(**self.arguments))
         except Exception as error:  # foreign code may raise anything
             problem = f"cannot be made ({type(error).__name__}: {error}){plugin_line(error)}"
             raise SpecError(_FIELD, self.build, problem, "Check `build` and `arguments`.") from error
-        return made
+        return network
 
     def misfit(self, found: Mapping[str, tuple[int, ...] | None]) -> str:
         """Return why tensors of these shapes are not this generator's parameters; empty if they are."""
@@ -76,13 +76,13 @@ class GeneratorCard:
             module = self.module(torch.Generator().manual_seed(0))
         except SpecError as error:
             return f"its generator {error.problem}"
-        wanted = {n: tuple(t.shape) for n, t in module.state_dict().items() if t.is_floating_point()}
-        if missing := [n for n in wanted if n not in found]:
+        shapes = {n: tuple(t.shape) for n, t in module.state_dict().items() if t.is_floating_point()}
+        if missing := [n for n in shapes if n not in found]:
             return f"it lacks {missing[0]} of the declared generator {self.build}"
-        if strange := [n for n in found if n not in wanted]:
+        if strange := [n for n in found if n not in shapes]:
             return f"the declared generator {self.build} has no {strange[0]}"
-        if other := [n for n, shape in found.items() if shape not in (None, wanted[n])]:
-            return f"{other[0]} is {found[other[0]]}, in the declared generator {wanted[other[0]]}"
+        if other := [n for n, shape in found.items() if shape not in (None, shapes[n])]:
+            return f"{other[0]} is {found[other[0]]}, in the declared generator {shapes[other[0]]}"
         return ""
 
     def drawn(
@@ -123,8 +123,8 @@ def generator_card(
     if declared is None:
         return None
     remedy = "docs/extending.md shows a declaration."
-    known = {"build", "arguments", "takes", "makes", "latent"}
-    if wrong := sorted(({"build", "arguments"} - declared.keys()) | (declared.keys() - known)):
+    keys = {"build", "arguments", "takes", "makes", "latent"}
+    if wrong := sorted(({"build", "arguments"} - declared.keys()) | (declared.keys() - keys)):
         raise SpecError(_FIELD, wrong[0], "is missing or unknown in the declaration", remedy)
     offered = {**settings, "input_shape": input_shape, "classes": classes, "features": features}
     arguments = {}

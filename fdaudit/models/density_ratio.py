@@ -131,16 +131,16 @@ class KuLSIF:
         """
         x, u = _pair(records, auxiliary)
         n_u, beta, points = len(u), self.beta, _samples("at", at).to(x)
-        direct, near, reach, own = (
-            torch.cat([kernel.double() for _, kernel in _kernel_blocks(a, b, self.bandwidth)])
-            for a, b in ((x, points), (u, x), (u, points), (x, x))
-        )
+        direct = _kernel(x, points, self.bandwidth)
+        near = _kernel(u, x, self.bandwidth)
+        reach = _kernel(u, points, self.bandwidth)
+        own = _kernel(x, x, self.bandwidth)
         # The inverse is at most 1/β. Far from all auxiliary samples the second term is lost beside what records add to
         # each other, and so beside any threshold.
         bound = near.amax(0)[:, None] * reach.amax(0) / beta
         if bool((bound <= _NO_DIGIT * direct.clamp_min(float(own.min()))).all()):
             return direct / beta
-        system = torch.cat([kernel.double() for _, kernel in _kernel_blocks(u, u, self.bandwidth)]) / n_u
+        system = _kernel(u, u, self.bandwidth) / n_u
         system.diagonal().add_(beta)
         return (direct - near.T @ torch.cholesky_solve(reach, _cholesky(system, beta)) / n_u) / beta
 
@@ -198,19 +198,19 @@ class NystromKuLSIF:
         Landmarks that are close together make K_zz singular up to rounding. A small addition to its diagonal of ones
         stops L⁻¹ from amplifying rounding errors.
         """
-        gram = torch.cat([kernel for _, kernel in _kernel_blocks(z.double(), z.double(), self.bandwidth)])
+        gram = _kernel(z.double(), z.double(), self.bandwidth)
         gram.diagonal().add_(1e-5 if z.dtype == torch.float32 else 1e-10)
         return _cholesky(gram, self.beta)
 
     def _landmarks(self, x: Tensor, u: Tensor) -> Tensor:
-        wanted = min(self.landmarks, len(x) + len(u))
-        from_x = min(max(math.ceil(wanted / 2), wanted - len(u)), len(x))
+        count = min(self.landmarks, len(x) + len(u))
+        from_x = min(max(math.ceil(count / 2), count - len(u)), len(x))
         generator = torch.Generator().manual_seed(self.seed)
-        drawn = [
+        parts = [
             s[torch.randperm(len(s), generator=generator)[:n].to(s.device)]
-            for s, n in ((x, from_x), (u, wanted - from_x))
+            for s, n in ((x, from_x), (u, count - from_x))
         ]
-        return torch.cat(drawn)
+        return torch.cat(parts)
 
 
 # -- settings of a class's estimate ------------------------------------------------------------------------------
@@ -258,6 +258,11 @@ def _kernel_blocks(x: Tensor, y: Tensor, bandwidth: float) -> Iterator[tuple[sli
         squared = torch.addmm(y_norms, part, y.T, alpha=-2)
         squared += torch.linalg.vector_norm(part, dim=1, keepdim=True).square_()
         yield rows, squared.clamp_(min=0).mul_(-0.5 / bandwidth**2).exp_()
+
+
+def _kernel(x: Tensor, y: Tensor, bandwidth: float) -> Tensor:
+    """Return the Gaussian kernel matrix (n, m) of x (n, d) and y (m, d), in float64."""
+    return torch.cat([block.double() for _, block in _kernel_blocks(x, y, bandwidth)])
 
 
 def _left(factor: Tensor, matrix: Tensor) -> Tensor:

@@ -52,7 +52,10 @@ class Generator(nn.Module):
         channels, *sides = output_shape
         stages = (min(sides) // 4).bit_length() - 1
         widths = [width * 2 ** min(stages - s, 3) for s in range(stages + 1)]
-        sizes = [[-(-side // 2 ** (stages - s)) for side in sides] for s in range(stages + 1)]
+        sizes = []
+        for s in range(stages + 1):
+            factor = 2 ** (stages - s)
+            sizes.append([-(-side // factor) for side in sides])
         self._first = (widths[0], *sizes[0])
         self.project = nn.Linear(latent, widths[0] * sizes[0][0] * sizes[0][1])
         layers: list[nn.Module] = [group_norm(widths[0]), nn.LeakyReLU(0.2)]
@@ -155,5 +158,5 @@ def build_projection_discriminator(
 
 def _refuse_small(shape: _Shape) -> None:
     if min(shape[1:]) < SMALLEST_SIDE:
-        found, remedy = f"{shape[1]}x{shape[2]}", f"Set it to {SMALLEST_SIDE} or more."
-        raise SpecError("dataset.image_size", found, "is too small to be generated or judged", remedy)
+        size, remedy = f"{shape[1]}x{shape[2]}", f"Set it to {SMALLEST_SIDE} or more."
+        raise SpecError("dataset.image_size", size, "is too small to be generated or judged", remedy)

@@ -2,15 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from fnmatch import fnmatchcase
 from typing import TypeVar, cast
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from fdaudit.parallel.randomness import seeded_randomness
 
-__all__ = ["Network", "feature_width", "group_norm", "seed_from", "seeded"]
+__all__ = [
+    "Network",
+    "call_with",
+    "feature_width",
+    "group_norm",
+    "matches",
+    "moved",
+    "seed_from",
+    "seeded",
+    "trainable_parameters",
+]
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -42,19 +55,19 @@ class Network(nn.Module):
         return cast(Tensor, self.head(self.extractor(x)))
 
 
-def feature_width(extractor: nn.Module, input_shape: tuple[int, ...], *, text: bool = False) -> int:
+def feature_width(extractor: nn.Module, input_shape: tuple[int, ...], *, whole: bool = False) -> int:
     """Return the number d of features that `extractor` computes, on any device, from one image of `input_shape`.
 
     Args:
         extractor: the network's first part.
         input_shape: (c, h, w) of an image, or (L,) of a text.
-        text: whether it reads token numbers.
+        whole: whether it reads whole numbers, as of tokens.
 
     Raises:
         RuntimeError: the image is too small for the layers.
     """
     weight = next(extractor.parameters(), None)
-    dtype = torch.int64 if text else torch.float32
+    dtype = torch.int64 if whole else torch.float32
     record = torch.zeros(1, *input_shape, dtype=dtype, device=None if weight is None else weight.device)
     with torch.no_grad():
         return int(extractor(record).shape[1])
@@ -80,3 +93,46 @@ def seeded(seed: int, make: Callable[[], M]) -> M:
     """
     with seeded_randomness(seed):
         return make()
+
+
+def call_with(module: nn.Module, tensors: Mapping[str, Tensor], x: Tensor) -> Tensor:
+    """Return a module's output for x with these parameters and buffers in place of its own; differentiable twice.
+
+    This is `torch.func.functional_call` for any network. A weight that two layers share, and a layer with two names,
+    count under their first name. PyTorch's own handling of ties puts a layer with two names back together wrongly.
+    Its fast attention cannot be differentiated twice, so another one is chosen.
+
+    Args:
+        module: the network; unchanged, with its buffers.
+        tensors: by name; what is not among them keeps its value. Unchanged, even if a pass in training overwrites
+            buffers.
+        x: (n, ...) records.
+    """
+    names: dict[int, str] = {}
+    placed: dict[str, Tensor] = {}
+    for path, layer in module.named_modules():
+        for own, tensor in (*layer._parameters.items(), *layer._buffers.items()):
+            name = f"{path}.{own}" if path else own
+            first = names.setdefault(id(tensor), name)
+            if tensor is not None and first in tensors:
+                placed[name] = tensors[first]
+            if layer.training and own in layer._buffers and tensor is not None:
+                placed[name] = placed.get(name, tensor).clone()  # a pass in training may overwrite it
+    with sdpa_kernel(SDPBackend.MATH):
+        output: Tensor = functional_call(module, placed, (x,), tie_weights=False)
+    return output
+
+
+def matches(name: str, pattern: str) -> bool:
+    """Return whether a tensor's name fits a pattern: its name, the name of a layer around it, or as `features.*`."""
+    return fnmatchcase(name, pattern) or name.startswith(f"{pattern}.")
+
+
+def trainable_parameters(module: nn.Module) -> dict[str, nn.Parameter]:
+    """Return the parameters that training changes, by name."""
+    return {name: p for name, p in module.named_parameters() if p.requires_grad}
+
+
+def moved(tensors: Mapping[str, Tensor], device: torch.device | str) -> dict[str, Tensor]:
+    """Return tensors on a device, by name."""
+    return {name: tensor.to(device) for name, tensor in tensors.items()}

@@ -52,15 +52,11 @@ class _Block(nn.Module):
             nn.Conv2d(outer, outer, 3, padding=1, bias=False),
             _normalise(norm, outer),
         )
-        same = inner == outer and stride == 1
-        self.shortcut = (
-            nn.Identity()
-            if same
-            else nn.Sequential(
-                nn.Conv2d(inner, outer, 1, stride, bias=False),
-                _normalise(norm, outer),
+        self.shortcut: nn.Module = nn.Identity()
+        if inner != outer or stride != 1:
+            self.shortcut = nn.Sequential(
+                nn.Conv2d(inner, outer, 1, stride, bias=False), _normalise(norm, outer)
             )
-        )
 
     def forward(self, x: Tensor) -> Tensor:
         return torch.relu(self.body(x) + self.shortcut(x))

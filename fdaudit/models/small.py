@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Annotated
 
 from pydantic import Field
@@ -83,9 +84,8 @@ def pooled_cnn(name: str, input_shape: _Shape, classes: int) -> Network:
 
 def mlp(widths: tuple[int, ...], input_shape: _Shape, classes: int) -> Network:
     """Flatten, then Linear-ReLU for each of `widths`, then Linear to the classes."""
-    channels, height, width = input_shape
     layers: list[nn.Module] = [nn.Flatten()]
-    inner = channels * height * width
+    inner = math.prod(input_shape)
     for outer in widths:
         layers += [nn.Linear(inner, outer), nn.ReLU()]
         inner = outer

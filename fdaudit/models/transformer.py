@@ -50,7 +50,7 @@ class _Layer(nn.Module):
         return h + cast(Tensor, self.narrow(F.gelu(self.wide(self.second(h)))))
 
 
-class _Encoder(nn.Module):
+class _TextEncoder(nn.Module):
     """Maps token numbers (n, L) to features (n, d): the mean state of a text's words, padding left out."""
 
     def __init__(self, params: TransformerParams, length: int, words: int) -> None:
@@ -82,4 +82,4 @@ def transformer(params: TransformerParams, length: int, classes: int, words: int
     """
     if params.width % params.heads:
         raise ValueError(f"width {params.width} is no multiple of {params.heads} heads")
-    return Network(_Encoder(params, length, words), nn.Linear(params.width, classes))
+    return Network(_TextEncoder(params, length, words), nn.Linear(params.width, classes))

@@ -51,11 +51,11 @@ class UNet(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return logits (n, C, h, w)."""
-        kept = []
+        levels = []
         for number, level in enumerate(self.encoder):
             x = level(x if number == 0 else F.max_pool2d(x, 2))
-            kept.append(x)
-        for narrow, level, skipped in zip(self.narrow, self.decoder, reversed(kept[:-1]), strict=True):
+            levels.append(x)
+        for narrow, level, skipped in zip(self.narrow, self.decoder, reversed(levels[:-1]), strict=True):
             x = narrow(F.interpolate(x, scale_factor=2.0, mode="nearest"))
             x = level(torch.cat([skipped, x], -3))
         logits: Tensor = self.head(x)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cached_property, partial
 from pathlib import Path
 from types import MappingProxyType
@@ -14,11 +14,13 @@ from typing import Any
 import torch
 from pydantic import JsonValue
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from fdaudit.config import Config, validate
 from fdaudit.errors import SpecError, nearest, plugin_line
 from fdaudit.limits import MOST_PARAMETERS
-from fdaudit.models.network import seed_from, seeded
+from fdaudit.models.network import matches, seed_from, seeded, trainable_parameters
+from fdaudit.models.normalization import Normalization, normalized
 from fdaudit.models.pretrained.encoder import PretrainedParams, located, pretrained
 from fdaudit.models.pretrained.files import FILES
 from fdaudit.models.resnets import Resnet8Params, ResnetParams, resnet8, resnet_small
@@ -39,7 +41,7 @@ from fdaudit.parallel.randomness import forked_randomness
 from fdaudit.spec.code import imported_digest
 from fdaudit.spec.schema import ModelSpec
 from fdaudit.spec.trust import IMPORT, refuse_untrusted
-from fdaudit.types import Task
+from fdaudit.tasks import SINGLE_LABEL, Task
 
 __all__ = [
     "DENSE",
@@ -125,9 +127,11 @@ class Architecture:
     Attributes:
         name: as in the spec.
         params: the parameters, all named, as plain JSON values.
-        input_shape: (channels, height, width) of an image, or (L,) of a text.
+        input_shape: (channels, height, width) of an image, (L,) of a text, or (d,) of a row.
         classes: number of classes C.
-        words: number of words of the vocabulary; 0 for images.
+        words: number of words of the vocabulary; 0 for images and rows.
+        normalization: of images before the first layer; None if the network takes them as they are.
+        frozen: parameters that training does not move: names, names of layers, or patterns such as `features.*`.
     """
 
     name: str
@@ -135,6 +139,8 @@ class Architecture:
     input_shape: _Shape
     classes: int
     words: int = 0
+    normalization: Normalization | None = None
+    frozen: tuple[str, ...] = ()
 
     def build(self, generator: torch.Generator) -> nn.Module:
         """Return a new float32 module on the CPU, in training mode, mapping (n, c, h, w) to logits (n, C).
@@ -147,21 +153,36 @@ class Architecture:
         return self._seeded(seed_from(generator))
 
     @property
+    def reads(self) -> str:
+        """Return what it reads: `texts`, `rows` or `images`."""
+        if self.words:
+            return "texts"
+        return "rows" if len(self.input_shape) == 1 else "images"
+
+    @property
     def described(self) -> dict[str, Any]:
         """Return everything that determines the network, as JSON values."""
         shape = list(self.input_shape)
-        found = {
+        description = {
             "name": self.name,
             "params": dict(self.params),
             "input_shape": shape,
             "classes": self.classes,
         }
-        return found | ({"words": self.words} if self.words else {})
+        if self.words:
+            description["words"] = self.words
+        if self.normalization is not None:
+            description["normalization"] = asdict(self.normalization)
+        if self.frozen:
+            description["frozen"] = list(self.frozen)
+        return description
 
     def random_inputs(self, n: int, generator: torch.Generator) -> Tensor:
-        """Return n random images in [0, 1], or n texts of random words."""
+        """Return n random images in [0, 1], n rows of normal numbers, or n texts of random words."""
         if self.words:
             return torch.randint(self.words, (n, *self.input_shape), generator=generator)
+        if self.reads == "rows":
+            return torch.randn(n, *self.input_shape, generator=generator)
         return torch.rand(n, *self.input_shape, generator=generator)
 
     def blank_inputs(self, n: int, device: torch.device | str = "cpu") -> Tensor:
@@ -217,6 +238,17 @@ class Architecture:
         return {name: tuple(p.shape) for name, p in self._skeleton.named_parameters()}
 
     @property
+    def trained_parameters(self) -> frozenset[str]:
+        """Return the names of the parameters that training moves."""
+        return frozenset(trainable_parameters(self._skeleton))
+
+    @property
+    def frozen_parameters(self) -> frozenset[str]:
+        """Return the names of the parameters that `frozen` matches."""
+        names = self.parameter_shapes
+        return frozenset(n for n in names if any(matches(n, pattern) for pattern in self.frozen))
+
+    @cached_property
     def tensor_shapes(self) -> dict[str, tuple[int, ...]]:
         """Return the shapes of the parameters and buffers, by name."""
         return {name: tuple(t.shape) for name, t in self._skeleton.state_dict().items()}
@@ -242,7 +274,11 @@ class Architecture:
         return output
 
     def _seeded(self, seed: int) -> nn.Module:
-        return seeded(seed, lambda: _module(self))
+        module = seeded(seed, lambda: _module(self))
+        for name, parameter in module.named_parameters():
+            if any(matches(name, pattern) for pattern in self.frozen):
+                parameter.requires_grad_(False)
+        return module if self.normalization is None else normalized(module, self.normalization)
 
     @cached_property
     def _skeleton(self) -> nn.Module:
@@ -257,7 +293,7 @@ def architecture(
     spec: ModelSpec,
     input_shape: _Shape,
     classes: int,
-    task: Task = "single-label",
+    task: Task = SINGLE_LABEL,
     words: int | tuple[str, ...] = 0,
     root: Path | None = None,
 ) -> Architecture:
@@ -265,7 +301,7 @@ def architecture(
 
     Args:
         spec: a network and its settings.
-        input_shape: (c, h, w) of an image, or (L,) of a text.
+        input_shape: (c, h, w) of an image, (L,) of a text, or (d,) of a row.
         classes: number of classes C.
         task: the task of the records.
         words: the words of texts, or their number, which suffices for networks without files; 0 for images.
@@ -274,32 +310,32 @@ def architecture(
     Raises:
         SpecError: the name or a parameter is unknown, an import fails, the images are too small for the
             network, or its output is not (n, classes), for segmentation (n, classes, h, w); or the name is
-            untrusted code, or names no subclass of `torch.nn.Module`.
+            untrusted code, or makes no network.
     """
     params: Mapping[str, Any] = spec.params
     if not spec.name.startswith(IMPORT):
         if spec.name not in MODELS:
             raise SpecError("model.name", spec.name, "is not a known model", nearest(spec.name, MODELS))
         if (spec.name in OF_TEXTS) != bool(words):
-            of, remedy = (
-                ("images", f"Use {OF_TEXTS[-1]!r}.") if words else ("texts", "Choose another network.")
-            )
+            of, remedy = "texts", "Choose another network."
+            if words:
+                of, remedy = "images", f"Use {OF_TEXTS[-1]!r}."
             raise SpecError("model.name", spec.name, f"is a network for {of}", remedy)
         settings = (_ZOO_OF_TEXTS if words else _ZOO)[spec.name][0]
-        given = validate(settings, spec.params, "model.params")
-        if isinstance(given, PretrainedParams):
-            given = located(given, input_shape[0], words, root)
-        params = given.model_dump(mode="json")
+        values = validate(settings, spec.params, "model.params")
+        if isinstance(values, PretrainedParams):
+            values = located(values, input_shape[0], words, root)
+        params = values.model_dump(mode="json")
     count = words if isinstance(words, int) else len(words)
-    made = Architecture(spec.name, dict(params), input_shape, classes, count)
-    answer = (classes, *input_shape[1:]) if task == "segmentation" else (classes,)
-    problem = _misfit(made, answer)
+    design = Architecture(spec.name, dict(params), input_shape, classes, count)
+    answer = task.labels.answer_shape(classes, input_shape)
+    problem = _misfit(design, answer)
     if problem:
-        raise SpecError("model.name", spec.name, problem, _remedy(made, answer))
-    if made.parameters > MOST_PARAMETERS:
-        problem = f"has {made.parameters:,} parameters, more than {MOST_PARAMETERS:,}"
+        raise SpecError("model.name", spec.name, problem, _remedy(design, answer))
+    if design.parameters > MOST_PARAMETERS:
+        problem = f"has {design.parameters:,} parameters, more than {MOST_PARAMETERS:,}"
         raise SpecError("model.name", spec.name, problem, "Choose a smaller network.")
-    return made
+    return design
 
 
 def paper_model(task: str, client: int) -> ModelSpec:
@@ -330,7 +366,7 @@ def _module(made: Architecture) -> nn.Module:
 
 
 def _imported(made: Architecture) -> nn.Module:
-    """Return the module built by the class that `import:package.module:Class` names, from the current random state."""
+    """Return the module that `import:package.module:Class`, or a function named so, makes from the random state."""
     name, params = made.name, made.params
     refuse_untrusted(name, "model.name")
     path, colon, attribute = name.removeprefix(IMPORT).partition(":")
@@ -340,16 +376,49 @@ def _imported(made: Architecture) -> nn.Module:
         target = getattr(importlib.import_module(path), attribute)
     except (Exception, SystemExit) as error:
         raise _unmade(name, error) from error
-    # A class is checked before it is called: `subprocess:Popen` would have run by the time its result is looked at.
-    if not (isinstance(target, type) and issubclass(target, nn.Module)):
-        remedy = "Name a class below torch.nn.Module; wrap a function that makes a network in one."
-        raise SpecError("model.name", name, "is no class of networks", remedy)
+    # It is checked before it is called: `subprocess:Popen` would have run by the time its result is looked at.
+    if not _makes_networks(target):
+        remedy = "Name a class below torch.nn.Module, or a function that takes `classes` and returns such a module."
+        raise SpecError("model.name", name, "makes no networks", remedy)
+    offered = {
+        "classes": made.classes,
+        "num_classes": made.classes,
+        "input_shape": made.input_shape,
+        "words": made.words,
+    }
     try:
-        accepted = inspect.signature(target).parameters
-        offered = {"classes": made.classes, "input_shape": made.input_shape, "words": made.words}
-        return target(**{k: v for k, v in offered.items() if k in accepted}, **params)
+        taken = inspect.signature(target).parameters
+        forwards = any(p.kind == p.VAR_KEYWORD for p in taken.values()) and not offered.keys() & taken.keys()
+        asked = ["num_classes"] if forwards else [k for k in offered if k in taken]
+        module = target(**{**{k: offered[k] for k in asked}, **params})
+        if not isinstance(module, nn.Module):
+            raise TypeError(f"it returns {type(module).__name__}, no torch.nn.Module")
+        _initialize_lazy(module, made)
     except (Exception, SystemExit) as error:
         raise _unmade(name, error) from error
+    return module
+
+
+def _makes_networks(target: object) -> bool:
+    """Return whether a target is a class of networks, or a function that says that it makes one.
+
+    A function says so by a parameter `classes`, `num_classes` or `input_shape`, or by its annotated result.
+    """
+    if isinstance(target, type):
+        return issubclass(target, nn.Module)
+    if not inspect.isfunction(target):
+        return False
+    result = target.__annotations__.get("return")
+    asks = {"classes", "num_classes", "input_shape"} & inspect.signature(target).parameters.keys()
+    return bool(asks) or (isinstance(result, type) and issubclass(result, nn.Module))
+
+
+def _initialize_lazy(module: nn.Module, made: Architecture) -> None:
+    """Give lazy layers their shapes and initial weights by a pass over one blank record."""
+    if any(map(is_lazy, (*module.parameters(), *module.buffers()))):
+        with torch.no_grad():
+            module.eval()(made.blank_inputs(1))
+        module.train()
 
 
 def _unmade(name: str, error: BaseException) -> SpecError:
@@ -368,29 +437,34 @@ def _misfit(made: Architecture, answer: tuple[int, ...]) -> str | None:
     except Exception as error:
         size = "x".join(map(str, made.input_shape))
         reason = str(error).partition("\n")[0].rstrip(". ")
-        what = f"texts of {size} tokens" if made.words else f"images of {size}"
+        unit = {"texts": " tokens", "rows": " numbers", "images": ""}[made.reads]
+        what = f"{made.reads} of {size}{unit}"
         return f"does not accept {what} ({reason}){plugin_line(error)}"
     if not isinstance(output, Tensor) or tuple(output.shape) != (n, *answer):
         shape = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
-        return f"maps {n} {'texts' if made.words else 'images'} to {shape}, not to logits {(n, *answer)}"
+        return f"maps {n} {made.reads} to {shape}, not to logits {(n, *answer)}"
     return None
 
 
 def _remedy(made: Architecture, answer: tuple[int, ...]) -> str:
     dense = len(answer) > 1
     if made.words:
-        return (
-            "Make it map token numbers (n, L) to (n, classes)."
-            if made.imported
-            else "Correct `model.params`."
-        )
+        if made.imported:
+            return "Make it map token numbers (n, L) to (n, classes)."
+        return "Correct `model.params`."
+    if made.reads == "rows":
+        if made.imported:
+            return f"Make it map (n, {made.input_shape[0]}) to (n, classes)."
+        return "Use 'mlp', which takes records of any shape."
     if made.name.startswith(IMPORT):
         shape = "(n, classes, h, w)" if dense else "(n, classes)"
         return f"Make it map (n, c, h, w) to {shape}, or set `dataset.image_size`."
-    if dense != (made.name in DENSE):
-        return (
-            "Use 'unet', which answers for each pixel." if dense else "It is for masks: use another network."
-        )
+    if dense and made.name not in DENSE:
+        return "Use 'unet', which answers for each pixel."
+    if made.name in DENSE and not dense:
+        return "It is for masks: use another network."
+    if len(made.input_shape) != 3:
+        return "Use 'mlp', which takes records of any shape."
     channels, height, width = made.input_shape
     for size in (16, 32, 64, 128):
         if size > max(height, width):

@@ -25,8 +25,8 @@ def keep() -> bool:
     libc = _glibc()
     if libc is None or any(name.startswith(("MALLOC_", "GLIBC_TUNABLES")) for name in os.environ):
         return False
-    kept: int = libc.mallopt(_TRIM_THRESHOLD, _NEVER) and libc.mallopt(_MMAP_MAX, _NONE)
-    return bool(kept)
+    accepted: int = libc.mallopt(_TRIM_THRESHOLD, _NEVER) and libc.mallopt(_MMAP_MAX, _NONE)
+    return bool(accepted)
 
 
 def give_back() -> None:

@@ -39,17 +39,17 @@ def budget() -> float | None:
     Raises:
         UsageError: the variable is no positive number.
     """
-    asked = os.environ.get(VARIABLE)
-    if asked:
+    text = os.environ.get(VARIABLE)
+    if text:
         try:
-            value = float(asked)
+            value = float(text)
         except ValueError:
             value = 0.0
         if not 0 < value < float("inf"):
-            raise UsageError(VARIABLE, asked, "is no size", "Give gigabytes, such as 8, or unset it.")
+            raise UsageError(VARIABLE, text, "is no size", "Give gigabytes, such as 8, or unset it.")
         return value
-    found = [v for v in (_available(), _left_in_group()) if v is not None]
-    return _SHARE * min(found) / 1e9 if found else None
+    sizes = [v for v in (_available(), _left_in_group()) if v is not None]
+    return _SHARE * min(sizes) / 1e9 if sizes else None
 
 
 def fitting() -> int:
@@ -92,9 +92,9 @@ def set_ceiling() -> None:
 
     with suppress(OSError, ValueError):
         _, most = resource.getrlimit(resource.RLIMIT_DATA)
-        wanted = _held() + int(room * 1e9)
+        ceiling = _held() + int(room * 1e9)
         resource.setrlimit(
-            resource.RLIMIT_DATA, (wanted if most == resource.RLIM_INFINITY else min(wanted, most), most)
+            resource.RLIMIT_DATA, (ceiling if most == resource.RLIM_INFINITY else min(ceiling, most), most)
         )
 
 
@@ -117,10 +117,10 @@ def _left_in_group() -> int | None:
     """Return the bytes left to this container, files that can be read again not counted; None without a limit."""
     for folder, most, used, cached in _GROUPS:
         try:
-            limit, taken = (int(Path(folder, name).read_text(encoding="ascii")) for name in (most, used))
+            limit, usage = (int(Path(folder, name).read_text(encoding="ascii")) for name in (most, used))
             lines = Path(folder, "memory.stat").read_text(encoding="ascii").splitlines()
         except (OSError, ValueError):  # no such group, or `max`
             continue
         files = next((int(line.split()[1]) for line in lines if line.startswith(f"{cached} ")), 0)
-        return max(0, limit - taken + files)
+        return max(0, limit - usage + files)
     return None

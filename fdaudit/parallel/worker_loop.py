@@ -2,7 +2,8 @@
 
 Guarantees:
   * only these lines go to standard output; everything else goes to standard error;
-  * the process ends at once when its input ends, even in the middle of a task, because its parent has ended.
+  * the process ends at once when its input ends, even in the middle of a task, because its parent has ended. It ends
+    by `end`, even if a line can no longer be sent.
 """
 
 from __future__ import annotations
@@ -46,7 +47,11 @@ def serve(
     def say(line: Mapping[str, Any]) -> None:
         print(json.dumps(line), file=out)
 
-    Thread(target=read, daemon=True).start()
+    reader = Thread(target=read, daemon=True)
+    reader.start()
     while True:
-        work(tasks.get(), say)
-        say({"done": True})
+        try:
+            work(tasks.get(), say)
+            say({"done": True})
+        except BrokenPipeError:  # the parent has ended, and `end` needs time to clean up
+            reader.join()

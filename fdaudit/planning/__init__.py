@@ -1,1 +1,1 @@
-"""Resolve a spec to a plan and set up its run directory."""
+"""Resolve a spec to a case and set up its run directory."""

@@ -13,7 +13,7 @@ from fdaudit.isolation.attacker import settings_of
 from fdaudit.spec.schema import AttackSpec, Spec
 from fdaudit.spec.trust import IMPORT, refuse_untrusted
 
-__all__ = ["plan_attack", "plan_attacks", "refuse_attacks_without_controls"]
+__all__ = ["plan_attack", "plan_attacks"]
 
 
 def plan_attacks(spec: Spec) -> tuple[AttackPlan, ...]:
@@ -35,9 +35,13 @@ def plan_attacks(spec: Spec) -> tuple[AttackPlan, ...]:
             called = attacks.REGISTRY.called(asked.name, field)
             if wanted.setdefault(called, (number, asked))[0] != number:
                 raise SpecError(field, asked.name, "is asked for twice", "Keep one of them.")
-    plans = {name: _attack_plan(name, None, spec.adversaries) for name in known if name not in wanted}
+    plans = dict[str, AttackPlan]()
+    for name in known:
+        if name not in wanted:
+            plans[name] = _attack_plan(name, None, spec.adversaries)
     for name, (number, entry) in wanted.items():
-        where, adversaries = f"attacks.{number}.params", entry.adversaries or spec.adversaries
+        where = f"attacks.{number}.params"
+        adversaries = entry.adversaries or spec.adversaries
         with mistakes.apart():
             plans[name] = plan_attack(entry.name, entry.params, spec, where, adversaries)
     mistakes.refuse()
@@ -58,7 +62,7 @@ def plan_attack(
         settings = settings_of(name, registry.target(name, "attack"), spec.profile, params, where)
         return _attack_plan(name, settings, adversaries)
     cls = registry.load(name, "attack")
-    config = validate(cls.Config, {**cls.profiles[spec.profile], **params}, where)
+    config = validate(cls.Config, {**cls.card.profiles[spec.profile], **params}, where)
     return _attack_plan(name, config.model_dump(mode="json"), adversaries)
 
 
@@ -73,20 +77,3 @@ def _attack_plan(name: str, params: Mapping[str, Any] | None, adversaries: tuple
         params=params,
         adversaries=adversaries,
     )
-
-
-def refuse_attacks_without_controls(spec: Spec, plans: tuple[AttackPlan, ...], auxiliary: int) -> None:
-    """Refuse attacks when too few auxiliary records are set aside for their controls.
-
-    Raises:
-        SpecError: there are too few.
-    """
-    for plan in plans:
-        # A record of each client of a reconstruction control and one for the prior; one pair for membership.
-        control = plan.card.get("control", {})
-        needed = int(control.get("clients", control.get("images", 1))) + 1
-        if plan.params is not None and auxiliary < needed:
-            problem = f"leaves {auxiliary} auxiliary records, the controls of {plan.name} need {needed}"
-            raise SpecError(
-                "splits.auxiliary", spec.splits.auxiliary, problem, "Raise it, or set attacks: []."
-            )

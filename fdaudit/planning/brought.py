@@ -1,7 +1,7 @@
 """Read the records that an auditor brings to a recording: the key of a design, or lists of the auditor's own.
 
-`records.npz` holds the records: images `x`, if the auditor has them, and labels `y`. `records.json` says which of its
-rows each client holds, which of these are candidates, and which rows no client holds. See `docs/design.md`.
+`records.npz` holds the records: images or rows of a table `x`, if the auditor has them, and labels `y`. `records.json`
+says which of them each client holds, which of these are candidates, and which no client holds. See `docs/design.md`.
 
 Guarantees:
   * nothing in the two files is trusted: sizes, names, types and rows are checked before a value is used;
@@ -25,12 +25,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fdaudit.data.files import read_arrays
-from fdaudit.data.raw import as_images, as_labels, same_count
+from fdaudit.data.raw import as_images, as_labels, as_vectors, same_count
 from fdaudit.data.resize import to_unit
 from fdaudit.errors import DataError, IntegrityError
 from fdaudit.storage.digests import canonical
 from fdaudit.storage.files import commitment, load_json
-from fdaudit.types import task_of
+from fdaudit.tasks import labels_of
 
 __all__ = [
     "ARRAYS",
@@ -40,7 +40,7 @@ __all__ = [
     "SCHEMA",
     "BroughtRecords",
     "ClientRecords",
-    "Design",
+    "TossedCoins",
     "array_digests",
     "commit",
     "read_records",
@@ -78,7 +78,7 @@ class ClientRecords:
 
 
 @dataclass(frozen=True)
-class Design:
+class TossedCoins:
     """The draw of the candidates before the training: one fair coin for each pair.
 
     Attributes:
@@ -99,7 +99,7 @@ class BroughtRecords:
     """The records that an auditor brings. Tensors of rows are int64 and index `x` and `y`.
 
     Attributes:
-        x: (n, c, h, w) float32 in [0, 1]; None if the images were not brought.
+        x: images (n, c, h, w) float32 in [0, 1], or rows (n, d) float32; None if they were not brought.
         y: (n,) int64 classes, or (n, C) of the multi-label task.
         clients: by party, in the order of their numbers.
         design: None if no coins were tossed: the audit is observational.
@@ -111,7 +111,7 @@ class BroughtRecords:
     x: Tensor | None
     y: Tensor
     clients: Mapping[str, ClientRecords]
-    design: Design | None
+    design: TossedCoins | None
     auxiliary: Tensor
     public: Tensor
     test: Tensor
@@ -142,12 +142,13 @@ def commit(salt: bytes, clients: Mapping[str, ClientRecords], digests: Mapping[s
     return commitment(salt, canonical({"arrays": dict(digests), "clients": named}))
 
 
-def read_records(lists: Path, arrays: Path) -> BroughtRecords:
+def read_records(lists: Path, arrays: Path, span: tuple[float, float] = (0.0, 1.0)) -> BroughtRecords:
     """Return the records that an auditor brings.
 
     Args:
         lists: the file `records.json`.
         arrays: the file `records.npz`.
+        span: the range that floats may be in, as the card states it; images are mapped from it to [0, 1].
 
     Raises:
         DataError: a file is absent, damaged or too large, or a list in it cannot be true.
@@ -158,7 +159,7 @@ def read_records(lists: Path, arrays: Path) -> BroughtRecords:
     if "y" not in held:
         raise DataError(arrays.name, str(arrays), "lacks y", "Store the labels of all records as y.")
     y = as_labels(held["y"], arrays.name, "y")
-    x = None if "x" not in held else to_unit(as_images(held["x"], arrays.name, "x"))
+    x = None if "x" not in held else _records(held["x"], arrays.name, span)
     if x is not None:
         same_count(x, y, arrays.name, str(arrays))
     clients = {party: _client(lists.name, party, own, len(y)) for party, own in value["clients"].items()}
@@ -171,6 +172,28 @@ def read_records(lists: Path, arrays: Path) -> BroughtRecords:
             _refuse_unmatched(f"{lists.name}: clients.{party}", client, y)
         design = _design(lists, value["design"], clients, array_digests(held))
     return BroughtRecords(x=x, y=y, clients=clients, design=design, **shared)
+
+
+def _out_of(span: tuple[float, float]) -> str:
+    """Return what to do about images whose values lie outside this range."""
+    ranges = f"in [{span[0]:g}, {span[1]:g}], as `preprocess.range` of the card says, or in [0, 1]"
+    if span == (0.0, 1.0):
+        ranges = "in [0, 1], or state their range as `preprocess.range` in the card"
+    return (
+        f"Store the images before they are normalised, as uint8 or floats {ranges}. Undo `Normalize` by x * std + mean,"
+        " and state both under `preprocess` in the card."
+    )
+
+
+def _records(array: NDArray[Any], field: str, span: tuple[float, float]) -> Tensor:
+    """Return images (n, c, h, w) in [0, 1], or rows (n, d) of a table; float32.
+
+    Raises:
+        DataError: the array is neither.
+    """
+    if array.ndim == 2:
+        return as_vectors(array, field, "x")
+    return to_unit(as_images(array, field, "x", span, _out_of(span)))
 
 
 def _fields(path: Path) -> dict[str, Any]:
@@ -260,7 +283,7 @@ def _refuse_unmatched(where: str, client: ClientRecords, y: Tensor) -> None:
         raise DataError(
             f"{where}.non_members", int(other[0]), problem, "With coins, a site holds both: add it."
         )
-    if task_of(y) == "multi-label":  # a pair may have two label sets, where no other record has the same
+    if not labels_of(y).paired_alike:  # a pair may have two label sets, where no other record has the same
         return
     unlike = (y[client.members] != y[client.non_members]).nonzero().flatten()
     if len(unlike):
@@ -274,7 +297,7 @@ def _refuse_unmatched(where: str, client: ClientRecords, y: Tensor) -> None:
 
 def _design(
     path: Path, value: object, clients: Mapping[str, ClientRecords], digests: Mapping[str, str]
-) -> Design:
+) -> TossedCoins:
     """Return the design, after a check of its commitment."""
     where = f"{path.name}: design"
     told = _object(where, value, ("kind", "salt", "commitment"))
@@ -288,7 +311,7 @@ def _design(
     # A site that keeps its images may have labels only when the coins are tossed, and add the images later.
     for covered in (digests, {"y": digests["y"]}):
         if commit(salt, clients, covered) == told["commitment"]:
-            return Design(MATCHED_PAIRS, told["commitment"], "x" in covered, salt)
+            return TossedCoins(MATCHED_PAIRS, told["commitment"], "x" in covered, salt)
     raise IntegrityError(
         [f"{path.name} does not match its commitment: its lists, or the records in {ARRAYS}, were changed"]
     )

@@ -8,8 +8,16 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from fdaudit import protocols
 from fdaudit.config import validate
 from fdaudit.errors import ProtocolError, SpecError
-from fdaudit.federation.protocol import FederatedProtocol, ProtocolConfig, Round, Setting, applies
+from fdaudit.federation.protocol import (
+    RELEASED_MODEL,
+    FederatedProtocol,
+    ProtocolConfig,
+    Round,
+    Setting,
+    applies,
+)
 from fdaudit.kinds import MODELS, UNDECLARED
+from fdaudit.registry import ProtocolCard
 from fdaudit.spec.card import Card, Facts, MessageFacts
 from fdaudit.spec.schema import ProtocolSpec
 from fdaudit.spec.trust import IMPORT
@@ -35,27 +43,13 @@ class RecordedConfig(ProtocolConfig, Facts):
 class Recorded:
     """A system that another program ran; it cannot be run here."""
 
-    name: ClassVar[str]
-    source: ClassVar[str] = "a recording"
-    roles: ClassVar[tuple[str, ...]]
-    roles_when: ClassVar[dict[str, dict[str, Any]]] = {}
-    messages: ClassVar[tuple[dict[str, Any], ...]]
-    trust: ClassVar[tuple[str, ...]]
-    oracles: ClassVar[tuple[dict[str, Any], ...]]
-    deviations: ClassVar[tuple[str, ...]] = ()
-    withholdable: ClassVar[tuple[str, ...]] = ()
-    privacy: ClassVar[dict[str, Any]] = {}
-    pools_data: ClassVar[bool] = False
-    heterogeneous: ClassVar[bool] = True
-    needs_public: ClassVar[bool] = False
-    tasks: ClassVar[tuple[str, ...]] = ("single-label", "multi-label")
-    trains: ClassVar[dict[str, str]] = {}
+    card: ClassVar[ProtocolCard]
     Config: ClassVar[type[ProtocolConfig]] = RecordedConfig
 
     state: dict[str, Tensor]
 
     def __init__(self, config: Any, setting: Setting) -> None:
-        raise ProtocolError(f"{self.name} is on record only: fdaudit cannot run it.")
+        raise ProtocolError(f"{self.card.name} is on record only: fdaudit cannot run it.")
 
     def rounds(self, start: int) -> Iterator[Round]:
         """Refuse to run."""
@@ -80,7 +74,7 @@ def protocol_of(
     card: Card, parties: Sequence[str], messages: Sequence[Message]
 ) -> tuple[type[FederatedProtocol], ProtocolConfig]:
     """Return the protocol that the card names, or a class that describes the record of an unknown one."""
-    stated = card.training.model_dump(exclude_none=True)
+    stated = card.training.model_dump(exclude_defaults=True)
     if card.protocol.name.startswith(IMPORT) or card.protocol.name in protocols.REGISTRY.names():
         for field, value in (("training", stated), ("stand_in", card.stand_in)):
             if value:
@@ -106,9 +100,7 @@ def _refuse_undeclared(
     cls: type[FederatedProtocol], config: ProtocolConfig, messages: Sequence[Message]
 ) -> None:
     """Refuse a record with messages that the named protocol does not send."""
-    sent = {
-        (m["kind"], m["from"]) for m in getattr(cls, "messages", ()) if applies(m.get("when", {}), config)
-    }
+    sent = {(m["kind"], m["from"]) for m in cls.card.declared_messages if applies(m.get("when", {}), config)}
     for message in messages:
         key = (message.kind, role(message.sender))
         if key not in sent and message.kind not in UNDECLARED:
@@ -118,7 +110,7 @@ def _refuse_undeclared(
             remedy = (
                 "Correct the settings, or give the system a name of its own and its facts under training."
             )
-            raise SpecError("card.protocol.name", cls.name, problem, remedy)
+            raise SpecError("card.protocol.name", cls.card.name, problem, remedy)
 
 
 def _described(card: Card, parties: Sequence[str], messages: Sequence[Message]) -> type[FederatedProtocol]:
@@ -143,13 +135,19 @@ def _described(card: Card, parties: Sequence[str], messages: Sequence[Message]) 
             entry["index"] = "public"
         declared.append(entry)
     published = any(m.kind == "model_parameters" and "world" in m.receivers for m in messages)
-    oracle = {"name": "released-model", "available_to": ("world",), "answers": ("soft", "hard")}
-    attributes = {
-        "__doc__": f"{card.name}: a system that fdaudit did not run.",
-        "name": card.protocol.name,
-        "roles": tuple(dict.fromkeys(role(p) for p in parties if p != "world")),
-        "messages": tuple(declared),
-        "trust": card.trust,
-        "oracles": (oracle,) if published else (),
-    }
-    return type("Recorded", (Recorded,), attributes)
+    stated = ProtocolCard(
+        name=card.protocol.name,
+        source="a recording",
+        roles=tuple(dict.fromkeys(role(p) for p in parties if p != "world")),
+        messages=tuple(declared),
+        trust=tuple(card.trust),
+        oracles=(RELEASED_MODEL,) if published else (),
+        deviations=(),
+        withholdable=(),
+        pools_data=False,
+        heterogeneous=True,
+        needs_public=False,
+        tasks=("single-label", "multi-label"),
+    )
+    doc = f"{card.name}: a system that fdaudit did not run."
+    return type("Recorded", (Recorded,), {"__doc__": doc, "card": stated})

@@ -37,7 +37,7 @@ from fdaudit.storage.digests import canonical
 from fdaudit.storage.files import save_json, sync_path, write_atomically, written_whole
 from fdaudit.storage.locks import make_private
 from fdaudit.storage.vault import Secrets
-from fdaudit.types import task_of
+from fdaudit.tasks import labels_of
 
 __all__ = ["DesignSpec", "MadeDesign", "make_design"]
 
@@ -126,7 +126,7 @@ def _client(
     if not pairs:
         problem = f"gives no pair of {party}'s {len(rows)} records"
         raise DataError("fraction", fraction, problem, "Raise it, or give the site more records.")
-    if task_of(held.y) == "single-label" and int(torch.bincount(held.y[rows]).max()) < 2:
+    if labels_of(held.y).paired_alike and int(torch.bincount(held.y[rows]).max()) < 2:
         problem = f"gives {party} no two records of one class"
         raise DataError("DATA", held.name, problem, "Use fewer sites, more data, or another partition.")
     number = int(party.partition("/")[2])

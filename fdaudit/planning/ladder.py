@@ -1,22 +1,35 @@
-"""What an auditor brings to a recording: its parts, what each makes possible, and what an attack needs."""
+"""What an auditor brings to an import: its parts, what each makes possible, and what an attack needs."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING
 
+import torch
+
+from fdaudit.events import Event, event_from_json
 from fdaudit.goals import GOALS
 from fdaudit.planning.brought import BroughtRecords
+from fdaudit.planning.brought import TossedCoins as Coins
+from fdaudit.registry import AttackCard
 from fdaudit.spec.card import Card
+from fdaudit.storage.answered import record_names
+from fdaudit.transcript.messages import ALL, Message, role
+from fdaudit.types import ImportPart
 
-__all__ = ["ASSUMED", "BRING", "LADDER", "lacking_parts", "needed_by"]
+if TYPE_CHECKING:
+    from torch import Tensor
 
-BRING: Mapping[str, str] = MappingProxyType(
+__all__ = ["BRING", "LADDER", "ImportedSystem", "assumed_by", "needed_by", "parts_not_brought"]
+
+BRING: Mapping[ImportPart, str] = MappingProxyType(
     {
         "architecture": "the network: name it under `model` in the card",
         "records": "the clients' records: `records.npz` and `records.json` in the truth",
-        "images": "the records' images: `x` in `records.npz`",
+        "images": "the records' images or rows: `x` in `records.npz`",
         "uses": "the records behind each message: `uses.jsonl`, which the recorder writes to the truth",
         "candidates": "candidates of each client, with coins tossed before training: see `fdaudit design`",
         "auxiliary": "auxiliary records: rows under `auxiliary` in `records.json`",
@@ -28,7 +41,7 @@ BRING: Mapping[str, str] = MappingProxyType(
 )
 """What an audit of a recording may lack, and where it is brought."""
 
-LADDER: tuple[tuple[str, tuple[str, ...], str], ...] = (
+LADDER: tuple[tuple[str, tuple[ImportPart, ...], str], ...] = (
     (
         "a record and its card",
         (),
@@ -72,7 +85,7 @@ LADDER: tuple[tuple[str, tuple[str, ...], str], ...] = (
 )
 """What an auditor may bring, the parts that it takes, and what it makes possible."""
 
-ASSUMED: Mapping[str, str] = MappingProxyType(
+_ASSUMED: Mapping[str, ImportPart] = MappingProxyType(
     {
         "architecture": "architecture",
         "training core": "architecture",
@@ -88,18 +101,95 @@ ASSUMED: Mapping[str, str] = MappingProxyType(
 """By assumption of an attack's card, the part that it comes from."""
 
 
-def needed_by(card: Mapping[str, Any]) -> Iterator[str]:
+@dataclass(frozen=True, eq=False, kw_only=True)
+class ImportedSystem:
+    """A system that fdaudit did not run: what its card says, and what an auditor brought beside its record.
+
+    Attributes:
+        card: the system's card.
+        brought: records that the auditor holds, if any.
+        not_brought: the parts that an audit could use and that were not brought.
+        not_finite: numbers of messages with NaN or infinite values, which no view shows.
+    """
+
+    card: Card
+    brought: BroughtRecords | None
+    not_brought: frozenset[ImportPart]
+    not_finite: frozenset[int] = frozenset()
+
+    @property
+    def coins(self) -> Coins | None:
+        """Return the draw of the candidates before the training; None if no coins were tossed."""
+        return None if self.brought is None else self.brought.design
+
+    # -- records ----------------------------------------------------------------------------------------------
+
+    def rows_of(self, client: str) -> Tensor:
+        """Return the rows (n,) of a client's records by the numbers that it gives them itself; none if unknown."""
+        if self.brought is None or client not in self.brought.clients:
+            return torch.zeros(0, dtype=torch.int64)
+        return self.brought.clients[client].records
+
+    @cached_property
+    def record_names(self) -> tuple[str, ...]:
+        """Return by row the names under which answers about the brought records are counted."""
+        return () if self.brought is None else record_names(self.brought.x, self.brought.y)
+
+    def names_of(self, client: str) -> list[str]:
+        """Return the names of a client's records, as `record_names` has them."""
+        return [self.record_names[row] for row in self.rows_of(client).tolist()]
+
+    @property
+    def preprocess_unsaid(self) -> str:
+        """Return what a card without `preprocess` leaves open of the inputs of networks; empty if it states that."""
+        if self.card.preprocess is not None:
+            return ""
+        return "if clients normalise images, none is found before the card states how: give `preprocess`, or {} if not"
+
+    # -- what the ledger may read -----------------------------------------------------------------------------
+
+    @property
+    def charged_transport(self) -> str:
+        """Return the transport as the ledger may read it: plain, unless someone answers for its encryption."""
+        return self.card.transport if self.card.transport_attested_by is not None else "plain"
+
+    def charged(self, messages: Sequence[Message]) -> list[Message]:
+        """Return messages as the ledger may read them: with inputs and events that somebody answers for."""
+        events: dict[tuple[str, str], Event] = {
+            (a.kind, a.sender): event_from_json(a.event) for a in self.card.attested
+        }
+        attested = self.card.inputs_attested_by is not None
+        return [
+            replace(
+                m,
+                inputs=m.inputs if attested else ALL,
+                fields={},  # one of them says that a message is an exact sum, and nobody answers for that
+                event=events.get((m.kind, role(m.sender))),
+                defenses=(),
+            )
+            for m in messages
+        ]
+
+
+def needed_by(card: AttackCard) -> Iterator[ImportPart]:
     """Yield the parts without which an attack, by its card, cannot be made or scored."""
-    goal, by_class = GOALS[card["goal"]], card.get("control", {}).get("on") == "classes"
-    if card.get("oracle") is not None or {"architecture", "training core"} & set(card["assumes"]):
+    goal, by_class = GOALS[card.goal], card.control["on"] == "classes"
+    if card.oracle is not None or {"architecture", "training core"} & set(card.assumes):
         yield "architecture"
     yield from (by_class and goal.classes_scored_with) or goal.scored_with
 
 
-def lacking_parts(
+def assumed_by(card: AttackCard) -> Iterator[ImportPart]:
+    """Yield the parts that an attack, by its card, assumes to be known."""
+    for assumption in card.assumes:
+        if assumption in _ASSUMED:
+            yield _ASSUMED[assumption]
+
+
+def parts_not_brought(
     card: Card, brought: BroughtRecords | None, *, uses: bool, stands_in: bool
-) -> Mapping[str, str]:
-    """Return what was not brought, each with where to bring it.
+) -> frozenset[ImportPart]:
+    """Return the parts that an audit could use and that were not brought.
 
     Args:
         card: the system's card.
@@ -108,7 +198,7 @@ def lacking_parts(
         stands_in: whether a protocol can be rehearsed.
     """
     held = brought if brought is not None and brought.x is not None else None
-    there = {
+    there: dict[ImportPart, bool] = {
         "architecture": card.model is not None,
         "records": brought is not None and any(len(c.records) for c in brought.clients.values()),
         "images": held is not None,
@@ -120,4 +210,4 @@ def lacking_parts(
         "stand-in": stands_in,
         "initial": card.initial_seed is not None,
     }
-    return MappingProxyType({name: BRING[name] for name, has in there.items() if not has})
+    return frozenset(part for part, has in there.items() if not has)

@@ -44,9 +44,9 @@ def written_out(spec: Spec, protocol: type[FederatedProtocol], records: int) -> 
     done = {"preset": preset.model_copy(update={"written_out": True})}
     if preset.name == "as-published":
         return spec.model_copy(update=done)
-    combination = getattr(protocol, "privacy", {}).get("private")
+    combination = protocol.card.privacy.get("private")
     if combination is None:
-        problem = f"is not declared by {protocol.name}"
+        problem = f"is not declared by {protocol.card.name}"
         raise SpecError("preset.name", preset.name, problem, "Write its defences out in the spec.")
     params = {**spec.protocol.params, **combination["params"]}
     config: ProtocolConfig = validate(protocol.Config, params, "protocol.params")
@@ -72,7 +72,7 @@ def _entries(
     """Return the defences of a combination, with a noise multiplier of 1."""
     found = []
     for of in combination["training"]:
-        batch = getattr(config, protocol.trains[of])
+        batch = getattr(config, protocol.card.trains[of])
         # Two digits, rounded up: what is written down is a constant, not a count.
         rate = preset.sample_rate or min(math.ceil(100 * batch / records) / 100, 1.0)
         params = {"clip": preset.clip, "noise_multiplier": 1.0, "sample_rate": rate}

@@ -1,16 +1,15 @@
-"""A recording as a case: what a record, its card and the records that an auditor brings say of a foreign federation.
+"""The case of a recording: what a record, its card and the records that an auditor brings say of a foreign federation.
 
 Guarantees:
   * nothing that only the record or the card states lowers an ε: inputs and events count if the card names who answers
     for them, and otherwise every message counts as computed from all that its sender held;
-  * what was not brought is in `lacks`. An attack that needs it is not applicable, and says what to bring.
+  * what was not brought is no part of the case. An attack that needs it is not applicable, and says what to bring.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,42 +18,45 @@ import torch
 from fdaudit.adversary.view import members_of
 from fdaudit.config import validate
 from fdaudit.data import ClientSplit, Dataset, Splits, class_table
+from fdaudit.data.datasets import data_root
 from fdaudit.data.raw import image_origins
 from fdaudit.errors import SpecError
-from fdaudit.events import Event, event_from_json
 from fdaudit.federation.defenses import attach
 from fdaudit.federation.networks import Networks
-from fdaudit.federation.protocol import FederatedProtocol, ProtocolConfig, applies, labels_public
+from fdaudit.federation.protocol import FederatedProtocol, ProtocolConfig, applies
+from fdaudit.kinds import MODELS
 from fdaudit.limits import MOST_TABLE
+from fdaudit.models import Architecture
+from fdaudit.models.network import matches
+from fdaudit.models.normalization import Normalization
 from fdaudit.parallel.memory import refuse_forecast
 from fdaudit.planning.attacks import plan_attacks
 from fdaudit.planning.brought import ARRAYS, LISTS, BroughtRecords, read_records
 from fdaudit.planning.card_protocol import Recorded, known_protocol, protocol_of
-from fdaudit.planning.ladder import ASSUMED, lacking_parts, needed_by
-from fdaudit.planning.plan import Plan, execution_of, networks_named
+from fdaudit.planning.case import Case
+from fdaudit.planning.ladder import ImportedSystem, parts_not_brought
+from fdaudit.planning.simulated import execution_of, networks_named
 from fdaudit.recording.truth import SITES, read_sites
-from fdaudit.spec.card import Card, load_card
+from fdaudit.spec.card import Card, PreprocessFacts, load_card
 from fdaudit.spec.code import own_digest
 from fdaudit.spec.schema import AuxiliarySpec, DatasetSpec, ModelSpec, Spec
 from fdaudit.spec.trust import refuse_code
-from fdaudit.storage.answered import record_names
 from fdaudit.storage.cache import digest_of
 from fdaudit.storage.vault import Secrets, Vault
+from fdaudit.tasks import TASKS
+from fdaudit.training.objectives import loss_digest, refuse_unusable
+from fdaudit.transcript.encoding import numbered
 from fdaudit.transcript.log import read_log
-from fdaudit.transcript.messages import ALL, Message, role
+from fdaudit.transcript.messages import Message, role
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
-    from fdaudit.adversary.attack_plan import AttackPlan
     from fdaudit.transcript.wire import Defense
 
 __all__ = [
     "BROUGHT",
     "USES",
-    "RecordedPlan",
     "by_party",
-    "recorded_plan",
+    "recorded_case",
     "recorded_spec",
     "recording_in",
 ]
@@ -66,147 +68,6 @@ _HELD = 16
 """Bytes of memory for each parameter of a network: its weight, a gradient, a copy and what an optimiser keeps."""
 _PLACEHOLDER = ModelSpec(name="mlp", params={"widths": []})
 """Stands where no network was named; no attack gets it."""
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class _Labels(Dataset):
-    """Records whose images were not brought: one black pixel stands for each.
-
-    Attributes:
-        shape: (channels, height, width) of their images.
-    """
-
-    shape: tuple[int, int, int]
-
-    @property
-    def input_shape(self) -> tuple[int, int, int]:
-        """Return (channels, height, width) of one image."""
-        return self.shape
-
-
-@dataclass(frozen=True, eq=False, kw_only=True)
-class RecordedPlan(Plan):
-    """A recording, resolved.
-
-    Attributes:
-        card: the system's card.
-        all_parties: every party of the record; `world` is last, if the record names it.
-        brought: records that the auditor holds.
-    """
-
-    card: Card
-    all_parties: tuple[str, ...]
-    brought: BroughtRecords | None
-
-    @property
-    def parties(self) -> tuple[str, ...]:
-        """Return every party of the record. What is published outside the record, `world` has not seen here."""
-        return self.all_parties
-
-    @cached_property
-    def declared_messages(self) -> list[Mapping[str, Any]]:
-        """Return the protocol's declarations, with what the card says of them."""
-        facts = {(m.kind, m.sender): m for m in self.card.messages}
-        found = list[Mapping[str, Any]]()
-        for declared in self.protocol.messages:
-            if applies(declared.get("when", {}), self.protocol_config):
-                said = facts.get((declared["kind"], declared["from"]))
-                found.append(
-                    declared if said is None or not said.reveals else {**declared, "reveals": said.reveals}
-                )
-        return found
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        """Return the public settings of the system, as views show them."""
-        values = self.protocol_config.model_dump(mode="json")
-        if issubclass(self.protocol, Recorded):
-            values = {name: value for name, value in values.items() if value is not None}
-        described = [
-            {"kind": kind, "sender": sender, "described": dict(said)}
-            for (sent, sender), acting in self.defenses.items()
-            for kind, said in _described_as(sent, acting)
-        ]
-        return {**values, **({"defenses": described} if described else {})}
-
-    @cached_property
-    def stand_in(self) -> tuple[type[FederatedProtocol], ProtocolConfig] | None:
-        """Return the protocol that rehearsals run, with its settings; None if the card names none."""
-        if not issubclass(self.protocol, Recorded):
-            return self.protocol, self.protocol_config
-        if self.card.stand_in is None:
-            return None
-        return known_protocol(self.card.stand_in, "card.stand_in")
-
-    @property
-    def initial_seed(self) -> int | None:
-        """Return the seed of the public initial weights, if the card states one."""
-        return self.card.initial_seed
-
-    def numbered(self, client: str) -> Tensor:
-        """Return the rows (n,) of a client's records by the numbers that it gives them itself."""
-        known = None if self.brought is None else self.brought.clients.get(client)
-        return torch.zeros(0, dtype=torch.int64) if known is None else known.records
-
-    @cached_property
-    def record_names(self) -> tuple[str, ...]:
-        """Return by row the names under which answers about the brought records are counted."""
-        return () if self.brought is None else record_names(self.brought.x, self.brought.y)
-
-    def names_of(self, client: str) -> list[str]:
-        """Return the names of a client's records, as `record_names` has them."""
-        return [self.record_names[row] for row in self.numbered(client).tolist()]
-
-    def victims(self, adversary: str) -> tuple[str, ...]:
-        """Return the attacked clients: the first ones outside the adversary whose records were brought, if any were."""
-        members = adversary.split("+")
-        others = [k for k in self.clients if k not in members]
-        known = [k for k in others if len(self.numbered(k))]
-        return tuple(known or others)[: self.spec.victims]
-
-    def lacking(self, attack: AttackPlan) -> str:
-        """Return what an attack needs and was not brought, as a sentence; empty if nothing."""
-        return self._bring(name for name in needed_by(attack.card) if name in self.lacks)
-
-    def advice(self, attack: AttackPlan) -> str:
-        """Return what an attack assumes and was not brought, as a sentence; empty if nothing."""
-        assumed = dict.fromkeys(ASSUMED[a] for a in attack.card["assumes"] if a in ASSUMED)
-        return self._bring(name for name in assumed if name in self.lacks)
-
-    def _bring(self, names: Iterator[str]) -> str:
-        told = "; ".join(self.lacks[name] for name in names)
-        return f"bring {told}" if told else ""
-
-    @property
-    def charged_transport(self) -> str:
-        """Return the transport as the ledger may read it: plain, unless someone answers for its encryption."""
-        return self.card.transport if self.card.transport_attested_by is not None else "plain"
-
-    def charged(self, messages: Sequence[Message]) -> Sequence[Message]:
-        """Return messages as the ledger may read them: with inputs and events that somebody answers for."""
-        events: dict[tuple[str, str], Event] = {
-            (a.kind, a.sender): event_from_json(a.event) for a in self.card.attested
-        }
-        attested = self.card.inputs_attested_by is not None
-        return [
-            replace(
-                m,
-                inputs=m.inputs if attested else ALL,
-                fields={},  # one of them says that a message is an exact sum, and nobody answers for that
-                event=events.get((m.kind, role(m.sender))),
-                defenses=(),
-            )
-            for m in messages
-        ]
-
-
-def _described_as(kind: str, acting: Sequence[Defense]) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Yield the descriptions of a message's defences, each with the kind in which the message arrives."""
-    arrives = kind
-    for defense in acting:
-        arrives = getattr(defense, "makes", arrives)
-    for defense in acting:
-        yield arrives, defense.describe()
 
 
 def recorded_spec(card: Card, parties: Sequence[str], audit: Mapping[str, Any]) -> Spec:
@@ -242,6 +103,7 @@ def recorded_spec(card: Card, parties: Sequence[str], audit: Mapping[str, Any]) 
         "transport": card.transport,
         "oracles": card.oracles,
         "release": card.release,
+        "profile": "quick",
         **audit,
     }
     return validate(Spec, value)
@@ -255,6 +117,7 @@ _AUDIT = frozenset(
         "compile",
         "device",
         "gates",
+        "loss",
         "memory_format",
         "power",
         "precision",
@@ -269,7 +132,7 @@ _AUDIT = frozenset(
 )
 
 
-def recorded_plan(
+def recorded_case(
     card: Card,
     spec: Spec,
     secrets: Secrets,
@@ -278,8 +141,9 @@ def recorded_plan(
     brought: BroughtRecords | None,
     *,
     uses: bool,
-) -> RecordedPlan:
-    """Resolve a recording to a plan; write nothing.
+    not_finite: Collection[int] = (),
+) -> Case:
+    """Return the case of a recording; write nothing.
 
     Args:
         card: the system's card.
@@ -289,6 +153,7 @@ def recorded_plan(
         messages: the record's messages.
         brought: records that the auditor holds, if any.
         uses: whether the truth names the records behind messages.
+        not_finite: numbers of messages with NaN or infinite values.
 
     Raises:
         SpecError: the card does not fit itself, the record or the records.
@@ -300,35 +165,41 @@ def recorded_plan(
         problem = f"makes {entries:,} entries, one a client and class, more than {MOST_TABLE:,}"
         raise SpecError("card.classes", card.classes, problem, "Correct it, or leave out clients.")
     dataset, splits = _records(card, clients, brought)
-    lacks = lacking_parts(
-        card, brought, uses=uses, stands_in=card.stand_in is not None or not issubclass(protocol, Recorded)
-    )
-    if "auxiliary" in lacks:
+    stand_in = _stand_in(card, protocol, config)
+    not_brought = parts_not_brought(card, brought, uses=uses, stands_in=stand_in is not None)
+    if "auxiliary" in not_brought:
         spec = spec.model_copy(update={"auxiliary": AuxiliarySpec(inversion="none", others="none")})
     for number, claim in enumerate(card.claims):
         _refuse_stranger(f"card.claims.{number}.adversary", claim.adversary, ordered)
     for name in spec.adversaries:
         _refuse_stranger("adversaries", name, ordered)
     networks = _networks(card, spec)
-    largest = max(networks.distinct, key=lambda network: network.parameters)
-    refuse_forecast("card.model.name", largest.name, _HELD * largest.parameters)
-    rehearsed = protocol if card.stand_in is None else known_protocol(card.stand_in, "card.stand_in")[0]
+    loss = _own_loss(card, spec, networks)
     execution = execution_of(spec, networks)
     resolved = spec.model_copy(update=execution.settings)
-    attached = attach(spec, protocol, config)
+    attached = attach(spec.defenses, protocol, config, spec.clients)
     head = messages[-1].sha256 if messages else ""
-    return RecordedPlan(
+    rehearsed = protocol if card.stand_in is None or stand_in is None else stand_in[0]
+    sources = [] if networks is None else [network.source for network in networks.distinct]
+    labels = dataset.y[:0] if dataset.x.is_meta else dataset.y[splits.proxy]
+    return Case(
         spec=resolved,
         secrets=secrets,
         dataset=dataset,
         splits=splits,
         networks=networks,
-        public=dataset.x[splits.proxy],
-        public_labels=dataset.y[splits.proxy] if labels_public(rehearsed) else None,
+        public=torch.zeros(0, *card.input_shape) if dataset.x.is_meta else dataset.x[splits.proxy],
+        public_labels=labels if rehearsed.card.needs_labels else None,
         execution=execution,
         protocol=protocol,
         protocol_config=config,
-        references=(),
+        settings=_settings(card, protocol, config, attached.messages)
+        | _names(card, networks, messages)
+        | loss,
+        stand_in=None if networks is None else stand_in,  # a rehearsal trains networks
+        parties=ordered,
+        declared_messages=_declared_messages(card, protocol, config),
+        initial_seed=card.initial_seed,
         defenses=attached.messages,
         training=attached.training,
         attacks=plan_attacks(spec),
@@ -339,21 +210,17 @@ def recorded_plan(
                 "head": head,
                 "seed": secrets.working_seed,
                 "data": dataset.sha256() if len(dataset.y) else "",
-                "code": [own_digest(), *(n.source for n in networks.distinct)],
+                "code": [own_digest(), *sources, *([] if spec.loss is None else [loss_digest(spec.loss)])],
             }
         ),
-        origin="recording",
-        lacks=lacks,
-        design="observational" if brought is None or brought.design is None else "matched-pairs",
-        claims=card.claims,
-        card=card,
-        all_parties=ordered,
-        brought=brought,
+        imported=ImportedSystem(
+            card=card, brought=brought, not_brought=not_brought, not_finite=frozenset(not_finite)
+        ),
     )
 
 
-def recording_in(run: Path, spec: Spec, secrets: Secrets, about: Mapping[str, Any]) -> RecordedPlan:
-    """Return the plan of an imported recording.
+def recording_in(run: Path, spec: Spec, secrets: Secrets, about: Mapping[str, Any]) -> Case:
+    """Return the case of an imported recording.
 
     Args:
         run: its run directory, which was checked against its manifest.
@@ -368,10 +235,12 @@ def recording_in(run: Path, spec: Spec, secrets: Secrets, about: Mapping[str, An
     refuse_code(card.model_dump(mode="json"), "card")
     vault = Vault(run / "vault")
     held = vault.directory / BROUGHT
-    brought = read_records(held / LISTS, held / ARRAYS) if (held / LISTS).is_file() else None
-    if brought is not None and (held / SITES).is_file():
-        brought = by_party(brought, read_sites(held / SITES))
-    return recorded_plan(
+    brought = None
+    if (held / LISTS).is_file():
+        brought = read_records(held / LISTS, held / ARRAYS, card.image_range)
+        if (held / SITES).is_file():
+            brought = by_party(brought, read_sites(held / SITES))
+    return recorded_case(
         card,
         spec,
         secrets,
@@ -379,6 +248,7 @@ def recording_in(run: Path, spec: Spec, secrets: Secrets, about: Mapping[str, An
         read_log(run / "transcript").messages,
         brought,
         uses=vault.has(USES),
+        not_finite=about.get("not_finite", ()),
     )
 
 
@@ -424,17 +294,19 @@ def _refuse_stranger(field: str, name: str, parties: Sequence[str]) -> None:
 def _records(card: Card, clients: Sequence[str], brought: BroughtRecords | None) -> tuple[Dataset, Splits]:
     """Return the brought records as a dataset with its splits; both empty if there are none."""
     none = torch.zeros(0, dtype=torch.int64)
-    y = none if card.task == "single-label" else none.reshape(0, card.classes)
+    labels = TASKS[card.task].labels
+    shape = labels.shape(card.classes, card.input_shape)
+    y = none.reshape(0, *shape)
     if brought is not None:
         y = brought.y
         if brought.x is not None and tuple(brought.x.shape[1:]) != card.input_shape:
             found = "x".join(map(str, brought.x.shape[1:]))
             problem = f"differs from the brought records, which are {found}"
             raise SpecError("card.input_shape", list(card.input_shape), problem, "Correct one of them.")
-        if (y.ndim == 2) != (card.task == "multi-label") or (y.ndim == 2 and y.shape[1] != card.classes):
+        if tuple(y.shape[1:]) != shape:
             problem = f"differs from the brought records, whose labels are {tuple(y.shape)}"
             raise SpecError("card.task", card.task, problem, "Correct one of them.")
-        if y.ndim == 1 and len(y) and int(y.max()) >= card.classes:
+        if labels.one_class and len(y) and int(y.max()) >= card.classes:
             problem = f"is too few: the brought records have a label {int(y.max())}"
             raise SpecError("card.classes", card.classes, problem, "Correct one of them.")
         for stranger in sorted(brought.clients.keys() - set(clients)):
@@ -453,10 +325,11 @@ def _records(card: Card, clients: Sequence[str], brought: BroughtRecords | None)
         "name": "recording",
         "y": y,
         "classes": card.classes,
+        "columns": tuple(one.column for one in card.columns),
         "provenance": f"Records that were brought to the audit of {card.name}.",
     }
     if brought is None or brought.x is None:
-        dataset: Dataset = _Labels(x=torch.zeros(len(y), 1, 1, 1), shape=card.input_shape, **named)
+        dataset = Dataset(x=torch.empty(len(y), *card.input_shape, device="meta"), **named)
     else:  # the memory layout changes the last bits of convolutions
         x = brought.x.clone(memory_format=torch.contiguous_format)
         dataset = Dataset(x=x, origins=image_origins(x) if x.dim() == 4 else None, **named)
@@ -469,9 +342,133 @@ def _records(card: Card, clients: Sequence[str], brought: BroughtRecords | None)
     )
 
 
-def _networks(card: Card, spec: Spec) -> Networks:
+def _networks(card: Card, spec: Spec) -> Networks | None:
+    """Return the networks that a card names; None if it names none."""
+    if card.model is None:
+        return None
     try:
-        shape = card.input_shape if card.model is not None else (1, 1, 1)  # nothing reads the placeholder
-        return networks_named(spec, shape, card.classes)
+        networks = networks_named(
+            spec.model, spec.client_models, data_root(spec.dataset.root), card.input_shape, card.classes
+        )
     except SpecError as error:
         raise SpecError(f"card.{error.field}", error.value, error.problem, error.remedy) from None
+    largest = max(networks.distinct, key=lambda network: network.parameters)
+    refuse_forecast("card.model.name", largest.name, _HELD * largest.parameters)
+    shared, *clients = (_as_clients_use(network, card) for network in (networks.shared, *networks.clients))
+    used = Networks(shared, tuple(clients))
+    _refuse_false_patterns(used, card.training.frozen)
+    return used
+
+
+def _own_loss(card: Card, spec: Spec, networks: Networks | None) -> dict[str, Any]:
+    """Return the setting of the loss that the user names, after it was tried on each network; empty without one."""
+    if spec.loss is None:
+        return {}
+    if networks is None:
+        raise SpecError("loss", spec.loss, "needs a network", "Name it under `model` in the card.")
+    if card.training.loss is not None:
+        problem = "is given, and the card states training.loss"
+        raise SpecError("loss", spec.loss, problem, "Keep one of them.")
+    one_class = TASKS[card.task].labels.one_class
+    for network in networks.distinct:
+        refuse_unusable(spec.loss, network, one_class=one_class)
+    return {"loss": {"function": spec.loss}}
+
+
+def _as_clients_use(network: Architecture, card: Card) -> Architecture:
+    """Return a network that takes images in [0, 1], does what clients do to images, and freezes what they freeze."""
+    stated, normalization = card.preprocess, None
+    if stated is not None and stated != PreprocessFacts():
+        normalization = Normalization.of(**stated.channels, span=stated.range)
+    return replace(network, normalization=normalization, frozen=card.training.frozen)
+
+
+def _refuse_false_patterns(networks: Networks, patterns: Sequence[str]) -> None:
+    """Refuse a pattern of frozen parameters that matches none, and patterns that leave nothing to train."""
+    names = {name for network in networks.distinct for name in network.parameter_shapes}
+    for pattern in patterns:
+        if not any(matches(name, pattern) for name in names):
+            known = ", ".join(sorted(names)[:3])
+            problem = f"is no parameter of the network, which has {known}, …"
+            raise SpecError("card.training.frozen", pattern, problem, "Correct it: names have no `prefix`.")
+    if patterns and not all(network.trained_parameters for network in networks.distinct):
+        problem = "leaves nothing to train"
+        raise SpecError("card.training.frozen", list(patterns), problem, "Leave out what clients train.")
+
+
+def _stand_in(
+    card: Card, protocol: type[FederatedProtocol], config: ProtocolConfig
+) -> tuple[type[FederatedProtocol], ProtocolConfig] | None:
+    """Return the protocol that rehearsals run, with its settings; None if the card names none."""
+    if not issubclass(protocol, Recorded):
+        return protocol, config
+    return None if card.stand_in is None else known_protocol(card.stand_in, "card.stand_in")
+
+
+def _declared_messages(
+    card: Card, protocol: type[FederatedProtocol], config: ProtocolConfig
+) -> list[Mapping[str, Any]]:
+    """Return the protocol's declarations, with what the card says of them."""
+    facts = {(m.kind, m.sender): m for m in card.messages}
+    found = list[Mapping[str, Any]]()
+    for declared in protocol.card.declared_messages:
+        if applies(declared.get("when", {}), config):
+            said = facts.get((declared["kind"], declared["from"]))
+            reveals = {} if said is None or not said.reveals else {"reveals": said.reveals}
+            found.append({**declared, **reveals})
+    return found
+
+
+def _settings(
+    card: Card,
+    protocol: type[FederatedProtocol],
+    config: ProtocolConfig,
+    defenses: Mapping[tuple[str, str], tuple[Defense, ...]],
+) -> dict[str, Any]:
+    """Return the public settings of the system, as views show them."""
+    values = config.model_dump(mode="json")
+    if issubclass(protocol, Recorded):
+        values = {name: value for name, value in values.items() if value not in (None, [])}
+        if values.get("accumulate", 1) > 1:  # a step's records are the batch that attacks read
+            values["micro_batch"] = values["batch_size"]
+            values["batch_size"] *= values["accumulate"]
+    described = [
+        {"kind": kind, "sender": sender, "described": dict(said)}
+        for (sent, sender), acting in defenses.items()
+        for kind, said in _described_as(sent, acting)
+    ]
+    if described:
+        values["defenses"] = described
+    if card.prefix is not None:
+        values["prefix"] = card.prefix
+    return values
+
+
+def _names(card: Card, networks: Networks | None, messages: Sequence[Message]) -> dict[str, Any]:
+    """Return the network's name of each tensor by its name on record, if the card says that they differ.
+
+    Raises:
+        SpecError: the record has no numbered model of as many tensors.
+    """
+    if card.names is None or networks is None:
+        return {}
+    if isinstance(card.names, dict):
+        return {"names": dict(card.names)}
+    sizes = sorted({len(m.tensors) for m in messages if m.kind in MODELS and numbered(m.tensors)})
+    shapes = networks.shared.tensor_shapes
+    orders = {len(names): names for names in (list(networks.shared.parameter_shapes), list(shapes))}
+    if len(sizes) != 1 or sizes[0] not in orders:
+        found = " and ".join(map(str, sizes)) or "no numbered"
+        counts = " or ".join(map(str, sorted(orders)))
+        problem = f"needs models of {counts} tensors, as the network has, and the record has {found}"
+        raise SpecError("card.names", card.names, problem, "Name the tensors one by one, or correct `model`.")
+    return {"names": {str(i): name for i, name in enumerate(orders[sizes[0]])}}
+
+
+def _described_as(kind: str, acting: Sequence[Defense]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Yield the descriptions of a message's defences, each with the kind in which the message arrives."""
+    arrives = kind
+    for defense in acting:
+        arrives = defense.card.makes or arrives
+    for defense in acting:
+        yield arrives, defense.describe()

@@ -18,9 +18,10 @@ from fdaudit.config import Config
 from fdaudit.data.datasets import DATASETS, load_dataset
 from fdaudit.data.files import read_arrays
 from fdaudit.data.partition import partition
-from fdaudit.data.raw import as_images, as_labels, class_total, same_count
+from fdaudit.data.raw import as_images, as_labels, as_vectors, class_total, same_count
 from fdaudit.data.resize import to_unit
 from fdaudit.data.splits import set_aside
+from fdaudit.data.tables.named import NAMED
 from fdaudit.data.texts.files import TEXTS
 from fdaudit.errors import DataError, UsageError, nearest
 from fdaudit.limits import DATA_BYTES, MOST_CLIENTS
@@ -59,8 +60,8 @@ class SiteRecords:
 
     Attributes:
         name: of the data, without the folders above it.
-        x: images as an npz file holds them, (n, h, w) or (n, h, w, c), uint8 or floats in [0, 1]; None if the sites
-            keep them.
+        x: images as an npz file holds them, (n, h, w) or (n, h, w, c), uint8 or floats in [0, 1]; or rows (n, d) of a
+            table. None if the sites keep them.
         y: (n,) int64 classes, or (n, C) of the multi-label task.
         classes: number of classes, C.
         sites: the rows of each site, in its own order.
@@ -99,6 +100,9 @@ def load_site_records(data: str, spec: DesignSpec, stream: SecretStream) -> Site
         raise DataError("DATA", data, "is for segmentation", "Give records with labels, npz: or folder:.")
     if scheme == "text" or data in TEXTS:
         raise DataError("DATA", data, "holds texts", "Give records with labels, npz: or folder:.")
+    if scheme == "table" or data in NAMED:
+        remedy = "Give a directory with a file for each site: client-0.npz with x (n, d), as it is trained on, and y."
+        raise DataError("DATA", data, "is a table, whose vectors your own code makes", remedy)
     if path and scheme in ("npz", "folder"):
         place = Path(path).expanduser().absolute()
         if not place.exists():
@@ -224,7 +228,8 @@ def _records(file: Path, first: Path, like: Mapping[str, NDArray[Any]] | None) -
         raise DataError("DATA", str(file), "lacks y", "Store the labels as y, and the images as x.")
     labels = as_labels(arrays["y"], "DATA", f"y of {file}")
     if "x" in arrays:
-        same_count(as_images(arrays["x"], "DATA", f"x of {file}"), labels, "DATA", str(file))
+        checked = as_vectors if arrays["x"].ndim == 2 else as_images
+        same_count(checked(arrays["x"], "DATA", f"x of {file}"), labels, "DATA", str(file))
     if like is not None and arrays.keys() != like.keys():
         held = (
             "has no images, and the first file has"

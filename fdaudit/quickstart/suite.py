@@ -64,21 +64,21 @@ def quickstart(
     Raises:
         UsageError: `out` holds something else, or holds a run while `resume` is false; nothing was written.
     """
-    wanted = specs()
-    first = out / next(iter(wanted))
+    suite = specs()
+    first = out / next(iter(suite))
     _refuse_occupied(out, first, resume)
-    refuse_links(out, wanted)
+    refuse_links(out, suite)
     make_private(out)
     with together(), writing(out), _Beside(elsewhere is not HERE, reported) as beside:
-        for number, (name, spec) in enumerate(wanted.items(), 1):
+        for number, (name, spec) in enumerate(suite.items(), 1):
             place, seed_from = out / name, None if out / name == first else first
-            step = beside.stopped_by(_step(tick, f"{number}/{len(wanted)} {name}"))
+            step = beside.stopped_by(_step(tick, f"{number}/{len(suite)} {name}"))
             run = federated(spec, place, resume=resume, seed_from=seed_from, elsewhere=elsewhere, tick=step)
-            before = [out / other for other in wanted][: number - 1]
+            before = [out / other for other in suite][: number - 1]
             attack = partial(attacked, run, beside=before, elsewhere=elsewhere, tick=step)
             beside.attack(attack, Run(place))
         beside.finish()
-        finished = [Run(out / name) for name in wanted]
+        finished = [Run(out / name) for name in suite]
         return tuple(finished), api.compare(finished, out)
 
 

@@ -17,7 +17,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from fdaudit.errors import IntegrityError, RunError
+from fdaudit.errors import IntegrityError, RunError, reason_of
 from fdaudit.limits import JSON_BYTES, MOST_CLIENTS, read_file
 from fdaudit.parallel.memory import refuse_forecast
 from fdaudit.storage.digests import canonical
@@ -127,8 +127,8 @@ def read_record(directory: Path) -> Record:
         if canonical(value) + b"\n" != data:
             raise ValueError("it is not in canonical form")
     except (OSError, ValueError, TypeError, RecursionError) as error:
-        said = (error.strerror if isinstance(error, OSError) else None) or str(error)
-        raise IntegrityError([f"{RECORD} is damaged: {said}"]) from None
+        reason = reason_of(error)
+        raise IntegrityError([f"{RECORD} is damaged: {reason}"]) from None
     return Record(
         directory=directory,
         parties=tuple(value["parties"]),
@@ -190,9 +190,9 @@ def _refuse_odd(value: Any) -> None:
         raise TypeError(f"its fields are not {', '.join(_TYPES)}")
     if value["schema"] != _SCHEMA:
         raise ValueError(f"its schema is {value['schema']!r:.60}, not {_SCHEMA}")
-    for name, wanted in _TYPES.items():
-        if type(value[name]) is not wanted:
-            raise TypeError(f"{name} is no {wanted.__name__}")
+    for name, expected in _TYPES.items():
+        if type(value[name]) is not expected:
+            raise TypeError(f"{name} is no {expected.__name__}")
     parties = value["parties"]
     if not parties or len(parties) > MOST_CLIENTS + 3:
         raise ValueError(f"it names {len(parties)} parties")
@@ -219,30 +219,27 @@ def check_record(directory: Path) -> Checked:
         record = read_record(directory)
     except IntegrityError as error:
         return Checked(error.findings, ())
-    findings = [f"{name} is not part of a record" for name in sorted(_others(directory))]
+    others = {path.name for path in directory.iterdir()} - _BESIDE
+    findings = [f"{name} is not part of a record" for name in sorted(others)]
     notes = []
     try:
         with scratch("record") as folder:
-            left = closed_part(record, folder / "transcript")
-            found = verify_transcript(folder / "transcript", head=record.head, count=record.messages)
-            findings += found or _untrue(record, folder / "transcript")
+            surplus = closed_part(record, folder / "transcript")
+            defects = verify_transcript(folder / "transcript", head=record.head, count=record.messages)
+            findings += defects or _untrue(record, folder / "transcript")
     except IntegrityError as error:
         return Checked((*findings, *error.findings), ())
     if not record.closed:
         notes.append(
             f"The recording was not closed: it ends with {record.rounds} closed rounds and {record.messages} messages."
         )
-        if left:
+        if surplus:
             notes.append(
-                f"{left} messages of a round that was never closed are left out: nothing shows that they are whole."
+                f"{surplus} messages of a round that was never closed are left out: nothing shows that they are whole."
             )
-    elif left:
-        findings.append(f"{LOG} has {left} lines beyond the end that {RECORD} names")
+    elif surplus:
+        findings.append(f"{LOG} has {surplus} lines beyond the end that {RECORD} names")
     return Checked(tuple(findings), tuple(notes))
-
-
-def _others(directory: Path) -> set[str]:
-    return {path.name for path in directory.iterdir()} - _BESIDE
 
 
 def closed_part(record: Record, target: Path) -> int:
@@ -317,19 +314,19 @@ def _copy(source: Path, target: Path, most: int) -> None:
 
 def _untrue(record: Record, transcript: Path) -> list[str]:
     """Return one sentence for each party that the record does not name, input never held, and uncounted round."""
-    known, rounds, found = set(record.parties), set[int](), list[str]()
+    parties, rounds, findings = set(record.parties), set[int](), list[str]()
     holders: list[frozenset[str]] = []
     for number, line in enumerate(read_lines(transcript / LOG), start=1):
         message = Message.from_line(line)
         rounds.add(message.round)
         holders.append(frozenset(message.parties()))
-        others = sorted({*message.parties()} - known)
-        found += [f"{LOG} line {number}: {party!r:.60} is no party of the record" for party in others]
-        found += [
+        others = sorted({*message.parties()} - parties)
+        findings += [f"{LOG} line {number}: {party!r:.60} is no party of the record" for party in others]
+        findings += [
             f"{LOG} line {number}: {message.sender} names message {i} as an input, which it neither sent nor received"
             for i in dict.fromkeys(message.inputs)
             if isinstance(i, int) and message.sender not in holders[i]
         ]
     if len(rounds) > record.rounds:
-        found.append(f"{LOG} has messages of {len(rounds)} rounds, and {RECORD} counts {record.rounds}")
-    return found
+        findings.append(f"{LOG} has messages of {len(rounds)} rounds, and {RECORD} counts {record.rounds}")
+    return findings

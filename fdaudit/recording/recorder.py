@@ -35,7 +35,7 @@ from typing import Any, BinaryIO, Literal
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["KINDS", "Delivery", "RecordError", "Recorder", "is_name"]
+__all__ = ["KINDS", "RecordError", "RecordedMessage", "Recorder", "is_name", "write_records"]
 
 SCHEMA = "fdaudit-record/1"
 VERSION = "1"
@@ -64,12 +64,15 @@ KINDS = (
     "sample_gradients",
     "silence",
     "soft_labels",
+    "top_logits",
+    "top_soft_labels",
     "vote_counts",
 )
 """The names in fdaudit's `kinds.py`, sorted; any other kind has a name such as `vendor/name`."""
 
 _OWN_KIND = re.compile(r"[a-z0-9][a-z0-9-]*/[a-z0-9][a-z0-9-]*")
 _PARTY = re.compile(r"server|aggregator|world|client/(0|[1-9][0-9]{0,3})")
+_SITE = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,99}")
 _RESERVED = re.compile(r".*:(codes|grid|layout)|__metadata__", re.DOTALL)
 
 # The grammar of names, as in fdaudit's `names.py`.
@@ -123,14 +126,14 @@ class RecordError(ValueError):
 
     def __init__(self, field: str, value: object, problem: str, remedy: str) -> None:
         self.field, self.value, self.problem, self.remedy = field, value, problem, remedy
-        shown = repr(value)
-        if len(shown) > 200:
-            shown = shown[:197] + "..."
-        text = f"{field}: {shown} {problem}. {remedy}"
+        value_text = repr(value)
+        if len(value_text) > 200:
+            value_text = value_text[:197] + "..."
+        text = f"{field}: {value_text} {problem}. {remedy}"
         super().__init__("".join(c if c.isprintable() else ascii(c)[1:-1] for c in text))
 
 
-class Delivery(dict[str, Array]):
+class RecordedMessage(dict[str, Array]):
     """A recorded message: its arrays by name, and the `seq` by which later messages name it among their inputs."""
 
     def __init__(self, arrays: Mapping[str, Array], seq: int) -> None:
@@ -204,7 +207,7 @@ class Recorder:
         tensors: Mapping[str, Any],
         inputs: Inputs = "all",
         records: Iterable[int] | None = None,
-    ) -> Delivery:
+    ) -> RecordedMessage:
         """Record one message of the open round, and return its arrays as recorded.
 
         Args:
@@ -228,7 +231,7 @@ class Recorder:
         if not isinstance(kind, str) or not (kind in KINDS or _OWN_KIND.fullmatch(kind)):
             remedy = f"Use a name of your own such as 'vendor/name' in small letters, or one of {', '.join(KINDS)}."
             raise RecordError("kind", kind, "is not known", remedy)
-        named = inputs if isinstance(inputs, str) else _items("inputs", inputs)
+        sources = inputs if isinstance(inputs, str) else _items("inputs", inputs)
         used = None if records is None else self._checked_records(records)
         about, payload, arrays = _encoded(tensors)
         salt = secrets.token_bytes(16)
@@ -246,8 +249,35 @@ class Recorder:
             "sha256": digest.hexdigest(),
         }
         with self._alone():
-            line["inputs"] = self._checked_inputs(named)
-            return Delivery(arrays, self._write(line, payload, used))
+            line["inputs"] = self._checked_inputs(sources)
+            return RecordedMessage(arrays, self._write(line, payload, used))
+
+    def add_parties(self, parties: Iterable[str]) -> None:
+        """Add parties that take part from now on; those that the record names already stay as they are.
+
+        Raises:
+            RecordError: a party's name is refused.
+        """
+        added = _checked_parties(parties)
+        with self._alone():
+            self._parties |= added
+
+    def hold(self, party: str, x: Any, y: Any, held_out: Iterable[int] = ()) -> None:
+        """Write to the truth the records that a party holds: record i is row i. A second call replaces the first.
+
+        Args:
+            party: the party.
+            x: (n, …) the records as the network gets them, channels first.
+            y: (n,) their classes, (n, C) of 1 and 0, or (n, h, w) masks.
+            held_out: rows that the party never trains on.
+
+        Raises:
+            RecordError: an argument is refused, or there is no directory of the truth.
+        """
+        with self._alone():
+            truth = self._truth_directory("records that a party holds")
+            self._refuse_strangers("party", [party])
+            write_records(truth, party.removeprefix("client/"), x, y, held_out)
 
     def sites(self, sites: Mapping[str, str | int]) -> None:
         """Write to the truth which site, or node, stands behind each party. A second call replaces the first.
@@ -297,8 +327,8 @@ class Recorder:
 
     def _refuse_occupied(self) -> None:
         """Refuse directories that hold a record or a truth already, or lie within each other."""
-        for taken in (self.directory / "record.json", self.directory / "transcript"):
-            if os.path.lexists(taken):
+        for path in (self.directory / "record.json", self.directory / "transcript"):
+            if os.path.lexists(path):
                 raise RecordError(
                     "directory", str(self.directory), "holds a record already", "Choose another one."
                 )
@@ -326,11 +356,11 @@ class Recorder:
 
     def _checked_records(self, records: Any) -> list[int]:
         self._truth_directory("records")
-        found = _items("records", records.tolist() if hasattr(records, "tolist") else records)
-        for record in found:
+        numbers = _items("records", records.tolist() if hasattr(records, "tolist") else records)
+        for record in numbers:
             if _whole(record, _MOST_ID) is None:
                 raise RecordError("records", record, "is no number of a record", "Number the records from 0.")
-        return [int(record) for record in found]
+        return [int(record) for record in numbers]
 
     def _checked_inputs(self, inputs: str | list[int | str]) -> str | list[int | str]:
         if isinstance(inputs, str):
@@ -447,17 +477,54 @@ class Recorder:
                 file.close()
 
 
+def write_records(truth: Path, site: str, x: Any, y: Any, held_out: Iterable[int] = ()) -> None:
+    """Write the records of a site to a directory of the truth, as `client-SITE.npz`.
+
+    Args:
+        truth: the directory.
+        site: the site's name, such as `0`.
+        x: (n, …) the records as the network gets them, channels first.
+        y: (n,) their classes, (n, C) of 1 and 0, or (n, h, w) masks.
+        held_out: rows that the site never trains on.
+
+    Raises:
+        RecordError: an argument is refused, or the file cannot be written.
+    """
+    if not _SITE.fullmatch(site):
+        remedy = "Give its number, or a name of letters, digits, dots, dashes and underscores."
+        raise RecordError("site", site, "is no name of a site's file", remedy)
+    arrays = {}
+    for name, value in (("x", x), ("y", y)):
+        array, _, dtype = _bits(name, np.asarray(value) if isinstance(value, list | tuple) else value)
+        arrays[name] = _widened(array) if dtype is None else array
+    records = len(arrays["x"]) if arrays["x"].ndim else 0
+    if not records or arrays["y"].ndim not in (1, 2, 3) or len(arrays["y"]) != records:
+        shapes = f"{arrays['x'].shape} and {arrays['y'].shape}"
+        raise RecordError("x, y", shapes, "are no records", "Give x and y with one row for each record.")
+    rows = _items("held_out", held_out)
+    if None in [_whole(row, records) for row in rows] or len(set(rows)) < len(rows):
+        raise RecordError("held_out", rows, "are no rows of x", f"Give different rows, below {records}.")
+    with _writing(truth):
+        truth.mkdir(mode=0o700, parents=True, exist_ok=True)
+        path = truth / f"client-{site}.npz"
+        temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+        with temporary.open("wb") as file:
+            arrays["held_out"] = np.array(sorted(rows), dtype=np.int64)
+            np.savez(file, **arrays)  # type: ignore[arg-type]  # its own keyword `allow_pickle` is no array
+        temporary.replace(path)
+
+
 def _checked_parties(parties: Iterable[str]) -> dict[str, None]:
     """Return the parties in their order, as the keys of a mapping."""
-    found = [parties] if isinstance(parties, str) else _items("parties", parties)
-    for party in found:
+    names = [parties] if isinstance(parties, str) else _items("parties", parties)
+    for party in names:
         if not isinstance(party, str) or not _PARTY.fullmatch(party):
             remedy = "Name them server, client/0 to client/9999, aggregator and world."
             raise RecordError("parties", party, "is no name of a party", remedy)
-    kept = dict.fromkeys(found)
-    if not found or len(kept) < len(found):
-        raise RecordError("parties", found, "are none, or name one twice", "Name every party once.")
-    return kept
+    distinct = dict.fromkeys(names)
+    if not names or len(distinct) < len(names):
+        raise RecordError("parties", names, "are none, or name one twice", "Name every party once.")
+    return distinct
 
 
 def _card(source: Path, target: Path) -> bytes:
@@ -483,22 +550,22 @@ def _encoded(tensors: Any) -> tuple[dict[str, Any], memoryview, dict[str, Array]
     if not isinstance(tensors, Mapping):
         remedy = "Give a mapping of names to arrays, such as dict(zip(model.state_dict(), parameters, strict=True))."
         raise RecordError("tensors", type(tensors).__name__, "has no names", remedy)
-    found = {name: _bits(name, value) for name, value in tensors.items()}
+    encodings = {name: _bits(name, value) for name, value in tensors.items()}
     header: dict[str, Any] = {}
     end = 0
-    for name in sorted(found, key=lambda n: (_RANKS[found[n][1]], n)):
-        bits, kind, _ = found[name]
+    for name in sorted(encodings, key=lambda n: (_RANKS[encodings[n][1]], n)):
+        bits, kind, _ = encodings[name]
         begin, end = end, end + bits.nbytes
         header[name] = {"dtype": kind, "shape": list(bits.shape), "data_offsets": [begin, end]}
     text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     start = 8 + len(text)
-    _refuse_above(_TENSOR_BYTES, start + end, "tensors", sorted(found)[:8], "the message")
+    _refuse_above(_TENSOR_BYTES, start + end, "tensors", sorted(encodings)[:8], "the message")
     payload = np.empty(start + end, dtype=np.uint8).data  # the next lines fill all of it
     payload[:start] = len(text).to_bytes(8, "little") + text
     arrays: dict[str, Array] = {}
-    for name in sorted(found):
-        bits, _, dtype = found[name]
+    for name in sorted(encodings):
+        bits, _, dtype = encodings[name]
         place = start + header[name].pop("data_offsets")[0]
         recorded: Array = np.ndarray(bits.shape, bits.dtype.newbyteorder("<"), payload, place)
         recorded[...] = bits
@@ -627,9 +694,9 @@ def _writing(path: Path) -> Iterator[None]:
 
 def _append(file: BinaryIO, data: bytes | memoryview) -> None:
     """Write all of `data`; a system call may write a part."""
-    left = memoryview(data)
-    while left:
-        left = left[file.write(left) :]
+    rest = memoryview(data)
+    while rest:
+        rest = rest[file.write(rest) :]
 
 
 def _replace(path: Path, data: bytes, *before: Path | BinaryIO) -> None:

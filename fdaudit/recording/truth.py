@@ -1,18 +1,21 @@
-"""Read what a recorder wrote beside a record: the records behind each message."""
+"""Read what a recorder wrote beside a record: the records behind each message, and the site of each party."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from fdaudit.errors import IntegrityError, UsageError
 from fdaudit.limits import JSON_BYTES, TABLE_BYTES, read_file
 from fdaudit.names import name_problem
 from fdaudit.storage.files import parse_json
 
-__all__ = ["SITES", "USES", "read_sites", "read_uses"]
+__all__ = ["NODES", "NOTES", "REPLIES", "SITES", "USES", "joined_notes", "read_sites", "read_uses"]
 
 USES, SITES = "uses.jsonl", "sites.json"
+NOTES, REPLIES, NODES = "notes.jsonl", "replies.jsonl", "nodes.json"
+"""What the adapters of frameworks write: at a site, and at the server."""
 _MOST = 1 << 40
 """No number of a record reaches this."""
 
@@ -23,28 +26,86 @@ def read_uses(path: Path) -> dict[int, tuple[int, ...]]:
     Raises:
         UsageError: the file cannot be read, or a line is something else.
     """
-    found: dict[int, tuple[int, ...]] = {}
+    uses: dict[int, tuple[int, ...]] = {}
+    for where, value in _lines(path):
+        if value.keys() != {"seq", "records"} or not _is_count(value["seq"]):
+            raise UsageError(where, str(value)[:60], "does not give seq and records", _WRITTEN)
+        records = _records(where, value["records"])
+        if value["seq"] in uses:
+            raise UsageError(where, value["seq"], "is a message named before", "Name each message once.")
+        uses[value["seq"]] = records
+    return uses
+
+
+def joined_notes(
+    replies: Path, notes: Sequence[Path], nodes: Path | None
+) -> tuple[dict[int, tuple[int, ...]], dict[str, str | int]]:
+    """Join the notes of sites with those of the server, which name each reply by the same key.
+
+    Args:
+        replies: the server's file: the key and the party of each recorded reply.
+        notes: the sites' files: the records behind each reply. Those of other runs are left out.
+        nodes: the server's file with the framework's name of each party.
+
+    Returns:
+        By message `seq` the sender's own numbers of the records behind it, and the site of each party. A party that no
+        note names keeps the framework's name.
+
+    Raises:
+        UsageError: a file cannot be read or holds something else, a reply is noted twice, or one party's replies are
+            noted by two sites.
+    """
+    noted: dict[str, tuple[str, tuple[int, ...]]] = {}
+    for path in notes:
+        for where, value in _lines(path):
+            if value.keys() != {"records", "reply", "site"} or not isinstance(value["reply"], str):
+                raise UsageError(where, str(value)[:60], "does not give records, reply and site", _WRITTEN)
+            if problem := name_problem(value["site"]):
+                raise UsageError(where, str(value["site"])[:60], problem, _WRITTEN)
+            if value["reply"] in noted:
+                raise UsageError(
+                    where, value["reply"][:60], "is a reply noted before", "Give each note once."
+                )
+            noted[value["reply"]] = (value["site"], _records(where, value["records"]))
+    uses, sites = dict[int, tuple[int, ...]](), dict[str, str | int]()
+    for where, value in _lines(replies):
+        if value.keys() != {"party", "reply", "seq"} or not _is_count(value["seq"]):
+            raise UsageError(where, str(value)[:60], "does not give party, reply and seq", _WRITTEN)
+        if value["reply"] in noted:
+            site, uses[value["seq"]] = noted[value["reply"]]
+            first = sites.setdefault(str(value["party"]), site)
+            if first != site:
+                problem = (
+                    f"is a reply of {str(value['party'])[:60]}, which sites {first!r} and {site!r} noted"
+                )
+                raise UsageError(where, value["seq"], problem, "Name a site by one name.")
+    return uses, {**({} if nodes is None else read_sites(nodes)), **sites}
+
+
+def _lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the JSON objects of a file, one a line, each with its place; a kill may leave a part of the last line."""
     try:
-        lines = read_file(path, TABLE_BYTES).splitlines()
+        data = read_file(path, TABLE_BYTES)
     except OSError as error:
         raise UsageError(
             path.name, str(path), f"cannot be read ({error.strerror})", "Give the file."
         ) from None
-    for number, line in enumerate(lines, start=1):
+    whole = data if path.name == USES else data[: data.rfind(b"\n") + 1]
+    for number, line in enumerate(whole.splitlines(), start=1):
         where = f"{path.name} line {number}"
         try:
             value = parse_json(line)
         except (IntegrityError, ValueError) as error:
             raise UsageError(where, str(line[:60]), f"is no JSON ({error})", _WRITTEN) from None
-        named = isinstance(value, dict) and value.keys() == {"seq", "records"}
-        if not named or not _is_count(value["seq"]) or type(value["records"]) is not list:
-            raise UsageError(where, str(value)[:60], "does not give seq and records", _WRITTEN)
-        if not all(map(_is_count, value["records"])):
-            raise UsageError(where, str(value["records"])[:60], "are no numbers of records", _WRITTEN)
-        if value["seq"] in found:
-            raise UsageError(where, value["seq"], "is a message named before", "Name each message once.")
-        found[value["seq"]] = tuple(value["records"])
-    return found
+        if not isinstance(value, dict):
+            raise UsageError(where, str(value)[:60], "is no object with named fields", _WRITTEN)
+        yield where, value
+
+
+def _records(where: str, value: object) -> tuple[int, ...]:
+    if not isinstance(value, list) or not all(map(_is_count, value)):
+        raise UsageError(where, str(value)[:60], "are no numbers of records", _WRITTEN)
+    return tuple(value)
 
 
 def read_sites(path: Path) -> Mapping[str, str | int]:

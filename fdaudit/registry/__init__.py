@@ -1,6 +1,24 @@
-"""Protocols, attacks and defences by name, loaded late."""
+"""Protocols, attacks and defences by name, loaded late; their cards."""
 
-from fdaudit.registry.contract import METHODS, REQUIRED
+from fdaudit.registry.cards import (
+    AttackCard,
+    DefenseCard,
+    ExtensionCard,
+    ProtocolCard,
+    SimpleProtocolCard,
+)
+from fdaudit.registry.contract import CARDS, METHODS
 from fdaudit.registry.registry import Registry, loaded, room_of
 
-__all__ = ["METHODS", "REQUIRED", "Registry", "loaded", "room_of"]
+__all__ = [
+    "CARDS",
+    "METHODS",
+    "AttackCard",
+    "DefenseCard",
+    "ExtensionCard",
+    "ProtocolCard",
+    "Registry",
+    "SimpleProtocolCard",
+    "loaded",
+    "room_of",
+]

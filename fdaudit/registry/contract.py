@@ -1,59 +1,33 @@
-"""The contract of each entry-point group: the attributes and methods of a class, in tables, and their checks."""
+"""The contract of each entry-point group: the card and the methods of a class, and their checks."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
 from inspect import Signature, signature
-from typing import Any
 
-from fdaudit.errors import SpecError, nearest
-from fdaudit.goals import GOALS
-from fdaudit.kinds import KINDS, is_kind
-from fdaudit.registry.source import COMPUTED, UNREADABLE, line_of, source_of
+from fdaudit.errors import SpecError
+from fdaudit.registry.cards import (
+    AttackCard,
+    CardError,
+    DefenseCard,
+    ExtensionCard,
+    ProtocolCard,
+    SimpleProtocolCard,
+)
+from fdaudit.registry.source import COMPUTED, UNREADABLE, StatedCard, line_of, source_of
 from fdaudit.spec.trust import IMPORT
 
-__all__ = ["METHODS", "REQUIRED", "refusal", "refuse_broken"]
+__all__ = ["CARDS", "METHODS", "refusal", "refuse_broken", "stated_card"]
 
 _SAFE = re.compile(r"[a-z0-9][a-z0-9-]{0,63}")
 
-_TEXTS, _RECORDS = "a tuple of texts", "a tuple of mappings"
-REQUIRED: Mapping[str, Mapping[str, str]] = {
-    "fdaudit.attacks": {
-        **dict.fromkeys(("name", "goal", "source"), "text"),
-        **dict.fromkeys(("needs", "assumes"), _TEXTS),
-        "profiles": "a mapping",
-    },
-    "fdaudit.protocols": {
-        **dict.fromkeys(("name", "source"), "text"),
-        **dict.fromkeys(("roles", "trust", "deviations", "withholdable"), _TEXTS),
-        "oracles": _RECORDS,
-        **dict.fromkeys(("pools_data", "heterogeneous", "needs_public"), "true or false"),
-    },
-    "fdaudit.defenses": {"name": "text"},
+CARDS: Mapping[str, tuple[type[ExtensionCard], ...]] = {
+    "fdaudit.attacks": (AttackCard,),
+    "fdaudit.protocols": (ProtocolCard, SimpleProtocolCard),
+    "fdaudit.defenses": (DefenseCard,),
 }
-"""The literal attributes that a class of each entry-point group must have, with their types in words."""
-_OPTIONAL: Mapping[str, Mapping[str, str]] = {
-    "fdaudit.attacks": {
-        "oracle": "text or None",
-        **dict.fromkeys(("reads", "tasks"), _TEXTS),
-        "control": "a mapping",
-        "work": "a mapping",
-        "page": "text",
-    },
-    "fdaudit.protocols": {
-        **dict.fromkeys(("roles_when", "privacy", "trains", "averages", "generator", "starts"), "a mapping"),
-        "messages": _RECORDS,
-        "needs_labels": "true or false",
-        "page": "text",
-        "tasks": _TEXTS,
-    },
-    "fdaudit.defenses": {
-        **dict.fromkeys(("source", "protects", "at", "makes", "page"), "text"),
-        "accepts": _TEXTS,
-        "fixed_size": "true or false",
-    },
-}
+"""The cards of each entry-point group, the usual one first."""
 METHODS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "fdaudit.attacks": {
         "__init__": ("config",),
@@ -79,75 +53,61 @@ _IN_TRAINING: Mapping[str, tuple[str, ...]] = {
 }
 
 
-def refuse_broken(group: str, name: str, target: str, members: Mapping[str, object], whole: bool) -> None:
-    """Refuse a class whose members break the contract; `whole` if methods of other modules are among them."""
-    required = REQUIRED[group]
-    for attribute, kind in {**required, **_OPTIONAL[group]}.items():
-        if attribute not in members and attribute in required:
-            raise refusal(group, name, target, f"has no {attribute}, which is {kind}")
-        value = members.get(attribute)
-        if value is COMPUTED and attribute in required:
-            raise refusal(group, name, target, f"computes {attribute}, which must be a plain literal")
-        if attribute in members and value is not COMPUTED and not _is(kind, value):
-            raise refusal(group, name, target, f"has {attribute} {value!r:.60}, which is not {kind}")
-    if name.startswith(IMPORT) and not _SAFE.fullmatch(str(members["name"])):
-        problem = f"calls itself {members['name']!r}, which is no name of small letters, digits and hyphens"
+def stated_card(group: str, name: str, target: str, stated: StatedCard | None) -> ExtensionCard:
+    """Return the card that a class states.
+
+    Raises:
+        SpecError: it states none, or one that is no call with literals, or whose fields are wrong.
+    """
+    kinds = {card.__name__: card for card in CARDS[group]}
+    example = f"{CARDS[group][0].__name__}(name=…, …)"
+    if stated is None:
+        raise refusal(group, name, target, f"has no card, which is {example}")
+    others = {card.__name__ for cards in CARDS.values() for card in cards} - kinds.keys()
+    if stated.called in others:
+        raise refusal(
+            group, name, target, f"has a card of another kind, {stated.called}, where {example} belongs"
+        )
+    if stated.called not in kinds:
+        raise refusal(group, name, target, f"computes card, which must be {example} with plain literals")
+    for field, value in stated.fields.items():
+        if value is COMPUTED:
+            raise refusal(group, name, target, f"computes {field}, which must be a plain literal")
+    try:
+        card = kinds[stated.called].of(stated.fields)
+    except CardError as error:
+        raise refusal(group, name, target, str(error)) from None
+    if name.startswith(IMPORT) and not _SAFE.fullmatch(card.name):
+        problem = f"calls itself {card.name!r}, which is no name of small letters, digits and hyphens"
         raise refusal(group, name, target, problem)
-    if members["name"] != name and not name.startswith(IMPORT):
-        raise refusal(group, name, target, f"calls itself {members['name']!r}")
-    problem = _wrong_word(group, members)
-    if problem:
-        raise refusal(group, name, target, problem)
-    in_training = group == "fdaudit.defenses" and members.get("at") == "training"
+    if card.name != name and not name.startswith(IMPORT):
+        raise refusal(group, name, target, f"calls itself {card.name!r}")
+    return card
+
+
+def refuse_broken(
+    group: str, name: str, target: str, card: ExtensionCard, members: Mapping[str, object], whole: bool
+) -> None:
+    """Refuse a class without a method of its contract; `whole` if methods of other modules are among `members`."""
+    in_training = isinstance(card, DefenseCard) and card.at == "training"
     for method, arguments in (_IN_TRAINING if in_training else METHODS[group]).items():
-        found = members.get(method)
-        if found is None and (not whole or method == "__init__"):
+        member = members.get(method)
+        if member is None and (not whole or method == "__init__"):
             continue
-        shown = f"{method}(self{''.join(f', {a}' for a in arguments)})"
-        if found is None:
-            raise refusal(group, name, target, f"has no method {shown}")
-        if found is not COMPUTED and not _takes(found, arguments):
-            raise refusal(group, name, target, f"has a method {method} that is not called as {shown}")
+        call = f"{method}(self{''.join(f', {a}' for a in arguments)})"
+        if member is None:
+            raise refusal(group, name, target, f"has no method {call}")
+        if member is not COMPUTED and not _takes(member, arguments):
+            raise refusal(group, name, target, f"has a method {method} that is not called as {call}")
     if whole and "Config" not in members:
         raise refusal(group, name, target, "has no Config, the class of its settings")
-
-
-def _wrong_word(group: str, members: Mapping[str, Any]) -> str:
-    """Return what is wrong with words of a closed vocabulary, or nothing."""
-    if group == "fdaudit.attacks":
-        if members["goal"] not in GOALS:
-            return f"has the unknown goal {members['goal']!r}. {nearest(members['goal'], GOALS)}"
-        missing = [
-            p for p in ("quick", "standard", "full") if not _is("a mapping", members["profiles"].get(p))
-        ]
-        return f"has no settings in profiles for {', '.join(missing)}" if missing else ""
-    if group == "fdaudit.protocols":
-        for attribute, keys in (("messages", {"kind", "from", "to"}), ("oracles", {"name", "available_to"})):
-            for record in members.get(attribute, ()):
-                if missing := sorted(keys - record.keys()):
-                    return f"has an entry of {attribute} without {', '.join(missing)}"
-        unknown = [m["kind"] for m in members.get("messages", ()) if not is_kind(m["kind"])]
-        if unknown:
-            problem = f"has messages of the unknown kind {unknown[0]!r}"
-            return f"{problem}. Give it a namespace, as in acme/bank. {nearest(unknown[0], KINDS)}"
-    return ""
-
-
-def _is(kind: str, value: object) -> bool:
-    """Return whether a value has a type that is given in words."""
-    if kind in (_TEXTS, _RECORDS):
-        part = str if kind == _TEXTS else Mapping
-        return isinstance(value, tuple) and all(isinstance(v, part) for v in value)
-    if kind == "text or None":
-        return value is None or isinstance(value, str)
-    return isinstance(value, {"text": str, "a mapping": Mapping, "true or false": bool}[kind])
 
 
 def _takes(method: object, arguments: tuple[str, ...]) -> bool:
     """Return whether a function, or the signature read from its source, can be called with `self` and these."""
     try:
-        found = method if isinstance(method, Signature) else signature(method)  # type: ignore[arg-type]
-        found.bind(None, *arguments)
+        parameters = method if isinstance(method, Signature) else signature(method)  # type: ignore[arg-type]
+        parameters.bind(None, *arguments)
     except (TypeError, ValueError):
         return False
     return True

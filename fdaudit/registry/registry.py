@@ -5,20 +5,21 @@ from __future__ import annotations
 import importlib
 from collections.abc import Mapping
 from copy import deepcopy
-from functools import cached_property
+from functools import cache, cached_property
 from importlib.metadata import entry_points
-from inspect import Signature
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, cast
 
 from fdaudit.errors import FdauditError, SpecError, nearest, plugin_line
-from fdaudit.registry.contract import REQUIRED, refusal, refuse_broken
-from fdaudit.registry.source import COMPUTED, UNREADABLE, described, found_module, line_of, source_of
+from fdaudit.registry.cards import ExtensionCard
+from fdaudit.registry.contract import CARDS, refusal, refuse_broken, stated_card
+from fdaudit.registry.source import UNREADABLE, Described, described, found_module, line_of, source_of
 from fdaudit.spec.code import imported_digest
 from fdaudit.spec.trust import IMPORT, refuse_untrusted
 
 __all__ = ["Registry", "loaded", "room_of"]
 
 T_co = TypeVar("T_co", covariant=True)
+C_co = TypeVar("C_co", bound=ExtensionCard, covariant=True)
 
 
 def loaded(target: str, group: str = "", name: str = "") -> Any:
@@ -28,8 +29,9 @@ def loaded(target: str, group: str = "", name: str = "") -> Any:
         SpecError: it cannot be loaded, or breaks the contract of `group`.
     """
     module, _, attribute = target.partition(":")
-    if group not in REQUIRED:
+    if group not in CARDS:
         return getattr(importlib.import_module(module), attribute)
+    card = _card(group, name, target)
     try:
         found = getattr(importlib.import_module(module), attribute)
         if not isinstance(found, type):
@@ -38,21 +40,51 @@ def loaded(target: str, group: str = "", name: str = "") -> Any:
         told = f"{type(error).__name__}: {error}" if plugin_line(error) else str(error)
         raise refusal(group, name, target, f"cannot be loaded ({told}{plugin_line(error)})") from error
     members = {m: getattr(found, m) for m in dir(found) if hasattr(found, m)}
+    if members.get("card") != card:
+        raise refusal(group, name, target, "has another card once it is loaded than its source states")
     settings = members.get("Config")
     base: type = importlib.import_module("fdaudit.config").Config
     if settings is not None and not (isinstance(settings, type) and issubclass(settings, base)):
         raise refusal(group, name, target, "has a Config that is no class below fdaudit.config.Config")
-    refuse_broken(group, name, target, members, True)
+    refuse_broken(group, name, target, card, members, True)
     return found
 
 
-class Registry(Generic[T_co]):
+def _described(group: str, name: str, target: str) -> Described:
+    """Return what the source of a class states.
+
+    Raises:
+        SpecError: the source cannot be found, read or parsed, or defines no such class.
+    """
+    module, _, attribute = target.partition(":")
+    try:
+        return described(module, source_of(module)[1], attribute)
+    except (*UNREADABLE, KeyError) as error:
+        raise refusal(group, name, target, f"cannot be read ({error})") from error
+
+
+def _card(group: str, name: str, target: str) -> ExtensionCard:
+    """Return the card of a class from its source, after a check of all that the source shows.
+
+    Raises:
+        SpecError: the class breaks the contract of its group.
+    """
+    return _checked_card(group, name, target, _described(group, name, target))
+
+
+@cache  # the same source gives the same `stated`
+def _checked_card(group: str, name: str, target: str, stated: Described) -> ExtensionCard:
+    card = stated_card(group, name, target, stated.card)
+    refuse_broken(group, name, target, card, stated.members, stated.whole)
+    return card
+
+
+class Registry(Generic[T_co, C_co]):
     """The public names of one extension point. `import:module:Class` names a class that no package registers.
 
     Guarantees:
       * a duplicate name, from fdaudit or an installed package, is an error;
-      * `describe` parses the class's source for its docstring and literal attributes and imports neither it
-        nor torch;
+      * `describe` and `doc` parse the class's source for its card and docstring and import neither it nor torch;
       * a class that breaks the contract of its group is an error with its file and line. `describe` finds what
         the class's own module shows, and `load` all of it.
 
@@ -112,7 +144,7 @@ class Registry(Generic[T_co]):
         """
         if not name.startswith(IMPORT):
             return name
-        found = str(self.describe(name, field)["name"])
+        found = self.describe(name, field).name
         if found in self._targets:
             problem = f"calls itself {found!r}, which is {self._targets[found]}"
             raise SpecError(field or self.group, name, problem, "Give the class another name.")
@@ -140,22 +172,23 @@ class Registry(Generic[T_co]):
         """Return whether a name is fdaudit's own and not an installed package's."""
         return name in self._own
 
-    def describe(self, name: str, field: str | None = None) -> dict[str, Any]:
-        """Return the class's docstring (key `doc`) and every class attribute that is a plain literal.
+    def describe(self, name: str, field: str | None = None) -> C_co:
+        """Return the card of a class, a new object each time.
 
         Raises:
-            SpecError: the name is unknown, or the class's own module shows that it breaks its contract.
+            SpecError: the name is unknown, or the class's own source shows that it breaks its contract.
+        """
+        return cast("C_co", deepcopy(_card(self.group, name, self.target(name, field))))
+
+    def doc(self, name: str, field: str | None = None) -> str:
+        """Return the docstring of a class; empty if it has none.
+
+        Raises:
+            SpecError: as `describe` does.
         """
         target = self.target(name, field)
-        module, _, attribute = target.partition(":")
-        try:
-            doc, members, whole = described(module, source_of(module)[1], attribute)
-        except (*UNREADABLE, KeyError) as error:
-            raise refusal(self.group, name, target, f"cannot be read ({error})") from error
-        if self.group in REQUIRED:
-            refuse_broken(self.group, name, target, members, whole)
-        literals = {n: v for n, v in members.items() if v is not COMPUTED and not isinstance(v, Signature)}
-        return deepcopy({"doc": doc, **literals})
+        _card(self.group, name, target)
+        return _described(self.group, name, target).doc
 
 
 def _field_of(group: str) -> str:
@@ -175,12 +208,20 @@ def _import_target(name: str, where: str) -> str:
 
 
 def room_of(name: str) -> str:
-    """Return the entry-point group that a class named by `import:` seems made for, by what it declares."""
+    """Return the entry-point group that a class named by `import:` is made for, by its card.
+
+    Raises:
+        SpecError: the class cannot be read, or states no card.
+    """
     module, _, attribute = _import_target(name, "NAME").partition(":")
     try:
-        members = described(module, source_of(module)[1], attribute)[1]
+        stated = described(module, source_of(module)[1], attribute).card
     except (*UNREADABLE, KeyError) as error:
         raise SpecError("NAME", name, f"cannot be read ({error})", "Name a class in a Python file.") from None
-    if "goal" in members:
-        return "fdaudit.attacks"
-    return "fdaudit.protocols" if {"messages", "rounds"} & members.keys() else "fdaudit.defenses"
+    called = "" if stated is None else stated.called
+    for group, cards in CARDS.items():
+        if called in {card.__name__ for card in cards}:
+            return group
+    usual = [cards[0].__name__ for cards in CARDS.values()]
+    problem = "states no card, so that it is no protocol, attack or defence"
+    raise SpecError("NAME", name, problem, f"Give the class a card: {', '.join(usual)}.")

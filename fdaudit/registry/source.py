@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import cache
 from importlib.machinery import ModuleSpec
 from inspect import Parameter, Signature
@@ -12,42 +14,104 @@ from typing import Any
 
 from fdaudit.errors import FdauditError
 
-__all__ = ["COMPUTED", "UNREADABLE", "described", "found_module", "line_of", "source_of"]
+__all__ = [
+    "COMPUTED",
+    "UNREADABLE",
+    "Described",
+    "StatedCard",
+    "described",
+    "found_module",
+    "line_of",
+    "source_of",
+]
 
 COMPUTED = object()
-"""Stands for an attribute whose value the source does not state as a literal."""
+"""Stands for a value that the source does not state as a literal."""
 
 _MOST_NAMES = 100
-"""Most names that are followed to spell out one attribute."""
+"""Most names that are followed to spell out one field."""
 
 UNREADABLE = (FdauditError, OSError, SyntaxError, UnicodeDecodeError)
 """The errors of a module whose source cannot be found, read or parsed."""
 
 
+@dataclass(frozen=True)
+class StatedCard:
+    """The call `card = AttackCard(name="…", …)` in a class.
+
+    Attributes:
+        called: name of the card's class; empty if `card` is anything but a call with keywords.
+        fields: by keyword, the value, or `COMPUTED` if it is no literal.
+    """
+
+    called: str
+    fields: Mapping[str, Any]
+
+
+@dataclass(frozen=True, eq=False)
+class Described:
+    """The docstring, card and members of a class, read from its source.
+
+    Attributes:
+        doc: its docstring.
+        card: its own card; None if it states none.
+        members: by name, the signature of each method, its own or inherited, and `COMPUTED` for every other member.
+        whole: whether the sources of all base classes were found, so that there are no other members.
+    """
+
+    doc: str
+    card: StatedCard | None
+    members: Mapping[str, object]
+    whole: bool
+
+
 @cache
-def described(module: str, source: str, name: str) -> tuple[str, dict[str, Any], bool]:
-    """Return a class's docstring, its members with those it inherits, and whether these are all.
+def described(module: str, source: str, name: str) -> Described:
+    """Return what a class states.
 
     Bases are followed into other modules by their `from … import`, without running code.
     """
-    tree = _parsed(source)
-    classes = {node.name: node for node in tree.body if isinstance(node, ast.ClassDef)}
-    members: dict[str, Any] = {}
+    classes = {node.name: node for node in _parsed(source).body if isinstance(node, ast.ClassDef)}
+    members: dict[str, object] = {}
     whole = True
     for base in reversed(classes[name].bases):
-        inherited = None
-        if isinstance(base, ast.Name):
-            inherited = _inherited(module, source, base.id)
-        whole = whole and inherited is not None and inherited[1]
-        members |= inherited[0] if inherited else {}
-    members |= _members(module, source, classes[name])
-    return ast.get_docstring(classes[name]) or "", members, whole
+        inherited = _inherited(module, source, base.id) if isinstance(base, ast.Name) else None
+        if inherited is None:
+            whole = False
+            continue
+        whole = whole and inherited.whole
+        members |= inherited.members
+    card = None
+    for statement in classes[name].body:
+        if isinstance(statement, ast.FunctionDef):
+            computed = bool(statement.decorator_list)
+            members[statement.name] = COMPUTED if computed else _signature(statement.args)
+        elif isinstance(statement, ast.ClassDef):
+            members[statement.name] = COMPUTED
+        elif (assigned := _assigned(statement)) is not None:
+            members[assigned[0]] = COMPUTED
+            if assigned[0] == "card":
+                card = _stated(module, source, assigned[1])
+    return Described(ast.get_docstring(classes[name]) or "", card, members, whole)
 
 
-def _inherited(module: str, source: str, name: str) -> tuple[dict[str, Any], bool] | None:
-    """Return the members of a base class, here or where it is imported from; None if its source is not found."""
+def _stated(module: str, source: str, node: ast.expr) -> StatedCard:
+    """Return the card that an expression states."""
+    if not isinstance(node, ast.Call) or node.args or any(k.arg is None for k in node.keywords):
+        return StatedCard("", {})
+    called = ""
+    if isinstance(node.func, ast.Name):
+        called = node.func.id
+    if isinstance(node.func, ast.Attribute):
+        called = node.func.attr
+    fields = {k.arg: _literal(module, source, k.value) for k in node.keywords if k.arg is not None}
+    return StatedCard(called, fields)
+
+
+def _inherited(module: str, source: str, name: str) -> Described | None:
+    """Return a base class, here or where it is imported from; None if its source is not found."""
     if any(isinstance(node, ast.ClassDef) and node.name == name for node in _parsed(source).body):
-        return described(module, source, name)[1:]
+        return described(module, source, name)
     origin = _origin(module, source, name)
     return None if origin is None else _inherited(*origin)
 
@@ -103,27 +167,10 @@ def found_module(module: str) -> ModuleSpec | None:
         if path is None and n > 1:
             return None
         finders = (f for f in sys.meta_path if hasattr(f, "find_spec"))
-        found = (f.find_spec(".".join(parts[:n]), path, None) for f in finders)
-        spec = next((s for s in found if s is not None), None)
+        specs = (f.find_spec(".".join(parts[:n]), path, None) for f in finders)
+        spec = next((s for s in specs if s is not None), None)
         path = spec.submodule_search_locations if spec else None
     return spec
-
-
-def _members(module: str, source: str, node: ast.ClassDef) -> dict[str, Any]:
-    """Return a class's literal attributes, the signatures of its methods, and `COMPUTED` for all others."""
-    found: dict[str, Any] = {}
-    for statement in node.body:
-        if isinstance(statement, ast.FunctionDef):
-            found[statement.name] = COMPUTED if statement.decorator_list else _signature(statement.args)
-            continue
-        if isinstance(statement, ast.ClassDef):
-            found[statement.name] = COMPUTED
-            continue
-        assigned = _assigned(statement)
-        if assigned is not None:
-            name, value = assigned
-            found[name] = _literal(module, source, value)
-    return found
 
 
 def _assigned(statement: ast.stmt) -> tuple[str, ast.expr] | None:
@@ -191,9 +238,9 @@ class _Literals:
         while place is not None and self._left:
             self._left -= 1
             self._module, self._source, original = place
-            given = dict(filter(None, map(_assigned, _parsed(self._source).body)))
-            if original in given:
-                value = self.value(given[original])
+            values = dict(filter(None, map(_assigned, _parsed(self._source).body)))
+            if original in values:
+                value = self.value(values[original])
                 self._module, self._source = here
                 return value
             place = _origin(self._module, self._source, original)
@@ -204,12 +251,14 @@ def _signature(arguments: ast.arguments) -> Signature:
     """Return a function's signature with its arguments' kinds, and whether they have defaults."""
     positional = [a.arg for a in (*arguments.posonlyargs, *arguments.args)]
     required = len(positional) - len(arguments.defaults)
-    made = [
+    parameters = [
         Parameter(a, Parameter.POSITIONAL_ONLY, default=Parameter.empty if n < required else None)
         for n, a in enumerate(positional)
     ]
     if arguments.vararg:
-        made.append(Parameter(arguments.vararg.arg, Parameter.VAR_POSITIONAL))
+        parameters.append(Parameter(arguments.vararg.arg, Parameter.VAR_POSITIONAL))
     for a, default in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True):
-        made.append(Parameter(a.arg, Parameter.KEYWORD_ONLY, default=None if default else Parameter.empty))
-    return Signature(made)
+        parameters.append(
+            Parameter(a.arg, Parameter.KEYWORD_ONLY, default=None if default else Parameter.empty)
+        )
+    return Signature(parameters)

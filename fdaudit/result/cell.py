@@ -26,6 +26,8 @@ __all__ = [
     "Image",
     "Queries",
     "Roc",
+    "Row",
+    "RowCell",
     "Shares",
     "Status",
     "Target",
@@ -68,6 +70,31 @@ class Image(Part):
     """Number of records in the gallery."""
 
 
+class RowCell(Part):
+    """One cell of a true row, its guess and the prior's guess, as people read them."""
+
+    column: str
+    truth: str
+    guess: str | None = None
+    """None if no guess was matched with the row."""
+    prior: str | None = None
+    right: bool = False
+    """Whether the cell counts as recovered."""
+
+
+class Row(Part):
+    """One true row of a table beside its guess."""
+
+    cells: tuple[RowCell, ...] = ()
+    """The first cells, in the order of the columns."""
+    columns: int
+    """Number of all cells of the row."""
+    right: int
+    """Number of cells recovered."""
+    true_label: int
+    guessed_label: int | None = None
+
+
 class Roc(Part):
     """A receiver operating characteristic; fractions in [0, 1], ascending in `fpr`."""
 
@@ -107,6 +134,8 @@ class Target(Part):
     figures: tuple[Figure, ...] = ()
     images: tuple[Image, ...] = ()
     """True images beside guessed ones, the most similar first."""
+    rows: tuple[Row, ...] = Field(default=(), exclude_if=is_empty)
+    """The first true rows of a table beside guessed ones."""
     roc: Roc | None = None
     """Of a membership attack."""
     shares: Shares | None = None

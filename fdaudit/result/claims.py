@@ -69,6 +69,13 @@ class LedgerEntry(Part):
     zcdp: float | None = None
     """ρ of ρ-zCDP for every client; only if all charges are Gaussians or discrete Gaussians."""
 
+    """ρ of ρ-zCDP for every client; only if all charges are Gaussians or discrete Gaussians."""
+
+    @property
+    def rests_on_noise(self) -> bool:
+        """Return whether ε is finite because of noise, and not because the view has nothing private in it."""
+        return self.epsilon is not None and bool(self.contributions)
+
 
 class Evidence(Part):
     """Result of one attack on one kind of coins: lower bounds of ε and of μ, and those of a perfect attack."""

@@ -12,7 +12,7 @@ from fdaudit.result.claims import LedgerEntry
 from fdaudit.result.part import Audience, Part, Shown
 from fdaudit.result.run_card import FinalUtility
 
-__all__ = ["Gate", "check_gates"]
+__all__ = ["Gate", "check_gates", "utility_of"]
 
 
 class Gate(Part):
@@ -29,6 +29,11 @@ class Gate(Part):
     """Whether the figure must be at least the threshold; left out, at most."""
     inconclusive_for: tuple[str, ...] = ()
     """Adversaries for whom every cell that measured the figure is inconclusive; the gate then fails."""
+
+    @property
+    def exceeded(self) -> bool:
+        """Return whether a measured value misses the threshold. A gate that shows nothing fails without one."""
+        return self.value is not None and not _keeps(self.value, self.threshold, self.at_least)
 
 
 @dataclass(frozen=True)
@@ -132,14 +137,24 @@ def _utility_gate(name: str, threshold: float, final: Sequence[FinalUtility], pr
     own, alone = _by_party(final, protocol), _by_party(final, "standalone")
     at_least = name == _UTILITY
     if at_least:
-        values = [own["server"]] if "server" in own else [*own.values()]
-        worst = min(values, default=None)
+        worst = utility_of(final, protocol)
     elif "server" in own:
         worst = sum(alone.values()) / len(alone) - own["server"] if alone else None
     else:
         worst = max((alone[party] - value for party, value in own.items() if party in alone), default=None)
     passed = _keeps(worst, threshold, at_least)
     return Gate(name=name, threshold=threshold, value=worst, passed=passed, at_least=at_least)
+
+
+def utility_of(final: Sequence[FinalUtility], protocol: str) -> float | None:
+    """Return the utility of the server's final model, or of the worst client's if the server has none.
+
+    Args:
+        final: the utility of all final models.
+        protocol: the protocol's line among them.
+    """
+    own = _by_party(final, protocol)
+    return own["server"] if "server" in own else min(own.values(), default=None)
 
 
 def _by_party(final: Sequence[FinalUtility], line: str) -> dict[str, float]:

@@ -13,7 +13,7 @@ from fdaudit.result.cell import Cell
 from fdaudit.result.claims import Check, Family, LedgerEntry
 from fdaudit.result.gates import Gate
 from fdaudit.result.part import AUDITOR, Audience, Part, is_empty
-from fdaudit.result.run_card import OutOfScope, Reproduce, RunCard, Utility
+from fdaudit.result.run_card import OutOfScope, Reproduce, RunCard, Unfinished, Utility
 from fdaudit.result.traffic import Exposure, OracleRow, ViewRow, WireRow
 
 __all__ = ["SCHEMA", "Result", "read"]
@@ -39,6 +39,8 @@ class Result(Part):
     oracles: tuple[OracleRow, ...] = ()
     views: tuple[ViewRow, ...] = ()
     cells: tuple[Cell, ...]
+    unfinished: Unfinished | None = Field(default=None, exclude_if=is_empty)
+    """How far the attack stage came, if it was interrupted and did not go on."""
     family: Annotated[Family | None, AUDITOR] = None
     gates: tuple[Gate, ...] = ()
     limits: Annotated[tuple[str, ...], AUDITOR] = ()
@@ -48,6 +50,36 @@ class Result(Part):
     ledger: tuple[LedgerEntry, ...] | None = None
     checks: tuple[Check, ...] = ()
     reproduce: Reproduce
+
+    @property
+    def bounds(self) -> tuple[LedgerEntry, ...]:
+        """Return the entries of the ledger whose finite ε rests on noise."""
+        return tuple(entry for entry in self.ledger or () if entry.rests_on_noise)
+
+    @property
+    def contradicted_views(self) -> frozenset[str]:
+        """Return the adversaries for whose views the attacks contradict the ledger's ε."""
+        return frozenset(check.adversary for check in self.contradicted if not check.source)
+
+    @property
+    def tests(self) -> tuple[Cell, ...]:
+        """Return the cells that ran."""
+        return tuple(cell for cell in self.cells if cell.status == "run")
+
+    @property
+    def failed_cells(self) -> tuple[Cell, ...]:
+        """Return the cells whose attack stopped with an error."""
+        return tuple(cell for cell in self.cells if cell.status == "failed")
+
+    @property
+    def failed_gates(self) -> tuple[Gate, ...]:
+        """Return the gates of the spec that the run does not pass."""
+        return tuple(gate for gate in self.gates if not gate.passed)
+
+    @property
+    def contradicted(self) -> tuple[Check, ...]:
+        """Return the claims of ε, the ledger's and the system's own, that attacks exceed."""
+        return tuple(check for check in self.checks if check.verdict == "contradicted")
 
 
 def read(result: Mapping[str, Any]) -> Result:

@@ -84,7 +84,7 @@ def _public_value(value: object) -> object:
     if isinstance(value, Part):
         return public_part(value)
     if isinstance(value, tuple):
-        return tuple(_public_value(item) for item in value)
+        return tuple(map(_public_value, value))
     return value
 
 

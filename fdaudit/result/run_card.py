@@ -7,7 +7,8 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field, model_validator
 
 from fdaudit.result.part import AUDITOR, Audience, Part, is_empty
-from fdaudit.types import Figure, Task
+from fdaudit.tasks import SINGLE_LABEL, TASKS
+from fdaudit.types import Figure
 
 __all__ = [
     "CurvePoint",
@@ -19,6 +20,8 @@ __all__ = [
     "RunCard",
     "Rung",
     "Silence",
+    "Unfinished",
+    "UnusedMembers",
     "Utility",
 ]
 
@@ -51,6 +54,32 @@ class Rung(Part):
     there: bool
 
 
+class UnusedMembers(Part):
+    """Records that a client is said to train on, and that no message of it used.
+
+    Attributes:
+        party: the client.
+        unused: how many there are.
+        of: the records that it is said to train on.
+        unused_candidates: those among them that membership attacks are asked about.
+        candidates: the members that membership attacks are asked about.
+    """
+
+    party: str
+    unused: int
+    of: int
+    unused_candidates: int = 0
+    candidates: int = 0
+
+    @property
+    def words(self) -> str:
+        """Return the counts in a sentence."""
+        said = f"{self.unused} of {self.of} members of {self.party} were used by no message"
+        if self.candidates:
+            said += f", {self.unused_candidates} of its {self.candidates} candidates among them"
+        return f"{said}."
+
+
 class Recording(Part):
     """A recording of a system that fdaudit did not run."""
 
@@ -64,6 +93,8 @@ class Recording(Part):
     notes: tuple[str, ...] = ()
     asserted: tuple[str, ...] = ()
     ladder: tuple[Rung, ...] = ()
+    unused: Annotated[tuple[UnusedMembers, ...], AUDITOR] = ()
+    """Clients with members that no message used."""
 
 
 class RunCard(Part):
@@ -79,7 +110,7 @@ class RunCard(Part):
     deviations: tuple[str, ...] = ()
     dataset: str
     dataset_provenance: str = ""
-    task: Task = "single-label"
+    task: str = Field(SINGLE_LABEL.name, pattern=f"^({'|'.join(TASKS)})$")
     clients: int
     rounds: int
     model: str
@@ -162,6 +193,20 @@ class OutOfScope(Part):
 
     name: str
     what: str
+
+
+class Unfinished(Part):
+    """How far an interrupted attack stage came: cells, each one attack by one adversary."""
+
+    _audience: ClassVar[Audience] = "public"
+
+    done: int
+    of: int
+
+    @property
+    def words(self) -> str:
+        """Return how many cells are done, as a clause."""
+        return f"{self.done} of {self.of} cells done"
 
 
 class Reproduce(Part):

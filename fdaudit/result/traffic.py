@@ -94,16 +94,16 @@ def told_anew(log: Sequence[Message], view: Iterable[int], private: frozenset[in
         view: `seq` of the messages that an adversary saw.
         private: `seq` of the messages that raw data may have reached.
     """
-    seen, held, found = frozenset(view), dict[str, set[int]](), set[int]()
+    in_view, by_party, news = frozenset(view), dict[str, set[int]](), set[int]()
     for m in log:
-        if m.seq in seen & private:
+        if m.seq in in_view & private:
             data = DATA in m.inputs or (m.inputs == ALL and role(m.sender) == "client")
-            sources = held.get(m.sender, set()) if m.inputs == ALL else {i for i in m.inputs if i != DATA}
-            if data or (sources & private) - seen:
-                found.add(m.seq)
+            sources = by_party.get(m.sender, set()) if m.inputs == ALL else {i for i in m.inputs if i != DATA}
+            if data or (sources & private) - in_view:
+                news.add(m.seq)
         for party in {m.sender, *m.receivers}:
-            held.setdefault(party, set()).add(m.seq)
-    return frozenset(found)
+            by_party.setdefault(party, set()).add(m.seq)
+    return frozenset(news)
 
 
 def exposed_rows(
@@ -130,7 +130,7 @@ def exposed_rows(
     rows = []
     for (kind, direction, sender), group in sorted(groups.items()):
         defenses = {str(defense.get("name")) for message in group for defense in message.defenses}
-        reasons = (misfit(message) for message in group)
+        reasons = map(misfit, group)
         rows.append(
             Exposure(
                 party=party,

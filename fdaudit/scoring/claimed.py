@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 __all__ = ["claimed_by", "epsilon_claimed"]
 
 
-def claimed_by(plan: Case) -> tuple[Claimed, ...]:
+def claimed_by(case: Case) -> tuple[Claimed, ...]:
     """Return the claims of a recorded system; none of a simulation, whose ledger claims."""
     found = []
-    for claim in plan.claims:
-        protected = [k for k in plan.clients if k not in claim.adversary.split("+")]
+    for claim in case.claims:
+        protected = [k for k in case.clients if k not in claim.adversary.split("+")]
         entry = Ledger(
             view=claim.adversary,
             epsilon=epsilon_claimed(claim),

@@ -36,9 +36,9 @@ from fdaudit.metrics import (
     mu_lower_bound,
     mu_p_value,
 )
-from fdaudit.planning.run_directory import RunDirectory
 from fdaudit.result import Check, ClaimVerdict, Evidence
 from fdaudit.scoring.ground_truth import Truth
+from fdaudit.scoring.run_directory import RunDirectory
 from fdaudit.scoring.scoring import kept_scores
 from fdaudit.spec.privacy import CanarySpec
 from fdaudit.types import Challenge
@@ -85,13 +85,13 @@ def check_claims(
         ledgers: what the ledger claims, view by view.
         claims: what a recorded system claims for itself.
     """
-    plan, truth = run.plan, Truth(run.plan, run.vault)
+    case, truth = run.case, run.truth
     entries = [*((entry, "") for entry in ledgers), *((c.entry, c.source) for c in claims)]
-    planned = [list(_planned(plan, truth, entry)) for entry, _ in entries]
+    planned = [list(_planned(case, truth, entry)) for entry, _ in entries]
     confidence = 1 - (1 - CONFIDENCE) / max(1, _TESTS * sum(map(len, planned)))
     checks = []
     for (entry, source), tests in zip(entries, planned, strict=True):
-        evidence = _evidence(plan, truth, run.path, entry, tests, confidence)
+        evidence = _evidence(case, truth, run.path, entry, tests, confidence)
         checks.append(judge(entry, evidence, confidence).model_copy(update={"source": source}))
     return tuple(checks)
 
@@ -173,21 +173,21 @@ def _verdict(check: Check) -> tuple[ClaimVerdict, str]:
 # -- details ------------------------------------------------------------------------------------------------------
 
 
-def _planned(plan: Case, truth: Truth, entry: Ledger) -> Iterator[tuple[str, Part]]:
+def _planned(case: Case, truth: Truth, entry: Ledger) -> Iterator[tuple[str, Part]]:
     """Yield the attacks that count in this view, with each kind of coins that tests its claim."""
     if not entry.finite or not entry.victim:
         return
     members = entry.view.split("+")
     parts: list[Part] = []
-    victims = plan.victims(entry.view)
-    if plan.design != "observational" and any(len(truth.challenge(k)[1]) for k in victims):
+    victims = case.victims(entry.view)
+    if case.design != "observational" and any(len(truth.challenge(k)[1]) for k in victims):
         parts.append("candidates")
-    tested = plan.spec.canaries is not None and _tests(plan.spec.canaries, entry)
+    tested = case.spec.canaries is not None and _tests(case.spec.canaries, entry)
     if tested and any(k not in members for k in truth.with_canaries):
         parts.append("canaries")
-    for attack in plan.attacks:
+    for attack in case.attacks:
         wanted = attack.params is not None and entry.view in attack.adversaries
-        if wanted and GOALS[attack.card["goal"]].challenged and may_apply(plan, attack, members):
+        if wanted and GOALS[attack.card.goal].challenged and may_apply(case, attack, members):
             yield from ((attack.name, part) for part in parts)
 
 
@@ -203,7 +203,7 @@ def _tests(asked: CanarySpec, entry: Ledger) -> bool:
 
 
 def _evidence(
-    plan: Case,
+    case: Case,
     truth: Truth,
     run: Path,
     entry: Ledger,
@@ -216,7 +216,7 @@ def _evidence(
         if not scores:
             continue
         issued = {k: truth.canaries(k) if part == "canaries" else truth.challenge(k) for k in sorted(scores)}
-        canaries = plan.spec.canaries if part == "canaries" else None
+        canaries = case.spec.canaries if part == "canaries" else None
         whole = canaries is not None and canaries.unit == "client"
         told, member, pair = (_of_clients if whole else _of_records)(scores, issued)
         coins = len(told) if pair is None else len(told) // 2

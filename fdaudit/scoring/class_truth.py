@@ -32,14 +32,14 @@ def withheld_of(assumed: Sequence[Assumption]) -> list[tuple[int, ...]]:
     return [one.lacks for one in assumed if one.lacks]
 
 
-def class_priors(plan: Case, assumed: Sequence[Assumption]) -> ClassPriors | None:
+def class_priors(case: Case, assumed: Sequence[Assumption]) -> ClassPriors | None:
     """Return the priors that can guess each class without a view, or None if there are none."""
-    x, y = auxiliary_of(plan, assumed)
+    x, y = auxiliary_of(case, assumed)
     return None if x is None else ClassPriors(x, y, withheld_of(assumed))
 
 
 def score_classes(
-    plan: Case,
+    case: Case,
     guesses: Sequence[Reconstruction],
     cell: str,
     assumed: Sequence[Assumption],
@@ -52,19 +52,19 @@ def score_classes(
     baseline. For other classes the guesses' likeness to bystanders counts as well.
 
     Args:
-        plan: the run's plan.
+        case: the run's case.
         guesses: one a victim.
         cell: names the draws.
         assumed: the adversaries that guessed; default: one that holds the auxiliary records of `others`.
         bystanders: records that no guess is about.
         lpips: the network of LPIPS, if available.
     """
-    x, y = auxiliary_of(plan, assumed)
+    x, y = auxiliary_of(case, assumed)
     withheld = withheld_of(assumed)
     return score_class_reconstruction(
-        *_beside(plan, guesses),
+        *_beside(case, guesses),
         x,
-        child_numpy(plan.seed, "score", cell),
+        child_numpy(case.seed, "score", cell),
         auxiliary_labels=y,
         withheld=withheld,
         bystanders=None if withheld else bystanders,
@@ -74,26 +74,26 @@ def score_classes(
 
 
 def evaluate_classes(
-    plan: Case, guesses: Sequence[Reconstruction], cell: str, assumed: Sequence[Assumption], together: bool
+    case: Case, guesses: Sequence[Reconstruction], cell: str, assumed: Sequence[Assumption], together: bool
 ) -> tuple[Figure, ...]:
     """Return figures of guesses of classes by the auditor's evaluator; none for the multi-label task.
 
     Args:
-        plan: the run's plan.
+        case: the run's case.
         guesses: one a victim.
         cell: names the draws.
         assumed: the adversaries that guessed; default: one that holds the auxiliary records of `others`.
         together: whether the guesses cover all victims.
     """
-    if plan.dataset.task != "single-label":
+    if not case.dataset.task.labels.one_class:
         return ()
     return score_class_evaluation(
-        *_beside(plan, guesses),
-        judge_of(plan.evaluator),
-        child_numpy(plan.seed, "score", "evaluation", cell),
-        priors=class_priors(plan, assumed),
+        *_beside(case, guesses),
+        judge_of(case.evaluator),
+        child_numpy(case.seed, "score", "evaluation", cell),
+        priors=class_priors(case, assumed),
         withheld=withheld_of(assumed),
-        bystanders=_strangers(plan),
+        bystanders=_strangers(case),
         together=together,
     )
 
@@ -104,18 +104,18 @@ def judge_of(evaluator: Evaluator) -> Judge:
 
 
 def auxiliary_of(
-    plan: Case, assumed: Sequence[Assumption]
+    case: Case, assumed: Sequence[Assumption]
 ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
     """Return the records that one attack's adversaries hold together: images, and labels if known."""
-    made = assumed or (others(plan),)
-    return made[0].prior if len(made) == 1 else plan.auxiliary
+    made = assumed or (others(case),)
+    return made[0].prior if len(made) == 1 else case.auxiliary
 
 
 def _beside(
-    plan: Case, guesses: Sequence[Reconstruction]
+    case: Case, guesses: Sequence[Reconstruction]
 ) -> tuple[list[Any], list[Any], list[Any], list[Any]]:
     """Return guessed images and classes, and each victim's images and classes."""
-    truths = [plan.records(g.target) for g in guesses]
+    truths = [case.records(g.target) for g in guesses]
     return (
         [g.images for g in guesses],
         [g.labels for g in guesses],
@@ -124,9 +124,9 @@ def _beside(
     )
 
 
-def _strangers(plan: Case) -> Bystanders | None:
+def _strangers(case: Case) -> Bystanders | None:
     """Return the records that no client trains on and that neither an adversary nor the evaluator has seen."""
-    splits, dataset = plan.splits, plan.dataset
+    splits, dataset = case.splits, case.dataset
     used = [splits.auxiliary, splits.proxy, *(t for c in splits.clients for t in (c.train, c.canaries))]
     left = torch.ones(len(dataset.y), dtype=torch.bool)
     left[torch.cat([*used, *([splits.test] if dataset.test_y is None else [])])] = False

@@ -10,10 +10,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from fdaudit.metrics import FigureKey, Pairs, Reflipped, holm, reflip
-from fdaudit.planning.run_directory import RunDirectory
 from fdaudit.result import Adjusted, ByCoins, ByThemselves, Cell, Family
 from fdaudit.rng import child_numpy
 from fdaudit.scoring.ground_truth import Truth
+from fdaudit.scoring.run_directory import RunDirectory
 from fdaudit.scoring.scoring import SCORED, kept_scores
 from fdaudit.types import Figure
 
@@ -47,7 +47,7 @@ def family_of(run: RunDirectory, cells: Sequence[Cell]) -> Family:
     scores = candidate_scores(run, cells)
     own = list(_own_tests(cells, scores))
     share = BY_COINS if scores and own else 1.0
-    coins = reflip(scores, child_numpy(run.plan.seed, "family"), level=LEVEL * share)
+    coins = reflip(scores, child_numpy(run.case.seed, "family"), level=LEVEL * share)
     adjusted = {key: p / share for key, p in coins.p.items()}
     rest = 1 - share if scores else 1.0
     adjusted |= {key: p / rest for (key, _), p in zip(own, holm([p for _, p in own]), strict=True)}
@@ -86,13 +86,15 @@ def candidate_scores(run: RunDirectory, cells: Sequence[Cell]) -> dict[str, dict
     Raises:
         IntegrityError: a membership attack has run, and its scores are missing from the vault.
     """
-    truth, found = Truth(run.plan, run.vault), dict[str, dict[str, Pairs]]()
-    if run.plan.design == "observational":
+    found = dict[str, dict[str, Pairs]]()
+    if run.case.design == "observational":
         return found
     for cell in filter(_is_judged, cells):
         kept = kept_scores(run.path, cell.id, "candidates")
         if kept:
-            found[cell.id] = {client: _paired(truth, client, kept[client].numpy()) for client in sorted(kept)}
+            found[cell.id] = {
+                client: _paired(run.truth, client, kept[client].numpy()) for client in sorted(kept)
+            }
     return found
 
 

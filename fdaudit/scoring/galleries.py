@@ -33,9 +33,9 @@ _VALUES = 1 << 24
 class."""
 
 
-def bystanders_of(plan: Case, targets: Sequence[str]) -> Bystanders | None:
+def bystanders_of(case: Case, targets: Sequence[str]) -> Bystanders | None:
     """Return the records that no target trains on and that adversaries are not assumed to hold."""
-    splits, data = plan.splits, plan.dataset
+    splits, data = case.splits, case.dataset
     own = [splits.clients[int(k.partition("/")[2])].train for k in targets]
     left = torch.ones(len(data.y), dtype=torch.bool)
     left[torch.cat([*own, *(c.canaries for c in splits.clients), splits.auxiliary, splits.proxy])] = False
@@ -47,30 +47,30 @@ def bystanders_of(plan: Case, targets: Sequence[str]) -> Bystanders | None:
 
 
 def gallery_tests(
-    plan: Case, guesses: Sequence[Reconstruction], records: Sequence[Tensor], cell: str
+    case: Case, guesses: Sequence[Reconstruction], records: Sequence[Tensor], cell: str
 ) -> Identification:
     """Test whether an attack's guesses identify records among others of their class.
 
     Args:
-        plan: the run's plan.
+        case: the run's case.
         guesses: reconstructions, one a victim.
         records: for each guess the numbers (n,), in the dataset, of the records that it may show.
         cell: `adversary/attack`; names the draws.
     """
-    generator = child_numpy(plan.seed, "identification", cell)
-    data, splits = plan.dataset, plan.splits
+    generator = child_numpy(case.seed, "identification", cell)
+    data, splits = case.dataset, case.splits
     canaries = torch.cat([c.canaries for c in splits.clients])
     true = [r[~torch.isin(r, canaries)] for r in records]
     members = cell.rpartition("/")[0].split("+")
-    own = [c.train for k, c in zip(plan.clients, splits.clients, strict=True) if k in members]
+    own = [c.train for k, c in zip(case.clients, splits.clients, strict=True) if k in members]
     held = torch.cat([splits.auxiliary, splits.proxy, *own])
     free = torch.ones(len(data.y), dtype=torch.bool)
     free[torch.cat([held, canaries])] = False
-    group = _groups(data.y) if data.known_groups is None else data.known_groups
+    group = data.task.labels.groups(data.y) if data.known_groups is None else data.known_groups
     rows = _chosen(free, torch.cat(true), group, data.x[0].numel(), generator)
     place = torch.full((len(data.y),), -1)
     place[rows] = torch.arange(len(rows))
-    by_class = guesses[0].by_class and data.task == "single-label"
+    by_class = guesses[0].by_class and data.task.labels.one_class
     probes = [
         Probe(
             target=g.target,
@@ -80,17 +80,8 @@ def gallery_tests(
         )
         for g, r in zip(guesses, true, strict=True)
     ]
-    found = identify(_gallery(plan, rows, group, held), probes, generator)
+    found = identify(_gallery(case, rows, group, held), probes, generator)
     return replace(found, ranks=_by_guess(found, guesses, records, place, group, by_class))
-
-
-def _groups(y: Tensor) -> Tensor:
-    """Return a group number (n,) for each record, equal for equal labels (n, C); one group for masks (n, h, w)."""
-    return (
-        torch.zeros(len(y), dtype=torch.int64)
-        if y.ndim == 3
-        else torch.unique(y, dim=0, return_inverse=True)[1]
-    )
 
 
 def _chosen(free: Tensor, true: Tensor, group: Tensor, values: int, generator: np.random.Generator) -> Tensor:
@@ -105,9 +96,9 @@ def _chosen(free: Tensor, true: Tensor, group: Tensor, values: int, generator: n
     return torch.cat(chosen).sort().values
 
 
-def _gallery(plan: Case, rows: Tensor, group: Tensor, held: Tensor) -> Gallery:
+def _gallery(case: Case, rows: Tensor, group: Tensor, held: Tensor) -> Gallery:
     """Return the gallery of these records; with known identities, also the adversary's records of the same classes."""
-    data = plan.dataset
+    data = case.dataset
     whose = data.identities
     if whose is None:
         return Gallery(data.x[rows], group[rows].numpy())

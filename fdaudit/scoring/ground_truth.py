@@ -24,31 +24,31 @@ class Truth:
     """The auditor's side of every challenge.
 
     Args:
-        plan: the run's plan, data and splits included.
+        case: the run's case, data and splits included.
         vault: the run's vault.
 
     Attributes:
-        plan: the run's plan.
+        case: the run's case.
     """
 
-    def __init__(self, plan: Case, vault: Vault) -> None:
-        self.plan, self._vault = plan, vault
+    def __init__(self, case: Case, vault: Vault) -> None:
+        self.case, self._vault = case, vault
         self._known_behind: dict[tuple[str, tuple[int, ...]], Tensor] = {}
 
     def challenge(self, client: str) -> tuple[Challenge, Tensor]:
         """Return a client's candidates in random order and, for the auditor, which of them are members (n,)."""
-        return self.challenge_on(client, self.plan.splits.clients[int(client.partition("/")[2])].train)
+        return self.challenge_on(client, self.case.splits.clients[int(client.partition("/")[2])].train)
 
     def challenge_on(self, client: str, train: Tensor) -> tuple[Challenge, Tensor]:
         """Return the same candidates, and which of them (n,) are in another set of training records."""
-        split = self.plan.splits.clients[int(client.partition("/")[2])]
+        split = self.case.splits.clients[int(client.partition("/")[2])]
         index = torch.cat([split.members, split.non_members])
         member = torch.isin(index, train)
-        return self._shuffled(client, index, member, self.plan.design, "challenge")
+        return self._shuffled(client, index, member, self.case.design, "challenge")
 
     def canaries(self, client: str) -> tuple[Challenge, Tensor]:
         """Return a client's canaries, if any, in random order, and which of them were trained on (m,)."""
-        split, asked = self.plan.splits.clients[int(client.partition("/")[2])], self.plan.spec.canaries
+        split, asked = self.case.splits.clients[int(client.partition("/")[2])], self.case.spec.canaries
         member = torch.isin(split.canaries, split.train)
         design = "coin-flips" if asked is None else asked.design
         return self._shuffled(client, split.canaries, member, design, "canary-challenge")
@@ -56,8 +56,8 @@ class Truth:
     @property
     def with_canaries(self) -> tuple[str, ...]:
         """Return the clients that have canaries."""
-        splits = self.plan.splits.clients
-        return tuple(k for k, split in zip(self.plan.clients, splits, strict=True) if len(split.canaries))
+        splits = self.case.splits.clients
+        return tuple(k for k, split in zip(self.case.clients, splits, strict=True) if len(split.canaries))
 
     def _shuffled(
         self,
@@ -73,7 +73,7 @@ class Truth:
         """
         halves = 2 if design == "matched-pairs" else 1
         coins = len(index) // halves
-        stream, data = self.plan.secrets.truth(purpose, client), self.plan.dataset
+        stream, data = self.case.secrets.truth(purpose, client), self.case.dataset
         order = torch.from_numpy(stream.permutation(len(index)))
         renamed = torch.from_numpy(stream.permutation(coins))[torch.arange(coins).repeat(halves)][order]
         rows = index[order]
@@ -87,12 +87,12 @@ class Truth:
         Raises:
             FdauditError: no class occurs in its records.
         """
-        return class_shares(self.plan.records(client)[1], self.plan.dataset.classes, client)
+        return class_shares(self.case.records(client)[1], self.case.dataset.classes, client)
 
     def behind(self, client: str, messages: Sequence[int]) -> tuple[Tensor, Tensor]:
         """Return the records (x, y) behind some messages of one client, each once, in order of first use."""
         rows = self._behind(client, tuple(messages))
-        return self.plan.dataset.x[rows], self.plan.dataset.y[rows]
+        return self.case.dataset.x[rows], self.case.dataset.y[rows]
 
     def _behind(self, client: str, messages: tuple[int, ...]) -> Tensor:
         if (key := (client, messages)) not in self._known_behind:
@@ -103,7 +103,7 @@ class Truth:
         """Return the dataset numbers of the records that a guess is about."""
         if not guess.by_class:
             return self._behind(guess.target, guess.messages)
-        return self.plan.splits.clients[int(guess.target.partition("/")[2])].train
+        return self.case.splits.clients[int(guess.target.partition("/")[2])].train
 
     def _find_behind(self, client: str, messages: Sequence[int]) -> Tensor:
         local: list[int] = []
@@ -115,12 +115,12 @@ class Truth:
                 wanted.discard(seq)
             if not wanted:
                 break
-        return self.plan.numbered(client)[torch.tensor(list(dict.fromkeys(local)), dtype=torch.int64)]
+        return self.case.numbered(client)[torch.tensor(list(dict.fromkeys(local)), dtype=torch.int64)]
 
     def records(self, guess: Reconstruction) -> tuple[Tensor, Tensor]:
         """Return the records (x, y) that a guess is about: behind its messages, or all of its target's."""
         rows = self.rows(guess)
-        return self.plan.dataset.x[rows], self.plan.dataset.y[rows]
+        return self.case.dataset.x[rows], self.case.dataset.y[rows]
 
 
 def class_shares(y: Tensor, classes: int, whose: str) -> Tensor:

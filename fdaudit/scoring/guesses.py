@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from fdaudit.goals import Guess, goal_of
 from fdaudit.scoring.goals import SCORERS
-from fdaudit.scoring.goals.scorer import Asked
+from fdaudit.scoring.goals.scorer import CheckedTask
 
 if TYPE_CHECKING:
     from fdaudit.adversary.view import View
@@ -19,7 +19,7 @@ _MOST_SHOWN = 1000
 """Largest number of records shown a victim, because they are matched with its records one to one."""
 
 
-def check_guesses(guesses: Sequence[Guess], asked: Asked) -> None:
+def check_guesses(guesses: Sequence[Guess], asked: CheckedTask) -> None:
     """Refuse guesses of several goals, about no victim, or that their goal's own check refuses.
 
     Args:
@@ -53,7 +53,7 @@ def refuse_too_many(guesses: Sequence[Guess], view: View, truth: Truth) -> None:
     Raises:
         ValueError: a guess has more.
     """
-    if "uses" in truth.plan.lacks:  # whoever holds the records counts them
+    if truth.case.missing("uses"):  # whoever holds the records counts them
         return
     batch = int(view.hyperparameters.get("batch_size") or 1)
     for guess in guesses:
@@ -67,7 +67,7 @@ def _refuse_more_than(guess: Any, batch: int, truth: Truth) -> None:
     if not shown:
         return
     behind = len(truth.behind(guess.target, guess.messages)[0])
-    secret = len(truth.plan.records(guess.target)[1]) if truth.plan.training else 0
+    secret = len(truth.case.records(guess.target)[1]) if truth.case.training else 0
     most = min(max(behind, batch, secret), _MOST_SHOWN)
     if shown > most:
         told = f"{guess.target}: has {shown} {goal.shows}, more than the {most} records"

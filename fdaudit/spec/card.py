@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -17,21 +19,97 @@ from fdaudit.limits import (
     MOST_HISTORY,
     MOST_PARTS,
     MOST_ROUNDS,
+    MOST_ROW,
     MOST_TABLE,
     MOST_TEXT,
 )
 from fdaudit.spec.documents import read_yaml
 from fdaudit.spec.schema import DefenseEntry, ModelSpec, ProtocolSpec
+from fdaudit.tasks import TASKS
+from fdaudit.tasks.columns import Column, width_of
 
-__all__ = ["Attested", "Card", "Claim", "Facts", "MessageFacts", "load_card"]
+__all__ = [
+    "Attested",
+    "Card",
+    "Claim",
+    "ClipFacts",
+    "ColumnFacts",
+    "Facts",
+    "LossFacts",
+    "MessageFacts",
+    "PreprocessFacts",
+    "load_card",
+]
 
 Text = Annotated[str, Field(min_length=1, max_length=MOST_TEXT)]
 Role = Literal["client", "server", "aggregator"]
 
 
-_MOST_CLAIMS = 100
+_Name = Annotated[str, Field(min_length=1, max_length=MOST_TEXT)]
+_MOST_CLAIMS, _MOST_PATTERNS, _MOST_NAMES = 100, 100, 10_000
+_LEAST_WIDTH = 1e-6
 _LEAST_NOISE, _LEAST_RATE = 1e-6, 1e-12
 """Smaller noise and rarer sampling than these say nothing, and overflow."""
+
+
+_Level = Annotated[float, Field(ge=-1e6, le=1e6)]
+_Spread = Annotated[float, Field(ge=1e-6, le=1e6)]
+
+
+class PreprocessFacts(Config):
+    """What clients do to an image before their network gets it. Nothing is done to images in [0, 1] by `{}`."""
+
+    range: tuple[_Level, _Level] = (0.0, 1.0)
+    """Lowest and highest value of an image before `mean` and `std`: `[-1, 1]`, or `[0, 255]`. Records that you bring
+    are uint8, or floats in [0, 1] or in this range."""
+    mean: _Level | tuple[_Level, ...] | None = None
+    """Subtracted from images, as by `Normalize` of torchvision: for all channels, or one for each."""
+    std: _Spread | tuple[_Spread, ...] | None = None
+    """Images are divided by this after `mean`: for all channels, or one for each."""
+
+    @model_validator(mode="after")
+    def _both(self) -> Self:
+        if self.range[1] - self.range[0] < _LEAST_WIDTH:
+            problem = "is no lowest value before a highest one"
+            raise SpecError("preprocess.range", list(self.range), problem, "Give the lower one first.")
+        for name, other in (("mean", "std"), ("std", "mean")):
+            if getattr(self, name) is None and getattr(self, other) is not None:
+                problem = f"is missing beside {other}"
+                raise SpecError(f"preprocess.{name}", None, problem, "Give both, as `Normalize` takes them.")
+        return self
+
+    @property
+    def channels(self) -> Mapping[str, tuple[float, ...]]:
+        """Return mean and std, each with one entry for all channels or one for each; 0 and 1 if not given."""
+        found = {}
+        for name, unset in (("mean", 0.0), ("std", 1.0)):
+            value = getattr(self, name)
+            if value is None:
+                value = unset
+            found[name] = value if isinstance(value, tuple) else (value,)
+        return found
+
+
+class LossFacts(Config):
+    """The loss of local training: PyTorch's cross-entropy with these settings."""
+
+    name: Literal["cross-entropy"] = "cross-entropy"
+    """The loss."""
+    label_smoothing: float = Field(0.0, ge=0, lt=1)
+    """Share of the target that all classes divide."""
+    class_weights: tuple[Annotated[float, Field(gt=0, lt=1e9)], ...] = ()
+    """One weight for each class."""
+    reduction: Literal["mean", "sum"] = "mean"
+    """Whether a step's loss is the mean over its records, or their sum."""
+
+
+class ClipFacts(Config):
+    """Clipping of each step's gradient, as by `clip_grad_norm_` and `clip_grad_value_` of PyTorch."""
+
+    norm: float | None = Field(None, gt=0)
+    """Largest ℓ2 norm of the gradient."""
+    value: float | None = Field(None, gt=0)
+    """Largest absolute value of its entries."""
 
 
 class Facts(Config):
@@ -39,10 +117,25 @@ class Facts(Config):
 
     rounds: int | None = Field(None, ge=1, le=MOST_ROUNDS)
     """Number of rounds that were planned."""
-    lr: float | None = Field(None, gt=0)
-    """Learning rate of a client's steps."""
+    lr: Annotated[float, Field(gt=0)] | tuple[Annotated[float, Field(gt=0)], ...] | None = None
+    """Learning rate of a client's steps; a list has one for each round."""
+    lr_decay: float | None = Field(None, gt=0, le=1)
+    """Factor on the learning rate after every round."""
+    loss: LossFacts | None = None
+    """The loss. Attacks assume plain cross-entropy if it is not given. A rate that the record refutes is refused only
+    if the loss is given: another loss may explain it."""
+    clip: ClipFacts | None = None
+    """Clipping of gradients. Attacks assume none if it is not given."""
     batch_size: int | None = Field(None, ge=1, le=MOST_CANDIDATES)
     """Records a step."""
+    accumulate: int | None = Field(None, ge=1, le=MOST_CANDIDATES)
+    """Batches of `batch_size` records whose mean gradient is one step's. Attacks assume 1 if it is not given."""
+    frozen: tuple[Annotated[str, Field(min_length=1, max_length=200)], ...] = ()
+    """Parameters that do not move, by name, or by patterns such as `features.*`."""
+    precision: (
+        Literal["float32", "float64", "bfloat16", "float16", "bfloat16-mixed", "float16-mixed"] | None
+    ) = None
+    """The numbers that clients compute with; `mixed` is autocast. Attacks compute in float32."""
     local_steps: int | None = Field(None, ge=1, le=MOST_ROUNDS)
     """Steps of a client in a round. Give this or `local_epochs`."""
     local_epochs: int | None = Field(None, ge=1, le=MOST_ROUNDS)
@@ -53,8 +146,9 @@ class Facts(Config):
     """Weight decay of the clients' optimiser."""
     mu: float | None = Field(None, ge=0)
     """FedProx's proximal term."""
-    optimizer: Literal["sgd", "adam"] | None = None
-    """The clients' optimiser. Attacks assume `sgd` if it is not given. Updates by `adam` are not inverted."""
+    optimizer: Literal["sgd", "adam", "adamw"] | None = None
+    """The clients' optimiser, which starts every round anew. Attacks assume `sgd` if it is not given. Of updates by the
+    others `inverting-gradients` simulates the steps. Further inversions do not apply to them."""
     temperature: float | None = Field(None, gt=0)
     """Temperature of distillation."""
 
@@ -63,10 +157,21 @@ class Facts(Config):
         if self.local_steps is not None and self.local_epochs is not None:
             problem = "is given beside local_epochs"
             raise SpecError("training.local_steps", self.local_steps, problem, "Keep one of them.")
-        handled = (self.batch_size or 1) * (self.local_steps or 1)
+        if isinstance(self.lr, tuple) and (not self.lr or self.lr_decay is not None):
+            problem = "has no entry" if not self.lr else "is a list and is given beside lr_decay"
+            raise SpecError("training.lr", list(self.lr), problem, "Give a number, or one for each round.")
+        if self.accumulate is not None and self.batch_size is None:
+            problem = "is given without batch_size"
+            raise SpecError("training.accumulate", self.accumulate, problem, "Give the records of one batch.")
+        if len(self.frozen) > _MOST_PATTERNS:
+            problem = f"has {len(self.frozen)} entries, more than {_MOST_PATTERNS}"
+            raise SpecError(
+                "training.frozen", f"{len(self.frozen)} entries", problem, "Use patterns: `features.*`."
+            )
+        handled = (self.batch_size or 1) * (self.accumulate or 1) * (self.local_steps or 1)
         if handled > MOST_TABLE:
             problem = (
-                f"times batch_size is {handled:,} records in one round of a client, more than {MOST_TABLE:,}"
+                f"times batch_size and accumulate is {handled:,} records in a round, more than {MOST_TABLE:,}"
             )
             raise SpecError("training.local_steps", self.local_steps, problem, "Correct one of them.")
         return self
@@ -150,6 +255,32 @@ class Claim(Config):
         return frozenset((noise, rate) for noise, rate, _ in self.history)
 
 
+class ColumnFacts(Config):
+    """A column of a table, as the clients' code makes a row's vector of it: one entry, or one for each category."""
+
+    name: Annotated[str, Field(min_length=1, max_length=200)]
+    """The column's name."""
+    categories: tuple[Annotated[str, Field(max_length=200)], ...] = Field((), max_length=1000)
+    """The categories, in the order of the one-hot entries; none for a number."""
+    mean: float = Field(0.0, ge=-1e30, le=1e30)
+    """What was subtracted from a number."""
+    scale: float = Field(1.0, gt=1e-30, le=1e30)
+    """What the difference was divided by."""
+
+    @model_validator(mode="after")
+    def _one_kind(self) -> Self:
+        if self.categories and (self.mean, self.scale) != (0.0, 1.0):
+            raise SpecError("columns.scale", self.scale, "is given beside categories", "Keep one of them.")
+        return self
+
+    @property
+    def column(self) -> Column:
+        """Return the column, as it was stated."""
+        return Column(
+            name=self.name, categories=self.categories, mean=self.mean, scale=self.scale, stated=True
+        )
+
+
 class Card(Config):
     """A system that fdaudit did not run."""
 
@@ -161,16 +292,26 @@ class Card(Config):
     """Who asserts that the record is complete and that this card is true: a person, a team, a company."""
     clients: int | None = Field(None, ge=1, le=MOST_CLIENTS)
     """Number of clients. Default: those that the record names."""
-    task: Literal["single-label", "multi-label"] = "single-label"
-    """One class for each record, or a yes or no for each class."""
+    task: Literal["single-label", "multi-label", "table"] = "single-label"
+    """One class for each image, a yes or no for each class, or one class for each row of a table."""
     classes: int = Field(ge=1, le=1_000_000)
     """Number of classes."""
-    input_shape: tuple[int, int, int]
-    """Channels, height and width of an image."""
+    input_shape: tuple[int, int, int] | tuple[int]
+    """Channels, height and width of an image, or the length of a row's vector."""
+    columns: tuple[ColumnFacts, ...] = ()
+    """What the entries of a row's vector mean. Default: numbers without a name, as they are."""
+    preprocess: PreprocessFacts | None = None
+    """What clients do to images before their network. If it is not given, attacks assume that it gets [0, 1]."""
     model: ModelSpec | None = None
     """The network: one of fdaudit's, or `import:package.module:Class`."""
     client_models: tuple[ModelSpec, ...] = ()
     """One network for each client, if they differ; `model` is then the server's."""
+    names: Literal["by-position"] | dict[_Name, _Name] | None = None
+    """Names of the network's tensors, if those on record are others: by the name on record, as `{coef: fc.weight}`. Or
+    `by-position`: the record counts them from `0`, in the order of the network's `state_dict()`, or of its
+    `parameters()` if it has as many."""
+    prefix: Annotated[str, Field(min_length=1, max_length=200)] | None = None
+    """What stands before the names of the network's tensors on record, for example `module.`."""
     initial_seed: int | None = Field(None, ge=0, lt=2**64)
     """If the first weights are public: they are those of the network built after `torch.manual_seed` of this number."""
     protocol: ProtocolSpec
@@ -205,11 +346,9 @@ class Card(Config):
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
-        if min(self.input_shape) < 1 or max(self.input_shape) > 4096:
-            problem = "is no (channels, height, width)"
-            raise SpecError("input_shape", list(self.input_shape), problem, "Give three numbers from 1 on.")
+        self._fits_records()
         products: tuple[tuple[str, object, int, str], ...] = (
-            ("input_shape", list(self.input_shape), math.prod(self.input_shape), "values of one image"),
+            ("input_shape", list(self.input_shape), math.prod(self.input_shape), "values of one record"),
             ("classes", self.classes, self.classes * (self.clients or 1), "entries, one a client and class"),
         )
         for name, value, product, of in products:
@@ -222,16 +361,69 @@ class Card(Config):
             problem += f", more than {MOST_PARTS} in {_MOST_CLAIMS}"
             remedy = "State epsilon in place of a longer history."
             raise SpecError("claims", f"{len(self.claims)} entries", problem, remedy)
+        if self.preprocess is not None:
+            for name, values in self.preprocess.channels.items():
+                if len(values) not in (1, self.input_shape[0]):
+                    problem = f"has {len(values)} entries for {self.input_shape[0]} channels"
+                    raise SpecError(
+                        f"preprocess.{name}", list(values), problem, "Give one, or one a channel."
+                    )
+        loss = self.training.loss
+        if loss is not None and loss.class_weights and len(loss.class_weights) != self.classes:
+            problem = f"has {len(loss.class_weights)} weights for {self.classes} classes"
+            raise SpecError(
+                "training.loss.class_weights", list(loss.class_weights), problem, "Give one a class."
+            )
+        self._check_names()
         if self.client_models and self.model is None:
             raise SpecError("model", None, "is missing beside client_models", "Name the server's network.")
         for field, entries in (("messages", self.messages), ("attested", self.attested)):
-            named = set[tuple[str, str]]()
+            pairs = set[tuple[str, str]]()
             for entry in entries:
-                if (entry.kind, entry.sender) in named:
+                if (entry.kind, entry.sender) in pairs:
                     twice = f"{entry.kind} of a {entry.sender}"
                     raise SpecError(field, twice, "has two entries", "Keep one of them.")
-                named.add((entry.kind, entry.sender))
+                pairs.add((entry.kind, entry.sender))
         return self
+
+    def _check_names(self) -> None:
+        if self.names is None:
+            return
+        if self.model is None or self.client_models:
+            problem = "is given without model" if self.model is None else "is given beside client_models"
+            raise SpecError("names", self.names, problem, "Give it with one network for all clients.")
+        if isinstance(self.names, dict):
+            doubles = [name for name, count in Counter(self.names.values()).items() if count > 1]
+            if doubles or not 0 < len(self.names) <= _MOST_NAMES:
+                problem = f"names {doubles[0]!r} twice" if doubles else f"has {len(self.names)} entries"
+                remedy = f"Name each tensor of the network once, at most {_MOST_NAMES}."
+                raise SpecError("names", f"{len(self.names)} entries", problem, remedy)
+
+    def _fits_records(self) -> None:
+        """Refuse a shape that records of the task cannot have, and columns that do not describe it."""
+        shape, given = self.input_shape, list(self.input_shape)
+        rows = TASKS[self.task].inputs.shown == "rows"
+        if rows and (len(shape) != 1 or not 1 <= shape[0] <= MOST_ROW):
+            remedy = f"Give one number from 1 to {MOST_ROW:,}, as in [30]."
+            raise SpecError("input_shape", given, "is no length of a row's vector", remedy)
+        if not rows and (len(shape) != 3 or min(shape) < 1 or max(shape) > 4096):
+            remedy = "Give three numbers from 1 on. Rows of a table need `task: table`."
+            raise SpecError("input_shape", given, "is no (channels, height, width)", remedy)
+        if self.columns and not rows:
+            problem, remedy = "are given for images", "Remove them, or set `task: table`."
+            raise SpecError("columns", f"{len(self.columns)} entries", problem, remedy)
+        if rows and self.preprocess is not None:
+            problem, remedy = "is for images", "Remove it: `columns` has the means and scales of a table."
+            raise SpecError("preprocess", self.preprocess.model_dump(), problem, remedy)
+        width = width_of([one.column for one in self.columns])
+        if self.columns and width != shape[0]:
+            problem = f"have {width:,} entries, and input_shape says {shape[0]:,}"
+            raise SpecError("columns", f"{len(self.columns)} entries", problem, "Describe every entry once.")
+
+    @property
+    def image_range(self) -> tuple[float, float]:
+        """Return the lowest and the highest value of images as clients hold them."""
+        return (0.0, 1.0) if self.preprocess is None else self.preprocess.range
 
 
 def load_card(source: Card | Path | str | dict[str, Any]) -> Card:

@@ -34,12 +34,12 @@ _INSTALLED = {"site-packages", "dist-packages"}
 @cache
 def own_digest() -> str:
     """Return the SHA-256 of fdaudit's own source files and of the versions of the libraries that compute with it."""
-    found = {name: version(name) for name in _LIBRARIES}
+    versions = {name: version(name) for name in _LIBRARIES}
     for package in _OURS:
         for folder in ((spec := find_spec(package)) and spec.submodule_search_locations) or ():
             for path in Path(folder).rglob("*.py"):
-                found[f"{package}/{path.relative_to(folder).as_posix()}"] = _digest(path)
-    return hashlib.sha256(canonical(found)).hexdigest()
+                versions[f"{package}/{path.relative_to(folder).as_posix()}"] = _digest(path)
+    return hashlib.sha256(canonical(versions)).hexdigest()
 
 
 def imported_digest(module: str) -> str:
@@ -47,25 +47,25 @@ def imported_digest(module: str) -> str:
 
     Installed packages count by their versions.
     """
-    found, pending = dict[str, str](), [module]
+    digests, pending = dict[str, str](), [module]
     while pending:
         name = pending.pop()
         top = name.partition(".")[0]
-        if name in found or top in sys.stdlib_module_names or top == "fdaudit":
+        if name in digests or top in sys.stdlib_module_names or top == "fdaudit":
             continue
         path = _file(name)
         if path is None:
-            found[name] = ""
+            digests[name] = ""
         elif _INSTALLED.isdisjoint(path.parts) or name == module:
-            found[name] = _digest(path)
+            digests[name] = _digest(path)
             package = name if path.name == "__init__.py" else name.rpartition(".")[0]
             pending += _imports(path, package)
         else:
-            found[name] = _version(top)
+            digests[name] = _version(top)
         pending += [parent] if (parent := name.rpartition(".")[0]) else []
-    if not found[module]:
+    if not digests[module]:
         return ""
-    return hashlib.sha256(canonical({name: digest for name, digest in found.items() if digest})).hexdigest()
+    return hashlib.sha256(canonical({name: digest for name, digest in digests.items() if digest})).hexdigest()
 
 
 def _digest(path: Path) -> str:

@@ -118,15 +118,15 @@ def _refuse_ambiguity(document: yaml.Node, source: str) -> None:
 
 
 def _refuse_twice(where: _Path, node: yaml.MappingNode) -> None:
-    seen = set[str]()
+    keys = set[str]()
     for key, child in node.value:
         if not isinstance(key, yaml.ScalarNode):
             continue
-        if key.value in seen:
+        if key.value in keys:
             raise SpecError(
                 _dotted((where, key.value)), child.value, "is a second value for one key", "Keep one of them."
             )
-        seen.add(key.value)
+        keys.add(key.value)
 
 
 def _dotted(path: _Path) -> str:

@@ -10,7 +10,7 @@ from pydantic import Field, create_model, model_validator
 
 from fdaudit.config import Config, validate
 from fdaudit.errors import SpecError, nearest
-from fdaudit.goals import GOALS, Gate
+from fdaudit.goals import GOALS, Threshold
 from fdaudit.kinds import KINDS, is_kind
 from fdaudit.limits import MOST_CANDIDATES, MOST_CLIENTS, MOST_QUERIES, MOST_TEXT
 from fdaudit.spec.documents import read_yaml
@@ -20,6 +20,7 @@ from fdaudit.storage.digests import canonical
 __all__ = [
     "AttackSpec",
     "AuxiliarySpec",
+    "ColumnSpec",
     "DatasetSpec",
     "DefenseEntry",
     "GateSpec",
@@ -38,11 +39,53 @@ Params = dict[str, Any]
 Text = Annotated[str, Field(min_length=1, max_length=MOST_TEXT)]
 
 
+class ColumnSpec(Config):
+    """A column of a table."""
+
+    kind: Literal["number", "category", "ignored"] | None = None
+    """What it holds; `ignored` leaves it out. Default: a number if every value is one, else a category."""
+    categories: tuple[str | int | float | bool, ...] = Field((), max_length=1000)
+    """All categories that it may have. Default: those that occur in public and auxiliary rows, and `(other)`."""
+    mean: float | None = Field(None, ge=-1e30, le=1e30)
+    """What is subtracted from a number, in the column's own units. Default: the mean of public and auxiliary rows."""
+    scale: float | None = Field(None, gt=1e-30, le=1e30)
+    """What the difference is divided by. Default: the standard deviation of public and auxiliary rows."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Return the stated categories as texts."""
+        return tuple(map(str, self.categories))
+
+    @property
+    def kind_stated(self) -> Literal["number", "category", "ignored"] | None:
+        """Return the kind, which stated categories or a stated scale tell as well; None if nothing does."""
+        if self.kind is None and self.categories:
+            return "category"
+        if self.kind is None and self.scale is not None:
+            return "number"
+        return self.kind
+
+    @model_validator(mode="after")
+    def _one_kind(self) -> Self:
+        if (self.mean is None) != (self.scale is None):
+            raise SpecError("dataset.columns.scale", self.scale, "is not given with mean", "Give both.")
+        if self.categories and (self.kind_stated != "category" or self.scale is not None):
+            problem = "are given for a column that holds no categories"
+            raise SpecError("dataset.columns.categories", list(self.categories), problem, "Remove them.")
+        if self.scale is not None and self.kind_stated != "number":
+            problem = "is given for a column that holds no numbers"
+            raise SpecError("dataset.columns.scale", self.scale, problem, "Remove it.")
+        if len(set(self.names)) < len(self.names):
+            problem = "name a category twice"
+            raise SpecError("dataset.columns.categories", list(self.categories), problem, "Remove one.")
+        return self
+
+
 class DatasetSpec(Config):
     """The dataset of the run."""
 
     name: Text = "digits"
-    """A known dataset, `npz:FILE`, `folder:DIR`, `masks:FILE` (segmentation) or `text:FILE`."""
+    """A known dataset, `npz:FILE`, `folder:DIR`, `masks:FILE` (segmentation), `text:FILE` or `table:FILE` (rows)."""
     root: str | None = None
     """The folder of datasets. Default: the environment variable FDAUDIT_DATA, then the user's cache."""
     download: bool = False
@@ -59,6 +102,10 @@ class DatasetSpec(Config):
     wordpieces: Text | None = None
     """Texts: a public vocabulary of BERT's word pieces, a `vocab.txt` or its folder below the folder of datasets. Texts
     are cut into its pieces, and no vocabulary is made. `pretrained` needs it. Default: whole words."""
+    label: Text | None = None
+    """Tables: the column of the class. Default: `label`."""
+    columns: dict[Text, ColumnSpec] | None = None
+    """Tables: what is known of single columns, by their names. Other columns are described by their values."""
 
     @model_validator(mode="after")
     def _one_vocabulary(self) -> Self:
@@ -216,7 +263,7 @@ class RecordRounds(Config):
     """Rounds, counted from 0, whose payloads are kept."""
 
 
-def _gate(gate: Gate) -> Any:
+def _gate(gate: Threshold) -> Any:
     """Return the definition of a gate's field."""
     return float | None, Field(None, ge=gate.least, le=gate.most, description=gate.explained)
 
@@ -290,6 +337,8 @@ class Spec(Config):
     """Records inserted by secret coins, to check a claimed ε."""
     model: ModelSpec = ModelSpec()
     """The network of the server and the clients."""
+    loss: Text | None = None
+    """Of an import: the clients' loss, `import:module:function`, a function of network, images and labels."""
     client_models: tuple[ModelSpec, ...] = ()
     """One network for each client, in order, if the protocol allows different ones; `model` is then the server's."""
     public_dataset: DatasetSpec | None = None
@@ -361,12 +410,12 @@ class Spec(Config):
     @property
     def asked_adversaries(self) -> tuple[tuple[str, str], ...]:
         """Return every adversary that the spec names, with its field."""
-        named = [("adversaries", name) for name in self.adversaries]
+        names = [("adversaries", name) for name in self.adversaries]
         if self.privacy.budget is not None:
-            named.append(("privacy.budget.adversary", self.privacy.budget.adversary))
+            names.append(("privacy.budget.adversary", self.privacy.budget.adversary))
         for number, attack in enumerate(() if self.attacks == "all" else self.attacks):
-            named += [(f"attacks.{number}.adversaries", name) for name in attack.adversaries or ()]
-        return tuple(named)
+            names += [(f"attacks.{number}.adversaries", name) for name in attack.adversaries or ()]
+        return tuple(names)
 
     @property
     def rehearses(self) -> bool:
@@ -381,8 +430,8 @@ class Spec(Config):
     @property
     def seconds_per_cell(self) -> int:
         """Return the number of seconds that all attacks of one cell may take together."""
-        asked = self.limits.seconds_per_cell
-        return asked or {"quick": 21_600, "standard": 86_400, "full": 604_800}[self.profile]
+        limit = self.limits.seconds_per_cell
+        return limit or {"quick": 21_600, "standard": 86_400, "full": 604_800}[self.profile]
 
     def public(self, seed_commitment: str) -> dict[str, Any]:
         """Return the resolved spec for the run directory, with a salted commitment in place of the seed."""

@@ -12,13 +12,16 @@ Guarantees:
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
 
 from fdaudit.errors import SpecError
 
 __all__ = [
     "IMPORT",
     "TRUST_CODE",
+    "importable",
     "name_code",
     "refuse_code",
     "refuse_untrusted",
@@ -55,6 +58,32 @@ def name_code(document: object) -> None:
     _named.update(name for _, name in _code_in(document, ()))
 
 
+def importable(name: str, field: str) -> str:
+    """Return a name that the user gave as `import:module:name`, and make a file's folder importable, also for workers.
+
+    Args:
+        name: `import:module:name`, or `folder/file.py:name`.
+        field: for the error.
+
+    Raises:
+        SpecError: it is neither, or there is no such file.
+    """
+    if name.startswith(IMPORT):
+        return name
+    file, _, attribute = name.rpartition(":")
+    if not file.endswith(".py") or not attribute:
+        raise SpecError(field, name, "names no function", "Write file.py:name, or import:module:name.")
+    path = Path(file).resolve()
+    if not path.is_file() or not path.stem.isidentifier():
+        raise SpecError(field, name, "is no file of Python code", "Give its path, as file.py:name.")
+    folder, inherited = str(path.parent), os.environ.get("PYTHONPATH", "")
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+    if folder not in inherited.split(os.pathsep):
+        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (folder, inherited)))
+    return f"{IMPORT}{path.stem}:{attribute}"
+
+
 def trusted_code() -> list[str]:
     """Return the trusted names, sorted: what `trust_code` needs in another process."""
     return sorted(_named | ({_ALL} if os.environ.get(TRUST_CODE) == "1" else set()))
@@ -80,8 +109,8 @@ def refuse_untrusted(name: str, field: str) -> None:
     Raises:
         SpecError: the name is not trusted.
     """
-    known = trusted_code()
-    if name.startswith(IMPORT) and name not in known and _ALL not in known:
+    trusted = trusted_code()
+    if name.startswith(IMPORT) and name not in trusted and _ALL not in trusted:
         raise SpecError(field, name, "is code that you have not named yourself", _REMEDY)
 
 

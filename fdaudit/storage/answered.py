@@ -18,6 +18,7 @@ import os
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -53,7 +54,7 @@ class _Request(Config):
     """SHA-256 of the file of guesses."""
 
 
-class _Kept(Config):
+class _LedgerContent(Config):
     """The content of a ledger."""
 
     schema_name: Literal["fdaudit-answered/1"] = Field(alias="schema")
@@ -69,7 +70,7 @@ class _Kept(Config):
 
 
 @dataclass
-class _Ledger:
+class _OpenLedger:
     """A ledger in memory, and its file."""
 
     path: Path
@@ -79,22 +80,22 @@ class _Ledger:
     requests: list[dict[str, str]] = field(default_factory=list)
 
     @classmethod
-    def read(cls, path: Path, truth: str | None) -> _Ledger:
+    def read(cls, path: Path, truth: str | None) -> _OpenLedger:
         """Return the ledger of a file, or an empty one if there is none."""
         if not path.exists() and not path.is_symlink():
             return cls(path, truth)
         try:
-            kept = validate(_Kept, load_json(path), LEDGER)
+            content = validate(_LedgerContent, load_json(path), LEDGER)
         except SpecError as error:
             raise IntegrityError([f"{path} is damaged: {error}"]) from None
-        if kept.truth != truth:
+        if content.truth != truth:
             problem = (
                 "was kept for other records. Put the one of these records back, or use a truth of its own"
             )
             raise IntegrityError([f"{path} {problem}"])
-        counts = {goal: dict(by_record) for goal, by_record in kept.counts.items()}
-        requests = [request.model_dump(mode="json") for request in kept.requests]
-        return cls(path, truth, counts, set(kept.handed_out), requests)
+        counts = {goal: dict(by_record) for goal, by_record in content.counts.items()}
+        requests = [request.model_dump(mode="json") for request in content.requests]
+        return cls(path, truth, counts, set(content.handed_out), requests)
 
     def of(self, goal: str, records: Iterable[str]) -> int:
         counts = self.counts.get(goal, {})
@@ -127,7 +128,7 @@ class Answered:
         own: the ledger of the user of this machine.
     """
 
-    def __init__(self, beside: _Ledger, own: _Ledger) -> None:
+    def __init__(self, beside: _OpenLedger, own: _OpenLedger) -> None:
         self._beside, self._own = beside, own
 
     def asked(self, goal: str, records: Collection[str]) -> int:
@@ -160,7 +161,8 @@ class Answered:
             for ledger in (self._beside, self._own):
                 ledger.raise_to(goal, record, count)
         self._beside.requests.append({"goal": goal, "guesses": guesses})
-        self._beside.handed_out |= self._own.handed_out & _known(self._beside)
+        counted = chain.from_iterable(self._beside.counts.values())
+        self._beside.handed_out |= self._own.handed_out.intersection(counted)
         self._beside.write()
         self._own.write()
 
@@ -177,10 +179,10 @@ def answered_at(truth: Path, records: Collection[str]) -> Iterator[Answered]:
         IntegrityError: a ledger is damaged, or the one beside the truth was kept for other records.
         RunError: a directory cannot be locked.
     """
-    named = hashlib.sha256(canonical(sorted(records))).hexdigest()
+    digest = hashlib.sha256(canonical(sorted(records))).hexdigest()
     account = _account()
     with writing(truth, wait=True), writing(account, wait=True):
-        yield Answered(_Ledger.read(truth / LEDGER, named), _Ledger.read(account / LEDGER, None))
+        yield Answered(_OpenLedger.read(truth / LEDGER, digest), _OpenLedger.read(account / LEDGER, None))
 
 
 def note_handed_out(records: Iterable[str]) -> None:
@@ -192,7 +194,7 @@ def note_handed_out(records: Iterable[str]) -> None:
     """
     account = _account()
     with writing(account, wait=True):
-        ledger = _Ledger.read(account / LEDGER, None)
+        ledger = _OpenLedger.read(account / LEDGER, None)
         ledger.handed_out |= set(records)
         ledger.write()
 
@@ -211,10 +213,6 @@ def record_names(x: Tensor | None, y: Tensor) -> tuple[str, ...]:
     else:
         parts = [image.contiguous().numpy().tobytes() + b for image, b in zip(x, labels, strict=True)]
     return tuple(hashlib.sha256(part).hexdigest()[:32] for part in parts)
-
-
-def _known(ledger: _Ledger) -> set[str]:
-    return {record for counts in ledger.counts.values() for record in counts}
 
 
 def _account() -> Path:

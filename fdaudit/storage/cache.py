@@ -93,9 +93,9 @@ def digest_of(card: Mapping[str, Any], *tensors: Tensor | Mapping[str, Tensor]) 
 
     versions = {"fdaudit": version("fdaudit"), "torch": torch.__version__}
     digest = hashlib.sha256(canonical({"card": dict(card), "versions": versions}))
-    for given in tensors:
-        named = given if isinstance(given, Mapping) else {"": given}
-        for name, tensor in sorted(named.items()):
+    for part in tensors:
+        by_name = part if isinstance(part, Mapping) else {"": part}
+        for name, tensor in sorted(by_name.items()):
             plain = tensor.detach().cpu().contiguous()
             digest.update(canonical([name, str(plain.dtype), list(plain.shape)]))
             digest.update(plain.flatten().view(torch.uint8).numpy().tobytes())
@@ -149,23 +149,23 @@ def remembered_parts(works: Mapping[str, Callable[[], Mapping[str, Tensor]]]) ->
     Raises:
         UsageError: the directory that `FDAUDIT_CACHE` names cannot be used.
     """
-    named = os.environ.get(DIRECTORY)
-    if not named:
+    location = os.environ.get(DIRECTORY)
+    if not location:
         return [_in_memory(digest, make) for digest, make in works.items()]
-    folder = Path(named)
+    folder = Path(location)
     directory = private_directory(folder, DIRECTORY)
     try:
-        found: dict[str, dict[str, Tensor]] = {}
+        tensors: dict[str, dict[str, Tensor]] = {}
         for wait in (False, True):
             for digest, make in works.items():
-                if digest in found:
+                if digest in tensors:
                     continue
                 with _alone(folder, directory, digest, wait) as mine:
                     if mine:
-                        found[digest] = _kept_or_made(folder, directory, digest, make)
+                        tensors[digest] = _kept_or_made(folder, directory, digest, make)
     finally:
         os.close(directory)
-    return [found[digest] for digest in works]
+    return [tensors[digest] for digest in works]
 
 
 def _in_memory(digest: str, make: Callable[[], Mapping[str, Tensor]]) -> dict[str, Tensor]:
@@ -173,20 +173,20 @@ def _in_memory(digest: str, make: Callable[[], Mapping[str, Tensor]]) -> dict[st
         if digest not in _kept:
             _kept[digest] = _plain(make())
         _kept.move_to_end(digest)
-        found = {name: t.clone() for name, t in _kept[digest].items()}
+        tensors = {name: t.clone() for name, t in _kept[digest].items()}
         while len(_kept) > 1 and sum(map(_bytes, _kept.values())) > _MOST_KEPT:
             _kept.popitem(last=False)
-        return found
+        return tensors
 
 
 def _kept_or_made(
     folder: Path, directory: int, digest: str, make: Callable[[], Mapping[str, Tensor]]
 ) -> dict[str, Tensor]:
-    kept = _read(directory, digest)
-    if kept is None:
-        kept = _plain(make())
-        _write(folder, directory, digest, kept)
-    return kept
+    tensors = _read(directory, digest)
+    if tensors is None:
+        tensors = _plain(make())
+        _write(folder, directory, digest, tensors)
+    return tensors
 
 
 def private_directory(folder: Path, field: str) -> int:
@@ -201,13 +201,13 @@ def private_directory(folder: Path, field: str) -> int:
     except OSError as error:
         problem = "is a link" if folder.is_symlink() else f"cannot be used ({error.strerror})"
         raise UsageError(field, str(folder), problem, _OTHER_DIRECTORY) from None
-    found = os.fstat(descriptor)
-    if found.st_uid != os.geteuid():
+    status = os.fstat(descriptor)
+    if status.st_uid != os.geteuid():
         os.close(descriptor)
         raise UsageError(field, str(folder), "belongs to another user", _OTHER_DIRECTORY)
-    if found.st_mode & 0o077:
+    if status.st_mode & 0o077:
         os.close(descriptor)
-        problem = f"lets other users in (mode {stat.S_IMODE(found.st_mode):04o})"
+        problem = f"lets other users in (mode {stat.S_IMODE(status.st_mode):04o})"
         raise UsageError(field, str(folder), problem, f"Run `chmod 700` on it. {_OTHER_DIRECTORY}")
     return descriptor
 
@@ -258,8 +258,8 @@ def _content(name: str, directory: int) -> bytes | None:
         descriptor = os.open(name, os.O_RDONLY | _SAFELY, dir_fd=directory)
     except OSError:
         return None
-    found = os.fstat(descriptor)
-    if not stat.S_ISREG(found.st_mode) or found.st_size > _MOST_READ:
+    status = os.fstat(descriptor)
+    if not stat.S_ISREG(status.st_mode) or status.st_size > _MOST_READ:
         os.close(descriptor)
         return None
     with os.fdopen(descriptor, "rb") as file:
@@ -301,14 +301,14 @@ def _make_room(directory: int, size: int) -> bool:
         raise UsageError(BYTES, text, "is no number of bytes", "Set it to 1000000000, say, or unset it.")
     if size > int(text):
         return False
-    held = list[tuple[float, int, str]]()
+    files = list[tuple[float, int, str]]()
     for entry in os.scandir(directory):
         if entry.name.endswith(_KEPT):
             with suppress(OSError):  # another process has just removed it
-                found = entry.stat(follow_symlinks=False)
-                held.append((found.st_mtime, found.st_size, entry.name))
-    over = sum(bytes for _, bytes, _ in held) + size - int(text)
-    for _, bytes, name in sorted(held):
+                status = entry.stat(follow_symlinks=False)
+                files.append((status.st_mtime, status.st_size, entry.name))
+    over = sum(bytes for _, bytes, _ in files) + size - int(text)
+    for _, bytes, name in sorted(files):
         if over <= 0:
             break
         with suppress(FileNotFoundError):
@@ -327,46 +327,48 @@ def _unusable(folder: Path, error: OSError) -> UsageError:
 
 def handed_on() -> dict[str, str]:
     """Return the environment variables with which a child process uses this cache; empty if nothing is kept."""
-    given = {name: os.environ[name] for name in VARIABLES if os.environ.get(name)}
-    return {**given, KEY: _key().hex()} if DIRECTORY in given else {}
+    variables = {name: os.environ[name] for name in VARIABLES if os.environ.get(name)}
+    return {**variables, KEY: _key().hex()} if DIRECTORY in variables else {}
 
 
 def _key() -> bytes:
     """Return the key that this process was given, or the user's own, created at first use."""
-    given = os.environ.get(KEY)
-    if given is None:
+    text = os.environ.get(KEY)
+    if text is None:
         return _own_key(state_directory())
-    if not _IS_KEY.fullmatch(given):
+    if not _IS_KEY.fullmatch(text):
         raise UsageError(
             KEY, "…", "is no key of 64 hexadecimal digits", "Unset it to use the key of this user."
         )
-    return bytes.fromhex(given)
+    return bytes.fromhex(text)
 
 
 def state_directory() -> Path:
     """Return the directory where this user's programs keep persistent state."""
-    named = os.environ.get("XDG_STATE_HOME") or os.path.join(os.path.expanduser("~"), ".local", "state")
-    return Path(named) / "fdaudit"
+    location = os.environ.get("XDG_STATE_HOME") or os.path.join(os.path.expanduser("~"), ".local", "state")
+    return Path(location) / "fdaudit"
 
 
 @cache
 def _own_key(folder: Path) -> bytes:
     directory = private_directory(folder, "XDG_STATE_HOME")
     try:
-        drawn = f".{_KEY_FILE}.{secrets.token_hex(8)}"
+        temporary = f".{_KEY_FILE}.{secrets.token_hex(8)}"
         if _content(_KEY_FILE, directory) is None:
-            _replace(directory, drawn, secrets.token_bytes(_SEAL_BYTES))
+            _replace(directory, temporary, secrets.token_bytes(_SEAL_BYTES))
             with suppress(FileExistsError):  # another process was first: its key counts
-                os.link(drawn, _KEY_FILE, src_dir_fd=directory, dst_dir_fd=directory, follow_symlinks=False)
-            os.unlink(drawn, dir_fd=directory)
-        found = _content(_KEY_FILE, directory)
+                os.link(
+                    temporary, _KEY_FILE, src_dir_fd=directory, dst_dir_fd=directory, follow_symlinks=False
+                )
+            os.unlink(temporary, dir_fd=directory)
+        key = _content(_KEY_FILE, directory)
     except OSError as error:
         raise UsageError(
             "XDG_STATE_HOME", str(folder), f"cannot be written ({error.strerror})", _OTHER_KEY
         ) from None
     finally:
         os.close(directory)
-    if found is None or len(found) != _SEAL_BYTES:
+    if key is None or len(key) != _SEAL_BYTES:
         problem = f"holds in {_KEY_FILE} no key of {_SEAL_BYTES} bytes"
         raise UsageError("XDG_STATE_HOME", str(folder), problem, f"Remove {_KEY_FILE}: another is made.")
-    return found
+    return key

@@ -2,7 +2,7 @@
 
 An object is packed by the parameters of its constructor: each is an attribute, and its annotation says how it crosses.
 An annotation may be `str`, `int`, `float`, `bool`, `Path`, a literal, a tensor, a tuple, a mapping with text as keys,
-plain JSON (`Any`), a class of this kind, or one of these or None.
+plain JSON (`Any`), a class of this kind, one whose objects are listed by name, or one of these or None.
 
 Guarantees:
   * unpacking makes only the values that the annotations name: a missing or unknown field, and a value of another type,
@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, is_dataclass
 from operator import index
 from pathlib import Path
@@ -116,10 +116,12 @@ class Codec:
     Attributes:
         names: what annotations name that their module imports for type checkers only.
         concrete: by an annotation that names an interface, the class whose objects cross for it.
+        listed: by a class with a closed list of objects, these by their names, by which they cross.
     """
 
     names: Mapping[str, Any]
     concrete: Mapping[Any, type[Any]] = field(default_factory=dict)
+    listed: Mapping[type[Any], Mapping[str, Any]] = field(default_factory=dict)
     _fields: dict[type[Any], Mapping[str, Any]] = field(default_factory=dict, init=False)
 
     def pack(self, value: Any, hint: Any, keep: Callable[[Tensor], str], at: str = "") -> Any:
@@ -161,6 +163,8 @@ class Codec:
             return str(value)
         if kind in (str, bool):
             return value
+        if kind in self.listed:
+            return value.name
         return {
             key: self.pack(getattr(value, key), part, keep, _below(at, key))
             for key, part in self._fields_of(kind).items()
@@ -194,9 +198,12 @@ class Codec:
             return _taken(received, _text(value, at), form, at)
         origin, inside = get_origin(form.type), get_args(form.type)
         if origin is Literal:
-            if value not in inside:
-                raise ValueError(f"{at}: {value!r:.60} is none of {', '.join(map(str, inside))}")
+            _refuse_unlisted(value, inside, at)
             return value
+        if form.type in self.listed:
+            values = self.listed[form.type]
+            _refuse_unlisted(value, values, at)
+            return values[value]
         if origin is tuple:
             _refuse_other_type(type(value) is list, value, list, at)
             members = _with_places(value, inside, at)
@@ -241,6 +248,11 @@ class Codec:
 def _refuse_other_type(fits: bool, value: Any, kind: type[Any], at: str) -> None:
     if not fits:
         raise TypeError(f"{at}: a {type(value).__name__} is no {kind.__name__}")
+
+
+def _refuse_unlisted(value: Any, known: Collection[Any], at: str) -> None:
+    if not isinstance(value, Hashable) or value not in known:
+        raise ValueError(f"{at}: {value!r:.60} is none of {', '.join(map(str, known))}")
 
 
 def _text(value: Any, at: str) -> str:

@@ -40,6 +40,7 @@ __all__ = [
     "sync_path",
     "write_aside",
     "write_atomically",
+    "write_together",
     "written_whole",
 ]
 
@@ -131,12 +132,17 @@ def save_json(path: Path, value: object, *, indent: int | None = None, sync: boo
 
 def save_json_together(values: Mapping[Path, Any], *, indent: int | None = None) -> None:
     """Write each value as `save_json` does, and make all of them durable at once."""
+    write_together({path: _text(value, indent) for path, value in values.items()})
+
+
+def write_together(contents: Mapping[Path, bytes]) -> None:
+    """Write each file as `write_atomically` does, and make all of them durable at once."""
     with closing(Syncs()) as sync:
-        aside = {write_aside(path, _text(v, indent), sync=False): path for path, v in values.items()}
+        aside = {write_aside(path, data, sync=False): path for path, data in contents.items()}
         sync(aside)
         for temporary, path in aside.items():
             put_in_place(temporary, path)
-        sync({path.parent for path in values})
+        sync({path.parent for path in contents})
 
 
 def _text(value: object, indent: int | None) -> bytes:
@@ -179,12 +185,12 @@ def parse_json(data: bytes | str) -> Any:
 
 
 def _named_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    fields: dict[str, Any] = {}
     for name, value in pairs:
-        if name in found:
+        if name in fields:
             raise ValueError(f"the name {name[:80]!r} stands twice in an object")
-        found[name] = value
-    return found
+        fields[name] = value
+    return fields
 
 
 def _finite(text: str) -> float:

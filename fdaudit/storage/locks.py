@@ -50,10 +50,10 @@ def writing(directory: Path, *, wait: bool = False) -> Iterator[None]:
     Raises:
         RunError: another process is writing to the directory, or it does not exist.
     """
-    held = _locks.get()
+    locks = _locks.get()
     descriptor = _opened(directory)
     key = _key(descriptor)
-    if key in held.keys:
+    if key in locks.keys:
         os.close(descriptor)
         yield
         return
@@ -62,12 +62,12 @@ def writing(directory: Path, *, wait: bool = False) -> Iterator[None]:
     except BaseException:
         os.close(descriptor)
         raise
-    if held.kept is not None:
-        held.kept.callback(os.close, descriptor)
-        held.keys.add(key)
+    if locks.kept is not None:
+        locks.kept.callback(os.close, descriptor)
+        locks.keys.add(key)
         yield
         return
-    token = _locks.set(_Locks({*held.keys, key}))
+    token = _locks.set(_Locks({*locks.keys, key}))
     try:
         yield
     finally:
@@ -78,8 +78,8 @@ def writing(directory: Path, *, wait: bool = False) -> Iterator[None]:
 @contextmanager
 def together() -> Iterator[None]:
     """Keep every lock taken in the block until the block ends, so that no other process writes in between."""
-    with ExitStack() as kept:
-        token = _locks.set(_Locks(set(_locks.get().keys), kept))
+    with ExitStack() as stack:
+        token = _locks.set(_Locks(set(_locks.get().keys), stack))
         try:
             yield
         finally:
@@ -110,8 +110,8 @@ def _opened(directory: Path) -> int:
 
 
 def _key(descriptor: int) -> _Key:
-    found = os.fstat(descriptor)
-    return found.st_dev, found.st_ino
+    status = os.fstat(descriptor)
+    return status.st_dev, status.st_ino
 
 
 def _lock(descriptor: int, directory: Path, wait: bool) -> None:

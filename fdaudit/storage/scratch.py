@@ -84,11 +84,11 @@ def _entered(name: str, folder: int | None) -> int:
     """Open a directory, and no link, after giving its owner every right to it."""
     only = os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
     if hasattr(os, "O_PATH"):
-        held = os.open(name, os.O_PATH | only, dir_fd=folder)
+        descriptor = os.open(name, os.O_PATH | only, dir_fd=folder)
         try:
-            os.chmod(f"/proc/self/fd/{held}", 0o700)
+            os.chmod(f"/proc/self/fd/{descriptor}", 0o700)
         finally:
-            os.close(held)
+            os.close(descriptor)
     return os.open(name, os.O_RDONLY | only, dir_fd=folder)
 
 
@@ -105,11 +105,11 @@ def remove_all() -> None:
 def _root(above: str, process: int) -> Path:
     """Return this process's own directory, locked while the process lives."""
     _remove_left_over(Path(above))
-    made = Path(tempfile.mkdtemp(prefix=".new-" + _PREFIX, dir=above))
-    lock = (made / _LOCK).open("w")
+    folder = Path(tempfile.mkdtemp(prefix=".new-" + _PREFIX, dir=above))
+    lock = (folder / _LOCK).open("w")
     fcntl.flock(lock, fcntl.LOCK_EX)
-    root = made.with_name(made.name.removeprefix(".new-"))  # from here on others look at the lock
-    made.rename(root)
+    root = folder.with_name(folder.name.removeprefix(".new-"))  # from here on others look at the lock
+    folder.rename(root)
     _held[root] = lock
     if len(_held) == 1:
         atexit.register(_remove_own, process)

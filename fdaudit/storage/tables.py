@@ -22,7 +22,9 @@ _NUMBER = re.compile(r"[+-]?(?:\d+(?:\.\d*)?(?:[eE][+-]?\d+)?|inf|nan)")
 def csv_text(rows: Iterable[Sequence[Any]]) -> str:
     r"""Return rows as CSV with `\n` line ends. Text that could be a formula gets a leading apostrophe."""
     text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows([_plain(cell) for cell in row] for row in rows)
+    writer = csv.writer(text, lineterminator="\n")
+    for row in rows:
+        writer.writerow(list(map(_plain, row)))
     return text.getvalue()
 
 

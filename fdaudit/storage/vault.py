@@ -52,8 +52,8 @@ class Secrets:
     @classmethod
     def draw(cls, seed: int | None = None) -> Secrets:
         """Draw fresh secrets; the seed too, unless the spec gives one."""
-        drawn = int.from_bytes(os.urandom(8), "big") >> 1
-        return cls(drawn if seed is None else seed, os.urandom(32))
+        fresh = int.from_bytes(os.urandom(8), "big") >> 1
+        return cls(fresh if seed is None else seed, os.urandom(32))
 
     def truth(self, *path: str | int) -> SecretStream:
         """Return the stream of one draw that decides the truth: records kept, splits, coins, canaries, orders."""
@@ -73,7 +73,7 @@ class Secrets:
         Runs that share this secret have different keys, so one run's noise reveals nothing about another's.
 
         Args:
-            identity: digest of everything that determines the run's results (`Plan.identity`).
+            identity: digest of everything that determines the run's results (`Case.identity`).
         """
         return SecretStream(self.secret, "run", identity).bytes(32)
 

@@ -21,11 +21,13 @@ from fdaudit.audit.ledgers import views_of
 from fdaudit.audit.run import Run
 from fdaudit.errors import IntegrityError, RunError, UsageError
 from fdaudit.events import Relation, Unit
+from fdaudit.result import read
+from fdaudit.result.gates import utility_of
 from fdaudit.storage.files import load_json, save_json
-from fdaudit.sweeps.index import ACCOUNTS, Entry, read_index
+from fdaudit.sweeps.index import ACCOUNTS, Choice, Index, SweepEntry, TunedEpsilon, read_index
 from fdaudit.transcript.manifest import read_manifest
 
-__all__ = ["ChosenRun", "note_accounts"]
+__all__ = ["ChosenRun", "choose", "note_accounts"]
 
 _FIXED = "Who takes part, the schedule and every"
 _OTHERS = "Who takes part, the schedule and every other setting were fixed without private data."
@@ -39,12 +41,12 @@ def note_accounts(directory: Path, records: str) -> None:
         records: a name that runs on the same records in the same hands share.
     """
     run = Run(directory)
-    plan = run.plan
+    case = run.case
     value = {
         "records": records,
-        "hands_out": bool(len(plan.splits.proxy) + len(plan.splits.auxiliary)),
-        "delta": plan.spec.privacy.delta,
-        "accounts": [accounts_to_json(run.accounts(view)) for view in views_of(plan)],
+        "hands_out": bool(len(case.splits.proxy) + len(case.splits.auxiliary)),
+        "delta": case.spec.privacy.delta,
+        "accounts": [accounts_to_json(run.accounts(view)) for view in views_of(case)],
     }
     save_json(directory / ACCOUNTS, value, indent=1)
 
@@ -70,7 +72,7 @@ class _Kept:
         fits = isinstance(value, dict) and value.keys() == kinds.keys()
         if not fits or any(type(value[name]) is not kind for name, kind in kinds.items()):
             raise IntegrityError([f"{path.name} does not have the fields {', '.join(kinds)}"])
-        views = [accounts_from_json(entry) for entry in value["accounts"]]
+        views = list(map(accounts_from_json, value["accounts"]))
         return cls(**{**value, "accounts": {entry.view: entry for entry in views}})
 
 
@@ -96,11 +98,15 @@ class ChosenRun:
             raise RunError("run", str(run), problem, "Give a run below the sweep's own directory `runs`.")
 
     @property
+    def count(self) -> int:
+        """Return the number of runs that were carried out."""
+        return len(self._entries)
+
+    @property
     def views(self) -> tuple[str, ...]:
         """Return the adversaries of whom every finished run has accounts."""
-        kept = list(self._kept.values())
-        first = tuple(kept[0].accounts) if kept else ()
-        return tuple(view for view in first if all(view in one.accounts for one in kept))
+        first, *others = self._kept.values()
+        return tuple(view for view in first.accounts if all(view in one.accounts for one in others))
 
     def ledger(
         self,
@@ -116,54 +122,59 @@ class ChosenRun:
             SpecError: δ is out of range.
             UsageError: the sweep's ledgers have another unit or relation.
         """
-        kept = list(self._kept.values())
-        delta = kept[0].delta if delta is None else delta
+        runs = list(self._kept.values())
+        delta = runs[0].delta if delta is None else delta
         with_delta(delta)  # refuses a δ out of range
-        accounts = [one.accounts[view] for one in kept if view in one.accounts]
+        accounts = [one.accounts[view] for one in runs if view in one.accounts]
         for field, value in (("unit", unit), ("relation", relation)):
             stated = {getattr(one, field) for one in accounts}
             if value is not None and stated != {value}:
                 problem = f"is not that of the sweep's ledgers ({', '.join(sorted(stated))})"
                 raise UsageError(field, value, problem, f"Set privacy.{field} in the grid's base.")
-        if cause := self._unknown(view):
-            blank = accounts[0] if accounts else None
-            return JointLedger(
+        cause = self._unknown(view)
+        if cause:
+            unknown = JointLedger(
                 view=view,
                 epsilon=math.inf,
                 delta=delta,
-                unit="record" if blank is None else blank.unit,
-                relation="replace-one" if blank is None else blank.relation,
+                unit="record",
+                relation="replace-one",
                 cause=cause,
-                assumptions=() if blank is None else self._assumed(blank.assumptions),
+                assumptions=(),
             )
+            if not accounts:
+                return unknown
+            one = accounts[0]
+            assumed = self._assumed(one.assumptions)
+            return replace(unknown, unit=one.unit, relation=one.relation, assumptions=assumed)
         names = list(self._kept)
-        same = len({one.records for one in kept}) == 1
+        same = len({one.records for one in runs}) == 1
         clients = dict.fromkeys(k for one in accounts for k in (*one.charges, *one.causes))
         holders = [(client,) * len(names) for client in clients] if same else None
-        found = joined(accounts, names, holders, delta)
-        whole = replace(found.accounts, assumptions=self._assumed(found.accounts.assumptions))
-        return joint_entry(replace(found, accounts=whole), names, delta, ())
+        joint = joined(accounts, names, holders, delta)
+        whole = replace(joint.accounts, assumptions=self._assumed(joint.accounts.assumptions))
+        return joint_entry(replace(joint, accounts=whole), names, delta, ())
 
     @cached_property
     def _kept(self) -> dict[str, _Kept]:
         """Return the accounts of the finished runs that have them, by the run in words."""
-        found = {}
+        runs = {}
         for entry in self._entries:
             path = self._place(entry.key) / ACCOUNTS
             if entry.status == "done" and path.is_file():
-                found[entry.called] = _Kept.read(path)
-        if not found:
+                runs[entry.called] = _Kept.read(path)
+        if not runs:
             problem = "has no run with accounts"
             raise RunError("sweep", str(self._sweep), problem, "Run the sweep anew with this version.")
-        return found
+        return runs
 
     def _unknown(self, view: str) -> str:
         """Return why the runs cannot be composed, or an empty text."""
         for entry in self._entries:
-            kept = self._kept.get(entry.called)
-            if kept is None:
+            run = self._kept.get(entry.called)
+            if run is None:
                 return f"{entry.called}: {_why_unknown(entry)}"
-            if view not in kept.accounts:
+            if view not in run.accounts:
                 return f"{entry.called} has no accounts of {view}"
         kept_runs = list(self._kept.values())
         if len({(one.accounts[view].unit, one.accounts[view].relation) for one in kept_runs}) > 1:
@@ -178,17 +189,43 @@ class ChosenRun:
         return ""
 
     def _assumed(self, assumptions: tuple[str, ...]) -> tuple[str, ...]:
-        kept = [line for line in assumptions if not line.startswith(_FIXED)]
+        lines = [line for line in assumptions if not line.startswith(_FIXED)]
         chosen = (
             f"The setting was chosen from {len(self._entries)} runs by what each released; all are charged."
         )
-        return (*kept, _OTHERS, chosen)
+        return (*lines, _OTHERS, chosen)
 
     def _place(self, key: str) -> Path:
         return self._sweep / "runs" / key
 
 
-def _why_unknown(entry: Entry) -> str:
+def choose(sweep: Path, index: Index) -> Choice | None:
+    """Return the run of the grid with the largest utility, and ε of all runs; None if no run has a utility.
+
+    Args:
+        sweep: the sweep's directory.
+        index: its index.
+    """
+    best: tuple[float, str] | None = None
+    for entry in index.runs:
+        if entry.status == "done" and entry.in_grid:
+            result = read(load_json(sweep / "runs" / entry.key / "result.json"))
+            value = utility_of(result.utility.final, result.run.protocol)
+            if value is not None and (best is None or value > best[0]):
+                best = value, entry.key
+    if best is None:
+        return None
+    value, key = best
+    run = ChosenRun(sweep, sweep / "runs" / key)
+    ledger = []
+    for view in run.views:
+        claim = run.ledger(view)
+        epsilon = claim.epsilon if math.isfinite(claim.epsilon) else None
+        ledger.append(TunedEpsilon(adversary=view, epsilon=epsilon, delta=claim.delta, cause=claim.cause))
+    return Choice(key=key, value=value, runs=run.count, ledger=tuple(ledger))
+
+
+def _why_unknown(entry: SweepEntry) -> str:
     """Return why nothing is known of a run's charges."""
     if entry.status == "failed":
         return "it failed, and what it released is not known"

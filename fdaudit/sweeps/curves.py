@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from fdaudit.errors import FdauditError, RunError, UsageError, nearest
+from fdaudit.errors import FdauditError, RunError, UsageError, nearest, reason_of
 from fdaudit.reports.curve_figures import WIDTHS
 from fdaudit.reports.curves import Sweep, write_curves
 from fdaudit.reports.sweep_rows import SweepRun, axis_adversary, row_of
 from fdaudit.result import read
 from fdaudit.storage.files import load_json
 from fdaudit.storage.tree import refuse_links
-from fdaudit.sweeps.index import Entry, read_index
+from fdaudit.sweeps.index import SweepEntry, read_index
 from fdaudit.sweeps.sweep import run_directory
 from fdaudit.transcript.manifest import refuse_changed
 
@@ -41,9 +41,9 @@ def curve(
     directory, target = Path(sweep), Path(out)
     index = read_index(directory)
     runs = [_run(directory, e) for e in index.runs if e.in_grid]
-    rows = tuple(row_of(c) for c in runs)
-    wanted = adversary if adversary is not None else index.grid.get("adversary")
-    found = axis_adversary(rows, wanted if isinstance(wanted, str) else None)
+    rows = tuple(map(row_of, runs))
+    requested = adversary if adversary is not None else index.grid.get("adversary")
+    axis = axis_adversary(rows, requested if isinstance(requested, str) else None)
     try:
         target.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -51,10 +51,10 @@ def curve(
         raise RunError("out", str(out), problem, "Give another directory.") from None
     left_out = sum(not e.in_grid for e in index.runs)
     name = str(index.grid.get("name", "sweep"))
-    return write_curves(Sweep(name=name, rows=rows, adversary=found, left_out=left_out), target, width)
+    return write_curves(Sweep(name=name, rows=rows, adversary=axis, left_out=left_out), target, width)
 
 
-def _run(directory: Path, entry: Entry) -> SweepRun:
+def _run(directory: Path, entry: SweepEntry) -> SweepRun:
     """Return a run with its result; a run whose result cannot be read is shown as failed."""
     result, status, reason = None, entry.status, entry.reason
     if status == "done":
@@ -64,8 +64,8 @@ def _run(directory: Path, entry: Entry) -> SweepRun:
             refuse_changed(place, results=True)
             result = read(load_json(place / "result.json"))
         except (OSError, FdauditError) as error:
-            said = error.strerror if isinstance(error, OSError) else str(error)
-            status, reason = "failed", f"its result cannot be read: {said}"
+            problem = reason_of(error)
+            status, reason = "failed", f"its result cannot be read: {problem}"
     return SweepRun(
         key=entry.key,
         protocol=entry.protocol,

@@ -21,7 +21,7 @@ from pydantic import Field, model_validator
 
 from fdaudit.config import Config, validate
 from fdaudit.errors import SpecError, nearest
-from fdaudit.planning.plan import refuse_unknown_adversaries
+from fdaudit.planning.refusals import refuse_unknown_adversaries
 from fdaudit.spec.documents import read_yaml
 from fdaudit.spec.schema import Spec
 from fdaudit.spec.trust import refuse_code
@@ -88,6 +88,8 @@ class Grid(Config):
     """Seeds: one gives all protocols and defences the same records in the same hands."""
     undefended: Fragment = Field(default_factory=dict)
     """Fields of the spec that are set where there is no defence, such as `references`."""
+    choose: Literal["nothing", "utility"] = "nothing"
+    """`utility`: name the run whose final model is best, and state ε of all runs together, from which it was chosen."""
     keep: Literal["results", "runs"] = "results"
     """Files that stay of a finished run: its results, or everything, transcript and vault included."""
 
@@ -226,10 +228,10 @@ def _plain(value: dict[str, Any]) -> dict[str, Any]:
         return value
     words = ["inf" if isinstance(e, float) and e == math.inf else e for e in levels]
     for number, level in enumerate(words):
-        known = level == "inf" or (
+        is_level = level == "inf" or (
             isinstance(level, int | float) and not isinstance(level, bool) and level > 0
         )
-        if not known:
+        if not is_level:
             raise SpecError(f"epsilon.{number}", level, "is no ε", "Give a number above 0, or inf.")
     return {**value, "epsilon": words}
 
@@ -255,9 +257,10 @@ def expand(grid: Grid) -> tuple[GridRun, ...]:
     """
     runs = tuple(_runs(grid))
     _check_adversary(grid, runs)
-    seen: dict[str, GridRun] = {}
+    by_key: dict[str, GridRun] = {}
     for run in runs:
-        if (other := seen.setdefault(run.key, run)) is not run:
+        other = by_key.setdefault(run.key, run)
+        if other is not run:
             problem = f"is the same run as {other.called!r}"
             raise SpecError(
                 "grid", run.called, problem, f"Let its spec say what differs; {PLACEHOLDER!r} is ε."
@@ -267,10 +270,13 @@ def expand(grid: Grid) -> tuple[GridRun, ...]:
 
 def _check_adversary(grid: Grid, runs: Sequence[GridRun]) -> None:
     """Refuse an adversary whose ledger no run has. Parties other than clients always have a ledger."""
-    known = {"server", "aggregator", *(a for c in runs if c.spec is not None for a in c.spec.adversaries)}
-    if grid.adversary is not None and grid.adversary not in known:
+    names = {"server", "aggregator"}
+    for run in runs:
+        if run.spec is not None:
+            names.update(run.spec.adversaries)
+    if grid.adversary is not None and grid.adversary not in names:
         problem = "is an adversary of no run of this grid"
-        raise SpecError("adversary", grid.adversary, problem, nearest(grid.adversary, known))
+        raise SpecError("adversary", grid.adversary, problem, nearest(grid.adversary, names))
 
 
 def _runs(grid: Grid) -> Iterator[GridRun]:
@@ -291,10 +297,10 @@ def _run(
     axes: dict[str, Any] = {"protocol": protocol.called, "epsilon": epsilon, "seed": seed}
     where = f"protocols.{[p.called for p in grid.protocols].index(protocol.called)}.spec"
     _refuse_axes_in(where, protocol.spec, ("seed", "protocol"))
-    wanted = {"protocol": {"name": protocol.name, "params": protocol.params}}
-    merged = _merge(_merge(grid.base, wanted), protocol.spec)
+    named_protocol = {"protocol": {"name": protocol.name, "params": protocol.params}}
+    merged = _merge(_merge(grid.base, named_protocol), protocol.spec)
     if defence is None:
-        made, explicit, name, asked = _merge(merged, grid.undefended), True, UNDEFENDED, False
+        settings, explicit, name, asks = _merge(merged, grid.undefended), True, UNDEFENDED, False
     else:
         name = defence.name
         if protocol.called in defence.not_applicable:
@@ -303,11 +309,16 @@ def _run(
         fragment = defence.protocols[protocol.called] if explicit else defence.spec or {}
         where = f"defences.{name}.{'protocols.' + protocol.called if explicit else 'spec'}"
         _refuse_axes_in(where, fragment, ("seed",))
-        delta, asked = _delta(_merge(merged, fragment)), asks_for_epsilon(fragment)
-        made = _merge(merged, filled(fragment, epsilon, delta, where))
-    bare = GridRun(**axes, defence=name, explicit=explicit, asked=asked)
-    named = {**made, "name": f"{grid.name}: {bare.called}", "seed": seed, "threads": made.get("threads") or 1}
-    return replace(bare, spec=_valid(named, bare.called))
+        delta, asks = _delta(_merge(merged, fragment)), asks_for_epsilon(fragment)
+        settings = _merge(merged, filled(fragment, epsilon, delta, where))
+    bare = GridRun(**axes, defence=name, explicit=explicit, asked=asks)
+    values = {
+        **settings,
+        "name": f"{grid.name}: {bare.called}",
+        "seed": seed,
+        "threads": settings.get("threads") or 1,
+    }
+    return replace(bare, spec=_valid(values, bare.called))
 
 
 def _valid(values: dict[str, Any], run: str) -> Spec:

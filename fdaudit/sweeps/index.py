@@ -18,7 +18,18 @@ from fdaudit.errors import RunError
 from fdaudit.storage.files import load_json, save_json
 from fdaudit.sweeps.levels import in_words
 
-__all__ = ["ACCOUNTS", "INDEX", "SCHEMA", "Entry", "Index", "Status", "read_index", "write_index"]
+__all__ = [
+    "ACCOUNTS",
+    "INDEX",
+    "SCHEMA",
+    "Choice",
+    "Index",
+    "Status",
+    "SweepEntry",
+    "TunedEpsilon",
+    "read_index",
+    "write_index",
+]
 
 INDEX = "sweep.json"
 ACCOUNTS = "accounts.json"
@@ -29,7 +40,7 @@ Status = Literal["pending", "done", "failed", "not-applicable"]
 Key = Annotated[str, Field(pattern=r"^[0-9a-f]{16}$")]
 
 
-class Entry(Config):
+class SweepEntry(Config):
     """A run: its place on the axes and its status."""
 
     key: Key
@@ -64,6 +75,34 @@ class Entry(Config):
         return in_words(self.protocol, self.defence, self.level, self.seed, asked=self.asked)
 
 
+class TunedEpsilon(Config):
+    """ε of one view of a chosen run: of all the runs from which it was chosen, together."""
+
+    adversary: str
+    """The view."""
+    epsilon: Annotated[float, Field(ge=0)] | None
+    """ε; None if it is infinite, with a `cause`."""
+    delta: float
+    """δ."""
+    cause: str = ""
+    """Why no ε can be claimed."""
+
+
+class Choice(Config):
+    """The run that was chosen by its results, and the price of the choice."""
+
+    key: Key
+    """The run."""
+    by: Literal["utility"] = "utility"
+    """The figure by which it was chosen: the largest counts, of equal ones the first."""
+    value: float
+    """Its figure."""
+    runs: int = Field(ge=1)
+    """Number of runs that were carried out, this one included; all are charged."""
+    ledger: tuple[TunedEpsilon, ...]
+    """ε of each view."""
+
+
 class Index(Config):
     """The content of `sweep.json`."""
 
@@ -73,8 +112,10 @@ class Index(Config):
     """Version of fdaudit that wrote it last."""
     grid: dict[str, Any]
     """The grid with every default written out, its base included."""
-    runs: tuple[Entry, ...]
+    runs: tuple[SweepEntry, ...]
     """Every run, in the order of the grid; those that it no longer has come last."""
+    chosen: Choice | None = None
+    """With `choose`, once no run is pending: the chosen run."""
 
     def count(self, status: Status) -> int:
         """Return the number of runs with a status."""

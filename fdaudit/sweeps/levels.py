@@ -37,8 +37,8 @@ _ROUNDING = 1e-9
 def in_words(protocol: str, defence: str, level: float, seed: int, *, asked: bool) -> str:
     """Return a run's name for people; it mentions ε only if the level is one."""
     strength = f"{'ε asked' if asked else 'level'} {level:g}"
-    kept = "no defence" if defence == UNDEFENDED else f"{defence}, {strength}"
-    return f"{protocol}, {kept}, seed {seed}"
+    protection = "no defence" if defence == UNDEFENDED else f"{defence}, {strength}"
+    return f"{protocol}, {protection}, seed {seed}"
 
 
 def asks_for_epsilon(fragment: Mapping[str, Any]) -> bool:
@@ -98,5 +98,5 @@ def _noise(asked: Mapping[str, Any], epsilon: float, delta: float, where: str) -
 
 @cache
 def _calibrated(defence: str, shape: Shape, epsilon: float, delta: float) -> float:
-    found, _ = noise_for(defence, shape, epsilon, delta)
-    return 1 / found if SHAPES[defence][0].startswith("1/") else found
+    noise, _ = noise_for(defence, shape, epsilon, delta)
+    return 1 / noise if SHAPES[defence][0].startswith("1/") else noise

@@ -32,8 +32,9 @@ from fdaudit.storage.locks import make_private, writing
 from fdaudit.storage.timings import read_timings
 from fdaudit.storage.tree import refuse_links
 from fdaudit.storage.vault import Secrets, Vault
+from fdaudit.sweeps.chosen import choose
 from fdaudit.sweeps.grid import Grid, GridRun, expand, load_grid
-from fdaudit.sweeps.index import ACCOUNTS, INDEX, SCHEMA, Entry, Index, read_index, write_index
+from fdaudit.sweeps.index import ACCOUNTS, INDEX, SCHEMA, Choice, Index, SweepEntry, read_index, write_index
 from fdaudit.sweeps.levels import UNDEFENDED
 from fdaudit.transcript.manifest import MANIFEST
 
@@ -138,6 +139,7 @@ def sweep(
         due = _staggered([c for c in runs if book.entries[c.key].status in ("pending", "failed")])
         with closing((executor or local())([_piece(directory, c) for c in due])) as answers:
             _listen(book, due, answers, tick)
+        book.choose()
         shutil.rmtree(directory / "scratch", ignore_errors=True)
         return book.index
 
@@ -155,25 +157,28 @@ def _staggered(runs: Iterable[GridRun]) -> list[GridRun]:
     points: dict[str, list[GridRun]] = {}
     for run in runs:
         points.setdefault(_point(run), []).append(run)
-    turned = ((p[n % len(p) :], p[: n % len(p)]) for n, p in enumerate(points.values()))
-    return [run for later, earlier in turned for run in (*later, *earlier)]
+    turned = []
+    for number, point in enumerate(points.values()):
+        first = number % len(point)
+        turned += point[first:] + point[:first]
+    return turned
 
 
 def _listen(book: _Book, due: Sequence[GridRun], answers: Generator[Answer, None, None], tick: Tick) -> None:
     """Record each run's outcome as it arrives."""
-    done = 0
+    finished = 0
     for number, line in answers:
         run = due[number]
         if line is not None and "tick" in line:
             what, step, of = line["tick"]
             if of:
-                tick(f"{run.called}: {what} {step}/{of}", done, len(due))
+                tick(f"{run.called}: {what} {step}/{of}", finished, len(due))
             continue
         if line is None:
             line = {"status": "failed", "reason": "the process that ran it ended before it was done"}
         book.note(run, str(line["status"]), str(line["reason"]))
-        done += 1
-        tick(run.called, done, len(due))
+        finished += 1
+        tick(run.called, finished, len(due))
 
 
 # -- the directory ---------------------------------------------------------------------------------------------
@@ -184,12 +189,12 @@ def _refuse_occupied(out: Path, resume: bool) -> None:
         if out.exists() or out.is_symlink():
             raise RunError("out", str(out), "is not a directory", "Choose another directory.")
         return
-    held = {p.name for p in out.iterdir()}
-    if not held:
+    names = {p.name for p in out.iterdir()}
+    if not names:
         return
     if not resume:
         raise RunError("out", str(out), "exists already", "Choose another directory, or add --resume.")
-    if INDEX not in held and not held <= {f".{INDEX}.tmp"}:
+    if INDEX not in names and not names <= {f".{INDEX}.tmp"}:
         raise RunError("out", str(out), "holds no sweep", "Choose another directory.")
 
 
@@ -219,12 +224,15 @@ def _piece(out: Path, run: GridRun) -> dict[str, Any]:
 
 def _known_not_to_apply(runs: Sequence[GridRun], before: Index | None) -> tuple[GridRun, ...]:
     """Return the runs; those that the index already marks as impossible have no spec."""
-    known = {e.key: e.reason for e in (before.runs if before else ()) if e.status == "not-applicable"}
-    bare = [replace(c, spec=None) for c in runs]
-    return tuple(
-        replace(b, reason=known[b.key]) if c.spec is not None and b.key in known else c
-        for b, c in zip(bare, runs, strict=True)
-    )
+    earlier = before.runs if before else ()
+    reasons = {entry.key: entry.reason for entry in earlier if entry.status == "not-applicable"}
+    marked = []
+    for run in runs:
+        bare = replace(run, spec=None)
+        if run.spec is not None and bare.key in reasons:
+            run = replace(bare, reason=reasons[bare.key])
+        marked.append(run)
+    return tuple(marked)
 
 
 def _checked(runs: Sequence[GridRun], tick: Tick) -> tuple[GridRun, ...]:
@@ -245,29 +253,31 @@ def _checked(runs: Sequence[GridRun], tick: Tick) -> tuple[GridRun, ...]:
         tick(f"checking {run.called}", number, len(firsts))
         planned[pair] = _refusal(run)
     for defence in {d for _, d in planned} - {UNDEFENDED}:
-        found = [error for (_, d), error in planned.items() if d == defence]
-        if (first := found[0]) is not None and all(found):
+        refusals = [error for (_, d), error in planned.items() if d == defence]
+        first = refusals[0]
+        if first is not None and all(refusals):
             raise SpecError(
                 first.field,
                 first.value,
                 f"{first.problem} (defence {defence!r} fits no protocol)",
                 first.remedy,
             )
-    return tuple(
-        replace(c, spec=None, reason=str(error))
-        if c.spec is not None and (error := planned[c.protocol, c.defence]) is not None
-        else c
-        for c in runs
-    )
+    checked = []
+    for run in runs:
+        error = planned[run.protocol, run.defence] if run.spec is not None else None
+        if error is not None:
+            run = replace(run, spec=None, reason=str(error))
+        checked.append(run)
+    return tuple(checked)
 
 
 def _refusal(run: GridRun) -> SpecError | None:
     """Return why a run is impossible, for a defence that the grid does not name for this protocol."""
-    from fdaudit.planning.plan import make_plan
+    from fdaudit.planning.simulated import simulated_case
 
     try:
         if run.spec is not None:
-            make_plan(run.spec, Secrets.draw(run.seed))
+            simulated_case(run.spec, Secrets.draw(run.seed))
     except SpecError as error:
         if run.explicit:
             problem = f"{error.problem} (in {run.called})"
@@ -287,6 +297,7 @@ class _Book:
     grid: Grid
     runs: Sequence[GridRun]
     before: Index | None
+    chosen: Choice | None = None
 
     def __post_init__(self) -> None:
         earlier = {e.key: e for e in self.before.runs} if self.before else {}
@@ -298,9 +309,9 @@ class _Book:
             if entry.status == "done":
                 self._prune(key)
 
-    def _entry(self, run: GridRun, earlier: Entry | None) -> Entry:
+    def _entry(self, run: GridRun, earlier: SweepEntry | None) -> SweepEntry:
         place = run_directory(self.out, run.key) / _DONE
-        entry = Entry(
+        entry = SweepEntry(
             key=run.key,
             protocol=run.protocol,
             defence=run.defence,
@@ -311,8 +322,8 @@ class _Book:
             reason=run.reason,
         )
         if run.spec is not None and place.is_file():
-            kept = load_json(place)
-            return entry.model_copy(update={"status": "done", **_of_run(kept)})
+            content = load_json(place)
+            return entry.model_copy(update={"status": "done", **_of_run(content)})
         if earlier is not None and earlier.status in ("failed", "not-applicable"):
             return entry.model_copy(update={"status": earlier.status, "reason": earlier.reason})
         return entry
@@ -325,11 +336,19 @@ class _Book:
             version=version("fdaudit"),
             grid=self.grid.model_dump(mode="json"),
             runs=tuple(self.entries.values()),
+            chosen=self.chosen,
         )
 
     def write(self) -> None:
         """Replace `sweep.json`."""
         write_index(self.out, self.index)
+
+    def choose(self) -> None:
+        """Record which run was chosen by its results, if the grid asks for it."""
+        if self.grid.choose == "nothing" or self.index.count("pending"):
+            return
+        self.chosen = choose(self.out, self.index)
+        self.write()
 
     def note(self, run: GridRun, status: str, reason: str) -> None:
         """Record a run's outcome; for a finished run, in its own directory first."""
@@ -349,7 +368,7 @@ class _Book:
             if run.spec is not None:
                 take_controls(place, shared_directory(self.out, run.spec))
             result = read(load_json(place / "result.json"))
-            reason = "; ".join(f"{c.id} failed: {c.reason}" for c in result.cells if c.status == "failed")
+            reason = "; ".join(f"{c.id} failed: {c.reason}" for c in result.failed_cells)
             seconds = round(sum(read_timings(place).values()), 3)
             save_json(place / _DONE, {"key": run.key, "reason": reason, "seconds": seconds}, indent=1)
             self._prune(run.key)

@@ -11,10 +11,9 @@ from fdaudit.models import Architecture, Network, architecture
 from fdaudit.rng import child
 from fdaudit.spec.schema import ModelSpec
 from fdaudit.storage.cache import computed_once
+from fdaudit.tasks import labels_of
 from fdaudit.training.execution import Execution
-from fdaudit.training.objectives import objective_of
 from fdaudit.training.trainer import Fit, Job, Parameters, Trainer, draw_batches, parameters_of
-from fdaudit.types import task_of
 
 __all__ = ["TaskEncoder", "fitted"]
 
@@ -50,8 +49,8 @@ class TaskEncoder:
     @cached_property
     def _network(self) -> Network:
         x, _ = self.auxiliary
-        made = architecture(_MODEL, (int(x.shape[1]), int(x.shape[2]), int(x.shape[3])), self.classes)
-        return fitted("encoder", made, self.auxiliary, _STEPS, self.execution, self.seed)
+        network = architecture(_MODEL, (int(x.shape[1]), int(x.shape[2]), int(x.shape[3])), self.classes)
+        return fitted("encoder", network, self.auxiliary, _STEPS, self.execution, self.seed)
 
 
 def fitted(
@@ -79,7 +78,7 @@ def fitted(
     def made(_: torch.Generator) -> Parameters:
         batches = draw_batches(len(y), _BATCH, steps=steps, generator=child(seed, what, "batches"))
         job = Job(party=what, parameters=start, x=x, targets=y, batches=batches)
-        fit = Fit(lr=_RATE, optimizer="adam", objective=objective_of(task_of(y)))
+        fit = Fit(lr=_RATE, optimizer="adam", objective=labels_of(y).objective)
         with torch.enable_grad():
             return Trainer(network, execution).fit([job], fit)[0].parameters
 

@@ -13,7 +13,7 @@ import torch
 from fdaudit.parallel import malloc
 from fdaudit.parallel.pool import processors
 
-__all__ = ["Execution"]
+__all__ = ["Execution", "default_device"]
 
 _WORTH_THREADS = 8e5
 
@@ -61,24 +61,27 @@ class Execution:
         precision: str = "auto",
         compile: bool = False,
         convolutions: bool,
-        batchnorm: bool,
+        stackable: bool = True,
+        contiguous_only: bool = False,
         work: float = math.inf,
     ) -> Execution:
         """Choose the settings that the spec leaves open, by rule.
 
         Device: CUDA if available. Threads: the processor count, at most 8. Strategy: `stacked` on CUDA; `loop` on a
-        CPU, where grouped convolutions make stacked CNN clients about twice as slow, and for BatchNorm with running
-        statistics. Memory format: `channels_last` for convolutions under `loop`, which makes small CNNs a third faster.
+        CPU, where grouped convolutions make stacked CNN clients about twice as slow, or if a network does not stack.
+        Memory format: `channels_last` for convolutions under `loop`, which makes small CNNs a third faster, unless a
+        network runs on contiguous images only (`x.view` after a convolution).
         Inside operations: all threads if `work`, the floating-point operations of a forward pass for one image of the
         largest network, is at least 800,000. Below that threads wait for each other longer than they work.
         `benchmarks/training_strategy.py` measures all three again. Precision: float32, because the accuracy cost of
         bfloat16 has not been measured. If compiling fails here, it is skipped with a warning.
         """
-        chosen = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
+        chosen = default_device() if device == "auto" else device
         if strategy == "auto":
-            strategy = "stacked" if chosen.startswith("cuda") and not batchnorm else "loop"
+            strategy = "stacked" if chosen.startswith("cuda") and stackable else "loop"
         if memory_format == "auto":
-            memory_format = "channels_last" if convolutions and strategy == "loop" else "contiguous"
+            last = convolutions and strategy == "loop" and not contiguous_only
+            memory_format = "channels_last" if last else "contiguous"
         threads = threads or processors()
         return cls(
             device=chosen,
@@ -89,6 +92,11 @@ class Execution:
             compile=compile and _can_compile(chosen),
             inside=threads if work >= _WORTH_THREADS else 1,
         )
+
+
+def default_device() -> str:
+    """Return the device that `auto` stands for: CUDA if available."""
+    return "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def _can_compile(device: str) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -12,9 +11,10 @@ from torch import Tensor, nn
 from fdaudit.config import Config
 from fdaudit.errors import TrainingDivergedError
 from fdaudit.training.objectives import Objective
+from fdaudit.training.optimizers import OptimizerName
 from fdaudit.training.private_step import Guard
 
-__all__ = ["Fit", "Fitted", "Job", "Parameters", "draw_batches", "finite", "parameters_of"]
+__all__ = ["Fit", "Fitted", "Job", "Parameters", "draw_batches", "finite", "mean_losses", "parameters_of"]
 
 Parameters = dict[str, Tensor]
 """Named floating-point parameters and buffers of a model."""
@@ -25,7 +25,7 @@ class Fit(Config):
 
     lr: float
     final_lr: float | None = None
-    optimizer: Literal["sgd", "adam"] = "sgd"
+    optimizer: OptimizerName = "sgd"
     momentum: float = 0.0
     weight_decay: float = 0.0
     objective: Objective = "cross-entropy"
@@ -85,10 +85,10 @@ class Fitted:
 
 def parameters_of(module: nn.Module) -> Parameters:
     """Return copies of a module's floating-point parameters and buffers, contiguous, by name."""
-    named = module.state_dict()
+    tensors = module.state_dict()
     return {
         name: t.detach().clone(memory_format=torch.contiguous_format)
-        for name, t in named.items()
+        for name, t in tensors.items()
         if t.is_floating_point()
     }
 
@@ -108,15 +108,21 @@ def draw_batches(
     """
     if (steps is None) == (epochs is None):
         raise ValueError(f"draw_batches: steps = {steps} and epochs = {epochs}. Give exactly one.")
+    batches = list[Tensor]()
     if epochs is not None:
-        return tuple(
-            b for _ in range(epochs) for b in torch.randperm(n, generator=generator).split(batch_size)
-        )
-    size, batches = min(batch_size, n), list[Tensor]()
+        for _ in range(epochs):
+            batches += torch.randperm(n, generator=generator).split(batch_size)
+        return tuple(batches)
+    size = min(batch_size, n)
     while len(batches) < (steps or 0):
         order = torch.randperm(n, generator=generator)
         batches += [b for b in order.split(size) if len(b) == size]
     return tuple(batches[:steps])
+
+
+def mean_losses(jobs: Sequence[Job], fitted: Sequence[Fitted]) -> dict[str, float]:
+    """Return the mean of the losses of each job's training, by party."""
+    return {job.party: float(result.losses.mean()) for job, result in zip(jobs, fitted, strict=True)}
 
 
 def finite(jobs: Sequence[Job], fitted: list[Fitted]) -> list[Fitted]:

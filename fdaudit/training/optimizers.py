@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-__all__ = ["adam", "annealed", "moments_of", "restore_moments"]
+__all__ = ["OptimizerName", "adam", "annealed", "moments_of", "optimizer_in", "rate_in", "restore_moments"]
+
+OptimizerName = Literal["sgd", "adam", "adamw"]
+"""The optimisers of local training."""
 
 
 def adam(
@@ -58,12 +62,12 @@ def annealed(lr: float, final: float | None, step: int, steps: int) -> float:
 
 def moments_of(optimizer: torch.optim.Optimizer, named: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return copies of an optimiser's state of each parameter, as `moment/parameter`, on the CPU."""
-    return {
-        f"{moment}/{name}": torch.as_tensor(value).detach().cpu().clone()
-        for name, parameter in named.items()
-        for moment, value in optimizer.state.get(parameter, {}).items()
-        if value is not None
-    }
+    moments = {}
+    for name, parameter in named.items():
+        for moment, value in optimizer.state.get(parameter, {}).items():
+            if value is not None:
+                moments[f"{moment}/{name}"] = torch.as_tensor(value).detach().cpu().clone()
+    return moments
 
 
 def restore_moments(
@@ -76,3 +80,24 @@ def restore_moments(
         # than its parameter would take another path through the optimiser.
         kept = value.clone() if moment == "step" else torch.empty_like(named[name]).copy_(value)
         optimizer.state[named[name]][moment] = kept.detach()
+
+
+def optimizer_in(settings: Mapping[str, Any]) -> OptimizerName:
+    """Return the clients' optimiser by public settings; `sgd` if they name none that is known."""
+    name = settings.get("optimizer")
+    if name == "adam":
+        return "adam"
+    return "adamw" if name == "adamw" else "sgd"
+
+
+def rate_in(settings: Mapping[str, Any], number: int) -> float | None:
+    """Return the clients' learning rate in a round; None if public settings do not tell it.
+
+    Args:
+        settings: with `lr`, a number or a list of one for each round, and perhaps `lr_decay`, a factor per round.
+        number: the round, from 0.
+    """
+    lr = settings.get("lr")
+    if isinstance(lr, (list, tuple)):
+        return float(lr[number]) if number < len(lr) else None
+    return None if lr is None else float(lr) * float(settings.get("lr_decay") or 1.0) ** number

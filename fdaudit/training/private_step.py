@@ -16,11 +16,12 @@ from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from fdaudit.models.network import Network
+from fdaudit.models.network import Network, trainable_parameters
 from fdaudit.parallel.randomness import forked_randomness, seeded_randomness
 from fdaudit.rng import SecretStream
-from fdaudit.training.separation import coupling
+from fdaudit.training.separation import coupling, mixing_layer, random_inputs, trial_loss
 from fdaudit.types import GradientRule
 
 __all__ = ["Guard", "Step", "per_sample_gradients", "unfit"]
@@ -28,6 +29,11 @@ __all__ = ["Guard", "Step", "per_sample_gradients", "unfit"]
 _ENTRIES = {"cpu": 2**21, "cuda": 2**27}
 """Gradient entries held at once by kind of device: fixed, so that parts do not depend on free memory. On a CPU, few
 enough that memory is reused; new pages take longer than all the arithmetic."""
+
+_TRIED = 3
+"""Records of a trial's batch."""
+_SAME = 1e-3
+"""Relative difference of two gradients that rounding explains."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,17 +73,18 @@ class Guard:
                 depend on no other record.
         """
         batch = self.rule.draw(records, self.noise)
-        free = {n: p for n, p in module.named_parameters() if p.requires_grad}
+        free = trainable_parameters(module)
         total = {n: torch.zeros_like(p, dtype=torch.float64) for n, p in free.items()}
         entries = _ENTRIES.get(next(iter(free.values())).device.type, _ENTRIES["cpu"])
         part = max(entries // sum(p.numel() for p in free.values()), 1)
         loss = torch.zeros(())
         with seeded_randomness(self._draws, _accelerators(free)):
-            for drawn in batch.split(part) if len(batch) else ():
-                found = losses(drawn)
-                found.backward()  # not for `inputs` alone: hooks fire where a layer's own input gets its gradient
-                loss = loss + found.detach().cpu()
-                for name, clipped in self.rule.clipped(_taken(free, len(drawn))).items():
+            for chunk in batch.split(part) if len(batch) else ():
+                chunk_losses = losses(chunk)
+                # Not for `inputs` alone: hooks fire where a layer's own input gets its gradient.
+                chunk_losses.backward()
+                loss = loss + chunk_losses.detach().cpu()
+                for name, clipped in self.rule.clipped(_taken(free, len(chunk))).items():
                     total[name] += clipped
         noisy = self.rule.noised(total, self.noise)
         gradient = {n: noisy[n].to(p.dtype) for n, p in free.items()}
@@ -105,7 +112,8 @@ def per_sample_gradients(module: nn.Module) -> Iterator[None]:
     warnings.filterwarnings("ignore", message="Full backward hook is firing when gradients")
     hooked = GradSampleModule(module, loss_reduction="sum")
     try:
-        yield
+        with sdpa_kernel(SDPBackend.MATH):  # other kernels draw numbers, if for no use
+            yield
     finally:
         hooked.to_standard_module()
 
@@ -115,8 +123,9 @@ def unfit(
 ) -> str | None:
     """Return why a network cannot be trained by per-sample gradients, or None if it can.
 
-    The network is tested as described in `fdaudit.training.separation`. If others share its extractor, its parts are
-    tested too.
+    No list of layers decides. One pass shows a layer that mixes records, one backward pass shows whether the records'
+    gradients add up to the batch's, and `fdaudit.training.separation` tests the rest. If others share its extractor,
+    its parts are tested too.
 
     Args:
         module: a network of the caller's own.
@@ -125,24 +134,72 @@ def unfit(
         tried: whether the trials are known to pass; tests check this for every network of the zoo.
 
     Returns:
-        A layer with its name, or the failure in passes over random images.
+        A layer or parameter with its name, or the failure in passes over random images.
     """
     for name, layer in module.named_modules():
-        if isinstance(layer, nn.modules.batchnorm._BatchNorm):
-            return f"its layer {name} is a {type(layer).__name__}, which mixes the records of a batch"
         own = [n for n, _ in layer.named_buffers(recurse=False)]
-        if own and any(p.requires_grad for p in layer.parameters(recurse=False)):
+        trains = any(p.requires_grad for p in layer.parameters(recurse=False))
+        if own and trains and not isinstance(layer, nn.modules.batchnorm._BatchNorm):
             return f"its layer {name} keeps {', '.join(own)}, which no gradient rule covers"
-    free = {n: p for n, p in module.named_parameters() if p.requires_grad}
     try:
-        with per_sample_gradients(module), forked_randomness():
-            x = torch.zeros(2, *input_shape)
-            x = x.long() if words else x.requires_grad_()
-            module.train()(x).sum().backward()
-            _taken(free, 2)
-    except (RuntimeError, NotImplementedError, AttributeError, ValueError) as error:
-        return f"gradients of single records cannot be had ({str(error).partition(chr(10))[0].rstrip('. ')})"
-    return None if tried else _coupled(module, input_shape, words)
+        with forked_randomness(), sdpa_kernel(SDPBackend.MATH):
+            x, other = (random_inputs(_TRIED, input_shape, seed, words) for seed in range(2))
+            if not words:
+                x, other = x.float(), other.float()
+            if (mixing := mixing_layer(module, x, other)) is not None:
+                return mixing
+            problem = _misses_gradient(module, x)
+    except Exception as error:  # of foreign code, or of a layer that Opacus does not know
+        with forked_randomness(), sdpa_kernel(SDPBackend.MATH):
+            return _unknown_layer(module, x, error)
+    if tried:
+        return problem
+    with sdpa_kernel(SDPBackend.MATH):  # a network that keeps what it met misses a part of its gradient too
+        return _coupled(module, input_shape, words) or problem
+
+
+def _misses_gradient(module: nn.Module, x: Tensor) -> str | None:
+    """Return a parameter whose gradients of single records do not add up to that of the batch x (n, ...), or None.
+
+    A layer's hook does not see a weight that is used by a function as well, and takes a part for the whole.
+    """
+    free = trainable_parameters(module)
+    module.train()
+    with seeded_randomness(0):
+        loss = trial_loss(module(x))
+        whole = torch.autograd.grad(loss, list(free.values()), allow_unused=True, materialize_grads=True)
+    with seeded_randomness(0):
+        _, single = _gradients(module, x.clone().requires_grad_(x.is_floating_point()), trial_loss)
+    largest = max(float(g.norm()) for g in whole)
+    for (name, own), g in zip(single.items(), whole, strict=True):
+        if float((own.sum(0) - g).norm()) > _SAME * (float(g.norm()) + _SAME * largest):
+            said = f"its {name} gets a part of its gradient only, when records are taken one by one"
+            return f"{said}: call its layer, in place of a function that uses the weight"
+    return None
+
+
+def _unknown_layer(module: nn.Module, x: Tensor, error: Exception) -> str:
+    """Return the first layer without which gradients of single records can be had; the error if there is none."""
+    reason = f"{type(error).__name__}: {str(error).partition(chr(10))[0].rstrip('. ')}"
+    free = list(trainable_parameters(module).values())
+    try:
+        for name, layer in module.named_modules():
+            own = [p for p in layer.parameters(recurse=False) if p.requires_grad]
+            if not own:
+                continue
+            for parameter in free:
+                parameter.requires_grad_(any(parameter is one for one in own))
+            try:
+                _gradients(module.train(), x.clone().requires_grad_(x.is_floating_point()), trial_loss)
+            except Exception:  # of foreign code, or of Opacus
+                where = f"layer {name}" if name else "top"
+                return f"its {where}, {type(layer).__name__}, gives no gradients of single records ({reason})"
+            finally:
+                for parameter in free:
+                    parameter.requires_grad_(True)
+    finally:
+        module.zero_grad()
+    return f"gradients of single records cannot be had ({reason})"
 
 
 def _coupled(module: nn.Module, input_shape: tuple[int, ...], words: int) -> str | None:
@@ -151,7 +208,8 @@ def _coupled(module: nn.Module, input_shape: tuple[int, ...], words: int) -> str
     if isinstance(module, Network) and type(module).forward is not Network.forward:
         ways.append(nn.Sequential(module.extractor, module.head))
     try:
-        return next((found for way in ways if (found := coupling(way, input_shape, _gradients, words))), None)
+        problems = (coupling(way, input_shape, _gradients, words) for way in ways)
+        return next(filter(None, problems), None)
     except Exception as error:  # a network may be foreign code and raise any error
         reason = str(error).partition(chr(10))[0].rstrip(". ")
         what = "texts" if words else "images"
@@ -165,18 +223,20 @@ def _gradients(
     with per_sample_gradients(module):
         output = module(x)
         loss(output).backward()
-        return output, _taken({n: p for n, p in module.named_parameters() if p.requires_grad}, len(x))
+        return output, _taken(trainable_parameters(module), len(x))
 
 
 def _taken(free: dict[str, nn.Parameter], records: int) -> dict[str, Tensor]:
     """Take the records' gradients (b, *shape) from the parameters; a parameter without gradients has zeros."""
-    found = {}
+    gradients = {}
     for name, parameter in free.items():
         own = parameter.grad_sample  # type: ignore[attr-defined]
         parameter.grad_sample = parameter.grad = None  # type: ignore[attr-defined]
         if isinstance(own, list):
             raise ValueError(f"{name} met a batch twice before its gradients were taken")
-        if own is not None and len(own) != records:
+        if own is None:
+            own = torch.zeros(records, *parameter.shape, device=parameter.device)
+        if len(own) != records:
             raise ValueError(f"{name} has {len(own)} gradients of {records} records")
-        found[name] = torch.zeros(records, *parameter.shape, device=parameter.device) if own is None else own
-    return found
+        gradients[name] = own
+    return gradients

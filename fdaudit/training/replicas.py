@@ -1,23 +1,60 @@
-"""The training core's copies of a network, and the properties that decide how each may be trained."""
+"""The training core's copies of a network, and its rehearsal: trials that show how it may be trained.
+
+A user's network may hold any layer. No list of layer classes decides what it supports: it is tried on random inputs,
+before anything is written. A trial draws nothing from the caller's generators and changes no network that is used
+later.
+"""
 
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
+from torch.func import grad, vmap
 
+from fdaudit.errors import SpecError, plugin_line
+from fdaudit.models.network import call_with
+from fdaudit.parallel.randomness import forked_randomness, generator_states
+from fdaudit.storage.digests import canonical
 from fdaudit.training.execution import Execution
 from fdaudit.training.jobs import Parameters
 
-__all__ = ["Copy", "Traits"]
+__all__ = ["Buildable", "Copy", "NetworkBehavior", "Traits", "rehearsed", "silence_draws"]
 
 _PIXELS = 100_000
 """Pixels of the images that a CPU with `channels_last` convolutions processes fastest at once: values between layers
 stay in its caches. `benchmarks/training_strategy.py` measures it again."""
+_SAME = 1e-3
+"""Relative difference of two gradients that rounding explains."""
+_TRIED = 4
+"""Records of a trial's batch."""
+
+
+class Buildable(Protocol):
+    """A factory of networks: an `Architecture`, or a stand-in in a test."""
+
+    @property
+    def described(self) -> Mapping[str, object]:
+        """Return everything that determines the network, as JSON values."""
+        ...
+
+    @property
+    def source(self) -> str:
+        """Return a digest of the code that is not fdaudit's; "" if there is none."""
+        ...
+
+    def build(self, generator: torch.Generator) -> nn.Module:
+        """Return a network with initial weights drawn from `generator`."""
+        ...
+
+    def random_inputs(self, n: int, generator: torch.Generator) -> Tensor:
+        """Return n random records that the network accepts."""
+        ...
 
 
 class Copy:
@@ -31,13 +68,17 @@ class Copy:
     def __init__(self, module: nn.Module, compiled: bool = False) -> None:
         self.module = module
         self.forward: Callable[[Tensor], Tensor] = torch.compile(module) if compiled else module
-        self.named = {n: t for n, t in module.state_dict(keep_vars=True).items() if t.is_floating_point()}
+        held = module.state_dict(keep_vars=True)
+        self.named = {n: t for n, t in held.items() if t.is_floating_point()}
+        self._counters = [(t, t.clone()) for t in held.values() if not t.is_floating_point()]
 
     def load(self, parameters: Mapping[str, Tensor]) -> None:
-        """Load parameters and buffers."""
+        """Load parameters and buffers; counters begin anew, so that no earlier job matters."""
         with torch.no_grad():
             for name, tensor in self.named.items():
                 tensor.copy_(parameters[name])
+            for counter, initial in self._counters:
+                counter.copy_(initial)
 
     def unload(self) -> Parameters:
         """Return contiguous copies of parameters and buffers."""
@@ -45,38 +86,269 @@ class Copy:
 
 
 @dataclass(frozen=True, kw_only=True)
+class NetworkBehavior:
+    """What trials on random inputs show of a network.
+
+    Attributes:
+        contiguous_only: it fails on images in the memory format `channels_last`.
+        random: a pass in training draws from a global generator.
+        draws_answers: a pass in evaluation does too.
+        keeps: a pass in training changes buffers, such as BatchNorm's running statistics.
+        coupled: a batch's gradient is not the mean of its parts' gradients, or a pass changes buffers.
+        stackable: many models may be trained as one under `vmap`. It can neither give each model its own seed nor
+            change buffers in place.
+        single: it can be trained on a batch of one record.
+    """
+
+    contiguous_only: bool
+    random: bool
+    draws_answers: bool
+    keeps: bool
+    coupled: bool
+    stackable: bool
+    single: bool
+
+
+_rehearsals: dict[bytes, NetworkBehavior] = {}
+
+
+def rehearsed(network: Buildable, device: torch.device | str = "cpu") -> NetworkBehavior:
+    """Return what trials show of a network; equal networks are tried once in a process.
+
+    Args:
+        network: builds it.
+        device: where it will be trained.
+
+    Raises:
+        SpecError: it has nothing to train, cannot be trained on four records, or returns probabilities.
+    """
+    key = canonical([network.described, network.source, str(device)])
+    if key not in _rehearsals:
+        accelerators = [torch.device(device)] if torch.device(device).type == "cuda" else []
+        with forked_randomness(accelerators), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of foreign code; they come again when it is trained
+            _rehearsals[key] = _Trials(network, torch.device(device)).rehearsal()
+    return _rehearsals[key]
+
+
+def silence_draws(module: nn.Module, x: Tensor) -> None:
+    """Put layers that draw random numbers into evaluation, until a pass in training draws none or no layer is left."""
+    with forked_randomness():
+        while drawing := _drawing(module, x):
+            for layer in drawing:
+                layer.training = False
+
+
+def _drawing(module: nn.Module, x: Tensor) -> list[nn.Module]:
+    """Return the layers in training that draw in a pass and have no part that does."""
+    states = dict[nn.Module, Any]()
+    drawing = list[nn.Module]()
+
+    def enter(layer: nn.Module, _: Any) -> None:
+        states[layer] = generator_states()
+
+    def leave(layer: nn.Module, *_: Any) -> None:
+        inside = any(part in drawing for part in layer.modules())
+        if layer.training and not inside and generator_states() != states[layer]:
+            drawing.append(layer)
+
+    hooks = []
+    for layer in module.modules():
+        hooks += [layer.register_forward_pre_hook(enter), layer.register_forward_hook(leave)]
+    buffers = {name: b.clone() for name, b in module.named_buffers()}
+    try:
+        with torch.no_grad():
+            module(x)
+            for name, b in module.named_buffers():
+                b.copy_(buffers[name])
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return drawing
+
+
+class _Trials:
+    """The trials of one network."""
+
+    def __init__(self, network: Buildable, device: torch.device) -> None:
+        self._network, self._device = network, device
+        self._x = network.random_inputs(_TRIED, torch.Generator().manual_seed(0)).to(device)
+
+    def rehearsal(self) -> NetworkBehavior:
+        """Carry them out.
+
+        Raises:
+            SpecError: the network cannot be trained.
+        """
+        module = self._built()
+        if not any(p.requires_grad for p in module.parameters()):
+            raise self._refusal("has no parameter that can be trained", "Unfreeze one.")
+        before = {name: buffer.clone() for name, buffer in module.named_buffers()}
+        states = generator_states()
+        try:
+            gradient = _gradient(module, self._x)
+        except Exception as error:  # of foreign code
+            problem = f"cannot be trained on {_TRIED} records ({_failure_of(module, self._x)})"
+            raise self._refusal(problem + plugin_line(error), "Correct its `forward`.") from error
+        random = generator_states() != states
+        self._refuse_probabilities()
+        keeps = not _equal(before, dict(module.named_buffers()))
+        coupled = random or keeps or not self._is_mean_of_parts(gradient)
+        return NetworkBehavior(
+            contiguous_only=self._x.dim() == 4 and not self._runs(self._x, torch.channels_last),
+            random=random,
+            draws_answers=self._draws_answers(),
+            keeps=keeps,
+            coupled=coupled,
+            stackable=not (random or keeps) and self._stacks(gradient),
+            single=self._runs(self._x[:1]),
+        )
+
+    def _built(self) -> nn.Module:
+        return self._network.build(torch.Generator().manual_seed(0)).to(self._device).train()
+
+    def _runs(self, x: Tensor, memory_format: torch.memory_format = torch.contiguous_format) -> bool:
+        """Return whether a new copy can be trained on records x, in this memory format."""
+        module = self._built()
+        if x.dim() == 4:
+            module, x = module.to(memory_format=memory_format), x.contiguous(memory_format=memory_format)
+        try:
+            _gradient(module, x)
+        except Exception:  # of foreign code
+            return False
+        return True
+
+    def _draws_answers(self) -> bool:
+        """Return whether a pass in evaluation draws; one that fails counts as one that does."""
+        module, before = self._built().eval(), generator_states()
+        try:
+            with torch.no_grad():
+                module(self._x)
+        except Exception:  # of foreign code
+            return True
+        return generator_states() != before
+
+    def _is_mean_of_parts(self, gradient: Parameters) -> bool:
+        """Return whether a batch's gradient is the mean of those of its halves."""
+        try:
+            first, second = (_gradient(self._built(), part) for part in self._x.chunk(2))
+        except Exception:  # of foreign code
+            return False
+        return _close({n: (first[n] + second[n]) / 2 for n in gradient}, gradient)
+
+    def _stacks(self, gradient: Parameters) -> bool:
+        """Return whether two models under `vmap` get the gradient that each gets alone."""
+        module = self._built()
+        held = Copy(module).named
+        if len({id(t) for t in held.values()}) < len(held):
+            return False  # stacked, the names of one weight would come apart
+        rest = {n: t.detach() for n, t in held.items() if n not in gradient}
+
+        def loss(w: Parameters, x: Tensor) -> Tensor:
+            return _trial_loss(call_with(module, {**w, **rest}, x))
+
+        try:
+            twice = {n: torch.stack([held[n].detach()] * 2) for n in gradient}
+            with warnings.catch_warnings():
+                warnings.simplefilter(
+                    "error"
+                )  # an operation that `vmap` repeats for each model gains nothing
+                found = vmap(grad(loss))(twice, torch.stack([self._x] * 2))
+        except Exception:  # of foreign code, or of an operation that `vmap` lacks
+            return False
+        return all(_close({n: t[k] for n, t in found.items()}, gradient) for k in range(2))
+
+    def _refuse_probabilities(self) -> None:
+        """Refuse a network whose answers are probabilities: the softmax of a softmax is another model."""
+        with torch.no_grad():
+            answers = self._built()(self._x)
+        total = answers.sum(1)
+        if bool((answers >= 0).all()) and torch.allclose(total, torch.ones_like(total), atol=1e-5):
+            problem = "returns probabilities: its answers to random records are positive and sum to 1"
+            raise self._refusal(problem, "Make it return logits, without the softmax at its end.")
+
+    def _refusal(self, problem: str, remedy: str) -> SpecError:
+        name = self._network.described.get("name", type(self._network).__name__)
+        return SpecError("model.name", name, problem, remedy)
+
+
+def _failure_of(module: nn.Module, x: Tensor) -> str:
+    """Return the error of a pass over records x and its gradient, with the layer in which it arises."""
+    entered: list[str] = []
+    hooks = []
+
+    def leave(*_: object) -> None:
+        entered.pop()
+
+    for name, layer in module.named_modules():
+        hooks.append(layer.register_forward_pre_hook(lambda *_, name=name: entered.append(name)))
+        hooks.append(layer.register_forward_hook(leave))
+    try:
+        _gradient(module, x)
+    except Exception as error:  # of foreign code
+        layer_name = f"layer {entered[-1]}: " if entered and entered[-1] else ""
+        return f"{layer_name}{type(error).__name__}: {str(error).partition(chr(10))[0].rstrip('. ')}"
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return "a second pass does not fail"
+
+
+def _gradient(module: nn.Module, x: Tensor) -> Parameters:
+    """Return the gradient of a trial's loss by parameter; zeros for parameters that it does not use."""
+    free = {n: p for n, p in module.named_parameters() if p.requires_grad}
+    found = torch.autograd.grad(_trial_loss(module(x)), list(free.values()), materialize_grads=True)
+    return dict(zip(free, found, strict=True))
+
+
+def _trial_loss(z: Tensor) -> Tensor:
+    """Return the mean cross-entropy of logits (n, C, ...) toward the first class."""
+    return (z.logsumexp(1) - z[:, 0]).mean()
+
+
+def _close(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> bool:
+    """Return whether two sets of tensors differ by no more than rounding."""
+    gap = sum(float((a[n] - b[n]).square().sum()) for n in b)
+    return gap <= _SAME**2 * sum(float(t.square().sum()) for t in b.values())
+
+
+def _equal(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> bool:
+    return a.keys() == b.keys() and all(torch.equal(a[n], b[n]) for n in a)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Traits:
-    """Properties of a network that decide which training strategies can run it.
+    """How the core trains a network: what its rehearsal shows, with this execution.
 
     Attributes:
         random: a pass in training draws from a global generator.
+        draws_answers: a pass in evaluation does too.
         compiled: its forward pass is compiled, for one shape at a time.
-        stackable: many models may be trained as one under `vmap`, which can neither give each model its own seed nor
-            update statistics in place.
+        stackable: many models may be trained as one under `vmap`.
         coupled: a batch's loss is not the mean of its parts' losses.
         cached: small parts of a batch run faster than the whole batch.
     """
 
     random: bool
+    draws_answers: bool
     compiled: bool
     stackable: bool
     coupled: bool
     cached: bool
 
     @classmethod
-    def of(cls, module: nn.Module, execution: Execution, *, random: bool) -> Traits:
-        """Return the properties of a network; `random` was found by trial."""
-        modules = list(module.modules())
-        norms = [m for m in modules if isinstance(m, _BatchNorm)]
+    def of(cls, module: nn.Module, shown: NetworkBehavior, execution: Execution) -> Traits:
+        """Return how to train a network that showed this in its rehearsal."""
         on_processor = torch.device(execution.device).type == "cpu"
         return cls(
-            random=random,
-            compiled=execution.compile and not random,  # what is compiled draws otherwise
-            stackable=not random and not any(m.track_running_stats for m in norms),
-            coupled=random or bool(norms),
+            random=shown.random,
+            draws_answers=shown.draws_answers,
+            compiled=execution.compile and not shown.random,  # what is compiled draws otherwise
+            stackable=shown.stackable,
+            coupled=shown.coupled,
             cached=on_processor
             and execution.memory_format == "channels_last"
-            and any(isinstance(m, nn.Conv2d) for m in modules),
+            and any(isinstance(m, nn.Conv2d) for m in module.modules()),
         )
 
     def parts(self, records: int, x: Tensor) -> int:

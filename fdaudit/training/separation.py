@@ -23,15 +23,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from fdaudit.models.network import trainable_parameters
 from fdaudit.parallel.randomness import generator_states, seeded_randomness
 
-__all__ = ["Gradients", "coupling"]
+__all__ = ["Gradients", "coupling", "mixing_layer", "random_inputs", "trial_loss"]
 
 Gradients = Callable[[nn.Module, Tensor, Callable[[Tensor], Tensor]], tuple[Tensor, dict[str, Tensor]]]
 """Maps a network, images (n, c, h, w) and a loss of outputs to the outputs, and by parameter gradients (n, *shape)."""
@@ -67,22 +69,84 @@ def coupling(
     dtype = _precise(module, input_shape, words)
     for n, scale in _TRIED:
         if words:
-            x, other = (_inputs(n, input_shape, s, words) for s in (1, 2))
+            x, other = (random_inputs(n, input_shape, s, words) for s in (1, 2))
         else:
-            x = _inputs(n, input_shape, 1).to(dtype) * scale
-            other = 3 * _inputs(n, input_shape, 2).to(dtype) * scale
-        problem = _Trial(module, gradients, _CLOSE[dtype], n).problem(x, other)
+            x = random_inputs(n, input_shape, 1).to(dtype) * scale
+            other = 3 * random_inputs(n, input_shape, 2).to(dtype) * scale
+        problem = _CouplingTest(module, gradients, _CLOSE[dtype], n).problem(x, other)
         if problem is not None:
             return problem
     return None
 
 
-class _Trial:
+def mixing_layer(module: nn.Module, x: Tensor, other: Tensor) -> str | None:
+    """Return the innermost layer that makes an output of one record depend on another record, or None.
+
+    The first of x (n, ...) is replaced. The layer found is the first whose outputs for the rest change although its
+    inputs for the rest do not.
+
+    Args:
+        module: a network, tried in training mode. Its buffers are restored.
+        x: records (n, ...).
+        other: records of the same shape.
+    """
+    kept = {name: buffer.clone() for name, buffer in module.named_buffers()}
+    first, second = _rows_by_layer(module, x), _rows_by_layer(module, torch.cat([other[:1], x[1:]]))
+    with torch.no_grad():
+        for name, buffer in module.named_buffers():
+            buffer.copy_(kept[name])
+    for one, two in zip(first, second, strict=False):
+        if _alike(one.inputs, two.inputs) and one.outputs and not _alike(one.outputs, two.outputs):
+            return f"its layer {one.name} is a {one.kind}, which mixes the records of a batch"
+    return None
+
+
+class _LayerRows(NamedTuple):
+    """What a layer reads and returns of all records but the first."""
+
+    name: str
+    kind: str
+    inputs: list[Tensor]
+    outputs: list[Tensor]
+
+
+def _rows_by_layer(module: nn.Module, x: Tensor) -> list[_LayerRows]:
+    """Return the rows of each layer below the network's top, in the order in which the layers end."""
+    found: list[_LayerRows] = []
+    hooks = []
+
+    def ended(name: str, layer: nn.Module, inputs: Any, output: Any) -> None:
+        read, returned = _rest(inputs, len(x)), _rest(output, len(x))
+        found.append(_LayerRows(name, type(layer).__name__, read, returned))
+
+    for name, layer in module.named_modules():
+        if name:
+            hooks.append(layer.register_forward_hook(partial(ended, name)))
+    try:
+        with torch.no_grad(), _fixed_draws():
+            module.train()(x)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return found
+
+
+def _rest(value: object, records: int) -> list[Tensor]:
+    """Return the rows of all records but the first, of tensors with a row for each record."""
+    return [t[1:].detach() for t in _tensors(value) if t.shape[:1] == (records,)]
+
+
+def _alike(one: Sequence[Tensor], two: Sequence[Tensor]) -> bool:
+    close = (torch.allclose(a, b, rtol=1e-4, atol=1e-6) for a, b in zip(one, two, strict=True))
+    return len(one) > 0 and all(close)
+
+
+class _CouplingTest:
     """The tests on one batch."""
 
     def __init__(self, module: nn.Module, gradients: Gradients, close: float, size: int) -> None:
         self._module, self._gradients, self._close = module, gradients, close
-        free = {n: p for n, p in module.named_parameters() if p.requires_grad}
+        free = trainable_parameters(module)
         fits = size == 2 or size * sum(p.numel() for p in free.values()) <= _ENTRIES
         self._free = free if fits else {}
 
@@ -100,13 +164,12 @@ class _Trial:
             reason = "it keeps what it met, or has a generator of its own"
             return f"its {name} differs in two passes over the same images: {reason}"
         for j in (0, len(x) - 1):
-            found = self._seen(torch.cat([x[:j], other[j : j + 1], x[j + 1 :]]))
+            tensors = self._seen(torch.cat([x[:j], other[j : j + 1], x[j + 1 :]]))
             rest = [i for i in range(len(x)) if i != j]
-            if (name := self._differs(base, found, rest)) is not None:
+            if (name := self._differs(base, tensors, rest)) is not None:
                 return f"its {name} of one image depends on another image of the batch"
-        if self._differs(base, self._seen(x), range(len(x))) or self._differs(
-            quiet, self._evaluated(x), range(len(x))
-        ):
+        again = self._seen(x), self._evaluated(x)
+        if self._differs(base, again[0], range(len(x))) or self._differs(quiet, again[1], range(len(x))):
             return "its output depends on images that it met before"
         return self._in_company(x)
 
@@ -126,9 +189,9 @@ class _Trial:
             return None
         for j in (0, len(x) - 1):
             with _fixed_draws(), _Watch(len(x), j):
-                found = {"output": self._module.train()(x).detach().clone()}
+                tensors = {"output": self._module.train()(x).detach().clone()}
             rest = [i for i in range(len(x)) if i != j]
-            if self._differs(base, found, rest) is not None:
+            if self._differs(base, tensors, rest) is not None:
                 return "its output of one image depends on random numbers drawn for another"
         return None
 
@@ -148,26 +211,30 @@ class _Trial:
         with _fixed_draws():
             if not self._free:
                 return {"output": self._module(x).detach().clone()}
-            output, found = self._gradients(
-                self._module, x.clone().requires_grad_(x.is_floating_point()), _loss
-            )
-        return {"output": output.detach().clone()} | {
-            f"gradient of {n}": _sketch(g) for n, g in found.items()
-        }
+            texts_or_images = x.clone().requires_grad_(x.is_floating_point())
+            output, gradients = self._gradients(self._module, texts_or_images, trial_loss)
+        sketches = {f"gradient of {n}": _sketch(g) for n, g in gradients.items()}
+        return {"output": output.detach().clone()} | sketches
 
     def _plain(self, x: Tensor) -> _Seen:
         """Return outputs and gradients, one record at a time by plain differentiation."""
         with _fixed_draws():
             output = self._module.train()(x)
-        found, wanted = {"output": output.detach()}, list(self._free.values())
-        rows = [
-            torch.autograd.grad(_loss(row), wanted, retain_graph=True, allow_unused=True) if wanted else ()
-            for row in output.split(1)
-        ]
-        for n, (name, parameter) in enumerate(self._free.items()):
-            own = [torch.zeros_like(parameter) if row[n] is None else row[n] for row in rows]
-            found[f"gradient of {name}"] = _sketch(torch.stack(own))
-        return found
+        tensors = {"output": output.detach()}
+        if not self._free:
+            return tensors
+        parameters = list(self._free.values())
+        rows = list[Sequence[Tensor]]()
+        for row in output.split(1):
+            loss = trial_loss(row)
+            rows.append(
+                torch.autograd.grad(
+                    loss, parameters, retain_graph=True, allow_unused=True, materialize_grads=True
+                )
+            )
+        for name, own in zip(self._free, zip(*rows, strict=True), strict=True):
+            tensors[f"gradient of {name}"] = _sketch(torch.stack(own))
+        return tensors
 
     def _evaluated(self, x: Tensor) -> _Seen:
         with _fixed_draws(), torch.no_grad():
@@ -220,15 +287,14 @@ class _Constant(TorchDispatchMode):  # type: ignore[misc, unused-ignore]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run an operation, and replace its random values."""
-        made = func(*args, **(kwargs or {}))
+        result = func(*args, **(kwargs or {}))
         if torch.Tag.nondeterministic_seeded not in func.tags:
-            return made
+            return result
         if func is torch.ops.aten.native_dropout.default:
-            return args[0].clone(), torch.ones_like(made[1])
-        for tensor in made if isinstance(made, tuple | list) else (made,):
-            if isinstance(tensor, Tensor):
-                tensor.fill_(0.5 if tensor.is_floating_point() else 0)
-        return made
+            return args[0].clone(), torch.ones_like(result[1])
+        for tensor in _tensors(result):
+            tensor.fill_(0.5 if tensor.is_floating_point() else 0)
+        return result
 
 
 class _Watch(TorchDispatchMode):  # type: ignore[misc, unused-ignore]
@@ -253,16 +319,16 @@ class _Watch(TorchDispatchMode):  # type: ignore[misc, unused-ignore]
         kwargs = kwargs or {}
         random = torch.Tag.nondeterministic_seeded in func.tags
         if random:
-            given = [g for g in (*args, *kwargs.values()) if isinstance(g, torch.Generator)]
-            if any(g.initial_seed() != _MARK for g in (*given, torch.default_generator)):
+            generators = [g for g in (*args, *kwargs.values()) if isinstance(g, torch.Generator)]
+            if any(g.initial_seed() != _MARK for g in (*generators, torch.default_generator)):
                 self.problem = "it has a generator of its own or sets a seed, so its draws can be guessed"
-        made = func(*args, **kwargs)
+        result = func(*args, **kwargs)
         if random:
             self.draws += 1
-            for tensor in made if isinstance(made, tuple | list) else (made,):
-                if isinstance(tensor, Tensor) and tensor.numel():
+            for tensor in _tensors(result):
+                if tensor.numel():
                     self._check(tensor)
-        return made
+        return result
 
     def _check(self, tensor: Tensor) -> None:
         """Require that the first dimension counts records, or equal blocks of one record each."""
@@ -274,11 +340,21 @@ class _Watch(TorchDispatchMode):  # type: ignore[misc, unused-ignore]
         elif self._changed is not None:
             block = size // self._records
             rows = tensor.narrow(0, self._changed * block, block)
-            other = 1 - rows if tensor.is_floating_point() else torch.zeros_like(rows)
-            rows.copy_(~rows if tensor.dtype == torch.bool else other)
+            if tensor.dtype == torch.bool:
+                rows.copy_(~rows)
+            elif tensor.is_floating_point():
+                rows.copy_(1 - rows)
+            else:
+                rows.zero_()
 
 
-def _loss(output: Tensor) -> Tensor:
+def _tensors(result: Any) -> list[Tensor]:
+    """Return the tensors among the results of an operation."""
+    results = result if isinstance(result, tuple | list) else (result,)
+    return [one for one in results if isinstance(one, Tensor)]
+
+
+def trial_loss(output: Tensor) -> Tensor:
     """Return a sum over records in which every output has its own weight."""
     flat = output.flatten(1)
     weights = torch.linspace(0.5, 1.5, flat.shape[1], dtype=flat.dtype)
@@ -289,9 +365,9 @@ def _precise(module: nn.Module, input_shape: tuple[int, ...], words: int) -> tor
     """Return float64 if the network supports it, otherwise float32."""
     try:
         with _fixed_draws(), torch.no_grad():
-            kept = {n: t.clone() for n, t in module.state_dict().items()}
-            output = module.double().eval()(_inputs(2, input_shape, 0, words))
-            module.load_state_dict(kept)
+            state = {n: t.clone() for n, t in module.state_dict().items()}
+            output = module.double().eval()(random_inputs(2, input_shape, 0, words))
+            module.load_state_dict(state)
         if output.dtype == torch.float64:
             return torch.float64
         module.float()
@@ -300,7 +376,7 @@ def _precise(module: nn.Module, input_shape: tuple[int, ...], words: int) -> tor
     return torch.float32
 
 
-def _inputs(n: int, input_shape: tuple[int, ...], seed: int, words: int = 0) -> Tensor:
+def random_inputs(n: int, input_shape: tuple[int, ...], seed: int, words: int = 0) -> Tensor:
     """Return random images (n, c, h, w), float64, or texts (n, L) of random words."""
     generator = torch.Generator().manual_seed(seed)
     if words:
@@ -310,8 +386,8 @@ def _inputs(n: int, input_shape: tuple[int, ...], seed: int, words: int = 0) -> 
 
 def _kept(module: nn.Module) -> _Seen:
     """Return copies of all buffers and parameters."""
-    found = {f"buffer {n}": b.detach().clone() for n, b in module.named_buffers()}
-    return found | {f"parameter {n}": p.detach().clone() for n, p in module.named_parameters()}
+    tensors = {f"buffer {n}": b.detach().clone() for n, b in module.named_buffers()}
+    return tensors | {f"parameter {n}": p.detach().clone() for n, p in module.named_parameters()}
 
 
 def _changed(before: Mapping[str, Tensor], module: nn.Module) -> str | None:

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from fdaudit.config import Config
 from fdaudit.errors import TrainingDivergedError
+from fdaudit.models.network import trainable_parameters
 from fdaudit.training.optimizers import adam, moments_of, restore_moments
 
 if TYPE_CHECKING:
@@ -62,7 +63,7 @@ class Learner:
     ) -> None:
         self.party, self.steps, self._rate = party, 0, optimizer.lr
         self.module = module.to(device)
-        self._trainable = {n: p for n, p in self.module.named_parameters() if p.requires_grad}
+        self._trainable = trainable_parameters(self.module)
         self._optimizer = optimizer.build(list(self._trainable.values()))
 
     def step(self, loss: Tensor, lr: float | None = None) -> float:
@@ -111,8 +112,8 @@ class Learner:
 
     def parameters(self) -> Parameters:
         """Return copies of the floating-point parameters and buffers by name, on the CPU."""
-        named = self.module.state_dict()
-        return {n: t.detach().cpu().clone() for n, t in named.items() if t.is_floating_point()}
+        tensors = self.module.state_dict()
+        return {n: t.detach().cpu().clone() for n, t in tensors.items() if t.is_floating_point()}
 
     def load(self, parameters: Mapping[str, Tensor]) -> None:
         """Load weights; keep the optimiser's moments.
@@ -127,9 +128,9 @@ class Learner:
 
     def state(self) -> dict[str, Tensor]:
         """Return weights (`w/…`), the optimiser's moments (`m/…`) and the step count, by name, on the CPU."""
-        held = {f"w/{n}": t for n, t in self.parameters().items()}
-        held |= {f"m/{n}": t for n, t in moments_of(self._optimizer, self._trainable).items()}
-        return held | {"steps": torch.tensor(self.steps)}
+        tensors = {f"w/{n}": t for n, t in self.parameters().items()}
+        tensors |= {f"m/{n}": t for n, t in moments_of(self._optimizer, self._trainable).items()}
+        return tensors | {"steps": torch.tensor(self.steps)}
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
         """Load a result of `state`."""

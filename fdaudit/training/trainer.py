@@ -2,8 +2,9 @@
 
 Every protocol and every shadow model uses a `Trainer`. The strategy decides how many models advance together. `loop`
 fits each separately, on a CPU in as many threads as allowed. `stacked` advances all models of one architecture at once
-under `torch.func.vmap`, unless dropout, BatchNorm's statistics or different shapes prevent it. The choice follows
-fixed rules (see `Execution.resolve`), never timing or free memory, so a run's bytes do not depend on machine load.
+under `torch.func.vmap`, unless different shapes prevent it or the network's rehearsal (`fdaudit.training.replicas`)
+did not stack. The choice follows fixed rules (see `Execution.resolve`), never timing or free memory, so a run's bytes
+do not depend on machine load.
 
 Guarantees:
   * both strategies compute the same steps, on whole batches or on their parts in turn; they agree to float
@@ -21,14 +22,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, grad_and_value, vmap
-from torch.nn.modules.dropout import _DropoutNd
+from torch.func import grad_and_value, vmap
 
-from fdaudit.parallel.randomness import forked_randomness, generator_states, seeded_randomness
+from fdaudit.models.network import call_with
+from fdaudit.parallel.randomness import generator_states, seeded_randomness
 from fdaudit.parallel.threads import side_by_side
 from fdaudit.rng import SecretStream
 from fdaudit.training.execution import Execution
@@ -36,7 +37,7 @@ from fdaudit.training.jobs import Fit, Fitted, Job, Parameters, draw_batches, fi
 from fdaudit.training.objectives import loss_function
 from fdaudit.training.optimizers import adam, annealed, moments_of, restore_moments
 from fdaudit.training.private_step import Guard, Step, per_sample_gradients
-from fdaudit.training.replicas import Copy, Traits
+from fdaudit.training.replicas import Buildable, Copy, Traits, rehearsed
 
 __all__ = [
     "Buildable",
@@ -56,37 +57,37 @@ Result = TypeVar("Result")
 _Loss = Callable[[Tensor, Tensor], Tensor]
 
 
-class Buildable(Protocol):
-    """A factory of networks: an `Architecture`, or a stand-in in a test."""
-
-    def build(self, generator: torch.Generator) -> nn.Module:
-        """Return a network with initial weights drawn from `generator`."""
-        ...
-
-
 class Trainer:
     """Trains and evaluates models of one architecture.
 
     Args:
         architecture: builds the network.
         execution: device, threads, strategy and memory format.
+
+    Raises:
+        SpecError: its rehearsal shows that it cannot be trained.
     """
 
     def __init__(self, architecture: Buildable, execution: Execution) -> None:
         self.execution = execution
         self.device = torch.device(execution.device)
-        self._format = (
-            torch.channels_last if execution.memory_format == "channels_last" else torch.contiguous_format
-        )
+        self._gpus = [self.device] if self.device.type == "cuda" else []
+        self._format = torch.contiguous_format
+        if execution.memory_format == "channels_last":
+            self._format = torch.channels_last
         self.architecture = architecture
         self._mixed = execution.precision == "bfloat16"
         self._copies = [self._build()]
         self._module, self._named = self._copies[0].module, self._copies[0].named
         self._trainable = frozenset(n for n, p in self._module.named_parameters() if p.requires_grad)
-        random, self._draws_answers = self._draws()
-        self._traits = Traits.of(self._module, execution, random=random)
+        self._traits = Traits.of(self._module, rehearsed(architecture, self.device), execution)
         if self._traits.compiled:
             self._copies = [Copy(self._module, compiled=True)]
+
+    @property
+    def keeps_statistics(self) -> bool:
+        """Return whether training changes buffers too, as with BatchNorm."""
+        return rehearsed(self.architecture, self.device).keeps
 
     @property
     def trainable(self) -> frozenset[str]:
@@ -128,22 +129,24 @@ class Trainer:
                 losses.append(self._backward(copy, x, targets, batch, loss_of, near))
                 _set_rate(optimizer, fit, step, len(job.batches))
                 optimizer.step()
-        kept = {} if job.moments is None else moments_of(optimizer, free)
-        return Fitted(copy.unload(), _table(losses), kept, job.batches)
+        moments = {} if job.moments is None else moments_of(optimizer, free)
+        return Fitted(copy.unload(), _table(losses), moments, job.batches)
 
     def _backward(
         self, copy: Copy, x: Tensor, targets: Tensor, batch: Tensor, loss_of: _Loss, near: Tensor | None
     ) -> Tensor:
         """Add the gradient of a batch's mean loss, and of `near`, to the parameters' gradients. Return the loss."""
-        parts, told = batch.chunk(self._traits.parts(len(batch), x)), list[Tensor]()
+        parts, losses = batch.chunk(self._traits.parts(len(batch), x)), list[Tensor]()
         for part in parts:
             loss = loss_of(self._logits(copy.forward, self._images(_rows(x, part))), _rows(targets, part))
             if len(parts) > 1:  # every objective is a mean over records
                 loss = loss * (len(part) / len(batch))
-            told.append(loss.detach())
-            (loss if near is None else loss + near).backward()
-            near = None
-        return torch.stack(told).sum() if len(parts) > 1 else told[0]
+            losses.append(loss.detach())
+            if near is not None:
+                loss = loss + near
+                near = None
+            loss.backward()
+        return torch.stack(losses).sum() if len(parts) > 1 else losses[0]
 
     def _fit_guarded(self, copy: Copy, job: Job, guard: Guard, fit: Fit) -> Fitted:
         """Fit along noisy gradients. FedProx's term, weight decay and momentum do not depend on the records."""
@@ -160,8 +163,8 @@ class Trainer:
             _set_rate(optimizer, fit, number, guard.steps)
             optimizer.step()
             steps.append(step)
-        kept = {} if job.moments is None else moments_of(optimizer, free)
-        return Fitted(copy.unload(), _table([s.loss for s in steps]), kept, [s.batch for s in steps])
+        moments = {} if job.moments is None else moments_of(optimizer, free)
+        return Fitted(copy.unload(), _table([s.loss for s in steps]), moments, [s.batch for s in steps])
 
     def _guarded_steps(self, copy: Copy, job: Job, guard: Guard, fit: Fit) -> Iterator[Step]:
         """Yield the guard's steps, each computed at the current parameters."""
@@ -182,13 +185,13 @@ class Trainer:
         names = list(self._named)
         stacked = {n: torch.stack([j.parameters[n].to(self.device) for j in jobs]) for n in names}
         free = {n: t.requires_grad_() for n, t in stacked.items() if n in self._trainable}
-        held = {n: t for n, t in stacked.items() if n not in self._trainable}
-        loss_of, optimizer = (
-            loss_function(fit.objective, fit.temperature),
-            _optimizer(list(free.values()), fit),
-        )
+        buffers = {n: t for n, t in stacked.items() if n not in self._trainable}
+        loss_of = loss_function(fit.objective, fit.temperature)
+        optimizer = _optimizer(list(free.values()), fit)
         anchors = [self._anchor(j, fit) for j in jobs]
-        proximal = {n: torch.stack([a[n] for a in anchors if a is not None]) for n in free} if fit.mu else {}
+        proximal: Parameters = {}
+        if fit.mu:
+            proximal = {n: torch.stack([a[n] for a in anchors if a is not None]) for n in free}
         inputs = [j.x.to(self.device) for j in jobs]
         targets = [j.targets.to(self.device) for j in jobs]
         self._module.train()
@@ -196,7 +199,7 @@ class Trainer:
         def one(
             w: Parameters, rest: Parameters, a: Parameters, xb: Tensor, yb: Tensor
         ) -> tuple[Tensor, Tensor]:
-            plain = loss_of(self._logits(partial(functional_call, self._module, {**w, **rest}), xb), yb)
+            plain = loss_of(self._logits(partial(call_with, self._module, {**w, **rest}), xb), yb)
             return (plain + fit.mu / 2 * _distance(w, a) if a else plain), plain
 
         advance = vmap(grad_and_value(one, has_aux=True))
@@ -205,17 +208,18 @@ class Trainer:
             xb = torch.stack([_rows(t, j.batches[step]) for t, j in zip(inputs, jobs, strict=True)])
             yb = torch.stack([_rows(t, j.batches[step]) for t, j in zip(targets, jobs, strict=True)])
             detached = {n: t.detach() for n, t in free.items()}
-            gradients, (_, plain) = advance(detached, held, proximal, xb, yb)
+            gradients, (_, plain) = advance(detached, buffers, proximal, xb, yb)
             for n, t in free.items():
                 t.grad = gradients[n]
             _set_rate(optimizer, fit, step, len(jobs[0].batches))
             optimizer.step()
             losses.append(plain.detach())
         table = torch.stack(losses).cpu() if losses else torch.zeros(0, len(jobs))
-        return [
-            Fitted({n: stacked[n][k].detach().clone() for n in names}, table[:, k], batches=job.batches)
-            for k, job in enumerate(jobs)
-        ]
+        fitted = []
+        for k, job in enumerate(jobs):
+            parameters = {n: stacked[n][k].detach().clone() for n in names}
+            fitted.append(Fitted(parameters, table[:, k], batches=job.batches))
+        return fitted
 
     def gradients(self, jobs: Sequence[Job], fit: Fit) -> list[Fitted]:
         """Return for each job the gradient of its first batch's mean loss with respect to the trainable parameters.
@@ -238,7 +242,7 @@ class Trainer:
         with self.randomness(job.seed):
             loss = loss_function(fit.objective, fit.temperature)(copy.module(x), targets)
         free = self._free(copy)
-        values = torch.autograd.grad(loss, list(free.values()))
+        values = torch.autograd.grad(loss, list(free.values()), materialize_grads=True)
         gradient = {n: g.contiguous() for n, g in zip(free, values, strict=True)}
         return Fitted(gradient, loss.detach().reshape(1).cpu(), batches=[batch])
 
@@ -247,15 +251,15 @@ class Trainer:
         before = generator_states()
         workers = self._workers(len(jobs))
         if workers <= 1:
-            done = list(map(partial(work, self._copies[0]), jobs))
+            fitted = list(map(partial(work, self._copies[0]), jobs))
         else:
             self._copies += [self._build() for _ in range(workers - len(self._copies))]
-            done = side_by_side(work, jobs, self._copies[:workers])
+            fitted = side_by_side(work, jobs, self._copies[:workers])
         if generator_states() != before and not self._traits.random:
             # Only on these records the network draws numbers: fit again, each job from its own seed.
             self._traits = replace(self._traits, random=True, stackable=False, coupled=True)
             return self._by_themselves(work, jobs)
-        return done
+        return fitted
 
     # -- asking ---------------------------------------------------------------------------------------------
 
@@ -269,7 +273,7 @@ class Trainer:
         self._module.eval()
         size = int(min(_PREDICT_BATCH, self._traits.at_once(x)))
         devices = [self.device] if self.device.type == "cuda" else []
-        with seeded_randomness(0, devices) if self._draws_answers else nullcontext():
+        with seeded_randomness(0, devices) if self._traits.draws_answers else nullcontext():
             return torch.cat([self._module(self._images(part)).cpu() for part in x.split(size)])
 
     # -- lending --------------------------------------------------------------------------------------------
@@ -293,7 +297,7 @@ class Trainer:
         """
         workers = self._workers(len(pieces))
         if workers <= 1:
-            return [work(piece) for piece in pieces]
+            return list(map(work, pieces))
         return side_by_side(lambda _, piece: work(piece), pieces, [None] * workers)
 
     @contextmanager
@@ -305,7 +309,7 @@ class Trainer:
         if not self._traits.random:
             yield
             return
-        with seeded_randomness(source, [self.device] if self.device.type == "cuda" else []):
+        with seeded_randomness(source, self._gpus):
             yield
 
     # -- details --------------------------------------------------------------------------------------------
@@ -315,31 +319,9 @@ class Trainer:
         alone = self._traits.random or self._traits.compiled or self.device.type != "cpu"
         return 1 if alone else min(self.execution.threads, pieces)
 
-    def _draws(self) -> tuple[bool, bool]:
-        """Return whether a pass over two random inputs draws from a global generator, in training and in evaluation.
-
-        A pass that fails counts as one that draws; training reports the error.
-        """
-        inputs = getattr(self.architecture, "random_inputs", None)
-        module = self.architecture.build(torch.Generator().manual_seed(0))
-        if inputs is None:  # a stand-in that does not know its inputs
-            return any(isinstance(m, _DropoutNd) for m in module.modules()), False
-        x = inputs(2, torch.Generator().manual_seed(0))
-
-        def draws(training: bool) -> bool:
-            before = generator_states()
-            try:
-                module.train(training)(x)
-            except Exception:  # of somebody else's code
-                return True
-            return generator_states() != before
-
-        with forked_randomness(), torch.no_grad():
-            return draws(True), draws(False)
-
     def _build(self) -> Copy:
-        built = self.architecture.build(torch.Generator().manual_seed(0))
-        return Copy(built.to(self.device).to(memory_format=self._format))
+        network = self.architecture.build(torch.Generator().manual_seed(0))
+        return Copy(network.to(self.device).to(memory_format=self._format))
 
     def _logits(self, forward: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
         """Return a network's logits for images (n, c, h, w) on the device during training; float32."""
@@ -364,8 +346,9 @@ class Trainer:
 
 
 def _optimizer(tensors: list[Tensor], fit: Fit) -> torch.optim.Optimizer:
-    if fit.optimizer == "adam":
-        return adam(tensors, fit.lr, weight_decay=fit.weight_decay)
+    if fit.optimizer != "sgd":
+        decoupled = fit.optimizer == "adamw"
+        return adam(tensors, fit.lr, weight_decay=fit.weight_decay, decoupled=decoupled)
     return torch.optim.SGD(tensors, lr=fit.lr, momentum=fit.momentum, weight_decay=fit.weight_decay)
 
 
@@ -384,7 +367,7 @@ def _distance(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Tensor:
 
 
 def _same_shapes(jobs: Sequence[Job]) -> bool:
-    return len({(j.x.shape[1:], j.targets.shape[1:], *(len(b) for b in j.batches)) for j in jobs}) == 1
+    return len({(j.x.shape[1:], j.targets.shape[1:], *map(len, j.batches)) for j in jobs}) == 1
 
 
 def _table(losses: Sequence[Tensor]) -> Tensor:

@@ -14,9 +14,9 @@ Guarantees:
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -29,7 +29,17 @@ if TYPE_CHECKING:
 
     from fdaudit.types import TensorInfo
 
-__all__ = ["MOST_BITS", "Grid", "is_counter", "packed", "readable", "shapes_of", "weights_of"]
+__all__ = [
+    "MOST_BITS",
+    "EvenGrid",
+    "Naming",
+    "is_counter",
+    "numbered",
+    "packed",
+    "readable",
+    "shapes_of",
+    "weights_of",
+]
 
 MOST_BITS = 16
 """The most bits that a code may have."""
@@ -40,7 +50,7 @@ _PARTS = ("codes", "grid", "layout")
 
 
 @dataclass(frozen=True)
-class Grid:
+class EvenGrid:
     """Evenly spaced values: code j stands for `lowest + j·step`, for j from 0 to `points - 1`."""
 
     lowest: float
@@ -59,7 +69,7 @@ class Grid:
         return (self.lowest + codes.double() * self.step).to(dtype or torch.float32)
 
 
-def packed(name: str, codes: Tensor, grid: Grid) -> dict[str, Tensor]:
+def packed(name: str, codes: Tensor, grid: EvenGrid) -> dict[str, Tensor]:
     """Return the tensors that replace the tensor `name`, with every value as a code.
 
     Raises:
@@ -86,26 +96,60 @@ def readable(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     Raises:
         IntegrityError: codes, grid and layout of a quantised tensor do not match.
     """
-    found: dict[str, Tensor] = {}
+    by_name: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
         base, mark, part = name.rpartition(":")
         if not mark or part not in _PARTS:
-            found[name] = tensor
+            by_name[name] = tensor
         elif part == "codes":
-            found[base] = _unpacked(base, tensors)
-    return dict(sorted(found.items()))
+            by_name[base] = _unpacked(base, tensors)
+    return dict(sorted(by_name.items()))
 
 
-def shapes_of(tensors: Mapping[str, TensorInfo]) -> dict[str, tuple[int, ...] | None]:
-    """Return the readable tensors' shapes by name; None for a quantised one, whose line tells only its codes'."""
-    found: dict[str, tuple[int, ...] | None] = {}
+@dataclass(frozen=True)
+class Naming:
+    """How the names of tensors on record follow from those of a network; by default they are the same.
+
+    Attributes:
+        prefix: what stands before them, such as `module.`.
+        names: by the name on record, the network's name of a tensor.
+    """
+
+    prefix: str = ""
+    names: Mapping[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, settings: Mapping[str, Any]) -> Naming:
+        """Return what public settings say."""
+        return cls(str(settings.get("prefix", "")), dict(settings.get("names", {})))
+
+    def own(self, name: str) -> str:
+        """Return the network's name of a tensor on record."""
+        return self.names.get(name, name.removeprefix(self.prefix))
+
+
+_SAME = Naming()
+
+
+def numbered(names: Iterable[str]) -> bool:
+    """Return whether names of tensors are numbers from 0, as a plain list of arrays has them."""
+    given = set(names)
+    return bool(given) and given == {str(i) for i in range(len(given))}
+
+
+def shapes_of(tensors: Mapping[str, TensorInfo], naming: Naming = _SAME) -> dict[str, tuple[int, ...] | None]:
+    """Return the readable tensors' shapes by the network's names.
+
+    A quantised one has None, as its line tells only its codes' shape.
+    """
+    shapes: dict[str, tuple[int, ...] | None] = {}
     for name, info in tensors.items():
         base, mark, part = name.rpartition(":")
         if mark and part in _PARTS:
-            found[base] = None
+            shapes[base] = None
         else:
-            found[name] = info.shape
-    return found
+            shapes[name] = info.shape
+    return {naming.own(name): shape for name, shape in shapes.items()}
 
 
 def is_counter(name: str) -> bool:
@@ -113,9 +157,14 @@ def is_counter(name: str) -> bool:
     return name.rpartition(".")[2] == "num_batches_tracked"
 
 
-def weights_of(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the readable tensors of a message without counters, which recorded systems send and fdaudit's do not."""
-    return {name: tensor for name, tensor in readable(tensors).items() if not is_counter(name)}
+def weights_of(tensors: Mapping[str, Tensor], naming: Naming = _SAME) -> dict[str, Tensor]:
+    """Return the readable tensors of a message by the network's names, in single precision, without counters.
+
+    Recorded systems send counters, other precisions and names such as `module.fc.weight`; fdaudit's own send none.
+    """
+    named = {naming.own(name): tensor for name, tensor in readable(tensors).items()}
+    weights = {name: tensor for name, tensor in named.items() if not is_counter(name)}
+    return {name: t.float() if t.is_floating_point() else t for name, t in weights.items()}
 
 
 def _unpacked(name: str, tensors: Mapping[str, Tensor]) -> Tensor:
@@ -123,8 +172,8 @@ def _unpacked(name: str, tensors: Mapping[str, Tensor]) -> Tensor:
 
     try:
         codes, grid, layout = (tensors[f"{name}:{part}"] for part in _PARTS)
-        bits, *shape = (int(n) for n in layout)
-        lowest, step = (float(v) for v in grid)
+        bits, *shape = map(int, layout)
+        lowest, step = map(float, grid)
         count = math.prod(shape)  # exact: a product that wraps around would agree with no codes at all
         if not 1 <= bits <= MOST_BITS or min(shape, default=0) < 0 or codes.dtype != torch.uint8:
             raise ValueError(f"{bits} bits a code, shape {shape}")
@@ -136,8 +185,8 @@ def _unpacked(name: str, tensors: Mapping[str, Tensor]) -> Tensor:
             raise ValueError(f"a grid from {lowest} by {step}")
     except (KeyError, ValueError, TypeError) as error:
         raise IntegrityError([f"quantised tensor {name!r} is damaged: {error}"]) from None
-    found = torch.empty(count, dtype=torch.float32)
-    data, points = codes.cpu().numpy(), Grid(lowest, step, 1 << bits)
+    values = torch.empty(count, dtype=torch.float32)
+    data, points = codes.cpu().numpy(), EvenGrid(lowest, step, 1 << bits)
     for begin in range(0, count, _AT_ONCE):
         n = min(_AT_ONCE, count - begin)
         planes = np.unpackbits(data[begin * bits // 8 :][: -(-n * bits // 8)], count=n * bits).reshape(
@@ -146,5 +195,5 @@ def _unpacked(name: str, tensors: Mapping[str, Tensor]) -> Tensor:
         numbers = np.zeros(n, dtype=np.int32)
         for bit in range(bits):
             numbers = (numbers << 1) | planes[:, bit]
-        found[begin : begin + n] = points.values(torch.from_numpy(numbers))
-    return found.reshape(shape)
+        values[begin : begin + n] = points.values(torch.from_numpy(numbers))
+    return values.reshape(shape)

@@ -41,11 +41,11 @@ class Log:
     @cached_property
     def _places(self) -> dict[str, list[int]]:
         """Return by party the positions of its messages."""
-        found: dict[str, list[int]] = {}
+        places: dict[str, list[int]] = {}
         for number, message in enumerate(self.messages):
             for party in {*message.parties()}:
-                found.setdefault(party, []).append(number)
-        return found
+                places.setdefault(party, []).append(number)
+        return places
 
 
 def read_log(directory: Path) -> Log:
@@ -57,18 +57,18 @@ def read_log(directory: Path) -> Log:
     path = (directory / LOG).absolute()
     stamp = _stamp(path)
     if path not in _last or stamp is None or _last[path][0] != stamp:
-        found = Log(read_messages(directory))
+        log = Log(read_messages(directory))
         _last.clear()
         if stamp is None or stamp != _stamp(path):  # written to meanwhile: not worth keeping
-            return found
-        _last[path] = (stamp, found)
+            return log
+        _last[path] = (stamp, log)
     return _last[path][1]
 
 
 def _stamp(path: Path) -> _Stamp | None:
     """Return values that change with a file's content. Programs cannot set the last one, the change time."""
     try:
-        found = path.stat()
+        status = path.stat()
     except OSError:
         return None
-    return (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
+    return (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)

@@ -116,8 +116,8 @@ def refuse_no_run(path: Path) -> None:
         return
     runs = sorted(p.name for p in path.iterdir() if (p / MANIFEST).is_file())
     if runs:
-        shown = ", ".join(runs[:_MOST_NAMED]) + (", …" if len(runs) > _MOST_NAMED else "")
-        problem = f"is a folder of {len(runs)} runs ({shown}), not a run"
+        names = ", ".join(runs[:_MOST_NAMED]) + (", …" if len(runs) > _MOST_NAMED else "")
+        problem = f"is a folder of {len(runs)} runs ({names}), not a run"
         raise RunError("run", str(path), problem, f"Give one of them, such as {path / runs[0]}.")
 
 

@@ -119,13 +119,13 @@ def _parsed(line: bytes) -> Message:
         value = json.loads(line)
         same = canonical(value) == line
         _refuse_mistyped(value)
-        told = value["event"]
+        event = value["event"]
         value["tensors"] = {k: TensorInfo(t["dtype"], tuple(t["shape"])) for k, t in value["tensors"].items()}
         value["receivers"] = tuple(value["receivers"])
         value["defenses"] = tuple(value["defenses"])
         value["inputs"] = value["inputs"] if value["inputs"] == ALL else tuple(value["inputs"])
-        value["event"] = None if told is None else event_from_json(told)
-        same &= told is None or canonical(event_to_json(value["event"])) == canonical(told)
+        value["event"] = None if event is None else event_from_json(event)
+        same &= event is None or canonical(event_to_json(value["event"])) == canonical(event)
         message = Message(**value)
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise IntegrityError([f"line is not a message: {type(error).__name__}: {error}"]) from None
@@ -152,10 +152,10 @@ def _refuse_mistyped(value: Any) -> None:
     """Raise unless exactly the expected fields are there, with their types: a line is untrusted."""
     if value.keys() != frozenset(_IN_LINE):
         raise TypeError(f"its fields are not {', '.join(_IN_LINE)}")
-    for name, wanted in _TYPES.items():
-        found = value[name]
-        if type(found) is not wanted or (type(found) is int and not 0 <= found < _MOST):
-            raise TypeError(f"{name} is not a {'count' if wanted is int else wanted.__name__}")
+    for name, expected in _TYPES.items():
+        content = value[name]
+        if type(content) is not expected or (type(content) is int and not 0 <= content < _MOST):
+            raise TypeError(f"{name} is not a {'count' if expected is int else expected.__name__}")
     if any(set(t) != {"dtype", "shape"} or type(t["shape"]) is not list for t in value["tensors"].values()):
         raise TypeError("tensors have something other than dtype and shape")
     shapes = [n for t in value["tensors"].values() for n in t["shape"]]

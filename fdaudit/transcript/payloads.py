@@ -18,7 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from fdaudit.errors import IntegrityError
+from fdaudit.errors import IntegrityError, reason_of
 from fdaudit.limits import TENSOR_BYTES, open_file
 from fdaudit.parallel.memory import refuse_forecast
 from fdaudit.storage.files import commitment, write_atomically
@@ -157,7 +157,7 @@ def read_payload(directory: Path, message: Message) -> bytes:
         payload = _slice(directory / name, message.offset, length)
         salt = bytes.fromhex(message.salt)
     except (OSError, ValueError) as error:
-        problem = (error.strerror if isinstance(error, OSError) else None) or str(error)
+        problem = reason_of(error)
         raise IntegrityError([f"payload of message {message.seq} ({name}): {problem}"]) from None
     if commitment(salt, payload) != message.sha256:
         raise IntegrityError([f"payload of message {message.seq} ({name}) does not match its digest"])

@@ -138,11 +138,11 @@ class Transcript:
     def _write(self, draft: Message, payload: bytes) -> None:
         """Write a message to disk: its payload, then its line."""
         salt = SecretStream(self._secret, "salt", *self._salt_path, draft.seq).bytes(_SALT_BYTES)
-        kept = self._keep(draft.round)
+        keeps_payload = self._keep(draft.round)
         message = replace(
             draft,
             tensors=header(payload),
-            payload=self._payloads.write(draft.seq, draft.round, payload) if kept else None,
+            payload=self._payloads.write(draft.seq, draft.round, payload) if keeps_payload else None,
             salt=salt.hex(),
             sha256=commitment(salt, payload),
             previous=self._position.head,
@@ -203,15 +203,15 @@ def _refuse_unreadable(draft: Message, sizes: Mapping[Limit, int]) -> None:
 def _lines_back(path: Path) -> Iterator[bytes]:
     """Yield a log's lines without their newlines, the last one first."""
     with path.open("rb") as file:
-        begun, start = b"", path.stat().st_size - 1
+        partial, start = b"", path.stat().st_size - 1
         while start > 0:
             step = min(start, 1 << 16)
             start -= step
             file.seek(start)
-            begun, *whole = (file.read(step) + begun).split(b"\n")
+            partial, *whole = (file.read(step) + partial).split(b"\n")
             yield from reversed(whole)
-        if begun:
-            yield begun
+        if partial:
+            yield partial
 
 
 def _end_of_shared(round: int, lines: Iterable[bytes]) -> int:
@@ -342,13 +342,13 @@ def verify_transcript(
 
 def _irregular(directory: Path) -> list[str]:
     """Return one sentence for each entry that is neither a folder nor a regular file; none is opened."""
-    found = [
-        path
-        for root, folders, files in os.walk(directory)
-        for path in (Path(root) / name for name in (*folders, *files))
-        if path.is_symlink() or not (path.is_file() or path.is_dir())
-    ]
-    return [f"{path.relative_to(directory).as_posix()} is no regular file" for path in sorted(found)]
+    paths = []
+    for root, folders, files in os.walk(directory):
+        for name in (*folders, *files):
+            path = Path(root) / name
+            if path.is_symlink() or not (path.is_file() or path.is_dir()):
+                paths.append(path)
+    return [f"{path.relative_to(directory).as_posix()} is no regular file" for path in sorted(paths)]
 
 
 def _check(message: Message, seq: int, previous: str, order: tuple[int, int]) -> Iterator[str]:
@@ -385,17 +385,17 @@ def _check_payload(directory: Path, message: Message, covered: dict[str, int]) -
 
 def _strays(directory: Path, listed: set[str]) -> list[str]:
     """Return files under the directory that no line names; symbolic links are never followed."""
-    found = []
+    findings = []
     for root, folders, files in os.walk(directory):
         below = Path(root).relative_to(directory)
-        found += [
+        findings += [
             f"{(below / f).as_posix()}/ is not part of a transcript"
             for f in folders
             if (below / f).as_posix() != PAYLOADS or (Path(root) / f).is_symlink()
         ]
-        found += [
+        findings += [
             f"{(below / f).as_posix()} is listed by no message"
             for f in files
             if (below / f).as_posix() not in listed or (Path(root) / f).is_symlink()
         ]
-    return sorted(found)
+    return sorted(findings)

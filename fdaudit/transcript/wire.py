@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from fdaudit import config as settings
+    from fdaudit.registry import DefenseCard
     from fdaudit.types import GradientRule, Trained
 
 __all__ = ["Defense", "Delivery", "Meter", "Outage", "Released", "Wire", "acts_in_training"]
@@ -61,7 +62,7 @@ class Meter(Protocol):
 class Defense(Protocol):
     """A message defence: maps tensors to tensors on the sender's side and reports the event."""
 
-    name: ClassVar[str]
+    card: ClassVar[DefenseCard]
     Config: ClassVar[type[settings.Config]]
 
     def __init__(self, config: Any) -> None: ...
@@ -77,7 +78,7 @@ class Defense(Protocol):
 
 def acts_in_training(cls: type[Defense]) -> TypeGuard[type[GradientRule]]:
     """Return whether a class is a defence in training, not of messages."""
-    return getattr(cls, "at", "message") == "training"
+    return cls.card.at == "training"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,7 +16,7 @@ from fdaudit.models.conditional import (
     build_domain_head,
     shared_network,
 )
-from fdaudit.models.network import Network
+from fdaudit.models.network import Network, moved, trainable_parameters
 from fdaudit.rng import child, child_seed
 from fdaudit.training.private_step import Guard, per_sample_gradients
 from fdaudit.training.stepwise import Learner, Optimizer
@@ -39,9 +39,9 @@ _Tensors = Mapping[str, Tensor]
 
 def initial_generator(config: DaFKDConfig, setting: Setting) -> nn.Module:
     """Return the generator that every client starts from: its initial weights are public."""
-    drawn = child(setting.seed, "dafkd", "generator")
+    draws = child(setting.seed, "dafkd", "generator")
     shape, classes = setting.input_shape, setting.classes
-    return build_conditional(drawn, config.latent, config.generator_width, shape, classes)
+    return build_conditional(draws, config.latent, config.generator_width, shape, classes)
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,8 +71,8 @@ class Client:
         self._trainer, self._classes = setting.trainers[name], setting.classes
         device = self._trainer.device
         self._net = shared_network(self._trainer.network(setting.initial["server"]))
-        drawn = child(setting.seed, "dafkd", "discriminator", name)
-        self._D = _discriminator(drawn, config, self._net, setting).to(device)
+        draws = child(setting.seed, "dafkd", "discriminator", name)
+        self._D = _discriminator(draws, config, self._net, setting).to(device)
         self._G = initial_generator(config, setting).to(device)
         self._x, self._y = data.x, data.y
 
@@ -93,15 +93,15 @@ class Client:
         joint = Learner(self.name, both, sgd, self._trainer.device)
         adam = Optimizer(lr=cfg.generator_lr, betas=_GAN)
         generator = Learner(self.name, self._G, adam, self._trainer.device)
-        drawn = child(self._seed, "dafkd", "batches", t, self.name)
-        batches = draw_batches(len(self._data), cfg.batch_size, generator=drawn, **cfg.steps)
+        draws = child(self._seed, "dafkd", "batches", t, self.name)
+        batches = draw_batches(len(self._data), cfg.batch_size, generator=draws, **cfg.steps)
         noise = child(self._seed, "dafkd", "noise", t, self.name)
         dropout = child_seed(self._seed, "dafkd", "dropout", t, self.name)
         with self._trainer.randomness(dropout if guard is None else guard.noise):
             # θ_k^d, w_k <- argmin L_J, against pseudo-samples of the global generator
             if guard is None:
                 losses = [joint.step(self._joint_loss(batch, noise)) for batch in batches]
-                sizes = [len(batch) for batch in batches]
+                sizes = list(map(len, batches))
             else:
                 steps = [self._guarded_step(joint, guard, noise) for _ in range(guard.steps)]
                 batches, losses = tuple(b for b, _ in steps), [loss for _, loss in steps]
@@ -147,19 +147,19 @@ class Client:
             pseudo = self._G(*self._asked(torch.randint(self._classes, (n,), generator=noise), noise))
         net, D, weight = self._net.train(), self._D.train(), cfg.adversarial / 2
         on_pseudo = weight * nn.functional.softplus(_logit(D, pseudo, net.extractor(pseudo))).mean()
-        named = {n: p for n, p in joint.module.named_parameters() if p.requires_grad}
-        public = torch.autograd.grad(on_pseudo, list(named.values()), allow_unused=True)
+        parameters = trainable_parameters(joint.module)
+        public = torch.autograd.grad(on_pseudo, list(parameters.values()), allow_unused=True)
 
         def on_records(drawn: Tensor) -> Tensor:
             x = self._x.index_select(0, drawn).to(device).requires_grad_()
             features = net.extractor(x)
             y = self._y.index_select(0, drawn).to(device)
-            known = nn.functional.cross_entropy(net.head(features), y, reduction="sum")
-            return known + weight * nn.functional.softplus(-_logit(D, x, features)).sum()
+            cross_entropy = nn.functional.cross_entropy(net.head(features), y, reduction="sum")
+            return cross_entropy + weight * nn.functional.softplus(-_logit(D, x, features)).sum()
 
         with per_sample_gradients(joint.module):
             step = guard.step(joint.module, len(self._data), on_records)
-        added = {k: 0 if g is None else g for k, g in zip(named, public, strict=True)}
+        added = {k: 0 if g is None else g for k, g in zip(parameters, public, strict=True)}
         joint.descend({k: g + added[k] for k, g in step.gradient.items()})
         return step.batch, float(step.loss) + float(on_pseudo.detach())
 
@@ -171,10 +171,10 @@ class Client:
         cfg, half = self._config, -(-n // 2)
         if own_classes:
             own = torch.randint(len(self._data), (half,), generator=noise)
-            drawn = self._y.cpu().index_select(0, own)
+            classes = self._y.cpu().index_select(0, own)
         else:
-            drawn = torch.randint(self._classes, (half,), generator=noise)
-        z, y = self._asked(drawn.repeat(2), noise)
+            classes = torch.randint(self._classes, (half,), generator=noise)
+        z, y = self._asked(classes.repeat(2), noise)
         x = self._G(z, y)
         features = self._net.eval().extractor(x)
         loss = generator_loss(_logit(self._D.eval(), x, features))
@@ -193,7 +193,7 @@ class Client:
 
     def state(self) -> Parameters:
         """Return the discriminator, without a shared extractor."""
-        return {n: t.cpu() for n, t in parameters_of(self._D).items()}
+        return moved(parameters_of(self._D), "cpu")
 
     def restore(self, state: _Tensors) -> None:
         """Load a result of `state`."""
@@ -223,13 +223,13 @@ class Server:
     def draw(self, t: int, g: _Tensors) -> Tensor:
         """Draw D̂_g: pseudo-samples (n, c, h, w) of the global generator, with all classes equally likely."""
         n, device = self._config.pseudo_samples, self._trainer.device
-        drawn = child(self._seed, "dafkd", "pseudo", t)
-        y = torch.randint(self._classes, (n,), generator=drawn)
-        z = torch.randn(n, self._config.latent, generator=drawn)
+        draws = child(self._seed, "dafkd", "pseudo", t)
+        y = torch.randint(self._classes, (n,), generator=draws)
+        z = torch.randn(n, self._config.latent, generator=draws)
         _load(self._G, g)
         with torch.no_grad():
-            made: Tensor = self._G(z.to(device), y.to(device))
-        return made
+            samples: Tensor = self._G(z.to(device), y.to(device))
+        return samples
 
     def target(self, uploads: Sequence[Upload], x: Tensor) -> Tensor:
         """Return Eq. 7 and the ensemble of Eq. 8 (n, C) from the clients' uploads."""
@@ -259,20 +259,20 @@ class Server:
         cfg = self._config
         if not cfg.distill_steps:
             return average, 0.0
-        drawn = child(self._seed, "dafkd", "distil", t)
-        batches = draw_batches(len(x), cfg.distill_batch_size, steps=cfg.distill_steps, generator=drawn)
+        draws = child(self._seed, "dafkd", "distil", t)
+        batches = draw_batches(len(x), cfg.distill_batch_size, steps=cfg.distill_steps, generator=draws)
         seed = child_seed(self._seed, "dafkd", "dropout", t, "server")
         job = Job(party="server", parameters=average, x=x, targets=target, batches=batches, seed=seed)
         fit = Fit(lr=cfg.distill_lr, objective="kl", temperature=cfg.temperature)
         (fitted,) = self._trainer.fit([job], fit)
-        return {n: p.cpu() for n, p in fitted.parameters.items()}, float(fitted.losses.mean())
+        return moved(fitted.parameters, "cpu"), float(fitted.losses.mean())
 
     def _weights(self, scores: Sequence[Tensor | None], n: int) -> Tensor:
         """Return α̂ (K, n); a client without a discriminator gets the mean of the others."""
-        known = [s for s in scores if s is not None]
-        if self._config.weights == "uniform" or not known:
+        available = [s for s in scores if s is not None]
+        if self._config.weights == "uniform" or not available:
             return torch.full((len(scores), n), 1 / len(scores))
-        mean = torch.stack(known).mean(0)
+        mean = torch.stack(available).mean(0)
         return importance(torch.stack([mean if s is None else s for s in scores]))
 
 

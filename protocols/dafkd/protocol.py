@@ -9,9 +9,12 @@ import torch
 from torch import Tensor
 
 from fdaudit.errors import ProtocolError
+from fdaudit.federation.client_models import sample_clients
 from fdaudit.federation.local_training import joined
 from fdaudit.federation.protocol import CURIOUS, RELEASED_MODEL, Round, Setting
-from fdaudit.federation.state import basis_of, keep_basis, put, take
+from fdaudit.federation.state import basis_of, copies_of, keep_basis, put, take
+from fdaudit.models.network import moved
+from fdaudit.registry import ProtocolCard
 from fdaudit.rng import child
 from fdaudit.training.trainer import Parameters, parameters_of
 from fdaudit.transcript.messages import DATA
@@ -34,125 +37,153 @@ class DaFKD:
     and one that recognises it.
     """
 
-    name: ClassVar[str] = "dafkd"
-    source: ClassVar[str] = "Wang, Li, Xu, Li, Zhan & Zeng 2023 (CVPR 2023), Algorithm 1"
-    roles: ClassVar[tuple[str, ...]] = ("server", "client")
-    messages: ClassVar[tuple[dict[str, Any], ...]] = (
-        {
-            "kind": "sample_count",
-            "from": "client",
-            "to": "server",
-            "what": "n_k (), once",
-            "when": {"weighting": "samples"},
-        },
-        {"kind": "model_parameters", "from": "server", "to": "client", "what": "w_t, every round"},
-        {"kind": "generator_parameters", "from": "server", "to": "client", "what": "θ^g, every round"},
-        {"kind": "model_parameters", "from": "client", "to": "server", "what": "w_k, extractor included"},
-        {
-            "kind": "discriminator_parameters",
-            "from": "client",
-            "to": "server",
-            "what": "weight (1, d) and bias (1,) of θ_k^d's own layer, over the d features of w_k's extractor",
-            "when": {"upload_discriminator": True, "share_extractor": True},
-        },
-        {
-            "kind": "discriminator_parameters",
-            "from": "client",
-            "to": "server",
-            "what": "all of θ_k^d: its own extractor, and weight (1, d) and bias (1,) of its head",
-            "when": {"upload_discriminator": True, "share_extractor": False},
-        },
-        {"kind": "generator_parameters", "from": "client", "to": "server", "what": "θ_k^g"},
-        {
-            "kind": "generated_samples",
-            "from": "server",
-            "to": "client",
-            "what": "the pseudo dataset (n, c, h, w), which clients score (Appendix B)",
-            "when": {"upload_discriminator": False},
-        },
-        {
-            "kind": "discriminator_scores",
-            "from": "client",
-            "to": "server",
-            "what": "f(θ_k^d; x) (n,) (Appendix B)",
-            "when": {"upload_discriminator": False},
-        },
-        {
-            "kind": "soft_labels",
-            "from": "client",
-            "to": "server",
-            "what": "f(θ_k^d; x) s(w_k; x) (n, C): rows sum to the score, not to 1 (Appendix B)",
-            "when": {"upload_discriminator": False},
-            "index": "public",
-        },
-        {"kind": "model_parameters", "from": "server", "to": "client, world", "what": "the final classifier"},
-    )
-    trust: ClassVar[tuple[str, ...]] = (
-        "The server sees each client's classifier, discriminator and generator by themselves; no secure aggregation.",
-        "With upload_discriminator: false the server chooses the samples that clients score; nothing holds it to θ^g.",
-        "Appendix B would hide the scores by secure aggregation, but rows of the weighted soft labels sum to them.",
-        CURIOUS,
-    )
-    oracles: ClassVar[tuple[dict[str, Any], ...]] = (
-        RELEASED_MODEL,
-        {"name": "chosen-samples", "available_to": ("server",), "answers": ("soft",)},
-    )
-    deviations: ClassVar[tuple[str, ...]] = (
-        "Eq. 2 as printed lacks its minus sign: minimised, the discriminator would learn that real is 0.",
-        "The generator descends -log f, not log(1 - f) of Eq. 3, whose gradient vanishes where f is small.",
-        "Classes of pseudo-samples are drawn evenly, where they are negatives or distilled on: the paper does not say.",
-        "A generator learns on classes drawn as the client's records have them: Eq. 3 alone tells it of no class.",
-        "It also descends the classifier's cross-entropy (`recognised`): without, it makes one blur for all classes.",
-        "It also descends how alike two samples of a class are (`diversity`): without, it makes one picture a class.",
-        "Pseudo-samples of local training are drawn afresh for each batch, as many as records.",
-        "A client's own layer of the discriminator starts at random and stays with it from round to round.",
-        (
-            "With `share_extractor: false`, Table 3's \"no sharing\", a discriminator is a copy of the classifier's "
-            "network and starts from the first model's extractor; the paper says neither. L_adv and L then touch "
-            "separate parameters, in the same SGD steps."
+    card = ProtocolCard(
+        name="dafkd",
+        source="Wang, Li, Xu, Li, Zhan & Zeng 2023 (CVPR 2023), Algorithm 1",
+        roles=("server", "client"),
+        messages=(
+            {
+                "kind": "sample_count",
+                "from": "client",
+                "to": "server",
+                "what": "n_k (), once",
+                "when": {"weighting": "samples"},
+            },
+            {"kind": "model_parameters", "from": "server", "to": "client", "what": "w_t, every round"},
+            {"kind": "generator_parameters", "from": "server", "to": "client", "what": "θ^g, every round"},
+            {"kind": "model_parameters", "from": "client", "to": "server", "what": "w_k, extractor included"},
+            {
+                "kind": "discriminator_parameters",
+                "from": "client",
+                "to": "server",
+                "what": "weight (1, d) and bias (1,) of θ_k^d's own layer, over the d features of w_k's extractor",
+                "when": {"upload_discriminator": True, "share_extractor": True},
+            },
+            {
+                "kind": "discriminator_parameters",
+                "from": "client",
+                "to": "server",
+                "what": "all of θ_k^d: its own extractor, and weight (1, d) and bias (1,) of its head",
+                "when": {"upload_discriminator": True, "share_extractor": False},
+            },
+            {"kind": "generator_parameters", "from": "client", "to": "server", "what": "θ_k^g"},
+            {
+                "kind": "generated_samples",
+                "from": "server",
+                "to": "client",
+                "what": "the pseudo dataset (n, c, h, w), which clients score (Appendix B)",
+                "when": {"upload_discriminator": False},
+            },
+            {
+                "kind": "discriminator_scores",
+                "from": "client",
+                "to": "server",
+                "what": "f(θ_k^d; x) (n,) (Appendix B)",
+                "when": {"upload_discriminator": False},
+            },
+            {
+                "kind": "soft_labels",
+                "from": "client",
+                "to": "server",
+                "what": "f(θ_k^d; x) s(w_k; x) (n, C): rows sum to the score, not to 1 (Appendix B)",
+                "when": {"upload_discriminator": False},
+                "index": "public",
+            },
+            {
+                "kind": "model_parameters",
+                "from": "server",
+                "to": "client, world",
+                "what": "the final classifier",
+            },
         ),
-        "The paper averages classifiers without weights (its plain 1/K_t); `weighting: samples` is FedAvg's, not its.",
-        "The generator has LayerNorm in place of BatchNorm, whose statistics would couple the samples of a batch.",
-        "In Appendix B the server sends the samples instead of a seed: clients do not hold the new generator yet.",
-        "A client whose discriminator did not arrive is weighed as the mean of the others; without any, as all alike.",
-        "Feature generators (Appendix A) are not offered.",
-        (
-            "Under DP-SGD classifier and discriminator are one training, each record's part of L_J clipped as a whole; "
-            "the pseudo-samples' part is public given θ^g. A generator then learns on classes drawn evenly."
+        trust=(
+            (
+                "The server sees each client's classifier, discriminator and generator by themselves; no secure "
+                "aggregation."
+            ),
+            (
+                "With upload_discriminator: false the server chooses the samples that clients score; nothing holds it "
+                "to θ^g."
+            ),
+            "Appendix B would hide the scores by secure aggregation, but rows of the weighted soft labels sum to them.",
+            CURIOUS,
         ),
-    )
-    withholdable: ClassVar[tuple[str, ...]] = (
-        "sample_count",
-        "discriminator_parameters",
-        "discriminator_scores",
-    )
-    privacy: ClassVar[dict[str, Any]] = {
-        "claims": (
-            "None: uploaded generators may leak, says its discussion, and points to differentially private GANs; "
-            "Appendix B keeps the discriminator at home."
+        oracles=(
+            RELEASED_MODEL,
+            {"name": "chosen-samples", "available_to": ("server",), "answers": ("soft",)},
         ),
-        "finds": {"server": "model_parameters", "world": "model_parameters"},
-        "private": {"params": {"weighting": "uniform"}, "withhold": [], "training": ["model"]},
-    }
-    starts: ClassVar[dict[str, str]] = {
-        "weights": "broadcast",
-        "source": "Wang et al. 2023, §3.3: clients train the last distilled average, which the server sends.",
-    }
-    pools_data: ClassVar[bool] = False
-    heterogeneous: ClassVar[bool] = False
-    needs_public: ClassVar[bool] = False
-    trains: ClassVar[dict[str, str]] = {"model": "batch_size"}
-    generator: ClassVar[dict[str, Any]] = {
-        "build": "fdaudit.models.conditional:ConditionalGenerator",
-        "arguments": {
-            "latent": "latent",
-            "width": "generator_width",
-            "output_shape": "input_shape",
-            "classes": "classes",
+        deviations=(
+            "Eq. 2 as printed lacks its minus sign: minimised, the discriminator would learn that real is 0.",
+            "The generator descends -log f, not log(1 - f) of Eq. 3, whose gradient vanishes where f is small.",
+            (
+                "Classes of pseudo-samples are drawn evenly, where they are negatives or distilled on: the paper does "
+                "not say."
+            ),
+            "A generator learns on classes drawn as the client's records have them: Eq. 3 alone tells it of no class.",
+            (
+                "It also descends the classifier's cross-entropy (`recognised`): without, it makes one blur for all "
+                "classes."
+            ),
+            (
+                "It also descends how alike two samples of a class are (`diversity`): without, it makes one picture a "
+                "class."
+            ),
+            "Pseudo-samples of local training are drawn afresh for each batch, as many as records.",
+            "A client's own layer of the discriminator starts at random and stays with it from round to round.",
+            (
+                'With `share_extractor: false`, Table 3\'s "no sharing", a discriminator is a copy of the '
+                "classifier's network and starts from the first model's extractor; the paper says neither. L_adv and L "
+                "then touch separate parameters, in the same SGD steps."
+            ),
+            (
+                "The paper averages classifiers without weights (its plain 1/K_t); `weighting: samples` is FedAvg's, "
+                "not its."
+            ),
+            "The generator has LayerNorm in place of BatchNorm, whose statistics would couple the samples of a batch.",
+            "In Appendix B the server sends the samples instead of a seed: clients do not hold the new generator yet.",
+            (
+                "A client whose discriminator did not arrive is weighed as the mean of the others; without any, as all "
+                "alike."
+            ),
+            "Feature generators (Appendix A) are not offered.",
+            (
+                "Under DP-SGD classifier and discriminator are one training, each record's part of L_J clipped as a "
+                "whole; the pseudo-samples' part is public given θ^g. A generator then learns on classes drawn evenly."
+            ),
+        ),
+        withholdable=(
+            "sample_count",
+            "discriminator_parameters",
+            "discriminator_scores",
+        ),
+        privacy={
+            "claims": (
+                "None: uploaded generators may leak, says its discussion, and points to differentially private GANs; "
+                "Appendix B keeps the discriminator at home."
+            ),
+            "finds": {"server": "model_parameters", "world": "model_parameters"},
+            "private": {"params": {"weighting": "uniform"}, "withhold": [], "training": ["model"]},
         },
-        "takes": ("noise", "class"),
-    }
-    tasks: ClassVar[tuple[str, ...]] = ("single-label",)
+        starts={
+            "weights": "broadcast",
+            "source": "Wang et al. 2023, §3.3: clients train the last distilled average, which the server sends.",
+        },
+        pools_data=False,
+        heterogeneous=False,
+        needs_public=False,
+        trains={"model": "batch_size"},
+        generator={
+            "build": "fdaudit.models.conditional:ConditionalGenerator",
+            "arguments": {
+                "latent": "latent",
+                "width": "generator_width",
+                "output_shape": "input_shape",
+                "classes": "classes",
+            },
+            "takes": ("noise", "class"),
+        },
+        tasks=("single-label",),
+    )
     Config: ClassVar[type[DaFKDConfig]] = DaFKDConfig
 
     def __init__(self, config: DaFKDConfig, setting: Setting) -> None:
@@ -165,7 +196,7 @@ class DaFKD:
         self._clients = {k: Client(k, data, config, setting) for k, data in setting.clients.items()}
         self._server = Server(config, setting)
         self.state: dict[str, Tensor] = {}
-        put(self.state, "server/w/", {n: t.clone() for n, t in setting.initial["server"].items()})
+        put(self.state, "server/w/", copies_of(setting.initial["server"]))
         put(self.state, "server/g/", parameters_of(initial_generator(config, setting)))
         for name in ("server/basis/w", "server/basis/g"):
             self.state[name] = torch.zeros(0, dtype=torch.int64)
@@ -203,21 +234,19 @@ class DaFKD:
 
     def _sample(self, t: int) -> list[str]:
         m = max(round(self.config.fraction * len(self._clients)), 1)
-        order = torch.randperm(len(self._clients), generator=child(self._seed, "dafkd", "sample", t))
-        chosen = {int(k) for k in order[:m]}
-        return [name for k, name in enumerate(self._clients) if k in chosen]
+        return sample_clients(self._clients, m, child(self._seed, "dafkd", "sample", t))
 
     def _broadcast(self, kind: str, receivers: Sequence[str], model: str) -> Delivery:
-        inputs = [int(i) for i in self.state[f"server/basis/{model}"]]
+        inputs = list(map(int, self.state[f"server/basis/{model}"]))
         tensors = take(self.state, f"server/{model}/")
         return self._arrived(self._wire.send("server", receivers, kind, tensors, inputs=inputs), kind)
 
     def _average_generators(self, uploads: Mapping[str, Upload]) -> None:
         """Apply Eq. 4 to the generators that arrived; without any the generator stays the same."""
-        sent = {k: u.g for k, u in uploads.items() if u.g is not None}
-        if sent:
-            put(self.state, "server/g/", self._average(sent))
-            self._set_basis("g", [*(g.seq for g in sent.values()), *self._count_seqs(sent)])
+        generators = {k: u.g for k, u in uploads.items() if u.g is not None}
+        if generators:
+            put(self.state, "server/g/", self._average(generators))
+            self._set_basis("g", [*(g.seq for g in generators.values()), *self._count_seqs(generators)])
 
     def _aggregate(self, t: int, uploads: Mapping[str, Upload]) -> float:
         """Compute ŵ_{t+1} and distil it; without uploads the classifier stays the same. Return the mean KL."""
@@ -227,7 +256,7 @@ class DaFKD:
         basis = [u.w.seq for u in uploads.values()]
         if self.config.weights != "uniform":
             basis += [u.d.seq for u in uploads.values() if u.d is not None]
-        basis += [*self._count_seqs(uploads), *(int(i) for i in self.state["server/basis/g"])]
+        basis += [*self._count_seqs(uploads), *map(int, self.state["server/basis/g"])]
         x = self._server.draw(t, take(self.state, "server/g/"))
         target: Tensor | None
         if self.config.upload_discriminator:
@@ -243,13 +272,13 @@ class DaFKD:
 
     def _ask(self, clients: Sequence[str], x: Tensor, basis: list[int]) -> Tensor | None:
         """Collect the clients' scores and predictions (Appendix B), None without answers. Add inputs to `basis`."""
-        inputs = [int(i) for i in self.state["server/basis/g"]]
-        sent = self._wire.send("server", clients, "generated_samples", {"samples": x}, inputs=inputs)
-        told = self._arrived(sent, "generated_samples")
+        inputs = list(map(int, self.state["server/basis/g"]))
+        message = self._wire.send("server", clients, "generated_samples", {"samples": x}, inputs=inputs)
+        request = self._arrived(message, "generated_samples")
         answers = []
         for k in clients:
-            scores, weighted = self._clients[k].answer(told["samples"])
-            behind = joined(basis_of(self.state, k), (told.seq,))
+            scores, weighted = self._clients[k].answer(request["samples"])
+            behind = joined(basis_of(self.state, k), (request.seq,))
             f = self._wire.send(k, ["server"], "discriminator_scores", {"values": scores}, inputs=behind)
             s = self._wire.send(k, ["server"], "soft_labels", {"values": weighted}, inputs=behind)
             if s is not None:
@@ -263,10 +292,11 @@ class DaFKD:
         A count with a defence's noise may be zero or negative; it then counts as one record.
         """
         n = [max(int(self.state.get(f"server/n/{k}", torch.tensor(1))), 1) for k in models]
-        parts = [[m / sum(n) * t.cpu() for m, t in zip(n, same, strict=True)] for same in _by_name(models)]
-        return {
-            name: torch.stack(p).sum(0) for name, p in zip(next(iter(models.values())), parts, strict=True)
-        }
+        average = {}
+        for name in next(iter(models.values())):
+            parts = [m / sum(n) * w[name].cpu() for m, w in zip(n, models.values(), strict=True)]
+            average[name] = torch.stack(parts).sum(0)
+        return average
 
     def _set_basis(self, model: str, seqs: Sequence[int]) -> None:
         self.state[f"server/basis/{model}"] = torch.tensor(sorted(set(seqs)), dtype=torch.int64)
@@ -286,10 +316,10 @@ class DaFKD:
     def _train(self, t: int, selected: Sequence[str], w_t: Delivery, g_t: Delivery) -> dict[str, Update]:
         """Run the selected clients' local work; on a CPU in as many threads as allowed."""
         guards = {k: self._local.guard(k, self.config.steps) for k in selected}
-        done = self._trainer.apart(lambda k: self._clients[k].update(t, w_t, g_t, guards[k]), selected)
-        updates = dict(zip(selected, done, strict=True))
+        outcomes = self._trainer.apart(lambda k: self._clients[k].update(t, w_t, g_t, guards[k]), selected)
+        updates = dict(zip(selected, outcomes, strict=True))
         for k, update in updates.items():
-            put(self.state, f"{k}/d/", {n: p.cpu() for n, p in update.d.items()})
+            put(self.state, f"{k}/d/", moved(update.d, "cpu"))
             inputs = joined(basis_of(self.state, k), (w_t.seq, g_t.seq))
             keep_basis(self.state, k, self._local.release(k, guards[k], inputs=inputs))
         return updates
@@ -304,14 +334,14 @@ class DaFKD:
         """
         uploads, batches = dict[str, Upload](), dict[int, Tensor]()
         for k, update in updates.items():
-            made = basis_of(self.state, k)
-            w = self._wire.send(k, ["server"], "model_parameters", update.w, inputs=made)
+            inputs = basis_of(self.state, k)
+            w = self._wire.send(k, ["server"], "model_parameters", update.w, inputs=inputs)
             d = None
             if self.config.upload_discriminator:
-                d = self._wire.send(k, ["server"], "discriminator_parameters", update.d, inputs=made)
-            made = joined(made, (g_t.seq,))
-            g = self._wire.send(k, ["server"], "generator_parameters", update.g, inputs=made)
-            batches |= {sent.seq: update.batch for sent in (w, d) if sent is not None}
+                d = self._wire.send(k, ["server"], "discriminator_parameters", update.d, inputs=inputs)
+            inputs = joined(inputs, (g_t.seq,))
+            g = self._wire.send(k, ["server"], "generator_parameters", update.g, inputs=inputs)
+            batches |= {message.seq: update.batch for message in (w, d) if message is not None}
             if w is not None:  # otherwise the client went silent: the round goes on without it
                 uploads[k] = Upload(w, d, g)
         return uploads, batches
@@ -322,8 +352,3 @@ class DaFKD:
         if sent is None:
             raise ProtocolError(f"dafkd: the server's {kind} did not arrive. Only clients may go silent.")
         return sent
-
-
-def _by_name(models: Mapping[str, Mapping[str, Tensor]]) -> list[list[Tensor]]:
-    """Return for each parameter its values by client."""
-    return [[m[name] for m in models.values()] for name in next(iter(models.values()))]

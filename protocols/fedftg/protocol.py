@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -11,7 +11,8 @@ from torch import Tensor
 from fdaudit.data.partition import class_counts
 from fdaudit.errors import ProtocolError
 from fdaudit.federation.protocol import CURIOUS, RELEASED_MODEL, Round, Setting
-from fdaudit.federation.state import put, take
+from fdaudit.federation.state import copies_of, put, take
+from fdaudit.registry import ProtocolCard
 from fdaudit.training.trainer import Parameters
 from fdaudit.transcript.messages import DATA
 from fdaudit.transcript.wire import Delivery
@@ -35,42 +36,52 @@ class FedFTG(ModelUploads):
     class counts. The generator never leaves the server.
     """
 
-    name: ClassVar[str] = "fedftg"
-    source: ClassVar[str] = "Zhang, Shen, Ding, Tao & Duan 2022 (CVPR 2022), after the authors' code"
-    roles: ClassVar[tuple[str, ...]] = ("server", "client")
-    messages: ClassVar[tuple[dict[str, Any], ...]] = (
-        {"kind": "class_counts", "from": "client", "to": "server", "what": "n_k^y (C,), once"},
-        {"kind": "model_parameters", "from": "server", "to": "client", "what": "w_t, every round"},
-        {"kind": "model_parameters", "from": "client", "to": "server", "what": "w_k after local training"},
-        {"kind": "model_parameters", "from": "server", "to": "client, world", "what": "the final model"},
+    card = ProtocolCard(
+        name="fedftg",
+        source="Zhang, Shen, Ding, Tao & Duan 2022 (CVPR 2022), after the authors' code",
+        roles=("server", "client"),
+        messages=(
+            {"kind": "class_counts", "from": "client", "to": "server", "what": "n_k^y (C,), once"},
+            {"kind": "model_parameters", "from": "server", "to": "client", "what": "w_t, every round"},
+            {
+                "kind": "model_parameters",
+                "from": "client",
+                "to": "server",
+                "what": "w_k after local training",
+            },
+            {"kind": "model_parameters", "from": "server", "to": "client, world", "what": "the final model"},
+        ),
+        trust=(
+            (
+                "The server sees every client's model by itself; no secure aggregation is possible, as it asks each of "
+                "them."
+            ),
+            CURIOUS,
+        ),
+        oracles=(RELEASED_MODEL,),
+        deviations=(
+            "The generator is fully connected with LayerNorm; the authors' is a convolutional one with BatchNorm.",
+            "Classes are drawn at random in proportion to the counts; the authors' code shares them out exactly.",
+            "The clients' cross-entropy is weighted sample by sample; the authors' code multiplies two batch means.",
+            "Learning rates stay as they are; the authors' shrink by 0.2 % a round. Gradients are not clipped.",
+            "With `local_steps`, batches are always full and passes reshuffled; the authors' code has epochs only.",
+        ),
+        withholdable=("class_counts",),
+        privacy={
+            "claims": "None: no data leave the clients, but their models and class counts do.",
+            "finds": {"server": "class_counts", "world": "class_counts"},
+            "private": {"params": {}, "withhold": ["class_counts"], "training": ["model"]},
+        },
+        pools_data=False,
+        heterogeneous=False,
+        needs_public=False,
+        tasks=("single-label",),
+        trains={"model": "batch_size"},
+        starts={
+            "weights": "broadcast",
+            "source": "the authors' code loads the server's model into every client, in the first round too",
+        },
     )
-    trust: ClassVar[tuple[str, ...]] = (
-        "The server sees every client's model by itself; no secure aggregation is possible, as it asks each of them.",
-        CURIOUS,
-    )
-    oracles: ClassVar[tuple[dict[str, Any], ...]] = (RELEASED_MODEL,)
-    deviations: ClassVar[tuple[str, ...]] = (
-        "The generator is fully connected with LayerNorm; the authors' is a convolutional one with BatchNorm.",
-        "Classes are drawn at random in proportion to the counts; the authors' code shares them out exactly.",
-        "The clients' cross-entropy is weighted sample by sample; the authors' code multiplies two batch means.",
-        "Learning rates stay as they are; the authors' shrink by 0.2 % a round. Gradients are not clipped.",
-        "With `local_steps`, batches are always full and passes reshuffled; the authors' code has epochs only.",
-    )
-    withholdable: ClassVar[tuple[str, ...]] = ("class_counts",)
-    privacy: ClassVar[dict[str, Any]] = {
-        "claims": "None: no data leave the clients, but their models and class counts do.",
-        "finds": {"server": "class_counts", "world": "class_counts"},
-        "private": {"params": {}, "withhold": ["class_counts"], "training": ["model"]},
-    }
-    pools_data: ClassVar[bool] = False
-    heterogeneous: ClassVar[bool] = False
-    needs_public: ClassVar[bool] = False
-    tasks: ClassVar[tuple[str, ...]] = ("single-label",)
-    trains: ClassVar[dict[str, str]] = {"model": "batch_size"}
-    starts: ClassVar[dict[str, str]] = {
-        "weights": "broadcast",
-        "source": "the authors' code loads the server's model into every client, in the first round too",
-    }
     Config: ClassVar[type[FedFTGConfig]] = FedFTGConfig
 
     def __init__(self, config: FedFTGConfig, setting: Setting) -> None:
@@ -78,7 +89,7 @@ class FedFTG(ModelUploads):
         self.config, self._classes = config, setting.classes
         self._server = Server(config, setting)
         self.state: dict[str, Tensor] = {}
-        put(self.state, "server/w/", {n: t.clone() for n, t in setting.initial["server"].items()})
+        put(self.state, "server/w/", copies_of(setting.initial["server"]))
         put(self.state, "server/g/", self._server.generator())
         self.state["server/basis"] = torch.zeros(0, dtype=torch.int64)
 
@@ -104,11 +115,11 @@ class FedFTG(ModelUploads):
     # -- the server -----------------------------------------------------------------------------------------
 
     def _send_model(self, receivers: Sequence[str]) -> dict[str, Delivery]:
-        inputs = [int(i) for i in self.state["server/basis"]]
-        sent = self._wire.send("server", receivers, "model_parameters", self.released(), inputs=inputs)
-        if sent is None:
+        inputs = list(map(int, self.state["server/basis"]))
+        message = self._wire.send("server", receivers, "model_parameters", self.released(), inputs=inputs)
+        if message is None:
             raise ProtocolError("fedftg: the server's model did not arrive. Only clients may go silent.")
-        return dict.fromkeys((k for k in receivers if k in self._clients), sent)
+        return dict.fromkeys((k for k in receivers if k in self._clients), message)
 
     def _fuse(self, t: int, uploads: Mapping[str, Delivery]) -> dict[str, float]:
         """Average the uploads by numbers of records, fine-tune the average, and return the mean loss of that."""
@@ -118,37 +129,35 @@ class FedFTG(ModelUploads):
         losses: dict[str, float] = {}
         if self.config.iterations:
             total = counts.sum(0)
-            labels = (
-                total.float()
-                if self.config.labels == "classes" and total.any()
-                else torch.ones(self._classes)
-            )
+            labels = torch.ones(self._classes)
+            if self.config.labels == "classes" and total.any():
+                labels = total.float()
             by_class = self.config.ensemble == "classes"
             shares = class_shares(counts if by_class else torch.ones_like(counts))
             average, losses["server"] = self._server.fine_tune(t, average, models, shares, labels)
             put(self.state, "server/g/", self._server.generator())
         put(self.state, "server/w/", average)
         # The generator remembers all earlier uploads.
-        told = [int(n) for name, n in self.state.items() if name.startswith("server/counts_seq/")]
+        count_seqs = [int(n) for name, n in self.state.items() if name.startswith("server/counts_seq/")]
         before = self.state["server/basis"].tolist() if self.config.iterations else []
-        basis = {*before, *told, *(int(u.seq) for u in models)}
+        basis = {*before, *count_seqs, *(int(u.seq) for u in models)}
         self.state["server/basis"] = torch.tensor(sorted(basis), dtype=torch.int64)
         return losses
 
     def _counts(self, clients: Mapping[str, Delivery]) -> Tensor:
         """Return the class counts (K, C). A client whose counts did not arrive gets the mean of the others."""
-        known = {k: self.state[f"server/counts/{k}"] for k in clients if f"server/counts/{k}" in self.state}
-        if not known:
+        counts = {k: self.state[f"server/counts/{k}"] for k in clients if f"server/counts/{k}" in self.state}
+        if not counts:
             return torch.ones(len(clients), self._classes, dtype=torch.int64)
-        mean = torch.stack(list(known.values())).double().mean(0).round().long()
-        return torch.stack([known.get(k, mean) for k in clients]).clamp_min(0)
+        mean = torch.stack(list(counts.values())).double().mean(0).round().long()
+        return torch.stack([counts.get(k, mean) for k in clients]).clamp_min(0)
 
     # -- the clients ----------------------------------------------------------------------------------------
 
     def _announce_counts(self) -> None:
         for k, data in self._clients.items():
             counts = class_counts(data.y.cpu(), self._classes)
-            told = self._wire.send(k, ["server"], "class_counts", {"counts": counts}, inputs=[DATA])
-            if told is not None:
-                self.state[f"server/counts/{k}"] = told["counts"].cpu().round().long()
-                self.state[f"server/counts_seq/{k}"] = torch.tensor(told.seq)
+            message = self._wire.send(k, ["server"], "class_counts", {"counts": counts}, inputs=[DATA])
+            if message is not None:
+                self.state[f"server/counts/{k}"] = message["counts"].cpu().round().long()
+                self.state[f"server/counts_seq/{k}"] = torch.tensor(message.seq)

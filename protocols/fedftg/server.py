@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from fdaudit.federation.protocol import Setting
 from fdaudit.models.conditional import build_conditional
+from fdaudit.models.network import moved
 from fdaudit.rng import child, child_seed
 from fdaudit.training.stepwise import Learner, Optimizer
 from fdaudit.training.trainer import Parameters, parameters_of
@@ -26,13 +27,13 @@ class Server:
     def __init__(self, config: FedFTGConfig, setting: Setting) -> None:
         self._config, self._seed, self._classes = config, setting.seed, setting.classes
         self._trainer, shape = setting.trainers["server"], setting.input_shape
-        drawn = child(setting.seed, "fedftg", "generator")
-        self._G = build_conditional(drawn, config.latent, config.generator_width, shape, setting.classes)
+        draws = child(setting.seed, "fedftg", "generator")
+        self._G = build_conditional(draws, config.latent, config.generator_width, shape, setting.classes)
         self._G.to(self._trainer.device)
 
     def generator(self) -> Parameters:
         """Return the generator's parameters."""
-        return {n: t.cpu() for n, t in parameters_of(self._G).items()}
+        return moved(parameters_of(self._G), "cpu")
 
     def restore(self, parameters: Mapping[str, Tensor]) -> None:
         """Load a result of `generator`."""
@@ -60,11 +61,11 @@ class Server:
         sgd = Optimizer(name="sgd", lr=cfg.distill_lr, weight_decay=cfg.weight_decay)
         model = Learner("server", self._trainer.network(average), sgd, device)
         generator = Learner("server", self._G, Optimizer(lr=cfg.generator_lr), device)
-        drawn, losses = child(self._seed, "fedftg", "samples", t), []
+        draws, losses = child(self._seed, "fedftg", "samples", t), []
         with self._trainer.randomness(child_seed(self._seed, "fedftg", "dropout", t)):
             for _ in range(cfg.iterations):
-                y = torch.multinomial(labels, cfg.distill_batch_size, replacement=True, generator=drawn)
-                z = torch.randn(len(y), cfg.latent, generator=drawn).to(device)
+                y = torch.multinomial(labels, cfg.distill_batch_size, replacement=True, generator=draws)
+                z = torch.randn(len(y), cfg.latent, generator=draws).to(device)
                 weights, y = shares[:, y].to(device), y.to(device)  # α of each sample's class, (K, n)
                 for _ in range(cfg.generator_steps):
                     self._look_for_hard_samples(generator, model.module, teachers, weights, z, y)
@@ -85,10 +86,10 @@ class Server:
         model.eval()
         for teacher, weight in zip(teachers, weights, strict=True):
             x = generator.module(z, y)
-            told = teacher(x)
-            loss = cfg.recognised * weighted_cross_entropy(told, y, weight)
+            logits = teacher(x)
+            loss = cfg.recognised * weighted_cross_entropy(logits, y, weight)
             loss = loss + cfg.diversity / len(teachers) * likeness(z, x)
-            generator.step(loss - disagreement(model(x), told.detach(), weight))
+            generator.step(loss - disagreement(model(x), logits.detach(), weight))
 
     def _learn(
         self, model: Learner, teachers: Sequence[nn.Module], weights: Tensor, z: Tensor, y: Tensor

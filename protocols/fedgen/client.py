@@ -76,33 +76,35 @@ class Client:
         steps, losses, batches = len(planned) if guard is None else guard.steps, list[float](), list[Tensor]()
         with self._trainer.randomness(dropout if guard is None else guard.noise):
             for s in range(steps):
-                made, target = self._on_generated(t, noise)
+                on_generated, target = self._on_generated(t, noise)
                 if guard is None:
                     batch = planned[s]
-                    loss = self._on_records(t, batch, target) / len(batch) + made
+                    loss = self._on_records(t, batch, target) / len(batch) + on_generated
                     losses.append(learner.step(loss, cfg.local_lr(s, steps)))
                 else:
-                    batch, value = self._guarded_step(t, learner, guard, made, target, cfg.local_lr(s, steps))
+                    batch, value = self._guarded_step(
+                        t, learner, guard, on_generated, target, cfg.local_lr(s, steps)
+                    )
                     losses.append(value)
                 batches.append(batch)
         return Update(learner.parameters(), torch.cat(batches), sum(losses) / len(losses))
 
     def _guarded_step(
-        self, t: int, learner: Learner, guard: Guard, made: Tensor, target: Tensor | None, rate: float
+        self, t: int, learner: Learner, guard: Guard, on_generated: Tensor, target: Tensor | None, rate: float
     ) -> tuple[Tensor, float]:
         """Take a step by a clipped and noisy sum over records; return the drawn records and the loss.
 
-        The loss `made` on generated features depends on no record: its gradient is added as it is.
+        The loss `on_generated` on generated features depends on no record: its gradient is added as it is.
         """
-        named = {n: p for n, p in self._net.named_parameters() if p.requires_grad}
-        public: tuple[Tensor | None, ...] = (None,) * len(named)
-        if made.requires_grad:
-            public = torch.autograd.grad(made, list(named.values()), allow_unused=True)
+        parameters = {n: p for n, p in self._net.named_parameters() if p.requires_grad}
+        public: tuple[Tensor | None, ...] = (None,) * len(parameters)
+        if on_generated.requires_grad:
+            public = torch.autograd.grad(on_generated, list(parameters.values()), allow_unused=True)
         with per_sample_gradients(self._net):
             step = guard.step(self._net, len(self._data), lambda drawn: self._on_records(t, drawn, target))
-        added = {n: 0 if g is None else g for n, g in zip(named, public, strict=True)}
+        added = {n: 0 if g is None else g for n, g in zip(parameters, public, strict=True)}
         learner.descend({n: g + added[n] for n, g in step.gradient.items()}, rate)
-        return step.batch, float(step.loss) + float(made.detach())
+        return step.batch, float(step.loss) + float(on_generated.detach())
 
     def _on_records(self, t: int, batch: Tensor, target: Tensor | None) -> Tensor:
         """Return the sum of the losses of the records with numbers `batch` (b,).
@@ -130,9 +132,9 @@ class Client:
         if t and cfg.alpha:
             z, y = noise_and_classes(cfg, torch.ones(self._classes), noise, device)
             with torch.no_grad():
-                made = G(z, y)
+                features = G(z, y)
             weight = cfg.alpha * cfg.decay**t * cfg.generated / cfg.batch_size
-            loss = weight * F.cross_entropy(head(made), y)
+            loss = weight * F.cross_entropy(head(features), y)
         if t and cfg.beta:
             z = torch.randn(self._classes, cfg.latent, generator=noise).to(device)
             with torch.no_grad():

@@ -36,9 +36,9 @@ class FeatureGenerator(nn.Module):
 
     def forward(self, noise: Tensor, y: Tensor) -> Tensor:
         """Return features (n, d) of noise (n, latent) and classes (n,)."""
-        told = F.one_hot(y, self.classes).to(noise.dtype)
-        made: Tensor = self.last(self.norm(self.hidden(torch.cat([noise, told], 1))).relu())
-        return made
+        one_hot = F.one_hot(y, self.classes).to(noise.dtype)
+        features: Tensor = self.last(self.norm(self.hidden(torch.cat([noise, one_hot], 1))).relu())
+        return features
 
 
 def initial_generator(config: FedGENConfig, setting: Setting) -> FeatureGenerator:
@@ -49,10 +49,10 @@ def initial_generator(config: FedGENConfig, setting: Setting) -> FeatureGenerato
     """
     trainer = setting.trainers["server"]
     network = shared_network(trainer.network(setting.initial["server"])).eval()
-    d = feature_width(network.extractor, setting.input_shape, text=setting.task == "text")
-    drawn = child(setting.seed, "fedgen", "generator")
+    d = feature_width(network.extractor, setting.input_shape, whole=setting.task.inputs.whole)
+    draws = child(setting.seed, "fedgen", "generator")
     return seeded(
-        seed_from(drawn),
+        seed_from(draws),
         lambda: FeatureGenerator(config.latent, config.generator_width, d, setting.classes),
     )
 
@@ -73,9 +73,11 @@ def class_shares(counts: Tensor) -> Tensor:
     Guarantees:
       * non-negative, and sums to one over the clients for each class.
     """
-    known = counts.double().clamp_min(0)
-    total = known.sum(0)
-    return torch.where(total > 0, known / total.clamp_min(1), torch.full_like(known, 1 / len(counts))).float()
+    records = counts.double().clamp_min(0)
+    total = records.sum(0)
+    return torch.where(
+        total > 0, records / total.clamp_min(1), torch.full_like(records, 1 / len(counts))
+    ).float()
 
 
 def ensemble_loss(logits: Tensor, y: Tensor, shares: Tensor | None) -> Tensor:

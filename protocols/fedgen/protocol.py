@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -20,6 +20,7 @@ from fdaudit.federation.kit import (
     Learner,
     Optimizer,
     Parameters,
+    ProtocolCard,
     ProtocolError,
     Round,
     Setting,
@@ -29,6 +30,7 @@ from fdaudit.federation.kit import (
     joined,
     keep_basis,
     put,
+    sample_clients,
     shared_network,
     take,
 )
@@ -50,104 +52,116 @@ class FedGEN(SimpleProtocol):
     reveals, the class counts, and a generator that every client receives.
     """
 
-    name: ClassVar[str] = "fedgen"
-    source: ClassVar[str] = "Zhu, Hong & Zhou 2021 (ICML 2021), Algorithm 1, and the authors' code"
-    roles: ClassVar[tuple[str, ...]] = ("server", "client")
-    messages: ClassVar[tuple[dict[str, Any], ...]] = (
-        {"kind": "class_counts", "from": "client", "to": "server", "what": "n_k^y (C,), once"},
-        {
-            "kind": "model_parameters",
-            "from": "server",
-            "to": "client",
-            "what": "θ, every round; its predictor θ^p alone with share: head",
+    card = ProtocolCard(
+        name="fedgen",
+        source="Zhu, Hong & Zhou 2021 (ICML 2021), Algorithm 1, and the authors' code",
+        roles=("server", "client"),
+        messages=(
+            {"kind": "class_counts", "from": "client", "to": "server", "what": "n_k^y (C,), once"},
+            {
+                "kind": "model_parameters",
+                "from": "server",
+                "to": "client",
+                "what": "θ, every round; its predictor θ^p alone with share: head",
+            },
+            {"kind": "generator_parameters", "from": "server", "to": "client", "what": "w, every round"},
+            {
+                "kind": "model_parameters",
+                "from": "client",
+                "to": "server",
+                "what": "θ_k after local training",
+                "when": {"share": "all"},
+            },
+            {
+                "kind": "model_parameters",
+                "from": "client",
+                "to": "server",
+                "what": "the predictor θ_k^p after local training",
+                "when": {"share": "head"},
+            },
+            {
+                "kind": "model_parameters",
+                "from": "server",
+                "to": "client, world",
+                "what": "the final model",
+                "when": {"share": "all"},
+            },
+        ),
+        trust=(
+            "The server sees each client's model, or its predictor, and its class counts by themselves.",
+            "No secure aggregation is possible: the generator learns from each predictor by itself.",
+            CURIOUS,
+        ),
+        oracles=(RELEASED_MODEL,),
+        deviations=(
+            (
+                "The losses are those of the authors' code. Eq. 4 takes the cross-entropy of the mean logits "
+                "(`ensemble: logits`), and Eq. 5 has neither α, β nor their decay, nor the divergence that β weighs "
+                "(`beta: 0`)."
+            ),
+            "As in the code, clients use the generator from the second round on; Algorithm 1 uses it from the first.",
+            (
+                "Clients draw the classes of generated features evenly among all, the server among those that a "
+                "sampled client has. The code does nearly so. The paper draws both from p̂(y), the shares of the "
+                "classes, which the server broadcasts; `labels: classes` does so at the server."
+            ),
+            "Noise is Gaussian, as in the paper; the code draws it evenly from 0 to 1.",
+            (
+                "The code counts the classes of the batches of a round, every round; here clients count their records "
+                "once."
+            ),
+            "β's target is one for each class and step; the code draws one for each record.",
+            "The generator has LayerNorm in place of BatchNorm, whose statistics would couple the features of a batch.",
+            "Features end before a network's first fully connected layer; in the code, before the last.",
+            (
+                "With `share: head`, each client starts from an extractor of its own, and nothing is published. The "
+                "code has no working partial sharing: it uploads and averages whole models."
+            ),
+            (
+                "Learning rates stay as they are; the code's shrink by 1 % a round for clients and by 2 % for the "
+                "generator."
+            ),
+            "The code stops using generated features after 20 local epochs of a round. Here all steps use them.",
+            "The code's loss against a student model is left out: its weight is 0 in all of their settings.",
+            (
+                "With `local_steps`, batches are always full and passes reshuffled; the last batch of an epoch may be "
+                "smaller."
+            ),
+            (
+                "Under DP-SGD each record's cross-entropy and divergence are clipped together. The loss on generated "
+                "features depends on no record; its gradient is added as it is."
+            ),
+        ),
+        withholdable=("class_counts",),
+        privacy={
+            "claims": "None: the generator makes features, not samples; models and class counts leave the clients.",
+            "finds": {"server": "class_counts", "world": "class_counts"},
+            "private": {"params": {}, "withhold": ["class_counts"], "training": ["model"]},
         },
-        {"kind": "generator_parameters", "from": "server", "to": "client", "what": "w, every round"},
-        {
-            "kind": "model_parameters",
-            "from": "client",
-            "to": "server",
-            "what": "θ_k after local training",
-            "when": {"share": "all"},
+        pools_data=False,
+        heterogeneous=False,
+        needs_public=False,
+        tasks=("single-label", "text", "table"),
+        trains={"model": "batch_size"},
+        starts={
+            "weights": "broadcast",
+            "source": (
+                "Zhu et al. 2021, Algorithm 1: the server broadcasts θ. With `share: head` extractors begin with the "
+                "clients' own weights."
+            ),
         },
-        {
-            "kind": "model_parameters",
-            "from": "client",
-            "to": "server",
-            "what": "the predictor θ_k^p after local training",
-            "when": {"share": "head"},
-        },
-        {
-            "kind": "model_parameters",
-            "from": "server",
-            "to": "client, world",
-            "what": "the final model",
-            "when": {"share": "all"},
+        generator={
+            "build": "fdaudit.protocols.fedgen.generator:FeatureGenerator",
+            "arguments": {
+                "latent": "latent",
+                "width": "generator_width",
+                "features": "features",
+                "classes": "classes",
+            },
+            "takes": ("noise", "class"),
+            "makes": "features",
         },
     )
-    trust: ClassVar[tuple[str, ...]] = (
-        "The server sees each client's model, or its predictor, and its class counts by themselves.",
-        "No secure aggregation is possible: the generator learns from each predictor by itself.",
-        CURIOUS,
-    )
-    oracles: ClassVar[tuple[dict[str, Any], ...]] = (RELEASED_MODEL,)
-    deviations: ClassVar[tuple[str, ...]] = (
-        (
-            "The losses are those of the authors' code. Eq. 4 takes the cross-entropy of the mean logits (`ensemble: "
-            "logits`), and Eq. 5 has neither α, β nor their decay, nor the divergence that β weighs (`beta: 0`)."
-        ),
-        "As in the code, clients use the generator from the second round on; Algorithm 1 uses it from the first.",
-        (
-            "Clients draw the classes of generated features evenly among all, the server among those that a sampled "
-            "client has. The code does nearly so. The paper draws both from p̂(y), the shares of the classes, which the "
-            "server broadcasts; `labels: classes` does so at the server."
-        ),
-        "Noise is Gaussian, as in the paper; the code draws it evenly from 0 to 1.",
-        "The code counts the classes of the batches of a round, every round; here clients count their records once.",
-        "β's target is one for each class and step; the code draws one for each record.",
-        "The generator has LayerNorm in place of BatchNorm, whose statistics would couple the features of a batch.",
-        "Features end before a network's first fully connected layer; in the code, before the last.",
-        (
-            "With `share: head`, each client starts from an extractor of its own, and nothing is published. The code "
-            "has no working partial sharing: it uploads and averages whole models."
-        ),
-        "Learning rates stay as they are; the code's shrink by 1 % a round for clients and by 2 % for the generator.",
-        "The code stops using generated features after 20 local epochs of a round. Here all steps use them.",
-        "The code's loss against a student model is left out: its weight is 0 in all of their settings.",
-        "With `local_steps`, batches are always full and passes reshuffled; the last batch of an epoch may be smaller.",
-        (
-            "Under DP-SGD each record's cross-entropy and divergence are clipped together. The loss on generated "
-            "features depends on no record; its gradient is added as it is."
-        ),
-    )
-    withholdable: ClassVar[tuple[str, ...]] = ("class_counts",)
-    privacy: ClassVar[dict[str, Any]] = {
-        "claims": "None: the generator makes features, not samples; models and class counts leave the clients.",
-        "finds": {"server": "class_counts", "world": "class_counts"},
-        "private": {"params": {}, "withhold": ["class_counts"], "training": ["model"]},
-    }
-    pools_data: ClassVar[bool] = False
-    heterogeneous: ClassVar[bool] = False
-    needs_public: ClassVar[bool] = False
-    tasks: ClassVar[tuple[str, ...]] = ("single-label", "text")
-    trains: ClassVar[dict[str, str]] = {"model": "batch_size"}
-    starts: ClassVar[dict[str, str]] = {
-        "weights": "broadcast",
-        "source": (
-            "Zhu et al. 2021, Algorithm 1: the server broadcasts θ. With `share: head` extractors begin with the "
-            "clients' own weights."
-        ),
-    }
-    generator: ClassVar[dict[str, Any]] = {
-        "build": "fdaudit.protocols.fedgen.generator:FeatureGenerator",
-        "arguments": {
-            "latent": "latent",
-            "width": "generator_width",
-            "features": "features",
-            "classes": "classes",
-        },
-        "takes": ("noise", "class"),
-        "makes": "features",
-    }
     Config: ClassVar[type[FedGENConfig]] = FedGENConfig
 
     def __init__(self, config: FedGENConfig, setting: Setting) -> None:
@@ -170,9 +184,9 @@ class FedGEN(SimpleProtocol):
 
     def rounds(self, start: int) -> Iterator[Round]:
         """Run Algorithm 1; with `share: head` the server has no whole model to show."""
-        for done in super().rounds(start):
-            shown = {k: w for k, w in done.models.items() if self._whole or k != "server"}
-            yield replace(done, models=shown)
+        for outcome in super().rounds(start):
+            models = {k: w for k, w in outcome.models.items() if self._whole or k != "server"}
+            yield replace(outcome, models=models)
 
     def round(self, t: int) -> None:
         """Run a round: broadcast θ and w, local training (Eq. 5), the average, the generator's training (Eq. 4)."""
@@ -180,11 +194,13 @@ class FedGEN(SimpleProtocol):
             self._announce_counts()
         S = self._sample(t)
         theta = self._send(S, "model_parameters", self._shared(self.model))
-        known = tuple(int(i) for i in self.state["server/generator-basis"])
+        basis = tuple(map(int, self.state["server/generator-basis"]))
         w = take(self.state, "server/generator/w/")
-        w_t = self._send(S, "generator_parameters", Computed(w, known))
-        sent = {k: self.send(k, ["server"], "model_parameters", self._update(t, k, theta, w_t)) for k in S}
-        arrived = {k: upload for k, upload in sent.items() if upload is not None}
+        w_t = self._send(S, "generator_parameters", Computed(w, basis))
+        messages = {
+            k: self.send(k, ["server"], "model_parameters", self._update(t, k, theta, w_t)) for k in S
+        }
+        arrived = {k: upload for k, upload in messages.items() if upload is not None}
         if arrived:
             counts = self._counts(arrived)
             self.model = self._average(arrived, counts)
@@ -200,26 +216,24 @@ class FedGEN(SimpleProtocol):
 
     def _sample(self, t: int) -> list[str]:
         m = max(round(self.config.fraction * len(self.clients)), 1)
-        order = torch.randperm(len(self.clients), generator=child(self.setting.seed, "fedgen", "sample", t))
-        chosen = {int(k) for k in order[:m]}
-        return [name for k, name in enumerate(self.clients) if k in chosen]
+        return sample_clients(self.clients, m, child(self.setting.seed, "fedgen", "sample", t))
 
     def _send(self, receivers: Sequence[str], kind: str, tensors: Computed) -> Delivery:
-        sent = self.send("server", receivers, kind, tensors)
-        if sent is None:
+        message = self.send("server", receivers, kind, tensors)
+        if message is None:
             raise ProtocolError(f"fedgen: the server's {kind} did not arrive. Only clients may go silent.")
-        return sent
+        return message
 
     def _shared(self, w: Computed) -> Computed:
         return Computed({n: w[n] for n in self._shared_names}, w.basis, w.batch)
 
     def _counts(self, clients: Mapping[str, Delivery]) -> Tensor:
         """Return the class counts (K, C). A client whose counts did not arrive gets the mean of the others."""
-        known = {k: self.state[f"server/counts/{k}"] for k in clients if f"server/counts/{k}" in self.state}
-        if not known:
+        counts = {k: self.state[f"server/counts/{k}"] for k in clients if f"server/counts/{k}" in self.state}
+        if not counts:
             return torch.ones(len(clients), self.setting.classes, dtype=torch.int64)
-        mean = torch.stack(list(known.values())).double().mean(0).round().long()
-        return torch.stack([known.get(k, mean) for k in clients]).clamp_min(0)
+        mean = torch.stack(list(counts.values())).double().mean(0).round().long()
+        return torch.stack([counts.get(k, mean) for k in clients]).clamp_min(0)
 
     def _told(self, clients: Mapping[str, Delivery]) -> tuple[int, ...]:
         """Return the messages in which these clients sent their class counts."""
@@ -229,12 +243,14 @@ class FedGEN(SimpleProtocol):
     def _average(self, arrived: Mapping[str, Delivery], counts: Tensor) -> Computed:
         """Return the server's model with the average of what clients sent in it."""
         samples = self.config.weighting == "samples"
-        n = [max(int(row.sum()), 1) if samples else 1 for row in counts]
+        n = [1] * len(counts)
+        if samples:
+            n = [max(int(row.sum()), 1) for row in counts]
         uploads = list(arrived.values())
-        mean = {
-            name: torch.stack([m / sum(n) * u[name].cpu() for m, u in zip(n, uploads, strict=True)]).sum(0)
-            for name in uploads[0]
-        }
+        mean = {}
+        for name in uploads[0]:
+            parts = [m / sum(n) * u[name].cpu() for m, u in zip(n, uploads, strict=True)]
+            mean[name] = torch.stack(parts).sum(0)
         basis = joined(tuple(u.seq for u in uploads), self._told(arrived) if samples else ())
         return Computed({**self.model, **mean}, basis)
 
@@ -242,18 +258,18 @@ class FedGEN(SimpleProtocol):
         """Train the generator against the clients' predictors (Eq. 4)."""
         cfg = self.config
         self._G.restore(take(self.state, "server/generator/"))
-        predictors = [
-            {n.removeprefix("head."): x.to(self._device) for n, x in u.items() if n.startswith("head.")}
-            for u in arrived.values()
-        ]
+        predictors = []
+        for upload in arrived.values():
+            head = take(upload, "head.")
+            predictors.append({n: x.to(self._device) for n, x in head.items()})
         shares = class_shares(counts).to(self._device)
         total = counts.sum(0)
         classes = total.float() if cfg.labels == "classes" else (total > 0).float()
         if not total.any():
             classes = torch.ones(len(total))
-        drawn = child(self.setting.seed, "fedgen", "features", t)
+        draws = child(self.setting.seed, "fedgen", "features", t)
         for _ in range(cfg.generator_steps):
-            noise, y = noise_and_classes(cfg, classes, drawn, self._device)
+            noise, y = noise_and_classes(cfg, classes, draws, self._device)
             z = self._G.module(noise, y)
             logits = torch.stack([functional_call(self._head, p, (z,)) for p in predictors])
             loss = ensemble_loss(logits, y, shares[:, y] if cfg.ensemble == "classes" else None)
@@ -269,22 +285,22 @@ class FedGEN(SimpleProtocol):
     def _announce_counts(self) -> None:
         for k, data in self.setting.clients.items():
             counts = torch.bincount(data.y.cpu(), minlength=self.setting.classes)
-            told = self.send(k, ["server"], "class_counts", Computed({"counts": counts}, (DATA,)))
-            if told is not None:
-                self.state[f"server/counts/{k}"] = told["counts"].cpu().round().long()
-                self.state[f"server/counts_seq/{k}"] = torch.tensor(told.seq)
+            message = self.send(k, ["server"], "class_counts", Computed({"counts": counts}, (DATA,)))
+            if message is not None:
+                self.state[f"server/counts/{k}"] = message["counts"].cpu().round().long()
+                self.state[f"server/counts_seq/{k}"] = torch.tensor(message.seq)
 
     def _update(self, t: int, k: str, theta: Delivery, w_t: Delivery) -> Computed:
         """Train client k's model (Eq. 5) and return what it sends."""
         local = self.setting.local
         guard = local.guard(k, self.config.steps)
-        made = self._parties[k].update(t, {**take(self.state, f"{k}/w/"), **theta}, w_t, guard)
-        self.keep(k, made.theta, made.loss)
+        update = self._parties[k].update(t, {**take(self.state, f"{k}/w/"), **theta}, w_t, guard)
+        self.keep(k, update.theta, update.loss)
         used: Basis = joined((theta.seq,), (w_t.seq,) if t else ())
         if not self._whole:
             used = joined(basis_of(self.state, k), used)
         basis = local.release(k, guard, inputs=used)
         if not self._whole:
-            put(self.state, f"{k}/w/", made.theta)
+            put(self.state, f"{k}/w/", update.theta)
             keep_basis(self.state, k, basis)
-        return self._shared(Computed(made.theta, basis, made.batch))
+        return self._shared(Computed(update.theta, basis, update.batch))

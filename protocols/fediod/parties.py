@@ -14,7 +14,7 @@ from fdaudit.data import class_counts
 from fdaudit.errors import ProtocolError
 from fdaudit.federation.local_training import Basis, joined
 from fdaudit.federation.protocol import PartyData, Setting
-from fdaudit.federation.state import basis_of, keep_basis, put, take
+from fdaudit.federation.state import basis_of, copies_of, keep_basis, put, take
 from fdaudit.models.generative import build_discriminator
 from fdaudit.rng import child, child_seed
 from fdaudit.training.private_step import Guard, per_sample_gradients
@@ -60,12 +60,12 @@ class Client:
     def __init__(self, name: str, data: PartyData, config: FedIODConfig, setting: Setting) -> None:
         self.name, self._data, self._config, self._seed = name, data, config, setting.seed
         self._trainer = setting.trainers[name]
-        self.T: Parameters = {n: t.clone() for n, t in setting.initial[name].items()}
+        self.T: Parameters = copies_of(setting.initial[name])
         self.T_basis: Basis = ()
         self.D_basis: Basis = () if setting.local.defended("discriminator") else ALL
         self._freeze()
-        drawn = child(setting.seed, "fediod", "discriminator", name)
-        D_k = build_discriminator(drawn, config.discriminator_width, setting.input_shape)
+        draws = child(setting.seed, "fediod", "discriminator", name)
+        D_k = build_discriminator(draws, config.discriminator_width, setting.input_shape)
         adam = Optimizer(lr=config.adam_lr, betas=GAN)
         self._D = Learner(name, laid_out(D_k, self._trainer), adam, self._trainer.device)
         self._held: tuple[Tensor, Tensor, Tensor] | None = None
@@ -109,8 +109,8 @@ class Client:
         """
         x = sent.clone().requires_grad_()
         z_k = self._task(x)
-        drawn = child(self._seed, "fediod", "real", t, self.name)
-        batch = torch.randint(len(self._data), (len(x),), generator=drawn)
+        draws = child(self._seed, "fediod", "real", t, self.name)
+        batch = torch.randint(len(self._data), (len(x),), generator=draws)
         real = self._data.x.index_select(0, batch).to(x.device)
         if guard is not None:
             return self._guarded_answer(t, x, z_k, batch, real, guard)
@@ -133,8 +133,8 @@ class Client:
         on_x = D_k(x)
         (toward_real,) = torch.autograd.grad(F.softplus(-on_x).mean(), x, retain_graph=True)
         L_x = F.softplus(on_x).mean()  # of samples that the server knows: public given x
-        named = dict(D_k.named_parameters())
-        on_samples = dict(zip(named, torch.autograd.grad(L_x, list(named.values())), strict=True))
+        parameters = dict(D_k.named_parameters())
+        on_samples = dict(zip(parameters, torch.autograd.grad(L_x, list(parameters.values())), strict=True))
         scores = on_x.detach().sigmoid().mean((1, 2))
         if self._config.weights == "eq8":
             with torch.no_grad():

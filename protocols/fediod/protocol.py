@@ -13,7 +13,9 @@ from fdaudit.federation.protocol import CURIOUS, RELEASED_MODEL, Round, Setting
 from fdaudit.federation.public_answers import ballot
 from fdaudit.federation.state import take
 from fdaudit.parallel.threads import side_by_side
+from fdaudit.registry import ProtocolCard
 from fdaudit.rng import SecretStream
+from fdaudit.training.jobs import mean_losses
 from fdaudit.training.trainer import Parameters
 from fdaudit.transcript.messages import DATA, DRAWN
 from fdaudit.transcript.wire import Delivery
@@ -43,178 +45,214 @@ class FedIOD:
     gradient.
     """
 
-    name: ClassVar[str] = "fediod"
-    source: ClassVar[str] = (
-        "Gong, Li, Bao, Yao, Huang, Wu, Zhang, Zheng & Doermann 2023 (AAAI 2024), Algorithm 1"
+    card = ProtocolCard(
+        name="fediod",
+        source="Gong, Li, Bao, Yao, Huang, Wu, Zhang, Zheng & Doermann 2023 (AAAI 2024), Algorithm 1",
+        roles=("server", "aggregator", "client"),
+        roles_when={"aggregator": {"outputs": "votes"}},
+        messages=(
+            {
+                "kind": "class_counts",
+                "from": "client",
+                "to": "server",
+                "what": "records of each class, once, for the weights of Eq. 8 or by records",
+                "when": {"weights": "eq8"},
+            },
+            {
+                "kind": "class_counts",
+                "from": "client",
+                "to": "server",
+                "what": "the same, for the shares π_k of Eq. 2-4",
+                "when": {"shares": "samples"},
+            },
+            {
+                "kind": "class_counts",
+                "from": "client",
+                "to": "server",
+                "what": "the same, for weights by records",
+                "when": {"weights": "samples"},
+            },
+            {
+                "kind": "generated_samples",
+                "from": "server",
+                "to": "client",
+                "what": "x = G(w), every step, one message to all",
+            },
+            {
+                "kind": "logits",
+                "from": "client",
+                "to": "server",
+                "what": "z_k = T_k(x), row by row, every step",
+                "when": {"outputs": "logits"},
+                "index": "public",
+            },
+            {
+                "kind": "hard_labels",
+                "from": "client",
+                "to": "aggregator",
+                "what": "the class that T_k predicts for each sample of x in order, every step",
+                "when": {"outputs": "votes"},
+                "index": "public",
+            },
+            {
+                "kind": "vote_counts",
+                "from": "aggregator",
+                "to": "server",
+                "what": "how many clients voted for each class, every step",
+                "when": {"outputs": "votes"},
+                "index": "public",
+            },
+            {
+                "kind": "hard_labels",
+                "from": "aggregator",
+                "to": "server",
+                "what": "in place of the counts, what a PATE defence on them makes of them",
+                "when": {"outputs": "votes"},
+                "made_of": "vote_counts",
+            },
+            {
+                "kind": "discriminator_scores",
+                "from": "client",
+                "to": "server",
+                "what": "D_k(x) over D_k's mean on real records, every step, for Eq. 8",
+                "when": {"weights": "eq8"},
+            },
+            {
+                "kind": "logit_cotangents",
+                "from": "server",
+                "to": "client",
+                "what": "∂L/∂z_k, except with votes, and the weight of L_gan, every step, to who is asked",
+                "when": {"asks": True},
+            },
+            {
+                "kind": "sample_gradients",
+                "from": "client",
+                "to": "server",
+                "what": "∂L/∂x through T_k, except with votes, plus that of L_gan, every step, of who is asked",
+                "when": {"asks": True},
+            },
+            {
+                "kind": "model_parameters",
+                "from": "server",
+                "to": "client, world",
+                "what": "the final student",
+            },
+        ),
+        trust=(
+            "The server chooses every sample that the clients' models answer to: nothing holds it to its generator.",
+            (
+                "The server sees each client's logits, scores and gradients by themselves; no secure aggregation is "
+                "assumed."
+            ),
+            (
+                "With `outputs: votes` the aggregator is trusted: it sees which class each client predicts for every "
+                "sample, counts one vote a client, adds the noise of a defence on the counts, and does not collude "
+                "with the server."
+            ),
+            (
+                "With `gradients_from: one` who is asked is drawn uniformly by secret coins, without data; the server, "
+                "the clients and whoever overhears them know it, whoever sees the published student alone does not."
+            ),
+            CURIOUS,
+        ),
+        oracles=(
+            RELEASED_MODEL,
+            {"name": "chosen-samples", "available_to": ("server",), "answers": ("soft",)},
+        ),
+        deviations=(
+            "Eq. 2 as printed makes D_k small on real records, Eq. 8 wants it large: here it learns that real is 1.",
+            (
+                "The generator descends -log D_k(x), not the linear term of Eq. 2: its gradient lasts where D_k is not "
+                "fooled."
+            ),
+            (
+                "With `gan_total: mean`, the default, π_k weighs a client's L_gan for the generator, as Table 6 speaks "
+                "of it. Algorithm 1 adds up L_gan of all clients without weights: `gan_total: sum`."
+            ),
+            (
+                "Eq. 2 weighs D_k's term on real records by π_k; here it counts fully: no message tells a client its "
+                "share."
+            ),
+            (
+                "L_gan is a mean over samples and over D_k's patches; the paper does not say whether it adds up the "
+                "patches."
+            ),
+            "D_k's step, its scores and L_gan's gradient are all taken at D_k as it stood when the samples arrived.",
+            "Eq. 6 as printed subtracts H(q̂); the relative entropy, which is meant, subtracts H(q̄).",
+            (
+                "Eq. 8's first factor is the number of records of a class, as its text says, not their share of the "
+                "client's."
+            ),
+            (
+                "Eq. 8's weights are constants to the generator: a gradient through D_k(x) would take a message of its "
+                "own."
+            ),
+            "The algorithm box has S descend the gradient with respect to G, a misprint for S.",
+            (
+                "The generator's terms are weighted; gan, conf, unique and mimic at 1 with `gan_total: sum` are the "
+                "box's sum."
+            ),
+            "The student also learns from replayed samples; student_steps: 1 is the paper's box.",
+            "Generator and discriminators do without BatchNorm, whose statistics would couple the samples of a batch.",
+            (
+                "A client whose counts or scores did not arrive counts as the mean of the others; without any, as all "
+                "alike."
+            ),
+            (
+                "`outputs: votes` is ours: uniform weights, L_mimic is the student's cross-entropy with the labels, "
+                "L_conf and L_unique are left out, and clients send L_gan's gradient alone. Samples without a label "
+                "teach nothing."
+            ),
+            (
+                "`gradients_from: one` is GS-WGAN's (Chen 2020): K times one client's gradient stands for the sum of "
+                "all K."
+            ),
+            (
+                "Segmentation: each pixel counts as a sample in Eq. 3-10, counts are of pixels, and D_k(x) is one "
+                "figure an image. The paper gives its generator the clients' masks as a condition, after Chang 2020; "
+                "here no client sends a mask, and the generator has noise alone. Its perceptual loss and pretrained "
+                "generator are left out."
+            ),
+            (
+                "Under DP-SGD of discriminators, noise covers L_gan's real half; that on generated samples is public "
+                "given x."
+            ),
+        ),
+        withholdable=("class_counts", "discriminator_scores"),
+        privacy={
+            "claims": (
+                "Parameters stay where they are. With PATE on the outputs and DP generator gradients, ε of 3.5 to 10 "
+                "(Table 5); class counts and discriminator scores are not in that sum."
+            ),
+            "finds": {"server": "class_counts", "world": "class_counts"},
+            "private": {
+                "params": {"weights": "uniform", "shares": "uniform"},
+                "withhold": [],
+                "training": ["model", "discriminator"],
+            },
+        },
+        starts={
+            "weights": "own",
+            "source": "Gong et al. 2023, Algorithm 1: models T_k are trained to completion before the first message.",
+        },
+        pools_data=False,
+        heterogeneous=True,
+        needs_public=False,
+        generator={
+            "build": "fdaudit.models.generative:Generator",
+            "arguments": {"latent": "latent", "width": "generator_width", "output_shape": "input_shape"},
+            "takes": ("noise",),
+        },
+        trains={"model": "batch_size", "discriminator": "samples"},
+        tasks=("single-label", "segmentation"),
     )
-    roles: ClassVar[tuple[str, ...]] = ("server", "aggregator", "client")
-    roles_when: ClassVar[dict[str, dict[str, Any]]] = {"aggregator": {"outputs": "votes"}}
-    messages: ClassVar[tuple[dict[str, Any], ...]] = (
-        {
-            "kind": "class_counts",
-            "from": "client",
-            "to": "server",
-            "what": "records of each class, once, for the weights of Eq. 8 or by records",
-            "when": {"weights": "eq8"},
-        },
-        {
-            "kind": "class_counts",
-            "from": "client",
-            "to": "server",
-            "what": "the same, for the shares π_k of Eq. 2-4",
-            "when": {"shares": "samples"},
-        },
-        {
-            "kind": "class_counts",
-            "from": "client",
-            "to": "server",
-            "what": "the same, for weights by records",
-            "when": {"weights": "samples"},
-        },
-        {
-            "kind": "generated_samples",
-            "from": "server",
-            "to": "client",
-            "what": "x = G(w), every step, one message to all",
-        },
-        {
-            "kind": "logits",
-            "from": "client",
-            "to": "server",
-            "what": "z_k = T_k(x), row by row, every step",
-            "when": {"outputs": "logits"},
-            "index": "public",
-        },
-        {
-            "kind": "hard_labels",
-            "from": "client",
-            "to": "aggregator",
-            "what": "the class that T_k predicts for each sample of x in order, every step",
-            "when": {"outputs": "votes"},
-            "index": "public",
-        },
-        {
-            "kind": "vote_counts",
-            "from": "aggregator",
-            "to": "server",
-            "what": "how many clients voted for each class, every step",
-            "when": {"outputs": "votes"},
-            "index": "public",
-        },
-        {
-            "kind": "hard_labels",
-            "from": "aggregator",
-            "to": "server",
-            "what": "in place of the counts, what a PATE defence on them makes of them",
-            "when": {"outputs": "votes"},
-            "made_of": "vote_counts",
-        },
-        {
-            "kind": "discriminator_scores",
-            "from": "client",
-            "to": "server",
-            "what": "D_k(x) over D_k's mean on real records, every step, for Eq. 8",
-            "when": {"weights": "eq8"},
-        },
-        {
-            "kind": "logit_cotangents",
-            "from": "server",
-            "to": "client",
-            "what": "∂L/∂z_k, except with votes, and the weight of L_gan, every step, to who is asked",
-            "when": {"asks": True},
-        },
-        {
-            "kind": "sample_gradients",
-            "from": "client",
-            "to": "server",
-            "what": "∂L/∂x through T_k, except with votes, plus that of L_gan, every step, of who is asked",
-            "when": {"asks": True},
-        },
-        {"kind": "model_parameters", "from": "server", "to": "client, world", "what": "the final student"},
-    )
-    trust: ClassVar[tuple[str, ...]] = (
-        "The server chooses every sample that the clients' models answer to: nothing holds it to its generator.",
-        "The server sees each client's logits, scores and gradients by themselves; no secure aggregation is assumed.",
-        (
-            "With `outputs: votes` the aggregator is trusted: it sees which class each client predicts for every "
-            "sample, counts one vote a client, adds the noise of a defence on the counts, and does not collude with "
-            "the server."
-        ),
-        (
-            "With `gradients_from: one` who is asked is drawn uniformly by secret coins, without data; the server, "
-            "the clients and whoever overhears them know it, whoever sees the published student alone does not."
-        ),
-        CURIOUS,
-    )
-    oracles: ClassVar[tuple[dict[str, Any], ...]] = (
-        RELEASED_MODEL,
-        {"name": "chosen-samples", "available_to": ("server",), "answers": ("soft",)},
-    )
-    deviations: ClassVar[tuple[str, ...]] = (
-        "Eq. 2 as printed makes D_k small on real records, Eq. 8 wants it large: here it learns that real is 1.",
-        "The generator descends -log D_k(x), not the linear term of Eq. 2: its gradient lasts where D_k is not fooled.",
-        (
-            "With `gan_total: mean`, the default, π_k weighs a client's L_gan for the generator, as Table 6 speaks of "
-            "it. Algorithm 1 adds up L_gan of all clients without weights: `gan_total: sum`."
-        ),
-        "Eq. 2 weighs D_k's term on real records by π_k; here it counts fully: no message tells a client its share.",
-        "L_gan is a mean over samples and over D_k's patches; the paper does not say whether it adds up the patches.",
-        "D_k's step, its scores and L_gan's gradient are all taken at D_k as it stood when the samples arrived.",
-        "Eq. 6 as printed subtracts H(q̂); the relative entropy, which is meant, subtracts H(q̄).",
-        "Eq. 8's first factor is the number of records of a class, as its text says, not their share of the client's.",
-        "Eq. 8's weights are constants to the generator: a gradient through D_k(x) would take a message of its own.",
-        "The algorithm box has S descend the gradient with respect to G, a misprint for S.",
-        "The generator's terms are weighted; gan, conf, unique and mimic at 1 with `gan_total: sum` are the box's sum.",
-        "The student also learns from replayed samples; student_steps: 1 is the paper's box.",
-        "Generator and discriminators do without BatchNorm, whose statistics would couple the samples of a batch.",
-        "A client whose counts or scores did not arrive counts as the mean of the others; without any, as all alike.",
-        (
-            "`outputs: votes` is ours: uniform weights, L_mimic is the student's cross-entropy with the labels, L_conf "
-            "and L_unique are left out, and clients send L_gan's gradient alone. Samples without a label teach nothing."
-        ),
-        "`gradients_from: one` is GS-WGAN's (Chen 2020): K times one client's gradient stands for the sum of all K.",
-        (
-            "Segmentation: each pixel counts as a sample in Eq. 3-10, counts are of pixels, and D_k(x) is one figure "
-            "an image. The paper gives its generator the clients' masks as a condition, after Chang 2020; here no "
-            "client sends a mask, and the generator has noise alone. Its perceptual loss and pretrained generator are "
-            "left out."
-        ),
-        "Under DP-SGD of discriminators, noise covers L_gan's real half; that on generated samples is public given x.",
-    )
-    withholdable: ClassVar[tuple[str, ...]] = ("class_counts", "discriminator_scores")
-    privacy: ClassVar[dict[str, Any]] = {
-        "claims": (
-            "Parameters stay where they are. With PATE on the outputs and DP generator gradients, ε of 3.5 to 10 "
-            "(Table 5); class counts and discriminator scores are not in that sum."
-        ),
-        "finds": {"server": "class_counts", "world": "class_counts"},
-        "private": {
-            "params": {"weights": "uniform", "shares": "uniform"},
-            "withhold": [],
-            "training": ["model", "discriminator"],
-        },
-    }
-    starts: ClassVar[dict[str, str]] = {
-        "weights": "own",
-        "source": "Gong et al. 2023, Algorithm 1: models T_k are trained to completion before the first message.",
-    }
-    pools_data: ClassVar[bool] = False
-    heterogeneous: ClassVar[bool] = True
-    needs_public: ClassVar[bool] = False
-    generator: ClassVar[dict[str, Any]] = {
-        "build": "fdaudit.models.generative:Generator",
-        "arguments": {"latent": "latent", "width": "generator_width", "output_shape": "input_shape"},
-        "takes": ("noise",),
-    }
-    trains: ClassVar[dict[str, str]] = {"model": "batch_size", "discriminator": "samples"}
-    tasks: ClassVar[tuple[str, ...]] = ("single-label", "segmentation")
     Config: ClassVar[type[FedIODConfig]] = FedIODConfig
 
     def __init__(self, config: FedIODConfig, setting: Setting) -> None:
         self.config, self._wire, self._trainers = config, setting.wire, setting.trainers
         self._local, self._seed = setting.local, setting.seed
         self._classes, self._task = setting.classes, setting.task
-        if config.outputs == "votes" and self._task == "segmentation":
+        if config.outputs == "votes" and not self._task.labels.one_class:
             problem = "needs one class a record: a vote names one"
             raise SpecError("protocol.params.outputs", "votes", problem, "Set outputs to 'logits'.")
         self._clients = {k: Client(k, data, config, setting) for k, data in setting.clients.items()}
@@ -227,12 +265,12 @@ class FedIOD:
         self._restore()
         for r in range(start, self.config.rounds):
             self._wire.begin(r)
-            done = self._stage_1() if r == 0 else self._stage_2(r)
+            outcome = self._stage_1() if r == 0 else self._stage_2(r)
             self._save()
             if r == self.config.rounds - 1:
                 receivers = [*self._clients, "world"]
                 self._wire.send("server", receivers, "model_parameters", self.released())
-            yield done
+            yield outcome
 
     def released(self) -> Parameters:
         """Return the student's parameters."""
@@ -248,11 +286,11 @@ class FedIOD:
         if self.config.weights != "uniform" or self.config.shares != "uniform":
             for k, client in self._clients.items():
                 counts = {"counts": client.class_counts(self._classes)}
-                told = self._wire.send(k, ["server"], "class_counts", counts, inputs=[DATA])
-                if told is not None:
-                    self._server.hear_counts(k, told["counts"])
+                message = self._wire.send(k, ["server"], "class_counts", counts, inputs=[DATA])
+                if message is not None:
+                    self._server.hear_counts(k, message["counts"])
         models = {k: client.T for k, client in self._clients.items()}
-        losses = {j.party: float(f.losses.mean()) for j, f in zip(jobs, fitted, strict=True)}
+        losses = mean_losses(jobs, fitted)
         return Round(index=0, models={"server": self._server.student(), **models}, losses=losses)
 
     def _stage_2(self, r: int) -> Round:
@@ -279,12 +317,12 @@ class FedIOD:
         answers = self._answers(t, x)
         losses = {k: answer.loss for k, answer in answers.items()}
         if self.config.outputs == "votes":
-            wanted = self._hear_votes(t, x, answers)
+            requests = self._hear_votes(t, x, answers)
         else:
-            wanted = self._hear_logits(t, x, answers, batches)
-        if wanted is None:  # no client answered: nothing changes
+            requests = self._hear_logits(t, x, answers, batches)
+        if requests is None:  # no client answered: nothing changes
             return losses
-        gradients = self._gradients(x, wanted, behind)
+        gradients = self._gradients(x, requests, behind)
         loss = self._server.update(t, gradients)
         return losses if loss is None else losses | {"server": loss}
 
@@ -295,8 +333,8 @@ class FedIOD:
         for k, guard in guards.items():
             if guard is not None:
                 inputs = joined(self._clients[k].D_basis, (x.seq,))
-                made = self._local.release(k, guard, inputs=inputs, of="discriminator")
-                self._clients[k].D_basis = made
+                basis = self._local.release(k, guard, inputs=inputs, of="discriminator")
+                self._clients[k].D_basis = basis
         return answers
 
     def _hear_logits(
@@ -310,10 +348,10 @@ class FedIOD:
             if z_k is not None:
                 logits[k] = z_k["values"]
             if self.config.weights == "eq8":
-                told = self._wire.send(k, ["server"], "discriminator_scores", {"values": answer.scores})
-                if told is not None:
-                    scores[k] = told["values"]
-                    batches[told.seq] = answer.batch
+                message = self._wire.send(k, ["server"], "discriminator_scores", {"values": answer.scores})
+                if message is not None:
+                    scores[k] = message["values"]
+                    batches[message.seq] = answer.batch
         return self._server.judge(t, x["samples"], logits, scores) if logits else None
 
     def _hear_votes(
@@ -324,35 +362,35 @@ class FedIOD:
         for k, answer in answers.items():
             tensors = {"values": ballot(answer.logits)}
             inputs = joined(self._clients[k].T_basis, (x.seq,))
-            sent = self._wire.send(k, ["aggregator"], "hard_labels", tensors, inputs=inputs)
-            if sent is not None:
-                ballots.append(sent)
+            message = self._wire.send(k, ["aggregator"], "hard_labels", tensors, inputs=inputs)
+            if message is not None:
+                ballots.append(message)
         if not ballots:
             return None
         counts = {"counts": count_votes(ballots, n, self._classes)}
-        behind = [sent.seq for sent in ballots]
-        told = self._wire.send("aggregator", ["server"], "vote_counts", counts, inputs=behind)
-        if told is None:
+        behind = [message.seq for message in ballots]
+        tally = self._wire.send("aggregator", ["server"], "vote_counts", counts, inputs=behind)
+        if tally is None:
             return None
-        target = shares_of(told, n, self._classes).to(x["samples"].device)
-        wanted = self._server.hear_labels(t, x["samples"], target)
-        return dict.fromkeys(self._clients, wanted) if self.config.asks else {}
+        target = shares_of(tally, n, self._classes).to(x["samples"].device)
+        request = self._server.hear_labels(t, x["samples"], target)
+        return dict.fromkeys(self._clients, request) if self.config.asks else {}
 
     def _gradients(
-        self, x: Delivery, wanted: Mapping[str, dict[str, Tensor]], behind: Mapping[str, Basis]
+        self, x: Delivery, requests: Mapping[str, dict[str, Tensor]], behind: Mapping[str, Basis]
     ) -> dict[str, Tensor]:
         """Send clients the server's requests; return the gradients that came back."""
         draw: dict[str, Any] = {}
         if self.config.gradients_from == "one":
-            asked, draw = self._drawn(self._wire.coins("asked", "server")), {DRAWN: len(self._clients)}
-            wanted = {k: tensors for k, tensors in wanted.items() if k == asked}
-        told = {
-            k: self._sent("server", [k], "logit_cotangents", tensors, draw) for k, tensors in wanted.items()
+            chosen, draw = self._drawn(self._wire.coins("asked", "server")), {DRAWN: len(self._clients)}
+            requests = {k: tensors for k, tensors in requests.items() if k == chosen}
+        messages = {
+            k: self._sent("server", [k], "logit_cotangents", tensors, draw) for k, tensors in requests.items()
         }
-        pulled = self._each(told, lambda k: self._clients[k].pull_back(**told[k]))
+        pulled = self._each(messages, lambda k: self._clients[k].pull_back(**messages[k]))
         gradients = {}
         for k, values in pulled.items():
-            inputs = joined(behind[k], (x.seq, told[k].seq))
+            inputs = joined(behind[k], (x.seq, messages[k].seq))
             back = self._wire.send(k, ["server"], "sample_gradients", {"values": values}, inputs=inputs)
             if back is not None:
                 gradients[k] = back["values"]
@@ -371,10 +409,10 @@ class FedIOD:
         fields: Mapping[str, Any] | None = None,
     ) -> Delivery:
         """Send a message of the server's; the wire refuses to withhold its kind."""
-        sent = self._wire.send(sender, receivers, kind, tensors, fields=fields)
-        if sent is None:
+        message = self._wire.send(sender, receivers, kind, tensors, fields=fields)
+        if message is None:
             raise ProtocolError(f"fediod cannot do without {kind}. Do not withhold it.")
-        return sent
+        return message
 
     def _each(self, names: Iterable[str], do: Callable[[str], Result]) -> dict[str, Result]:
         """Apply a function to each client; on a CPU in as many threads as allowed."""

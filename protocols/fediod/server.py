@@ -38,8 +38,8 @@ class Server:
     def __init__(self, config: FedIODConfig, setting: Setting) -> None:
         self._config, self._seed = config, setting.seed
         self._trainer, self._classes = setting.trainers["server"], setting.classes
-        drawn = child(setting.seed, "fediod", "generator")
-        G = build_generator(drawn, config.latent, config.generator_width, setting.input_shape)
+        draws = child(setting.seed, "fediod", "generator")
+        G = build_generator(draws, config.latent, config.generator_width, setting.input_shape)
         device = self._trainer.device
         self._G = Learner(
             "server", laid_out(G, self._trainer), Optimizer(lr=config.adam_lr, betas=GAN), device
@@ -49,8 +49,7 @@ class Server:
         self._counts: dict[str, Tensor] = {}
         self._clients = len(setting.clients)
         self._of_one = self._clients if config.gradients_from == "one" else 1
-        maps = setting.input_shape[1:] if setting.task == "segmentation" else ()
-        answer = (setting.classes, *maps)
+        answer = setting.task.labels.answer_shape(setting.classes, setting.input_shape)
         self._replay = Replay(config.replay, config.samples, setting.input_shape, answer, device)
 
     def hear_counts(self, client: str, counts: Tensor) -> None:
@@ -61,8 +60,8 @@ class Server:
 
     def generate(self, t: int) -> Tensor:
         """Return a step's samples x = G(w) (n, c, h, w); the graph is kept for `update`."""
-        drawn = child(self._seed, "fediod", "latent", t)
-        w = torch.randn(self._config.samples, self._config.latent, generator=drawn)
+        draws = child(self._seed, "fediod", "latent", t)
+        w = torch.randn(self._config.samples, self._config.latent, generator=draws)
         x: Tensor = self._G.module(w.to(self._trainer.device))
         self._x = x
         return x.detach()

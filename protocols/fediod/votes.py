@@ -46,14 +46,14 @@ def shares_of(told: Mapping[str, Tensor], samples: int, classes: int) -> Tensor:
         classes: C.
     """
     index = sample_index(told)
-    known = (index >= 0) & (index < samples)
+    valid = (index >= 0) & (index < samples)
     if "counts" in told:
         votes = told["counts"].cpu().float().clamp_min(0)
     else:
         values = told["values"].cpu().long()
-        known &= (values >= 0) & (values < classes)
+        valid &= (values >= 0) & (values < classes)
         votes = F.one_hot(values.clamp(0, classes - 1), classes).float()
-    found = torch.zeros(samples, classes)
-    found[index[known]] = votes[known]
-    total = found.sum(1, keepdim=True)
-    return torch.where(total > 0, found / torch.where(total > 0, total, 1.0), 0.0)
+    labels = torch.zeros(samples, classes)
+    labels[index[valid]] = votes[valid]
+    total = labels.sum(1, keepdim=True)
+    return torch.where(total > 0, labels / torch.where(total > 0, total, 1.0), 0.0)

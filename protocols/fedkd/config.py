@@ -9,9 +9,10 @@ from pydantic import Field, model_validator
 
 from fdaudit.federation.local_settings import LocalSteps
 from fdaudit.limits import MOST_ROUNDS
+from fdaudit.tasks import SINGLE_LABEL, Task
 from fdaudit.training.objectives import Objective
 from fdaudit.training.trainer import Fit
-from fdaudit.types import DefenseSpec, Task, Trained
+from fdaudit.types import DefenseSpec, Trained
 
 __all__ = ["FedKDConfig"]
 
@@ -80,9 +81,9 @@ class FedKDConfig(LocalSteps):
     def _votes_are_counted(self) -> Self:
         if self.ensemble == "votes":
             for name, only in _BALLOTS.items():
-                if (found := getattr(self, name)) != only:
+                if (value := getattr(self, name)) != only:
                     raise ValueError(
-                        f"ensemble = 'votes' counts one vote a client; {name} = {found!r} would not apply. "
+                        f"ensemble = 'votes' counts one vote a client; {name} = {value!r} would not apply. "
                         f"Leave {name} out, or set ensemble to 'logits'."
                     )
         return self
@@ -111,28 +112,26 @@ class FedKDConfig(LocalSteps):
 
     def defenses(self) -> tuple[DefenseSpec, ...]:
         """Return Eq. 2's defences: Q(z; S) on each client's logits, and Lap(1/γ) if requested."""
-        found = []
+        specs = []
         if self.levels is not None:
             params: dict[str, Any] = {"levels": self.levels, "grid": self.grid, "z_max": self.z_max}
             name = "uniform-quantization"
-            found.append(DefenseSpec(kind="logits", sender="client", name=name, params=params))
+            specs.append(DefenseSpec(kind="logits", sender="client", name=name, params=params))
         if self.gamma is not None and self.noise_at != "none":
             kind = "logits" if self.noise_at == "client" else "ensemble_labels"
             # Every public sample is answered, for any data.
             params = {"gamma": self.gamma, "clip": self.clip, "public_index": True}
-            found.append(DefenseSpec(kind=kind, sender=self.noise_at, name="laplace-noise", params=params))
-        return tuple(found)
+            specs.append(DefenseSpec(kind=kind, sender=self.noise_at, name="laplace-noise", params=params))
+        return tuple(specs)
 
-    def distillation(self, task: Task = "single-label") -> Fit:
+    def distillation(self, task: Task = SINGLE_LABEL) -> Fit:
         """Return the training core's settings for the central model."""
         tau = self.temperature
-        divergence: Objective = "binary-kl" if task == "multi-label" else "kl"
-        at_once: Objective = "cross-entropy" if self.ensemble == "votes" else "l2"
-        if task == "segmentation":
-            at_once = "dice"
+        labels = task.labels
+        at_once: Objective = "cross-entropy" if self.ensemble == "votes" else labels.distance
         return Fit(
             lr=self.distill_lr,
             optimizer=self.distill_optimizer,
-            objective=at_once if tau is None else divergence,
+            objective=at_once if tau is None else labels.divergence,
             temperature=tau or 1.0,
         )

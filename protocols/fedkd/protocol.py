@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -13,8 +13,10 @@ from fdaudit.errors import ProtocolError, SpecError
 from fdaudit.federation.local_training import joined
 from fdaudit.federation.protocol import CURIOUS, RELEASED_MODEL, Round, Setting
 from fdaudit.federation.public_answers import SAMPLES_KNOWN, ballot, count, targets
-from fdaudit.federation.state import basis_of, keep_basis, put, take
+from fdaudit.federation.state import basis_of, copies_of, keep_basis, put, take
+from fdaudit.registry import ProtocolCard
 from fdaudit.rng import child, child_seed
+from fdaudit.training.jobs import mean_losses
 from fdaudit.training.trainer import Job, Parameters, draw_batches
 from fdaudit.transcript.messages import DATA
 from fdaudit.transcript.samples import sample_index
@@ -67,155 +69,163 @@ class FedKD:
     of pixels, and the central model matches the ensemble by soft Dice (Eq. 10).
     """
 
-    name: ClassVar[str] = "fedkd"
-    source: ClassVar[str] = (
-        "Gong, Sharma, Karanam, Wu, Chen, Doermann & Innanje 2022, Algorithm 1 and Eq. 1-7 and 10 (AAAI 2022)"
+    card = ProtocolCard(
+        name="fedkd",
+        source=(
+            "Gong, Sharma, Karanam, Wu, Chen, Doermann & Innanje 2022, Algorithm 1 and Eq. 1-7 and 10 (AAAI 2022)"
+        ),
+        roles=("server", "aggregator", "client"),
+        messages=(
+            {
+                "kind": "class_counts",
+                "from": "client",
+                "to": "aggregator",
+                "what": "counts (C,): N_k^c of Eq. 1, once (weights: class-counts)",
+                "when": {"weights": "class-counts"},
+            },
+            {
+                "kind": "logit_range",
+                "from": "client",
+                "to": "aggregator",
+                "what": "max_abs (): its largest absolute logit, once (where z_max is not a constant)",
+                "when": {"ranged": True},
+            },
+            {
+                "kind": "logit_range",
+                "from": "aggregator",
+                "to": "client",
+                "what": "max_abs (): z_max of Eq. 3, the largest of all clients",
+                "when": {"ranged": True},
+            },
+            {
+                "kind": "logits",
+                "from": "client",
+                "to": "aggregator",
+                "what": "Q(z_k; S) (n, C) for all n public samples in order, once",
+                "when": {"ensemble": "logits"},
+                "index": "public",
+            },
+            {
+                "kind": "ensemble_labels",
+                "from": "aggregator",
+                "to": "server",
+                "what": "ẑ (n, C) of Eq. 2 for the same samples: weighted logits and noise",
+                "when": {"ensemble": "logits"},
+                "index": "public",
+            },
+            {
+                "kind": "hard_labels",
+                "from": "client",
+                "to": "aggregator",
+                "what": "values (n,): one vote for each of all n public samples in order, once",
+                # Not logits in another form: an average of logits cannot use votes.
+                "when": {"ensemble": "votes", "weights": "uniform"},
+                "index": "public",
+            },
+            {
+                "kind": "vote_counts",
+                "from": "aggregator",
+                "to": "server",
+                "what": "counts (n, C): votes of all clients on the same samples",
+                "when": {"ensemble": "votes"},
+                "index": "public",
+            },
+            {
+                "kind": "hard_labels",
+                "from": "aggregator",
+                "to": "server",
+                "what": "values (m,): noisy plurality of the votes, and index (m,) where not all are answered, m ≤ n",
+                "when": {"ensemble": "votes"},
+                "made_of": "vote_counts",
+            },
+            {"kind": "model_parameters", "from": "server", "to": "world", "what": "the final central model"},
+        ),
+        trust=(
+            (
+                "The aggregator is trusted: it sees every client's class counts and clean quantised logits, and adds "
+                "the noise once, after aggregation, as in Eq. 2. It does not collude with the server. With `noise_at: "
+                "client` it need not be trusted with more than noised logits, the ranges and the counts."
+            ),
+            (
+                "With `ensemble: votes` the aggregator sees every client's vote on every sample, and the server sees "
+                "how many clients agree, unless a PATE aggregator puts noisy labels in the place of the counts."
+            ),
+            SAMPLES_KNOWN,
+            "The final model is published: clients get it from `world` like anybody else.",
+            CURIOUS,
+        ),
+        oracles=(RELEASED_MODEL,),
+        deviations=(
+            (
+                "Eq. 3 describes S points at a distance of 2 z_max/(S-1), Eq. 4 a grid of S + 1 points at a distance "
+                "of 2 z_max/S. The text concludes with Eq. 4, which is the default; `grid: eq3` is the other."
+            ),
+            (
+                "The paper lets the server aggregate. Noise that is added after aggregation protects from nobody who "
+                "aggregates, so `aggregator` is a party of its own here, and the server sees the noised ensemble only."
+            ),
+            (
+                "The paper claims a privacy guarantee from quantisation and noise. No finite ε follows: z_max depends "
+                "on the data and is sent back to the clients, class counts are sent in clear, and the logits have no "
+                "bound that was fixed beforehand. `z_max`, `clip` and `withhold: [class_counts]` are ours, for whoever "
+                "wants one."
+            ),
+            "`noise_at: client` is ours too: noise after quantisation, of scale 1/γ on each client's every logit.",
+            (
+                "`ensemble: votes` is ours too: it makes FedKD an ensemble to which PATE (Papernot et al. 2018) "
+                "applies. The central model learns from noisy labels, or without noise from the shares of the votes."
+            ),
+            (
+                "Eq. 7 prints a norm; the limit that it is taken from (Hinton et al. 2015) is of its square, which is "
+                "used."
+            ),
+            "A class that nobody has, of which Eq. 1 says nothing, is averaged plainly.",
+            "The algorithm box's step is plain gradient descent; the experiments use Adam, which is the default.",
+            (
+                "Multi-label: Eq. 5 with the paper's sigmoid leaves out the classes that do not occur; at finite τ the "
+                "divergence is that of the two answers, occurs or not, of each class. At τ = ∞ it is Eq. 7 unchanged."
+            ),
+            (
+                "Segmentation: the paper distils by Eq. 7 pixel by pixel from models that cross-entropy fitted, and by "
+                "Eq. 10 from models that the Dice loss fitted. Here both losses fit the models together. Without "
+                "`temperature` the central model learns by Eq. 10, with one by the divergence of each pixel. "
+                "Probabilities are a softmax over the classes, of which background is one; sums over pixels are those "
+                "of one image."
+            ),
+            "Predictions on augmented public samples (Table 2) are `public_copies: 50` of the spec, with shifts alone.",
+        ),
+        withholdable=("class_counts",),
+        privacy={
+            "claims": (
+                "Quantisation and Laplace noise on the ensemble, after PATE, for a stronger privacy guarantee; no ε is "
+                "derived. z_max follows from the data, counts are sent in clear, and nothing bounds the logits "
+                "beforehand."
+            ),
+            "finds": {"server": "class_counts", "aggregator": "class_counts", "world": "class_counts"},
+            "private": {"params": {"weights": "uniform"}, "withhold": [], "training": ["model"]},
+        },
+        starts={
+            "weights": "own",
+            "source": "Gong et al. 2022, Algorithm 1: nodes train models θ^k, which may differ; none is sent.",
+        },
+        pools_data=False,
+        heterogeneous=True,
+        needs_public=True,
+        trains={"model": "batch_size"},
+        tasks=("single-label", "multi-label", "segmentation", "text", "table"),
     )
-    roles: ClassVar[tuple[str, ...]] = ("server", "aggregator", "client")
-    messages: ClassVar[tuple[dict[str, Any], ...]] = (
-        {
-            "kind": "class_counts",
-            "from": "client",
-            "to": "aggregator",
-            "what": "counts (C,): N_k^c of Eq. 1, once (weights: class-counts)",
-            "when": {"weights": "class-counts"},
-        },
-        {
-            "kind": "logit_range",
-            "from": "client",
-            "to": "aggregator",
-            "what": "max_abs (): its largest absolute logit, once (where z_max is not a constant)",
-            "when": {"ranged": True},
-        },
-        {
-            "kind": "logit_range",
-            "from": "aggregator",
-            "to": "client",
-            "what": "max_abs (): z_max of Eq. 3, the largest of all clients",
-            "when": {"ranged": True},
-        },
-        {
-            "kind": "logits",
-            "from": "client",
-            "to": "aggregator",
-            "what": "Q(z_k; S) (n, C) for all n public samples in order, once",
-            "when": {"ensemble": "logits"},
-            "index": "public",
-        },
-        {
-            "kind": "ensemble_labels",
-            "from": "aggregator",
-            "to": "server",
-            "what": "ẑ (n, C) of Eq. 2 for the same samples: weighted logits and noise",
-            "when": {"ensemble": "logits"},
-            "index": "public",
-        },
-        {
-            "kind": "hard_labels",
-            "from": "client",
-            "to": "aggregator",
-            "what": "values (n,): one vote for each of all n public samples in order, once",
-            # Not logits in another form: an average of logits cannot use votes.
-            "when": {"ensemble": "votes", "weights": "uniform"},
-            "index": "public",
-        },
-        {
-            "kind": "vote_counts",
-            "from": "aggregator",
-            "to": "server",
-            "what": "counts (n, C): votes of all clients on the same samples",
-            "when": {"ensemble": "votes"},
-            "index": "public",
-        },
-        {
-            "kind": "hard_labels",
-            "from": "aggregator",
-            "to": "server",
-            "what": "values (m,): noisy plurality of the votes, and index (m,) where not all are answered, m ≤ n",
-            "when": {"ensemble": "votes"},
-            "made_of": "vote_counts",
-        },
-        {"kind": "model_parameters", "from": "server", "to": "world", "what": "the final central model"},
-    )
-    trust: ClassVar[tuple[str, ...]] = (
-        (
-            "The aggregator is trusted: it sees every client's class counts and clean quantised logits, and adds the "
-            "noise once, after aggregation, as in Eq. 2. It does not collude with the server. With `noise_at: client` "
-            "it need not be trusted with more than noised logits, the ranges and the counts."
-        ),
-        (
-            "With `ensemble: votes` the aggregator sees every client's vote on every sample, and the server sees how "
-            "many clients agree, unless a PATE aggregator puts noisy labels in the place of the counts."
-        ),
-        SAMPLES_KNOWN,
-        "The final model is published: clients get it from `world` like anybody else.",
-        CURIOUS,
-    )
-    oracles: ClassVar[tuple[dict[str, Any], ...]] = (RELEASED_MODEL,)
-    deviations: ClassVar[tuple[str, ...]] = (
-        (
-            "Eq. 3 describes S points at a distance of 2 z_max/(S-1), Eq. 4 a grid of S + 1 points at a distance of "
-            "2 z_max/S. The text concludes with Eq. 4, which is the default; `grid: eq3` is the other."
-        ),
-        (
-            "The paper lets the server aggregate. Noise that is added after aggregation protects from nobody who "
-            "aggregates, so `aggregator` is a party of its own here, and the server sees the noised ensemble only."
-        ),
-        (
-            "The paper claims a privacy guarantee from quantisation and noise. No finite ε follows: z_max depends on "
-            "the data and is sent back to the clients, class counts are sent in clear, and the logits have no bound "
-            "that was fixed beforehand. `z_max`, `clip` and `withhold: [class_counts]` are ours, for whoever wants one."
-        ),
-        "`noise_at: client` is ours too: noise after quantisation, of scale 1/γ on each client's every logit.",
-        (
-            "`ensemble: votes` is ours too: it makes FedKD an ensemble to which PATE (Papernot et al. 2018) applies. "
-            "The central model learns from noisy labels, or without noise from the shares of the votes."
-        ),
-        "Eq. 7 prints a norm; the limit that it is taken from (Hinton et al. 2015) is of its square, which is used.",
-        "A class that nobody has, of which Eq. 1 says nothing, is averaged plainly.",
-        "The algorithm box's step is plain gradient descent; the experiments use Adam, which is the default.",
-        (
-            "Multi-label: Eq. 5 with the paper's sigmoid leaves out the classes that do not occur; at finite τ the "
-            "divergence is that of the two answers, occurs or not, of each class. At τ = ∞ it is Eq. 7 unchanged."
-        ),
-        (
-            "Segmentation: the paper distils by Eq. 7 pixel by pixel from models that cross-entropy fitted, and by Eq. "
-            "10 from models that the Dice loss fitted. Here both losses fit the models together. Without `temperature` "
-            "the central model learns by Eq. 10, with one by the divergence of each pixel. Probabilities are a softmax "
-            "over the classes, of which background is one; sums over pixels are those of one image."
-        ),
-        "Predictions on augmented public samples (Table 2) are `public_copies: 50` of the spec, with shifts alone.",
-    )
-    withholdable: ClassVar[tuple[str, ...]] = ("class_counts",)
-    privacy: ClassVar[dict[str, Any]] = {
-        "claims": (
-            "Quantisation and Laplace noise on the ensemble, after PATE, for a stronger privacy guarantee; no ε is "
-            "derived. z_max follows from the data, counts are sent in clear, and nothing bounds the logits beforehand."
-        ),
-        "finds": {"server": "class_counts", "aggregator": "class_counts", "world": "class_counts"},
-        "private": {"params": {"weights": "uniform"}, "withhold": [], "training": ["model"]},
-    }
-    starts: ClassVar[dict[str, str]] = {
-        "weights": "own",
-        "source": "Gong et al. 2022, Algorithm 1: nodes train models θ^k, which may differ; none is sent.",
-    }
-    pools_data: ClassVar[bool] = False
-    heterogeneous: ClassVar[bool] = True
-    needs_public: ClassVar[bool] = True
-    trains: ClassVar[dict[str, str]] = {"model": "batch_size"}
-    tasks: ClassVar[tuple[str, ...]] = ("single-label", "multi-label", "segmentation", "text")
     Config: ClassVar[type[FedKDConfig]] = FedKDConfig
 
     def __init__(self, config: FedKDConfig, setting: Setting) -> None:
         self.config, self._wire, self._seed = config, setting.wire, setting.seed
         self._trainers, self._local, self._clients = setting.trainers, setting.local, dict(setting.clients)
         self._public, self._classes, self._task = setting.public, setting.classes, setting.task
-        if config.ensemble == "votes" and self._task not in ("single-label", "text"):
+        if config.ensemble == "votes" and not self._task.labels.one_class:
             problem = "needs one class a record: a vote names one"
             raise SpecError("protocol.params.ensemble", "votes", problem, "Set ensemble to 'logits'.")
         self.state: dict[str, Tensor] = {}
         for party in ("server", *self._clients):
-            put(self.state, f"{party}/w/", {n: t.clone() for n, t in setting.initial[party].items()})
+            put(self.state, f"{party}/w/", copies_of(setting.initial[party]))
 
     def rounds(self, start: int) -> Iterator[Round]:
         """Run Algorithm 1, phase by phase."""
@@ -270,7 +280,7 @@ class FedKD:
         for job, result in zip(jobs, fitted, strict=True):
             put(self.state, f"{job.party}/w/", result.parameters)
             keep_basis(self.state, job.party, basis[job.party])
-        return {job.party: float(result.losses.mean()) for job, result in zip(jobs, fitted, strict=True)}
+        return mean_losses(jobs, fitted)
 
     def _answer(self) -> tuple[dict[str, Delivery], dict[str, Delivery]]:
         """Send each client's logits for every public sample, z_i^k <- f(x_i^0, θ^k), and its class counts.
@@ -288,27 +298,31 @@ class FedKD:
             if z_max is not None:  # for the quantiser, which takes it out of the message
                 tensors["z_max"] = z_max["max_abs"].cpu()
                 inputs = joined(inputs, (z_max.seq,))
-            sent = self._wire.send(k, ["aggregator"], "logits", tensors, inputs=inputs)
-            if sent is not None:
-                logits[k] = sent
+            message = self._wire.send(k, ["aggregator"], "logits", tensors, inputs=inputs)
+            if message is not None:
+                logits[k] = message
         return logits, counts
 
     def _cast(self) -> dict[str, Delivery]:
         """Send each client's predicted class of every public sample."""
-        sent = {}
+        ballots = {}
         for k, z_k in self._trainers.predict(self._models(), self._public).items():
             inputs = basis_of(self.state, k)
-            sent[k] = self._wire.send(
+            message = self._wire.send(
                 k, ["aggregator"], "hard_labels", {"values": ballot(z_k)}, inputs=inputs
             )
-        return {k: delivery for k, delivery in sent.items() if delivery is not None}
+            if message is not None:
+                ballots[k] = message
+        return ballots
 
     def _send_counts(self) -> dict[str, Delivery]:
-        sent = {}
+        counts = {}
         for k, data in self._clients.items():
             N_k = class_counts(data.y.cpu(), self._classes)
-            sent[k] = self._wire.send(k, ["aggregator"], "class_counts", {"counts": N_k}, inputs=[DATA])
-        return {k: delivery for k, delivery in sent.items() if delivery is not None}
+            message = self._wire.send(k, ["aggregator"], "class_counts", {"counts": N_k}, inputs=[DATA])
+            if message is not None:
+                counts[k] = message
+        return counts
 
     def _agree_on_range(self, z: Mapping[str, Tensor]) -> Delivery | None:
         """Return z_max = max |z_i^ck| over samples, classes and clients; None if no client's range arrived."""
@@ -316,21 +330,21 @@ class FedKD:
         for k, z_k in z.items():
             tensors = {"max_abs": z_k.abs().max()}
             inputs = basis_of(self.state, k)
-            sent = self._wire.send(k, ["aggregator"], "logit_range", tensors, inputs=inputs)
-            if sent is not None:
-                ranges[k] = sent
+            message = self._wire.send(k, ["aggregator"], "logit_range", tensors, inputs=inputs)
+            if message is not None:
+                ranges[k] = message
         return self._largest(ranges) if ranges else None
 
     # -- the aggregator -------------------------------------------------------------------------------------
 
     def _largest(self, ranges: Mapping[str, Delivery]) -> Delivery:
-        z_max = torch.stack([sent["max_abs"] for sent in ranges.values()]).max()
-        inputs = [sent.seq for sent in ranges.values()]
+        z_max = torch.stack([message["max_abs"] for message in ranges.values()]).max()
+        inputs = [message.seq for message in ranges.values()]
         receivers = list(self._clients)
-        found = self._wire.send("aggregator", receivers, "logit_range", {"max_abs": z_max}, inputs=inputs)
-        if found is None:
+        largest = self._wire.send("aggregator", receivers, "logit_range", {"max_abs": z_max}, inputs=inputs)
+        if largest is None:
             raise ProtocolError("fedkd: the aggregator's z_max did not arrive. Only clients may go silent.")
-        return found
+        return largest
 
     def _aggregate(self, logits: Mapping[str, Delivery], counts: Mapping[str, Delivery]) -> Delivery | None:
         """Compute Eq. 2 over the clients that answered; with Eq. 1's weights if all sent counts, else equal weights."""
@@ -343,12 +357,14 @@ class FedKD:
         if B is not None:
             z = [z_k.nan_to_num().clamp(-B, B) for z_k in z]
         values = ensemble(z, class_weights(N))
-        inputs = [m.seq for m in (*logits.values(), *(used if weighed else ()))]
-        sent = {"values": values}
+        inputs = [z_k.seq for z_k in logits.values()]
+        if weighed:
+            inputs += [c.seq for c in used]
+        tensors = {"values": values}
         if B is not None:  # for the noise, which takes it out of the message; Eq. 1's shares follow from data
             says = {"client_share": 1 / len(z), "client_bound": B}
-            sent |= {n: torch.tensor(v, dtype=torch.float64) for n, v in says.items()}
-        return self._wire.send("aggregator", ["server"], "ensemble_labels", sent, inputs=inputs)
+            tensors |= {n: torch.tensor(v, dtype=torch.float64) for n, v in says.items()}
+        return self._wire.send("aggregator", ["server"], "ensemble_labels", tensors, inputs=inputs)
 
     def _count(self, ballots: Mapping[str, Delivery]) -> Delivery | None:
         """Send the votes on every public sample, including samples without votes.
@@ -367,11 +383,11 @@ class FedKD:
         if z is None:
             return
         if self.config.ensemble == "votes":
-            known = targets(z, len(self._public), self._classes)
+            answers = targets(z, len(self._public), self._classes)
         else:
-            known = {"index": sample_index(z), "values": z["values"].cpu()}
-        if len(known["index"]):
-            put(self.state, "server/z/", known)
+            answers = {"index": sample_index(z), "values": z["values"].cpu()}
+        if len(answers["index"]):
+            put(self.state, "server/z/", answers)
         self.state["server/basis"] = torch.tensor([z.seq])
 
     def _distill(self, t: int) -> dict[str, float]:
@@ -379,20 +395,21 @@ class FedKD:
 
         Shares of votes are used directly as probabilities. Without an ensemble the central model stays the same.
         """
-        known = take(self.state, "server/z/")
-        if not known:
+        answers = take(self.state, "server/z/")
+        if not answers:
             return {}
-        tau, x = self.config.temperature, self._public[known["index"]]
-        wanted = known["values"]
-        if tau is None and self._task == "segmentation":
+        tau, x = self.config.temperature, self._public[answers["index"]]
+        target = answers["values"]
+        if tau is None and self._task.labels.distance == "dice":
             tau = 1.0  # p of Eq. 10
         if tau is not None and self.config.ensemble == "logits":
-            wanted = self._activated(wanted / tau)
+            # softmax (Eq. 6), or for several labels a sigmoid of each class
+            target = self._task.labels.probabilities(target / tau)
         job = Job(
             party="server",
             parameters=self.released(),
             x=x,
-            targets=wanted,
+            targets=target,
             batches=draw_batches(
                 len(x),
                 self.config.distill_batch_size,
@@ -407,11 +424,7 @@ class FedKD:
         put(self.state, "server/m/", fitted.moments)
         return {"server": float(fitted.losses.mean())}
 
-    def _activated(self, z: Tensor) -> Tensor:
-        """Return probabilities (n, C): softmax (Eq. 6), or in the multi-label task a sigmoid for each class."""
-        return z.sigmoid() if self._task == "multi-label" else z.softmax(1)
-
     def _publish(self) -> None:
         basis = self.state.get("server/basis", torch.zeros(0, dtype=torch.int64))
-        inputs = [int(seq) for seq in basis]
+        inputs = list(map(int, basis))
         self._wire.send("server", ["world"], "model_parameters", self.released(), inputs=inputs)

@@ -16,6 +16,7 @@ from torch.nn import functional as F
 from fdaudit.federation.local_training import Basis
 from fdaudit.federation.protocol import PartyData
 from fdaudit.federation.public_answers import ballot, count
+from fdaudit.federation.state import copies_of
 from fdaudit.rng import child, child_seed
 from fdaudit.training.trainer import Job, Parameters, draw_batches
 from fdaudit.transcript.messages import ALL
@@ -61,7 +62,7 @@ class Client:
         settings: Selection,
         seed: int,
     ) -> None:
-        self.name, self.model = name, {n: t.clone() for n, t in model.items()}
+        self.name, self.model = name, copies_of(model)
         self.accepts: Tensor | None = None
         self.basis: Basis = ALL
         self._data, self._public, self._classes = data, public, classes
@@ -190,8 +191,8 @@ class Server:
             total.index_add_(0, rows[usable], values[usable])
             count.index_add_(0, rows[usable], torch.ones(int(usable.sum()), dtype=torch.float64))
         mean = (total / count.clamp(min=1).unsqueeze(1)).float()
-        kept = (count > 0) & (mean.amax(1) >= 1 - self.tau / 2)
-        return {"index": narrow(asked[kept], self.samples), "values": mean[kept]}
+        mask = (count > 0) & (mean.amax(1) >= 1 - self.tau / 2)
+        return {"index": narrow(asked[mask], self.samples), "values": mean[mask]}
 
 
 def _distributions(values: Tensor, classes: int) -> Tensor:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, ClassVar
+from functools import partial
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -13,6 +14,8 @@ from fdaudit.federation.local_training import joined
 from fdaudit.federation.protocol import CURIOUS, Round, Setting
 from fdaudit.federation.public_answers import CRAFTED_PROXY, targets
 from fdaudit.federation.state import basis_of, keep_basis, put, take
+from fdaudit.registry import ProtocolCard
+from fdaudit.training.jobs import mean_losses
 from fdaudit.training.trainer import Fit, Fitted, Job, Parameters
 from fdaudit.transcript.messages import ALL
 from fdaudit.transcript.wire import Delivery
@@ -40,196 +43,207 @@ class SelectiveFD:
     no model learns the class.
     """
 
-    name: ClassVar[str] = "selective-fd"
-    source: ClassVar[str] = "Shao, Wu & Zhang 2023 (Nature Communications 15:349), Algorithm 1 and Eq. 1"
-    roles: ClassVar[tuple[str, ...]] = ("server", "aggregator", "client")
-    roles_when: ClassVar[dict[str, dict[str, Any]]] = {"aggregator": {"aggregator": "secure"}}
-    messages: ClassVar[tuple[dict[str, Any], ...]] = (
-        {
-            "kind": "proxy_indices",
-            "from": "server",
-            "to": "client",
-            "what": "index (b,): the public samples of the round, drawn at random",
-            "index": "public",
+    card = ProtocolCard(
+        name="selective-fd",
+        source="Shao, Wu & Zhang 2023 (Nature Communications 15:349), Algorithm 1 and Eq. 1",
+        roles=("server", "aggregator", "client"),
+        roles_when={"aggregator": {"aggregator": "secure"}},
+        messages=(
+            {
+                "kind": "proxy_indices",
+                "from": "server",
+                "to": "client",
+                "what": "index (b,): the public samples of the round, drawn at random",
+                "index": "public",
+            },
+            {
+                "kind": "proxy_indices",
+                "from": "server",
+                "to": "aggregator",
+                "what": "the same",
+                "when": {"aggregator": "secure"},
+                "index": "public",
+            },
+            {
+                "kind": "soft_labels",
+                "from": "client",
+                "to": "server",
+                "what": "index (n,), values (n, C): probabilities of the samples that the client accepts, n ≤ b",
+                "when": {"labels": "soft", "ensemble": "mean"},
+                "reveals": "its index says which samples the selectors, fitted to its records, declined",
+            },
+            {
+                "kind": "soft_labels",
+                "from": "client",
+                "to": "server",
+                "what": "the same message without a selector: probabilities (b, C) of every sample asked about",
+                "when": {"labels": "soft", "ensemble": "mean", "selector": "none"},
+                "index": "public",
+            },
+            {
+                "kind": "hard_labels",
+                "from": "client",
+                "to": "server",
+                "what": "index (n,), values (n,): classes of the samples that the client accepts, n ≤ b",
+                "when": {"labels": "hard", "ensemble": "mean"},
+                "reveals": "its index says which samples the selectors, fitted to its records, declined",
+            },
+            {
+                "kind": "hard_labels",
+                "from": "client",
+                "to": "server",
+                "what": "the same message without a selector: classes (b,) of every sample asked about",
+                "when": {"labels": "hard", "ensemble": "mean", "selector": "none"},
+                "index": "public",
+            },
+            {
+                "kind": "ensemble_labels",
+                "from": "server",
+                "to": "client",
+                ("what"): (
+                    "index (n,), values (n, C): the mean over the clients that answered, of the samples that are kept"
+                ),
+                "when": {"ensemble": "mean"},
+            },
+            {
+                "kind": "hard_labels",
+                "from": "client",
+                "to": "server",
+                "what": "index (b,), values (b,): a vote on each sample asked about, -1 where the client declines",
+                "when": {"ensemble": "votes", "aggregator": "server"},
+                "index": "public",
+            },
+            {
+                "kind": "vote_counts",
+                "from": "server",
+                "to": "client",
+                "what": "index (b,), counts (b, C): votes of all clients",
+                "when": {"ensemble": "votes", "aggregator": "server"},
+                "index": "public",
+            },
+            {
+                "kind": "hard_labels",
+                "from": "server",
+                "to": "client",
+                "what": "index (n,), values (n,): noisy plurality of the votes on the samples that are answered, n ≤ b",
+                "when": {"ensemble": "votes", "aggregator": "server"},
+                "made_of": "vote_counts",
+            },
+            {
+                "kind": "hard_labels",
+                "from": "client",
+                "to": "aggregator",
+                "what": "index (b,), values (b,): a vote on each sample asked about, -1 where the client declines",
+                "when": {"ensemble": "votes", "aggregator": "secure"},
+                "index": "public",
+            },
+            {
+                "kind": "vote_counts",
+                "from": "aggregator",
+                "to": "server, client",
+                "what": "index (b,), counts (b, C): votes of all clients",
+                "when": {"ensemble": "votes", "aggregator": "secure"},
+                "index": "public",
+            },
+            {
+                "kind": "hard_labels",
+                "from": "aggregator",
+                "to": "server, client",
+                "what": "index (n,), values (n,): noisy plurality of the votes on the samples that are answered, n ≤ b",
+                "when": {"ensemble": "votes", "aggregator": "secure"},
+                "made_of": "vote_counts",
+            },
+        ),
+        trust=(
+            "The server sees every client's answers by itself, and what it declined, but for `aggregator: secure`.",
+            (
+                "With `aggregator: secure` the party `aggregator` stands for a cryptographic protocol that keeps its "
+                "promise: it counts the votes and adds the noise of a PATE aggregator, where one is attached, and "
+                "nobody sees a ballot. What the adversary `aggregator` sees is what leaks where that promise is broken."
+            ),
+            "Every client sees the ensemble predictions, which are one client's own wherever only one answered.",
+            "The public samples are known to everybody and contain nothing private.",
+            "With `space: features` so is an encoder that was trained on labelled auxiliary records.",
+            CURIOUS,
+        ),
+        oracles=(CRAFTED_PROXY,),
+        deviations=(
+            (
+                "Local steps come after a round's predictions, as in Algorithm 1; the authors' code has them before "
+                "(`order: local-first`)."
+            ),
+            (
+                "The density ratio solves KuLSIF's linear system; the authors' public code multiplies by its matrix "
+                "instead."
+            ),
+            (
+                "Validation records are held out from the density estimates, not from the classifier, as in the "
+                "authors' code: every private record trains its client's model."
+            ),
+            "Every class of a client has an estimate and a threshold of its own, also beyond the paper's two.",
+            (
+                "The bandwidth defaults to a sixth of the median distance within a class, since the paper gives none "
+                "(the authors' code: 5 on normalised MNIST, which is 1.54 on pixels in [0, 1]). The distances are "
+                "between all of the class's records, its validation records among them, which are thus not quite held "
+                "out."
+            ),
+            (
+                "The server-side selector is off by default (`tau_server: 2`) and in every run that we publish, except "
+                "those that vary it: only the client-side selectors are at work there. The paper has 2 where it varies "
+                "τ_client, and drops ambiguous ensemble predictions at lower values."
+            ),
+            (
+                "Every distillation step takes all samples that came back in the round, as in the authors' code; the "
+                "paper gives a batch size only."
+            ),
+            (
+                "Hard labels are averaged and sent back as shares of the answers, as in the authors' code. Their early "
+                "script for hard labels also divides them by the number of clients; their later code and we do not. "
+                "With SGD this only shortens the steps: `distill_lr` of `lr` by the number of clients takes the same "
+                "ones."
+            ),
+            (
+                "`ensemble: votes` and `aggregator: secure` are ours: they make of the answers an ensemble to which "
+                "PATE (Papernot et al. 2018) applies. Clients learn from noisy labels, or else from the shares of the "
+                "votes."
+            ),
+            (
+                "The energy selector is the classifier's free energy (Liu et al. 2020); the paper does not say how its "
+                "energy-based models were trained."
+            ),
+            (
+                "Feature-space selectors use an encoder trained on auxiliary records, the authors a ResNet trained on "
+                "ImageNet, whose weights may not be at hand; uniform samples fill the bounding box of the public "
+                "features, and of public rows of a table. The auxiliary records have labels. Clients get the encoder "
+                "without a message; the ledger assumes that it is public."
+            ),
+        ),
+        withholdable=(),
+        privacy={
+            "claims": (
+                "Predictions in place of parameters, with hard labels the more so, leak less to model inversion than "
+                "FedAvg (measured, not proved). What a client declines to answer is data."
+            ),
+            "finds": {"server": "hard_labels"},
+            "private": {"params": {"selector": "none"}, "withhold": [], "training": ["model"]},
         },
-        {
-            "kind": "proxy_indices",
-            "from": "server",
-            "to": "aggregator",
-            "what": "the same",
-            "when": {"aggregator": "secure"},
-            "index": "public",
+        starts={
+            "weights": "own",
+            "source": "Shao et al. 2023, Algorithm 1: clients initialize local models; no model is sent.",
         },
-        {
-            "kind": "soft_labels",
-            "from": "client",
-            "to": "server",
-            "what": "index (n,), values (n, C): probabilities of the samples that the client accepts, n ≤ b",
-            "when": {"labels": "soft", "ensemble": "mean"},
-            "reveals": "its index says which samples the selectors, fitted to its records, declined",
-        },
-        {
-            "kind": "soft_labels",
-            "from": "client",
-            "to": "server",
-            "what": "the same message without a selector: probabilities (b, C) of every sample asked about",
-            "when": {"labels": "soft", "ensemble": "mean", "selector": "none"},
-            "index": "public",
-        },
-        {
-            "kind": "hard_labels",
-            "from": "client",
-            "to": "server",
-            "what": "index (n,), values (n,): classes of the samples that the client accepts, n ≤ b",
-            "when": {"labels": "hard", "ensemble": "mean"},
-            "reveals": "its index says which samples the selectors, fitted to its records, declined",
-        },
-        {
-            "kind": "hard_labels",
-            "from": "client",
-            "to": "server",
-            "what": "the same message without a selector: classes (b,) of every sample asked about",
-            "when": {"labels": "hard", "ensemble": "mean", "selector": "none"},
-            "index": "public",
-        },
-        {
-            "kind": "ensemble_labels",
-            "from": "server",
-            "to": "client",
-            "what": "index (n,), values (n, C): the mean over the clients that answered, of the samples that are kept",
-            "when": {"ensemble": "mean"},
-        },
-        {
-            "kind": "hard_labels",
-            "from": "client",
-            "to": "server",
-            "what": "index (b,), values (b,): a vote on each sample asked about, -1 where the client declines",
-            "when": {"ensemble": "votes", "aggregator": "server"},
-            "index": "public",
-        },
-        {
-            "kind": "vote_counts",
-            "from": "server",
-            "to": "client",
-            "what": "index (b,), counts (b, C): votes of all clients",
-            "when": {"ensemble": "votes", "aggregator": "server"},
-            "index": "public",
-        },
-        {
-            "kind": "hard_labels",
-            "from": "server",
-            "to": "client",
-            "what": "index (n,), values (n,): noisy plurality of the votes on the samples that are answered, n ≤ b",
-            "when": {"ensemble": "votes", "aggregator": "server"},
-            "made_of": "vote_counts",
-        },
-        {
-            "kind": "hard_labels",
-            "from": "client",
-            "to": "aggregator",
-            "what": "index (b,), values (b,): a vote on each sample asked about, -1 where the client declines",
-            "when": {"ensemble": "votes", "aggregator": "secure"},
-            "index": "public",
-        },
-        {
-            "kind": "vote_counts",
-            "from": "aggregator",
-            "to": "server, client",
-            "what": "index (b,), counts (b, C): votes of all clients",
-            "when": {"ensemble": "votes", "aggregator": "secure"},
-            "index": "public",
-        },
-        {
-            "kind": "hard_labels",
-            "from": "aggregator",
-            "to": "server, client",
-            "what": "index (n,), values (n,): noisy plurality of the votes on the samples that are answered, n ≤ b",
-            "when": {"ensemble": "votes", "aggregator": "secure"},
-            "made_of": "vote_counts",
-        },
+        pools_data=False,
+        heterogeneous=True,
+        needs_public=True,
+        tasks=("single-label", "table"),
+        trains={"model": "batch_size"},
     )
-    trust: ClassVar[tuple[str, ...]] = (
-        "The server sees every client's answers by itself, and what it declined, but for `aggregator: secure`.",
-        (
-            "With `aggregator: secure` the party `aggregator` stands for a cryptographic protocol that keeps its "
-            "promise: it counts the votes and adds the noise of a PATE aggregator, where one is attached, and nobody "
-            "sees a ballot. What the adversary `aggregator` sees is what leaks where that promise is broken."
-        ),
-        "Every client sees the ensemble predictions, which are one client's own wherever only one answered.",
-        "The public samples are known to everybody and contain nothing private.",
-        "With `space: features` so is an encoder that was trained on labelled auxiliary records.",
-        CURIOUS,
-    )
-    oracles: ClassVar[tuple[dict[str, Any], ...]] = (CRAFTED_PROXY,)
-    deviations: ClassVar[tuple[str, ...]] = (
-        (
-            "Local steps come after a round's predictions, as in Algorithm 1; the authors' code has them before "
-            "(`order: local-first`)."
-        ),
-        "The density ratio solves KuLSIF's linear system; the authors' public code multiplies by its matrix instead.",
-        (
-            "Validation records are held out from the density estimates, not from the classifier, as in the authors' "
-            "code: every private record trains its client's model."
-        ),
-        "Every class of a client has an estimate and a threshold of its own, also beyond the paper's two.",
-        (
-            "The bandwidth defaults to a sixth of the median distance within a class, since the paper gives none (the "
-            "authors' code: 5 on normalised MNIST, which is 1.54 on pixels in [0, 1]). The distances are between all "
-            "of the class's records, its validation records among them, which are thus not quite held out."
-        ),
-        (
-            "The server-side selector is off by default (`tau_server: 2`) and in every run that we publish, except "
-            "those that vary it: only the client-side selectors are at work there. The paper has 2 where it varies "
-            "τ_client, and drops ambiguous ensemble predictions at lower values."
-        ),
-        (
-            "Every distillation step takes all samples that came back in the round, as in the authors' code; the paper "
-            "gives a batch size only."
-        ),
-        (
-            "Hard labels are averaged and sent back as shares of the answers, as in the authors' code. Their early "
-            "script for hard labels also divides them by the number of clients; their later code and we do not. With "
-            "SGD this only shortens the steps: `distill_lr` of `lr` by the number of clients takes the same ones."
-        ),
-        (
-            "`ensemble: votes` and `aggregator: secure` are ours: they make of the answers an ensemble to which PATE "
-            "(Papernot et al. 2018) applies. Clients learn from noisy labels, or else from the shares of the votes."
-        ),
-        (
-            "The energy selector is the classifier's free energy (Liu et al. 2020); the paper does not say how its "
-            "energy-based models were trained."
-        ),
-        (
-            "Feature-space selectors use an encoder trained on auxiliary records, the authors a ResNet trained on "
-            "ImageNet, whose weights may not be at hand; uniform samples fill the bounding box of the public features. "
-            "The auxiliary records have labels. Clients get the encoder without a message; the ledger assumes that it "
-            "is public."
-        ),
-    )
-    withholdable: ClassVar[tuple[str, ...]] = ()
-    privacy: ClassVar[dict[str, Any]] = {
-        "claims": (
-            "Predictions in place of parameters, with hard labels the more so, leak less to model inversion than "
-            "FedAvg (measured, not proved). What a client declines to answer is data."
-        ),
-        "finds": {"server": "hard_labels"},
-        "private": {"params": {"selector": "none"}, "withhold": [], "training": ["model"]},
-    }
-    starts: ClassVar[dict[str, str]] = {
-        "weights": "own",
-        "source": "Shao et al. 2023, Algorithm 1: clients initialize local models; no model is sent.",
-    }
-    pools_data: ClassVar[bool] = False
-    heterogeneous: ClassVar[bool] = True
-    needs_public: ClassVar[bool] = True
-    tasks: ClassVar[tuple[str, ...]] = ("single-label",)
-    trains: ClassVar[dict[str, str]] = {"model": "batch_size"}
     Config: ClassVar[type[SelectiveFDConfig]] = SelectiveFDConfig
 
     def __init__(self, config: SelectiveFDConfig, setting: Setting) -> None:
         self.config, self._wire, self._trainers = config, setting.wire, setting.trainers
         self._local = setting.local
         self._public, self._represent = setting.public, _representation(config, setting)
+        self._bounded = setting.task.inputs.bounded
         self._server = Server(len(setting.public), setting.classes, config.tau_server, setting.seed)
         self._clients = {
             k: Client(
@@ -250,13 +264,13 @@ class SelectiveFD:
     @property
     def state(self) -> dict[str, Tensor]:
         """Return every client's model, its inputs, and the public samples within its density."""
-        held: dict[str, Tensor] = {}
+        tensors: dict[str, Tensor] = {}
         for k, client in self._clients.items():
-            put(held, f"{k}/w/", client.model)
-            keep_basis(held, k, client.basis)
+            put(tensors, f"{k}/w/", client.model)
+            keep_basis(tensors, k, client.basis)
             if client.accepts is not None:
-                held[f"{k}/accepts"] = client.accepts
-        return held
+                tensors[f"{k}/accepts"] = client.accepts
+        return tensors
 
     @state.setter
     def state(self, held: dict[str, Tensor]) -> None:
@@ -287,7 +301,8 @@ class SelectiveFD:
         represent, public = self._represent, self._public
         if self.config.selector == "density-ratio":
             points = represent(public)
-            box = Box.unit(points.shape[1]) if self.config.space == "input" else Box.around(points)
+            unit = self._bounded and self.config.space == "input"
+            box = Box.unit(points.shape[1]) if unit else Box.around(points)
             for client in self._clients.values():
                 client.prepare(represent, box)
         self._train("warm-up", 0, self.config.warm_up_steps)
@@ -296,7 +311,7 @@ class SelectiveFD:
         """Run GenerateEnsemblePredictions()."""
         everybody = list(self._clients)
         secure = ["aggregator"] if self.config.aggregator == "secure" else []
-        asked = self._sent(  # the server selects proxy samples
+        request = self._sent(  # the server selects proxy samples
             "server",
             [*everybody, *secure],
             "proxy_indices",
@@ -305,19 +320,20 @@ class SelectiveFD:
         )
         kind, answers = f"{self.config.labels}_labels", list[Delivery]()
         for k, client in self._clients.items():  # clients predict what their selectors accept
-            answer = client.answer(asked["index"], self._predictor(k), self.config.form)
+            predict = partial(self._trainers[k].predict, client.model)
+            answer = client.answer(request["index"], predict, self.config.form)
             # With a selector an answer depends on all that the client holds, its records among it.
-            basis = joined(client.basis, (asked.seq,)) if self.config.selector == "none" else ALL
+            basis = joined(client.basis, (request.seq,)) if self.config.selector == "none" else ALL
             delivery = self._wire.send(k, [self.config.counter], kind, answer, inputs=basis)
             if delivery is not None:
                 answers.append(delivery)
-        inputs = (asked.seq, *(a.seq for a in answers))
+        inputs = (request.seq, *(a.seq for a in answers))
         if self.config.ensemble == "votes":
             # Samples without votes are included, because which they are depends on private data.
-            counts = self._server.count(asked["index"], list(answers))
+            counts = self._server.count(request["index"], list(answers))
             receivers = ["server", *everybody] if secure else everybody
             return self._sent(self.config.counter, receivers, "vote_counts", counts, inputs)
-        ensemble = self._server.aggregate(asked["index"], list(answers))  # the server-side selector
+        ensemble = self._server.aggregate(request["index"], list(answers))  # the server-side selector
         return self._sent("server", everybody, "ensemble_labels", ensemble, inputs)
 
     def _sent(
@@ -328,13 +344,10 @@ class SelectiveFD:
         tensors: dict[str, Tensor],
         inputs: tuple[int, ...],
     ) -> Delivery:
-        sent = self._wire.send(sender, receivers, kind, tensors, inputs=inputs)
-        if sent is None:
+        message = self._wire.send(sender, receivers, kind, tensors, inputs=inputs)
+        if message is None:
             raise ProtocolError(f"selective-fd cannot do without {kind}. Do not withhold it.")
-        return sent
-
-    def _predictor(self, k: str) -> Callable[[Tensor], Tensor]:
-        return lambda x: self._trainers[k].predict(self._clients[k].model, x)
+        return message
 
     def _local_steps(self, t: int) -> dict[str, float]:
         return self._train("local", t, self.config.local_steps)
@@ -365,7 +378,7 @@ class SelectiveFD:
         """Give each client its own result; return the mean losses."""
         for job, result in zip(jobs, fitted, strict=True):
             self._clients[job.party].model = result.parameters
-        return {j.party: float(f.losses.mean()) for j, f in zip(jobs, fitted, strict=True)}
+        return mean_losses(jobs, fitted)
 
 
 def _representation(config: SelectiveFDConfig, setting: Setting) -> Callable[[Tensor], Tensor]:

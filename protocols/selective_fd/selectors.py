@@ -86,8 +86,8 @@ class Box:
 
     def uniform(self, n: int, generator: torch.Generator) -> Tensor:
         """Draw uniform points (n, d)."""
-        drawn = torch.rand(n, len(self.low), generator=generator).to(self.low)
-        return self.low + (self.high - self.low) * drawn
+        points = torch.rand(n, len(self.low), generator=generator).to(self.low)
+        return self.low + (self.high - self.low) * points
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,8 +110,8 @@ class DensitySelector:
         Without classes there is no density, and every score is -inf.
         """
         scores = torch.full((len(points),), -torch.inf, dtype=torch.float64)
-        for known in self.classes:
-            scores = scores.maximum(known.ratio.ratio(points).cpu() / known.threshold)
+        for density in self.classes:
+            scores = scores.maximum(density.ratio.ratio(points).cpu() / density.threshold)
         return scores
 
     def accepts(self, points: Tensor) -> Tensor:
@@ -148,10 +148,10 @@ def fit_density(
         order = torch.randperm(len(members), generator=child(seed, "selective-fd", "validation", party, c))
         points = represent(data.x[members[order.to(members.device)]])
         n_known = known_records(len(points), validation=settings.validation, most=settings.known)
-        known, validation = points[:n_known], points[n_known:]
+        fit_points, validation = points[:n_known], points[n_known:]
         uniform = box.uniform(settings.uniform, child(seed, "selective-fd", "uniform", party, c))
         estimator = _estimator(settings, points, child_seed(seed, "selective-fd", "landmarks", party, c))
-        ratio = estimator.fit(known, uniform.to(known))
+        ratio = estimator.fit(fit_points, uniform.to(fit_points))
         fitted.append(ClassDensity(ratio, threshold(ratio.ratio(validation), settings.tau_client)))
     return DensitySelector(tuple(fitted))
 

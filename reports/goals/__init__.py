@@ -5,7 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from . import label_distribution, membership, model_extraction, reconstruction, text_reconstruction
+from . import (
+    label_distribution,
+    membership,
+    model_extraction,
+    reconstruction,
+    row_reconstruction,
+    text_reconstruction,
+)
 from .rule import Rule
 
 __all__ = ["RULES", "Rule"]
@@ -15,6 +22,7 @@ RULES: Mapping[str, Rule] = MappingProxyType(
         rule.goal.name: rule
         for rule in (
             reconstruction.RULE,
+            row_reconstruction.RULE,
             text_reconstruction.RULE,
             membership.RULE,
             label_distribution.RULE,

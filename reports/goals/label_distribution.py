@@ -8,7 +8,7 @@ from fdaudit.goals.label_distribution import GOAL
 
 from ..text import amount, odds
 from .remedy import HIDE_CLIENTS, NOT_BY_THE_RECEIVER, Remedy
-from .rule import FAMILY_LEVEL, Grid, Rule, RuleInput, value_of
+from .rule import FAMILY_LEVEL, PublicRounding, Rule, RuleInput, value_of
 
 __all__ = ["RULE"]
 
@@ -16,9 +16,13 @@ TV_STRONG = 0.1
 """Total variation distance below which a guessed label distribution counts as a leak."""
 
 
+EXACT_PRIOR = 1e-6
+"""Total variation distance up to which a prior is exact: nothing is left that an attack could tell."""
+
+
 def _signal(evidence: RuleInput) -> str:
     distance, prior = value_of(evidence.figures, "label_tv"), value_of(evidence.figures, "label_tv_prior")
-    if distance is None or prior is None or distance > prior / 2:
+    if distance is None or prior is None or distance > prior / 2 or prior <= EXACT_PRIOR:
         return _class_sets_signal(evidence)
     return f"the distance left, {amount(distance)}, is at most half the prior's, {amount(prior)}"
 
@@ -30,10 +34,10 @@ def _class_sets_signal(evidence: RuleInput) -> str:
     """
     chance = 1.0
     for shares in evidence.shares:
-        held, guessed = (tuple(v > 0 for v in part) for part in (shares.truth, shares.guess))
-        if held != guessed:
+        true_classes = [share > 0 for share in shares.truth]
+        if true_classes != [share > 0 for share in shares.guess]:
             return ""
-        chance /= math.comb(len(held), sum(held))
+        chance /= math.comb(len(true_classes), sum(true_classes))
     if not evidence.shares or chance * evidence.tests > evidence.level:
         return ""
     return f"the classes held are named exactly; guessing would do so {odds(chance, evidence.level)}"
@@ -45,7 +49,8 @@ def _strong(evidence: RuleInput) -> bool:
 
 
 def _telling(evidence: RuleInput) -> bool:
-    return None not in (value_of(evidence.figures, "label_tv"), value_of(evidence.figures, "label_tv_prior"))
+    distance, prior = value_of(evidence.figures, "label_tv"), value_of(evidence.figures, "label_tv_prior")
+    return distance is not None and prior is not None and prior > EXACT_PRIOR
 
 
 RULE = Rule(
@@ -61,9 +66,9 @@ RULE = Rule(
     text="The total variation distance to the true class shares is at most half the prior's; it is "
     "exact for a client, so it has no interval. Or the classes held are named exactly, where guessing sets of "
     f"their sizes would do so, in as many tests, with a chance of at most {FAMILY_LEVEL:.0%}. It is a leak "
-    f"where the distance is at most {TV_STRONG:.1f}, else a partial leak.",
+    f"where the distance is at most {TV_STRONG:.1f}, else a partial leak. An exact prior leaves nothing to tell.",
     exact="the class shares were recovered exactly",
-    public=Grid(names=("label_tv", "label_tv_prior"), least=2, steps=(0.1,)),
+    public=PublicRounding(names=("label_tv", "label_tv_prior"), least=2, steps=(0.1,)),
     remedies={
         "counts": Remedy(
             do="Do not send {kinds} to a single party: sum them securely, or leave them out.",

@@ -10,7 +10,7 @@ from ..text import amount, measure
 from .remedy import LABELS_NO_REMEDY, NOT_BY_THE_RECEIVER, ONLY_A_BOUND, Remedy
 from .rule import (
     FAMILY_LEVEL,
-    Grid,
+    PublicRounding,
     Rule,
     RuleInput,
     WorstRecord,
@@ -51,10 +51,10 @@ def _signal(evidence: RuleInput) -> str:
         if auc.p is None:
             return lower_end(auc, "0.5")
         return f"the AUC, {measure(auc, auc.value or 0.0)}, lies above 0.5{against_guessing(auc, evidence)}"
-    found = _rate_above_chance(evidence)
-    if found is None:
+    pair = _rate_above_chance(evidence)
+    if pair is None:
         return ""
-    figure, rate = found
+    figure, rate = pair
     if figure.p is None:
         low, bound = (amount(v, "fraction") for v in (figure.low or 0.0, TPR_MARGIN * rate))
         return (
@@ -76,9 +76,9 @@ def _beyond_blind(auc: Figure | None, blind: Figure) -> str:
     bound = max(0.5, blind.high if blind.high is not None else 1.0)
     if not above(auc, bound) or auc is None:
         return ""
-    found = f"the interval of the AUC, from {measure(auc, auc.low or 0.0)}, lies above a blind baseline's"
+    clause = f"the interval of the AUC, from {measure(auc, auc.low or 0.0)}, lies above a blind baseline's"
     return (
-        f"{found}, up to {measure(blind, bound)}; no coins decided who is a member, so chance is not bounded"
+        f"{clause}, up to {measure(blind, bound)}; no coins decided who is a member, so chance is not bounded"
     )
 
 
@@ -100,23 +100,31 @@ def _rate_instead(evidence: RuleInput, auc: Figure) -> str | None:
         return ""
     if beats(auc, 0.5, 0.5, evidence):
         return None
-    found = _rate_above_chance(evidence)
-    if found is None:
+    pair = _rate_above_chance(evidence)
+    if pair is None:
         return ""
-    value, rate = amount(found[0].value or 0.0, "fraction"), amount(found[1], "fraction")
+    value, rate = amount(pair[0].value or 0.0, "fraction"), amount(pair[1], "fraction")
     return f"decided by {value} of members found at a false-positive rate of {rate}"
 
 
 def _above_all_others(cell: Cell) -> WorstRecord | None:
     """Return the largest share of a victim's members whose scores no non-member reaches."""
-    clear = [
-        max((t for f, t in zip(target.roc.fpr, target.roc.tpr, strict=True) if f == 0.0), default=0.0)
-        for target in cell.targets
-        if target.roc is not None
-    ]
+    clear = []
+    for target in cell.targets:
+        if target.roc is not None:
+            rates = zip(target.roc.fpr, target.roc.tpr, strict=True)
+            clear.append(max((t for f, t in rates if f == 0.0), default=0.0))
     if not clear:
         return None
     return WorstRecord(value=max(clear), unit="fraction", what="above every non-member")
+
+
+def _telling(evidence: RuleInput) -> bool:
+    """Return whether the AUC has an interval or a p-value, and a baseline that it could have exceeded."""
+    blind = by_name(evidence.figures, "auc_blind")
+    if blind is not None and (blind.high is None or blind.high >= 1):
+        return False
+    return bounded("auc")(evidence)
 
 
 RULE = Rule(
@@ -128,7 +136,7 @@ RULE = Rule(
     frame="AUC {}",
     signal=_signal,
     strong=_strong,
-    telling=bounded("auc"),
+    telling=_telling,
     text="The AUC lies above 0.5, or the true-positive rate at a stated false-positive rate lies above that "
     "rate, and this holds after correction: in a run that leaks nothing, any figure of any attack does so with "
     f"a chance of at most {FAMILY_LEVEL:.0%}. Scores without a p-value count by their interval instead. "
@@ -141,7 +149,7 @@ RULE = Rule(
     decided_else=_rate_instead,
     record=_above_all_others,
     also_deciding="tpr_at_",
-    public=Grid(names=("auc",), least=1, steps=(0.01, 0.02, 0.05, 0.1), turn=_COINS * _TURN),
+    public=PublicRounding(names=("auc",), least=1, steps=(0.01, 0.02, 0.05, 0.1), turn=_COINS * _TURN),
     remedies={
         "updates": Remedy(
             do="Train every network that is sent with `dp-sgd` at a stated ε before sending {kinds}.",

@@ -11,7 +11,7 @@ from ..identification import identified, identifies
 from ..text import amount
 from .remedy import HIDE_CLIENTS, LABELS_NO_REMEDY, Remedy
 from .rule import (
-    Grid,
+    PublicRounding,
     Rule,
     RuleInput,
     WorstRecord,
@@ -51,8 +51,8 @@ def _clear_images(evidence: RuleInput) -> int:
 
 
 def _signal(evidence: RuleInput) -> str:
-    if shown := _classes_signal(evidence):
-        return shown
+    if clause := _classes_signal(evidence):
+        return clause
     gain = by_name(evidence.figures, "psnr_gain")
     if gain is not None and _closer(gain):
         return lower_end(gain, f"0 {gain.unit}".strip())
@@ -72,11 +72,11 @@ def _closer(gain: Figure) -> bool:
 
 def _classes_signal(evidence: RuleInput) -> str:
     """Return a clause that withheld classes were shown, which no guess without the view does better than chance."""
-    found = {n: by_name(evidence.figures, f"evaluator_{n}") for n in ("accuracy", "chance", "prior")}
-    accuracy, chance = found["accuracy"], found["chance"]
+    by_kind = {n: by_name(evidence.figures, f"evaluator_{n}") for n in ("accuracy", "chance", "prior")}
+    accuracy, chance = by_kind["accuracy"], by_kind["chance"]
     if accuracy is None or accuracy.p is None or chance is None or not unlikely(accuracy, evidence):
         return ""
-    bound = max(f.value or 0.0 for f in found.values() if f is not None and f is not accuracy)
+    bound = max(f.value or 0.0 for f in by_kind.values() if f is not None and f is not accuracy)
     if (accuracy.value or 0.0) <= bound:
         return ""
     share, by_chance = (amount(f.value or 0.0, "fraction") for f in (accuracy, chance))
@@ -102,8 +102,8 @@ def _identified_instead(evidence: RuleInput, gain: Figure) -> str | None:
     """Return that records were identified, where the gain alone would not have decided."""
     if _closer(gain):
         return None
-    told = identified(evidence.figures, evidence.level).partition(". ")[0]
-    return f"decided by identification: {told}" if told else ""
+    clause = identified(evidence.figures, evidence.level).partition(". ")[0]
+    return f"decided by identification: {clause}" if clause else ""
 
 
 def _closest_image(cell: Cell) -> WorstRecord | None:
@@ -136,7 +136,7 @@ RULE = Rule(
     below="{} farther from the truth than guessing",
     decided_else=_identified_instead,
     record=_closest_image,
-    public=Grid(names=("psnr", "psnr_prior", "psnr_gain"), least=_IMAGES, steps=(1.0,)),
+    public=PublicRounding(names=("psnr", "psnr_prior", "psnr_gain"), least=_IMAGES, steps=(1.0,)),
     remedies={
         "updates": Remedy(
             do=HIDE_CLIENTS,

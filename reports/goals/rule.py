@@ -22,7 +22,7 @@ from .remedy import Remedy
 
 __all__ = [
     "FAMILY_LEVEL",
-    "Grid",
+    "PublicRounding",
     "Rule",
     "RuleInput",
     "WorstRecord",
@@ -76,7 +76,7 @@ class WorstRecord:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Grid:
+class PublicRounding:
     """The rounding of a goal's figures for the public page.
 
     Attributes:
@@ -152,7 +152,7 @@ class Rule:
     in_all: str = ""
     also_deciding: str = ""
     record: Callable[[Cell], WorstRecord | None] | None = None
-    public: Grid | None = None
+    public: PublicRounding | None = None
     remedies: Mapping[str, Remedy] = field(default_factory=dict)
     general: Remedy
 
@@ -171,18 +171,23 @@ def framed(rule: Rule, figure: Figure) -> str:
     """Return a deciding figure with its interval in a clause."""
     value = figure.value or 0.0
     if rule.below and value < 0:
-        ends = (None if figure.low is None else -figure.low, None if figure.high is None else -figure.high)
-        turned = replace(figure, value=-value, low=ends[1], high=ends[0])
+        turned = replace(figure, value=-value, low=_minus(figure.high), high=_minus(figure.low))
         return rule.below.format(with_interval(turned))
     if rule.exact and value < _EXACT:
         return rule.exact
     return rule.frame.format(with_interval(figure))
 
 
+def _minus(value: float | None) -> float | None:
+    return None if value is None else -value
+
+
 def beside(rule: Rule, figure: Figure, first: Figure) -> str:
     """Return a deciding figure after one that was framed: its value and interval, or in words where one is negative."""
     negative = min(figure.value or 0.0, first.value or 0.0) < 0
-    return framed(rule, figure) if rule.below and negative else with_interval(figure)
+    if rule.below and negative:
+        return framed(rule, figure)
+    return with_interval(figure)
 
 
 def decided_by(rule: Rule, evidence: RuleInput) -> str:
@@ -191,9 +196,9 @@ def decided_by(rule: Rule, evidence: RuleInput) -> str:
     chance = rule.chance
     if key is None or chance is None:
         return ""
-    told = rule.decided_else(evidence, key)
-    if told is not None:
-        return told
+    clause = rule.decided_else(evidence, key)
+    if clause is not None:
+        return clause
     if key.p is not None and key.low is not None and key.high is not None and key.low <= chance <= key.high:
         return f"guessing would score this well {odds(key.p, evidence.level).partition(';')[0]}"
     return ""

@@ -21,15 +21,15 @@ def _signal(evidence: RuleInput) -> str:
     f1, prior = value_of(evidence.figures, "token_f1"), value_of(evidence.figures, "token_f1_prior")
     if f1 is None or prior is None:
         return ""
-    told = (
+    clause = (
         f"the words recovered have an F1 of {amount(f1, 'fraction')}, the prior's {amount(prior, 'fraction')}"
     )
     if f1 >= TOKENS_CLEAR and f1 - prior >= TOKENS_GAP:
-        return told
+        return clause
     gain = by_name(evidence.figures, "token_gain")
     if gain is None or gain.p is None or (gain.value or 0.0) <= 0 or not unlikely(gain, evidence):
         return ""
-    return f"{told}; on other texts of the same classes the same guess does worse{against_guessing(gain, evidence)}"
+    return f"{clause}; on other texts of the same classes the same guess does worse{against_guessing(gain, evidence)}"
 
 
 def _strong(evidence: RuleInput) -> bool:

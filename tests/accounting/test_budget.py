@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import fdaudit
-from fdaudit.accounting.budget import Meter
+from fdaudit.accounting.budget import BudgetMeter
 from fdaudit.accounting.ledger import Books
 from fdaudit.errors import SpecError
 from fdaudit.events import SampledGaussian
@@ -25,7 +25,7 @@ from .test_ledger_run import spec
 @given(log=graphs(), view=st.sampled_from(["server", "world", "client/1", "server+client/1"]))
 def test_whatever_a_filter_lets_pass_stays_within_its_budget(log: Log, view: str) -> None:
     for budget in (1.0, 6.0, 40.0):
-        meter = Meter(view, budget, 1e-5, "record", "add-or-remove", PARTIES)
+        meter = BudgetMeter(view, budget, 1e-5, "record", "add-or-remove", PARTIES)
         sent = Log()
         for message in log:
             try:
@@ -102,7 +102,7 @@ def test_a_budget_that_cannot_be_kept_is_refused_at_the_message(
     assert not (tmp_path / "run" / "manifest.json").exists()
 
 
-def steps_of_dp_sgd(meter: Meter, rate: float, most: int) -> int:
+def steps_of_dp_sgd(meter: BudgetMeter, rate: float, most: int) -> int:
     """How many releases of one step of DP-SGD a budget lets pass."""
     event = SampledGaussian(
         sensitivity=1.0,
@@ -127,5 +127,5 @@ def steps_of_dp_sgd(meter: Meter, rate: float, most: int) -> int:
 def test_a_budget_lets_pass_what_the_ledger_allows(rate: float, epsilon: float, by_order: int) -> None:
     """ε of 200 steps by the ledger. At one order, the best for the step, fewer fit."""
     shape = ("server", epsilon, 1e-5, "record", "add-or-remove", PARTIES)
-    assert steps_of_dp_sgd(Meter(*shape, fixed=True), rate, 250) == 200
-    assert by_order <= steps_of_dp_sgd(Meter(*shape), rate, 250) < 200
+    assert steps_of_dp_sgd(BudgetMeter(*shape, fixed=True), rate, 250) == 200
+    assert by_order <= steps_of_dp_sgd(BudgetMeter(*shape), rate, 250) < 200

@@ -345,7 +345,10 @@ def by_library(event: dp.DpEvent, count: int, relation: dp.NeighboringRelation, 
     return float(accountant.get_epsilon(delta))
 
 
-@pytest.mark.parametrize(("rate", "steps", "figure"), [(0.01, 1000, 2.843), (0.1, 100, 10.516)])
+@pytest.mark.parametrize(
+    ("rate", "steps", "figure"),
+    [pytest.param(0.01, 1000, 2.843, marks=pytest.mark.thorough), (0.1, 100, 10.516)],
+)
 def test_a_replaced_record_of_a_sample_costs_what_the_librarys_pair_says(
     rate: float, steps: int, figure: float
 ) -> None:
@@ -384,7 +387,9 @@ def test_a_tiny_delta_is_priced_by_losses() -> None:
         assert at == pytest.approx(delta, rel=1e-4)
 
 
-@pytest.mark.parametrize("delta", [1e-12, 1e-20, 1e-40])
+@pytest.mark.parametrize(
+    "delta", [*(pytest.param(d, marks=pytest.mark.thorough) for d in (1e-12, 1e-20)), 1e-40]
+)
 def test_a_tiny_delta_by_losses_is_the_closed_form_of_a_gaussian(delta: float) -> None:
     gaussian = Gaussian(sensitivity=1.0, scale=1.0, count=10, **RECORD)
     whole = epsilon({gaussian: 1}, delta).value

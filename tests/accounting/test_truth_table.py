@@ -63,7 +63,7 @@ def test_fedkd_with_a_public_bound_plain_weights_and_noise_at_the_client_is_fini
             "levels": None,
         },
     )
-    n = len(run.plan.public)
+    n = len(run.case.public)
     by_hand = 2 * bound * 10 * n * gamma
     for view in ("server", "aggregator", "world", "client/1+world"):
         assert run.ledger(view).epsilon == pytest.approx(by_hand)
@@ -80,7 +80,7 @@ def test_fedkd_with_noise_at_the_aggregator_is_finite_for_the_server_alone(tmp_p
         "fedkd",
         {"z_max": bound, "clip": bound, "weights": "uniform", "gamma": gamma, "levels": None},
     )
-    by_hand = 2 * bound / 3 * 10 * len(run.plan.public) * gamma
+    by_hand = 2 * bound / 3 * 10 * len(run.case.public) * gamma
     assert run.ledger("server").epsilon == pytest.approx(by_hand, rel=1e-5)
     unclaimed(run, "aggregator", "logits")
 

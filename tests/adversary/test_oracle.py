@@ -105,6 +105,17 @@ def test_soft_answers_are_probabilities_and_hard_ones_are_classes(kind, shape):
         assert torch.equal(found, logits.argmax(1))
 
 
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+def test_answers_beyond_all_numbers_are_still_probabilities(value):
+    logits = torch.randn(3, 4, generator=torch.Generator().manual_seed(1))
+    whole = answer("soft", logits)
+    logits[0, 1], logits[1] = value, value
+    found = answer("soft", logits)
+    assert torch.equal(found[2], whole[2])
+    assert torch.allclose(found.sum(1), torch.ones(3))
+    assert torch.allclose(found[1], torch.full((4,), 0.25))
+
+
 # -- the budget ---------------------------------------------------------------------------------------------------
 
 

@@ -77,7 +77,6 @@ class Case:
             device="cpu",
             threads=torch.get_num_threads(),
             convolutions=self.network.has_convolutions,
-            batchnorm=self.network.has_batchnorm,
         )
         self.trainer = Trainer(self.network, self.execution)
         self.weights = parameters_of(self.network.build(child(seed, "weights")))

@@ -66,7 +66,7 @@ def registered() -> dict[str, Any]:
 
 def readers_of(kind: str) -> list[str]:
     """Return the names of the attacks that need a kind, or read it besides."""
-    return [n for n, a in registered().items() if kind in (*a.needs, *getattr(a, "reads", ()))]
+    return [n for n, a in registered().items() if kind in (*a.card.needs, *a.card.reads)]
 
 
 def challenge(client: str) -> Challenge:
@@ -79,7 +79,7 @@ def challenge(client: str) -> Challenge:
 
 def knowledge(name: str, params: dict[str, Any]) -> Knowledge:
     """Return all that an adversary may know of a case's federation, besides its view."""
-    declared = getattr(protocols.REGISTRY.load(name), "generator", None)
+    declared = protocols.REGISTRY.load(name).card.generator
     card = None
     if declared is not None:
         settings = configured(name, params, 2).model_dump(mode="json")
@@ -111,13 +111,9 @@ def unread(ran: Ran, view: View, known: Knowledge) -> Iterator[str]:
     task = AttackTask(targets=targets, challenges={k: challenge(k) for k in targets})
     for kind in sorted(private_kinds(ran, view)):
         made = (registered()[name] for name in readers_of(kind))
-        able = (a(a.Config()).applicable(view, known, task) for a in made if "single-label" in _tasks(a))
+        able = (a(a.Config()).applicable(view, known, task) for a in made if "single-label" in a.card.tasks)
         if not any(able):
             yield kind
-
-
-def _tasks(attack: Any) -> tuple[str, ...]:
-    return tuple(getattr(attack, "tasks", ("single-label",)))
 
 
 def found_in(folder: Path, name: str, params: dict[str, Any]) -> set[tuple[str, str]]:

@@ -49,6 +49,12 @@ def test_every_record_is_in_half_of_the_models(models, records, seed):
     assert inside.sum(0).tolist() == [models // 2] * records
 
 
+@pytest.mark.parametrize(("models", "records"), [(8, 2), (8, 3), (6, 6), (64, 6), (2, 2)])
+def test_no_model_is_without_records_however_few_there_are(models, records):
+    for seed in range(20):
+        assert bool(in_and_out(models, records, child(seed, "halves")).any(1).all())
+
+
 def test_models_fit_what_they_hold_and_know_nothing_of_the_rest(case):
     x, y = case.knowledge.auxiliary
     made = shadows(case.knowledge, x, y, 4)

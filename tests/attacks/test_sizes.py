@@ -73,4 +73,4 @@ def test_attacks_that_are_named_declare_the_kind() -> None:
     for kinds in BY_RECORDS.values():
         for kind, readers in kinds.items():
             for reader in readers:
-                assert kind in attacks.REGISTRY.load(reader).needs, (kind, reader)
+                assert kind in attacks.REGISTRY.load(reader).card.needs, (kind, reader)

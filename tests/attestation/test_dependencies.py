@@ -18,7 +18,7 @@ from packaging.version import Version
 
 import fdaudit
 from fdaudit.attestation.check import verify_bundle
-from fdaudit.attestation.closure import Part, closure, normalised
+from fdaudit.attestation.closure import ClosurePart, closure, normalised
 from fdaudit.attestation.sbom import sbom
 
 from ..helpers.docs_pages import ROOT
@@ -68,7 +68,7 @@ def locked() -> dict[str, str]:
     return {match[1]: match[2] for line in lines if (match := LINE.fullmatch(line))}
 
 
-def as_locked() -> dict[str, Part]:
+def as_locked() -> dict[str, ClosurePart]:
     """Return what is installed here at the version of the lock: `make test` takes whatever is newest."""
     pins = locked()
     return {n: p for n, p in closure().items() if p.installed.version.partition("+")[0] == pins.get(n)}

@@ -10,19 +10,20 @@ import numpy as np
 import pytest
 import torch
 from fdaudit.protocols import REGISTRY
-from fdaudit.protocols.fedavg import FedAvg
 from sklearn.metrics import f1_score, roc_auc_score
 
 import fdaudit
 from fdaudit.adversary.knowledge import Knowledge
 from fdaudit.adversary.oracle import answer
 from fdaudit.errors import SpecError
-from fdaudit.planning.plan import make_plan
+from fdaudit.planning.simulated import simulated_case
 from fdaudit.rng import child
 from fdaudit.spec.schema import load_spec
 from fdaudit.storage.files import load_tensors
+from fdaudit.tasks import MULTI_LABEL
 from fdaudit.training.encoder import TaskEncoder
 from fdaudit.training.execution import Execution
+from fdaudit.transcript.encoding import Naming
 from fdaudit.types import AttackTask, Challenge
 
 from ..helpers.protocol_cases import case_id, every_case, records, several
@@ -58,8 +59,8 @@ def test_utility_is_mauc_by_scikit_learns_measure(finished):
     assert list(rows[0]) == ["line", "round", "party", "mean_auc", "low", "high", "macro_f1", "left_out", "n"]
     assert {r["line"] for r in rows} == {"fedavg", "standalone", "centralized"}
     (last,) = [r for r in rows if (r["line"], r["round"], r["party"]) == ("fedavg", "1", "server")]
-    x, y = finished.plan.test
-    z = finished.plan.trainer().predict(
+    x, y = finished.case.test
+    z = finished.case.trainer().predict(
         load_tensors(finished.directory / "vault/models/server.safetensors"), x
     )
     assert float(last["mean_auc"]) == pytest.approx(roc_auc_score(y, z, average="macro"), abs=1e-9)
@@ -76,14 +77,14 @@ def test_the_result_and_the_report_speak_of_mauc(finished, monkeypatch, capsys):
     assert {f["name"] for f in figures} == {"mean_auc"}
     assert all(f["low"] <= f["value"] <= f["high"] and f["method"] == "DeLong, logit scale" for f in figures)
     assert all("accuracy" not in point for point in result["utility"]["curve"])
-    positives = [(finished.plan.records(k)[1] == 1).sum(0).tolist() for k in finished.plan.clients]
+    positives = [(finished.case.records(k)[1] == 1).sum(0).tolist() for k in finished.case.clients]
     assert result["class_table"] == positives
     page = (finished.directory / "report" / "index.html").read_text(encoding="utf-8")
     assert "Test mAUC in per cent by round" in page
     assert "Records in which each class occurs" in page
     assert "Test accuracy" not in page
-    (client,) = finished.plan.splits.clients[:1]
-    y = finished.plan.dataset.y
+    (client,) = finished.case.splits.clients[:1]
+    y = finished.case.dataset.y
     alike = sum(torch.equal(y[m], y[n]) for m, n in zip(client.members, client.non_members, strict=True))
     assert any(f"Of these {len(client.members)} pairs {alike} join" in line for line in result["limits"])
 
@@ -138,15 +139,18 @@ def test_the_score_is_the_log_likelihood_of_the_known_labels():
     y = torch.tensor([[1, 0, -1], [-1, -1, 0]])
     challenge = Challenge(target="client/0", x=torch.zeros(2, 1, 2, 2), y=y, pair=torch.tensor([0, 0]))
     task = AttackTask(targets=("client/0",), challenges={"client/0": challenge}, oracle=Asked())
-    view, knows = SimpleNamespace(messages=()), Knowledge(task="multi-label")
+    view, knows = (
+        SimpleNamespace(messages=(), naming=Naming(), hyperparameters={}),
+        Knowledge(task=MULTI_LABEL),
+    )
     (guess,) = attack(attack.Config()).run(view, knows, task, child(0, "a"))
     assert guess.scores.tolist() == pytest.approx([np.log(0.9) + np.log(0.8), np.log(1e-12)], rel=1e-5)
 
 
 def test_oracles_answer_class_by_class():
     z = torch.tensor([[2.0, -1.0], [0.0, 3.0]])
-    assert torch.allclose(answer("soft", z, "multi-label"), 1 / (1 + (-z).exp()))
-    assert answer("hard", z, "multi-label").tolist() == [[1, 0], [0, 1]]
+    assert torch.allclose(answer("soft", z, MULTI_LABEL.labels), 1 / (1 + (-z).exp()))
+    assert answer("hard", z, MULTI_LABEL.labels).tolist() == [[1, 0], [0, 1]]
 
 
 # -- protocols and the encoder --------------------------------------------------------------------------------
@@ -155,7 +159,7 @@ def test_oracles_answer_class_by_class():
 MULTI_CASES = [
     c
     for c in every_case()
-    if "multi-label" in getattr(REGISTRY.load(c[0]), "tasks", ()) and c[1].get("ensemble") != "votes"
+    if "multi-label" in REGISTRY.load(c[0]).card.tasks and c[1].get("ensemble") != "votes"
 ]
 """Votes name one class, and are refused where a record has several: `test_votes.py`."""
 
@@ -163,7 +167,7 @@ MULTI_CASES = [
 @pytest.mark.thorough
 @pytest.mark.parametrize("case", MULTI_CASES, ids=case_id)
 def test_protocols_that_declare_the_task_run_it(case, tmp_path):
-    given = {"clients": several(records()), "task": "multi-label"}
+    given = {"clients": several(records()), "task": MULTI_LABEL}
     whole = run_protocol(tmp_path / "whole", *case, **given)
     part = run_protocol(tmp_path / "part", *case, **given, stop_after=0)
     resume = (1, part.states[-1], part.positions[-1])
@@ -177,7 +181,7 @@ def test_protocols_that_declare_the_task_run_it(case, tmp_path):
 def test_a_gradient_is_that_of_binary_cross_entropy(tmp_path):
     clients = several(records())
     ran = run_protocol(
-        tmp_path / "a", "fedavg", {"upload": "gradient"}, rounds=1, clients=clients, task="multi-label"
+        tmp_path / "a", "fedavg", {"upload": "gradient"}, rounds=1, clients=clients, task=MULTI_LABEL
     )
     (sent,) = [m for m in ran.messages if m.kind == "gradient" and m.sender == "client/1"]
     batch = ran.rounds[0].batches[sent.seq]
@@ -201,8 +205,8 @@ def test_a_gradient_is_that_of_binary_cross_entropy(tmp_path):
 
 @pytest.mark.thorough
 def test_the_encoder_learns_from_several_labels():
-    plan = make_plan(load_spec(tiny(**MULTI)), known(0))
-    x, y = plan.auxiliary
+    case = simulated_case(load_spec(tiny(**MULTI)), known(0))
+    x, y = case.auxiliary
     execution = Execution(device="cpu", threads=1, strategy="loop", memory_format="contiguous")
     encoder = TaskEncoder((x, y), classes=10, execution=execution, seed=0)
     assert encoder(x[:3]).shape[0] == 3
@@ -214,25 +218,30 @@ def test_the_encoder_learns_from_several_labels():
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("declared", [None, ("single-label",)])
-def test_a_protocol_of_single_labels_is_refused_multi_label_data(monkeypatch, declared):
-    if declared is None:
-        monkeypatch.delattr(FedAvg, "tasks")
-    else:
-        monkeypatch.setattr(FedAvg, "tasks", declared)
+@pytest.mark.usefixtures("trusting")
+@pytest.mark.parametrize("stated", ["", ', tasks=("single-label",)'])
+def test_a_protocol_of_single_labels_is_refused_multi_label_data(tmp_path, monkeypatch, stated):
+    module = f"only_single_{len(stated)}"
+    (tmp_path / f"{module}.py").write_text(
+        "from fdaudit.federation.kit import SimpleProtocol, SimpleProtocolCard\n"
+        "class Single(SimpleProtocol):\n"
+        f"    card = SimpleProtocolCard(name='single', messages=(){stated})\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    single = {"protocol": {"name": f"import:{module}:Single"}}
     with pytest.raises(
         SpecError, match="does not run multi-label data, which digits-multilabel is"
     ) as caught:
-        make_plan(load_spec(tiny(**MULTI)), known(0))
+        simulated_case(load_spec(tiny(**{**MULTI, **single})), known(0))
     assert caught.value.field == "protocol.name"
     assert "standalone" in caught.value.remedy
-    make_plan(load_spec(tiny()), known(0))
+    simulated_case(load_spec(tiny(**single)), known(0))
 
 
 def test_the_refusal_names_the_protocols_that_can():
     spec = tiny(**{**MULTI, "protocol": {"name": "fedmd"}, "references": []})
     with pytest.raises(SpecError, match="does not run multi-label data") as caught:
-        make_plan(load_spec(spec), known(0))
+        simulated_case(load_spec(spec), known(0))
     assert caught.value.value == "fedmd"
     assert caught.value.remedy == "Protocols that do: centralized, fedavg, fedkd, standalone."
 
@@ -240,5 +249,5 @@ def test_the_refusal_names_the_protocols_that_can():
 def test_a_partition_by_class_is_refused():
     spec = tiny(**MULTI, partition={"name": "by-class", "classes_per_client": 1})
     with pytest.raises(SpecError, match="multi-label") as caught:
-        make_plan(load_spec(spec), known(0))
+        simulated_case(load_spec(spec), known(0))
     assert caught.value.field == "partition.name"

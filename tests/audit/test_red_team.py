@@ -124,7 +124,7 @@ def test_neither_seed_nor_secret_nor_a_victims_records_are_handed_out(made):
     shown = {
         r.numpy().tobytes() for r in load_file(made / "server" / "challenges" / "client-0.safetensors")["x"]
     }
-    x, _ = run.plan.records("client/0")
+    x, _ = run.case.records("client/0")
     hidden = [r for r in x if r.numpy().tobytes() not in shown]
     assert hidden
     assert not any(r.numpy().tobytes() in everything for r in hidden)
@@ -142,7 +142,7 @@ def test_a_coalition_is_handed_its_own_records_and_other_victims(made, tmp_path)
     assert json.loads((out / "card.json").read_text())["victims"] == ["client/1", "client/2"]
     assert not (out / "challenges").exists()
     own = load_file(out / "view" / "own-client-0.safetensors")
-    assert torch.equal(own["x"], run.plan.records("client/0")[0])
+    assert torch.equal(own["x"], run.case.records("client/0")[0])
 
 
 def test_an_export_with_a_changed_line_does_not_open(home):
@@ -159,7 +159,7 @@ def test_an_export_with_a_changed_line_does_not_open(home):
 
 def test_class_shares_are_scored_and_shown(home, monkeypatch, capsys):
     run = fdaudit.load(home / "quiet")
-    y = [run.plan.records(k)[1] for k in ("client/0", "client/1")]
+    y = [run.case.records(k)[1] for k in ("client/0", "client/1")]
     truth = [
         {"target": f"client/{k}", "distribution": (torch.bincount(v, minlength=10) / len(v)).tolist()}
         for k, v in enumerate(y)
@@ -184,7 +184,7 @@ def test_class_shares_are_scored_and_shown(home, monkeypatch, capsys):
 
 def test_membership_is_scored_as_the_runs_own_attacks_are(home):
     run = fdaudit.load(home / "quiet")
-    x, _ = (torch.cat(t) for t in zip(*(run.plan.records(k) for k in run.plan.clients), strict=True))
+    x, _ = (torch.cat(t) for t in zip(*(run.case.records(k) for k in run.case.clients), strict=True))
     trained_on = {r.numpy().tobytes() for r in x}
     known = membership(
         home, lambda x, y, pair: torch.tensor([float(r.numpy().tobytes() in trained_on) for r in x])

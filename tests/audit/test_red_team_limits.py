@@ -26,9 +26,9 @@ from fdaudit.metrics import (
     score_reconstruction,
 )
 from fdaudit.planning.attacks import plan_attack
-from fdaudit.planning.run_directory import RunDirectory
 from fdaudit.result import Cell
 from fdaudit.scoring.guesses import refuse_too_many
+from fdaudit.scoring.run_directory import RunDirectory
 from fdaudit.spec.schema import DatasetSpec
 from fdaudit.storage.vault import Vault
 
@@ -90,13 +90,13 @@ def answered(directory: Path, goal: str, answer) -> Cell:
     """The cell of an attack of this goal that returns what `answer` makes of its task."""
 
     with registered("spy"):
-        plan = fdaudit.load(directory).plan
-        attack = plan_attack("spy", {}, plan.spec, "attack", ("server",))
-    stage = Stage(RunDirectory(directory, plan))
+        case = fdaudit.load(directory).case
+        attack = plan_attack("spy", {}, case.spec, "attack", ("server",))
+    stage = Stage(RunDirectory(directory, case))
     with in_a_thread(), pytest.MonkeyPatch.context() as patch, stage.adversary("server") as adversary:
         patch.setattr("fdaudit.evaluation.stage.kept_controls", lambda *_: {})
         patch.setattr(Spy, "run", lambda self, view, knowledge, task, generator: answer(task))
-        return stage.cell(adversary, replace(attack, card={**attack.card, "goal": goal}))
+        return stage.cell(adversary, replace(attack, card=replace(attack.card, goal=goal)))
 
 
 # -- candidates tell classes and images -------------------------------------------------------------------------
@@ -106,7 +106,7 @@ def test_a_histogram_of_candidates_would_beat_every_prior(home):
     """Without this the refusals below would refuse nothing worth it."""
     run = fdaudit.load(home / "run")
     out = fdaudit.export_view(run, "server", home / "out", challenges=True)
-    truth = run.plan.records("client/0")[1]
+    truth = run.case.records("client/0")[1]
     of = torch.bincount(truth, minlength=10).double() / len(truth)
     guess = torch.tensor(shares(out)[0]["distribution"], dtype=torch.float64)
     figures = score_label_distribution(of, guess, torch.full((10,), 0.1, dtype=torch.float64))
@@ -227,7 +227,7 @@ def submitted(home: Path, run: fdaudit.Run, images: torch.Tensor, messages=None)
 def test_a_whole_public_dataset_is_refused_with_a_number_to_act_on(home, monkeypatch, capsys):
     run, before = fdaudit.load(home / "run"), tree(home / "run")
     everything = load_dataset(DatasetSpec(), stream(0, "dataset")).x
-    n = len(run.plan.records("client/0")[1])
+    n = len(run.case.records("client/0")[1])
     code, out, err = cli(monkeypatch, capsys, "score", home / "run", submitted(home, run, everything))
     assert (code, out, len(err.splitlines())) == (2, "", 1)
     assert f"has 1797 images, more than the {n} records" in err
@@ -238,7 +238,7 @@ def test_a_whole_public_dataset_is_refused_with_a_number_to_act_on(home, monkeyp
 def test_naming_more_messages_does_not_add_records(home):
     """Of two rounds the records are the same; so is the number of images allowed."""
     run = fdaudit.load(home / "run")
-    n = len(run.plan.records("client/0")[1])
+    n = len(run.case.records("client/0")[1])
     mine = [m.seq for m in run.view("server").messages if (m.kind, m.sender) == ("model_update", "client/0")]
     received = [m.seq for m in run.view("server").messages if m.sender == "server"]
     images = torch.rand(n + 1, 1, 8, 8, generator=torch.Generator().manual_seed(0))
@@ -317,8 +317,8 @@ def test_secret_batches_do_not_fail_an_attack_that_guesses_as_many_as_a_step_tak
     }
     run = fdaudit.run(tiny(defenses=[dp]), tmp_path / "run")
     own = [m.seq for m in run.view("server").messages if m.sender == "client/0"]
-    n = len(run.plan.records("client/0")[1])
-    truth = Stage(RunDirectory(tmp_path / "run", run.plan))._truth
+    n = len(run.case.records("client/0")[1])
+    truth = RunDirectory(tmp_path / "run", run.case).truth
     guess = Reconstruction(target="client/0", messages=(own[-1],), images=torch.zeros(n, 1, 8, 8))
     refuse_too_many([guess], run.view("server"), truth)
     with pytest.raises(ValueError, match=f"more than the {max(n, 16)} records"):
@@ -333,16 +333,16 @@ def test_secret_batches_do_not_fail_an_attack_that_guesses_as_many_as_a_step_tak
 def scored(home: Path, images: torch.Tensor):
     run = fdaudit.load(home / "run")
     guess = Reconstruction(target="client/0", messages=(upload(run),), images=images)
-    return Stage(RunDirectory(home / "run", run.plan))._scorer.of(guess).compared([guess], "test").figures
+    return RunDirectory(home / "run", run.case).scorer.of(guess).compared([guess], "test").figures
 
 
 @pytest.mark.thorough
 def test_as_many_images_of_a_public_dataset_as_allowed_gain_nothing(home):
     """Some of them are the victim's records, and as many are other people's."""
     run = fdaudit.load(home / "run")
-    n = len(run.plan.records("client/0")[1])
-    order = torch.randperm(len(run.plan.dataset.y), generator=torch.Generator().manual_seed(1))
-    dumped = scored(home, run.plan.dataset.x[order[:n]])
+    n = len(run.case.records("client/0")[1])
+    order = torch.randperm(len(run.case.dataset.y), generator=torch.Generator().manual_seed(1))
+    dumped = scored(home, run.case.dataset.x[order[:n]])
     assert dumped["psnr_max"].value == 100
     assert "own images beside other records" in dumped["psnr_prior"].note
     assert dumped["psnr_gain"].value < 2
@@ -351,9 +351,9 @@ def test_as_many_images_of_a_public_dataset_as_allowed_gain_nothing(home):
 @pytest.mark.thorough
 @pytest.mark.parametrize("which", ["auxiliary", "mean", "duplicates", "one"])
 def test_images_without_a_leak_gain_nothing(home, which):
-    plan = fdaudit.load(home / "run").plan
-    x, _ = plan.auxiliary
-    n = len(plan.records("client/0")[1])
+    case = fdaudit.load(home / "run").case
+    x, _ = case.auxiliary
+    n = len(case.records("client/0")[1])
     images = {
         "auxiliary": x[:n],
         "mean": x.mean(0, keepdim=True).expand(n, -1, -1, -1),
@@ -364,8 +364,8 @@ def test_images_without_a_leak_gain_nothing(home, which):
 
 
 def test_a_true_reconstruction_still_gains(home):
-    plan = fdaudit.load(home / "run").plan
-    x = plan.records("client/0")[0]
+    case = fdaudit.load(home / "run").case
+    x = case.records("client/0")[0]
     figures = scored(home, x[:20])
     assert figures["psnr"].value == 100
     assert figures["psnr_gain"].value > 60

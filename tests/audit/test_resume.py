@@ -18,7 +18,7 @@ import pytest
 import fdaudit
 import fdaudit.audit.pipeline
 import fdaudit.evaluation.controls.kept
-import fdaudit.planning.plan
+import fdaudit.planning.case
 from fdaudit.audit import simulation
 from fdaudit.config import validate
 from fdaudit.errors import IntegrityError, RunError, SpecError
@@ -128,10 +128,9 @@ def swift(whole: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     hasten(monkeypatch)
     kept = json.loads((whole / "attacks" / "controls" / "loss-threshold.json").read_bytes())
     outcome = {name: validate(Control, value) for name, value in kept["controls"].items()}
-    monkeypatch.setattr(fdaudit.evaluation.controls.kept, "controls", lambda attack, plan, setting: outcome)
-    monkeypatch.setattr(
-        fdaudit.planning.plan, "TaskEncoder", lambda *args, **kwargs: None
-    )  # loss-threshold asks for none
+    monkeypatch.setattr(fdaudit.evaluation.controls.kept, "controls", lambda attack, case, setting: outcome)
+    # loss-threshold asks for none
+    monkeypatch.setattr(fdaudit.planning.case, "TaskEncoder", lambda *args, **kwargs: None)
 
 
 STRIDES = pytest.mark.parametrize(

@@ -210,7 +210,7 @@ def test_an_edit_of_what_a_network_imports_makes_other_noise(
 def test_another_version_of_fdaudit_makes_other_noise(
     home: Path, noisy: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fdaudit.planning.plan.own_digest", lambda: "0" * 64)
+    monkeypatch.setattr("fdaudit.planning.simulated.own_digest", lambda: "0" * 64)
     again = run(home, "noisy-version", defenses=[GAUSSIAN])
     one, two = sent(noisy, "model_update"), sent(again, "model_update")
     assert abs(cosine(one, two)) < chance(len(one))

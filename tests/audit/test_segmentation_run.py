@@ -18,10 +18,12 @@ from fdaudit.adversary.oracle import answer
 from fdaudit.errors import SpecError, UsageError
 from fdaudit.evaluation.controls.labels import _uneven
 from fdaudit.handout.auxiliary import _turned, shifted
-from fdaudit.planning.plan import make_plan
+from fdaudit.planning.simulated import simulated_case
 from fdaudit.rng import child
 from fdaudit.spec.schema import load_spec
 from fdaudit.storage.files import load_tensors
+from fdaudit.tasks import SEGMENTATION
+from fdaudit.transcript.encoding import Naming
 from fdaudit.transcript.wire import Outage
 from fdaudit.types import AttackTask, Challenge
 
@@ -71,9 +73,9 @@ def test_utility_is_the_mean_dice_coefficient_of_test_images(finished):
     assert {r["line"] for r in rows} == {"fedavg", "standalone", "centralized"}
     asked = ("fedavg", "2", "server", "")
     (last,) = [r for r in rows if (r["line"], r["round"], r["party"], r["site"]) == asked]
-    x, y = finished.plan.test
+    x, y = finished.case.test
     weights = load_tensors(finished.directory / "vault/models/server.safetensors")
-    guess = finished.plan.trainer().predict(weights, x).argmax(1).numpy()
+    guess = finished.case.trainer().predict(weights, x).argmax(1).numpy()
     truth = y.numpy()
     by_image = [2 * (g * t).sum() / (g.sum() + t.sum()) for g, t in zip(guess, truth, strict=True)]
     assert float(last["dice"]) == pytest.approx(np.mean(by_image))
@@ -91,10 +93,10 @@ def test_every_last_model_is_measured_on_the_test_images_of_each_site(finished):
     for line, parties in by_line.items():
         found = {(r["party"], r["site"]) for r in rows if r["line"] == line}
         assert found == {(p, str(k)) for p in parties for k in range(2)}
-    x, y = finished.plan.test
+    x, y = finished.case.test
     weights = load_tensors(finished.directory / "vault/models/server.safetensors")
-    guess = finished.plan.trainer().predict(weights, x).argmax(1).numpy()
-    of = finished.plan.dataset.sites[finished.plan.splits.test].numpy()
+    guess = finished.case.trainer().predict(weights, x).argmax(1).numpy()
+    of = finished.case.dataset.sites[finished.case.splits.test].numpy()
     for row in (r for r in rows if (r["line"], r["party"]) == ("fedavg", "server")):
         mine = of == int(row["site"])
         pairs = list(zip(guess[mine], y.numpy()[mine], strict=True))
@@ -106,7 +108,7 @@ def test_every_last_model_is_measured_on_the_test_images_of_each_site(finished):
 def test_the_result_has_one_figure_a_party_and_none_of_a_single_site(finished):
     final = finished.result.plain()["utility"]["final"]
     assert len({(f["line"], f["party"]) for f in final}) == len(final)
-    assert {f["figure"]["n"] for f in final} == {len(finished.plan.test[1])}
+    assert {f["figure"]["n"] for f in final} == {len(finished.case.test[1])}
 
 
 def test_discs_are_learnt(finished):
@@ -122,7 +124,7 @@ def test_the_result_and_the_report_speak_of_dice(finished):
     assert all("mIoU" in f["note"] and "AJI" in f["note"] for f in figures)
     assert all({"dice", "mean_iou"} <= point.keys() for point in result["utility"]["curve"])
     pixels = [
-        torch.bincount(finished.plan.records(k)[1].flatten(), minlength=2) for k in finished.plan.clients
+        torch.bincount(finished.case.records(k)[1].flatten(), minlength=2) for k in finished.case.clients
     ]
     assert result["class_table"] == [p.tolist() for p in pixels]
     page = (finished.directory / "report" / "index.html").read_text(encoding="utf-8")
@@ -293,7 +295,10 @@ def test_membership_scores_are_asked_of_an_oracle_pixel_by_pixel(loss):
     y = torch.randint(2, (2, 4, 4), generator=child(0, "y"))
     challenge = Challenge(target="client/0", x=torch.zeros(2, 1, 4, 4), y=y, pair=torch.tensor([0, 0]))
     task = AttackTask(targets=("client/0",), challenges={"client/0": challenge}, oracle=Asked())
-    view, knows = SimpleNamespace(messages=()), Knowledge(task="segmentation")
+    view, knows = (
+        SimpleNamespace(messages=(), naming=Naming(), hyperparameters={}),
+        Knowledge(task=SEGMENTATION),
+    )
     (guess,) = attack(attack.Config(mask_loss=loss)).run(view, knows, task, child(0, "a"))
     dice, fit = soft_dice(soft, y), log_likelihood(soft, y)
     assert torch.equal(guess.scores, {"dice": dice, "cross-entropy": fit, "both": fit + dice}[loss])
@@ -301,8 +306,8 @@ def test_membership_scores_are_asked_of_an_oracle_pixel_by_pixel(loss):
 
 def test_oracles_answer_for_each_pixel():
     z = torch.randn(2, 3, 4, 4, generator=child(0, "z"))
-    assert torch.equal(answer("soft", z, "segmentation"), z.softmax(1))
-    assert torch.equal(answer("hard", z, "segmentation"), z.argmax(1))
+    assert torch.equal(answer("soft", z, SEGMENTATION.labels), z.softmax(1))
+    assert torch.equal(answer("hard", z, SEGMENTATION.labels), z.argmax(1))
 
 
 def test_shifted_masks_are_turned_with_their_images():
@@ -316,14 +321,14 @@ def test_shifted_masks_are_turned_with_their_images():
 # -- protocols --------------------------------------------------------------------------------------------------
 
 
-CASES = [c for c in every_case() if "segmentation" in getattr(REGISTRY.load(c[0]), "tasks", ())]
+CASES = [c for c in every_case() if "segmentation" in REGISTRY.load(c[0]).card.tasks]
 CASES = [c for c in CASES if "votes" not in (c[1].get("ensemble"), c[1].get("outputs"))]
 THOROUGH = [pytest.param(c, id=case_id(c), marks=[pytest.mark.thorough] if c[1] else []) for c in CASES]
 
 
 @pytest.mark.parametrize("case", THOROUGH)
 def test_protocols_that_declare_masks_run_them_and_resume_bit_for_bit(case, tmp_path):
-    given = {"clients": masked(records()), "task": "segmentation"}
+    given = {"clients": masked(records()), "task": SEGMENTATION}
     whole = run_protocol(tmp_path / "whole", *case, **given)
     part = run_protocol(tmp_path / "part", *case, **given, stop_after=0)
     resume = (1, part.states[-1], part.positions[-1])
@@ -337,7 +342,7 @@ def test_protocols_that_declare_masks_run_them_and_resume_bit_for_bit(case, tmp_
 @pytest.mark.parametrize("case", THOROUGH)
 def test_rounds_with_masks_are_completed_without_a_silent_client(case, tmp_path):
     silent = [Outage(party="client/1", first=0, last=9, after=0)]
-    ran = run_protocol(tmp_path / "a", *case, clients=masked(records()), task="segmentation", outages=silent)
+    ran = run_protocol(tmp_path / "a", *case, clients=masked(records()), task=SEGMENTATION, outages=silent)
     assert not any(m.sender == "client/1" and m.kind != "silence" and m.receivers for m in ran.messages)
     assert len(ran.rounds) == ran.protocol.config.rounds
 
@@ -345,7 +350,7 @@ def test_rounds_with_masks_are_completed_without_a_silent_client(case, tmp_path)
 def test_a_gradient_is_that_of_cross_entropy_and_dice(tmp_path):
     clients = masked(records())
     ran = run_protocol(
-        tmp_path / "a", "fedavg", {"upload": "gradient"}, rounds=1, clients=clients, task="segmentation"
+        tmp_path / "a", "fedavg", {"upload": "gradient"}, rounds=1, clients=clients, task=SEGMENTATION
     )
     (sent,) = [m for m in ran.messages if m.kind == "gradient" and m.sender == "client/1"]
     batch = ran.rounds[0].batches[sent.seq]
@@ -392,10 +397,10 @@ def test_dp_sgd_trains_on_masks_and_states_its_epsilon(tmp_path):
 )
 def test_what_masks_do_not_support_is_one_clear_error(tmp_path, changes, message):
     with pytest.raises(UsageError, match=message):
-        make_plan(load_spec(spec_of(tmp_path, **changes)), known(0))
+        simulated_case(load_spec(spec_of(tmp_path, **changes)), known(0))
 
 
 def test_a_network_for_masks_is_refused_for_labels():
     spec = tiny(model={"name": "unet"}, dataset={"name": "digits", "limit": 100, "image_size": 16})
     with pytest.raises(SpecError, match="for masks"):
-        make_plan(load_spec(spec), known(0))
+        simulated_case(load_spec(spec), known(0))

@@ -14,7 +14,7 @@ from fdaudit.errors import UsageError
 from fdaudit.evaluation.stage import Stage
 from fdaudit.goals.text_reconstruction import TextReconstruction
 from fdaudit.isolation.attacker import _are_tokens
-from fdaudit.planning.plan import make_plan
+from fdaudit.planning.simulated import simulated_case
 from fdaudit.planning.site_records import DesignSpec, load_site_records
 from fdaudit.rng import SecretStream
 from fdaudit.spec.schema import load_spec
@@ -86,9 +86,9 @@ def test_utility_is_the_accuracy_on_test_texts(finished):
         rows = list(csv.DictReader(file))
     assert {r["line"] for r in rows} == {"fedavg", "standalone", "centralized"}
     (last,) = [r for r in rows if (r["line"], r["round"], r["party"]) == ("fedavg", "1", "server")]
-    x, y = finished.plan.test
+    x, y = finished.case.test
     weights = load_tensors(finished.directory / "vault/models/server.safetensors")
-    guess = finished.plan.trainer().predict(weights, x).argmax(1)
+    guess = finished.case.trainer().predict(weights, x).argmax(1)
     assert float(last["accuracy"]) == pytest.approx((guess == y).double().mean().item())
     assert finished.result.plain()["run"]["task"] == "text"
 
@@ -119,14 +119,14 @@ def test_rows_find_every_word_of_the_batch(finished):
     assert figure(cell, "token_f1")["value"] == 1
     assert figure(cell, "token_gain")["p"] < 0.01
     (target,) = cell["targets"]
-    plan, (_, seq) = finished.plan, target["messages"]
+    case, (_, seq) = finished.case, target["messages"]
     batches = {}
     for name in (finished.directory / "vault" / "truth").rglob("*.safetensors"):
         batches |= load_tensors(name)
-    x = plan.records("client/0")[0][batches[str(seq)]]
+    x = case.records("client/0")[0][batches[str(seq)]]
     note = next(f["note"] for f in target["figures"] if f["name"] == "token_f1")
     named = note.rpartition("recovered: ")[2].split(", ")
-    assert {plan.dataset.words.index(w) for w in named} <= set(x.flatten().tolist())
+    assert {case.dataset.words.index(w) for w in named} <= set(x.flatten().tolist())
 
 
 def test_the_report_speaks_of_words_and_the_public_one_names_none(finished, tmp_path):
@@ -160,9 +160,9 @@ def test_attacks_on_images_say_that_they_do_not_read_texts(tmp_path):
     made = fdaudit.run(spec, tmp_path / "run")
     asked = [c for c in made.result.plain()["cells"] if c["attack"] in images]
     assert len(asked) == len(images)
-    assert {(c["status"], c["reason"]) for c in asked} == {
-        ("not-applicable", "the attack works on images, not on texts")
-    }
+    read = ("images", "images and rows of a table")
+    reasons = {f"the attack works on {what}, not on texts" for what in read}
+    assert {(c["status"], c["reason"]) for c in asked} == {("not-applicable", reason) for reason in reasons}
 
 
 def test_attacks_on_texts_say_that_they_do_not_read_images(tmp_path):
@@ -278,7 +278,7 @@ def test_a_class_of_the_users_own_is_audited(tmp_path):
 )
 def test_what_texts_do_not_support_is_one_clear_error(tmp_path, changes, message):
     with pytest.raises(UsageError, match=message):
-        make_plan(load_spec(spec_of(tmp_path, **changes)), known(0))
+        simulated_case(load_spec(spec_of(tmp_path, **changes)), known(0))
 
 
 def test_a_damaged_table_ends_the_command_with_one_error_and_writes_nothing(tmp_path, monkeypatch, capsys):
@@ -315,7 +315,7 @@ def test_guesses_that_are_no_words_are_refused(finished, words, texts, message):
 
 def test_guesses_of_another_clients_messages_are_refused(finished):
     stage = Stage(finished.opened)
-    sent = next(m.seq for m in stage.view("server").select(kind="gradient", sender="client/1"))
+    sent = next(m.seq for m in stage.run.view("server").select(kind="gradient", sender="client/1"))
     guess = TextReconstruction(target="client/0", messages=(sent,), words=torch.tensor([2]))
     with pytest.raises(ValueError, match="names messages of"):
         stage.score("server/own", "server", [guess])
@@ -327,7 +327,7 @@ def test_an_exported_view_names_the_words_and_candidates_of_texts(finished, tmp_
     )
     assert code == 0, err
     card = json.loads(next((tmp_path / "view").rglob("card.json")).read_text())
-    assert card["words"] == list(finished.plan.dataset.words)
+    assert card["words"] == list(finished.case.dataset.words)
     assert (card["task"], card["input_shape"]) == ("text", [10])
 
 

@@ -56,7 +56,7 @@ def test_a_class_of_one_record_is_stated(tmp_path: Path) -> None:
     for seed in range(6):  # where the record lies is a matter of chance
         labels[7] = 10
         run = fdaudit.run({**images(tmp_path, labels), "seed": seed}, tmp_path / f"run-{seed}")
-        held = int(run.plan.splits.class_table.sum(0)[10])
+        held = int(run.case.splits.class_table.sum(0)[10])
         warned = [w for w in run.ledger("server").warnings if "Class 10 occurs in one record" in w]
         assert len(warned) == (held == 1)
         if held == 1:
@@ -79,12 +79,13 @@ def grouped_run(folder: Path, **changes: Any) -> fdaudit.Run:
     spec = images(folder, np.arange(N) % 4, train_groups=groups)
     whole = {"clients": 1, "splits": {"test": 0.1, "proxy": 0.0, "auxiliary": 0.0, "candidates": 0}}
     run = fdaudit.run({**spec, **whole, **changes}, folder / "probe")
-    held = run.plan.splits.clients[0].train
+    held = run.case.splits.clients[0].train
     groups[held[:3]] = held[0]
     spec = images(folder, np.arange(N) % 4, train_groups=groups)
     return fdaudit.run({**spec, **whole, **changes}, folder / "run", seed_from=folder / "probe")
 
 
+@pytest.mark.thorough
 def test_a_group_of_records_costs_what_they_cost_together(tmp_path: Path) -> None:
     run = grouped_run(tmp_path)
     one, all_three = run.ledger("server"), run.ledger("server", unit="group")

@@ -12,7 +12,7 @@ import pytest
 
 import fdaudit
 from fdaudit import attacks, defenses, protocols
-from fdaudit.cli.explain import card
+from fdaudit.cli.explain import explained
 from fdaudit.names import visible
 
 from ..helpers.cli_cases import Shell
@@ -304,7 +304,7 @@ def test_list_names_everything(shell: Shell) -> None:
     "name", [*protocols.REGISTRY.names(), *attacks.REGISTRY.names(), *defenses.REGISTRY.names()]
 )
 def test_explain_says_what_a_class_declares(name: str, shell: Shell) -> None:
-    value = card(name)
+    value = explained(name).plain()
     code, out, err = shell("explain", name)
     assert (code, err) == (0, "")
     assert out.splitlines()[0] == f"{name} ({value['room']})"
@@ -319,7 +319,7 @@ def test_explain_says_what_a_class_declares(name: str, shell: Shell) -> None:
 def test_explain_json_is_what_is_explained(name: str, shell: Shell) -> None:
     value = shell.json("explain", name)
     assert value["name"] == name
-    assert value == json.loads(json.dumps(card(name)))
+    assert value == json.loads(json.dumps(explained(name).plain()))
 
 
 def test_explain_names_the_nearest(shell: Shell) -> None:

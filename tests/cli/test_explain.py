@@ -8,37 +8,36 @@ from typing import Any
 import pytest
 from fdaudit.protocols import REGISTRY
 
-from fdaudit.cli.explain import card, sections, sights, text, when
+from fdaudit.cli.explain import Explanation, explained, sections, sights, text, when
 from fdaudit.kinds import KINDS
+from fdaudit.registry import ProtocolCard
 from fdaudit.transcript.messages import role
 
 from ..helpers.protocol_cases import every_case, run, thorough_beyond_defaults
 
 
-def sees(found: dict[str, Any]) -> dict[str, tuple[set[str], set[str], set[str]]]:
-    return {s.position: (set(s.receives), set(s.sends), set(s.asks)) for s in sights(found)}
+def sees(card: ProtocolCard) -> dict[str, tuple[set[str], set[str], set[str]]]:
+    return {s.position: (set(s.receives), set(s.sends), set(s.asks)) for s in sights(card)}
 
 
-AGGREGATED: dict[str, Any] = {
-    "name": "aggregated",
-    "room": "protocol",
-    "doc": "A double.",
-    "source": "none",
-    "roles": ("server", "aggregator", "client"),
-    "messages": (
+AGGREGATED = ProtocolCard(
+    name="aggregated",
+    source="none",
+    roles=("server", "aggregator", "client"),
+    messages=(
         {"kind": "class_counts", "from": "client", "to": "aggregator", "what": "once"},
         {"kind": "logits", "from": "client", "to": "aggregator", "what": "z", "when": {"share": "logits"}},
         {"kind": "ensemble_labels", "from": "aggregator", "to": "server, client", "what": "their mean"},
         {"kind": "ensemble_labels", "from": "aggregator", "to": "server", "what": "again"},
     ),
-    "trust": ("The aggregator does not tell.",),
-    "oracles": ({"name": "crafted", "available_to": ("server",), "answers": ("soft",)},),
-    "deviations": (),
-    "withholdable": ("class_counts",),
-    "heterogeneous": True,
-    "needs_public": True,
-    "pools_data": False,
-}
+    trust=("The aggregator does not tell.",),
+    oracles=({"name": "crafted", "available_to": ("server",), "answers": ("soft",)},),
+    deviations=(),
+    withholdable=("class_counts",),
+    heterogeneous=True,
+    needs_public=True,
+    pools_data=False,
+)
 
 
 def test_who_sees_what_is_read_off_the_messages() -> None:
@@ -53,7 +52,7 @@ def test_who_sees_what_is_read_off_the_messages() -> None:
 
 def test_who_sees_what_of_fedavg() -> None:
     uploads = {"sample_count", "gradient", "model_update", "model_parameters"}
-    assert sees(card("fedavg")) == {
+    assert sees(REGISTRY.describe("fedavg")) == {
         "server": (uploads, {"model_parameters"}, set()),
         "aggregator": ({"sample_count", "model_update"}, {"model_update"}, set()),
         "each client": ({"sample_count", "model_parameters"}, uploads, set()),
@@ -64,7 +63,7 @@ def test_who_sees_what_of_fedavg() -> None:
 
 @pytest.mark.parametrize("case", thorough_beyond_defaults(every_case()))
 def test_nobody_sees_more_than_is_explained(case: tuple[str, dict[str, Any]], tmp_path: Path) -> None:
-    said = sees(card(case[0]))
+    said = sees(REGISTRY.describe(case[0]))
     for message in run(tmp_path / "run", *case).messages:
         sender = role(message.sender)
         assert message.kind in said["each client" if sender == "client" else sender][1]
@@ -75,21 +74,21 @@ def test_nobody_sees_more_than_is_explained(case: tuple[str, dict[str, Any]], tm
 
 @pytest.mark.parametrize("name", REGISTRY.names())
 def test_a_protocol_s_text_holds_everything_it_declares(name: str) -> None:
-    found = card(name)
-    shown = text(found)
+    found = explained(name)
+    card, shown = REGISTRY.describe(name), text(found)
     titles = [line for line in shown.splitlines() if line and not line.startswith(" ")]
     assert {"Messages", "Roles", "Needs", "Who sees what", "Trust assumptions", "Source"} <= set(titles)
-    for message in found["messages"]:
+    for message in card.declared_messages:
         assert KINDS[message["kind"]].text in shown
         assert when(message) in shown
     for key in ("roles", "trust", "deviations", "withholdable"):
-        assert all(item in shown for item in found[key])
-    assert all(o["name"] in shown for o in found["oracles"])
-    assert found["sees"].keys() == sees(found).keys()
+        assert all(item in shown for item in getattr(card, key))
+    assert all(o["name"] in shown for o in card.oracles)
+    assert found.plain()["sees"].keys() == sees(card).keys()
 
 
 def test_conditions_and_needs_are_said() -> None:
-    shown = text(AGGREGATED)
+    shown = text(Explanation(room="protocol", card=AGGREGATED, doc="A double."))
     assert 'only with share: "logits"' in shown
     assert "A network for each client; they may differ." in shown
     assert "Public, unlabelled samples that every party holds." in shown

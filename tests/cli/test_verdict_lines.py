@@ -13,7 +13,7 @@ from fdaudit.reports.summary import summarise
 from fdaudit.reports.verdict import LEVELS, judge_all
 
 from fdaudit.cli.app import _summary
-from fdaudit.cli.verdicts import outcome, verdicts
+from fdaudit.cli.verdicts import outcome, profile_words, verdicts
 from fdaudit.result import read
 
 from ..helpers.cli_cases import Shell
@@ -84,3 +84,15 @@ def test_a_leak_beside_a_failed_control_has_one_level_on_the_console() -> None:
     assert not any("inconclusive" in line and "dlg" in line for line in shown)
     findings = judge_all(result)
     assert "server/dlg" in {line.finding.cell.id for line in attack_matrix(findings)}
+
+
+@pytest.mark.parametrize(
+    ("profile", "origin", "words"),
+    [
+        ("quick", "recording", "quick; to try for longer, import again with --profile standard, or full"),
+        ("standard", "simulation", "standard; to try for longer, run a spec with profile: full"),
+        ("full", "recording", "full, the longest"),
+    ],
+)
+def test_a_profile_says_whether_a_longer_one_exists(profile: str, origin: str, words: str) -> None:
+    assert profile_words(profile, origin) == words

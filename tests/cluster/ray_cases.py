@@ -20,7 +20,7 @@ def cluster(temporary: Path) -> Iterator[Path]:
     pytest.importorskip("ray")
     with (
         connection._variables({"TMPDIR": str(temporary)}),
-        connection.connected(2, None, 256 << 20) as size,
+        connection.connected(2, None) as size,
     ):
         assert size == 2
         yield temporary
@@ -28,7 +28,7 @@ def cluster(temporary: Path) -> Iterator[Path]:
 
 @contextmanager
 def unseen(scratch: Path) -> Iterator[Path]:
-    """In the place of `ray_connection.marked`: no node sees this machine's directories."""
+    """In the place of `connection.marked`: no node sees this machine's directories."""
     yield scratch / "nobody sees this"
 
 

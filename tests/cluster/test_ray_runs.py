@@ -15,8 +15,7 @@ from typing import Any
 import pytest
 
 import fdaudit
-from fdaudit.cluster import connection, tasks
-from fdaudit.cluster.attacks import _Pieces
+from fdaudit.cluster import connection, jobs
 from fdaudit.cluster.backends import elsewhere
 from fdaudit.errors import UsageError
 from fdaudit.storage.files import load_json
@@ -89,7 +88,7 @@ def test_cells_come_out_the_same(node: Path, here: fdaudit.Run, tmp_path: Path) 
     assert cancelled == []
     assert workers_of(WORKER), "cells were run by workers of Ray"
     assert tree(there.directory) == tree(here.directory)
-    assert not list(node.glob("fdaudit-run-*"))
+    assert not list(node.glob("fdaudit-copy-*"))
 
 
 def test_a_lost_worker_on_a_node_without_the_directory_costs_its_cell_only(
@@ -100,7 +99,7 @@ def test_a_lost_worker_on_a_node_without_the_directory_costs_its_cell_only(
     killer, copies = Killer({"server: gap", "world: gap", "server: ideal-hard"}), set[str]()
 
     def tick(*said: Any) -> None:
-        copies.update(p.name for p in node.glob("fdaudit-run-*"))
+        copies.update(p.name for p in node.glob("fdaudit-copy-*"))
         killer(*said)
 
     with elsewhere("ray") as far:
@@ -113,13 +112,13 @@ def test_a_lost_worker_on_a_node_without_the_directory_costs_its_cell_only(
     assert set(ended.values()) == {1}, "nothing was told twice"
     for pid in workers_of(WORKER):
         os.kill(pid, signal.SIGKILL)
-    until(lambda: not list(node.glob("fdaudit-run-*")), 30)
+    until(lambda: not list(node.glob("fdaudit-copy-*")), 30)
 
 
 def test_a_cell_that_has_lost_its_worker_too_often_has_failed_and_the_others_go_on(
     node: Path, here: fdaudit.Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tasks, "RETRIES", 0)
+    monkeypatch.setattr(jobs, "RETRIES", 0)
     there = federated(here, tmp_path / "there")
     stop = threading.Event()
 
@@ -162,20 +161,6 @@ def test_nothing_is_begun_where_there_is_nothing_to_send(
 
 
 # -- without a cluster ---------------------------------------------------------------------------------------------
-
-
-def test_a_cell_is_lost_for_good_alone() -> None:
-    pieces = _Pieces([{"run": "x", "adversaries": ["a", "b", "c"]}], Path("mark"))
-    for times in (1, 2):
-        assert pieces.lost(0, "gone") == ({"tick": ["worker lost, tried again", times, 2]}, True)
-    said = {"failed": "the worker that ran it was lost 3 times, last: gone"}
-    assert pieces.lost(0, "gone") == ({**said, "adversaries": ["a"]}, True)
-    assert pieces.lost(0, "gone") == ({"tick": ["worker lost, tried again", 1, 2]}, True)
-    pieces.told(0, "b")
-    assert pieces.lost(0, "gone") == ({"tick": ["worker lost, tried again", 1, 2]}, True), "another cell"
-    pieces.lost(0, "gone")
-    assert pieces.lost(0, "gone") == ({**said, "adversaries": ["c"]}, False)
-    assert pieces.lost(0, "gone") == ({}, False), "all was told"
 
 
 BAD = [

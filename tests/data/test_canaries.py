@@ -13,7 +13,7 @@ from scipy.stats import binomtest, chisquare
 from fdaudit.config import validate
 from fdaudit.data import insert_canaries, load_dataset, make_splits
 from fdaudit.errors import SpecError
-from fdaudit.planning.plan import make_plan
+from fdaudit.planning.simulated import simulated_case
 from fdaudit.scoring.ground_truth import Truth
 from fdaudit.spec.privacy import CanarySpec
 from fdaudit.spec.schema import DatasetSpec, PartitionSpec, SplitSpec, load_spec
@@ -135,26 +135,26 @@ def test_splits_with_canaries_survive_safetensors_and_without_are_as_they_were()
 
 
 @pytest.fixture(scope="module")
-def plan():
-    return make_plan(load_spec(tiny(canaries={"count": 12, "kind": "noise"})), known(7))
+def case():
+    return simulated_case(load_spec(tiny(canaries={"count": 12, "kind": "noise"})), known(7))
 
 
-def test_a_spec_without_canaries_gives_the_records_that_it_gave(plan):
-    bare = make_plan(load_spec(tiny()), known(7))
-    assert torch.equal(bare.records("client/1")[0], plan.records("client/1")[0])
-    x, y = plan.records("client/0")
+def test_a_spec_without_canaries_gives_the_records_that_it_gave(case):
+    bare = simulated_case(load_spec(tiny()), known(7))
+    assert torch.equal(bare.records("client/1")[0], case.records("client/1")[0])
+    x, y = case.records("client/0")
     ordinary = len(bare.records("client/0")[1])
     assert torch.equal(x[:ordinary], bare.records("client/0")[0])
     assert 0 < len(y) - ordinary < 12
 
 
-def test_the_challenge_shows_canaries_in_an_order_that_tells_nothing(plan, tmp_path):
-    truth = Truth(plan, Vault(tmp_path))
+def test_the_challenge_shows_canaries_in_an_order_that_tells_nothing(case, tmp_path):
+    truth = Truth(case, Vault(tmp_path))
     challenge, member = truth.canaries("client/0")
     assert challenge.design == "coin-flips"
     assert sorted(challenge.pair.tolist()) == list(range(12))
     assert challenge.pair.tolist() != list(range(12))
-    x, _ = plan.records("client/0")
+    x, _ = case.records("client/0")
     found = [bool((x == one).flatten(1).all(1).any()) for one in challenge.x]
     assert found == member.tolist()
     assert truth.with_canaries == ("client/0",)
@@ -189,6 +189,6 @@ def test_the_challenge_shows_canaries_in_an_order_that_tells_nothing(plan, tmp_p
 )
 def test_what_cannot_be_is_refused_before_anything_is_written(canaries, field, words):
     with pytest.raises(SpecError) as caught:
-        make_plan(load_spec(tiny(canaries=canaries)), known(7))
+        simulated_case(load_spec(tiny(canaries=canaries)), known(7))
     assert caught.value.field == field
     assert words in str(caught.value)

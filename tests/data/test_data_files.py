@@ -16,6 +16,7 @@ import torch
 from PIL import Image
 
 from fdaudit.data import load_dataset, make_splits
+from fdaudit.data.raw import as_images, as_labels
 from fdaudit.errors import DataError
 from fdaudit.spec.schema import DatasetSpec, PartitionSpec, SplitSpec
 
@@ -358,3 +359,32 @@ def test_folders_names_are_the_classes_names(tmp_path):
     (root / "cats").rename(root / "big\ncats")
     assert load(name=f"folder:{root}").class_names == ("big?cats", "dogs")
     assert load(name="digits").class_names == ()
+
+
+@pytest.mark.parametrize("beyond", [np.float32(1.0000001), np.float64(1 + 5e-7), np.float32(-2e-7)])
+def test_rounding_may_leave_the_unit_interval(beyond):
+    x = np.full((5, 8, 8), 0.5, type(beyond))
+    x[0, 0, 0] = beyond
+    found = as_images(x, "dataset.name", "train_images")
+    assert float(found.min()) >= 0
+    assert float(found.max()) <= 1
+
+
+@pytest.mark.parametrize(("value", "shown"), [(1.00001, "1.00001"), (1.5, "1.5"), (-0.001, "-0.001")])
+def test_what_leaves_the_unit_interval_is_shown_to_its_last_digit(value, shown):
+    x = np.full((5, 8, 8), 0.5)
+    x[0, 0, 0] = value
+    with pytest.raises(DataError, match=shown):
+        as_images(x, "dataset.name", "train_images")
+
+
+@pytest.mark.parametrize("shape", [(20, 5), (20,), (20, 1)])
+def test_truth_values_are_labels_of_zero_and_one(shape):
+    found = as_labels(np.random.default_rng(0).random(shape) > 0.5, "dataset.name", "train_labels")
+    assert found.dtype == torch.int64
+    assert set(found.unique().tolist()) == {0, 1}
+
+
+def test_fractions_for_labels_name_both_remedies():
+    with pytest.raises(DataError, match=r"argmax.*astype\(numpy.int8\)"):
+        as_labels(np.random.default_rng(0).random((20, 5)), "dataset.name", "train_labels")

@@ -12,6 +12,7 @@ from fdaudit.data.resize import fit, fit_masks
 from fdaudit.errors import DataError, SpecError
 from fdaudit.spec.privacy import CanarySpec
 from fdaudit.spec.schema import DatasetSpec, PartitionSpec, SplitSpec
+from fdaudit.tasks import SEGMENTATION
 
 from ..helpers.mask_cases import discs, made, write_masks
 from ..helpers.run_cases import stream
@@ -34,7 +35,7 @@ def split(dataset, clients=2, rule=BY_SITE, seed=0, shares=SPLITS):
 def test_a_file_of_masks_loads_as_segmentation_with_objects_sites_and_pictures(tmp_path):
     images, objects = discs(40)
     data = load(write_masks(tmp_path / "m.npz"))
-    assert data.task == "segmentation"
+    assert data.task == SEGMENTATION
     assert data.classes == 2
     assert torch.equal(data.x[:, 0], torch.from_numpy(images))
     assert torch.equal(data.objects, torch.from_numpy(objects))

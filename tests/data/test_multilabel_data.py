@@ -17,6 +17,7 @@ from fdaudit.data.stratify import stratified_draw
 from fdaudit.errors import DataError, SpecError
 from fdaudit.rng import child
 from fdaudit.spec.schema import DatasetSpec, PartitionSpec, SplitSpec
+from fdaudit.tasks import MULTI_LABEL
 
 from ..helpers.run_cases import stream
 
@@ -45,7 +46,7 @@ def test_composed_images_hold_each_digit_once_and_labels_say_which():
     cells = COMPOSED.x.unfold(2, 8, 8).unfold(3, 8, 8).reshape(-1, 64)
     cells = cells[cells.sum(1) > 0]
     assert COMPOSED.input_shape == (1, 16, 16)
-    assert COMPOSED.task == "multi-label"
+    assert COMPOSED.task == MULTI_LABEL
     # The multiset of filled quarters is the multiset of scikit-learn's digits: nothing used twice, nothing lost.
     one, other = (sorted(map(tuple, t.tolist())) for t in (cells, digits.x.flatten(1)))
     assert one == other
@@ -83,7 +84,7 @@ def write(path, labels, test_labels=None):
 def test_chestmnist_layout(tmp_path, dtype):
     labels = np.random.default_rng(0).integers(0, 2, (20, 14)).astype(dtype)
     data = load(name=write(tmp_path / "d.npz", labels, labels[:5]))
-    assert (data.task, data.classes) == ("multi-label", 14)
+    assert (data.task, data.classes) == (MULTI_LABEL, 14)
     assert torch.equal(data.y, torch.from_numpy(labels.astype(np.int64)))
     assert torch.equal(data.test_y, data.y[:5])
     # A class that occurs nowhere keeps its column: C is the layout's, not the data's.

@@ -8,7 +8,7 @@ import torch
 import fdaudit
 from fdaudit.data.public import shifted_copies
 from fdaudit.errors import SpecError
-from fdaudit.planning.plan import make_plan
+from fdaudit.planning.simulated import simulated_case
 from fdaudit.rng import child
 from fdaudit.spec.schema import load_spec
 from fdaudit.storage.files import decode
@@ -53,12 +53,12 @@ def test_every_copy_is_answered(tmp_path):
         protocol=kd, public_copies=4, splits={"proxy": 0.2, "candidates": 4}, adversaries=["aggregator"]
     )
     made = fdaudit.run(spec, tmp_path / "run")
-    plan = make_plan(load_spec(spec), known(0))
-    assert len(made.plan.public) == len(plan.public) == 4 * len(made.plan.splits.proxy)
+    case = simulated_case(load_spec(spec), known(0))
+    assert len(made.case.public) == len(case.public) == 4 * len(made.case.splits.proxy)
     folder = tmp_path / "run" / "transcript"
     sent = [m for m in read_log(folder).messages if m.kind == "logits"]
     assert sent
-    assert {len(decode(read_payload(folder, m))["values"]) for m in sent} == {len(made.plan.public)}
+    assert {len(decode(read_payload(folder, m))["values"]) for m in sent} == {len(made.case.public)}
 
 
 def test_texts_are_not_shifted(tmp_path):
@@ -74,4 +74,4 @@ def test_texts_are_not_shifted(tmp_path):
         public_copies=2,
     )
     with pytest.raises(SpecError, match="shifts images"):
-        make_plan(load_spec(spec), known(0))
+        simulated_case(load_spec(spec), known(0))

@@ -12,11 +12,12 @@ import torch
 from fdaudit.data import Dataset, load_dataset
 from fdaudit.data.texts.files import read_texts
 from fdaudit.data.texts.vocabulary import known_words
-from fdaudit.data.texts.words import SPECIAL, words_of
+from fdaudit.data.texts.words import SPECIAL, Numbering, words_of
 from fdaudit.errors import DataError
-from fdaudit.planning.plan import make_plan
+from fdaudit.planning.simulated import simulated_case
 from fdaudit.rng import SecretStream
 from fdaudit.spec.schema import DatasetSpec, load_spec
+from fdaudit.tasks import TEXT
 from fdaudit.types import PADDING, UNKNOWN
 
 from ..helpers.run_cases import known, tiny
@@ -57,7 +58,7 @@ def test_words_are_runs_of_letters_and_digits(text, words):
 
 def test_a_table_is_read_row_by_row(tmp_path):
     path = table(tmp_path, 'id,text,label\r\n7,"One, two\nthree four",0\r\n\r\n8,two five,1\r\n')
-    raw = read_texts(path, 3)
+    raw = read_texts(path, Numbering(3))
     assert raw.words[:2] == SPECIAL
     assert [[raw.words[n] for n in row] for row in raw.x.tolist()] == [
         ["one", "two", "three"],
@@ -68,12 +69,12 @@ def test_a_table_is_read_row_by_row(tmp_path):
 
 
 def test_quotes_of_a_tab_separated_table_are_plain_characters(tmp_path):
-    raw = read_texts(table(tmp_path, 'text\tlabel\n"so it goes\t0\nyes\t1\n', "a.tsv"), 4)
+    raw = read_texts(table(tmp_path, 'text\tlabel\n"so it goes\t0\nyes\t1\n', "a.tsv"), Numbering(4))
     assert [raw.words[n] for n in raw.x[0].tolist()] == ["so", "it", "goes", "<pad>"]
 
 
 def test_a_text_without_a_word_is_one_unknown_word(tmp_path):
-    raw = read_texts(table(tmp_path, "text,label\n!!!,0\nyes,1\n"), 2)
+    raw = read_texts(table(tmp_path, "text,label\n!!!,0\nyes,1\n"), Numbering(2))
     assert raw.x[0].tolist() == [UNKNOWN, PADDING]
 
 
@@ -101,19 +102,19 @@ def test_a_text_without_a_word_is_one_unknown_word(tmp_path):
 )
 def test_a_damaged_table_is_one_error_that_names_the_row(tmp_path, content, message):
     with pytest.raises(DataError, match=message):
-        read_texts(table(tmp_path, content), 4)
+        read_texts(table(tmp_path, content), Numbering(4))
 
 
 def test_a_large_table_is_refused_before_it_is_read(tmp_path, monkeypatch):
     monkeypatch.setenv("FDAUDIT_MOST_TABLE_BYTES", "20")
     with pytest.raises(DataError, match="FDAUDIT_MOST_TABLE_BYTES raises that"):
-        read_texts(table(tmp_path, "text,label\nabc,0\nabc,1\n"), 4)
+        read_texts(table(tmp_path, "text,label\nabc,0\nabc,1\n"), Numbering(4))
 
 
 def test_tokens_that_would_fill_memory_are_refused(tmp_path, monkeypatch):
     monkeypatch.setenv("FDAUDIT_MOST_DATA_BYTES", "100")
     with pytest.raises(DataError, match="FDAUDIT_MOST_DATA_BYTES raises that"):
-        read_texts(table(tmp_path, "text,label\na,0\nb,1\n"), 8)
+        read_texts(table(tmp_path, "text,label\na,0\nb,1\n"), Numbering(8))
 
 
 def test_an_absent_table_names_the_remedy(tmp_path):
@@ -145,7 +146,7 @@ def given(x, y=(0, 1), words=("<pad>", "<unknown>", "a")):
 
 def test_texts_are_a_task_of_their_own():
     made = given(torch.tensor([[2, 0], [1, 2]]))
-    assert (made.task, made.input_shape) == ("text", (2,))
+    assert (made.task, made.input_shape) == (TEXT, (2,))
 
 
 @pytest.mark.parametrize(
@@ -203,8 +204,8 @@ def spec_of(path, **changes):
 
 
 def test_private_words_change_nothing_that_others_see(tmp_path):
-    plan = make_plan(spec_of(write_texts(tmp_path / "a.csv")), known(0))
-    splits, words = plan.splits, plan.dataset.words
+    case = simulated_case(spec_of(write_texts(tmp_path / "a.csv")), known(0))
+    splits, words = case.splits, case.dataset.words
     names = {f"name{row}" for row in torch.cat([splits.proxy, splits.auxiliary]).tolist()}
     assert {w for w in words if w.startswith("name")} == names
     # A client's text is replaced by others: the vocabulary and the network stay the same.
@@ -213,15 +214,15 @@ def test_private_words_change_nothing_that_others_see(tmp_path):
     changed[row] = ("entirely other words", changed[row][1])
     path = tmp_path / "b.csv"
     path.write_text("text,label\n" + "".join(f"{t},{y}\n" for t, y in changed))
-    other = make_plan(spec_of(path), known(0))
+    other = simulated_case(spec_of(path), known(0))
     assert other.dataset.words == words
-    assert other.architecture == plan.architecture
+    assert other.architecture == case.architecture
     assert other.dataset.x[row].tolist() == [UNKNOWN] * 3 + [PADDING] * 7
     same = torch.arange(120) != row
-    assert torch.equal(other.dataset.x[same], plan.dataset.x[same])
+    assert torch.equal(other.dataset.x[same], case.dataset.x[same])
 
 
 def test_without_public_and_auxiliary_texts_there_is_no_vocabulary(tmp_path):
     shares = {"test": 0.2, "proxy": 0.0, "auxiliary": 0.0, "candidates": 4}
     with pytest.raises(DataError, match="no text to take a vocabulary from"):
-        make_plan(spec_of(write_texts(tmp_path / "a.csv"), splits=shares), known(0))
+        simulated_case(spec_of(write_texts(tmp_path / "a.csv"), splits=shares), known(0))

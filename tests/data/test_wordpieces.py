@@ -8,7 +8,7 @@ import torch
 from fdaudit.data import load_dataset
 from fdaudit.data.texts.wordpieces import PieceNumbering, Pieces, read_pieces
 from fdaudit.errors import DataError, SpecError
-from fdaudit.planning.plan import make_plan
+from fdaudit.planning.simulated import simulated_case
 from fdaudit.rng import SecretStream
 from fdaudit.spec.schema import DatasetSpec, load_spec
 from fdaudit.types import PADDING, UNKNOWN
@@ -158,20 +158,20 @@ def spec_of(folder, **changes):
 
 def test_no_text_of_a_run_changes_the_vocabulary(tmp_path):
     shares = {"test": 0.2, "proxy": 0.0, "auxiliary": 0.0, "candidates": 4}
-    plan = make_plan(spec_of(tmp_path, splits=shares), known(0))
-    assert plan.dataset.words == VOCABULARY.words
-    assert plan.architecture.words == len(VOCABULARY.words)
+    case = simulated_case(spec_of(tmp_path, splits=shares), known(0))
+    assert case.dataset.words == VOCABULARY.words
+    assert case.architecture.words == len(VOCABULARY.words)
 
 
 def test_a_transformer_from_scratch_works_on_word_pieces(tmp_path):
-    plan = make_plan(spec_of(tmp_path, model={"name": "transformer", "params": {"width": 4}}), known(0))
-    assert plan.architecture.words == len(VOCABULARY.words)
+    case = simulated_case(spec_of(tmp_path, model={"name": "transformer", "params": {"width": 4}}), known(0))
+    assert case.architecture.words == len(VOCABULARY.words)
 
 
 def test_a_pretrained_network_is_refused_for_words_of_the_runs_own(tmp_path):
     own = {"name": f"text:{write_texts(tmp_path / 'a.csv')}", "length": 10}
     with pytest.raises(SpecError, match=r"for other words than .* Set `dataset\.wordpieces`"):
-        make_plan(spec_of(tmp_path, dataset=own), known(0))
+        simulated_case(spec_of(tmp_path, dataset=own), known(0))
 
 
 def test_files_of_a_network_lie_below_the_root_of_the_dataset(tmp_path):
@@ -179,11 +179,11 @@ def test_files_of_a_network_lie_below_the_root_of_the_dataset(tmp_path):
     write_bert(tmp_path / "net")
     own = {"name": "text:a.csv", "root": str(tmp_path), "length": 10, "wordpieces": "net"}
     model = {"name": "pretrained", "params": {"path": "net"}}
-    plan = make_plan(spec_of(tmp_path, dataset=own, model=model), known(0))
-    assert plan.architecture.params["path"] == str(tmp_path / "net")
-    assert plan.spec.model.params == {"path": "net"}
+    case = simulated_case(spec_of(tmp_path, dataset=own, model=model), known(0))
+    assert case.architecture.params["path"] == str(tmp_path / "net")
+    assert case.spec.model.params == {"path": "net"}
     with pytest.raises(SpecError, match=r"client_models\.1\.params\.path: .* is no folder"):
-        make_plan(
+        simulated_case(
             spec_of(
                 tmp_path,
                 dataset=own,
@@ -197,7 +197,7 @@ def test_files_of_a_network_lie_below_the_root_of_the_dataset(tmp_path):
 
 def test_a_run_with_other_files_is_another_run(tmp_path):
     spec = spec_of(tmp_path)
-    first = make_plan(spec, known(0)).identity
-    assert make_plan(spec, known(0)).identity == first
+    first = simulated_case(spec, known(0)).identity
+    assert simulated_case(spec, known(0)).identity == first
     write_bert(tmp_path / "net", sizes={**SIZES, "n_heads": 4})
-    assert make_plan(spec, known(0)).identity != first
+    assert simulated_case(spec, known(0)).identity != first

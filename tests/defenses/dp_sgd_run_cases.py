@@ -18,7 +18,7 @@ SETTINGS = {"clip": 0.5, "noise_multiplier": 0.5, "sample_rate": 0.5}
 
 def training(name: str, params: Mapping[str, Any] | None = None, *, only: str | None = None, **changes: Any):
     """DP-SGD on all that a protocol's clients train, or on one thing of it."""
-    cls, trains = DEFENSES.load("dp-sgd"), REGISTRY.load(name).trains
+    cls, trains = DEFENSES.load("dp-sgd"), REGISTRY.load(name).card.trains
     config = validate(cls.Config, {**SETTINGS, **changes})
     own = configured(name, params or {})
     return {of: cls(config, getattr(own, field)) for of, field in trains.items() if only in (None, of)}

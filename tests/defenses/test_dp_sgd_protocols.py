@@ -29,7 +29,7 @@ from .dp_sgd_run_cases import SETTINGS, declares_release, defended, releases, tr
 
 pytestmark = pytest.mark.thorough
 
-DEFENDED = [case for case in every_case() if getattr(REGISTRY.load(case[0]), "trains", {})]
+DEFENDED = [case for case in every_case() if REGISTRY.load(case[0]).card.trains]
 every_defended = pytest.mark.parametrize("case", thorough_beyond_defaults(DEFENDED))
 by_name = pytest.mark.parametrize("name", sorted({name for name, _ in DEFENDED}))
 
@@ -68,7 +68,7 @@ def test_every_training_is_on_record_as_a_release_with_its_event(case, made):
         (stated,) = message.defenses
         assert {n: stated[n] for n in SETTINGS} == SETTINGS
         assert stated["name"] == "dp-sgd"
-        assert stated["of"] in REGISTRY.load(case[0]).trains
+        assert stated["of"] in REGISTRY.load(case[0]).card.trains
     head, count = ran.positions[-1].head, ran.positions[-1].seq
     assert verify_transcript(ran.folder, head=head, count=count) == []
 
@@ -187,7 +187,7 @@ def test_a_message_that_declares_releases_alone_is_the_same_when_what_was_learnt
     case, tmp_path, monkeypatch
 ):
     """Other records, more of them, but the same noisy gradients: nothing behind a release changes by a bit."""
-    held, bare = Held(monkeypatch), REGISTRY.load(case[0]).pools_data
+    held, bare = Held(monkeypatch), REGISTRY.load(case[0]).card.pools_data
     held.remember()
     one = defended(tmp_path / "a", *case)
     for client in ("client/0", "client/2"):

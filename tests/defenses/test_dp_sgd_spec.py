@@ -13,7 +13,7 @@ import yaml
 import fdaudit
 from fdaudit.audit import simulation
 from fdaudit.errors import SpecError
-from fdaudit.planning.plan import make_plan
+from fdaudit.planning.simulated import simulated_case
 from fdaudit.spec.schema import load_spec
 
 from ..helpers.run_cases import known, tiny
@@ -138,12 +138,19 @@ def test_a_mistake_is_one_line_with_field_value_and_remedy(
     assert not (tmp_path / "run").exists()
 
 
-def test_a_protocol_that_trains_nothing_by_itself_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    from fdaudit.protocols import REGISTRY
-
-    monkeypatch.delattr(REGISTRY.load("fedavg"), "trains")
-    with pytest.raises(SpecError, match="train by themselves"):
-        make_plan(load_spec(tiny(defenses=[DP])), known(7))
+@pytest.mark.usefixtures("trusting")
+def test_a_protocol_that_trains_nothing_by_itself_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "trains_nothing.py").write_text(
+        "from fdaudit.federation.kit import SimpleProtocol, SimpleProtocolCard\n"
+        "class Still(SimpleProtocol):\n"
+        "    card = SimpleProtocolCard(name='still', messages=(), trains={})\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    still = {"name": "import:trains_nothing:Still"}
+    with pytest.raises(SpecError, match="clients of still train by themselves"):
+        simulated_case(load_spec(tiny(protocol=still, defenses=[DP])), known(7))
 
 
 def test_the_server_s_network_may_have_batchnorm_where_clients_have_none() -> None:
@@ -155,14 +162,14 @@ def test_the_server_s_network_may_have_batchnorm_where_clients_have_none() -> No
         dataset__image_size=16,
         splits__proxy=0.2,
     )
-    assert "model" in make_plan(load_spec(spec), known(7)).training
+    assert "model" in simulated_case(load_spec(spec), known(7)).training
 
 
 def test_the_divisor_is_the_protocol_s_batch_size_unless_given() -> None:
-    plan = make_plan(load_spec(tiny(defenses=[DP])), known(7))
-    assert plan.training["model"].expected_batch == 16
+    case = simulated_case(load_spec(tiny(defenses=[DP])), known(7))
+    assert case.training["model"].expected_batch == 16
     given = {**DP, "params": {**PARAMS, "expected_batch": 9}}
-    assert make_plan(load_spec(tiny(defenses=[given])), known(7)).training["model"].expected_batch == 9
+    assert simulated_case(load_spec(tiny(defenses=[given])), known(7)).training["model"].expected_batch == 9
 
 
 def test_fediods_two_trainings_have_batch_sizes_of_their_own() -> None:
@@ -170,7 +177,7 @@ def test_fediods_two_trainings_have_batch_sizes_of_their_own() -> None:
         protocol={"name": "fediod", "params": {"rounds": 2, "batch_size": 7, "samples": 5}},
         defenses=[DP, {**DP, "of": "discriminator"}],
     )
-    training = make_plan(load_spec(spec), known(7)).training
+    training = simulated_case(load_spec(spec), known(7)).training
     assert {of: rule.expected_batch for of, rule in training.items()} == {"model": 7, "discriminator": 5}
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from fdaudit.config import validate
 from fdaudit.errors import ProtocolError, SpecError
 from fdaudit.events import NoGuarantee
-from fdaudit.planning.plan import make_plan
+from fdaudit.planning.simulated import simulated_case
 from fdaudit.rng import SecretStream, child
 from fdaudit.spec.schema import Spec
 
@@ -211,7 +211,7 @@ def test_a_spec_that_attaches_it_to_another_kind_is_refused_before_the_run():
     entry = {"kind": "model_update", "name": "top-k"}
     written = {"protocol": {"name": "fedavg", "params": {"upload": "model_update"}}, "defenses": [entry]}
     with pytest.raises(SpecError, match="is no kind that top-k can treat") as caught:
-        make_plan(validate(Spec, written), known(0))
+        simulated_case(validate(Spec, written), known(0))
     assert caught.value.field == "defenses.0.kind"
 
 
@@ -219,7 +219,10 @@ def test_hard_labels_for_a_protocol_that_cannot_read_them_are_refused_before_the
     entry = {"kind": "logits", "name": "hard-label"}
     written = {"protocol": {"name": "fedkd"}, "defenses": [entry], "splits": {"proxy": 0.2}}
     with pytest.raises(SpecError, match="makes hard_labels of logits, which fedkd cannot read") as caught:
-        make_plan(validate(Spec, written), known(0))
+        simulated_case(validate(Spec, written), known(0))
     assert caught.value.field == "defenses.0.name"
     read = {"protocol": {"name": "fedmd"}, "defenses": [entry], "splits": {"proxy": 0.2}}
-    assert make_plan(validate(Spec, read), known(0)).defenses[("logits", "client")][0].name == "hard-label"
+    assert (
+        simulated_case(validate(Spec, read), known(0)).defenses[("logits", "client")][0].card.name
+        == "hard-label"
+    )

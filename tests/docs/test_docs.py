@@ -139,7 +139,7 @@ def test_the_page_of_kinds_tells_of_each_what_it_holds_and_who_reads_it() -> Non
         assert size == ("fixed" if KINDS[name].fixed_size else "varies")
         for attack in attacks.REGISTRY.names():
             card = attacks.REGISTRY.describe(attack)
-            assert (f"[{attack}]" in readers) == (name in (*card["needs"], *card.get("reads", ())))
+            assert (f"[{attack}]" in readers) == (name in (*card.needs, *card.reads))
 
 
 def test_the_transcript_page_lists_the_fields_of_a_line() -> None:

@@ -15,7 +15,7 @@ import yaml
 
 import fdaudit
 from fdaudit import attacks, defenses, protocols
-from fdaudit.cli.explain import card, text
+from fdaudit.cli.explain import explained, text
 from fdaudit.transcript.manifest import read_manifest
 
 from ..helpers.docs_pages import EXTRAS, blocks
@@ -71,8 +71,8 @@ def test_the_names_are_found_and_explained(extras: dict[str, dict[str, str]]) ->
     for room, registry in _ROOMS.items():
         for name in extras[f"fdaudit.{room}"]:
             assert name in registry.names()
-            assert registry.load(name).name == name
-            assert name in text(card(name))
+            assert registry.load(name).card.name == name
+            assert name in text(explained(name))
 
 
 def test_the_protocol_and_the_attack_run(runs: dict[str, fdaudit.Run]) -> None:

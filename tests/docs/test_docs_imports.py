@@ -14,7 +14,7 @@ import yaml
 
 import fdaudit
 from fdaudit import attacks, defenses
-from fdaudit.cli.explain import card
+from fdaudit.cli.explain import explained
 from fdaudit.errors import SpecError
 from fdaudit.isolation.attacker import settings_of
 from fdaudit.planning.card_protocol import known_protocol
@@ -85,7 +85,7 @@ def test_a_class_loads_in_the_isolated_process(site: Path) -> None:
 
 def test_every_room_is_explained(site: Path) -> None:
     for name, room in (("one_shot:OneShot", "protocol"), ("sign:Sign", "defence")):
-        assert card(f"import:fdaudit_extras.{name}")["room"] == room
+        assert explained(f"import:fdaudit_extras.{name}").room == room
 
 
 @pytest.mark.parametrize(
@@ -94,7 +94,7 @@ def test_every_room_is_explained(site: Path) -> None:
         ("import:confidence", "is no import path", "Write import:package.module:Class."),
         ("import:no_such_file:Attack", "names a module no_such_file that is not found", "PYTHONPATH"),
         ("import:fdaudit_extras.confidence:Nothing", "cannot be read", "Correct the class."),
-        ("import:fdaudit_extras.sign:Sign", "has no goal", "Correct the class."),
+        ("import:fdaudit_extras.sign:Sign", "has a card of another kind, DefenseCard", "Correct the class."),
         ("import:../x:Attack", "is no import path", "Write import:"),
     ],
 )
@@ -118,7 +118,7 @@ def test_a_class_may_not_take_an_unsafe_or_a_known_name(
 ) -> None:
     source = (site / "fdaudit_extras" / "confidence.py").read_text()
     module = f"renamed_{abs(hash(own))}"
-    (site / f"{module}.py").write_text(source.replace('= "confidence"', f"= {own!r}"))
+    (site / f"{module}.py").write_text(source.replace('name="confidence"', f"name={own!r}"))
     importlib.invalidate_caches()
     with pytest.raises(SpecError, match=problem):
         attacks.REGISTRY.called(f"import:{module}:Confidence")

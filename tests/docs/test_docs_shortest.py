@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 import fdaudit
-from fdaudit.cli.explain import card, text
+from fdaudit.cli.explain import explained, text
 from fdaudit.transcript.manifest import read_manifest
 
 from ..helpers.docs_pages import blocks, page
@@ -53,12 +53,12 @@ def test_a_whole_protocol_takes_at_most_45_lines(source: str) -> None:
 
 
 def test_it_is_explained_without_a_claim_about_its_messages(source: str) -> None:
-    found = card(_NAME)
+    found = explained(_NAME)
     shown = text(found)
     assert "averages what they send back" in shown
     assert "shortest.py, line" in shown
     assert "docs/protocols" not in shown
-    assert "sees" not in found
+    assert "sees" not in found.plain()
     assert "no message is sent" not in shown
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from fdaudit.errors import DataError
-from fdaudit.planning.plan import make_plan
+from fdaudit.planning.simulated import simulated_case
 from fdaudit.spec.schema import load_spec
 
 from ..helpers.docs_pages import ROOT, page
@@ -48,8 +48,8 @@ def test_the_specs_of_the_case_studies_load_and_say_what_they_are_about(path: Pa
 
 @pytest.mark.parametrize("path", OFFLINE, ids=lambda p: p.stem)
 def test_examples_on_digits_can_be_planned(path: Path) -> None:
-    plan = make_plan(load_spec(path), known(1))
-    assert any(a.params is not None for a in plan.attacks)
+    case = simulated_case(load_spec(path), known(1))
+    assert any(a.params is not None for a in case.attacks)
 
 
 def test_the_npz_example_takes_a_file_in_medmnist_layout(
@@ -65,9 +65,9 @@ def test_the_npz_example_takes_a_file_in_medmnist_layout(
     }
     np.savez(tmp_path / "pneumoniamnist.npz", **arrays)
     monkeypatch.setenv("FDAUDIT_DATA", str(tmp_path))
-    plan = make_plan(load_spec(ROOT / "examples" / "npz.yaml"), known(1))
-    assert plan.dataset.classes == 2
-    assert plan.dataset.input_shape == (1, 28, 28)
+    case = simulated_case(load_spec(ROOT / "examples" / "npz.yaml"), known(1))
+    assert case.dataset.classes == 2
+    assert case.dataset.input_shape == (1, 28, 28)
 
 
 def test_the_mnist_example_says_where_its_data_belongs(
@@ -75,12 +75,12 @@ def test_the_mnist_example_says_where_its_data_belongs(
 ) -> None:
     monkeypatch.setenv("FDAUDIT_DATA", str(tmp_path))
     with pytest.raises(DataError, match=r"MNIST/raw.*FDAUDIT_DATA.*download"):
-        make_plan(load_spec(ROOT / "examples" / "fedavg-mnist.yaml"), known(1))
+        simulated_case(load_spec(ROOT / "examples" / "fedavg-mnist.yaml"), known(1))
 
 
 @pytest.mark.data
 @pytest.mark.skipif(not os.environ.get("FDAUDIT_DATA"), reason="FDAUDIT_DATA is not set")
 @pytest.mark.parametrize("name", ["fedavg-mnist", "npz"])
 def test_examples_with_data_can_be_planned(name: str) -> None:
-    plan = make_plan(load_spec(ROOT / "examples" / f"{name}.yaml"), known(1))
-    assert any(a.params is not None for a in plan.attacks)
+    case = simulated_case(load_spec(ROOT / "examples" / f"{name}.yaml"), known(1))
+    assert any(a.params is not None for a in case.attacks)

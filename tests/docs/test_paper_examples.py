@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fdaudit.planning.plan import make_plan
+from fdaudit.planning.simulated import simulated_case
 from fdaudit.spec.schema import load_spec
 
 from ..helpers.docs_pages import ROOT
@@ -38,5 +38,5 @@ def test_each_says_what_it_is_and_leaves_the_seed_open(path: Path) -> None:
 @pytest.mark.skipif(not os.environ.get("FDAUDIT_DATA"), reason="FDAUDIT_DATA is not set")
 @pytest.mark.parametrize("path", MNIST, ids=lambda p: p.stem)
 def test_those_on_mnist_can_be_planned(path: Path) -> None:
-    plan = make_plan(load_spec(path), known(1))
-    assert len(plan.public) or not plan.protocol.needs_public
+    case = simulated_case(load_spec(path), known(1))
+    assert len(case.public) or not case.protocol.card.needs_public

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import inspect
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -14,6 +15,8 @@ from typing import Any
 import pytest
 import torch
 
+import fdaudit
+from fdaudit.kinds import KINDS
 from fdaudit.recording.record import check_record
 from fdaudit.recording.recorder import Recorder
 from fdaudit.storage.files import decode
@@ -120,7 +123,38 @@ def test_the_page_lists_the_files_and_the_fields(recorded: dict[str, Any], folde
         True
     }
     truth = {p.name for d in ("TRUTH", "SITES-TRUTH") for p in (folder / d).iterdir()}
-    assert table(_PAGE, "## TRUTH").keys() == truth
+    assert {"client-0.npz", "client-1.npz", "client-2.npz"} <= truth
+    others = {name for name in truth if not name.startswith("client-")}
+    assert table(_PAGE, "## TRUTH").keys() == others | {"client-K.npz"}
+
+
+def test_the_page_lists_the_kinds_that_clients_send() -> None:
+    listed = {
+        re.findall(r"`([\w/-]+)`", kind)[0]
+        for (kind,) in table(_PAGE, "## Which kind is my message?").values()
+    }
+    own = {name for name in listed if name not in KINDS}
+    assert own == {"acme/features"}
+    ways = {"updates", "answers", "ensemble", "prototypes", "counts", "labels"}
+    started = {kind.name for kind in KINDS.values() if kind.way in ways and not kind.exact}
+    assert started <= listed
+
+
+def test_the_loop_s_record_is_imported_with_its_truth(recorded: dict[str, Any], folder: Path) -> None:
+    card = {
+        "name": "the loop",
+        "asserted_by": "the page",
+        "classes": 3,
+        "input_shape": [1, 1, 8],
+        "protocol": {"name": "own"},
+        "training": {"lr": 0.1, "local_steps": 1, "batch_size": 20},
+    }
+    case = fdaudit.import_record("RECORD", "RUN", card=card, truth=["TRUTH"]).case
+    assert case.system.not_brought.isdisjoint({"records", "images", "uses"})
+    for party, rows in recorded["clients"].items():
+        split = case.splits.clients[int(party.removeprefix("client/"))]
+        assert torch.equal(case.dataset.x[split.train].flatten(1), recorded["x"][rows])
+        assert torch.equal(case.dataset.y[split.train], recorded["y"][rows])
 
 
 def test_what_the_writer_writes_passes_the_check(folder: Path, command: Command) -> None:

@@ -26,7 +26,7 @@ from torch.nn import functional as F
 from fdaudit.adversary.view import View
 from fdaudit.audit.run import Run
 from fdaudit.handout.oracle_server import Answering
-from fdaudit.planning.plan import Plan
+from fdaudit.planning.case import Case
 from fdaudit.rng import SecretStream
 from fdaudit.scoring.ground_truth import Truth
 from fdaudit.scoring.scoring import kept_scores
@@ -89,15 +89,15 @@ class Attacker:
     """
 
     def __init__(self, run: Run) -> None:
-        self.run, self.plan = run, run.plan
+        self.run, self.case = run, run.case
         self._vault = Vault(run.directory / "vault")
-        self._answering = Answering(run.plan, self._vault)
-        self._trainer, self._initial = run.plan.trainer(), run.plan.initial()
+        self._answering = Answering(run.case, self._vault)
+        self._trainer, self._initial = run.case.trainer(), run.case.initial()
         self._module = self._trainer.network(self._initial).eval()
         self._kept: dict[tuple[Any, ...], Any] = {}
-        truth = Truth(run.plan, self._vault)
+        truth = Truth(run.case, self._vault)
         self._truth = {k: truth.canaries(k) for k in truth.with_canaries}
-        self._asked = {k: _asked(run.plan, k, challenge) for k, (challenge, _) in self._truth.items()}
+        self._asked = {k: _asked(run.case, k, challenge) for k, (challenge, _) in self._truth.items()}
 
     @property
     def paired(self) -> bool:
@@ -125,7 +125,7 @@ class Attacker:
 
     def _own_attacks(self, view: str) -> dict[str, dict[str, Tensor]]:
         """The scores of canaries that fdaudit's own attacks left in the vault, by attack and client."""
-        wanted = [a.name for a in self.plan.attacks if a.params is not None and view in a.adversaries]
+        wanted = [a.name for a in self.case.attacks if a.params is not None and view in a.adversaries]
         scores = {name: kept_scores(self.run.directory, f"{view}/{name}", "canaries") for name in wanted}
         return {name: by_client for name, by_client in scores.items() if by_client}
 
@@ -176,9 +176,9 @@ class Attacker:
             tensors = view.tensors(m)
             found = {}
             if bool((asked.rows >= 0).any()):
-                found[f"answer, {mine}"] = _in_answer(self.plan, tensors, asked)
+                found[f"answer, {mine}"] = _in_answer(self.case, tensors, asked)
             if (
-                len(self.plan.public)
+                len(self.case.public)
                 and "values" in tensors
                 and tensors["values"].ndim == 2
                 and tensors["values"].shape[1] == 10
@@ -197,7 +197,7 @@ class Attacker:
     def _probes(self, index: Tensor) -> Tensor:
         key = ("probes", tuple(index[:_PROBES].tolist()))
         if key not in self._kept:
-            self._kept[key] = self.plan.public[index[:_PROBES].long()]
+            self._kept[key] = self.case.public[index[:_PROBES].long()]
         found: Tensor = self._kept[key]
         return found
 
@@ -238,7 +238,7 @@ class Attacker:
 
     def _own(self, asked: Asked) -> Mapping[str, Tensor]:
         """The model that a client starts from: a guarantee holds against whoever knows it."""
-        return self.plan.networks.initial([asked.client], self.plan.seed)[asked.client]
+        return self.case.networks.initial([asked.client], self.case.seed)[asked.client]
 
     def _of_outputs(self, asked: Asked, probes: Tensor, said: Tensor, soft: bool) -> Tensor:
         """Return scores (n,) from a client's answers, by the change that each record would make to them.
@@ -326,11 +326,11 @@ def _regression(effects: Tensor, seen: Tensor) -> Tensor:
     return torch.linalg.solve(gram + 0.03 * torch.eye(len(gram), dtype=gram.dtype), scaled @ seen)
 
 
-def _in_answer(plan: Plan, tensors: Mapping[str, Tensor], asked: Asked) -> Tensor:
+def _in_answer(case: Case, tensors: Mapping[str, Tensor], asked: Asked) -> Tensor:
     """Return how much a message supports each canary's label, where its image is a sample."""
     index = sample_index(tensors)
     values = (tensors["values"] if "values" in tensors else tensors["counts"]).cpu()
-    said = torch.zeros(len(plan.public), plan.dataset.classes, dtype=torch.float64)
+    said = torch.zeros(len(case.public), case.dataset.classes, dtype=torch.float64)
     known = (index >= 0) & (index < len(said))
     if values.ndim == 1:
         known &= (values >= 0) & (values < said.shape[1])
@@ -346,16 +346,16 @@ def _in_favour(told: Tensor, y: Tensor) -> Tensor:
     return told.double().clamp_min(1e-12).log()[torch.arange(len(y)), y]
 
 
-def _asked(plan: Plan, client: str, challenge: Challenge) -> Asked:
-    split = plan.splits.clients[int(client.partition("/")[2])]
+def _asked(case: Case, client: str, challenge: Challenge) -> Asked:
+    split = case.splits.clients[int(client.partition("/")[2])]
     kept = split.train[~torch.isin(split.train, split.canaries)]
-    others = plan.dataset.x[kept], plan.dataset.y[kept]
-    return Asked(client=client, challenge=challenge, others=others, rows=_rows(plan, challenge.x))
+    others = case.dataset.x[kept], case.dataset.y[kept]
+    return Asked(client=client, challenge=challenge, others=others, rows=_rows(case, challenge.x))
 
 
-def _rows(plan: Plan, x: Tensor) -> Tensor:
+def _rows(case: Case, x: Tensor) -> Tensor:
     """The public sample that is each image; -1 where none is."""
-    if not len(plan.public):
+    if not len(case.public):
         return torch.full((len(x),), -1)
-    same = torch.cdist(x.flatten(1).double(), plan.public.flatten(1).double()) < 1e-6
+    same = torch.cdist(x.flatten(1).double(), case.public.flatten(1).double()) < 1e-6
     return torch.where(same.any(1), same.float().argmax(1), -1)

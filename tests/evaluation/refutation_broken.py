@@ -72,8 +72,8 @@ def _undefended_oracle(patch: pytest.MonkeyPatch) -> None:
     """The oracle on the released model answers from the model before the noise on its message."""
 
     def released(self: Any) -> Any:
-        plan = self._plan
-        protocol = set_up(plan.protocol, plan.protocol_config, plan.common, plan.clients, plan.seed)
+        case = self._case
+        protocol = set_up(case.protocol, case.protocol_config, case.common, case.clients, case.seed)
         protocol.state = self._vault.load(self._vault.load_round()["state"])
         return protocol.released()
 
@@ -88,8 +88,8 @@ _BELIEVED = {("hard_labels", "aggregator"), ("hard_labels", "client")}
 def _sizes_believed(patch: pytest.MonkeyPatch) -> None:
     """A ledger that takes the size of answers for fixed, although their number varies."""
     honest = message_sizes.fixed_sizes
-    patch.setattr("fdaudit.audit.ledgers.fixed_sizes", lambda plan: honest(plan) | _BELIEVED)
-    patch.setattr(refutation_rows, "fixed_sizes", lambda plan: honest(plan) | _BELIEVED)
+    patch.setattr("fdaudit.audit.ledgers.fixed_sizes", lambda case: honest(case) | _BELIEVED)
+    patch.setattr(refutation_rows, "fixed_sizes", lambda case: honest(case) | _BELIEVED)
 
 
 BROKEN = (

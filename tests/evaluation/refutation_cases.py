@@ -119,7 +119,7 @@ def _wide(
 
 
 def _needs_public(protocol: str) -> bool:
-    return bool(PROTOCOLS.load(protocol).needs_public)
+    return bool(PROTOCOLS.load(protocol).card.needs_public)
 
 
 _LOCAL = {"local_steps": 2, "batch_size": 64, "lr": 5e-4}

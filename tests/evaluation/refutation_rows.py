@@ -82,9 +82,9 @@ def rows_of(case: Case, directory: Path) -> list[Row]:
 
 def sizes_differ(run: Run, twin: Run) -> list[tuple[str, str]]:
     """Return the kinds and senders of messages whose size is declared fixed and differs between two runs."""
-    fixed = fixed_sizes(run.plan)
+    fixed = fixed_sizes(run.case)
     # Secret coins decide how many clients take part, whatever the data: then only the sizes count, not their number.
-    by_coins = "updates" in run.plan.training and run.plan.protocol_config.fraction == 1
+    by_coins = "updates" in run.case.training and run.case.protocol_config.fraction == 1
 
     def sizes(of: Run) -> dict[tuple[str, str], list[int]]:
         found: dict[tuple[str, str], list[int]] = {}
@@ -117,7 +117,7 @@ def _shown(row: Row) -> str:
 
 
 def _views(run: Run) -> Iterator[str]:
-    known = {*run.plan.parties, "world", EAVESDROPPER}
+    known = {*run.case.parties, "world", EAVESDROPPER}
     for name in ADVERSARIES:
         members = name.split("+")
         if known >= set(members) and "client/0" not in members:
@@ -139,8 +139,10 @@ def _row(case: Case, attacker: Attacker, view: str) -> Row:
 
 def _overheard(case: Case, run: Run, twin: Run) -> Row:
     """Return the row of an eavesdropper on an encrypted transport: a fixed size that varies refutes any ε."""
-    plan = replace(run.plan, spec=run.plan.spec.model_copy(update={"transport": "encrypted"}))
-    entry = books_of(replace(run.opened, plan=plan)).ledger(EAVESDROPPER, delta=plan.spec.privacy.delta)
+    encrypted = replace(run.case, spec=run.case.spec.model_copy(update={"transport": "encrypted"}))
+    entry = books_of(replace(run.opened, case=encrypted)).ledger(
+        EAVESDROPPER, delta=encrypted.spec.privacy.delta
+    )
     blank = _blank(case, ENCRYPTED, entry)
     if not entry.finite:
         return blank

@@ -124,7 +124,7 @@ def test_a_budget_of_nothing_is_refused_by_the_spec():
 def test_an_oracle_that_may_not_be_asked_is_a_reason(tmp_path):
     run = fdaudit.run(spec(attacks=[{"name": "loss-threshold"}], adversaries=["world"]), tmp_path / "run")
     stage = Stage(run.opened)
-    (attack,) = (a for a in run.plan.attacks if a.name == "loss-threshold")
+    (attack,) = (a for a in run.case.attacks if a.name == "loss-threshold")
     issued = stage.challenges("world")
     task = AttackTask(targets=stage.victims("world"), challenges=issued, oracle=Oracle("soft", budget=0))
     with stage.adversary("world") as given:

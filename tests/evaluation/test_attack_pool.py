@@ -10,7 +10,8 @@ import pytest
 
 from fdaudit.evaluation import attack_pool, runner
 from fdaudit.parallel.pool import Pool
-from fdaudit.planning.plan import Plan, make_plan
+from fdaudit.planning.case import Case
+from fdaudit.planning.simulated import simulated_case
 from fdaudit.spec.schema import load_spec
 
 from ..helpers.run_cases import known
@@ -33,17 +34,17 @@ def test_as_many_as_a_run_will_ask_for(
     monkeypatch.setattr("os.cpu_count", lambda: processors)
     attack_pool.stand_by()
     assert calls == made
-    assert plan().execution.threads == min(processors, 8)
+    assert case().execution.threads == min(processors, 8)
 
 
 def test_nobody_waits_where_an_accelerator_attacks(calls: list[str]) -> None:
     attack_pool.stand_by()
-    runner.stand_by(plan(on="cuda"))
+    runner.stand_by(case(on="cuda"))
     assert calls[-1].endswith(" go")
 
 
-def plan(on: str = "cpu") -> Plan:
-    made = make_plan(load_spec({**SPEC, "threads": None}), known(1))
+def case(on: str = "cpu") -> Case:
+    made = simulated_case(load_spec({**SPEC, "threads": None}), known(1))
     return replace(made, execution=replace(made.execution, device=on))
 
 

@@ -14,8 +14,8 @@ from fdaudit.evaluation import runner
 from fdaudit.evaluation.runner import Desk, Piece, attack_cells
 from fdaudit.evaluation.stage import Stage
 from fdaudit.parallel.pool import Pool
-from fdaudit.planning.run_directory import RunDirectory
 from fdaudit.result import read_cell
+from fdaudit.scoring.run_directory import RunDirectory
 from fdaudit.storage.files import load_json
 
 SPEC: dict[str, Any] = {
@@ -43,7 +43,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> fdaudit.Run:
 @pytest.mark.thorough
 def test_a_cell_ends_the_same_in_a_process_of_its_own(run: fdaudit.Run) -> None:
     desk, compared = Desk(run.opened), 0
-    for attack in run.plan.attacks:
+    for attack in run.case.attacks:
         if attack.params is None:
             continue
         for cell, seconds in desk.cells(Piece(run.directory, attack, ("server", "world"))):
@@ -76,7 +76,7 @@ class _Dying:
         for number, piece in enumerate(pieces):
             self.pieces.append(tuple(piece["adversaries"]))
             desk = Desk(RunDirectory.reopen(Path(piece["run"])))
-            attack = next(a for a in desk.run.plan.attacks if a.name == piece["attack"])
+            attack = next(a for a in desk.run.case.attacks if a.name == piece["attack"])
             names = tuple(n for n in piece["adversaries"][:1] if not (self._always and n == "world"))
             for cell, seconds in desk.cells(Piece(Path(piece["run"]), attack, names)):
                 yield number, {"adversary": cell.adversary, "cell": cell.plain(), "seconds": seconds}
@@ -127,7 +127,7 @@ class _Far:
         for number, piece in enumerate(pieces):
             yield number, {"tick": ["worker lost, tried again", 1, 2]}
             desk = Desk(RunDirectory.reopen(Path(piece["run"])))
-            attack = next(a for a in desk.run.plan.attacks if a.name == piece["attack"])
+            attack = next(a for a in desk.run.case.attacks if a.name == piece["attack"])
             for name in piece["adversaries"]:
                 if name in self._failing:
                     yield number, {"failed": "lost for good", "adversaries": [name]}

@@ -20,8 +20,8 @@ from fdaudit.evaluation.stage import Stage
 from fdaudit.goals.label_distribution import LabelDistribution
 from fdaudit.goals.membership import Membership
 from fdaudit.goals.reconstruction import Reconstruction
-from fdaudit.planning.plan import make_plan
-from fdaudit.planning.run_directory import RunDirectory
+from fdaudit.planning.simulated import simulated_case
+from fdaudit.scoring.run_directory import RunDirectory
 from fdaudit.spec.schema import load_spec
 
 from ..helpers.doubles import HOOKS, SEED, in_a_thread, registered, spec
@@ -50,7 +50,7 @@ def tried(tmp_path_factory):
     run = tmp_path_factory.mktemp("controls") / "run"
     with registered("noise", "cheat"):
         wanted = load_spec(spec(attacks=[{"name": "noise"}, {"name": "cheat"}]))
-        auxiliary = len(make_plan(wanted, known(SEED)).auxiliary[1])
+        auxiliary = len(simulated_case(wanted, known(SEED)).auxiliary[1])
         with hooked(auxiliary=lambda: auxiliary):
             perform(wanted, run)
     return run
@@ -80,9 +80,9 @@ def test_an_attack_that_finds_members_of_an_untrained_model_fails_its_negative_c
 def test_controls_on_gradients_try_eight_records_or_more_whatever_the_batch(batch_size, records):
     local = {"rounds": 1, "upload": "gradient", "batch_size": batch_size, "lr": 0.1}
     wanted = load_spec(spec(protocol={"name": "fedavg", "params": local}, attacks=[{"name": "analytic"}]))
-    plan = make_plan(wanted, known(SEED))
-    [analytic] = [a for a in plan.attacks if a.name == "analytic"]
-    for control in bare_gradients(analytic, plan).values():
+    case = simulated_case(wanted, known(SEED))
+    [analytic] = [a for a in case.attacks if a.name == "analytic"]
+    for control in bare_gradients(analytic, case).values():
         assert {f.n for f in control.figures} == {records}
 
 
@@ -185,10 +185,10 @@ def stage(tmp_path_factory):
     run = tmp_path_factory.mktemp("crash") / "run"
     with registered("crash"):
         wanted = load_spec(spec(attacks=[{"name": "crash"}]))
-        plan = make_plan(wanted, known(SEED))
+        case = simulated_case(wanted, known(SEED))
         with hooked(crash=lambda where, task: None):
             perform(wanted, run)
-    return Stage(RunDirectory(run, plan))
+    return Stage(RunDirectory(run, case))
 
 
 LINE = r"\(\S+/test_controls\.py, line \d+\)"
@@ -196,7 +196,7 @@ LINE = r"\(\S+/test_controls\.py, line \d+\)"
 
 
 def cell_of(stage, adversary, crash):
-    (attack,) = stage.plan.attacks
+    (attack,) = stage.case.attacks
     with in_a_thread(), hooked(crash=crash), stage.adversary(adversary) as given:
         return stage.cell(given, attack)
 

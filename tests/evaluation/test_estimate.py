@@ -15,7 +15,7 @@ from fdaudit.evaluation import estimate as estimates
 from fdaudit.evaluation.estimate import Estimate, Unit, Work, estimate
 from fdaudit.evaluation.runner import attack_cells
 from fdaudit.planning.attacks import plan_attack
-from fdaudit.planning.plan import make_plan
+from fdaudit.planning.simulated import simulated_case
 from fdaudit.progress import progress
 from fdaudit.spec.schema import load_spec
 from fdaudit.storage.vault import Secrets
@@ -48,12 +48,12 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> fdaudit.Run:
 def unit(monkeypatch: pytest.MonkeyPatch) -> Unit:
     """A step of one millisecond, so that estimates do not depend on the machine."""
     found = Unit(seconds=0.001, parameters=1000, kept=500)
-    monkeypatch.setattr(Unit, "measured", lambda plan: found)
+    monkeypatch.setattr(Unit, "measured", lambda case: found)
     return found
 
 
 def planned(run: fdaudit.Run, name: str, **params: Any) -> AttackPlan:
-    return plan_attack(name, params, run.plan.spec, "attack", ("server",))
+    return plan_attack(name, params, run.case.spec, "attack", ("server",))
 
 
 def of(run: fdaudit.Run, cells: Mapping[AttackPlan, tuple[str, ...]], processes: int = 1) -> Estimate:
@@ -67,7 +67,7 @@ def seconds(found: Estimate) -> float:
 
 
 def slow(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Unit, "measured", lambda plan: Unit(seconds=1.0, parameters=1000, kept=500))
+    monkeypatch.setattr(Unit, "measured", lambda case: Unit(seconds=1.0, parameters=1000, kept=500))
 
 
 def test_it_is_said_before_the_first_cell(run: fdaudit.Run, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -119,7 +119,7 @@ def test_time_is_shared_by_processes_but_no_attack_is_split(run: fdaudit.Run, un
     one, two, many = (seconds(of(run, cells, processes)) for processes in (1, 2, 100))
     assert two == pytest.approx(one / 2)
     (longest,) = (a for a in cells if a.name == "rmia")
-    assert many == pytest.approx(0.001 * (longest.card["work"]["once"] + 2 * longest.card["work"]["each"]))
+    assert many == pytest.approx(0.001 * (longest.card.work["once"] + 2 * longest.card.work["each"]))
 
 
 def test_time_follows_the_measured_step(run: fdaudit.Run, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -127,26 +127,26 @@ def test_time_follows_the_measured_step(run: fdaudit.Run, monkeypatch: pytest.Mo
     found = []
     for step in (0.001, 0.05):
         monkeypatch.setattr(
-            Unit, "measured", lambda plan, step=step: Unit(seconds=step, parameters=1, kept=1)
+            Unit, "measured", lambda case, step=step: Unit(seconds=step, parameters=1, kept=1)
         )
         found.append(seconds(of(run, cells)))
     assert found[1] == pytest.approx(50 * found[0])
 
 
 def test_memory_grows_with_pixels_and_with_processes(run: fdaudit.Run) -> None:
-    units, plans = [], []
+    units, cases = [], []
     for size in (8, 32):
         spec = load_spec(
             {**SPEC, "dataset": {**SPEC["dataset"], "image_size": size}, "model": {"name": "cnn-strided"}}
         )
-        plans.append(make_plan(spec, Secrets.draw(1)))
-        units.append(Unit.measured(plans[-1]))
+        cases.append(simulated_case(spec, Secrets.draw(1)))
+        units.append(Unit.measured(cases[-1]))
     small, large = units
     assert large.kept > 8 * small.kept
     assert large.parameters > small.parameters
     assert all(u.seconds > 0 for u in units)
     (one, two), (more, most) = (
-        [estimates._gigabytes(p, u, n) for n in (1, 2)] for p, u in zip(plans, units, strict=True)
+        [estimates._gigabytes(p, u, n) for n in (1, 2)] for p, u in zip(cases, units, strict=True)
     )
     assert one < two < most
     assert one < more < most
@@ -163,9 +163,8 @@ def test_an_attack_that_states_no_usable_work_is_named(
     work: Any, run: fdaudit.Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gap = planned(run, "gap")
-    silent = replace(
-        planned(run, "loss-threshold"), card={**planned(run, "loss-threshold").card, "work": work}
-    )
+    stated = planned(run, "loss-threshold")
+    silent = replace(stated, card=replace(stated.card, work=work))
     slow(monkeypatch)
     found = of(run, {gap: ("server",), silent: ("server",)})
     assert found.cells == 2
@@ -179,7 +178,7 @@ def test_every_attack_states_its_work(name: str) -> None:
     work = Work.of(card)
     assert work is not None
     assert work.once + work.each > 0
-    assert set(work.grows) <= card["profiles"]["quick"].keys()
+    assert set(work.grows) <= card.profiles["quick"].keys()
 
 
 @pytest.mark.parametrize(

@@ -27,6 +27,7 @@ from typing import Any, ClassVar
 
 from fdaudit.config import Config
 from fdaudit.goals.membership import Membership
+from fdaudit.registry import AttackCard
 from fdaudit.types import Applicability
 
 
@@ -35,13 +36,15 @@ class NoSettings(Config):
 
 
 class Hungry:
-    name: ClassVar[str] = "hungry"
-    goal: ClassVar[str] = "membership"
-    needs: ClassVar[tuple[str, ...]] = ("oracle (soft labels)",)
-    assumes: ClassVar[tuple[str, ...]] = ()
-    oracle: ClassVar[str] = "soft"
-    source: ClassVar[str] = "none"
-    profiles: ClassVar[dict[str, dict[str, Any]]] = {"quick": {}, "standard": {}, "full": {}}
+    card = AttackCard(
+        name="hungry",
+        goal="membership",
+        needs=("oracle (soft labels)",),
+        assumes=(),
+        oracle="soft",
+        source="none",
+        profiles={"quick": {}, "standard": {}, "full": {}},
+    )
     Config: ClassVar[type[NoSettings]] = NoSettings
 
     def __init__(self, config):

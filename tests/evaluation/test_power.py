@@ -78,7 +78,7 @@ def test_the_rehearsal_has_coins_of_its_own(run: fdaudit.Run) -> None:
     from fdaudit.evaluation.stage import Stage
 
     rehearsed = Stage(run.opened)._rehearsed
-    truth = Stage(run.opened)._truth
+    truth = run.opened.truth
     for client in ("client/0", "client/1"):
         challenge, member = truth.challenge(client)
         again = rehearsed.members(client)

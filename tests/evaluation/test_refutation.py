@@ -31,7 +31,7 @@ SETTINGS = {
 
 
 def test_every_protocol_has_a_case_of_its_private_preset() -> None:
-    declared = {name for name in PROTOCOLS.names() if "private" in PROTOCOLS.load(name).privacy}
+    declared = {name for name in PROTOCOLS.names() if "private" in PROTOCOLS.load(name).card.privacy}
     shown = {c.protocol for c in CASES if "preset" in c.spec}
     assert shown | set(NOT_A_CLAIM) == declared
     assert not shown & set(NOT_A_CLAIM)
@@ -39,7 +39,7 @@ def test_every_protocol_has_a_case_of_its_private_preset() -> None:
 
 def test_a_protocol_without_a_case_trains_nothing_and_sends_nothing() -> None:
     for name in NOT_A_CLAIM:
-        assert PROTOCOLS.load(name).messages == ()
+        assert PROTOCOLS.load(name).card.messages == ()
 
 
 def test_every_defence_has_a_case_or_never_gives_a_guarantee() -> None:

@@ -11,8 +11,8 @@ import torch
 import fdaudit
 from fdaudit.errors import FdauditError
 from fdaudit.handout.oracle_server import Answering
-from fdaudit.planning.run_directory import RunDirectory
 from fdaudit.rng import SecretStream
+from fdaudit.scoring.run_directory import RunDirectory
 from fdaudit.storage.vault import Vault
 
 SHARE = {"soft": "soft_labels", "hard": "hard_labels"}
@@ -42,8 +42,8 @@ def spec(**changes: Any) -> dict[str, Any]:
 def answering(folder: Path, **changes: Any) -> tuple[Answering, Any, Vault]:
     run = fdaudit.run(spec(**changes), folder / "run")
     vault = Vault(run.directory / "vault")
-    plan = RunDirectory.reopen(run.directory).plan
-    return Answering(plan, vault), plan, vault
+    case = RunDirectory.reopen(run.directory).case
+    return Answering(case, vault), case, vault
 
 
 def with_share(share: str) -> dict[str, Any]:
@@ -61,13 +61,13 @@ def soft(tmp_path_factory: pytest.TempPathFactory) -> tuple[Answering, Any, Vaul
 
 
 def test_the_server_asks_each_clients_own_last_model(soft: tuple[Answering, Any, Vault]) -> None:
-    found, plan, vault = soft
+    found, case, vault = soft
     handle = found.oracle(["server"], "soft")
     assert handle is not None
     assert handle.models == ("client/0", "client/1", "client/2")
     for k in handle.models:
         model = vault.load(f"models/{k.replace('/', '-')}")
-        expected = plan.trainer().predict(model, X).softmax(1)
+        expected = case.trainer().predict(model, X).softmax(1)
         assert torch.equal(found.reply("soft", X, k, NOISE), expected)
         assert torch.equal(found.reply("hard", X, k, NOISE), expected.argmax(1))
     assert not torch.equal(
@@ -110,8 +110,8 @@ def test_clients_that_send_hard_labels_answer_with_hard_labels_alone(tmp_path: P
 
 def test_a_defence_on_their_messages_stands_on_their_answers(tmp_path: Path) -> None:
     noise = {"kind": "soft_labels", "name": "gaussian-noise", "params": {"sigma": 5.0}}
-    found, plan, vault = answering(tmp_path, defenses=[noise])
-    plain = plan.trainer().predict(vault.load("models/client-0"), X).softmax(1)
+    found, case, vault = answering(tmp_path, defenses=[noise])
+    plain = case.trainer().predict(vault.load("models/client-0"), X).softmax(1)
     one, two = (found.reply("soft", X, "client/0", SecretStream(bytes(32), "test", n)) for n in (1, 2))
     assert float((one - plain).std()) == pytest.approx(5.0, rel=0.4)
     assert not torch.equal(one, two), "noise is drawn afresh for each question"

@@ -11,6 +11,7 @@ from fdaudit.federation.networks import Networks
 from fdaudit.federation.protocol import Common
 from fdaudit.federation.rehearsal import rehearse
 from fdaudit.models import architecture
+from fdaudit.registry import DefenseCard
 from fdaudit.rng import child
 from fdaudit.spec.schema import ModelSpec
 from fdaudit.training.execution import Execution
@@ -20,10 +21,10 @@ from fdaudit.transcript.wire import Released
 class Quiet:
     """A defence that changes nothing and promises nothing."""
 
-    name = "quiet"
+    card = DefenseCard(name="quiet")
 
     def describe(self):
-        return {"name": self.name}
+        return {"name": self.card.name}
 
     def release(self, kind, tensors, noise):
         return Released(kind=kind, tensors=tensors, event=NoGuarantee(reason="none"))

@@ -90,7 +90,7 @@ def digits() -> torch.Tensor:
 
 def of_members(run: fdaudit.Run, x: torch.Tensor, client: str = "client/0") -> torch.Tensor:
     """Which images (n, ...) a client trained on (n,): what the auditor knows."""
-    own = {row.numpy().tobytes() for row in run.plan.records(client)[0]}
+    own = {row.numpy().tobytes() for row in run.case.records(client)[0]}
     return torch.tensor([row.numpy().tobytes() in own for row in x])
 
 

@@ -12,6 +12,7 @@ import torch
 
 from fdaudit.config import Config
 from fdaudit.goals.membership import Membership
+from fdaudit.registry import AttackCard
 from fdaudit.types import Applicability
 
 
@@ -58,13 +59,15 @@ class Cribbing(torch.Tensor):
 class Finder:
     """Does what `mode` says. What it found is the reason why its cell failed."""
 
-    name: ClassVar[str] = "finder"
-    goal: ClassVar[str] = "membership"
-    needs: ClassVar[tuple[str, ...]] = ()
-    assumes: ClassVar[tuple[str, ...]] = ()
-    oracle: ClassVar[str | None] = "soft"
-    source: ClassVar[str] = "a test"
-    profiles: ClassVar[dict[str, dict[str, Any]]] = {"quick": {}, "standard": {}, "full": {}}
+    card = AttackCard(
+        name="finder",
+        goal="membership",
+        needs=(),
+        assumes=(),
+        oracle="soft",
+        source="a test",
+        profiles={"quick": {}, "standard": {}, "full": {}},
+    )
     Config: ClassVar[type[Settings]] = Settings
 
     def __init__(self, config: Settings) -> None:

@@ -84,7 +84,7 @@ def test_no_seed_explains_the_numbers_of_pairs(made: Path, seeds: str) -> None:
 
 def test_no_seed_explains_who_holds_which_record(made: Path) -> None:
     """1. The splits of a run must not follow from a guessable seed and the auxiliary records in a handout."""
-    data = fdaudit.load(made / "run").plan.dataset
+    data = fdaudit.load(made / "run").case.dataset
     handed_out = load_file(made / "with" / "knowledge" / "auxiliary.safetensors")["x"]
     tried = near_seeds(SEED, 8, ("splits",))
     seed = seed_of_sets(data.y, SPEC["splits"], set(rows_of(handed_out, data.x)), tried)
@@ -246,7 +246,7 @@ def test_as_many_public_images_as_records_gain_nothing(home: Path) -> None:
     """8. Public images as a reconstruction must be judged beside images as good as they are."""
     run = fdaudit.load(home / "fresh")
     order = torch.randperm(1797, generator=torch.Generator().manual_seed(1))
-    images = digits()[order[: len(run.plan.records("client/0")[1])]]
+    images = digits()[order[: len(run.case.records("client/0")[1])]]
     path = guesses(home, home / "without", reconstruction=reconstruction(home, run, images))
     gain = next(f.value for f in fdaudit.score(run, path).figures if f.name == "psnr_gain")
     assert gain < 2, f"public images gain {gain:.1f} dB"

@@ -22,7 +22,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from fdaudit.reports.curves import Sweep, curves_csv
-from fdaudit.reports.sweep_rows import Row, SweepRun
+from fdaudit.reports.sweep_rows import SweepRow, SweepRun
 
 import fdaudit
 from fdaudit.attestation.check import verify_bundle
@@ -90,7 +90,7 @@ def test_nobody_signs_under_a_key_of_small_order(home: Path, commanded: Commande
 def test_a_heading_of_a_table_is_no_formula() -> None:
     """14. A name in a table's heading must not be computed by a spreadsheet."""
     run = SweepRun(key="0", protocol="fedavg", defence="none", level=1.0, seed=1, status="done")
-    text = curves_csv(Sweep(name="s", rows=(Row(run=run, references={"=cmd|' /C calc'!A0": 0.5}),)))
+    text = curves_csv(Sweep(name="s", rows=(SweepRow(run=run, references={"=cmd|' /C calc'!A0": 0.5}),)))
     formulas = [name for name in next(csv.reader(io.StringIO(text))) if name.startswith("=")]
     assert not formulas, f"headings are formulas: {formulas}"
 

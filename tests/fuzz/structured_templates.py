@@ -12,7 +12,6 @@ import yaml
 import fdaudit
 from fdaudit.adversary.view import view_digest
 from fdaudit.audit.run import Run
-from fdaudit.evaluation.stage import Stage
 from fdaudit.importing.site_score import score_at_site
 from fdaudit.recording.record import read_record, write_lines_only
 from fdaudit.transcript.manifest import read_manifest
@@ -89,7 +88,7 @@ def _guesses(folder: Path) -> None:
         "schema": "fdaudit-guesses/1",
         "name": "mine",
         "adversary": "server",
-        "view": view_digest(Stage(run.opened).view("server")),
+        "view": view_digest(run.opened.view("server")),
         "head": read_manifest(run.directory)["head"],
         "source": "somebody",
         "assumes": ["nothing"],

@@ -15,7 +15,7 @@ from fdaudit.errors import SpecError
 from fdaudit.goals.membership import Membership
 from fdaudit.goals.reconstruction import Reconstruction
 from fdaudit.handout.auxiliary import assumptions, by_classes, known, merged, others, shared, shifted
-from fdaudit.planning.plan import make_plan
+from fdaudit.planning.simulated import simulated_case
 from fdaudit.spec.schema import load_spec
 from fdaudit.types import AttackTask
 
@@ -25,9 +25,9 @@ from ..helpers.run_cases import tiny
 CLASSWISE = ("gmi", "ideal-hard", "ideal-soft", "inversion-network", "paired-logits")
 
 
-def plan_of(variant: str = "class-disjoint", **changes):
+def case_of(variant: str = "class-disjoint", **changes):
     asked = {"dataset__limit": 300, "splits__auxiliary": 0.2, "auxiliary__inversion": variant, **changes}
-    return make_plan(load_spec(tiny(**asked)), secrets(7))
+    return simulated_case(load_spec(tiny(**asked)), secrets(7))
 
 
 def card(name: str):
@@ -37,60 +37,60 @@ def card(name: str):
 def test_these_attacks_show_classes() -> None:
     found = {name for name in attacks.REGISTRY.names() if by_classes(card(name))}
     assert found >= set(CLASSWISE)
-    assert {card(name)["goal"] for name in found} == {"reconstruction"}
+    assert {card(name).goal for name in found} == {"reconstruction"}
 
 
 def test_every_class_is_lacked_once_and_never_held_by_who_lacks_it() -> None:
-    plan = plan_of()
-    assumed = assumptions(plan, card("gmi"))
+    case = case_of()
+    assumed = assumptions(case, card("gmi"))
     assert sorted(c for one in assumed for c in one.lacks) == list(range(10))
     for one in assumed:
         assert not set(one.records[1].tolist()) & set(one.lacks)
-    assert sum(len(one.records[1]) for one in assumed) == len(plan.auxiliary[1])
+    assert sum(len(one.records[1]) for one in assumed) == len(case.auxiliary[1])
 
 
 def test_halves_do_not_depend_on_who_holds_which_class() -> None:
-    halves = [[one.lacks for one in assumptions(plan_of(clients=n), card("gmi"))] for n in (2, 3)]
+    halves = [[one.lacks for one in assumptions(case_of(clients=n), card("gmi"))] for n in (2, 3)]
     assert halves[0] == halves[1]
 
 
 @pytest.mark.parametrize("name", ["gmi", "ideal-hard", "lira-online"])
 def test_no_withheld_record_is_in_what_an_attack_is_given(name: str) -> None:
-    plan = plan_of()
-    for one in assumptions(plan, card(name)):
-        given = known(plan, one, card(name), None)
+    case = case_of()
+    for one in assumptions(case, card(name)):
+        given = known(case, one, card(name), None)
         assert given.auxiliary is one.records
         assert given.encode.auxiliary is one.records
         assert given.rehearse is None
 
 
 def test_variants() -> None:
-    (same,) = assumptions(plan_of("same"), card("gmi"))
+    (same,) = assumptions(case_of("same"), card("gmi"))
     assert same.lacks == ()
-    (none,) = assumptions(plan_of("none"), card("gmi"))
+    (none,) = assumptions(case_of("none"), card("gmi"))
     assert none.records is None
     assert none.lacks == tuple(range(10))
-    plan = plan_of("shifted")
-    (moved,) = assumptions(plan, card("gmi"))
-    assert torch.equal(moved.records[1], plan.auxiliary[1])
-    assert not torch.allclose(moved.records[0], plan.auxiliary[0], atol=0.05)
+    case = case_of("shifted")
+    (moved,) = assumptions(case, card("gmi"))
+    assert torch.equal(moved.records[1], case.auxiliary[1])
+    assert not torch.allclose(moved.records[0], case.auxiliary[0], atol=0.05)
     # Other attacks have a field of their own.
-    assert others(plan).records is plan.auxiliary
-    assert others(plan_of(auxiliary__others="none")).records is None
-    assert assumptions(plan_of(auxiliary__others="none"), card("lira-online"))[0].records is None
+    assert others(case).records is case.auxiliary
+    assert others(case_of(auxiliary__others="none")).records is None
+    assert assumptions(case_of(auxiliary__others="none"), card("lira-online"))[0].records is None
 
 
 def test_nothing_is_withheld_from_an_attack_that_reads_public_samples() -> None:
-    (held,) = assumptions(plan_of(splits__proxy=0.2), card("paired-logits"))
+    (held,) = assumptions(case_of(splits__proxy=0.2), card("paired-logits"))
     assert held.lacks == ()
     assert len(held.public) == 60
     assert held.prior == (held.public, None)
-    assert known(plan_of(splits__proxy=0.2), held, card("gmi")).public is None
+    assert known(case_of(splits__proxy=0.2), held, card("gmi")).public is None
 
 
 def test_only_known_variants_are_accepted() -> None:
     with pytest.raises(SpecError, match=r"auxiliary\.others"):
-        plan_of(auxiliary__others="class-disjoint")
+        case_of(auxiliary__others="class-disjoint")
 
 
 @given(n=st.integers(1, 4), side=st.integers(4, 12), seed=st.integers(0, 2**31))

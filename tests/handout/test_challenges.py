@@ -9,7 +9,7 @@ import torch
 from scipy.stats import binomtest
 
 from fdaudit.data import make_splits
-from fdaudit.planning.plan import make_plan
+from fdaudit.planning.simulated import simulated_case
 from fdaudit.scoring.ground_truth import Truth
 from fdaudit.spec.schema import PartitionSpec, SplitSpec, load_spec
 from fdaudit.storage.vault import Vault
@@ -19,20 +19,20 @@ from ..helpers.run_cases import known, stream
 
 
 @pytest.fixture(scope="module")
-def plan():
+def case():
     with registered("spy"):
-        return make_plan(load_spec(spec()), known(SEED))
+        return simulated_case(load_spec(spec()), known(SEED))
 
 
 @pytest.fixture(scope="module")
-def many(plan, tmp_path_factory):
+def many(case, tmp_path_factory):
     """Challenges of one client under 200 seeds, each with who is a member."""
     vault, made = Vault(tmp_path_factory.mktemp("nothing")), []
     for seed in range(200):
         splits = make_splits(
-            plan.dataset, 3, PartitionSpec(), SplitSpec(candidates=10), stream(seed, "splits")
+            case.dataset, 3, PartitionSpec(), SplitSpec(candidates=10), stream(seed, "splits")
         )
-        one = dataclasses.replace(plan, secrets=known(seed), splits=splits)
+        one = dataclasses.replace(case, secrets=known(seed), splits=splits)
         made.append(Truth(one, vault).challenge("client/1"))
     return made
 
@@ -61,13 +61,13 @@ def test_neither_position_nor_pair_number_nor_order_within_a_pair_tells_members(
     assert _fair(lower_number, seeds * (n // 4))
 
 
-def test_candidates_are_copies_in_storage_of_their_own_that_look_alike(many, plan):
+def test_candidates_are_copies_in_storage_of_their_own_that_look_alike(many, case):
     for challenge, member in many[:5]:
         for tensor in (challenge.x, challenge.y, challenge.pair):
             assert tensor.is_contiguous()
             assert tensor.storage_offset() == 0
             assert tensor.untyped_storage().nbytes() == tensor.nbytes
-            assert tensor.untyped_storage().data_ptr() != plan.dataset.x.untyped_storage().data_ptr()
+            assert tensor.untyped_storage().data_ptr() != case.dataset.x.untyped_storage().data_ptr()
             assert tensor._version == 0
             assert not tensor.requires_grad
         assert challenge.x.dtype == torch.float32

@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from fdaudit.handout.declared_views import declared_kinds, may_apply
-from fdaudit.planning.plan import Plan, make_plan
+from fdaudit.planning.case import Case
+from fdaudit.planning.simulated import simulated_case
 from fdaudit.spec.schema import load_spec
 
 from ..helpers.run_cases import known, tiny
 
 
-def plan(protocol: str, **changes: Any) -> Plan:
+def case(protocol: str, **changes: Any) -> Case:
     spec = tiny(protocol={"name": protocol, "params": {}}, attacks="all", **changes)
-    return make_plan(load_spec(spec), known(7))
+    return simulated_case(load_spec(spec), known(7))
 
 
-def counted(made: Plan, view: str) -> set[str]:
+def counted(made: Case, view: str) -> set[str]:
     members = view.split("+")
-    return {a.name for a in made.attacks if a.card["goal"] == "membership" and may_apply(made, a, members)}
+    return {a.name for a in made.attacks if a.card.goal == "membership" and may_apply(made, a, members)}
 
 
 @pytest.mark.parametrize(
@@ -34,30 +36,30 @@ def counted(made: Plan, view: str) -> set[str]:
 def test_attacks_on_messages_that_are_never_sent_do_not_count(
     view: str, counts: set[str], absent: set[str]
 ) -> None:
-    found = counted(plan("fedavg"), view)
+    found = counted(case("fedavg"), view)
     assert counts <= found
     assert not absent & found
 
 
 def test_class_means_count_for_whoever_gets_them() -> None:
-    found = counted(plan("fkd"), "server")
+    found = counted(case("fkd"), "server")
     assert "prototype-regression" in found
     assert "update-projection" not in found
 
 
 def test_an_eavesdropper_counts_only_what_it_can_read() -> None:
-    assert "coin-regression" in counted(plan("fedavg"), "eavesdropper")
-    assert not counted(plan("fedavg", transport="encrypted"), "eavesdropper")
+    assert "coin-regression" in counted(case("fedavg"), "eavesdropper")
+    assert not counted(case("fedavg", transport="encrypted"), "eavesdropper")
 
 
 def test_an_oracle_counts_for_whoever_may_ask() -> None:
     withheld = {"transport": "encrypted"}
-    assert "gap" in counted(plan("fedavg", **withheld), "eavesdropper+world")
-    assert declared_kinds(plan("fedavg", **withheld), ["eavesdropper"]) == frozenset()
+    assert "gap" in counted(case("fedavg", **withheld), "eavesdropper+world")
+    assert declared_kinds(case("fedavg", **withheld), ["eavesdropper"]) == frozenset()
 
 
 def test_an_attack_that_states_no_need_always_counts() -> None:
-    made = plan("fedavg")
+    made = case("fedavg")
     attack = made.attacks[0]
-    bare = type(attack)(**{**vars(attack), "card": {**attack.card, "needs": ()}})
+    bare = replace(attack, card=replace(attack.card, needs=()))
     assert may_apply(made, bare, ["client/1"])

@@ -16,10 +16,9 @@ from fdaudit.events import Gaussian
 from fdaudit.handout.oracle_access import oracle_answers, published
 from fdaudit.handout.oracle_server import Answering
 from fdaudit.isolation.schema import Trial
-from fdaudit.planning.run_directory import RunDirectory
 from fdaudit.rng import SecretStream
+from fdaudit.scoring.run_directory import RunDirectory
 from fdaudit.storage.files import decode
-from fdaudit.storage.vault import Vault
 from fdaudit.transcript.encoding import readable
 from fdaudit.transcript.payloads import read_payload
 from fdaudit.transcript.transcript import read_messages
@@ -32,7 +31,7 @@ STREAM = SecretStream(bytes(32), "test")
 
 
 def answering(run: fdaudit.Run) -> Answering:
-    return Answering(run.plan, run.opened.vault)
+    return Answering(run.case, run.opened.vault)
 
 
 # -- the released model --------------------------------------------------------------------------------------------
@@ -55,12 +54,12 @@ def test_the_released_model_answers_as_it_was_recorded(
     run = fdaudit.run(
         spec(protocol, defenses=[on_message("model_parameters", sender=sender, **defence)]), tmp_path / "run"
     )
-    plan = RunDirectory.reopen(run.directory).plan
+    case = RunDirectory.reopen(run.directory).case
     messages = list(read_messages(run.directory / "transcript"))
     message = published(messages)
     assert message is not None
     sent = readable(decode(read_payload(run.directory / "transcript", message)))
-    expected = plan.trainer().predict(sent, X).softmax(1)
+    expected = case.trainer().predict(sent, X).softmax(1)
     assert torch.equal(answering(run).reply("soft", X, None, STREAM), expected)
 
 
@@ -145,13 +144,13 @@ def test_private_training_of_another_model_protects_no_answer(tmp_path: Path) ->
     noised = [noise, {**PRIVATE, "of": "discriminator"}]
     run = fdaudit.run(spec("fediod", params, defenses=noised, oracles=False), tmp_path / "passive")
     assert answering(run).oracle(["server"], "soft") is None
-    plan, messages = (
-        RunDirectory.reopen(run.directory).plan,
+    case, messages = (
+        RunDirectory.reopen(run.directory).case,
         list(read_messages(run.directory / "transcript")),
     )
-    asked = plan.spec.model_copy(update={"queries": 50, "oracles": True})
-    object.__setattr__(plan, "spec", asked)
-    answers = [o.message for o in oracle_answers(plan, messages) if o.message.sender == "client/0"]
+    asked = case.spec.model_copy(update={"queries": 50, "oracles": True})
+    object.__setattr__(case, "spec", asked)
+    answers = [o.message for o in oracle_answers(case, messages) if o.message.sender == "client/0"]
     assert [m.inputs for m in answers] == ["all"]
     assert isinstance(answers[0].event, Gaussian)
     assert answers[0].event.count == 50
@@ -213,18 +212,18 @@ def test_an_attack_that_is_run_again_gets_new_noise_on_new_questions(
     asked = spec("fedmd", {"rounds": 1, "local_steps": 1}, defenses=[noise], queries=100)
     stage, found = Stage(run_at(asked, tmp_path)), []
     for x in (torch.zeros(50, 1, 8, 8), torch.ones(50, 1, 8, 8)):
-        handle = Answering(stage.plan, Vault(stage.run / "vault")).oracle(["server"], "soft")
+        handle = stage.run.answering.oracle(["server"], "soft")
         assert handle is not None
         task = AttackTask(targets=("client/0",), challenges={}, oracle=handle)
 
-        def attack(asked: object, view: object, case: object, reply: Any, x: torch.Tensor = x) -> tuple[()]:
+        def attack(asked: object, view: object, trial: object, reply: Any, x: torch.Tensor = x) -> tuple[()]:
             found.append(reply(x, "client/0").double().log())
             return ()
 
         monkeypatch.setattr("fdaudit.evaluation.stage.attack", attack)
         with stage.adversary("server") as adversary:
-            case = Trial(knowledge=stage.knowledge(adversary), task=task, seed=0)
-            stage._ask("server/one-attack", stage.plan.attacks[0], adversary.view, [case])
+            trial = Trial(knowledge=stage.knowledge(adversary), task=task, seed=0)
+            stage._ask("server/one-attack", stage.case.attacks[0], adversary.view, [trial])
     first, second = (z - z.mean(1, keepdim=True) for z in found)
     assert float((first - second).std()) > float(first.std())
 

@@ -13,9 +13,9 @@ from fdaudit.evaluation import controls as tried
 from fdaudit.evaluation.stage import Stage
 from fdaudit.goals.reconstruction import Reconstruction
 from fdaudit.handout.auxiliary import assumptions
-from fdaudit.planning.plan import make_plan
-from fdaudit.planning.run_directory import RunDirectory
+from fdaudit.planning.simulated import simulated_case
 from fdaudit.registry import loaded
+from fdaudit.scoring.run_directory import RunDirectory
 from fdaudit.spec.schema import load_spec
 
 from ..helpers.doubles import in_a_thread
@@ -34,11 +34,11 @@ CHANGES = {
 def stage(tmp_path_factory: pytest.TempPathFactory) -> Stage:
     """A finished run that was not attacked yet."""
     run = Run(finished(tmp_path_factory.mktemp("withheld") / "run", **{**CHANGES, "attacks": []}))
-    return Stage(RunDirectory(run.directory, make_plan(load_spec(tiny(**CHANGES)), known(7))))
+    return Stage(RunDirectory(run.directory, simulated_case(load_spec(tiny(**CHANGES)), known(7))))
 
 
 def attack_of(stage: Stage):
-    return next(a for a in stage.plan.attacks if a.name == "ideal-hard")
+    return next(a for a in stage.case.attacks if a.name == "ideal-hard")
 
 
 def shown(targets, images) -> tuple[Reconstruction, ...]:
@@ -47,7 +47,7 @@ def shown(targets, images) -> tuple[Reconstruction, ...]:
 
 
 def class_means(stage: Stage) -> torch.Tensor:
-    x, y = stage.plan.dataset.x, stage.plan.dataset.y
+    x, y = stage.case.dataset.x, stage.case.dataset.y
     return torch.stack([x[y == c].mean(0) for c in range(10)])
 
 
@@ -69,7 +69,7 @@ def test_an_attack_is_given_no_image_of_the_classes_that_it_lacks(
         assert bool(given.view.own_data) == (adversary == "client/1")
     assert cell.status == "run", cell.reason
     assert len(seen) == 2
-    lacked = [one.lacks for one in assumptions(stage.plan, attack_of(stage).card)]
+    lacked = [one.lacks for one in assumptions(stage.case, attack_of(stage).card)]
     for (view, knowledge), lacks in zip(seen, lacked, strict=True):
         assert not set(knowledge.auxiliary[1].tolist()) & set(lacks)
         assert torch.equal(knowledge.encode.auxiliary[1], knowledge.auxiliary[1])
@@ -84,8 +84,8 @@ def test_an_attack_is_given_no_image_of_the_classes_that_it_lacks(
 
 @pytest.mark.thorough
 def test_an_attack_that_shows_the_classes_is_recognised(stage: Stage) -> None:
-    assumed = assumptions(stage.plan, attack_of(stage).card)
-    figures, targets = stage._scorer.score(
+    assumed = assumptions(stage.case, attack_of(stage).card)
+    figures, targets = stage.run.scorer.score(
         "server/test", shown(["client/0", "client/1"], class_means(stage)), assumed
     )
     found = {f.name: f for f in figures}
@@ -101,9 +101,9 @@ def test_an_attack_that_shows_the_classes_is_recognised(stage: Stage) -> None:
 
 def test_the_same_pictures_are_nothing_new_to_who_holds_the_classes(stage: Stage) -> None:
     (same,) = assumptions(
-        replace(stage.plan, spec=load_spec(tiny(auxiliary__inversion="same"))), attack_of(stage).card
+        replace(stage.case, spec=load_spec(tiny(auxiliary__inversion="same"))), attack_of(stage).card
     )
-    figures, _ = stage._scorer.score(
+    figures, _ = stage.run.scorer.score(
         "server/test", shown(["client/0", "client/1"], class_means(stage)), [same]
     )
     found = {f.name: f for f in figures}
@@ -113,18 +113,18 @@ def test_the_same_pictures_are_nothing_new_to_who_holds_the_classes(stage: Stage
 
 
 def test_the_evaluator_is_fitted_to_test_records_and_no_network_of_the_run(stage: Stage) -> None:
-    plan = stage.plan
-    x, y = plan.evaluator.records
-    assert len(y) == len(plan.test[1])
-    assert plan.evaluator.architecture.name not in {n.name for n in plan.networks.distinct}
-    for used in (plan.auxiliary[0], plan.public, *(plan.records(k)[0] for k in plan.clients)):
+    case = stage.case
+    x, y = case.evaluator.records
+    assert len(y) == len(case.test[1])
+    assert case.evaluator.architecture.name not in {n.name for n in case.networks.distinct}
+    for used in (case.auxiliary[0], case.public, *(case.records(k)[0] for k in case.clients)):
         assert not (torch.cdist(x.flatten(1), used.flatten(1)) == 0).any()
     mine = (
-        torch.cat([plan.records(k)[0] for k in plan.clients]),
-        torch.cat([plan.records(k)[1] for k in plan.clients]),
+        torch.cat([case.records(k)[0] for k in case.clients]),
+        torch.cat([case.records(k)[1] for k in case.clients]),
     )
-    assert float((plan.evaluator.classify(mine[0]) == mine[1]).float().mean()) > 0.8
-    assert plan.evaluator.features(mine[0]).shape[0] == len(mine[1])
+    assert float((case.evaluator.classify(mine[0]) == mine[1]).float().mean()) > 0.8
+    assert case.evaluator.features(mine[0]).shape[0] == len(mine[1])
 
 
 @pytest.mark.parametrize(
@@ -136,18 +136,18 @@ def test_a_control_is_tried_as_the_adversary_gets_its_answers(
 ) -> None:
     params = {} if protocol == "selective-fd" else {"rounds": 2}
     changes = {**CHANGES, "protocol": {"name": protocol, "params": params}, "adversaries": [adversary]}
-    plan = make_plan(load_spec(tiny(**changes)), known(7))
-    attack = next(a for a in plan.attacks if a.name == "ideal-hard")
-    assert tried.setting_of(attack, plan, adversary) == setting
-    digests = {tried.depends_on(attack, plan, s) for s in ("", "answers")}
+    case = simulated_case(load_spec(tiny(**changes)), known(7))
+    attack = next(a for a in case.attacks if a.name == "ideal-hard")
+    assert tried.setting_of(attack, case, adversary) == setting
+    digests = {tried.depends_on(attack, case, s) for s in ("", "answers")}
     assert len(digests) == 2
-    other = next(a for a in plan.attacks if a.name == "lira-online")
-    assert tried.setting_of(other, plan, adversary) == ""
+    other = next(a for a in case.attacks if a.name == "lira-online")
+    assert tried.setting_of(other, case, adversary) == ""
 
 
 def test_a_control_lacks_what_the_run_lacks(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     """In the setting `same` an attack that shows class means has nothing to add, so its control fails."""
-    plan = replace(stage.plan, spec=load_spec(tiny(**{**CHANGES, "auxiliary__inversion": "same"})))
+    case = replace(stage.case, spec=load_spec(tiny(**{**CHANGES, "auxiliary__inversion": "same"})))
     means = class_means(stage)
 
     def run(self, view, knowledge, task, generator):
@@ -155,7 +155,7 @@ def test_a_control_lacks_what_the_run_lacks(stage: Stage, monkeypatch: pytest.Mo
 
     monkeypatch.setattr(loaded(attack_of(stage).target), "run", run)
     with in_a_thread():
-        lacking, holding = (tried.controls(attack_of(stage), p) for p in (stage.plan, plan))
+        lacking, holding = (tried.controls(attack_of(stage), p) for p in (stage.case, case))
     assert lacking["positive"].passed
     assert not lacking["negative"].passed  # it shows them whatever the model: it measures nothing
     assert not holding["positive"].passed

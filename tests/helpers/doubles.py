@@ -17,7 +17,7 @@ from fdaudit.goals.membership import Membership
 from fdaudit.isolation import attacker
 from fdaudit.isolation.confinement import LAYERS
 from fdaudit.isolation.process import serve_cases
-from fdaudit.registry import Registry
+from fdaudit.registry import AttackCard, Registry
 from fdaudit.rng import child
 from fdaudit.types import Applicability
 
@@ -98,13 +98,15 @@ class NoSettings(Config):
 class Spy:
     """Hands everything it was given to the test, and guesses at random."""
 
-    name: ClassVar[str] = "spy"
-    goal: ClassVar[str] = "membership"
-    needs: ClassVar[tuple[str, ...]] = ()
-    assumes: ClassVar[tuple[str, ...]] = ()
-    oracle: ClassVar[str | None] = "soft"
-    source: ClassVar[str] = "a test"
-    profiles: ClassVar[dict[str, dict[str, Any]]] = {"quick": {}, "standard": {}, "full": {}}
+    card = AttackCard(
+        name="spy",
+        goal="membership",
+        needs=(),
+        assumes=(),
+        oracle="soft",
+        source="a test",
+        profiles={"quick": {}, "standard": {}, "full": {}},
+    )
     Config: ClassVar[type[NoSettings]] = NoSettings
 
     def __init__(self, config: NoSettings) -> None:
@@ -122,21 +124,29 @@ class Spy:
 class Noise(Spy):
     """Broken: its scores have nothing to do with the candidates."""
 
-    name: ClassVar[str] = "noise"
-    goal: ClassVar[str] = "membership"
-    assumes: ClassVar[tuple[str, ...]] = ()
-    oracle: ClassVar[str | None] = "soft"
-    source: ClassVar[str] = "a test"
+    card = AttackCard(
+        name="noise",
+        goal="membership",
+        assumes=(),
+        oracle="soft",
+        source="a test",
+        needs=(),
+        profiles={"quick": {}, "standard": {}, "full": {}},
+    )
 
 
 class Cheat(Spy):
     """Knows the coins of its own controls, whatever the model: it does not measure what a model leaks."""
 
-    name: ClassVar[str] = "cheat"
-    goal: ClassVar[str] = "membership"
-    assumes: ClassVar[tuple[str, ...]] = ()
-    oracle: ClassVar[str | None] = "soft"
-    source: ClassVar[str] = "a test"
+    card = AttackCard(
+        name="cheat",
+        goal="membership",
+        assumes=(),
+        oracle="soft",
+        source="a test",
+        needs=(),
+        profiles={"quick": {}, "standard": {}, "full": {}},
+    )
 
     def run(self, view: Any, knowledge: Any, task: Any, generator: torch.Generator) -> tuple[Membership, ...]:
         return _guess(
@@ -147,11 +157,15 @@ class Cheat(Spy):
 class Crash(Spy):
     """Raises what the test says, where the test says."""
 
-    name: ClassVar[str] = "crash"
-    goal: ClassVar[str] = "membership"
-    assumes: ClassVar[tuple[str, ...]] = ()
-    oracle: ClassVar[str | None] = "soft"
-    source: ClassVar[str] = "a test"
+    card = AttackCard(
+        name="crash",
+        goal="membership",
+        assumes=(),
+        oracle="soft",
+        source="a test",
+        needs=(),
+        profiles={"quick": {}, "standard": {}, "full": {}},
+    )
 
     def __init__(self, config: NoSettings) -> None:
         super().__init__(config)

@@ -22,13 +22,13 @@ from fdaudit.models import Architecture, architecture
 from fdaudit.rng import child
 from fdaudit.spec.schema import ModelSpec
 from fdaudit.storage.files import decode, encode
+from fdaudit.tasks import SEGMENTATION, SINGLE_LABEL, TEXT, Task
 from fdaudit.training.execution import Execution
 from fdaudit.training.trainer import Parameters, Trainer
 from fdaudit.transcript.messages import ALL, DATA, Message
 from fdaudit.transcript.payloads import read_payload
 from fdaudit.transcript.transcript import LOG, Position, Transcript, read_messages
 from fdaudit.transcript.wire import Delivery, Outage, Wire
-from fdaudit.types import Task
 
 SECRET = b"a secret of the auditor, not the seed"
 SIZES = (9, 6, 12)
@@ -36,7 +36,7 @@ SIZES = (9, 6, 12)
 CLASSES = 3
 SHAPE = (1, 8, 8)
 LENGTH, WORDS = 6, 20
-"""Tokens of a text, and words of the vocabulary, of `task="text"`."""
+"""Tokens of a text, and words of the vocabulary, of `task=TEXT`."""
 
 FAST = {"lr": 1.0, "local_steps": 12}
 """Makes a few records enough to change a predicted class."""
@@ -154,14 +154,14 @@ def network(width: int = 5) -> Architecture:
 def dense() -> Architecture:
     """A network with an answer for each pixel."""
     spec = ModelSpec(name="unet", params={"width": 8, "depth": 1})
-    return architecture(spec, SHAPE, CLASSES, "segmentation")
+    return architecture(spec, SHAPE, CLASSES, SEGMENTATION)
 
 
 @lru_cache
 def of_texts(width: int = 4) -> Architecture:
     """A network for texts."""
     spec = ModelSpec(name="transformer", params={"width": width})
-    return architecture(spec, (LENGTH,), CLASSES, "text", WORDS)
+    return architecture(spec, (LENGTH,), CLASSES, TEXT, WORDS)
 
 
 def execution() -> Execution:
@@ -197,14 +197,14 @@ def features(x: Tensor) -> Tensor:
     return x.mean((1, 3))
 
 
-def common(unlike: bool = False, task: Task = "single-label") -> Common:
+def common(unlike: bool = False, task: Task = SINGLE_LABEL) -> Common:
     """What every party has; `unlike` gives each client a network of its own."""
-    if task == "text":
+    if task == TEXT:
         others = tuple(map(of_texts, (2, 4, 6))) if unlike else ()
         networks = Networks(of_texts(), others)
         return Common(networks=networks, execution=execution(), public=public_texts(), task=task)
     own = tuple(network(width) for width in (4, 5, 6)) if unlike else ()
-    networks = Networks(dense() if task == "segmentation" else network(), own)
+    networks = Networks(dense() if task == SEGMENTATION else network(), own)
     return Common(
         networks=networks,
         execution=execution(),
@@ -309,7 +309,7 @@ def configured(name: str, params: Mapping[str, Any], rounds: int = 3) -> Config:
 
 
 def own_defenses(config: Config) -> dict[tuple[str, str], tuple[Any, ...]]:
-    """The protocol's own defences, attached as the plan attaches them."""
+    """The protocol's own defences, attached as the case attaches them."""
     attached: dict[tuple[str, str], tuple[Any, ...]] = {}
     for entry in config.defenses():  # type: ignore[attr-defined]
         cls = DEFENSES.load(entry.name)
@@ -334,7 +334,7 @@ def run(
     withheld: Sequence[str] = (),
     outages: Sequence[Outage] = (),
     unlike: bool = False,
-    task: Task = "single-label",
+    task: Task = SINGLE_LABEL,
     training: Mapping[str, Any] | None = None,
     threads: int | None = None,
 ) -> Ran:
@@ -357,7 +357,7 @@ def run(
             secret=SECRET,
             defenses=attached,
             withheld=withheld,
-            withholdable=cls.withholdable,
+            withholdable=cls.card.withholdable,
             outages=outages,
             training=training,
             alter=alter,

@@ -20,7 +20,7 @@ from fdaudit.transcript.transcript import read_messages
 def rerecord(run: Run, folder: Path) -> None:
     """Write `record/` and `truth/` to a folder."""
     transcript, uses = run.directory / "transcript", uses_of(run)
-    with Recorder(folder / "record", run.plan.parties, truth=folder / "truth") as recorder:
+    with Recorder(folder / "record", run.case.parties, truth=folder / "truth") as recorder:
         last = -1
         for message in read_messages(transcript):
             if message.round != last:
@@ -45,14 +45,14 @@ def uses_of(run: Run) -> dict[int, list[int]]:
 
 def bring(run: Run, truth: Path, **changes: Any) -> None:
     """Write all records of a run as an auditor brings them."""
-    data, splits = run.plan.dataset, run.plan.splits
+    data, splits = run.case.dataset, run.case.splits
     clients = {
         party: {
             "records": [*split.train.tolist(), *split.non_members.tolist()],
             "members": split.members.tolist(),
             "non_members": split.non_members.tolist(),
         }
-        for party, split in zip(run.plan.clients, splits.clients, strict=True)
+        for party, split in zip(run.case.clients, splits.clients, strict=True)
     }
     lists = {"auxiliary": splits.auxiliary, "public": splits.proxy, "test": splits.test}
     np.savez(truth / "records.npz", x=data.x.numpy().transpose(0, 2, 3, 1), y=data.y.numpy())
@@ -87,23 +87,24 @@ def with_coins(truth: Path) -> str:
 
 def card_of(run: Run, **changes: Any) -> dict[str, Any]:
     """Return the card of a run, as its operator would fill it in."""
-    plan = run.plan
+    case = run.case
     return {
         "name": "re-recorded",
         "asserted_by": "the tests",
-        "classes": plan.dataset.classes,
-        "input_shape": list(plan.dataset.input_shape),
-        "task": plan.dataset.task,
-        "model": plan.spec.model.model_dump(mode="json"),
-        "client_models": [m.model_dump(mode="json") for m in plan.spec.client_models],
-        "initial_seed": plan.initial_seed,
-        "protocol": {"name": plan.protocol.name, "params": plan.protocol_config.model_dump(mode="json")},
+        "classes": case.dataset.classes,
+        "input_shape": list(case.dataset.input_shape),
+        **({"preprocess": {}} if len(case.dataset.input_shape) == 3 else {}),
+        "task": case.dataset.task.name,
+        "model": case.spec.model.model_dump(mode="json"),
+        "client_models": [m.model_dump(mode="json") for m in case.spec.client_models],
+        "initial_seed": case.initial_seed,
+        "protocol": {"name": case.protocol.card.name, "params": case.protocol_config.model_dump(mode="json")},
         **changes,
     }
 
 
 def audit_of(run: Run) -> dict[str, Any]:
     """Return the settings of a run's audit."""
-    spec = run.plan.spec.model_dump(mode="json")
+    spec = run.case.spec.model_dump(mode="json")
     names = ("profile", "threads", "device", "victims", "adversaries", "queries", "power", "auxiliary")
     return {name: spec[name] for name in names}

@@ -18,7 +18,7 @@ import yaml
 
 import fdaudit
 import fdaudit.audit.pipeline
-import fdaudit.planning.run_directory
+import fdaudit.scoring.run_directory
 import fdaudit.transcript.manifest
 from fdaudit.cli.app import main
 from fdaudit.rng import SecretStream
@@ -111,14 +111,14 @@ def tree(directory: Path, without: Sequence[str] = ("timings.json",)) -> dict[st
 
 
 def hasten(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Leaves out what takes time and writes nothing: a plan is made once for one spec, nothing waits for the disk."""
-    real, plans = fdaudit.planning.run_directory.make_plan, dict[str, Any]()
+    """Leaves out what takes time and writes nothing: a case is made once for one spec, nothing waits for the disk."""
+    real, cases = fdaudit.scoring.run_directory.simulated_case, dict[str, Any]()
 
     def make(spec: fdaudit.Spec, secrets: Secrets) -> Any:
         key = f"{spec.digest()}/{secrets}"
-        return plans.get(key) or plans.setdefault(key, real(spec, secrets))
+        return cases.get(key) or cases.setdefault(key, real(spec, secrets))
 
-    monkeypatch.setattr(fdaudit.planning.run_directory, "make_plan", make)
+    monkeypatch.setattr(fdaudit.scoring.run_directory, "simulated_case", make)
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)
     monkeypatch.setattr(
         fdaudit.transcript.manifest, "version", functools.cache(fdaudit.transcript.manifest.version)

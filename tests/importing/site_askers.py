@@ -60,7 +60,7 @@ def shares_by_one_class_each(asker: Asker) -> Tensor:
 
 def parcels_by_any_number_of_questions(made: Two) -> Tensor:
     """Return what an asker without a budget ends with: the parcels themselves, of which every answer is a function."""
-    y, classes = made.source.plan.records(VICTIM)[1], made.source.plan.dataset.classes
+    y, classes = made.source.case.records(VICTIM)[1], made.source.case.dataset.classes
     return coarse_shares(class_counts(y, classes))
 
 
@@ -110,7 +110,7 @@ def membership(made: Two, asker: Asker, *, inside: bool, known: int = 0) -> list
     x, messages = behind(made)
     other = made.opened.behind("client/1", made.uploads("client/1")[:1])[0]
     candidate = x[-1:] if inside else other[:1]
-    auxiliary = made.run.plan.auxiliary[0]
+    auxiliary = made.run.case.auxiliary[0]
     answers = []
     for number in range(MOST_ANSWERS // 2):
         fill = auxiliary.mean(0, keepdim=True).expand(len(x) - 1 - known, -1, -1, -1)
@@ -163,7 +163,7 @@ def rebuilt_by_exact_figures(made: Two) -> float:
     record.
     """
     x, _ = behind(made)
-    base = made.run.plan.auxiliary[0][:1].double().clamp(0.2, 0.8)
+    base = made.run.case.auxiliary[0][:1].double().clamp(0.2, 0.8)
     step = 0.01
 
     def squares(image: Tensor) -> tuple[float, int]:
@@ -248,7 +248,7 @@ def rows(made: Two, base: Path) -> list[Row]:
 
 def _share_rows(made: Two, site: _Site) -> list[Row]:
     truth = shares_of(made)
-    auxiliary = made.run.plan.auxiliary[1]
+    auxiliary = made.run.case.auxiliary[1]
     prior = torch.bincount(auxiliary, minlength=10).double() / len(auxiliary)
     uniform = float((truth - 0.1).abs().max())
     found = shares_by_one_class_each(asker := site.asker())
@@ -280,7 +280,7 @@ def _share_rows(made: Two, site: _Site) -> list[Row]:
 
 def _image_rows(made: Two, site: _Site) -> list[Row]:
     x, _ = behind(made)
-    auxiliary = made.run.plan.auxiliary[0]
+    auxiliary = made.run.case.auxiliary[0]
     other = made.opened.behind("client/1", made.uploads("client/1")[:1])[0][:1]
     exact = [exact_most(made, torch.cat([c, grey(7)])) for c in (x[-1:], other)]
     found = []

@@ -55,7 +55,7 @@ class Two:
 
     @cached_property
     def opened(self) -> Truth:
-        return Truth(self.source.plan, self.source.opened.vault)
+        return Truth(self.source.case, self.source.opened.vault)
 
     def uploads(self, client: str) -> list[int]:
         """Return the messages of a client's own."""

@@ -111,7 +111,7 @@ def test_a_record_is_confirmed_only_to_whoever_has_half_of_the_others(made: Two,
 @pytest.mark.thorough
 def test_a_climb_from_the_prior_gets_no_record_closer(made: Two, asker: Asker) -> None:
     x, _ = behind(made)
-    start = made.run.plan.auxiliary[0][: len(x)]
+    start = made.run.case.auxiliary[0][: len(x)]
     end = climbed(made, asker, start, noise(0.1))
     assert nearest(end, x) == nearest(start, x)
     assert asker.asked == MOST_ANSWERS
@@ -121,7 +121,7 @@ def test_a_climb_from_the_prior_gets_no_record_closer(made: Two, asker: Asker) -
 def test_class_shares_come_no_closer_than_a_parcel(made: Two, asker: Asker) -> None:
     truth = shares_of(made)
     found = shares_by_one_class_each(asker)
-    records = len(made.source.plan.records(VICTIM)[1])
+    records = len(made.source.case.records(VICTIM)[1])
     parcel = LEAST_RECORDS / records
     assert float((found - truth).abs().max()) > parcel / 4
     with pytest.raises(UsageError, match=f"{MOST_ANSWERS} answers about label-distribution"):
@@ -136,7 +136,7 @@ def test_every_answer_about_class_shares_is_a_function_of_the_parcels(
     truth = Path(shutil.copytree(made.truth, tmp_path / "other"))
     (truth / LEDGER).unlink(missing_ok=True)
     held = dict(np.load(truth / "records.npz"))
-    rows = made.source.plan.splits.clients[0].train
+    rows = made.source.case.splits.clients[0].train
     before = torch.bincount(torch.from_numpy(held["y"])[rows], minlength=10)
     for row in rows.tolist():
         changed = held["y"].copy()

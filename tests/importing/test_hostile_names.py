@@ -16,6 +16,7 @@ from fdaudit.audit.guesses import Guesses, read_guesses
 from fdaudit.errors import FdauditError, IntegrityError, SpecError, UsageError
 from fdaudit.importing.new_card import new_card
 from fdaudit.importing.records import check, import_record
+from fdaudit.kinds import KINDS
 from fdaudit.recording.record import check_record
 from fdaudit.recording.recorder import Recorder, RecordError
 from fdaudit.recording.truth import read_sites
@@ -112,7 +113,9 @@ def test_a_new_card_says_what_the_record_shows(name: str, tmp_path: Path) -> Non
     record = a_record(tmp_path / "record")
     rename_tensor(record, name)
     card = read_yaml(new_card(record, tmp_path / "card.yaml"), "card")
-    assert card.pop("messages") == [{"kind": "model_update", "sender": "client", "what": "FILL IN"}]
+    assert card.pop("messages") == [
+        {"kind": "model_update", "sender": "client", "what": KINDS["model_update"].text}
+    ]
     assert card == {
         "name": "FILL IN",
         "asserted_by": "FILL IN",
@@ -122,6 +125,7 @@ def test_a_new_card_says_what_the_record_shows(name: str, tmp_path: Path) -> Non
         "input_shape": "FILL IN",
         "protocol": {"name": "FILL IN"},
         "transport": "plain",
+        **({"prefix": f"{name.partition('.')[0]}."} if name.startswith(("module.", "_module.")) else {}),
     }
 
 

@@ -239,7 +239,7 @@ def test_an_attested_defence_gives_a_finite_epsilon_that_names_who_answers(impor
 
 def test_updates_of_adam_are_not_inverted_as_sums_of_gradients(imported: Import) -> None:
     training = {**OWN["training"], "optimizer": "adam"}  # type: ignore[dict-item]
-    cell = api.attack("inverting-gradients", imported(**{**OWN, "training": training}))
+    cell = api.attack("dlg", imported(**{**OWN, "training": training}))
     assert cell.status == "not-applicable"
     assert "Adam" in cell.reason
 
@@ -313,6 +313,37 @@ def test_labels_without_images_take_the_memory_of_labels(here: Path, imported: I
     assert api.attack("label-counts", run).status == "run"
 
 
+def test_what_was_not_brought_is_absent_and_cannot_be_used(imported: Import) -> None:
+    case = imported(truth=False, model=None).case
+    assert case.networks is None
+    assert "name it under `model`" in case.missing("architecture")
+    assert case.missing("architecture", "images").count(";") == 1
+    with pytest.raises(RunError, match="names no network"):
+        case.trainer()
+
+
+def test_images_that_were_not_brought_have_a_shape_and_no_values(here: Path, imported: Import) -> None:
+    (here / "truth" / "uses.jsonl").unlink()
+    np.savez(here / "truth" / "records.npz", y=np.load(here / "truth" / "records.npz")["y"])
+    value = json.loads((here / "truth" / "records.json").read_bytes())
+    (here / "truth" / "records.json").write_bytes(canonical({**value, "design": None}) + b"\n")
+    run = imported()
+    assert run.case.dataset.input_shape == (1, 8, 8)
+    assert run.case.missing("images")
+    assert not len(run.case.public)
+    assert not run.view("client/0").own_data
+    x, y = run.case.records("client/0")
+    assert x.is_meta
+    assert len(x) == len(y) > 0
+
+
+def test_a_simulation_lacks_nothing(source: Path) -> None:
+    case = Run(source / "run").case
+    assert not case.not_brought
+    with pytest.raises(RunError, match="is a simulation"):
+        _ = case.system
+
+
 @pytest.mark.parametrize("field", ["model", "client_models"])
 def test_a_card_that_came_with_a_record_runs_no_code(
     here: Path, source: Path, imported: Import, field: str, monkeypatch: pytest.MonkeyPatch
@@ -339,7 +370,9 @@ def test_a_card_in_a_record_is_no_link(here: Path, source: Path) -> None:
 
 
 def test_a_learning_rate_that_the_updates_refute_is_found(here: Path, imported: Import) -> None:
-    wrong = {**OWN, "training": {**OWN["training"], "lr": 0.05}}  # type: ignore[dict-item]
+    """Only beside a stated loss: otherwise another loss may explain the updates, and the import notes it."""
+    training = {**OWN["training"], "lr": 0.05, "loss": {"name": "cross-entropy"}}  # type: ignore[dict-item]
+    wrong = {**OWN, "training": training}
     said = refused(here, IntegrityError, lambda: imported(**wrong))
     assert "learning rate of 0.1" in said
     assert "states 0.05" in said
@@ -403,7 +436,7 @@ def test_a_federation_that_diverged_is_imported(
 ) -> None:
     shutil.rmtree(here / "record")
     (here / "truth" / "uses.jsonl").unlink()
-    network = Run(source / "run").plan.initial()
+    network = Run(source / "run").case.initial()
     tensors = {name: np.full(tuple(t.shape), value, np.float32) for name, t in network.items()}
     with Recorder(here / "record", ["server", "client/0", "client/1"], truth=here / "more") as recorder:
         recorder.round(0)
@@ -411,7 +444,8 @@ def test_a_federation_that_diverged_is_imported(
         recorder.send("client/0", "server", "model_update", tensors, ["data", sent.seq], [0, 1])
     shutil.move(here / "more" / "uses.jsonl", here / "truth" / "uses.jsonl")
     run = imported(**OWN)
-    assert any("does not follow" in note for note in run.result.plain()["run"]["recording"]["notes"])
+    said = "does not follow" if np.isfinite(value) else "is not finite"
+    assert any(said in note for note in run.result.plain()["run"]["recording"]["notes"])
     assert api.attack("inverting-gradients", run, iterations=5, restarts=1).status != "run"
 
 
@@ -490,7 +524,7 @@ def test_a_field_of_a_record_lowers_no_epsilon(imported: Import) -> None:
     run = imported(inputs_attested_by="Acme's auditors")
     assert all(
         not m.fields
-        for m in run.plan.charged(
+        for m in run.case.charged(
             [replace(m, fields={SUM: True}) for m in read_messages(run.directory / "transcript")]
         )
     )
@@ -573,7 +607,7 @@ def test_a_record_that_was_left_out_and_used_is_found(here: Path, imported: Impo
 def test_other_coins_than_the_card_committed_to_are_found(here: Path, imported: Import) -> None:
     assert "another design" in refused(here, IntegrityError, lambda: imported(design="0" * 64))
     made = with_coins(here / "truth")
-    assert imported(design=made).plan.design == "matched-pairs"
+    assert imported(design=made).case.design == "matched-pairs"
 
 
 def test_a_file_in_two_truths_is_refused(here: Path, source: Path, imported: Import) -> None:
@@ -725,9 +759,9 @@ def test_a_site_map_undoes_another_numbering_of_the_clients(
     (here / "truth" / "sites.json").write_bytes(canonical(sites) + b"\n")
     run = imported()
     again = Run(run.directory)  # opened from its files
-    for plan in (run.plan, again.plan):
+    for case in (run.case, again.case):
         assert (
-            plan.records("client/0")[1].tolist() == Run(source / "run").plan.records("client/0")[1].tolist()
+            case.records("client/0")[1].tolist() == Run(source / "run").case.records("client/0")[1].tolist()
         )
     assert not any(
         "does not follow from its records" in note for note in run.result.plain()["run"]["recording"]["notes"]

@@ -19,7 +19,7 @@ from fdaudit.attestation.keys import private_key
 from fdaudit.audit import red_team
 from fdaudit.audit.run import Run
 from fdaudit.errors import IntegrityError, UsageError
-from fdaudit.importing.scored_statement import Statement, schema
+from fdaudit.importing.scored_statement import ScoredStatement, schema
 from fdaudit.importing.site_score import score_at_site, take_scores
 from fdaudit.storage.digests import canonical
 
@@ -314,7 +314,7 @@ def test_figures_about_victims_whose_candidates_are_out_are_not_taken(sent: Sent
 def test_the_published_schema_takes_what_a_site_writes(sent: Sent) -> None:
     published = json.loads(page("docs/scored.schema.json"))
     assert published == json.loads(json.dumps(schema()))
-    assert Statement.model_validate_json(json.dumps(sent.statement))
+    assert ScoredStatement.model_validate_json(json.dumps(sent.statement))
     for owner in (published, *published["$defs"].values()):
         for name, field in owner["properties"].items():
             assert field.get("description"), name

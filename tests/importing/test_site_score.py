@@ -52,7 +52,7 @@ def test_figures_come_back_and_no_record(made: Two, tmp_path: Path) -> None:
 
 
 def test_the_auditor_holds_no_truth(made: Two) -> None:
-    assert set(made.run.plan.lacks) >= {"records", "uses", "candidates"}
+    assert set(made.run.case.not_brought) >= {"records", "uses", "candidates"}
     assert not (made.run.directory / "vault" / "truth" / "uses.safetensors").exists()
 
 

@@ -12,6 +12,7 @@ from nvflare.apis.fl_constant import FLContextKey, ReservedKey, ReturnCode
 from nvflare.apis.fl_context import FLContext, FLContextManager
 from nvflare.apis.shareable import Shareable, make_reply
 from nvflare.apis.utils.event import fire_event_to_components
+from nvflare.app_common.app_constant import AppConstants
 
 from fdaudit.integrations.nvflare import JobRecord, RecordingFilter
 
@@ -40,6 +41,8 @@ class Server:
     def __init__(self, record: JobRecord) -> None:
         self.record, self._panics = record, Panics()
         self.panics = self._panics.reasons
+        self.model: Any = None
+        """The workflow's global model, as far as it tells it."""
         self.blocks = False
         """Whether another filter refuses results before the record's own gets them."""
         self._contexts = FLContextManager(engine=self, identity_name="server", job_id="job")
@@ -56,7 +59,9 @@ class Server:
 
     def event(self, event_type: str) -> None:
         """Fire an event of the job."""
-        self.fire_event(event_type, self._contexts.new_context())
+        context = self._contexts.new_context()
+        context.set_prop(AppConstants.GLOBAL_MODEL, self.model, private=True, sticky=True)
+        self.fire_event(event_type, context)
 
     def __enter__(self) -> Server:
         self.event(EventType.START_RUN)

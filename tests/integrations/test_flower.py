@@ -18,10 +18,11 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricR
 from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAvg
 
-from fdaudit.integrations.flower import RecordingGrid, join_uses, note_records, parties
+from fdaudit.integrations.flower import RecordingGrid, note_records, noting
 from fdaudit.recording.record import Checked, check_record
-from fdaudit.recording.recorder import Recorder, RecordError
+from fdaudit.recording.truth import joined_notes
 
+from ..helpers.recordings import state
 from .grids import LocalGrid
 
 NODES = (14702929095299217601, 1058896408227576789, 77)
@@ -105,10 +106,7 @@ def averaged(grid: Any, rounds: int = 2, evaluate: float = 1.0) -> Any:
 
 
 def recorded(record: Path, grid: LocalGrid, run: Callable[[RecordingGrid], Any], **options: Any) -> Any:
-    with (
-        Recorder(record, parties(len(grid.nodes))) as recorder,
-        RecordingGrid(grid, recorder, **options) as passing,
-    ):
+    with RecordingGrid(grid, record, **options) as passing:
         return run(passing)
 
 
@@ -195,13 +193,59 @@ def test_given_clients_keep_the_given_numbers(record: Path, tmp_path: Path) -> N
     assert {nodes["client/0"], nodes["client/1"]} == {str(n) for n in NODES[1:]}
 
 
-def test_one_node_too_many_is_an_error(record: Path) -> None:
-    with (
-        Recorder(record, parties(2)) as recorder,
-        RecordingGrid(federation(), recorder) as grid,
-        pytest.raises(RecordError, match=r"client/2.*is no party"),
-    ):
+def test_a_node_is_a_party_from_its_first_appearance(record: Path) -> None:
+    grid = federation()
+    late = grid.nodes.pop(NODES[2])
+
+    def run(passing: RecordingGrid) -> None:
+        averaged_of(passing, 2)
+        grid.nodes[NODES[2]] = late
+        grid.contexts[NODES[2]] = Context(7, NODES[2], {}, RecordDict(), {})
+        averaged_of(passing, 3)
+
+    recorded(record, grid, run)
+    assert_intact(record)
+    assert state(record)["parties"] == ["server", "client/0", "client/1", "client/2"]
+    late_uploads = [m["seq"] for m in lines(record) if m["sender"] == "client/2"]
+    first_uploads = [m["seq"] for m in lines(record) if m["sender"] == "client/0"]
+    assert min(late_uploads) > min(first_uploads)
+
+
+def averaged_of(grid: Any, nodes: int) -> Any:
+    strategy = FedAvg(min_train_nodes=nodes, min_available_nodes=nodes, fraction_evaluate=0.0)
+    return strategy.start(grid, model(), num_rounds=1)
+
+
+def test_the_released_model_is_a_message_to_the_world(record: Path) -> None:
+    def run(grid: RecordingGrid) -> ArrayRecord:
+        arrays = averaged(grid).arrays
+        grid.release(arrays)
+        return arrays
+
+    released = recorded(record, federation(), run)
+    assert_intact(record)
+    last = lines(record)[-1]
+    assert (last["sender"], last["receivers"], last["kind"]) == ("server", ["world"], "model_parameters")
+    assert {n: v.tobytes() for n, v in tensors(record, last).items()} == {
+        n: a.numpy().tobytes() for n, a in released.items()
+    }
+    assert "world" in state(record)["parties"]
+
+
+def test_a_list_of_arrays_is_released_under_its_numbers(record: Path) -> None:
+    recorded(record, federation(), lambda grid: grid.release([np.ones(2), np.zeros((1, 3))]))
+    (line,) = lines(record)
+    assert {n: v.shape for n, v in tensors(record, line).items()} == {"0": (2,), "1": (1, 3)}
+
+
+def test_an_app_that_fails_leaves_the_record_open(record: Path) -> None:
+    def run(grid: RecordingGrid) -> None:
         averaged(grid)
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        recorded(record, federation(), run)
+    assert state(record)["status"] == "open"
 
 
 def only_query(answer: Callable[[Message], RecordDict]) -> ClientApp:
@@ -307,11 +351,7 @@ def test_an_error_of_a_client_is_on_record(record: Path) -> None:
 def test_a_reply_to_an_unrecorded_message_is_refused(record: Path) -> None:
     grid = federation()
     (hidden,) = grid.push_messages([Message(RecordDict({"arrays": model()}), NODES[0], "train")])
-    with (
-        Recorder(record, parties(3)) as recorder,
-        RecordingGrid(grid, recorder) as passing,
-        pytest.raises(ValueError, match="names no instruction"),
-    ):
+    with RecordingGrid(grid, record) as passing, pytest.raises(ValueError, match="names no instruction"):
         passing.pull_messages([hidden])
 
 
@@ -356,13 +396,14 @@ def test_an_unknown_array_is_never_called_a_model(record: Path) -> None:
     ],
 )
 def test_bad_arguments_get_one_clear_error(record: Path, options: dict[str, Any], message: str) -> None:
-    with Recorder(record, parties(1)) as recorder, pytest.raises(ValueError, match=message):
-        RecordingGrid(federation(), recorder, **options)
+    with pytest.raises(ValueError, match=message):
+        RecordingGrid(federation(), record, truth=record.parent / "truth", **options)
+    assert not record.exists()
 
 
 def test_everything_else_is_delegated(record: Path) -> None:
     grid = federation()
-    with Recorder(record, parties(3)) as recorder, RecordingGrid(grid, recorder) as passing:
+    with RecordingGrid(grid, record) as passing:
         passing.set_run("a run")  # type: ignore[arg-type]
         assert passing.run == grid.run == "a run"
         assert list(passing.get_node_ids()) == list(NODES)
@@ -451,10 +492,11 @@ def test_names_that_the_format_reserves_are_quoted(record: Path) -> None:
 # -- which records a reply used -------------------------------------------------------------------------------------
 
 
-def noting(site: Path, ids: list[int], mods: bool = True) -> ClientApp:
+def site_app(site: Path, ids: list[int], mods: bool = True) -> ClientApp:
+    """A client of the kind that cannot see the message: it leaves its records to the mod."""
     app = ClientApp(mods=[])
 
-    @app.train(mods=[note_records(lambda context: site)] if mods else [])
+    @app.train(mods=[noting(lambda context: site)] if mods else [])
     def train(message: Message, context: Context) -> Message:
         context.state["fdaudit.records"] = ConfigRecord({"ids": ids})
         return Message(RecordDict({"arrays": model()}), reply_to=message)
@@ -474,21 +516,107 @@ def two_rounds(grid: RecordingGrid) -> None:
         list(grid.send_and_receive(messages))
 
 
+def notes(site: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (site / "notes.jsonl").read_bytes().splitlines()]
+
+
+def joined(truth: Path, *sites: Path) -> tuple[dict[int, tuple[int, ...]], dict[str, str | int]]:
+    return joined_notes(truth / "replies.jsonl", [s / "notes.jsonl" for s in sites], truth / "nodes.json")
+
+
 def test_sites_notes_join_with_the_record(record: Path, tmp_path: Path, sites: dict[str, Path]) -> None:
-    grid = LocalGrid({5: noting(sites["north"], [17, 42]), 6: noting(sites["south"], [3])}, lambda n: n[::-1])
+    nodes = {5: site_app(sites["north"], [17, 42]), 6: site_app(sites["south"], [3])}
     truth = tmp_path / "truth"
-    recorded(record, grid, two_rounds, truth=truth)
-    assert join_uses(truth, sites) == {"client/0": "south", "client/1": "north"}
-    assert json.loads((truth / "sites.json").read_bytes()) == {"client/0": "south", "client/1": "north"}
+    recorded(record, LocalGrid(nodes, lambda n: n[::-1]), two_rounds, truth=truth)
     assert json.loads((truth / "nodes.json").read_bytes()) == {"client/0": "6", "client/1": "5"}
-    used = {u["seq"]: u["records"] for u in map(json.loads, (truth / "uses.jsonl").read_bytes().splitlines())}
-    expected = {"client/0": [3], "client/1": [17, 42]}
+    used, named = joined(truth, *sites.values())
+    assert named == {"client/0": "6", "client/1": "5"}
+    expected = {"client/0": (3,), "client/1": (17, 42)}
     assert used == {m["seq"]: expected[m["sender"]] for m in lines(record) if m["sender"] != "server"}
+
+
+def images(first: int, count: int) -> list[tuple[np.ndarray[Any, Any], int]]:
+    return [(np.full((1, 2, 2), first + i, np.float32), (first + i) % 3) for i in range(count)]
+
+
+def test_one_line_at_a_client_notes_its_records_and_its_number(record: Path, tmp_path: Path) -> None:
+    app, truth = ClientApp(), tmp_path / "truth"
+
+    @app.train()
+    def train(message: Message, context: Context) -> Message:
+        own = images(10 * int(context.node_config["partition-id"]), 4)
+        note_records(message, context, truth, own, held_out=images(90, 2))
+        return Message(RecordDict({"arrays": model()}), reply_to=message)
+
+    grid = LocalGrid({5: app, 6: app}, lambda n: n[::-1])
+    for node, number in ((5, 0), (6, 1)):
+        grid.contexts[node].node_config["partition-id"] = number
+    recorded(record, grid, two_rounds, truth=truth)
+    used, named = joined(truth, truth)
+    assert named == {"client/0": "1", "client/1": "0"}
+    assert used == {m["seq"]: (0, 1, 2, 3) for m in lines(record) if m["sender"] != "server"}
+    for number in (0, 1):
+        with np.load(truth / f"client-{number}.npz") as held:
+            assert held["x"].shape == (6, 1, 2, 2)
+            assert held["x"][:, 0, 0, 0].tolist() == [*(10 * number + i for i in range(4)), 90, 91]
+            assert held["y"].tolist() == [(10 * number + i) % 3 for i in range(4)] + [0, 1]
+            assert held["held_out"].tolist() == [4, 5]
+    assert all(list(content) == ["arrays"] for content in grid.as_sent.values())
+    assert {m["kind"] for m in lines(record)} == {"model_parameters"}
+
+
+def one_note(record: Path, **options: Any) -> list[Message]:
+    """The replies of a client that notes its records with these options."""
+    app = ClientApp()
+
+    @app.train()
+    def train(message: Message, context: Context) -> Message:
+        note_records(message, context, record.parent / "site", **options)
+        return Message(RecordDict({"arrays": model()}), reply_to=message)
+
+    replies: list[Message] = []
+    sent = Message(RecordDict({"arrays": model()}), 5, "train")
+    recorded(record, LocalGrid({5: app}), lambda grid: replies.extend(grid.send_and_receive([sent])))
+    return replies
+
+
+@pytest.mark.parametrize(
+    ("options", "noted"),
+    [
+        ({"ids": [3, 1]}, ([3, 1], "5")),
+        ({"ids": np.arange(2)}, ([0, 1], "5")),
+        ({"dataset": images(0, 3), "ids": [2]}, ([2], "5")),
+        ({"dataset": [{"label": 0, "img": np.ones((1, 2, 2))}], "site": "north"}, ([0], "north")),
+    ],
+)
+def test_a_note_has_numbers_and_a_site(
+    record: Path, options: dict[str, Any], noted: tuple[list[int], str]
+) -> None:
+    assert not one_note(record, **options)[0].has_error()
+    (note,) = notes(record.parent / "site")
+    assert (note["records"], note["site"]) == noted
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({}, "neither a dataset nor ids"),
+        ({"ids": [-1]}, "no number of a record"),
+        ({"ids": [True]}, "no number of a record"),
+        ({"ids": ["a"]}, "no number of a record"),
+        ({"dataset": [np.ones(3)]}, "not (x, y)"),
+        ({"dataset": [(0, np.ones((1, 2, 2)))]}, "Give the input first"),
+        ({"dataset": images(0, 2), "site": "../north"}, "no name of a site's file"),
+    ],
+)
+def test_a_refused_note_fails_the_reply(record: Path, options: dict[str, Any], said: str) -> None:
+    assert said in str(one_note(record, **options)[0].error.reason)
+    assert not (record.parent / "site" / "notes.jsonl").exists()
 
 
 @pytest.mark.parametrize("mods", [True, False], ids=["with the mod", "without the mod"])
 def test_record_ids_never_travel(record: Path, sites: dict[str, Path], mods: bool) -> None:
-    grid = LocalGrid({5: noting(sites["north"], [17, 42], mods)})
+    grid = LocalGrid({5: site_app(sites["north"], [17, 42], mods)})
     recorded(record, grid, two_rounds)
     assert all(list(content) == ["arrays"] for content in grid.as_sent.values())
     assert {m["kind"] for m in lines(record)} == {"model_parameters"}
@@ -499,7 +627,7 @@ def test_ids_of_a_failed_reply_are_not_noted_with_the_next(record: Path, sites: 
     app = ClientApp()
     calls: list[int] = []
 
-    @app.train(mods=[note_records(sites["north"])])
+    @app.train(mods=[noting(sites["north"])])
     def train(message: Message, context: Context) -> Message:
         calls.append(1)
         if len(calls) == 1:
@@ -508,7 +636,7 @@ def test_ids_of_a_failed_reply_are_not_noted_with_the_next(record: Path, sites: 
         return Message(RecordDict({"arrays": model()}), reply_to=message)
 
     recorded(record, LocalGrid({5: app}), two_rounds)
-    assert not (sites["north"] / "uses.jsonl").exists()
+    assert not (sites["north"] / "notes.jsonl").exists()
 
 
 @pytest.mark.parametrize("ids", [["a"], [-1], [0.5]])
@@ -520,10 +648,10 @@ def test_what_is_no_list_of_records_fails_the_reply(
     def run(grid: RecordingGrid) -> None:
         replies.extend(grid.send_and_receive([Message(RecordDict({"arrays": model()}), 5, "train")]))
 
-    recorded(record, LocalGrid({5: noting(sites["north"], ids)}), run)
-    assert "lists no records" in str(replies[0].error.reason)
+    recorded(record, LocalGrid({5: site_app(sites["north"], ids)}), run)
+    assert "no number of a record" in str(replies[0].error.reason)
 
 
 def test_truth_inside_the_record_is_refused(record: Path) -> None:
-    with Recorder(record, parties(3)) as recorder, pytest.raises(ValueError, match="within each other"):
-        RecordingGrid(federation(), recorder, truth=record / "truth")
+    with pytest.raises(ValueError, match="within each other"):
+        RecordingGrid(federation(), record, truth=record / "truth")

@@ -21,8 +21,7 @@ from flwr.serverapp.strategy import (
 
 import fdaudit
 from fdaudit import api
-from fdaudit.integrations.flower import RecordingGrid, fixed_clipping_claim, parties
-from fdaudit.recording.recorder import Recorder
+from fdaudit.integrations.flower import RecordingGrid, fixed_clipping_claim
 from fdaudit.scoring.claimed import epsilon_claimed
 from fdaudit.spec.card import Claim, load_card
 
@@ -72,11 +71,9 @@ def checked(strategy: Any, claim: dict[str, Any], design: Path, folder: Path) ->
     first = {n: Array(p.detach().numpy()) for n, p in zip(NAMES, network().parameters(), strict=True)}
     grid = LocalGrid({node: client(design, party) for node, party in zip(NODES, CLIENTS, strict=True)})
     folder.mkdir()
-    with Recorder(folder / "record", [*parties(2), "world"], truth=folder / "truth") as recorder:
-        with RecordingGrid(grid, recorder, truth=folder / "sites") as recording:
-            result = strategy.start(recording, ArrayRecord(first), num_rounds=1)
-        released = {n: result.arrays[n].numpy() for n in NAMES}
-        recorder.send("server", "world", "model_parameters", released)
+    with RecordingGrid(grid, folder / "record") as recording:
+        result = strategy.start(recording, ArrayRecord(first), num_rounds=1)
+        recording.release(result.arrays)
     run = fdaudit.import_record(
         folder / "record",
         folder / "run",

@@ -18,8 +18,8 @@ import pytest
 pytest.importorskip("flwr", reason="needs the extra `flower`")
 
 import fdaudit
-from fdaudit.integrations.flower import join_uses
 from fdaudit.recording.record import Checked, check_record
+from fdaudit.recording.truth import joined_notes
 from fdaudit.storage.files import decode
 from fdaudit.transcript.messages import Message
 from fdaudit.transcript.payloads import read_payload
@@ -75,20 +75,18 @@ def test_a_deployment_is_recorded(deployed: Deployment) -> None:
             (c, ["server"], kind) for c in clients for kind in ("model_parameters", "sample_count")
         ]
 
-    sites = join_uses(output / "truth", {str(i): output / f"site-{i}" for i in range(2)})
+    truth = output / "truth"
+    own = [output / f"site-{i}" / "notes.jsonl" for i in range(2)]
+    used, sites = joined_notes(truth / "replies.jsonl", own, truth / "nodes.json")
     assert sorted(sites) == clients
     assert sorted(sites.values()) == ["0", "1"]
-    used = {
-        u["seq"]: u["records"]
-        for u in map(json.loads, (output / "truth" / "uses.jsonl").read_bytes().splitlines())
-    }
     for party, site in sites.items():
         noted = notes(output, int(site))
         uploads = [m for m in messages if (m.sender, m.kind) == (party, "model_parameters")]
         assert [digests(record, m) for m in uploads] == [n["sent"] for n in noted]
         downloads = [m for m in messages if (m.sender, m.kind) == ("server", "model_parameters")]
         assert [digests(record, m) for m in downloads] == [n["received"] for n in noted]
-        assert [used[m.seq] for m in uploads] == [n["records"] for n in noted]
+        assert [used[m.seq] for m in uploads] == [tuple(n["records"]) for n in noted]
     assert_averaged(record, messages)
 
 

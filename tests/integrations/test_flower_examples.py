@@ -13,6 +13,7 @@ import pytest
 pytest.importorskip("flwr", reason="needs the extra `flower`")
 
 from fdaudit.recording.record import Checked, check_record
+from fdaudit.recording.truth import joined_notes
 from fdaudit.transcript.transcript import read_messages
 
 from ..helpers.docs_pages import ROOT
@@ -57,14 +58,14 @@ def audited(
     return folder, cell
 
 
-def uses(folder: Path) -> dict[int, list[int]]:
-    lines = (folder / "truth" / "uses.jsonl").read_bytes().splitlines()
-    return {u["seq"]: u["records"] for u in map(json.loads, lines)}
+def uses(folder: Path) -> tuple[dict[int, tuple[int, ...]], dict[str, str]]:
+    """Return the records behind messages, and the site of each party: nodes become parties as they appear."""
+    notes = sorted(folder.glob("site-*/notes.jsonl"))
+    return joined_notes(folder / "truth" / "replies.jsonl", notes, folder / "truth" / "nodes.json")
 
 
-def left_out(folder: Path, client: str) -> set[int]:
-    name = client.replace("/", "-")
-    told = json.loads((folder / "design" / "sites" / f"{name}.json").read_bytes())
+def left_out(folder: Path, site: str) -> set[int]:
+    told = json.loads((folder / "design" / "sites" / f"client-{site}.json").read_bytes())
     return set(told["leave_out"])
 
 
@@ -77,10 +78,10 @@ def test_digits_of_one_step_come_back(tmp_path: Path, monkeypatch: pytest.Monkey
     messages = list(read_messages(folder / "record" / "transcript"))
     uploads = [m for m in messages if m.sender != "server" and m.kind == "model_parameters"]
     assert len(uploads) == 6
-    used = uses(folder)
+    used, sites = uses(folder)
     for m in uploads:
         assert len(used[m.seq]) == 2
-        assert not left_out(folder, m.sender) & set(used[m.seq])
+        assert not left_out(folder, sites[m.sender]) & set(used[m.seq])
     assert [m.receivers for m in messages if m.kind == "model_parameters"][-1] == ("world",)
 
 
@@ -117,7 +118,8 @@ def test_answers_on_public_digits_are_recorded_and_attacked(
         ("server", "ensemble_labels"),
         *((f"client/{k}", "logits") for k in range(3)),
     }
+    used, sites = uses(folder)
     for m in messages:
         if m.kind == "logits":
             assert m.tensors["values"].shape == (100, 10)
-            assert not left_out(folder, m.sender) & set(uses(folder)[m.seq])
+            assert not left_out(folder, sites[m.sender]) & set(used[m.seq])

@@ -17,15 +17,16 @@ pytest.importorskip("nvflare", reason="needs the extra `nvflare`")
 
 from nvflare.apis.client import Client
 from nvflare.apis.dxo import DXO, DataKind, MetaKey, from_shareable
-from nvflare.apis.fl_constant import FLContextKey, ReturnCode
+from nvflare.apis.fl_constant import FLContextKey, ReservedKey, ReturnCode
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import Shareable, make_reply
 from nvflare.fuel.utils import fobs
 from nvflare.job_config.api import FedJob
 
-from fdaudit.integrations.nvflare import JobRecord, NotingFilter, join_uses
+from fdaudit.integrations.nvflare import JobRecord, NotingFilter
 from fdaudit.recording import recorder
 from fdaudit.recording.record import Checked, check_record
+from fdaudit.recording.truth import joined_notes
 from fdaudit.storage.files import decode
 from fdaudit.transcript.payloads import read_payload
 from fdaudit.transcript.transcript import read_messages
@@ -45,7 +46,7 @@ def record(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def server(record: Path) -> Server:
-    return Server(JobRecord(str(record), 3))
+    return Server(JobRecord(str(record)))
 
 
 def task(t: int = 0, data: Any = W, kind: str = DataKind.WEIGHTS, **meta: Any) -> Shareable:
@@ -107,11 +108,11 @@ def test_tasks_and_results_are_recorded_message_by_message(record: Path, server:
 
 
 def test_clients_keep_their_numbers_and_the_truth_names_them(record: Path, tmp_path: Path) -> None:
-    server = Server(JobRecord(str(record), 3, truth=str(tmp_path / "truth")))
+    server = Server(JobRecord(str(record), truth=str(tmp_path / "truth")))
     with server:
         rounds(server, 1, ("south", "east"))
         rounds(server, 1, ("east", "north", "south"))
-    sites = json.loads((tmp_path / "truth" / "sites.json").read_bytes())
+    sites = json.loads((tmp_path / "truth" / "nodes.json").read_bytes())
     assert sites == {"client/0": "south", "client/1": "east", "client/2": "north"}
     assert [c for c, _, kind in kinds(record) if c != "server" and kind == "model_parameters"] == [
         *("client/0", "client/1"),
@@ -120,16 +121,17 @@ def test_clients_keep_their_numbers_and_the_truth_names_them(record: Path, tmp_p
 
 
 def test_named_clients_have_the_numbers_of_their_names(record: Path, tmp_path: Path) -> None:
-    server = Server(JobRecord(str(record), ["north", "south"], truth=str(tmp_path / "truth")))
+    truth = str(tmp_path / "truth")
+    server = Server(JobRecord(str(record), truth=truth, clients=["north", "south"]))
     with server:
         server.task("south", "1", task())
         server.task("north", "2", task())
-        assert server.panics == []
         server.task("east", "3", task())
-    assert [m.receivers for m in read_messages(record / "transcript")] == [("client/1",), ("client/0",)]
-    assert json.loads((tmp_path / "truth" / "sites.json").read_bytes())["client/1"] == "south"
-    assert len(server.panics) == 1
-    assert "client/2" in server.panics[0]
+    assert server.panics == []
+    receivers = [m.receivers[0] for m in read_messages(record / "transcript") if m.sender == "server"]
+    assert receivers == ["client/1", "client/0", "client/2"]
+    assert state(record)["parties"] == ["server", "client/0", "client/1", "client/2"]
+    assert json.loads((tmp_path / "truth" / "nodes.json").read_bytes())["client/1"] == "south"
 
 
 @pytest.mark.parametrize(
@@ -194,7 +196,6 @@ def test_kinds_follow_the_kind_of_data(record: Path, server: Server) -> None:
 def test_kinds_and_inputs_follow_the_users_declaration(record: Path) -> None:
     job = JobRecord(
         str(record),
-        3,
         kinds={"reply": {"train": "gradient", MetaKey.NUM_STEPS_CURRENT_ROUND: "sample_count"}},
         inputs={"reply": {"train": ["data", "instruction"]}, "instruction": {"train": []}},
     )
@@ -240,7 +241,7 @@ def test_layers_that_nvflares_encryptor_encrypts_are_on_record_as_ciphertexts(re
     secret.global_scale = 2**40
     encryptor = HEModelEncryptor(encrypt_layers=["w"], weigh_by_local_iter=False)
     encryptor.tenseal_context = secret
-    server = Server(JobRecord(str(record), 1))
+    server = Server(JobRecord(str(record)))
     with server:
         server.task("north", "1", task())
         sent = encryptor.process(result({"w": W["w"] + 1, "b": W["b"]}), server.context("north"))
@@ -380,7 +381,7 @@ def test_a_missing_result_is_silence_and_a_late_one_is_recorded(record: Path, se
 
 def test_many_clients_at_once(record: Path) -> None:
     clients, count = 8, 30
-    server = Server(JobRecord(str(record), clients))
+    server = Server(JobRecord(str(record)))
     barrier = threading.Barrier(clients)
 
     def work(client: int) -> list[Any]:
@@ -418,12 +419,13 @@ def at_the_site(truth: Path, task_id: str, sent: Shareable) -> Shareable:
     """What leaves a site that notes its records."""
     context = FLContext()
     context.set_prop(FLContextKey.TASK_ID, task_id)
+    context.set_prop(ReservedKey.IDENTITY_NAME, truth.name)
     passed: Shareable = NotingFilter(str(truth)).process(sent, context)
     return passed
 
 
 def test_sites_notes_join_with_the_record(record: Path, tmp_path: Path) -> None:
-    server = Server(JobRecord(str(record), 2, truth=str(tmp_path / "truth")))
+    server = Server(JobRecord(str(record), truth=str(tmp_path / "truth")))
     places = {site: tmp_path / site for site in ("north", "south")}
     with server:
         for t in range(2):
@@ -433,12 +435,13 @@ def test_sites_notes_join_with_the_record(record: Path, tmp_path: Path) -> None:
                 server.result(site, f"{t}-{site}", at_the_site(places[site], f"{t}-{site}", sent))
     assert server.panics == []
     assert check_record(record) == Checked((), ())
-    assert join_uses(tmp_path / "truth", places) == {"client/0": "north", "client/1": "south"}
-    lines = (tmp_path / "truth" / "uses.jsonl").read_bytes().splitlines()
-    used = {u["seq"]: u["records"] for u in map(json.loads, lines)}
+    notes = [place / "notes.jsonl" for place in places.values()]
+    truth = tmp_path / "truth"
+    used, named = joined_notes(truth / "replies.jsonl", notes, truth / "nodes.json")
+    assert named == {"client/0": "north", "client/1": "south"}
     uploads = [m for m in read_messages(record / "transcript") if m.sender != "server"]
     assert {m.seq: used[m.seq] for m in uploads if m.kind == "model_parameters"} == {
-        m.seq: [10 * int(m.sender[-1]) + m.round, 7] for m in uploads if m.kind == "model_parameters"
+        m.seq: (10 * int(m.sender[-1]) + m.round, 7) for m in uploads if m.kind == "model_parameters"
     }
     for path in record.rglob("*"):
         assert path.is_dir() or b"fdaudit.records" not in path.read_bytes()
@@ -503,15 +506,17 @@ def test_a_failed_write_ends_the_job_and_changes_no_message(
     assert closed_part(record, tmp_path / "copy") == []
 
 
-def test_one_client_too_many_ends_the_job(record: Path) -> None:
-    server = Server(JobRecord(str(record), 1))
+@pytest.mark.parametrize("release", [True, False])
+def test_the_last_global_model_is_a_message_to_the_world(record: Path, release: bool) -> None:
+    server = Server(JobRecord(str(record), release=release))
     with server:
-        server.task("north", "1", task())
-        got = server.task("south", "2", task())
-    assert len(server.panics) == 1
-    assert "client/1" in server.panics[0]
-    np.testing.assert_array_equal(from_shareable(got).data["w"], W["w"])
-    assert state(record)["status"] == "open"
+        rounds(server, 1)
+        server.model = {"weights": {"w": W["w"] + 5}}
+    assert check_record(record) == Checked((), ())
+    last = kinds(record)[-1]
+    assert (last == ("server", "world", "model_parameters")) is release
+    if release:
+        assert bits(tensors(record, 9)["w"]) == bits(W["w"] + 5)
 
 
 def test_a_task_that_no_filter_records_ends_the_job(record: Path, server: Server) -> None:
@@ -527,7 +532,7 @@ def test_a_task_that_no_filter_records_ends_the_job(record: Path, server: Server
 def test_a_directory_that_holds_a_record_ends_the_job(record: Path, server: Server) -> None:
     with server:
         rounds(server, 1)
-    again = Server(JobRecord(str(record), 3))
+    again = Server(JobRecord(str(record)))
     with again:
         rounds(again, 1)
     assert len(again.panics) == 1
@@ -548,7 +553,7 @@ def test_an_aborted_job_leaves_the_record_open(record: Path, server: Server, tmp
     ("options", "message"),
     [
         ({"tasks": "train"}, "tasks: 'train' names no tasks"),
-        ({"clients": "north"}, "clients: 'north' is no number"),
+        ({"clients": "north"}, "clients: 'north' is no list"),
         ({"clients": ["north", "north"]}, "clients: .* no list of different names"),
         ({"tasks": []}, r"tasks: \[\] names no tasks"),
         ({"kinds": {"up": {"train": "gradient"}}}, "kinds: .* is not a pair"),
@@ -558,7 +563,7 @@ def test_an_aborted_job_leaves_the_record_open(record: Path, server: Server, tmp
 )
 def test_bad_arguments_get_one_clear_error(record: Path, options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        JobRecord(str(record), **{"clients": 3, **options})
+        JobRecord(str(record), **options)
     assert not record.exists()
 
 
@@ -575,12 +580,11 @@ def exported(job: FedJob, folder: Path) -> dict[str, Any]:
 def test_a_job_gets_the_record_and_its_filters(tmp_path: Path) -> None:
     job = FedJob("job", min_clients=1)
     kinds = {"reply": {"train": "a/b"}}
-    job.to_server(JobRecord(str(tmp_path / "record"), 2, tasks=["train", "validate"], kinds=kinds))
+    job.to_server(JobRecord(str(tmp_path / "record"), tasks=["train", "validate"], kinds=kinds))
     config = exported(job, tmp_path)
     [component] = config["components"]
     assert component["args"] == {
         "directory": str(tmp_path / "record"),
-        "clients": 2,
         "tasks": ["train", "validate"],
         "kinds": kinds,
     }
@@ -597,8 +601,18 @@ def test_the_pages_job_is_recorded(tmp_path: Path) -> None:
     config = exported(scope["job"], tmp_path)
     [component] = config["components"]
     assert component["path"] == "fdaudit.integrations.nvflare.JobRecord"
-    assert component["args"]["clients"] == ["north", "south", "east"]
     assert len(config["task_data_filters"]) == len(config["task_result_filters"]) == 1
     assert len(more) == 4
     for block in more[:3]:  # every argument on the page is accepted
         exec(compile(block, "docs/nvflare.md", "exec"), scope)
+
+
+def test_lists_within_lists_are_one_tensor(record: Path, server: Server) -> None:
+    with server:
+        got = from_shareable(
+            server.task("north", "1", task(0, {"w": [[1.0, 2.0], [3.0, 4.0]], "odd": [[1], [2, 3]]}))
+        )
+    assert got.data == {"w": [[1.0, 2.0], [3.0, 4.0]], "odd": [[1], [2, 3]]}
+    found = tensors(record, 0)
+    assert found["w"].tolist() == [[1, 2], [3, 4]]
+    assert found["odd.1"].tolist() == [2, 3]

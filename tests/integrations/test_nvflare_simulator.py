@@ -14,8 +14,8 @@ pytest.importorskip("nvflare", reason="needs the extra `nvflare`")
 
 from numpy.typing import NDArray
 
-from fdaudit.integrations.nvflare import join_uses
 from fdaudit.recording.record import Checked, check_record
+from fdaudit.recording.truth import joined_notes
 from fdaudit.storage.files import decode
 from fdaudit.transcript.messages import Message
 from fdaudit.transcript.payloads import read_payload
@@ -32,10 +32,10 @@ ENVIRONMENT = {"PYTHONPATH": str(JOB.parent), "PYTHONSAFEPATH": "1", "ROUNDS": s
 Arrays = dict[str, NDArray[Any]]
 
 
-def simulated(folder: Path, record: Path | str, clients: str, *sites: str) -> Path:
+def simulated(folder: Path, record: Path | str, clients: str, *sites: str, **environment: str) -> Path:
     """Run the job, and return the folder in which its parts keep their arrays."""
     folder.mkdir()
-    with Processes(folder, ENVIRONMENT) as running:
+    with Processes(folder, {**ENVIRONMENT, **environment}) as running:
         job = running.start("job", sys.executable, str(JOB), str(folder), str(record), clients, *sites)
         running.until(lambda: job.poll() is not None, "end of the job")
         print(running.logs())  # for the message of a failure
@@ -45,7 +45,7 @@ def simulated(folder: Path, record: Path | str, clients: str, *sites: str) -> Pa
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The job without a record."""
-    return simulated(tmp_path_factory.mktemp("plain") / "job", "none", "2", "north", "south")
+    return simulated(tmp_path_factory.mktemp("plain") / "job", "none", "", "north", "south")
 
 
 def begun(record: Path) -> int:
@@ -67,7 +67,7 @@ def same(a: Arrays, b: Arrays) -> bool:
 
 
 @pytest.mark.parametrize(
-    ("clients", "sites"), [("2", ("north", "south")), ("south,north", ("south", "north"))]
+    ("clients", "sites"), [("", ("north", "south")), ("south,north", ("south", "north"))]
 )
 def test_a_simulated_job_is_recorded_and_learns_the_same(
     plain: Path, tmp_path: Path, clients: str, sites: tuple[str, ...]
@@ -79,16 +79,15 @@ def test_a_simulated_job_is_recorded_and_learns_the_same(
     assert len(models(plain)) == ROUNDS
     assert models(folder) == models(plain)
 
-    joined = join_uses(folder / "truth", {site: folder / f"notes-{site}" for site in sites})
-    named = json.loads((folder / "truth" / "sites.json").read_bytes())
-    assert joined == named
-    lines = (folder / "truth" / "uses.jsonl").read_bytes().splitlines()
-    used = {u["seq"]: u["records"] for u in map(json.loads, lines)}
+    truth = folder / "truth"
+    notes = [folder / f"notes-{site}" / "notes.jsonl" for site in sites]
+    used, named = joined_notes(truth / "replies.jsonl", notes, truth / "nodes.json")
+    assert json.loads((truth / "nodes.json").read_bytes()) == named
     assert sorted(named) == ["client/0", "client/1"]
     assert sorted(named.values()) == sorted(sites)
     messages = list(read_messages(record / "transcript"))
     assert {m.kind for m in messages} == {"model_parameters", "nvflare/meta"}
-    if clients == "2":
+    if not clients:
         assert messages[0].receivers == ("client/0",)
     else:
         assert named == {"client/0": "south", "client/1": "north"}
@@ -99,7 +98,7 @@ def test_a_simulated_job_is_recorded_and_learns_the_same(
             ]
             [up] = [m for m in messages if (m.round, m.kind, m.sender) == (t, "model_parameters", party)]
             place = folder / "sites" / site
-            assert used[up.seq] == [t, 7]
+            assert used[up.seq] == (t, 7)
             assert same(arrays(record, up), dict(np.load(place / f"sent-{t}.npz")))
             received = {k: v.astype(np.float64) for k, v in arrays(record, down).items()}
             assert same(received, dict(np.load(place / f"received-{t}.npz")))
@@ -109,10 +108,11 @@ def test_a_simulated_job_is_recorded_and_learns_the_same(
 
 def test_a_job_whose_recording_fails_ends_without_another_model(plain: Path, tmp_path: Path) -> None:
     record = tmp_path / "record"
-    folder = simulated(tmp_path / "job", record, "1", "north", "south")  # a second client is one too many
+    small = {"FDAUDIT_MOST_LOG_BYTES": "4000"}
+    folder = simulated(tmp_path / "job", record, "", "north", "south", **small)
     log = (folder / "workspace" / "server" / "log.txt").read_text()
     assert "The recording failed" in log
-    assert "is no party of this record" in log
+    assert "does not fit" in log
     assert models(folder).items() <= models(plain).items()
     assert len(models(folder)) < ROUNDS
     assert state(record)["status"] == "open"
@@ -122,7 +122,7 @@ def test_a_job_whose_recording_fails_ends_without_another_model(plain: Path, tmp
 def test_a_killed_job_leaves_its_closed_rounds(tmp_path: Path) -> None:
     folder, record = tmp_path / "job", tmp_path / "record"
     folder.mkdir()
-    command = (sys.executable, str(JOB), str(folder), str(record), "2", "north", "south")
+    command = (sys.executable, str(JOB), str(folder), str(record), "", "north", "south")
     with Processes(folder, {**ENVIRONMENT, "ROUNDS": "100000"}) as running:
         job = running.start("job", *command)
         running.until(lambda: begun(record) >= 1, "closed round")

@@ -23,9 +23,10 @@ import torch
 
 from fdaudit.config import Config
 from fdaudit.goals.membership import Membership
+from fdaudit.registry import AttackCard
 from fdaudit.types import Applicability
 
-AUDITORS = {"Plan", "Vault", "Secrets", "Splits", "Dataset", "Truth", "Stage", "Run", "Transcript", "Wire"}
+AUDITORS = {"Case", "Vault", "Secrets", "Splits", "Dataset", "Truth", "Stage", "Run", "Transcript", "Wire"}
 AT_IMPORT = sorted({type(o).__name__ for o in gc.get_objects() if type(o).__name__ in AUDITORS})
 
 
@@ -72,13 +73,15 @@ class Lying(torch.Tensor):
 class Hostile:
     """Looks for everything that it was not given."""
 
-    name: ClassVar[str] = "hostile"
-    goal: ClassVar[str] = "membership"
-    needs: ClassVar[tuple[str, ...]] = ()
-    assumes: ClassVar[tuple[str, ...]] = ()
-    oracle: ClassVar[str | None] = "soft"
-    source: ClassVar[str] = "a test"
-    profiles: ClassVar[dict[str, dict[str, Any]]] = {"quick": {}, "standard": {}, "full": {}}
+    card = AttackCard(
+        name="hostile",
+        goal="membership",
+        needs=(),
+        assumes=(),
+        oracle="soft",
+        source="a test",
+        profiles={"quick": {}, "standard": {}, "full": {}},
+    )
     Config: ClassVar[type[Settings]] = Settings
 
     def __init__(self, config: Settings) -> None:
@@ -306,6 +309,9 @@ def _traces() -> bool:
 
 
 def _signals() -> bool:
+    """Whether its parent can be signalled; the first process of a namespace sees none, and 0 is its own group."""
+    if not os.getppid():
+        return False
     try:
         os.kill(os.getppid(), 0)
     except OSError:

@@ -71,7 +71,7 @@ def forked() -> Iterator[None]:
 @cache
 def asked_of(run: fdaudit.Run) -> AttackPlan:
     with forked_attackers():
-        return plan_attack("hostile", {}, run.plan.spec, "attack", ("world",))
+        return plan_attack("hostile", {}, run.case.spec, "attack", ("world",))
 
 
 def cell_of(run: fdaudit.Run, mode: str, **params: Any) -> Cell:
@@ -118,7 +118,7 @@ def test_the_search_finds_what_there_is_to_find(run, installed, tmp_path):
     made = importlib.util.module_from_spec(importlib.util.spec_from_file_location("searched", source))
     made.__spec__.loader.exec_module(made)
     (tmp_path / "file").touch()
-    held = (run.plan, open(run.directory / "result.json"))  # noqa: SIM115  # a descriptor to be found
+    held = (run.case, open(run.directory / "result.json"))  # noqa: SIM115  # a descriptor to be found
     with pytest.MonkeyPatch.context() as patch, held[1]:
         patch.setenv("SOME_SECRET", "x")
         found = made._looks(str(run.directory), str(tmp_path))
@@ -208,4 +208,4 @@ def test_one_case_leaves_nothing_for_the_next(run):
 @pytest.mark.thorough
 def test_its_settings_are_checked_where_its_code_may_run(run):
     with pytest.raises(SpecError, match=r"^attack\.mood: "):
-        plan_attack("hostile", {"mood": "bad"}, run.plan.spec, "attack", ("world",))
+        plan_attack("hostile", {"mood": "bad"}, run.case.spec, "attack", ("world",))

@@ -95,7 +95,7 @@ def layers(run: fdaudit.Run) -> Confinement:
 def cell_of(run: fdaudit.Run, mode: str, **params: Any) -> Cell:
     """What becomes of the hostile attack on the released model."""
     given = {"mode": mode, "place": str(run.directory), "auditor": os.getpid(), **params}
-    asked = plan_attack("hostile", {}, run.plan.spec, "attack", ("world",))
+    asked = plan_attack("hostile", {}, run.case.spec, "attack", ("world",))
     stage = Stage(run.opened)
     with stage.adversary("world") as adversary:
         return stage.cell(adversary, replace(asked, params={**given, "other": str(run.directory.parent)}))

@@ -26,10 +26,11 @@ from fdaudit.adversary.view import View
 from fdaudit.audit.pipeline import perform
 from fdaudit.audit.run import Run
 from fdaudit.evaluation.stage import Adversary, Stage
-from fdaudit.planning.plan import Plan, make_plan
-from fdaudit.planning.run_directory import RunDirectory
+from fdaudit.planning.case import Case
+from fdaudit.planning.simulated import simulated_case
 from fdaudit.rng import child
 from fdaudit.scoring.ground_truth import Truth
+from fdaudit.scoring.run_directory import RunDirectory
 from fdaudit.spec.schema import load_spec
 from fdaudit.storage.vault import Vault
 from fdaudit.training.trainer import Fit, Job, Trainer
@@ -47,26 +48,26 @@ ADVERSARIES = ["server", "client/0", "eavesdropper", "world", "server+client/1"]
 # -- at run time --------------------------------------------------------------------------------------------------
 
 
-def forbidden(plan: Plan, run: Path, adversary: str, victims: typing.Iterable[str]) -> Forbidden:
+def forbidden(case: Case, run: Path, adversary: str, victims: typing.Iterable[str]) -> Forbidden:
     """Everything that an adversary must not reach: all records, indices, labels, weights but its own."""
     vault, members = Vault(run / "vault"), adversary.split("+")
-    truth, data = Truth(plan, vault), plan.dataset
+    truth, data = Truth(case, vault), case.dataset
     challenged = {k: truth.challenge(k) for k in victims}
-    allowed = [plan.public, plan.auxiliary[0], *(c.x for c, _ in challenged.values())]
-    allowed += [plan.records(k)[0] for k in plan.clients if k in members]
+    allowed = [case.public, case.auxiliary[0], *(c.x for c, _ in challenged.values())]
+    allowed += [case.records(k)[0] for k in case.clients if k in members]
     known = {row.numpy().tobytes() for x in allowed for row in x}
     private = [row for row in data.x if row.numpy().tobytes() not in known and row.unique().numel() > 1]
-    tensors = {f"splits {n}": t for n, t in plan.splits.to_dict().items() if n != "class_table"}
-    tensors |= {f"labels of {k}": plan.records(k)[1] for k in plan.clients if k not in members}
+    tensors = {f"splits {n}": t for n, t in case.splits.to_dict().items() if n != "class_table"}
+    tensors |= {f"labels of {k}": case.records(k)[1] for k in case.clients if k not in members}
     for name in [*vault.names("models"), *vault.names("state")]:
         if name.removeprefix("models/").replace("-", "/") not in members:
             weights = {n: t for n, t in vault.load(name).items() if t.is_floating_point()}
             tensors |= {f"{name}, {n}": t for n, t in weights.items()}
-    for k in (k for k in plan.clients if k not in members):
-        drawn = plan.networks.initial([k], plan.seed)[k]
+    for k in (k for k in case.clients if k not in members):
+        drawn = case.networks.initial([k], case.seed)[k]
         tensors |= {f"initial weights of {k}, {n}": t for n, t in drawn.items() if t.unique().numel() > 1}
-    view = Stage(RunDirectory(run, plan)).view(adversary)
-    legitimate = {t.numpy().tobytes() for t in plan.initial().values()}
+    view = RunDirectory(run, case).view(adversary)
+    legitimate = {t.numpy().tobytes() for t in case.initial().values()}
     legitimate |= {t.numpy().tobytes() for m in view.messages for t in view.tensors(m).values()}
     seen = {m.seq for m in view.messages}
     whole = View(**{**vars(view), "messages": ()})
@@ -75,20 +76,20 @@ def forbidden(plan: Plan, run: Path, adversary: str, victims: typing.Iterable[st
             tensors |= {f"message {message.seq}, {n}": t for n, t in whole.tensors(message).items()}
     return Forbidden(
         types=AUDITOR_ONLY,
-        numbers=frozenset({plan.seed, plan.secrets.seed}),
+        numbers=frozenset({case.seed, case.secrets.seed}),
         blobs=(vault.secrets.secret,),
         paths=(run,),
         rows=torch.stack(private),
         tensors={n: t for n, t in tensors.items() if t.numpy().tobytes() not in legitimate},
         flags={f"who of {k} is a member": member for k, (_, member) in challenged.items()},
-        shared={"the dataset's images": data.x, "the dataset's labels": data.y, **plan.splits.to_dict()},
+        shared={"the dataset's images": data.x, "the dataset's labels": data.y, **case.splits.to_dict()},
     )
 
 
 @dataclasses.dataclass
 class Audited:
     run: Path
-    plan: Plan
+    case: Case
     found: dict[str, list[str]]
     ways: dict[str, set[str]]
 
@@ -125,7 +126,7 @@ def audited(tmp_path_factory):
     def look(view, knowledge, task, generator):
         # Without hyper-parameters it is a control, whose published model no victim had a part in.
         name = view.name if view.hyperparameters else "control"
-        limits = forbidden(made.plan, run, view.name, () if name == "control" else task.targets)
+        limits = forbidden(made.case, run, view.name, () if name == "control" else task.targets)
         given = {"view": view, "knowledge": knowledge, "task": task, "generator": generator}
         given["thread"] = own_thread()
         before = findings(given, limits)
@@ -135,9 +136,9 @@ def audited(tmp_path_factory):
 
     with registered("spy"), pytest.MonkeyPatch.context() as patch:
         wanted = load_spec(spec(adversaries=ADVERSARIES))
-        made.plan = make_plan(wanted, known(SEED))
+        made.case = simulated_case(wanted, known(SEED))
         patch.setattr(
-            "fdaudit.planning.run_directory.make_plan", lambda spec, secrets: made.plan
+            "fdaudit.scoring.run_directory.simulated_case", lambda spec, secrets: made.case
         )  # one dataset, at one address
         HOOKS["spy"] = look
         try:
@@ -179,7 +180,7 @@ def test_the_walk_goes_where_an_attack_could_go(audited, adversary, way):
 def test_a_client_holds_its_own_records_and_nobody_elses(audited, stage):
     with stage.adversary("client/0") as adversary:
         assert set(adversary.view.own_data) == {"client/0"}
-        x, y = audited.plan.records("client/0")
+        x, y = audited.case.records("client/0")
         assert torch.equal(adversary.view.own_data["client/0"][0], x)
         assert torch.equal(adversary.view.own_data["client/0"][1], y)
     with stage.adversary("server") as adversary:
@@ -199,8 +200,8 @@ def test_what_one_adversary_rehearses_no_other_can_read(stage):
 
 
 def test_what_is_rehearsed_on_auxiliary_records_alone_is_run_once(audited, tmp_path):
-    stage = Stage(RunDirectory(audited.run, audited.plan), tmp_path)
-    x, y = audited.plan.auxiliary
+    stage = Stage(RunDirectory(audited.run, audited.case), tmp_path)
+    x, y = audited.case.auxiliary
     data = [(x[:40], y[:40]), (x[40:80], y[40:80])]
     with stage.adversary("client/0") as client, stage.adversary("server") as server:
         rehearse = {a.name: stage.knowledge(a).rehearse for a in (client, server)}
@@ -209,7 +210,7 @@ def test_what_is_rehearsed_on_auxiliary_records_alone_is_run_once(audited, tmp_p
         seen = {name: one(data, 3) for name, one in rehearse.items()}
         assert len(list(tmp_path.iterdir())) == 1
         assert not list(server.scratch.iterdir())
-        alone = Stage(RunDirectory(audited.run, audited.plan))
+        alone = Stage(RunDirectory(audited.run, audited.case))
         with alone.adversary("server") as by_itself:
             again = alone.knowledge(by_itself).rehearse(data, 3)
             assert [m.sha256 for m in again.messages] == [m.sha256 for m in seen["server"].messages]
@@ -226,7 +227,7 @@ def test_what_is_rehearsed_on_auxiliary_records_alone_is_run_once(audited, tmp_p
 class Hand:
     """What the server's attack is given, and what only the auditor holds."""
 
-    plan: Plan
+    case: Case
     run: Path
     adversary: Adversary
     knowledge: Knowledge
@@ -243,24 +244,24 @@ class Hand:
 
     @property
     def private(self) -> Tensor:
-        return self.plan.records("client/2")[0]
+        return self.case.records("client/2")[0]
 
     @property
     def members(self) -> Tensor:
-        return Truth(self.plan, self.vault).challenge("client/0")[1]
+        return Truth(self.case, self.vault).challenge("client/0")[1]
 
 
 @pytest.fixture(scope="module")
 def stage(audited):
-    return Stage(RunDirectory(audited.run, audited.plan))
+    return Stage(RunDirectory(audited.run, audited.case))
 
 
 @pytest.fixture
 def hand(audited, stage):
     with stage.adversary("server") as adversary:
-        task = stage.task("server", audited.plan.attacks[0])
-        limits = forbidden(audited.plan, audited.run, "server", task.targets)
-        yield Hand(audited.plan, audited.run, adversary, stage.knowledge(adversary), task, limits)
+        task = stage.task("server", audited.case.attacks[0])
+        limits = forbidden(audited.case, audited.run, "server", task.targets)
+        yield Hand(audited.case, audited.run, adversary, stage.knowledge(adversary), task, limits)
 
 
 class _Handle:
@@ -282,13 +283,13 @@ class _Slotted:
 
 def _loaded(hand: Hand) -> Trainer:
     """A training core that last fitted somebody's model."""
-    trainer = hand.plan.trainer()
-    trainer.predict(hand.weights, hand.plan.auxiliary[0][:1])
+    trainer = hand.case.trainer()
+    trainer.predict(hand.weights, hand.case.auxiliary[0][:1])
     return trainer
 
 
 def _closure(hand: Hand) -> object:
-    weights, trainer = hand.weights, hand.plan.trainer()
+    weights, trainer = hand.weights, hand.case.trainer()
     return lambda x: trainer.predict(weights, x)
 
 
@@ -352,13 +353,13 @@ LEAKS: dict[str, typing.Callable[[Hand], object]] = {
     "a private record in a file of the view": _copied_file,
     "a training core with somebody's weights": lambda h: dataclasses.replace(h.knowledge, train=_loaded(h)),
     "membership beside the candidates": lambda h: {"client/0": (h.task.challenges["client/0"], h.members.tolist())},
-    "membership as the order of an index": lambda h: h.plan.splits.clients[0].members,
+    "membership as the order of an index": lambda h: h.case.splits.clients[0].members,
     "membership as a label of another dtype": lambda h: (~h.members).to(torch.float64) * 3,
-    "a slice that shares the dataset's storage": lambda h: h.plan.dataset.x[:1],
-    "a slice that shares the labels' storage": lambda h: h.plan.dataset.y[:0],
-    "an array over the dataset": lambda h: h.plan.dataset.x.numpy()[:1],
+    "a slice that shares the dataset's storage": lambda h: h.case.dataset.x[:1],
+    "a slice that shares the labels' storage": lambda h: h.case.dataset.y[:0],
+    "an array over the dataset": lambda h: h.case.dataset.x.numpy()[:1],
     "a record in double precision": lambda h: h.private[5].double(),
-    "labels of a client": lambda h: [int(y) for y in h.plan.records("client/2")[1]],
+    "labels of a client": lambda h: [int(y) for y in h.case.records("client/2")[1]],
     "a default argument": lambda h: eval("lambda x, w=w: x", {"w": h.weights}),
     "a keyword default": lambda h: eval("lambda x, *, w=w: x", {"w": h.weights}),
     "a partial": lambda h: functools.partial(max, h.private[7]),
@@ -379,7 +380,7 @@ LEAKS: dict[str, typing.Callable[[Hand], object]] = {
     "the secret inside bytes": lambda h: memoryview(b"--" + h.vault.secrets.secret),
     "the seed": lambda h: {"seed": np.int64(SEED)},
     "a generator seeded with the run's seed": lambda h: torch.Generator().manual_seed(SEED),
-    "splits": lambda h: h.plan.splits,
+    "splits": lambda h: h.case.splits,
     "an upload that another sent to a third": lambda h: _Handle({n: t.clone() for n, t in h.weights.items()}),
 }  # fmt: skip
 KEPT: dict[str, object] = {}

@@ -24,7 +24,7 @@ from fdaudit.events import Event
 from fdaudit.federation.protocol import PartyData, Setting
 from fdaudit.models import Architecture
 from fdaudit.models.declared import GeneratorCard
-from fdaudit.planning.plan import Plan
+from fdaudit.planning.case import Case
 from fdaudit.rng import SecretStream
 from fdaudit.scoring.ground_truth import Truth
 from fdaudit.storage.vault import Secrets, Vault
@@ -34,7 +34,7 @@ from fdaudit.transcript.wire import Wire
 from fdaudit.types import AttackTask, Challenge, OracleHandle
 
 AUDITOR_ONLY = (
-    *(Vault, Secrets, Splits, ClientSplit, Dataset, Plan, AttackPlan, Run, Stage, Truth),
+    *(Vault, Secrets, Splits, ClientSplit, Dataset, Case, AttackPlan, Run, Stage, Truth),
     *(Wire, Transcript, PartyData, Setting),
 )
 

@@ -311,3 +311,36 @@ def test_what_does_not_fit_together_is_refused(change: dict, problem: str) -> No
     }
     with pytest.raises(UsageError, match=problem):
         score_reconstruction(**{**good, **change}, generator=_rng())
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 30), (1, 2, 2), (3, 1, 7)])
+def test_images_too_thin_for_ssim_keep_every_other_figure(shape: tuple[int, int, int]) -> None:
+    truth = torch.rand(4, *shape)
+    score = _score(truth, truth, torch.rand(20, *shape))
+    assert score.figures["psnr"].value == PSNR_CEILING
+    for name in ("ssim", "ssim_prior", "ssim_gain"):
+        assert score.figures[name].value is None
+        assert "no side of 3 pixels" in score.figures[name].unavailable
+    assert score.images[0].ssim is None
+
+
+@pytest.mark.parametrize("channels", [1, 2, 3, 4])
+def test_lpips_is_of_one_channel_or_three(channels: int) -> None:
+    def network(a: torch.Tensor, b: torch.Tensor, normalize: bool) -> torch.Tensor:
+        return (a - b).square().mean((1, 2, 3), keepdim=True)
+
+    truth = torch.rand(4, channels, 8, 8)
+    figures = _score(truth, truth, torch.rand(20, channels, 8, 8), lpips_network=_Network(network)).figures
+    assert figures["ssim"].value == pytest.approx(1)
+    assert (figures["lpips"].value is None) == (channels in (2, 4))
+    if channels in (2, 4):
+        assert f"these have {channels} channels" in figures["lpips"].unavailable
+
+
+class _Network(torch.nn.Module):
+    def __init__(self, distance) -> None:
+        super().__init__()
+        self.distance = distance
+
+    def forward(self, a, b, normalize):
+        return self.distance(a, b, normalize)

@@ -20,6 +20,7 @@ from fdaudit.errors import SpecError, UsageError
 from fdaudit.models import MODELS, PAPER_TABLES, Architecture, Network, architecture, paper_model
 from fdaudit.rng import child
 from fdaudit.spec.schema import ModelSpec
+from fdaudit.tasks import TEXT
 
 pytestmark = pytest.mark.usefixtures("trusting")  # networks named by `import:`
 
@@ -307,8 +308,8 @@ def test_the_5_5_cnn_does_not_fit_8x8_and_the_error_says_how_to_pad():
         ("import:no.such.package:Net", {}, "model.name", "ModuleNotFoundError"),
         ("import:torch.nn:Nothing", {}, "model.name", "AttributeError"),
         ("import:torch.nn:Linear", {}, "model.name", "TypeError"),
-        ("import:collections:Counter", {}, "model.name", "is no class of networks"),
-        ("import:torch.nn.functional:relu", {}, "model.name", "wrap a function"),
+        ("import:collections:Counter", {}, "model.name", "makes no networks"),
+        ("import:torch.nn.functional:relu", {}, "model.name", "a function that takes `classes`"),
         ("import:torch.nn:Flatten", {}, "model.name", "(2, 256), not to logits (2, 10)"),
         ("import:torch.nn:Linear", {"in_features": 3, "out_features": 4}, "model.name", "does not accept"),
     ],
@@ -391,7 +392,7 @@ def test_the_work_of_a_network_is_counted_by_hand():
     [
         (
             "transformers",
-            lambda: architecture(ModelSpec(name="pretrained", params={"path": "x"}), (8,), 2, "text", 9),
+            lambda: architecture(ModelSpec(name="pretrained", params={"path": "x"}), (8,), 2, TEXT, 9),
         ),
         ("tokenizers", lambda: PieceNumbering(8, Pieces(("[PAD]", "[UNK]", "[CLS]", "[SEP]", "ship")))),
     ],
@@ -402,3 +403,11 @@ def test_what_needs_the_extra_for_texts_says_so(library, make, monkeypatch):
         UsageError, match=rf"needs {library}, which is not installed\. pip install 'fdaudit\[text\]'"
     ):
         make()
+
+
+def test_an_mlp_takes_vectors_and_other_networks_say_so() -> None:
+    made = architecture(ModelSpec(name="mlp", params={"widths": [4]}), (5,), 2)
+    assert made.tried(3).shape == (3, 2)
+    with pytest.raises(SpecError, match="does not accept") as caught:
+        architecture(ModelSpec(name="cnn-strided"), (5,), 2)
+    assert "'mlp'" in caught.value.remedy

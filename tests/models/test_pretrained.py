@@ -16,6 +16,7 @@ from fdaudit.errors import SpecError
 from fdaudit.models import Network, architecture
 from fdaudit.rng import child
 from fdaudit.spec.schema import ModelSpec
+from fdaudit.tasks import TEXT
 from fdaudit.training.private_step import _taken, per_sample_gradients, unfit
 from fdaudit.types import PADDING
 
@@ -35,7 +36,7 @@ def folder(tmp_path_factory):
 
 def arch(folder, length=LENGTH, words=WORDS, **params):
     given = ModelSpec(name="pretrained", params={"path": str(folder), **params})
-    return architecture(given, (length,), CLASSES, "text", words)
+    return architecture(given, (length,), CLASSES, TEXT, words)
 
 
 def built(folder, seed=0, **changes):
@@ -334,4 +335,4 @@ def test_it_is_refused_for_images_and_without_a_path(folder):
     with pytest.raises(SpecError, match="is a network for texts"):
         architecture(ModelSpec(name="pretrained", params={"path": str(folder)}), (1, 8, 8), 3)
     with pytest.raises(SpecError, match=r"model\.params\.path"):
-        architecture(ModelSpec(name="pretrained"), (LENGTH,), 3, "text", WORDS)
+        architecture(ModelSpec(name="pretrained"), (LENGTH,), 3, TEXT, WORDS)

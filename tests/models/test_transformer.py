@@ -12,6 +12,7 @@ from fdaudit.errors import SpecError
 from fdaudit.models import Network, architecture
 from fdaudit.rng import child
 from fdaudit.spec.schema import ModelSpec
+from fdaudit.tasks import TEXT
 from fdaudit.training.private_step import _taken, per_sample_gradients, unfit
 
 pytestmark = pytest.mark.usefixtures("trusting")  # networks named by `import:`
@@ -39,7 +40,7 @@ class Mixed(Bag):
 
 
 def arch(name="transformer", words=WORDS, shape=(LENGTH,), **params):
-    return architecture(ModelSpec(name=name, params=params), shape, CLASSES, "text", words)
+    return architecture(ModelSpec(name=name, params=params), shape, CLASSES, TEXT, words)
 
 
 def built(seed=0, **params):

@@ -11,6 +11,7 @@ from fdaudit.errors import SpecError
 from fdaudit.models import architecture
 from fdaudit.rng import child
 from fdaudit.spec.schema import ModelSpec
+from fdaudit.tasks import SEGMENTATION, SINGLE_LABEL
 from fdaudit.training.private_step import unfit
 
 pytestmark = pytest.mark.usefixtures("trusting")  # networks named by `import:`
@@ -18,7 +19,7 @@ pytestmark = pytest.mark.usefixtures("trusting")  # networks named by `import:`
 SHAPE = (1, 16, 16)
 
 
-def arch(shape=SHAPE, task="segmentation", name="unet", **params):
+def arch(shape=SHAPE, task=SEGMENTATION, name="unet", **params):
     return architecture(ModelSpec(name=name, params=params), shape, 2, task)
 
 
@@ -118,7 +119,7 @@ def test_masks_need_a_network_for_pixels():
 
 def test_labels_of_whole_images_need_another_network():
     with pytest.raises(SpecError, match=r"not to logits \(3, 2\)") as caught:
-        arch(task="single-label")
+        arch(task=SINGLE_LABEL)
     assert "for masks" in caught.value.remedy
 
 

@@ -17,6 +17,8 @@ from fdaudit.spec.schema import ModelSpec
 from fdaudit.training.execution import Execution
 from fdaudit.training.trainer import Fit, Fitted, Job, Trainer, draw_batches, parameters_of
 
+from ..helpers.network_double import NetworkDouble
+
 SHAPE, CLASSES = (1, 16, 16), 4
 
 
@@ -35,7 +37,6 @@ def _trainer(threads: int, model: str = "cnn-strided", memory_format: str = "cha
         strategy="loop",
         memory_format=memory_format,
         convolutions=True,
-        batchnorm=False,
     )
     return Trainer(architecture(ModelSpec(name=model), SHAPE, CLASSES), execution)
 
@@ -123,12 +124,9 @@ def test_colour_images_meet_the_network_in_its_memory_format(memory_format: str)
             seen.append(x.is_contiguous(memory_format=wanted))
             return self.inner(x).flatten(1)
 
-    class Stub:
-        def build(self, generator: torch.Generator) -> torch.nn.Module:
-            return Spy()
-
     execution = Execution(device="cpu", threads=1, strategy="loop", memory_format=memory_format)  # type: ignore[arg-type]
-    trainer = Trainer(Stub(), execution)
+    trainer = Trainer(NetworkDouble(Spy, (3, 8, 8)), execution)
+    seen.clear()  # of the rehearsal
     job = Job(
         party="client/0",
         parameters=parameters_of(Spy()),

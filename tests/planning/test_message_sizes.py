@@ -11,7 +11,8 @@ import pytest
 import fdaudit
 from fdaudit.errors import SpecError
 from fdaudit.planning.message_sizes import fixed_sizes
-from fdaudit.planning.plan import make_plan
+from fdaudit.planning.simulated import simulated_case
+from fdaudit.registry import DefenseCard
 from fdaudit.spec.schema import load_spec
 
 from ..helpers.oracle_cases import on_message, spec
@@ -59,17 +60,17 @@ def test_sizes_that_settings_fix_cost_nothing(protocol: str, tmp_path: Path) -> 
 
 
 def test_a_defence_that_declares_nothing_may_change_sizes() -> None:
-    plan = make_plan(
+    case = simulated_case(
         load_spec(spec("fedavg", {"rounds": 1}, defenses=[on_message("model_update")])), known(1)
     )
-    assert ("model_update", "client") in fixed_sizes(plan)
+    assert ("model_update", "client") in fixed_sizes(case)
 
     class Undeclared:
-        name = "undeclared"
+        card = DefenseCard(name="undeclared")
 
-    object.__setattr__(plan, "defenses", {("model_update", "client"): (Undeclared(),)})
-    assert ("model_update", "client") not in fixed_sizes(plan)
-    assert ("model_parameters", "server") in fixed_sizes(plan)
+    object.__setattr__(case, "defenses", {("model_update", "client"): (Undeclared(),)})
+    assert ("model_update", "client") not in fixed_sizes(case)
+    assert ("model_parameters", "server") in fixed_sizes(case)
 
 
 def test_no_index_is_promised_of_answers_that_a_defence_made_another_kind() -> None:
@@ -77,9 +78,9 @@ def test_no_index_is_promised_of_answers_that_a_defence_made_another_kind() -> N
     hard = on_message("soft_labels", "hard-label")
     hard["params"] = {}
     made = spec("ds-fl", {"rounds": 1, "share": "soft_labels"})
-    assert ("ensemble_labels", "server") in fixed_sizes(make_plan(load_spec(made), known(1)))
+    assert ("ensemble_labels", "server") in fixed_sizes(simulated_case(load_spec(made), known(1)))
     recast = load_spec({**made, "defenses": [hard]})
-    assert ("ensemble_labels", "server") not in fixed_sizes(make_plan(recast, known(1)))
+    assert ("ensemble_labels", "server") not in fixed_sizes(simulated_case(recast, known(1)))
     noise = on_message("ensemble_labels", sender="server", sigma=1.0, clip=1.0, public_index=True)
     with pytest.raises(SpecError, match="hard-label changes what clients answer"):
-        make_plan(load_spec({**made, "defenses": [hard, noise]}), known(1))
+        simulated_case(load_spec({**made, "defenses": [hard, noise]}), known(1))

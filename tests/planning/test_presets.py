@@ -12,8 +12,10 @@ from fdaudit.protocols import REGISTRY
 
 import fdaudit
 from fdaudit.errors import SpecError
+from fdaudit.planning import simulated
+from fdaudit.spec.schema import load_spec
 
-from ..helpers.run_cases import tiny
+from ..helpers.run_cases import known, tiny
 
 SMALL: dict[str, dict[str, Any]] = {
     "centralized": {"rounds": 2, "local_steps": 2},
@@ -69,8 +71,8 @@ def test_every_protocol_is_here() -> None:
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_the_ledger_finds_what_the_card_says(protocol: str, tmp_path: Path) -> None:
     run = fdaudit.run(spec(protocol, preset={"name": "as-published"}), tmp_path / "run")
-    finds = REGISTRY.describe(protocol)["privacy"]["finds"]
-    for view in (p for p in run.plan.parties if not p.startswith("client/")):
+    finds = REGISTRY.describe(protocol).privacy["finds"]
+    for view in (p for p in run.case.parties if not p.startswith("client/")):
         found = run.ledger(view)
         assert found.kind == finds.get(view, "")
         assert math.isinf(found.epsilon) == (view in finds)
@@ -100,12 +102,24 @@ def test_the_private_combination_keeps_to_its_epsilon(protocol: str, tmp_path: P
     assert kept["defenses"]
 
 
+def test_a_preset_reads_the_records_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    read, load = list[str](), simulated.load_dataset
+    monkeypatch.setattr(
+        simulated, "load_dataset", lambda spec, stream: read.append(spec.name) or load(spec, stream)
+    )
+    asked = load_spec(spec("fedavg", preset={"name": "private", "epsilon": 6.0}))
+    case = simulated.simulated_case(asked, known(5))
+    assert case.spec.preset is not None
+    assert case.spec.preset.written_out
+    assert read == ["digits"]
+
+
 @pytest.mark.thorough
 def test_the_steps_that_are_announced_are_the_steps_that_are_taken(tmp_path: Path) -> None:
     run = fdaudit.run(spec("fediod", preset={"name": "private", "epsilon": 6.0}), tmp_path / "run")
-    config = run.plan.protocol_config
+    config = run.case.protocol_config
     announced = sum(
-        run.plan.training[of].steps(length)
+        run.case.training[of].steps(length)
         for of in ("model", "discriminator")
         for length in config.trainings(of)  # type: ignore[attr-defined]
     )
@@ -164,4 +178,4 @@ def test_the_epsilon_of_classwise_presets_holds_for_whole_clients_and_says_so(
     record, client = (made.ledger("server", unit=unit) for unit in ("record", "client"))
     assert record.finite
     assert client.epsilon == record.epsilon <= 8.0
-    assert any("holds for a whole client" in line for line in REGISTRY.describe(protocol)["trust"])
+    assert any("holds for a whole client" in line for line in REGISTRY.describe(protocol).trust)

@@ -13,20 +13,20 @@ import fdaudit
 from fdaudit.models.generative import PatchDiscriminator
 from fdaudit.models.unet import UNet
 from fdaudit.rng import child
+from fdaudit.tasks import TASKS
 
 from ..helpers.mask_cases import write_masks
 from ..helpers.protocol_cases import CLASSES, SHAPE, masked, records, run
 from ..helpers.run_cases import tiny
 
-TASKS = ("single-label", "segmentation")
 STEPS = {"steps_per_round": 3, "samples": 4, "l1": 5.0}
 
 
-@pytest.fixture(scope="module", params=TASKS)
+@pytest.fixture(scope="module", params=["single-label", "segmentation"])
 def made(request, tmp_path_factory):
     clients = masked(records()) if request.param == "segmentation" else records()
     folder = tmp_path_factory.mktemp("asyndgan") / "a"
-    return run(folder, "asyndgan", STEPS, clients=clients, task=request.param, rounds=2)
+    return run(folder, "asyndgan", STEPS, clients=clients, task=TASKS[request.param], rounds=2)
 
 
 def sent(made, kind, sender=None, to=None):

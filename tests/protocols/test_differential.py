@@ -85,7 +85,7 @@ def undeclared_data(
     moved = changed(
         base, run(tmp_path / f"moved-{client[-1]}", name, params, cls=cls, clients=altered(client))
     )
-    pools = REGISTRY.load(name).pools_data
+    pools = REGISTRY.load(name).card.pools_data
     reached = ancestry(base.messages)
     return {seq for seq in moved if not pools and client not in reached[seq][0]}, moved
 
@@ -124,7 +124,7 @@ def test_a_message_that_does_not_declare_a_clients_data_does_not_change_with_it(
     wrong, moved = undeclared_data(base, tmp_path, *case, client)
     assert wrong == set()
     takes_part = any(m.sender == client and m.kind != "sample_count" for m in base.messages)
-    if takes_part or REGISTRY.load(case[0]).pools_data:
+    if takes_part or REGISTRY.load(case[0]).card.pools_data:
         assert moved
     else:
         assert not moved

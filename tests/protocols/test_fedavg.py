@@ -295,10 +295,8 @@ def test_a_noised_count_of_nothing_or_less_counts_as_one_record(tmp_path):
     from fdaudit.transcript.wire import Released
 
     class Minus:
-        name = "minus"
-
         def describe(self):
-            return {"name": self.name}
+            return {"name": "minus"}
 
         def release(self, kind, tensors, noise):
             return Released(kind=kind, tensors={"n": -tensors["n"]}, event=NoGuarantee(reason="a test"))

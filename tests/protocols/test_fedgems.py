@@ -25,7 +25,7 @@ from fdaudit.handout.auxiliary import assumptions
 from fdaudit.handout.auxiliary import known as known_to
 from fdaudit.isolation.frames import Tensors
 from fdaudit.isolation.schema import Trial, packed, unpacked
-from fdaudit.planning.plan import make_plan
+from fdaudit.planning.simulated import simulated_case
 from fdaudit.spec.schema import Spec
 from fdaudit.transcript.samples import sample_index
 from fdaudit.transcript.wire import Outage
@@ -121,30 +121,30 @@ def test_a_clients_targets_have_the_gradient_of_labels_and_distillation(tmp_path
 
 def planned(protocol: str, **changes: Any) -> Any:
     changes = {"splits__proxy": 0.3, "adversaries": ["server"], **changes}
-    return make_plan(validate(Spec, tiny(protocol={"name": protocol}, **changes)), known(7))
+    return simulated_case(validate(Spec, tiny(protocol={"name": protocol}, **changes)), known(7))
 
 
 def test_only_a_protocol_that_declares_it_knows_the_public_labels() -> None:
-    labelled = {n for n in REGISTRY.names() if getattr(REGISTRY.load(n), "needs_labels", False)}
+    labelled = {n for n in REGISTRY.names() if REGISTRY.load(n).card.needs_labels}
     assert labelled == {"fedgems"}
-    plan = planned("fedgems")
-    assert torch.equal(plan.common.public_labels, plan.dataset.y[plan.splits.proxy])
+    case = planned("fedgems")
+    assert torch.equal(case.common.public_labels, case.dataset.y[case.splits.proxy])
     assert planned("fedmd").common.public_labels is None
 
 
 def test_an_attack_is_given_the_labels_with_the_samples() -> None:
     cards = {name: attacks.REGISTRY.describe(name) for name in ("coin-regression", "gmi")}
     for protocol, samples in (("fedgems", True), ("fedmd", False)):
-        plan = planned(protocol, splits__auxiliary=0.2)
-        given = {name: known_to(plan, assumptions(plan, card)[0], card) for name, card in cards.items()}
+        case = planned(protocol, splits__auxiliary=0.2)
+        given = {name: known_to(case, assumptions(case, card)[0], card) for name, card in cards.items()}
         assert given["coin-regression"].public is not None
         assert given["gmi"].public is None
         assert given["gmi"].public_labels is None, "its samples are withheld"
         labels = given["coin-regression"].public_labels
         assert (labels is not None) == samples
         tensors = Tensors()
-        case = Trial(knowledge=given["coin-regression"], task=AttackTask(targets=("client/0",)), seed=1)
-        again = unpacked(packed(case, tensors), tensors.named).knowledge.public_labels
+        trial = Trial(knowledge=given["coin-regression"], task=AttackTask(targets=("client/0",)), seed=1)
+        again = unpacked(packed(trial, tensors), tensors.named).knowledge.public_labels
         assert again is labels
 
 
@@ -154,8 +154,8 @@ def test_a_red_team_is_handed_the_labels(tmp_path: Any) -> None:
     done = fdaudit.run(spec, tmp_path / "run")
     fdaudit.export_view(done, "server", tmp_path / "out")
     handed = load_file(tmp_path / "out" / "knowledge" / "public.safetensors")
-    plan = done.opened.plan
-    assert torch.equal(handed["y"], plan.dataset.y[plan.splits.proxy])
+    case = done.opened.case
+    assert torch.equal(handed["y"], case.dataset.y[case.splits.proxy])
     assert any(
         "public samples and their labels before the first message" in line
         for line in done.result.plain()["limits"]
@@ -171,8 +171,8 @@ def labelled(path: Path, y: NDArray[Any]) -> dict[str, str]:
 
 
 def test_another_public_dataset_brings_its_own_labels_and_needs_the_same_classes(tmp_path: Path) -> None:
-    plan = planned("fedgems", public_dataset=labelled(tmp_path / "ten.npz", np.arange(20) % 10))
-    assert sorted(set(plan.public_labels.tolist())) == list(range(10))
+    case = planned("fedgems", public_dataset=labelled(tmp_path / "ten.npz", np.arange(20) % 10))
+    assert sorted(set(case.public_labels.tolist())) == list(range(10))
     fewer = labelled(tmp_path / "four.npz", np.arange(20) % 4)
     with pytest.raises(SpecError, match="other classes") as caught:
         planned("fedgems", public_dataset=fewer)

@@ -16,7 +16,7 @@ import fdaudit
 from fdaudit.errors import ProtocolError, SpecError
 from fdaudit.federation.protocol import PartyData
 from fdaudit.models.network import seeded
-from fdaudit.planning.plan import make_plan
+from fdaudit.planning.simulated import simulated_case
 from fdaudit.rng import child
 from fdaudit.spec.schema import load_spec
 from fdaudit.training.trainer import draw_batches
@@ -268,7 +268,7 @@ def test_a_head_of_several_layers_is_read(tmp_path: Any) -> None:
 def test_other_tasks_are_refused() -> None:
     spec = tiny(protocol={"name": "fedgen"}, dataset={"name": "digits-multilabel", "limit": 100})
     with pytest.raises(SpecError, match="does not run"):
-        make_plan(load_spec(spec), known(7))
+        simulated_case(load_spec(spec), known(7))
 
 
 def test_likeness_of_equal_features_is_one_and_falls_with_their_distance() -> None:

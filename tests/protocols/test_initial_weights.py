@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from fdaudit.protocols import REGISTRY
 
@@ -10,7 +12,8 @@ from fdaudit.federation.kit import SimpleProtocol
 from fdaudit.federation.protocol import broadcasts
 from fdaudit.handout.auxiliary import Assumption
 from fdaudit.handout.auxiliary import known as knowledge_of
-from fdaudit.planning.plan import make_plan
+from fdaudit.planning.simulated import simulated_case
+from fdaudit.registry import ProtocolCard, SimpleProtocolCard
 from fdaudit.spec.schema import Spec
 from fdaudit.storage.files import encode
 
@@ -22,18 +25,25 @@ UNTRAINED = {"lr": 1e-30, "distill_lr": 1e-30, "local_steps": 1}
 
 
 def test_every_shipped_protocol_says_where_its_clients_start_and_why() -> None:
-    declared = {name: REGISTRY.load(name).starts for name in REGISTRY.names()}
+    declared = {name: REGISTRY.load(name).card.starts for name in REGISTRY.names()}
     assert all(d.keys() == {"weights", "source"} and d["source"] for d in declared.values())
     assert {d["weights"] for d in declared.values()} == {"own", "broadcast"}
     assert {name for name, d in declared.items() if d["weights"] == "broadcast"} == BROADCAST
 
 
 def test_a_protocol_that_says_nothing_has_clients_with_weights_of_their_own() -> None:
-    assert not broadcasts(object)  # type: ignore[arg-type]
+    class Silent:
+        card = replace(REGISTRY.describe("fedavg"), starts={})
+
+    assert ProtocolCard.__dataclass_fields__["starts"].default_factory() == {}
+    assert not broadcasts(Silent)  # type: ignore[arg-type]
 
 
 def test_a_simple_protocol_starts_from_what_its_server_sends() -> None:
-    assert broadcasts(SimpleProtocol)  # type: ignore[arg-type]
+    class Simple(SimpleProtocol):
+        card = SimpleProtocolCard(name="simple")
+
+    assert broadcasts(Simple)  # type: ignore[arg-type,type-abstract]
 
 
 @pytest.mark.parametrize("name", sorted(BROADCAST))
@@ -61,6 +71,6 @@ def test_clients_of_one_network_start_apart(name: str, tmp_path) -> None:
 @pytest.mark.parametrize("name", REGISTRY.names())
 def test_only_a_broadcast_models_seed_is_known(name: str) -> None:
     spec = tiny(protocol={"name": name}, splits__proxy=0.3, adversaries=["client/1"])
-    plan = make_plan(validate(Spec, spec), known(7))
-    told = knowledge_of(plan, Assumption(plan.auxiliary, ()), {"goal": "membership", "assumes": ()})
+    case = simulated_case(validate(Spec, spec), known(7))
+    told = knowledge_of(case, Assumption(case.auxiliary, ()), None)
     assert (told.initial is not None) == (name in BROADCAST)

@@ -17,12 +17,13 @@ from fdaudit.protocols import REGISTRY
 import fdaudit
 from fdaudit import attacks
 from fdaudit.adversary.forms import Forms, left_out, legible
-from fdaudit.cli.explain import card, text
+from fdaudit.cli.explain import explained, text
 from fdaudit.errors import SpecError
 from fdaudit.models import Architecture
 from fdaudit.models.declared import generator_card
+from fdaudit.planning import simulated
 from fdaudit.planning.message_sizes import fixed_sizes
-from fdaudit.planning.plan import make_plan
+from fdaudit.planning.simulated import simulated_case
 from fdaudit.rng import child
 from fdaudit.spec.schema import load_spec
 from fdaudit.training.trainer import parameters_of
@@ -44,7 +45,7 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     (site / "outside_fedgen").mkdir()
     renamed = {
         "fdaudit.protocols.fedgen.generator:": "outside_fedgen.generator:",
-        'name: ClassVar[str] = "fedgen"': 'name: ClassVar[str] = "outside-fedgen"',
+        'name="fedgen"': 'name="outside-fedgen"',
     }
     for file in _SHIPPED.glob("*.py"):
         text_ = file.read_text(encoding="utf-8")
@@ -172,7 +173,7 @@ def test_a_kind_of_its_own_is_private_untested_and_of_telling_size(tmp_path: Pat
     )
     assert (row["direction"], row["private"]) == ("received", True)
     assert "no attack knows" in row["unread"]
-    assert ("acme/prototype-bank", "client") not in fixed_sizes(run.plan)
+    assert ("acme/prototype-bank", "client") not in fixed_sizes(run.case)
     (server,) = (e for e in run.result.plain()["ledger"] if e["adversary"] == "server")
     assert server["epsilon"] is None
 
@@ -182,8 +183,8 @@ def test_a_kind_of_its_own_is_private_untested_and_of_telling_size(tmp_path: Pat
 def test_a_kind_without_a_namespace_is_refused(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    declared = f'messages = ({{"kind": {kind!r}, "from": "client", "to": "server", "what": "x"}},)'
-    text_ = (_BANKS / "banks.py").read_text().replace('name = "banks"', f'name = "banks"\n    {declared}')
+    declared = f'messages=({{"kind": {kind!r}, "from": "client", "to": "server", "what": "x"}},)'
+    text_ = (_BANKS / "banks.py").read_text().replace('name="banks"', f'name="banks", {declared}')
     (tmp_path / "unnamed.py").write_text(text_)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "unnamed", raising=False)
@@ -192,38 +193,50 @@ def test_a_kind_without_a_namespace_is_refused(
             way("import:unnamed:Banks")
 
 
+def test_messages_of_a_protocol_that_declares_none_are_found_without_reading_the_records_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    read, load = list[str](), simulated.load_dataset
+    monkeypatch.setattr(
+        simulated, "load_dataset", lambda spec, stream: read.append(spec.name) or load(spec, stream)
+    )
+    case = simulated_case(load_spec(tiny(protocol={"name": BANKS, "params": {"rounds": 1}})), known(7))
+    assert {m["what"] for m in case.declared_messages} == {"found in a rehearsal"}
+    assert read == ["digits"]
+
+
 # -- declared generators --------------------------------------------------------------------------------------------
 
 
 def built(name: str) -> tuple[Any, dict[str, torch.Tensor]]:
     spec = load_spec(tiny(protocol={"name": name, "params": {}}, dataset={"name": "digits", "limit": 100}))
-    plan = make_plan(spec, known(7))
-    assert plan.generator is not None
-    return plan, parameters_of(plan.generator.module(child(0, "g")))
+    case = simulated_case(spec, known(7))
+    assert case.generator is not None
+    return case, parameters_of(case.generator.module(child(0, "g")))
 
 
 def test_dafkd_s_declaration_builds_its_generator() -> None:
-    plan, found = built("dafkd")
+    case, found = built("dafkd")
     from fdaudit.models.conditional import build_conditional
 
-    cfg, shape = plan.protocol_config, plan.dataset.input_shape
+    cfg, shape = case.protocol_config, case.dataset.input_shape
     own = parameters_of(build_conditional(child(0, "g"), cfg.latent, cfg.generator_width, shape, 10))
     assert found.keys() == own.keys()
     assert all(torch.equal(found[n], own[n]) for n in own)
     assert (
-        plan.forms.misfit(message("generator_parameters", {n: tuple(t.shape) for n, t in own.items()})) == ""
+        case.forms.misfit(message("generator_parameters", {n: tuple(t.shape) for n, t in own.items()})) == ""
     )
 
 
 def test_fediod_s_declaration_builds_its_generator() -> None:
-    plan, found = built("fediod")
+    case, found = built("fediod")
     from fdaudit.models.generative import build_generator
 
-    cfg, shape = plan.protocol_config, plan.dataset.input_shape
+    cfg, shape = case.protocol_config, case.dataset.input_shape
     own = parameters_of(build_generator(child(0, "g"), cfg.latent, cfg.generator_width, shape))
     assert found.keys() == own.keys()
     assert all(torch.equal(found[n], own[n]) for n in own)
-    drawn = plan.generator.drawn(own, 5, torch.Generator().manual_seed(0), 2)
+    drawn = case.generator.drawn(own, 5, torch.Generator().manual_seed(0), 2)
     assert drawn.shape == (5, *shape)
 
 
@@ -231,13 +244,13 @@ def test_an_undeclared_or_another_generator_is_not_read() -> None:
     assert "declares no generator" in Forms(architecture=NETWORK).misfit(
         message("generator_parameters", WHOLE)
     )
-    plan, found = built("dafkd")
+    case, found = built("dafkd")
     name = next(iter(found))
     shapes = {n: tuple(t.shape) for n, t in found.items()}
-    assert "lacks" in plan.forms.misfit(
+    assert "lacks" in case.forms.misfit(
         message("generator_parameters", {n: s for n, s in shapes.items() if n != name})
     )
-    assert name in plan.forms.misfit(message("generator_parameters", {**shapes, name: (1,)}))
+    assert name in case.forms.misfit(message("generator_parameters", {**shapes, name: (1,)}))
 
 
 @pytest.mark.parametrize(
@@ -277,15 +290,15 @@ def test_fedgen_imports_public_names_only_and_its_messages_are_found(package: Pa
         names = {a.name for n in found if isinstance(n, ast.Import) for a in n.names}
         names |= {n.module or "" for n in found if isinstance(n, ast.ImportFrom) and not n.level}
         assert {n for n in names if n.partition(".")[0] == "fdaudit"} <= {"fdaudit.federation.kit"}, file.name
-    plan = make_plan(load_spec(fedgen()), known(7))
-    found = {(m["kind"], m["from"]): set(m["to"].split(", ")) for m in plan.declared_messages}
+    case = simulated_case(load_spec(fedgen()), known(7))
+    found = {(m["kind"], m["from"]): set(m["to"].split(", ")) for m in case.declared_messages}
     assert found == {
         ("class_counts", "client"): {"server"},
         ("model_parameters", "server"): {"client", "world"},
         ("generator_parameters", "server"): {"client"},
         ("model_parameters", "client"): {"server"},
     }
-    assert "Clients upload models and class counts" in text(card(FEDGEN))
+    assert "Clients upload models and class counts" in text(explained(FEDGEN))
 
 
 def test_the_outside_package_is_the_shipped_protocol(package: Path, tmp_path: Path) -> None:

@@ -209,6 +209,7 @@ def drawn_rounds(rounds: int = 100) -> Log:
     return log
 
 
+@pytest.mark.thorough
 def test_a_draw_of_a_fixed_size_costs_more_than_coins_and_less_than_no_draw() -> None:
     """Others may stand where the replaced client stood: then its absence shows twice as far as with coins.
 

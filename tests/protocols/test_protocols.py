@@ -42,7 +42,7 @@ def noise(cls):
     """Gaussian noise on everything that anybody sends: what a resumed run draws shows in every message."""
     made = defenses.REGISTRY.load("gaussian-noise")
     defence = made(made.Config(sigma=0.01, clip=1.0))
-    return {(m["kind"], m["from"]): [defence] for m in cls.messages if m["kind"] != "sample_count"}
+    return {(m["kind"], m["from"]): [defence] for m in cls.card.messages if m["kind"] != "sample_count"}
 
 
 # -- the declaration ----------------------------------------------------------------------------------------------
@@ -51,40 +51,26 @@ def noise(cls):
 @by_name
 def test_the_declaration_is_complete_and_literal(name):
     cls, card = REGISTRY.load(name), REGISTRY.describe(name)
-    for key in (
-        "name",
-        "source",
-        "roles",
-        "messages",
-        "trust",
-        "oracles",
-        "deviations",
-        "withholdable",
-        "pools_data",
-        "heterogeneous",
-        "needs_public",
-        "trains",
-    ):
-        assert card[key] == getattr(cls, key), f"{key} is not a literal"
-    assert card["name"] == name
-    assert card["doc"].strip()
-    assert card["trust"]
-    assert card["source"].strip()
-    roles = {*card["roles"], "world"}
-    for message in card["messages"]:
+    assert cls.card == card
+    assert card.name == name
+    assert REGISTRY.doc(name).strip()
+    assert card.trust
+    assert card.source.strip()
+    roles = {*card.roles, "world"}
+    for message in card.messages:
         assert set(message) - {"when", "reveals", "made_of", "index"} == {"kind", "from", "to", "what"}
         assert message["kind"] in KINDS
-        assert message["from"] in card["roles"]
+        assert message["from"] in card.roles
         assert {r.strip() for r in message["to"].split(",")} <= roles
-        for name in message.get("when", {}):
-            assert hasattr(cls.Config(), name)
-    assert set(card.get("roles_when", {})) <= set(card["roles"])
-    assert set(card["withholdable"]) <= {m["kind"] for m in card["messages"]}
-    for oracle in card["oracles"]:
+        for setting in message.get("when", {}):
+            assert hasattr(cls.Config(), setting)
+    assert set(card.roles_when) <= set(card.roles)
+    assert set(card.withholdable) <= {m["kind"] for m in card.messages}
+    for oracle in card.oracles:
         assert set(oracle["available_to"]) <= {*roles, "client"}
         assert set(oracle["answers"]) <= {"soft", "hard"}
-    assert set(cls.trains) <= {"model", "discriminator"}
-    assert all(getattr(cls.Config(), size) >= 1 for size in cls.trains.values())
+    assert set(cls.card.trains) <= {"model", "discriminator"}
+    assert all(getattr(cls.Config(), size) >= 1 for size in cls.card.trains.values())
     assert cls.Config.model_config["frozen"]
     assert cls.Config().rounds >= 1
 
@@ -97,7 +83,7 @@ def test_only_declared_messages_cross_the_wire_and_the_record_is_sound(case, und
     ran = undisturbed(case)
     declared = {
         (m["kind"], m["from"], to.strip())
-        for m in REGISTRY.load(case[0]).messages
+        for m in REGISTRY.load(case[0]).card.messages
         for to in m["to"].split(",")
     }
     for message in ran.messages:
@@ -155,7 +141,7 @@ def test_every_round_yields_models_losses_and_the_truth_behind_its_messages(case
     messages = ran.messages
     sizes = (
         {"client/0": sum(SIZES)}
-        if REGISTRY.load(case[0]).pools_data
+        if REGISTRY.load(case[0]).card.pools_data
         else dict(zip(records(), SIZES, strict=True))
     )
     for done in ran.rounds:
@@ -215,7 +201,7 @@ def test_what_is_released_is_what_was_published_and_can_be_had_from_the_state(ca
     public = [m for m in ran.messages if "world" in m.receivers]
     released = ran.protocol.released()
     assert (released is None) == (not public)
-    answering = [o for o in REGISTRY.load(case[0]).oracles if o["name"] == "released-model"]
+    answering = [o for o in REGISTRY.load(case[0]).card.oracles if o["name"] == "released-model"]
     # With a head alone nobody has a whole model, and the oracle nothing to answer from.
     assert bool(answering) == (released is not None or case[1].get("share") == "head")
     if released is not None:
@@ -234,7 +220,7 @@ def test_a_kind_can_be_withheld_where_declared_and_is_missed_where_not(name, und
     cls = REGISTRY.load(name)
     sent = {m.kind for m in undisturbed((name, {})).messages}
     for kind in sent:
-        if kind in cls.withholdable:
+        if kind in cls.card.withholdable:
             ran = run(tmp_path / kind, name, withheld=(kind,))
             assert kind not in {m.kind for m in ran.messages}
             assert len(ran.rounds) == configured(name, {}).rounds
@@ -294,8 +280,8 @@ def test_a_class_that_no_client_holds_does_no_harm(case, tmp_path):
 @by_name
 def test_clients_may_train_unlike_networks_where_the_protocol_says_so(name, tmp_path):
     cls = REGISTRY.load(name)
-    if not cls.heterogeneous:
-        return  # what refuses it is the plan; see test_bad_input
+    if not cls.card.heterogeneous:
+        return  # what refuses it is the case; see test_bad_input
     ran = run(tmp_path / "a", name, unlike=True)
     for done in ran.rounds:
         for party, model in done.models.items():

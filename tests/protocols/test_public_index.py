@@ -13,7 +13,7 @@ from fdaudit.config import validate
 from fdaudit.errors import SpecError
 from fdaudit.federation.protocol import has_public_index
 from fdaudit.kinds import KINDS
-from fdaudit.planning.plan import make_plan
+from fdaudit.planning.simulated import simulated_case
 from fdaudit.spec.schema import Spec
 from fdaudit.transcript.messages import role
 
@@ -34,7 +34,7 @@ def planned(protocol: str, params: dict[str, Any], kind: str, sender: str, name:
     entry = {"kind": kind, "sender": sender, "name": name, "params": {**noise, "public_index": public}}
     spec = tiny(protocol={"name": protocol, "params": params}, splits__proxy=0.3, defenses=[entry])
     spec["adversaries"] = ["client/0"]
-    make_plan(validate(Spec, spec), known(7))
+    simulated_case(validate(Spec, spec), known(7))
 
 
 def case_name(case: tuple[str, dict[str, Any], str, str]) -> str:
@@ -132,7 +132,7 @@ def test_every_shipped_entry_with_an_index_says_what_decides_it() -> None:
     silent = {
         (name, m["kind"], m["from"])
         for name in REGISTRY.names()
-        for m in REGISTRY.load(name).messages
+        for m in REGISTRY.load(name).card.messages
         if any(t.name == "index" for t in KINDS[m["kind"]].tensors)
         and m.get("index") != "public"
         and "made_of" not in m

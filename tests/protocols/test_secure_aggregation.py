@@ -13,12 +13,12 @@ from fdaudit.protocols import REGISTRY
 
 from fdaudit.accounting.ledger import Books
 from fdaudit.adversary.view import view_of
-from fdaudit.cli.explain import card, sections
+from fdaudit.cli.explain import sections
 from fdaudit.config import validate
 from fdaudit.errors import SpecError
 from fdaudit.events import Gaussian
 from fdaudit.federation.rehearsal import parties_of
-from fdaudit.planning.plan import make_plan
+from fdaudit.planning.simulated import simulated_case
 from fdaudit.spec.schema import load_spec
 from fdaudit.transcript.messages import SUM, role
 from fdaudit.transcript.wire import Outage
@@ -200,7 +200,7 @@ def test_there_is_no_aggregator_in_a_plain_run(tmp_path) -> None:
     assert parties_of(cls, configured("fedavg", {}), K) == ("server", *clients, "world")
     assert parties_of(cls, configured("fedavg", SECURE), K) == ("server", "aggregator", *clients, "world")
     assert run(tmp_path / "a", "fedavg").parties == ("server", *clients, "world")
-    roles = {s.title: s.items for s in sections(card("fedavg"))}["Roles"]
+    roles = {s.title: s.items for s in sections(REGISTRY.describe("fedavg"))}["Roles"]
     assert roles == ("server", 'aggregator, only with aggregation: "secure"', "client")
 
 
@@ -216,9 +216,9 @@ def spec(**params: Any) -> Any:
 
 
 def test_the_aggregator_is_an_adversary_where_there_is_one() -> None:
-    assert "aggregator" in make_plan(spec(aggregation="secure", weighting="uniform"), known(0)).parties
+    assert "aggregator" in simulated_case(spec(aggregation="secure", weighting="uniform"), known(0)).parties
     with pytest.raises(SpecError, match="aggregator") as caught:
-        make_plan(spec(), known(0))
+        simulated_case(spec(), known(0))
     assert "adversaries" in caught.value.field
 
 

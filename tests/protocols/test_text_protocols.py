@@ -10,8 +10,8 @@ from torch.func import functional_call
 from torch.nn import functional as F
 
 from fdaudit.federation.protocol import PartyData
+from fdaudit.tasks import TEXT
 from fdaudit.transcript.wire import Outage
-from fdaudit.types import ONLY_SINGLE_LABEL
 
 from ..helpers.protocol_cases import (
     CLASSES,
@@ -34,7 +34,7 @@ from .test_replay import BrokenRecordError, replay
 
 pytestmark = pytest.mark.thorough
 
-GIVEN = {"task": "text"}
+GIVEN = {"task": TEXT}
 ABLE = (
     "centralized",
     "ds-fl",
@@ -51,7 +51,7 @@ ABLE = (
 CASES = [
     (name, {**params, "lr": 0.1} if params.get("lr") == 1.0 else params)  # a transformer diverges at 1
     for name, params in every_case()
-    if "text" in REGISTRY.describe(name).get("tasks", ONLY_SINGLE_LABEL)
+    if "text" in REGISTRY.describe(name).tasks
 ]
 EVERY = [pytest.param(c, id=case_id(c), marks=[pytest.mark.thorough] if c[1] else []) for c in CASES]
 every_protocol = pytest.mark.parametrize("case", EVERY)
@@ -93,7 +93,7 @@ def test_a_clients_texts_change_only_messages_that_declare_them(case, tmp_path):
     clients["client/1"] = PartyData(words, (mine.y + 1) % CLASSES)
     moved = changed(base, ran(tmp_path / "moved", *case, clients=clients))
     reached = ancestry(base.messages)
-    pools = REGISTRY.load(case[0]).pools_data
+    pools = REGISTRY.load(case[0]).card.pools_data
     assert pools or all("client/1" in reached[seq][0] for seq in moved)
     takes_part = any(m.sender == "client/1" and m.kind != "sample_count" for m in base.messages)
     assert bool(moved) == (takes_part or pools)

@@ -20,7 +20,7 @@ from fdaudit.errors import SpecError
 from fdaudit.events import Gaussian
 from fdaudit.federation.public_answers import ballot, count, targets
 from fdaudit.federation.rehearsal import parties_of
-from fdaudit.planning.plan import make_plan
+from fdaudit.planning.simulated import simulated_case
 from fdaudit.rng import child
 from fdaudit.spec.schema import Spec, load_spec
 from fdaudit.storage.files import encode
@@ -283,7 +283,7 @@ def attached(kind: str, sender: str, name: str, **params: Any) -> dict[str, Any]
 
 def test_pate_is_attached_to_the_counts_and_to_nothing_else() -> None:
     made = attached("vote_counts", "aggregator", "gnmax", sigma=1.0)
-    assert list(make_plan(spec(defenses=[made]), known(0)).defenses) == [PATE]
+    assert list(simulated_case(spec(defenses=[made]), known(0)).defenses) == [PATE]
     for wrong, text in (
         (attached("hard_labels", "client", "gnmax", sigma=1.0), "no kind that gnmax can treat"),
         # Labels that only a defence makes pass no other defence on their way.
@@ -291,14 +291,14 @@ def test_pate_is_attached_to_the_counts_and_to_nothing_else() -> None:
         (attached("logits", "client", "gaussian-noise", sigma=1.0), "never sent by a client"),
     ):
         with pytest.raises(SpecError, match=text):
-            make_plan(spec(defenses=[wrong]), known(0))
+            simulated_case(spec(defenses=[wrong]), known(0))
     with pytest.raises(SpecError, match="never sent by a aggregator"):
-        make_plan(spec(defenses=[made], protocol={"name": "fedkd"}), known(0))
+        simulated_case(spec(defenses=[made], protocol={"name": "fedkd"}), known(0))
 
 
 def test_votes_on_several_labels_are_refused_before_anything_runs() -> None:
     with pytest.raises(SpecError, match="one class a record"):
-        make_plan(spec(dataset={"name": "digits-multilabel", "limit": 300}), known(0))
+        simulated_case(spec(dataset={"name": "digits-multilabel", "limit": 300}), known(0))
 
 
 def test_who_takes_part_does_not_depend_on_how_the_ensemble_is_made() -> None:

@@ -14,7 +14,7 @@ import fdaudit
 from fdaudit import attacks
 from fdaudit.audit.backend import Elsewhere
 from fdaudit.errors import UsageError
-from fdaudit.planning.plan import make_plan
+from fdaudit.planning.simulated import simulated_case
 from fdaudit.progress import Tick
 from fdaudit.quickstart import suite
 from fdaudit.spec.schema import load_spec
@@ -74,16 +74,16 @@ def test_the_quickstart_s_runs_differ_in_their_protocol_only() -> None:
 
 @pytest.mark.parametrize("name", suite.PROTOCOLS)
 def test_the_quickstart_s_specs_make_a_plan(name: str) -> None:
-    plan = make_plan(suite.specs()[name], known(0))
-    assert plan.spec.profile == "quick"
-    assert [a.name for a in plan.attacks if a.params is not None] == attacks.REGISTRY.names()
-    assert set(plan.spec.adversaries) == {
+    case = simulated_case(suite.specs()[name], known(0))
+    assert case.spec.profile == "quick"
+    assert [a.name for a in case.attacks if a.params is not None] == attacks.REGISTRY.names()
+    assert set(case.spec.adversaries) == {
         "server",
         "client/0",
         "server+client/0",
         "eavesdropper",
         "world",
-    } | ({"aggregator"} & set(plan.parties))
+    } | ({"aggregator"} & set(case.parties))
 
 
 # -- the runs -----------------------------------------------------------------------------------------------------

@@ -22,7 +22,7 @@ from torch import Tensor
 from fdaudit import limits
 from fdaudit.kinds import KINDS as VOCABULARY
 from fdaudit.recording import recorder
-from fdaudit.recording.recorder import KINDS, Delivery, Recorder, RecordError
+from fdaudit.recording.recorder import KINDS, RecordedMessage, Recorder, RecordError
 from fdaudit.storage.digests import canonical
 from fdaudit.storage.files import decode, encode
 from fdaudit.transcript.messages import GENESIS, Message
@@ -316,7 +316,7 @@ def test_what_is_returned_is_new_and_may_be_changed(tmp_path: Path) -> None:
     with Recorder(tmp_path / "r", PARTIES) as record:
         record.round(0)
         got = record.send("client/0", "server", "gradient", {"x": value})
-        assert isinstance(got, Delivery)
+        assert isinstance(got, RecordedMessage)
         value += 1
         torch.from_numpy(got["x"]).mul_(5)
         assert value.tolist() == [2, 2, 2]

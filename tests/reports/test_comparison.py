@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from fdaudit.reports import render_comparison, render_report, write_comparison
 from fdaudit.reports.compare_page import to_json
-from fdaudit.reports.comparison import Entry, compare
+from fdaudit.reports.comparison import ComparedRun, compare
 
 import fdaudit
 from fdaudit.errors import UsageError
@@ -74,9 +74,10 @@ def distilled() -> dict[str, Any]:
     return raw
 
 
-def entries(*raws: dict[str, Any], report: str | None = "a/report/index.html") -> list[Entry]:
+def entries(*raws: dict[str, Any], report: str | None = "a/report/index.html") -> list[ComparedRun]:
     return [
-        Entry(name=f"run-{k}", result=read(raw), report=report, seconds=1.5) for k, raw in enumerate(raws)
+        ComparedRun(name=f"run-{k}", result=read(raw), report=report, seconds=1.5)
+        for k, raw in enumerate(raws)
     ]
 
 
@@ -245,7 +246,7 @@ def test_the_page_is_closed_and_links_to_the_reports() -> None:
 @pytest.mark.parametrize("payload", HOSTILE)
 def test_hostile_text_is_text(payload: str) -> None:
     raw = poison(distilled(), lambda text: f"{text}{payload}" if text else text, "")
-    made = [Entry(name=payload, result=read({**raw, "schema": "fdaudit-result/1"}), report=None)]
+    made = [ComparedRun(name=payload, result=read({**raw, "schema": "fdaudit-result/1"}), report=None)]
     plain = {tag for tag, _ in Document(render_comparison(entries(load(), distilled()))).elements}
     page = Document(render_comparison(made))
     assert {tag for tag, _ in page.elements} <= plain
@@ -274,7 +275,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[fdaudit.Run, fdaudit
     first = fdaudit.load(finished(home / "a: #1", outages=[{"client": 1, "round": 1}]))
     fdaudit.report(first)
     spec = {
-        **first.plan.spec.model_dump(mode="json"),
+        **first.case.spec.model_dump(mode="json"),
         "seed": None,
         "outages": [],
         "references": ["standalone"],

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from fdaudit.reports.curve_figures import FORMATS, WIDTHS, Curve, _panel
-from fdaudit.reports.sweep_rows import MEASURES, Row, SweepRun, front, points, spread_of
+from fdaudit.reports.sweep_rows import MEASURES, SweepRow, SweepRun, front, points, spread_of
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from matplotlib.figure import Figure
@@ -225,7 +225,7 @@ def test_every_bounded_measure_states_its_bounds() -> None:
 def test_axes_end_at_the_bounds_of_their_measures() -> None:
     tpr = next(m for m in MEASURES if m.name == "membership_tpr_at_1fpr")
     made = points(
-        Row(
+        SweepRow(
             run=SweepRun(key="k", protocol="p", defence="d", level=level, seed=seed, status="done"),
             values={"utility": utility, tpr.name: value},
         )

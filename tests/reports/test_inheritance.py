@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from fdaudit.reports.comparison import Entry, compare
+from fdaudit.reports.comparison import ComparedRun, compare
 from fdaudit.reports.document import document
 from fdaudit.reports.inheritance import standings
 from fdaudit.reports.public import public
@@ -365,7 +365,7 @@ def test_page_public_page_comparison_and_console_agree_on_what_was_not_tested() 
     made = seen(result([reading(cell("server", "none-seen"), "logits")]), "logits", "logit_cotangents")
     shown, findings = public(made)
     assert summarise(shown, findings).level == "not-tested"
-    (row,) = compare([Entry(name="one", result=made)]).rows
+    (row,) = compare([ComparedRun(name="one", result=made)]).rows
     assert [o.finding.level for o in row.outcomes if o.finding] == ["not-tested"]
     lines = list(verdicts(made))
     assert lines[-1].startswith("server, membership: not tested.")

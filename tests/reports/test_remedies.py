@@ -91,7 +91,7 @@ def test_an_eavesdropper_is_ended_by_encryption(goal: str, adversary: str) -> No
 @pytest.mark.parametrize("name", ATTACKS.names())
 def test_every_attack_has_a_remedy_for_each_of_its_messages(name: str) -> None:
     """The table knows every pair of a goal and a message that an attack starts from; none falls to the general one."""
-    card = ATTACKS.load(name)
+    card = ATTACKS.describe(name)
     for need in card.needs:
         ways = {"oracle"} if need.startswith("oracle") else {way(need, "client/0"), way(need, "server")}
         known = {w for w in ways if (card.goal, w) in REMEDIES}

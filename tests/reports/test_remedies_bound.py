@@ -38,7 +38,7 @@ def test_what_is_to_be_withheld_is_all_that_stands_between_dp_sgd_and_an_epsilon
     name: str, tmp_path: Path
 ) -> None:
     aside = without_epsilon(result_of(fdaudit.run(spec(name), tmp_path / "bare").directory))
-    trained = [dp_sgd(of) for of in REGISTRY.load(name).trains]
+    trained = [dp_sgd(of) for of in REGISTRY.load(name).card.trains]
 
     def causes(run: str, withhold: list[str]) -> list[str]:
         made = fdaudit.run(spec(name, defenses=trained, withhold=withhold), tmp_path / run)

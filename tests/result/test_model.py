@@ -64,3 +64,24 @@ def test_a_whole_number_in_a_figure_is_written_as_it_is_read_again() -> None:
 def test_the_model_loads_no_pytorch() -> None:
     code = "import sys, fdaudit.result; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-P", "-c", code], check=False).returncode == 0
+
+
+def test_a_result_names_its_failures() -> None:
+    value = load()
+    value["cells"] = [cell(status="failed", reason="ValueError: no").plain(), cell(adversary="world").plain()]
+    gates = (
+        {"name": "psnr", "threshold": 20.0, "value": 25.0, "passed": False},
+        {"name": "psnr", "threshold": 20.0, "value": 15.0, "passed": False, "inconclusive_for": ["world"]},
+        {"name": "utility", "threshold": 0.8, "value": 0.9, "passed": True, "at_least": True},
+        {"name": "utility", "threshold": 0.8, "value": None, "passed": False, "at_least": True},
+    )
+    value["gates"] = list(gates)
+    claim = {"claimed": 1.0, "gdp": None, "delta": 1e-5, "unit": "record", "relation": "add-or-remove"}
+    value["checks"] = [
+        {**claim, "adversary": adversary, "verdict": verdict, "confidence": 0.95, "reason": "no"}
+        for adversary, verdict in (("server", "contradicted"), ("world", "consistent"))
+    ]
+    result = read(value)
+    assert [c.id for c in result.failed_cells] == ["server/dlg"]
+    assert [g.exceeded for g in result.failed_gates] == [True, False, False]
+    assert [c.adversary for c in result.contradicted] == ["server"]

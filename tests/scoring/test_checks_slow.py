@@ -12,7 +12,7 @@ import pytest
 import fdaudit
 from fdaudit.accounting.calibration import Shape, noise_for
 from fdaudit.metrics import epsilon_lower_bound
-from fdaudit.planning.plan import make_plan
+from fdaudit.planning.simulated import simulated_case
 from fdaudit.scoring.claims import CONFIDENCE
 from fdaudit.scoring.ground_truth import Truth
 from fdaudit.scoring.scoring import kept_scores
@@ -36,8 +36,8 @@ def repeated(folder: Path, epsilon: float, noisy: bool, **changes: Any) -> list[
         (check,) = [c for c in run.result.plain()["checks"] if c["adversary"] == "server"]
         vault = Vault(run.directory / "vault")
         scores = kept_scores(run.directory, "server/loss-threshold", "canaries")["client/0"]
-        plan = make_plan(load_spec(run.directory / "spec.yaml"), vault.secrets)
-        _, member = Truth(plan, vault).canaries("client/0")
+        case = simulated_case(load_spec(run.directory / "spec.yaml"), vault.secrets)
+        _, member = Truth(case, vault).canaries("client/0")
         bound = epsilon_lower_bound(scores, member, DELTA, CONFIDENCE, guesses=100)
         found.append((check["claimed"], check["verdict"], bound))
     bounds = ", ".join(f"{b:.2f}" for _, _, b in found)

@@ -19,7 +19,7 @@ from fdaudit.types import Figure
 
 from ..helpers.report_cases import load
 
-RUN: Any = SimpleNamespace(plan=SimpleNamespace(seed=5))
+RUN: Any = SimpleNamespace(case=SimpleNamespace(seed=5))
 
 
 def figure(name: str, p: float | None) -> Figure:

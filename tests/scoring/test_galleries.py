@@ -17,7 +17,8 @@ from fdaudit.data import load_dataset
 from fdaudit.errors import DataError
 from fdaudit.goals.reconstruction import Reconstruction
 from fdaudit.metrics import Gallery, Probe
-from fdaudit.planning.plan import Plan, make_plan
+from fdaudit.planning.case import Case
+from fdaudit.planning.simulated import simulated_case
 from fdaudit.result import Cell, Control, Controls, Image, Target
 from fdaudit.scoring.galleries import gallery_tests
 from fdaudit.spec.schema import DatasetSpec, load_spec
@@ -28,52 +29,52 @@ from ..helpers.run_cases import known, stream, tiny
 # -- who is in a gallery ----------------------------------------------------------------------------------------
 
 
-def _plan(**changes: Any) -> Plan:
+def _case(**changes: Any) -> Case:
     spec = tiny(clients=3, dataset={"name": "digits", "limit": 400}, splits__proxy=0.2, **changes)
-    return make_plan(load_spec(spec), known(7))
+    return simulated_case(load_spec(spec), known(7))
 
 
 def _tested(
-    plan: Plan, monkeypatch: pytest.MonkeyPatch, adversary: str, rows: torch.Tensor
+    case: Case, monkeypatch: pytest.MonkeyPatch, adversary: str, rows: torch.Tensor
 ) -> tuple[Gallery, list[Probe]]:
     """The gallery and the probes of a reconstruction of client/1 that an adversary made."""
     seen: list[Any] = []
     real = fdaudit.scoring.galleries.identify
     monkeypatch.setattr(fdaudit.scoring.galleries, "identify", lambda *a: seen.append(a) or real(*a))
-    guess = Reconstruction(target="client/1", messages=(1,), images=plan.dataset.x[rows])
-    found = gallery_tests(plan, [guess], [rows], f"{adversary}/dlg")
+    guess = Reconstruction(target="client/1", messages=(1,), images=case.dataset.x[rows])
+    found = gallery_tests(case, [guess], [rows], f"{adversary}/dlg")
     assert {f.name for f in found.figures} >= {"identification", "identification_chance"}
     return seen[0][0], seen[0][1]
 
 
 def test_galleries_leave_out_what_the_adversary_holds_and_canaries(monkeypatch: pytest.MonkeyPatch) -> None:
-    plan = _plan(canaries={"count": 6, "kind": "noise"})
-    splits = plan.splits
+    case = _case(canaries={"count": 6, "kind": "noise"})
+    splits = case.splits
     rows = splits.clients[1].train
-    gallery, (probe,) = _tested(plan, monkeypatch, "server+client/0", rows)
+    gallery, (probe,) = _tested(case, monkeypatch, "server+client/0", rows)
     canaries = torch.cat([c.canaries for c in splits.clients])
     held = torch.cat([splits.auxiliary, splits.proxy, splits.clients[0].train, canaries])
     inside = {image.numpy().tobytes() for image in gallery.images}
-    assert not inside & {image.numpy().tobytes() for image in plan.dataset.x[held]}
+    assert not inside & {image.numpy().tobytes() for image in case.dataset.x[held]}
     true = rows[~torch.isin(rows, canaries)]
-    assert torch.equal(gallery.images[torch.from_numpy(probe.rows)], plan.dataset.x[true])
-    assert np.array_equal(gallery.groups[probe.rows], plan.dataset.y[true].numpy())
+    assert torch.equal(gallery.images[torch.from_numpy(probe.rows)], case.dataset.x[true])
+    assert np.array_equal(gallery.groups[probe.rows], case.dataset.y[true].numpy())
     assert len(gallery.groups) > len(true)
 
 
 def test_another_client_is_in_the_gallery_of_the_server_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    plan = _plan()
-    gallery, _ = _tested(plan, monkeypatch, "server", plan.splits.clients[1].train)
+    case = _case()
+    gallery, _ = _tested(case, monkeypatch, "server", case.splits.clients[1].train)
     inside = {image.numpy().tobytes() for image in gallery.images}
-    own = plan.dataset.x[plan.splits.clients[0].train]
+    own = case.dataset.x[case.splits.clients[0].train]
     assert inside & {image.numpy().tobytes() for image in own}
 
 
 def test_perfect_guesses_are_identified_and_ranked(monkeypatch: pytest.MonkeyPatch) -> None:
-    plan = _plan()
-    rows = plan.splits.clients[1].train[:12]
-    guess = Reconstruction(target="client/1", messages=(1,), images=plan.dataset.x[rows])
-    found = gallery_tests(plan, [guess], [rows], "server/dlg")
+    case = _case()
+    rows = case.splits.clients[1].train[:12]
+    guess = Reconstruction(target="client/1", messages=(1,), images=case.dataset.x[rows])
+    found = gallery_tests(case, [guess], [rows], "server/dlg")
     (rate,) = [f for f in found.figures if f.name == "identification"]
     assert rate.value == 1.0
     assert rate.p is not None

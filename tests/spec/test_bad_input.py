@@ -224,11 +224,11 @@ def test_there_are_many_distinct_mistakes() -> None:
 
 
 def test_the_good_spec_is_good(folder: Path) -> None:
-    """Each mistake is the only one: without it the spec makes a plan."""
-    from fdaudit.planning.plan import make_plan
+    """Each mistake is the only one: without it the spec makes a case."""
+    from fdaudit.planning.simulated import simulated_case
 
-    make_plan(load_spec(tiny()), known(0))
-    make_plan(load_spec(tiny(dataset={"name": f"npz:{folder / 'good.npz'}"})), known(0))
+    simulated_case(load_spec(tiny()), known(0))
+    simulated_case(load_spec(tiny(dataset={"name": f"npz:{folder / 'good.npz'}"})), known(0))
 
 
 # -- the file itself --------------------------------------------------------------------------------------------

@@ -18,8 +18,8 @@ import yaml
 
 import fdaudit
 from fdaudit.errors import FdauditError, SpecError
-from fdaudit.planning import run_directory
-from fdaudit.planning.plan import make_plan
+from fdaudit.planning.simulated import simulated_case
+from fdaudit.scoring import run_directory
 from fdaudit.spec import trust
 from fdaudit.storage.digests import canonical
 from fdaudit.transcript.manifest import MANIFEST, write_manifest
@@ -107,7 +107,7 @@ COMMANDS: dict[str, tuple[object, ...]] = {
     "run --resume": ("run", "--resume", "--out", "RUN"),
     "run SPEC --resume": ("run", "given.yaml", "--resume", "--out", "RUN"),
 }
-"""Every command that plans from a run directory."""
+"""Every command that makes a case from a run directory."""
 READERS: dict[str, tuple[object, ...]] = {
     "verify": ("verify", "RUN"),
     "report": ("report", "RUN"),
@@ -115,7 +115,7 @@ READERS: dict[str, tuple[object, ...]] = {
     "evidence": ("evidence", "RUN", "--out", "bundle"),
     "compare": ("compare", "RUN", "OTHER", "--out", "compared"),
 }
-"""Commands that read a run directory without a plan: they work, and import nothing."""
+"""Commands that read a run directory without a case: they work, and import nothing."""
 
 
 def test_every_command_that_takes_a_run_is_listed() -> None:
@@ -155,10 +155,10 @@ def shell(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], t
 
 
 @pytest.fixture
-def plans(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def cases(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The directories that were planned from."""
     made: list[str] = []
-    monkeypatch.setattr(run_directory, "make_plan", lambda *a: made.append("plan") or make_plan(*a))
+    monkeypatch.setattr(run_directory, "simulated_case", lambda *a: made.append("case") or simulated_case(*a))
     return made
 
 
@@ -175,7 +175,7 @@ def plans(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def test_a_run_directory_names_code_and_no_command_runs_it(
     shell: Shell,
     trap: Path,
-    plans: list[str],
+    cases: list[str],
     finished: Path,
     other: Path,
     tmp_path: Path,
@@ -193,12 +193,12 @@ def test_a_run_directory_names_code_and_no_command_runs_it(
         assert not trap.exists(), f"{command} ran {name}"
         assert tree(run) == before
     assert "a_trap" not in sys.modules
-    assert not plans
+    assert not cases
 
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_changed_run_is_refused_before_anything_is_planned_from_it(
-    shell: Shell, plans: list[str], finished: Path, other: Path, tmp_path: Path, command: str
+    shell: Shell, cases: list[str], finished: Path, other: Path, tmp_path: Path, command: str
 ) -> None:
     run = Path(shutil.copytree(finished, tmp_path / "run"))
     text = (run / "spec.yaml").read_text()
@@ -206,7 +206,7 @@ def test_a_changed_run_is_refused_before_anything_is_planned_from_it(
     assert text != (run / "spec.yaml").read_text()
     status, _, said = _ran(shell, COMMANDS[command], run, other)
     assert status == 3, said
-    assert not plans
+    assert not cases
 
 
 @pytest.mark.parametrize("command", READERS)
@@ -234,7 +234,7 @@ def test_an_unfinished_run_names_code_and_resuming_does_not_run_it(
 
 
 def test_an_unfinished_run_is_checked_up_to_its_checkpoint(
-    shell: Shell, plans: list[str], finished: Path, tmp_path: Path
+    shell: Shell, cases: list[str], finished: Path, tmp_path: Path
 ) -> None:
     run = Path(shutil.copytree(finished, tmp_path / "run"))
     (run / MANIFEST).unlink()
@@ -242,7 +242,7 @@ def test_an_unfinished_run_is_checked_up_to_its_checkpoint(
     log = run / "transcript" / "messages.jsonl"
     log.write_bytes(log.read_bytes().replace(b'"round":0', b'"round":1', 1))
     assert "chain" in shell.refused("run", "--resume", "--out", run, code=3)
-    assert not plans
+    assert not cases
 
 
 def test_trusted_code_of_a_run_is_run(

@@ -166,7 +166,7 @@ def test_of_many_resumers_one_goes_on_in_each_of_twenty_trials(
 
 @pytest.mark.thorough
 def test_of_two_that_begin_a_run_in_one_new_directory_one_goes_on(tmp_path: Path) -> None:
-    """In threads, each of which has made its plan before either begins to write."""
+    """In threads, each of which has made its case before either begins to write."""
     out = tmp_path / "run"
 
     def begin(seed: int) -> str:

@@ -13,7 +13,8 @@ import pytest
 
 import fdaudit
 from fdaudit.attestation.bundle import evidence
-from fdaudit.cluster.transfer import Arrival
+from fdaudit.cluster import sweeps
+from fdaudit.cluster.transfer import write_tree
 from fdaudit.errors import IntegrityError, RunError
 from fdaudit.quickstart import suite
 from fdaudit.spec.schema import load_spec
@@ -130,16 +131,18 @@ def test_the_runs_of_a_quickstart_are_private(
     assert {mode(tmp_path / "audit" / name) for name in (".", "one", "other")} == {0o700}
 
 
-def test_a_cell_that_comes_from_another_machine_is_private(umask: int, tmp_path: Path) -> None:
-    arrival = Arrival(tmp_path / "staging", tmp_path / "cell")
-    arrival.take({"folder": "vault", "mode": 0o700})
-    arrival.take({"file": "result.json", "data": b"{}"})
-    arrival.place()
-    assert mode(tmp_path / "cell") == 0o700
-    changed = Arrival(tmp_path / "changes", tmp_path / "cell", below=("attacks",))
-    changed.take({"file": "attacks/a/b.png", "data": b""})
-    changed.merge()
-    assert reachable(tmp_path / "cell") == []
+def test_a_run_that_comes_from_another_machine_is_private(
+    umask: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    places = {name: str(tmp_path / name) for name in ("run", "lock", "scratch", "shared")}
+    job = sweeps._SweepJob(number=0, kind=None, task=sweeps._task(places, tmp_path / "mark"))
+    job.arrived.append("a reference")
+    monkeypatch.setattr(job, "trees", lambda: [{"vault": 0o700, "result.json": b"{}", "attacks": 0o755}])
+    job.accept({"status": "done"})
+    assert mode(tmp_path / "run") == 0o700
+    write_tree({"attacks/a": 0o755, "attacks/a/b.png": b""}, tmp_path / "run", below=("attacks",))
+    assert (tmp_path / "run" / "attacks" / "a" / "b.png").is_file()
+    assert reachable(tmp_path / "run") == []
 
 
 @pytest.mark.thorough
@@ -230,7 +233,7 @@ def test_no_command_reads_a_record_that_was_changed(
 
 def test_an_object_that_was_opened_before_does_not_read_it_either(whole: Path, tmp_path: Path) -> None:
     run = fdaudit.load(shutil.copytree(whole, tmp_path / "run"))
-    assert run.plan
+    assert run.case
     (payload, *_) = sorted((run.directory / "transcript" / "payloads").iterdir())
     payload.write_bytes(payload.read_bytes()[:-1])
     for work in (

@@ -19,7 +19,8 @@ from scipy.stats import chisquare, kstest
 import fdaudit
 from fdaudit import rng
 from fdaudit.data import insert_canaries, load_dataset, make_splits
-from fdaudit.planning.plan import Plan, make_plan
+from fdaudit.planning.case import Case
+from fdaudit.planning.simulated import simulated_case
 from fdaudit.rng import SecretStream, child, child_seed
 from fdaudit.scoring.ground_truth import Truth
 from fdaudit.spec.privacy import CanarySpec
@@ -118,36 +119,36 @@ def test_extreme_concentrations_give_shares_still(alpha):
 # -- the same truth under the same secret, another under another ------------------------------------------------------
 
 
-def differs(a: Plan, b: Plan) -> bool:
+def differs(a: Case, b: Case) -> bool:
     ours, theirs = a.splits.to_dict(), b.splits.to_dict()
     return any(not torch.equal(ours[n], theirs[n]) for n in ours if n.endswith("members"))
 
 
 def test_a_seed_alone_decides_nothing():
     spec = load_spec(tiny())
-    plan = make_plan(spec, Secrets(7, SECRET))
-    again = make_plan(spec, Secrets(7, SECRET))
-    other = make_plan(spec, Secrets(7, SECRET[::-1]))
-    assert not differs(plan, again)
-    assert plan.seed == again.seed
-    assert differs(plan, other)
-    assert plan.seed != other.seed
-    assert not torch.equal(plan.dataset.x, other.dataset.x)
+    case = simulated_case(spec, Secrets(7, SECRET))
+    again = simulated_case(spec, Secrets(7, SECRET))
+    other = simulated_case(spec, Secrets(7, SECRET[::-1]))
+    assert not differs(case, again)
+    assert case.seed == again.seed
+    assert differs(case, other)
+    assert case.seed != other.seed
+    assert not torch.equal(case.dataset.x, other.dataset.x)
     assert any(
-        not torch.equal(a, b) for a, b in zip(plan.initial().values(), other.initial().values(), strict=True)
+        not torch.equal(a, b) for a, b in zip(case.initial().values(), other.initial().values(), strict=True)
     )
-    one, two = (Truth(p, Vault(Path("none"))).challenge("client/0")[0] for p in (plan, other))
+    one, two = (Truth(p, Vault(Path("none"))).challenge("client/0")[0] for p in (case, other))
     assert not torch.equal(one.x, two.x)
 
 
 def test_runs_that_share_a_secret_and_a_seed_have_the_same_records_whatever_else_they_do():
-    plan = make_plan(load_spec(tiny()), Secrets(7, SECRET))
-    changed = make_plan(
+    case = simulated_case(load_spec(tiny()), Secrets(7, SECRET))
+    changed = simulated_case(
         load_spec(tiny(protocol__params__rounds=5, model__params__widths=[8])), Secrets(7, SECRET)
     )
-    assert plan.identity != changed.identity
-    assert not differs(plan, changed)
-    assert differs(plan, make_plan(load_spec(tiny()), Secrets(8, SECRET)))
+    assert case.identity != changed.identity
+    assert not differs(case, changed)
+    assert differs(case, simulated_case(load_spec(tiny()), Secrets(8, SECRET)))
 
 
 def test_the_working_seed_has_63_bits_and_is_not_the_users():
@@ -169,7 +170,7 @@ DECIDES = {
     "fdaudit/audit/red_team.py": None,
     "fdaudit/storage/vault.py": None,
     "fdaudit/adversary/view.py": None,
-    "fdaudit/planning/plan.py": {"_records", "_public", "make_plan"},
+    "fdaudit/planning/simulated.py": {"_records", "simulated_case"},
     "fdaudit/scoring/ground_truth.py": {"challenge", "canaries", "_shuffled"},
 }
 """Modules that decide truth or hand it out, and of two of them the functions that do."""
@@ -209,7 +210,7 @@ def _refuse(*_: object, **__: object) -> None:
 def test_dataset_splits_canaries_and_challenges_are_made_where_every_other_generator_raises(
     monkeypatch, name
 ):
-    plan = make_plan(load_spec(tiny()), known(1))
+    case = simulated_case(load_spec(tiny()), known(1))
     for module, attribute in (
         *((rng, n) for n in ("child", "child_numpy", "child_seed")),
         *(
@@ -230,7 +231,7 @@ def test_dataset_splits_canaries_and_challenges_are_made_where_every_other_gener
     for kind in ("noise", "mislabelled"):
         asked = CanarySpec(count=4, kind=kind, clients=(0,))
         larger, within = insert_canaries(dataset, splits, asked, lambda k: secrets.truth("canaries", k))
-        truth = Truth(replace(plan, dataset=larger, splits=within, secrets=secrets), Vault(Path("none")))
+        truth = Truth(replace(case, dataset=larger, splits=within, secrets=secrets), Vault(Path("none")))
         assert len(truth.challenge("client/0")[1]) == 10
         assert len(truth.canaries("client/0")[1]) == 4
 
@@ -263,12 +264,12 @@ def handed(tmp_path_factory: pytest.TempPathFactory) -> tuple[fdaudit.Run, Path]
 @pytest.mark.parametrize("bits", [12, pytest.param(18, marks=pytest.mark.slow)])
 def test_a_sweep_of_seeds_finds_members_by_the_former_method_and_nothing_by_this_one(handed, bits):
     run, out = handed
-    plan = run.plan
-    own = plan.splits.clients[0]
+    case = run.case
+    own = case.splits.clients[0]
     index = torch.cat([own.members.sort().values, own.non_members.sort().values])
-    x, y = plan.dataset.x[index], plan.dataset.y[index]
+    x, y = case.dataset.x[index], case.dataset.y[index]
     former = former_challenge(x, y, child(LOW, "challenge", "client/0"))
-    rows = rows_of(former["x"], plan.dataset.x)
+    rows = rows_of(former["x"], case.dataset.x)
     true, no_rows = torch.isin(torch.tensor(rows), own.members), [0] * len(rows)
     for pair, order in ((former["pair"], no_rows), (torch.zeros_like(former["pair"]), rows)):
         found = members(pair, order, guessed_seeds())
@@ -279,26 +280,26 @@ def test_a_sweep_of_seeds_finds_members_by_the_former_method_and_nothing_by_this
     )  # by 32 bits, whatever the seed was
 
     issued = load_file(out / "challenges" / "client-0.safetensors")
-    rows = rows_of(issued["x"], plan.dataset.x)
+    rows = rows_of(issued["x"], case.dataset.x)
     assert members(issued["pair"], rows, guessed_seeds()) is None
     assert members(issued["pair"], rows, near_seeds(LOW, bits)) is None
     assert (
-        members(issued["pair"], rows, seeds_of(plan.seed)) is None
+        members(issued["pair"], rows, seeds_of(case.seed)) is None
     )  # nor if an attacker had the working seed
 
 
 def test_a_sweep_of_seeds_finds_splits_by_the_former_method_and_nothing_by_this_one(handed):
     run, out = handed
-    plan = run.plan
-    y = plan.dataset.y
+    case = run.case
+    y = case.dataset.y
     seeds = [child_seed(s, "splits") for s in range(256)]
     former = former_sets(y, SPEC["splits"], child(LOW, "splits"))
     seed = seed_of_sets(y, SPEC["splits"], set(former["auxiliary"].tolist()), seeds)
     assert seed == child_seed(LOW, "splits")
-    auxiliary = set(rows_of(load_file(out / "knowledge" / "auxiliary.safetensors")["x"], plan.dataset.x))
+    auxiliary = set(rows_of(load_file(out / "knowledge" / "auxiliary.safetensors")["x"], case.dataset.x))
     assert len(auxiliary) == len(former["auxiliary"])
     assert (
-        seed_of_sets(y, SPEC["splits"], auxiliary, [*seeds, child_seed(plan.seed, "splits"), *range(256)])
+        seed_of_sets(y, SPEC["splits"], auxiliary, [*seeds, child_seed(case.seed, "splits"), *range(256)])
         is None
     )
 
@@ -308,10 +309,10 @@ def test_a_handout_is_the_same_bytes_whatever_the_coins_but_for_candidates(hande
     _, out = handed
     run = handed[0]
     for name in ("auxiliary", "public"):
-        rows = rows_of(load_file(out / "knowledge" / f"{name}.safetensors")["x"], run.plan.dataset.x)
+        rows = rows_of(load_file(out / "knowledge" / f"{name}.safetensors")["x"], run.case.dataset.x)
         assert rows == sorted(rows)
     text = json.dumps(json.loads((out / "card.json").read_text()))
-    assert str(run.plan.seed) not in text
+    assert str(run.case.seed) not in text
 
 
 # -- dropout under a guard ------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from fdaudit.accounting.charges import Drawn, Grouped, Selected, charges_from_js
 from fdaudit.errors import IntegrityError, RunError, UsageError
 from fdaudit.events import Gaussian
 from fdaudit.sweeps import sweep as engine
-from fdaudit.sweeps.chosen import ChosenRun
+from fdaudit.sweeps.chosen import ChosenRun, choose
 from fdaudit.sweeps.index import ACCOUNTS, Index, read_index, write_index
 
 from ..helpers.ledger_cases import dp_sgd, gaussian
@@ -71,6 +71,40 @@ def test_the_command_states_the_price_of_the_choice(
     assert entry["epsilon"] == pytest.approx(ChosenRun(swept, place).ledger("server").epsilon)
     code, _, text = cli(monkeypatch, capsys, "ledger", str(place), str(place), "--chosen-from", str(swept))
     assert code == 2
+
+
+def test_a_sweep_names_the_best_run_and_the_price_of_choosing_it(
+    swept: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = Path(shutil.copytree(swept, tmp_path / "out"))
+    for place, accuracy in zip(places(out), (0.5, 0.75), strict=True):
+        result = json.loads((place / "result.json").read_text())
+        for row in result["utility"]["final"]:
+            row["figure"]["value"] = accuracy
+        (place / "result.json").write_text(json.dumps(result))
+    found = engine.sweep(tuned(choose="utility"), out, resume=True, executor=inline).chosen
+    assert found is not None
+    assert (found.key, found.value, found.runs) == (places(out)[1].name, 0.75, 2)
+    assert [entry.adversary for entry in found.ledger] == ["server", "world"]
+    assert found.ledger[0].epsilon == pytest.approx(
+        ChosenRun(swept, places(swept)[0]).ledger("server").epsilon
+    )
+    assert read_index(out).chosen == found
+    (tmp_path / "grid.json").write_text(json.dumps(tuned(choose="utility")))
+    code, text, _ = cli(
+        monkeypatch, capsys, "sweep", str(tmp_path / "grid.json"), "--out", str(out), "--resume"
+    )
+    assert code == 0
+    assert f"({found.key}): utility 0.750" in text
+    assert f"server: ε {found.ledger[0].epsilon:.3g} of all 2 runs together" in text
+
+
+def test_a_choice_among_runs_of_which_one_failed_has_no_epsilon(swept: Path, tmp_path: Path) -> None:
+    out = altered(swept, tmp_path, status="failed", reason="OSError: gone")
+    found = choose(out, read_index(out))
+    assert found is not None
+    assert found.key == places(out)[0].name
+    assert all(entry.epsilon is None and "it failed" in entry.cause for entry in found.ledger)
 
 
 def altered(swept: Path, tmp_path: Path, **changes: Any) -> Path:

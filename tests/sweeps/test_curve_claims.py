@@ -16,7 +16,7 @@ from fdaudit.reports.curve_axis import ledger_label, scale_of
 from fdaudit.reports.curve_figures import Curve, files
 from fdaudit.reports.curve_words import conclusions
 from fdaudit.reports.curves import Sweep, curves_csv, render_curves, summary_csv
-from fdaudit.reports.sweep_rows import Row, SweepRun, axis_adversary
+from fdaudit.reports.sweep_rows import SweepRow, SweepRun, axis_adversary
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -152,7 +152,7 @@ def sweeps(draw: st.DrawFn) -> Sweep:
                 for a, e in draw(ledgers).items()
             }
             value = draw(st.floats(0, 1))
-            rows.append(Row(run=run, values={"utility": value, "bytes": 9.0}, ledger=made))
+            rows.append(SweepRow(run=run, values={"utility": value, "bytes": 9.0}, ledger=made))
     return Sweep(name="random", rows=tuple(rows), adversary=draw(st.sampled_from(["server", "world"])))
 
 
@@ -224,13 +224,13 @@ def test_tables_and_sentences_hold_no_epsilon_but_the_ledger_s(sweep: Sweep) -> 
 # -- which adversary, which levels ---------------------------------------------------------------------------------
 
 
-def row(level: float, **ledger: float | None) -> Row:
+def row(level: float, **ledger: float | None) -> SweepRow:
     made = {a: LedgerEntry(adversary=a, epsilon=e, delta=1e-5) for a, e in ledger.items()}
     run = SweepRun(
         key="0" * 16, protocol="a", defence="dp", level=level, seed=1, status="done", asked=True,
         result=Result.model_construct(),
     )  # fmt: skip
-    return Row(run=run, values={"utility": 0.5}, ledger=made)
+    return SweepRow(run=run, values={"utility": 0.5}, ledger=made)
 
 
 def test_the_axis_names_its_adversary_and_shows_that_adversary_s_epsilon() -> None:

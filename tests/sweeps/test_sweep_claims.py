@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from fdaudit.reports.sweep_claims import contradictions
-from fdaudit.reports.sweep_rows import Row, SweepRun
+from fdaudit.reports.sweep_rows import SweepRow, SweepRun
 from scipy.stats import binom
 
 from fdaudit.result import Check, Result
@@ -24,10 +24,10 @@ def check(p: float | None, adversary: str = "server") -> Check:
     )
 
 
-def row(seed: int, *checks: Check, **changes: Any) -> Row:
+def row(seed: int, *checks: Check, **changes: Any) -> SweepRow:
     result = Result.model_construct(checks=checks) if checks else None
     stated: dict[str, Any] = {"key": f"{seed:016x}", "protocol": "fedavg", "defence": "dp-sgd", "level": 2.0}
-    return Row(run=SweepRun(**{**stated, "seed": seed, "status": "done", "result": result, **changes}))
+    return SweepRow(run=SweepRun(**{**stated, "seed": seed, "status": "done", "result": result, **changes}))
 
 
 def test_one_weak_contradiction_among_many_runs_does_not_survive() -> None:

@@ -19,6 +19,7 @@ from fdaudit.training.private_step import Guard, per_sample_gradients, unfit
 from fdaudit.training.trainer import Fit, Job, Trainer, parameters_of
 
 from ..helpers.dp_sgd_cases import rule, stream
+from ..helpers.network_double import NetworkDouble
 
 SHAPE, CLASSES = (1, 8, 8), 4
 Change = Callable[[Tensor], Tensor]
@@ -64,21 +65,6 @@ class Drawing(nn.Module):
         return self.outer(torch.tanh(self.inner(self.change(x) if self.training else x)))
 
 
-class Architecture:
-    """Builds one network, and knows its inputs as the zoo's architectures do."""
-
-    def __init__(self, change: Change) -> None:
-        self.change = change
-
-    def build(self, generator: torch.Generator) -> nn.Module:
-        with torch.random.fork_rng(devices=[]):
-            torch.default_generator.manual_seed(int(torch.randint(2**31, (), generator=generator)))
-            return Drawing(self.change)
-
-    def random_inputs(self, n: int, generator: torch.Generator) -> Tensor:
-        return torch.rand(n, *SHAPE, generator=generator)
-
-
 def unsettle(seed: int) -> None:
     torch.default_generator.manual_seed(seed)
     random.seed(seed)
@@ -93,7 +79,7 @@ def weights(
     **execution: object,
 ) -> list[Tensor]:
     """Weights after three steps, in a process whose global generators were seeded by `around`."""
-    network, x = Architecture(change), torch.rand(20, *SHAPE, generator=child(1, "x"))
+    network, x = NetworkDouble(lambda: Drawing(change)), torch.rand(20, *SHAPE, generator=child(1, "x"))
     jobs = [
         Job(
             party="c",
@@ -146,7 +132,7 @@ def test_a_step_under_a_guard_is_secret_whoever_asks_for_it() -> None:
     x = torch.rand(20, *SHAPE, generator=child(1, "x"))
 
     def gradient(around: int, path: str) -> Tensor:
-        module = Architecture(SECRET["noise"]).build(child(2, "w")).train()
+        module = NetworkDouble(lambda: Drawing(SECRET["noise"])).build(child(2, "w")).train()
         with seeded_randomness(0), per_sample_gradients(module):
             unsettle(around)
             step = Guard(rule(), stream(path)).step(
@@ -159,13 +145,12 @@ def test_a_step_under_a_guard_is_secret_whoever_asks_for_it() -> None:
 
 
 def test_evaluation_draws_the_same_numbers_again() -> None:
-    class Always(Architecture):
-        def build(self, generator: torch.Generator) -> nn.Module:
-            module = super().build(generator)
-            module.register_forward_pre_hook(lambda _, args: (F.dropout(args[0], 0.5),))
-            return module
+    def always() -> nn.Module:
+        module = Drawing(lambda x: x)
+        module.register_forward_pre_hook(lambda _, args: (F.dropout(args[0], 0.5),))
+        return module
 
-    network = Always(lambda x: x)
+    network = NetworkDouble(always)
     trainer = Trainer(
         network, Execution(device="cpu", threads=1, strategy="loop", memory_format="contiguous")
     )

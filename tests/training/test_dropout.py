@@ -12,21 +12,18 @@ from fdaudit.training.private_step import Guard
 from fdaudit.training.trainer import Fit, Job, Trainer, parameters_of
 
 from ..helpers.dp_sgd_cases import rule, stream
+from ..helpers.network_double import NetworkDouble
 
 SHAPE, CLASSES = (1, 8, 8), 4
 
 
-class Dropping:
+def dropping():
     """A network with dropout: the one layer that can only draw from the global generator."""
-
-    def build(self, generator):
-        with torch.random.fork_rng(devices=[]):
-            torch.default_generator.manual_seed(int(torch.randint(2**31, (), generator=generator)))
-            return nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.Dropout(0.5), nn.Linear(16, CLASSES))
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.Dropout(0.5), nn.Linear(16, CLASSES))
 
 
 def dropped(seeds, strategy="loop"):
-    network = Dropping()
+    network = NetworkDouble(dropping)
     work = []
     for k, seed in enumerate(seeds):
         x = torch.rand(20, *SHAPE, generator=child(1, "x"))
@@ -74,7 +71,7 @@ def test_seeds_of_64_bits_are_accepted():
 
 def guarded(seed, path):
     """Weights after steps under a rule without noise that draws every record: masks are the one chance left."""
-    network = Dropping()
+    network = NetworkDouble(dropping)
     x = torch.rand(20, *SHAPE, generator=child(1, "x"))
     work = Job(
         party="c",

@@ -184,9 +184,7 @@ def test_mixed_precision_takes_about_the_same_steps_and_keeps_float32(strategy):
 def test_compiled_training_takes_the_same_steps():
     network, fit = NETWORKS["cnn"], FITS["momentum"]
     work = jobs(network)
-    compiled = Execution.resolve(
-        device="cpu", threads=2, strategy="loop", compile=True, convolutions=True, batchnorm=False
-    )
+    compiled = Execution.resolve(device="cpu", threads=2, strategy="loop", compile=True, convolutions=True)
     if not compiled.compile:
         pytest.skip("torch.compile does not work here")
     made = Trainer(network, compiled).fit(work, fit)

@@ -70,15 +70,16 @@ def test_either_steps_or_epochs_are_given(length):
 def resolved(monkeypatch, cuda=False, cores=4, **given):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: cuda)
     monkeypatch.setattr("os.cpu_count", lambda: cores)
-    return Execution.resolve(**{"convolutions": False, "batchnorm": False, **given})
+    return Execution.resolve(**{"convolutions": False, **given})
 
 
 RULES = [  # (what is given, cuda?, device, strategy, memory format)
     ({}, False, "cpu", "loop", "contiguous"),
     ({"convolutions": True}, False, "cpu", "loop", "channels_last"),
+    ({"convolutions": True, "contiguous_only": True}, False, "cpu", "loop", "contiguous"),
     ({}, True, "cuda", "stacked", "contiguous"),
     ({"convolutions": True}, True, "cuda", "stacked", "contiguous"),
-    ({"batchnorm": True, "convolutions": True}, True, "cuda", "loop", "channels_last"),
+    ({"stackable": False, "convolutions": True}, True, "cuda", "loop", "channels_last"),
     ({"device": "cpu"}, True, "cpu", "loop", "contiguous"),
     ({"device": "cuda:1"}, True, "cuda:1", "stacked", "contiguous"),
     ({"strategy": "stacked"}, False, "cpu", "stacked", "contiguous"),
@@ -105,7 +106,7 @@ def test_threads_are_the_processors_at_most_eight_unless_given(monkeypatch, core
     ("work", "inside"), [(799_999, 1), (800_000, 4)], ids=["small network", "large network"]
 )
 def test_threads_are_inside_operations_where_a_network_is_worth_them(monkeypatch, work, inside):
-    found = Execution.resolve(threads=4, device="cpu", convolutions=True, batchnorm=False, work=work)
+    found = Execution.resolve(threads=4, device="cpu", convolutions=True, work=work)
     assert (found.threads, found.inside) == (4, inside)
     asked = []
     monkeypatch.setattr(torch, "set_num_threads", asked.append)

@@ -8,6 +8,7 @@ from torch.nn import functional as F
 from fdaudit.models import architecture
 from fdaudit.rng import child
 from fdaudit.spec.schema import ModelSpec
+from fdaudit.tasks import SEGMENTATION
 from fdaudit.training.execution import Execution
 from fdaudit.training.trainer import Fit, Job, draw_batches, parameters_of
 
@@ -19,7 +20,7 @@ NETWORKS = {
     ),
     "norm": architecture(ModelSpec(name="resnet8", params={"width": 8, "norm": "batch"}), SHAPE, CLASSES),
 }
-UNET = architecture(ModelSpec(name="unet", params={"width": 8, "depth": 1}), SHAPE, CLASSES, "segmentation")
+UNET = architecture(ModelSpec(name="unet", params={"width": 8, "depth": 1}), SHAPE, CLASSES, SEGMENTATION)
 
 
 def execution(strategy="loop", memory_format="contiguous", device="cpu"):

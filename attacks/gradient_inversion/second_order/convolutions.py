@@ -60,7 +60,7 @@ class Convolution:
         """Run a pass of images (R*B, c, h, w)."""
         out = self.geometry.outputs(a.shape[2:], self.kernel[2:])
         values = len(a) * self.kernel[1:].numel() * out[0] * out[1]
-        return _Grouped(self, a, R) if values > _PATCH_VALUES else _Patches(self, a, R, out)
+        return _GroupedConvolution(self, a, R) if values > _PATCH_VALUES else _Patches(self, a, R, out)
 
 
 class _Convolved(WeightedPass):
@@ -88,11 +88,11 @@ class _Convolved(WeightedPass):
         return each if len(each) == self._R else each.view(self._R, -1, each.shape[1]).sum(1)
 
     def products(self, weight: Tensor, bias: Maybe) -> tuple[Tensor, Tensor]:
-        found = [(self._gradient(), weight)]
+        pairs = [(self._gradient(), weight)]
         if bias is not None:
-            found.append((self._bias_gradient(), bias))
-        self._found = found
-        (dot, square), *more = [_products(G, T) for G, T in found]
+            pairs.append((self._bias_gradient(), bias))
+        self._found = pairs
+        (dot, square), *more = [_products(G, T) for G, T in pairs]
         for of_dot, of_square in more:
             dot, square = dot + of_dot, square + of_square
         return dot, square
@@ -105,7 +105,7 @@ class _Convolved(WeightedPass):
         self._g, self._g_bias = g[0], g[1] if len(g) > 1 else None
 
 
-class _Grouped(_Convolved):
+class _GroupedConvolution(_Convolved):
     """The implementation by convolutions, with R groups where each batch has its own weights."""
 
     def __init__(self, layer: Convolution, a: Tensor, R: int) -> None:
@@ -199,21 +199,21 @@ def _grouped_gradient(a: Tensor, s: Tensor, R: int, kernel: torch.Size, geometry
     """
     # torch.nn.grad's functions hand over tensors that are expanded, and copied then; only sizes matter of them.
     weight = a.new_empty(R * kernel[0], *kernel[1:])
-    wanted = (False, True, False)
-    found: tuple[Tensor, ...] = torch.ops.aten.convolution_backward(
-        s, a, weight, None, *geometry, False, (0, 0), R, wanted
+    mask = (False, True, False)
+    gradients: tuple[Tensor, ...] = torch.ops.aten.convolution_backward(
+        s, a, weight, None, *geometry, False, (0, 0), R, mask
     )
-    return found[1].view(R, -1)
+    return gradients[1].view(R, -1)
 
 
 def _input_gradient(size: Sides, s: Tensor, weight: Tensor, geometry: Geometry, groups: int = 1) -> Tensor:
     """Return the loss's derivative in inputs of this size; other arguments as in `_grouped_gradient`."""
     a = s.new_empty(len(s), groups * weight.shape[1], *size)
-    wanted = (True, False, False)
-    found: tuple[Tensor, ...] = torch.ops.aten.convolution_backward(
-        s, a, weight, None, *geometry, False, (0, 0), groups, wanted
+    mask = (True, False, False)
+    gradients: tuple[Tensor, ...] = torch.ops.aten.convolution_backward(
+        s, a, weight, None, *geometry, False, (0, 0), groups, mask
     )
-    return found[0]
+    return gradients[0]
 
 
 def _products(G: Tensor, T: Tensor) -> tuple[Tensor, Tensor]:

@@ -16,21 +16,28 @@ from torch import Tensor, fx, nn
 from torch.autograd.function import once_differentiable
 
 from .layers import Maybe, Pass, WeightedPass, added
-from .tracing import Node, named, traced, unfoldable
+from .normalisation import NORMALISATIONS
+from .tracing import ACTIVATIONS, Node, named, traced, unfoldable
 
 __all__ = ["Folded", "foldable"]
 
 
 def foldable(module: nn.Module) -> bool:
-    """Return whether every parameter belongs to one plain convolution or linear layer that `Folded` can record."""
+    """Return whether every parameter belongs to one layer that `Folded` can record.
+
+    Such layers are plain convolutions, linear layers and `NORMALISATIONS`.
+    """
+    if len(list(module.named_parameters(remove_duplicate=False))) > len(list(module.parameters())):
+        return False  # two layers share a weight
     for m in module.modules():
         if isinstance(m, (nn.Dropout, nn.Dropout2d)) and m.training and m.p > 0:
             return False
-        if getattr(m, "inplace", False):
+        if getattr(m, "inplace", False) and type(m) not in ACTIVATIONS:
             return False  # it would overwrite what another layer keeps
         mine = list(m.parameters(recurse=False))
         plain_conv = type(m) is nn.Conv2d and m.groups == 1 and m.padding_mode == "zeros"
-        if mine and not (type(m) is nn.Linear or (plain_conv and not isinstance(m.padding, str))):
+        plain_conv = plain_conv and not isinstance(m.padding, str)
+        if mine and not (plain_conv or type(m) in (nn.Linear, *NORMALISATIONS)):
             return False
     return True
 
@@ -56,8 +63,8 @@ class Folded:
 
     def __call__(self, x: Tensor, y: Tensor) -> Tensor:
         """Return gradients (R, P) of images (R, B, c, h, w) with labels (R, B) or probabilities (R, B, C)."""
-        found: Tensor = _Gradients.apply(x, y, self)
-        return found
+        gradients: Tensor = _Gradients.apply(x, y, self)
+        return gradients
 
     def products(self, x: Tensor, y: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
         """Return inner products with the target and squared norms, summed layer by layer."""
@@ -76,13 +83,13 @@ class Folded:
 class _Gradients(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, y: Tensor, folded: Folded) -> Tensor:
-        found: dict[str, Tensor] = {}
+        gradients: dict[str, Tensor] = {}
 
         def read(name: str, layer: WeightedPass) -> None:
-            found[named(name, "weight")], found[named(name, "bias")] = layer.gradients()
+            gradients[named(name, "weight")], gradients[named(name, "bias")] = layer.gradients()
 
-        ctx.folded, ctx.run = folded, _Run(folded.nodes, x, y, read)
-        return folded.joined(found)
+        ctx.folded, ctx.run = folded, _FoldedRun(folded.nodes, x, y, read)
+        return folded.joined(gradients)
 
     @staticmethod
     @once_differentiable
@@ -106,7 +113,7 @@ class _Products(torch.autograd.Function):
             dot.add_(of_dot)
             square.add_(of_square)
 
-        ctx.run = _Run(folded.nodes, x, y, read)
+        ctx.run = _FoldedRun(folded.nodes, x, y, read)
         return dot, square
 
     @staticmethod
@@ -127,7 +134,7 @@ _Passed = tuple[Node, list[fx.Node], Pass]
 """An operation, those of its inputs that depend on the images, and its pass."""
 
 
-class _Run:
+class _FoldedRun:
     """The network's passes over images x (R, B, c, h, w) with labels y (R, B) or probabilities (R, B, C).
 
     Args:
@@ -148,9 +155,9 @@ class _Run:
         if not q.is_floating_point():
             q = torch.zeros_like(self._p).scatter_(1, q[:, None], 1.0)
         self._weight = q.sum(1, keepdim=True) / x.shape[1]
-        found = self._backward(self._p * self._weight - q / x.shape[1], read)
+        names = self._backward(self._p * self._weight - q / x.shape[1], read)
         for node in nodes:
-            if node.layer is not None and node.layer not in found:
+            if node.layer is not None and node.layer not in names:
                 raise unfoldable(node.layer, "does not pass the images on", "Leave it out.")
 
     def along(self, move: _Visit, labels: bool) -> tuple[Tensor, Maybe]:
@@ -167,32 +174,32 @@ class _Run:
         log_p = last - (self._p * last).sum(1, keepdim=True)
         r: dict[fx.Node, Maybe] = {key: self._p * log_p * self._weight}
         for node, inputs, of in reversed(self._passes):
-            for n, found in zip(inputs, of.backward_along(r.pop(node.key, None)), strict=True):
-                r[n] = added(r.get(n), found)
+            for n, of_input in zip(inputs, of.backward_along(r.pop(node.key, None)), strict=True):
+                r[n] = added(r.get(n), of_input)
         (dx,) = r.values()
         assert dx is not None  # noqa: S101 - the first layer with weights moves
         return dx.view(self._shape), -log_p.view(*self._shape[:2], -1) / self._shape[1] if labels else None
 
     def _forward(self, nodes: Sequence[Node], x: Tensor) -> Tensor:
         """Return the logits, (R*B, C)."""
-        given: dict[fx.Node, Any] = {nodes[0].key: x}
+        values: dict[fx.Node, Any] = {nodes[0].key: x}
         live = {nodes[0].key}
         for node in nodes[1:]:
             inputs = [n for n in node.inputs if n in live]
-            made = node.passed(given, inputs, self._shape[0]) if inputs else node.call(given)
-            given[node.key] = made.forward() if isinstance(made, Pass) else made
-            _forget(given, inputs)
-            if isinstance(made, Pass):
+            outcome = node.passed(values, inputs, self._shape[0]) if inputs else node.call(values)
+            values[node.key] = outcome.forward() if isinstance(outcome, Pass) else outcome
+            _forget(values, inputs)
+            if isinstance(outcome, Pass):
                 live.add(node.key)
-                self._passes.append((node, inputs, made))
+                self._passes.append((node, inputs, outcome))
                 if node.layer is not None or not self._moving.isdisjoint(inputs):
                     self._moving.add(node.key)
-        logits: Tensor = given[nodes[-1].key]
+        logits: Tensor = values[nodes[-1].key]
         return logits
 
     def _backward(self, signal: Tensor, read: _Visit) -> set[str]:
         """Run the backward pass; return the names of the layers that were read."""
-        found = set[str]()
+        names = set[str]()
         s: dict[fx.Node, Maybe] = {self._passes[-1][0].key: signal}
         for node, inputs, of in reversed(self._passes):
             own = s.pop(node.key, None)
@@ -201,12 +208,12 @@ class _Run:
             if isinstance(of, WeightedPass):
                 of.receive(own)
                 read(str(node.layer), of)
-                found.add(str(node.layer))
+                names.add(str(node.layer))
             if not self._moving.isdisjoint(inputs):
                 for n, of_input in zip(inputs, of.backward(own), strict=True):
                     if n in self._moving:
                         s[n] = added(s.get(n), of_input)
-        return found
+        return names
 
 
 def _forget(found: dict[fx.Node, Any], inputs: Sequence[fx.Node]) -> None:

@@ -162,8 +162,10 @@ class _Operated(Pass):
 
     def forward_along(self, t: Sequence[Maybe]) -> Maybe:
         # With f = Jᵀs: d⟨f, t⟩ is J t in s, and what bends in the inputs.
-        found = zip(self._found, t, strict=True)
-        pairs = [(f, u) for f, u in found if f is not None and f.requires_grad and u is not None]
+        pairs = []
+        for f, u in zip(self._found, t, strict=True):
+            if f is not None and f.requires_grad and u is not None:
+                pairs.append((f, u))
         if not pairs or self._s is None:
             return None
         out, *self._bent = torch.autograd.grad(
@@ -178,8 +180,8 @@ class _Operated(Pass):
     def backward_along(self, r: Maybe) -> Sequence[Maybe]:
         if r is None:
             return self._bent
-        found = torch.autograd.grad(self._out, self._inputs, r, retain_graph=True, allow_unused=True)
-        return [added(f, b) for f, b in zip(found, self._bent, strict=True)]
+        gradients = torch.autograd.grad(self._out, self._inputs, r, retain_graph=True, allow_unused=True)
+        return [added(f, b) for f, b in zip(gradients, self._bent, strict=True)]
 
 
 # -- with weights -------------------------------------------------------------------------------------------
@@ -287,4 +289,6 @@ def _add(out: Tensor, gram: Tensor, v: Tensor) -> Tensor:
 
 def added(a: Maybe, b: Maybe) -> Maybe:
     """Return a + b."""
-    return b if a is None else a if b is None else a + b
+    if a is None:
+        return b
+    return a if b is None else a + b

@@ -15,17 +15,26 @@ from fdaudit.errors import UsageError
 
 from .convolutions import Convolution
 from .layers import RELU, SIGMOID, TANH, Activation, activated, linear, operated, reshaped
+from .normalisation import NORMALISATIONS, normalised
 
-__all__ = ["Node", "named", "traced", "unfoldable"]
+__all__ = ["ACTIVATIONS", "Node", "named", "traced", "unfoldable"]
 
 Values = Mapping[fx.Node, Any]
 """Results by operation."""
 
-_ACTIVATIONS: Mapping[object, Activation] = {
+ACTIVATIONS: Mapping[object, Activation] = {
     **dict.fromkeys((nn.ReLU, F.relu, torch.relu, "relu"), RELU),
     **dict.fromkeys((nn.Sigmoid, F.sigmoid, torch.sigmoid, "sigmoid"), SIGMOID),
     **dict.fromkeys((nn.Tanh, F.tanh, torch.tanh, "tanh"), TANH),
 }
+"""Computed anew from their input even if the layer would work in place."""
+_IN_PLACE: Mapping[object, Callable[..., Any]] = {
+    operator.iadd: operator.add,
+    operator.isub: operator.sub,
+    operator.imul: operator.mul,
+    operator.itruediv: operator.truediv,
+}
+"""Operators that overwrite their first operand, such as that of `out += identity`, and those that do not."""
 _RESHAPES = (nn.Flatten, torch.flatten, "flatten", "view", "reshape")
 _ROOT = "0."
 
@@ -91,14 +100,14 @@ def unfoldable(name: str, problem: str, remedy: str) -> UsageError:
 
 def _ancestors(graph: fx.Graph) -> set[fx.Node]:
     """Return the nodes that the output depends on."""
-    found = set[fx.Node]()
+    nodes = set[fx.Node]()
     waiting = next(n for n in reversed(graph.nodes) if n.op == "output").all_input_nodes
     while waiting:
         node = waiting.pop()
-        if node not in found:
-            found.add(node)
+        if node not in nodes:
+            nodes.add(node)
             waiting += node.all_input_nodes
-    return found
+    return nodes
 
 
 def _node(
@@ -113,13 +122,20 @@ def _node(
             raise unfoldable(name, "is used outside its layer", "Call the layer.")
         value = buffers[name] if name in buffers else operator.attrgetter(target)(root)
         return _operation(node, lambda _: value)
-    if _overwrites(node):
+    if _overwrites(node, root):
         raise unfoldable(node.name, "overwrites a tensor in place", "Use no in-place operations.")
     if node.op == "call_method":
         return _operation(node, partial(_called, _method(target), node), target)
     if callable(node.target):
-        return _operation(node, partial(_called, node.target, node), node.target)
+        function = _IN_PLACE.get(node.target, node.target)
+        return _operation(node, partial(_called, function, node), function)
     module = root.get_submodule(target)
+    if module._forward_pre_hooks or module._forward_hooks:
+        if list(module.parameters(recurse=False)):
+            raise unfoldable(name, "has a hook", "Do in `forward` what the hook does.")
+        return _operation(node, partial(_called, module, node))
+    if type(module) in NORMALISATIONS:
+        return _normalisation(node, module, "" if target == _ROOT[:-1] else name, {**buffers, **parameters})
     if not isinstance(module, (nn.Conv2d, nn.Linear)):
         return _operation(node, partial(_called, module, node), type(module))
     name = "" if target == _ROOT[:-1] else name
@@ -138,10 +154,25 @@ def _node(
     )
 
 
+def _normalisation(node: fx.Node, module: nn.Module, name: str, tensors: Mapping[str, Tensor]) -> Node:
+    """Return the node of a normalisation layer."""
+
+    def own(tensor: str) -> Tensor | None:
+        return tensors.get(named(name, tensor))
+
+    return Node(
+        node,
+        tuple(node.all_input_nodes),
+        lambda values: normalised(module, values[node.all_input_nodes[0]], 1, own).forward(),
+        lambda values, inputs, R: normalised(module, values[inputs[0]], R, own),
+        name if own("weight") is not None else None,
+    )
+
+
 def _operation(node: fx.Node, call: Callable[[Values], Any], of: object = None) -> Node:
     """Return the node of an operation without weights: `of` is a function, a method's name, or a module class."""
     alone = len(node.args) == 1 and not node.kwargs
-    activation = _ACTIVATIONS.get(of) if alone else None
+    activation = ACTIVATIONS.get(of) if alone else None
 
     def passed(values: Values, inputs: Sequence[fx.Node], _: int) -> Any:
         if activation is not None:
@@ -164,10 +195,16 @@ def _by_autograd(name: str, call: Callable[[Values], Any], values: Values, input
     return operated(list(leaves.values()), out) if out.requires_grad else out
 
 
-def _overwrites(node: fx.Node) -> bool:
+def _overwrites(node: fx.Node, root: nn.Module) -> bool:
+    """Return whether an operation overwrites a tensor that another operation may read."""
     name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
-    in_place = node.op != "call_module" and name.endswith("_") and not name.endswith("__")
-    return in_place or bool(node.kwargs.get("inplace"))
+    if node.op == "call_module":
+        in_place = bool(getattr(root.get_submodule(name), "inplace", False))
+    elif node.target in _IN_PLACE:
+        in_place = True
+    else:
+        return (name.endswith("_") and not name.endswith("__")) or bool(node.kwargs.get("inplace"))
+    return in_place and len(node.all_input_nodes[0].users) > 1
 
 
 def _called(function: Callable[..., Any], node: fx.Node, values: Values) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 
@@ -10,6 +10,7 @@ from fdaudit.adversary.knowledge import Knowledge
 from fdaudit.adversary.view import View
 from fdaudit.config import Config
 from fdaudit.goals.membership import Membership
+from fdaudit.registry import AttackCard
 from fdaudit.types import Applicability, AttackTask
 
 
@@ -20,13 +21,15 @@ class ConfidenceConfig(Config):
 class Confidence:
     """Scores a candidate by the largest class probability that the released model gives it."""
 
-    name: ClassVar[str] = "confidence"
-    goal: ClassVar[str] = "membership"
-    needs: ClassVar[tuple[str, ...]] = ("oracle (soft labels)",)
-    assumes: ClassVar[tuple[str, ...]] = ()
-    oracle: ClassVar[str | None] = "soft"
-    source: ClassVar[str] = "Salem et al. 2019, adversary 3"
-    profiles: ClassVar[dict[str, dict[str, Any]]] = {"quick": {}, "standard": {}, "full": {}}
+    card = AttackCard(
+        name="confidence",
+        goal="membership",
+        needs=("oracle (soft labels)",),
+        assumes=(),
+        oracle="soft",
+        source="Salem et al. 2019, adversary 3",
+        profiles={"quick": {}, "standard": {}, "full": {}},
+    )
     Config: ClassVar[type[ConfidenceConfig]] = ConfidenceConfig
 
     def __init__(self, config: ConfidenceConfig) -> None:

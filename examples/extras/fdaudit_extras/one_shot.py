@@ -9,6 +9,7 @@ import torch
 from pydantic import Field
 
 from fdaudit.federation.protocol import ProtocolConfig, Round, Setting
+from fdaudit.registry import ProtocolCard
 from fdaudit.rng import child, child_seed
 from fdaudit.training.trainer import Fit, Job, Parameters, draw_batches
 
@@ -33,25 +34,25 @@ class OneShotConfig(ProtocolConfig):
 class OneShot:
     """Each client trains to the end and sends its model once; the server averages the models and publishes."""
 
-    name: ClassVar[str] = "one-shot"
-    source: ClassVar[str] = "Guha, Talwalkar & Smith 2019, without distillation"
-    roles: ClassVar[tuple[str, ...]] = ("server", "client")
-    messages: ClassVar[tuple[dict[str, Any], ...]] = (
-        {"kind": "model_parameters", "from": "server", "to": "client", "what": "initial model"},
-        {"kind": "model_parameters", "from": "client", "to": "server", "what": "trained model"},
-        {"kind": "model_parameters", "from": "server", "to": "client, world", "what": "average"},
+    card = ProtocolCard(
+        name="one-shot",
+        source="Guha, Talwalkar & Smith 2019, without distillation",
+        roles=("server", "client"),
+        messages=(
+            {"kind": "model_parameters", "from": "server", "to": "client", "what": "initial model"},
+            {"kind": "model_parameters", "from": "client", "to": "server", "what": "trained model"},
+            {"kind": "model_parameters", "from": "server", "to": "client, world", "what": "average"},
+        ),
+        trust=("The server sees every client's model by itself.",),
+        oracles=({"name": "released-model", "available_to": ("world",), "answers": ("soft", "hard")},),
+        deviations=("Averages parameters where the paper distils an ensemble.",),
+        withholdable=(),
+        pools_data=False,
+        heterogeneous=False,
+        needs_public=False,
+        starts={"weights": "broadcast", "source": "the server sends them"},
+        trains={"model": "batch_size"},
     )
-    trust: ClassVar[tuple[str, ...]] = ("The server sees every client's model by itself.",)
-    oracles: ClassVar[tuple[dict[str, Any], ...]] = (
-        {"name": "released-model", "available_to": ("world",), "answers": ("soft", "hard")},
-    )
-    deviations: ClassVar[tuple[str, ...]] = ("Averages parameters where the paper distils an ensemble.",)
-    withholdable: ClassVar[tuple[str, ...]] = ()
-    pools_data: ClassVar[bool] = False
-    heterogeneous: ClassVar[bool] = False
-    needs_public: ClassVar[bool] = False
-    starts: ClassVar[dict[str, str]] = {"weights": "broadcast", "source": "the server sends them"}
-    trains: ClassVar[dict[str, str]] = {"model": "batch_size"}
     Config: ClassVar[type[OneShotConfig]] = OneShotConfig
 
     def __init__(self, config: OneShotConfig, setting: Setting) -> None:

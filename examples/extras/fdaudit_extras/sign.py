@@ -9,6 +9,7 @@ from torch import Tensor
 
 from fdaudit.config import Config
 from fdaudit.events import NoGuarantee
+from fdaudit.registry import DefenseCard
 from fdaudit.rng import SecretStream
 from fdaudit.transcript.wire import Released
 
@@ -20,9 +21,11 @@ class SignConfig(Config):
 class Sign:
     """Sends the sign of every value: one bit each."""
 
-    name: ClassVar[str] = "sign"
-    source: ClassVar[str] = "Bernstein et al. 2018"
-    protects: ClassVar[str] = "the magnitudes in one message"
+    card = DefenseCard(
+        name="sign",
+        source="Bernstein et al. 2018",
+        protects="the magnitudes in one message",
+    )
     Config: ClassVar[type[SignConfig]] = SignConfig
 
     def __init__(self, config: SignConfig) -> None:
@@ -30,7 +33,7 @@ class Sign:
 
     def describe(self) -> Mapping[str, Any]:
         """Name and parameters, as recorded beside the message."""
-        return {"name": self.name}
+        return {"name": self.card.name}
 
     def release(self, kind: str, tensors: Mapping[str, Tensor], noise: SecretStream) -> Released:
         """The signs; `noise` is not needed."""

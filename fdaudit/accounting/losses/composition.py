@@ -95,7 +95,9 @@ def losses(charges: Charges, coarser: float = 1) -> Any:
     grid, factors = _factors(charges, coarser)
     total = identity(value_discretization_interval=grid)
     for one, n in factors:
-        total = total.compose(one if n == 1 else one.self_compose(n))
+        if n > 1:
+            one = one.self_compose(n)
+        total = total.compose(one)
     return total
 
 
@@ -106,22 +108,23 @@ def _factors(charges: Charges, coarser: float) -> tuple[float, list[tuple[Any, i
 
     runs = _sorted(charges)
     grid = _cell(runs, coarser)
-    found = list[tuple[Any, int]]()
-    if ratio := math.hypot(*runs.ratios):
+    factors = list[tuple[Any, int]]()
+    ratio = math.hypot(*runs.ratios)
+    if ratio:
         # Gaussians add up exactly; composing their grids would round each of them up.
-        found.append((from_gaussian_mechanism(1 / ratio, value_discretization_interval=grid), 1))
-    found += [(sampled_losses(*run, grid), n) for run, n in runs.sampled.items()]
-    found += [(grouped_losses(*run, grid), n) for run, n in runs.grouped.items()]
-    found += [(drawn_losses(*run, grid), n) for run, n in runs.drawn.items()]
-    found += [(discrete_losses(scale, grid), n) for scale, n in runs.discrete.items()]
+        factors.append((from_gaussian_mechanism(1 / ratio, value_discretization_interval=grid), 1))
+    factors += [(sampled_losses(*run, grid), n) for run, n in runs.sampled.items()]
+    factors += [(grouped_losses(*run, grid), n) for run, n in runs.grouped.items()]
+    factors += [(drawn_losses(*run, grid), n) for run, n in runs.drawn.items()]
+    factors += [(discrete_losses(scale, grid), n) for scale, n in runs.discrete.items()]
     if runs.concentrated:
-        found.append((concentrated_losses(runs.concentrated, grid), 1))
+        factors.append((concentrated_losses(runs.concentrated, grid), 1))
     stated = [(DifferentialPrivacyParameters(eps, 0.0), n) for eps, n in runs.pure.items()]
     if runs.unlike:
         stated.append((DifferentialPrivacyParameters(0.0, runs.unlike), 1))
     for parameters, n in stated:
-        found.append((from_privacy_parameters(parameters, value_discretization_interval=grid), n))
-    return grid, found
+        factors.append((from_privacy_parameters(parameters, value_discretization_interval=grid), n))
+    return grid, factors
 
 
 def _cell(runs: _Runs, coarser: float) -> float:
@@ -131,8 +134,8 @@ def _cell(runs: _Runs, coarser: float) -> float:
     cells.
     """
     kinds = (runs.sampled, runs.grouped, runs.drawn)
-    counts = [n for kind in (runs.pure, *kinds) for n in kind.values()]
-    cell = coarser * (_GRID if sum(counts) <= _MANY else _FINE_GRID)
+    count = runs.pure.total() + sum(kind.total() for kind in kinds)
+    cell = coarser * (_GRID if count <= _MANY else _FINE_GRID)
     sampled = [(noise, rate, n) for kind in kinds for (noise, rate, *_), n in kind.items()]
     quiet = [(rate * math.sqrt(math.expm1(min(noise**-2, FAR))), n) for noise, rate, n in sampled]
     if not quiet:
@@ -175,13 +178,13 @@ def tail_epsilons(charges: Charges, deltas: NDArray[np.float64], coarser: float 
     sides = [[(Loss.of(one._pmf_remove), n) for one, n in factors]]
     if not all(one._symmetric for one, _ in factors):
         sides.append([(Loss.of(one._pmf_add), n) for one, n in factors])
-    found = np.zeros(len(deltas))
+    epsilons = np.zeros(len(deltas))
     decades = np.floor(np.log10(deltas))
     for decade in np.unique(decades):
         at = decades == decade
         for side in sides:
-            found[at] = np.maximum(found[at], tail(side, grid, deltas[at] * (1 - _TAIL_ERROR)))
-    return found
+            epsilons[at] = np.maximum(epsilons[at], tail(side, grid, deltas[at] * (1 - _TAIL_ERROR)))
+    return epsilons
 
 
 def at_delta(distribution: Any, delta: float) -> float:

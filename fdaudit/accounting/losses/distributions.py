@@ -8,7 +8,6 @@ Guarantees:
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -52,18 +51,18 @@ class Losses:
         scaled = np.cumsum((weights * np.exp(-values))[::-1])[::-1]
         with np.errstate(over="ignore", invalid="ignore"):  # losses so large that the term vanishes
             at = mass - np.exp(values) * scaled
-        found = np.zeros(len(deltas))
+        epsilons = np.zeros(len(deltas))
         for i, delta in enumerate(deltas):
             fits = np.flatnonzero(at <= delta)
             if delta <= self.infinity:
-                found[i] = np.inf
+                epsilons[i] = np.inf
             elif len(fits):
                 k = fits[0]
                 ratio = (mass[k] - delta) / scaled[k] if scaled[k] > 0 else 1.0
-                found[i] = min(np.log(max(ratio, 1.0)), values[k])
+                epsilons[i] = min(np.log(max(ratio, 1.0)), values[k])
             elif len(values):
-                found[i] = values[-1]
-        return found
+                epsilons[i] = values[-1]
+        return epsilons
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -87,11 +86,11 @@ class Distribution:
 
 def composed(client: str, charges: Charges) -> Distribution:
     """Return the composed distribution of all charges; takes about a second."""
-    found = losses(charges)
-    remove = _plain(found._pmf_remove)
-    return Distribution(
-        client=client, remove=remove, add=remove if found._symmetric else _plain(found._pmf_add)
-    )
+    composition = losses(charges)
+    remove = add = _plain(composition._pmf_remove)
+    if not composition._symmetric:
+        add = _plain(composition._pmf_add)
+    return Distribution(client=client, remove=remove, add=add)
 
 
 def _plain(pmf: Any) -> Losses:
@@ -132,7 +131,7 @@ def exported(client: str, charges: Charges) -> Exported:
     """
     import dp_accounting as dp
 
-    swapped = any(_is_swapped(charge) for charge in charges)
+    swapped = any(map(_is_swapped, charges))
     events, history = list[dp.DpEvent](), list[tuple[float, float, int]]()
     for charge, times in charges.items():
         event = _event(charge, swapped)
@@ -176,7 +175,7 @@ def _event(charge: Charge, swapped: bool) -> Any:
         k = list(range(charge.size + 1))
         chances = np.asarray(binom.pmf(k, charge.size, charge.event.sample_rate)).tolist()
         noise = charge.event.scale / charge.event.sensitivity
-        return MixtureOfGaussiansDpEvent(noise, [float(n) for n in k], chances)
+        return MixtureOfGaussiansDpEvent(noise, list(map(float, k)), chances)
     return None  # a Laplace event is for one value, and ours may move many
 
 
@@ -186,11 +185,11 @@ def _as_json(event: Any) -> dict[str, Any]:
     def plain(value: Any) -> Any:
         if hasattr(value, "to_named_tuple"):
             return _as_json(value)
-        return [plain(one) for one in value] if isinstance(value, list | tuple) else value
+        if isinstance(value, list | tuple):
+            return list(map(plain, value))
+        return value
 
-    return {"dp_event": type(event).__name__, **{n: plain(getattr(event, n)) for n in _fields(event)}}
-
-
-def _fields(event: Any) -> Iterator[str]:
+    fields = {"dp_event": type(event).__name__}
     for attribute in type(event).__attrs_attrs__:
-        yield attribute.name
+        fields[attribute.name] = plain(getattr(event, attribute.name))
+    return fields

@@ -77,8 +77,8 @@ def grouped_losses(noise: float, rate: float, size: int, grid: float) -> Any:
     log_chances = binom.logpmf(k, size, rate)
 
     def loss(x: NDArray[np.float64]) -> NDArray[np.float64]:
-        found: NDArray[np.float64] = logsumexp(log_chances + k * (2 * x - k) / (2 * noise**2), axis=0)
-        return found
+        log_ratio: NDArray[np.float64] = logsumexp(log_chances + k * (2 * x - k) / (2 * noise**2), axis=0)
+        return log_ratio
 
     low, high = -FARTHEST * noise, size + FARTHEST * noise
     top = math.ceil(max(float(loss(np.array([high]))[0]), -float(log_chances[0, 0])) / grid)
@@ -170,18 +170,20 @@ def concentrated_losses(rho: float, grid: float) -> Any:
     above = np.minimum(np.exp(np.minimum(bounds.min(0), 0.0)), 1.0)
     below = -np.expm1(-eps[:0:-1]) + np.exp(-eps[:0:-1]) * above[:0:-1]
     places, deltas = np.concatenate([-cells[:0:-1], cells]), np.concatenate([below, above])
-    kept = _hull(np.exp(places * grid), deltas)
-    return PrivacyLossDistribution(create_pmf_pessimistic_connect_dots(grid, places[kept], deltas[kept]))
+    corners = _hull(np.exp(places * grid), deltas)
+    return PrivacyLossDistribution(
+        create_pmf_pessimistic_connect_dots(grid, places[corners], deltas[corners])
+    )
 
 
 def _hull(x: NDArray[np.float64], y: NDArray[np.float64]) -> list[int]:
     """Return the indices of the points (n,) on the lower convex hull; x is ascending."""
-    kept: list[int] = []
+    corners: list[int] = []
     for i in range(len(x)):
-        while len(kept) > 1:
-            a, b = kept[-2:]
+        while len(corners) > 1:
+            a, b = corners[-2:]
             if (y[b] - y[a]) * (x[i] - x[a]) < (y[i] - y[a]) * (x[b] - x[a]):
                 break
-            kept.pop()
-        kept.append(i)
-    return kept
+            corners.pop()
+        corners.append(i)
+    return corners

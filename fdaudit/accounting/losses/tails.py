@@ -73,7 +73,11 @@ def tail(side: Sequence[tuple[Loss, int]], grid: float, deltas: NDArray[np.float
     cells = first + np.arange(length)
     mass = np.maximum(composed, 0.0) * np.exp(np.minimum(log_mass - tilt * cells, FAR))
     values = np.asarray(grid * cells, dtype=np.float64)
-    return np.array([_least_epsilon(values, mass, delta) if delta > 0 else math.inf for delta in finite])
+    epsilons = np.full(len(finite), np.inf)
+    for i, delta in enumerate(finite):
+        if delta > 0:
+            epsilons[i] = _least_epsilon(values, mass, delta)
+    return epsilons
 
 
 def _cumulant(side: Sequence[tuple[Loss, int]], tilt: float) -> float:
@@ -95,7 +99,8 @@ def _window(side: Sequence[tuple[Loss, int]], tilt: float) -> tuple[int, int]:
 
     By Chernoff's bound, P(loss > x) <= exp(K(s) - K(0) - sx) for every s > 0, and in the same way below.
     """
-    least, most = (sum(n * int(loss.cells[end]) for loss, n in side) for end in (0, -1))
+    least = sum(n * int(loss.cells[0]) for loss, n in side)
+    most = sum(n * int(loss.cells[-1]) for loss, n in side)
     base = _cumulant(side, tilt)
     for s in tilt * np.geomspace(1e-2, 1e2, 17):
         most = min(most, math.ceil((_cumulant(side, tilt + s) - base + _UNSEEN) / s))
@@ -105,8 +110,8 @@ def _window(side: Sequence[tuple[Loss, int]], tilt: float) -> tuple[int, int]:
 
 def _least_epsilon(values: NDArray[np.float64], mass: NDArray[np.float64], delta: float) -> float:
     """Return the least ε >= 0 with Σ mass (1 - e^(ε - value)) <= δ over values above ε."""
-    kept = values > 0
-    values, mass = values[kept], mass[kept]
+    positive = values > 0
+    values, mass = values[positive], mass[positive]
     above = np.cumsum(mass[::-1])[::-1]
     scaled = np.cumsum((mass * np.exp(-np.minimum(values, FAR)))[::-1])[::-1]
     at = above - np.exp(np.minimum(values, FAR)) * scaled

@@ -38,13 +38,12 @@ def known_words(dataset: Dataset, public: Tensor, most: int) -> Dataset:
         raise DataError("splits", "proxy and auxiliary", problem, "Raise splits.proxy or splits.auxiliary.")
     count = torch.bincount(dataset.x[public].flatten(), minlength=len(dataset.words)).tolist()
     there = [n for n in range(len(SPECIAL), len(count)) if count[n]]
-    kept = sorted(there, key=lambda n: (-count[n], dataset.words[n]))[: most - len(SPECIAL)]
+    frequent = sorted(there, key=lambda n: (-count[n], dataset.words[n]))[: most - len(SPECIAL)]
     number = torch.full((len(dataset.words),), UNKNOWN)
     number[PADDING] = PADDING
-    number[kept] = torch.arange(len(SPECIAL), len(SPECIAL) + len(kept))
-    return replace(
-        dataset,
-        x=number[dataset.x],
-        test_x=None if dataset.test_x is None else number[dataset.test_x],
-        words=(*SPECIAL, *(dataset.words[n] for n in kept)),
-    )
+    number[frequent] = torch.arange(len(SPECIAL), len(SPECIAL) + len(frequent))
+    words = (*SPECIAL, *(dataset.words[n] for n in frequent))
+    test_x = dataset.test_x
+    if test_x is not None:
+        test_x = number[test_x]
+    return replace(dataset, x=number[dataset.x], test_x=test_x, words=words)

@@ -28,7 +28,7 @@ __all__ = [
     "VOCABULARY_FILE",
     "PieceNumbering",
     "Pieces",
-    "find_pieces",
+    "numbering_of",
     "pieces_of",
     "read_pieces",
 ]
@@ -113,19 +113,24 @@ def _tokenizer(pieces: Pieces) -> Tokenizer:
     return made
 
 
-def find_pieces(text: str, root: Path, field: str) -> Path:
-    """Return the vocabulary file that a path names: a file, or the `vocab.txt` of a folder.
+def numbering_of(length: int, wordpieces: str | None, root: Path) -> Numbering:
+    """Return a new numbering of texts: by the pieces of a vocabulary file, or of the words that they have themselves.
 
     Args:
-        text: the path, as the user wrote it.
+        length: number L of tokens of a record.
+        wordpieces: the vocabulary file, or a folder with a `vocab.txt`, as the user wrote it; None without one.
         root: the folder of datasets.
-        field: name of the user's field, for the error.
 
     Raises:
-        DataError: a relative path leaves the folder of datasets.
+        DataError: a relative path leaves the folder of datasets, or the file is no vocabulary.
     """
-    found = resolve_path(text, root, field)
-    return resolve_path(str(Path(text) / VOCABULARY_FILE), root, field) if found.is_dir() else found
+    if wordpieces is None:
+        return Numbering(length)
+    field = "dataset.wordpieces"
+    path = resolve_path(wordpieces, root, field)
+    if path.is_dir():
+        path = resolve_path(str(Path(wordpieces) / VOCABULARY_FILE), root, field)
+    return PieceNumbering(length, read_pieces(path, field))
 
 
 def read_pieces(file: Path, field: str) -> Pieces:

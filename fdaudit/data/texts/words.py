@@ -39,13 +39,13 @@ class Numbering:
 
     def rows(self, texts: Iterable[str]) -> Tensor:
         """Return token numbers (n, L), int64. A text without a word is one unknown word."""
-        made = []
+        encoded = []
         for text in texts:
             own = self._numbers(text) or [UNKNOWN]
-            made.append(torch.tensor(own + [PADDING] * (self.length - len(own)), dtype=torch.int32))
-        return torch.stack(made).long() if made else torch.zeros(0, self.length, dtype=torch.int64)
+            encoded.append(torch.tensor(own + [PADDING] * (self.length - len(own)), dtype=torch.int32))
+        return torch.stack(encoded).long() if encoded else torch.zeros(0, self.length, dtype=torch.int64)
 
     def _numbers(self, text: str) -> list[int]:
         """Return the numbers of a text's first L words."""
-        found = words_of(text)[: self.length]
-        return [self._number.setdefault(word, len(self._number)) for word in found]
+        words = words_of(text)[: self.length]
+        return [self._number.setdefault(word, len(self._number)) for word in words]

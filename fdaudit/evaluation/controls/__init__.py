@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 __all__ = ["CONTROLS", "controls", "depends_on", "setting_of"]
 
 
-def _without_control(attack: AttackPlan, plan: Case) -> dict[str, Control]:
+def _without_control(attack: AttackPlan, case: Case) -> dict[str, Control]:
     """Return no control: for an attack on a goal that no control fits. Such an attack cannot clear anybody."""
     return {}
 
@@ -65,72 +65,78 @@ CONTROLS: Mapping[str, Callable[[AttackPlan, Case], dict[str, Control]]] = Mappi
         "uploads": recorded_uploads,
     }
 )
-"""The cases on which an attack can be tried."""
+"""The controls on which an attack can be tried."""
 _REHEARSED = ("labels", "selector")
 """Those that run the protocol."""
 
 
-def setting_of(attack: AttackPlan, plan: Case, adversary: str) -> str:
+def setting_of(attack: AttackPlan, case: Case, adversary: str) -> str:
     """Return the setting of an attack's controls that matches an adversary, as part of a file's name.
 
     Attacks that show classes are tried in the way the adversary gets its answers: `answers` if clients give them in
     their messages. For all other attacks, and if a released or visible model answers, the setting is empty.
     """
     card, members = attack.card, adversary.split("+")
-    if not by_classes(card) or card["control"]["through"] != "oracle":
+    if not by_classes(card) or card.control["through"] != "oracle":
         return ""
-    for access in accesses(plan):
-        if access.open_to(members, plan.spec.transport):
+    for access in accesses(case):
+        if access.open_to(members, case.spec.transport):
             if access.kind is None:
                 return ""
-            if card.get("oracle") == "hard" or access.kind != "hard_labels":
+            if card.oracle == "hard" or access.kind != "hard_labels":
                 return "answers"
     return ""
 
 
-def depends_on(attack: AttackPlan, plan: Case, setting: str = "") -> bytes:
+def depends_on(attack: AttackPlan, case: Case, setting: str = "") -> bytes:
     """Return everything that the outcome of an attack's controls depends on, as bytes; no private record is included.
 
     The protocol, its parties and their networks are included only for controls that run the protocol. Controls of
     attacks that show classes depend on the evaluator's test records and on the clients' numbers of records. If clients
     answer, they also depend on the protocol and the defences.
     """
-    network = plan.architecture
+    network = list[object]()
+    if case.networks is not None:
+        shared = case.networks.shared
+        network = [shared.name, dict(shared.params), list(shared.input_shape), shared.classes]
     stated = {
         "attack": attack.name,
         "params": dict(attack.params or {}),
-        "network": [network.name, dict(network.params), list(network.input_shape), network.classes],
-        "execution": plan.execution.described,
-        "queries": plan.spec.query_budget,
-        "task": plan.dataset.task,
-        "auxiliary": plan.spec.auxiliary.model_dump(mode="json"),
-        "seed": plan.seed,
+        "network": network,
+        "execution": case.execution.described,
+        "queries": case.spec.query_budget,
+        "task": case.dataset.task.name,
+        "auxiliary": case.spec.auxiliary.model_dump(mode="json"),
+        "seed": case.seed,
         "version": version("fdaudit"),
     }
-    if attack.card.get("control", {}).get("on") in ("gradients", "labels", "selector"):
-        stated["protocol"] = [plan.protocol.name, plan.settings]
-        stated["clients"] = [plan.spec.clients, [m.model_dump(mode="json") for m in plan.spec.client_models]]
-        stated["records"] = [len(plan.records(k)[1]) for k in plan.clients]
-    records = [*plan.auxiliary, plan.public]
+    if attack.card.control["on"] in ("gradients", "labels", "selector"):
+        stated["protocol"] = [case.protocol.card.name, case.settings]
+        stated["clients"] = [case.spec.clients, [m.model_dump(mode="json") for m in case.spec.client_models]]
+        stated["records"] = [len(case.records(k)[1]) for k in case.clients]
+    records = [*case.auxiliary, case.public]
     if by_classes(attack.card):
-        stated["setting"] = [setting, plan.spec.victims, sorted(len(c.train) for c in plan.splits.clients)]
-        if setting or attack.card["control"]["through"] == "messages":
-            stated["defenses"] = [d.model_dump(mode="json") for d in plan.spec.defenses]
-            stated["answers"] = [plan.protocol.name, plan.settings]
-        records += plan.test
+        stated["setting"] = [setting, case.spec.victims, sorted(len(c.train) for c in case.splits.clients)]
+        if setting or attack.card.control["through"] == "messages":
+            stated["defenses"] = [d.model_dump(mode="json") for d in case.spec.defenses]
+            stated["answers"] = [case.protocol.card.name, case.settings]
+        records += case.test
     digest = hashlib.sha256(canonical(stated))
     for tensor in records:
-        digest.update(str(tuple(tensor.shape)).encode() + tensor.contiguous().numpy().tobytes())
+        digest.update(str(tuple(tensor.shape)).encode())
+        if not tensor.is_meta:  # images that were not brought
+            digest.update(tensor.contiguous().numpy().tobytes())
     return digest.digest()
 
 
-def controls(attack: AttackPlan, plan: Case, setting: str = "") -> dict[str, Control]:
+def controls(attack: AttackPlan, case: Case, setting: str = "") -> dict[str, Control]:
     """Return the positive and the negative control of an attack on the run's kind of images, in one setting.
 
     There are none if what they need was not brought: auxiliary records, a network, or a protocol to rehearse.
     """
     if setting:
-        return unseen_classes(attack, plan, setting)
-    on = attack.card.get("control", {"on": "model"})["on"]
-    needed = {"auxiliary", "architecture", *(("stand-in",) if on in _REHEARSED else ())}
-    return {} if needed & plan.lacks.keys() else CONTROLS[on](attack, plan)
+        return unseen_classes(attack, case, setting)
+    on = attack.card.control["on"]
+    if case.missing("auxiliary", "architecture") or (on in _REHEARSED and case.missing("stand-in")):
+        return {}
+    return CONTROLS[on](attack, case)

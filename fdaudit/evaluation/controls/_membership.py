@@ -26,7 +26,7 @@ from fdaudit.result import Control
 from fdaudit.rng import SecretStream, child, child_numpy, child_seed
 from fdaudit.storage.scratch import scratch
 from fdaudit.transcript.transcript import Transcript
-from fdaudit.types import AttackTask, Challenge, Figure, task_of
+from fdaudit.types import AttackTask, Challenge, Figure
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -43,8 +43,8 @@ __all__ = [
     "CONFIDENCE",
     "MOST_CANDIDATES",
     "WORKS",
-    "Design",
     "Measured",
+    "PairedCandidates",
     "attack_seed",
     "design",
     "guessed",
@@ -67,7 +67,7 @@ _VICTIM = "client/0"
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Design:
+class PairedCandidates:
     """Candidates in pairs, one of each a member by a fair coin, and the remaining records.
 
     Attributes:
@@ -88,44 +88,44 @@ class Design:
 
 def design(
     attack: AttackPlan,
-    plan: Case,
+    case: Case,
     *,
     share: float = 1.0,
     most: int = MOST_CANDIDATES,
     random_labels: bool = True,
-) -> Design:
+) -> PairedCandidates:
     """Return coins over auxiliary records.
 
     Args:
         attack: the attack under control; its name labels the draws.
-        plan: the plan with the auxiliary records.
+        case: the case with the auxiliary records.
         share: share of the records that become candidates.
         most: the most candidates.
         random_labels: draw labels independently of the images.
     """
-    x, y = plan.auxiliary
-    generator = child(plan.seed, "control", attack.name, "design")
+    x, y = case.auxiliary
+    generator = child(case.seed, "control", attack.name, "design")
     order = torch.randperm(len(x), generator=generator)
     x, y = x[order], y[order]
     if random_labels:
-        y = torch.randint(plan.dataset.classes, (len(x),), generator=generator)
+        y = torch.randint(case.dataset.classes, (len(x),), generator=generator)
     n = 2 * max(min(int(share * len(x)), most) // 2, 1)
     return tossed((x[:n], y[:n]), (x[n:], y[n:]), generator)
 
 
 def tossed(
     candidates: tuple[Tensor, Tensor], rest: tuple[Tensor, Tensor], generator: torch.Generator
-) -> Design:
+) -> PairedCandidates:
     """Return coins over candidates (x, y) that follow each other in pairs."""
     (x, y), pairs = candidates, len(candidates[1]) // 2
     coins = torch.randint(2, (pairs,), generator=generator).bool()
     challenge = Challenge(target=_VICTIM, x=x, y=y, pair=torch.arange(pairs).repeat_interleave(2))
-    return Design(challenge=challenge, member=torch.stack([coins, ~coins], 1).flatten(), rest=rest)
+    return PairedCandidates(challenge=challenge, member=torch.stack([coins, ~coins], 1).flatten(), rest=rest)
 
 
 @contextmanager
 def said(
-    plan: Case,
+    case: Case,
     attack: AttackPlan,
     messages: Sequence[tuple[str, str, str, Mapping[str, Tensor]]],
     to: str = "server",
@@ -136,7 +136,7 @@ def said(
     """Yield the view of `to` on a transcript of these messages: sender, receiver, kind, tensors.
 
     Args:
-        plan: the run's plan.
+        case: the run's case.
         attack: the attack under control.
         messages: what is sent.
         to: whose view it is.
@@ -145,7 +145,7 @@ def said(
     """
     named = {name for m in messages for name in m[:2] if name.startswith("client/")}
     clients = sorted({*named, *clients, _VICTIM})
-    seed = child_seed(plan.seed, "control", attack.name, "secret").to_bytes(8, "big")
+    seed = child_seed(case.seed, "control", attack.name, "secret").to_bytes(8, "big")
     secret = SecretStream(seed * 2, "control").bytes(32)
     with scratch("control") as folder:
         with Transcript(folder, secret=secret) as transcript:
@@ -156,47 +156,47 @@ def said(
 
 @contextmanager
 def undefended(
-    attack: AttackPlan, plan: Case, data: Sequence[tuple[Tensor, Tensor]], most: Mapping[str, int]
+    attack: AttackPlan, case: Case, data: Sequence[tuple[Tensor, Tensor]], most: Mapping[str, int]
 ) -> Iterator[tuple[Rehearsal, View]]:
     """Yield a rehearsal of the run's own protocol, undefended, and what an eavesdropper sees of its clients' data.
 
     Args:
         attack: the attack under control.
-        plan: the run's plan.
+        case: the run's case.
         data: the records (x, y) of each client.
         most: largest values of settings; those that the protocol does not have are left out.
     """
-    config = stand_in_of(plan)[1]
+    config = stand_in_of(case)[1]
     less = {k: min(v, getattr(config, k)) for k, v in most.items() if k in type(config).model_fields}
     short = config.model_copy(update=less)
     with scratch("control") as folder:
-        rehearsal = rehearsal_of(plan, EAVESDROPPER, config=short, defended=False, own=folder)
-        yield rehearsal, rehearsal(list(data), child_seed(plan.seed, "control", attack.name))
+        rehearsal = rehearsal_of(case, EAVESDROPPER, config=short, defended=False, own=folder)
+        yield rehearsal, rehearsal(list(data), child_seed(case.seed, "control", attack.name))
 
 
 def on_protocol(
     name: str,
     attack: AttackPlan,
-    plan: Case,
+    case: Case,
     folder: Path,
     config: ProtocolConfig,
     data: Sequence[tuple[Tensor, Tensor]],
     defenses: Mapping[tuple[str, str], Sequence[Defense]] | None = None,
 ) -> View:
     """Return what the server sees of a protocol on the run's network, with these clients' records (x, y)."""
-    x, y = plan.auxiliary
+    x, _ = case.auxiliary
     return rehearse(
         folder / "transcript",
         protocol=protocols.REGISTRY.load(name),
         config=config,
         common=Common(
-            networks=Networks(plan.architecture),
-            execution=plan.execution,
+            networks=Networks(case.architecture),
+            execution=case.execution,
             public=x.new_zeros(0, *x.shape[1:]),
-            task=task_of(y),
+            task=case.dataset.task,
         ),
         data=data,
-        seed=child_seed(plan.seed, "control", attack.name),
+        seed=child_seed(case.seed, "control", attack.name),
         defenses=defenses,
     )
 
@@ -215,13 +215,13 @@ class Measured:
 
 
 def measured(
-    attack: AttackPlan, plan: Case, scores: Tensor, challenge: Challenge, member: Tensor
+    attack: AttackPlan, case: Case, scores: Tensor, challenge: Challenge, member: Tensor
 ) -> Measured:
     """Return the AUC of scores (n,) on a control's challenge, and its p-values."""
     auc = score_membership(
         scores,
         member,
-        generator=child_numpy(plan.seed, "control", attack.name, "score"),
+        generator=child_numpy(case.seed, "control", attack.name, "score"),
         pair=challenge.pair,
         confidence=CONFIDENCE,
     ).figures["auc"]
@@ -229,48 +229,50 @@ def measured(
     return Measured(auc=auc, either=min(1.0, 2 * min(below, 1.0 if auc.p is None else auc.p)))
 
 
-def knowing(plan: Case, **more: Any) -> Knowledge:
+def knowing(case: Case, **more: Any) -> Knowledge:
     """Return an adversary's knowledge of the run's network and task, and more fields of it."""
     return Knowledge(
-        architecture=plan.architecture,
-        train=plan.trainer(),
-        classes=plan.dataset.classes,
-        task=plan.dataset.task,
+        architecture=case.architecture,
+        train=case.trainer(),
+        classes=case.dataset.classes,
+        task=case.dataset.task,
         **more,
     )
 
 
-def score(attack: AttackPlan, plan: Case, view: View, made: Design, public: Tensor | None = None) -> Measured:
+def score(
+    attack: AttackPlan, case: Case, view: View, made: PairedCandidates, public: Tensor | None = None
+) -> Measured:
     """Return the AUC of an attack about the design's victim, as the server of a view."""
-    knowledge = knowing(plan, auxiliary=others(plan).records, encode=plan.encoder, public=public)
-    return guessed(attack, plan, view, knowledge, made)
+    knowledge = knowing(case, auxiliary=others(case).records, encode=case.encoder, public=public)
+    return guessed(attack, case, view, knowledge, made)
 
 
-def attack_seed(plan: Case, attack: AttackPlan) -> int:
+def attack_seed(case: Case, attack: AttackPlan) -> int:
     """Return the seed of an attack's draws in its controls."""
-    return child_seed(plan.seed, "control", attack.name, "attack")
+    return child_seed(case.seed, "control", attack.name, "attack")
 
 
 def guessed(
     attack: AttackPlan,
-    plan: Case,
+    case: Case,
     view: View,
     knowledge: Knowledge,
-    made: Design,
+    made: PairedCandidates,
     oracle: Oracle | None = None,
     reply: Callable[[Tensor, str | None], Tensor] | None = None,
 ) -> Measured:
     """Return the AUC of an attack about the design's victim."""
     task = AttackTask(targets=(_VICTIM,), challenges={_VICTIM: made.challenge}, oracle=oracle)
-    case = Trial(knowledge=knowledge, task=task, seed=attack_seed(plan, attack))
-    guesses = run_attack(attack, view, case, reply)
+    trial = Trial(knowledge=knowledge, task=task, seed=attack_seed(case, attack))
+    guesses = run_attack(attack, view, trial, reply)
     if isinstance(guesses, str):
         reason = f"the attack does not apply to its own control: {guesses}"
         return Measured(auc=Figure(name="auc", value=None, unavailable=reason))
     (guess,) = guesses
     if not isinstance(guess, Membership) or guess.scores.shape != made.member.shape:
         raise TypeError("the attack gave no score for each candidate of its own control")
-    return measured(attack, plan, guess.scores, made.challenge, made.member)
+    return measured(attack, case, guess.scores, made.challenge, made.member)
 
 
 def passed(positive: tuple[str, Measured], negative: tuple[str, Measured]) -> dict[str, Control]:

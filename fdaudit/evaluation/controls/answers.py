@@ -32,28 +32,28 @@ _MOST = 2_000
 """Most auxiliary records of the control."""
 
 
-def model_that_answers(attack: AttackPlan, plan: Case) -> dict[str, Control]:
+def model_that_answers(attack: AttackPlan, case: Case) -> dict[str, Control]:
     """Return both controls of an attack that copies models.
 
     The model is trained on half of the auxiliary records with shifted labels: class c becomes c + 1. The adversary
     holds the other half with true labels, and so cannot guess the model's answers. The copy and the model are compared
     on the model's training records, of which the adversary has none. In the negative control the answers are noise.
     """
-    x, y = plan.auxiliary
-    generator = child(plan.seed, "control", attack.name, "records")
+    x, y = case.auxiliary
+    generator = child(case.seed, "control", attack.name, "records")
     order = torch.randperm(len(y), generator=generator)[:_MOST]
     taught, held = order.tensor_split(2)
-    shifted = (y + 1) % plan.dataset.classes
+    shifted = (y + 1) % case.dataset.classes
     model = auxiliary_model(
-        plan, (x[taught], shifted[taught]), child(plan.seed, "control", attack.name, "model")
+        case, (x[taught], shifted[taught]), child(case.seed, "control", attack.name, "model")
     )
-    baseline = auxiliary_model(plan, (x[held], y[held]), child(plan.seed, "control", attack.name, "baseline"))
-    public = public_samples(attack, plan)
-    logits = plan.trainer().predict(model, public)
-    noise = torch.randn(logits.shape, generator=child(plan.seed, "control", attack.name, "noise"))
+    baseline = auxiliary_model(case, (x[held], y[held]), child(case.seed, "control", attack.name, "baseline"))
+    public = public_samples(attack, case)
+    logits = case.trainer().predict(model, public)
+    noise = torch.randn(logits.shape, generator=child(case.seed, "control", attack.name, "noise"))
     eyes = (x[held], y[held]), (x[taught], shifted[taught])
     found = {
-        name: _gain(attack, plan, public, told, (model, baseline), *eyes)
+        name: _gain(attack, case, public, told, (model, baseline), *eyes)
         for name, told in (("positive", logits), ("negative", noise))
     }
     what = f"{len(public)} public samples answered by a model of {len(taught)} auxiliary records with shifted labels"
@@ -79,27 +79,29 @@ def _p(figures: Mapping[str, Figure]) -> float:
 
 def _gain(
     attack: AttackPlan,
-    plan: Case,
+    case: Case,
     public: Tensor,
     logits: Tensor,
     models: tuple[Parameters, Parameters],
     auxiliary: tuple[Tensor, Tensor],
     test: tuple[Tensor, Tensor],
 ) -> Mapping[str, Figure]:
-    hard = "hard_labels" in attack.card["needs"]
+    hard = "hard_labels" in attack.card.needs
     kind, values = ("hard_labels", logits.argmax(1)) if hard else ("logits", logits)
     sent = {"index": torch.arange(len(public)), "values": values}
     knowledge = Knowledge(
-        architecture=plan.architecture,
+        architecture=case.architecture,
         auxiliary=auxiliary,
-        train=plan.trainer(),
+        train=case.trainer(),
         public=public,
-        initial=plan.initial_seed,
-        classes=plan.dataset.classes,
+        initial=case.initial_seed,
+        classes=case.dataset.classes,
     )
-    with said(plan, attack, [(_VICTIM, "server", kind, sent)]) as view:
-        case = Trial(knowledge=knowledge, task=AttackTask(targets=(_VICTIM,)), seed=attack_seed(plan, attack))
-        guesses = run_attack(attack, view, case)
+    with said(case, attack, [(_VICTIM, "server", kind, sent)]) as view:
+        trial = Trial(
+            knowledge=knowledge, task=AttackTask(targets=(_VICTIM,)), seed=attack_seed(case, attack)
+        )
+        guesses = run_attack(attack, view, trial)
     if isinstance(guesses, str):
         reason = f"the attack does not apply to its own control: {guesses}"
         return {"agreement_gain": Figure(name="agreement_gain", value=None, unavailable=reason)}
@@ -108,7 +110,7 @@ def _gain(
         raise TypeError("the attack gave no copy of the model of its own control")
     model, baseline = models
     check_copy(guess, baseline)
-    trainer, (x, y) = plan.trainer(), test
+    trainer, (x, y) = case.trainer(), test
     copied, told, without = (
         trainer.predict(dict(p), x).argmax(1) for p in (guess.parameters, model, baseline)
     )

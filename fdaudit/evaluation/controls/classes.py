@@ -55,17 +55,17 @@ _PUBLIC = 1000
 _VICTIM = "client/0"
 
 
-def unseen_classes(attack: AttackPlan, plan: Case, setting: str = "") -> dict[str, Control]:
+def unseen_classes(attack: AttackPlan, case: Case, setting: str = "") -> dict[str, Control]:
     """Return both controls of an attack that shows classes.
 
     The attack's card says in `through` what it receives: `oracle`, `parameters` or `messages`.
 
     Args:
         attack: the attack.
-        plan: the run's plan.
+        case: the run's case.
         setting: `answers` if the run's clients answer an oracle in their messages; else empty.
     """
-    made = _design(attack, plan, setting)
+    made = _design(attack, case, setting)
     if isinstance(made, str):
         return _impossible(attack, made)
     found = {name: made.figures(drown=name == "negative") for name in ("positive", "negative")}
@@ -98,57 +98,57 @@ def _impossible(attack: AttackPlan, reason: str) -> dict[str, Control]:
     return {n: Control(what=what, passed=False, figures=(figure,)) for n in ("positive", "negative")}
 
 
-def _design(attack: AttackPlan, plan: Case, setting: str) -> _Design | str:
+def _design(attack: AttackPlan, case: Case, setting: str) -> _ClassControl | str:
     """Return the control's target and attackers, or the reason why it cannot be made."""
-    x, y = plan.auxiliary
-    own, wanted = _drawn(plan), torch.unique(y)
+    x, y = case.auxiliary
+    own, wanted = _drawn(case), torch.unique(y)
     if len(wanted) < 2 or len(own) < len(wanted):
         return "auxiliary records are too few for a client's share of their classes"
-    return _Design(
+    return _ClassControl(
         attack=attack,
-        plan=plan,
+        case=case,
         setting=setting,
-        through=str(attack.card["control"]["through"]),
-        assumed=assumptions(plan, attack.card),
+        through=str(attack.card.control["through"]),
+        assumed=assumptions(case, attack.card),
         own=own,
-        weights=_trained(plan, x[own], y[own]),
+        weights=_trained(case, x[own], y[own]),
     )
 
 
-def _drawn(plan: Case) -> Tensor:
+def _drawn(case: Case) -> Tensor:
     """Return the target's training records: as many as the median client has, in the classes' shares."""
-    y, sizes = plan.auxiliary[1], [len(client.train) for client in plan.splits.clients]
+    y, sizes = case.auxiliary[1], [len(client.train) for client in case.splits.clients]
     size = min(int(np.median(sizes)), len(y))
-    seed = plan.seed.to_bytes(8, "big") * 4
+    seed = case.seed.to_bytes(8, "big") * 4
     rows, _ = stratified_draw(
-        y, size, plan.dataset.classes, SecretStream(seed, "control", "classes", "design")
+        y, size, case.dataset.classes, SecretStream(seed, "control", "classes", "design")
     )
     return rows
 
 
-def _trained(plan: Case, x: Tensor, y: Tensor) -> Parameters:
+def _trained(case: Case, x: Tensor, y: Tensor) -> Parameters:
     """Return the run's network after 300 steps of Adam on some records, the same for all attacks of a run."""
-    generator = child(plan.seed, "control", "classes", "batches")
-    batches, initial = draw_batches(len(y), _BATCH, steps=_STEPS, generator=generator), plan.initial()
+    generator = child(case.seed, "control", "classes", "batches")
+    batches, initial = draw_batches(len(y), _BATCH, steps=_STEPS, generator=generator), case.initial()
 
     def made(_: torch.Generator) -> Parameters:
         job = Job(party="control", parameters=initial, x=x, targets=y, batches=batches)
-        return plan.trainer().fit([job], Fit(lr=_RATE, optimizer="adam"))[0].parameters
+        return case.trainer().fit([job], Fit(lr=_RATE, optimizer="adam"))[0].parameters
 
     card = {
         "what": "control: classes",
-        "network": plan.architecture.described,
-        "execution": plan.execution.described,
+        "network": case.architecture.described,
+        "execution": case.execution.described,
     }
     return computed_once(card, [initial, x, y, *batches], made)
 
 
 @dataclass(frozen=True, eq=False)
-class _Design:
+class _ClassControl:
     """A model trained on rows `own` of the auxiliary records, and the attackers that try to invert it."""
 
     attack: AttackPlan
-    plan: Case
+    case: Case
     setting: str
     through: str
     assumed: Sequence[Assumption]
@@ -171,20 +171,20 @@ class _Design:
         if isinstance(found, str):
             why = f"the attack does not apply to its own control: {found}"
             return (Figure(name="psnr_gain", value=None, unit="dB", unavailable=why),)
-        x, y = self.plan.auxiliary
+        x, y = self.case.auxiliary
         guesses = [g for g in found if isinstance(g, Reconstruction)]
         given = [g.images for g in guesses], [g.labels for g in guesses]
         truth = [x[self.own]] * len(guesses), [y[self.own]] * len(guesses)
         generator, withheld = self._generator(drown), withheld_of(self.assumed)
-        priors = class_priors(self.plan, self.assumed)
+        priors = class_priors(self.case, self.assumed)
         evaluated = score_class_evaluation(
-            *given, *truth, judge_of(self.plan.evaluator), generator, priors=priors, withheld=withheld
+            *given, *truth, judge_of(self.case.evaluator), generator, priors=priors, withheld=withheld
         )
         left = torch.ones(len(y), dtype=torch.bool)
         left[self.own] = False
         rows = left.nonzero().flatten().numpy()
         beside = Bystanders(x, rows, y[left].numpy()) if len(rows) and not withheld else None
-        known_x, known_y = auxiliary_of(self.plan, self.assumed)
+        known_x, known_y = auxiliary_of(self.case, self.assumed)
         scored = score_class_reconstruction(
             *given,
             *truth,
@@ -198,14 +198,14 @@ class _Design:
         return (*evaluated[:3], *(scored.figures[name] for name in wanted if name in scored.figures))
 
     def _generator(self, drown: bool) -> np.random.Generator:
-        return child_numpy(self.plan.seed, "control", self.attack.name, "score", int(drown))
+        return child_numpy(self.case.seed, "control", self.attack.name, "score", int(drown))
 
     def _guesses(self, drown: bool) -> tuple[Guess, ...] | str:
         """Return the attackers' guesses about a bare or a drowned model, or why the attack does not apply."""
         ways = {"oracle": self._asked, "parameters": self._read, "messages": self._overheard}
         made = list[tuple[Guess, ...]]()
         for held in self.assumed:
-            noise = child(self.plan.seed, "control", self.attack.name, "noise")
+            noise = child(self.case.seed, "control", self.attack.name, "noise")
             with scratch("control") as folder:
                 found = ways[self.through](folder, held, _DROWNING if drown else 0.0, noise)
             if isinstance(found, str):
@@ -217,10 +217,10 @@ class _Design:
         self, folder: Path, held: Assumption, scale: float, noise: torch.Generator
     ) -> tuple[Guess, ...] | str:
         """Return the guesses through an oracle, as in the run; noise is added to the logits behind each answer."""
-        plan, kind = self.plan, str(self.attack.card.get("oracle") or "soft")
-        models = plan.spec.victims if self.setting else 1
-        oracle = Oracle(kind, plan.spec.query_budget // len(self.assumed) // models)
-        task, answering = AttackTask(targets=(_VICTIM,), oracle=oracle, classes=held.lacks), plan.trainer()
+        case, kind = self.case, str(self.attack.card.oracle or "soft")
+        models = case.spec.victims if self.setting else 1
+        oracle = Oracle(kind, case.spec.query_budget // len(self.assumed) // models)
+        task, answering = AttackTask(targets=(_VICTIM,), oracle=oracle, classes=held.lacks), case.trainer()
 
         def reply(x: Tensor, _: str | None) -> Tensor:
             logits = _drowned(answering.predict(self.weights, x), scale, noise)
@@ -243,13 +243,13 @@ class _Design:
 
         The other client lacks half of the classes.
         """
-        (x, y), trainer = self.plan.auxiliary, self.plan.trainer()
+        (x, y), trainer = self.case.auxiliary, self.case.trainer()
         public = held.public if held.public is not None else composites(x, _PUBLIC, 0.15, noise)
         few = self.own[torch.isin(y[self.own], torch.unique(y[self.own])[::2])]
         logits = _drowned(trainer.predict(self.weights, public), scale, noise)
         own = self._answered("soft", logits, sent=True)
         others = self._answered(
-            "soft", trainer.predict(_trained(self.plan, x[few], y[few]), public), sent=True
+            "soft", trainer.predict(_trained(self.case, x[few], y[few]), public), sent=True
         )
         if own.ndim == 1:
             return "clients answer with classes alone"
@@ -265,13 +265,13 @@ class _Design:
 
         For answers in messages, the clients have agreed on a range of logits.
         """
-        heard = answered_by(self.plan)
+        heard = answered_by(self.case)
         if heard is None:
             return answer(wanted, logits)
         stream = SecretStream(bytes(32), "control", self.attack.name, "answers")
         if not sent:
-            return answers_of(self.plan, wanted, heard[0], logits, stream)
-        return defended_answers(self.plan, heard[0], logits, stream, logits.abs().max())[0]
+            return answers_of(self.case, wanted, heard[0], logits, stream)
+        return defended_answers(self.case, heard[0], logits, stream, logits.abs().max())[0]
 
     def _run(
         self,
@@ -281,9 +281,9 @@ class _Design:
         reply: Callable[[Tensor, str | None], Tensor] | None = None,
         public: Tensor | None = None,
     ) -> tuple[Guess, ...] | str:
-        knowledge = known(self.plan, held, self.attack.card, public=public)
-        case = Trial(knowledge=knowledge, task=task, seed=attack_seed(self.plan, self.attack))
-        return run_attack(self.attack, view, case, reply)
+        knowledge = known(self.case, held, self.attack.card, public=public)
+        trial = Trial(knowledge=knowledge, task=task, seed=attack_seed(self.case, self.attack))
+        return run_attack(self.attack, view, trial, reply)
 
 
 def _drowned(values: Tensor, scale: float, generator: torch.Generator) -> Tensor:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from fdaudit.evaluation.controls._membership import Design, Measured, design, passed, said, score
+from fdaudit.evaluation.controls._membership import Measured, PairedCandidates, design, passed, said, score
 from fdaudit.result import Control
 from fdaudit.rng import child
 from fdaudit.training.trainer import Fit, Job, Parameters, parameters_of
@@ -26,30 +26,30 @@ _PUBLIC = 500
 """Public samples of the control, if the run has none."""
 
 
-def recorded_answers(attack: AttackPlan, plan: Case) -> dict[str, Control]:
+def recorded_answers(attack: AttackPlan, case: Case) -> dict[str, Control]:
     """Return both controls: one client memorises a random half of the candidates and sends logits on public samples.
 
     Labels are drawn at random: everything a model knows of them, it knows from the records. Three other clients hold
     other records. All models of the negative control are untrained, each with its own initial weights.
     """
-    return _answers(attack, plan, averaged=False)
+    return _answers(attack, case, averaged=False)
 
 
-def averaged_answers(attack: AttackPlan, plan: Case) -> dict[str, Control]:
+def averaged_answers(attack: AttackPlan, case: Case) -> dict[str, Control]:
     """Return both controls of the same federation, of which the adversary sees the mean of all logits alone."""
-    return _answers(attack, plan, averaged=True)
+    return _answers(attack, case, averaged=True)
 
 
-def _answers(attack: AttackPlan, plan: Case, *, averaged: bool) -> dict[str, Control]:
-    made = design(attack, plan, share=_SHARE)
-    public = public_samples(attack, plan)
+def _answers(attack: AttackPlan, case: Case, *, averaged: bool) -> dict[str, Control]:
+    made = design(attack, case, share=_SHARE)
+    public = public_samples(attack, case)
     start = [
-        parameters_of(plan.architecture.build(child(plan.seed, "control", attack.name, "initial", k)))
+        parameters_of(case.architecture.build(child(case.seed, "control", attack.name, "initial", k)))
         for k in range(1 + _OTHERS)
     ]
-    models, accuracy = _by_heart(plan, start, made)
+    models, accuracy = _by_heart(case, start, made)
     found = {
-        name: _heard(attack, plan, made, public, weights, averaged=averaged)
+        name: _heard(attack, case, made, public, weights, averaged=averaged)
         for name, weights in (("positive", models), ("negative", start))
     }
     pairs = len(made.member) // 2
@@ -65,21 +65,21 @@ def _answers(attack: AttackPlan, plan: Case, *, averaged: bool) -> dict[str, Con
     )
 
 
-def public_samples(attack: AttackPlan, plan: Case) -> Tensor:
+def public_samples(attack: AttackPlan, case: Case) -> Tensor:
     """Return the run's public samples or, if it has none, means of two auxiliary images."""
-    if len(plan.public):
-        return plan.public[:_PUBLIC]
-    x, _ = plan.auxiliary
-    pairs = torch.randint(len(x), (2, _PUBLIC), generator=child(plan.seed, "control", attack.name, "public"))
+    if len(case.public):
+        return case.public[:_PUBLIC]
+    x, _ = case.auxiliary
+    pairs = torch.randint(len(x), (2, _PUBLIC), generator=child(case.seed, "control", attack.name, "public"))
     return (x[pairs[0]] + x[pairs[1]]) / 2
 
 
-def _by_heart(plan: Case, start: list[Parameters], made: Design) -> tuple[list[Parameters], float]:
+def _by_heart(case: Case, start: list[Parameters], made: PairedCandidates) -> tuple[list[Parameters], float]:
     """Fit every client's model, the victim's until all its records are right; return the models and its accuracy."""
     x, y = made.rest
     parts = [torch.arange(k, len(y), _OTHERS) for k in range(_OTHERS)]
     data = [made.members, *((x[p], y[p]) for p in parts if len(p))]
-    trainer, models, accuracy = plan.trainer(), start[: len(data)], 0.0
+    trainer, models, accuracy = case.trainer(), start[: len(data)], 0.0
     fit = Fit(lr=0.003, optimizer="adam")
     for _ in range(40):
         jobs = [
@@ -95,15 +95,15 @@ def _by_heart(plan: Case, start: list[Parameters], made: Design) -> tuple[list[P
 
 def _heard(
     attack: AttackPlan,
-    plan: Case,
-    made: Design,
+    case: Case,
+    made: PairedCandidates,
     public: Tensor,
     models: list[Parameters],
     *,
     averaged: bool,
 ) -> Measured:
     """Return the attack's AUC from these clients' answers, or from their mean."""
-    trainer, index = plan.trainer(), torch.arange(len(public))
+    trainer, index = case.trainer(), torch.arange(len(public))
     logits = {f"client/{k}": trainer.predict(w, public) for k, w in enumerate(models)}
     if averaged:
         mean = torch.stack([*logits.values()]).mean(0)
@@ -112,5 +112,5 @@ def _heard(
         messages = [(k, "server", "logits", {"index": index, "values": z}) for k, z in logits.items()]
     public_settings = {"share": "logits"} if averaged else {}
     to = "world" if averaged else "server"
-    with said(plan, attack, messages, to, clients=tuple(logits), public=public_settings) as view:
-        return score(attack, plan, view, made, public)
+    with said(case, attack, messages, to, clients=tuple(logits), public=public_settings) as view:
+        return score(attack, case, view, made, public)

@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 from fdaudit.evaluation.controls._membership import (
-    Design,
     Measured,
+    PairedCandidates,
     attack_seed,
     design,
     knowing,
@@ -64,18 +64,18 @@ _STRAY = 0.5
 """Standard deviation of what a discriminator adds, in units of the L1 loss's gradient."""
 
 
-def generated_samples(attack: AttackPlan, plan: Case) -> dict[str, Control]:
+def generated_samples(attack: AttackPlan, case: Case) -> dict[str, Control]:
     """Return both controls: samples that repeat a client's records under noise, and ones that repeat other records."""
-    made = design(attack, plan, share=_SHARE, random_labels=False)
-    generator = child(plan.seed, "control", attack.name, "noise")
+    made = design(attack, case, share=_SHARE, random_labels=False)
+    generator = child(case.seed, "control", attack.name, "noise")
     source = {"positive": made.members[0], "negative": made.rest[0]}
     found = {}
     for name, images in source.items():
         repeated = images.repeat(_COPIES, 1, 1, 1)
         noise = _SPREAD * torch.randn(repeated.shape, generator=generator)
         samples = (repeated + noise).clamp(0, 1)
-        with said(plan, attack, [("server", "client/0", "generated_samples", {"samples": samples})]) as view:
-            found[name] = score(attack, plan, view, made)
+        with said(case, attack, [("server", "client/0", "generated_samples", {"samples": samples})]) as view:
+            found[name] = score(attack, case, view, made)
     pairs, rest = len(made.member) // 2, len(made.rest[0])
     how = f"repeat {{}} auxiliary images {_COPIES} times under noise of {_SPREAD:g}"
     return passed(
@@ -87,12 +87,12 @@ def generated_samples(attack: AttackPlan, plan: Case) -> dict[str, Control]:
     )
 
 
-def overfit_discriminator(attack: AttackPlan, plan: Case) -> dict[str, Control]:
+def overfit_discriminator(attack: AttackPlan, case: Case) -> dict[str, Control]:
     """Return both controls: a discriminator that memorised half of some auxiliary records, and an untrained one."""
-    made = design(attack, plan, share=_SHARE, random_labels=False)
+    made = design(attack, case, share=_SHARE, random_labels=False)
     found = {
-        "positive": _discriminated(attack, plan, made, _STEPS),
-        "negative": _discriminated(attack, plan, made, 0),
+        "positive": _discriminated(attack, case, made, _STEPS),
+        "negative": _discriminated(attack, case, made, 0),
     }
     pairs, rest = len(made.member) // 2, len(made.rest[0])
     by_heart = (
@@ -105,13 +105,13 @@ def overfit_discriminator(attack: AttackPlan, plan: Case) -> dict[str, Control]:
     )
 
 
-def _discriminated(attack: AttackPlan, plan: Case, made: Design, steps: int) -> Measured:
+def _discriminated(attack: AttackPlan, case: Case, made: PairedCandidates, steps: int) -> Measured:
     """Return the attack's AUC on a classifier's extractor and a layer above it, trained jointly for some steps."""
-    trainer = plan.trainer()
-    start = plan.architecture.build(child(plan.seed, "control", attack.name, "initial"))
+    trainer = case.trainer()
+    start = case.architecture.build(child(case.seed, "control", attack.name, "initial"))
     network = shared_network(trainer.network(parameters_of(start)))
-    drawn = child(plan.seed, "control", attack.name, "head")
-    head = build_domain_head(drawn, shared_network(start), plan.dataset.input_shape).to(trainer.device)
+    drawn = child(case.seed, "control", attack.name, "head")
+    head = build_domain_head(drawn, shared_network(start), case.dataset.input_shape).to(trainer.device)
     # Only layers below the head learn: a classifier's own head has no gradient here.
     both = nn.ModuleDict({"extractor": network.extractor, "head": head})
     learner = Learner("client/0", both, Optimizer(lr=0.003), trainer.device)
@@ -124,15 +124,15 @@ def _discriminated(attack: AttackPlan, plan: Case, made: Design, steps: int) -> 
         ("client/0", "server", kind, {n: t.cpu() for n, t in parameters_of(module).items()})
         for kind, module in (("model_parameters", network), ("discriminator_parameters", head))
     ]
-    with said(plan, attack, messages) as view:
-        return score(attack, plan, view, made)
+    with said(case, attack, messages) as view:
+        return score(attack, case, view, made)
 
 
-def scored_samples(attack: AttackPlan, plan: Case) -> dict[str, Control]:
+def scored_samples(attack: AttackPlan, case: Case) -> dict[str, Control]:
     """Return both controls: scores of a discriminator that learnt a client's records, and of one that learnt others."""
-    made = design(attack, plan, share=_MOST_SHARE, random_labels=False)
+    made = design(attack, case, share=_MOST_SHARE, random_labels=False)
     found = {
-        name: _scored(attack, plan, made, records)
+        name: _scored(attack, case, made, records)
         for name, records in (("positive", made.members[0]), ("negative", made.rest[0]))
     }
     pairs, rest, steps = len(made.member) // 2, len(made.rest[0]), _SCORED["steps_per_round"]
@@ -143,10 +143,10 @@ def scored_samples(attack: AttackPlan, plan: Case) -> dict[str, Control]:
     )
 
 
-def _scored(attack: AttackPlan, plan: Case, made: Design, records: Tensor) -> Measured:
+def _scored(attack: AttackPlan, case: Case, made: PairedCandidates, records: Tensor) -> Measured:
     """Return the attack's AUC on what a discriminator of these records says of means of a candidate and another."""
-    draws = child(plan.seed, "control", attack.name, "samples")
-    width, shape = int(_SCORED["discriminator_width"]), plan.dataset.input_shape
+    draws = child(case.seed, "control", attack.name, "samples")
+    width, shape = int(_SCORED["discriminator_width"]), case.dataset.input_shape
     D = build_discriminator(draws, width, shape)
     learner = Learner("client/0", D, Optimizer(lr=_SCORED["adam_lr"], betas=(0.5, 0.999)))
     steps, target, messages = int(_SCORED["steps_per_round"]), "client/0", []
@@ -166,22 +166,22 @@ def _scored(attack: AttackPlan, plan: Case, made: Design, records: Tensor) -> Me
         ]
         loss = nn.functional.softplus(-on_real).mean() + nn.functional.softplus(on_sent).mean()
         learner.step(loss, annealed(_SCORED["adam_lr"], 0.0, t, steps))
-    with said(plan, attack, messages, public=_SCORED) as view:
-        return score(attack, plan, view, made)
+    with said(case, attack, messages, public=_SCORED) as view:
+        return score(attack, case, view, made)
 
 
-def compared_records(attack: AttackPlan, plan: Case) -> dict[str, Control]:
+def compared_records(attack: AttackPlan, case: Case) -> dict[str, Control]:
     """Return both controls: gradients that compare auxiliary records with images near them, and signs at random."""
-    if GOALS[attack.card["goal"]].challenged:
-        return _compared_members(attack, plan)
-    held = len(plan.auxiliary[1])
-    generator = child(plan.seed, "control", attack.name, "victims")
+    if GOALS[attack.card.goal].challenged:
+        return _compared_members(attack, case)
+    held = len(case.auxiliary[1])
+    generator = child(case.seed, "control", attack.name, "victims")
     order = torch.randperm(held, generator=generator)
     count = min(_RECORDS, held // 2)
     victims, known = order[:count], order[count:]
     what = f"{count} auxiliary records compared with {_TIMES} images under noise of {_NEAR:g} each"
     found = {
-        name: _compared(attack, plan, victims, known, generator, true=name == "positive")
+        name: _compared(attack, case, victims, known, generator, true=name == "positive")
         for name in ("positive", "negative")
     }
     gains = {name: figures["psnr_gain"] for name, figures in found.items()}
@@ -201,18 +201,18 @@ def compared_records(attack: AttackPlan, plan: Case) -> dict[str, Control]:
     }
 
 
-def _compared_members(attack: AttackPlan, plan: Case) -> dict[str, Control]:
+def _compared_members(attack: AttackPlan, case: Case) -> dict[str, Control]:
     """Return both controls of an attack on membership: images are compared with members, or with other records.
 
     Signs at random would not do: labels in clear already tell of members.
     """
-    made = design(attack, plan, share=_SHARE, random_labels=False)
-    generator = child(plan.seed, "control", attack.name, "noise")
+    made = design(attack, case, share=_SHARE, random_labels=False)
+    generator = child(case.seed, "control", attack.name, "noise")
     source = {"positive": made.members, "negative": made.rest}
     found = {}
     for name, (x, y) in source.items():
-        with said(plan, attack, _comparisons(x, y, generator, true=True)) as view:
-            found[name] = score(attack, plan, view, made)
+        with said(case, attack, _comparisons(x, y, generator, true=True)) as view:
+            found[name] = score(attack, case, view, made)
     pairs, rest = len(made.member) // 2, len(made.rest[1])
     how = f"auxiliary records compared with {_TIMES} images under noise of {_NEAR:g} each"
     return passed(
@@ -240,29 +240,29 @@ def _comparisons(
 
 
 def _compared(
-    attack: AttackPlan, plan: Case, victims: Tensor, known: Tensor, generator: torch.Generator, *, true: bool
+    attack: AttackPlan, case: Case, victims: Tensor, known: Tensor, generator: torch.Generator, *, true: bool
 ) -> Mapping[str, Figure]:
     """Return the attack's scores on records compared with images near them, or under signs at random."""
-    x, y = plan.auxiliary
+    x, y = case.auxiliary
     real, target = x[victims], "client/0"
     messages = _comparisons(real, y[victims], generator, true=true)
     auxiliary = (x[known], y[known])
-    with said(plan, attack, messages) as view:
-        case = Trial(
-            knowledge=knowing(plan, auxiliary=auxiliary),
+    with said(case, attack, messages) as view:
+        trial = Trial(
+            knowledge=knowing(case, auxiliary=auxiliary),
             task=AttackTask(targets=(target,)),
-            seed=attack_seed(plan, attack),
+            seed=attack_seed(case, attack),
         )
-        made = run_attack(attack, view, case)
+        made = run_attack(attack, view, trial)
     if isinstance(made, str) or not isinstance(made[0], Reconstruction):
         reason = f"the attack does not apply to its own control: {made}"
         return {"psnr_gain": Figure(name="psnr_gain", value=None, unavailable=reason)}
-    groups = groups_of(plan, y)
+    groups = groups_of(case, y)
     return score_reconstruction(
         made[0].images,
         real,
         x[known],
-        child_numpy(plan.seed, "control", attack.name, "score"),
+        child_numpy(case.seed, "control", attack.name, "score"),
         true_labels=None if groups is None else groups[victims],
         auxiliary_labels=None if groups is None else groups[known],
     ).figures

@@ -1,6 +1,6 @@
 """Controls of attacks on gradients: bare uploads of auxiliary records, and the same uploads drowned in noise.
 
-The records are images or texts.
+The records are images, texts or rows of a table.
 """
 
 from __future__ import annotations
@@ -20,17 +20,21 @@ from fdaudit.config import validate
 from fdaudit.evaluation.controls._membership import attack_seed, knowing, on_protocol
 from fdaudit.goals import Guess
 from fdaudit.goals.reconstruction import Reconstruction
+from fdaudit.goals.row_reconstruction import RowReconstruction
 from fdaudit.goals.text_reconstruction import TextReconstruction
 from fdaudit.handout.auxiliary import groups_of
 from fdaudit.isolation.attacker import attack as run_attack
 from fdaudit.isolation.schema import Trial
 from fdaudit.metrics import score_reconstruction
+from fdaudit.metrics.rows.recovery import RecoveredRows, score_rows
 from fdaudit.metrics.texts.overlap import bag
 from fdaudit.metrics.texts.recovery import Recovered, score_texts
 from fdaudit.protocols.fedavg import FedAvg
 from fdaudit.result import Control
 from fdaudit.rng import child, child_numpy
 from fdaudit.storage.scratch import scratch
+from fdaudit.tasks.columns import cells_of, plain_columns
+from fdaudit.training.optimizers import rate_in
 from fdaudit.transcript.messages import role
 from fdaudit.types import AttackTask, Figure
 
@@ -44,6 +48,8 @@ __all__ = ["LEAST_GAIN_DB", "bare_gradients"]
 
 LEAST_GAIN_DB = 1.0
 """Mean gain over the prior baseline from which a control counts as working, as for a run's images."""
+LEAST_GAIN_CELLS = 0.05
+"""Gain in recovered cells over guessing from which a control counts as working, as for a run's rows."""
 _LEVEL = 0.01
 """Largest p-value of recovered words in a control that works."""
 _LEAST_CLIENTS = 2
@@ -53,29 +59,29 @@ _DROWNING = 100.0
 """Noise of the negative control, in standard deviations of the gradient's entries."""
 
 
-def bare_gradients(attack: AttackPlan, plan: Case) -> dict[str, Control]:
+def bare_gradients(attack: AttackPlan, case: Case) -> dict[str, Control]:
     """Return both controls of an attack on gradients, undefended, with the run's network, batch size and local steps.
 
     The card may give under `drowned` the settings that the negative control replaces.
     """
-    x, y = plan.auxiliary
-    fedavg, records = _as_in_the_run(plan, len(y) // 2)
+    x, y = case.auxiliary
+    fedavg, records = _as_in_the_run(case, len(y) // 2)
     enough = max(_LEAST_CLIENTS, math.ceil(_LEAST_RECORDS / records))
     clients = max(1, min(enough, len(y) // (2 * records)))
-    order = torch.randperm(len(y), generator=child(plan.seed, "control", attack.name, "victims"))
+    order = torch.randperm(len(y), generator=child(case.seed, "control", attack.name, "victims"))
     victims, known = order[: clients * records], order[clients * records :]
-    groups = groups_of(plan, y)
+    groups = groups_of(case, y)
     of = (None, None) if groups is None else (groups[victims], groups[known])
-    case = _Case(attack, plan, fedavg, clients, (x[known], y[known]), *of)
+    synthetic = _SyntheticRound(attack, case, fedavg, clients, (x[known], y[known]), *of)
     what = (
         f"{fedavg.upload.replace('_', ' ')} of {clients} clients with {records} auxiliary records each, "
-        f"untrained {plan.architecture.name}"
+        f"untrained {case.architecture.name}"
     )
     found = {
-        name: case.figures(x[victims], y[victims], drown=name == "negative")
+        name: synthetic.figures(x[victims], y[victims], drown=name == "negative")
         for name in ("positive", "negative")
     }
-    works, silent, shown = _TEXTS if plan.dataset.task == "text" else _IMAGES
+    works, silent, shown = _ASKED[case.dataset.task.inputs.shown]
     return {
         "positive": Control(
             what=f"{what}: {works.what}",
@@ -90,7 +96,7 @@ def bare_gradients(attack: AttackPlan, plan: Case) -> dict[str, Control]:
     }
 
 
-class _Asked(NamedTuple):
+class _Expectation(NamedTuple):
     """What a control asks of the figures, in words and as a test."""
 
     what: str
@@ -113,42 +119,72 @@ def _beats(figures: Mapping[str, Figure]) -> bool:
     return (gain.value or 0.0) > 0 and gain.p is not None and gain.p <= _LEVEL
 
 
+def _recovers(figures: Mapping[str, Figure]) -> bool:
+    """Return whether more cells are recovered than by guessing, and more than of other rows by the same guess."""
+    gain = figures["cells_gain"]
+    return (gain.value or 0.0) >= LEAST_GAIN_CELLS and gain.p is not None and gain.p <= _LEVEL
+
+
 _IMAGES = (
-    _Asked(
+    _Expectation(
         f"mean gain over the prior at least {LEAST_GAIN_DB:g} dB, with an interval above 0",
         _closer,
     ),
-    _Asked(
+    _Expectation(
         f"gain below {LEAST_GAIN_DB:g} dB",
         lambda found: (value := _gain(found)) is not None and value < LEAST_GAIN_DB,
     ),
     ("psnr", "psnr_prior", "psnr_gain"),
 )
 _TEXTS = (
-    _Asked(f"words fit their texts better than a guess does, with p of at most {_LEVEL:g}", _beats),
-    _Asked(
+    _Expectation(f"words fit their texts better than a guess does, with p of at most {_LEVEL:g}", _beats),
+    _Expectation(
         f"they do not, with p above {_LEVEL:g}",
         lambda found: found["token_gain"].value is not None and not _beats(found),
     ),
     ("token_f1", "token_f1_prior", "token_gain", "rouge_l"),
 )
+_ROWS = (
+    _Expectation(
+        f"gain in recovered cells at least {LEAST_GAIN_CELLS:.0%}, with p of at most {_LEVEL:g}", _recovers
+    ),
+    _Expectation(
+        f"a lower gain, or p above {_LEVEL:g}",
+        lambda found: found["cells_gain"].value is not None and not _recovers(found),
+    ),
+    ("cells_right", "cells_right_prior", "cells_gain", "categories_right", "numbers_error"),
+)
+_ASKED = {"images": _IMAGES, "rows": _ROWS, "texts": _TEXTS}
+"""What the controls ask of figures, and which figures they show, by the records that guesses show."""
 
 
-def _as_in_the_run(plan: Case, most: int) -> tuple[FedAvgConfig, int]:
+def _as_in_the_run(case: Case, most: int) -> tuple[FedAvgConfig, int]:
     """Return one round of FedAvg with the run's local training, and the number of a client's records in the run.
 
     Args:
-        plan: the run's plan.
+        case: the run's case.
         most: the most records of a client.
     """
-    config = plan.settings
-    local = ("local_steps", "local_epochs", "batch_size", "lr", "momentum", "weight_decay", "mu")
-    given = {name: config[name] for name in local if config.get(name) is not None}
+    config = case.settings
     upload = str(config.get("upload", "model_parameters"))
+    local: tuple[str, ...] = (
+        "local_steps",
+        "local_epochs",
+        "batch_size",
+        "optimizer",
+        "momentum",
+        "weight_decay",
+        "mu",
+    )
+    if upload == "gradient":  # it is of one batch, whatever else a card says of the training
+        local = ("batch_size",)
+    given = {name: config[name] for name in local if config.get(name) is not None}
+    if (lr := rate_in(config, 0)) is not None:
+        given["lr"] = lr
     weighting = "samples" if config.get("weighting") == "samples" else "uniform"
     fedavg = validate(FedAvg.Config, {"rounds": 1, "upload": upload, "weighting": weighting, **given})
     one_batch = upload == "gradient" or config.get("local_steps") == 1
-    held = sum(len(plan.records(k)[1]) for k in plan.clients) // len(plan.clients)
+    held = sum(len(case.records(k)[1]) for k in case.clients) // len(case.clients)
     records = min(fedavg.batch_size, held) if one_batch else held
     return fedavg, max(1, min(records, most))
 
@@ -158,11 +194,11 @@ def _shown(figures: Mapping[str, Figure], names: Sequence[str]) -> tuple[Figure,
 
 
 @dataclass(frozen=True, eq=False)
-class _Case:
+class _SyntheticRound:
     """An attack on one round of FedAvg whose clients hold auxiliary records."""
 
     attack: AttackPlan
-    plan: Case
+    case: Case
     fedavg: FedAvgConfig
     clients: int
     auxiliary: tuple[Tensor, Tensor]
@@ -180,7 +216,7 @@ class _Case:
         defense = noise(validate(noise.Config, {"sigma": _DROWNING * spread}))
         with scratch("control") as noisy:
             attached: dict[tuple[str, str], Sequence[Defense]] = {(self.fedavg.upload, "client"): [defense]}
-            replaced = dict(self.attack.card["control"].get("drowned", {}))
+            replaced = dict(self.attack.card.control.get("drowned", {}))
             return self._attacked(self._rehearsed(noisy, x, y, attached), x, y, replaced)
 
     def _spread(self, view: View) -> float:
@@ -196,24 +232,26 @@ class _Case:
         self, folder: Path, x: Tensor, y: Tensor, attached: Mapping[tuple[str, str], Sequence[Defense]]
     ) -> View:
         data = list(zip(x.chunk(self.clients), y.chunk(self.clients), strict=True))
-        return on_protocol("fedavg", self.attack, self.plan, folder, self.fedavg, data, attached)
+        return on_protocol("fedavg", self.attack, self.case, folder, self.fedavg, data, attached)
 
     def _attacked(
         self, view: View, x: Tensor, y: Tensor, replaced: Mapping[str, Any]
     ) -> Mapping[str, Figure]:
-        knowledge = knowing(self.plan, auxiliary=self.auxiliary)
+        knowledge = knowing(self.case, auxiliary=self.auxiliary)
         targets = tuple(f"client/{k}" for k in range(self.clients))
         task = AttackTask(targets=targets)
         attack = replace(self.attack, params={**(self.attack.params or {}), "round": 0, **replaced})
         xs = x.chunk(self.clients)
-        case = Trial(knowledge=knowledge, task=task, seed=attack_seed(self.plan, attack))
-        made = run_attack(attack, view, case)
+        trial = Trial(knowledge=knowledge, task=task, seed=attack_seed(self.case, attack))
+        made = run_attack(attack, view, trial)
         if isinstance(made, str):
             reason = f"the attack does not apply to its own control: {made}"
-            names = ("psnr_gain", "token_gain")
+            names = ("psnr_gain", "token_gain", "cells_gain")
             return {name: Figure(name=name, value=None, unavailable=reason) for name in names}
         if isinstance(made[0], TextReconstruction):
             return self._texts(made, x, y)
+        if isinstance(made[0], RowReconstruction):
+            return self._rows(made, x, y)
         guesses = [g for g in made if isinstance(g, Reconstruction)]
         rows = [targets.index(g.target) for g in guesses]
         own = None if self.groups is None else self.groups.chunk(self.clients)
@@ -221,7 +259,7 @@ class _Case:
             [g.images for g in guesses],
             [xs[k] for k in rows],
             self.auxiliary[0],
-            child_numpy(self.plan.seed, "control", self.attack.name, "score"),
+            child_numpy(self.case.seed, "control", self.attack.name, "score"),
             true_labels=None if own is None else [own[k] for k in rows],
             auxiliary_labels=self.auxiliary_groups,
         ).figures
@@ -237,5 +275,26 @@ class _Case:
                 words = bag(guess.words.numpy())
                 found.append(Recovered(words=words, texts=texts, truth=xs[k].numpy(), labels=ys[k].numpy()))
         others = self.auxiliary[0].numpy(), self.auxiliary[1].numpy()
-        draws = child_numpy(self.plan.seed, "control", self.attack.name, "score")
+        draws = child_numpy(self.case.seed, "control", self.attack.name, "score")
         return score_texts(found, others[0], others, draws)
+
+    def _rows(self, made: Sequence[Guess], x: Tensor, y: Tensor) -> Mapping[str, Figure]:
+        """Return the scores of recovered rows; the adversary's own rows are those that nobody trained on."""
+        columns = self.case.dataset.columns or plain_columns(x.shape[1])
+        xs, ys = x.chunk(self.clients), y.chunk(self.clients)
+        found = []
+        for guess in made:
+            if isinstance(guess, RowReconstruction):
+                k = int(guess.target.partition("/")[2])
+                labels = None if guess.labels is None else guess.labels.numpy()
+                found.append(
+                    RecoveredRows(
+                        guess=cells_of(guess.rows, columns).numpy(),
+                        guess_labels=labels,
+                        truth=cells_of(xs[k], columns).numpy(),
+                        labels=ys[k].numpy(),
+                    )
+                )
+        others = cells_of(self.auxiliary[0], columns).numpy(), self.auxiliary[1].numpy()
+        draws = child_numpy(self.case.seed, "control", self.attack.name, "score")
+        return score_rows(found, columns, others, others, draws)

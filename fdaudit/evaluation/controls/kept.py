@@ -15,8 +15,8 @@ from fdaudit.config import validate
 from fdaudit.errors import IntegrityError
 from fdaudit.evaluation.controls import controls, depends_on, setting_of
 from fdaudit.limits import JSON_BYTES, read_file
-from fdaudit.planning.run_directory import RunDirectory
 from fdaudit.result import Control
+from fdaudit.scoring.run_directory import RunDirectory
 from fdaudit.storage.digests import canonical
 from fdaudit.storage.files import load_json, save_json, write_atomically
 from fdaudit.storage.locks import writing
@@ -44,10 +44,10 @@ def kept_controls(
         adversary: the adversary of the cell.
         beside: directories of runs with the same secret.
     """
-    plan = run.plan
-    setting = setting_of(attack, plan, adversary)
+    case = run.case
+    setting = setting_of(attack, case, adversary)
     name = f"{'-'.join(filter(None, (attack.name, setting)))}.json"
-    upon, secrets = depends_on(attack, plan, setting), run.vault.secrets
+    upon, secrets = depends_on(attack, case, setting), run.vault.secrets
 
     def seal(outcomes: object) -> str:
         return secrets.commit("controls", upon, canonical(outcomes))
@@ -57,7 +57,7 @@ def kept_controls(
         others = (_sealed(controls_directory(place) / name, seal) for place in beside)
         found = next((outcomes for outcomes in others if outcomes is not None), None)
         if found is None:
-            found = {n: c.plain() for n, c in controls(attack, plan, setting).items()}
+            found = {n: c.plain() for n, c in controls(attack, case, setting).items()}
         for folder in (path.parent.parent, path.parent):
             make_folder(folder)
         with writing(path.parent, wait=True):  # a process with another adversary's cell writes the same file

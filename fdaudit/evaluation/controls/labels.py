@@ -16,7 +16,8 @@ from fdaudit.isolation.schema import Trial
 from fdaudit.metrics import mean_figure, total_variation
 from fdaudit.result import Control
 from fdaudit.rng import child, child_numpy
-from fdaudit.types import AttackTask, Figure, task_of
+from fdaudit.tasks import labels_of
+from fdaudit.types import AttackTask, Figure
 
 if TYPE_CHECKING:
     from fdaudit.adversary.attack_plan import AttackPlan
@@ -34,19 +35,19 @@ _WORKS = 0.5
 """Largest distance, as a share of the prior's, at which the attack counts as working: the report's own rule."""
 
 
-def skewed_clients(attack: AttackPlan, plan: Case) -> dict[str, Control]:
+def skewed_clients(attack: AttackPlan, case: Case) -> dict[str, Control]:
     """Return both controls of an attack on class shares.
 
     The victims hold half of the auxiliary records, each client mostly its own classes. The attack knows the other half
     and sees all traffic. The negative control compares the same guesses with another client's shares: guesses that are
     still right did not come from the client's messages.
     """
-    generator = child(plan.seed, "control", attack.name, "victims")
-    x, y = plan.auxiliary
+    generator = child(case.seed, "control", attack.name, "victims")
+    x, y = case.auxiliary
     order = torch.randperm(len(y), generator=generator)[:_MOST_RECORDS]
     victims, known = order[: len(order) // 2], order[len(order) // 2 :]
-    C = plan.dataset.classes
-    parts = _uneven(y[victims], max(2, min(plan.spec.clients, C, _MOST_CLIENTS)), generator)
+    C = case.dataset.classes
+    parts = _uneven(y[victims], max(2, min(case.spec.clients, C, _MOST_CLIENTS)), generator)
     data = [(x[victims[part]], y[victims[part]]) for part in parts]
     truths = [_shares(labels, C) for _, labels in data]
     what = f"{len(data)} undefended clients with half of the auxiliary records, {_OWN_SHARE:.0%} of their own classes"
@@ -54,15 +55,15 @@ def skewed_clients(attack: AttackPlan, plan: Case) -> dict[str, Control]:
     guesses = (
         f"{len(y)} auxiliary records do not give every client of the control a class"
         if empty
-        else _guesses(attack, plan, data, (x[known], y[known]))
+        else _guesses(attack, case, data, (x[known], y[known]))
     )
     if isinstance(guesses, str):
         unavailable = Figure(name="label_tv", value=None, unavailable=guesses)
         lost = Control(what=what, passed=False, figures=(unavailable,))
         return {"positive": lost, "negative": lost}
     turned = [*truths[1:], truths[0]]
-    found, prior = _distances(attack, plan, guesses, truths)
-    other, other_prior = _distances(attack, plan, guesses, turned)
+    found, prior = _distances(attack, case, guesses, truths)
+    other, other_prior = _distances(attack, case, guesses, turned)
     return {
         "positive": Control(
             what=f"{what}: mean total variation at most {_WORKS:g} times that of all clients' shares together",
@@ -78,16 +79,8 @@ def skewed_clients(attack: AttackPlan, plan: Case) -> dict[str, Control]:
 
 
 def _uneven(y: Tensor, clients: int, generator: torch.Generator) -> list[Tensor]:
-    """Return row numbers by client: class c goes to client c mod K, except a tenth that is spread evenly.
-
-    Masks go to clients by their share of background: the lowest to client 0.
-    """
-    if task_of(y) == "segmentation":
-        rank = (y == 0).flatten(1).double().mean(1).argsort().argsort()
-        home = rank * clients // max(len(y), 1)
-    else:
-        main = y if task_of(y) == "single-label" else (y == 1).long().argmax(1)
-        home = main % clients
+    """Return row numbers by client: a record goes to its home, except a tenth that is spread evenly."""
+    home = labels_of(y).home(y, clients)
     stray = torch.rand(len(home), generator=generator) >= _OWN_SHARE
     anywhere = torch.randint(clients, home.shape, generator=generator)
     holder = torch.where(stray, anywhere, home)
@@ -100,7 +93,7 @@ def _shares(y: Tensor, classes: int) -> Tensor:
 
 
 def _distances(
-    attack: AttackPlan, plan: Case, guesses: Sequence[LabelDistribution], truths: Sequence[Tensor]
+    attack: AttackPlan, case: Case, guesses: Sequence[LabelDistribution], truths: Sequence[Tensor]
 ) -> tuple[Figure, Figure]:
     """Return the mean total variation of the guesses, and of the best constant guess: the shares over all clients."""
     pooled = torch.stack(list(truths)).mean(0)
@@ -108,22 +101,22 @@ def _distances(
     prior = [total_variation(t, pooled) for t in truths]
     made = []
     for name, values in (("label_tv", found), ("label_tv_prior", prior)):
-        draws = child_numpy(plan.seed, "control", attack.name, "score", name)
+        draws = child_numpy(case.seed, "control", attack.name, "score", name)
         made.append(mean_figure(f"{name}_mean", values, draws))
     return made[0], made[1]
 
 
 def _guesses(
-    attack: AttackPlan, plan: Case, data: Sequence[tuple[Tensor, Tensor]], auxiliary: tuple[Tensor, Tensor]
+    attack: AttackPlan, case: Case, data: Sequence[tuple[Tensor, Tensor]], auxiliary: tuple[Tensor, Tensor]
 ) -> Sequence[LabelDistribution] | str:
     """Return the attack's guess about each client, in their order, or the reason why there is none."""
-    most = int(attack.card["control"].get("rounds", _MOST_ROUNDS))
-    with undefended(attack, plan, data, {"rounds": most}) as (rehearsal, view):
-        public = plan.public if len(plan.public) else None
-        knowledge = knowing(plan, auxiliary=auxiliary, encode=plan.encoder, public=public, rehearse=rehearsal)
+    most = int(attack.card.control.get("rounds", _MOST_ROUNDS))
+    with undefended(attack, case, data, {"rounds": most}) as (rehearsal, view):
+        public = case.public if len(case.public) else None
+        knowledge = knowing(case, auxiliary=auxiliary, encode=case.encoder, public=public, rehearse=rehearsal)
         task = AttackTask(targets=tuple(f"client/{k}" for k in range(len(data))))
-        case = Trial(knowledge=knowledge, task=task, seed=attack_seed(plan, attack))
-        made = run_attack(attack, view, case)
+        trial = Trial(knowledge=knowledge, task=task, seed=attack_seed(case, attack))
+        made = run_attack(attack, view, trial)
         if isinstance(made, str):
             return f"the attack does not apply to its own control: {made}"
         by_client = {g.target: g for g in made if isinstance(g, LabelDistribution)}

@@ -20,7 +20,6 @@ from torch import Tensor
 from fdaudit.adversary.view import View
 from fdaudit.federation.rehearsal import rehearse
 from fdaudit.goals.membership import Membership
-from fdaudit.handout.oracle_server import Answering
 from fdaudit.handout.rehearsals import stand_in_of
 from fdaudit.isolation.attacker import AttackFailedError
 from fdaudit.isolation.attacker import attack as run_attack
@@ -28,6 +27,7 @@ from fdaudit.isolation.schema import Trial
 from fdaudit.metrics import score_membership
 from fdaudit.result import Control
 from fdaudit.rng import SecretStream, child_numpy, child_seed
+from fdaudit.scoring.run_directory import RunDirectory
 from fdaudit.storage.files import save_json
 from fdaudit.storage.locks import writing
 from fdaudit.storage.vault import Vault
@@ -39,7 +39,6 @@ if TYPE_CHECKING:
     from fdaudit.adversary.attack_plan import AttackPlan
     from fdaudit.adversary.knowledge import Knowledge
     from fdaudit.planning.case import Case
-    from fdaudit.scoring.ground_truth import Truth
     from fdaudit.training.trainer import Parameters
 
 __all__ = ["FOUND", "Rehearsed", "pooled_auc", "tossed_anew"]
@@ -53,14 +52,20 @@ class Rehearsed:
     """A run's rehearsal, stored in the run's vault and made on first use.
 
     Attributes:
-        plan: the run's plan.
-        directory: its directory: `transcript/`, and `vault/` with the models that oracles serve.
-        truth: the run's truth, for the order of candidates.
+        run: the run, whose truth says the order of candidates.
     """
 
-    plan: Case
-    directory: Path
-    truth: Truth
+    run: RunDirectory
+
+    @property
+    def case(self) -> Case:
+        """Return the run's case."""
+        return self.run.case
+
+    @property
+    def directory(self) -> Path:
+        """Return the rehearsal's directory: `transcript/`, and `vault/` with the models that oracles serve."""
+        return self.run.vault.directory / "rehearsal"
 
     def control(self, attack: AttackPlan, adversary: str, knowledge: Knowledge, task: AttackTask) -> Control:
         """Return the power control of an attack: passed if it finds members in the rehearsal.
@@ -85,25 +90,25 @@ class Rehearsed:
 
     def _auc(self, attack: AttackPlan, adversary: str, knowledge: Knowledge, task: AttackTask) -> Figure:
         view = self.view(adversary)
-        answering = Answering(self.plan, Vault(self.directory / "vault"))
-        oracle = answering.oracle(adversary.split("+"), attack.card.get("oracle"))
+        answering = RunDirectory(self.directory, self.case).answering
+        oracle = answering.oracle(adversary.split("+"), attack.card.oracle)
         name = ("power", adversary, attack.name)
-        noise = SecretStream(self.plan.secrets.secret, *name)
+        noise = SecretStream(self.case.secrets.secret, *name)
 
         def reply(x: Tensor, of: str | None) -> Tensor:
             return answering.reply("soft" if oracle is None else oracle.answers, x, of, noise)
 
-        case = Trial(
+        trial = Trial(
             knowledge=knowledge,
             task=replace(task, oracle=oracle),
-            seed=child_seed(self.plan.seed, *name),
+            seed=child_seed(self.case.seed, *name),
         )
-        guesses = run_attack(attack, view, case, None if oracle is None else reply)
+        guesses = run_attack(attack, view, trial, None if oracle is None else reply)
         if isinstance(guesses, str):
             return Figure(name="auc", value=None, unavailable=f"does not apply to the rehearsal: {guesses}")
         scores = {g.target: g.scores for g in guesses if isinstance(g, Membership)}
         members = {k: self.members(k) for k in scores}
-        return pooled_auc(scores, members, task.challenges, child_numpy(self.plan.seed, "score", *name))
+        return pooled_auc(scores, members, task.challenges, child_numpy(self.case.seed, "score", *name))
 
     def view(self, adversary: str) -> View:
         """Return an adversary's view of the rehearsal, which is made if it does not exist yet."""
@@ -113,34 +118,34 @@ class Rehearsed:
 
     def members(self, client: str) -> Tensor:
         """Return which candidates (n,) of a client are its training records in the rehearsal."""
-        return self.truth.challenge_on(client, self._train(client))[1]
+        return self.run.truth.challenge_on(client, self._train(client))[1]
 
     def _train(self, client: str) -> Tensor:
-        split = self.plan.splits.clients[int(client.partition("/")[2])]
-        stream = self.plan.secrets.truth("power", client)
+        split = self.case.splits.clients[int(client.partition("/")[2])]
+        stream = self.case.secrets.truth("power", client)
         return tossed_anew(split.train, split.members, split.non_members, stream)
 
     def _records(self, client: str) -> tuple[Tensor, Tensor]:
         train = self._train(client)
-        return self.plan.dataset.x[train], self.plan.dataset.y[train]
+        return self.case.dataset.x[train], self.case.dataset.y[train]
 
     def _run(self, adversary: str) -> View:
-        plan = self.plan
-        protocol, config = stand_in_of(plan)
+        case = self.case
+        protocol, config = stand_in_of(case)
         models: dict[str, Parameters] = {}
         made = (self.directory / "transcript").is_dir()
         view = rehearse(
             self.directory / "transcript",
             protocol=protocol,
             config=config,
-            common=plan.common,
-            data=[self._records(k) for k in plan.clients],
-            seed=plan.seed,
+            common=case.common,
+            data=[self._records(k) for k in case.clients],
+            seed=case.seed,
             adversary=adversary,
-            defenses=plan.defenses,
-            training=plan.training,
-            withheld=tuple(plan.spec.withhold),
-            transport=plan.spec.transport,
+            defenses=case.defenses,
+            training=case.training,
+            withheld=tuple(case.spec.withhold),
+            transport=case.spec.transport,
             models=models,
         )
         if not made:

@@ -8,7 +8,14 @@ import torch
 from torch import Tensor
 
 from fdaudit.adversary.knowledge import Knowledge
-from fdaudit.evaluation.controls._membership import Design, Measured, guessed, passed, tossed, undefended
+from fdaudit.evaluation.controls._membership import (
+    Measured,
+    PairedCandidates,
+    guessed,
+    passed,
+    tossed,
+    undefended,
+)
 from fdaudit.rng import child
 
 if TYPE_CHECKING:
@@ -26,17 +33,17 @@ _MOST = {"rounds": 3, "warm_up_steps": 1, "local_steps": 1, "distill_steps": 1}
 """A few rounds and little training: selectors need no more."""
 
 
-def rehearsed_selector(attack: AttackPlan, plan: Case) -> dict[str, Control]:
+def rehearsed_selector(attack: AttackPlan, case: Case) -> dict[str, Control]:
     """Return both controls: a few rounds of the run's own protocol, undefended; one client holds the members.
 
     Pairs are of one class, as in a run's challenge. In the negative control another client holds the members, and the
     victim other auxiliary records.
     """
-    made = _design(attack, plan)
+    made = _design(attack, case)
     pairs = len(made.member) // 2
     found = {
-        "positive": _heard(attack, plan, made, [made.members, made.rest]),
-        "negative": _heard(attack, plan, made, [made.rest, made.members]),
+        "positive": _heard(attack, case, made, [made.members, made.rest]),
+        "negative": _heard(attack, case, made, [made.rest, made.members]),
     }
     return passed(
         (
@@ -47,10 +54,10 @@ def rehearsed_selector(attack: AttackPlan, plan: Case) -> dict[str, Control]:
     )
 
 
-def _design(attack: AttackPlan, plan: Case) -> Design:
+def _design(attack: AttackPlan, case: Case) -> PairedCandidates:
     """Return pairs of auxiliary records of one class, from about half of the classes, and the remaining records."""
-    x, y = plan.auxiliary
-    generator = child(plan.seed, "control", attack.name, "design")
+    x, y = case.auxiliary
+    generator = child(case.seed, "control", attack.name, "design")
     chosen, pairs, labels = list[Tensor](), 0, y.unique()
     labels = labels[torch.randperm(len(labels), generator=generator)]
     for label in labels[: max((len(labels) + 1) // 2, 1)].tolist():
@@ -65,14 +72,16 @@ def _design(attack: AttackPlan, plan: Case) -> Design:
     return tossed((x[rows], y[rows]), (x[rest], y[rest]), generator)
 
 
-def _heard(attack: AttackPlan, plan: Case, made: Design, data: list[tuple[Tensor, Tensor]]) -> Measured:
+def _heard(
+    attack: AttackPlan, case: Case, made: PairedCandidates, data: list[tuple[Tensor, Tensor]]
+) -> Measured:
     """Return the attack's AUC about the first client of a rehearsal, as an eavesdropper."""
-    with undefended(attack, plan, data, _MOST) as (_, view):
+    with undefended(attack, case, data, _MOST) as (_, view):
         knowledge = Knowledge(
             auxiliary=made.rest,
-            encode=plan.encoder,
-            public=plan.public if len(plan.public) else None,
-            classes=plan.dataset.classes,
-            task=plan.dataset.task,
+            encode=case.encoder,
+            public=case.public if len(case.public) else None,
+            classes=case.dataset.classes,
+            task=case.dataset.task,
         )
-        return guessed(attack, plan, view, knowledge, made)
+        return guessed(attack, case, view, knowledge, made)

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 from fdaudit import protocols
 from fdaudit.config import validate
 from fdaudit.evaluation.controls._membership import (
-    Design,
     Measured,
+    PairedCandidates,
     design,
     guessed,
     knowing,
@@ -40,37 +40,42 @@ _MOST_OF_TABLES = 24
 _SHARE_OF_TABLES = 0.3
 
 
-def recorded_uploads(attack: AttackPlan, plan: Case) -> dict[str, Control]:
+def recorded_uploads(attack: AttackPlan, case: Case) -> dict[str, Control]:
     """Return both controls: FedAvg with one gradient per round on the run's network, seen by the server.
 
     The victim of the positive control holds one candidate of each pair, by a fair coin. The victim of the negative
     control holds as many other records, so the coins are independent of its messages.
     """
-    made = design(attack, plan, share=_SHARE, most=_MOST, random_labels=False)
+    made = design(attack, case, share=_SHARE, most=_MOST, random_labels=False)
     what = f"gradients of {_FEDAVG['rounds']} rounds of FedAvg, batches of {_FEDAVG['batch_size']}"
-    return _both(attack, plan, made, what, "fedavg", _FEDAVG)
+    return _both(attack, case, made, what, "fedavg", _FEDAVG)
 
 
-def recorded_tables(attack: AttackPlan, plan: Case) -> dict[str, Control]:
+def recorded_tables(attack: AttackPlan, case: Case) -> dict[str, Control]:
     """Return both controls: FKD on the run's network, whose clients send class means, seen by the server.
 
     Labels are drawn at random, so a client learns its few records by heart. The victims are those of
     `recorded_uploads`.
     """
-    made = design(attack, plan, share=_SHARE_OF_TABLES, most=_MOST_OF_TABLES)
+    made = design(attack, case, share=_SHARE_OF_TABLES, most=_MOST_OF_TABLES)
     what = f"class means of {_FKD['rounds']} rounds of FKD under random labels"
-    return _both(attack, plan, made, what, "fkd", _FKD)
+    return _both(attack, case, made, what, "fkd", _FKD)
 
 
 def _both(
-    attack: AttackPlan, plan: Case, made: Design, what: str, protocol: str, settings: Mapping[str, Any]
+    attack: AttackPlan,
+    case: Case,
+    made: PairedCandidates,
+    what: str,
+    protocol: str,
+    settings: Mapping[str, Any],
 ) -> dict[str, Control]:
     """Return the controls of a protocol with these settings: its victim holds candidates, or other records."""
     count = int(made.member.sum())
     x, y = made.rest
     apart = (x[:count], y[:count])
     found = {
-        name: _attacked(attack, plan, made, held, protocol, settings)
+        name: _attacked(attack, case, made, held, protocol, settings)
         for name, held in (("positive", made.members), ("negative", apart))
     }
     return passed(
@@ -81,8 +86,8 @@ def _both(
 
 def _attacked(
     attack: AttackPlan,
-    plan: Case,
-    made: Design,
+    case: Case,
+    made: PairedCandidates,
     held: tuple[Tensor, Tensor],
     protocol: str,
     settings: Mapping[str, Any],
@@ -91,5 +96,5 @@ def _attacked(
     (x, y), count = made.rest, len(held[1])
     with scratch("control") as folder:
         config = validate(protocols.REGISTRY.load(protocol).Config, settings)
-        view = on_protocol(protocol, attack, plan, folder, config, [held, (x[count:], y[count:])])
-        return guessed(attack, plan, view, knowing(plan, auxiliary=others(plan).records), made)
+        view = on_protocol(protocol, attack, case, folder, config, [held, (x[count:], y[count:])])
+        return guessed(attack, case, view, knowing(case, auxiliary=others(case).records), made)

@@ -67,16 +67,13 @@ def choose(p: Floats, q: Floats, *, delta: float, failure: float) -> Distinguish
     best: tuple[float, Distinguisher] | None = None
     for above in (True, False):
         on_p, on_q = (n - below[0], m - below[1]) if above else below
-        for first in (True, False):
-            bounds = (
-                _bound(on_p, n, on_q, m, delta, failure)
-                if first
-                else _bound(on_q, m, on_p, n, delta, failure)
-            )
+        orders = {True: (on_p, n, on_q, m), False: (on_q, m, on_p, n)}
+        for first, counts in orders.items():
+            bounds = _bound(*counts, delta, failure)
             at = int(bounds.argmax())
             if best is None or bounds[at] > best[0]:
-                found = Distinguisher(threshold=float(pooled[at]), above=above, first=first)
-                best = float(bounds[at]), found
+                distinguisher = Distinguisher(threshold=float(pooled[at]), above=above, first=first)
+                best = float(bounds[at]), distinguisher
     assert best is not None  # noqa: S101 (four sets at least have been tried)
     return best[1]
 
@@ -95,8 +92,8 @@ def lower_bound(found: Distinguisher, p: Floats, q: Floats, *, delta: float, fai
         ValueError: scores are empty or NaN, or δ or `failure` is out of range.
     """
     _refuse(p, q, delta, failure)
-    hits = [(np.array([found.hits(scores)]), len(scores)) for scores in ((p, q) if found.first else (q, p))]
-    (likely, n), (unlikely, m) = hits
+    samples = (p, q) if found.first else (q, p)
+    (likely, n), (unlikely, m) = [(np.array([found.hits(scores)]), len(scores)) for scores in samples]
     return max(0.0, float(_bound(likely, n, unlikely, m, delta, failure)[0]))
 
 

@@ -24,7 +24,7 @@ from numpy.typing import ArrayLike
 from fdaudit.errors import UsageError
 from fdaudit.events import Relation
 from fdaudit.metrics._arrays import probability
-from fdaudit.metrics._guessed import Asked, OneRunDesign, counted, evenly, fixed, tried
+from fdaudit.metrics._guessed import GuessNumber, OneRunDesign, counted, evenly, fixed, tried
 
 __all__ = ["gdp_epsilon", "mu_lower_bound", "mu_p_value", "one_run_mu"]
 
@@ -76,9 +76,9 @@ def mu_lower_bound(
         UsageError: shapes do not match, a number is out of range, or the design does not support the relation.
     """
     alpha = 1 - probability(confidence, "confidence")
-    found = tried(scores, member, design, relation, pair, partial(_asked, design, guesses))
-    mu = max(_inverted(c, r, found.coins, alpha * w) for c, r, w in found.counts)
-    return mu / 2 if found.halved else mu
+    coin_guesses = tried(scores, member, design, relation, pair, partial(_asked, design, guesses))
+    mu = max(_inverted(c, r, coin_guesses.coins, alpha * w) for c, r, w in coin_guesses.counts)
+    return mu / 2 if coin_guesses.halved else mu
 
 
 def mu_p_value(
@@ -99,9 +99,9 @@ def mu_p_value(
         UsageError: as `mu_lower_bound`; or a negative or infinite μ.
     """
     _refuse(mu)
-    found = tried(scores, member, design, relation, pair, partial(_asked, design, guesses))
-    claim = 2 * mu if found.halved else mu
-    return min(1.0, *(_p_value(c, r, found.coins, claim) / w for c, r, w in found.counts))
+    coin_guesses = tried(scores, member, design, relation, pair, partial(_asked, design, guesses))
+    claim = 2 * mu if coin_guesses.halved else mu
+    return min(1.0, *(_p_value(c, r, coin_guesses.coins, claim) / w for c, r, w in coin_guesses.counts))
 
 
 def one_run_mu(correct: int, guesses: int, canaries: int, confidence: float = 0.95) -> float:
@@ -154,7 +154,7 @@ def _refuse(mu: float) -> None:
         raise UsageError("mu", mu, "is no finite claim", "Give a number of at least 0.")
 
 
-def _asked(design: OneRunDesign, guesses: int | None, coins: int) -> list[Asked]:
+def _asked(design: OneRunDesign, guesses: int | None, coins: int) -> list[GuessNumber]:
     """Return the tried numbers of guesses for a number of coins, with their shares of the level."""
     if guesses is not None:
         return evenly([fixed(guesses, coins)], design)
@@ -163,7 +163,7 @@ def _asked(design: OneRunDesign, guesses: int | None, coins: int) -> list[Asked]
         r = max(1, round(share * coins))
         at = (r, both and r > 1)
         parts[at] = parts.get(at, 0.0) + part
-    return [Asked(guesses=r, both=both, share=part) for (r, both), part in parts.items()]
+    return [GuessNumber(guesses=r, both=both, share=part) for (r, both), part in parts.items()]
 
 
 def _refuted(correct: int, guesses: int, canaries: int, mu: float, level: float) -> bool:

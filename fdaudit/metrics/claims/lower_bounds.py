@@ -28,7 +28,7 @@ from numpy.typing import ArrayLike
 from fdaudit.errors import UsageError
 from fdaudit.events import Relation
 from fdaudit.metrics._arrays import Flags, Floats, flags, probability, vector
-from fdaudit.metrics._guessed import Asked, OneRunDesign, counted, evenly, fixed, known, tried
+from fdaudit.metrics._guessed import GuessNumber, OneRunDesign, counted, evenly, fixed, known, tried
 from fdaudit.metrics.claims.claim_test import choose, lower_bound
 
 __all__ = [
@@ -97,8 +97,11 @@ def epsilon_lower_bound(
             problem = f"has no meaning under {design}"
             raise UsageError("pair", pair, problem, "Give it with design 'matched-pairs', and there only.")
         return _of_runs(values, truth, delta, alpha, guesses)
-    found = tried(values, truth, design, relation, pair, partial(_asked, design, guesses))
-    return max(_inverted(v, r, found.coins, delta, alpha * w, found.halved) for v, r, w in found.counts)
+    coin_guesses = tried(values, truth, design, relation, pair, partial(_asked, design, guesses))
+    return max(
+        _inverted(v, r, coin_guesses.coins, delta, alpha * w, coin_guesses.halved)
+        for v, r, w in coin_guesses.counts
+    )
 
 
 def epsilon_p_value(
@@ -123,9 +126,9 @@ def epsilon_p_value(
     if not 0 <= epsilon < math.inf:
         raise UsageError("epsilon", epsilon, "is no finite claim", "Give a number of at least 0.")
     delta = _delta(delta)
-    found = tried(scores, member, design, relation, pair, partial(_asked, design, guesses))
-    claim = _replaced(epsilon, delta) if found.halved else (epsilon, delta)
-    return min(1.0, *(_p_value(v, r, found.coins, *claim) / w for v, r, w in found.counts))
+    coin_guesses = tried(scores, member, design, relation, pair, partial(_asked, design, guesses))
+    claim = _replaced(epsilon, delta) if coin_guesses.halved else (epsilon, delta)
+    return min(1.0, *(_p_value(v, r, coin_guesses.coins, *claim) / w for v, r, w in coin_guesses.counts))
 
 
 def one_run_epsilon(
@@ -202,7 +205,7 @@ def guesses_needed(epsilon: float, delta: float, confidence: float = 0.95) -> in
 # -- independent runs ---------------------------------------------------------------------------------------------
 
 
-def _asked(design: OneRunDesign, guesses: int | None, coins: int) -> list[Asked]:
+def _asked(design: OneRunDesign, guesses: int | None, coins: int) -> list[GuessNumber]:
     """Return the tried numbers of guesses for a number of coins, with equal shares of the level."""
     if guesses is not None:
         return evenly([fixed(guesses, coins)], design)
@@ -222,8 +225,8 @@ def _of_runs(scores: Floats, member: Flags, delta: float, alpha: float, guesses:
     if min(len(p), len(q)) < 2:
         problem = "are too few runs with and without the candidate"
         raise UsageError("member", (len(p), len(q)), problem, "Give at least two of each.")
-    found = choose(p[::2], q[::2], delta=delta, failure=alpha)
-    return lower_bound(found, p[1::2], q[1::2], delta=delta, failure=alpha)
+    distinguisher = choose(p[::2], q[::2], delta=delta, failure=alpha)
+    return lower_bound(distinguisher, p[1::2], q[1::2], delta=delta, failure=alpha)
 
 
 # -- the test and its inversion -----------------------------------------------------------------------------------
@@ -273,8 +276,8 @@ def _inverted(correct: int, guesses: int, canaries: int, delta: float, alpha: fl
     high = pure / 2 if halved else pure
     if high <= 0:
         return 0.0
-    found = high if excess(high) <= 0 else float(brentq(excess, 0.0, high, xtol=1e-9, rtol=1e-12))
-    return max(0.0, found - 1e-8)  # rounding must never put it above the root
+    root = high if excess(high) <= 0 else float(brentq(excess, 0.0, high, xtol=1e-9, rtol=1e-12))
+    return max(0.0, root - 1e-8)  # rounding must never put it above the root
 
 
 def _delta(delta: float) -> float:

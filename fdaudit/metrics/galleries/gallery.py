@@ -100,7 +100,8 @@ def score_records(gallery: Gallery, probes: Sequence[Probe], counts: Sequence[Ma
         values = np.stack([of[:, rows] for of in alike.values()])
         for k, probe in enumerate(probes):
             own = values[:, owner == k]
-            own = own if probe.labels is None else own[:, probe.labels == group]
+            if probe.labels is not None:
+                own = own[:, probe.labels == group]
             if own.shape[1]:
                 best[k][:, rows], margin[k][:, rows] = _best_and_margin(own, counts[k].get(group, 0))
     return Scores(tuple(alike), best, margin, gallery.groups, gallery.pictures)
@@ -121,14 +122,14 @@ def score_identities(
     gallery: Gallery, probes: Sequence[Probe], counts: Sequence[Mapping[int, int]]
 ) -> Scores | None:
     """Score each record by the best of the held records of its identity and class; NaN if none is held."""
-    held, identities, N = gallery.held, gallery.identities, len(gallery.groups)
-    if held is None or held.identities is None or identities is None:
+    reference, identities, N = gallery.held, gallery.identities, len(gallery.groups)
+    if reference is None or reference.identities is None or identities is None:
         return None
-    scores, known = score_records(held, probes, counts), held.identities
+    scores, held_identities = score_records(reference, probes, counts), reference.identities
     best, margin = (np.full((*scores.best.shape[:2], N), np.nan) for _ in range(2))
     for group, identity in np.unique(np.stack([gallery.groups, identities]), axis=1).T.tolist():
         rows = np.flatnonzero((gallery.groups == group) & (identities == identity))
-        photographs = np.flatnonzero((held.groups == group) & (known == identity))
+        photographs = np.flatnonzero((reference.groups == group) & (held_identities == identity))
         if len(photographs):
             best[..., rows] = scores.best[..., photographs].max(-1)[..., None]
             margin[..., rows] = scores.margin[..., photographs].max(-1)[..., None]

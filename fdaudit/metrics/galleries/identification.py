@@ -94,16 +94,18 @@ def identify(
     """
     counts = [dict(zip(*np.unique(gallery.groups[p.rows], return_counts=True), strict=True)) for p in probes]
     tests = [("identification", _Test(score_records(gallery, probes, counts), probes))]
-    if all(p.labels is None for p in probes) and (of_persons := score_identities(gallery, probes, counts)):
-        tests.append(("identity_identification", _Test(of_persons, probes)))
+    if all(p.labels is None for p in probes):
+        of_persons = score_identities(gallery, probes, counts)
+        if of_persons is not None:
+            tests.append(("identity_identification", _Test(of_persons, probes)))
     figures, targets = list[Figure](), {p.target: list[Figure]() for p in probes}
     ranks: Mapping[str, Mapping[int, Rank]] = {}
     for name, test in tests:
-        whole, each, found = test.run(name, generator.spawn(1)[0], confidence)
+        whole, each, test_ranks = test.run(name, generator.spawn(1)[0], confidence)
         figures += whole
         for target, own in each.items():
             targets[target] += own
-        ranks = ranks or found
+        ranks = ranks or test_ranks
     return Identification(
         figures=tuple(figures), targets={t: tuple(own) for t, own in targets.items()}, ranks=ranks
     )
@@ -139,14 +141,11 @@ class _Test:
         rows = np.flatnonzero(scores.groups == group)
         scored = ~np.isnan(scores.best[:, 0][:, rows])
         rows = rows[scored.any(0)]
-        own = [
-            np.flatnonzero(np.isin(rows, p.rows)) if scored[k].any() else np.empty(0, np.int64)
-            for k, p in enumerate(self.probes)
-        ]
-        wanted = sum(map(len, own))
+        own = [np.flatnonzero(np.isin(rows, p.rows) & scored[k].any()) for k, p in enumerate(self.probes)]
+        total = sum(map(len, own))
         kinds = np.unique(scores.kinds[rows], return_inverse=True)[1].reshape(-1)
-        if not wanted or len(rows) == wanted or len(np.unique(kinds)) < 2:
-            self.left_out += wanted
+        if not total or len(rows) == total or len(np.unique(kinds)) < 2:
+            self.left_out += total
             return
         self.rows[group], self.kinds[group], start = rows, kinds, 0
         for k, places in enumerate(own):
@@ -165,38 +164,42 @@ class _Test:
             return none, {p.target: none for p in self.probes}, {p.target: {} for p in self.probes}
         parties = [k for k, sets in enumerate(self.sets) if sets]
         several = [parties, *([k] for k in parties)] if len(parties) > 1 else [parties]
-        truth = {k: [s.places[None] for s in self.sets[k]] for k in parties}
-        drawn = self._draw(_CALIBRATION, generator)
-        scale = [_Scale.of(self._statistic(w, drawn)) for w in several]
+        truth = {}
+        for k in parties:
+            truth[k] = [s.places[None] for s in self.sets[k]]
+        draws = self._draw(_CALIBRATION, generator)
+        scale = [_Scale.of(self._statistic(w, draws)) for w in several]
         observed = [
             float(s.largest(self._statistic(w, truth))[0]) for s, w in zip(scale, several, strict=True)
         ]
         p = self._p_values(several, scale, observed, generator)
-        luck = {k: self._hits(k, drawn[k]) for k in parties}
+        luck = {k: self._hits(k, draws[k]) for k in parties}
         right = {k: self._hits(k, truth[k])[0] for k in parties}
-        made, ranks = [], dict[str, dict[int, Rank]]()
+        figures, ranks = [], dict[str, dict[int, Rank]]()
         for who, value in zip(several, p, strict=True):
             by = _best_distance(np.sum([right[k] for k in who], axis=0)[:, 0])
-            own = {k: self._ranks(k, by) for k in who}
-            ranks |= {self.probes[k].target: r for k, r in own.items()}
+            together = list[Rank]()
+            for k in who:
+                by_row = self._ranks(k, by)
+                ranks[self.probes[k].target] = by_row
+                together += by_row.values()
             most = np.sum([luck[k][0] for k in who], axis=0).max(0)
             chance = float(most.sum() / max(sum(luck[k][1].sum() for k in who), 1))
-            together = [r for o in own.values() for r in o.values()]
-            made.append(self._figures(name, together, value, chance, by, confidence))
+            figures.append(self._figures(name, together, value, chance, by, confidence))
         each = dict.fromkeys((p.target for p in self.probes), _unavailable(name))
-        each |= {self.probes[w[0]].target: f for w, f in zip(several, made, strict=True) if len(w) == 1}
-        return made[0], each, ranks
+        each |= {self.probes[w[0]].target: f for w, f in zip(several, figures, strict=True) if len(w) == 1}
+        return figures[0], each, ranks
 
     def _draw(self, n: int, generator: np.random.Generator) -> dict[int, list[Integers]]:
         """Draw records in place of the true ones `n` times; return places (n, size) by target and set."""
-        drawn: dict[int, list[Integers]] = {k: [] for k, sets in enumerate(self.sets) if sets}
+        places: dict[int, list[Integers]] = {k: [] for k, sets in enumerate(self.sets) if sets}
         for group, rows in self.rows.items():
             order = generator.permuted(np.tile(np.arange(len(rows)), (n, 1)), axis=1)
             for k, sets in enumerate(self.sets):
                 for one in sets:
                     if one.group == group:
-                        drawn[k].append(order[:, one.start : one.start + len(one.places)])
-        return drawn
+                        places[k].append(order[:, one.start : one.start + len(one.places)])
+        return places
 
     def _statistic(self, who: Sequence[int], drawn: Mapping[int, Sequence[Integers]]) -> Floats:
         """Return both statistics by every distance, (2 x distances, n), summed over targets."""
@@ -215,7 +218,8 @@ class _Test:
                 apart += _apart(values)
             if probe.labels is None and len(probe.guess) > 1:
                 margins += margin[:, places].sum(-1)
-        apart += _apart(np.concatenate(alone, -1)) if alone else 0.0
+        if alone:
+            apart += _apart(np.concatenate(alone, -1))
         return np.concatenate([margins, apart])
 
     def _p_values(
@@ -226,19 +230,19 @@ class _Test:
         generator: np.random.Generator,
     ) -> list[float]:
         """Draw until all p-values are known: each stops at its last exceedance, or at the most draws."""
-        reached, stopped, done = [0] * len(several), [0] * len(several), 0
-        while done < _MOST_DRAWS and not all(stopped):
-            n = min(_AT_ONCE, _MOST_DRAWS - done)
-            drawn = self._draw(n, generator)
+        reached, stopped, count = [0] * len(several), [0] * len(several), 0
+        while count < _MOST_DRAWS and not all(stopped):
+            n = min(_AT_ONCE, _MOST_DRAWS - count)
+            draws = self._draw(n, generator)
             for i, who in enumerate(several):
                 if stopped[i]:
                     continue
-                as_good = np.flatnonzero(scale[i].largest(self._statistic(who, drawn)) >= observed[i] - 1e-9)
+                as_good = np.flatnonzero(scale[i].largest(self._statistic(who, draws)) >= observed[i] - 1e-9)
                 missing = _EXCEEDANCES - reached[i]
                 if len(as_good) >= missing:
-                    stopped[i] = done + int(as_good[missing - 1]) + 1
+                    stopped[i] = count + int(as_good[missing - 1]) + 1
                 reached[i] += len(as_good)
-            done += n
+            count += n
         return [
             _EXCEEDANCES / s if s else (1 + r) / (1 + _MOST_DRAWS)
             for r, s in zip(reached, stopped, strict=True)
@@ -253,7 +257,8 @@ class _Test:
             out = self._same_kind(one.group, places)
             most = np.where(out, -np.inf, values[:, None]).max(-1, keepdims=True)
             mine = values[:, places]
-            mine = mine if self.probes[k].labels is None else mine.max(-1, keepdims=True)
+            if self.probes[k].labels is not None:
+                mine = mine.max(-1, keepdims=True)
             there: Flags = ~np.asarray(out.all(1))
             hits += ((mine > most) & there[:, None]).sum(-1)
             counted += mine.shape[-1] * there
@@ -262,24 +267,27 @@ class _Test:
     def _same_kind(self, group: int, places: Integers) -> Flags:
         """Return which records (n, N) of a class are of a kind with one of those at `places` (n, size)."""
         kinds = self.kinds[group]
-        taken = np.zeros((len(places), int(kinds.max()) + 1), dtype=np.bool_)
-        np.put_along_axis(taken, kinds[places], True, 1)
-        return taken[:, kinds]
+        present = np.zeros((len(places), int(kinds.max()) + 1), dtype=np.bool_)
+        np.put_along_axis(present, kinds[places], True, 1)
+        return present[:, kinds]
 
     def _ranks(self, k: int, distance: int) -> dict[int, Rank]:
         """Return the rank of each true record of a target, or of the best of each class, by its row of the gallery."""
-        found: dict[int, Rank] = {}
+        ranks: dict[int, Rank] = {}
         for one in self.sets[k]:
             values = self._values[k][one.group][0][distance]
             outside = ~self._same_kind(one.group, one.places[None])[0]
             kinds = self.kinds[one.group]
             others = np.array([values[outside & (kinds == kind)].max() for kind in np.unique(kinds[outside])])
-            of_class = self.probes[k].labels is not None
-            shown = one.places[[values[one.places].argmax()]] if of_class else one.places
-            for place in shown.tolist() if len(others) else ():
+            if not len(others):
+                continue
+            places = one.places
+            if self.probes[k].labels is not None:
+                places = places[[values[places].argmax()]]
+            for place in places.tolist():
                 rank = 1 + int((others >= values[place]).sum())
-                found[int(self.rows[one.group][place])] = Rank(rank, len(others) + 1)
-        return found
+                ranks[int(self.rows[one.group][place])] = Rank(rank, len(others) + 1)
+        return ranks
 
     def _figures(
         self, name: str, ranks: Sequence[Rank], p: float, chance: float, best: int, confidence: float
@@ -289,7 +297,9 @@ class _Test:
         hits, n = sum(r.rank == 1 for r in ranks), len(ranks)
         size = int(np.median([r.of for r in ranks]))
         of_class = any(p.labels is not None for p in self.probes)
-        what = "identities" if name.startswith("identity") else "classes" if of_class else "records"
+        what = "classes" if of_class else "records"
+        if name.startswith("identity"):
+            what = "identities"
         note = f"{hits} of {n} {what} picked out of galleries of {size} (median), where chance picks out {chance:.2g}"
         note += f"; by {self.distances[best]}, which picks out most of {len(self.distances)} distances"
         if self.left_out:
@@ -304,7 +314,9 @@ class _Test:
 
 def _apart(values: Floats) -> Floats:
     """Return the excess of the best of a set over its mean, (d, n, size) -> (d, n); for one record, its value."""
-    return np.asarray(values.max(-1) - (values.mean(-1) if values.shape[-1] > 1 else 0.0))
+    if values.shape[-1] == 1:
+        return np.asarray(values.max(-1))
+    return np.asarray(values.max(-1) - values.mean(-1))
 
 
 @dataclass(frozen=True, eq=False)
@@ -320,8 +332,8 @@ class _Scale:
 
     def largest(self, statistics: Floats) -> Floats:
         """Return the largest standardised statistic (n,) of (s, n)."""
-        told = self.spread > 1e-9
-        z = np.where(told, (statistics - self.mean) / np.where(told, self.spread, 1.0), -np.inf)
+        varies = self.spread > 1e-9
+        z = np.where(varies, (statistics - self.mean) / np.where(varies, self.spread, 1.0), -np.inf)
         return np.asarray(z.max(0))
 
 

@@ -56,7 +56,7 @@ def resemblances(guess: torch.Tensor, records: torch.Tensor) -> dict[str, Floats
     spectrum = _cosine_transform(both)
     flat = spectrum.flatten(1)
     pixels = _without_mean(spectrum.flatten(2)[:, :, 1:].flatten(1), m)  # the first is the mean brightness
-    found = {
+    likeness = {
         "pixels": -torch.cdist(flat[:m], flat[m:]).square().numpy() / flat.shape[1],
         "correlation": _correlation(pixels, m),
         "whitened": _correlation(_whitened(pixels, m), m),
@@ -64,9 +64,9 @@ def resemblances(guess: torch.Tensor, records: torch.Tensor) -> dict[str, Floats
     }
     for (low, high), band in _bands(*both.shape[-2:]).items():
         within = _without_mean(spectrum[:, :, band].flatten(1), m)
-        found[f"{low:g} to {high:g} cycles"] = _correlation(within, m)
-    found["all"] = np.mean([values for name, values in found.items() if name != "pixels"], axis=0)
-    return {name: np.round(values, _DIGITS) for name, values in found.items()}
+        likeness[f"{low:g} to {high:g} cycles"] = _correlation(within, m)
+    likeness["all"] = np.mean([values for name, values in likeness.items() if name != "pixels"], axis=0)
+    return {name: np.round(values, _DIGITS) for name, values in likeness.items()}
 
 
 def _cosine_transform(x: torch.Tensor) -> torch.Tensor:
@@ -103,19 +103,21 @@ def _without_mean(features: torch.Tensor, m: int) -> torch.Tensor:
 
 def _whitened(features: torch.Tensor, m: int) -> torch.Tensor:
     """Project on the principal components of the last `N` rows, the records, and even out their spread."""
+    if not features.shape[1]:  # of one pixel nothing is left without the mean brightness
+        return features
     records = features[m:]
-    wide = records.shape[0] < records.shape[1]
-    variance, vectors = torch.linalg.eigh(records @ records.T if wide else records.T @ records)
-    kept = variance > _FLAT * variance[-1]
-    power = _EVEN / 2 + (0.5 if wide else 0.0)
-    through = features @ records.T if wide else features
-    evened: torch.Tensor = through @ vectors[:, kept] / variance[kept] ** power
+    gram, power, through = records.T @ records, _EVEN / 2, features
+    if records.shape[0] < records.shape[1]:
+        gram, power, through = records @ records.T, _EVEN / 2 + 0.5, features @ records.T
+    variance, vectors = torch.linalg.eigh(gram)
+    usable = variance > _FLAT * variance[-1]
+    evened: torch.Tensor = through @ vectors[:, usable] / variance[usable] ** power
     return evened
 
 
 def _correlation(features: torch.Tensor, m: int) -> Floats:
     """Correlate the first `m` rows with the others, (m, N); a row without contrast correlates with none."""
     norms = features.norm(dim=1, keepdim=True)
-    seen = norms > _FLAT * norms[m:].median()
-    unit = torch.where(seen, features / norms.clamp(min=_TINY), torch.zeros_like(features))
+    has_contrast = norms > _FLAT * norms[m:].median()
+    unit = torch.where(has_contrast, features / norms.clamp(min=_TINY), torch.zeros_like(features))
     return np.asarray((unit[:m] @ unit[m:].T).numpy())

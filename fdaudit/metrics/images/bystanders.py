@@ -46,7 +46,10 @@ class Bystanders:
 
     def of_class(self, label: int) -> Integers:
         """Return the indices of the bystanders of a class."""
-        return self.rows[self.labels == label] if self.labels is not None else self.rows[:0]
+        rows = self.rows[:0]
+        if self.labels is not None:
+            rows = self.rows[self.labels == label]
+        return rows
 
     def draw(self, n: int, labels: Integers | None, generator: np.random.Generator) -> torch.Tensor:
         """Draw records (n, c, h, w), of these labels (n,) if possible, without repetition as long as possible."""
@@ -58,9 +61,10 @@ class Bystanders:
                 chosen[places[: len(alike)]] = alike
         places = np.flatnonzero(chosen < 0)
         everybody = np.arange(len(self.rows))
-        left = np.setdiff1d(everybody, chosen)
-        left = left if len(left) >= len(places) else everybody
-        chosen[places] = generator.choice(left, len(places), replace=len(left) < len(places))
+        pool = np.setdiff1d(everybody, chosen)
+        if len(pool) < len(places):
+            pool = everybody
+        chosen[places] = generator.choice(pool, len(places), replace=len(pool) < len(places))
         return self.images[torch.from_numpy(self.rows[chosen])].double()
 
     def draws(
@@ -96,12 +100,11 @@ class Bystanders:
             near = torch.cat([r[order >= 0] for r, order in zip(records, orders, strict=True)])
             end = start + len(near) // _DRAWS
             for q in measures:
-                sign = 1 if q.higher_is_closer else -1
-                best_first = -np.sort(-sign * q.of(guessed, near).numpy().reshape(_DRAWS, -1), axis=1)
-                rank = np.argsort(np.argsort(-sign * got[q.name][start:end], kind="stable"))
-                parts[q.name].append(sign * best_first[:, rank])
+                best_first = -np.sort(-q.sign * q.of(guessed, near).numpy().reshape(_DRAWS, -1), axis=1)
+                rank = np.argsort(np.argsort(-q.sign * got[q.name][start:end], kind="stable"))
+                parts[q.name].append(q.sign * best_first[:, rank])
             start = end
-        return {name: np.concatenate(found, axis=1) for name, found in parts.items()}
+        return {name: np.concatenate(rows, axis=1) for name, rows in parts.items()}
 
 
 def stricter(
@@ -111,9 +114,6 @@ def stricter(
     measures: Sequence[Measure],
 ) -> tuple[dict[str, Floats], dict[str, tuple[str, ...]]]:
     """Return, for each measure, the better of prior and bystanders by their means, and its name."""
-    better = [
-        q.name
-        for q in measures
-        if (beside[q.name].mean() - prior[q.name].mean()) * (1 if q.higher_is_closer else -1) > 0
-    ]
+    excess = {q.name: q.sign * (beside[q.name].mean() - prior[q.name].mean()) for q in measures}
+    better = [name for name, value in excess.items() if value > 0]
     return prior | {name: beside[name] for name in better}, strategies | dict.fromkeys(better, (OWN_IMAGES,))

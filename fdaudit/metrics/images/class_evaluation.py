@@ -20,7 +20,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
-from itertools import permutations
+from itertools import chain, permutations, starmap
 from typing import Any
 
 import numpy as np
@@ -32,7 +32,7 @@ from fdaudit.metrics._arrays import Floats, Integers, images, integers, same_sha
 from fdaudit.metrics.images.bystanders import Bystanders
 from fdaudit.metrics.images.frechet import frechet_distance
 from fdaudit.metrics.images.prior import ClassPriors
-from fdaudit.metrics.intervals import mean_figure, share_figure
+from fdaudit.metrics.intervals import mean_figure, share_figure, unavailable
 from fdaudit.types import Figure
 
 __all__ = ["Judge", "relabelled_p_value", "score_class_evaluation"]
@@ -60,7 +60,7 @@ class Judge:
 
 
 @dataclass(frozen=True, eq=False)
-class _Target:
+class _JudgedClass:
     """A target: its records, and the guesses of classes that it holds, (m, c, h, w) and (m,)."""
 
     guess: torch.Tensor
@@ -111,25 +111,28 @@ def score_class_evaluation(
     Raises:
         UsageError: images and labels do not match.
     """
-    given = zip(guess_images, guess_labels, true_images, true_labels, strict=True)
-    targets = [t for t in (_target(*one) for one in given) if len(t.labels)]
+    entries = zip(guess_images, guess_labels, true_images, true_labels, strict=True)
+    targets = [target for target in starmap(_target, entries) if len(target.labels)]
     if not targets:
         return ()
-    found = (
+    figures = (
         *_accuracy(targets, judge, priors, withheld, generator, confidence),
         *_nearest(targets, judge, bystanders, generator, confidence),
     )
     if not together:
-        return tuple(replace(figure, p=None) for figure in found)
-    return (*found, *_frechet(targets, judge, priors, generator))
+        return tuple(replace(figure, p=None) for figure in figures)
+    return (*figures, *_frechet(targets, judge, priors, generator))
 
 
-def _target(guess: ArrayLike, claimed: ArrayLike, truth: ArrayLike, labels: ArrayLike) -> _Target:
-    shown, records = images(guess, "guess_images", torch.float32), images(truth, "true_images", torch.float32)
-    same_shape(shown, records, count=False)
-    of, y = integers(claimed, "guess_labels", len(shown)), integers(labels, "true_labels", len(records))
-    kept = np.flatnonzero(np.isin(of, y))
-    return _Target(shown[torch.from_numpy(kept)], of[kept], records, y)
+def _target(guess: ArrayLike, claimed: ArrayLike, truth: ArrayLike, labels: ArrayLike) -> _JudgedClass:
+    guesses, records = (
+        images(guess, "guess_images", torch.float32),
+        images(truth, "true_images", torch.float32),
+    )
+    same_shape(guesses, records, count=False)
+    of, y = integers(claimed, "guess_labels", len(guesses)), integers(labels, "true_labels", len(records))
+    rows = np.flatnonzero(np.isin(of, y))
+    return _JudgedClass(guesses[torch.from_numpy(rows)], of[rows], records, y)
 
 
 # -- accuracy ---------------------------------------------------------------------------------------------------
@@ -152,17 +155,17 @@ def relabelled_p_value(
     Raises:
         UsageError: a claimed class is in none of the sets.
     """
-    of, seen = integers(claimed, "claimed"), integers(taken, "taken")
-    if not np.isin(of, [c for one in withheld for c in one]).all():
+    of, judged = integers(claimed, "claimed"), integers(taken, "taken")
+    if not np.isin(of, list(chain.from_iterable(withheld))).all():
         raise UsageError("withheld", withheld, "leaves out a class that is claimed", "Name all of them.")
-    tables = [_table(of, seen, np.sort(np.array(one, dtype=np.int64))) for one in withheld if len(one)]
+    tables = [_table(of, judged, np.sort(np.array(one, dtype=np.int64))) for one in withheld if len(one)]
     expected = sum(float(t.sum()) / len(t) for t in tables) / len(of)
-    reached = int((of == seen).sum())
+    reached = int((of == judged).sum())
     if all(math.factorial(len(t)) <= _MOST_EXACT for t in tables):
-        chances = [_distribution(t) for t in tables]
+        chances = list(map(_distribution, tables))
         return float(reduce(np.convolve, chances)[reached:].sum()), expected
-    drawn = np.sum([_drawn(t, generator) for t in tables], axis=0)
-    return (1 + int((drawn >= reached).sum())) / (1 + _SAMPLED), expected
+    hits = np.sum([_drawn(t, generator) for t in tables], axis=0)
+    return (1 + int((hits >= reached).sum())) / (1 + _SAMPLED), expected
 
 
 def _table(claimed: Integers, taken: Integers, classes: Integers) -> Integers:
@@ -188,7 +191,7 @@ def _drawn(table: Integers, generator: np.random.Generator) -> Integers:
 
 
 def _accuracy(
-    targets: Sequence[_Target],
+    targets: Sequence[_JudgedClass],
     judge: Judge,
     priors: ClassPriors | None,
     withheld: Sequence[Sequence[int]],
@@ -196,22 +199,24 @@ def _accuracy(
     confidence: float,
 ) -> Iterator[Figure]:
     guess, claimed = _distinct(targets)
-    taken = judge.classify(guess).numpy()
-    right, n = int((taken == claimed).sum()), len(claimed)
-    p, chance = relabelled_p_value(claimed, taken, withheld, generator) if withheld else (None, None)
+    verdicts = judge.classify(guess).numpy()
+    right, n = int((verdicts == claimed).sum()), len(claimed)
+    p = chance = None
+    naming = "no class was withheld, so no p"
+    if withheld:
+        p, chance = relabelled_p_value(claimed, verdicts, withheld, generator)
+        naming = "p over all ways to name the withheld classes"
     own = torch.cat([t.records[torch.from_numpy(np.isin(t.of, t.labels))] for t in targets])
     truth = np.concatenate([t.of[np.isin(t.of, t.labels)] for t in targets])
-    known = float((judge.classify(own).numpy() == truth).mean())
-    note = (
-        f"share of guesses that {judge.name} takes for the class they claim; of the true records {known:.0%}"
-    )
-    note += (
-        "; p over all ways to name the withheld classes" if withheld else "; no class was withheld, so no p"
-    )
+    recognised = float((judge.classify(own).numpy() == truth).mean())
+    note = f"share of guesses that {judge.name} takes for the class they claim; of the true records {recognised:.0%}"
+    note += f"; {naming}"
     yield share_figure("evaluator_accuracy", right, n, confidence, note=note, p=p)
     why = "no class was withheld from the adversary, so chance is not defined"
     yield _plain("evaluator_chance", chance, "fraction", n, "names of withheld classes at random", why)
-    value, played = (None, "") if priors is None else _prior_accuracy(priors, claimed, judge, generator)
+    value, played = None, ""
+    if priors is not None:
+        value, played = _prior_accuracy(priors, claimed, judge, generator)
     why = "no auxiliary data were given, so there is no prior to compare with"
     yield _plain("evaluator_prior", value, "fraction", n, played, why)
 
@@ -220,21 +225,21 @@ def _prior_accuracy(
     priors: ClassPriors, claimed: Integers, judge: Judge, generator: np.random.Generator
 ) -> tuple[float, str]:
     """Return the best strategy's share of right guesses, and its name."""
-    found = dict[str, float]()
+    shares = dict[str, float]()
     for strategy in priors.strategies:
         draws = _DRAWS if strategy == "random" else 1
-        made = [priors.guess(strategy, claimed, generator).float() for _ in range(draws)]
-        taken = judge.classify(torch.cat(made)).numpy()
-        found[strategy] = float((taken == np.tile(claimed, draws)).mean())
-    best = max(found, key=lambda s: found[s])
-    return found[best], f"strategy {best}, the best of {len(found)}"
+        guesses = [priors.guess(strategy, claimed, generator).float() for _ in range(draws)]
+        verdicts = judge.classify(torch.cat(guesses)).numpy()
+        shares[strategy] = float((verdicts == np.tile(claimed, draws)).mean())
+    best = max(shares, key=lambda s: shares[s])
+    return shares[best], f"strategy {best}, the best of {len(shares)}"
 
 
-def _distinct(targets: Sequence[_Target]) -> tuple[torch.Tensor, Integers]:
+def _distinct(targets: Sequence[_JudgedClass]) -> tuple[torch.Tensor, Integers]:
     """Return all targets' guesses and labels; a guess that several targets share occurs once."""
     guess, labels = torch.cat([t.guess for t in targets]), np.concatenate([t.labels for t in targets])
-    named = torch.cat([torch.from_numpy(labels).float()[:, None], guess.flatten(1)], 1).numpy()
-    first = np.sort(np.unique(named, axis=0, return_index=True)[1])
+    labelled = torch.cat([torch.from_numpy(labels).float()[:, None], guess.flatten(1)], 1).numpy()
+    first = np.sort(np.unique(labelled, axis=0, return_index=True)[1])
     return guess[torch.from_numpy(first)], labels[first]
 
 
@@ -242,7 +247,7 @@ def _distinct(targets: Sequence[_Target]) -> tuple[torch.Tensor, Integers]:
 
 
 def _nearest(
-    targets: Sequence[_Target],
+    targets: Sequence[_JudgedClass],
     judge: Judge,
     bystanders: Bystanders | None,
     generator: np.random.Generator,
@@ -251,10 +256,12 @@ def _nearest(
     """Yield distances of guesses to the nearest record and to the nearest of as many bystanders of their class."""
     names = [f"evaluator_nearest{end}" for end in ("", "_bystanders", "_gap")]
     strange = {} if bystanders is None else _strange(bystanders, targets, judge)
-    pairs = [pair for t in targets for pair in _distances(t, judge, strange, generator)]
+    pairs = list[tuple[float, float, int]]()
+    for target in targets:
+        pairs += _distances(target, judge, strange, generator)
     if not pairs:
         why = "no record of these classes is left that nobody trained on"
-        yield from (Figure(name=n, value=None, unavailable=why) for n in names)
+        yield from unavailable(names, why)
         return
     own, other, groups = (np.array(column) for column in zip(*pairs, strict=True))
     note = "Euclidean, in the evaluator's features, to the nearest of as many records of the class; n counts classes"
@@ -262,27 +269,38 @@ def _nearest(
         yield mean_figure(name, values, generator, groups=groups, note=note, confidence=confidence)
 
 
-def _strange(bystanders: Bystanders, targets: Sequence[_Target], judge: Judge) -> dict[int, torch.Tensor]:
+def _strange(
+    bystanders: Bystanders, targets: Sequence[_JudgedClass], judge: Judge
+) -> dict[int, torch.Tensor]:
     """Return the features (k, d) of the bystanders of each guessed class that has any."""
-    found = {c: bystanders.of_class(c) for c in sorted({int(c) for t in targets for c in t.labels})}
-    shown = {c: bystanders.images[torch.from_numpy(rows)] for c, rows in found.items() if len(rows)}
-    return {c: judge.features(x.float()) for c, x in shown.items()}
+    features = {}
+    for label in _labels(targets):
+        rows = bystanders.of_class(label)
+        if len(rows):
+            features[label] = judge.features(bystanders.images[torch.from_numpy(rows)].float())
+    return features
+
+
+def _labels(targets: Sequence[_JudgedClass]) -> list[int]:
+    """Return the classes that are guessed of any target, in their order."""
+    labels: list[int] = np.unique(np.concatenate([t.labels for t in targets])).tolist()
+    return labels
 
 
 def _distances(
-    target: _Target, judge: Judge, strange: Mapping[int, torch.Tensor], generator: np.random.Generator
+    target: _JudgedClass, judge: Judge, strange: Mapping[int, torch.Tensor], generator: np.random.Generator
 ) -> Iterator[tuple[float, float, int]]:
     """Yield, by guess, the distance to the target's records, to bystanders, and the class; skip classes without any."""
-    seen, own = judge.features(target.guess), judge.features(target.records)
+    features, own = judge.features(target.guess), judge.features(target.records)
     for row, label in enumerate(target.labels.tolist()):
         if label not in strange:
             continue
         parts = own[target.place(label)], strange[label]
         size = min(map(len, parts))
-        near = [
-            float(np.mean([_least(seen[row], _some(part, size, generator)) for _ in range(_DRAWS)]))
-            for part in parts
-        ]
+        near = []
+        for part in parts:
+            draws = [_least(features[row], _some(part, size, generator)) for _ in range(_DRAWS)]
+            near.append(float(np.mean(draws)))
         yield near[0], near[1], label
 
 
@@ -295,18 +313,15 @@ def _least(one: torch.Tensor, rows: torch.Tensor) -> float:
 
 
 def _frechet(
-    targets: Sequence[_Target], judge: Judge, priors: ClassPriors | None, generator: np.random.Generator
+    targets: Sequence[_JudgedClass], judge: Judge, priors: ClassPriors | None, generator: np.random.Generator
 ) -> Iterator[Figure]:
     """Yield the mean over classes of the Fréchet distance between guesses and records of a class."""
-    labels = sorted({int(label) for t in targets for label in t.labels})
-    records = {
-        c: judge.features(torch.cat([t.records[t.place(c)] for t in targets if c in t.labels]))
-        for c in labels
-    }
-    shown = {
-        c: judge.features(torch.cat([t.guess[torch.from_numpy(t.labels == c)] for t in targets]))
-        for c in labels
-    }
+    labels = _labels(targets)
+    records, guesses = {}, {}
+    for c in labels:
+        own = torch.cat([t.records[t.place(c)] for t in targets if c in t.labels])
+        claimed = torch.cat([t.guess[torch.from_numpy(t.labels == c)] for t in targets])
+        records[c], guesses[c] = judge.features(own), judge.features(claimed)
     names = ("labelled_frechet", "labelled_frechet_prior")
     usable = [c for c in labels if len(records[c]) >= 2]
     note = (
@@ -315,20 +330,19 @@ def _frechet(
     )
     if not usable:
         why = "needs two records of a class"
-        yield from (Figure(name=n, value=None, unavailable=why) for n in names)
+        yield from unavailable(names, why)
         return
-    found = float(np.mean([_apart(shown[c], records[c]) for c in usable]))
-    yield Figure(name=names[0], value=found, n=len(usable), note=note)
+    distance = float(np.mean([_apart(guesses[c], records[c]) for c in usable]))
+    yield Figure(name=names[0], value=distance, n=len(usable), note=note)
     if priors is None:
         yield Figure(name=names[1], value=None, unavailable="no auxiliary data were given")
         return
-    least = min(
-        float(np.mean([_apart(judge.features(made[c]), records[c]) for c in usable]))
-        for made in (
-            {c: _shown(priors, s, c, len(shown[c]), generator) for c in usable} for s in priors.strategies
-        )
-    )
-    yield Figure(name=names[1], value=least, n=len(usable), note="the best strategy's")
+    means = []
+    for strategy in priors.strategies:
+        samples = {c: _shown(priors, strategy, c, len(guesses[c]), generator) for c in usable}
+        distances = [_apart(judge.features(samples[c]), records[c]) for c in usable]
+        means.append(float(np.mean(distances)))
+    yield Figure(name=names[1], value=min(means), n=len(usable), note="the best strategy's")
 
 
 def _shown(
@@ -339,7 +353,9 @@ def _shown(
 
 def _apart(shown: torch.Tensor, records: torch.Tensor) -> float:
     """Return the Fréchet distance; the covariance of a single guess is zero."""
-    return frechet_distance(shown if len(shown) > 1 else shown.repeat(2, 1), records)
+    if len(shown) < 2:
+        shown = shown.repeat(2, 1)
+    return frechet_distance(shown, records)
 
 
 def _plain(name: str, value: float | None, unit: str, n: int, note: str, why: str) -> Figure:

@@ -32,7 +32,7 @@ from fdaudit.metrics._arrays import Floats, Integers, images, integers, same_sha
 from fdaudit.metrics.images.bystanders import Bystanders, stricter
 from fdaudit.metrics.images.compared import Compared, ReconstructionScore, likenesses, size_notes
 from fdaudit.metrics.images.prior import AuxiliaryPool, ClassPriors, Measure
-from fdaudit.types import Figure
+from fdaudit.metrics.intervals import unavailable
 
 __all__ = ["nearest_records", "score_class_reconstruction"]
 
@@ -66,7 +66,7 @@ def _nearest(guess: torch.Tensor, records: torch.Tensor) -> torch.Tensor:
 
 
 @dataclass(frozen=True, eq=False)
-class _Target:
+class _ShownClass:
     """A target: the guesses of classes that it holds, and its records by class, as indices and images."""
 
     name: str
@@ -79,12 +79,12 @@ class _Target:
 
     def nearest(self, guess: torch.Tensor) -> Integers:
         """Return the indices of the target's nearest records of the guesses' classes; guesses line up with `labels`."""
-        found = np.empty(len(self.labels), dtype=np.int64)
+        indices = np.empty(len(self.labels), dtype=np.int64)
         for label in np.unique(self.labels).tolist():
             rows, place = np.flatnonzero(self.labels == label), self.places[label]
             near = _nearest(guess[torch.from_numpy(rows)], self.records[torch.from_numpy(place)])
-            found[rows] = place[near.numpy()]
-        return found
+            indices[rows] = place[near.numpy()]
+        return indices
 
     def beside(self, guess: torch.Tensor) -> _Pairs:
         """Return guesses (m, c, h, w) with the record that is nearest to each."""
@@ -100,8 +100,11 @@ def _likeness(pairs: Sequence[_Pairs], measures: Sequence[Measure]) -> list[dict
     """Return each measure (m,) for every set of pairs, all computed in one call."""
     sizes = np.cumsum([len(guess) for guess, _ in pairs])[:-1]
     guess, truth = torch.cat([g for g, _ in pairs]), torch.cat([t for _, t in pairs])
-    found = {q.name: np.split(q.of(guess, truth).numpy(), sizes) for q in measures}
-    return [{name: parts[k] for name, parts in found.items()} for k in range(len(pairs))]
+    likeness: list[dict[str, Floats]] = [{} for _ in pairs]
+    for q in measures:
+        for own, part in zip(likeness, np.split(q.of(guess, truth).numpy(), sizes), strict=True):
+            own[q.name] = part
+    return likeness
 
 
 def score_class_reconstruction(
@@ -147,19 +150,27 @@ def score_class_reconstruction(
     present = [t for t in victims if len(t.labels)]
     if not present:
         return _nothing(left_out)
-    measures, no_lpips = likenesses(lpips_network)
+    measures, lacking = likenesses(lpips_network, present[0].records.shape[1:])
     near = _likeness([t.beside(t.guess) for t in present], measures)
-    got = {q.name: np.concatenate([n[q.name] for n in near]) for q in measures}
-    priors = None if auxiliary is None else ClassPriors(auxiliary, auxiliary_labels, withheld)
-    if priors is not None:
+    got = {}
+    for q in measures:
+        got[q.name] = np.concatenate([n[q.name] for n in near])
+    prior: dict[str, Floats] | None = None
+    strategies: dict[str, tuple[str, ...]] = {}
+    if auxiliary is not None:
+        priors = ClassPriors(auxiliary, auxiliary_labels, withheld)
         same_shape(priors.images, present[0].records, count=False)
-    prior, strategies = (None, {}) if priors is None else _prior(priors, present, measures, generator)
+        prior, strategies = _prior(priors, present, measures, generator)
     if prior is not None and bystanders is not None:
         beside = _beside(bystanders, present, measures, generator.spawn(1)[0])
         prior, strategies = stricter(prior, strategies, beside, measures)
+    places = []
+    for number, t in enumerate(present):
+        pairs = zip(t.nearest(t.guess), t.kept, strict=True)
+        places += [(t.name, number, int(truth), int(guess)) for truth, guess in pairs]
     compared = Compared(
         measures=measures,
-        no_lpips=no_lpips,
+        lacking=lacking,
         got=got,
         prior=prior,
         strategies=strategies,
@@ -194,7 +205,7 @@ def _targets(
     truths: Sequence[Any],
     labels: Sequence[Any],
     names: Sequence[str] | None,
-) -> list[_Target]:
+) -> list[_ShownClass]:
     counts = {len(guesses), len(guessed), len(truths), len(labels), len(names or guesses)}
     if counts != {len(guesses)} or not len(guesses):
         raise UsageError(
@@ -205,14 +216,14 @@ def _targets(
         image, records = images(g, "guess_images"), images(x, "true_images")
         same_shape(image, records, count=False)
         of, y_ = integers(c, "guess_labels", len(image)), integers(y, "true_labels", len(records))
-        kept = np.flatnonzero(np.isin(of, y_))
+        rows = np.flatnonzero(np.isin(of, y_))
         out.append(
-            _Target(
+            _ShownClass(
                 name=str(names[k]) if names is not None else f"target {k}",
-                guess=image[torch.from_numpy(kept)],
-                kept=kept,
-                labels=of[kept],
-                left_out=len(of) - len(kept),
+                guess=image[torch.from_numpy(rows)],
+                kept=rows,
+                labels=of[rows],
+                left_out=len(of) - len(rows),
                 places={label: np.flatnonzero(y_ == label) for label in np.unique(y_).tolist()},
                 records=records,
             )
@@ -222,8 +233,10 @@ def _targets(
 
 def _nothing(left_out: int) -> ReconstructionScore:
     why = f"class-level: no target holds a record of a class guessed at; {left_out} guesses left out"
-    names = [q + s for q in ("psnr", "ssim", "mse", "lpips") for s in ("", "_prior", "_gain")]
-    figures = {n: Figure(name=n, value=None, unavailable=why) for n in (*names, "psnr_max", "psnr_prior_max")}
+    names = ["psnr_max", "psnr_prior_max"]
+    for measure in ("psnr", "ssim", "mse", "lpips"):
+        names += [measure, f"{measure}_prior", f"{measure}_gain"]
+    figures = {figure.name: figure for figure in unavailable(names, why)}
     return ReconstructionScore(images=(), figures=figures, strategies={})
 
 
@@ -232,59 +245,58 @@ def _nothing(left_out: int) -> ReconstructionScore:
 
 def _prior(
     priors: ClassPriors,
-    targets: Sequence[_Target],
+    targets: Sequence[_ShownClass],
     measures: Sequence[Measure],
     generator: np.random.Generator,
 ) -> tuple[dict[str, Floats], dict[str, tuple[str, ...]]]:
     """Return the baseline's likeness by measure, (draws, guesses), and the strategies used."""
-    known = {
-        label: (pool := priors.of(label), _held(pool, label))
-        for t in targets
-        for label in np.unique(t.labels).tolist()
-    }
-    chosen = {case: _choose(*case, tuple(measures)) for case in dict.fromkeys(known.values())}
+    pools = {}
+    for target in targets:
+        for label in np.unique(target.labels).tolist():
+            pool = priors.of(label)
+            # Labels that are unknown may be those of any class.
+            pools[label] = (pool, pool.labels is None or label in pool.labels)
+    chosen = {case: _choose(*case, tuple(measures)) for case in dict.fromkeys(pools.values())}
     strategies = sorted({s for c in chosen.values() for s in c.values()})
-    pairs = [
-        target.beside(priors.guess(s, target.labels, generator).float())
-        for target in targets
-        for _ in range(_DRAWS)
-        for s in strategies
-    ]
+    pairs = []
+    for target in targets:
+        for _ in range(_DRAWS):
+            pairs += [target.beside(priors.guess(s, target.labels, generator).float()) for s in strategies]
     near = iter(_likeness(pairs, measures))
     values: dict[str, list[Floats]] = {q.name: [] for q in measures}
     for target in targets:
-        held = [known[label] for label in target.labels.tolist()]
-        draws = [{s: next(near) for s in strategies} for _ in range(_DRAWS)]
-        for q in measures:
-            plays = [chosen[h][q.name] for h in held]
-            values[q.name].append(
-                np.array([[draw[s][q.name][i] for i, s in enumerate(plays)] for draw in draws])
-            )
-    played = {q.name: tuple(sorted({c[q.name] for c in chosen.values()})) for q in measures}
+        own_pools = [pools[label] for label in target.labels.tolist()]
+        rows: dict[str, list[list[float]]] = {q.name: [] for q in measures}
+        for _ in range(_DRAWS):
+            draw = {s: next(near) for s in strategies}
+            for q in measures:
+                plays = [chosen[h][q.name] for h in own_pools]
+                rows[q.name].append([draw[s][q.name][i] for i, s in enumerate(plays)])
+        for name, likeness in rows.items():
+            values[name].append(np.array(likeness))
+    played = {}
+    for q in measures:
+        played[q.name] = tuple(sorted({c[q.name] for c in chosen.values()}))
     return {name: np.concatenate(parts, axis=1) for name, parts in values.items()}, played
 
 
 def _beside(
     bystanders: Bystanders,
-    targets: Sequence[_Target],
+    targets: Sequence[_ShownClass],
     measures: Sequence[Measure],
     generator: np.random.Generator,
 ) -> dict[str, Floats]:
     """Return the guesses' likeness to the nearest of as many bystanders of their class, (draws, guesses)."""
-    found = list[dict[str, Floats]]()
+    parts: dict[str, list[Floats]] = {q.name: [] for q in measures}
     for t in targets:
         of = np.empty(len(t.records), dtype=np.int64)
         for label, places in t.places.items():
             of[places] = label
-        others = [replace(t, records=drawn) for drawn in bystanders.draws(len(of), of, generator)]
+        others = [replace(t, records=strangers) for strangers in bystanders.draws(len(of), of, generator)]
         near = _likeness([o.beside(t.guess) for o in others], measures)
-        found.append({q.name: np.stack([n[q.name] for n in near]) for q in measures})
-    return {q.name: np.concatenate([f[q.name] for f in found], axis=1) for q in measures}
-
-
-def _held(pool: AuxiliaryPool, label: int) -> bool:
-    """Return whether auxiliary data hold a class; True if their labels are unknown."""
-    return pool.labels is None or bool((pool.labels == label).any())
+        for q in measures:
+            parts[q.name].append(np.stack([n[q.name] for n in near]))
+    return {name: np.concatenate(likeness, axis=1) for name, likeness in parts.items()}
 
 
 @lru_cache(maxsize=8)
@@ -297,14 +309,13 @@ def _choose(pool: AuxiliaryPool, held: bool, measures: tuple[Measure, ...]) -> M
         return {q.name: "grand-mean" for q in measures}
     pairs: list[_Pairs] = []
     for _ in range(_TRIALS):
-        out = (
-            generator.permutation(len(pool))[: len(pool) // 2]
-            if held
-            else np.flatnonzero(labels == generator.choice(classes))
-        )
+        if held:
+            out = generator.permutation(len(pool))[: len(pool) // 2]
+        else:
+            out = np.flatnonzero(labels == generator.choice(classes))
         of = np.unique(labels[out])
         truth = pool.images[torch.from_numpy(out)].double()
-        trial = _Target(
+        trial = _ShownClass(
             name="auxiliary",
             guess=truth[:0],
             kept=np.empty(0, dtype=np.int64),
@@ -317,6 +328,6 @@ def _choose(pool: AuxiliaryPool, held: bool, measures: tuple[Measure, ...]) -> M
     near, best = _likeness(pairs, measures), {}
     for q in measures:
         # A row is a trial, a column a strategy.
-        means = np.array([found[q.name].mean() for found in near]).reshape(_TRIALS, -1).mean(0)
-        best[q.name] = pool.strategies[int((means if q.higher_is_closer else -means).argmax())]
+        means = np.array([values[q.name].mean() for values in near]).reshape(_TRIALS, -1).mean(0)
+        best[q.name] = pool.strategies[int((q.sign * means).argmax())]
     return best

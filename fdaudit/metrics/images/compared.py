@@ -17,9 +17,9 @@ import torch
 from fdaudit.metrics._arrays import Floats, Integers
 from fdaudit.metrics.images.perceptual import load_lpips, lpips_distance, lpips_note
 from fdaudit.metrics.images.prior import Measure
-from fdaudit.metrics.images.similarity import mse, psnr, ssim, ssim_window
+from fdaudit.metrics.images.similarity import SSIM_SIDE, mse, psnr, ssim, ssim_window
 from fdaudit.metrics.images.weights import WeightsUnavailableError
-from fdaudit.metrics.intervals import mean_figure
+from fdaudit.metrics.intervals import mean_figure, unavailable
 from fdaudit.types import Figure
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ class ImageScore:
         truth: index of the true image in its batch.
         guess: index of its guess in the guessed batch.
         psnr: dB, at most `PSNR_CEILING`.
-        ssim: in [-1, 1].
+        ssim: in [-1, 1], or None if unavailable.
         mse: mean squared error.
         lpips: LPIPS, or None if unavailable.
         psnr_prior: dB of the prior baseline on this image, or None without auxiliary data.
@@ -53,7 +53,7 @@ class ImageScore:
     truth: int
     guess: int
     psnr: float
-    ssim: float
+    ssim: float | None
     mse: float
     lpips: float | None
     psnr_prior: float | None
@@ -77,21 +77,39 @@ class ReconstructionScore:
         """Return `images` as a data frame, one row each."""
         import pandas as pd
 
-        return pd.DataFrame([asdict(image) for image in self.images])
+        return pd.DataFrame(list(map(asdict, self.images)))
 
 
 def _capped_psnr(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     return psnr(a, b).clamp(max=PSNR_CEILING)
 
 
-def likenesses(network: torch.nn.Module | None) -> tuple[tuple[Measure, ...], str]:
-    """Return the available measures, and the reason if LPIPS is not among them."""
-    measures = (Measure("psnr", _capped_psnr, True), Measure("ssim", ssim, True), Measure("mse", mse, False))
+def likenesses(
+    network: torch.nn.Module | None, shape: Sequence[int]
+) -> tuple[tuple[Measure, ...], dict[str, str]]:
+    """Return the measures that are available for images of this shape, and of all others the reason.
+
+    Args:
+        network: the network of LPIPS, or None for the pinned one.
+        shape: (c, h, w) of an image.
+    """
+    measures = [Measure("psnr", _capped_psnr, True), Measure("mse", mse, False)]
+    lacking = {}
+    if min(shape[1:]) < SSIM_SIDE:
+        size = "x".join(map(str, shape[1:]))
+        lacking["ssim"] = (
+            f"images of {size} have no side of {SSIM_SIDE} pixels, over which SSIM compares structure"
+        )
+    else:
+        measures.insert(1, Measure("ssim", ssim, True))
     try:
-        loaded = load_lpips() if network is None else network
+        measures.append(Measure("lpips", _Lpips(load_lpips() if network is None else network), False))
     except WeightsUnavailableError as error:
-        return measures, str(error)
-    return (*measures, Measure("lpips", _Lpips(loaded), False)), ""
+        lacking["lpips"] = str(error)
+    if shape[0] not in (1, 3):
+        measures = [m for m in measures if m.name != "lpips"]
+        lacking["lpips"] = f"LPIPS compares grey or RGB images, and these have {shape[0]} channels"
+    return tuple(measures), lacking
 
 
 @dataclass(frozen=True)
@@ -106,6 +124,8 @@ class _Lpips:
 
 def size_notes(height: int, width: int) -> dict[str, str]:
     """Return what readers of a measure must know about images of this size, by measure."""
+    if min(height, width) < SSIM_SIDE:
+        return {"lpips": lpips_note(height, width)}
     window = ssim_window(height, width)
     smaller = f"window {window}, the largest odd one that fits {height}x{width}" if window < 11 else ""
     return {"lpips": lpips_note(height, width), "ssim": smaller}
@@ -117,7 +137,7 @@ class Compared:
 
     Attributes:
         measures: the available measures.
-        no_lpips: why LPIPS is not among them, or empty.
+        lacking: why another measure is not available, by its name.
         got: likeness (n,) by measure.
         prior: the baseline's likeness (draws, n) by measure; None without auxiliary data.
         strategies: the strategies that the baseline used, by measure.
@@ -125,7 +145,7 @@ class Compared:
     """
 
     measures: Sequence[Measure]
-    no_lpips: str
+    lacking: Mapping[str, str]
     got: Mapping[str, Floats]
     prior: Mapping[str, Floats] | None
     strategies: Mapping[str, tuple[str, ...]]
@@ -133,21 +153,17 @@ class Compared:
 
     def rows(self) -> tuple[ImageScore, ...]:
         """Return the scores of each pair."""
-        prior = self.prior
         return tuple(
-            ImageScore(
-                target=target,
-                batch=batch,
-                truth=truth,
-                guess=guess,
-                psnr_prior=None if prior is None else float(prior["psnr"][:, j].mean()),
-                **self._likeness(j),
-            )
+            ImageScore(target=target, batch=batch, truth=truth, guess=guess, **self._likeness(j))
             for j, (target, batch, truth, guess) in enumerate(self.places)
         )
 
     def _likeness(self, j: int) -> dict[str, Any]:
-        return {"lpips": None, **{name: float(values[j]) for name, values in self.got.items()}}
+        likeness: dict[str, Any] = {"ssim": None, "lpips": None, "psnr_prior": None}
+        likeness |= {name: float(values[j]) for name, values in self.got.items()}
+        if self.prior is not None:
+            likeness["psnr_prior"] = float(self.prior["psnr"][:, j].mean())
+        return likeness
 
     def figures(
         self,
@@ -187,8 +203,7 @@ class Compared:
             out.append(mean(q.name, values, unit, f"{most} {extreme:.4g}", notes.get(q.name, "")))
             if self.prior is None:
                 why = "no auxiliary data were given, so there is no prior to compare with"
-                names = (f"{q.name}_prior", f"{q.name}_gain")
-                out += [Figure(name=n, value=None, unit=unit, unavailable=why) for n in names]
+                out += unavailable((f"{q.name}_prior", f"{q.name}_gain"), why, unit)
                 continue
             baseline = self.prior[q.name].mean(0)
             gain = values - baseline if q.higher_is_closer else baseline - values
@@ -196,9 +211,8 @@ class Compared:
             out.append(mean(f"{q.name}_prior", baseline, unit, played))
             largest = f"largest {gain.max():.4g}; positive is closer than the prior"
             out.append(mean(f"{q.name}_gain", gain, unit, largest))
-        if self.no_lpips:
-            absent = ("lpips", "lpips_prior", "lpips_gain")
-            out += [Figure(name=n, value=None, unavailable=self.no_lpips) for n in absent]
+        for name, why in self.lacking.items():
+            out += unavailable((name, f"{name}_prior", f"{name}_gain"), why)
         return [*out, *self._extremes(best)]
 
     def _extremes(self, best: Callable[[str, int, int], str]) -> list[Figure]:

@@ -82,8 +82,8 @@ def frechet_to_subsets(features_a: ArrayLike, features_b: ArrayLike, rows: Array
     """
     first, pool = _both(features_a, features_b)
     mean_a, root_a = _root(first)
-    seen, constant = pool @ root_a.T, float((root_a**2).sum())
-    return np.array([_to_subset(mean_a, constant, pool[one], seen[one]) for one in np.asarray(rows)])
+    projected, constant = pool @ root_a.T, float((root_a**2).sum())
+    return np.array([_to_subset(mean_a, constant, pool[one], projected[one]) for one in np.asarray(rows)])
 
 
 def _to_subset(mean_a: Floats, trace_a: float, subset: Floats, seen: Floats) -> float:
@@ -147,7 +147,8 @@ def task_encoder_distance(
     first, second = (images(x, f, torch.float32) for x, f in ((images_a, "images_a"), (images_b, "images_b")))
     same_shape(first, second, count=False)
     with torch.no_grad():
-        encoded = [
-            torch.cat([encode(part).cpu() for part in torch.split(x, batch_size)]) for x in (first, second)
-        ]
+        encoded = []
+        for x in (first, second):
+            parts = [encode(part).cpu() for part in torch.split(x, batch_size)]
+            encoded.append(torch.cat(parts))
     return frechet_figure(encoded[0], encoded[1], f"Fréchet distance ({encoder} encoder)")

@@ -20,7 +20,7 @@ from numpy.typing import ArrayLike
 from fdaudit.errors import UsageError
 from fdaudit.metrics._arrays import images, same_shape
 from fdaudit.metrics.images.frechet import frechet_figure, frechet_to_subsets
-from fdaudit.metrics.intervals import mean_figure
+from fdaudit.metrics.intervals import mean_figure, unavailable
 from fdaudit.types import Figure
 
 __all__ = ["score_generated"]
@@ -56,7 +56,7 @@ def score_generated(
     Raises:
         UsageError: the halves differ in size, or images are unsuitable.
     """
-    made, inside, outside = (
+    samples, inside, outside = (
         images(x, f, torch.float32)
         for x, f in ((generated, "generated"), (members, "members"), (non_members, "non_members"))
     )
@@ -64,9 +64,12 @@ def score_generated(
         raise UsageError(
             "non_members", len(outside), f"are not as many as members, {len(inside)}", "Give whole pairs."
         )
-    same_shape(made, inside, count=False)
+    same_shape(samples, inside, count=False)
     same_shape(inside, outside)
-    return (*_frechet(made, inside, outside, encode, generator), *_nearest(made, inside, outside, generator))
+    return (
+        *_frechet(samples, inside, outside, encode, generator),
+        *_nearest(samples, inside, outside, generator),
+    )
 
 
 def _frechet(
@@ -79,11 +82,12 @@ def _frechet(
     names = ("frechet_members", "frechet_non_members", "frechet_gap")
     if min(len(made), len(inside)) < 2:
         why = "a distance between sets needs at least two images on each side"
-        return tuple(Figure(name=n, value=None, unavailable=why) for n in names)
-    g, a, b = (
-        torch.cat([encode(part).flatten(1).cpu() for part in x.split(_BATCH)])
-        for x in (made[:: -(-len(made) // _MOST)], inside, outside)
-    )
+        return tuple(unavailable(names, why))
+    features = []
+    for x in (made[:: -(-len(made) // _MOST)], inside, outside):
+        parts = [encode(part).flatten(1).cpu() for part in x.split(_BATCH)]
+        features.append(torch.cat(parts))
+    g, a, b = features
     figures = [frechet_figure(g, half, name) for half, name in ((a, names[0]), (b, names[1]))]
     gap = float(figures[1].value or 0) - float(figures[0].value or 0)
     swap, own = generator.random((_FLIPS, len(a))) < 0.5, np.arange(len(a))
@@ -115,7 +119,7 @@ def _nearest(
 
 def _distances(x: torch.Tensor, made: torch.Tensor) -> torch.Tensor:
     """Return the Euclidean distance (n,) of each image to the nearest of `made`."""
-    found = torch.full((len(x),), torch.inf, dtype=torch.float64)
+    nearest = torch.full((len(x),), torch.inf, dtype=torch.float64)
     for part in made.flatten(1).double().split(_BATCH):
-        found = torch.minimum(found, torch.cdist(x.flatten(1).double(), part).amin(1))
-    return found
+        nearest = torch.minimum(nearest, torch.cdist(x.flatten(1).double(), part).amin(1))
+    return nearest

@@ -97,8 +97,8 @@ def load_fid(directory: Path | None = None) -> torch.nn.Module:
     from pytorch_fid import inception
 
     # pytorch-fid downloads unchecked weights while it builds; replace them by the checked ones.
-    given = mock.Mock(return_value=state)
-    with forked_randomness(), mock.patch.object(inception, "load_state_dict_from_url", given):
+    loader = mock.Mock(return_value=state)
+    with forked_randomness(), mock.patch.object(inception, "load_state_dict_from_url", loader):
         network = inception.InceptionV3([inception.InceptionV3.BLOCK_INDEX_BY_DIM[2048]])
     return _frozen(network)
 

@@ -44,6 +44,11 @@ class Measure:
     of: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
     higher_is_closer: bool
 
+    @property
+    def sign(self) -> int:
+        """Return 1 if a higher value is closer, else -1."""
+        return 1 if self.higher_is_closer else -1
+
 
 class AuxiliaryPool:
     """Auxiliary images, and guesses made from them; pools of equal images and labels are equal.
@@ -120,10 +125,10 @@ class AuxiliaryPool:
             out[held_out] = True
         if strategy == "grand-mean":
             return self._mean(self._sum, len(self), np.flatnonzero(out)).expand(m, -1, -1, -1)
-        wanted = self._wanted(m, labels, out, generator)
+        classes = self._wanted(m, labels, out, generator)
         if strategy == "class-mean":
-            return torch.stack([self._class_mean(label, out) for label in wanted])
-        return self._random(m, wanted, out, generator)
+            return torch.stack([self._class_mean(label, out) for label in classes])
+        return self._random(m, classes, out, generator)
 
     def _wanted(
         self, m: int, labels: Integers | None, out: Flags, generator: np.random.Generator
@@ -132,7 +137,7 @@ class AuxiliaryPool:
         if self.labels is None:
             return []
         if labels is None:
-            return [int(x) for x in generator.choice(self.labels[~out], size=m)]
+            return list(map(int, generator.choice(self.labels[~out], size=m)))
         return [int(labels[i % len(labels)]) for i in range(m)]
 
     def _mean(self, total: torch.Tensor, n: int, without: Integers) -> torch.Tensor:
@@ -187,8 +192,8 @@ class ClassPriors:
             if of is None:
                 problem, remedy = "are not known, so no class can be withheld", "Give labels."
                 raise UsageError("auxiliary_labels", None, problem, remedy)
-            kept = np.flatnonzero(~np.isin(of, list(classes)))
-            pool = AuxiliaryPool(self._all.images[torch.from_numpy(kept)], of[kept])
+            rows = np.flatnonzero(~np.isin(of, list(classes)))
+            pool = AuxiliaryPool(self._all.images[torch.from_numpy(rows)], of[rows])
             self._lacking |= dict.fromkeys(map(int, classes), pool)
 
     @property
@@ -214,11 +219,11 @@ class ClassPriors:
             generator: randomness of the draws.
         """
         pools = [self.of(label) for label in labels.tolist()]
-        made = torch.empty(len(labels), *self.images.shape[1:], dtype=torch.float64)
+        guesses = torch.empty(len(labels), *self.images.shape[1:], dtype=torch.float64)
         for pool in dict.fromkeys(pools):
             rows = np.flatnonzero([p is pool for p in pools])
-            made[torch.from_numpy(rows)] = pool.guess(strategy, len(rows), labels[rows], generator)
-        return made
+            guesses[torch.from_numpy(rows)] = pool.guess(strategy, len(rows), labels[rows], generator)
+        return guesses
 
 
 def choose_strategies(
@@ -240,11 +245,11 @@ def choose_strategies(
     size = min(n, len(pool) // 2)
     matched, truths = list[torch.Tensor](), list[torch.Tensor]()
     for _ in range(trials):
-        held = generator.choice(len(pool), size=size, replace=False)
-        truth = pool.images[torch.from_numpy(held)].double()
-        labels = pool.labels[held] if labels_known and pool.labels is not None else None
+        rows = generator.choice(len(pool), size=size, replace=False)
+        truth = pool.images[torch.from_numpy(rows)].double()
+        labels = pool.labels[rows] if labels_known and pool.labels is not None else None
         for strategy in pool.strategies:
-            guess = pool.guess(strategy, m, labels, generator, held)
+            guess = pool.guess(strategy, m, labels, generator, rows)
             matched.append(guess[match(guess, truth)])
             truths.append(truth)
     chosen = {}
@@ -252,5 +257,5 @@ def choose_strategies(
         # All trials are measured in one call; a row is a trial, a column a strategy.
         values = q.of(torch.cat(matched), torch.cat(truths)).view(trials, len(pool.strategies), size)
         totals = values.mean((0, 2)).numpy()
-        chosen[q.name] = pool.strategies[int((totals if q.higher_is_closer else -totals).argmax())]
+        chosen[q.name] = pool.strategies[int((q.sign * totals).argmax())]
     return chosen

@@ -95,16 +95,15 @@ def score_reconstruction(
         UsageError: batches, shapes or labels do not match, or pixels are outside [0, 1].
     """
     batches = _matched(guess_images, true_images, true_labels)
-    names = [str(t) for t in targets] if targets is not None else ["target"] * len(batches)
+    names = list(map(str, targets)) if targets is not None else ["target"] * len(batches)
     if len(names) != len(batches):
         raise UsageError(
             "targets", len(names), f"names for {len(batches)} batches", "Name one target a batch."
         )
-    measures, no_lpips = likenesses(lpips_network)
-    got = {
-        q.name: np.concatenate([q.of(b.guess[b.order], b.truth[b.kept]).numpy() for b in batches])
-        for q in measures
-    }
+    measures, lacking = likenesses(lpips_network, batches[0].truth.shape[1:])
+    got = {}
+    for q in measures:
+        got[q.name] = np.concatenate([q.of(b.guess[b.order], b.truth[b.kept]).numpy() for b in batches])
     pool = None if auxiliary is None else AuxiliaryPool(auxiliary, auxiliary_labels)
     if pool is not None:
         same_shape(pool.images, batches[0].truth, count=False)
@@ -113,9 +112,13 @@ def score_reconstruction(
         about = [(b.guess, b.labels, len(b.truth)) for b in batches]
         beside = bystanders.beside(about, got, measures, generator.spawn(1)[0])
         prior, strategies = stricter(prior, strategies, beside, measures)
+    places = []
+    for i, batch in enumerate(batches):
+        pairs = zip(batch.kept, batch.order, strict=True)
+        places += [(names[i], i, int(truth), int(guess)) for truth, guess in pairs]
     compared = Compared(
         measures=measures,
-        no_lpips=no_lpips,
+        lacking=lacking,
         got=got,
         prior=prior,
         strategies=strategies,
@@ -125,14 +128,15 @@ def score_reconstruction(
             for t, g in zip(b.kept, b.order, strict=True)
         ],
     )
-    batch_of = np.array([batch for _, batch, *_ in compared.places])
-    groups = batch_of if len(batches) >= _BATCHES else None
+    groups, counted = None, "n counts images, taken as independent"
+    if len(batches) >= _BATCHES:
+        groups, counted = np.array([batch for _, batch, *_ in places]), "n counts batches"
     figures = compared.figures(
         generator,
         most="most leaked image",
         best=lambda target, batch, image: f"image {image} of batch {batch} ({target})",
         notes=_notes(batches, got),
-        counted="n counts images, taken as independent" if groups is None else "n counts batches",
+        counted=counted,
         groups=groups,
         confidence=confidence,
     )
@@ -175,13 +179,13 @@ def _matched(guess_images: ArrayLike, true_images: ArrayLike, true_labels: Array
         raise UsageError(
             "guess_images", len(guesses), f"does not match {len(truths)} true batches", "Pair them up."
         )
-    labels = _as_labels(true_labels, "true_labels", [len(t) for t in truths])
+    labels = _as_labels(true_labels, "true_labels", list(map(len, truths)))
     out = []
     for i, (guess, truth) in enumerate(zip(guesses, truths, strict=True)):
         same_shape(truths[0], truth, count=False)
         permutation = match(guess, truth).numpy()
-        kept = np.flatnonzero(permutation >= 0)
-        out.append(_Batch(truth, guess, kept, permutation[kept], None if labels is None else labels[i]))
+        places = np.flatnonzero(permutation >= 0)
+        out.append(_Batch(truth, guess, places, permutation[places], None if labels is None else labels[i]))
     return out
 
 
@@ -207,20 +211,20 @@ def _prior(
     values: dict[str, list[Floats]] = {q.name: [] for q in measures}
     played: dict[str, set[str]] = {q.name: set() for q in measures}
     for batch in batches:
-        told = labels_known and batch.labels is not None
-        key = (len(batch.kept), len(batch.guess), told)
+        by_label = labels_known and batch.labels is not None
+        key = (len(batch.kept), len(batch.guess), by_label)
         if key not in chosen:
             chosen[key] = _chosen(pool, *key, measures)
         truth = batch.truth[batch.kept]
-        labels = batch.labels[batch.kept] if told and batch.labels is not None else None
+        labels = batch.labels[batch.kept] if by_label and batch.labels is not None else None
         lined_up: dict[str, list[torch.Tensor]] = {s: [] for s in sorted(set(chosen[key].values()))}
         for _ in range(_DRAWS):
             for strategy, draws in lined_up.items():
                 guess = pool.guess(strategy, len(batch.guess), labels, generator)
                 draws.append(guess[match(guess, truth)])
         for q in measures:
-            drawn, repeated = torch.cat(lined_up[chosen[key][q.name]]), truth.repeat(_DRAWS, 1, 1, 1)
-            values[q.name].append(q.of(drawn, repeated).view(_DRAWS, len(truth)).numpy())
+            guesses, repeated = torch.cat(lined_up[chosen[key][q.name]]), truth.repeat(_DRAWS, 1, 1, 1)
+            values[q.name].append(q.of(guesses, repeated).view(_DRAWS, len(truth)).numpy())
             played[q.name].add(chosen[key][q.name])
     joined = {name: np.concatenate(parts, axis=1) for name, parts in values.items()}
     return joined, {name: tuple(sorted(used)) for name, used in played.items()}
@@ -228,9 +232,9 @@ def _prior(
 
 def _notes(batches: list[_Batch], got: Mapping[str, Floats]) -> dict[str, str]:
     """Return notes for readers, by measure."""
-    n, true, guessed = (
-        sum(map(len, x)) for x in zip(*((b.kept, b.truth, b.guess) for b in batches), strict=True)
-    )
+    n = sum(len(b.kept) for b in batches)
+    true = sum(len(b.truth) for b in batches)
+    guessed = sum(len(b.guess) for b in batches)
     matched = f"{n} of {true} true images matched with one of {guessed} guesses"
     common = "" if n == true == guessed else matched
     capped = int((got["psnr"] >= PSNR_CEILING).sum())

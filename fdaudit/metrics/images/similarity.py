@@ -19,12 +19,14 @@ from numpy.typing import ArrayLike
 from fdaudit.errors import UsageError
 from fdaudit.metrics._arrays import images, same_shape
 
-__all__ = ["match", "mse", "psnr", "ssim", "ssim_window"]
+__all__ = ["SSIM_SIDE", "match", "mse", "psnr", "ssim", "ssim_window"]
 
 _WINDOW = 11
 _SIGMA = 1.5
 _AT_ONCE = 1 << 15
 """Pixel values whose filtered copies are in memory together; more leave a processor's cache and take twice as long."""
+SSIM_SIDE = 3
+"""Pixels of the shortest side over which SSIM compares structure."""
 
 
 def _pair(a: ArrayLike, b: ArrayLike) -> tuple[torch.Tensor, torch.Tensor]:
@@ -62,7 +64,7 @@ def ssim_window(height: int, width: int) -> int:
         UsageError: a side is under 3 pixels, too small for SSIM to compare structure.
     """
     side = min(height, width)
-    if side < 3:
+    if side < SSIM_SIDE:
         raise UsageError("images", (height, width), "are too small for SSIM", "Use images of 3x3 or larger.")
     return min(_WINDOW, side - 1 + side % 2)
 
@@ -86,14 +88,14 @@ def ssim(a: ArrayLike, b: ArrayLike) -> torch.Tensor:
     # σ = 1.5 window / 11 is the window again (1, 3, ..., 11).
     sigma = _SIGMA * ssim_window(*first.shape[-2:]) / _WINDOW
     at_once = max(1, _AT_ONCE // first[0].numel()) if len(first) else 1
-    found = []
+    values = []
     for some, others in zip(first.float().split(at_once), second.float().split(at_once), strict=True):
         value = structural_similarity_index_measure(
             some, others, sigma=sigma, reduction="none", data_range=1.0
         )
         # A tuple only if full images are requested.
-        found.append(cast(torch.Tensor, value).double().reshape(len(some)))
-    return torch.cat(found)
+        values.append(cast(torch.Tensor, value).double().reshape(len(some)))
+    return torch.cat(values)
 
 
 def match(guess: ArrayLike, truth: ArrayLike) -> torch.Tensor:

@@ -88,16 +88,16 @@ class WeightsUnavailableError(UsageError):
 
 
 def _directories() -> list[Path]:
-    named = os.environ.get("FDAUDIT_WEIGHTS")
-    return ([Path(named)] if named else []) + [Path(torch.hub.get_dir()) / "checkpoints"]
+    directory = os.environ.get("FDAUDIT_WEIGHTS")
+    return ([Path(directory)] if directory else []) + [Path(torch.hub.get_dir()) / "checkpoints"]
 
 
 def places_of(name: str) -> list[Path]:
     """Return the folders where a pinned file is looked for, in their order."""
     if not (package := PINS[name].package):
         return _directories()
-    found = importlib.util.find_spec(package)
-    return [] if found is None or found.origin is None else [Path(found.origin).parent / "weights" / "v0.1"]
+    spec = importlib.util.find_spec(package)
+    return [] if spec is None or spec.origin is None else [Path(spec.origin).parent / "weights" / "v0.1"]
 
 
 def find_weights(name: str) -> Path | None:
@@ -144,12 +144,12 @@ def load_weights(name: str, directory: Path | None = None) -> dict[str, torch.Te
         raise WeightsUnavailableError(
             "FDAUDIT_WEIGHTS", pin.file, f"cannot be read ({error.strerror})", "Make it readable."
         ) from None
-    found = hashlib.sha256(content).hexdigest()
-    if found != pin.sha256:
+    digest = hashlib.sha256(content).hexdigest()
+    if digest != pin.sha256:
         raise WeightsUnavailableError(
             "FDAUDIT_WEIGHTS",
             pin.file,
-            f"has SHA-256 {found}, not the pinned {pin.sha256}",
+            f"has SHA-256 {digest}, not the pinned {pin.sha256}",
             "Replace it with the original file: `fdaudit weights` says where it comes from.",
         )
     # The one use of torch.load in fdaudit: the formats these weights are published in allow nothing else.

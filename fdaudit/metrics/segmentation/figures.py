@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import starmap
 from typing import Any
 
 import numpy as np
@@ -61,15 +62,16 @@ def score_masks(
         UsageError: shapes differ, or values are no classes.
     """
     guess, truth = masks_of(predicted, true, 3)
-    held = [components(mask) for mask in truth] if objects is None else list(np.asarray(objects))
-    found = [components(mask) for mask in guess]
-    distances = [d for pair in zip(guess, truth, strict=True) if (d := hausdorff_95(*pair)) is not None]
-    by_image = np.array([dice(*pair) for pair in zip(guess, truth, strict=True)])
+    true_objects = list(map(components, truth)) if objects is None else list(np.asarray(objects))
+    guessed_objects = list(map(components, guess))
+    masks = list(zip(guess, truth, strict=True))
+    distances = [distance for distance in starmap(hausdorff_95, masks) if distance is not None]
+    pairs_of_objects = list(zip(guessed_objects, true_objects, strict=True))
     return SegmentationScore(
-        dice=mean_dice_figure(by_image, pictures),
+        dice=mean_dice_figure(np.array(list(starmap(dice, masks))), pictures),
         mean_iou=mean_iou(guess, truth),
-        object_dice=float(np.mean([object_dice(*pair) for pair in zip(found, held, strict=True)])),
-        aji=float(np.mean([aggregated_jaccard(*pair) for pair in zip(found, held, strict=True)])),
+        object_dice=float(np.mean(list(starmap(object_dice, pairs_of_objects)))),
+        aji=float(np.mean(list(starmap(aggregated_jaccard, pairs_of_objects)))),
         hd95=float(np.mean(distances)) if distances else None,
     )
 
@@ -115,4 +117,8 @@ def constant_dice(true: ArrayLike) -> float:
     """
     _, truth = masks_of(true, true, 3)
     answers = [np.full(truth.shape[1:], c) for c in {0, *np.unique(truth).tolist()}]
-    return max(float(np.mean([dice(answer, mask) for mask in truth])) for answer in answers)
+    means = []
+    for answer in answers:
+        by_image = [dice(answer, mask) for mask in truth]
+        means.append(float(np.mean(by_image)))
+    return max(means)

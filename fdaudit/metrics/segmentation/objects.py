@@ -31,13 +31,13 @@ def object_dice(predicted: ArrayLike, true: ArrayLike) -> float:
     Each true object is compared with the predicted one that it overlaps most, and each predicted with the true one. The
     Dice coefficients are averaged by the objects' sizes on either side, and the two averages equally.
     """
-    both, guessed, held = _overlaps(predicted, true)
-    if not guessed.size or not held.size:
-        return float(guessed.size == held.size)
-    coefficients = 2 * both / (held[:, None] + guessed)
-    of_true = coefficients[np.arange(len(held)), both.argmax(1)]
+    both, guessed, true_areas = _overlaps(predicted, true)
+    if not guessed.size or not true_areas.size:
+        return float(guessed.size == true_areas.size)
+    coefficients = 2 * both / (true_areas[:, None] + guessed)
+    of_true = coefficients[np.arange(len(true_areas)), both.argmax(1)]
     of_guess = coefficients[both.argmax(0), np.arange(len(guessed))]
-    return float((np.average(of_true, weights=held) + np.average(of_guess, weights=guessed)) / 2)
+    return float((np.average(of_true, weights=true_areas) + np.average(of_guess, weights=guessed)) / 2)
 
 
 def aggregated_jaccard(predicted: ArrayLike, true: ArrayLike) -> float:
@@ -46,16 +46,16 @@ def aggregated_jaccard(predicted: ArrayLike, true: ArrayLike) -> float:
     Each true object is matched with the predicted one of the largest Jaccard index. The sum of their intersections is
     divided by the sum of their unions and of all predicted objects that were never matched.
     """
-    both, guessed, held = _overlaps(predicted, true)
-    if not guessed.size or not held.size:
-        return float(guessed.size == held.size)
-    either = held[:, None] + guessed - both
+    both, guessed, true_areas = _overlaps(predicted, true)
+    if not guessed.size or not true_areas.size:
+        return float(guessed.size == true_areas.size)
+    either = true_areas[:, None] + guessed - both
     best = (both / either).argmax(1)
-    rows = np.arange(len(held))
-    found = both[rows, best] > 0
+    rows = np.arange(len(true_areas))
+    overlaps = both[rows, best] > 0
     shared = both[rows, best].sum()
-    spanned = np.where(found, either[rows, best], held).sum()
-    missed = np.setdiff1d(np.arange(len(guessed)), best[found])
+    spanned = np.where(overlaps, either[rows, best], true_areas).sum()
+    missed = np.setdiff1d(np.arange(len(guessed)), best[overlaps])
     return float(shared / (spanned + guessed[missed].sum()))
 
 
@@ -64,8 +64,8 @@ def _overlaps(predicted: ArrayLike, true: ArrayLike) -> tuple[Floats, Floats, Fl
     guess, truth = masks_of(predicted, true, 2)
     codes = []
     for mask in (guess, truth):
-        known, code = np.unique(mask, return_inverse=True)
-        codes.append((code.ravel() + (known[0] != 0), len(known) + (known[0] != 0)))
+        numbers, code = np.unique(mask, return_inverse=True)
+        codes.append((code.ravel() + (numbers[0] != 0), len(numbers) + (numbers[0] != 0)))
     (g, m), (t, n) = codes
     table = np.bincount(t * m + g, minlength=n * m).reshape(n, m).astype(np.float64)
     return table[1:, 1:], table[:, 1:].sum(0), table[1:].sum(1)

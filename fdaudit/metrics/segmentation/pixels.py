@@ -22,15 +22,15 @@ def masks_of(predicted: ArrayLike, true: ArrayLike, ndim: int) -> tuple[Integers
     Raises:
         UsageError: the shapes differ or are not those of masks, or values are negative or no whole numbers.
     """
-    found = []
-    for name, given in (("predicted", predicted), ("true", true)):
-        array = np.asarray(given)
+    masks = []
+    for name, mask in (("predicted", predicted), ("true", true)):
+        array = np.asarray(mask)
         if array.ndim != ndim or array.size == 0 or array.dtype.kind not in "biu" or array.min() < 0:
             shape = "(h, w)" if ndim == 2 else "(n, h, w)"
             problem = f"is no mask {shape} of whole numbers from 0 on"
             raise UsageError(name, (array.dtype.name, array.shape), problem, "Give a class for each pixel.")
-        found.append(array.astype(np.int64))
-    guess, truth = found
+        masks.append(array.astype(np.int64))
+    guess, truth = masks
     if guess.shape != truth.shape:
         problem = f"does not match true masks {truth.shape}"
         raise UsageError("predicted", guess.shape, problem, "Give masks of one shape.")

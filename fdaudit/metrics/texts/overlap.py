@@ -45,7 +45,10 @@ def rouge(guess: Sequence[int], truth: Sequence[int], n: int) -> float:
 
     Of texts shorter than n words it is 1 if they are equal, else 0.
     """
-    runs = [Counter(zip(*(text[i:] for i in range(n)), strict=False)) for text in (guess, truth)]
+    runs = []
+    for text in (guess, truth):
+        shifted = [text[i:] for i in range(n)]
+        runs.append(Counter(zip(*shifted, strict=False)))
     total = sum(sum(r.values()) for r in runs)
     if not total:
         return float(list(guess) == list(truth))
@@ -67,8 +70,8 @@ def rouge_l(guess: Sequence[int], truth: Sequence[int]) -> float:
 
 def positions_right(guess: Integers, truth: Integers) -> float:
     """Return the share of a true text's words (L,) that the guess (L,) has at the same position."""
-    named = ~np.isin(truth, _NAMELESS)
-    return float((guess[named] == truth[named]).mean()) if named.any() else 0.0
+    is_word = ~np.isin(truth, _NAMELESS)
+    return float((guess[is_word] == truth[is_word]).mean()) if is_word.any() else 0.0
 
 
 def matched(guess: Integers, truth: Integers) -> Integers:
@@ -78,10 +81,12 @@ def matched(guess: Integers, truth: Integers) -> Integers:
     """
     from scipy.optimize import linear_sum_assignment
 
-    found = np.full(len(truth), -1)
+    numbers = np.full(len(truth), -1)
     if len(guess) and len(truth):
-        told = [spoken(g) for g in guess]
-        score = np.array([[rouge(g, spoken(t), 1) for g in told] for t in truth])
+        guess_words = list(map(spoken, guess))
+        score = np.empty((len(truth), len(guess)))
+        for row, text in enumerate(truth):
+            score[row] = [rouge(g, spoken(text), 1) for g in guess_words]
         rows, columns = linear_sum_assignment(-score)
-        found[rows] = columns
-    return found
+        numbers[rows] = columns
+    return numbers

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 from numpy.typing import NDArray
@@ -95,17 +96,17 @@ def _prior(auxiliary: Integers, one: Recovered, generator: np.random.Generator) 
     """Return F1 of the most frequent auxiliary words, as many as suit that number of auxiliary texts best."""
     if not len(auxiliary):
         return 0.0
-    held = [bag(text[None]) for text in auxiliary]
-    words, count = np.unique([w for b in held for w in b], return_counts=True)
+    bags = [bag(text[None]) for text in auxiliary]
+    words, count = np.unique(list(chain.from_iterable(bags)), return_counts=True)
     ranked = words[np.argsort(-count, kind="stable")].tolist()
     size = min(len(one.truth), len(auxiliary))
-    drawn = [
-        frozenset().union(*(held[i] for i in generator.permutation(len(held))[:size]))
-        for _ in range(_PRIOR_DRAWS)
-    ]
-    usual = max(1, round(float(np.mean([len(d) for d in drawn]))))
+    samples = []
+    for _ in range(_PRIOR_DRAWS):
+        rows = generator.permutation(len(bags))[:size]
+        samples.append(frozenset[int]().union(*(bags[i] for i in rows)))
+    usual = max(1, round(float(np.mean(list(map(len, samples))))))
     sizes = sorted({max(1, usual // 4), max(1, usual // 2), usual})
-    best = max(sizes, key=lambda m: np.mean([bag_scores(frozenset(ranked[:m]), d)[2] for d in drawn]))
+    best = max(sizes, key=lambda m: np.mean([bag_scores(frozenset(ranked[:m]), d)[2] for d in samples]))
     return bag_scores(frozenset(ranked[:best]), bag(one.truth))[2]
 
 
@@ -117,12 +118,12 @@ def _gain(
     generator: np.random.Generator,
 ) -> Figure:
     """Return F1 over the larger of the prior and the mean of the same guess on other texts, tested by those."""
-    drawn = [_on_others(r, others, generator) for r in found]
-    known = [d for d in drawn if d is not None]
-    if len(known) < len(drawn):
+    draws = [_on_others(r, others, generator) for r in found]
+    usable = [d for d in draws if d is not None]
+    if len(usable) < len(draws):
         why = "there are fewer other texts of the victim's classes than its own, so nothing bounds chance"
         return Figure(name="token_gain", value=f1 - prior, unit="fraction", n=len(found), note=why)
-    chance = np.mean(known, axis=0)
+    chance = np.mean(usable, axis=0)
     floor = max(prior, float(chance.mean()))
     return Figure(
         name="token_gain",
@@ -140,49 +141,49 @@ def _on_others(
     """Return F1 (draws,) of a guess on as many other texts of the same classes; None if there are too few."""
     x, y = others
     pools = []
-    for label, wanted in zip(*np.unique(one.labels, return_counts=True), strict=True):
+    for label, count in zip(*np.unique(one.labels, return_counts=True), strict=True):
         rows = np.flatnonzero(y == label)
-        if len(rows) < 2 * wanted:
+        if len(rows) < 2 * count:
             return None
-        pools.append((rows, int(wanted)))
+        pools.append((rows, int(count)))
     top = 1 + max(int(x.max()), int(one.truth.max()), max(one.words, default=0))
     has = np.zeros((len(x), top), dtype=bool)
     np.put_along_axis(has, x, True, axis=1)
     has[:, :2] = False  # padding and the unknown word
     guess = np.zeros(top, dtype=bool)
     guess[list(one.words)] = True
-    made = np.empty(_DRAWS)
+    scores = np.empty(_DRAWS)
     for k in range(_DRAWS):
-        rows = np.concatenate([generator.choice(pool, wanted, replace=False) for pool, wanted in pools])
+        rows = np.concatenate([generator.choice(pool, count, replace=False) for pool, count in pools])
         batch = has[rows].any(0)
-        made[k] = 2 * (batch & guess).sum() / max(batch.sum() + guess.sum(), 1)
-    return made
+        scores[k] = 2 * (batch & guess).sum() / max(batch.sum() + guess.sum(), 1)
+    return scores
 
 
 def _in_order(
     found: Sequence[Recovered], auxiliary: Integers, generator: np.random.Generator
 ) -> Mapping[str, Figure]:
     """Return the figures of guessed texts, and of as many auxiliary texts in their place."""
-    told = [r for r in found if r.texts is not None]
-    if not told:
+    with_texts = [r for r in found if r.texts is not None]
+    if not with_texts:
         return {}
-    own = np.array([row for r in told for row in _rows(r.texts, r.truth)])
+    rows = []
+    for recovered in with_texts:
+        rows += _rows(recovered.texts, recovered.truth)
+    own = np.array(rows)
     figures = {
         name: mean_figure(name, own[:, i], generator, unit="fraction") for i, name in enumerate(_ORDERED)
     }
     if not len(auxiliary):
         return figures
-    drawn = [
-        np.mean(
-            [
-                _rows(auxiliary[generator.permutation(len(auxiliary))[: len(r.truth)]], r.truth)
-                for _ in range(5)
-            ],
-            0,
-        )
-        for r in told
-    ]
-    prior = np.concatenate(drawn)
+    samples = []
+    for r in with_texts:
+        draws = []
+        for _ in range(5):
+            texts = auxiliary[generator.permutation(len(auxiliary))[: len(r.truth)]]
+            draws.append(_rows(texts, r.truth))
+        samples.append(np.mean(draws, 0))
+    prior = np.concatenate(samples)
     for i, name in enumerate(_ORDERED):
         value = float(prior[:, i].mean())
         figures[f"{name}_prior"] = Figure(
@@ -202,12 +203,12 @@ def _rows(guess: Integers | None, truth: Integers) -> list[list[float]]:
         if g < 0:
             rows.append([0.0] * len(_ORDERED))
             continue
-        told = spoken(guess[g])
+        guessed = spoken(guess[g])
         rows.append(
             [
-                rouge(told, words, 1),
-                rouge(told, words, 2),
-                rouge_l(told, words),
+                rouge(guessed, words, 1),
+                rouge(guessed, words, 2),
+                rouge_l(guessed, words),
                 positions_right(guess[g], text),
             ]
         )

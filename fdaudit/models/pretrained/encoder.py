@@ -178,11 +178,11 @@ def _shapes(sizes: Sizes) -> dict[str, tuple[int, ...]]:
 
 def _placed(weights: Weights, length: int) -> dict[str, Tensor]:
     """Return the encoder's parameters by name, the rows of the vocabulary in the order of the dataset's words."""
-    read = weights.tensors(_shapes(weights.sizes))
-    table = read.pop(_WORDS)
-    read[_POSITIONS] = read[_POSITIONS][: length + 2].clone()
+    tensors = weights.tensors(_shapes(weights.sizes))
+    table = tensors.pop(_WORDS)
+    tensors[_POSITIONS] = tensors[_POSITIONS][: length + 2].clone()
     return {
         "embedding.weight": table[list(weights.pieces.rows)],
         "marks.weight": table[list(weights.pieces.marks)],
-        **{f"body.{name}": tensor for name, tensor in read.items()},
+        **{f"body.{name}": tensor for name, tensor in tensors.items()},
     }

@@ -94,7 +94,7 @@ class Weights:
         """
         file = self.folder / WEIGHTS_FILE
         plain = {_plain(name, self.sizes.model_type): tensor for name, tensor in self.stored.items()}
-        found = {}
+        parameters = {}
         for name, shape in shapes.items():
             if (tensor := plain.get(name)) is None:
                 raise _wrong(file, f"has no tensor {name}")
@@ -102,10 +102,10 @@ class Weights:
                 kind = str(tensor.dtype).removeprefix("torch.")
                 problem = f"has {name} as {kind} {tuple(tensor.shape)}; config.json implies floats {shape}"
                 raise _wrong(file, problem)
-            found[name] = tensor.to(torch.float32)
-            if not torch.isfinite(found[name]).all():
+            parameters[name] = tensor.to(torch.float32)
+            if not torch.isfinite(parameters[name]).all():
                 raise _wrong(file, f"holds NaN or infinite values in {name}")
-        return found
+        return parameters
 
 
 def found_in(path: str, digest: str | None = None, root: Path | None = None) -> Weights:
@@ -125,8 +125,8 @@ def found_in(path: str, digest: str | None = None, root: Path | None = None) -> 
     hashed = hashlib.sha256()
     for part in content.values():
         hashed.update(part)
-    if digest not in (None, made := hashed.hexdigest()):
-        problem = f"is not the digest of the files in {folder}: they have {made}"
+    if digest not in (None, actual := hashed.hexdigest()):
+        problem = f"is not the digest of the files in {folder}: they have {actual}"
         raise SpecError("model.params.sha256", digest, problem, "Correct it, or put the right files there.")
     sizes = _sizes(folder / CONFIG_FILE, content[CONFIG_FILE])
     try:
@@ -140,7 +140,7 @@ def found_in(path: str, digest: str | None = None, root: Path | None = None) -> 
         stored = decode(content[WEIGHTS_FILE])
     except IntegrityError:
         raise _wrong(folder / WEIGHTS_FILE, "is no safetensors file") from None
-    return Weights(folder, sizes, pieces, stored, made)
+    return Weights(folder, sizes, pieces, stored, actual)
 
 
 def sizes_in(path: str) -> Sizes:
@@ -180,9 +180,10 @@ def _sizes(file: Path, content: bytes) -> Sizes:
     except ValidationError as error:
         first: Any = error.errors()[0]
         name = ".".join(map(str, first["loc"]))
-        said = first["msg"].removeprefix("Value error, ")
+        reason = first["msg"].removeprefix("Value error, ")
         raise _wrong(
-            file, f"describes neither BERT nor DistilBERT as it is read ({name}: {said})".replace("(: ", "(")
+            file,
+            f"describes neither BERT nor DistilBERT as it is read ({name}: {reason})".replace("(: ", "("),
         ) from None
     except ValueError as error:
         raise _wrong(file, f"is no JSON ({error})") from None
@@ -190,8 +191,8 @@ def _sizes(file: Path, content: bytes) -> Sizes:
 
 def _plain(name: str, prefix: str) -> str:
     """Return a tensor's name without its prefix. Older files say gamma and beta in a LayerNorm."""
-    found = name.removeprefix(f"{prefix}.")
-    return found.replace("LayerNorm.gamma", "LayerNorm.weight").replace("LayerNorm.beta", "LayerNorm.bias")
+    stem = name.removeprefix(f"{prefix}.")
+    return stem.replace("LayerNorm.gamma", "LayerNorm.weight").replace("LayerNorm.beta", "LayerNorm.bias")
 
 
 def _wrong(file: Path, problem: str) -> SpecError:

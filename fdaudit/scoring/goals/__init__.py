@@ -10,6 +10,7 @@ from fdaudit.scoring.goals.label_distribution import LabelScorer
 from fdaudit.scoring.goals.membership import MembershipScorer
 from fdaudit.scoring.goals.model_extraction import CopyScorer
 from fdaudit.scoring.goals.reconstruction import ReconstructionScorer
+from fdaudit.scoring.goals.row_reconstruction import RowScorer
 from fdaudit.scoring.goals.scorer import GoalScorer
 from fdaudit.scoring.goals.text_reconstruction import TextScorer
 
@@ -18,7 +19,7 @@ __all__ = ["SCORERS"]
 SCORERS: Mapping[str, type[GoalScorer[Any]]] = MappingProxyType(
     {
         scorer.goal.name: scorer
-        for scorer in (ReconstructionScorer, TextScorer, MembershipScorer, LabelScorer, CopyScorer)
+        for scorer in (ReconstructionScorer, RowScorer, TextScorer, MembershipScorer, LabelScorer, CopyScorer)
     }
 )
 """The scorers by the names of their goals."""

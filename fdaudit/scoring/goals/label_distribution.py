@@ -16,7 +16,7 @@ from fdaudit.handout.auxiliary import Assumption, others
 from fdaudit.metrics import kl_divergence, mean_and_worst, score_label_distribution
 from fdaudit.result import Shares, Target
 from fdaudit.rng import child_numpy
-from fdaudit.scoring.goals.scorer import Asked, GoalScorer, Scores
+from fdaudit.scoring.goals.scorer import CheckedTask, GoalScorer, Scores
 from fdaudit.scoring.goals.submission import Reader, Submission
 from fdaudit.scoring.ground_truth import Truth, class_shares
 from fdaudit.types import Figure
@@ -53,12 +53,12 @@ class LabelScorer(GoalScorer[LabelDistribution]):
     submission = LabelGuess
 
     @classmethod
-    def due(cls, asked: Asked) -> Collection[str]:
+    def due(cls, asked: CheckedTask) -> Collection[str]:
         """Return the victims: each needs shares."""
         return asked.victims
 
     @classmethod
-    def check(cls, guesses: Sequence[LabelDistribution], asked: Asked) -> None:
+    def check(cls, guesses: Sequence[LabelDistribution], asked: CheckedTask) -> None:
         """Refuse shares that are no distribution over the classes."""
         for guess in guesses:
             shares = guess.distribution
@@ -101,7 +101,7 @@ def score_labels(truth: Truth, cell: str, guesses: Sequence[LabelDistribution]) 
     )
     figures = []
     for figure in scores[guesses[0].target]:
-        generator = child_numpy(truth.plan.seed, "score", cell, figure)
+        generator = child_numpy(truth.case.seed, "score", cell, figure)
         by_client = {t: s[figure] for t, s in scores.items()}
         mean, worst = mean_and_worst(by_client, generator, higher_is_worse=False)
         # The client nearest to the prior is no victim of anything: of the prior the mean alone says something.
@@ -117,10 +117,10 @@ def _prior(truth: Truth, clients: Sequence[str]) -> tuple[str, Tensor]:
     Returns:
         Its name, and the shares (C,).
     """
-    C = truth.plan.dataset.classes
+    C = truth.case.dataset.classes
     uniform = torch.full((C,), 1 / C, dtype=torch.float64)
     priors = {"uniform prior": uniform}
-    held = others(truth.plan).records
+    held = others(truth.case).records
     y = None if held is None else held[1]
     if y is not None and int(class_counts(y, C).sum()):
         priors["prior: class shares of auxiliary records"] = class_shares(y, C, "auxiliary")

@@ -16,9 +16,10 @@ from fdaudit.handout.auxiliary import Assumption
 from fdaudit.metrics import MembershipScore, auc_figure, mean_and_worst, score_generated, score_membership
 from fdaudit.result import Roc, Target, noted
 from fdaudit.rng import child_numpy
-from fdaudit.scoring.goals.scorer import Asked, GoalScorer, Inputs, Scores
+from fdaudit.scoring.goals.scorer import CheckedTask, GoalScorer, Inputs, Scores
 from fdaudit.scoring.goals.submission import Reader, Submission, Text
-from fdaudit.types import Challenge, Figure, task_of
+from fdaudit.tasks import labels_of
+from fdaudit.types import Challenge, Figure
 
 __all__ = ["NO_COINS", "MembershipGuess", "MembershipScorer"]
 
@@ -57,15 +58,15 @@ class MembershipScorer(GoalScorer[Membership]):
 
     def __init__(self, inputs: Inputs) -> None:
         super().__init__(inputs)
-        self._truth, self._seed, self._encode = inputs.truth, inputs.truth.plan.seed, inputs.encode
+        self._truth, self._seed, self._encode = inputs.truth, inputs.truth.case.seed, inputs.encode
 
     @classmethod
-    def due(cls, asked: Asked) -> Collection[str]:
+    def due(cls, asked: CheckedTask) -> Collection[str]:
         """Return the challenged victims: each needs scores."""
         return asked.candidates
 
     @classmethod
-    def check(cls, guesses: Sequence[Membership], asked: Asked) -> None:
+    def check(cls, guesses: Sequence[Membership], asked: CheckedTask) -> None:
         """Refuse other than one finite score for each candidate, and generated samples that are no finite images."""
         for guess in guesses:
             n = asked.candidates[guess.target]
@@ -111,7 +112,7 @@ class MembershipScorer(GoalScorer[Membership]):
             members.append(member)
             pairs.append(challenge.pair + offset)
             offset += len(member) // 2
-        by_coins = self._truth.plan.design != "observational"
+        by_coins = self._truth.case.design != "observational"
         found = score_membership(
             torch.cat([g.scores for g in guesses]),
             torch.cat(members),
@@ -128,7 +129,7 @@ class MembershipScorer(GoalScorer[Membership]):
 
         It is logistic regression on pixels and labels. Each part of the candidates is predicted from the others.
         """
-        if self._truth.plan.design != "observational":
+        if self._truth.case.design != "observational":
             return ()
         values, members = [], []
         for guess in guesses:
@@ -188,7 +189,7 @@ def _predicted(challenge: Challenge, member: Tensor, generator: np.random.Genera
     from sklearn.linear_model import LogisticRegression
     from sklearn.preprocessing import StandardScaler
 
-    y = challenge.y if task_of(challenge.y) == "multi-label" else torch.nn.functional.one_hot(challenge.y)
+    y = labels_of(challenge.y).as_numbers(challenge.y)
     inputs = StandardScaler().fit_transform(torch.cat([challenge.x.flatten(1), y.float()], 1).numpy())
     truth, found = member.numpy(), np.zeros(len(member))
     part = np.empty(len(truth), dtype=np.int64)

@@ -11,11 +11,10 @@ from torch import Tensor
 
 from fdaudit.goals.model_extraction import GOAL, Extraction
 from fdaudit.handout.auxiliary import Assumption
-from fdaudit.handout.oracle_server import Answering
 from fdaudit.metrics import mean_and_worst, score_extraction
 from fdaudit.result import Target
 from fdaudit.rng import child, child_numpy
-from fdaudit.scoring.goals.scorer import Asked, GoalScorer, Inputs, Scores
+from fdaudit.scoring.goals.scorer import CheckedTask, GoalScorer, Inputs, Scores
 from fdaudit.scoring.goals.submission import FileName, Reader, Submission, Text
 from fdaudit.training.trainer import Fit, Job, Parameters, draw_batches, parameters_of
 from fdaudit.types import Figure
@@ -57,16 +56,16 @@ class CopyScorer(GoalScorer[Extraction]):
 
     def __init__(self, inputs: Inputs) -> None:
         super().__init__(inputs)
-        self._answering = Answering(self.plan, inputs.vault)
+        self._answering = inputs.answering
         self._baseline: Parameters | None = None
 
     @classmethod
-    def check(cls, guesses: Sequence[Extraction], asked: Asked) -> None:
+    def check(cls, guesses: Sequence[Extraction], asked: CheckedTask) -> None:
         """Refuse nothing: `score` compares each copy with the federation's network, which no view holds."""
 
     def scorable(self, guess: Extraction) -> bool:
         """Return whether the copied model is on record; a recording may lack a client's own."""
-        return self.plan.origin != "recording" or self._answering.knows(guess.target)
+        return self.case.origin != "recording" or self._answering.knows(guess.target)
 
     def score(self, cell: str, guesses: Sequence[Extraction], assumed: Sequence[Assumption] = ()) -> Scores:
         """Return the figures over all copied models, and each model's own.
@@ -74,10 +73,10 @@ class CopyScorer(GoalScorer[Extraction]):
         Raises:
             ValueError: a copy has other parameters than the federation's network, or one that is not finite.
         """
-        plan, (x, y) = self.plan, self.plan.test
+        case, (x, y) = self.case, self.case.test
         if self._baseline is None:
-            self._baseline = auxiliary_model(plan, plan.auxiliary, child(plan.seed, "extraction", "baseline"))
-        trainer = plan.trainer()
+            self._baseline = auxiliary_model(case, case.auxiliary, child(case.seed, "extraction", "baseline"))
+        trainer = case.trainer()
         without = trainer.predict(self._baseline, x).argmax(1)
         by_target = dict[str, Mapping[str, Figure]]()
         for guess in guesses:
@@ -90,10 +89,10 @@ class CopyScorer(GoalScorer[Extraction]):
         targets = tuple(
             Target(target=name, figures=tuple(figures.values())) for name, figures in by_target.items()
         )
-        return scored(by_target, plan, cell), targets
+        return scored(by_target, case, cell), targets
 
 
-def scored(by_target: Mapping[str, Mapping[str, Figure]], plan: Case, cell: str) -> tuple[Figure, ...]:
+def scored(by_target: Mapping[str, Mapping[str, Figure]], case: Case, cell: str) -> tuple[Figure, ...]:
     """Return each figure's mean over the models, and the worst model's.
 
     The gain's mean has a p-value of its own: the least of the models', times their number (Bonferroni).
@@ -101,7 +100,7 @@ def scored(by_target: Mapping[str, Mapping[str, Figure]], plan: Case, cell: str)
     found = []
     for name in next(iter(by_target.values())):
         figures = {target: by_name[name] for target, by_name in by_target.items()}
-        mean, worst = mean_and_worst(figures, child_numpy(plan.seed, "score", cell, name))
+        mean, worst = mean_and_worst(figures, child_numpy(case.seed, "score", cell, name))
         told = [f.p for f in figures.values() if f.p is not None]
         found += [replace(mean, p=min(1.0, len(told) * min(told)) if told else None), worst]
     return tuple(found)
@@ -123,12 +122,12 @@ def check_copy(guess: Extraction, network: Parameters) -> None:
             )
 
 
-def auxiliary_model(plan: Case, auxiliary: tuple[Tensor, Tensor], generator: torch.Generator) -> Parameters:
+def auxiliary_model(case: Case, auxiliary: tuple[Tensor, Tensor], generator: torch.Generator) -> Parameters:
     """Return the federation's network fitted to auxiliary records alone, from the public initial weights if any."""
-    initial = plan.initial_seed
+    initial = case.initial_seed
     weights = generator if initial is None else torch.Generator().manual_seed(initial)
-    start, (x, y) = parameters_of(plan.architecture.build(weights)), auxiliary
+    start, (x, y) = parameters_of(case.architecture.build(weights)), auxiliary
     batches = draw_batches(len(y), 64, steps=_STEPS, generator=generator)
     job = Job(party="baseline", parameters=start, x=x, targets=y, batches=batches)
-    (fitted,) = plan.trainer().fit([job], Fit(lr=3e-3, final_lr=3e-5, optimizer="adam"))
+    (fitted,) = case.trainer().fit([job], Fit(lr=3e-3, final_lr=3e-5, optimizer="adam"))
     return fitted.parameters

@@ -33,7 +33,7 @@ from fdaudit.rng import child_numpy
 from fdaudit.scoring.class_truth import class_priors, evaluate_classes, score_classes
 from fdaudit.scoring.galleries import bystanders_of, gallery_tests
 from fdaudit.scoring.goals.scorer import (
-    Asked,
+    CheckedTask,
     GoalScorer,
     Inputs,
     Scores,
@@ -42,6 +42,7 @@ from fdaudit.scoring.goals.scorer import (
 )
 from fdaudit.scoring.goals.submission import FileName, Reader, Submission
 from fdaudit.storage.files import write_atomically
+from fdaudit.tasks import labels_of
 from fdaudit.training.encoder import TaskEncoder
 from fdaudit.types import Figure
 
@@ -97,7 +98,7 @@ class ReconstructionScorer(GoalScorer[Reconstruction]):
 
     def __init__(self, inputs: Inputs) -> None:
         super().__init__(inputs)
-        self._truth, self._plan = inputs.truth, inputs.truth.plan
+        self._truth, self._case = inputs.truth, inputs.truth.case
         self._run, self._encode = inputs.run, inputs.encode
         try:
             self._lpips: torch.nn.Module | None = load_lpips()
@@ -105,7 +106,7 @@ class ReconstructionScorer(GoalScorer[Reconstruction]):
             self._lpips = None  # the metric then says itself what is missing
 
     @classmethod
-    def check(cls, guesses: Sequence[Reconstruction], asked: Asked) -> None:
+    def check(cls, guesses: Sequence[Reconstruction], asked: CheckedTask) -> None:
         """Refuse a mix of guesses about messages and about classes, and what is about neither.
 
         A guess names a message of its target that is in the view, and none of another client; or it shows one image of
@@ -136,7 +137,7 @@ class ReconstructionScorer(GoalScorer[Reconstruction]):
             assumed: the adversaries that guessed.
         """
         whole = self.compared(guesses, cell, assumed)
-        found = gallery_tests(self._plan, guesses, [self._truth.rows(g) for g in guesses], cell)
+        found = gallery_tests(self._case, guesses, [self._truth.rows(g) for g in guesses], cell)
         targets = []
         for guess in guesses:
             own = f"{cell}/{guess.target}"
@@ -170,8 +171,8 @@ class ReconstructionScorer(GoalScorer[Reconstruction]):
             FdauditError: no record stands behind a victim's messages; Poisson sampling can draw empty batches.
         """
         if guesses[0].by_class:
-            beside = bystanders_of(self._plan, [g.target for g in guesses])
-            return score_classes(self._plan, guesses, cell, assumed, beside, self._lpips)
+            beside = bystanders_of(self._case, [g.target for g in guesses])
+            return score_classes(self._case, guesses, cell, assumed, beside, self._lpips)
         truths = [self._truth.behind(g.target, g.messages) for g in guesses]
         for guess, (x, _) in zip(guesses, truths, strict=True):
             if not len(x):
@@ -180,17 +181,17 @@ class ReconstructionScorer(GoalScorer[Reconstruction]):
                     "training drew nobody. There is nothing to be reconstructed; raise the defence's sample_rate."
                 )
         auxiliary_x, auxiliary_groups = self._prior()
-        known = self._plan.dataset.known_groups
+        known = self._case.dataset.known_groups
         labels = [g.labels for g in guesses if g.labels is not None]
         return score_reconstruction(
             [g.images for g in guesses],
             [x for x, _ in truths],
             auxiliary_x,
-            child_numpy(self._plan.seed, "score", cell),
+            child_numpy(self._case.seed, "score", cell),
             guess_labels=labels if len(labels) == len(guesses) else None,
             true_labels=None if known is None else [known[self._truth.rows(g)] for g in guesses],
             auxiliary_labels=auxiliary_groups,
-            bystanders=bystanders_of(self._plan, [g.target for g in guesses]),
+            bystanders=bystanders_of(self._case, [g.target for g in guesses]),
             targets=[g.target for g in guesses],
             lpips_network=self._lpips,
         )
@@ -200,7 +201,7 @@ class ReconstructionScorer(GoalScorer[Reconstruction]):
     ) -> tuple[Figure, ...]:
         """Return figures of guesses of classes by the auditor's evaluator, for all victims or for one."""
         by_class = guesses[0].by_class
-        return evaluate_classes(self._plan, guesses, cell, assumed, together) if by_class else ()
+        return evaluate_classes(self._case, guesses, cell, assumed, together) if by_class else ()
 
     def _distances(self, guesses: Sequence[Reconstruction]) -> tuple[Figure, ...]:
         """Measure the distance between all guesses and all true images as sets: FID, and the task encoder's."""
@@ -210,7 +211,7 @@ class ReconstructionScorer(GoalScorer[Reconstruction]):
             why = "a distance between sets needs at least two images on each side"
             return tuple(Figure(name=n, value=None, unavailable=why) for n in ("fid", "frechet_task_encoder"))
         if self._encode is None:
-            masks = self._plan.dataset.task == "segmentation"
+            masks = self._case.dataset.task.labels.dense
             why = "the encoder learns classes, and masks are none" if masks else "bring auxiliary records"
             return fid_figure(guess, truth), Figure(name="frechet_task_encoder", value=None, unavailable=why)
         return (
@@ -220,8 +221,8 @@ class ReconstructionScorer(GoalScorer[Reconstruction]):
 
     def _prior(self) -> tuple[Tensor | None, Tensor | None]:
         """Return the images (m, c, h, w) that the prior baseline is made of, and their classes or sites (m,)."""
-        x, y = others(self._plan).prior
-        return x, groups_of(self._plan, y)
+        x, y = others(self._case).prior
+        return x, groups_of(self._case, y)
 
     def prior_images(
         self,
@@ -239,16 +240,16 @@ class ReconstructionScorer(GoalScorer[Reconstruction]):
         if not played or played[0] == OWN_IMAGES:
             return None
         x, y = self._truth.records(guess)
-        generator = child_numpy(self._plan.seed, "prior-images", cell, guess.target)
+        generator = child_numpy(self._case.seed, "prior-images", cell, guess.target)
         rows = [r.truth for r in score.images]
         if guess.by_class:
             of = y[rows].numpy()  # a guess is of the class of its nearest record
-            priors = class_priors(self._plan, assumed)
+            priors = class_priors(self._case, assumed)
             return None if priors is None else priors.guess(played[0], of, generator).float()
         auxiliary, groups = self._prior()
         if auxiliary is None:
             return None
-        known = self._plan.dataset.known_groups
+        known = self._case.dataset.known_groups
         own = None if known is None else known[self._truth.rows(guess)].numpy()
         shown = AuxiliaryPool(auxiliary, groups).guess(played[0], len(x), own, generator)
         return shown[match(shown, x)].float()[rows]
@@ -280,7 +281,7 @@ class ReconstructionScorer(GoalScorer[Reconstruction]):
                     psnr=row.psnr,
                     prior_psnr=row.psnr_prior,
                     ssim=row.ssim,
-                    true_label=int(y[row.truth]) if y.ndim == 1 else None,
+                    true_label=int(y[row.truth]) if labels_of(y).one_class else None,
                     guessed_label=label,
                     rank=None if rank is None else rank.rank,
                     gallery=None if rank is None else rank.of,

@@ -12,17 +12,17 @@ from torch import Tensor
 
 from fdaudit.goals import Goal, Guess
 from fdaudit.handout.auxiliary import Assumption
+from fdaudit.handout.oracle_server import Answering
 from fdaudit.result import Target
 from fdaudit.scoring.goals.submission import Submission
 from fdaudit.scoring.ground_truth import Truth
-from fdaudit.storage.vault import Vault
 from fdaudit.transcript.messages import role
 from fdaudit.types import Figure
 
 if TYPE_CHECKING:
     from fdaudit.adversary.view import View
 
-__all__ = ["Asked", "GoalScorer", "Inputs", "Scores", "refuse_other_senders", "refuse_two_of_a_victim"]
+__all__ = ["CheckedTask", "GoalScorer", "Inputs", "Scores", "refuse_other_senders", "refuse_two_of_a_victim"]
 
 Scores = tuple[tuple[Figure, ...], tuple[Target, ...]]
 """The figures over all victims, and each victim's own."""
@@ -31,7 +31,7 @@ G = TypeVar("G", bound=Guess)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asked:
+class CheckedTask:
     """The task of an attack, as far as its guesses are checked against it.
 
     Attributes:
@@ -54,13 +54,13 @@ class Inputs:
     Attributes:
         truth: what guesses are compared with.
         run: the run directory, where pictures go.
-        vault: the run's vault, with the final models.
+        answering: the final models.
         encode: the task encoder, for distances between sets of images; None without auxiliary records, or for masks.
     """
 
     truth: Truth
     run: Path
-    vault: Vault
+    answering: Answering
     encode: Callable[[Tensor], Tensor] | None
 
 
@@ -76,16 +76,16 @@ class GoalScorer(ABC, Generic[G]):
     """The form in which an external red team hands guesses in; None if it cannot."""
 
     def __init__(self, inputs: Inputs) -> None:
-        self.truth, self.plan = inputs.truth, inputs.truth.plan
+        self.truth, self.case = inputs.truth, inputs.truth.case
 
     @classmethod
-    def due(cls, asked: Asked) -> Collection[str] | None:
+    def due(cls, asked: CheckedTask) -> Collection[str] | None:
         """Return the parties that need one guess each; None if an attack may leave some out."""
         return None
 
     @classmethod
     @abstractmethod
-    def check(cls, guesses: Sequence[G], asked: Asked) -> None:
+    def check(cls, guesses: Sequence[G], asked: CheckedTask) -> None:
         """Refuse guesses that cannot be scored: of other shapes, out of range or not finite.
 
         All are of this goal and about victims, as `check_guesses` has made sure.

@@ -15,7 +15,7 @@ from fdaudit.result import Target, noted
 from fdaudit.rng import child_numpy
 from fdaudit.scoring.galleries import bystanders_of
 from fdaudit.scoring.goals.scorer import (
-    Asked,
+    CheckedTask,
     GoalScorer,
     Scores,
     refuse_other_senders,
@@ -35,7 +35,7 @@ class TextScorer(GoalScorer[TextReconstruction]):
     goal = GOAL
 
     @classmethod
-    def check(cls, guesses: Sequence[TextReconstruction], asked: Asked) -> None:
+    def check(cls, guesses: Sequence[TextReconstruction], asked: CheckedTask) -> None:
         """Refuse guesses about another client's messages, repeated words, and numbers that no word can have."""
         for guess in guesses:
             refuse_other_senders(guess, guess.messages, asked.view)
@@ -72,30 +72,30 @@ def _score_recovered(truth: Truth, cell: str, guesses: Sequence[TextReconstructi
         FdauditError: no record stands behind a victim's messages.
         ValueError: a guess is no number of a word, or texts have another length.
     """
-    plan, found = truth.plan, list[Recovered]()
+    case, found = truth.case, list[Recovered]()
     for guess in guesses:
         x, y = truth.behind(guess.target, guess.messages)
         if not len(x):
             raise FdauditError(
                 f"{guess.target}: no record stands behind its messages {list(guess.messages)}."
             )
-        _refuse_no_words(guess, len(plan.dataset.words), x.shape[1])
+        _refuse_no_words(guess, len(case.dataset.words), x.shape[1])
         texts = None if guess.texts is None else guess.texts.numpy()
         words = bag(guess.words.numpy())
         found.append(Recovered(words=words, texts=texts, truth=x.numpy(), labels=y.numpy()))
-    auxiliary, beside = others(plan).prior[0], bystanders_of(plan, [g.target for g in guesses])
-    empty = plan.dataset.x[:0]
+    auxiliary, beside = others(case).prior[0], bystanders_of(case, [g.target for g in guesses])
+    empty = case.dataset.x[:0]
     rows = torch.zeros(0, dtype=torch.int64) if beside is None else torch.from_numpy(beside.rows)
     given = (
         (empty if auxiliary is None else auxiliary).numpy(),
-        (plan.dataset.x[rows].numpy(), plan.dataset.y[rows].numpy()),
+        (case.dataset.x[rows].numpy(), case.dataset.y[rows].numpy()),
     )
-    whole = score_texts(found, *given, child_numpy(plan.seed, "score", cell))
+    whole = score_texts(found, *given, child_numpy(case.seed, "score", cell))
     targets = []
     for guess, one in zip(guesses, found, strict=True):
-        figures = score_texts([one], *given, child_numpy(plan.seed, "score", f"{cell}/{guess.target}"))
+        figures = score_texts([one], *given, child_numpy(case.seed, "score", f"{cell}/{guess.target}"))
         names = [
-            plan.dataset.words[w] for w in sorted(one.words & bag(one.truth), reverse=True)[:_MOST_SHOWN]
+            case.dataset.words[w] for w in sorted(one.words & bag(one.truth), reverse=True)[:_MOST_SHOWN]
         ]
         note = f"rare words recovered: {', '.join(names)}" if names else ""
         told = tuple(noted(f, note, "token_f1") for f in figures.values())

@@ -17,8 +17,9 @@ from torch import Tensor, nn
 
 from fdaudit.adversary.knowledge import Knowledge
 from fdaudit.adversary.view import View
+from fdaudit.tasks import task_of
 from fdaudit.transcript.messages import Message
-from fdaudit.types import AttackTask, TensorInfo, task_of
+from fdaudit.types import AttackTask, TensorInfo
 
 
 @pytest.fixture(autouse=True)
@@ -178,6 +179,10 @@ class MemoryArchitecture:
         return {"name": self.make.__name__, "input_shape": list(self.input_shape)}
 
     name = "network in memory"
+    source = ""
+
+    def random_inputs(self, n: int, generator: torch.Generator) -> Tensor:
+        return torch.rand(n, *self.input_shape, generator=generator)
 
     def build(self, generator: torch.Generator) -> nn.Module:
         return self.make(self.input_shape[1], generator)
@@ -272,6 +277,6 @@ def world(
     view = view_of_messages(sent, keep=keep, **hyper)
     known = 1000 if records is None else first
     knowledge = Knowledge(
-        architecture=MemoryArchitecture(make), auxiliary=(x[known:], y[known:]), task=task_of(y)
+        architecture=MemoryArchitecture(make), auxiliary=(x[known:], y[known:]), task=task_of(x, y)
     )
     return view, knowledge, AttackTask(targets=clients), data

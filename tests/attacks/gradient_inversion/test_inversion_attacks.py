@@ -23,7 +23,6 @@ from fdaudit.adversary.knowledge import Knowledge
 from fdaudit.types import AttackTask
 
 from .gradient_inversion_cases import (
-    MemoryArchitecture,
     MemoryView,
     digits,
     matched_psnr,
@@ -137,11 +136,6 @@ def test_reasons_of_single_attacks() -> None:
     assert "3 steps" in _reason("dlg", kind="model_update", local_steps=3)
     assert "not fully connected" in _reason("analytic", strided_cnn)
     assert "weight decay" in _reason("analytic", mlp, "model_update", weight_decay=0.1, local_steps=2)
-    normed = lambda hw, g: nn.Sequential(nn.BatchNorm2d(1), nn.Flatten(), nn.Linear(hw * hw, 10))  # noqa: E731
-    attack, config = ATTACKS["dlg"]
-    view, knowledge, task, _ = world(strided_cnn, "gradient", (1,))
-    knowledge = Knowledge(architecture=MemoryArchitecture(normed))
-    assert "BatchNorm" in attack(config).applicable(view, knowledge, task).reason
 
 
 def test_only_fit_victims_are_guessed_at() -> None:

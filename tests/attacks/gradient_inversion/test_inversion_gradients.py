@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import gc
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -139,19 +141,20 @@ def test_convolutions_too_large_to_unfold_give_the_same(
 
 def test_the_rule_depends_on_shapes_and_layers_alone() -> None:
     g = torch.Generator().manual_seed(0)
-    small, normed = dlg_lenet(16, g), nn.Sequential(nn.GroupNorm(1, 1), nn.Flatten(), nn.Linear(256, 10))
+    small = dlg_lenet(16, g)
+    grouped = nn.Sequential(nn.Conv2d(2, 2, 3, groups=2), nn.Flatten(), nn.Linear(392, 10))
     assert unfolded_values(small, (1, 16, 16)) == 25 * 64 + 300 * 16 + 300 * 16 + 192
     for batches in (1, 2, 8):
         assert choose_strategy(small, batches, 1, (1, 16, 16)) == "folded"
         assert choose_strategy(small, batches, 350, (1, 16, 16)) == "folded"
         assert choose_strategy(small, batches, 360, (1, 16, 16)) == "loop"
-    assert choose_strategy(normed, 4, 1, (1, 16, 16)) == "vmap"
-    assert choose_strategy(normed, 3, 1, (1, 16, 16)) == "loop"
+    assert choose_strategy(grouped, 4, 1, (2, 16, 16)) == "vmap"
+    assert choose_strategy(grouped, 3, 1, (2, 16, 16)) == "loop"
 
 
 def test_layers_that_cannot_be_folded_fall_back_to_the_right_gradient() -> None:
     g = torch.Generator().manual_seed(0)
-    inplace = nn.Sequential(nn.Flatten(), nn.Linear(16, 8), nn.ReLU(inplace=True), nn.Linear(8, 10))
+    inplace = nn.Sequential(nn.Flatten(), nn.Linear(16, 8), nn.ELU(inplace=True), nn.Linear(8, 10))
     grouped = nn.Sequential(nn.Conv2d(2, 4, 3, groups=2), nn.Flatten(), nn.Linear(4 * 2, 10))
     for module, shape in ((inplace, (1, 4, 4)), (grouped, (2, 4, 3))):
         init_uniform(module, g)
@@ -163,17 +166,102 @@ def test_layers_that_cannot_be_folded_fall_back_to_the_right_gradient() -> None:
             torch.testing.assert_close(found[r], expected)
 
 
-def test_refuses_batchnorm_tied_weights_and_parameters_of_another_network() -> None:
-    normed = nn.Sequential(nn.BatchNorm2d(1), nn.Flatten(), nn.Linear(4, 2))
-    with pytest.raises(UsageError, match="BatchNorm"):
-        GradientMap(normed, tensors(normed))
+def test_tied_weights_have_the_gradient_of_plain_autograd() -> None:
     shared = nn.Linear(4, 4)
-    tied = nn.Sequential(nn.Flatten(), shared, nn.ReLU(), shared)
-    with pytest.raises(UsageError, match="tied"):
-        GradientMap(tied, tensors(tied))
+    tied, halves = nn.Sequential(nn.Flatten(), shared, nn.ReLU(), shared), nn.Linear(4, 4)
+    halves.weight = shared.weight
+    own_bias = nn.Sequential(nn.Flatten(), shared, nn.Tanh(), halves)
+    x, y = torch.rand(4, 2, 1, 2, 2), torch.randint(0, 4, (4, 2))
+    for module in (tied, own_bias):
+        named = dict(module.named_parameters())
+        for count in (1, 4):  # one after another, and vectorised
+            found = GradientMap(module, tensors(module))(x[:count], y[:count])
+            for r in range(count):
+                expected = flatten(true_gradient(module, x[r], y[r]), list(named))
+                torch.testing.assert_close(found[r], expected)
+
+
+def test_frozen_parameters_have_no_place_in_a_gradient() -> None:
+    module = nn.Sequential(nn.Flatten(), nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 3))
+    module[1].weight.requires_grad_(False)
+    x, y = torch.rand(2, 2, 1, 2, 2), torch.randint(0, 3, (2, 2))
+    simulate = GradientMap(module, tensors(module))
+    assert simulate.names == ("1.bias", "3.weight", "3.bias")
+    loss = F.cross_entropy(module(x[0]), y[0])
+    expected = torch.autograd.grad(loss, [module[1].bias, module[3].weight, module[3].bias])
+    torch.testing.assert_close(simulate(x, y)[0], torch.cat([g.flatten() for g in expected]))
+
+
+def test_refuses_parameters_of_another_network() -> None:
     module = nn.Linear(4, 2)
     with pytest.raises(UsageError, match=r"parameters\.bias"):
         GradientMap(module, {"weight": module.weight})
+
+
+class _BlockWithNorms(nn.Module):
+    """A residual block as torchvision writes it: activations and sums in place, a norm in each place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.second = nn.Conv2d(1, 6, 3, 2, 1, bias=False), nn.Conv2d(6, 6, 3, padding=1)
+        self.batch, self.group, self.bare = (
+            nn.BatchNorm2d(6),
+            nn.GroupNorm(3, 6),
+            nn.BatchNorm2d(6, affine=False),
+        )
+        self.layer, self.rows = nn.LayerNorm([6, 4, 4], bias=False), nn.BatchNorm1d(9)
+        self.fc, self.last, self.relu = nn.Linear(96, 9), nn.Linear(9, 5), nn.ReLU(inplace=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.relu(self.batch(self.conv(x)))
+        out = self.bare(self.group(self.second(x)))
+        out += x
+        out = self.relu(self.fc(self.layer(out).flatten(1)))
+        logits: Tensor = self.last(self.rows(out))
+        return logits
+
+
+class _CentresBatches(nn.Module):
+    """A home-made layer that mixes the images of a batch."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        centred: Tensor = x - x.mean(0, keepdim=True)
+        return centred
+
+
+def _mixing() -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 9), _CentresBatches(), nn.Tanh(), nn.Linear(9, 5))
+
+
+@pytest.mark.parametrize("make", [_BlockWithNorms, _mixing])
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("R", [2, 5])
+def test_a_batch_is_normalised_by_its_own_statistics(
+    make: Callable[[], nn.Module], training: bool, R: int
+) -> None:
+    g = torch.Generator().manual_seed(0)
+    module = make().double().train(training)
+    for tensor in (*module.parameters(), *(b for n, b in module.named_buffers() if n.endswith("_var"))):
+        nn.init.uniform_(tensor, 0.2, 1.2, generator=g)
+    before = {name: t.clone() for name, t in module.state_dict().items()}
+    x = torch.rand(R, 3, 1, 8, 8, generator=g, dtype=torch.float64).requires_grad_()
+    y = torch.randint(0, 5, (R, 3), generator=g)
+    simulate = GradientMap(module, dict(module.state_dict()))
+    found = simulate(x, y)
+    target = found.detach().flip(0).sin()
+    dot, square = simulate.products(x, y, target)
+    (derivative,) = torch.autograd.grad((dot / square).sum() + found.cos().sum(), x)
+    assert all(torch.equal(t, before[name]) for name, t in module.state_dict().items())
+    for r in range(R):
+        alone = x[r].detach().requires_grad_()
+        own = copy.deepcopy(module)
+        loss = F.cross_entropy(own(alone), y[r])
+        gradient = torch.autograd.grad(loss, list(own.parameters()), create_graph=True)
+        flat = torch.cat([t.flatten() for t in gradient])
+        torch.testing.assert_close(found[r].detach(), flat.detach(), rtol=1e-8, atol=1e-10)
+        total = flat @ target[r] / flat.square().sum() + flat.cos().sum()
+        expected = torch.autograd.grad(total, alone)[0]
+        torch.testing.assert_close(derivative[r], expected, rtol=1e-6, atol=1e-9)
 
 
 def test_the_module_is_left_as_it_was() -> None:

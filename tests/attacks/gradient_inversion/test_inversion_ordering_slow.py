@@ -115,7 +115,7 @@ def measured(case: str, seed: int, directory: Path) -> dict[str, float]:
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_gradients_show_more_than_answers(seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # Controls have tests of their own and would take three quarters of the time.
-    monkeypatch.setattr(kept, "controls", lambda attack, plan, setting: {})
+    monkeypatch.setattr(kept, "controls", lambda attack, case, setting: {})
     found = {case: measured(case, seed, tmp_path / case) for case in CASES}
     for case, figures in found.items():
         print(

@@ -16,8 +16,8 @@ from fdaudit.attacks.gradient_inversion.gradients import GradientMap, Simulator,
 from fdaudit.attacks.gradient_inversion.inverting import InvertingGradients, InvertingGradientsConfig
 from fdaudit.attacks.gradient_inversion.readings import COUNTS, auxiliary_distance, find_readings, likeliest
 from fdaudit.attacks.gradient_inversion.trials import auxiliary_trial
-from fdaudit.attacks.gradient_inversion.tuning import Settings, Trial, choose, first_images
-from fdaudit.attacks.gradient_inversion.updates import LocalSGD, UpdateMap, gradient_of_update, schedule
+from fdaudit.attacks.gradient_inversion.tuning import Settings, TuningTrial, choose, first_images
+from fdaudit.attacks.gradient_inversion.updates import ClientSteps, UpdateMap, gradient_of_update, schedule
 from fdaudit.attacks.gradient_inversion.uploads import Upload
 from sklearn.covariance import ledoit_wolf
 from torch import Tensor
@@ -55,9 +55,9 @@ class _Whole(Simulator):
         return x.flatten(1)
 
 
-def _trial(simulate: Simulator, x: Tensor) -> Trial:
+def _trial(simulate: Simulator, x: Tensor) -> TuningTrial:
     y = torch.zeros(x.shape[:2], dtype=torch.int64)
-    return Trial(
+    return TuningTrial(
         simulate=simulate,
         target=simulate(x, y),
         x=x,
@@ -77,7 +77,7 @@ PLAIN: Mapping[str, Any] = {"lr": 0.1, "start": "noise", "shrink": 0.0}
 def _bare(make: Any, n: int) -> tuple[Any, Upload]:
     """An untrained network, and an upload of one step of n records at it."""
     module = make(16, _generator(2))
-    training = LocalSGD(lr=0.1, batches=(tuple(range(n)),))
+    training = ClientSteps(lr=0.1, batches=(tuple(range(n)),))
     upload = Upload(
         target="client/0",
         seq=1,
@@ -234,7 +234,7 @@ def _upload(
     module = make(16, _generator(seed))
     start = tensors(module)
     rows = (y[:1000] < 4).nonzero()[:n, 0]
-    training = LocalSGD(lr=0.1, batches=schedule(n, size, epochs=epochs))
+    training = ClientSteps(lr=0.1, batches=schedule(n, size, epochs=epochs))
     simulate = UpdateMap(module, start, training)
     flat = simulate(x[rows][None], y[rows][None])[0].detach()
     sizes = [t.numel() for t in simulate.parameters.values()]
@@ -295,7 +295,7 @@ def test_auxiliary_uploads_are_what_such_clients_send() -> None:
     assert sorted(trial.y[0].tolist()) == sorted(labels.tolist())
     distances = torch.cdist(trial.x[0].flatten(1), auxiliary[0].flatten(1)).min(1).values
     assert distances.max() < 1e-4  # every record is an auxiliary one
-    one = replace(upload, update=None, gradient={}, training=LocalSGD(lr=0.1, batches=(tuple(range(8)),)))
+    one = replace(upload, update=None, gradient={}, training=ClientSteps(lr=0.1, batches=(tuple(range(8)),)))
     trial = auxiliary_trial(one, labels.sort().values[None], module, auxiliary, _generator())
     rows = batch_like(labels.sort().values, auxiliary[1], _generator())
     expected = flatten(true_gradient(module, auxiliary[0][rows], auxiliary[1][rows]), list(upload.start))

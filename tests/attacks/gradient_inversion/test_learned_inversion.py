@@ -12,7 +12,8 @@ from torch import Tensor
 from fdaudit.adversary.knowledge import Knowledge
 from fdaudit.models.unet import UNet
 from fdaudit.rng import child
-from fdaudit.training.objectives import loss_function, objective_of
+from fdaudit.tasks import TASKS
+from fdaudit.training.objectives import loss_function
 from fdaudit.types import AttackTask
 
 from ...helpers.mask_cases import discs
@@ -55,7 +56,7 @@ def seen(
 ) -> tuple[MemoryView, Knowledge, AttackTask, Tensor]:
     """Return what a server sees of clients that send the gradient of one record each, and their images (n, c, h, w)."""
     make = {"segmentation": small_unet, "multi-label": two_answers}.get(task, strided_cnn)
-    given, loss = records(task), loss_function(objective_of(task), 1.0)
+    given, loss = records(task), loss_function(TASKS[task].labels.objective, 1.0)
     view, knowledge, asked, data = world(
         make, "gradient", (1,) * victims, noise=noise, records=given, loss=loss
     )

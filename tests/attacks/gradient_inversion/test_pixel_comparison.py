@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from fdaudit.adversary.knowledge import Knowledge
 from fdaudit.rng import child
+from fdaudit.tasks import SEGMENTATION, SINGLE_LABEL
 from fdaudit.types import AttackTask
 
 from ...helpers.mask_cases import discs
@@ -57,7 +58,7 @@ def seen(steps: int, masks: bool, **public):
             ("server", ("client/0",), "generated_samples", {"samples": images}),
             ("client/0", ("server",), "sample_gradients", {"values": (images - x[rows]).sign() + stray}),
         ]
-    task = "segmentation" if masks else "single-label"
+    task = SEGMENTATION if masks else SINGLE_LABEL
     knowledge = Knowledge(auxiliary=(x[8:], labels[8:]), task=task)
     return view_of_messages(sent, **public), knowledge, AttackTask(targets=("client/0",)), x[:8]
 
@@ -88,4 +89,4 @@ def test_it_says_why_it_does_not_apply() -> None:
     assert "l1 is 0" in attack.applicable(view, knowledge, asked).reason
     view, knowledge, asked, _ = seen(0, masks=True)
     assert "no gradients at images" in attack.applicable(view, knowledge, asked).reason
-    assert "no auxiliary" in attack.applicable(view, Knowledge(task="segmentation"), asked).reason
+    assert "no auxiliary" in attack.applicable(view, Knowledge(task=SEGMENTATION), asked).reason

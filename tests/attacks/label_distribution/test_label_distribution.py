@@ -20,10 +20,10 @@ from fdaudit.audit.run import Run
 from fdaudit.evaluation.controls import controls
 from fdaudit.goals.label_distribution import LabelDistribution
 from fdaudit.metrics import kl_divergence
-from fdaudit.planning.plan import make_plan
-from fdaudit.registry import Registry
+from fdaudit.planning.simulated import simulated_case
+from fdaudit.registry import AttackCard, Registry
 from fdaudit.result import Cell, Target, check_gates
-from fdaudit.scoring.goals.scorer import Asked
+from fdaudit.scoring.goals.scorer import CheckedTask
 from fdaudit.scoring.guesses import check_guesses
 from fdaudit.spec.schema import load_spec
 from fdaudit.types import Applicability, Figure
@@ -63,9 +63,9 @@ def figures(run: Run, cell: str) -> dict[str, float]:
 
 def uniform_kl(run: Run) -> float:
     """Mean KL of the uniform guess, from the clients' own records."""
-    plan, values = run.plan, []
-    for client in plan.clients:
-        counts = torch.bincount(plan.records(client)[1], minlength=plan.dataset.classes).double()
+    case, values = run.case, []
+    for client in case.clients:
+        counts = torch.bincount(case.records(client)[1], minlength=case.dataset.classes).double()
         values.append(kl_divergence(counts / counts.sum(), uniform(len(counts))))
     return sum(values) / len(values)
 
@@ -280,14 +280,16 @@ def test_shares_that_are_no_distribution_are_refused(case):
     shares, says = UNFIT[case]
     guess = LabelDistribution(target="client/0", distribution=shares)
     with pytest.raises(ValueError, match=says):
-        check_guesses([guess], Asked(victims=["client/0"], candidates={}, view=_View(), classes=10))
+        check_guesses([guess], CheckedTask(victims=["client/0"], candidates={}, view=_View(), classes=10))
 
 
 @pytest.mark.parametrize("answered", [[], ["client/0", "client/0"], ["client/0", "client/2"]])
 def test_every_victim_is_answered_once(answered):
     made = [LabelDistribution(target=k, distribution=torch.ones(2) / 2) for k in answered or ["client/1"]]
     with pytest.raises(ValueError, match="the victims are"):
-        check_guesses(made, Asked(victims=["client/0", "client/1"], candidates={}, view=_View(), classes=2))
+        check_guesses(
+            made, CheckedTask(victims=["client/0", "client/1"], candidates={}, view=_View(), classes=2)
+        )
 
 
 @pytest.mark.parametrize(("threshold", "passed"), [(0.05, True), (0.1, True), (0.2, False)])
@@ -315,14 +317,16 @@ def test_a_gate_on_shares_is_broken_by_a_guess_that_comes_too_near(threshold, pa
 class Constant:
     """Says the same of everybody: nothing that it read off a message."""
 
-    name: ClassVar[str] = "constant"
-    goal: ClassVar[str] = "label-distribution"
-    needs: ClassVar[tuple[str, ...]] = ()
-    assumes: ClassVar[tuple[str, ...]] = ()
-    oracle: ClassVar[str | None] = None
-    source: ClassVar[str] = "a test"
-    control: ClassVar[dict[str, Any]] = {"on": "labels"}
-    profiles: ClassVar[dict[str, dict[str, Any]]] = {"quick": {}, "standard": {}, "full": {}}
+    card = AttackCard(
+        name="constant",
+        goal="label-distribution",
+        needs=(),
+        assumes=(),
+        oracle=None,
+        source="a test",
+        control={"on": "labels"},
+        profiles={"quick": {}, "standard": {}, "full": {}},
+    )
     Config: ClassVar[type[NoSettings]] = NoSettings
 
     def __init__(self, config):
@@ -341,9 +345,9 @@ def _tried(monkeypatch, name, protocol, params):
         "REGISTRY",
         Registry("fdaudit.attacks", {**attacks.REGISTRY._own, "constant": f"{__name__}:Constant"}),
     )
-    plan = make_plan(load_spec(spec(protocol, params, name)), known(SEED))
-    (attack,) = (a for a in plan.attacks if a.name == name)
-    return controls(attack, plan)
+    case = simulated_case(load_spec(spec(protocol, params, name)), known(SEED))
+    (attack,) = (a for a in case.attacks if a.name == name)
+    return controls(attack, case)
 
 
 @pytest.mark.usefixtures("attacks_here")
@@ -372,8 +376,8 @@ def test_a_control_without_what_the_attack_needs_says_so(monkeypatch):
 def test_every_card_says_that_it_is_tried_on_skewed_clients():
     for name in NAMES:
         card = attacks.REGISTRY.describe(name)
-        assert (card["goal"], card["control"]["on"]) == ("label-distribution", "labels")
-        assert set(card["profiles"]) == {"quick", "standard", "full"}
+        assert (card.goal, card.control["on"]) == ("label-distribution", "labels")
+        assert set(card.profiles) == {"quick", "standard", "full"}
 
 
 def test_no_global_draw():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from fdaudit.attacks._target_model import Asked
+from fdaudit.attacks._target_model import BlackBox
 from fdaudit.attacks.label_only.augmentation import _moved, augmentations, best_weights
 from fdaudit.attacks.label_only.base import Voter
 from fdaudit.attacks.label_only.boundary import note_on, scores_of
@@ -188,7 +188,7 @@ def test_a_majority_of_repeated_answers_is_steady():
 
 
 def test_nothing_asked_is_nothing_answered():
-    assert Voter(Asked(answers="hard"))(torch.zeros(0, 1, 2, 2)).shape == (0,)
+    assert Voter(BlackBox(answers="hard"))(torch.zeros(0, 1, 2, 2)).shape == (0,)
 
 
 def test_repeats_divide_the_budget(overfit):

@@ -26,7 +26,7 @@ def network(widths=(16,)):
 
 
 def core(made):
-    execution = Execution.resolve(device="cpu", threads=1, convolutions=False, batchnorm=False)
+    execution = Execution.resolve(device="cpu", threads=1, convolutions=False)
     return Trainer(made, execution)
 
 

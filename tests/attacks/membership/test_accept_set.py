@@ -33,6 +33,7 @@ from fdaudit.models import architecture
 from fdaudit.models.density_ratio import default_bandwidth
 from fdaudit.rng import child, child_numpy
 from fdaudit.spec.schema import ModelSpec
+from fdaudit.tasks import SINGLE_LABEL
 from fdaudit.training.execution import Execution
 from fdaudit.types import AttackTask, Challenge
 
@@ -214,7 +215,7 @@ class Case:
                 networks=Networks(NETWORK),
                 execution=EXECUTION,
                 public=samples,
-                task="single-label",
+                task=SINGLE_LABEL,
                 encode=(lambda v: v.flatten(1)[:, :9]) if params.get("space") == "features" else None,
             ),
             data=[(held, labels), (some(y[::2]), y[::2])],

@@ -7,8 +7,14 @@ from typing import Any
 
 import pytest
 import torch
+from fdaudit.attacks._shadows import many_at_once
 from fdaudit.attacks.membership._broadcasts import broadcast_changes, changes_of
 from fdaudit.attacks.membership._derived import Reading, joined
+from fdaudit.attacks.membership._distilled_broadcasts import (
+    distilled_broadcasts,
+    readings_of_distilled,
+    targets_of,
+)
 from fdaudit.attacks.membership._matched import Matched
 from fdaudit.attacks.membership._ridge import regressed_in_parts, regressed_sum, unexplained
 from fdaudit.attacks.membership.rehearsed_regression import RehearsedRegression, RehearsedRegressionConfig
@@ -18,7 +24,9 @@ from fdaudit.federation.networks import Networks
 from fdaudit.federation.protocol import Common
 from fdaudit.federation.rehearsal import rehearse
 from fdaudit.metrics.ranking import auc
+from fdaudit.tasks import SINGLE_LABEL
 from fdaudit.training.trainer import Parameters
+from fdaudit.transcript.samples import sample_index
 from fdaudit.types import AttackTask
 
 from .test_coin_regression import EXECUTION, NETWORK, SEED, Case, stream
@@ -40,7 +48,7 @@ def seen(
         protocol=made,
         config=made.Config(**settings),
         common=Common(
-            networks=Networks(NETWORK), execution=EXECUTION, public=case.knowledge.public, task="single-label"
+            networks=Networks(NETWORK), execution=EXECUTION, public=case.knowledge.public, task=SINGLE_LABEL
         ),
         data=[case.held, *others],
         seed=SEED,
@@ -127,9 +135,46 @@ def test_rounds_that_a_client_missed_are_not_read(tmp_path: Path) -> None:
     assert len(pairs) < len(received) - 1
 
 
-def test_a_model_that_was_not_averaged_is_not_read(tmp_path: Path) -> None:
-    case, task = seen(tmp_path, "feded", distill_steps=2)
+def test_a_client_reads_members_off_models_that_were_distilled_from_answers(tmp_path: Path) -> None:
+    case, task = seen(tmp_path, "feded", distill_steps=300, distill_lr=0.3)
     assert not broadcast_changes(case.view)
+    assert [one.start.round for one in distilled_broadcasts(case.view)] == [0, 1]
+    found, note = guessed(case, task)
+    assert found > 0.8
+    assert "distilled broadcast" in note
+
+
+def test_classes_are_distilled_as_the_share_of_clients_that_named_each(tmp_path: Path) -> None:
+    case, task = seen(tmp_path, "feded", share="hard_labels", distill_steps=2)
+    one = distilled_broadcasts(case.view)[0]
+    index = sample_index(case.view.tensors(one.asked))
+    made = shadows_of(case, task)(case.view.tensors(one.start))
+    train = many_at_once(case.knowledge)
+    assert train is not None
+    found = torch.stack(targets_of(case.view, case.knowledge, one, index, made, train, 5))
+    assert found.shape == (5, len(index), case.knowledge.classes)
+    assert set(found.unique().tolist()) <= {0.0, 0.5, 1.0}
+    assert torch.equal(found.sum(2), torch.ones(5, len(index)))
+
+
+def test_a_rehearsed_distillation_starts_where_the_server_s_did(tmp_path: Path) -> None:
+    """A server that takes no step leaves its model as it was, and so do the rehearsals."""
+    case, task = seen(tmp_path, "feded", distill_steps=1, distill_lr=1e-9)
+    made = shadows_of(case, task)
+    (first,) = readings_of_distilled(
+        case.view, case.knowledge, case.challenge.x, made, most=1, rehearsals=6, seed=0
+    )
+    assert first.rehearsed is not None
+    assert torch.allclose(first.rehearsed, first.seen.expand_as(first.rehearsed), atol=1e-5)
+    total = sum(part[:6] for part in first.parts.values()) + first.residual
+    assert torch.allclose(torch.as_tensor(total), first.rehearsed)
+
+
+def test_a_model_without_its_request_is_not_taken_for_distilled(tmp_path: Path) -> None:
+    case, task = seen(tmp_path, "fedavg")
+    assert not distilled_broadcasts(case.view)
+    case, task = seen(tmp_path / "b", "feded", "world")
+    assert not distilled_broadcasts(case.view)
     assert "of models" in ATTACK.applicable(case.view, case.knowledge, task).reason
 
 

@@ -29,6 +29,7 @@ from fdaudit.metrics import score_membership
 from fdaudit.models import architecture
 from fdaudit.rng import child_numpy
 from fdaudit.spec.schema import ModelSpec
+from fdaudit.tasks import SINGLE_LABEL
 from fdaudit.training.execution import Execution
 from fdaudit.training.trainer import Trainer
 from fdaudit.transcript.samples import sample_index
@@ -166,7 +167,7 @@ class Case:
                     **params,
                 }
             ),
-            common=Common(networks=networks, execution=EXECUTION, public=public, task="single-label"),
+            common=Common(networks=networks, execution=EXECUTION, public=public, task=SINGLE_LABEL),
             data=[self.held, others(20)],  # type: ignore[list-item]
             seed=SEED,
             adversary=adversary,
@@ -277,7 +278,7 @@ def test_the_first_answers_are_those_of_the_first_round(tmp_path: Path) -> None:
         tmp_path / "transcript",
         protocol=selective,
         config=selective.Config(rounds=3, selector="none", labels="soft", warm_up_steps=1, public_batch=20),
-        common=Common(networks=Networks(NETWORK), execution=EXECUTION, public=public, task="single-label"),
+        common=Common(networks=Networks(NETWORK), execution=EXECUTION, public=public, task=SINGLE_LABEL),
         data=[(torch.rand(9, 1, 6, 6, generator=draws), torch.arange(9) % 4) for _ in range(2)],
         seed=1,
     )

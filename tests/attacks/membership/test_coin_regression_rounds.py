@@ -23,6 +23,7 @@ from fdaudit.federation.rehearsal import rehearse
 from fdaudit.metrics.ranking import auc
 from fdaudit.models import architecture
 from fdaudit.spec.schema import ModelSpec
+from fdaudit.tasks import SINGLE_LABEL
 from fdaudit.training.execution import Execution
 from fdaudit.training.trainer import Fit, Job, Trainer
 from fdaudit.types import AttackTask, Challenge
@@ -66,7 +67,7 @@ class Case:
             place / "transcript",
             protocol=protocol,
             config=protocol.Config(**params),
-            common=Common(networks=networks, execution=EXECUTION, public=public, task="single-label"),
+            common=Common(networks=networks, execution=EXECUTION, public=public, task=SINGLE_LABEL),
             data=[(held, y[self.member]), other],
             seed=seed,
         )

@@ -26,9 +26,10 @@ from fdaudit.federation.rehearsal import rehearse
 from fdaudit.metrics.ranking import auc
 from fdaudit.models import architecture
 from fdaudit.models.generative import build_discriminator
-from fdaudit.planning.plan import make_plan
+from fdaudit.planning.simulated import simulated_case
 from fdaudit.rng import child
 from fdaudit.spec.schema import ModelSpec, load_spec
+from fdaudit.tasks import SINGLE_LABEL
 from fdaudit.training.optimizers import annealed
 from fdaudit.training.stepwise import Learner, Optimizer
 from fdaudit.training.trainer import Trainer
@@ -119,7 +120,7 @@ class Case:
                 **params,
             }),
             common=Common(
-                networks=Networks(NETWORK), execution=EXECUTION, public=torch.zeros(0), task="single-label"
+                networks=Networks(NETWORK), execution=EXECUTION, public=torch.zeros(0), task=SINGLE_LABEL
             ),
             data=[held, others[1]],
             seed=SEED,
@@ -161,6 +162,7 @@ def test_all_that_the_server_hears_is_stacked(case: Case) -> None:
     assert found > 0.7
 
 
+@pytest.mark.thorough
 def test_gradients_of_l_gan_tell_members_where_votes_hide_logits(tmp_path: Path) -> None:
     case = Case(tmp_path, **VOTES)
     found, note = case.told()
@@ -168,6 +170,7 @@ def test_gradients_of_l_gan_tell_members_where_votes_hide_logits(tmp_path: Path)
     assert found > 0.6
 
 
+@pytest.mark.thorough
 def test_a_client_without_the_candidates_gives_nothing_away(tmp_path: Path) -> None:
     found, _ = Case(tmp_path, holds=False, **VOTES).told()
     assert 0.25 < found < 0.75  # 16 coins: the standard deviation is 0.125
@@ -222,8 +225,8 @@ def test_its_controls_find_members_and_nothing_else() -> None:
         model={"name": "mlp", "params": {"widths": [16]}},
         splits={"candidates": 10, "proxy": 0.2, "auxiliary": 0.35},
     )
-    plan = make_plan(load_spec(wanted), known(RUN_SEED))
-    (attack,) = (a for a in plan.attacks if a.name == "discriminator-regression")
-    found = controls(attack, plan)
+    case = simulated_case(load_spec(wanted), known(RUN_SEED))
+    (attack,) = (a for a in case.attacks if a.name == "discriminator-regression")
+    found = controls(attack, case)
     assert found["positive"].passed
     assert found["negative"].passed

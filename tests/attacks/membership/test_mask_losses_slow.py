@@ -17,6 +17,7 @@ from fdaudit.data.datasets import load_dataset
 from fdaudit.models import architecture
 from fdaudit.rng import SecretStream
 from fdaudit.spec.schema import DatasetSpec, ModelSpec
+from fdaudit.tasks import SEGMENTATION
 from fdaudit.training.execution import Execution
 from fdaudit.training.trainer import Fit, Job, Trainer, draw_batches, parameters_of
 
@@ -86,11 +87,9 @@ def test_the_dice_loss_tells_members_of_overfit_models_better_than_cross_entropy
         DatasetSpec(name="masks:dsb2018_nuclei.npz", image_size=32), SecretStream(b"0" * 32, "d")
     )
     network = architecture(
-        ModelSpec(name="unet", params={"width": 8, "depth": 2}), data.input_shape, 2, "segmentation"
+        ModelSpec(name="unet", params={"width": 8, "depth": 2}), data.input_shape, 2, SEGMENTATION
     )
-    execution = Execution.resolve(
-        device="cpu", threads=1, convolutions=True, batchnorm=False, work=network.work
-    )
+    execution = Execution.resolve(device="cpu", threads=1, convolutions=True, work=network.work)
     trainer, table = Trainer(network, execution), []
     for site, number in SITES.items():
         for members in MEMBERS:

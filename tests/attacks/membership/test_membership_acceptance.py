@@ -14,7 +14,7 @@ from sklearn.model_selection import GroupKFold, cross_val_predict
 from fdaudit.audit.pipeline import perform
 from fdaudit.data import load_dataset, make_splits
 from fdaudit.evaluation.controls import controls
-from fdaudit.planning.plan import make_plan
+from fdaudit.planning.simulated import simulated_case
 from fdaudit.spec.schema import DatasetSpec, PartitionSpec, SplitSpec, load_spec
 
 from ...helpers.doubles import SEED, spec
@@ -30,11 +30,11 @@ ATTACK = [{"name": "loss-threshold"}]
 
 @pytest.fixture(scope="module")
 def tried():
-    plan = make_plan(
+    case = simulated_case(
         load_spec(spec(attacks=ATTACK, model={"name": "mlp", "params": {"widths": [64]}})), known(SEED)
     )
-    (attack,) = (a for a in plan.attacks if a.name == "loss-threshold")
-    return controls(attack, plan)
+    (attack,) = (a for a in case.attacks if a.name == "loss-threshold")
+    return controls(attack, case)
 
 
 def test_on_an_overfit_model_the_auc_is_at_least_three_quarters(tried):

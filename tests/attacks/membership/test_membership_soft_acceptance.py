@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fdaudit.evaluation.controls import _membership, controls
-from fdaudit.planning.plan import make_plan
+from fdaudit.planning.simulated import simulated_case
 from fdaudit.spec.schema import load_spec
 
 from ...helpers.doubles import SEED, spec
@@ -20,27 +20,27 @@ ALL = (*SOFT, *FROM_TRANSCRIPT, *OTHERS)
 
 
 @pytest.fixture(scope="module")
-def plan():
+def case():
     """Enough auxiliary records for 200 pairs beside those that other clients hold."""
     wanted = spec(
         attacks=[{"name": name} for name in ALL],
         model={"name": "mlp", "params": {"widths": [64]}},
         splits={"candidates": 10, "proxy": 0.2, "auxiliary": 0.35},
     )
-    return make_plan(load_spec(wanted), known(SEED))
+    return simulated_case(load_spec(wanted), known(SEED))
 
 
-def tried(plan, name):
-    (attack,) = (a for a in plan.attacks if a.name == name)
-    return controls(attack, plan)
+def tried(case, name):
+    (attack,) = (a for a in case.attacks if a.name == name)
+    return controls(attack, case)
 
 
 @pytest.fixture(scope="module")
-def found(plan):
+def found(case):
     """Both controls of every attack, at a confidence that is Bonferroni-corrected over all of them."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(_membership, "CONFIDENCE", 1 - 0.05 / len(ALL))
-        return {name: tried(plan, name) for name in ALL}
+        return {name: tried(case, name) for name in ALL}
 
 
 def auc(found, name, control):

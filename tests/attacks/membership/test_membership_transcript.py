@@ -25,7 +25,7 @@ def gen(seed=0):
 
 
 def attack(cls, **settings):
-    return cls(cls.Config(**{**cls.profiles["quick"], **settings}))
+    return cls(cls.Config(**{**cls.card.profiles["quick"], **settings}))
 
 
 def by_heart(x, y, seed, steps=150):
@@ -173,7 +173,7 @@ def test_samples_are_drawn_from_the_generator_that_the_victim_sent(tmp_path):
     ]
     with view(tmp_path / "t", messages) as seen:
         settings = {"latent": 6, "generator_width": 8}
-        card = generator_card(DaFKD.generator, settings, input_shape=SHAPE, classes=CLASSES, features=0)
+        card = generator_card(DaFKD.card.generator, settings, input_shape=SHAPE, classes=CLASSES, features=0)
         knows = knowledge(x, y, generator=card)
         (guess,) = attack(GeneratorLeakage, samples=8).run(seen, knows, task(x, y), gen(7))
     with torch.no_grad():

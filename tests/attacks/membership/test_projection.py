@@ -23,6 +23,7 @@ from fdaudit.metrics import score_membership
 from fdaudit.models import architecture
 from fdaudit.rng import child_numpy
 from fdaudit.spec.schema import ModelSpec
+from fdaudit.tasks import SINGLE_LABEL
 from fdaudit.training.execution import Execution
 from fdaudit.types import AttackTask, Challenge
 
@@ -143,7 +144,7 @@ def seen(
             networks=Networks(NETWORK),
             execution=EXECUTION,
             public=torch.zeros(0, 1, 6, 6),
-            task="single-label",
+            task=SINGLE_LABEL,
         ),
         data=[held, other(), other()],
         seed=5,

@@ -20,6 +20,7 @@ from fdaudit.metrics import score_membership
 from fdaudit.models import architecture
 from fdaudit.rng import child_numpy
 from fdaudit.spec.schema import ModelSpec
+from fdaudit.tasks import SINGLE_LABEL
 from fdaudit.training.execution import Execution
 from fdaudit.training.trainer import Trainer
 from fdaudit.types import AttackTask, Challenge
@@ -55,7 +56,7 @@ class Case:
             place / "transcript",
             protocol=kind,
             config=kind.Config(rounds=ROUNDS, local_epochs=3, batch_size=4, lr=0.2),
-            common=Common(networks=Networks(NETWORK), execution=EXECUTION, public=x[:0], task="single-label"),
+            common=Common(networks=Networks(NETWORK), execution=EXECUTION, public=x[:0], task=SINGLE_LABEL),
             data=[held, noise(8, 8), noise(8, 9)],
             seed=5,
             adversary=adversary,
@@ -110,7 +111,7 @@ def test_a_shadow_with_the_clients_own_records_weights_and_batches_sends_its_tab
     case = Case(tmp_path, protocol)
     sent = tables_sent(case.view, "client/0")
     start = Common(
-        networks=Networks(NETWORK), execution=EXECUTION, public=case.challenge.x[:0], task="single-label"
+        networks=Networks(NETWORK), execution=EXECUTION, public=case.challenge.x[:0], task=SINGLE_LABEL
     ).networks.initial(["client/0"], 5)["client/0"]
     monkeypatch.setattr(_taught, "parameters_of", lambda _: start)
     drawn = _taught.child

@@ -24,6 +24,7 @@ from fdaudit.goals.membership import Membership
 from fdaudit.metrics.ranking import auc
 from fdaudit.models import architecture
 from fdaudit.spec.schema import ModelSpec
+from fdaudit.tasks import SINGLE_LABEL
 from fdaudit.training.trainer import Trainer
 from fdaudit.types import AttackTask
 
@@ -70,6 +71,7 @@ def federations(seed: int, m: int = 120, d: int = 80, r: int = 16, rest: float =
     }
 
 
+@pytest.mark.thorough
 def test_what_rehearsals_show_is_no_client_s_part_is_not_taken_for_coins() -> None:
     right, promised = [], []
     for seed in range(8):
@@ -138,7 +140,7 @@ def test_shadows_of_a_victim_are_trained_once_for_all_attacks(profile: str) -> N
     found = {
         name: settings.get("matched", settings.get("shadows"))
         for name in attacks.REGISTRY.names()
-        for settings in [getattr(attacks.REGISTRY.load(name), "profiles", {}).get(profile, {})]
+        for settings in [attacks.REGISTRY.describe(name).profiles[profile]]
         if "matched" in settings or name in ("coin-regression", "rehearsed-regression")
     }
     assert len(found) > 4
@@ -187,7 +189,7 @@ def test_all_rounds_of_an_average_count(tmp_path: Path) -> None:
         tmp_path / "transcript",
         protocol=fedmd,
         config=fedmd.Config(rounds=3, warm_up_steps=10, local_steps=3, batch_size=20, lr=0.2),
-        common=Common(networks=Networks(NETWORK), execution=EXECUTION, public=public, task="single-label"),
+        common=Common(networks=Networks(NETWORK), execution=EXECUTION, public=public, task=SINGLE_LABEL),
         data=[case.held, others],  # type: ignore[list-item]
         seed=SEED,
         adversary="client/1",
@@ -249,7 +251,7 @@ class Mixed:
         )  # fmt: skip
         self.folder = place / "transcript"
         common = Common(
-            networks=Networks(network), execution=EXECUTION, public=torch.zeros(0), task="single-label"
+            networks=Networks(network), execution=EXECUTION, public=torch.zeros(0), task=SINGLE_LABEL
         )
         self.view = rehearse(
             self.folder,
@@ -319,7 +321,7 @@ def test_members_are_read_off_a_model_that_was_distilled_from_all(tmp_path: Path
     case = Case(tmp_path / "case", True, "world", gamma=None, distill_steps=60, distill_lr=0.01)
     config = fedkd.Config(**case.view.hyperparameters)
     common = Common(
-        networks=Networks(NETWORK), execution=EXECUTION, public=case.knowledge.public, task="single-label"
+        networks=Networks(NETWORK), execution=EXECUTION, public=case.knowledge.public, task=SINGLE_LABEL
     )
     asked: list[int] = []
 

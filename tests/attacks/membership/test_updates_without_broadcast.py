@@ -18,6 +18,7 @@ from fdaudit.federation.networks import Networks
 from fdaudit.federation.protocol import Common
 from fdaudit.federation.rehearsal import rehearse
 from fdaudit.metrics.ranking import auc
+from fdaudit.tasks import SINGLE_LABEL
 from fdaudit.types import AttackTask
 
 from .test_coin_regression import EXECUTION, NETWORK, SEED, Case, stream
@@ -39,7 +40,7 @@ def federated(place: Path, name: str, case: Case, adversary: str, **params: Any)
         protocol=protocol,
         config=protocol.Config(**{"rounds": 3, "local_epochs": 10, "batch_size": 8, "lr": 0.3, **params}),
         common=Common(
-            networks=Networks(NETWORK), execution=EXECUTION, public=torch.zeros(0), task="single-label"
+            networks=Networks(NETWORK), execution=EXECUTION, public=torch.zeros(0), task=SINGLE_LABEL
         ),
         data=[case.held, others],  # type: ignore[list-item]
         seed=SEED,

@@ -17,6 +17,7 @@ from fdaudit.adversary.view import View
 from fdaudit.federation.networks import Networks
 from fdaudit.federation.protocol import Common
 from fdaudit.federation.rehearsal import rehearse
+from fdaudit.tasks import SINGLE_LABEL
 from fdaudit.types import AttackTask
 
 from .test_coin_regression import EXECUTION, NETWORK, SEED, Case, stream
@@ -80,7 +81,7 @@ def selective(place: Path, case: Case, adversary: str, noise: float = 0.0, **par
             networks=Networks(NETWORK),
             execution=EXECUTION,
             public=case.knowledge.public,
-            task="single-label",
+            task=SINGLE_LABEL,
         ),
         data=[case.held, others, others],  # type: ignore[list-item]
         seed=SEED,
@@ -143,7 +144,7 @@ def test_an_average_of_no_sample_is_passed_over(tmp_path: Path, case: Case) -> N
             selector="none", tau_server=1.0,
         ),
         common=Common(
-            networks=Networks(NETWORK), execution=EXECUTION, public=case.knowledge.public, task="single-label"
+            networks=Networks(NETWORK), execution=EXECUTION, public=case.knowledge.public, task=SINGLE_LABEL
         ),
         data=[case.held] * 2,  # type: ignore[list-item]
         seed=SEED,

@@ -23,7 +23,6 @@ from fdaudit.isolation.frames import MalformedError, Tensors
 from fdaudit.isolation.schema import guesses_of, packed_guesses
 from fdaudit.scoring.goals.model_extraction import CopyScorer, check_copy
 from fdaudit.scoring.goals.scorer import Inputs
-from fdaudit.scoring.ground_truth import Truth
 from fdaudit.storage.files import save_tensors
 from fdaudit.storage.vault import Vault
 from fdaudit.training.trainer import parameters_of
@@ -140,8 +139,7 @@ def test_clients_that_a_server_may_ask_are_copied_by_asking(
 
 
 def scorer_of(run: fdaudit.Run) -> CopyScorer:
-    vault = Vault(run.directory / "vault")
-    inputs = Inputs(truth=Truth(run.plan, vault), run=run.directory, vault=vault, encode=None)
+    inputs = Inputs(truth=run.opened.truth, run=run.directory, answering=run.opened.answering, encode=None)
     return CopyScorer(inputs)
 
 
@@ -154,7 +152,7 @@ def test_every_answer_over_time_is_used_and_the_same_seed_gives_the_same_copy(ru
             attack.run(adversary.view, knowledge, task, torch.Generator().manual_seed(3)) for _ in range(2)
         ]
     assert [g.target for g in made[0]] == ["client/0", "client/1"]
-    assert [g.answers for g in made[0]] == [len(run.plan.public)] * 2
+    assert [g.answers for g in made[0]] == [len(run.case.public)] * 2
     for one, two in zip(*made, strict=True):
         assert all(torch.equal(one.parameters[n], two.parameters[n]) for n in one.parameters)
     alone = scorer_of(run).score("x", made[0])[1]
@@ -176,7 +174,7 @@ def test_nothing_is_copied_without_an_architecture(run: fdaudit.Run) -> None:
 
 
 def copy_of(run: fdaudit.Run, **changes: Any) -> Extraction:
-    made = parameters_of(run.plan.architecture.build(torch.Generator().manual_seed(0)))
+    made = parameters_of(run.case.architecture.build(torch.Generator().manual_seed(0)))
     return Extraction(target="client/0", parameters={**made, **changes}, answers=5)
 
 
@@ -200,7 +198,7 @@ def test_a_malformed_copy_is_refused(run: fdaudit.Run, changes: dict[str, Any]) 
 
 
 def test_a_copy_that_is_no_set_of_weights_is_refused(run: fdaudit.Run) -> None:
-    network = parameters_of(run.plan.architecture.build(torch.Generator()))
+    network = parameters_of(run.case.architecture.build(torch.Generator()))
     name = next(iter(network))
     check_copy(copy_of(run), network)
     for bad in (

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 from fdaudit.attacks.model_inversion.brep_mi import BREPMI, BREPMIConfig
-from fdaudit.attacks.model_inversion.brep_mi import _Attack as Repulsion
+from fdaudit.attacks.model_inversion.brep_mi import _BoundarySearch as Repulsion
 from fdaudit.attacks.model_inversion.gan import GanPrior
 from fdaudit.attacks.model_inversion.plg_mi import PLGMI, PLGMIConfig, max_margin
-from fdaudit.attacks.model_inversion.plg_mi import _Attack as Pseudolabels
+from fdaudit.attacks.model_inversion.plg_mi import _PseudoLabelSearch as Pseudolabels
 from fdaudit.attacks.model_inversion.priors import augmented
 from torch import Tensor, nn
 
@@ -283,7 +283,7 @@ def test_brep_mi_reasons_for_not_applying() -> None:
 
 @pytest.mark.thorough
 def test_plg_mi_shows_digits_that_only_the_model_has_seen(digits: Withheld) -> None:
-    attack = PLGMI(PLGMIConfig(**PLGMI.profiles["quick"]))
+    attack = PLGMI(PLGMIConfig(**PLGMI.card.profiles["quick"]))
     assert digits.accuracy(attack) >= 0.8
     untrained = parameters_of(digits.network(digits.model).build(g(3)))
     assert digits.accuracy(attack, weights=untrained) <= 0.4
@@ -291,7 +291,7 @@ def test_plg_mi_shows_digits_that_only_the_model_has_seen(digits: Withheld) -> N
 
 @pytest.mark.thorough
 def test_brep_mi_shows_digits_that_only_the_model_has_seen(digits: Withheld) -> None:
-    attack = BREPMI(BREPMIConfig(**BREPMI.profiles["quick"]))
+    attack = BREPMI(BREPMIConfig(**BREPMI.card.profiles["quick"]))
     assert digits.accuracy(attack, "hard", 20_000) >= 0.6
     untrained = parameters_of(digits.network(digits.model).build(g(3)))
     assert digits.accuracy(attack, "hard", 20_000, untrained) <= 0.4

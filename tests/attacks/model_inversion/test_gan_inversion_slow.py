@@ -26,9 +26,9 @@ def test_plg_mi_shows_more_withheld_classes_than_attacks_without_pseudo_labels()
     raw = read_torchvision("mnist", Path(os.environ["FDAUDIT_DATA"]), download=False)
     case = Withheld(raw.x.float() / 255, raw.y, (6000, 2000, 10_000), ModelSpec(name="cnn-5-5"), 400)
     attacks = {
-        "gmi": GMI(GMIConfig(**GMI.profiles["quick"])),
-        "ideal-soft": IdealSoft(IdealConfig(**IdealSoft.profiles["quick"])),
-        "plg-mi": PLGMI(PLGMIConfig(**PLGMI.profiles["quick"])),
+        "gmi": GMI(GMIConfig(**GMI.card.profiles["quick"])),
+        "ideal-soft": IdealSoft(IdealConfig(**IdealSoft.card.profiles["quick"])),
+        "plg-mi": PLGMI(PLGMIConfig(**PLGMI.card.profiles["quick"])),
     }
     found = {name: case.accuracy(attack) for name, attack in attacks.items()}
     print(found)

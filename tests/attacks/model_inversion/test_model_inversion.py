@@ -67,14 +67,14 @@ def weights(seed: int = 0) -> dict[str, Tensor]:
 def run_asking(name: str, budget: int, models: tuple[str, ...] = ()):
     """The attack on an oracle; the guesses, and how many samples each model was asked."""
     attack, trainer, spent = ATTACKS[name], known().train, {}
-    oracle = Oracle(str(attack.oracle), budget, models)
+    oracle = Oracle(str(attack.card.oracle), budget, models)
     task = AttackTask(targets=("client/0", "client/1"), oracle=oracle)
 
     def reply(x: Tensor, of: str | None) -> Tensor:
         assert 0 <= x.min() <= x.max() <= 1
         assert x.shape[1:] == SHAPE
         spent[of] = spent.get(of, 0) + len(x)
-        return answer(str(attack.oracle), trainer.predict(weights(len(str(of))), x))
+        return answer(str(attack.card.oracle), trainer.predict(weights(len(str(of))), x))
 
     verdict = attack.applicable(view(), known(), task)
     if not verdict:
@@ -260,7 +260,7 @@ def test_a_gan_prior_is_kept_and_would_be_the_same_if_it_were_not(monkeypatch: p
 
 
 def test_who_has_the_same_model_in_view_finds_the_same_and_pays_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    from fdaudit.attacks._target_model import Asked
+    from fdaudit.attacks._target_model import BlackBox
     from fdaudit.attacks.model_inversion.victims import Askable
 
     from fdaudit.adversary.knowledge import Knowledge
@@ -276,7 +276,7 @@ def test_who_has_the_same_model_in_view_finds_the_same_and_pays_once(monkeypatch
         return {"images": torch.rand(2, generator=draws)}
 
     def found(answers: str, weight: float, seed: int) -> torch.Tensor:
-        model = Asked(answers=answers, parameters={"w": torch.full((2,), weight)})
+        model = BlackBox(answers=answers, parameters={"w": torch.full((2,), weight)})
         askable = Askable(model, ("client/0",), 10)
         return askable.once("any", Config(), Knowledge(), [], g(seed), invert)["images"]
 
@@ -287,7 +287,7 @@ def test_who_has_the_same_model_in_view_finds_the_same_and_pays_once(monkeypatch
     assert not torch.equal(found("soft", 2.0, 0), first)
     assert len(calls) == 3
     # Whoever has an oracle asks it: every answer is on record.
-    oracle = Askable(Asked(answers="soft"), ("client/0",), 10)
+    oracle = Askable(BlackBox(answers="soft"), ("client/0",), 10)
     drawn = [oracle.once("any", Config(), Knowledge(), [], g(seed), invert)["images"] for seed in (0, 1)]
     assert not torch.equal(*drawn)
     assert len(calls) == 5

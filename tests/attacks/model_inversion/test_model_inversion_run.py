@@ -14,11 +14,11 @@ from fdaudit.evaluation import controls as tried
 from fdaudit.evaluation.controls import classes
 from fdaudit.evaluation.stage import Stage
 from fdaudit.goals.reconstruction import Reconstruction
-from fdaudit.planning.plan import make_plan
-from fdaudit.planning.run_directory import RunDirectory
+from fdaudit.planning.simulated import simulated_case
 from fdaudit.registry import loaded
-from fdaudit.scoring.goals.scorer import Asked
+from fdaudit.scoring.goals.scorer import CheckedTask
 from fdaudit.scoring.guesses import check_guesses
+from fdaudit.scoring.run_directory import RunDirectory
 from fdaudit.spec.schema import load_spec
 
 from ...helpers.doubles import in_a_thread
@@ -92,13 +92,13 @@ def test_a_server_with_parameters_in_view_needs_no_oracle(run: Run) -> None:
 def test_a_record_itself_has_the_ceilings_psnr(
     run: Run,
 ) -> None:
-    stage = Stage(RunDirectory(run.directory, make_plan(load_spec(tiny(**CHANGES)), known(7))))
-    x, y = stage.plan.records("client/0")
+    stage = Stage(RunDirectory(run.directory, simulated_case(load_spec(tiny(**CHANGES)), known(7))))
+    x, y = stage.case.records("client/0")
     guess = Reconstruction(target="client/0", messages=(), images=x[:3], labels=y[:3])
-    score = stage._scorer.of(guess).compared([guess], "test")
+    score = stage.run.scorer.of(guess).compared([guess], "test")
     assert score.figures["psnr"].value == 100
     assert [r.truth for r in score.images] == [0, 1, 2]
-    prior = stage._scorer.of(guess).prior_images(guess, score, "test")
+    prior = stage.run.scorer.of(guess).prior_images(guess, score, "test")
     assert prior.shape == x[:3].shape
 
 
@@ -113,14 +113,14 @@ def blind(view, knowledge, task, generator):
 def test_the_positive_control_fails_for_an_attack_that_looks_at_nothing(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plan = make_plan(
+    case = simulated_case(
         load_spec(tiny(**{**CHANGES, "dataset__limit": 300, "splits__auxiliary": 0.2})), known(7)
     )
-    attack = next(a for a in plan.attacks if a.name == "ideal-hard")
+    attack = next(a for a in case.attacks if a.name == "ideal-hard")
     monkeypatch.setattr(loaded(attack.target), "run", lambda self, *given: blind(*given))
     monkeypatch.setattr(classes, "_STEPS", 5)
     with in_a_thread():
-        found = tried.controls(attack, plan)
+        found = tried.controls(attack, case)
     assert not found["positive"].passed
     assert found["negative"].passed
     figures = {f.name: f for f in found["positive"].figures}
@@ -143,8 +143,8 @@ def test_guesses_that_cannot_be_scored_are_refused(run: Run, labels, messages, s
         check_guesses([guess], asked(run.view("server")))
 
 
-def asked(view: View) -> Asked:
-    return Asked(victims=["client/0"], candidates={}, view=view, classes=10)
+def asked(view: View) -> CheckedTask:
+    return CheckedTask(victims=["client/0"], candidates={}, view=view, classes=10)
 
 
 def test_guesses_of_classes_and_of_messages_do_not_mix(run: Run) -> None:

@@ -18,6 +18,7 @@ from fdaudit.metrics.texts.overlap import bag, matched, rouge_l, spoken
 from fdaudit.models import architecture
 from fdaudit.rng import child
 from fdaudit.spec.schema import ModelSpec
+from fdaudit.tasks import TEXT
 from fdaudit.types import PADDING, AttackTask
 
 from ...helpers import protocol_cases
@@ -32,9 +33,7 @@ ONE = {"upload": "gradient", "batch_size": 1, "local_steps": 1}
 @pytest.fixture(autouse=True)
 def _larger(monkeypatch):
     """A vocabulary in which random texts have few words in common."""
-    made = architecture(
-        ModelSpec(name="transformer", params={"width": 16}), (LENGTH,), CLASSES, "text", WORDS
-    )
+    made = architecture(ModelSpec(name="transformer", params={"width": 16}), (LENGTH,), CLASSES, TEXT, WORDS)
     monkeypatch.setattr(protocol_cases, "of_texts", lambda *_: made)
     monkeypatch.setattr(protocol_cases, "LENGTH", LENGTH)
     monkeypatch.setattr(protocol_cases, "WORDS", WORDS)
@@ -53,12 +52,12 @@ def clients(n=4, seed=0):
 def attacked(tmp_path, name, params, *, data=None, defenses=None, **settings):
     """Return client/0's guess and the texts behind its upload of round 0; a reason if the attack does not apply."""
     data = data or clients()
-    ran = run(tmp_path / "run", "fedavg", params, rounds=1, clients=data, task="text", defenses=defenses)
+    ran = run(tmp_path / "run", "fedavg", params, rounds=1, clients=data, task=TEXT, defenses=defenses)
     public = ran.protocol.config.model_dump(mode="json")
     view = view_of(ran.folder, "server", parties=ran.parties, hyperparameters=public)
     network = ran.setting.trainers["server"].architecture
     held = (data["client/1"].x, data["client/1"].y)
-    knowledge = Knowledge(architecture=network, classes=CLASSES, task="text", auxiliary=held)
+    knowledge = Knowledge(architecture=network, classes=CLASSES, task=TEXT, auxiliary=held)
     attack = REGISTRY.load(name)
     made = attack(attack.Config(**settings))
     task = AttackTask(targets=("client/0",))

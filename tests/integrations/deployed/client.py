@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 
 import numpy as np
-from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from numpy.typing import NDArray
 from sklearn.datasets import load_digits
@@ -27,7 +27,7 @@ def digests(values: dict[str, NDArray[np.float32]]) -> dict[str, str]:
     return {name: hashlib.sha256(value.tobytes()).hexdigest() for name, value in values.items()}
 
 
-@app.train(mods=[note_records(site)])
+@app.train()
 def train(message: Message, context: Context) -> Message:
     """Take the round's two images of this site, and return the weights after one step."""
     images, labels = load_digits(return_X_y=True)
@@ -42,9 +42,8 @@ def train(message: Message, context: Context) -> Message:
         "weight": received["weight"] - np.float32(0.5) * (error.T @ x),
         "bias": received["bias"] - np.float32(0.5) * error.sum(0),
     }
-    context.state["fdaudit.records"] = ConfigRecord({"ids": ids})
+    note_records(message, context, site(context), ids=ids, site=int(context.node_config["site"]))
     note = {"round": t, "received": digests(received), "sent": digests(sent), "records": ids}
-    site(context).mkdir(exist_ok=True)
     with (site(context) / "log.jsonl").open("a") as log:
         log.write(json.dumps(note) + "\n")
     content = {

@@ -10,8 +10,7 @@ from flwr.app import Array, ArrayRecord, Context
 from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import FedAvg
 
-from fdaudit.integrations.flower import RecordingGrid, parties
-from fdaudit.recording.recorder import Recorder
+from fdaudit.integrations.flower import RecordingGrid
 
 app = ServerApp()
 
@@ -28,10 +27,7 @@ def main(grid: Grid, context: Context) -> None:
         "bias": np.zeros(10, dtype=np.float32),
     }
     strategy = FedAvg(fraction_evaluate=0.0, min_train_nodes=2, min_available_nodes=2)
-    with (
-        Recorder(folder / "record", parties(2)) as recorder,
-        RecordingGrid(grid, recorder, truth=folder / "truth") as recording,
-    ):
+    with RecordingGrid(grid, folder / "record", truth=folder / "truth") as recording:
         strategy.start(
             recording,
             ArrayRecord({name: Array(value) for name, value in start.items()}),

@@ -12,8 +12,7 @@ from flwr.server.strategy import FedAvg
 from flwr.server.workflow import DefaultWorkflow, SecAggPlusWorkflow
 from flwr.serverapp import Grid, ServerApp
 
-from fdaudit.integrations.flower import RecordingGrid, parties
-from fdaudit.recording.recorder import Recorder
+from fdaudit.integrations.flower import RecordingGrid
 
 app = ServerApp()
 
@@ -32,8 +31,5 @@ def main(grid: Grid, context: Context) -> None:
     )
     rounds = ServerConfig(num_rounds=int(context.run_config["rounds"]))
     workflow = DefaultWorkflow(fit_workflow=SecAggPlusWorkflow(num_shares=1.0, reconstruction_threshold=0.6))
-    with (
-        Recorder(folder / "record", parties(3)) as recorder,
-        RecordingGrid(grid, recorder, truth=folder / "truth") as recording,
-    ):
+    with RecordingGrid(grid, folder / "record", truth=folder / "truth") as recording:
         workflow(recording, LegacyContext(context, config=rounds, strategy=strategy))

@@ -17,6 +17,7 @@ from fdaudit.training.trainer import Trainer
 from fdaudit.transcript.wire import Outage
 
 from ...helpers import protocol_cases
+from ...helpers.network_double import NetworkDouble
 from ...helpers.protocol_cases import SHAPE, common, configured, network, records, run
 
 BACK = {"upload_discriminator": False}
@@ -200,10 +201,7 @@ def test_work_of_ones_own_comes_back_in_order_and_dropout_takes_turns():
     two = Execution(device="cpu", threads=2, strategy="loop", memory_format="contiguous")
     assert Trainer(network(), two).apart(lambda n: n * n, range(7)) == [n * n for n in range(7)]
 
-    class Dropping:
-        def build(self, generator):
-            return nn.Sequential(nn.Flatten(), nn.Dropout(), nn.Linear(64, 3))
-
+    dropping = NetworkDouble(lambda: nn.Sequential(nn.Flatten(), nn.Dropout(), nn.Linear(64, 3)))
     running, most = [], []
 
     def work(n):
@@ -212,7 +210,7 @@ def test_work_of_ones_own_comes_back_in_order_and_dropout_takes_turns():
         running.remove(n)
         return n
 
-    assert Trainer(Dropping(), two).apart(work, range(50)) == list(range(50))
+    assert Trainer(dropping, two).apart(work, range(50)) == list(range(50))
     assert max(most) == 1
 
 

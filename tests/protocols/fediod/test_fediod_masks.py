@@ -12,8 +12,9 @@ import pytest
 import torch
 
 from fdaudit.errors import SpecError
-from fdaudit.planning.plan import make_plan
+from fdaudit.planning.simulated import simulated_case
 from fdaudit.spec.schema import load_spec
+from fdaudit.tasks import SEGMENTATION
 
 from ...helpers.mask_cases import write_masks
 from ...helpers.protocol_cases import CLASSES, dense, masked, records, run
@@ -34,7 +35,7 @@ def made(tmp_path_factory):
         "fediod",
         params,
         clients=masked(records()),
-        task="segmentation",
+        task=SEGMENTATION,
         rounds=2,
     )
 
@@ -185,7 +186,7 @@ def replay(record, initial, settings):
 def recorded(tmp_path_factory):
     """Return the record of a run of three rounds, and the server's initial parameters."""
     folder = tmp_path_factory.mktemp("replayed") / "a"
-    made = run(folder, "fediod", SETTINGS, clients=masked(records()), task="segmentation", rounds=3)
+    made = run(folder, "fediod", SETTINGS, clients=masked(records()), task=SEGMENTATION, rounds=3)
     return read(made.folder), made.setting.initial["server"]
 
 
@@ -244,4 +245,4 @@ def test_votes_are_refused_for_masks(tmp_path):
         protocol={"name": "fediod", "params": params},
     )
     with pytest.raises(SpecError, match="a vote names one"):
-        make_plan(load_spec(spec), known(0))
+        simulated_case(load_spec(spec), known(0))

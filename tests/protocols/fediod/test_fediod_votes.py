@@ -21,7 +21,7 @@ import fdaudit
 from fdaudit.config import validate
 from fdaudit.errors import SpecError
 from fdaudit.federation.rehearsal import NoWire, setting_of
-from fdaudit.planning.plan import make_plan
+from fdaudit.planning.simulated import simulated_case
 from fdaudit.rng import SecretStream, child
 from fdaudit.spec.schema import load_spec
 from fdaudit.storage.files import encode
@@ -118,7 +118,7 @@ def test_a_defence_that_would_protect_nothing_or_claims_too_much_is_refused(
 ) -> None:
     spec = tiny(protocol={"name": "fediod", "params": {"rounds": 2, **params}}, defenses=[defence])
     with pytest.raises(SpecError, match=said):
-        make_plan(load_spec(spec), known(7))
+        simulated_case(load_spec(spec), known(7))
 
 
 @pytest.mark.parametrize("claimed", [1, 2])
@@ -127,8 +127,8 @@ def test_a_defence_may_claim_the_draw_that_happens_or_none(claimed: int) -> None
     sanitized["params"]["drawn_from"] = claimed
     params = {"rounds": 2, "gradients_from": "one", **VOTES}
     spec = tiny(protocol={"name": "fediod", "params": params}, defenses=[sanitized, GNMAX])
-    plan = make_plan(load_spec(spec), known(7))
-    assert set(plan.defenses) == {("sample_gradients", "client"), ("vote_counts", "aggregator")}
+    case = simulated_case(load_spec(spec), known(7))
+    assert set(case.defenses) == {("sample_gradients", "client"), ("vote_counts", "aggregator")}
 
 
 # -- counting -----------------------------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ import yaml
 from numpy.typing import NDArray
 from safetensors.numpy import load_file, save, save_file
 
-from fdaudit.planning.plan import make_plan
+from fdaudit.planning.simulated import simulated_case
 from fdaudit.spec.schema import load_spec
 
 from ...helpers.record_reader import Arrays, read, standing_alone
@@ -226,7 +226,7 @@ def recorded(
         "withhold": list(withhold),
     }
     run = finished(directory, **changes)
-    initial = make_plan(load_spec(tiny(**changes)), known(7)).initial()
+    initial = simulated_case(load_spec(tiny(**changes)), known(7)).initial()
     save_file({n: t.numpy() for n, t in initial.items()}, run / "initial.safetensors")
     return run, settings
 

@@ -14,7 +14,7 @@ import pytest
 from numpy.typing import NDArray
 from safetensors.numpy import load_file, save, save_file
 
-from fdaudit.planning.plan import make_plan
+from fdaudit.planning.simulated import simulated_case
 from fdaudit.spec.schema import load_spec
 
 from ...helpers.record_reader import Arrays, read, samples
@@ -145,7 +145,7 @@ def recorded(directory: Path, name: str) -> tuple[Path, dict[str, Any], bool]:
         "defenses": [] if defence is None else [{**at, **defence}],
     }
     run = finished(directory, **changes)
-    initial = make_plan(load_spec(tiny(**changes)), known(7)).initial()
+    initial = simulated_case(load_spec(tiny(**changes)), known(7)).initial()
     save_file({n: t.numpy() for n, t in initial.items()}, run / "initial.safetensors")
     return run, settings, defence is not None
 

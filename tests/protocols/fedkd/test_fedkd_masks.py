@@ -7,8 +7,9 @@ import pytest
 import torch
 
 from fdaudit.errors import SpecError, UsageError
-from fdaudit.planning.plan import make_plan
+from fdaudit.planning.simulated import simulated_case
 from fdaudit.spec.schema import load_spec
+from fdaudit.tasks import SEGMENTATION
 
 from ...helpers.mask_cases import write_masks
 from ...helpers.protocol_cases import CLASSES, dense, masked, public, records, run
@@ -16,7 +17,7 @@ from ...helpers.record_reader import read
 from ...helpers.run_cases import known, tiny
 from .test_replay_fedkd import only, unpacked
 
-GIVEN = {"task": "segmentation"}
+GIVEN = {"task": SEGMENTATION}
 BARE = {"gamma": None, "levels": None}
 CLIENTS = ("client/0", "client/1", "client/2")
 
@@ -119,7 +120,7 @@ def spec_of(folder, **changes):
 def test_votes_are_refused_for_masks(tmp_path):
     spec = spec_of(tmp_path, protocol={"name": "fedkd", "params": {"ensemble": "votes"}})
     with pytest.raises(SpecError, match="a vote names one"):
-        make_plan(load_spec(spec), known(0))
+        simulated_case(load_spec(spec), known(0))
 
 
 @pytest.mark.parametrize("name", ["top-k", "temperature"])
@@ -127,4 +128,4 @@ def test_defences_of_whole_answers_are_refused_for_masks(tmp_path, name):
     params = {"temperature": 2.0} if name == "temperature" else {}
     entry = {"kind": "logits", "name": name, "params": params}
     with pytest.raises(UsageError, match="does not act on answers of segmentation data"):
-        make_plan(load_spec(spec_of(tmp_path, defenses=[entry])), known(0))
+        simulated_case(load_spec(spec_of(tmp_path, defenses=[entry])), known(0))

@@ -8,6 +8,7 @@ import torch
 from fdaudit.protocols.fedkd.protocol import class_weights
 
 import fdaudit
+from fdaudit.tasks import MULTI_LABEL
 
 from ...helpers.docs_pages import ROOT
 from ...helpers.protocol_cases import initial, network, public, records, run, several
@@ -50,7 +51,7 @@ def sent(ran, kind):
 def test_clients_learn_from_the_labels_that_are_known(tmp_path):
     clients = several(records())
     params = {**BARE, "batch_size": 99, "local_steps": 4, "lr": 0.3}
-    ran = run(tmp_path / "a", "fedkd", params, clients=clients, task="multi-label")
+    ran = run(tmp_path / "a", "fedkd", params, clients=clients, task=MULTI_LABEL)
     for k, data in clients.items():
 
         def loss(module, data=data):
@@ -64,7 +65,7 @@ def test_counts_are_of_positives_and_weigh_the_ensemble_class_by_class(tmp_path)
     clients = several(records())
     clients["client/0"].y[:, 1] = -1  # of what it does not know, and of what it never saw, it has no record
     clients["client/1"].y[:, 1] = 0
-    ran = run(tmp_path / "a", "fedkd", BARE, clients=clients, task="multi-label")
+    ran = run(tmp_path / "a", "fedkd", BARE, clients=clients, task=MULTI_LABEL)
     counts = {k: t["counts"].tolist() for k, t in sent(ran, "class_counts").items()}
     for k, data in clients.items():
         assert counts[k] == [sum(int(v) == 1 for v in column) for column in data.y.T]
@@ -82,7 +83,7 @@ def test_counts_are_of_positives_and_weigh_the_ensemble_class_by_class(tmp_path)
 def test_at_a_finite_temperature_each_class_is_distilled_by_itself(tmp_path):
     params = {**BARE, "distill_rounds": 1, "distill_steps": 4, "distill_batch_size": 99, "temperature": 3.0}
     params |= {"distill_optimizer": "sgd", "distill_lr": 0.1}
-    ran = run(tmp_path / "a", "fedkd", params, clients=several(records()), task="multi-label")
+    ran = run(tmp_path / "a", "fedkd", params, clients=several(records()), task=MULTI_LABEL)
     (label,) = sent(ran, "ensemble_labels").values()
     p = (label["values"] / 3).sigmoid()
 
@@ -96,7 +97,7 @@ def test_at_a_finite_temperature_each_class_is_distilled_by_itself(tmp_path):
 def test_at_an_infinite_one_logits_are_matched_as_ever(tmp_path):
     params = {**BARE, "distill_rounds": 1, "distill_steps": 3, "distill_batch_size": 99}
     params |= {"distill_optimizer": "sgd", "distill_lr": 0.02}
-    ran = run(tmp_path / "a", "fedkd", params, clients=several(records()), task="multi-label")
+    ran = run(tmp_path / "a", "fedkd", params, clients=several(records()), task=MULTI_LABEL)
     (label,) = sent(ran, "ensemble_labels").values()
 
     def loss(module):

@@ -39,7 +39,7 @@ def network() -> Architecture:
 
 
 def execution(threads: int = 1) -> Execution:
-    return Execution.resolve(device="cpu", threads=threads, convolutions=True, batchnorm=False)
+    return Execution.resolve(device="cpu", threads=threads, convolutions=True)
 
 
 def divided(
@@ -75,7 +75,7 @@ def accuracy_after(
             kinds=kinds_of(cls),
             device=torch.device("cpu"),
             secret=SECRET,
-            withholdable=cls.withholdable,
+            withholdable=cls.card.withholdable,
         )
         setting = setting_of(cls, common, clients, wire, seed)
         protocol = cls(config, setting)

@@ -15,7 +15,7 @@ from fdaudit.accounting.ledger import Books
 from fdaudit.config import validate
 from fdaudit.errors import SpecError
 from fdaudit.federation.rehearsal import parties_of
-from fdaudit.planning.plan import make_plan
+from fdaudit.planning.simulated import simulated_case
 from fdaudit.rng import child
 from fdaudit.spec.schema import load_spec
 from fdaudit.transcript.messages import ALL, role
@@ -216,7 +216,7 @@ def planned(params: dict[str, Any], *defenses: tuple[str, str, str]) -> Any:
         "protocol": {"name": "selective-fd", "params": params},
         "defenses": attached,
     }
-    return make_plan(load_spec(wanted), known(0))
+    return simulated_case(load_spec(wanted), known(0))
 
 
 def test_pate_is_attached_where_votes_are_counted() -> None:

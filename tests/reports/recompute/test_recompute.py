@@ -82,7 +82,7 @@ def _reported(spec: dict[str, Any], folder: Path) -> Reported:
     run = fdaudit.run(spec, folder)
     pages = [fdaudit.report(run), fdaudit.report(run, public=True)]
     documents = [json.loads(page.with_suffix(".json").read_text("utf-8")) for page in pages]
-    return Reported(Evidence(folder, run.plan.encoder), *documents)
+    return Reported(Evidence(folder, run.case.encoder), *documents)
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from torch.nn import functional as F
 
@@ -26,12 +26,7 @@ def own_digits(context: Context) -> tuple[torch.Tensor, torch.Tensor, np.ndarray
     return x, y, np.setdiff1d(np.arange(told["records"]), told["leave_out"])
 
 
-def notes(context: Context) -> Path:  # +
-    """Return the directory in which the site notes the digits behind each upload."""
-    return Path(str(context.run_config["folder"])) / f"site-{context.node_config['site']}"
-
-
-@app.train(mods=[note_records(notes)])  # + (without recording: @app.train())
+@app.train()
 def train(message: Message, context: Context) -> Message:
     """Return the model after the round's steps."""
     x, y, numbers = own_digits(context)
@@ -45,16 +40,10 @@ def train(message: Message, context: Context) -> Message:
         optimizer.zero_grad()
         F.cross_entropy(model(x[rows]), y[rows]).backward()
         optimizer.step()
-    context.state["fdaudit.records"] = ConfigRecord({"ids": drawn.ravel().tolist()})  # +
+    truth = f"{context.run_config['folder']}/site-{site}"
+    note_records(message, context, truth, ids=drawn.ravel(), site=site)  # +
     content = {
         "arrays": ArrayRecord(model.state_dict()),
         "metrics": MetricRecord({"num-examples": steps * batch}),
     }
     return Message(RecordDict(content), reply_to=message)
-
-
-@app.query()  # +
-def number(message: Message, context: Context) -> Message:  # +
-    """Return the number of this site."""
-    site = ConfigRecord({"number": context.node_config["site"]})  # +
-    return Message(RecordDict({"site": site}), reply_to=message)  # +

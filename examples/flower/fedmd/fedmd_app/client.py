@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
+from flwr.app import Array, ArrayRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from torch import Tensor
 from torch.nn import functional as F
@@ -24,12 +24,7 @@ def digits(path: Path) -> dict[str, Tensor]:
     return {**found, "x": found["x"][:, None]}
 
 
-def notes(context: Context) -> Path:  # +
-    """Return the directory in which the site notes the digits behind each answer."""
-    return Path(str(context.run_config["folder"])) / f"site-{context.node_config['site']}"
-
-
-@app.train(mods=[note_records(notes)])  # + (without recording: @app.train())
+@app.train()
 def train(message: Message, context: Context) -> Message:
     """Digest the average, revisit the site's own digits, and return scores of the round's public digits."""
     settings, site, t = context.run_config, int(context.node_config["site"]), int(message.metadata.group_id)
@@ -59,16 +54,9 @@ def train(message: Message, context: Context) -> Message:
         optimizer.step()
 
     context.state["model"] = ArrayRecord(model.state_dict())
-    context.state["fdaudit.records"] = ConfigRecord({"ids": numbers.tolist()})  # +
+    note_records(message, context, f"{settings['folder']}/site-{site}", ids=numbers, site=site)  # +
     index = message.content["index"]["index"].numpy()
     with torch.no_grad():
         values = model(public[torch.from_numpy(index)]).numpy()
     scores = ArrayRecord({"index": Array(index), "values": Array(values)})
     return Message(RecordDict({"scores": scores}), reply_to=message)
-
-
-@app.query()
-def number(message: Message, context: Context) -> Message:
-    """Return the number of this site."""
-    site = ConfigRecord({"number": context.node_config["site"]})
-    return Message(RecordDict({"site": site}), reply_to=message)

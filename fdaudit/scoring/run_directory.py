@@ -1,4 +1,4 @@
-"""A run directory with its spec, secrets, vault and plan: begin, resume, reopen or refuse it.
+"""A run on disk: begin, resume, reopen or refuse it; its case, views, truth and scorer.
 
 Guarantee:
   * an existing directory is checked before anything is planned from it: first its record, then the code that its files
@@ -13,36 +13,48 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import yaml
+from torch import Tensor
 
+from fdaudit.adversary.view import View, view_of
 from fdaudit.errors import RunError, SpecError
-from fdaudit.planning.plan import Plan, make_plan
+from fdaudit.handout.oracle_server import Answering
+from fdaudit.planning.case import Case
 from fdaudit.planning.recorded import recording_in
+from fdaudit.planning.simulated import simulated_case
+from fdaudit.scoring.goals.scorer import Inputs
+from fdaudit.scoring.ground_truth import Truth
+from fdaudit.scoring.scoring import Scorer
 from fdaudit.spec.schema import Spec, load_spec
 from fdaudit.spec.trust import name_code, refuse_code
 from fdaudit.storage.files import load_json, save_json, write_atomically
 from fdaudit.storage.locks import make_private, writing
 from fdaudit.storage.tree import refuse_links
 from fdaudit.storage.vault import Secrets, Vault
+from fdaudit.transcript.log import read_log
 from fdaudit.transcript.manifest import MANIFEST, origin_of, read_manifest, refuse_changed
 from fdaudit.transcript.transcript import Position, refuse_broken
+
+if TYPE_CHECKING:
+    from fdaudit.training.encoder import TaskEncoder
+    from fdaudit.transcript.messages import Message
 
 __all__ = ["RunDirectory"]
 
 
 @dataclass(frozen=True, eq=False)
 class RunDirectory:
-    """A run on disk: its plan, and the vault that the plan is made from.
+    """A run on disk, which opens its record, its vault and the truth about it.
 
     Attributes:
         path: the directory.
-        plan: the run's plan.
+        case: the run's case.
     """
 
     path: Path
-    plan: Plan
+    case: Case
 
     @classmethod
     @contextmanager
@@ -76,14 +88,14 @@ class RunDirectory:
                 _refuse_changed_so_far(path)
             spec = _the_spec(source, path, resume)
             secrets = _the_secrets(spec, path, resume, seed_from)
-            run = cls(path, make_plan(spec, secrets))
+            run = cls(path, simulated_case(spec, secrets))
             make_private(path)
             held.enter_context(writing(path))
-            # Another process may have begun a run here while the plan was made.
+            # Another process may have begun a run here while the case was made.
             if run._has_begun and _the_secrets(spec, path, resume, seed_from) != secrets:
                 problem = "was begun by another process"
                 raise RunError("out", str(path), problem, "Resume it, or choose another directory.")
-            run.plan.execution.begin()
+            run.case.execution.begin()
             run._write(secrets)
             if seed_from is not None and (shown := Vault(seed_from / "vault").handed_out):
                 run.vault.note_handed_out(shown)  # the same secret means the same candidates
@@ -102,17 +114,17 @@ class RunDirectory:
         spec, manifest = _the_spec(None, path, resume=True), read_manifest(path)
         secrets = Vault(path / "vault").secrets
         if origin_of(manifest) == "recording":
-            plan: Plan = recording_in(path, spec, secrets, manifest["recording"])
+            case: Case = recording_in(path, spec, secrets, manifest["recording"])
         else:
-            plan = make_plan(spec, secrets)
-        run = cls(path, plan)
+            case = simulated_case(spec, secrets)
+        run = cls(path, case)
         for name, found in run.commitments.items():
             if manifest["commitments"].get(name) != found:
                 problem = f"does not have the {name} that its manifest commits to"
                 raise RunError(
                     "run", str(path), problem, "Restore the dataset and the vault it was run with."
                 )
-        run.plan.execution.begin()
+        run.case.execution.begin()
         return run
 
     @cached_property
@@ -120,14 +132,74 @@ class RunDirectory:
         """Return the run's vault."""
         return Vault(self.path / "vault")
 
+    # -- the record -------------------------------------------------------------------------------------------
+
+    @property
+    def manifest(self) -> dict[str, Any]:
+        """Return the manifest of a sealed run, as `read_manifest` checks it."""
+        return read_manifest(self.path)
+
+    @property
+    def messages(self) -> tuple[Message, ...]:
+        """Return the messages that are on record by now."""
+        return read_log(self.path / "transcript").messages
+
+    def view(self, adversary: str) -> View:
+        """Return what an adversary saw, with the records of its own clients.
+
+        Args:
+            adversary: a party, or a coalition `a+b`.
+
+        Raises:
+            SpecError: it is no party of the run.
+        """
+        case = self.case
+        own = dict[str, tuple[Tensor, Tensor]]()
+        if not case.missing("images"):
+            members = adversary.split("+")
+            own = {client: case.records(client) for client in case.clients if client in members}
+        return view_of(
+            self.path / "transcript",
+            adversary,
+            parties=case.parties,
+            hyperparameters=case.settings,
+            transport=case.spec.transport,
+            own_data=own,
+            without=() if case.imported is None else case.imported.not_finite,
+        )
+
+    # -- the auditor's side -----------------------------------------------------------------------------------
+
+    @cached_property
+    def truth(self) -> Truth:
+        """Return what guesses are compared with."""
+        return Truth(self.case, self.vault)
+
+    @cached_property
+    def answering(self) -> Answering:
+        """Return the models that oracles serve."""
+        return Answering(self.case, self.vault)
+
+    @cached_property
+    def scorer(self) -> Scorer:
+        """Return the scorer of the guesses of every goal."""
+        case = self.case
+        encoder: TaskEncoder | None = None
+        # The encoder is a classifier's: it knows no masks.
+        if not case.missing("auxiliary") and not case.dataset.task.labels.dense:
+            encoder = case.encoder
+        return Scorer(Inputs(truth=self.truth, run=self.path, answering=self.answering, encode=encoder))
+
+    # -- what it began with -----------------------------------------------------------------------------------
+
     @cached_property
     def commitments(self) -> dict[str, str]:
         """Return commitments to the seed, the data and each split. Without their salts they would reveal membership."""
-        secrets, tensors = self.vault.secrets, self.plan.splits.to_dict()
+        secrets, tensors = self.vault.secrets, self.case.splits.to_dict()
         parts = {f"split {name}": tensors[name].numpy().tobytes() for name in sorted(tensors)}
         return {
             "seed": secrets.commit("seed", secrets.seed.to_bytes(8, "big")),
-            "data": secrets.commit("data", self.plan.dataset.sha256().encode()),
+            "data": secrets.commit("data", self.case.dataset.sha256().encode()),
             **{name: secrets.commit(name, data) for name, data in parts.items()},
         }
 
@@ -148,8 +220,8 @@ class RunDirectory:
             ".*.tmp"
         ):  # of a run that was killed between writing a file and naming it
             leftover.unlink()
-        self.vault.save("splits", self.plan.splits.to_dict())
-        text = yaml.safe_dump(self.plan.spec.public(self.commitments["seed"]), sort_keys=False)
+        self.vault.save("splits", self.case.splits.to_dict())
+        text = yaml.safe_dump(self.case.spec.public(self.commitments["seed"]), sort_keys=False)
         write_atomically(self.path / "spec.yaml", text.encode("utf-8"))
 
     def _refuse_other_data(self) -> None:
@@ -162,7 +234,7 @@ class RunDirectory:
             if not isinstance(begun, dict) or begun.get(name) != found:
                 problem = f"differs in its {name} from what the run began with"
                 raise RunError(
-                    "dataset", self.plan.spec.dataset.name, problem, "Restore it, or start a new run."
+                    "dataset", self.case.spec.dataset.name, problem, "Restore it, or start a new run."
                 )
 
 

@@ -1,0 +1,236 @@
+"""Normalisation layers: BatchNorm, GroupNorm and LayerNorm, with the change of their values along a direction.
+
+A layer subtracts the mean of a group of values, divides by their standard deviation, then scales and shifts. In
+training, BatchNorm's groups are a channel of all images of one batch. Other batches that are folded into the same pass
+do not enter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+from .layers import Maybe, Pass, WeightedPass
+
+__all__ = ["NORMALISATIONS", "normalised"]
+
+_BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+NORMALISATIONS = (*_BATCH_NORMS, nn.GroupNorm, nn.LayerNorm)
+"""The classes that `normalised` handles. A subclass may compute anything and is not among them."""
+
+
+def normalised(layer: nn.Module, a: Tensor, R: int, tensors: Callable[[str], Maybe]) -> Pass:
+    """Return the pass of a normalisation layer for images (R*B, ...).
+
+    Args:
+        layer: of one of `NORMALISATIONS`.
+        a: the layer's input.
+        R: number of batches.
+        tensors: the layer's parameter or buffer by its own name, None without one.
+    """
+    own: Sequence[int] = (1,)
+    core: _Core
+    if isinstance(layer, nn.GroupNorm):
+        groups = layer.num_groups
+        core = _Standardised(a, lambda v: v.unflatten(1, (groups, -1)).flatten(2), (2,), layer.eps)
+    elif isinstance(layer, nn.LayerNorm):
+        own = range(a.dim() - len(layer.normalized_shape), a.dim())
+        core = _Standardised(a, lambda v: v, tuple(own), layer.eps)
+    else:
+        core = _batch_norm(layer, a, R, tensors)
+    weight, bias = tensors("weight"), tensors("bias")
+    return _Plain(core) if weight is None else _Scaled(core, R, own, weight, bias)
+
+
+def _batch_norm(layer: nn.Module, a: Tensor, R: int, tensors: Callable[[str], Maybe]) -> _Core:
+    mean, variance = tensors("running_mean"), tensors("running_var")
+    eps = float(layer.eps)  # type: ignore[arg-type]
+    if layer.training or mean is None or variance is None:
+        if a.dim() == 2:  # no pixels
+            return _Standardised(a, lambda v: v.unflatten(0, (R, -1)), (1,), eps)
+        return _Standardised(a, lambda v: v.unflatten(0, (R, -1)).flatten(3), (1, 3), eps)
+    wide = (1, -1, *([1] * (a.dim() - 2)))
+    return _Fixed(a, mean.view(wide), (variance + eps).rsqrt().view(wide))
+
+
+class _Core(Protocol):
+    """The part without weights; the methods are those of `Pass` for its only input."""
+
+    values: Tensor
+
+    def backward(self, s: Tensor) -> Tensor: ...
+
+    def forward_along(self, t: Tensor) -> Tensor: ...
+
+    def backward_along(self, r: Tensor) -> Tensor: ...
+
+
+class _Fixed:
+    """Normalisation by constants, as BatchNorm's in evaluation."""
+
+    def __init__(self, a: Tensor, mean: Tensor, scale: Tensor) -> None:
+        self._scale = scale
+        self.values = (a - mean) * scale
+
+    def backward(self, s: Tensor) -> Tensor:
+        return s * self._scale
+
+    def forward_along(self, t: Tensor) -> Tensor:
+        return t * self._scale
+
+    def backward_along(self, r: Tensor) -> Tensor:
+        return r * self._scale
+
+
+class _Standardised:
+    """Each group less its mean, over its standard deviation σ.
+
+    With m(.) the mean over a group and P(v) = v - m(v) - x m(x v) for the standardised x, the derivative maps s to
+    P(s)/σ. Along a direction t of the input, R{x} = P(t)/σ and R{1/σ} = -m(x t)/σ².
+
+    Args:
+        a: the input.
+        grouped: views a tensor like the input so that a group's values lie along `dims`.
+        dims: the dimensions of a group.
+        eps: added to the variance.
+    """
+
+    def __init__(
+        self, a: Tensor, grouped: Callable[[Tensor], Tensor], dims: tuple[int, ...], eps: float
+    ) -> None:
+        self._grouped, self._dims, self._shape = grouped, dims, a.shape
+        wide = grouped(a)
+        variance, mean = torch.var_mean(wide, dims, correction=0, keepdim=True)
+        self._inverse = (variance + eps).rsqrt()
+        self._x = (wide - mean) * self._inverse
+        self.values = self._x.reshape(a.shape)
+        self._signal: Maybe = None
+        self._moved: Maybe = None
+
+    def _mean(self, v: Tensor) -> Tensor:
+        return v.mean(self._dims, keepdim=True)
+
+    def _projected(self, v: Tensor) -> Tensor:
+        return v - self._mean(v) - self._x * self._mean(self._x * v)
+
+    def backward(self, s: Tensor) -> Tensor:
+        self._signal = self._grouped(s)
+        self._sent = self._projected(self._signal) * self._inverse
+        return self._sent.reshape(self._shape)
+
+    def forward_along(self, t: Tensor) -> Tensor:
+        wide = self._grouped(t)
+        self._stretch = self._mean(self._x * wide) * self._inverse
+        self._moved = self._projected(wide) * self._inverse
+        return self._moved.reshape(self._shape)
+
+    def backward_along(self, r: Tensor) -> Tensor:
+        out = self._projected(self._grouped(r))
+        if self._signal is not None and self._moved is not None:
+            out = out - self._moved * self._mean(self._x * self._signal)
+            out = out - self._x * self._mean(self._moved * self._signal)
+        out = out * self._inverse
+        if self._signal is not None and self._moved is not None:
+            out = out - self._sent * self._stretch
+        return out.reshape(self._shape)
+
+
+class _Plain(Pass):
+    """A normalisation without a scale and a shift."""
+
+    def __init__(self, core: _Core) -> None:
+        self._core, self._moves = core, False
+
+    def forward(self) -> Tensor:
+        return self._core.values
+
+    def backward(self, s: Tensor) -> Sequence[Maybe]:
+        return (self._core.backward(s),)
+
+    def forward_along(self, t: Sequence[Maybe]) -> Maybe:
+        self._moves = t[0] is not None
+        return None if t[0] is None else self._core.forward_along(t[0])
+
+    def backward_along(self, r: Maybe) -> Sequence[Maybe]:
+        if r is None and not self._moves:
+            return (None,)
+        return (self._core.backward_along(torch.zeros_like(self._core.values) if r is None else r),)
+
+
+class _Scaled(WeightedPass):
+    """A normalisation, then a scale and perhaps a shift.
+
+    Args:
+        core: the normalisation.
+        R: number of batches.
+        own: the dimensions of the input along which the scale varies.
+        weight: the scale.
+        bias: the shift.
+    """
+
+    _s: Tensor
+    _g: Tensor
+    _g_bias: Maybe
+
+    def __init__(self, core: _Core, R: int, own: Sequence[int], weight: Tensor, bias: Maybe) -> None:
+        shape = core.values.shape
+        self._core, self._R = core, R
+        self._wide = [size if d in own else 1 for d, size in enumerate(shape)]
+        self._repeated = [1, *(d + 1 for d in range(1, len(shape)) if d not in own)]
+        self._weight = weight.view(self._wide)
+        self._bias = None if bias is None else bias.view(self._wide)
+
+    def forward(self) -> Tensor:
+        out = self._core.values * self._weight
+        return out if self._bias is None else out + self._bias
+
+    def receive(self, s: Tensor) -> None:
+        self._s = s
+
+    def backward(self, s: Tensor) -> Sequence[Maybe]:
+        return (self._core.backward(s * self._weight),)
+
+    def gradients(self) -> tuple[Tensor, Tensor]:
+        return self._summed(self._s * self._core.values), self._summed(self._s)
+
+    def _summed(self, v: Tensor) -> Tensor:
+        """Return sums over the images and repetitions of each batch, (R, values)."""
+        summed: Tensor = v.unflatten(0, (self._R, -1)).sum(self._repeated)
+        return summed.flatten(1)
+
+    def products(self, weight: Tensor, bias: Maybe) -> tuple[Tensor, Tensor]:
+        self._pairs = [
+            pair for pair in zip(self.gradients(), (weight, bias), strict=True) if pair[1] is not None
+        ]
+        dot = sum((G * T).sum(1) for G, T in self._pairs if T is not None)
+        square = sum(G.square().sum(1) for G, _ in self._pairs)
+        return torch.as_tensor(dot), torch.as_tensor(square)
+
+    def move(self, weight: Tensor, bias: Maybe) -> None:
+        self._g = self._spread(weight)
+        self._g_bias = None if bias is None else self._spread(bias)
+
+    def move_by_products(self, dot: Tensor, square: Tensor) -> None:
+        dot, square = dot[:, None], 2 * square[:, None]
+        directions = [dot * T + square * G for G, T in self._pairs if T is not None]
+        self.move(directions[0], directions[1] if len(directions) > 1 else None)
+
+    def _spread(self, g: Tensor) -> Tensor:
+        """Return a direction (R, values) for each image, shaped to be multiplied with the input."""
+        images = len(self._core.values) // self._R
+        return g.reshape(self._R, 1, *self._wide[1:]).expand(-1, images, *self._wide[1:]).flatten(0, 1)
+
+    def forward_along(self, t: Sequence[Maybe]) -> Maybe:
+        out = self._core.values * self._g
+        if self._g_bias is not None:
+            out = out + self._g_bias
+        return out if t[0] is None else out + self._core.forward_along(t[0]) * self._weight
+
+    def backward_along(self, r: Maybe) -> Sequence[Maybe]:
+        signal = self._s * self._g
+        if r is not None:
+            signal = signal + r * self._weight
+        return (self._core.backward_along(signal),)

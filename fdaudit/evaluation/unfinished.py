@@ -1,0 +1,84 @@
+"""The cells that an attack stage has done, while it is not at its end: it can go on, and reports count them.
+
+The list is `vault/attack-stage.json`. It is removed when the last cell is done.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from fdaudit.adversary.attack_plan import AttackPlan
+from fdaudit.errors import IntegrityError
+from fdaudit.result import Unfinished
+from fdaudit.storage.digests import canonical
+from fdaudit.storage.files import load_json, save_json
+from fdaudit.storage.vault import Vault
+
+__all__ = ["AttackStage", "unfinished"]
+
+_FILE = "attack-stage.json"
+
+
+@dataclass
+class AttackStage:
+    """The cells of one attack stage.
+
+    Attributes:
+        path: the list on disk.
+        wanted: the digest of each cell's settings, by the cell's id.
+        done: the ids of the cells that are done.
+    """
+
+    path: Path
+    wanted: Mapping[str, str]
+    done: set[str] = field(default_factory=set)
+
+    @classmethod
+    def begin(cls, vault: Vault, attacks: Sequence[AttackPlan]) -> AttackStage:
+        """Return a stage of attacks, each against its adversaries; one of the same cells goes on where it ended."""
+        wanted = {
+            f"{adversary}/{attack.name}": hashlib.sha256(canonical(dict(attack.params or {}))).hexdigest()
+            for adversary in dict.fromkeys(a for attack in attacks for a in attack.adversaries)
+            for attack in attacks
+            if adversary in attack.adversaries
+        }
+        earlier = _kept(vault.directory / _FILE)
+        done = earlier.done if earlier is not None and earlier.wanted == wanted else set[str]()
+        stage = cls(vault.directory / _FILE, wanted, done)
+        stage._save()
+        return stage
+
+    def note(self, cell: str) -> None:
+        """Add a cell that is done."""
+        self.done.add(cell)
+        self._save()
+
+    def end(self) -> None:
+        """Remove the list: the stage is at its end."""
+        self.path.unlink(missing_ok=True)
+
+    def _save(self) -> None:
+        save_json(self.path, {"wanted": dict(self.wanted), "done": sorted(self.done)}, sync=False)
+
+
+def unfinished(vault: Vault) -> Unfinished | None:
+    """Return how many cells of an interrupted attack stage are done; None if no stage was interrupted."""
+    stage = _kept(vault.directory / _FILE)
+    return None if stage is None else Unfinished(done=len(stage.done), of=len(stage.wanted))
+
+
+def _kept(path: Path) -> AttackStage | None:
+    """Return the stage whose list is on disk; None if there is none, or it is damaged."""
+    if path.is_symlink() or not path.is_file():
+        return None
+    try:
+        value = load_json(path)
+        wanted, done = value["wanted"], value["done"]
+        if not all(type(text) is str for text in (*wanted, *wanted.values(), *done)):
+            return None
+        return AttackStage(path, wanted, {*done} & wanted.keys())
+    except (IntegrityError, KeyError, TypeError, AttributeError):
+        return None

@@ -1,0 +1,264 @@
+"""Gather the truth of an import from one directory or several: the recorder's, those of sites, and an auditor's own.
+
+An auditor's records are `records.npz` with `records.json`. Sites have a file each, `client-SITE.npz`, in which x is
+what the network gets. Both become the same: the rows of all clients, and which rows are whose.
+
+Guarantees:
+  * a file of one kind is given once;
+  * nothing in the files is trusted: what is gathered is checked as if an auditor had written it;
+  * gathered files lie in a scratch directory that ends with the block.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fdaudit.data.files import read_arrays
+from fdaudit.errors import DataError, RunError
+from fdaudit.limits import DATA_BYTES
+from fdaudit.planning.brought import ARRAYS, LISTS, SCHEMA, BroughtRecords, read_records
+from fdaudit.planning.recorded import by_party
+from fdaudit.recording.truth import NODES, NOTES, REPLIES, SITES, USES, joined_notes, read_sites, read_uses
+from fdaudit.spec.card import Card
+from fdaudit.storage.files import write_atomically
+from fdaudit.storage.scratch import scratch
+from fdaudit.transcript.messages import role
+
+__all__ = ["TruthFiles", "home_of_records", "truth_files"]
+
+_SHARED = ("auxiliary", "public", "test")
+_SITE = "client-"
+_ROUNDING = 1e-4
+"""Part of the range of images by which rounding may move them."""
+
+
+@dataclass(frozen=True)
+class TruthFiles:
+    """The files of the truth by name: `uses.jsonl`, `sites.json`, `records.json`, `records.npz`, where they are there.
+
+    Attributes:
+        files: their paths.
+        span: lowest and highest value of images, as the card states it.
+        notes: what was left out, one sentence each.
+    """
+
+    files: Mapping[str, Path]
+    span: tuple[float, float]
+    notes: tuple[str, ...] = ()
+
+    def brought(self) -> BroughtRecords | None:
+        """Return the records that were brought, by the record's parties."""
+        if LISTS not in self.files:
+            return None
+        sites = read_sites(self.files[SITES]) if SITES in self.files else {}
+        return by_party(read_records(self.files[LISTS], self.files[ARRAYS], self.span), sites)
+
+    def uses(self) -> dict[int, tuple[int, ...]] | None:
+        """Return the records behind messages."""
+        return read_uses(self.files[USES]) if USES in self.files else None
+
+
+@contextmanager
+def truth_files(directories: Sequence[Path], card: Card, parties: Sequence[str]) -> Iterator[TruthFiles]:
+    """Yield the files of the truth. Notes of sites are joined with the server's, and files of sites put together.
+
+    Args:
+        directories: of the truth.
+        card: the system's card.
+        parties: every party of the record.
+
+    Raises:
+        UsageError: a directory or a file is missing, given twice, or wrong.
+    """
+    found, sites, notes = _found(directories)
+    with scratch("truth") as folder:
+        left_out: tuple[str, ...] = ()
+        if REPLIES in found:
+            _join(found, notes, folder)
+        if sites:
+            left_out = _put_together(found, sites, card, parties, folder)
+        files = {name: found[name] for name in (USES, SITES, LISTS, ARRAYS) if name in found}
+        yield TruthFiles(files, card.image_range, left_out)
+
+
+def home_of_records(directories: Sequence[Path]) -> Path:
+    """Return the first directory of a truth that holds records; there is one, as `truth_files` found them."""
+    return next(d for d in directories if (d / ARRAYS).exists() or any(d.glob(f"{_SITE}*.npz")))
+
+
+def _found(directories: Sequence[Path]) -> tuple[dict[str, Path], dict[str, Path], list[Path]]:
+    """Return the files that may be given once by their names, the files of sites by their sites, and all notes."""
+    found, sites, notes = dict[str, Path](), dict[str, Path](), list[Path]()
+    for directory in directories:
+        if not directory.is_dir():
+            raise RunError("truth", str(directory), "is no directory", "Give the directory of a truth.")
+        own = {path.stem.removeprefix(_SITE): path for path in sorted(directory.glob(f"{_SITE}*.npz"))}
+        once = [USES, SITES, LISTS, ARRAYS, REPLIES, NODES]
+        if own:
+            once += [f"{name}.npz" for name in _SHARED]
+        for name in once:
+            path = directory / name
+            if path.exists():
+                _give_once(directory, found, name, path)
+        for site, path in own.items():
+            _give_once(directory, sites, site, path)
+        if (directory / NOTES).exists():
+            notes.append(directory / NOTES)
+    for one, other in ((LISTS, ARRAYS), (ARRAYS, LISTS)):
+        if one in found and other not in found:
+            problem = f"has {one} and no {other}"
+            raise RunError("truth", str(found[one].parent), problem, "Give both: see docs/import.md.")
+    if sites and LISTS in found:
+        problem = f"has {LISTS}, and {next(iter(sites.values()))} has records as well"
+        raise RunError("truth", str(found[LISTS].parent), problem, "Leave one of them out.")
+    if notes and REPLIES not in found:
+        problem = f"has {NOTES}, and no directory has the server's {REPLIES}"
+        raise RunError("truth", str(notes[0].parent), problem, "Give the server's truth as well.")
+    if REPLIES in found and USES in found:
+        problem = f"has {USES}, and {found[REPLIES]} is there as well"
+        raise RunError("truth", str(found[USES].parent), problem, "Leave one of them out.")
+    return found, sites, notes
+
+
+def _give_once(directory: Path, found: dict[str, Path], name: str, path: Path) -> None:
+    if name in found:
+        problem = f"holds {path.name}, which {found[name].parent} holds as well"
+        raise RunError("truth", str(directory), problem, "Give each file once.")
+    found[name] = path
+
+
+def _join(found: dict[str, Path], notes: Sequence[Path], folder: Path) -> None:
+    """Join the notes of sites with the server's, as the two files that a recorder writes."""
+    uses, sites = joined_notes(found[REPLIES], notes, found.get(NODES))
+    if SITES in found:
+        sites = dict(read_sites(found[SITES]))
+    if notes:
+        lines = [json.dumps({"seq": seq, "records": records}) for seq, records in uses.items()]
+        found[USES] = folder / USES
+        write_atomically(found[USES], "".join(line + "\n" for line in lines).encode())
+    found[SITES] = folder / SITES
+    write_atomically(found[SITES], json.dumps(sites).encode())
+
+
+# -- files of sites -----------------------------------------------------------------------------------------------
+
+
+def _put_together(
+    found: dict[str, Path], sites: Mapping[str, Path], card: Card, parties: Sequence[str], folder: Path
+) -> tuple[str, ...]:
+    """Put the records of sites together, as the two files that an auditor writes; return what was left out."""
+    named = read_sites(found[SITES]) if SITES in found else {}
+    arrays, lists = _Rows(card), dict[str, Any]({"schema": SCHEMA, "clients": {}, "design": None})
+    left = dict(sites)
+    for party in parties:
+        if role(party) != "client":
+            continue
+        site = str(named.get(party, party)).removeprefix("client/")
+        if site in left:
+            rows, held_out = arrays.add(left.pop(site))
+            lists["clients"][party] = _client(rows, held_out)
+    if not lists["clients"]:
+        shown = ", ".join(path.name for path in list(sites.values())[:3])
+        problem = "is of no client of the record"
+        raise DataError("truth", shown, problem, "Name the files by the sites, or the clients' numbers.")
+    for name in _SHARED:
+        if f"{name}.npz" in found:
+            lists[name], _ = arrays.add(found.pop(f"{name}.npz"))
+    found[LISTS], found[ARRAYS] = folder / LISTS, folder / ARRAYS
+    write_atomically(found[LISTS], json.dumps(lists).encode())
+    arrays.write(found[ARRAYS])
+    found.pop(SITES, None)  # the lists are by party now
+    return tuple(f"{path.name} is of no client of the record, and left out." for path in left.values())
+
+
+def _client(rows: list[int], held_out: list[int]) -> dict[str, list[int]]:
+    """Return a client's lists. As many of its records as it held out are the members, evenly from first to last."""
+    out = set(held_out)
+    trained = [row for row in rows if row not in out]
+    if not held_out or not trained:
+        return {"records": rows}
+    count = min(len(trained), len(held_out))
+    members = [trained[i * len(trained) // count] for i in range(count)]
+    return {"records": rows, "members": members, "non_members": held_out}
+
+
+class _Rows:
+    """The records of all files, images with channels last."""
+
+    def __init__(self, card: Card) -> None:
+        self._card = card
+        self._x: list[NDArray[Any]] = []
+        self._y: list[NDArray[Any]] = []
+        self._count, self._bytes = 0, 0
+
+    def add(self, file: Path) -> tuple[list[int], list[int]]:
+        """Add a file's records; return their rows, and the rows of those that were held out."""
+        held = read_arrays(file, ("x", "y", "held_out"), file.name, follow=False)
+        if "y" not in held or "x" not in held:
+            raise DataError(file.name, str(file), "lacks x or y", "Store both.")
+        x, y = held["x"], held["y"]
+        if len(x) != len(y) or not len(y):
+            problem = f"has {len(x)} x and {len(y)} y"
+            raise DataError(file.name, str(file), problem, "Store one label for each record.")
+        stored = self._stored(file.name, x)
+        self._bytes += stored.nbytes
+        if self._bytes > DATA_BYTES.most:
+            problem = f"and the files of other sites have {DATA_BYTES.refusal(self._bytes)}"
+            raise DataError(file.name, str(file), problem, "Give fewer records.")
+        self._x.append(stored)
+        self._y.append(y)
+        first, self._count = self._count, self._count + len(y)
+        rows = list(range(first, self._count))
+        out = held.get("held_out", np.zeros(0, dtype=np.int64)).ravel().tolist()
+        if not all(type(i) is int and 0 <= i < len(y) for i in out):
+            raise DataError(file.name, "held_out", "names no rows of x", "Give rows of the file.")
+        return rows, [rows[i] for i in out]
+
+    def write(self, path: Path) -> None:
+        """Write the arrays of all files."""
+        try:
+            x, y = np.concatenate(self._x), np.concatenate(self._y)
+        except ValueError as error:
+            problem = f"do not fit each other ({error})"
+            raise DataError("truth", "the files of sites", problem, "Store records of one shape.") from None
+        with path.open("wb") as file:
+            np.savez(file, x=x, y=y)
+
+    def _stored(self, name: str, x: NDArray[Any]) -> NDArray[Any]:
+        """Return inputs (n, …) of the network as images (n, h, w, c), or as rows (n, d) of a table."""
+        shape = tuple(self._card.input_shape)
+        sent = {shape, (math.prod(shape),), shape[1:] if shape[0] == 1 else shape}
+        if x.shape[1:] not in sent:
+            problem = f"has records of shape {x.shape[1:]}, and the card's input_shape is {list(shape)}"
+            raise DataError(name, "x", problem, "Correct the card, or store x as the network gets it.")
+        records = x.reshape(len(x), *shape)
+        if len(shape) == 1:
+            return records
+        if records.dtype.kind == "f":
+            records = self._images(name, records)
+        return np.moveaxis(records, 1, 3)
+
+    def _images(self, name: str, x: NDArray[Any]) -> NDArray[Any]:
+        """Return what clients had before they did to it what the card says, after a check of its range."""
+        preprocess = self._card.preprocess
+        if preprocess is not None:
+            mean, std = (np.reshape(values, (-1, 1, 1)) for values in preprocess.channels.values())
+            x = x * std + mean
+        low, high = self._card.image_range
+        least, most = float(x.min()), float(x.max())
+        room = _ROUNDING * (high - low)
+        if least < low - room or most > high + room:
+            before = "" if preprocess is None else " before `preprocess` of the card"
+            problem = f"was in [{least:.6g}, {most:.6g}]{before}, and images are in [{low:g}, {high:g}]"
+            remedy = "State under `preprocess` in the card what clients do to images before the network."
+            raise DataError(name, "x", problem, remedy)
+        return x.clip(low, high)

@@ -1,0 +1,1 @@
+"""Figures of recovered rows of tables."""

@@ -1,0 +1,211 @@
+"""Refusals of a spec whose parts do not go together: each error names the field, its value and a remedy.
+
+Each function checks what is known at its point of `fdaudit.planning.simulated`: settings before any record is read,
+records before a network is built, networks before anything is trained.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+
+from fdaudit import defenses, protocols
+from fdaudit.adversary.view import members_of
+from fdaudit.config import validate
+from fdaudit.errors import SpecError
+from fdaudit.federation.local_settings import LocalSteps
+from fdaudit.federation.rehearsal import parties_of
+from fdaudit.spec.schema import RecordRounds, Spec
+from fdaudit.training.replicas import rehearsed
+
+if TYPE_CHECKING:
+    from fdaudit.adversary.attack_plan import AttackPlan
+    from fdaudit.federation.networks import Networks
+    from fdaudit.federation.protocol import FederatedProtocol, ProtocolConfig
+    from fdaudit.tasks import Task
+
+__all__ = [
+    "refuse_absent_device",
+    "refuse_networks",
+    "refuse_records",
+    "refuse_settings",
+    "refuse_unknown_adversaries",
+]
+
+
+def refuse_settings(
+    spec: Spec, protocol: type[FederatedProtocol], config: ProtocolConfig, parties: Sequence[str]
+) -> None:
+    """Refuse settings that the protocol does not allow.
+
+    Args:
+        spec: the spec, with its preset written out.
+        protocol: its protocol.
+        config: the protocol's settings.
+        parties: every party that takes part with these settings.
+
+    Raises:
+        SpecError: there are too few clients, an adversary is no party, a defence is unknown, a round is never played,
+            or a kind of message cannot be withheld.
+    """
+    config.fits(spec.clients)
+    _refuse_strangers(spec.asked_adversaries, protocol.card.name, parties)
+    for number, entry in enumerate(spec.defenses):
+        defenses.REGISTRY.load(entry.name, f"defenses.{number}.name")
+    recorded = spec.record.rounds if isinstance(spec.record, RecordRounds) else ()
+    for number in recorded:
+        if number >= config.rounds:
+            problem = f"is no round of a run of {config.rounds}"
+            raise SpecError("record.rounds", number, problem, f"Rounds count from 0 to {config.rounds - 1}.")
+    for number, kind in enumerate(spec.withhold):
+        if kind not in protocol.card.withholdable:
+            allowed = ", ".join(protocol.card.withholdable) or "nothing"
+            problem = f"cannot be withheld from {spec.protocol.name}"
+            raise SpecError(f"withhold.{number}", kind, problem, f"It can live without: {allowed}.")
+
+
+def refuse_unknown_adversaries(spec: Spec) -> None:
+    """Refuse a spec that names an adversary which its protocol does not have; a spec with a preset is not checked yet.
+
+    Raises:
+        SpecError: an adversary is no party, or the protocol's settings are wrong.
+    """
+    if spec.preset is None:
+        protocol = protocols.REGISTRY.load(spec.protocol.name, "protocol.name")
+        config = validate(protocol.Config, spec.protocol.params, "protocol.params")
+        parties = parties_of(protocol, config, spec.clients)
+        _refuse_strangers(spec.asked_adversaries, protocol.card.name, parties)
+
+
+def _refuse_strangers(asked: Sequence[tuple[str, str]], protocol: str, parties: Sequence[str]) -> None:
+    """Refuse an adversary, named in a field, that is not a party."""
+    for field, name in asked:
+        try:
+            members_of(name, parties)
+        except SpecError as error:
+            raise SpecError(field, name, f"{error.problem} of {protocol}", error.remedy) from None
+
+
+def refuse_records(
+    spec: Spec,
+    protocol: type[FederatedProtocol],
+    attacks: Sequence[AttackPlan],
+    task: Task,
+    auxiliary: int,
+) -> None:
+    """Refuse records that the protocol, a defence, a setting or an attack cannot use.
+
+    Args:
+        spec: the spec.
+        protocol: its protocol.
+        attacks: every known attack, requested or not.
+        task: the learning task of the records.
+        auxiliary: number of auxiliary records.
+
+    Raises:
+        SpecError: the task is not supported, a setting is for other records, or too few auxiliary records are left for
+            the controls of an attack.
+    """
+    inputs = task.inputs
+    if spec.public_dataset is not None and not inputs.public_from_elsewhere:
+        problem = f"does not go with {inputs.plural}"
+        remedy = f"Remove public_dataset: public {inputs.plural} are those of splits.proxy."
+        raise SpecError("public_dataset.name", spec.public_dataset.name, problem, remedy)
+    if spec.auxiliary.others == "shifted" and not inputs.shifted:
+        problem, remedy = f"turns and blurs images, not {inputs.plural}", "Set it to 'same' or 'none'."
+        raise SpecError("auxiliary.others", "shifted", problem, remedy)
+    if task.name not in protocol.card.tasks:
+        registry = protocols.REGISTRY
+        others = [n for n in registry.names() if task.name in registry.describe(n).tasks]
+        problem = f"does not run {task.name} data, which {spec.dataset.name} is"
+        remedy = f"Protocols that do: {', '.join(others) or 'none'}."
+        raise SpecError("protocol.name", spec.protocol.name, problem, remedy)
+    for number, entry in enumerate(spec.defenses):
+        able = defenses.REGISTRY.load(entry.name).card.tasks
+        if able and task.name not in able:
+            problem = f"does not act on answers of {task.name} data"
+            raise SpecError(
+                f"defenses.{number}.name", entry.name, problem, "Choose another defence, or none."
+            )
+    for attack in attacks:
+        # A record of each client of a reconstruction control and one for the prior; one pair for membership.
+        control = attack.card.control
+        needed = int(control.get("clients", control.get("images", 1))) + 1
+        if attack.params is not None and auxiliary < needed:
+            problem = f"leaves {auxiliary} auxiliary records, the controls of {attack.name} need {needed}"
+            raise SpecError(
+                "splits.auxiliary", spec.splits.auxiliary, problem, "Raise it, or set attacks: []."
+            )
+
+
+def refuse_networks(
+    spec: Spec,
+    protocol: type[FederatedProtocol],
+    config: ProtocolConfig,
+    networks: Networks,
+    sizes: Sequence[int],
+    device: str,
+) -> None:
+    """Refuse networks that the protocol cannot train or send.
+
+    Args:
+        spec: the spec.
+        protocol: its protocol.
+        config: the protocol's settings.
+        networks: the networks that the spec names.
+        sizes: number of records of each client.
+        device: where they are trained.
+
+    Raises:
+        SpecError: clients have networks of their own where one is for all, a gradient cannot carry a network's
+            statistics, or a batch has one record and the network cannot be trained on it (BatchNorm).
+    """
+    for number, own in enumerate(networks.clients):
+        if not protocol.card.heterogeneous and own != networks.shared:
+            problem = (
+                f"differs from model {spec.model.name!r}: {protocol.card.name} needs one network for all"
+            )
+            remedy = "Remove client_models, or choose a protocol that exchanges predictions."
+            raise SpecError(f"client_models.{number}.name", own.name, problem, remedy)
+    if getattr(config, "upload", None) == "gradient" and rehearsed(networks.shared, device).keeps:
+        raise SpecError(
+            "protocol.params.upload",
+            "gradient",
+            f"cannot carry the statistics that {spec.model.name} keeps of its batches, as BatchNorm does",
+            "Set upload to 'model_update', or use GroupNorm (`norm: group` in the zoo's networks).",
+        )
+    if isinstance(config, LocalSteps):
+        _refuse_lone_records(config, networks, sizes, device)
+
+
+def _refuse_lone_records(config: LocalSteps, networks: Networks, sizes: Sequence[int], device: str) -> None:
+    """Refuse batches of one record for a network that cannot be trained on them."""
+    for k, size in enumerate(sizes):
+        network = networks.of(f"client/{k}")
+        if config.smallest_batch(size) > 1 or rehearsed(network, device).single:
+            continue
+        problem = f"leaves a batch of one of the {size} records of client/{k}"
+        problem += f", and {network.name} cannot be trained on one record"
+        larger = (
+            config.model_copy(update={"batch_size": b}) for b in range(config.batch_size + 1, max(sizes) + 2)
+        )
+        fit = next((c.batch_size for c in larger if min(map(c.smallest_batch, sizes)) > 1), None)
+        remedy = "Set local_steps, which take full batches"
+        remedy += "." if fit is None else f", or batch_size to {fit}."
+        raise SpecError("protocol.params.batch_size", config.batch_size, problem, remedy)
+
+
+def refuse_absent_device(device: str) -> None:
+    """Refuse a device that this machine does not have.
+
+    Raises:
+        SpecError: the device is absent.
+    """
+    if not device.startswith("cuda"):
+        return
+    found, number = torch.cuda.device_count(), int(device.partition(":")[2] or 0)
+    if number >= found:
+        problem = f"is not there: PyTorch finds {found} CUDA devices"
+        raise SpecError("device", device, problem, "Set device to 'cpu' or 'auto'.")

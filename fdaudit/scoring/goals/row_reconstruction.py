@@ -1,0 +1,154 @@
+"""Score recovered rows of a table against the rows behind a client's messages."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from fdaudit.errors import FdauditError
+from fdaudit.goals.row_reconstruction import GOAL, RowReconstruction
+from fdaudit.handout.auxiliary import Assumption, others
+from fdaudit.metrics._arrays import Floats, Integers
+from fdaudit.metrics.rows.recovery import (
+    RecoveredRows,
+    matched_rows,
+    right_cells,
+    score_rows,
+    typical_row,
+)
+from fdaudit.result import Row, RowCell, Target, noted
+from fdaudit.rng import child_numpy
+from fdaudit.scoring.galleries import bystanders_of
+from fdaudit.scoring.goals.scorer import (
+    CheckedTask,
+    GoalScorer,
+    Inputs,
+    Scores,
+    refuse_other_senders,
+    refuse_two_of_a_victim,
+)
+from fdaudit.tasks.columns import cells_of, plain_columns, shown_cell
+
+__all__ = ["RowScorer"]
+
+_MOST_ROWS, _MOST_CELLS = 8, 40
+"""Rows that a result shows of a victim, and cells of each: the first in the order of the records and columns."""
+
+
+class RowScorer(GoalScorer[RowReconstruction]):
+    """Scores recovered rows."""
+
+    goal = GOAL
+
+    def __init__(self, inputs: Inputs) -> None:
+        super().__init__(inputs)
+        data = self.case.dataset
+        self._columns = data.columns or plain_columns(data.input_shape[0])
+
+    @classmethod
+    def check(cls, guesses: Sequence[RowReconstruction], asked: CheckedTask) -> None:
+        """Refuse guesses about another client's messages, and rows that are no finite vectors."""
+        for guess in guesses:
+            refuse_other_senders(guess, guess.messages, asked.view)
+            if guess.rows.ndim != 2 or not bool(torch.isfinite(guess.rows).all()):
+                raise ValueError(f"{guess.target}: needs finite rows (n, d), got {tuple(guess.rows.shape)}")
+            if guess.labels is not None and guess.labels.shape != (len(guess.rows),):
+                raise ValueError(f"{guess.target}: needs one class for each of {len(guess.rows)} rows")
+        refuse_two_of_a_victim(guesses)
+
+    @classmethod
+    def shown(cls, guess: RowReconstruction) -> int:
+        """Return the number of rows."""
+        return len(guess.rows)
+
+    def score(
+        self, cell: str, guesses: Sequence[RowReconstruction], assumed: Sequence[Assumption] = ()
+    ) -> Scores:
+        """Return the figures of recovered rows over all victims, and each victim's own with its first rows.
+
+        Raises:
+            FdauditError: no record stands behind a victim's messages.
+            ValueError: rows have another length than the records.
+        """
+        found = [self._recovered(guess) for guess in guesses]
+        auxiliary = self._auxiliary()
+        beside = self._bystanders([guess.target for guess in guesses])
+        seed = self.case.seed
+        whole = score_rows(found, self._columns, auxiliary, beside, child_numpy(seed, "score", cell))
+        targets = []
+        for guess, one in zip(guesses, found, strict=True):
+            draws = child_numpy(seed, "score", f"{cell}/{guess.target}")
+            figures = score_rows([one], self._columns, auxiliary, beside, draws)
+            targets.append(
+                Target(
+                    target=guess.target,
+                    messages=guess.messages,
+                    figures=tuple(noted(f, guess.note, "cells_right") for f in figures.values()),
+                    rows=self._rows(one, auxiliary),
+                )
+            )
+        return tuple(whole.values()), tuple(targets)
+
+    def _recovered(self, guess: RowReconstruction) -> RecoveredRows:
+        x, y = self.truth.behind(guess.target, guess.messages)
+        if not len(x):
+            raise FdauditError(
+                f"{guess.target}: no record stands behind its messages {list(guess.messages)}."
+            )
+        if guess.rows.shape[1] != x.shape[1]:
+            raise ValueError(f"{guess.target}: has rows of {guess.rows.shape[1]} numbers, not {x.shape[1]}")
+        return RecoveredRows(
+            guess=cells_of(guess.rows, self._columns).numpy(),
+            guess_labels=None if guess.labels is None else guess.labels.numpy(),
+            truth=cells_of(x, self._columns).numpy(),
+            labels=y.numpy(),
+        )
+
+    def _auxiliary(self) -> tuple[Floats, Integers]:
+        """Return the cells and classes of the rows that adversaries are assumed to hold."""
+        x, y = others(self.case).prior
+        if x is None or y is None or not len(x):
+            return np.zeros((0, len(self._columns))), np.zeros(0, dtype=np.int64)
+        return cells_of(x, self._columns).numpy(), y.numpy()
+
+    def _bystanders(self, targets: Sequence[str]) -> tuple[Floats, Integers]:
+        """Return the cells and classes of rows that no target trains on and no adversary holds."""
+        beside, data = bystanders_of(self.case, targets), self.case.dataset
+        rows = torch.zeros(0, dtype=torch.int64) if beside is None else torch.from_numpy(beside.rows)
+        return cells_of(data.x[rows], self._columns).numpy(), data.y[rows].numpy()
+
+    def _rows(self, one: RecoveredRows, auxiliary: tuple[Floats, Integers]) -> tuple[Row, ...]:
+        """Return a victim's first rows, guess beside truth."""
+        match = matched_rows(one.guess, one.truth, self._columns)
+        return tuple(self._row(one, match.guess, i, auxiliary) for i in range(len(one.truth))[:_MOST_ROWS])
+
+    def _row(self, one: RecoveredRows, guesses: Integers, i: int, auxiliary: tuple[Floats, Integers]) -> Row:
+        truth, g, label = one.truth[i], int(guesses[i]), int(one.labels[i])
+        guess = None if g < 0 else one.guess[g]
+        prior = typical_row(*auxiliary, label, self._columns)
+        right = np.zeros(len(truth), dtype=bool)
+        if guess is not None:
+            right = right_cells(guess, truth, self._columns)
+        cells = []
+        for k, column in enumerate(self._columns[:_MOST_CELLS]):
+            cells.append(
+                RowCell(
+                    column=column.name,
+                    truth=shown_cell(truth[k], column),
+                    guess=None if guess is None else shown_cell(guess[k], column),
+                    prior=None if prior is None else shown_cell(prior[k], column),
+                    right=bool(right[k]),
+                )
+            )
+        guessed = None
+        if guess is not None and one.guess_labels is not None:
+            guessed = int(one.guess_labels[g])
+        return Row(
+            cells=tuple(cells),
+            columns=len(self._columns),
+            right=int(right.sum()),
+            true_label=label,
+            guessed_label=guessed,
+        )

@@ -1,0 +1,1 @@
+"""Trials of a network for single purposes."""

@@ -1,0 +1,58 @@
+"""The profile of an import: `quick` unless the auditor says otherwise."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+import fdaudit
+
+from ..helpers.cli_cases import Shell
+from ..helpers.foreign import Foreign
+
+
+@pytest.mark.parametrize(
+    ("arguments", "profile"),
+    [
+        ((), "quick"),
+        (("--profile", "standard"), "standard"),
+        (("--audit", "audit.yaml"), "full"),
+        (("--audit", "audit.yaml", "--profile", "standard"), "standard"),
+    ],
+)
+def test_a_first_audit_is_quick_and_says_so(
+    arguments: tuple[str, ...],
+    profile: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    first = Foreign(kind="class_counts").run(tmp_path).directory
+    shell = Shell(monkeypatch, capsys, tmp_path / "home")
+    (shell.home / "audit.yaml").write_text(yaml.safe_dump({"profile": "full"}))
+    card = ("--card", first / "card.yaml")
+    truth = ("--truth", tmp_path / "truth", "--truth", tmp_path / "records")
+    out, _ = shell.told("import", tmp_path / "record", *card, *truth, "--out", "run", *arguments)
+    assert f"profile   {profile}" in out
+    assert fdaudit.load(shell.home / "run").case.spec.profile == profile
+
+
+def test_an_unknown_profile_is_one_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first = Foreign(kind="class_counts").run(tmp_path).directory
+    shell = Shell(monkeypatch, capsys, tmp_path / "home")
+    line = shell.refused(
+        "import",
+        tmp_path / "record",
+        "--card",
+        first / "card.yaml",
+        "--out",
+        "run",
+        "--profile",
+        "fast",
+    )
+    assert "profile" in line
+    assert "fast" in line
