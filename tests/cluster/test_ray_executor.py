@@ -118,7 +118,8 @@ def test_a_killed_worker_costs_only_its_run_and_the_bytes_are_the_same(
     assert index.count("done") == 2
     for called, rounds in killer.rounds.items():
         assert rounds == sorted(set(rounds)), f"{called} is not run again, nor from its beginning"
-        assert rounds[-1] == ROUNDS
+        # A worker may be killed after a last round that it has not told of; who goes on has none to tell of.
+        assert called == first.called or rounds[-1] == ROUNDS
     assert records(out) == records(done)
     assert not (out / "scratch").exists()
 
