@@ -55,6 +55,7 @@ class AnalyticRecovery:
         goal="reconstruction",
         goals={"table": "row-reconstruction"},
         needs=("gradient", "model_update", "model_parameters"),
+        reads=("optimizer_state",),
         assumes=("architecture", "auxiliary"),
         source="Phong et al. 2018, section 3; batches: Boenisch et al. 2023, Fowl et al. 2022",
         tasks=("single-label", "multi-label", "table"),
@@ -126,10 +127,14 @@ class AnalyticRecovery:
         labels = (
             recover_labels(u.gradient, module, u.start, n, probes) if one and probes is not None else None
         )
-        messages, inputs = (u.start_seq, u.seq), inputs.cpu()
+        messages, inputs = u.messages, inputs.cpu()
         if not bounded:
-            return RowReconstruction(target=u.target, messages=messages, rows=inputs, labels=labels)
-        return Reconstruction(target=u.target, messages=messages, images=inputs.clamp(0, 1), labels=labels)
+            return RowReconstruction(
+                target=u.target, messages=messages, rows=inputs, labels=labels, note=u.note
+            )
+        return Reconstruction(
+            target=u.target, messages=messages, images=inputs.clamp(0, 1), labels=labels, note=u.note
+        )
 
     def _uploads(self, view: View, task: AttackTask) -> tuple[list[Upload], dict[str, str]]:
         # A ratio of gradients has no rate.

@@ -78,6 +78,7 @@ class DLG:
         goal="reconstruction",
         goals={"table": "row-reconstruction"},
         needs=("gradient", "model_update", "model_parameters"),
+        reads=("optimizer_state",),
         assumes=("architecture", "auxiliary"),
         source="Zhu, Liu & Han 2019; labels: Zhao, Mopuri & Bilen 2020",
         tasks=("single-label", "table"),

@@ -101,6 +101,7 @@ class InvertingGradients:
         work={"once": 23000, "each": 1400, "grows": ("restarts", "iterations")},
         goal="reconstruction",
         needs=("gradient", "model_update", "model_parameters"),
+        reads=("optimizer_state",),
         assumes=("architecture", "auxiliary"),
         source="Geiping, Bauermeister, Dröge & Moeller 2020",
         profiles={
@@ -276,6 +277,8 @@ class _Inversion:
             note += f"; {images} records assumed, of {readings} numbers tried"
         if self._as_one_step(upload):
             note += f"; {len(upload.training.batches)} local steps read as one"
+        if upload.note:
+            note += f"; {upload.note}"
         return replace(reconstruction(upload, matched), note=note)
 
 

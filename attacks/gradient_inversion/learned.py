@@ -72,6 +72,7 @@ class LearnedInversion:
         work={"once": 2000, "each": 1, "grows": ("copies",)},
         goal="reconstruction",
         needs=("gradient", "model_update", "model_parameters"),
+        reads=("optimizer_state",),
         assumes=("architecture", "auxiliary"),
         tasks=("single-label", "multi-label", "segmentation"),
         source="Wu, Chen, Guo & Weinberger 2023; sketch: Charikar, Chen & Farach-Colton 2002",
@@ -122,8 +123,11 @@ class LearnedInversion:
                 **knowledge.described,
             }
             images = computed_once(card, [*auxiliary, one.start, one.gradient], predict)["images"]
-            messages = (upload.start_seq, upload.seq)
-            guesses.append(Reconstruction(target=upload.target, messages=messages, images=images))
+            guesses.append(
+                Reconstruction(
+                    target=upload.target, messages=upload.messages, images=images, note=upload.note
+                )
+            )
         return tuple(guesses)
 
 

@@ -27,7 +27,7 @@ from torch.func import grad, vmap
 from fdaudit.errors import UsageError
 from fdaudit.models.network import call_with
 from fdaudit.training.objectives import ClientStep
-from fdaudit.training.optimizers import OptimizerName
+from fdaudit.training.optimizers import BETAS, OptimizerName
 
 from .gradients import PLAIN, GradientMap, Simulator, Strategy, _split, flatten
 
@@ -38,8 +38,8 @@ _State = tuple[Tensor, Tensor]
 
 SMOOTHING = 0.1
 """κ of a search."""
-_BETAS, _EPSILON = (0.9, 0.999), 1e-8
-"""PyTorch's defaults for Adam."""
+_EPSILON = 1e-8
+"""PyTorch's default for Adam."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,6 +49,7 @@ class ClientSteps:
     Attributes:
         lr: learning rate.
         optimizer: `sgd`, `adam` or `adamw`, with PyTorch's defaults for all that is not said here.
+        betas: decay rates of Adam's moments.
         batches: for each step, positions of its images among those of the round.
         momentum: PyTorch's SGD momentum, without dampening, from a zero buffer.
         weight_decay: ℓ2 penalty, added to each gradient times the weights. AdamW subtracts it from the weights.
@@ -59,6 +60,7 @@ class ClientSteps:
     lr: float
     batches: tuple[tuple[int, ...], ...]
     optimizer: OptimizerName = "sgd"
+    betas: tuple[float, float] = BETAS
     momentum: float = 0.0
     weight_decay: float = 0.0
     mu: float = 0.0
@@ -220,13 +222,14 @@ class UpdateMap(Simulator):
     def _adam_step(self, g: Tensor, moments: _State | None, t: int) -> tuple[Tensor, _State]:
         """Return Adam's t-th step, counted from 1, before the learning rate, and the moments after it."""
         first, second = (torch.zeros_like(g), torch.zeros_like(g)) if moments is None else moments
-        first = _BETAS[0] * first + (1 - _BETAS[0]) * g
-        second = _BETAS[1] * second + (1 - _BETAS[1]) * g.square()
-        square = second / (1 - _BETAS[1] ** t)
+        decay = self.training.betas
+        first = decay[0] * first + (1 - decay[0]) * g
+        second = decay[1] * second + (1 - decay[1]) * g.square()
+        square = second / (1 - decay[1] ** t)
         if self._smoothing:
             # Never zero, where the derivative of the root is infinite.
             square = square + self._smoothing**2 * square.mean() + _EPSILON**2
-        return first / (1 - _BETAS[0] ** t) / (square.sqrt() + _EPSILON), (first, second)
+        return first / (1 - decay[0] ** t) / (square.sqrt() + _EPSILON), (first, second)
 
     def _clipped(self, gradient: dict[str, Tensor]) -> dict[str, Tensor]:
         """Return a step's gradient as the optimiser gets it."""

@@ -14,9 +14,10 @@ from fdaudit.goals.row_reconstruction import RowReconstruction
 from fdaudit.kinds import MODELS
 from fdaudit.storage.cache import computed_once
 from fdaudit.training.objectives import ClientStep
-from fdaudit.training.optimizers import optimizer_in, rate_in
+from fdaudit.training.optimizers import BETAS, optimizer_in, rate_in
 from fdaudit.types import Applicability
 
+from .._moments import StateGradient, state_gradient
 from .._uploads import received_before
 from .engine import Matched
 from .gradients import PLAIN
@@ -63,6 +64,8 @@ class Upload:
         defenses: the message's recorded defences.
         scale: ratio of the inverted gradient or update to the sent values.
         guessed: whether the number of records is an assumption of the adversary.
+        states: number of the message with the optimiser's state that the gradient was read off, if it was.
+        note: why an optimiser's state in view was not read, or that it was.
     """
 
     target: str
@@ -76,11 +79,18 @@ class Upload:
     defenses: tuple[Mapping[str, Any], ...] = ()
     scale: float = 1.0
     guessed: bool = False
+    states: tuple[int, ...] = ()
+    note: str = ""
 
     @property
     def sent(self) -> Mapping[str, Tensor]:
         """Return the values that a simulation has to match: the update of several steps, or the gradient."""
         return self.gradient if self.update is None else self.update
+
+    @property
+    def messages(self) -> tuple[int, ...]:
+        """Return the numbers of the messages that it was read from."""
+        return (self.start_seq, self.seq, *self.states)
 
     def as_one_step(self) -> Upload:
         """Return the upload read as one step on all its images at once, which ignores the model's movement."""
@@ -178,17 +188,42 @@ def read_upload(
         any_rate: as for `find_uploads`.
         adaptive: whether updates by Adam are suitable, which are no sums of gradients.
     """
-    training = _training(view, message, n, any_rate)
-    if isinstance(training, ClientSteps) and training.adaptive and not adaptive:
-        return "the clients' optimiser is Adam, so an update is no sum of gradients"
+    state = state_gradient(view, message, origin, target)
+    # Weight decay in an update is known up to the rate only; in a state it is known.
+    any_rate = any_rate and not view.hyperparameters.get("weight_decay")
+    training = _training(view, message, n, any_rate or isinstance(state, StateGradient))
     if isinstance(training, str):
         return training
+    if state is not None and len(training.batches) > 1:
+        state = f"its optimiser's state after {len(training.batches)} steps shows no gradient of a single one"
+    note = state if isinstance(state, str) else ""
+    if training.adaptive and not adaptive and not isinstance(state, StateGradient):
+        reason = "the clients' optimiser is Adam, so an update is no sum of gradients"
+        return f"{reason}; {note}" if note else reason
     if training.images > max_images:
         return (
             f"its upload mixes {training.images} images in {len(training.batches)} steps; "
             f"max_images allows {max_images}"
         )
-    return _upload(view, message, origin, target, training)
+    upload = _upload(view, message, origin, target, training)
+    if isinstance(state, StateGradient):
+        return _read_off(upload, state)
+    return replace(upload, note=note)
+
+
+def _read_off(upload: Upload, state: StateGradient) -> Upload:
+    """Return an upload of one step with the gradient that its optimiser's state shows."""
+    return replace(
+        upload,
+        training=replace(upload.training, optimizer="sgd", momentum=0.0, weight_decay=0.0, mu=0.0),
+        gradient={**upload.gradient, **state.gradient},
+        update=None,
+        change={} if upload.defenses else upload.change,
+        defenses=state.defenses,
+        scale=state.scale,
+        states=(state.seq,),
+        note="gradients were read off the optimiser's state",
+    )
 
 
 def _upload(view: View, message: Message, origin: Message, target: str, training: ClientSteps) -> Upload:
@@ -228,7 +263,7 @@ def _training(view: View, message: Message, n: int | None, any_rate: bool) -> Cl
     size, lr = public.get("batch_size"), rate_in(public, message.round)
     if size is None:
         return "the public configuration names no batch_size"
-    if lr is None and any_rate and not public.get("weight_decay"):  # decay is known up to the rate only
+    if lr is None and any_rate:
         lr = 1.0
     if lr is None:
         return "the public configuration names no lr"
@@ -243,6 +278,7 @@ def _training(view: View, message: Message, n: int | None, any_rate: bool) -> Cl
         lr=lr,
         batches=schedule(n, int(size), steps=steps, epochs=epochs),
         optimizer="sgd" if message.kind == "gradient" else optimizer_in(public),
+        betas=tuple(public.get("betas") or BETAS),
         momentum=float(public.get("momentum") or 0),
         weight_decay=float(public.get("weight_decay") or 0),
         mu=float(public.get("mu") or 0),
@@ -296,11 +332,12 @@ def reconstruction(upload: Upload, found: Matched, i: int = 0) -> Reconstruction
     """Return the guess of images from row i of an upload's match."""
     return Reconstruction(
         target=upload.target,
-        messages=(upload.start_seq, upload.seq),
+        messages=upload.messages,
         images=found.images[i].nan_to_num(0.5).clamp(0, 1).cpu(),
         labels=found.labels[i].cpu(),
         objective=float(found.objective[i]),
         evaluations=int(found.evaluations[i]),
+        note=upload.note,
     )
 
 
@@ -308,9 +345,10 @@ def row_reconstruction(upload: Upload, found: Matched, i: int = 0) -> RowReconst
     """Return the guess of a table's rows from row i of an upload's match."""
     return RowReconstruction(
         target=upload.target,
-        messages=(upload.start_seq, upload.seq),
+        messages=upload.messages,
         rows=found.images[i].nan_to_num(0.0).cpu(),
         labels=found.labels[i].cpu(),
         objective=float(found.objective[i]),
         evaluations=int(found.evaluations[i]),
+        note=upload.note,
     )

@@ -23,6 +23,7 @@ from fdaudit.kinds import MODELS
 from fdaudit.registry import AttackCard
 from fdaudit.types import Applicability, AttackTask
 
+from .._moments import StateGradient, state_gradient
 from .._reading import reads_forms
 from ..gradient_inversion.labels import last_layer
 from ..gradient_inversion.mixtures import LastLayer, halfway, mixture_of
@@ -64,6 +65,7 @@ class LabelUpdates:
         work={"once": 2000, "each": 300, "grows": ("uploads",)},
         goal="label-distribution",
         needs=("gradient", "model_update", "model_parameters"),
+        reads=("optimizer_state",),
         assumes=("architecture", "auxiliary"),
         oracle=None,
         source="Zhao, Mopuri & Bilen 2020; Wainakh et al. 2022 (LLG)",
@@ -118,9 +120,9 @@ class LabelUpdates:
 
         last = last_layer(module, x)
 
-        def parts(pairs: list[tuple[Message, Message]]) -> Iterator[tuple[Tensor, Tensor]]:
+        def parts(target: str, pairs: list[tuple[Message, Message]]) -> Iterator[tuple[Tensor, Tensor]]:
             for origin, upload in pairs:
-                step, end = _step(last, view, origin, upload)
+                step, end = _step(last, view, origin, upload, target)
                 before = at(origin)
                 after = before if end is None else LastLayer.of(module, end, x, y, classes)
                 if not after.finite:
@@ -132,7 +134,7 @@ class LabelUpdates:
             pairs = [(origin, upload) for origin, upload in pairs if at(origin).finite]
             if not pairs:
                 return None
-            pi = mixture_of(parts(pairs), classes) + self.config.least
+            pi = mixture_of(parts(target, pairs), classes) + self.config.least
             return pi / pi.sum()
 
         return guesses(task.targets, shares, classes)
@@ -154,13 +156,16 @@ def _uploads(view: View, target: str, most: int) -> list[tuple[Message, Message]
 
 
 def _step(
-    last: tuple[str, str | None], view: View, origin: Message, upload: Message
+    last: tuple[str, str | None], view: View, origin: Message, upload: Message, target: str
 ) -> tuple[Tensor, Mapping[str, Tensor] | None]:
     """Return the last layer's gradient (C, F + 1), or minus its update, and the model after the upload if known."""
     tensors = view.tensors(upload)
     start = view.tensors(origin)
     if upload.kind == "gradient":
         return _last(last, tensors), None
+    state = state_gradient(view, upload, origin, target)
+    if isinstance(state, StateGradient):  # Adam's update shows little more than the gradient's sign
+        return _last(last, state.gradient), None
     if upload.kind == "model_parameters":
         change = {n: t - start[n] for n, t in tensors.items()}
     else:

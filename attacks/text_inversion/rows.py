@@ -15,6 +15,7 @@ from fdaudit.goals.text_reconstruction import TextReconstruction
 from fdaudit.registry import AttackCard
 from fdaudit.types import PADDING, Applicability, AttackTask
 
+from .._moments import StateGradient, state_gradient
 from .._reading import reads_forms
 from ..gradient_inversion.training_mode import network
 from ..gradient_inversion.uploads import applies, sent_from
@@ -54,6 +55,7 @@ class EmbeddingRows:
         work={"once": 700, "each": 100},
         goal="text-reconstruction",
         needs=("gradient", "model_update", "model_parameters"),
+        reads=("optimizer_state",),
         assumes=("architecture",),
         source="Melis, Song, De Cristofaro & Shmatikov 2019, section 4.1",
         tasks=("text",),
@@ -88,11 +90,13 @@ class EmbeddingRows:
             change = view.tensors(message)[f"{name}.weight"]
             if message.kind == "model_parameters":
                 change = change - view.tensors(origin)[f"{name}.weight"]
+            messages: tuple[int, ...] = (origin.seq, message.seq)
+            state = state_gradient(view, message, origin, target)
+            if isinstance(state, StateGradient):
+                change, messages = state.gradient[f"{name}.weight"], (*messages, state.seq)
             words = changed_rows(change)
             guesses.append(
-                TextReconstruction(
-                    target=target, messages=(origin.seq, message.seq), words=words[words != PADDING]
-                )
+                TextReconstruction(target=target, messages=messages, words=words[words != PADDING])
             )
         return tuple(guesses)
 

@@ -65,6 +65,7 @@ class TAG:
         work={"once": 15000, "each": 3000, "grows": ("restarts", "iterations")},
         goal="text-reconstruction",
         needs=("gradient", "model_update", "model_parameters"),
+        reads=("optimizer_state",),
         assumes=("architecture", "auxiliary"),
         source="Deng, Wang, Li, Wang, Shang, Liu, Rajasekaran & Ding 2021",
         tasks=("text",),
@@ -109,7 +110,7 @@ class TAG:
             guesses.append(
                 TextReconstruction(
                     target=upload.target,
-                    messages=(upload.start_seq, upload.seq),
+                    messages=upload.messages,
                     words=torch.unique(texts[texts != PADDING]),
                     texts=texts,
                     objective=objective,

@@ -82,6 +82,8 @@ class Forms:
             return OWN_KIND
         if kind.network == "model":
             return self._no_model(found)
+        if kind.network == "optimizer":
+            return self._no_state(found)
         if kind.network == "generator":
             if self.generator is None:
                 return "its protocol declares no generator"
@@ -149,6 +151,26 @@ class Forms:
         for name, shape in found.items():
             if shape not in (None, shapes[name]):
                 return f"{name} is {shape}, in {whole} {shapes[name]}"
+        return ""
+
+    def _no_state(self, found: Shapes) -> str:
+        """Return why tensors are no state of an optimiser of the audited network; empty if they are."""
+        if self.architecture is None:
+            return ""
+        trained = self.architecture.trained_parameters
+        shapes = {n: s for n, s in self.architecture.parameter_shapes.items() if n in trained}
+        kept = [
+            state for state in ("exp_avg", "momentum_buffer") if any(f"{state}/{n}" in found for n in shapes)
+        ]
+        if not kept:
+            return f"it has no exp_avg/ and no momentum_buffer/ of the {self.architecture.name}'s parameters"
+        lacking = [f"{kept[0]}/{n}" for n in shapes if f"{kept[0]}/{n}" not in found]
+        if lacking:
+            return f"{_listed(lacking)} missing"
+        for name, shape in found.items():
+            state, _, parameter = name.partition("/")
+            if state != "step" and shape not in (None, shapes.get(parameter)):
+                return f"{name} is {shape}, its parameter {shapes.get(parameter, 'is none of the network')}"
         return ""
 
     def _no_discriminator(self, found: Shapes) -> str:

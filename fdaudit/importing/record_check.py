@@ -20,7 +20,7 @@ from fdaudit.names import visible
 from fdaudit.planning.message_sizes import fixed_sizes
 from fdaudit.spec.card import MessageFacts
 from fdaudit.storage.files import decode
-from fdaudit.transcript.encoding import Naming, is_counter, numbered, readable, shapes_of
+from fdaudit.transcript.encoding import STATES, Naming, is_counter, numbered, readable, shapes_of
 from fdaudit.transcript.messages import ALL, DATA, Message, role
 from fdaudit.transcript.payloads import read_payload
 
@@ -123,6 +123,8 @@ def _refuse_other_network(network: Shapes, name: str, naming: Naming, message: M
                 remedy = f"The names on record begin with {found!r}: state `prefix: {found}` in the card."
             elif numbered(message.tensors):
                 remedy = "The names on record are numbers: state `names: by-position` in the card."
+            elif {*STATES} & {*sent.split("/"), *sent.split(".")}:
+                remedy = "Record an optimiser's state as messages of its own, of the kind optimizer_state."
         elif tuple(info.shape) != due:
             shapes = f"{tuple(info.shape)}, not {due}"
             problem = f"does not fit message {message.seq}: {sent[:60]!r} is {shapes}"

@@ -9,7 +9,7 @@ from typing import Literal
 
 __all__ = ["Kind", "Network", "Scale", "Shapes", "TensorForm", "Way"]
 
-Network = Literal["model", "generator", "discriminator"]
+Network = Literal["model", "optimizer", "generator", "discriminator"]
 Scale = Literal["logits", "probabilities", "classes"]
 Way = Literal[
     "counts",
@@ -90,7 +90,7 @@ class Kind:
         tensors: the tensors with fixed names; a message may also hold others.
         exact: whether a message holds no other tensors. The ledger trusts such kinds: a count that does not change
             costs nothing.
-        network: whose named parameters, or changes of these, a message holds.
+        network: whose named parameters, changes of these, or (`optimizer`) states beside a model's, a message holds.
         fixed_size: whether networks, classes and batch sizes determine the shapes. Messages of other kinds list their
             samples, and their length is the list's.
         way: how private data travel in it; None: no attack starts from it, or none is known.

@@ -46,6 +46,14 @@ _KINDS = (
         way="updates",
     ),
     Kind(
+        name="optimizer_state",
+        about="an optimiser's state after local training, as `STATE/PARAMETER`: `exp_avg`, `exp_avg_sq` and `step` of"
+        " Adam, or `momentum_buffer` of SGD",
+        network="optimizer",
+        fixed_size=True,
+        way="updates",
+    ),
+    Kind(
         name="class_counts",
         tensors=(TensorForm(name="counts", shapes=("C",), whole=True, meaning="records per class"),),
         exact=True,

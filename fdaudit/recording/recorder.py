@@ -55,6 +55,7 @@ KINDS = (
     "logits",
     "model_parameters",
     "model_update",
+    "optimizer_state",
     "oracle_answer",
     "oracle_query",
     "private_labels",

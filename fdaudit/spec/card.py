@@ -147,8 +147,13 @@ class Facts(Config):
     mu: float | None = Field(None, ge=0)
     """FedProx's proximal term."""
     optimizer: Literal["sgd", "adam", "adamw"] | None = None
-    """The clients' optimiser, which starts every round anew. Attacks assume `sgd` if it is not given. Of updates by the
-    others `inverting-gradients` simulates the steps. Further inversions do not apply to them."""
+    """The clients' optimiser. Attacks assume `sgd` if it is not given. Of updates by the others `inverting-gradients`
+    simulates the steps. Further inversions need the optimiser's state on record."""
+    betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] | None = None
+    """Decay rates of Adam's moments. Attacks assume 0.9 and 0.999 if they are not given."""
+    optimizer_kept: bool | None = None
+    """Whether clients keep their optimiser's state from round to round. Attacks assume that it starts anew if this is
+    not given, unless the state on record shows otherwise."""
     temperature: float | None = Field(None, gt=0)
     """Temperature of distillation."""
 

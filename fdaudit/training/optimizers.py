@@ -9,17 +9,29 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-__all__ = ["OptimizerName", "adam", "annealed", "moments_of", "optimizer_in", "rate_in", "restore_moments"]
+__all__ = [
+    "BETAS",
+    "OptimizerName",
+    "adam",
+    "annealed",
+    "moments_of",
+    "optimizer_in",
+    "rate_in",
+    "restore_moments",
+]
 
 OptimizerName = Literal["sgd", "adam", "adamw"]
 """The optimisers of local training."""
+
+BETAS = (0.9, 0.999)
+"""PyTorch's default decay rates of Adam's moments."""
 
 
 def adam(
     parameters: Iterable[Tensor],
     lr: float,
     *,
-    betas: tuple[float, float] = (0.9, 0.999),
+    betas: tuple[float, float] = BETAS,
     weight_decay: float = 0.0,
     decoupled: bool = False,
 ) -> torch.optim.Adam:

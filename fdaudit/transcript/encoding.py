@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "MOST_BITS",
+    "STATES",
     "EvenGrid",
     "Naming",
     "is_counter",
@@ -47,6 +48,9 @@ MOST_BITS = 16
 _AT_ONCE = 1 << 20
 """Codes unpacked at once, which takes many times the memory of their values; a multiple of 8."""
 _PARTS = ("codes", "grid", "layout")
+
+STATES = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer", "step")
+"""The states that PyTorch's Adam and SGD keep of a parameter."""
 
 
 @dataclass(frozen=True)
@@ -124,7 +128,10 @@ class Naming:
         return cls(str(settings.get("prefix", "")), dict(settings.get("names", {})))
 
     def own(self, name: str) -> str:
-        """Return the network's name of a tensor on record."""
+        """Return the network's name of a tensor on record; of an optimiser's state, `STATE/` and the parameter's."""
+        state, mark, parameter = name.partition("/")
+        if mark and state in STATES and name not in self.names:
+            return f"{state}/{self.own(parameter)}"
         return self.names.get(name, name.removeprefix(self.prefix))
 
 
