@@ -22,7 +22,8 @@ from fdaudit.errors import TrainingDivergedError, UsageError
 from fdaudit.rng import child, child_seed
 from fdaudit.storage.cache import digest_of, remembered_parts
 from fdaudit.tasks import labels_of
-from fdaudit.training.optimizers import optimizer_in
+from fdaudit.training.objectives import ClientStep
+from fdaudit.training.optimizers import BETAS, optimizer_in
 from fdaudit.training.trainer import Fit, Job, Parameters, Trainer, draw_batches, parameters_of
 
 if TYPE_CHECKING:
@@ -105,6 +106,7 @@ def recipe_of(
 ) -> Recipe:
     """Return the target's training as far as the public configuration gives it; otherwise Adam until fitted.
 
+    Their loss and clipping are the stated ones; a loss of the user's own is replaced by cross-entropy.
     If clients train in rounds, the passes or steps of all rounds follow each other without the exchange between them.
     `Knowledge.rehearse` gives shadow models of a protocol's whole run.
 
@@ -115,17 +117,20 @@ def recipe_of(
         most_steps: of one model.
     """
     objective = labels_of(y).objective
+    step = ClientStep.of(hyperparameters, own=False)
     lr = hyperparameters.get("lr")
     batch = hyperparameters.get("batch_size")
     if not isinstance(lr, (int, float)) or not isinstance(batch, int):
-        adam = Fit(lr=0.003, optimizer="adam", objective=objective)
+        adam = Fit(lr=0.003, optimizer="adam", objective=objective, step=step)
         return Recipe(fit=adam, batch_size=64, steps=most_steps, most_steps=most_steps, until_fitted=True)
     fit = Fit(
         lr=float(lr),
         optimizer=optimizer_in(hyperparameters),
         momentum=float(hyperparameters.get("momentum") or 0),
         weight_decay=float(hyperparameters.get("weight_decay") or 0),
+        betas=tuple(hyperparameters.get("betas") or BETAS),
         objective=objective,
+        step=step,
     )
     rounds = int(hyperparameters.get("rounds") or 1)
     each = hyperparameters.get("local_steps")
@@ -226,6 +231,8 @@ def shadow_models(
         except TrainingDivergedError:
             # The target's rate was chosen for its own numbers of records; what matters here is a fitted model.
             adam = recipe_of({}, y, records=records, most_steps=most_steps)
+            fit = adam.fit.model_copy(update={"step": recipe.fit.step})
+            adam = adam.model_copy(update={"fit": fit})
             models = _fit(network, train, x, y, part, adam, seed, start, rows)
         return numbered(rows, models)
 

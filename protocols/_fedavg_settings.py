@@ -10,8 +10,10 @@ from fdaudit.errors import SpecError
 from fdaudit.events import Event, SampledGaussian
 from fdaudit.federation.local_settings import LocalTraining
 from fdaudit.tasks import SINGLE_LABEL, Task
+from fdaudit.tasks.stated_loss import ClipFacts, LossFacts
 from fdaudit.training.jobs import Fit
-from fdaudit.training.optimizers import OptimizerName
+from fdaudit.training.objectives import ClientStep
+from fdaudit.training.optimizers import BETAS, OptimizerName
 
 __all__ = ["FedAvgConfig"]
 
@@ -26,6 +28,14 @@ class FedAvgConfig(LocalTraining):
     """What a client sends: the gradient of one batch, the change of its model, or its model."""
     optimizer: OptimizerName = "sgd"
     """Optimiser of the clients' steps: SGD, Adam or AdamW. Its state starts from zero every round."""
+    betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = BETAS
+    """Decay rates of Adam's moments."""
+    send_state: bool = False
+    """Whether clients also send their optimiser's state after training: one step's gradient can be read off it."""
+    loss: LossFacts | None = None
+    """Settings of the clients' cross-entropy. Default: the plain mean."""
+    clip: ClipFacts | None = None
+    """Clipping of each step's gradient, which guarantees no privacy. Default: none."""
     fraction: float = Field(1.0, gt=0, le=1)
     """C: share of the clients that take part in a round, at least one. Under a rule on the updates a secret draw."""
     weighting: Literal["samples", "public", "uniform"] = "samples"
@@ -77,7 +87,47 @@ class FedAvgConfig(LocalTraining):
 
     def fit(self, mu: float = 0.0, task: Task = SINGLE_LABEL) -> Fit:
         """Return the training core's settings for labels of a task."""
-        return super().fit(mu, task).model_copy(update={"optimizer": self.optimizer})
+        step = ClientStep.of(self.model_dump(include={"loss", "clip"}))
+        update = {"optimizer": self.optimizer, "betas": self.betas, "step": step}
+        return super().fit(mu, task).model_copy(update=update)
+
+    @model_validator(mode="after")
+    def _state_is_there(self) -> Self:
+        bare = self.optimizer == "sgd" and not self.momentum
+        if self.send_state and (bare or self.upload == "gradient" or self.aggregation == "secure"):
+            raise ValueError(
+                "send_state needs an optimiser with a state, an upload other than 'gradient', and plain aggregation. "
+                "Set momentum or optimizer, or leave send_state out."
+            )
+        return self
+
+    def refuse_unused(self, classes: int, task: Task, *, defended: bool) -> None:
+        """Refuse a loss or clipping that the clients' training would not use.
+
+        Args:
+            classes: number of classes.
+            task: the learning task.
+            defended: whether a rule acts on the gradients of single records.
+
+        Raises:
+            SpecError: the loss has other classes, the task has another loss, or such a rule acts.
+        """
+        for name in ("loss", "clip"):
+            value = getattr(self, name)
+            if value is not None and defended:
+                problem = "does not go with a defence of training, which has its own"
+                raise SpecError(
+                    f"protocol.params.{name}", value.model_dump(), problem, "Leave one of them out."
+                )
+        if self.loss is None:
+            return
+        weights = self.loss.class_weights
+        if task.labels.objective != "cross-entropy":
+            problem = f"is cross-entropy, and {task.name} is trained by {task.labels.objective}"
+            raise SpecError("protocol.params.loss", self.loss.model_dump(), problem, "Leave it out.")
+        if weights and len(weights) != classes:
+            problem = f"has {len(weights)} weights for {classes} classes"
+            raise SpecError("protocol.params.loss.class_weights", list(weights), problem, "Give one a class.")
 
     @model_validator(mode="after")
     def _weights_are_public(self) -> Self:

@@ -13,13 +13,13 @@ from torch import Tensor
 from fdaudit.errors import ProtocolError
 from fdaudit.events import DrawnGaussian, Event, SampledGaussian
 from fdaudit.federation.client_models import sample_clients
-from fdaudit.federation.local_training import joined
+from fdaudit.federation.local_training import Basis, joined
 from fdaudit.federation.protocol import CURIOUS, RELEASED_MODEL, PartyData, Round, Setting
 from fdaudit.federation.state import copies_of, put, take
 from fdaudit.models.network import moved
 from fdaudit.registry import ProtocolCard
 from fdaudit.rng import SecretStream, child, child_seed
-from fdaudit.training.trainer import Job, Parameters, draw_batches
+from fdaudit.training.trainer import Fitted, Job, Parameters, draw_batches
 from fdaudit.transcript.messages import ALL, DATA, DRAWN, SUM
 from fdaudit.transcript.wire import Delivery
 from fdaudit.types import GradientRule
@@ -106,6 +106,13 @@ class FedAvg:
                 "what": "w_k (upload: model_parameters)",
                 "when": {"upload": "model_parameters"},
             },
+            {
+                "kind": "optimizer_state",
+                "from": "client",
+                "to": "server",
+                "what": "the state of the client's optimiser after its steps",
+                "when": {"send_state": True},
+            },
             {"kind": "model_parameters", "from": "server", "to": "client, world", "what": "the final model"},
         ),
         trust=(
@@ -150,6 +157,7 @@ class FedAvg:
         self._trainer, initial = setting.trainers["server"], setting.initial["server"]
         self._local = setting.local
         self._clients, self._task = dict(setting.clients), setting.task
+        config.refuse_unused(setting.classes, setting.task, defended=self._local.defended())
         if config.upload == "gradient" and self._trainer.keeps_statistics:
             raise ProtocolError(
                 "upload = 'gradient' cannot carry statistics of batches, as BatchNorm keeps. Use 'model_update'."
@@ -391,13 +399,29 @@ class FedAvg:
             if upload is not None:  # otherwise the client went silent: the round goes on without it
                 uploads[job.party] = upload
                 batches[upload.seq] = torch.cat(list(result.batches))
+                if cfg.send_state:
+                    batches |= self._send_state(job.party, result, basis[job.party])
             losses[job.party] = float(result.losses.mean())
             if cfg.upload != "gradient":
                 models[job.party] = result.parameters
         return uploads, batches, losses, models
 
+    def _send_state(self, k: str, fitted: Fitted, basis: Basis) -> dict[int, Tensor]:
+        """Send a client's optimiser state; return the records behind the message by its number."""
+        state = self._wire.send(k, ["server"], "optimizer_state", fitted.moments, inputs=basis)
+        return {} if state is None else {state.seq: torch.cat(list(fitted.batches))}
+
     def _job(self, t: int, k: str, data: PartyData, w_t: Delivery) -> Job:
         generator = child(self._seed, "fedavg", "batches", t, k)
         batches = draw_batches(len(data), self.config.batch_size, generator=generator, **self.config.steps)
         seed = child_seed(self._seed, "fedavg", "dropout", t, k)
-        return Job(party=k, parameters=w_t, x=data.x, targets=data.y, batches=batches, anchor=w_t, seed=seed)
+        return Job(
+            party=k,
+            parameters=w_t,
+            x=data.x,
+            targets=data.y,
+            batches=batches,
+            anchor=w_t,
+            seed=seed,
+            moments={} if self.config.send_state else None,
+        )

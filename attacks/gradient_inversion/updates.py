@@ -202,10 +202,12 @@ class UpdateMap(Simulator):
         state: dict[str, _State] = {}
         for t, batch in enumerate(cfg.batches, 1):
             index = torch.tensor(batch, device=x.device)
-            gradient = self._clipped(grad(self._loss)(w, x[index], y[index], buffers))
+            gradient = grad(self._loss)(w, x[index], y[index], buffers)
+            # Clients clip after `backward`, which adds the proximal term's gradient.
+            gradient = self._clipped({n: g + cfg.mu * (w[n] - w_0[n]) for n, g in gradient.items()})
             after = {}
             for name, weight in w.items():
-                g = gradient[name] + cfg.mu * (weight - w_0[name])
+                g = gradient[name]
                 if cfg.optimizer != "adamw":
                     g = g + cfg.weight_decay * weight
                 if cfg.adaptive:

@@ -205,7 +205,7 @@ class Stage:
             if not (guesses := self.run.scorer.scorable(guesses)):
                 return base.cell("not-applicable", reason=_NO_MODEL)
             figures, targets = self.run.scorer.score(base.id, guesses, assumed)
-            figures = tuple(map(self._doubted, figures))
+            figures = tuple(self._other_loss(self._doubted(figure), attack) for figure in figures)
             on_canaries, others = self._on_canaries(base, adversary)
             tried = kept_controls(attack, self.run, adversary.name, beside) | self._power(
                 attack, adversary, given, assumed
@@ -234,6 +234,13 @@ class Stage:
         if self.case.imported is None or figure.value is None or figure.value >= _GAIN_FOUND:
             return figure
         return noted(figure, self.case.imported.preprocess_unsaid, "psnr_gain")
+
+    def _other_loss(self, figure: Figure, attack: AttackPlan) -> Figure:
+        """Return the AUC of an attack that may train shadow models, with the loss that they do not share; or as is."""
+        function = (self.case.settings.get("loss") or {}).get("function")
+        if function is None or "auxiliary" not in attack.card.assumes:
+            return figure
+        return noted(figure, "shadow models use cross-entropy, not the clients' own loss")
 
     def guesses(self, adversary: Adversary, attack: AttackPlan) -> tuple[Guess, ...]:
         """Return an attack's guesses without a score, for a site that holds the truth.

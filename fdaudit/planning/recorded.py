@@ -402,7 +402,15 @@ def _stand_in(
     """Return the protocol that rehearsals run, with its settings; None if the card names none."""
     if not issubclass(protocol, Recorded):
         return protocol, config
-    return None if card.stand_in is None else known_protocol(card.stand_in, "card.stand_in")
+    if card.stand_in is None:
+        return None
+    cls, settings = known_protocol(card.stand_in, "card.stand_in")
+    stated = {}
+    for name in ("loss", "clip", "betas"):  # of the training, which a stand-in has in common with the system
+        value = getattr(card.training, name)
+        if value is not None and name in cls.Config.model_fields and name not in settings.model_fields_set:
+            stated[name] = value
+    return cls, settings.model_copy(update=stated)
 
 
 def _declared_messages(

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from fdaudit.config import Config
 from fdaudit.errors import TrainingDivergedError
-from fdaudit.training.objectives import Objective
-from fdaudit.training.optimizers import OptimizerName
+from fdaudit.training.objectives import ClientStep, Objective
+from fdaudit.training.optimizers import BETAS, OptimizerName
 from fdaudit.training.private_step import Guard
 
 __all__ = ["Fit", "Fitted", "Job", "Parameters", "draw_batches", "finite", "mean_losses", "parameters_of"]
@@ -26,11 +26,40 @@ class Fit(Config):
     lr: float
     final_lr: float | None = None
     optimizer: OptimizerName = "sgd"
+    betas: tuple[float, float] = BETAS
     momentum: float = 0.0
     weight_decay: float = 0.0
     objective: Objective = "cross-entropy"
     temperature: float = 1.0
     mu: float = 0.0
+    step: ClientStep = ClientStep()
+    """Settings of cross-entropy, which other objectives ignore, and clipping of each step's gradient."""
+
+    def targets(self, y: Tensor, classes: int) -> Tensor:
+        """Return labels y (B, ...) of a whole batch as the targets of its loss.
+
+        Their loss is a mean over the records, also over those of a part of the batch.
+        """
+        if self.objective != "cross-entropy" or self.step.plain:
+            return y
+        return self.step.targets(y, classes)
+
+    def clipped(self, gradients: Mapping[str, Tensor], models: int = 0) -> Mapping[str, Tensor]:
+        """Return gradients as the optimiser gets them.
+
+        Args:
+            gradients: of one model by name; or with a first dimension of as many `models`.
+            models: their number; 0 for gradients of one model.
+        """
+        if not self.step.clips:
+            return gradients
+        kept = 1 if models else 0
+        whole = torch.cat(
+            [g.flatten(kept) if g.dim() > kept else g.unsqueeze(-1) for g in gradients.values()], -1
+        )
+        sizes = [g[0].numel() if models else g.numel() for g in gradients.values()]
+        parts = self.step.clipped(whole).split(sizes, -1)
+        return {name: part.reshape(g.shape) for (name, g), part in zip(gradients.items(), parts, strict=True)}
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

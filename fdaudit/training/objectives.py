@@ -145,10 +145,15 @@ class ClientStep:
     clip_value: float | None = None
 
     @classmethod
-    def of(cls, settings: Mapping[str, Any]) -> ClientStep:
-        """Return the step that public settings state under `loss` and `clip`; plain cross-entropy by default."""
+    def of(cls, settings: Mapping[str, Any], *, own: bool = True) -> ClientStep:
+        """Return the step that public settings state under `loss` and `clip`; plain cross-entropy by default.
+
+        Args:
+            settings: the public settings.
+            own: whether a loss of the user's own is used, where they name one; else cross-entropy.
+        """
         loss, clip = settings.get("loss") or {}, settings.get("clip") or {}
-        function = loss.get("function")
+        function = loss.get("function") if own else None
         return cls(
             function=function,
             source="" if function is None else loss_digest(function),
@@ -203,7 +208,10 @@ class ClientStep:
             y: (..., B) classes, or (..., B, C) probabilities.
             classes: C.
         """
-        q = y if y.is_floating_point() else F.one_hot(y, classes).to(torch.get_default_dtype())
+        q = y
+        if not y.is_floating_point():  # `one_hot` has no `vmap`
+            marked = y.unsqueeze(-1) == torch.arange(classes, device=y.device)
+            q = marked.to(torch.get_default_dtype())
         records = q.shape[-2]
         batches = q.split(self.micro_batch or records, dim=-2)
         # Each batch counts alike, however many records it holds: a mean over them is one over all records.

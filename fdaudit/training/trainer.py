@@ -34,7 +34,7 @@ from fdaudit.parallel.threads import side_by_side
 from fdaudit.rng import SecretStream
 from fdaudit.training.execution import Execution
 from fdaudit.training.jobs import Fit, Fitted, Job, Parameters, draw_batches, finite, parameters_of
-from fdaudit.training.objectives import loss_function
+from fdaudit.training.objectives import ClientStep, loss_function
 from fdaudit.training.optimizers import adam, annealed, moments_of, restore_moments
 from fdaudit.training.private_step import Guard, Step, per_sample_gradients
 from fdaudit.training.replicas import Buildable, Copy, Traits, rehearsed
@@ -126,19 +126,33 @@ class Trainer:
                 if anchor is not None:
                     near = fit.mu / 2 * _distance({n: copy.named[n] for n in anchor}, anchor)
                 optimizer.zero_grad(set_to_none=True)
-                losses.append(self._backward(copy, x, targets, batch, loss_of, near))
+                losses.append(self._backward(copy, x, targets, batch, loss_of, near, fit))
+                self._clip(free, fit)
                 _set_rate(optimizer, fit, step, len(job.batches))
                 optimizer.step()
         moments = {} if job.moments is None else moments_of(optimizer, free)
         return Fitted(copy.unload(), _table(losses), moments, job.batches)
 
     def _backward(
-        self, copy: Copy, x: Tensor, targets: Tensor, batch: Tensor, loss_of: _Loss, near: Tensor | None
+        self,
+        copy: Copy,
+        x: Tensor,
+        targets: Tensor,
+        batch: Tensor,
+        loss_of: _Loss,
+        near: Tensor | None,
+        fit: Fit,
     ) -> Tensor:
         """Add the gradient of a batch's mean loss, and of `near`, to the parameters' gradients. Return the loss."""
         parts, losses = batch.chunk(self._traits.parts(len(batch), x)), list[Tensor]()
-        for part in parts:
-            loss = loss_of(self._logits(copy.forward, self._images(_rows(x, part))), _rows(targets, part))
+        wanted: list[Tensor] = []
+        for number, part in enumerate(parts):
+            logits = self._logits(copy.forward, self._images(_rows(x, part)))
+            # A weighted mean has its weights from the whole batch.
+            wanted = wanted or [
+                *fit.targets(_rows(targets, batch), logits.shape[1]).split([*map(len, parts)])
+            ]
+            loss = loss_of(logits, wanted[number])
             if len(parts) > 1:  # every objective is a mean over records
                 loss = loss * (len(part) / len(batch))
             losses.append(loss.detach())
@@ -147,6 +161,13 @@ class Trainer:
                 near = None
             loss.backward()
         return torch.stack(losses).sum() if len(parts) > 1 else losses[0]
+
+    def _clip(self, free: Mapping[str, Tensor], fit: Fit) -> None:
+        """Clip the gradients of parameters that have one, as a step's settings say."""
+        if fit.step.clips:
+            gradients = {name: p.grad for name, p in free.items() if p.grad is not None}
+            for name, gradient in fit.clipped(gradients).items():
+                free[name].grad = gradient
 
     def _fit_guarded(self, copy: Copy, job: Job, guard: Guard, fit: Fit) -> Fitted:
         """Fit along noisy gradients. FedProx's term, weight decay and momentum do not depend on the records."""
@@ -169,6 +190,10 @@ class Trainer:
     def _guarded_steps(self, copy: Copy, job: Job, guard: Guard, fit: Fit) -> Iterator[Step]:
         """Yield the guard's steps, each computed at the current parameters."""
         copy.module.train()
+        if fit.step != ClientStep():
+            raise ValueError(
+                "a rule on records' gradients has its own clip and a mean loss. Leave out the step's."
+            )
         mean_of = loss_function(fit.objective, fit.temperature)
         x, targets = job.x.to(self.device), job.targets.to(self.device)
 
@@ -199,7 +224,8 @@ class Trainer:
         def one(
             w: Parameters, rest: Parameters, a: Parameters, xb: Tensor, yb: Tensor
         ) -> tuple[Tensor, Tensor]:
-            plain = loss_of(self._logits(partial(call_with, self._module, {**w, **rest}), xb), yb)
+            logits = self._logits(partial(call_with, self._module, {**w, **rest}), xb)
+            plain = loss_of(logits, fit.targets(yb, logits.shape[1]))
             return (plain + fit.mu / 2 * _distance(w, a) if a else plain), plain
 
         advance = vmap(grad_and_value(one, has_aux=True))
@@ -209,6 +235,7 @@ class Trainer:
             yb = torch.stack([_rows(t, j.batches[step]) for t, j in zip(targets, jobs, strict=True)])
             detached = {n: t.detach() for n, t in free.items()}
             gradients, (_, plain) = advance(detached, buffers, proximal, xb, yb)
+            gradients = fit.clipped(gradients, len(jobs))
             for n, t in free.items():
                 t.grad = gradients[n]
             _set_rate(optimizer, fit, step, len(jobs[0].batches))
@@ -240,10 +267,13 @@ class Trainer:
         batch = job.batches[0]
         x, targets = self._images(_rows(job.x, batch)), _rows(job.targets, batch).to(self.device)
         with self.randomness(job.seed):
-            loss = loss_function(fit.objective, fit.temperature)(copy.module(x), targets)
+            logits = copy.module(x)
+            targets = fit.targets(targets, logits.shape[1])
+            loss = loss_function(fit.objective, fit.temperature)(logits, targets)
         free = self._free(copy)
         values = torch.autograd.grad(loss, list(free.values()), materialize_grads=True)
-        gradient = {n: g.contiguous() for n, g in zip(free, values, strict=True)}
+        clipped = fit.clipped(dict(zip(free, values, strict=True)))
+        gradient = {n: g.contiguous() for n, g in clipped.items()}
         return Fitted(gradient, loss.detach().reshape(1).cpu(), batches=[batch])
 
     def _by_themselves(self, work: Callable[[Copy, Job], Fitted], jobs: Sequence[Job]) -> list[Fitted]:
@@ -348,7 +378,7 @@ class Trainer:
 def _optimizer(tensors: list[Tensor], fit: Fit) -> torch.optim.Optimizer:
     if fit.optimizer != "sgd":
         decoupled = fit.optimizer == "adamw"
-        return adam(tensors, fit.lr, weight_decay=fit.weight_decay, decoupled=decoupled)
+        return adam(tensors, fit.lr, betas=fit.betas, weight_decay=fit.weight_decay, decoupled=decoupled)
     return torch.optim.SGD(tensors, lr=fit.lr, momentum=fit.momentum, weight_decay=fit.weight_decay)
 
 

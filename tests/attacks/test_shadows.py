@@ -131,3 +131,47 @@ def test_what_cannot_be_trained_is_refused(case):
         shadow_models(Knowledge(), x, y, torch.ones(1, len(y), dtype=torch.bool))
     with pytest.raises(UsageError, match="inside"):
         shadow_models(case.knowledge, x, y, torch.zeros(1, len(y), dtype=torch.bool))
+
+
+def test_shadows_score_as_a_target_does_that_was_trained_with_the_stated_loss(case):
+    """Label smoothing keeps a target unsure of its members; shadows of plain cross-entropy are surer."""
+    x, y = case.knowledge.auxiliary
+    train, network = case.knowledge.train, case.knowledge.architecture
+    inside = in_and_out(8, len(y), child(9, "targets"))
+    public = {"lr": 0.2, "batch_size": 10, "local_epochs": 1, "rounds": 30, "loss": {"label_smoothing": 0.2}}
+
+    def scores(models, inside):
+        members = []
+        for model, row in zip(models, inside, strict=True):
+            z = train.predict(model, x[row])
+            members.append(-torch.nn.functional.cross_entropy(z, y[row], reduction="none"))
+        return torch.cat(members).sort().values
+
+    targets = []
+    for k, row in enumerate(inside):
+        module = network.build(child(9, "target", k))
+        optimizer = torch.optim.SGD(module.parameters(), lr=0.2)
+        mine, draws = row.nonzero().squeeze(1), child(9, "target batches", k)
+        for _ in range(30):
+            for batch in mine[torch.randperm(len(mine), generator=draws)].split(10):
+                optimizer.zero_grad()
+                torch.nn.functional.cross_entropy(module(x[batch]), y[batch], label_smoothing=0.2).backward()
+                optimizer.step()
+        targets.append({n: t.detach() for n, t in module.state_dict().items()})
+    wanted = scores(targets, inside)
+
+    def distance(hyperparameters):
+        """Wasserstein distance of the members' scores, in nats."""
+        made = shadows(case.knowledge, x, y, 8, hyperparameters=hyperparameters)
+        return float((scores(made.parameters, made.inside) - wanted).abs().mean())
+
+    stated, unstated = distance(public), distance({**public, "loss": None})
+    assert stated < 0.25 * unstated
+
+
+def test_a_loss_of_the_users_own_is_replaced_by_cross_entropy():
+    own = {"lr": 0.1, "batch_size": 5, "loss": {"function": "import:nothing:loss"}, "clip": {"norm": 1.0}}
+    step = recipe_of(own, torch.arange(10) % 2, records=10).fit.step
+    assert step.function is None
+    assert step.plain
+    assert step.clip_norm == 1.0

@@ -297,7 +297,7 @@ def test_a_state_after_several_steps_is_named(tmp_path: Path) -> None:
     assert "after 2 steps shows no gradient of a single one" in note
 
 
-def test_a_kept_state_without_the_one_before_is_named(tmp_path: Path) -> None:
+def test_a_buffer_alone_does_not_tell_that_it_was_kept(tmp_path: Path) -> None:
     make, stated = OPTIMIZERS["momentum"]
     folder = recorded(tmp_path, make, kept=True)
     run = imported(folder, stated)
@@ -320,12 +320,10 @@ def noisy(update: dict[str, Tensor]) -> dict[str, Tensor]:
 
 def test_a_defence_of_updates_does_not_cover_the_state(tmp_path: Path) -> None:
     make, stated = OPTIMIZERS["momentum"]
-    event = {"event": "Gaussian", "unit": "record", "relation": "add-or-remove", "covers": ["data"]}
-    event |= {"count": 1, "sensitivity": 1.0, "scale": 1.0, "drawn_from": 1}
-    attested = [{"kind": "model_update", "sender": "client", "by": "its owner", "event": event}]
-    defenses = [{"kind": "gaussian-noise", "sender": "client"}]
-    del defenses
-    run = imported(recorded(tmp_path, make, upload=noisy), stated, attested=attested)
+    defenses = [
+        {"kind": "model_update", "sender": "client", "name": "gaussian-noise", "params": {"sigma": 0.1}}
+    ]
+    run = imported(recorded(tmp_path, make, upload=noisy), stated, defenses=defenses)
     value, note = psnr(run, "analytic")
     assert value > 50
     assert READ in note

@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from fdaudit.attacks.gradient_inversion.gradients import GradientMap
 from fdaudit.attacks.gradient_inversion.updates import ClientSteps, UpdateMap
+from fdaudit.protocols._fedavg_settings import FedAvgConfig
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fdaudit.errors import SpecError
+from fdaudit.models import architecture
+from fdaudit.spec.schema import ModelSpec
+from fdaudit.tasks import SINGLE_LABEL
+from fdaudit.training.execution import Execution
 from fdaudit.training.objectives import ClientStep
 from fdaudit.training.optimizers import rate_in
+from fdaudit.training.trainer import Fit, Job, Trainer, parameters_of
 
 CLASSES = 4
 WEIGHTS = (0.5, 1.0, 2.0, 3.0)
@@ -169,3 +178,59 @@ def test_accumulated_targets_give_the_mean_loss_of_the_batches(name: str, micro:
     step = ClientStep.of({"loss": LOSSES[name], "micro_batch": micro})
     parts = [own(LOSSES[name], *part) for part in zip(z.split(micro), y.split(micro), strict=True)]
     torch.testing.assert_close(F.cross_entropy(z, step.targets(y, CLASSES)), torch.stack(parts).mean())
+
+
+@pytest.mark.parametrize("strategy", ["loop", "stacked"])
+@pytest.mark.parametrize("clip", CLIPS)
+@pytest.mark.parametrize("loss", LOSSES)
+def test_the_training_core_takes_the_steps_of_pytorch(loss: str, clip: str, strategy: Any) -> None:
+    network = architecture(ModelSpec(name="mlp", params={"widths": [8]}), (1, 3, 3), CLASSES)
+    module = network.build(torch.Generator().manual_seed(3))
+    start = parameters_of(module)
+    g = torch.Generator().manual_seed(4)
+    x, y = torch.rand(12, 1, 3, 3, generator=g), torch.randint(CLASSES, (12,), generator=g)
+    batches = tuple(torch.randperm(12, generator=g)[:5] for _ in range(3))
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1, momentum=0.5)
+    gradients = list[Tensor]()
+    for batch in batches:
+        optimizer.zero_grad()
+        own(LOSSES[loss], module(x[batch]), y[batch]).backward()
+        if "norm" in CLIPS[clip]:
+            nn.utils.clip_grad_norm_(module.parameters(), CLIPS[clip]["norm"])
+        if "value" in CLIPS[clip]:
+            nn.utils.clip_grad_value_(module.parameters(), CLIPS[clip]["value"])
+        gradients.append(torch.cat([p.grad.flatten() for p in module.parameters() if p.grad is not None]))
+        optimizer.step()
+    step = ClientStep.of({"loss": LOSSES[loss], "clip": CLIPS[clip]})
+    execution = Execution(device="cpu", threads=1, strategy=strategy, memory_format="contiguous")
+    trainer = Trainer(network, execution)
+    jobs = [Job(party=p, parameters=start, x=x, targets=y, batches=batches) for p in ("a", "b")]
+    fit = Fit(lr=0.1, momentum=0.5, step=step)
+    for fitted in trainer.fit(jobs, fit):
+        for name, tensor in module.state_dict().items():
+            torch.testing.assert_close(fitted.parameters[name], tensor)
+    sent = trainer.gradients(jobs, fit)[0].parameters
+    torch.testing.assert_close(
+        torch.cat([sent[n].flatten() for n, _ in module.named_parameters()]), gradients[0]
+    )
+
+
+def test_updates_of_weighted_classes_are_simulated_for_many_guesses_at_once() -> None:
+    module, (x, y) = network(), records()
+    step = ClientStep.of({"loss": LOSSES["smoothed and weighted"], "clip": {"norm": 0.3}})
+    steps = ClientSteps(lr=0.1, batches=((0, 1), (2, 3, 4)), step=step, mu=0.5)
+    start = {n: p.detach() for n, p in module.named_parameters()}
+    stacked = UpdateMap(module, start, steps, strategy="vmap")(x.expand(4, *x.shape), y.expand(4, -1))
+    alone = UpdateMap(module, start, steps, strategy="loop")(x[None], y[None])
+    torch.testing.assert_close(stacked, alone.expand(4, -1))
+
+
+def test_a_rule_on_records_gradients_refuses_a_stated_step() -> None:
+    wrong = {"loss": {"label_smoothing": 0.2}, "local_steps": 1}
+    config = FedAvgConfig(**wrong)
+    with pytest.raises(SpecError, match="defence of training"):
+        config.refuse_unused(CLASSES, SINGLE_LABEL, defended=True)
+    with pytest.raises(SpecError, match="3 weights for 4 classes"):
+        FedAvgConfig(loss={"class_weights": (1.0, 2.0, 3.0)}).refuse_unused(
+            CLASSES, SINGLE_LABEL, defended=False
+        )

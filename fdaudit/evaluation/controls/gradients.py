@@ -55,6 +55,7 @@ _LEVEL = 0.01
 _LEAST_CLIENTS = 2
 _LEAST_RECORDS = 8
 """Least records of all clients: with four, two images that resist hid an attack that finds all the others."""
+_STATE = "optimizer_state"
 _DROWNING = 100.0
 """Noise of the negative control, in standard deviations of the gradient's entries."""
 
@@ -172,13 +173,21 @@ def _as_in_the_run(case: Case, most: int) -> tuple[FedAvgConfig, int]:
         "local_epochs",
         "batch_size",
         "optimizer",
+        "betas",
         "momentum",
         "weight_decay",
         "mu",
+        "clip",
     )
     if upload == "gradient":  # it is of one batch, whatever else a card says of the training
-        local = ("batch_size",)
+        local = ("batch_size", "clip")
     given = {name: config[name] for name in local if config.get(name) is not None}
+    if (loss := config.get("loss")) is not None and loss.get("function") is None:
+        given["loss"] = loss  # one of the user's own is not FedAvg's to run
+    if upload != "gradient" and any(
+        (m["kind"], m["from"]) == (_STATE, "client") for m in case.declared_messages
+    ):
+        given["send_state"] = config.get("optimizer") in ("adam", "adamw") or bool(config.get("momentum"))
     if (lr := rate_in(config, 0)) is not None:
         given["lr"] = lr
     weighting = "samples" if config.get("weighting") == "samples" else "uniform"
@@ -211,11 +220,14 @@ class _SyntheticRound:
             view = self._rehearsed(clean, x, y, {})
             if not drown:
                 return self._attacked(view, x, y, {})
-            spread = self._spread(view)
+            spreads = {self.fedavg.upload: self._spread(view)}
+            if self.fedavg.send_state:
+                spreads[_STATE] = _spread_of_states(view)
         noise = defenses.REGISTRY.load("gaussian-noise")
-        defense = noise(validate(noise.Config, {"sigma": _DROWNING * spread}))
+        attached: dict[tuple[str, str], Sequence[Defense]] = {}
+        for kind, spread in spreads.items():
+            attached[kind, "client"] = [noise(validate(noise.Config, {"sigma": _DROWNING * spread}))]
         with scratch("control") as noisy:
-            attached: dict[tuple[str, str], Sequence[Defense]] = {(self.fedavg.upload, "client"): [defense]}
             replaced = dict(self.attack.card.control.get("drowned", {}))
             return self._attacked(self._rehearsed(noisy, x, y, attached), x, y, replaced)
 
@@ -298,3 +310,12 @@ class _SyntheticRound:
         others = cells_of(self.auxiliary[0], columns).numpy(), self.auxiliary[1].numpy()
         draws = child_numpy(self.case.seed, "control", self.attack.name, "score")
         return score_rows(found, columns, others, others, draws)
+
+
+def _spread_of_states(view: View) -> float:
+    """Return the standard deviation of the entries of first moments, or buffers, in a view."""
+    states = [view.tensors(m) for m in view.select(kind=_STATE)]
+    first = [
+        t.flatten() for s in states for n, t in s.items() if n.startswith(("exp_avg/", "momentum_buffer/"))
+    ]
+    return float(torch.cat(first).std())
