@@ -56,8 +56,7 @@ class FedAvgConfig(LocalTraining):
     @model_validator(mode="before")
     @classmethod
     def _gradients_are_one_step(cls, values: Any) -> Any:
-        if isinstance(values, dict) and isinstance(values.get("weights"), list):
-            values = {**values, "weights": tuple(values["weights"])}
+        values = _with_tuples(values)  # lists are refused below
         if isinstance(values, dict) and values.get("upload") == "gradient" and not values.get("local_epochs"):
             return {"local_steps": 1} | {k: v for k, v in values.items() if v is not None}
         return values
@@ -195,3 +194,10 @@ class FedAvgConfig(LocalTraining):
                 "counts. Set weighting to 'uniform' or 'public'."
             )
         return self
+
+
+def _with_tuples(value: Any) -> Any:
+    """Return settings with a tuple in place of each list."""
+    if isinstance(value, dict):
+        return {name: _with_tuples(entry) for name, entry in value.items()}
+    return tuple(map(_with_tuples, value)) if isinstance(value, list) else value

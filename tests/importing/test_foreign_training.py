@@ -19,15 +19,21 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import fdaudit
+from fdaudit.adversary.attack_plan import AttackPlan
+from fdaudit.adversary.view import View, export_view, open_view
 from fdaudit.errors import DataError, IntegrityError, SpecError
+from fdaudit.evaluation.controls import gradients
 from fdaudit.importing.new_card import new_card
 from fdaudit.importing.records import check
+from fdaudit.isolation.schema import Trial
 from fdaudit.models import architecture
 from fdaudit.models.network import matches
+from fdaudit.planning.attacks import plan_attack
 from fdaudit.recording.recorder import Recorder
 from fdaudit.rng import child
 from fdaudit.spec.card import load_card
 from fdaudit.spec.schema import ModelSpec
+from fdaudit.training.objectives import ClientStep
 
 CLASSES, SHAPE, BATCH = 4, (1, 6, 6), 4
 MODEL = {"name": "mlp", "params": {"widths": [16]}}
@@ -457,6 +463,44 @@ def test_a_stated_precision_is_listed_and_contradicts_nothing(precision: str, tm
 
     run = imported(recorded(tmp_path, loss=rounded), {"precision": precision, "loss": {}})
     assert f"precision = {precision}" in " ".join(run.result.plain()["run"]["recording"]["asserted"])
+
+
+def control_views(run: fdaudit.Run, attack: str) -> list[View]:
+    """Return the views that an attack's controls show it: the bare one, and the one drowned in noise."""
+    views = list[View]()
+
+    def shown(plan: AttackPlan, view: View, trial: Trial) -> str:
+        folder = run.directory.parent / f"view-{len(views)}"
+        export_view(view, folder)  # the control's own directory is gone when it ends
+        views.append(open_view(folder))
+        return "only its view was wanted"
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(gradients, "run_attack", shown)
+        gradients.bare_gradients(plan_attack(attack, {}, run.case.spec, "attack", ("server",)), run.case)
+    return views
+
+
+def test_a_control_meets_clipped_gradients_of_the_stated_loss(tmp_path: Path) -> None:
+    smoothed, training = {"label_smoothing": 0.2}, TRAININGS["clipped norm"][0]
+    run = imported(recorded(tmp_path, **training), {"loss": smoothed, "clip": {"norm": 0.2}})
+    bare = control_views(run, "dlg")[0]
+    assert bare.hyperparameters["loss"]["label_smoothing"] == 0.2
+    updates = [bare.tensors(message) for message in bare.select(kind="model_update")]
+    assert updates
+    for update in updates:
+        norm = torch.cat([t.flatten() for t in update.values()]).norm()
+        assert float(norm) == pytest.approx(0.1 * 0.2, rel=1e-3)
+    assert ClientStep.of(bare.hyperparameters).clip_norm == 0.2
+
+
+def test_a_stand_in_trains_with_the_stated_loss(tmp_path: Path) -> None:
+    folder = recorded(tmp_path)
+    stand_in: dict[str, Any] = {"name": "fedavg", "params": {"rounds": 1}}
+    run = imported(folder, {"loss": {"label_smoothing": 0.2}, "clip": {"value": 0.1}}, stand_in=stand_in)
+    assert run.case.stand_in is not None
+    fit = run.case.stand_in[1].fit()
+    assert (fit.step.label_smoothing, fit.step.clip_value) == (0.2, 0.1)
 
 
 LOSSES = """

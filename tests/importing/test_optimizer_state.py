@@ -333,3 +333,34 @@ def test_a_state_inside_an_update_is_refused_with_its_remedy(tmp_path: Path) -> 
     make, stated = OPTIMIZERS["adam"]
     with pytest.raises(SpecError, match="messages of its own, of the kind optimizer_state"):
         imported(recorded(tmp_path, make, inside=True), stated)
+
+
+@pytest.mark.parametrize("name", ["adam", "momentum"])
+def test_a_control_reads_states_and_finds_nothing_in_drowned_ones(name: str, tmp_path: Path) -> None:
+    make, stated = OPTIMIZERS[name]
+    cell = fdaudit.attack("analytic", imported(recorded(tmp_path, make), stated))
+    assert cell.controls is not None
+    assert cell.controls.positive is not None
+    assert cell.controls.positive.passed, cell.controls.positive
+    assert cell.controls.negative is not None
+    assert cell.controls.negative.passed, cell.controls.negative
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "adamw", "sgd"])
+def test_clients_of_fedavg_send_their_state(optimizer: str, tmp_path: Path) -> None:
+    params: dict[str, Any] = {"rounds": 2, "local_steps": 1, "batch_size": 1, "lr": 0.01, "send_state": True}
+    params |= {"optimizer": optimizer, "weight_decay": 0.1, "momentum": 0.9 if optimizer == "sgd" else 0.0}
+    spec = {
+        "dataset": {"name": "digits"},
+        "clients": 2,
+        "model": MODEL,
+        "protocol": {"name": "fedavg", "params": params},
+        "attacks": [],
+        "device": "cpu",
+        "threads": 1,
+    }
+    run = fdaudit.run(spec, tmp_path / "run")
+    for number in range(2):
+        value, note = psnr(run, "analytic", round=number)
+        assert value > 50
+        assert READ in note

@@ -12,6 +12,7 @@ from fdaudit.protocols._fedavg_settings import FedAvgConfig
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fdaudit.config import validate
 from fdaudit.errors import SpecError
 from fdaudit.models import architecture
 from fdaudit.spec.schema import ModelSpec
@@ -226,11 +227,9 @@ def test_updates_of_weighted_classes_are_simulated_for_many_guesses_at_once() ->
 
 
 def test_a_rule_on_records_gradients_refuses_a_stated_step() -> None:
-    wrong = {"loss": {"label_smoothing": 0.2}, "local_steps": 1}
-    config = FedAvgConfig(**wrong)
+    config = validate(FedAvgConfig, {"loss": {"label_smoothing": 0.2}, "local_steps": 1})
     with pytest.raises(SpecError, match="defence of training"):
         config.refuse_unused(CLASSES, SINGLE_LABEL, defended=True)
     with pytest.raises(SpecError, match="3 weights for 4 classes"):
-        FedAvgConfig(loss={"class_weights": (1.0, 2.0, 3.0)}).refuse_unused(
-            CLASSES, SINGLE_LABEL, defended=False
-        )
+        weighted = validate(FedAvgConfig, {"loss": {"class_weights": [1, 2, 3]}})
+        weighted.refuse_unused(CLASSES, SINGLE_LABEL, defended=False)
