@@ -230,6 +230,6 @@ def test_a_rule_on_records_gradients_refuses_a_stated_step() -> None:
     config = validate(FedAvgConfig, {"loss": {"label_smoothing": 0.2}, "local_steps": 1})
     with pytest.raises(SpecError, match="defence of training"):
         config.refuse_unused(CLASSES, SINGLE_LABEL, defended=True)
+    weighted = validate(FedAvgConfig, {"loss": {"class_weights": [1, 2, 3]}})
     with pytest.raises(SpecError, match="3 weights for 4 classes"):
-        weighted = validate(FedAvgConfig, {"loss": {"class_weights": [1, 2, 3]}})
         weighted.refuse_unused(CLASSES, SINGLE_LABEL, defended=False)
