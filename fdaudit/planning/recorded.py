@@ -405,7 +405,7 @@ def _stand_in(
     if card.stand_in is None:
         return None
     cls, settings = known_protocol(card.stand_in, "card.stand_in")
-    stated = {}
+    stated: dict[str, Any] = {}
     for name in ("loss", "clip", "betas"):  # of the training, which a stand-in has in common with the system
         value = getattr(card.training, name)
         if value is not None and name in cls.Config.model_fields and name not in settings.model_fields_set:

@@ -220,7 +220,7 @@ class _SyntheticRound:
             view = self._rehearsed(clean, x, y, {})
             if not drown:
                 return self._attacked(view, x, y, {})
-            spreads = {self.fedavg.upload: self._spread(view)}
+            spreads: dict[str, float] = {self.fedavg.upload: self._spread(view)}
             if self.fedavg.send_state:
                 spreads[_STATE] = _spread_of_states(view)
         noise = defenses.REGISTRY.load("gaussian-noise")
