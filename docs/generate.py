@@ -192,7 +192,9 @@ def name_page(room: str, name: str) -> str:
     lines = [_note(f"docs/notes/{notes}"), "", f"# {name}", "", doc, "", f"Source: {found.card.source}.", ""]
     lines += [_hand_written(notes), *_BODY[room](found.card), "", "## Settings", ""]
     lines += [f"Under `params`, beside `name: {name}`, in a [spec](../spec.md).", ""]
-    return "\n".join([*lines, *settings_table(_ROOMS[room].load(name).Config)]) + "\n"
+    # Facts of training are settings of FedAvg too; their tables are on the card's page.
+    table = [row.replace("](#", "](../card.md#") for row in settings_table(_ROOMS[room].load(name).Config)]
+    return "\n".join([*lines, *table]) + "\n"
 
 
 def guarantee(name: str) -> str:

@@ -178,6 +178,7 @@ def test_a_record_is_read_off_the_state(name: str, tmp_path: Path) -> None:
         assert READ in note
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_a_kept_state_is_read_off_its_difference(name: str, tmp_path: Path) -> None:
     make, stated = OPTIMIZERS[name]
@@ -187,6 +188,7 @@ def test_a_kept_state_is_read_off_its_difference(name: str, tmp_path: Path) -> N
     assert READ in note
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", ["adam", "adamw"])
 def test_adams_states_tell_that_they_were_kept(name: str, tmp_path: Path) -> None:
     make, stated = OPTIMIZERS[name]
@@ -203,6 +205,7 @@ def test_a_state_that_the_server_sent_is_the_one_before(name: str, tmp_path: Pat
     assert READ in note
 
 
+@pytest.mark.thorough
 def test_search_finds_more_in_the_state_than_in_adams_update(tmp_path: Path) -> None:
     make, stated = OPTIMIZERS["adam"]
     search: dict[str, Any] = {"iterations": 300, "restarts": 1, "tune": False}
@@ -218,6 +221,7 @@ def test_search_finds_more_in_the_state_than_in_adams_update(tmp_path: Path) -> 
     assert "no sum of gradients" in fdaudit.attack("dlg", bare).reason
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", ["adam", "adamw", "momentum"])
 def test_labels_are_counted_from_the_state(name: str, tmp_path: Path) -> None:
     make, stated = OPTIMIZERS[name]
@@ -274,6 +278,7 @@ def test_a_false_state_is_named_and_not_believed(how: str, tmp_path: Path) -> No
     assert said in note
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("state", ["exp_avg", "exp_avg_sq"])
 def test_one_moment_of_adam_may_be_missing(state: str, tmp_path: Path) -> None:
     """The first shows the gradient by itself; the second alone is left out by name."""
@@ -306,6 +311,7 @@ def test_a_buffer_alone_does_not_tell_that_it_was_kept(tmp_path: Path) -> None:
     assert READ in note
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("prefix", ["module.", "net.0."])
 def test_states_have_the_prefix_of_their_parameters(prefix: str, tmp_path: Path) -> None:
     make, stated = OPTIMIZERS["adamw"]
@@ -335,6 +341,7 @@ def test_a_state_inside_an_update_is_refused_with_its_remedy(tmp_path: Path) -> 
         imported(recorded(tmp_path, make, inside=True), stated)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", ["adam", "momentum"])
 def test_a_control_reads_states_and_finds_nothing_in_drowned_ones(name: str, tmp_path: Path) -> None:
     make, stated = OPTIMIZERS[name]
@@ -346,6 +353,7 @@ def test_a_control_reads_states_and_finds_nothing_in_drowned_ones(name: str, tmp
     assert cell.controls.negative.passed, cell.controls.negative
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("optimizer", ["adam", "adamw", "sgd"])
 def test_clients_of_fedavg_send_their_state(optimizer: str, tmp_path: Path) -> None:
     params: dict[str, Any] = {"rounds": 2, "local_steps": 1, "batch_size": 1, "lr": 0.01, "send_state": True}
