@@ -49,6 +49,7 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ("fedavg", {"upload": "model_update", "local_steps": 2, "momentum": 0.5}),
     ("fedavg", {"upload": "model_parameters", "local_epochs": 1, "mu": 0.1}),
     ("fedavg", {"fraction": 0.34, "local_steps": 1}),
+    ("fedavg", {"optimizer": "adam", "send_state": True, "local_steps": 1, "clip": {"norm": 0.5}}),
     ("fedavg", {"server_momentum": 0.9, "weighting": "uniform", "fraction": 0.67}),
     ("fedavg", {"aggregation": "secure", "weighting": "uniform", "fraction": 0.67, "momentum": 0.5}),
     ("fedavg", {"aggregation": "secure", "weighting": "uniform", "server_momentum": 0.5}),
