@@ -18,6 +18,8 @@ import numpy as np
 import torch
 from _measured import Growth, in_operators, measured
 from _pairs import table
+from fdaudit.attacks.membership._ridge import regressed_rehearsed, regressed_sum
+from sklearn.datasets import load_digits
 
 import fdaudit.evaluation.controls.kept
 from fdaudit.adversary.view import export_view, open_view, view_of
@@ -223,6 +225,60 @@ def of_the_rest() -> Iterator[Growth]:
     yield growth("report", "cells", points)
 
 
+# -- sizes of other people's federations ------------------------------------------------------------------------------
+
+
+def of_wide_ranges() -> Iterator[Growth]:
+    for name, read in (("coins off a sum", summed), ("coins off a rehearsed release", rehearsed)):
+        points = [(clients, read(clients)) for clients in (5, 20, 80, 200)]
+        yield growth(f"{name}, 64 shadows a client, 500 answers", "clients", points)
+    points = [(n, federation("fedavg", PROTOCOLS["fedavg"], clients=n, victims=5)) for n in (5, 20, 80, 200)]
+    yield growth("fedavg: federation", "clients", points)
+    points = []
+    for widths in ([133], [256, 256], [1000, 900], [3100, 3100]):
+        model = {"name": "mlp", "params": {"widths": widths}}
+        made = federation("fedavg", PROTOCOLS["fedavg"], clients=4, model=model)
+        sizes = zip([64, *widths], [*widths, 10], strict=True)
+        points.append((sum(a * b + b for a, b in sizes), made))
+    yield growth("fedavg: federation, perceptron", "parameters", points)
+    points = []
+    for side in (8, 28, 56, 112):
+        dataset = {"name": f"npz:{enlarged(side).name}", "root": str(folder())}
+        points.append((side**2, federation("fedavg", PROTOCOLS["fedavg"], clients=4, dataset=dataset)))
+    yield growth("fedavg: federation, enlarged digits", "pixels", points)
+
+
+def enlarged(side: int) -> Path:
+    """Write 800 digits of so many pixels a side into a file."""
+    digits = load_digits()
+    small = torch.tensor(digits.images[:800, None] / 16, dtype=torch.float32)
+    large = torch.nn.functional.interpolate(small, side, mode="bilinear").clamp(0, 1)[:, 0].numpy()
+    path = folder() / f"digits-{side}.npz"
+    np.savez(path, train_images=large, train_labels=digits.target[:800])
+    return path
+
+
+def shadows_of(clients: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Answers (64, 500) of each client's shadows, linear in their 8 coins, and these coins."""
+    made = []
+    for _ in range(clients):
+        coins = torch.rand(64, 8).round() * 2 - 1
+        made.append((coins @ torch.randn(8, 500) + 0.3 * torch.randn(64, 500), coins))
+    return made
+
+
+def summed(clients: int) -> Callable[[], Callable[[], object]]:
+    shadows = shadows_of(clients)
+    seen = torch.stack([answers[0] for answers, _ in shadows]).sum(0)
+    return lambda: lambda: regressed_sum(shadows, seen)
+
+
+def rehearsed(clients: int) -> Callable[[], Callable[[], object]]:
+    shadows, residual = shadows_of(clients), torch.randn(24, 500)
+    sums = torch.stack([answers[:24] for answers, _ in shadows]).sum(0) + residual
+    return lambda: lambda: regressed_rehearsed(shadows, sums[0], residual, sums)
+
+
 SIZES_OF_MESSAGES = (1_000, 10_000, 100_000, 1_000_000)
 
 
@@ -308,12 +364,13 @@ GROUPS: Mapping[str, Callable[[], Iterator[Growth]]] = {
     "federations": of_federations,
     "attacks": of_attacks,
     "rest": of_the_rest,
+    "wide": of_wide_ranges,
 }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--only", choices=GROUPS, action="append", help="federations, attacks or rest")
+    parser.add_argument("--only", choices=GROUPS, action="append", help="federations, attacks, rest or wide")
     options = parser.parse_args()
     torch.set_num_threads(1)
     malloc.keep()  # as every run does

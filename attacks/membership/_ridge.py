@@ -31,6 +31,8 @@ _RELATIVE = 1e-6
 _NOISES = 10.0 ** torch.arange(-7, 1.01, 0.25, dtype=torch.float64)
 """Variances of noise that are tried, over the largest of the shadows' own."""
 _TINY = 1e-300
+_ROUNDING = 1e-13
+"""Eigenvalues in float64 below this share of the largest are rounding."""
 _FEW_RIDGES = 10.0 ** torch.arange(-3, 2.01, 0.5, dtype=torch.float64)
 
 
@@ -219,24 +221,28 @@ def regressed_sum(
     means = [answers.double().mean(0) for answers, _ in clients]
     x = torch.cat([answers.double() - mean for (answers, _), mean in zip(clients, means, strict=True)])
     other = seen.double() - torch.stack(means).sum(0)
-    target = torch.block_diag(*(coins.double() for _, coins in clients))
-    scale = (x.square().sum() / m).clamp_min(1e-300)
-    values, basis = torch.linalg.eigh(x @ x.T / scale)
-    values = values.clamp_min(0)
-    projected = basis.T @ target
+    scale = (x.square().sum() / m).clamp_min(_TINY)
+    values, basis = _spectrum(x, scale)
+    by_client = basis.reshape(len(clients), m, -1)
+    projected = [own.T @ coins.double() for own, (_, coins) in zip(by_client, clients, strict=True)]
     square = basis.square()
     toward = basis.T @ (x @ other) / scale
     best: list[Regressed] = []
     least = math.inf
     for ridge in _RIDGES.tolist():
         shrinkage = values / (values + ridge)
-        fitted = basis @ (shrinkage[:, None] * projected)
-        slack = (1 - square @ shrinkage)[:, None].clamp_min(1e-9)
-        left_out = target - (target - fitted) / slack
-        # Noise of variance s² on every value adds s² ‖weights‖² to a prediction.
-        spread = noise * ((shrinkage / (values + ridge))[:, None] * projected.square()).sum(0) / scale
-        coins_ = toward @ (projected / (values + ridge)[:, None])
-        predictions = _by_client(clients, left_out, spread, coins_)
+        slack = (1 - square @ shrinkage).clamp_min(1e-9).reshape(len(clients), m, 1)
+        # A shadow that is left out of each client: their residuals add up, in closed form: residual / (1 - leverage).
+        joined = (by_client / slack).sum(0) * shrinkage
+        predictions = []
+        for client, (_, coins) in enumerate(clients):
+            truth = coins.double()
+            # Noise of variance s² on every value adds s² ‖weights‖² to a prediction.
+            spread = noise * (shrinkage / (values + ridge)) @ projected[client].square() / scale
+            left_out = truth - truth / slack[client] + joined @ projected[client]
+            predictions.append(
+                _judged((toward / (values + ridge)) @ projected[client], left_out, spread, truth)
+            )
         error = sum(one.error for one in predictions)
         if not best or error < least:
             best = predictions
@@ -244,18 +250,18 @@ def regressed_sum(
     return best
 
 
-def _by_client(
-    clients: Sequence[tuple[Tensor, Tensor]], left_out: Tensor, spread: Tensor, coins: Tensor
-) -> list[Regressed]:
-    """Split predictions (clients · m, all coins) by client, with each one's shadow added to one of every other's."""
-    predictions, first = [], 0
-    m = len(clients[0][0])
-    for _, truth in clients:
-        columns = slice(first, first + truth.shape[1])
-        first = columns.stop
-        summed = left_out[:, columns].reshape(len(clients), m, -1).sum(0)
-        predictions.append(_judged(coins[columns], summed, spread[columns], truth.double()))
-    return predictions
+def _spectrum(x: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the eigenvalues (q,) of x xᵀ / scale and their vectors (n, q), from rows x (n, d); q is at most d.
+
+    From the smaller one of x xᵀ and xᵀ x, so that time grows with the square of the smaller side.
+    """
+    n, d = x.shape
+    if n <= d:
+        values, basis = torch.linalg.eigh(x @ x.T / scale)
+        return values.clamp_min(0), basis
+    values, right = torch.linalg.eigh(x.T @ x / scale)
+    kept = values > values.max() * _ROUNDING
+    return values[kept], x @ right[:, kept] / (values[kept] * scale).sqrt()
 
 
 def regressed_rehearsed(
@@ -272,64 +278,51 @@ def regressed_rehearsed(
         residual: (r, d) what each rehearsed federation's values hold besides its clients' answers; r at most m.
         rehearsed: (r, d) these values; in federation i each client holds the records of its shadow i.
     """
-    m = len(clients[0][0])
     r = len(residual)
-    sizes = [m] * len(clients) + [r]
-    rows = torch.cat([*(answers for answers, _ in clients), residual, rehearsed, seen[None]]).double()
-    products = rows @ rows.T
-    target = torch.block_diag(*(coins.double() for _, coins in clients))
-    target = torch.cat([target, target.new_zeros(r, target.shape[1])])
-    truth = torch.cat([coins[:r] for _, coins in clients], 1).double()
+    groups = [answers.double() for answers, _ in clients] + [residual.double()]
+    coins = [coins.double() for _, coins in clients]
     left_out = torch.stack(
-        [_solved(products, sizes, target, sum(sizes) + number, leave=number) for number in range(r)], 1
+        [
+            _solved([_without(g, i) for g in groups], [_without(c, i) for c in coins], rehearsed[i].double())
+            for i in range(r)
+        ],
+        1,
     )  # (λ, r, all coins)
+    truth = torch.cat([each[:r] for each in coins], 1)
     chosen = int((left_out - truth).square().mean((1, 2)).argmin())
-    coins = _solved(products, sizes, target, len(rows) - 1)[chosen]
-    widths = [coins_.shape[1] for _, coins_ in clients]
-    parts = zip(coins.split(widths), left_out[chosen].split(widths, 1), truth.split(widths, 1), strict=True)
+    found = _solved(groups, coins, seen.double())[chosen]
+    widths = [each.shape[1] for each in coins]
+    parts = zip(found.split(widths), left_out[chosen].split(widths, 1), truth.split(widths, 1), strict=True)
     return [_judged(mine, theirs, torch.zeros_like(mine), true) for mine, theirs, true in parts]
 
 
-def _solved(
-    products: Tensor, sizes: Sequence[int], target: Tensor, row: int, leave: int | None = None
-) -> Tensor:
-    """Return the coins (λ, k) that one row predicts, at every λ.
+def _without(rows: Tensor, index: int) -> Tensor:
+    return torch.cat([rows[:index], rows[index + 1 :]])
+
+
+def _solved(groups: Sequence[Tensor], coins: Sequence[Tensor], values: Tensor) -> Tensor:
+    """Return all clients' coins (λ, k) that values (d,) predict, at every λ.
 
     Args:
-        products: (n, n) inner products of all rows.
-        sizes: rows of each client and of the residual; the rows that follow belong to none.
-        target: coins (Σ sizes, k) of these.
-        row: the row.
-        leave: the row of every client, and of the residual, that is left out.
+        groups: answers (m, d) of each client's shadows, then the residuals (r, d).
+        coins: (m, ·) of each client's shadows.
+        values: the sum of one row of each group.
     """
-    rows = list[int]()
-    centring = list[Tensor]()
-    mean = products.new_zeros(len(products))
-    first = 0
-    for size in sizes:
-        of = list(range(first, first + size))
-        if leave is not None:
-            of.remove(first + leave)
-        average = products.new_zeros(len(products))
-        average[of] = 1 / len(of)
-        each = -average.repeat(len(of), 1)
-        each[torch.arange(len(of)), of] += 1
-        # The covariance of each counts alike, however many draws there are of it.
-        centring.append(each * math.sqrt(sizes[0] / max(len(of), 1)))
-        rows = rows + of
-        mean = mean + average
-        first = first + size
-    apart = -mean
-    apart[row] += 1
-    spread = torch.cat(centring)
-    kernel = spread @ products @ spread.T
-    scale = (kernel.diagonal().sum() / sizes[0]).clamp_min(1e-300)
-    values, basis = torch.linalg.eigh(kernel / scale)
-    projected = basis.T @ target[rows]
-    toward = ((apart @ products @ spread.T) / scale) @ basis
-    ridges = _FEW_RIDGES[:, None]
-    coins: Tensor = (toward / (values.clamp_min(0) + ridges)) @ projected
-    return coins
+    m = len(groups[0])
+    # The covariance of each group counts alike, however many draws there are of it.
+    x = torch.cat([(group - group.mean(0)) * math.sqrt(m / max(len(group), 1)) for group in groups])
+    away = values - torch.stack([group.mean(0) for group in groups]).sum(0)
+    scale = (x.square().sum() / m).clamp_min(_TINY)
+    wide = len(x) <= x.shape[1]
+    gram = (x @ x.T if wide else x.T @ x) / scale
+    toward = x @ away if wide else away
+    inverse = torch.linalg.cholesky(
+        gram + _FEW_RIDGES[:, None, None] * torch.eye(len(gram), dtype=gram.dtype)
+    )
+    solved = torch.cholesky_solve(toward[None, :, None].expand(len(inverse), -1, -1), inverse).squeeze(2)
+    weights = (solved if wide else solved @ x.T) / scale  # (λ, rows)
+    shares = weights.split([len(group) for group in groups], 1)[: len(coins)]
+    return torch.cat([share @ theirs for share, theirs in zip(shares, coins, strict=True)], 1)
 
 
 def unexplained(parts: Sequence[Tensor], seen: Tensor) -> float:
