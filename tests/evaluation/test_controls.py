@@ -86,6 +86,16 @@ def test_controls_on_gradients_try_eight_records_or_more_whatever_the_batch(batc
         assert {f.n for f in control.figures} == {records}
 
 
+@pytest.mark.parametrize("weighting", ["samples", "public"])
+def test_controls_on_updates_show_numbers_of_records_where_the_run_does(weighting):
+    local = {"rounds": 1, "local_epochs": 1, "batch_size": 1, "lr": 0.1, "weighting": weighting}
+    wanted = load_spec(spec(protocol={"name": "fedavg", "params": local}, attacks=[{"name": "analytic"}]))
+    case = simulated_case(wanted, known(SEED))
+    [analytic] = [a for a in case.attacks if a.name == "analytic"]
+    for control in bare_gradients(analytic, case).values():
+        assert [f.unavailable for f in control.figures] == [""] * len(control.figures)
+
+
 def test_controls_are_run_once_and_are_the_same_for_every_adversary(tried):
     found = cells(tried)
     for name in ("noise", "cheat"):

@@ -184,13 +184,12 @@ def _as_in_the_run(case: Case, most: int) -> tuple[FedAvgConfig, int]:
     given = {name: config[name] for name in local if config.get(name) is not None}
     if (loss := config.get("loss")) is not None and loss.get("function") is None:
         given["loss"] = loss  # one of the user's own is not FedAvg's to run
-    if upload != "gradient" and any(
-        (m["kind"], m["from"]) == (_STATE, "client") for m in case.declared_messages
-    ):
+    sent = {m["kind"] for m in case.declared_messages if m["from"] == "client"}
+    if upload != "gradient" and _STATE in sent:
         given["send_state"] = config.get("optimizer") in ("adam", "adamw") or bool(config.get("momentum"))
     if (lr := rate_in(config, 0)) is not None:
         given["lr"] = lr
-    weighting = "samples" if config.get("weighting") == "samples" else "uniform"
+    weighting = "samples" if "sample_count" in sent else "uniform"
     fedavg = validate(FedAvg.Config, {"rounds": 1, "upload": upload, "weighting": weighting, **given})
     one_batch = upload == "gradient" or config.get("local_steps") == 1
     held = sum(len(case.records(k)[1]) for k in case.clients) // len(case.clients)
