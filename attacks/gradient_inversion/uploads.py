@@ -200,6 +200,10 @@ def read_upload(
     if training.adaptive and not adaptive and not isinstance(state, StateGradient):
         reason = "the clients' optimiser is Adam, so an update is no sum of gradients"
         return f"{reason}; {note}" if note else reason
+    stateful = training.adaptive or bool(training.momentum)
+    if stateful and not isinstance(state, StateGradient) and _goes_on(view, message, target):
+        reason = "the clients keep their optimiser's state, and that before this round is not known"
+        return f"{reason}; {note}" if note else reason
     if training.images > max_images:
         return (
             f"its upload mixes {training.images} images in {len(training.batches)} steps; "
@@ -209,6 +213,12 @@ def read_upload(
     if isinstance(state, StateGradient):
         return _read_off(upload, state)
     return replace(upload, note=note)
+
+
+def _goes_on(view: View, message: Message, target: str) -> bool:
+    """Return whether a client's optimiser goes on from an earlier round, by the public configuration."""
+    earlier = (m for m in view.messages if m.sender == target and m.kind in MODELS)
+    return bool(view.hyperparameters.get("optimizer_kept")) and any(m.round < message.round for m in earlier)
 
 
 def _read_off(upload: Upload, state: StateGradient) -> Upload:

@@ -311,6 +311,13 @@ def test_a_buffer_alone_does_not_tell_that_it_was_kept(tmp_path: Path) -> None:
     assert READ in note
 
 
+def test_an_update_from_a_kept_state_that_is_not_known_is_not_inverted(tmp_path: Path) -> None:
+    make, stated = OPTIMIZERS["momentum"]
+    folder = recorded(tmp_path, make, kept=True, sent=other)
+    run = imported(folder, stated | {"optimizer_kept": True})
+    assert "is not known" in fdaudit.attack("inverting-gradients", run, round=1, tune=False).reason
+
+
 @pytest.mark.thorough
 @pytest.mark.parametrize("prefix", ["module.", "net.0."])
 def test_states_have_the_prefix_of_their_parameters(prefix: str, tmp_path: Path) -> None:
