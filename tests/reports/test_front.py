@@ -255,7 +255,7 @@ def test_the_five_gravest_findings_have_their_figures(adversaries: int, drawn: i
 def test_a_record_without_auxiliary_records_asks_for_them_first(there: bool) -> None:
     raw = load()
     (cell,) = (c for c in raw["cells"] if c["id"] == "server/dlg")
-    targets = [{**target, "figures": []} for target in cell["targets"]]
+    targets = [{**target, "figures": [], "images": []} for target in cell["targets"]]
     raw["cells"] = [{**cell, "figures": [], "targets": targets, "controls": None}]
     raw["gates"] = []
     rung = {"bring": "auxiliary records", "buys": "controls", "there": there}
