@@ -172,6 +172,8 @@ def _headline(
     why = "no attack ran whose controls hold"
     if all(f.untried for f in findings):
         why = "no attack was tried" if result.unfinished is None else "no attack has an answer yet"
+    elif _lacks_auxiliary(result):
+        why = "attacks ran without controls, which need auxiliary records"
     return f"Nothing can be concluded: {why}.{gate}"
 
 
@@ -341,7 +343,9 @@ def _other_records(findings: Sequence[Finding]) -> set[str]:
 def _note(result: Result, standing: Standing, cells: Sequence[Finding]) -> str:
     """Return what a result without a leak leaves open: what could have been seen, or why nothing was tried."""
     if standing.level == "inconclusive" and standing.finding is not None and not result.withheld:
-        return f"{sentence(clip(standing.finding.because, 90))}."
+        if standing.finding.level == "inconclusive" and _lacks_auxiliary(result):
+            return "No auxiliary records were brought: nothing compares its figure with chance."
+        return f"{sentence(clip(standing.finding.because.rstrip('.'), 90))}."
     if standing.level == "none-seen" and standing.finding is not None and standing.finding.detectable:
         finding = standing.finding
         return f"It {finding.detectable}. A smaller leak would be missed. {finding.rehearsed}".rstrip()
@@ -376,6 +380,13 @@ def _actions(result: Result, findings: Sequence[Finding], found: Sequence[FrontF
             why="Significant alone, not among all tests of this run: chance and a leak are both open.",
         )
     open_cells = _open_cells(findings)
+    if _lacks_auxiliary(result) and any(f.level == "inconclusive" for f in open_cells):
+        inconclusive = sum(f.level == "inconclusive" for f in open_cells)
+        yield Action(
+            do="Import the record again, and bring auxiliary records: ones like the clients', which nobody trained on.",
+            why=f"Without them no attack has controls. So {plural(inconclusive, 'test')} stayed inconclusive.",
+        )
+        open_cells = [f for f in open_cells if f.level == "failed"]
     if open_cells:
         yield Action(do=_rerun(result, open_cells), why="Until then treat each as a possible leak.")
     if result.unfinished is not None:
@@ -395,6 +406,14 @@ def _actions(result: Result, findings: Sequence[Finding], found: Sequence[FrontF
             do="Claim no more than was measured: these attacks, this profile, this data.",
             why="Not finding a leak does not show that there is none. Only a mechanism with an ε bounds one.",
         )
+
+
+def _lacks_auxiliary(result: Result) -> bool:
+    """Return whether a record was imported without auxiliary records, from which the controls of attacks are made."""
+    recording = result.run.recording
+    if recording is None:
+        return False
+    return any(rung.bring == "auxiliary records" and not rung.there for rung in recording.ladder)
 
 
 def _rerun(result: Result, open_cells: Sequence[Finding]) -> str:

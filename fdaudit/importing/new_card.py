@@ -34,7 +34,7 @@ _MOST_SHOWN = 80
 
 _HEAD = """\
 The card of a system that fdaudit did not run. `fdaudit import RECORD --card THIS --out RUN` reads it.
-Whoever fills it in asserts it. The report lists what could not be checked.
+Whoever fills it in asserts it. The report lists what could not be checked. `fdaudit schema card` has all fields.
 """
 _COMMENTS: Mapping[str, str] = {
     "name": "The system's name.",
@@ -44,8 +44,8 @@ _COMMENTS: Mapping[str, str] = {
     "prefix": "What stands before the names of the network's tensors on record.",
     "input_shape": "Channels, height and width of an image. For rows of a table: `task: table`, and the length of a"
     " row's vector, as in [30].",
-    "protocol": "If fdaudit knows the protocol, its name and settings. Otherwise any name, with the facts under"
-    " `training`.",
+    "protocol": "For a training loop of your own any name, such as `acme-fedavg`, with the facts under `training`.\nA"
+    " name that `fdaudit list` shows takes that protocol's settings, under `params`.",
     "transport": "`encrypted`: an eavesdropper sees sizes and order only.",
     "messages": "What the messages carry, in words.",
 }
@@ -58,14 +58,18 @@ preprocess: {{mean: [0.5], std: [0.5]}}
 The network: one of fdaudit's (`fdaudit explain models` lists them), or a class of your own. Its tensors must have
 the names and shapes on record{tensors}
 model: {{name: "import:package.module:Class", params: {{}}}}
+A class of your own is code: then set FDAUDIT_TRUST_CODE=1, and PYTHONPATH to its folder.
 {names}"""
 _TRAINING = """\
 Facts of local training that gradient inversion and shadow models need. Leave out what you do not know.
 training:
   lr: 0.1
   batch_size: 32
-  local_steps: 1       # or local_epochs
+  local_epochs: 1      # or local_steps, if batches do not pass over all records
   optimizer: sgd
+  momentum: 0.0
+  weight_decay: 0.0
+  loss: {name: cross-entropy}   # NLLLoss after log_softmax too; `label_smoothing`, `class_weights`, `reduction: sum`
 
 A protocol of fdaudit that comes close, for rehearsals. Leave it out if none does.
 stand_in: {name: fedavg, params: {}}

@@ -222,6 +222,8 @@ def oddities(case: Case, messages: Sequence[Message]) -> list[str]:
     """Return what looks like a missing message, one sentence each."""
     kinds = {(m.sender, m.kind) for m in messages if role(m.sender) == "client" and m.kind != "silence"}
     silent = {(m.sender, m.round) for m in messages if m.kind == "silence"}
+    asked = {(party, m.round) for m in messages if role(m.sender) != "client" for party in m.receivers}
+    ever_asked = {party for party, _ in asked}
     by_kind: dict[str, set[int]] = {}
     sent: dict[tuple[str, str], set[int]] = {}
     for message in messages:
@@ -235,9 +237,13 @@ def oddities(case: Case, messages: Sequence[Message]) -> list[str]:
             break
         owed = by_kind[kind] - sent[sender, kind]
         missing = [r for r in sorted(owed) if (sender, r) not in silent]
+        if sender in ever_asked:  # clients are sampled: whoever received nothing in a round owes nothing
+            missing = [r for r in missing if (sender, r) in asked]
         if missing:
             told = ", ".join(map(str, missing[:5])) + (", …" if len(missing) > 5 else "")
             why = "it was not asked, it was silent, or a message is missing"
+            if sender in ever_asked:
+                why = "it received a message in that round, and it was silent or its answer is missing"
             found.append(f"{sender} sends no {kind} in round {told}, in which others do: {why}.")
     planned, closed = case.system.card.training.rounds, len({m.round for m in messages})
     if planned is not None and planned > closed:

@@ -36,6 +36,8 @@ _ALIKE = 0.98
 """Least cosine of a one-step update and the gradient of its records, if the card's network and records are right."""
 _TOLERANCE = 0.05
 """Largest relative error of a learning rate that an update of one step shows."""
+_NEAR = 0.5
+"""Part of the norm of weights: trained weights lie nearer to those before, and differences are smaller."""
 _MOST_STEPS = 4
 """Updates of one step that are computed again."""
 _MOST_RECORDS = 2000
@@ -62,6 +64,7 @@ def doubts(case: Case, transcript: Path, messages: Sequence[Message], uses: Uses
     """Return what in the models on record the brought records do not explain, one sentence each."""
     found = []
     if not case.system.card.defenses and not case.system.card.attested:
+        found += _mistaken_kinds(case, transcript, messages)
         other = []
         for message, rate, shown in _steps(case, transcript, messages, uses or {}):
             if shown is None:
@@ -77,6 +80,43 @@ def doubts(case: Case, transcript: Path, messages: Sequence[Message], uses: Uses
                 " state `training.loss`, `training.clip` and `training.accumulate`. Inversion assumes what it says."
             )
     return [*found, *_learnt_nothing(case, transcript, messages)]
+
+
+def _mistaken_kinds(case: Case, transcript: Path, messages: Sequence[Message]) -> Iterator[str]:
+    """Yield a sentence for the first upload whose values look like the other kind: weights, or what they moved by.
+
+    Weights after training lie near those before. A difference is small beside them, and points elsewhere.
+    """
+    naming = Naming.of(case.settings)
+    tried, starts = 0, starts_of(messages)
+    for message in messages:
+        start = starts.get(message.seq)
+        if role(message.sender) != "client" or message.kind not in ("model_update", "model_parameters"):
+            continue
+        if start is None or {message.seq, start.seq} & case.system.not_finite:
+            continue
+        if message.payload is None or start.payload is None:
+            continue
+        before, sent = (weights_of(decode(read_payload(transcript, m)), naming) for m in (start, message))
+        names = [
+            n
+            for n in sent
+            if n in before and sent[n].is_floating_point() and sent[n].shape == before[n].shape
+        ]
+        if names:
+            old, new = (torch.cat([values[n].flatten().double() for n in names]) for values in (before, sent))
+            near = float((new - old).norm()) < _NEAR * float(old.norm())
+            small = float(new.norm()) < _NEAR * float(old.norm())
+            what = f"Message {message.seq} of {message.sender}, {message.kind}, looks like"
+            if message.kind == "model_parameters" and small:
+                yield f"{what} a difference of weights: that is `model_update`. Check what the loop sends."
+                return
+            if message.kind == "model_update" and near and not small:
+                yield f"{what} whole weights: that is `model_parameters`. Check what the loop sends."
+                return
+        tried += 1
+        if tried == _MOST_STEPS:
+            return
 
 
 def _unsaid(case: Case) -> str:

@@ -209,6 +209,8 @@ class _Rows:
         if len(x) != len(y) or not len(y):
             problem = f"has {len(x)} x and {len(y)} y"
             raise DataError(file.name, str(file), problem, "Store one label for each record.")
+        if x.dtype.kind == "f" and not np.isfinite(x).all():
+            raise DataError(file.name, "x", "holds NaN or infinite values", "Remove or repair those records.")
         stored = self._stored(file.name, x)
         self._bytes += stored.nbytes
         if self._bytes > DATA_BYTES.most:

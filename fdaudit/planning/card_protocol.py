@@ -79,7 +79,8 @@ def protocol_of(
         for field, value in (("training", stated), ("stand_in", card.stand_in)):
             if value:
                 problem = f"is given for {card.protocol.name}, which fdaudit knows"
-                raise SpecError(f"card.{field}", value, problem, "State its settings under protocol.params.")
+                remedy = "State its settings under protocol.params, or give your loop a name of its own."
+                raise SpecError(f"card.{field}", value, problem, remedy)
         cls, config = known_protocol(card.protocol, "card.protocol")
         _refuse_undeclared(cls, config, messages)
         return cls, config

@@ -73,6 +73,8 @@ KINDS = (
 
 _OWN_KIND = re.compile(r"[a-z0-9][a-z0-9-]*/[a-z0-9][a-z0-9-]*")
 _PARTY = re.compile(r"server|aggregator|world|client/(0|[1-9][0-9]{0,3})")
+_SHARED = ("auxiliary", "public", "test")
+"""Files of records that no party holds."""
 _SITE = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,99}")
 _RESERVED = re.compile(r".*:(codes|grid|layout)|__metadata__", re.DOTALL)
 
@@ -267,7 +269,8 @@ class Recorder:
         """Write to the truth the records that a party holds: record i is row i. A second call replaces the first.
 
         Args:
-            party: the party.
+            party: the party, or whose records attacks may use: `auxiliary` (like the clients', and nobody trained on
+                them), `test`, or `public` (in the order of the messages' `index`).
             x: (n, …) the records as the network gets them, channels first.
             y: (n,) their classes, (n, C) of 1 and 0, or (n, h, w) masks.
             held_out: rows that the party never trains on.
@@ -277,6 +280,11 @@ class Recorder:
         """
         with self._alone():
             truth = self._truth_directory("records that a party holds")
+            if party in _SHARED:
+                if _items("held_out", held_out):
+                    raise RecordError("held_out", party, "has no rows to hold out", "Leave held_out out.")
+                _write_records(truth, f"{party}.npz", x, y)
+                return
             self._refuse_strangers("party", [party])
             write_records(truth, party.removeprefix("client/"), x, y, held_out)
 
@@ -494,6 +502,13 @@ def write_records(truth: Path, site: str, x: Any, y: Any, held_out: Iterable[int
     if not _SITE.fullmatch(site):
         remedy = "Give its number, or a name of letters, digits, dots, dashes and underscores."
         raise RecordError("site", site, "is no name of a site's file", remedy)
+    _write_records(truth, f"client-{site}.npz", x, y, held_out)
+
+
+def _write_records(
+    truth: Path, file_name: str, x: Any, y: Any, held_out: Iterable[int] | None = None
+) -> None:
+    """Write records to a file of the truth; without `held_out` the file has no such rows."""
     arrays = {}
     for name, value in (("x", x), ("y", y)):
         array, _, dtype = _bits(name, np.asarray(value) if isinstance(value, list | tuple) else value)
@@ -502,15 +517,16 @@ def write_records(truth: Path, site: str, x: Any, y: Any, held_out: Iterable[int
     if not records or arrays["y"].ndim not in (1, 2, 3) or len(arrays["y"]) != records:
         shapes = f"{arrays['x'].shape} and {arrays['y'].shape}"
         raise RecordError("x, y", shapes, "are no records", "Give x and y with one row for each record.")
-    rows = _items("held_out", held_out)
+    rows = _items("held_out", () if held_out is None else held_out)
     if None in [_whole(row, records) for row in rows] or len(set(rows)) < len(rows):
         raise RecordError("held_out", rows, "are no rows of x", f"Give different rows, below {records}.")
     with _writing(truth):
         truth.mkdir(mode=0o700, parents=True, exist_ok=True)
-        path = truth / f"client-{site}.npz"
+        path = truth / file_name
         temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
         with temporary.open("wb") as file:
-            arrays["held_out"] = np.array(sorted(rows), dtype=np.int64)
+            if held_out is not None:
+                arrays["held_out"] = np.array(sorted(rows), dtype=np.int64)
             np.savez(file, **arrays)  # type: ignore[arg-type]  # its own keyword `allow_pickle` is no array
         temporary.replace(path)
 

@@ -58,9 +58,9 @@ def command(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
     return lambda record: cli(monkeypatch, capsys, "verify", record)
 
 
-def test_ten_lines_are_added_and_change_nothing(recorded: dict[str, Any]) -> None:
+def test_eleven_lines_are_added_and_change_nothing(recorded: dict[str, Any]) -> None:
     lines = _LOOP.splitlines()
-    assert sum(line.endswith("# +") for line in lines) == 10
+    assert sum(line.endswith("# +") for line in lines) == 11
     bare = "\n".join(line for line in lines if not line.endswith("# +"))
     assert "record" not in bare.lower()
     without = _executed(bare)["server"]

@@ -678,6 +678,20 @@ def test_a_missing_answer_is_noted(here: Path, imported: Import) -> None:
     assert any("client/1 sends no acme/answer in round 1" in note for note in notes)
 
 
+def test_a_client_that_was_not_asked_owes_no_answer(here: Path, imported: Import) -> None:
+    shutil.rmtree(here / "record")
+    with Recorder(here / "record", ["server", "client/0", "client/1"]) as recorder:
+        for t, asked in enumerate((["client/0", "client/1"], ["client/0"], ["client/0", "client/1"])):
+            recorder.round(t)
+            recorder.send("server", asked, "acme/question", {"v": np.ones(2)})
+            for client in asked:
+                if (t, client) != (2, "client/1"):
+                    recorder.send(client, "server", "acme/answer", {"v": np.ones(2)})
+    notes = imported(truth=False, **OWN).result.plain()["run"]["recording"]["notes"]
+    (note,) = (note for note in notes if "client/1 sends no acme/answer" in note)
+    assert "in round 2, in which" in note
+
+
 def test_a_changed_card_in_the_run_is_found(imported: Import) -> None:
     run = imported()
     card = yaml.safe_load((run.directory / "card.yaml").read_text())

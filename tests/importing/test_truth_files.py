@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 import fdaudit
 from fdaudit.audit.run import Run
-from fdaudit.errors import UsageError
+from fdaudit.errors import DataError, UsageError
 from fdaudit.importing.records import check
 from fdaudit.recording.recorder import Recorder, RecordError, write_records
 
@@ -83,6 +83,25 @@ def test_a_run_reads_them_again(recorded: Path) -> None:
     assert not [note for note in check_notes(recorded) if "left out" in note]
 
 
+@pytest.mark.parametrize("kind", ["model_update", "model_parameters"])
+@pytest.mark.parametrize("whole", [True, False])
+def test_weights_and_differences_under_each_others_kind_are_noted(
+    tmp_path: Path, kind: str, whole: bool
+) -> None:
+    weight = torch.ones(3, 40)
+    with Recorder(tmp_path / "record", ["server", *CLIENTS], truth=tmp_path / "truth") as record:
+        record.round(0)
+        record.send("server", CLIENTS, "model_parameters", {"weight": weight})
+        for site, party in enumerate(CLIENTS):
+            record.hold(party, fed(images(site)), labels())
+            moved = 0.1 * torch.sin(torch.arange(120.0)).reshape(3, 40)
+            record.send(party, "server", kind, {"weight": weight + moved if whole else moved})
+    noted = [note for note in check_notes(tmp_path) if "looks like" in note]
+    mistaken = whole != (kind == "model_parameters")
+    assert len(noted) == mistaken
+    assert all(("whole weights" in note) == whole for note in noted)
+
+
 def check_notes(folder: Path) -> list[str]:
     findings, notes = check(folder / "record", card=CARD, truth=[folder / "truth"])
     assert not findings
@@ -110,9 +129,22 @@ def test_held_out_records_are_candidates_beside_as_many_members(recorded: Path) 
     assert case.design == "observational"
 
 
-def test_files_of_records_that_no_site_holds_are_shared(recorded: Path) -> None:
-    for name, seed in (("auxiliary", 5), ("public", 6), ("test", 7)):
-        np.savez(recorded / "truth" / f"{name}.npz", x=fed(images(seed)).numpy(), y=labels().numpy())
+def test_a_site_with_records_that_are_not_finite_is_named(recorded: Path) -> None:
+    x = fed(images(1))
+    x[2, 0, 0, 0] = float("nan")
+    write_records(recorded / "truth", "1", x, labels())
+    with pytest.raises(DataError, match=r"client-1\.npz: 'x' holds NaN"):
+        imported(recorded)
+
+
+def test_records_that_no_site_holds_are_shared(recorded: Path) -> None:
+    with Recorder(recorded / "other", ["server"], truth=recorded / "shared") as record:
+        for name, seed in (("auxiliary", 5), ("public", 6), ("test", 7)):
+            record.hold(name, fed(images(seed)), labels())
+        with pytest.raises(RecordError, match="no rows to hold out"):
+            record.hold("test", fed(images(7)), labels(), held_out=[0])
+    for path in (recorded / "shared").glob("*.npz"):
+        path.rename(recorded / "truth" / path.name)
     case = imported(recorded).case
     splits = case.splits
     for rows, seed in ((splits.auxiliary, 5), (splits.proxy, 6), (splits.test, 7)):

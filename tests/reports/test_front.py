@@ -15,6 +15,7 @@ from fdaudit.reports.summary import summarise
 from fdaudit.reports.verdict import judge_all
 
 from fdaudit.goals import GOALS
+from fdaudit.planning.ladder import LADDER
 from fdaudit.result import read
 
 from ..helpers.report_cases import FIXTURES, Document, load
@@ -248,3 +249,31 @@ def test_the_five_gravest_findings_have_their_figures(adversaries: int, drawn: i
     assert findings.count('<article class="cell"') == adversaries
     assert findings.count("<figure") == drawn
     assert ("are in the appendix, under their full evidence" in findings) == (adversaries > 5)
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_a_record_without_auxiliary_records_asks_for_them_first(there: bool) -> None:
+    raw = load()
+    (cell,) = (c for c in raw["cells"] if c["id"] == "server/dlg")
+    targets = [{**target, "figures": [], "images": []} for target in cell["targets"]]
+    raw["cells"] = [{**cell, "figures": [], "targets": targets, "controls": None}]
+    raw["gates"] = []
+    rung = {"bring": "auxiliary records", "buys": "controls", "there": there}
+    raw["run"]["recording"] = {
+        "system": "s",
+        "asserted_by": "me",
+        "closed": True,
+        "design": "observational",
+        "ladder": [rung],
+    }
+    result = read(raw)
+    summary = summarise(result, judge_all(result))
+    assert summary.level == "inconclusive"
+    assert ("auxiliary records" in summary.headline) == (not there)
+    assert ("bring auxiliary records" in summary.actions[0].do) == (not there)
+    assert any("No auxiliary records" in note for note in summary.notes) == (not there)
+    assert not any(note.endswith("..") for note in summary.notes)
+
+
+def test_the_rung_of_auxiliary_records_has_the_name_that_reports_look_for() -> None:
+    assert "auxiliary records" in [bring for bring, _, _ in LADDER]
