@@ -12,8 +12,13 @@ PROTOCOLS = ("fedavg", "fedkd", "selective-fd", "fediod", "dafkd")
 """The runs in their order; the first one trains the reference lines for all."""
 
 
-def refuse_occupied(out: Path, resume: bool) -> None:
+def refuse_occupied(out: Path, resume: bool, first: str = PROTOCOLS[0]) -> None:
     """Refuse a directory that holds anything, or with `resume` anything but a quickstart.
+
+    Args:
+        out: the directory.
+        resume: whether a quickstart is to be continued there.
+        first: the name of its first run.
 
     Raises:
         RunError: it does; nothing was written.
@@ -26,5 +31,5 @@ def refuse_occupied(out: Path, resume: bool) -> None:
         return
     if not resume:
         raise RunError("out", str(out), "exists already", "Choose another directory, or add --resume.")
-    if not (out / PROTOCOLS[0]).is_dir():
+    if not (out / first).is_dir():
         raise RunError("out", str(out), "holds no quickstart", "Choose another directory.")

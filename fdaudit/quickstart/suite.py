@@ -63,7 +63,7 @@ def quickstart(
     """
     suite = specs()
     first = out / next(iter(suite))
-    refuse_occupied(out, resume)
+    refuse_occupied(out, resume, first.name)
     refuse_links(out, suite)
     make_private(out)
     with together(), writing(out), _Beside(elsewhere is not HERE, reported) as beside:

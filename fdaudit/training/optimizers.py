@@ -16,10 +16,10 @@ import torch
 from torch import Tensor
 
 __all__ = [
-    "LBFGS",
     "OptimizerName",
     "adam",
     "annealed",
+    "lbfgs",
     "moments_of",
     "optimizer_in",
     "rate_in",
@@ -50,8 +50,8 @@ class _AdamW(_Uncompiled, torch.optim.AdamW):
     step = torch.no_grad()(inspect.unwrap(torch.optim.AdamW.step))
 
 
-class LBFGS(_Uncompiled, torch.optim.LBFGS):
-    """PyTorch's L-BFGS."""
+class _LBFGS(_Uncompiled, torch.optim.LBFGS):
+    pass
 
 
 def sgd(
@@ -96,6 +96,11 @@ def _laid_as_parameters(optimizer: torch.optim.Optimizer, *_: object) -> None:
             gradient = parameter.grad
             if gradient is not None and gradient.stride() != parameter.stride():
                 parameter.grad = torch.empty_like(parameter).copy_(gradient)
+
+
+def lbfgs(parameters: Iterable[Tensor], max_iter: int) -> torch.optim.LBFGS:
+    """Return L-BFGS with a line search by the strong Wolfe conditions; a step has at most `max_iter` iterations."""
+    return _LBFGS(parameters, max_iter=max_iter, line_search_fn="strong_wolfe")
 
 
 def annealed(lr: float, final: float | None, step: int, steps: int) -> float:

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fdaudit.training.optimizers import LBFGS, adam, moments_of, restore_moments, sgd
+from fdaudit.training.optimizers import adam, lbfgs, moments_of, restore_moments, sgd
 
 SHAPES = ((4, 3, 5, 5), (7,), (2, 3))
 
@@ -65,9 +65,9 @@ def test_sgd_and_lbfgs_step_as_pytorch_s_own_bit_for_bit() -> None:
     steps(torch.optim.SGD(theirs, lr=0.1, momentum=0.9, weight_decay=0.1), theirs, gradients)
     assert all(map(torch.equal, ours, theirs))
     found = []
-    for kind in (LBFGS, torch.optim.LBFGS):
-        point = start[1].clone().requires_grad_()
-        optimizer = kind([point], max_iter=7, line_search_fn="strong_wolfe")
+    points = [start[1].clone().requires_grad_() for _ in range(2)]
+    theirs_of = torch.optim.LBFGS([points[1]], max_iter=7, line_search_fn="strong_wolfe")
+    for point, optimizer in zip(points, (lbfgs([points[0]], 7), theirs_of), strict=True):
 
         def loss(point: Tensor = point, optimizer: torch.optim.Optimizer = optimizer) -> Tensor:
             optimizer.zero_grad()
@@ -84,9 +84,9 @@ def test_sgd_and_lbfgs_step_as_pytorch_s_own_bit_for_bit() -> None:
 def test_no_optimiser_loads_the_compiler() -> None:
     program = """
 import sys, torch
-from fdaudit.training.optimizers import LBFGS, adam, sgd
+from fdaudit.training.optimizers import adam, lbfgs, sgd
 point = torch.zeros(3, requires_grad=True)
-for optimizer in (sgd([point], 0.1), adam([point], 0.1), adam([point], 0.1, decoupled=True), LBFGS([point])):
+for optimizer in (sgd([point], 0.1), adam([point], 0.1), adam([point], 0.1, decoupled=True), lbfgs([point], 20)):
     def loss():
         optimizer.zero_grad()
         value = (point - 1).square().sum()
