@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
 import json
 import math
 import re
-from collections.abc import Mapping
+import textwrap
+from collections.abc import Iterator, Mapping
 from difflib import get_close_matches
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
@@ -13,7 +16,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, field_validator
 
 if TYPE_CHECKING:
-    from pydantic_core import ErrorDetails
+    from pydantic import GetJsonSchemaHandler
+    from pydantic.json_schema import JsonSchemaValue
+    from pydantic_core import CoreSchema, ErrorDetails
 
 from fdaudit.errors import Mistakes, SpecError, nearest
 from fdaudit.limits import MOST_COUNT
@@ -25,7 +30,9 @@ __all__ = ["Config", "validate"]
 class Config(BaseModel):
     """Base of all configurations: frozen; refuses unknown keys, NaN and silent type changes.
 
-    Field docstrings become `--help` text. A whole number in a field without an upper bound is at most `_most`.
+    Field docstrings are descriptions in the JSON schema and in a draft. They are read from the source when one is made:
+    pydantic's `use_attribute_docstrings` would read them whenever a class is made, which takes longer than all the
+    rest of it. A whole number in a field without an upper bound is at most `_most`.
     Every text is one line that prints, unless `_one_line` is false.
     """
 
@@ -37,10 +44,31 @@ class Config(BaseModel):
         extra="forbid",
         allow_inf_nan=False,
         strict=True,
-        use_attribute_docstrings=True,
         validate_default=True,
         protected_namespaces=(),
     )
+
+    @classmethod
+    def field_docs(cls) -> dict[str, str]:
+        """Return the docstring of each field that has one; empty for a class without source."""
+        docs: dict[str, str] = {}
+        for base in reversed(cls.__mro__):
+            if issubclass(base, Config) and base is not Config:
+                for name, text in _docs_in(base):
+                    docs.pop(name, None)  # declared again without a docstring, a field has none
+                    docs |= {name: text} if text else {}
+        return {name: text for name, text in docs.items() if name in cls.model_fields}
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, core: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        schema = handler(core)
+        properties = handler.resolve_ref_schema(schema).get("properties", {})
+        for name, text in cls.field_docs().items():
+            alias = cls.model_fields[name].alias
+            key = alias if alias in properties else name
+            if key in properties:
+                properties[key].setdefault("description", text)
+        return schema
 
     @field_validator("*", mode="after")
     @classmethod
@@ -50,6 +78,21 @@ class Config(BaseModel):
             if not any(hasattr(bound, "le") or hasattr(bound, "lt") for bound in stated):
                 raise ValueError(f"is more than {cls._most:,}. Give a smaller number.")
         return value
+
+
+def _docs_in(config: type) -> Iterator[tuple[str, str]]:
+    """Yield each field that a class itself declares, with its docstring or an empty text."""
+    try:
+        source = textwrap.dedent(inspect.getsource(config))
+    except (OSError, TypeError):
+        return
+    (declared,) = ast.parse(source).body
+    body = declared.body if isinstance(declared, ast.ClassDef) else []
+    for line, following in zip(body, [*body[1:], None], strict=True):
+        if isinstance(line, ast.AnnAssign) and isinstance(line.target, ast.Name):
+            doc = following.value if isinstance(following, ast.Expr) else None
+            text = doc.value if isinstance(doc, ast.Constant) and isinstance(doc.value, str) else ""
+            yield line.target.id, inspect.cleandoc(text)
 
 
 # How pydantic names a member of a union inside an error's location: `literal['all']`, `tuple[…]`, `Model`.
@@ -104,10 +147,12 @@ def _refuse_foreign(value: object, path: tuple[object, ...], one_line: bool) -> 
         for key, below in value.items():
             if isinstance(key, str) and (odd := _odd(key, one_line)):
                 raise SpecError(".".join(map(str, path)) or "spec", key, odd, _ONE_LINE)
-            _refuse_foreign(below, (*path, key), one_line)
+            if type(below) is not float:
+                _refuse_foreign(below, (*path, key), one_line)
     elif isinstance(value, (list, tuple)):
         for number, below in enumerate(value):
-            _refuse_foreign(below, (*path, number), one_line)
+            if type(below) is not float:
+                _refuse_foreign(below, (*path, number), one_line)
     elif isinstance(value, str):
         problem, remedy = _odd(value, one_line), _ONE_LINE
     elif isinstance(value, int):

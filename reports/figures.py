@@ -1,4 +1,4 @@
-"""The report's charts: matplotlib drawings as inline SVG.
+"""The report's charts as inline SVG: forests written here, others drawn by matplotlib.
 
 Guarantees:
   * the same data give the same bytes: no date, no random identifiers;
@@ -176,29 +176,63 @@ def forest_chart(rows: Sequence[ForestRow], chance: float | None, axis: str, nam
 
 @lru_cache(maxsize=_KEPT)
 def _forest(rows: tuple[ForestRow, ...], chance: float | None, axis: str) -> str:
-    def draw(axes: Axes) -> None:
-        for y, row in enumerate(reversed(rows)):
-            colour = {"mean": INK, "victim": BLUE}.get(row.role, MUTED)
-            marker = {"mean": "D", "victim": "o"}.get(row.role, "s")
-            if row.low is not None and row.high is not None:
-                axes.plot([row.low, row.high], [y, y], color=colour, linewidth=1.6, solid_capstyle="butt")
-            axes.plot([row.value], [y], marker=marker, color=colour, markersize=5, linestyle="none",
-                      markerfacecolor="white" if row.role == "control" else colour)  # fmt: skip
-            # A text for each row: a tick, which also has three lines, takes four times as long.
-            axes.annotate(plain(row.name, 19), (-0.02, y), xycoords=("axes fraction", "data"), ha="right",
-                          va="center", fontsize=8.5)  # fmt: skip
-        if chance is not None:
-            axes.axvline(chance, color=VERMILLION, linewidth=0.9, linestyle=(0, (4, 2)))
-        axes.set_yticks([])
-        axes.set(xlabel=axis, ylim=(-0.6, len(rows) - 0.4))
-        axes.spines["left"].set_visible(False)
-        axes.margins(x=0.06)
-        axes.locator_params(axis="x", nbins=6)
-        axes.grid(axis="x")
-        axes.set_axisbelow(True)
+    """Return the chart as an SVG document, written here: most drawings of a report are of this kind."""
+    width, height = 309.6, 44.64 + 16.56 * len(rows)  # in points, as Matplotlib's drawings
+    left, right, top, bottom = 0.31 * width, 0.97 * width, 4.32, height - 34.56
+    ends = [end for row in rows for end in (row.value, row.low, row.high, chance) if end is not None]
+    margin = 0.06 * (max(ends) - min(ends)) or 0.05 * (abs(ends[0]) or 1)
+    low, high = min(ends) - margin, max(ends) + margin
 
-    height = 0.62 + 0.23 * len(rows)
-    return _svg(draw, (4.3, height), (0.31, 0.48 / height, 0.66, 1 - 0.54 / height))
+    def x(value: float) -> float:
+        return left + (right - left) * (value - low) / (high - low)
+
+    parts = []
+    for tick, text in _ticks(low, high):
+        parts.append(_line(x(tick), top, x(tick), bottom, RULE, 0.5))
+        parts.append(_line(x(tick), bottom, x(tick), bottom + 3.5, MUTED, 0.6))
+        parts.append(_text(x(tick), bottom + 13, text, "middle", 8.5, MUTED))
+    parts.append(_line(left, bottom, right, bottom, MUTED, 0.6))
+    if chance is not None:
+        parts.append(_line(x(chance), top, x(chance), bottom, VERMILLION, 0.9, "3.6 1.8"))
+    for place, row in enumerate(rows):
+        y = top + (bottom - top) * (place + 0.6) / (len(rows) + 0.2)
+        colour = {"mean": INK, "victim": BLUE}.get(row.role, MUTED)
+        parts.append(_text(left - 0.02 * (right - left), y + 3, plain(row.name, 19), "end", 8.5, INK))
+        if row.low is not None and row.high is not None:
+            parts.append(_line(x(row.low), y, x(row.high), y, colour, 1.6))
+        parts.append(_mark(row.role, x(row.value), y, colour))
+    parts.append(_text((left + right) / 2, bottom + 27, axis, "middle", 9, INK))
+    return f'<svg viewBox="0 0 {width:.2f} {height:.2f}">{"".join(parts)}</svg>'
+
+
+def _ticks(low: float, high: float) -> list[tuple[float, str]]:
+    """Return the places of at most seven ticks between two values, each a round number, with their texts."""
+    least = (high - low) / 6
+    power = math.floor(math.log10(least))
+    step = next(n * 10.0**power for n in (1, 2, 2.5, 5, 10) if n * 10.0**power >= least * (1 - 1e-9))
+    decimals = next((n for n in range(12) if math.isclose(step, round(step, n), rel_tol=1e-6)), 12)
+    places = [n * step for n in range(math.ceil(low / step), math.floor(high / step) + 1)]
+    return [(place, f"{place + 0.0:.{decimals}f}".replace("-", "\N{MINUS SIGN}")) for place in places]
+
+
+def _line(x1: float, y1: float, x2: float, y2: float, colour: str, width: float, dashes: str = "") -> str:
+    dashed = f' stroke-dasharray="{dashes}"' if dashes else ""
+    place = f'd="M {x1:.2f} {y1:.2f} L {x2:.2f} {y2:.2f}"'
+    return f'<path {place} stroke="{colour}" stroke-width="{width}"{dashed}/>'
+
+
+def _text(x: float, y: float, text: str, anchor: str, size: float, colour: str) -> str:
+    style = f'style="font-size: {size}px; text-anchor: {anchor}; fill: {colour}"'
+    return f'<text x="{x:.2f}" y="{y:.2f}" {style}>{escape(text)}</text>'
+
+
+def _mark(role: str, x: float, y: float, colour: str) -> str:
+    """Return the mark of a row: a diamond for the mean, a disc for a victim, an open square for a control."""
+    if role == "victim":
+        return f'<circle cx="{x:.2f}" cy="{y:.2f}" r="3" fill="{colour}"/>'
+    if role == "mean":
+        return f'<path d="M {x:.2f} {y - 4:.2f} l 4 4 l -4 4 l -4 -4 z" fill="{colour}"/>'
+    return f'<path d="M {x - 2.5:.2f} {y - 2.5:.2f} h 5 v 5 h -5 z" fill="white" stroke="{colour}"/>'
 
 
 def roc_chart(curves: Sequence[tuple[str, Roc]], worst: str, name: str, title: str) -> Markup:

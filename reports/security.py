@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from fdaudit.result import Result
 from fdaudit.storage.digests import canonical
@@ -38,10 +39,7 @@ def render_report(
         UsageError: an image path leaves `directory`.
     """
     page_result, findings, timings = _judged(result, timings, public)
-    file = _appendix_of(Path("public.html" if public else "index.html")).name
-    return render(
-        "report.html.j2", build(page_result, findings, directory, timings) | {"appendix_file": file}
-    )
+    return _page(build(page_result, findings, directory, timings), public)
 
 
 def render_appendix(
@@ -49,9 +47,7 @@ def render_appendix(
 ) -> str:
     """Return the appendix as a page of its own, for print; arguments and errors are those of `render_report`."""
     page_result, findings, timings = _judged(result, timings, public)
-    file = "public.html" if public else "index.html"
-    context = build(page_result, findings, directory, timings) | {"only_appendix": True, "main_file": file}
-    return render("report.html.j2", context)
+    return _appendix(build(page_result, findings, directory, timings), public)
 
 
 def report_json(result: Result, timings: Mapping[str, float], *, public: bool = False) -> str:
@@ -87,10 +83,22 @@ def write_report(
     Raises:
         UsageError: as `render_report`; nothing is written then.
     """
-    page = render_report(result, directory, timings, public=public)
-    write(render_appendix(result, directory, timings, public=public), _appendix_of(path))
-    write(report_json(result, timings, public=public), path.with_suffix(".json"))
+    page_result, findings, timings = _judged(result, timings, public)
+    context = build(page_result, findings, directory, timings)
+    page = _page(context, public)
+    write(_appendix(context, public), _appendix_of(path))
+    write(to_json(document(page_result, findings, timings)), path.with_suffix(".json"))
     write(page, path)
+
+
+def _page(context: Mapping[str, Any], public: bool) -> str:
+    file = _appendix_of(Path("public.html" if public else "index.html")).name
+    return render("report.html.j2", {**context, "appendix_file": file})
+
+
+def _appendix(context: Mapping[str, Any], public: bool) -> str:
+    file = "public.html" if public else "index.html"
+    return render("report.html.j2", {**context, "only_appendix": True, "main_file": file})
 
 
 def _appendix_of(path: Path) -> Path:

@@ -21,8 +21,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+import scipy  # its packages are loaded at first use
 import torch
-from scipy.optimize import nnls
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -189,7 +189,7 @@ def _class_shares(
     behind = derivative((z.softmax(1).detach() * z).sum(1).mean()) - sent
     sizes = classes.norm(dim=1)
     constant = sizes <= _CONSTANT * sizes.max()
-    shares = torch.tensor(nnls(classes.T.numpy(), behind.numpy())[0]).masked_fill(constant, 0)
+    shares = torch.tensor(scipy.optimize.nnls(classes.T.numpy(), behind.numpy())[0]).masked_fill(constant, 0)
     if constant.any():
         shares[constant] = (1 - shares.sum()).clamp_min(0) / constant.sum()
     if n == 1 and shares[~constant].sum() > 0.5:

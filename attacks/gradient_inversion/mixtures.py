@@ -10,8 +10,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
+import scipy  # its packages are loaded at first use
 import torch
-from scipy.optimize import nnls
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -123,6 +123,6 @@ def mixture_of(parts: Iterable[tuple[Tensor, Tensor]], classes: int) -> Tensor:
     # The normal equations' square root, so that what is solved has C rows however large the layer is.
     gram += np.eye(classes) * (1e-9 * np.trace(gram) / classes + 1e-300)
     factor = np.linalg.cholesky(gram)
-    pi, _ = nnls(factor.T, np.linalg.solve(factor, right))
+    pi, _ = scipy.optimize.nnls(factor.T, np.linalg.solve(factor, right))
     total = pi.sum()
     return torch.from_numpy(pi / total if total > 0 else pi)

@@ -18,8 +18,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, NamedTuple
 
+import scipy  # its packages are loaded at first use
 import torch
-from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
 from .class_prior import ClassPrior
@@ -213,6 +213,6 @@ def _psnr(images: Tensor, truth: Tensor) -> Tensor:
     values = []
     for guess, x in zip(images.flatten(2).double().cpu(), truth.flatten(2).double().cpu(), strict=True):
         squares = torch.cdist(x, guess).square() / x.shape[1]
-        rows, columns = linear_sum_assignment(squares.numpy())
+        rows, columns = scipy.optimize.linear_sum_assignment(squares.numpy())
         values.append(-10 * squares[rows, columns].clamp_min(1e-12).log10())
     return torch.cat(values)

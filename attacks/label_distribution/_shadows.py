@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from fdaudit.storage.cache import digest_of
+from fdaudit.training.optimizers import lbfgs
 
 if TYPE_CHECKING:
     from fdaudit.adversary.knowledge import Knowledge
@@ -71,7 +72,7 @@ class ShareModel:
         scale = (phi - mean).square().mean((0, 1)).sqrt().clamp_min(1e-9)
         z = (phi - mean) / scale
         w = torch.zeros(phi.shape[2], dtype=torch.float64, requires_grad=True)
-        optimizer = torch.optim.LBFGS([w], max_iter=100, line_search_fn="strong_wolfe")
+        optimizer = lbfgs([w], 100)
 
         def closure() -> Tensor:
             optimizer.zero_grad()

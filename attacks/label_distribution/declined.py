@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from pydantic import Field
-from sklearn.linear_model import LogisticRegression
 from torch import Tensor
 
 from fdaudit.config import Config
@@ -110,6 +109,8 @@ def public_classes(knowledge: Knowledge) -> Tensor:
     """
     if knowledge.auxiliary is None or knowledge.public is None:
         raise ValueError("public_classes: needs auxiliary records and public samples.")
+    from sklearn.linear_model import LogisticRegression  # loads in seconds
+
     x, y = knowledge.auxiliary
     encode = knowledge.encode or (lambda images: images.flatten(1))
     model = LogisticRegression(max_iter=1000).fit(encode(x).cpu().double().numpy(), y.cpu().numpy())

@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 import torch
 import torch.nn.functional as F
 from pydantic import Field
-from sklearn.linear_model import LogisticRegression
-from sklearn.metrics import roc_auc_score
 from torch import Tensor
 
 from fdaudit.registry import AttackCard
@@ -147,6 +145,8 @@ def best_weights(vectors: Tensor, inside: Tensor) -> tuple[Tensor, str]:
     """
     count = torch.full((vectors.shape[2],), 1 / vectors.shape[2], dtype=torch.float64)
     plain = torch.zeros_like(count).index_fill(0, torch.tensor([0]), 1.0)
+    from sklearn.metrics import roc_auc_score  # loads in seconds
+
     every = torch.arange(len(vectors))
     areas: dict[str, list[float]] = {way: [] for way in _WAYS}
     for k in every:
@@ -169,6 +169,8 @@ def _classifier(train: Trainer, parameters: Parameters) -> Callable[[Tensor], Te
 
 def _regression(vectors: Tensor, inside: Tensor) -> Tensor:
     """Return coefficients (augmentations,) of the log-odds that a record is inside."""
+    from sklearn.linear_model import LogisticRegression  # loads in seconds
+
     fitted = LogisticRegression().fit(vectors.flatten(0, 1).numpy(), inside.flatten().numpy())
     return torch.from_numpy(fitted.coef_[0]).double()
 

@@ -15,6 +15,7 @@ from fdaudit.errors import UsageError
 from fdaudit.goals.text_reconstruction import TextReconstruction
 from fdaudit.models.network import call_with
 from fdaudit.registry import AttackCard
+from fdaudit.training.optimizers import adam
 from fdaudit.types import PADDING, Applicability, AttackTask
 
 from .._reading import reads_forms
@@ -183,7 +184,7 @@ class _Matching:
     def matched(self, noise: Tensor, config: TAGConfig) -> tuple[float, Tensor]:
         """Return the distance, and weights (n, long, B), of one start."""
         logits = (self._start() + 0.1 * noise).requires_grad_()
-        adam = torch.optim.Adam([logits], lr=config.lr)
+        optimizer = adam([logits], config.lr, fused=False)
         best = float("inf")
         best_logits = logits.detach().clone()
         for _ in range(config.iterations):
@@ -192,7 +193,7 @@ class _Matching:
                 best = distance.item()
                 best_logits = logits.detach().clone()
             (logits.grad,) = torch.autograd.grad(distance, [logits])
-            adam.step()
+            optimizer.step()
         return best, best_logits
 
     def _distance(self, weights: Tensor, alpha: float) -> Tensor:

@@ -6,8 +6,8 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import scipy  # its packages are loaded at first use
 from pydantic import Field
-from scipy.optimize import brentq
 
 from fdaudit.accounting.charges import Charge, Charges, Drawn
 from fdaudit.accounting.costs import epsilon
@@ -145,7 +145,7 @@ def calibrate(
     def beyond(log_noise: float) -> float:
         return math.log(min(max(cost(math.exp(log_noise)), _TINY), 1 / _TINY) / target)
 
-    noise = math.exp(brentq(beyond, math.log(least), math.log(most), xtol=close / 4))
+    noise = math.exp(scipy.optimize.brentq(beyond, math.log(least), math.log(most), xtol=close / 4))
     while cost(noise) > target:
         noise *= 1 + close / 4
     return noise

@@ -139,7 +139,9 @@ def quickstart(
 ) -> None:
     """Run five protocols on digits, which ship with scikit-learn; write their reports and a page to compare them."""
     from fdaudit.evaluation import attack_pool
+    from fdaudit.quickstart.place import refuse_occupied
 
+    refuse_occupied(out, resume)
     if executor == "local":
         attack_pool.stand_by()  # they load their libraries while this process loads its own
     from fdaudit.quickstart import suite
@@ -332,15 +334,16 @@ def attack(
         if name is not None or loaded.result.unfinished is None:
             raise
         cells = loaded.result.cells
-    if not as_json:
-        about = loaded.result.run
+    result = None if as_json else loaded.result
+    if result is not None:
+        about = result.run
         say(f"profile {profile_words(about.profile, about.origin)}")
-    if as_json:
+    if result is None:
         show(json.dumps([c.plain() for c in cells]))
     elif name is None:
-        show(*outcome(loaded.result, verbose=verbose))
+        show(*outcome(result, verbose=verbose))
     else:
-        show(*verdicts(loaded.result, {c.id for c in cells}))
+        show(*verdicts(result, {c.id for c in cells}))
     if interrupted is not None:
         raise interrupted
     if any(c.status == "failed" for c in cells):

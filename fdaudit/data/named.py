@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gzip
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -78,12 +80,17 @@ _UNREADABLE = (RuntimeError, ValueError, AssertionError, TypeError, KeyError, In
 
 def read_digits() -> RawData:
     """Return the 1,797 8x8 digits that ship with scikit-learn; there is no official test split."""
-    from sklearn.datasets import load_digits
-
-    bunch = load_digits()
+    package = find_spec("sklearn")  # only found: importing it takes seconds
+    if package is None or package.origin is None:
+        raise DataError(
+            "dataset.name", "digits", "comes with scikit-learn, which is absent", "Install scikit-learn."
+        )
+    with gzip.open(Path(package.origin).parent / "datasets" / "data" / "digits.csv.gz", "rt") as table:
+        rows = np.loadtxt(table, delimiter=",")
+    images = rows[:, :-1].reshape(-1, 1, 8, 8)
     return RawData(
-        x=torch.from_numpy((bunch.images / 16.0).astype(np.float32)).unsqueeze(1),
-        y=torch.from_numpy(bunch.target.astype(np.int64)),
+        x=torch.from_numpy((images / 16.0).astype(np.float32)),
+        y=torch.from_numpy(rows[:, -1].astype(np.int64)),
         classes=10,
         provenance="Optical Recognition of Handwritten Digits (Alpaydin and Kaynak 1998, UCI), the part "
         "shipped with scikit-learn, CC BY 4.0.",

@@ -19,8 +19,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
+import scipy  # its packages are loaded at first use
 import torch
-from scipy.stats import binom
 from torch import Tensor
 
 from fdaudit.data import class_counts
@@ -293,7 +293,7 @@ def _reached(values: NDArray[np.float64]) -> float:
 
 def _bound(values: NDArray[np.float64]) -> float:
     """Return the lower end of the median's interval by the sign test: an order statistic of the values (n,), n >= 5."""
-    place = int(binom.ppf(1 - _CONFIDENCE, len(values), 0.5)) - 1
+    place = int(scipy.stats.binom.ppf(1 - _CONFIDENCE, len(values), 0.5)) - 1
     return float(np.sort(values)[place])
 
 

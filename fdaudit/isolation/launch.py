@@ -95,12 +95,11 @@ def new_program(launch: Launch) -> tuple[Process, BinaryIO, BinaryIO]:
 def _load_libraries() -> None:
     """Load the libraries that both attacks and the auditor need."""
     import scipy.stats
-    import torch._dynamo  # which PyTorch loads when an optimiser is first made
 
     from fdaudit.adversary import view
     from fdaudit.isolation import schema
 
-    del scipy, torch, view, schema
+    del scipy, view, schema
 
 
 def fork(launch: Launch) -> tuple[Process, BinaryIO, BinaryIO]:

@@ -8,8 +8,8 @@ Guarantees:
 from __future__ import annotations
 
 import numpy as np
+import scipy  # its packages are loaded at first use
 from numpy.typing import ArrayLike
-from scipy import optimize, stats
 
 from fdaudit.metrics._arrays import Floats, Integers
 from fdaudit.metrics.ranking import checked, checked_pairs
@@ -40,10 +40,10 @@ def auc_p_value(scores: ArrayLike, member: ArrayLike, *, pair: ArrayLike | None 
     if pair is None:
         if len(np.unique(values)) == 1:
             return 1.0
-        test = stats.mannwhitneyu(values[truth], values[~truth], alternative="greater")
+        test = scipy.stats.mannwhitneyu(values[truth], values[~truth], alternative="greater")
         return float(test.pvalue)
     unit = checked_pairs(pair, truth)
-    doubled = np.round(2 * stats.rankdata(values)).astype(np.int64)  # mean ranks are whole or half
+    doubled = np.round(2 * scipy.stats.rankdata(values)).astype(np.int64)  # mean ranks are whole or half
     ahead = np.zeros(int(unit.max()) + 1, dtype=np.int64)
     np.add.at(ahead, unit, np.where(truth, doubled, -doubled))
     steps = np.abs(ahead[ahead != 0])
@@ -73,7 +73,7 @@ def _chernoff(steps: Integers, reached: int) -> float:
         x = rate * scaled
         return float((x + np.log1p(np.exp(-2 * x)) - np.log(2)).sum() - rate * goal)
 
-    least = optimize.minimize_scalar(log_bound, bounds=(0.0, 60.0), method="bounded")
+    least = scipy.optimize.minimize_scalar(log_bound, bounds=(0.0, 60.0), method="bounded")
     return float(min(1.0, np.exp(min(0.0, float(least.fun)))))
 
 
@@ -88,4 +88,4 @@ def tpr_p_value(found: int, members: int, wrong: int, others: int) -> float:
         wrong: non-members detected.
         others: all non-members.
     """
-    return float(stats.hypergeom.cdf(wrong, members + others, others, found + wrong))
+    return float(scipy.stats.hypergeom.cdf(wrong, members + others, others, found + wrong))

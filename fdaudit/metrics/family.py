@@ -20,8 +20,8 @@ from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
+import scipy  # its packages are loaded at first use
 from numpy.typing import NDArray
-from scipy import stats
 
 from fdaudit.metrics._arrays import Floats, Integers
 from fdaudit.metrics.membership import FPRS, fpr_name
@@ -222,7 +222,7 @@ def _columns(cell: str, scores: Mapping[str, Pairs], start: Mapping[str, int]) -
     for target, coins, pairs in groups:
         n = len(coins)
         values = np.concatenate(pairs)
-        doubled = np.round(2 * stats.rankdata(values)).astype(np.int64)
+        doubled = np.round(2 * scipy.stats.rankdata(values)).astype(np.int64)
         yield _Auc(tested=FigureKey(cell, target, "auc"), coins=coins, ahead=doubled[:n] - doubled[n:])
         for fpr in FPRS:
             allowed = int(np.floor(fpr * n + 1e-9))
@@ -254,8 +254,8 @@ def _rate(tested: FigureKey, coins: Integers, values: Floats, allowed: int) -> _
 def _quantiles(n: int, allowed: int, kept: int) -> Floats:
     """Return `tpr_p_value` (kept + 1, allowed + 1) by detected members and non-members, as normal quantiles."""
     detected, wrong = np.meshgrid(np.arange(kept + 1), np.arange(allowed + 1), indexing="ij")
-    p = stats.hypergeom.cdf(wrong, 2 * n, n, np.minimum(detected + wrong, 2 * n))
-    return np.asarray(stats.norm.isf(np.clip(p, _LEAST, 1 - 1e-12)))
+    p = scipy.stats.hypergeom.cdf(wrong, 2 * n, n, np.minimum(detected + wrong, 2 * n))
+    return np.asarray(scipy.stats.norm.isf(np.clip(p, _LEAST, 1 - 1e-12)))
 
 
 def _critical(largest: Floats, level: float) -> float:

@@ -19,16 +19,13 @@ from fdaudit import api
 from fdaudit.audit.backend import HERE, Elsewhere
 from fdaudit.audit.pipeline import attacked, federated
 from fdaudit.audit.run import Run
-from fdaudit.errors import RunError
 from fdaudit.progress import Tick
+from fdaudit.quickstart.place import PROTOCOLS, refuse_occupied
 from fdaudit.spec.schema import Spec, load_spec
 from fdaudit.storage.locks import make_private, together, writing
 from fdaudit.storage.tree import refuse_links
 
-__all__ = ["PROTOCOLS", "quickstart", "specs"]
-
-PROTOCOLS = ("fedavg", "fedkd", "selective-fd", "fediod", "dafkd")
-"""The runs in their order; the first one trains the reference lines for all."""
+__all__ = ["quickstart", "specs"]
 
 _SPECS = Path(__file__).parent
 
@@ -66,7 +63,7 @@ def quickstart(
     """
     suite = specs()
     first = out / next(iter(suite))
-    _refuse_occupied(out, first, resume)
+    refuse_occupied(out, resume, first.name)
     refuse_links(out, suite)
     make_private(out)
     with together(), writing(out), _Beside(elsewhere is not HERE, reported) as beside:
@@ -145,16 +142,3 @@ class _Beside:
 def _step(tick: Tick, run: str) -> Tick:
     """Return the progress callback of one run, which adds the run's number and name."""
     return lambda what, done, total: tick(f"{run}: {what}", done, total)
-
-
-def _refuse_occupied(out: Path, first: Path, resume: bool) -> None:
-    if not out.is_dir():
-        if out.exists() or out.is_symlink():
-            raise RunError("out", str(out), "is not a directory", "Choose another directory.")
-        return
-    if not any(out.iterdir()):
-        return
-    if not resume:
-        raise RunError("out", str(out), "exists already", "Choose another directory, or add --resume.")
-    if not first.is_dir():
-        raise RunError("out", str(out), "holds no quickstart", "Choose another directory.")

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import yaml
-from pydantic import BaseModel
 from pydantic_core import to_jsonable_python
 
 from fdaudit.config import Config
@@ -33,7 +32,7 @@ def draft(protocol: str, settings: type[Config]) -> str:
     lines += _field(Spec, "fdaudit", Spec().fdaudit)
     for name in _SHOWN:
         lines += ["", *_field(Spec, name, getattr(Spec(), name))]
-    lines += ["", *_comment(Spec.model_fields["protocol"].description or ""), "protocol:"]
+    lines += ["", *_comment(Spec.field_docs().get("protocol", "")), "protocol:"]
     lines += [f"  {line}" for line in _yaml("name", protocol)]
     lines += ["  params:" if settings.model_fields else "  params: {}"]
     for name, field in settings.model_fields.items():
@@ -46,9 +45,9 @@ def draft(protocol: str, settings: type[Config]) -> str:
     return "\n".join([*lines, ""])
 
 
-def _field(config: type[BaseModel], name: str, value: Any, before: str = "") -> Iterator[str]:
+def _field(config: type[Config], name: str, value: Any, before: str = "") -> Iterator[str]:
     """Yield a field's meaning as a comment, then the field itself, each line of it after a text."""
-    yield from _comment(config.model_fields[name].description or "")
+    yield from _comment(config.field_docs().get(name, ""))
     yield from (before + line for line in _yaml(name, value))
 
 

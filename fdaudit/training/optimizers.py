@@ -1,7 +1,13 @@
-"""Fused Adam, saved and restored optimiser state, and learning-rate schedules."""
+"""PyTorch's optimisers without its compiler, saved and restored optimiser state, and learning-rate schedules.
+
+Guarantee:
+  * making an optimiser and stepping it does not import `torch._dynamo`. PyTorch's own classes import it at first use,
+    which takes a process longer than `import torch`.
+"""
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Iterable, Mapping
 from typing import Any, Literal
@@ -14,10 +20,12 @@ __all__ = [
     "OptimizerName",
     "adam",
     "annealed",
+    "lbfgs",
     "moments_of",
     "optimizer_in",
     "rate_in",
     "restore_moments",
+    "sgd",
 ]
 
 OptimizerName = Literal["sgd", "adam", "adamw"]
@@ -27,6 +35,36 @@ BETAS = (0.9, 0.999)
 """PyTorch's default decay rates of Adam's moments."""
 
 
+class _Uncompiled(torch.optim.Optimizer):
+    """An optimiser whose methods have none of the decorators that tell the compiler to leave them out."""
+
+    add_param_group = inspect.unwrap(torch.optim.Optimizer.add_param_group)
+    zero_grad = inspect.unwrap(torch.optim.Optimizer.zero_grad)
+
+
+class _SGD(_Uncompiled, torch.optim.SGD):
+    step = torch.no_grad()(inspect.unwrap(torch.optim.SGD.step))
+
+
+class _Adam(_Uncompiled, torch.optim.Adam):
+    step = torch.no_grad()(inspect.unwrap(torch.optim.Adam.step))
+
+
+class _AdamW(_Uncompiled, torch.optim.AdamW):
+    step = torch.no_grad()(inspect.unwrap(torch.optim.AdamW.step))
+
+
+class _LBFGS(_Uncompiled, torch.optim.LBFGS):
+    pass
+
+
+def sgd(
+    parameters: Iterable[Tensor], lr: float, *, momentum: float = 0.0, weight_decay: float = 0.0
+) -> torch.optim.SGD:
+    """Return gradient descent; arguments as for `adam`."""
+    return _SGD(parameters, lr=lr, momentum=momentum, weight_decay=weight_decay)
+
+
 def adam(
     parameters: Iterable[Tensor],
     lr: float,
@@ -34,8 +72,9 @@ def adam(
     betas: tuple[float, float] = BETAS,
     weight_decay: float = 0.0,
     decoupled: bool = False,
+    fused: bool = True,
 ) -> torch.optim.Adam:
-    """Return Adam (Kingma & Ba 2015), fused into one operation for all parameters on a CPU, which is faster there.
+    """Return Adam (Kingma & Ba 2015).
 
     Args:
         parameters: all on one device.
@@ -43,10 +82,11 @@ def adam(
         betas: decay rates of the moments.
         weight_decay: of the parameters.
         decoupled: decouple weight decay from the gradient (AdamW, Loshchilov & Hutter 2019).
+        fused: on a CPU, make a step one operation for all parameters, which is faster there.
     """
     tensors = list(parameters)
-    fused = bool(tensors) and tensors[0].device.type == "cpu"
-    kind = torch.optim.AdamW if decoupled else torch.optim.Adam
+    fused = fused and bool(tensors) and tensors[0].device.type == "cpu"
+    kind = _AdamW if decoupled else _Adam
     optimizer = kind(tensors, lr=lr, betas=betas, weight_decay=weight_decay, fused=fused or None)
     if fused:
         optimizer.register_step_pre_hook(_laid_as_parameters)
@@ -60,6 +100,11 @@ def _laid_as_parameters(optimizer: torch.optim.Optimizer, *_: object) -> None:
             gradient = parameter.grad
             if gradient is not None and gradient.stride() != parameter.stride():
                 parameter.grad = torch.empty_like(parameter).copy_(gradient)
+
+
+def lbfgs(parameters: Iterable[Tensor], max_iter: int) -> torch.optim.LBFGS:
+    """Return L-BFGS with a line search by the strong Wolfe conditions; a step has at most `max_iter` iterations."""
+    return _LBFGS(parameters, max_iter=max_iter, line_search_fn="strong_wolfe")
 
 
 def annealed(lr: float, final: float | None, step: int, steps: int) -> float:

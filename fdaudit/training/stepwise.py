@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from fdaudit.config import Config
 from fdaudit.errors import TrainingDivergedError
 from fdaudit.models.network import trainable_parameters
-from fdaudit.training.optimizers import adam, moments_of, restore_moments
+from fdaudit.training.optimizers import adam, moments_of, restore_moments, sgd
 
 if TYPE_CHECKING:
     from fdaudit.training.trainer import Parameters
@@ -41,7 +41,7 @@ class Optimizer(Config):
         """Return the optimiser over `parameters`."""
         if self.name == "adam":
             return adam(parameters, self.lr, betas=self.betas, weight_decay=self.weight_decay)
-        return torch.optim.SGD(parameters, lr=self.lr, momentum=self.momentum, weight_decay=self.weight_decay)
+        return sgd(parameters, self.lr, momentum=self.momentum, weight_decay=self.weight_decay)
 
 
 class Learner:

@@ -35,7 +35,7 @@ from fdaudit.rng import SecretStream
 from fdaudit.training.execution import Execution
 from fdaudit.training.jobs import Fit, Fitted, Job, Parameters, draw_batches, finite, parameters_of
 from fdaudit.training.objectives import ClientStep, loss_function
-from fdaudit.training.optimizers import adam, annealed, moments_of, restore_moments
+from fdaudit.training.optimizers import adam, annealed, moments_of, restore_moments, sgd
 from fdaudit.training.private_step import Guard, Step, per_sample_gradients
 from fdaudit.training.replicas import Buildable, Copy, Traits, rehearsed
 
@@ -379,7 +379,7 @@ def _optimizer(tensors: list[Tensor], fit: Fit) -> torch.optim.Optimizer:
     if fit.optimizer != "sgd":
         decoupled = fit.optimizer == "adamw"
         return adam(tensors, fit.lr, betas=fit.betas, weight_decay=fit.weight_decay, decoupled=decoupled)
-    return torch.optim.SGD(tensors, lr=fit.lr, momentum=fit.momentum, weight_decay=fit.weight_decay)
+    return sgd(tensors, fit.lr, momentum=fit.momentum, weight_decay=fit.weight_decay)
 
 
 def _set_rate(optimizer: torch.optim.Optimizer, fit: Fit, step: int, steps: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -147,6 +148,35 @@ def test_charts_take_any_name_and_any_range() -> None:
         assert "<script" not in svg
         assert svg.startswith("<svg")
         assert svg.endswith("</svg>")
+
+
+def test_a_forest_chart_puts_marks_intervals_and_ticks_on_one_scale() -> None:
+    rows = [
+        ForestRow(name="a", value=0.5, low=0.4, high=0.7, role="victim"),
+        ForestRow(name="b", value=0.75, low=None, high=None, role="victim"),
+        ForestRow(name="c", value=1.0, low=None, high=None, role="victim"),
+    ]
+    svg = forest_chart(rows, 0.5, "AUC", "f", "t")
+    first, second, third = (float(x) for x in re.findall(r'<circle cx="([\d.]+)"', svg))
+    assert second - first == pytest.approx(third - second, abs=0.02)
+
+    def place(value: float) -> float:
+        return first + (value - 0.5) * (third - first) / 0.5
+
+    ticks = re.findall(r'<text x="([\d.]+)"[^>]*middle[^>]*>([\d.]+)</text>', svg)
+    assert [text for _, text in ticks] == ["0.4", "0.6", "0.8", "1.0"]
+    for x, text in ticks:
+        assert float(x) == pytest.approx(place(float(text)), abs=0.02)
+    ((dashed, _),) = re.findall(r'd="M ([\d.]+) [\d.]+ L ([\d.]+)[^>]*dasharray', svg)
+    assert float(dashed) == pytest.approx(first, abs=0.02)
+    ((low, high),) = re.findall(r'd="M ([\d.]+) [\d.]+ L ([\d.]+)[^>]*stroke-width="1.6"', svg)
+    assert (float(low), float(high)) == pytest.approx((place(0.4), place(0.7)), abs=0.02)
+
+
+@pytest.mark.parametrize("value", [-3.5, 0.0, 1e-9, 7.0, 2e16])
+def test_a_forest_chart_takes_values_that_are_all_alike(value: float) -> None:
+    rows = [ForestRow(name="a", value=value, low=value, high=value, role="mean")]
+    assert "nan" not in forest_chart(rows, None, "x", "f", "t")
 
 
 @pytest.mark.parametrize(

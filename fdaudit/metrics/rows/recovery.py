@@ -18,8 +18,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import scipy  # its packages are loaded at first use
 from numpy.typing import NDArray
-from scipy.optimize import linear_sum_assignment
 
 from fdaudit.metrics._arrays import Floats, Integers
 from fdaudit.metrics.intervals import mean_figure
@@ -110,7 +110,7 @@ def matched_rows(guess: Floats, truth: Floats, columns: Sequence[Column]) -> Mat
         apart = np.abs(guess[:, k, None] - truth[None, :, k])
         apart = np.minimum(apart / column.scale, 1.0) if column.is_number else (apart > 0).astype(float)
         likeness -= 1e-3 / len(columns) * apart
-    rows, places = linear_sum_assignment(likeness, maximize=True)
+    rows, places = scipy.optimize.linear_sum_assignment(likeness, maximize=True)
     of = np.full(len(truth), -1, dtype=np.int64)
     of[places] = rows
     right = np.zeros(truth.shape, dtype=bool)
@@ -306,5 +306,5 @@ def _largest(share: Floats) -> float:
     """Return the mean over true rows of the share of cells (m, n) that a one-to-one matching recovers at most."""
     if not len(share):
         return 0.0
-    rows, places = linear_sum_assignment(share, maximize=True)
+    rows, places = scipy.optimize.linear_sum_assignment(share, maximize=True)
     return float(share[rows, places].sum() / share.shape[1])
