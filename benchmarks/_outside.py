@@ -14,7 +14,7 @@ __all__ = ["NAMES", "SIDE", "UNet"]
 SIDE = 32
 NAMES = (
     "resnet18", "resnet50_block", "mobilenet", "efficientnet", "densenet121", "vit", "vit_timm", "convnext",
-    "convnext_timm", "squeezenet", "vgg", "UNet",
+    "convnext_timm", "squeezenet", "vgg", "UNet", "regnet", "shufflenet", "googlenet", "mixer_timm",
 )  # fmt: skip
 """Functions and classes of this module, as `import:_outside:NAME` names them."""
 
@@ -74,6 +74,30 @@ def squeezenet(num_classes: int) -> nn.Module:
 def vgg(num_classes: int) -> nn.Module:
     """Return torchvision's VGG-11 with BatchNorm; its three linear layers hold 120 million of its parameters."""
     return vision.vgg11_bn(num_classes=num_classes)
+
+
+def regnet(num_classes: int) -> nn.Module:
+    """Return torchvision's RegNetY-400MF."""
+    return vision.regnet_y_400mf(num_classes=num_classes)
+
+
+def shufflenet(num_classes: int) -> nn.Module:
+    """Return torchvision's ShuffleNetV2 at half its width."""
+    return vision.shufflenet_v2_x0_5(num_classes=num_classes)
+
+
+def googlenet(num_classes: int) -> nn.Module:
+    """Return torchvision's GoogLeNet, whose answers in training are a named tuple with two auxiliary heads."""
+    return vision.googlenet(num_classes=num_classes, init_weights=False)
+
+
+def mixer_timm(num_classes: int) -> nn.Module:
+    """Return timm's MLP-Mixer, at the size of Mixer-S, with patches of 4 pixels."""
+    from timm.models.mlp_mixer import MlpMixer
+
+    mixer = MlpMixer(num_classes, SIDE, patch_size=4, num_blocks=8, embed_dim=512)
+    assert isinstance(mixer, nn.Module)
+    return mixer
 
 
 def _timm(name: str, classes: int, **settings: Any) -> nn.Module:

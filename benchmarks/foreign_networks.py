@@ -77,7 +77,8 @@ def recorded(name: str, folder: Path, images: np.ndarray, labels: np.ndarray) ->
         model.load_state_dict(shared)
         model.train()
         optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
-        F.cross_entropy(model(x[rows[:BATCH]]), y[rows[:BATCH]]).backward()
+        answers = model(x[rows[:BATCH]])
+        F.cross_entropy(getattr(answers, "logits", answers), y[rows[:BATCH]]).backward()
         optimizer.step()
         optimizer.zero_grad()
         update = {key: tensor - shared[key] for key, tensor in model.state_dict().items()}
@@ -125,11 +126,11 @@ def told(cell: Cell) -> str:
     return f"{cell.status}: {cell.reason or [f.name for f in cell.figures]}"
 
 
-def attacked(run: fdaudit.Run, iterations: int) -> dict[str, str]:
-    """Return what each attack of the server found."""
+def attacked(run: fdaudit.Run, inversion: dict[str, Any]) -> dict[str, str]:
+    """Return what each attack of the server found; `inversion` holds settings of Inverting Gradients."""
     found = {}
     for name in FIGURES:
-        params: dict[str, Any] = {"iterations": iterations} if name == "inverting-gradients" else {}
+        params = inversion if name == "inverting-gradients" else {}
         found[name] = told(fdaudit.attack(name, run, **params))
     return found
 
@@ -141,10 +142,12 @@ def main() -> None:
     )
     parser.add_argument("--networks", nargs="+", default=list(NAMES), choices=NAMES)
     parser.add_argument("--iterations", type=int, default=100, help="of Inverting Gradients (default: 100)")
+    parser.add_argument("--untuned", action="store_true", help="let Inverting Gradients choose no settings")
     parser.add_argument("--out", type=Path, help="a CSV file to which lines are added")
     asked = parser.parse_args()
     sys.path.insert(0, str(Path(__file__).parent))
     images, labels = data(500)
+    inversion = {"iterations": asked.iterations, "tune": not asked.untuned}
     failed = 0
     fdaudit.trust_code()
     for name in asked.networks:
@@ -155,7 +158,7 @@ def main() -> None:
             begun = time.monotonic()
             with tempfile.TemporaryDirectory() as folder:
                 try:
-                    found = attacked(audit(name, Path(folder), images, labels), asked.iterations)
+                    found = attacked(audit(name, Path(folder), images, labels), inversion)
                 except FdauditError as error:
                     found = dict.fromkeys(FIGURES, f"refused: {error}")
             failed += any(text.startswith("failed") for text in found.values())

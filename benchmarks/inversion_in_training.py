@@ -4,13 +4,17 @@ Three sides attack the same uploads of single images with known labels and the s
 Gradients with the batch statistics that an update of a whole model carries, the same without them, and breaching's
 `invertinggradients` (`benchmarks/requirements.txt`), which has no use for statistics of one step. Breaching gets no
 buffers, so its network is in training as well. An update by Adam reaches it as the gradient that it would be of SGD.
+A fourth side, `alone`, is L-BFGS on the statistics alone from the mean auxiliary image, or from the image that was sent
+with noise. `--distances` shows how far gradients near that image are from the one sent.
 
 PyTorch refuses to train torchvision's ResNet-18 on one image of 32x32: its last BatchNorm then sees one value in a
-channel. `--side 33` repeats the last row and column, which is the smallest image that it trains on.
+channel. `--side 33` repeats the last row and column, which is the smallest image that it trains on. `resnet18-cifar` is
+that network with a first layer of 3x3 and stride 1, and without its first pooling.
 
     python benchmarks/inversion_in_training.py --data DIR/cifar10_jpeg.npz --network strided --iterations 1000
     python benchmarks/inversion_in_training.py --data DIR/cifar10_jpeg.npz --network resnet18 --side 33
     python benchmarks/inversion_in_training.py --data DIR/cifar10_jpeg.npz --network strided --optimizer adam
+    python benchmarks/inversion_in_training.py --data DIR/cifar10_jpeg.npz --network resnet18-cifar --distances
 """
 
 from __future__ import annotations
@@ -40,6 +44,9 @@ RATES = {"sgd": 0.1, "adam": 1e-3}
 """The clients' learning rates."""
 
 
+NETWORKS = ("strided", "resnet8", "resnet18", "resnet18-cifar")
+
+
 def strided(side: int) -> nn.Module:
     """Return three strided 5x5 convolutions with BatchNorm and sigmoid, and a linear layer."""
     layers: list[nn.Module] = []
@@ -59,7 +66,11 @@ def network(name: str, side: int) -> nn.Module:
         spec = ModelSpec(name="resnet8", params={"norm": "batch"})
         built = architecture(spec, input_shape=(3, side, side), classes=10)
         return built.build(torch.Generator().manual_seed(0)).train()
-    return seeded(0, lambda: resnet18(num_classes=10)).train()
+    module = seeded(0, lambda: resnet18(num_classes=10))
+    if name == "resnet18-cifar":
+        module.conv1 = seeded(1, lambda: nn.Conv2d(3, 64, 3, padding=1, bias=False))
+        module.maxpool = nn.Identity()
+    return module.train()
 
 
 def state_of(module: nn.Module) -> dict[str, Tensor]:
@@ -120,6 +131,67 @@ class Case:
             guesses.append(found.images[0])
         return torch.stack(guesses)
 
+    def alone(self) -> Tensor:
+        """Return the images that L-BFGS on the statistics of the first layers finds."""
+        guesses = []
+        for k, x in enumerate(self.x):
+            shown = read_statistics(self.module, self.start, self.changes[k])
+            layers = list(shown.items())[: self.args.layers]
+            distance = BatchStatistics(self.module, self.start, dict(layers))
+            begin = self.mean
+            if self.args.noise is not None:
+                begin = x + self.args.noise * torch.randn(x.shape, generator=torch.Generator().manual_seed(1))
+            image = begin[None].clone().requires_grad_()
+            search = torch.optim.LBFGS(
+                [image],
+                max_iter=self.args.iterations,
+                max_eval=self.args.iterations,
+                history_size=50,
+                tolerance_grad=0,
+                tolerance_change=0,
+                line_search_fn="strong_wolfe",
+            )
+
+            def closure(
+                image: Tensor = image,
+                search: torch.optim.Optimizer = search,
+                distance: BatchStatistics = distance,
+            ) -> Tensor:
+                search.zero_grad()
+                outside = image - image.detach().clamp(0, 1)
+                value = distance(image).sum() + outside.square().mean()
+                value.backward()  # type: ignore[no-untyped-call]
+                return value
+
+            search.step(closure)  # type: ignore[arg-type]
+            guesses.append(image.detach()[0])
+        return torch.stack(guesses)
+
+    def distances(self) -> None:
+        """Print the PSNR of images near the first one, and the cosine distances of their gradients, by block."""
+        names = [name for name, _ in self.module.named_parameters()]
+        blocks: dict[str, list[int]] = {}
+        for i, name in enumerate(names):
+            blocks.setdefault(".".join(name.split(".")[:2]), []).append(i)
+        x, noise = self.x[0], torch.randn(self.x[0].shape, generator=torch.Generator().manual_seed(1))
+        near = {f"noise of {s}": x + s * noise for s in (0.0, 0.001, 0.01, 0.03, 0.1)}
+        near |= {f"{s:.0%} of the way to the mean": x + s * (self.mean - x) for s in (0.1, 0.2, 0.5, 1.0)}
+        near["another image"] = self.x[-1]
+        sent = self._gradient(x)
+        print("image,psnr," + ",".join(blocks))
+        for name, image in near.items():
+            gradient, row = self._gradient(image), []
+            for block in blocks.values():
+                a, b = (torch.cat([g[i].flatten() for i in block]) for g in (gradient, sent))
+                row.append(f"{1 - F.cosine_similarity(a, b, dim=0):.3f}")
+            psnr = -10 * (image - x).square().mean().log10()
+            print(f"{name},{psnr:.1f}," + ",".join(row), flush=True)
+
+    def _gradient(self, x: Tensor) -> tuple[Tensor, ...]:
+        """Return the gradient of an image with the first one's label."""
+        self.module.load_state_dict(self.start, strict=False)
+        return torch.autograd.grad(F.cross_entropy(self.module(x), self.y[0]), list(self.module.parameters()))
+
     def _simulator(self) -> Simulator:
         if self.args.optimizer == "sgd":
             return GradientMap(self.module, self.start)
@@ -167,22 +239,33 @@ def main() -> None:
     parser.add_argument(
         "--data", type=Path, required=True, help="cifar10_jpeg.npz, in the layout of MedMNIST"
     )
-    parser.add_argument("--network", choices=("strided", "resnet8", "resnet18"), default="strided")
+    parser.add_argument("--network", choices=NETWORKS, default="strided")
     parser.add_argument("--side", type=int, default=32, help="pixels; more than 32 repeat the last ones")
     parser.add_argument("--optimizer", choices=tuple(RATES), default="sgd")
     parser.add_argument("--images", type=int, default=8)
     parser.add_argument("--iterations", type=int, default=200)
     parser.add_argument("--tv", type=float, default=1e-3, help="fdaudit's weight of total variation")
     parser.add_argument("--lr", type=float, default=0.1, help="fdaudit's step")
+    parser.add_argument(
+        "--layers", type=int, help="BatchNorms that `alone` matches, from the first; default: all"
+    )
+    parser.add_argument("--noise", type=float, help="start `alone` from the sent image with this noise")
+    parser.add_argument(
+        "--distances", action="store_true", help="show distances of gradients, and attack nothing"
+    )
     parser.add_argument("--sides", nargs="+", default=["statistics", "none", "breaching"])
     args = parser.parse_args()
     torch.set_num_threads(1)
     malloc.keep()  # as every run does
     case = Case(args)
+    if args.distances:
+        case.distances()
+        return
     sides: dict[str, Callable[[], Tensor]] = {
         "statistics": lambda: case.ours(True),
         "none": lambda: case.ours(False),
         "breaching": case.theirs,
+        "alone": case.alone,
     }
     print("network,side,optimizer,attack,iterations,images,psnr_median,psnr_min,psnr_max,psnr_prior,seconds")
     for name in args.sides:

@@ -32,8 +32,12 @@ NETWORKS = (
     ("cnn-5-5", {}, (1, 28, 28)),
     ("lenet-dlg", {}, (3, 32, 32)),
     ("mlp", {"widths": [128]}, (1, 8, 8)),
+    ("resnet8", {"norm": "batch"}, (3, 32, 32)),
+    ("resnet8", {"norm": "group"}, (3, 32, 32)),
 )
-"""Name, parameters and image shape: the quickstart's network, and others that specs of the examples name."""
+"""Name, parameters and image shape: the quickstart's network, others that specs of the examples name, and residual ones
+with BatchNorm, in training, and GroupNorm.
+"""
 PROBLEMS, TIMED = (2, 4, 16), 0.15
 """`TIMED` is the least seconds of one timing."""
 
@@ -46,7 +50,7 @@ class Case:
     ) -> None:
         g = torch.Generator().manual_seed(0)
         built = architecture(ModelSpec(name=name, params=params), input_shape=shape, classes=10)
-        self.module = built.build(g).eval()
+        self.module = built.build(g).train()
         self.parameters = dict(self.module.named_parameters())
         self.x, self.y = torch.rand(R, B, *shape, generator=g), torch.randint(10, (R, B), generator=g)
         sent = GradientMap(self.module, self.parameters, "loop")
@@ -76,13 +80,18 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=7)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--images", type=int, nargs="*", default=[1, 8])
+    parser.add_argument("--problems", type=int, nargs="*", default=PROBLEMS)
+    parser.add_argument("--networks", nargs="*", default=sorted({name for name, _, _ in NETWORKS}))
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     malloc.keep()  # as every run does
     rows = []
     for name, params, shape in NETWORKS:
+        if name not in options.networks:
+            continue
+        label = " ".join([name, *map(str, params.values())]) if "norm" in params else name
         for B in options.images:
-            for R in PROBLEMS:
+            for R in options.problems:
                 case = Case(name, params, shape, R, B)
                 folded, loop, vmapped = (case.side(s) for s in ("folded", "loop", "vmap"))
                 for side in (loop, vmapped):
@@ -92,7 +101,7 @@ def main() -> None:
                 sides = (partial(side, iterations) for side in (plain, folded))
                 found = compare(*sides, pairs=options.pairs, warm_up=1)
                 rows.append(
-                    found.row(f"{name} {shape}, {R} x {B}: {'loop' if plain is loop else 'vmap'} / folded")
+                    found.row(f"{label} {shape}, {R} x {B}: {'loop' if plain is loop else 'vmap'} / folded")
                 )
     print(f"{options.threads} thread(s)")
     print(table(HEADS, rows))

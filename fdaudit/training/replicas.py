@@ -188,6 +188,7 @@ class _Trials:
         try:
             gradient = _gradient(module, self._x)
         except Exception as error:  # of foreign code
+            self._refuse_several_answers()
             problem = f"cannot be trained on {_TRIED} records ({_failure_of(module, self._x)})"
             raise self._refusal(problem + plugin_line(error), "Correct its `forward`.") from error
         random = generator_states() != states
@@ -257,6 +258,18 @@ class _Trials:
         except Exception:  # of foreign code, or of an operation that `vmap` lacks
             return False
         return all(_close({n: t[k] for n, t in found.items()}, gradient) for k in range(2))
+
+    def _refuse_several_answers(self) -> None:
+        """Refuse a network that returns no tensor in training, such as one with auxiliary heads."""
+        try:
+            with torch.no_grad():
+                answers = self._built()(self._x)
+        except Exception:  # of foreign code; the caller reports it
+            return
+        if not isinstance(answers, Tensor):
+            problem = f"returns a {type(answers).__name__} in training, not a tensor of logits"
+            remedy = "Make its `forward` return the logits alone, without auxiliary answers."
+            raise self._refusal(problem, remedy)
 
     def _refuse_probabilities(self) -> None:
         """Refuse a network whose answers are probabilities: the softmax of a softmax is another model."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -23,7 +24,7 @@ SHAPE, CLASSES = (1, 8, 8), 4
 class Applied(nn.Module):
     """Layers with a pass of its own."""
 
-    def __init__(self, forward: Callable[[nn.ModuleDict, Tensor], Tensor], **layers: nn.Module) -> None:
+    def __init__(self, forward: Callable[[nn.ModuleDict, Tensor], Any], **layers: nn.Module) -> None:
         super().__init__()
         self.layers, self._forward = nn.ModuleDict(layers), forward
 
@@ -202,6 +203,13 @@ def test_every_network_is_trained_the_same_under_both_strategies(name: str, stra
     assert set(gradient.parameters) == set(trainer.trainable)
 
 
+class Heads(NamedTuple):
+    """Answers of a network with an auxiliary head, as torchvision's GoogLeNet gives them in training."""
+
+    logits: Tensor
+    auxiliary: Tensor
+
+
 def failing(m: nn.ModuleDict, x: Tensor) -> Tensor:
     return m["out"](m["a"](x.flatten(1)).reshape(3, -1))
 
@@ -224,6 +232,10 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
         "does not require grad",
     ),
     "of other batches": (lambda: Applied(failing, **dense()), "cannot be trained on 4 records"),
+    "auxiliary heads": (
+        lambda: Applied(lambda m, x: Heads(plain(m, x), x), **dense()),
+        "returns a Heads in training, not a tensor of logits",
+    ),
 }
 
 
