@@ -62,7 +62,7 @@ def refuted_rates(case: Case, transcript: Path, messages: Sequence[Message], use
 
 def doubts(case: Case, transcript: Path, messages: Sequence[Message], uses: Uses | None) -> list[str]:
     """Return what in the models on record the brought records do not explain, one sentence each."""
-    found = []
+    found = list[str]()
     if not case.system.card.defenses and not case.system.card.attested:
         found += _mistaken_kinds(case, transcript, messages)
         other = []
