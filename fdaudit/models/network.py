@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from fnmatch import fnmatchcase
-from typing import TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.overrides import TorchFunctionMode
 
 from fdaudit.parallel.randomness import seeded_randomness
 
@@ -95,12 +97,27 @@ def seeded(seed: int, make: Callable[[], M]) -> M:
         return make()
 
 
+class _Twice(TorchFunctionMode):
+    """Computes `hardsigmoid` (Howard et al. 2019), for which PyTorch has no second derivative, from what has one."""
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        if func is F.hardsigmoid:
+            return F.relu6(args[0] + 3) / 6
+        return func(*args, **(kwargs or {}))
+
+
 def call_with(module: nn.Module, tensors: Mapping[str, Tensor], x: Tensor) -> Tensor:
     """Return a module's output for x with these parameters and buffers in place of its own; differentiable twice.
 
     This is `torch.func.functional_call` for any network. A weight that two layers share, and a layer with two names,
     count under their first name. PyTorch's own handling of ties puts a layer with two names back together wrongly.
-    Its fast attention cannot be differentiated twice, so another one is chosen.
+    Its fast attention and its `hardsigmoid` cannot be differentiated twice, so others are chosen.
 
     Args:
         module: the network; unchanged, with its buffers.
@@ -118,7 +135,7 @@ def call_with(module: nn.Module, tensors: Mapping[str, Tensor], x: Tensor) -> Te
                 placed[name] = tensors[first]
             if layer.training and own in layer._buffers and tensor is not None:
                 placed[name] = placed.get(name, tensor).clone()  # a pass in training may overwrite it
-    with sdpa_kernel(SDPBackend.MATH):
+    with sdpa_kernel(SDPBackend.MATH), _Twice():
         output: Tensor = functional_call(module, placed, (x,), tie_weights=False)
     return output
 

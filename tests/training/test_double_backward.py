@@ -116,6 +116,8 @@ INVERTED = {
         nn.Flatten(),
         nn.Linear(VALUES, CLASSES),
     ),
+    "hardsigmoid": lambda: flat(nn.Hardsigmoid()),
+    "hardsigmoid in place": lambda: flat(nn.Hardsigmoid(inplace=True)),
     "BatchNorm": lambda: flat(nn.BatchNorm1d(VALUES), nn.ReLU()),
     "linear": lambda: nn.Sequential(nn.Flatten(), nn.Linear(VALUES, CLASSES)),
 }
