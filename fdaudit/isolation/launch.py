@@ -95,11 +95,12 @@ def new_program(launch: Launch) -> tuple[Process, BinaryIO, BinaryIO]:
 def _load_libraries() -> None:
     """Load the libraries that both attacks and the auditor need."""
     import scipy.stats
+    import torch._dynamo  # some attacks load it, which fails in a forked process
 
     from fdaudit.adversary import view
     from fdaudit.isolation import schema
 
-    del scipy, view, schema
+    del scipy, torch, view, schema
 
 
 def fork(launch: Launch) -> tuple[Process, BinaryIO, BinaryIO]:

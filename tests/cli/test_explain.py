@@ -51,7 +51,7 @@ def test_who_sees_what_is_read_off_the_messages() -> None:
 
 
 def test_who_sees_what_of_fedavg() -> None:
-    uploads = {"sample_count", "gradient", "model_update", "model_parameters"}
+    uploads = {"sample_count", "gradient", "model_update", "model_parameters", "optimizer_state"}
     assert sees(REGISTRY.describe("fedavg")) == {
         "server": (uploads, {"model_parameters"}, set()),
         "aggregator": ({"sample_count", "model_update"}, {"model_update"}, set()),
