@@ -219,7 +219,7 @@ def test_it_says_why_it_does_not_apply(case: Case) -> None:
 
 @pytest.mark.thorough
 def test_its_controls_find_members_and_nothing_else() -> None:
-    settings = {"matched": 60, "discriminators": 60, "batch": 8, "reads": 12}
+    settings = {"matched": 120, "discriminators": 120, "batch": 8, "reads": 12}
     wanted = spec(
         attacks=[{"name": "discriminator-regression", "params": settings}],
         model={"name": "mlp", "params": {"widths": [16]}},
