@@ -8,8 +8,9 @@ import json
 import math
 import re
 import textwrap
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from difflib import get_close_matches
+from functools import cache
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
@@ -80,19 +81,22 @@ class Config(BaseModel):
         return value
 
 
-def _docs_in(config: type) -> Iterator[tuple[str, str]]:
-    """Yield each field that a class itself declares, with its docstring or an empty text."""
+@cache
+def _docs_in(config: type) -> list[tuple[str, str]]:
+    """Return each field that a class itself declares, with its docstring or an empty text."""
     try:
         source = textwrap.dedent(inspect.getsource(config))
     except (OSError, TypeError):
-        return
+        return []
+    docs = []
     (declared,) = ast.parse(source).body
     body = declared.body if isinstance(declared, ast.ClassDef) else []
     for line, following in zip(body, [*body[1:], None], strict=True):
         if isinstance(line, ast.AnnAssign) and isinstance(line.target, ast.Name):
             doc = following.value if isinstance(following, ast.Expr) else None
             text = doc.value if isinstance(doc, ast.Constant) and isinstance(doc.value, str) else ""
-            yield line.target.id, inspect.cleandoc(text)
+            docs.append((line.target.id, inspect.cleandoc(text)))
+    return docs
 
 
 # How pydantic names a member of a union inside an error's location: `literal['all']`, `tuple[…]`, `Model`.

@@ -9,6 +9,7 @@ from collections.abc import Callable, Generator, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 import pytest
 
@@ -33,8 +34,27 @@ def _temporary_files_fit_into_memory() -> bool:
 if _temporary_files_fit_into_memory():
     os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(_IN_MEMORY))
 
-settings.register_profile("fdaudit", deadline=None)  # a busy machine fails no test
+# A busy machine fails no test, and one commit's tests draw the same examples each time.
+settings.register_profile("fdaudit", deadline=None, derandomize=True, max_examples=40)
 settings.load_profile("fdaudit")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--part", default="1/1", metavar="K/N", help="leave out thorough tests but the K-th of N parts"
+    )
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Deselect thorough tests of other parts. All settings of a test are in one part, which its name decides."""
+    part, parts = map(int, config.getoption("--part").split("/"))
+
+    def in_part(item: pytest.Item) -> bool:
+        test = item.nodeid.partition("[")[0]
+        return item.get_closest_marker("thorough") is None or crc32(test.encode()) % parts == part - 1
+
+    config.hook.pytest_deselected(items=[item for item in items if not in_part(item)])
+    items[:] = filter(in_part, items)
 
 
 @pytest.hookimpl(optionalhook=True)  # tests of one environment run without xdist

@@ -14,7 +14,7 @@ from .structured import KINDS
 from .structured_templates import make_templates
 
 ROOT = Path(__file__).parents[2]
-FEW = 25
+FEW = 12
 MANY = 1000
 
 

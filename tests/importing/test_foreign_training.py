@@ -6,7 +6,7 @@ import importlib
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -201,10 +201,10 @@ ATTACKS: dict[str, dict[str, Any]] = {
 }
 
 
-def assert_attacked(run: fdaudit.Run) -> None:
+def assert_attacked(run: fdaudit.Run, names: Iterable[str] = ("label-updates", "analytic")) -> None:
     """No attack fails, and labels are counted."""
-    for name, params in ATTACKS.items():
-        cell = fdaudit.attack(name, run, **params)
+    for name in names:
+        cell = fdaudit.attack(name, run, **ATTACKS[name])
         assert cell.status != "failed", cell.reason
         if name == "label-updates":
             assert cell.status in ("run", "inconclusive"), cell.reason
@@ -213,7 +213,7 @@ def assert_attacked(run: fdaudit.Run) -> None:
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
 def test_other_precisions_are_attacked(dtype: torch.dtype, tmp_path: Path) -> None:
     folder = recorded(tmp_path, sent=lambda tensors, _: {n: t.to(dtype) for n, t in tensors.items()})
-    assert_attacked(imported(folder))
+    assert_attacked(imported(folder), ATTACKS)
 
 
 PREFIXES = ("module.", "_module.", "_orig_mod.", "net.backbone.")
@@ -303,8 +303,9 @@ def damaged(value: float, only: str = "") -> Sent:
     return sent
 
 
-@pytest.mark.parametrize("only", ["", "bias", "1.weight"])
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+@pytest.mark.parametrize(
+    ("value", "only"), [(float("nan"), ""), (float("inf"), "bias"), (float("-inf"), "1.weight")]
+)
 def test_messages_that_are_not_finite_are_named_and_left_out(value: float, only: str, tmp_path: Path) -> None:
     folder = recorded(tmp_path, sent=damaged(value, only))
     run = imported(folder)

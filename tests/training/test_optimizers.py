@@ -81,6 +81,7 @@ def test_sgd_and_lbfgs_step_as_pytorch_s_own_bit_for_bit() -> None:
     assert not torch.equal(found[0], start[1])
 
 
+@pytest.mark.thorough
 def test_no_optimiser_loads_the_compiler() -> None:
     program = """
 import sys, torch

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch.optim.swa_utils import update_bn
 
 from fdaudit import protocols
 from fdaudit.adversary.knowledge import Knowledge
@@ -25,6 +26,7 @@ from fdaudit.metrics import auc_p_value, score_membership
 from fdaudit.result import Control
 from fdaudit.rng import SecretStream, child, child_numpy, child_seed
 from fdaudit.storage.scratch import scratch
+from fdaudit.training.trainer import parameters_of
 from fdaudit.transcript.transcript import Transcript
 from fdaudit.types import AttackTask, Challenge, Figure
 
@@ -37,6 +39,7 @@ if TYPE_CHECKING:
     from fdaudit.federation.protocol import ProtocolConfig
     from fdaudit.isolation.rehearsal import Rehearsal
     from fdaudit.planning.case import Case
+    from fdaudit.training.trainer import Parameters, Trainer
     from fdaudit.transcript.wire import Defense
 
 __all__ = [
@@ -54,6 +57,7 @@ __all__ = [
     "passed",
     "said",
     "score",
+    "settled",
     "tossed",
     "undefended",
 ]
@@ -121,6 +125,20 @@ def tossed(
     coins = torch.randint(2, (pairs,), generator=generator).bool()
     challenge = Challenge(target=_VICTIM, x=x, y=y, pair=torch.arange(pairs).repeat_interleave(2))
     return PairedCandidates(challenge=challenge, member=torch.stack([coins, ~coins], 1).flatten(), rest=rest)
+
+
+def settled(trainer: Trainer, weights: Parameters, x: Tensor) -> Parameters:
+    """Set running statistics to those of x (n, ...) at these weights.
+
+    They follow training slowly: MobileNet's move by a hundredth a step, and what a network has learnt by heart in
+    twenty steps does not show in its answers for hundreds.
+    """
+    if not trainer.keeps_statistics:
+        return weights
+    network = trainer.network(weights)
+    with trainer.randomness(0):
+        update_bn([x], network, trainer.device)
+    return parameters_of(network)
 
 
 @contextmanager

@@ -7,7 +7,15 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from fdaudit.evaluation.controls._membership import Measured, PairedCandidates, design, passed, said, score
+from fdaudit.evaluation.controls._membership import (
+    Measured,
+    PairedCandidates,
+    design,
+    passed,
+    said,
+    score,
+    settled,
+)
 from fdaudit.result import Control
 from fdaudit.rng import child
 from fdaudit.training.trainer import Fit, Job, Parameters, parameters_of
@@ -86,7 +94,10 @@ def _by_heart(case: Case, start: list[Parameters], made: PairedCandidates) -> tu
             Job(party=f"client/{k}", parameters=w, x=a, targets=b, batches=[torch.arange(len(b))] * 25)
             for k, (w, (a, b)) in enumerate(zip(models, data, strict=True))
         ]
-        models = [f.parameters for f in trainer.fit(jobs, fit)]
+        fitted = trainer.fit(jobs, fit)
+        models = [
+            settled(trainer, f.parameters, records) for f, (records, _) in zip(fitted, data, strict=True)
+        ]
         accuracy = float((trainer.predict(models[0], data[0][0]).argmax(1) == data[0][1]).double().mean())
         if accuracy == 1:
             break

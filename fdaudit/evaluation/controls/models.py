@@ -16,6 +16,7 @@ from fdaudit.evaluation.controls._membership import (
     knowing,
     passed,
     said,
+    settled,
     tossed,
 )
 from fdaudit.handout.auxiliary import others
@@ -71,7 +72,7 @@ def _learn_by_heart(case: Case, initial: Parameters, x: Tensor, y: Tensor) -> tu
         weights, fit = initial, Fit(lr=0.003, optimizer="adam", objective=labels.objective)
         for _ in range(40):
             job = Job(party="control", parameters=weights, x=x, targets=y, batches=batches)
-            weights = trainer.fit([job], fit)[0].parameters
+            weights = settled(trainer, trainer.fit([job], fit)[0].parameters, x)
             if accuracy(weights) == 1:
                 break
         return weights

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from fdaudit.attacks.membership._statistics import calibrated, confidence, lira_offline, lira_online, rmia
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from scipy.stats import norm
 from sklearn.metrics import roc_auc_score
@@ -60,13 +60,14 @@ def plain_online(made, fixed):
         {side: shadows[inside[:, j] == side, j] for side in (True, False)} for j in range(inside.shape[1])
     ]
     if not fixed:
-        return np.array(
-            [
-                norm.logpdf(phi, of[True].mean(), of[True].std(ddof=1))
-                - norm.logpdf(phi, of[False].mean(), of[False].std(ddof=1))
-                for phi, of in zip(target, sides, strict=True)
-            ]
-        )
+        scores = []
+        for phi, of in zip(target, sides, strict=True):
+            # Two shadow models may agree to many digits: a deviation has a floor.
+            above, below = (
+                norm.logpdf(phi, of[side].mean(), max(of[side].std(ddof=1), 1e-3)) for side in (True, False)
+            )
+            scores.append(above - below)
+        return np.array(scores)
     squares = sum(((values - values.mean()) ** 2).sum() for of in sides for values in of.values())
     variance = squares / sum(len(values) - 1 for of in sides for values in of.values())
     gaps = np.array([of[True].mean() - of[False].mean() for of in sides])
@@ -127,6 +128,7 @@ def test_of_several_labels_the_confidence_is_of_all_known_ones_together():
     assert phi.item() == pytest.approx(math.log(together / (1 - together)), abs=1e-5)
 
 
+@example(114289, False)  # two shadow models agree to four digits
 @given(SEEDS, st.booleans())
 def test_online_lira_is_the_plain_loop(seed, fixed):
     made = case(seed)
