@@ -9,22 +9,29 @@ from contextlib import contextmanager
 
 import pytest
 import torch
+from torch import nn
 
 import fdaudit.evaluation.controls.kept
 import fdaudit.isolation.attacker
 from fdaudit.audit.pipeline import attacked, federated, perform
 from fdaudit.audit.run import Run
 from fdaudit.errors import FdauditError
+from fdaudit.evaluation.controls._membership import settled
 from fdaudit.evaluation.controls.gradients import bare_gradients
+from fdaudit.evaluation.controls.models import overfit_model
 from fdaudit.evaluation.stage import Stage
 from fdaudit.goals.label_distribution import LabelDistribution
 from fdaudit.goals.membership import Membership
 from fdaudit.goals.reconstruction import Reconstruction
 from fdaudit.planning.simulated import simulated_case
+from fdaudit.rng import child
 from fdaudit.scoring.run_directory import RunDirectory
 from fdaudit.spec.schema import load_spec
+from fdaudit.training.execution import Execution
+from fdaudit.training.trainer import Fit, Job, Trainer, parameters_of
 
 from ..helpers.doubles import HOOKS, SEED, in_a_thread, registered, spec
+from ..helpers.network_double import NetworkDouble
 from ..helpers.run_cases import known
 
 
@@ -323,3 +330,34 @@ def test_a_guess_for_every_victim_is_scored(stage):
     cell = cell_of(stage, "server", lambda where, task: scores(task) if where == "run" else None)
     assert cell.status == "inconclusive"  # a constant score cannot pass its positive control
     assert next(f.value for f in cell.figures if f.name == "auc") == 0.5
+
+
+@pytest.mark.parametrize("momentum", [0.01, None])
+def test_running_statistics_that_lag_behind_do_not_hide_what_was_learnt(momentum):
+    def make():
+        norm = nn.BatchNorm1d(64, momentum=momentum)
+        return nn.Sequential(nn.Flatten(), nn.Linear(64, 64), norm, nn.ReLU(), nn.Linear(64, 4))
+
+    network, draws = NetworkDouble(make), child(1, "records")
+    execution = Execution(device="cpu", threads=1, strategy="loop", memory_format="contiguous")
+    trainer = Trainer(network, execution)
+    x = 5 + torch.rand(40, 1, 8, 8, generator=draws)
+    y = torch.randint(4, (40,), generator=draws)
+    start = parameters_of(network.build(draws))
+    job = Job(party="control", parameters=start, x=x, targets=y, batches=[torch.arange(40)] * 60)
+    weights = trainer.fit([job], Fit(lr=0.01, optimizer="adam"))[0].parameters
+
+    def right(parameters):
+        return float((trainer.predict(parameters, x).argmax(1) == y).double().mean())
+
+    assert right(weights) < 0.9
+    assert right(settled(trainer, weights, x)) == 1
+
+
+def test_a_large_network_learns_fewer_records_by_heart(monkeypatch):
+    monkeypatch.setattr("fdaudit.evaluation.controls.models._MOST_USES", 1)
+    case = simulated_case(load_spec(spec(attacks=[{"name": "loss-threshold"}])), known(SEED))
+    [attack] = [a for a in case.attacks if a.name == "loss-threshold"]
+    control = overfit_model(attack, case)["positive"]
+    assert control.what.startswith("16 auxiliary records")
+    assert control.passed

@@ -31,6 +31,9 @@ if TYPE_CHECKING:
 
 __all__ = ["overfit_model"]
 
+_MOST_USES, _FEWEST_BY_HEART = 10**8, 16
+"""Uses of parameters in one step, parameters times records, and the records that are learnt however many these are."""
+
 
 def overfit_model(attack: AttackPlan, case: Case) -> dict[str, Control]:
     """Return both controls: a model that memorised half of the auxiliary records, and an untrained one.
@@ -40,7 +43,8 @@ def overfit_model(attack: AttackPlan, case: Case) -> dict[str, Control]:
     x, _ = case.auxiliary
     generator = child(case.seed, "control", "models", "design")
     labels = case.dataset.task.labels
-    pairs = min(len(x), labels.most_by_heart or MOST_CANDIDATES) // 2
+    affordable = max(_FEWEST_BY_HEART, _MOST_USES // case.architecture.parameters)
+    pairs = min(len(x) // 2, (labels.most_by_heart or MOST_CANDIDATES) // 2, affordable)
     x = x[torch.randperm(len(x), generator=generator)[: 2 * pairs]]
     y = labels.random(2 * pairs, case.dataset.classes, case.dataset.input_shape, generator)
     candidates = tossed((x, y), (x[:0], y[:0]), generator)
