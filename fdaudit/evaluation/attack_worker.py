@@ -34,10 +34,9 @@ def main() -> None:
 
 def _prepare() -> None:
     """Load libraries once for this process and for that of attacks, before any data of a run."""
-    from fdaudit.isolation import attacker, launch
+    from fdaudit.isolation.attacker import fork_ahead
 
-    os.environ.update(launch.THREADS)
-    attacker.stand_by(launch.fork)
+    fork_ahead()
 
 
 def _work(value: dict[str, Any], say: Say) -> None:
