@@ -14,7 +14,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from fdaudit import defenses, protocols
 from fdaudit.accounting.accounts import rounded_up
@@ -54,6 +54,8 @@ class _Answers(Config):
 
 class _Terms(Config):
     """The terms of a ledger: the arguments of `Books`, except the messages and the spec's choices."""
+
+    _one_line: ClassVar[bool] = False
 
     parties: tuple[str, ...]
     transport: str
@@ -213,7 +215,7 @@ def _rare_classes(case: Case) -> tuple[str, ...]:
 
 def _assumptions(case: Case) -> tuple[str, ...]:
     """Return the assumptions that a run's settings add to those of every ledger."""
-    found: tuple[str, ...] = case.protocol_config.assumptions()
+    found = tuple(case.protocol_config.assumptions())
     if case.origin == "recording":
         found = (*found, "Every message is on record: the operator of the recorded system asserts it.")
     distinct = () if case.networks is None else case.networks.distinct

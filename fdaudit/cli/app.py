@@ -322,9 +322,9 @@ def attack(
         path = write_guesses(api.load(run), name, adversary, guesses, **settings)
         answer({"guesses": str(path)}, f"{path}: send its folder to the site", as_json=as_json)
         return
+    if name is not None and attacks.REGISTRY.owns(name) and (run / "manifest.json").is_file():
+        attack_pool.fork_attacker()  # before this process reads anything of the run
     loaded = api.load(run)
-    if name is not None and attacks.REGISTRY.owns(name):
-        attack_pool.fork_attacker()
     interrupted: typer.Exit | None = None
     cells: Sequence[Cell] = ()
     try:

@@ -6,7 +6,6 @@ Guarantee, besides those of `serve`:
 
 from __future__ import annotations
 
-import os
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn

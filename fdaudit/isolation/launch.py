@@ -130,9 +130,8 @@ def _become(launch: Launch, reading: int, writing: int) -> NoReturn:
         os.environ.clear()
         os.environ.update(launch.variables)
         os.chdir(launch.directory)
-        tempfile.tempdir = (
-            None  # PyTorch's compiler makes a directory in it, and the starter's cannot be written
-        )
+        # PyTorch's compiler makes a directory among temporary files, and may not write where the starter has them.
+        tempfile.tempdir = None
         from fdaudit.isolation.process import serve_until_the_end
 
         serve_until_the_end(launch.allowed)

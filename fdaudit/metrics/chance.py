@@ -90,13 +90,15 @@ def tpr_p_value(found: int, members: int, wrong: int, others: int) -> float:
         wrong: non-members detected.
         others: all non-members.
     """
-    passed = found + wrong
+    passed, members, others = (
+        int(found + wrong),
+        int(members),
+        int(others),
+    )  # Python's numbers do not overflow
     least = max(0, passed - members)
-    term = math.comb(others, least) * math.comb(
-        members, passed - least
-    )  # orders with k = least of the others
-    orders = 0
+    choices = math.comb(others, least) * math.comb(members, passed - least)  # with `least` of the others
+    total = 0
     for k in range(least, min(wrong, others) + 1):
-        orders += term
-        term = term * (others - k) * (passed - k) // ((k + 1) * (members - passed + k + 1))
-    return orders / math.comb(members + others, passed)
+        total += choices
+        choices = choices * (others - k) * (passed - k) // ((k + 1) * (members - passed + k + 1))
+    return total / math.comb(members + others, passed)

@@ -85,8 +85,8 @@ def feature_width(extractor: nn.Module, input_shape: tuple[int, ...], *, whole: 
 def for_trial(module: nn.Module, input_shape: tuple[int, ...]) -> nn.Module:
     """Return a module whose outputs on blank records have the right shapes; values count for nothing.
 
-    Of a small module on the meta device this is a copy on the CPU, with zeros for weights. PyTorch loads its compiler to
-    run a module on the meta device, which takes a process longer than `import torch`.
+    Of a small module on the meta device this is a copy on the CPU, with zeros for weights. To run a module on the meta
+    device, PyTorch loads its compiler, which takes a process longer than `import torch`.
 
     Args:
         module: it is left as it is.

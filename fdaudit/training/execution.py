@@ -50,9 +50,8 @@ class Execution:
         if self.compile:
             torch.use_deterministic_algorithms(True, warn_only=True)
         else:
-            torch.set_deterministic_debug_mode(
-                "warn"
-            )  # the same, but it does not load the compiler to tell it so
+            # The same, but it does not load the compiler to tell it so.
+            torch.set_deterministic_debug_mode("warn")
         malloc.keep()
 
     @classmethod
