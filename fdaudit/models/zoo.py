@@ -119,9 +119,7 @@ _PAPER_HEADS = ((128, 64), (128, 64), (256,), (256,), (128, 64), (128, 64), (256
 class _OperationCounter(TorchDispatchMode):
     """Counts floating-point operations as PyTorch's `FlopCounterMode` does, without loading its compiler."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.operations = 0
+    operations = 0
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -285,7 +283,7 @@ class Architecture:
     @cached_property
     def work(self) -> int:
         """Return the floating-point operations of convolutions and matrix products in one image's forward pass."""
-        counter = _OperationCounter()
+        counter = _OperationCounter()  # type: ignore[no-untyped-call]
         self.tried(1, counter)
         return counter.operations
 
