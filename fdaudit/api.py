@@ -1,4 +1,7 @@
-"""A run as an object: the Python counterpart of the commands."""
+"""A run as an object: the Python counterpart of the commands.
+
+The module loads no PyTorch. A function imports what takes long when it is called.
+"""
 
 from __future__ import annotations
 
@@ -13,12 +16,9 @@ from urllib.parse import quote
 
 from fdaudit.adversary.view import EAVESDROPPER
 from fdaudit.audit.backend import HERE, Elsewhere
-from fdaudit.audit.pipeline import perform
 from fdaudit.audit.published import publish_once
 from fdaudit.audit.run import Run
-from fdaudit.audit.summary import conclude
 from fdaudit.errors import RunError, UsageError
-from fdaudit.evaluation.runner import attack_cells
 from fdaudit.evaluation.unfinished import AttackStage, unfinished
 from fdaudit.planning.attacks import plan_attack
 from fdaudit.progress import Tick
@@ -61,6 +61,8 @@ def run(
     Raises:
         UsageError: the spec is wrong or the directory occupied; nothing was written.
     """
+    from fdaudit.audit.pipeline import perform
+
     if out is None:
         if spec is None:
             raise RunError("out", None, "is missing", "Give the run directory to resume.")
@@ -96,6 +98,8 @@ def _count_done(run: Run) -> None:
     found = unfinished(Vault(run.directory / "vault"))
     if found is None or found == run.result.unfinished:
         return
+    from fdaudit.audit.summary import conclude
+
     with (
         suppress(RunError, OSError),
         writing(run.directory),
@@ -125,6 +129,8 @@ def attack(
     Raises:
         SpecError: the attack or a setting is unknown.
     """
+    from fdaudit.audit.summary import conclude
+
     case = run.case
     name_code(name)
     wanted = plan_attack(name, params, case.spec, "attack", (adversary,))
@@ -144,6 +150,8 @@ def _again(
     elsewhere: Elsewhere,
     stored: Callable[[Cell], None] = lambda cell: None,
 ) -> list[Cell]:
+    from fdaudit.evaluation.runner import attack_cells
+
     adversaries = tuple(dict.fromkeys(a for w in wanted for a in w.adversaries))
     spec = run.case.spec.model_copy(update={"adversaries": adversaries})
     directory = replace(run.opened, case=replace(run.case, spec=spec, attacks=wanted))
@@ -159,6 +167,8 @@ def attack_all(run: Run, tick: Tick = _QUIET, elsewhere: Elsewhere = HERE) -> li
     Adversaries are the spec's and those of every federation: see `every_adversary`. An attack that the spec asks for
     keeps the spec's settings; other attacks use those of the run's profile.
     """
+    from fdaudit.audit.summary import conclude
+
     case, adversaries = run.case, every_adversary(run)
     wanted = tuple(
         replace(a, adversaries=adversaries)

@@ -146,6 +146,11 @@ class Books:
         pooled: the party that held every client's records before the first message, or "".
         groups: the groups of the records; None if they are unknown.
         notes: further warnings, about the data.
+        views: the adversaries whose ledgers are shown.
+
+    Attributes:
+        choices: as given, or what a spec states by default.
+        views: as given.
     """
 
     def __init__(
@@ -163,12 +168,14 @@ class Books:
         pooled: str = "",
         groups: Groups | None = None,
         notes: Sequence[str] = (),
+        views: Sequence[str] = (),
     ) -> None:
         recorded = tuple(messages)
         self._graph = MessageGraph((*recorded, *(o.message for o in oracles)))
         self._recorded, self._oracles, self._fixed_sizes = recorded, tuple(oracles), frozenset(fixed_sizes)
         self._parties, self._transport = tuple(parties), transport
-        self._choices, self._reveals = choices or PrivacySpec(), dict(reveals or {})
+        self.choices, self.views = choices or PrivacySpec(), tuple(views)
+        self._reveals = dict(reveals or {})
         self._records, self._assumptions, self._pooled = records, tuple(assumptions), pooled
         self._groups, self._notes = groups, tuple(notes)
 
@@ -287,7 +294,7 @@ class Books:
             unit="record" if unit == "group" else unit,
             group=self._groups.largest if unit == "group" and self._groups else 1,
             relation=relation or self.relation,
-            tuning=self._choices.tuning,
+            tuning=self.choices.tuning,
             clients=sum(role(p) == "client" for p in self._parties),
             pld=pld,
         )
@@ -313,7 +320,7 @@ class Books:
             return f"every client's records were pooled at {self._pooled} before the first message"
         if not entry.seen:
             return ""
-        return self._choices.unaccounted()
+        return self.choices.unaccounted()
 
     def _cause(self, leak: Leak, entry: EpsilonEntry) -> dict[str, Any]:
         m = leak.message
@@ -365,11 +372,11 @@ class Books:
 
     def _assumed(self, entry: EpsilonEntry) -> tuple[str, ...]:
         """Return the assumptions of every figure of this run."""
-        tuning = self._choices.tuning
+        tuning = self.choices.tuning
         fixed = "every setting were fixed without private data."
         if tuning is not None:
             fixed = "every other setting were fixed without private data."
-        elif self._choices.tuned_on == "public":
+        elif self.choices.tuned_on == "public":
             fixed = "every setting were fixed without private data (tuned on public data)."
         sentences = [
             "Records of one client do not depend on another's.",

@@ -22,7 +22,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fdaudit.adversary.top_answers import every_class
 from fdaudit.errors import IntegrityError, SpecError, nearest, reason_of
 from fdaudit.limits import JSON_BYTES, LINE_BYTES, TENSOR_BYTES, open_file
 from fdaudit.storage.digests import canonical
@@ -136,6 +135,8 @@ class View:
         tensors = weights_of(decode(read_payload(self.directory, own)), self.naming)
         if message.seq not in self.originals:
             return tensors
+        from fdaudit.adversary.top_answers import every_class
+
         return every_class(tensors, message.kind, message.tensors["values"].shape[1])
 
     def defenses_of(self, message: Message) -> tuple[Mapping[str, Any], ...]:

@@ -12,24 +12,25 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 
 from fdaudit.accounting.accounts import Accounts
 from fdaudit.accounting.costs import epsilon
 from fdaudit.accounting.joint import Holders, Joint, joined
 from fdaudit.accounting.ledger import Ledger
 from fdaudit.accounting.profile import Profile, profile, with_delta
-from fdaudit.audit.ledgers import views_of
 from fdaudit.audit.run import Run
-from fdaudit.data import load_dataset
 from fdaudit.errors import RunError, UsageError
 from fdaudit.events import Relation, Unit
-from fdaudit.planning.case import Case
 from fdaudit.transcript.manifest import read_manifest
 from fdaudit.transcript.transcript import read_messages
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from fdaudit.planning.case import Case
 
 __all__ = ["JointLedger", "JointRuns", "Share", "joint", "joint_entry"]
 
@@ -98,7 +99,7 @@ class JointRuns:
     @cached_property
     def views(self) -> tuple[str, ...]:
         """Return the adversaries whose ledgers every run shows."""
-        first, *others = (views_of(case) for case in self._cases)
+        first, *others = (run.views for run in self._runs)
         return tuple(view for view in first if all(view in other for other in others))
 
     def ledger(
@@ -217,6 +218,10 @@ class JointRuns:
         return found
 
     def _public(self, case: Case) -> set[Any]:
+        import torch
+
+        from fdaudit.data import load_dataset
+
         index = torch.cat([case.splits.proxy, case.splits.auxiliary])
         public = self._identified(case, index)
         if self._one_dataset:
@@ -226,7 +231,7 @@ class JointRuns:
             public |= _identities(other.x, other.origins)
         return public | _identities(case.public, None)
 
-    def _identified(self, case: Case, index: torch.Tensor) -> set[Any]:
+    def _identified(self, case: Case, index: Tensor) -> set[Any]:
         """Return records by their indices if the runs split one dataset, else by what their source stores.
 
         A run may number words in its own way, cut texts or resize images. So records of different runs are compared as
@@ -309,7 +314,7 @@ def joint(runs: Sequence[Run]) -> JointRuns:
     return JointRuns(runs)
 
 
-def _identities(x: torch.Tensor, origins: torch.Tensor | None) -> set[Any]:
+def _identities(x: Tensor, origins: Tensor | None) -> set[Any]:
     """Return records (n, …) by their values, and by their origins (n, 2) if these are known."""
     found: set[Any] = {record.numpy().tobytes() for record in x}
     return found if origins is None else found | {tuple(row) for row in origins.tolist()}

@@ -1,48 +1,186 @@
-"""The books of a run: its transcript, its possible oracle answers, and the protocol's declarations on its messages."""
+"""The books of a run: its transcript, its possible oracle answers, and the protocol's declarations on its messages.
+
+Opening a case loads its networks and its dataset. So the vault keeps the terms of the ledger, and they are read without
+the case.
+
+Guarantees:
+  * kept terms count only for the manifest and the version of fdaudit that they were made with;
+  * a file of terms that is damaged, or sealed with another vault's secret, counts as missing;
+  * terms that follow from code of others are not kept.
+"""
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar
 
-import torch
-
+from fdaudit import defenses, protocols
 from fdaudit.accounting.accounts import rounded_up
-from fdaudit.accounting.ledger import Books, Groups, Ledger
-from fdaudit.handout.oracle_access import finished, oracle_answers
+from fdaudit.accounting.ledger import Books, Groups, Ledger, OracleAnswers
+from fdaudit.config import Config, validate
+from fdaudit.errors import FdauditError
 from fdaudit.planning.message_sizes import fixed_sizes
-from fdaudit.transcript.messages import role
+from fdaudit.spec.code import own_digest
+from fdaudit.spec.privacy import PrivacySpec
+from fdaudit.spec.schema import load_spec
+from fdaudit.spec.trust import refuse_code
+from fdaudit.storage.digests import canonical
+from fdaudit.storage.files import load_json, save_json
+from fdaudit.storage.vault import Vault
+from fdaudit.transcript.log import read_log
+from fdaudit.transcript.manifest import read_manifest
+from fdaudit.transcript.messages import Message, role
 
 if TYPE_CHECKING:
     from fdaudit.planning.case import Case
     from fdaudit.scoring.run_directory import RunDirectory
 
-__all__ = ["books_of", "table", "views_of"]
+__all__ = ["books_of", "keep_terms", "kept_books", "table"]
+
+_KEPT = "ledger.json"
+
+
+class _Answers(Config):
+    """The answers of one oracle, as `OracleAnswers`."""
+
+    message: str
+    """Its line."""
+    asked_by: tuple[str, ...]
+    heard_by: tuple[str, ...]
+    queries: int
+
+
+class _Terms(Config):
+    """The terms of a ledger: the arguments of `Books`, except the messages and the spec's choices."""
+
+    _one_line: ClassVar[bool] = False
+
+    parties: tuple[str, ...]
+    transport: str
+    reveals: tuple[tuple[str, str, str], ...]
+    """Kind, role of the sender, and the raw data in words."""
+    records: int | None
+    oracles: tuple[_Answers, ...]
+    fixed_sizes: tuple[tuple[str, str], ...]
+    assumptions: tuple[str, ...]
+    pooled: str
+    groups: tuple[int, str] | None
+    notes: tuple[str, ...]
+    views: tuple[str, ...]
+
+    @classmethod
+    def of(cls, run: RunDirectory, messages: Sequence[Message]) -> _Terms:
+        """Return the terms of a run, from its case."""
+        from fdaudit.handout.oracle_access import finished, oracle_answers
+
+        case = run.case
+        answers = []
+        for oracle in oracle_answers(case, messages, finished=finished(case, run.vault)):
+            line = oracle.message.to_line().decode("ascii").rstrip("\n")
+            asked_by, heard_by = tuple(sorted(oracle.asked_by)), tuple(sorted(oracle.heard_by))
+            answers.append(
+                _Answers(message=line, asked_by=asked_by, heard_by=heard_by, queries=oracle.queries)
+            )
+        groups = _groups(case)
+        return cls(
+            parties=case.parties,
+            transport=case.charged_transport,
+            reveals=tuple(
+                (m["kind"], m["from"], m["reveals"]) for m in case.declared_messages if "reveals" in m
+            ),
+            records=min((n for k in case.clients if (n := len(case.records(k)[1]))), default=None),
+            oracles=tuple(answers),
+            fixed_sizes=tuple(sorted(fixed_sizes(case))),
+            assumptions=_assumptions(case),
+            pooled=case.clients[0] if case.protocol.card.pools_data else "",
+            groups=None if groups is None else (groups.largest, groups.apart),
+            notes=_rare_classes(case),
+            views=_views(case),
+        )
+
+    def books(self, messages: Sequence[Message], choices: PrivacySpec) -> Books:
+        """Return the books of a run with these messages."""
+        oracles = []
+        for oracle in self.oracles:
+            answers = OracleAnswers(
+                message=Message.from_line(oracle.message.encode("ascii")),
+                asked_by=frozenset(oracle.asked_by),
+                heard_by=frozenset(oracle.heard_by),
+                queries=oracle.queries,
+            )
+            oracles.append(answers)
+        return Books(
+            messages,
+            self.parties,
+            transport=self.transport,
+            choices=choices,
+            reveals={(kind, sender): words for kind, sender, words in self.reveals},
+            records=self.records,
+            oracles=oracles,
+            fixed_sizes=self.fixed_sizes,
+            assumptions=self.assumptions,
+            pooled=self.pooled,
+            groups=None if self.groups is None else Groups(largest=self.groups[0], apart=self.groups[1]),
+            notes=self.notes,
+            views=self.views,
+        )
 
 
 def books_of(run: RunDirectory) -> Books:
     """Return a run prepared for the ledger of any adversary, including the queries that each could make."""
-    case = run.case
-    messages = tuple(case.charged(run.messages))
-    reveals = {(m["kind"], m["from"]): m["reveals"] for m in case.declared_messages if "reveals" in m}
-    return Books(
-        messages,
-        case.parties,
-        transport=case.charged_transport,
-        choices=case.spec.privacy,
-        reveals=reveals,
-        records=min((n for k in case.clients if (n := len(case.records(k)[1]))), default=None),
-        oracles=oracle_answers(case, messages, finished=finished(case, run.vault)),
-        fixed_sizes=fixed_sizes(case),
-        assumptions=_assumptions(case),
-        pooled=case.clients[0] if case.protocol.card.pools_data else "",
-        groups=_groups(case),
-        notes=_rare_classes(case),
+    messages = tuple(run.case.charged(run.messages))
+    return _Terms.of(run, messages).books(messages, run.case.spec.privacy)
+
+
+def keep_terms(run: RunDirectory) -> None:
+    """Write the terms of a sealed run's ledger into its vault.
+
+    Those of a recording are not kept, nor those that follow from a protocol or a defence of others.
+    """
+    spec = run.case.spec
+    own = protocols.REGISTRY.owns(spec.protocol.name) and all(
+        defenses.REGISTRY.owns(entry.name) for entry in spec.defenses
     )
+    if run.case.origin == "recording" or not own:
+        return
+    value = {"of": _basis(run.path), "terms": _Terms.of(run, run.messages).model_dump(mode="json")}
+    seal = run.vault.secrets.commit("ledger", canonical(value))
+    save_json(run.vault.directory / _KEPT, {**value, "seal": seal})
+
+
+def kept_books(path: Path) -> Books | None:
+    """Return the books of a run whose record is unchanged, from its vault; None if it keeps no terms that still hold.
+
+    Raises:
+        SpecError: the run's spec names code that is not trusted.
+    """
+    vault = Vault(path / "vault")
+    if not (vault.directory / _KEPT).is_file():
+        return None
+    spec = load_spec(path / "spec.yaml")
+    refuse_code(spec.model_dump(mode="json"), "spec")
+    try:
+        value = load_json(vault.directory / _KEPT)
+        seal = value.pop("seal")
+        if value["of"] != _basis(path) or seal != vault.secrets.commit("ledger", canonical(value)):
+            return None
+        terms = validate(_Terms, value["terms"])
+    except (FdauditError, AttributeError, KeyError, TypeError, ValueError):
+        return None
+    return terms.books(read_log(path / "transcript").messages, spec.privacy)
+
+
+def _basis(path: Path) -> str:
+    """Return a digest of what the terms of a run follow from: its manifest, and fdaudit's code."""
+    return hashlib.sha256(canonical({"manifest": read_manifest(path), "code": own_digest()})).hexdigest()
 
 
 def _groups(case: Case) -> Groups | None:
     """Return the groups of the clients' records; None if the dataset states none."""
+    import torch
+
     groups, splits = case.dataset.groups, case.splits
     if groups is None:
         return None
@@ -77,7 +215,7 @@ def _rare_classes(case: Case) -> tuple[str, ...]:
 
 def _assumptions(case: Case) -> tuple[str, ...]:
     """Return the assumptions that a run's settings add to those of every ledger."""
-    found: tuple[str, ...] = case.protocol_config.assumptions()
+    found = tuple(case.protocol_config.assumptions())
     if case.origin == "recording":
         found = (*found, "Every message is on record: the operator of the recorded system asserts it.")
     distinct = () if case.networks is None else case.networks.distinct
@@ -95,7 +233,7 @@ def _assumptions(case: Case) -> tuple[str, ...]:
     )
 
 
-def views_of(case: Case) -> tuple[str, ...]:
+def _views(case: Case) -> tuple[str, ...]:
     """Return the adversaries whose ledgers are shown: every non-client party and the spec's adversaries."""
     return tuple(dict.fromkeys([*(p for p in case.parties if role(p) != "client"), *case.spec.adversaries]))
 

@@ -1,4 +1,4 @@
-"""A finished run as an object."""
+"""A finished run as an object. The module loads no PyTorch: a ledger and a result are read without it."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from typing import TYPE_CHECKING
 from fdaudit.accounting.accounts import Accounts
 from fdaudit.accounting.ledger import Books, Ledger
 from fdaudit.accounting.profile import Profile, profile, with_delta
-from fdaudit.adversary.view import View
-from fdaudit.audit.ledgers import books_of
-from fdaudit.audit.summary import utility_table
+from fdaudit.audit.ledgers import books_of, kept_books
 from fdaudit.errors import RunError
 from fdaudit.events import Relation, Unit
-from fdaudit.planning.case import Case
 from fdaudit.result import Result, read
-from fdaudit.scoring.run_directory import RunDirectory
 from fdaudit.storage.files import load_json
 from fdaudit.storage.timings import read_timings
-from fdaudit.transcript.manifest import verify
+from fdaudit.transcript.manifest import refuse_changed, verify
 
 if TYPE_CHECKING:
     import pandas as pd
+
+    from fdaudit.adversary.view import View
+    from fdaudit.planning.case import Case
+    from fdaudit.scoring.run_directory import RunDirectory
 
 __all__ = ["Run"]
 
@@ -43,6 +43,8 @@ class Run:
     @cached_property
     def opened(self) -> RunDirectory:
         """Return the run's directory with its case, rebuilt from its spec and its vault on first use."""
+        from fdaudit.scoring.run_directory import RunDirectory
+
         return RunDirectory.reopen(self.directory)
 
     @property
@@ -52,8 +54,18 @@ class Run:
 
     @cached_property
     def books(self) -> Books:
-        """Return the run's transcript, prepared for the ledger of any view on first use."""
-        return books_of(self.opened)
+        """Return the run's transcript, prepared for the ledger of any view on first use.
+
+        It takes its terms from the vault, and opens the case only if none are there that still hold.
+        """
+        refuse_changed(self.directory)
+        kept = kept_books(self.directory)
+        return books_of(self.opened) if kept is None else kept
+
+    @property
+    def views(self) -> tuple[str, ...]:
+        """Return the adversaries whose ledgers are shown: every non-client party and the spec's adversaries."""
+        return self.books.views
 
     @property
     def result(self) -> Result:
@@ -76,6 +88,8 @@ class Run:
         its interval low and high, mean_iou, object_dice, aji, hd95, n and site: of the rows after the last round, those
         with a site's number measure its test images alone, and those without one all test images.
         """
+        from fdaudit.audit.summary import utility_table
+
         return utility_table(self.directory)
 
     @property
@@ -107,7 +121,7 @@ class Run:
             unit: `record` or `client`; default: the spec's.
             relation: `add-or-remove` or `replace-one`; default: the spec's, or the relation of the run's events.
         """
-        asked = self.case.spec.privacy
+        asked = self.books.choices
         return self.books.ledger(
             view,
             delta=asked.delta if delta is None else delta,
@@ -119,7 +133,7 @@ class Run:
         self, view: str = "server", *, unit: Unit | None = None, relation: Relation | None = None
     ) -> Accounts:
         """Return the mechanisms charged to each client in an adversary's view; arguments as for `ledger`."""
-        asked = self.case.spec.privacy
+        asked = self.books.choices
         return self.books.accounts(view, unit=unit or asked.unit, relation=relation or asked.relation)
 
     def profile(
@@ -138,7 +152,7 @@ class Run:
             unit: as `ledger` takes it.
             relation: as `ledger` takes it.
         """
-        delta = self.case.spec.privacy.delta if delta is None else delta
+        delta = self.books.choices.delta if delta is None else delta
         return profile(self.accounts(view, unit=unit, relation=relation), with_delta(delta))
 
     def verify(self) -> list[str]:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import csv
 import hashlib
 import io
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from fdaudit.audit.containment import contained
-from fdaudit.audit.ledgers import books_of, views_of
+from fdaudit.audit.ledgers import books_of, keep_terms
 from fdaudit.audit.utility import measurement_of
 from fdaudit.config import validate
 from fdaudit.data.splits import test_xy
@@ -137,6 +140,7 @@ def conclude(run: RunDirectory) -> Result:
         ),
         reproduce=_reproduce(case.origin),
     )
+    keep_terms(run)
     save_json(path / "result.json", result.plain(), indent=1)
     return result
 
@@ -232,11 +236,9 @@ def _sha256(path: Path) -> str:
 
 def _ledgers(run: RunDirectory) -> list[Ledger]:
     """Return the ledgers of the spec's adversaries and of each non-client party."""
-    asked, books = run.case.spec.privacy, books_of(run)
-    return [
-        books.ledger(v, delta=asked.delta, unit=asked.unit, relation=asked.relation)
-        for v in views_of(run.case)
-    ]
+    books = books_of(run)
+    asked = books.choices
+    return [books.ledger(v, delta=asked.delta, unit=asked.unit, relation=asked.relation) for v in books.views]
 
 
 def _rounds_run(run: RunDirectory) -> int:
@@ -295,17 +297,43 @@ def utility_table(run: Path) -> pd.DataFrame:
         raise IntegrityError([f"utility.csv cannot be read: {told}"]) from None
 
 
+def _utility_rows(run: Path) -> list[SimpleNamespace]:
+    """Return the rows of `utility.csv` about all test records: numbers as floats, and NaN for an empty cell.
+
+    Raises:
+        IntegrityError: it cannot be read, or is not a table.
+    """
+    rows = []
+    try:
+        text = read_file(run / "utility.csv", TABLE_BYTES).decode("utf-8")
+        for cells in csv.DictReader(io.StringIO(text)):
+            row = SimpleNamespace(
+                line=cells.pop("line"), party=cells.pop("party"), round=int(cells.pop("round"))
+            )
+            for name, cell in cells.items():
+                setattr(row, name, float(cell or "nan"))
+            if math.isnan(getattr(row, "site", math.nan)):
+                rows.append(row)
+    except (OSError, ValueError, KeyError, TypeError, csv.Error) as error:
+        told = " ".join(str(getattr(error, "strerror", None) or error).split())
+        raise IntegrityError([f"utility.csv cannot be read: {told}"]) from None
+    return rows
+
+
 def _utility(run: Path, case: Case) -> Utility:
-    frame, measurement = utility_table(run), measurement_of(case.dataset.task)
-    if "site" in frame:
-        frame = frame[frame["site"].isna()]
+    rows, measurement = _utility_rows(run), measurement_of(case.dataset.task)
+    by_line: dict[str, list[SimpleNamespace]] = {}
+    for row in rows:
+        by_line.setdefault(row.line, []).append(row)
     final = []
-    for line, rows in frame.groupby("line", sort=False):
-        for row in rows[rows["round"] == rows["round"].max()].itertuples():
-            figure = measurement.figure(row, case.dataset.classes)
-            final.append(FinalUtility(line=str(line), party=str(row.party), figure=figure))
+    for line, of_line in by_line.items():
+        last = max(row.round for row in of_line)
+        for row in of_line:
+            if row.round == last:
+                figure = measurement.figure(row, case.dataset.classes)
+                final.append(FinalUtility(line=line, party=row.party, figure=figure))
     columns = ["line", "round", "party", *measurement.curve]
-    curve = [_curve_point(row) for row in frame[columns].to_dict("records")]
+    curve = [CurvePoint(**{name: getattr(row, name) for name in columns}) for row in rows]
     said = near_chance(final, curve, case.protocol.card.name, _chance(case))
     warnings = [f"{line} Attacks on it say little about a trained model." for line in said]
     return Utility(curve=tuple(curve), final=tuple(final), warnings=tuple(warnings))
@@ -314,10 +342,6 @@ def _utility(run: Path, case: Case) -> Utility:
 def _chance(case: Case) -> Chance:
     """Return the utility of an answer that has learnt nothing."""
     return measurement_of(case.dataset.task).chance(test_xy(case.dataset, case.splits)[1])
-
-
-def _curve_point(row: Mapping[Any, Any]) -> CurvePoint:
-    return CurvePoint(**{str(column): value for column, value in row.items()})
 
 
 def _reference_near_chance(utility: Utility, case: Case) -> Iterator[str]:

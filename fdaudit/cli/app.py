@@ -307,7 +307,8 @@ def attack(
     as_json: AsJson = False,
 ) -> None:
     """Attack a finished run and store the outcome in it, or write the guesses for a site that holds the truth."""
-    from fdaudit import api
+    from fdaudit import api, attacks
+    from fdaudit.evaluation import attack_pool
 
     if guesses is not None and name is None:
         raise UsageError("ATTACK", None, "is missing beside --guesses", "Name one attack.")
@@ -321,6 +322,8 @@ def attack(
         path = write_guesses(api.load(run), name, adversary, guesses, **settings)
         answer({"guesses": str(path)}, f"{path}: send its folder to the site", as_json=as_json)
         return
+    if name is not None and attacks.REGISTRY.owns(name) and (run / "manifest.json").is_file():
+        attack_pool.fork_attacker()  # before this process reads anything of the run
     loaded = api.load(run)
     interrupted: typer.Exit | None = None
     cells: Sequence[Cell] = ()

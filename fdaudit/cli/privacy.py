@@ -70,7 +70,7 @@ def ledger(
     opened: Run | JointRuns | ChosenRun = (
         _opened(runs) if chosen_from is None else _chosen(runs, chosen_from, curve)
     )
-    views = adversary or _views(opened)
+    views = adversary or opened.views
     ledgers = [opened.ledger(view, **how) for view in views for how in requests]
     files = [] if curve is None or isinstance(opened, ChosenRun) else _written(opened, ledgers, curve)
     if as_json:
@@ -114,13 +114,6 @@ def _chosen(runs: list[Path], sweep: Path, curve: Path | None) -> ChosenRun:
         problem, remedy = "is about one run, without --curve", "Give the chosen run alone."
         raise UsageError("--chosen-from", str(sweep), problem, remedy)
     return ChosenRun(sweep, runs[0])
-
-
-def _views(opened: Run | JointRuns | ChosenRun) -> tuple[str, ...]:
-    from fdaudit.audit.ledgers import views_of
-    from fdaudit.audit.run import Run
-
-    return views_of(opened.case) if isinstance(opened, Run) else opened.views
 
 
 def _written(opened: Run | JointRuns, ledgers: Sequence[Ledger], directory: Path) -> list[str]:

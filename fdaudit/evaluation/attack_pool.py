@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import os
 import secrets
+import sys
 from functools import cache
+from threading import active_count
 
 from fdaudit.parallel.memory import fitting
 from fdaudit.parallel.pool import Pool, processors, standing_pool
 from fdaudit.storage.cache import BYTES, DIRECTORY, KEY
 from fdaudit.storage.scratch import new_folder
 
-__all__ = ["attack_pool", "dismiss", "stand_by"]
+__all__ = ["attack_pool", "dismiss", "fork_attacker", "stand_by"]
 
 _WORKER = "fdaudit.evaluation.attack_worker"
 _MOST_IN_COMMON = 1 << 30
@@ -27,6 +29,17 @@ def stand_by() -> None:
     """Start the processes of a run with the default number of threads; none for one thread."""
     if _usual() > 1:
         attack_pool(_usual()).stand_by()
+
+
+def fork_attacker() -> None:
+    """Fork the process of fdaudit's own attacks from this one, so that both share libraries that take long to load.
+
+    A process that has loaded PyTorch may have read a run. It forks none: its attacks start as a new program.
+    """
+    if "torch" not in sys.modules and active_count() == 1:
+        from fdaudit.isolation.attacker import fork_ahead
+
+        fork_ahead()
 
 
 def dismiss() -> None:

@@ -6,7 +6,6 @@ Guarantee, besides those of `serve`:
 
 from __future__ import annotations
 
-import os
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -34,10 +33,9 @@ def main() -> None:
 
 def _prepare() -> None:
     """Load libraries once for this process and for that of attacks, before any data of a run."""
-    from fdaudit.isolation import attacker, launch
+    from fdaudit.isolation.attacker import fork_ahead
 
-    os.environ.update(launch.THREADS)
-    attacker.stand_by(launch.fork)
+    fork_ahead()
 
 
 def _work(value: dict[str, Any], say: Say) -> None:

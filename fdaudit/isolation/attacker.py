@@ -44,6 +44,7 @@ from fdaudit.isolation.launch import (
     Pipe,
     Process,
     ended_within,
+    fork,
     new_program,
 )
 from fdaudit.isolation.paths import devices, has_accelerator, readable
@@ -70,6 +71,7 @@ __all__ = [
     "CellAttacks",
     "attack",
     "dismiss",
+    "fork_ahead",
     "home",
     "offered_confinement",
     "one_cell",
@@ -578,6 +580,18 @@ def stand_by(launched: Launcher = new_program) -> None:
     with _turn:
         if not _free:
             _free.append(Attacker(True, launched))
+
+
+def fork_ahead() -> None:
+    """Start the process of fdaudit's own attacks as a fork of this one, which has not read anything of a run yet.
+
+    It shares the libraries of this process, which computes on one thread from then on where nothing says otherwise.
+
+    Raises:
+        RuntimeError: other threads run.
+    """
+    os.environ.update(THREADS)
+    stand_by(fork)
 
 
 def dismiss(for_good: bool = False) -> None:

@@ -17,6 +17,7 @@ import os
 import select
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -93,14 +94,11 @@ def new_program(launch: Launch) -> tuple[Process, BinaryIO, BinaryIO]:
 
 
 def _load_libraries() -> None:
-    """Load the libraries that both attacks and the auditor need."""
-    import scipy.stats
-    import torch._dynamo  # some attacks load it, which fails in a forked process
-
+    """Load the libraries that every attack and the auditor need; an attack loads others when it needs them."""
     from fdaudit.adversary import view
     from fdaudit.isolation import schema
 
-    del scipy, torch, view, schema
+    del view, schema
 
 
 def fork(launch: Launch) -> tuple[Process, BinaryIO, BinaryIO]:
@@ -132,6 +130,8 @@ def _become(launch: Launch, reading: int, writing: int) -> NoReturn:
         os.environ.clear()
         os.environ.update(launch.variables)
         os.chdir(launch.directory)
+        # PyTorch's compiler makes a directory among temporary files, and may not write where the starter has them.
+        tempfile.tempdir = None
         from fdaudit.isolation.process import serve_until_the_end
 
         serve_until_the_end(launch.allowed)

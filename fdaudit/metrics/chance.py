@@ -7,12 +7,14 @@ Guarantees:
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import scipy  # its packages are loaded at first use
 from numpy.typing import ArrayLike
 
 from fdaudit.metrics._arrays import Floats, Integers
-from fdaudit.metrics.ranking import checked, checked_pairs
+from fdaudit.metrics.ranking import checked, checked_pairs, doubled_ranks
 
 __all__ = ["auc_p_value", "tpr_p_value"]
 
@@ -43,7 +45,7 @@ def auc_p_value(scores: ArrayLike, member: ArrayLike, *, pair: ArrayLike | None 
         test = scipy.stats.mannwhitneyu(values[truth], values[~truth], alternative="greater")
         return float(test.pvalue)
     unit = checked_pairs(pair, truth)
-    doubled = np.round(2 * scipy.stats.rankdata(values)).astype(np.int64)  # mean ranks are whole or half
+    doubled = doubled_ranks(values)
     ahead = np.zeros(int(unit.max()) + 1, dtype=np.int64)
     np.add.at(ahead, unit, np.where(truth, doubled, -doubled))
     steps = np.abs(ahead[ahead != 0])
@@ -88,4 +90,15 @@ def tpr_p_value(found: int, members: int, wrong: int, others: int) -> float:
         wrong: non-members detected.
         others: all non-members.
     """
-    return float(scipy.stats.hypergeom.cdf(wrong, members + others, others, found + wrong))
+    passed, members, others = (
+        int(found + wrong),
+        int(members),
+        int(others),
+    )  # Python's numbers do not overflow
+    least = max(0, passed - members)
+    choices = math.comb(others, least) * math.comb(members, passed - least)  # with `least` of the others
+    total = 0
+    for k in range(least, min(wrong, others) + 1):
+        total += choices
+        choices = choices * (others - k) * (passed - k) // ((k + 1) * (members - passed + k + 1))
+    return total / math.comb(members + others, passed)

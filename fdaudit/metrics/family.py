@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 
 from fdaudit.metrics._arrays import Floats, Integers
 from fdaudit.metrics.membership import FPRS, fpr_name
+from fdaudit.metrics.ranking import doubled_ranks
 
 __all__ = ["REFLIPS", "FigureKey", "Pairs", "Reflipped", "holm", "reflip"]
 
@@ -222,7 +223,7 @@ def _columns(cell: str, scores: Mapping[str, Pairs], start: Mapping[str, int]) -
     for target, coins, pairs in groups:
         n = len(coins)
         values = np.concatenate(pairs)
-        doubled = np.round(2 * scipy.stats.rankdata(values)).astype(np.int64)
+        doubled = doubled_ranks(values)
         yield _Auc(tested=FigureKey(cell, target, "auc"), coins=coins, ahead=doubled[:n] - doubled[n:])
         for fpr in FPRS:
             allowed = int(np.floor(fpr * n + 1e-9))

@@ -32,6 +32,7 @@ __all__ = [
     "choices",
     "cross_decided",
     "detected",
+    "doubled_ranks",
     "pair_accuracy",
     "roc_curve",
     "tpr_at_fpr",
@@ -71,6 +72,17 @@ def checked(scores: ArrayLike, member: ArrayLike) -> tuple[Floats, Flags]:
             "member", bool(truth[0]), f"is all there is: no {missing}", "Score members and non-members."
         )
     return values, truth
+
+
+def doubled_ranks(values: Floats) -> Integers:
+    """Return twice the rank of each value (n,), a whole number; ties share their mean rank.
+
+    SciPy's `rankdata` would load `scipy.stats`, which takes a process longer than the ranks of a run.
+    """
+    _, place, count = np.unique(values, return_inverse=True, return_counts=True)
+    last = np.cumsum(count)  # the highest rank of each distinct value
+    doubled: Integers = (2 * last - count + 1)[place]
+    return doubled
 
 
 def checked_pairs(pair: ArrayLike | None, truth: Flags) -> Integers:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import math
 from collections.abc import Callable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any, TypeVar, cast
@@ -19,6 +21,7 @@ __all__ = [
     "Network",
     "call_with",
     "feature_width",
+    "for_trial",
     "group_norm",
     "matches",
     "moved",
@@ -28,6 +31,9 @@ __all__ = [
 ]
 
 M = TypeVar("M", bound=nn.Module)
+
+_FEW_WEIGHTS, _FEW_VALUES = 1 << 20, 1 << 14
+"""The most weights of a module, and the most values of a record, with which it is tried on the CPU."""
 
 
 class Network(nn.Module):
@@ -68,11 +74,33 @@ def feature_width(extractor: nn.Module, input_shape: tuple[int, ...], *, whole: 
     Raises:
         RuntimeError: the image is too small for the layers.
     """
+    extractor = for_trial(extractor, input_shape)
     weight = next(extractor.parameters(), None)
     dtype = torch.int64 if whole else torch.float32
     record = torch.zeros(1, *input_shape, dtype=dtype, device=None if weight is None else weight.device)
-    with torch.no_grad():
+    with torch.no_grad(), record.device:
         return int(extractor(record).shape[1])
+
+
+def for_trial(module: nn.Module, input_shape: tuple[int, ...]) -> nn.Module:
+    """Return a module whose outputs on blank records have the right shapes; values count for nothing.
+
+    Of a small module on the meta device this is a copy on the CPU, with zeros for weights. To run a module on the meta
+    device, PyTorch loads its compiler, which takes a process longer than `import torch`.
+
+    Args:
+        module: it is left as it is.
+        input_shape: of a record.
+    """
+    tensors = [*module.parameters(), *module.buffers()]
+    small = sum(t.numel() for t in tensors) <= _FEW_WEIGHTS and math.prod(input_shape) <= _FEW_VALUES
+    if not small or not any(t.is_meta for t in tensors):
+        return module
+    copies: dict[int, Any] = {}
+    for tensor in tensors:
+        zeros = torch.zeros(tensor.shape, dtype=tensor.dtype, device="cpu")
+        copies[id(tensor)] = nn.Parameter(zeros) if isinstance(tensor, nn.Parameter) else zeros
+    return copy.deepcopy(module, copies)
 
 
 def group_norm(channels: int) -> nn.GroupNorm:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import inspect
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
 from functools import cached_property, partial
 from pathlib import Path
@@ -15,11 +16,12 @@ import torch
 from pydantic import JsonValue
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from fdaudit.config import Config, validate
 from fdaudit.errors import SpecError, nearest, plugin_line
 from fdaudit.limits import MOST_PARAMETERS
-from fdaudit.models.network import matches, seed_from, seeded, trainable_parameters
+from fdaudit.models.network import for_trial, matches, seed_from, seeded, trainable_parameters
 from fdaudit.models.normalization import Normalization, normalized
 from fdaudit.models.pretrained.encoder import PretrainedParams, located, pretrained
 from fdaudit.models.pretrained.files import FILES
@@ -112,6 +114,31 @@ PAPER_TABLES: Mapping[tuple[str, int], str] = MappingProxyType(
 `fashion-mnist`), Table 4 (`cifar10`, whose heads `paper_model` adds)."""
 
 _PAPER_HEADS = ((128, 64), (128, 64), (256,), (256,), (128, 64), (128, 64), (256,), (256,), (256,), (256,))
+
+
+class _OperationCounter(TorchDispatchMode):
+    """Counts floating-point operations as PyTorch's `FlopCounterMode` does, without loading its compiler."""
+
+    operations = 0
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # true would load the compiler, to leave this method out of it
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        from torch.utils.flop_counter import flop_registry
+
+        kwargs = kwargs or {}
+        formula = flop_registry.get(func.overloadpacket)
+        if formula is None:
+            with self:
+                parts = func.decompose(*args, **kwargs)
+            if parts is not NotImplemented:
+                return parts
+        output = func(*args, **kwargs)
+        if formula is not None:
+            self.operations += int(formula(*args, **kwargs, out_val=output))
+        return output
 
 
 @dataclass(frozen=True)
@@ -256,20 +283,22 @@ class Architecture:
     @cached_property
     def work(self) -> int:
         """Return the floating-point operations of convolutions and matrix products in one image's forward pass."""
-        from torch.utils.flop_counter import FlopCounterMode
+        counter = _OperationCounter()  # type: ignore[no-untyped-call]
+        self.tried(1, counter)
+        return counter.operations
 
-        with FlopCounterMode(display=False) as counter:
-            self.tried(1)
-        return int(counter.get_total_flops())
+    def tried(self, records: int, watched: AbstractContextManager[Any] | None = None) -> Any:
+        """Run the network on `records` blank records, in the context `watched` if there is one.
 
-    def tried(self, records: int) -> Any:
-        """Run the network on `records` blank records. On the meta device the output has a shape but no values."""
-        device = torch.device("cpu" if self.name.startswith(IMPORT) else "meta")
+        The output has the right shape, but its values count for nothing.
+        """
         # The trial run of an imported module may draw at random: inside the fork, like the building.
         with forked_randomness(), torch.no_grad():
-            module = self._skeleton
+            module = for_trial(self._skeleton, self.input_shape)
+            device = next((p.device for p in module.parameters()), torch.device("cpu"))
             training = module.training
-            output = module.eval()(self.blank_inputs(records, device))
+            with watched or nullcontext():
+                output = module.eval()(self.blank_inputs(records, device))
             module.train(training)
         return output
 

@@ -189,9 +189,9 @@ def execution_of(spec: Spec, networks: Networks | None) -> Execution:
         precision=spec.precision,
         compile=spec.compile,
         convolutions=any(n.has_convolutions for n in distinct),
-        stackable=all(r.stackable for r in shown) and not own_norms,
+        stackable=device.startswith("cuda") and all(r.stackable for r in shown) and not own_norms,
         contiguous_only=contiguous_only,
-        work=max((n.work for n in distinct), default=0.0),
+        work=0.0 if spec.threads == 1 else max((n.work for n in distinct), default=0.0),
     )
 
 

@@ -17,7 +17,6 @@ from fdaudit.accounting.accounts import Accounts, accounts_from_json, accounts_t
 from fdaudit.accounting.joint import joined
 from fdaudit.accounting.profile import with_delta
 from fdaudit.audit.joint_ledger import JointLedger, joint_entry
-from fdaudit.audit.ledgers import views_of
 from fdaudit.audit.run import Run
 from fdaudit.errors import IntegrityError, RunError, UsageError
 from fdaudit.events import Relation, Unit
@@ -46,7 +45,7 @@ def note_accounts(directory: Path, records: str) -> None:
         "records": records,
         "hands_out": bool(len(case.splits.proxy) + len(case.splits.auxiliary)),
         "delta": case.spec.privacy.delta,
-        "accounts": [accounts_to_json(run.accounts(view)) for view in views_of(case)],
+        "accounts": [accounts_to_json(run.accounts(view)) for view in run.views],
     }
     save_json(directory / ACCOUNTS, value, indent=1)
 

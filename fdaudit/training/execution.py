@@ -47,7 +47,11 @@ class Execution:
     def begin(self) -> None:
         """Set up this process for training: threads, deterministic operations, freed memory kept."""
         torch.set_num_threads(self.inside)
-        torch.use_deterministic_algorithms(True, warn_only=True)
+        if self.compile:
+            torch.use_deterministic_algorithms(True, warn_only=True)
+        else:
+            # The same, but it does not load the compiler to tell it so.
+            torch.set_deterministic_debug_mode("warn")
         malloc.keep()
 
     @classmethod

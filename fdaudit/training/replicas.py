@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Protocol
 
 import torch
@@ -95,9 +97,8 @@ class NetworkBehavior:
         draws_answers: a pass in evaluation does too.
         keeps: a pass in training changes buffers, such as BatchNorm's running statistics.
         coupled: a batch's gradient is not the mean of its parts' gradients, or a pass changes buffers.
-        stackable: many models may be trained as one under `vmap`. It can neither give each model its own seed nor
-            change buffers in place.
         single: it can be trained on a batch of one record.
+        trials: further trials.
     """
 
     contiguous_only: bool
@@ -105,8 +106,17 @@ class NetworkBehavior:
     draws_answers: bool
     keeps: bool
     coupled: bool
-    stackable: bool
     single: bool
+    trials: _Trials = field(repr=False)
+
+    @cached_property
+    def stackable(self) -> bool:
+        """Return whether many models may be trained as one under `vmap`.
+
+        It can neither give each model its own seed nor change buffers in place. The trial loads PyTorch's compiler,
+        which takes a process longer than `import torch`: only a core that stacks models asks for it.
+        """
+        return not (self.random or self.keeps) and self.trials.stacks()
 
 
 _rehearsals: dict[bytes, NetworkBehavior] = {}
@@ -124,10 +134,7 @@ def rehearsed(network: Buildable, device: torch.device | str = "cpu") -> Network
     """
     key = canonical([network.described, network.source, str(device)])
     if key not in _rehearsals:
-        accelerators = [torch.device(device)] if torch.device(device).type == "cuda" else []
-        with forked_randomness(accelerators), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of foreign code; they come again when it is trained
-            _rehearsals[key] = _Trials(network, torch.device(device)).rehearsal()
+        _rehearsals[key] = _Trials(network, torch.device(device)).rehearsal()
     return _rehearsals[key]
 
 
@@ -180,6 +187,18 @@ class _Trials:
         Raises:
             SpecError: the network cannot be trained.
         """
+        with self._apart():
+            return self._rehearsal()
+
+    @contextmanager
+    def _apart(self) -> Iterator[None]:
+        """Leave the states of random generators as they are, and no warning of foreign code: it comes in training."""
+        accelerators = [self._device] if self._device.type == "cuda" else []
+        with forked_randomness(accelerators), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+
+    def _rehearsal(self) -> NetworkBehavior:
         module = self._built()
         if not any(p.requires_grad for p in module.parameters()):
             raise self._refusal("has no parameter that can be trained", "Unfreeze one.")
@@ -201,8 +220,8 @@ class _Trials:
             draws_answers=self._draws_answers(),
             keeps=keeps,
             coupled=coupled,
-            stackable=not (random or keeps) and self._stacks(gradient),
             single=self._runs(self._x[:1]),
+            trials=self,
         )
 
     def _built(self) -> nn.Module:
@@ -237,8 +256,12 @@ class _Trials:
             return False
         return _close({n: (first[n] + second[n]) / 2 for n in gradient}, gradient)
 
-    def _stacks(self, gradient: Parameters) -> bool:
+    def stacks(self) -> bool:
         """Return whether two models under `vmap` get the gradient that each gets alone."""
+        with self._apart():
+            return self._stacks(_gradient(self._built(), self._x))
+
+    def _stacks(self, gradient: Parameters) -> bool:
         module = self._built()
         held = Copy(module).named
         if len({id(t) for t in held.values()}) < len(held):
@@ -357,7 +380,7 @@ class Traits:
             random=shown.random,
             draws_answers=shown.draws_answers,
             compiled=execution.compile and not shown.random,  # what is compiled draws otherwise
-            stackable=shown.stackable,
+            stackable=execution.strategy == "stacked" and shown.stackable,
             coupled=shown.coupled,
             cached=on_processor
             and execution.memory_format == "channels_last"

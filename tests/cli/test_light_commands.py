@@ -15,6 +15,7 @@ HEAVY = (
     "pandas",
     "scipy.stats",
     "sklearn",
+    "sympy",
     "torch",
     "torch._dynamo",
     "torchmetrics",
@@ -52,5 +53,13 @@ def test_a_refused_quickstart_loads_no_heavy_library(tmp_path: Path) -> None:
 def test_commands_on_a_run_load_only_what_they_use(tmp_path: Path) -> None:
     path = str(finished(tmp_path / "run"))
     assert heavy_modules(0, "verify", path) == set()
-    assert heavy_modules(0, "report", path) <= {"matplotlib", "torch"}
-    assert not heavy_modules(0, "ledger", path) & {"matplotlib", "pandas", "scipy.stats", "sklearn"}
+    assert heavy_modules(0, "report", path) == {"matplotlib"}
+    assert heavy_modules(0, "ledger", path) == set()
+    assert heavy_modules(0, "attack", path, "loss-threshold") == {"torch"}
+
+
+@pytest.mark.thorough
+def test_the_compiler_is_loaded_by_a_command_that_stacks_models(tmp_path: Path) -> None:
+    """The rule for `attack` could not fail if nothing did."""
+    path = str(finished(tmp_path / "run", strategy="stacked"))
+    assert "torch._dynamo" in heavy_modules(0, "attack", path, "loss-threshold")

@@ -90,7 +90,9 @@ def test_the_next_call_goes_on(run: fdaudit.Run, monkeypatch: pytest.MonkeyPatch
 def test_a_killed_stage_is_counted_when_the_run_is_opened(run: fdaudit.Run, monkeypatch) -> None:
     tick = interrupt(AFTER, raises(KeyboardInterrupt))
     with monkeypatch.context() as patch:
-        patch.setattr(api, "conclude", raises(KeyboardInterrupt))  # a kill leaves no time to conclude
+        patch.setattr(
+            "fdaudit.audit.summary.conclude", raises(KeyboardInterrupt)
+        )  # a kill leaves no time to conclude
         with pytest.raises(KeyboardInterrupt):
             api.attack_all(run, tick)
     assert run.result.unfinished is None

@@ -119,3 +119,29 @@ def test_a_removed_cache_directory_is_made_again_before_its_process_is_confined(
     with warm.forked_attackers():
         Attacker(own=True).close()
     assert (tmp_path / "removed" / "cache").stat().st_mode & 0o777 == 0o700
+
+
+COMPILER = """
+import os, sys
+from fdaudit.isolation import attacker, process
+
+answer = process.serve_cases
+
+def load(*arguments, **named):
+    before = "torch._dynamo" in sys.modules
+    import scipy.stats, torch._dynamo
+    print("loaded", before, "torch._dynamo" in sys.modules, file=sys.stderr, flush=True)
+    answer(*arguments, **named)
+
+process.serve_cases = load
+attacker.fork_ahead()
+fork = attacker._standing(frozenset())
+fork.missing()
+fork.close()
+"""
+
+
+def test_a_confined_fork_can_load_the_compiler_which_no_fork_has_loaded_before() -> None:
+    run = subprocess.run([sys.executable, "-c", COMPILER], capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr
+    assert "loaded False True" in run.stderr

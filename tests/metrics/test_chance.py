@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from itertools import combinations, product
 
 import numpy as np
 import pytest
+import scipy.stats
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fdaudit.errors import UsageError
 from fdaudit.metrics import chance
 from fdaudit.metrics.chance import auc_p_value, tpr_p_value
-from fdaudit.metrics.ranking import auc
+from fdaudit.metrics.ranking import auc, doubled_ranks
 
 
 def by_all_coins(scores, member, pair):
@@ -92,6 +94,19 @@ def test_the_tail_of_a_true_positive_rate_is_that_of_a_random_order():
         hits += order[:threshold].sum() >= found
     assert tpr_p_value(found, members, wrong, others) == pytest.approx(hits / 20_000, abs=0.012)
     assert tpr_p_value(0, members, 0, others) == 1.0
+
+
+@given(st.integers(1, 300), st.integers(1, 300), st.floats(0, 1), st.floats(0, 1))
+def test_the_tail_of_a_true_positive_rate_is_hypergeometric(members, others, detected, passed):
+    found, wrong = round(detected * members), round(passed * others)
+    expected = scipy.stats.hypergeom.cdf(wrong, members + others, others, found + wrong)
+    assert tpr_p_value(found, members, wrong, others) == pytest.approx(expected, rel=1e-12)
+
+
+@given(st.lists(st.integers(0, 9), min_size=1, max_size=40))
+def test_ties_share_their_mean_rank(values):
+    doubled = doubled_ranks(np.asarray([*values, math.inf], float))
+    assert doubled.tolist() == (2 * scipy.stats.rankdata([*values, math.inf])).tolist()
 
 
 def test_pairs_that_are_none_are_refused():

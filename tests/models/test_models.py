@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from torch import nn
 from torch.func import functional_call, grad, vmap
+from torch.utils.flop_counter import FlopCounterMode
 
 from fdaudit.data.texts.wordpieces import PieceNumbering, Pieces
 from fdaudit.errors import SpecError, UsageError
@@ -385,6 +386,31 @@ def test_the_work_of_a_network_is_counted_by_hand():
     (conv, head) = layers
     places = head.in_features // conv.out_channels
     assert strided.work == 2 * (conv.weight.numel() * places + head.weight.numel())
+
+
+@pytest.mark.parametrize("name", ZOO)
+def test_the_work_of_a_network_is_what_pytorch_counts(name: str) -> None:
+    network = architecture(ModelSpec(name=name), (1, 28, 28), 3)
+    with torch.device("meta"):
+        module = network.build(child(0, "w")).eval()
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        module(network.blank_inputs(1, "meta"))
+    assert network.work == counter.get_total_flops()
+
+
+def test_a_small_network_is_tried_without_the_compiler() -> None:
+    program = """
+import sys
+from fdaudit.models import architecture
+from fdaudit.spec.schema import ModelSpec
+for name in ("mlp", "cnn-5-5", "cnn-strided", "lenet-dlg", "resnet8", "resnet18"):
+    architecture(ModelSpec(name=name), (1, 28, 28), 3).work
+    print("torch._dynamo" in sys.modules)
+"""
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    *small, large = run.stdout.split()
+    assert set(small) == {"False"}
+    assert large == "True"
 
 
 @pytest.mark.parametrize(
