@@ -31,7 +31,7 @@ from ._statistics import confidence
 from ._treatment import Treatment, treatments
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from fdaudit.adversary.knowledge import Knowledge
     from fdaudit.adversary.view import View
@@ -390,7 +390,7 @@ def _logits(knowledge: Knowledge, train: Trainer, models: list[Parameters], x: T
     if 4 * len(models) * len(x) * knowledge.classes > _MOST_KEPT:
         return stacked_logits(train, models, x)
     card = {"what": "logits of shadows", **knowledge.described}
-    tensors = [x, numbered(range(len(models)), models)]
+    tensors: list[Tensor | Mapping[str, Tensor]] = [x, numbered(range(len(models)), models)]
     return computed_once(card, tensors, lambda _: {"logits": stacked_logits(train, models, x)})["logits"]
 
 

@@ -204,7 +204,8 @@ class UpdateProjection:
         """Return scores (n,) of records (x, y), before pairs are compared: once for equal uploads."""
         card = {"attack": self.card.name, "score": self.config.score, "values": _MOST_VALUES}
         card |= knowledge.described
-        tensors = [x, y, *chain.from_iterable((upload.descent, *upload.models) for upload in uploads)]
+        sent = chain.from_iterable((upload.descent, *upload.models) for upload in uploads)
+        tensors: list[Tensor | Mapping[str, Tensor]] = [x, y, *sent]
 
         def explained(generator: torch.Generator) -> dict[str, Tensor]:
             return {"scores": self._explained(uploads, module, x, y, generator)}
