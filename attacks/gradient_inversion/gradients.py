@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Literal
 
@@ -28,6 +29,7 @@ from fdaudit.models.network import call_with
 from fdaudit.training.objectives import ClientStep
 
 from .second_order.folded import Folded, foldable
+from .second_order.tracing import Trace
 
 __all__ = [
     "PLAIN",
@@ -121,6 +123,14 @@ def _unfolded(batches: int) -> Strategy:
     return "vmap" if batches >= _VMAP_BATCHES else "loop"
 
 
+@dataclass
+class _Known:
+    """What was found out about a network, whatever its parameters: its trace, and strategies by shape."""
+
+    trace: Trace | None = None
+    strategies: dict[tuple[int, ...], Strategy] = field(default_factory=dict)
+
+
 class GradientMap(Simulator):
     """Maps R batches of images and labels to the R gradients of their mean cross-entropy.
 
@@ -145,7 +155,17 @@ class GradientMap(Simulator):
         self.names = tuple(self.parameters)
         self._module, self._strategy, self._step = module, strategy, step
         self._folded: Folded | None = None
-        self._rule: dict[tuple[int, ...], Strategy] = {}
+        self._known = _Known()
+
+    def at(self, tensors: Mapping[str, Tensor]) -> GradientMap:
+        """Return the map at other tensors of the same network, which is neither traced nor tested again.
+
+        Raises:
+            UsageError: a parameter is missing or has another shape.
+        """
+        other = GradientMap(self._module, tensors, self._strategy, self._step)
+        other._known = self._known
+        return other
 
     def __call__(self, x: Tensor, y: Tensor) -> Tensor:
         """Return gradients (R, P) of images x (R, B, c, h, w) with labels y (R, B), or class probabilities (R, B, C).
@@ -176,10 +196,12 @@ class GradientMap(Simulator):
         if self._step.function is not None:
             return "loop"
         key = (len(x), *x.shape[1:])
-        if key not in self._rule:
+        if key not in self._known.strategies:
             rule = choose_strategy(self._module, len(x), x.shape[1], x.shape[2:])
-            self._rule[key] = _unfolded(len(x)) if rule == "folded" and not self._records(x) else rule
-        return self._rule[key]
+            if rule == "folded" and not self._records(x):
+                rule = _unfolded(len(x))
+            self._known.strategies[key] = rule
+        return self._known.strategies[key]
 
     def _records(self, x: Tensor) -> bool:
         """Return whether a pass can be recorded and gives the gradients of plain autograd, tested with two batches.
@@ -198,7 +220,9 @@ class GradientMap(Simulator):
 
     def _fold(self) -> Folded:
         if self._folded is None:
-            self._folded = Folded(self._module, self.parameters, self._buffers)
+            if self._known.trace is None:
+                self._known.trace = Trace.of(self._module)
+            self._folded = Folded(self._known.trace, self.parameters, self._buffers)
         return self._folded
 
     def _loss(

@@ -13,10 +13,11 @@ from fdaudit.config import Config
 from fdaudit.errors import TrainingDivergedError
 from fdaudit.goals.membership import Membership
 from fdaudit.registry import AttackCard
+from fdaudit.storage.cache import computed_once
 from fdaudit.types import Applicability, AttackTask
 
 from .._reading import reads_forms
-from .._shadows import stacked_logits
+from .._shadows import numbered, stacked_logits
 from .._target_model import asked
 from .._uploads import WEIGHTS, after, updates_without_broadcast, uploads_of, with_payload
 from ._answers import RecordedAnswers, evenly_spread, recorded
@@ -30,17 +31,19 @@ from ._statistics import confidence
 from ._treatment import Treatment, treatments
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from fdaudit.adversary.knowledge import Knowledge
     from fdaudit.adversary.view import View
-    from fdaudit.training.trainer import Parameters
+    from fdaudit.training.trainer import Parameters, Trainer
     from fdaudit.transcript.messages import Message
     from fdaudit.types import Challenge
 
 __all__ = ["CoinRegression", "CoinRegressionConfig"]
 
 _MOST_PARAMETERS = 100_000
+_MOST_KEPT = 1 << 25
+"""Bytes of logits that are cached; larger ones would take the room of the shadows themselves."""
 _FLOOR = 1e-6
 """Smallest probability before a logarithm."""
 _MORE_STRANGE = 2.0
@@ -373,13 +376,22 @@ def _answers(knowledge: Knowledge, shadows: Matched, evidence: _CoinEvidence) ->
         raise ValueError("coin-regression: no training core to ask shadows with.")
     if evidence.x is None:
         return torch.stack([_change(model, evidence.start or {}) for model in shadows.models])
-    z = stacked_logits(knowledge.train, shadows.models, evidence.x)
+    z = _logits(knowledge, knowledge.train, shadows.models, evidence.x)
     if evidence.kind == "logit_range":
         return z.abs().amax((1, 2))[:, None]
     answers = z - z.mean(2, keepdim=True) if evidence.kind == "logits" else z.softmax(2)
     if not evidence.treatment.top:
         return answers
     return torch.stack([evidence.treatment.as_sent(one) for one in answers])
+
+
+def _logits(knowledge: Knowledge, train: Trainer, models: list[Parameters], x: Tensor) -> Tensor:
+    """Return the logits (m, s, C) of shadows, cached: several adversaries and messages ask for the same ones."""
+    if 4 * len(models) * len(x) * knowledge.classes > _MOST_KEPT:
+        return stacked_logits(train, models, x)
+    card = {"what": "logits of shadows", **knowledge.described}
+    tensors: list[Tensor | Mapping[str, Tensor]] = [x, numbered(range(len(models)), models)]
+    return computed_once(card, tensors, lambda _: {"logits": stacked_logits(train, models, x)})["logits"]
 
 
 def _change(model: Parameters, start: Parameters) -> Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import TYPE_CHECKING, ClassVar
 
 import torch
@@ -15,6 +15,7 @@ from fdaudit.goals.membership import Membership
 from fdaudit.kinds import MODELS
 from fdaudit.models.network import moved
 from fdaudit.registry import AttackCard
+from fdaudit.storage.cache import computed_once
 from fdaudit.types import Applicability, AttackTask
 
 from .._reading import reads_forms
@@ -165,11 +166,11 @@ class UpdateProjection:
                 unseen.append(challenge)
                 continue
             uploads = [_upload(view, *pair) for pair in uploads_of(view, name)[: self.config.uploads]]
-            scores = self._scores(uploads, module, challenge.x, challenge.y, generator)
+            scores = self._scores(uploads, module, challenge.x, challenge.y, knowledge)
             guesses.append(Membership(target=name, scores=against_its_pair(scores, challenge)))
         changes = _changes(view, module)[: self.config.rounds] if unseen else []
         if changes:
-            guesses += self._together(view, changes, module, unseen, generator)
+            guesses += self._together(view, changes, module, unseen, knowledge)
         return tuple(guesses)
 
     def _together(
@@ -178,13 +179,13 @@ class UpdateProjection:
         changes: list[tuple[Message, Message]],
         module: nn.Module,
         challenges: list[Challenge],
-        generator: torch.Generator,
+        knowledge: Knowledge,
     ) -> list[Membership]:
         """Explain each round's change of the broadcast model by all victims' candidates and own records."""
         own = view.own_data.values()
         x = torch.cat([*(c.x for c in challenges), *(x.cpu() for x, _ in own)])
         y = torch.cat([*(c.y for c in challenges), *(y.cpu() for _, y in own)])
-        scores = self._scores([_upload(view, end, start) for start, end in changes], module, x, y, generator)
+        scores = self._scores([_upload(view, end, start) for start, end in changes], module, x, y, knowledge)
         counts = [len(c.y) for c in challenges]
         parts = scores[: sum(counts)].split(counts)
         return [
@@ -198,15 +199,36 @@ class UpdateProjection:
         module: nn.Module,
         x: Tensor,
         y: Tensor,
+        knowledge: Knowledge,
+    ) -> Tensor:
+        """Return scores (n,) of records (x, y), before pairs are compared: once for equal uploads."""
+        card = {"attack": self.card.name, "score": self.config.score, "values": _MOST_VALUES}
+        card |= knowledge.described
+        sent = chain.from_iterable((upload.descent, *upload.models) for upload in uploads)
+        tensors: list[Tensor | Mapping[str, Tensor]] = [x, y, *sent]
+
+        def explained(generator: torch.Generator) -> dict[str, Tensor]:
+            return {"scores": self._explained(uploads, module, x, y, generator)}
+
+        return computed_once(card, tensors, explained)["scores"]
+
+    def _explained(
+        self,
+        uploads: list[_ProjectedUpload],
+        module: nn.Module,
+        x: Tensor,
+        y: Tensor,
         generator: torch.Generator,
     ) -> Tensor:
-        """Return scores (n,) of records (x, y), before pairs are compared."""
         looked_at = _coordinates(module, len(y), generator)
+        simulate = GradientMap(module, uploads[0].models[0])
+        device = next(module.parameters()).device
+        records, labels = x.to(device)[:, None], y.to(device)[:, None]
         gram = list[Tensor]()
         products = list[Tensor]()
         norm = list[Tensor]()
         for upload in uploads:
-            gradients, change = upload.on(module, x, y, looked_at)
+            gradients, change = upload.on(simulate, records, labels, looked_at)
             if not bool(change.any()):  # nothing was changed, and so nothing is to be explained
                 continue
             gram.append(gradients @ gradients.T)
@@ -229,14 +251,14 @@ class _ProjectedUpload:
     descent: Mapping[str, Tensor]
     models: tuple[Mapping[str, Tensor], ...]
 
-    def on(self, module: nn.Module, x: Tensor, y: Tensor, looked_at: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Return the records' gradients (n, P) and the upload (P,), float64, at the selected parameters."""
-        device = next(module.parameters()).device
-        x = x.to(device)[:, None]
-        y = y.to(device)[:, None]
+    def on(
+        self, simulate: GradientMap, x: Tensor, y: Tensor, looked_at: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """Return the gradients (n, P) of records x (n, 1, ...) and the upload (P,), float64, at selected parameters."""
+        device = x.device
         total: Tensor | None = None
         for model in self.models:
-            at = GradientMap(module, moved(model, device))
+            at = simulate.at(moved(model, device))
             rows = []
             for xs, ys in zip(x.split(_BATCH), y.split(_BATCH), strict=True):
                 gradients = at(xs, ys).double()

@@ -52,14 +52,14 @@ class Forms:
     classes: int = 0
     generator: GeneratorCard | None = None
     naming: Naming = field(default_factory=Naming)
-    _known: dict[tuple[object, ...], str] = field(default_factory=dict)
+    _known: dict[bytes, str] = field(default_factory=dict)
 
     def misfit(self, message: Message) -> str:
         """Return why attacks do not read a message: what its tensors lack for its kind; empty if they read it."""
-        key = (message.kind, *sorted(message.tensors.items(), key=lambda one: one[0]))
-        if key not in self._known:
-            self._known[key] = self._misfit(message.kind, shapes_of(message.tensors, self.naming))
-        return self._known[key]
+        if message.form not in self._known:
+            misfit = self._misfit(message.kind, shapes_of(message.tensors, self.naming))
+            self._known[message.form] = misfit
+        return self._known[message.form]
 
     def unread_in(self, messages: Sequence[Message]) -> Callable[[Message], str]:
         """Return why attacks on these messages do not read one of them, or an empty text, as a function of it.

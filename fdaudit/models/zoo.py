@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
-from functools import cached_property, partial
+from functools import cached_property, lru_cache, partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -169,6 +169,9 @@ class Architecture:
     normalization: Normalization | None = None
     frozen: tuple[str, ...] = ()
 
+    def __hash__(self) -> int:
+        return hash((self.name, self.input_shape, self.classes, self.words, self.frozen))
+
     def build(self, generator: torch.Generator) -> nn.Module:
         """Return a new float32 module on the CPU, in training mode, mapping (n, c, h, w) to logits (n, C).
 
@@ -311,11 +314,17 @@ class Architecture:
 
     @cached_property
     def _skeleton(self) -> nn.Module:
-        """Return the module on the meta device. An imported class may not support that and is built in full."""
-        if self.name.startswith(IMPORT):
-            return self._seeded(0)
-        with torch.device("meta"):
-            return self._seeded(0)
+        """Return the module on the meta device, which equal architectures share.
+
+        An imported class may not support that device. It is built in full, and for each architecture anew.
+        """
+        return self._seeded(0) if self.imported else _skeleton_of(self)
+
+
+@lru_cache(maxsize=64)  # every trial of an attack brings a copy of the same architecture
+def _skeleton_of(shared: Architecture) -> nn.Module:
+    with torch.device("meta"):
+        return shared._seeded(0)
 
 
 def architecture(

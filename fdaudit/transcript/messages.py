@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from types import MappingProxyType
 from typing import Any, Literal
 
@@ -80,6 +80,11 @@ class Message:
         """Return the sender and every receiver."""
         return (self.sender, *self.receivers)
 
+    @cached_property
+    def form(self) -> bytes:
+        """Return the kind and the tensors' names, types and shapes, equal for messages that have the same ones."""
+        return canonical([self.kind, _described(self.tensors)])
+
     def odd_text(self) -> str:
         """Return the first field that holds a text or name which no reader accepts, and why; empty if none does."""
         return _odd_text(self._value())
@@ -91,7 +96,7 @@ class Message:
     def _value(self) -> dict[str, Any]:
         """Return the JSON value of the line."""
         value = {name: getattr(self, name) for name in _IN_LINE}
-        value["tensors"] = {k: {"dtype": t.dtype, "shape": list(t.shape)} for k, t in self.tensors.items()}
+        value["tensors"] = _described(self.tensors)
         value["event"] = None if self.event is None else event_to_json(self.event)
         return value
 
@@ -103,6 +108,10 @@ class Message:
             IntegrityError: the line is not the canonical form of a message.
         """
         return (_parsed if len(line) <= _SHORT else _parsed.__wrapped__)(line)
+
+
+def _described(tensors: Mapping[str, TensorInfo]) -> dict[str, Any]:
+    return {name: {"dtype": info.dtype, "shape": list(info.shape)} for name, info in tensors.items()}
 
 
 _SHORT = 4096

@@ -7,7 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fdaudit.errors import UsageError
-from fdaudit.metrics import PSNR_CEILING, nearest_records, score_class_reconstruction
+from fdaudit.metrics import PSNR_CEILING, AuxiliaryPool, nearest_records, score_class_reconstruction
+from fdaudit.metrics.images import class_reconstruction
 
 
 @pytest.fixture(autouse=True)
@@ -52,6 +53,27 @@ def test_the_baseline_by_hand() -> None:
     assert score.figures["psnr_prior"].value == pytest.approx(20.0, abs=1e-4)
     assert score.figures["psnr_gain"].value == pytest.approx(80.0, abs=1e-4)
     assert score.strategies["psnr"] == ("class-mean",)
+
+
+def test_the_baseline_guesses_once_by_a_strategy_that_draws_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    aux, aux_y = _flat(0.2, 0.2, 0.2, 0.2, 0.9, 0.9, 0.9, 0.9), torch.tensor([0] * 4 + [1] * 4)
+    given = [_flat(0.1, 0.8)], [torch.tensor([0, 1])], [RECORDS], [CLASSES], aux, aux_y
+    _score(*given)  # chooses the strategies, which is done once for a pool
+    played = list[str]()
+    real = AuxiliaryPool.guess
+    monkeypatch.setattr(AuxiliaryPool, "guess", lambda self, s, *a: played.append(s) or real(self, s, *a))
+    _score(*given)
+    assert played == ["class-mean"]
+
+
+def test_a_guess_is_compared_with_the_records_of_its_class_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    searches = list[int]()
+    real = class_reconstruction._nearest
+    monkeypatch.setattr(
+        class_reconstruction, "_nearest", lambda guess, records: searches.append(1) or real(guess, records)
+    )
+    _score([_flat(0.25, 0.6)], [torch.tensor([0, 1])], [RECORDS], [CLASSES])
+    assert len(searches) == 2  # one a class
 
 
 def test_a_class_that_auxiliary_data_lack_is_guessed_from_the_others() -> None:

@@ -116,6 +116,18 @@ def test_showing_the_class_mean_gains_nothing() -> None:
     assert f["ssim_gain"].value <= 1e-3
 
 
+def test_the_prior_guesses_once_by_a_strategy_that_draws_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    truth, labels = _classes(_rng(0), 8, 0.02)
+    aux, aux_labels = _classes(_rng(1), 80, 0.02)
+    _score(truth, truth, aux, labels, aux_labels)  # chooses the strategies, which is done once for a pool
+    played = list[str]()
+    real = AuxiliaryPool.guess
+    monkeypatch.setattr(AuxiliaryPool, "guess", lambda self, s, *a: played.append(s) or real(self, s, *a))
+    score = _score(truth, truth, aux, labels, aux_labels)
+    assert set(score.strategies["psnr"]) == {"class-mean"}
+    assert played.count("class-mean") == 1
+
+
 def test_a_guess_of_noise_loses_to_the_prior() -> None:
     truth, labels = _classes(_rng(0), 16, 0.1)
     aux, aux_labels = _classes(_rng(1), 80, 0.1)

@@ -17,9 +17,10 @@ from fdaudit.protocols import REGISTRY
 import fdaudit
 from fdaudit import attacks
 from fdaudit.adversary.forms import Forms, left_out, legible
+from fdaudit.adversary.view import View
 from fdaudit.cli.explain import explained, text
 from fdaudit.errors import SpecError
-from fdaudit.models import Architecture
+from fdaudit.models import Architecture, zoo
 from fdaudit.models.declared import generator_card
 from fdaudit.planning import simulated
 from fdaudit.planning.message_sizes import fixed_sizes
@@ -27,6 +28,7 @@ from fdaudit.planning.simulated import simulated_case
 from fdaudit.rng import child
 from fdaudit.spec.schema import load_spec
 from fdaudit.training.trainer import parameters_of
+from fdaudit.transcript import messages
 from fdaudit.transcript.messages import Message
 from fdaudit.types import TensorInfo
 
@@ -91,6 +93,28 @@ def test_a_whole_model_is_read_and_a_part_is_not() -> None:
         assert f"{first} missing" in forms.misfit(message(kind, {n: WHOLE[n] for n in rest}))
         assert "has not: generator.weight" in forms.misfit(message(kind, {**WHOLE, "generator.weight": (3,)}))
         assert "(7,)" in forms.misfit(message(kind, {**WHOLE, first: (7,)}))
+
+
+def test_views_are_checked_again_without_describing_a_message_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every trial of an attack checks the view: each message has its form once, each network its shapes."""
+    described, built = list[Any](), list[Any]()
+    for made, module, name in ((described, messages, "_described"), (built, zoo, "_module")):
+        real = getattr(module, name)
+
+        def counted(one: Any, made: list[Any] = made, real: Any = real) -> Any:
+            made.append(one)
+            return real(one)
+
+        monkeypatch.setattr(module, name, counted)
+    sent = tuple(message("model_parameters", WHOLE, seq=n) for n in range(3))
+    view = View(
+        name="server", members=("server",), parties=(), hyperparameters={}, messages=sent, directory=Path()
+    )
+    for _ in range(4):
+        network = Architecture("mlp", {"widths": [4]}, (1, 8, 7), 10)
+        assert not legible(view, Forms(architecture=network, classes=10)).messages
+    assert len(described) == 3
+    assert len(built) == 1
 
 
 def test_a_quantised_model_is_whole_by_its_names() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 from fdaudit.errors import IntegrityError
 from fdaudit.storage.digests import canonical
 from fdaudit.transcript.messages import Message, role
+from fdaudit.types import TensorInfo
 
 from ..helpers.transcript_cases import (
     messages,
@@ -105,3 +107,19 @@ def test_what_json_cannot_say_has_no_canonical_form(value: Any) -> None:
 
 def test_the_role_of_a_party() -> None:
     assert [role(p) for p in ("client/3", "server", "world")] == ["client", "server", "world"]
+
+
+def test_the_form_is_the_kind_and_what_describes_the_tensors() -> None:
+    one, other = TensorInfo("F32", (2, 3)), TensorInfo("F32", (6,))
+    sent = Message(
+        seq=0, round=0, step=0, sender="a", receivers=("b",), kind="logits", tensors={"x": one, "y": other}
+    )
+    turned = replace(sent, seq=4, sender="c", tensors={"y": other, "x": one})
+    assert turned.form == sent.form
+    others = [
+        replace(sent, kind="soft_labels"),
+        replace(sent, tensors={"x": one, "z": other}),
+        replace(sent, tensors={"x": other, "y": one}),
+        replace(sent, tensors={"x": one, "y": TensorInfo("F16", (6,))}),
+    ]
+    assert len({m.form for m in (sent, *others)}) == 5

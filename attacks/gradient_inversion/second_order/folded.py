@@ -17,7 +17,7 @@ from torch.autograd.function import once_differentiable
 
 from .layers import Maybe, Pass, WeightedPass, added
 from .normalisation import NORMALISATIONS
-from .tracing import ACTIVATIONS, Node, named, traced, unfoldable
+from .tracing import ACTIVATIONS, Node, Trace, named, traced, unfoldable
 
 __all__ = ["Folded", "foldable"]
 
@@ -46,20 +46,17 @@ class Folded:
     """Runs R*B images through the shared weights at once, and computes each batch's own weight gradients.
 
     Args:
-        module: `foldable`.
+        trace: of a `foldable` module.
         parameters: by name.
         buffers: by name.
 
     Raises:
-        UsageError: the module depends on values in ways that cannot be traced, overwrites a tensor, calls a layer twice
-            or leaves one out.
+        UsageError: the module overwrites a tensor, calls a layer twice or leaves one out.
     """
 
-    def __init__(
-        self, module: nn.Module, parameters: Mapping[str, Tensor], buffers: Mapping[str, Tensor]
-    ) -> None:
+    def __init__(self, trace: Trace, parameters: Mapping[str, Tensor], buffers: Mapping[str, Tensor]) -> None:
         self._names, self._sizes = tuple(parameters), [p.numel() for p in parameters.values()]
-        self.nodes = traced(module, parameters, buffers)
+        self.nodes = traced(trace, parameters, buffers)
 
     def __call__(self, x: Tensor, y: Tensor) -> Tensor:
         """Return gradients (R, P) of images (R, B, c, h, w) with labels (R, B) or probabilities (R, B, C)."""

@@ -17,7 +17,7 @@ from .convolutions import Convolution
 from .layers import RELU, SIGMOID, TANH, Activation, activated, linear, operated, reshaped
 from .normalisation import NORMALISATIONS, normalised
 
-__all__ = ["ACTIVATIONS", "Node", "named", "traced", "unfoldable"]
+__all__ = ["ACTIVATIONS", "Node", "Trace", "named", "traced", "unfoldable"]
 
 Values = Mapping[fx.Node, Any]
 """Results by operation."""
@@ -58,26 +58,41 @@ class Node(NamedTuple):
     layer: str | None = None
 
 
-def traced(
-    module: nn.Module, parameters: Mapping[str, Tensor], buffers: Mapping[str, Tensor]
-) -> tuple[Node, ...]:
-    """Return the operations that the module's logits depend on: the images first, the logits last.
+class Trace(NamedTuple):
+    """A network's forward pass, which does not depend on the values of its parameters.
 
-    Args:
-        module: a module whose parameters all belong to plain convolutions and linear layers.
-        parameters: by name.
-        buffers: by name.
+    Attributes:
+        root: holds the module.
+        operations: those that the logits depend on: the images first, the logits last.
+    """
+
+    root: nn.Module
+    operations: tuple[fx.Node, ...]
+
+    @classmethod
+    def of(cls, module: nn.Module) -> Trace:
+        """Return the trace of a module whose parameters all belong to plain convolutions and linear layers.
+
+        Raises:
+            UsageError: the forward pass depends on values.
+        """
+        root = nn.Sequential(module)  # so that a module which is a layer is called as one
+        try:
+            graph = fx.Tracer().trace(root)
+        except Exception as error:  # foreign code may raise any error when it gets no values
+            problem = f"cannot be traced ({error})"
+            raise unfoldable("forward", problem, "Let no step depend on values.") from error
+        used = _ancestors(graph)
+        return cls(root, tuple(n for n in graph.nodes if n in used))
+
+
+def traced(trace: Trace, parameters: Mapping[str, Tensor], buffers: Mapping[str, Tensor]) -> tuple[Node, ...]:
+    """Return the operations of a trace with parameters and buffers, by name.
 
     Raises:
-        UsageError: the forward pass depends on values, overwrites a tensor, calls a layer twice or leaves one out.
+        UsageError: the forward pass overwrites a tensor, calls a layer twice or leaves one out.
     """
-    root = nn.Sequential(module)  # so that a module which is a layer is called as one
-    try:
-        graph = fx.Tracer().trace(root)
-    except Exception as error:  # foreign code may raise any error when it gets no values
-        raise unfoldable("forward", f"cannot be traced ({error})", "Let no step depend on values.") from error
-    used = _ancestors(graph)
-    nodes = tuple(_node(n, root, parameters, buffers) for n in graph.nodes if n in used)
+    nodes = tuple(_node(n, trace.root, parameters, buffers) for n in trace.operations)
     layers = [n.layer for n in nodes if n.layer is not None]
     for name in layers:
         if layers.count(name) > 1:

@@ -31,7 +31,7 @@ from fdaudit.errors import UsageError
 from fdaudit.metrics._arrays import Floats, Integers, images, integers, same_shape
 from fdaudit.metrics.images.bystanders import Bystanders, stricter
 from fdaudit.metrics.images.compared import Compared, ReconstructionScore, likenesses, size_notes
-from fdaudit.metrics.images.prior import AuxiliaryPool, ClassPriors, Measure
+from fdaudit.metrics.images.prior import AuxiliaryPool, ClassPriors, Measure, varies
 from fdaudit.metrics.intervals import unavailable
 
 __all__ = ["nearest_records", "score_class_reconstruction"]
@@ -151,7 +151,9 @@ def score_class_reconstruction(
     if not present:
         return _nothing(left_out)
     measures, lacking = likenesses(lpips_network, present[0].records.shape[1:])
-    near = _likeness([t.beside(t.guess) for t in present], measures)
+    nearest = [t.nearest(t.guess) for t in present]
+    pairs = [(t.guess, t.records[torch.from_numpy(at)]) for t, at in zip(present, nearest, strict=True)]
+    near = _likeness(pairs, measures)
     got = {}
     for q in measures:
         got[q.name] = np.concatenate([n[q.name] for n in near])
@@ -166,19 +168,15 @@ def score_class_reconstruction(
         prior, strategies = stricter(prior, strategies, beside, measures)
     places = []
     for number, t in enumerate(present):
-        pairs = zip(t.nearest(t.guess), t.kept, strict=True)
-        places += [(t.name, number, int(truth), int(guess)) for truth, guess in pairs]
+        numbers = zip(nearest[number], t.kept, strict=True)
+        places += [(t.name, number, int(truth), int(guess)) for truth, guess in numbers]
     compared = Compared(
         measures=measures,
         lacking=lacking,
         got=got,
         prior=prior,
         strategies=strategies,
-        places=[
-            (t.name, number, int(truth), int(guess))
-            for number, t in enumerate(present)
-            for truth, guess in zip(t.nearest(t.guess), t.kept, strict=True)
-        ],
+        places=places,
     )
     level = "class-level: each guess against the nearest record of its class that the target holds"
     if left_out:
@@ -260,15 +258,17 @@ def _prior(
     strategies = sorted({s for c in chosen.values() for s in c.values()})
     pairs = []
     for target in targets:
-        for _ in range(_DRAWS):
-            pairs += [target.beside(priors.guess(s, target.labels, generator).float()) for s in strategies]
+        for s in strategies:
+            guesses = [priors.guess(s, target.labels, generator) for _ in range(_draws_of(s, target))]
+            pairs += [target.beside(guess.float()) for guess in guesses]
     near = iter(_likeness(pairs, measures))
     values: dict[str, list[Floats]] = {q.name: [] for q in measures}
     for target in targets:
         own_pools = [pools[label] for label in target.labels.tolist()]
         rows: dict[str, list[list[float]]] = {q.name: [] for q in measures}
-        for _ in range(_DRAWS):
-            draw = {s: next(near) for s in strategies}
+        drawn = {s: [next(near) for _ in range(_draws_of(s, target))] for s in strategies}
+        for k in range(_DRAWS):
+            draw = {s: likeness[k % len(likeness)] for s, likeness in drawn.items()}
             for q in measures:
                 plays = [chosen[h][q.name] for h in own_pools]
                 rows[q.name].append([draw[s][q.name][i] for i, s in enumerate(plays)])
@@ -278,6 +278,11 @@ def _prior(
     for q in measures:
         played[q.name] = tuple(sorted({c[q.name] for c in chosen.values()}))
     return {name: np.concatenate(parts, axis=1) for name, parts in values.items()}, played
+
+
+def _draws_of(strategy: str, target: _ShownClass) -> int:
+    """Return the number of draws of a strategy that show all there is to see."""
+    return _DRAWS if varies(strategy, target.labels) else 1
 
 
 def _beside(

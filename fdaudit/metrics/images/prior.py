@@ -33,7 +33,7 @@ from fdaudit.metrics._arrays import Flags, Integers, images, integers
 from fdaudit.metrics.images.similarity import match
 from fdaudit.storage.cache import digest_of
 
-__all__ = ["AuxiliaryPool", "ClassPriors", "Measure", "choose_strategies"]
+__all__ = ["AuxiliaryPool", "ClassPriors", "Measure", "choose_strategies", "varies"]
 
 
 @dataclass(frozen=True)
@@ -48,6 +48,11 @@ class Measure:
     def sign(self) -> int:
         """Return 1 if a higher value is closer, else -1."""
         return 1 if self.higher_is_closer else -1
+
+
+def varies(strategy: str, labels: Integers | None) -> bool:
+    """Return whether guesses by a strategy differ from draw to draw: unknown `labels` are drawn as well."""
+    return strategy == "random" or (strategy == "class-mean" and labels is None)
 
 
 class AuxiliaryPool:

@@ -29,7 +29,7 @@ from fdaudit.metrics.images.compared import (
     likenesses,
     size_notes,
 )
-from fdaudit.metrics.images.prior import AuxiliaryPool, Measure, choose_strategies
+from fdaudit.metrics.images.prior import AuxiliaryPool, Measure, choose_strategies, varies
 from fdaudit.metrics.images.similarity import match
 from fdaudit.metrics.labels import label_recovery_figures
 
@@ -122,11 +122,7 @@ def score_reconstruction(
         got=got,
         prior=prior,
         strategies=strategies,
-        places=[
-            (names[i], i, int(t), int(g))
-            for i, b in enumerate(batches)
-            for t, g in zip(b.kept, b.order, strict=True)
-        ],
+        places=places,
     )
     groups, counted = None, "n counts images, taken as independent"
     if len(batches) >= _BATCHES:
@@ -220,11 +216,13 @@ def _prior(
         lined_up: dict[str, list[torch.Tensor]] = {s: [] for s in sorted(set(chosen[key].values()))}
         for _ in range(_DRAWS):
             for strategy, draws in lined_up.items():
-                guess = pool.guess(strategy, len(batch.guess), labels, generator)
-                draws.append(guess[match(guess, truth)])
+                if not draws or varies(strategy, labels):
+                    guess = pool.guess(strategy, len(batch.guess), labels, generator)
+                    draws.append(guess[match(guess, truth)])
         for q in measures:
-            guesses, repeated = torch.cat(lined_up[chosen[key][q.name]]), truth.repeat(_DRAWS, 1, 1, 1)
-            values[q.name].append(q.of(guesses, repeated).view(_DRAWS, len(truth)).numpy())
+            draws = lined_up[chosen[key][q.name]]
+            likeness = q.of(torch.cat(draws), truth.repeat(len(draws), 1, 1, 1)).view(len(draws), len(truth))
+            values[q.name].append(likeness.numpy().repeat(_DRAWS // len(draws), axis=0))
             played[q.name].add(chosen[key][q.name])
     joined = {name: np.concatenate(parts, axis=1) for name, parts in values.items()}
     return joined, {name: tuple(sorted(used)) for name, used in played.items()}

@@ -25,6 +25,7 @@ from fdaudit.attacks.gradient_inversion.gradients import (
     flatten,
     unfolded_values,
 )
+from fdaudit.attacks.gradient_inversion.second_order.tracing import Trace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
@@ -262,6 +263,25 @@ def test_a_batch_is_normalised_by_its_own_statistics(
         total = flat @ target[r] / flat.square().sum() + flat.cos().sum()
         expected = torch.autograd.grad(total, alone)[0]
         torch.testing.assert_close(derivative[r], expected, rtol=1e-6, atol=1e-9)
+
+
+@pytest.mark.parametrize("network", ["strided", "mlp"])
+def test_a_map_at_another_model_gives_its_gradients_without_another_trace(
+    network: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module, x, y = _case(network, 2, 3)
+    traces, tests = list[nn.Module](), list[int]()
+    trace, records = Trace.of, GradientMap._records
+    monkeypatch.setattr(Trace, "of", lambda m: traces.append(m) or trace(m))
+    monkeypatch.setattr(GradientMap, "_records", lambda self, x: tests.append(1) or records(self, x))
+    first = GradientMap(module, tensors(module))
+    first(x, y)
+    for scale in (0.5, 2.0):
+        model = {name: scale * tensor for name, tensor in tensors(module).items()}
+        expected = GradientMap(module, model, "loop")(x, y)
+        torch.testing.assert_close(first.at(model)(x, y), expected)
+    torch.testing.assert_close(first(x, y), GradientMap(module, tensors(module), "loop")(x, y))
+    assert len(traces) == len(tests) == 1
 
 
 def test_the_module_is_left_as_it_was() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from fdaudit.attacks.gradient_inversion.second_order.tracing import Trace
 from fdaudit.attacks.membership._coins import against_its_pair
 from fdaudit.attacks.membership.projection import UpdateProjection, UpdateProjectionConfig, projected
 from fdaudit.defenses import REGISTRY as DEFENSES
@@ -247,6 +248,34 @@ def test_a_part_of_a_large_network_is_enough(
     view = seen(tmp_path, (asked.x[member], asked.y[member]), upload="gradient")
     monkeypatch.setattr("fdaudit.attacks.membership.projection._MOST_VALUES", 48 * 200)
     assert auc(view, asked, member)[0] > 0.95
+
+
+def test_adversaries_with_equal_uploads_explain_them_once(
+    case: tuple[Challenge, torch.Tensor], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The network is traced and tested once for all uploads; the scores are kept for who sees the same."""
+    asked, member = case
+    held = asked.x[member], asked.y[member]
+    traces, explained = list[int](), list[int]()
+    for made, owner, name in (
+        (traces, Trace, "of"),
+        (explained, UpdateProjection, "_explained"),
+    ):
+        real = getattr(owner, name)
+
+        def counted(*args: Any, made: list[int] = made, real: Any = real) -> Any:
+            made.append(1)
+            return real(*args)
+
+        monkeypatch.setattr(owner, name, counted)
+    settings = {"upload": "gradient", "rounds": 7, "lr": 0.05}
+    values = [
+        auc(seen(tmp_path / str(n), held, adversary=name, **settings), asked, member)
+        for n, name in enumerate(("server", "eavesdropper"))
+    ]
+    assert values[0] == values[1]
+    assert len(explained) == 1
+    assert len(traces) == 1
 
 
 def test_it_says_why_it_does_not_apply(case: tuple[Challenge, torch.Tensor], tmp_path: Path) -> None:
