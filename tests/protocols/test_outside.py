@@ -217,6 +217,7 @@ def test_a_kind_without_a_namespace_is_refused(
             way("import:unnamed:Banks")
 
 
+@pytest.mark.usefixtures("trusting")
 def test_messages_of_a_protocol_that_declares_none_are_found_without_reading_the_records_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
