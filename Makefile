@@ -38,11 +38,11 @@ audit: $(READY) ## run five protocols on digits, write their reports and $(OUT)/
 
 PYTEST_IN_PARALLEL = $(BIN)/python -m pytest -n auto --maxprocesses 8 --dist loadfile --no-loadscope-reorder
 
-test: $(READY) ## run the tests (three to five minutes on 2 quiet cores; nothing but the digits data is needed)
+test: $(READY) ## run the tests (some 15 minutes on 2 cores; nothing but the digits data is needed)
 	$(PYTEST_IN_PARALLEL) -m "not slow and not thorough" $(ARGS)
 
-thorough: $(READY) ## run the tests that `make test` leaves out because they take long or repeat one in more settings
-	$(PYTEST_IN_PARALLEL) -m "thorough and not slow" $(ARGS)
+thorough: $(READY) ## run the tests that `make test` leaves out for time; PART=1/6: a sixth of them
+	$(PYTEST_IN_PARALLEL) -m "thorough and not slow" $(if $(PART),--part $(PART)) $(ARGS)
 
 slow: $(READY) ## run the slow tests, with their figures; FDAUDIT_DATA adds those that need data
 	$(BIN)/python -m pytest -m slow -s $(ARGS)
