@@ -26,8 +26,7 @@ from fdaudit.isolation.attacker import attack as run_attack
 from fdaudit.isolation.schema import Trial
 from fdaudit.metrics import score_membership
 from fdaudit.result import Control
-from fdaudit.rng import SecretStream, child_seed
-from fdaudit.scoring.evidence import draws_of, evidence_of
+from fdaudit.rng import SecretStream, child_numpy, child_seed
 from fdaudit.scoring.run_directory import RunDirectory
 from fdaudit.storage.files import save_json
 from fdaudit.storage.locks import writing
@@ -109,8 +108,7 @@ class Rehearsed:
             return Figure(name="auc", value=None, unavailable=f"does not apply to the rehearsal: {guesses}")
         scores = {g.target: g.scores for g in guesses if isinstance(g, Membership)}
         members = {k: self.members(k) for k in scores}
-        draws = draws_of(self.case.seed, "power", evidence_of(sorted(scores), scores))
-        return pooled_auc(scores, members, task.challenges, draws)
+        return pooled_auc(scores, members, task.challenges, child_numpy(self.case.seed, "score", *name))
 
     def view(self, adversary: str) -> View:
         """Return an adversary's view of the rehearsal, which is made if it does not exist yet."""
