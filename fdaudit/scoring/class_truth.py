@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 
 from fdaudit.goals.reconstruction import Reconstruction
@@ -17,6 +16,7 @@ from fdaudit.metrics import (
     score_class_evaluation,
     score_class_reconstruction,
 )
+from fdaudit.rng import child_numpy
 from fdaudit.types import Figure
 
 if TYPE_CHECKING:
@@ -41,8 +41,8 @@ def class_priors(case: Case, assumed: Sequence[Assumption]) -> ClassPriors | Non
 def score_classes(
     case: Case,
     guesses: Sequence[Reconstruction],
+    cell: str,
     assumed: Sequence[Assumption],
-    generator: np.random.Generator,
     bystanders: Bystanders | None,
     lpips: torch.nn.Module | None,
 ) -> ReconstructionScore:
@@ -54,8 +54,8 @@ def score_classes(
     Args:
         case: the run's case.
         guesses: one a victim.
+        cell: names the draws.
         assumed: the adversaries that guessed; default: one that holds the auxiliary records of `others`.
-        generator: of the score's draws.
         bystanders: records that no guess is about.
         lpips: the network of LPIPS, if available.
     """
@@ -64,7 +64,7 @@ def score_classes(
     return score_class_reconstruction(
         *_beside(case, guesses),
         x,
-        generator,
+        child_numpy(case.seed, "score", cell),
         auxiliary_labels=y,
         withheld=withheld,
         bystanders=None if withheld else bystanders,
@@ -74,19 +74,15 @@ def score_classes(
 
 
 def evaluate_classes(
-    case: Case,
-    guesses: Sequence[Reconstruction],
-    assumed: Sequence[Assumption],
-    generator: np.random.Generator,
-    together: bool,
+    case: Case, guesses: Sequence[Reconstruction], cell: str, assumed: Sequence[Assumption], together: bool
 ) -> tuple[Figure, ...]:
     """Return figures of guesses of classes by the auditor's evaluator; none for the multi-label task.
 
     Args:
         case: the run's case.
         guesses: one a victim.
+        cell: names the draws.
         assumed: the adversaries that guessed; default: one that holds the auxiliary records of `others`.
-        generator: of the score's draws.
         together: whether the guesses cover all victims.
     """
     if not case.dataset.task.labels.one_class:
@@ -94,7 +90,7 @@ def evaluate_classes(
     return score_class_evaluation(
         *_beside(case, guesses),
         judge_of(case.evaluator),
-        generator,
+        child_numpy(case.seed, "score", "evaluation", cell),
         priors=class_priors(case, assumed),
         withheld=withheld_of(assumed),
         bystanders=_strangers(case),

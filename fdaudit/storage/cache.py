@@ -17,6 +17,7 @@ Guarantees:
 
 from __future__ import annotations
 
+import hashlib
 import hmac
 import os
 import re
@@ -32,7 +33,7 @@ from threading import RLock
 from typing import TYPE_CHECKING, Any
 
 from fdaudit.errors import IntegrityError, UsageError
-from fdaudit.storage.digests import content_digest
+from fdaudit.storage.digests import canonical
 from fdaudit.storage.files import decode, encode
 
 if TYPE_CHECKING:
@@ -91,7 +92,14 @@ def digest_of(card: Mapping[str, Any], *tensors: Tensor | Mapping[str, Tensor]) 
     import torch
 
     versions = {"fdaudit": version("fdaudit"), "torch": torch.__version__}
-    return content_digest({"card": dict(card), "versions": versions}, *tensors)
+    digest = hashlib.sha256(canonical({"card": dict(card), "versions": versions}))
+    for part in tensors:
+        by_name = part if isinstance(part, Mapping) else {"": part}
+        for name, tensor in sorted(by_name.items()):
+            plain = tensor.detach().cpu().contiguous()
+            digest.update(canonical([name, str(plain.dtype), list(plain.shape)]))
+            digest.update(plain.flatten().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
 
 
 def computed_once(

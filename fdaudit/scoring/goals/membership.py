@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Annotated, ClassVar
 
 import numpy as np
@@ -16,7 +15,7 @@ from fdaudit.goals.membership import GOAL, Membership
 from fdaudit.handout.auxiliary import Assumption
 from fdaudit.metrics import MembershipScore, auc_figure, mean_and_worst, score_generated, score_membership
 from fdaudit.result import Roc, Target, noted
-from fdaudit.scoring.evidence import draws_of, evidence_of
+from fdaudit.rng import child_numpy
 from fdaudit.scoring.goals.scorer import CheckedTask, GoalScorer, Inputs, Scores
 from fdaudit.scoring.goals.submission import Reader, Submission, Text
 from fdaudit.tasks import labels_of
@@ -59,7 +58,7 @@ class MembershipScorer(GoalScorer[Membership]):
 
     def __init__(self, inputs: Inputs) -> None:
         super().__init__(inputs)
-        self._truth, self._encode = inputs.truth, inputs.encode
+        self._truth, self._seed, self._encode = inputs.truth, inputs.truth.case.seed, inputs.encode
 
     @classmethod
     def due(cls, asked: CheckedTask) -> Collection[str]:
@@ -83,16 +82,16 @@ class MembershipScorer(GoalScorer[Membership]):
 
     def score(self, cell: str, guesses: Sequence[Membership], assumed: Sequence[Assumption] = ()) -> Scores:
         """Return the figures over all victims' candidates, and each victim's own with its ROC."""
-        whole = self._pooled(guesses)
-        scores = {g.target: self._pooled([g]) for g in guesses}
+        whole = self._pooled(guesses, cell)
+        scores = {g.target: self._pooled([g], cell) for g in guesses}
         targets = tuple(
             Target(
                 target=guess.target,
                 figures=(
                     *(noted(f, guess.note) for f in scores[guess.target].figures.values()),
                     *_rehearsed([guess]),
-                    *self._blind([guess]),
-                    *self._generated([guess]),
+                    *self._blind([guess], cell),
+                    *self._generated([guess], cell),
                 ),
                 roc=_roc(scores[guess.target]),
             )
@@ -100,16 +99,13 @@ class MembershipScorer(GoalScorer[Membership]):
         )
         figures = list(whole.figures.values())
         for name in figures[:]:
-            generator = draws_of(self.case.seed, f"worst {name.name}", _evidence(guesses))
+            generator = child_numpy(self._seed, "score", cell, name.name)
             figures.append(mean_and_worst({t: s.figures[name.name] for t, s in scores.items()}, generator)[1])
         figures += _rehearsed(guesses)
-        return (*figures, *self._blind(guesses), *self._generated(guesses)), targets
+        return (*figures, *self._blind(guesses, cell), *self._generated(guesses, cell)), targets
 
-    def _pooled(self, guesses: Sequence[Membership]) -> MembershipScore:
+    def _pooled(self, guesses: Sequence[Membership], cell: str) -> MembershipScore:
         """Score membership guesses against the coins, with the candidates of all victims pooled."""
-        return self.scores.once("membership", _evidence(guesses), partial(self._score_pooled, guesses))
-
-    def _score_pooled(self, guesses: Sequence[Membership], generator: np.random.Generator) -> MembershipScore:
         members, pairs, offset = [], [], 0
         for guess in guesses:
             challenge, member = self._truth.challenge(guess.target)
@@ -120,7 +116,7 @@ class MembershipScorer(GoalScorer[Membership]):
         found = score_membership(
             torch.cat([g.scores for g in guesses]),
             torch.cat(members),
-            generator=generator,
+            generator=child_numpy(self._seed, "score", cell, *(g.target for g in guesses)),
             pair=torch.cat(pairs) if by_coins else None,
         )
         if by_coins:
@@ -128,7 +124,7 @@ class MembershipScorer(GoalScorer[Membership]):
         plain = {n: noted(replace(f, p=None), NO_COINS) for n, f in found.figures.items()}
         return replace(found, figures=plain)
 
-    def _blind(self, guesses: Sequence[Membership]) -> tuple[Figure, ...]:
+    def _blind(self, guesses: Sequence[Membership], cell: str) -> tuple[Figure, ...]:
         """Return the AUC of a classifier that sees the candidates and no message; none if coins decided.
 
         It is logistic regression on pixels and labels. Each part of the candidates is predicted from the others.
@@ -138,14 +134,13 @@ class MembershipScorer(GoalScorer[Membership]):
         values, members = [], []
         for guess in guesses:
             challenge, member = self._truth.challenge(guess.target)
-            draws = draws_of(self.case.seed, "blind", evidence_of(guess.target))
-            values.append(_predicted(challenge, member, draws))
+            values.append(_predicted(challenge, member, child_numpy(self._seed, "blind", cell, guess.target)))
             members.append(member)
-        generator = draws_of(self.case.seed, "blind AUC", evidence_of([g.target for g in guesses]))
+        generator = child_numpy(self._seed, "score", "blind", cell, *(g.target for g in guesses))
         figure = auc_figure(torch.cat(values), torch.cat(members), generator)
         return (noted(replace(figure, name="auc_blind", p=None), NO_COINS),)
 
-    def _generated(self, guesses: Sequence[Membership]) -> tuple[Figure, ...]:
+    def _generated(self, guesses: Sequence[Membership], cell: str) -> tuple[Figure, ...]:
         """Measure how much nearer generated samples are to members than to non-members; pool victims that have samples.
 
         The result is empty if no guess uses generated samples. Samples that several victims share count once.
@@ -171,14 +166,8 @@ class MembershipScorer(GoalScorer[Membership]):
             torch.cat(inside),
             torch.cat(outside),
             self._encode,
-            draws_of(self.case.seed, "generated", _evidence(with_samples)),
+            child_numpy(self._seed, "score-generated", cell, *(g.target for g in with_samples)),
         )
-
-
-def _evidence(guesses: Sequence[Membership]) -> str:
-    """Return the name of the scores of candidates, and of generated samples behind them."""
-    tensors = ({"scores": guess.scores, "generated": guess.generated} for guess in guesses)
-    return evidence_of([guess.target for guess in guesses], *tensors)
 
 
 def _rehearsed(guesses: Sequence[Membership]) -> list[Figure]:

@@ -13,8 +13,7 @@ from fdaudit.goals.model_extraction import GOAL, Extraction
 from fdaudit.handout.auxiliary import Assumption
 from fdaudit.metrics import mean_and_worst, score_extraction
 from fdaudit.result import Target
-from fdaudit.rng import child
-from fdaudit.scoring.evidence import draws_of, evidence_of
+from fdaudit.rng import child, child_numpy
 from fdaudit.scoring.goals.scorer import CheckedTask, GoalScorer, Inputs, Scores
 from fdaudit.scoring.goals.submission import FileName, Reader, Submission, Text
 from fdaudit.training.trainer import Fit, Job, Parameters, draw_batches, parameters_of
@@ -90,11 +89,10 @@ class CopyScorer(GoalScorer[Extraction]):
         targets = tuple(
             Target(target=name, figures=tuple(figures.values())) for name, figures in by_target.items()
         )
-        evidence = evidence_of([guess.target for guess in guesses], *(guess.parameters for guess in guesses))
-        return scored(by_target, case, evidence), targets
+        return scored(by_target, case, cell), targets
 
 
-def scored(by_target: Mapping[str, Mapping[str, Figure]], case: Case, evidence: str) -> tuple[Figure, ...]:
+def scored(by_target: Mapping[str, Mapping[str, Figure]], case: Case, cell: str) -> tuple[Figure, ...]:
     """Return each figure's mean over the models, and the worst model's.
 
     The gain's mean has a p-value of its own: the least of the models', times their number (Bonferroni).
@@ -102,7 +100,7 @@ def scored(by_target: Mapping[str, Mapping[str, Figure]], case: Case, evidence: 
     found = []
     for name in next(iter(by_target.values())):
         figures = {target: by_name[name] for target, by_name in by_target.items()}
-        mean, worst = mean_and_worst(figures, draws_of(case.seed, name, evidence))
+        mean, worst = mean_and_worst(figures, child_numpy(case.seed, "score", cell, name))
         told = [f.p for f in figures.values() if f.p is not None]
         found += [replace(mean, p=min(1.0, len(told) * min(told)) if told else None), worst]
     return tuple(found)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import partial
 from io import BytesIO
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
@@ -20,7 +19,6 @@ from fdaudit.handout.auxiliary import Assumption, groups_of, others
 from fdaudit.metrics import (
     OWN_IMAGES,
     AuxiliaryPool,
-    Identification,
     Rank,
     ReconstructionScore,
     WeightsUnavailableError,
@@ -31,8 +29,8 @@ from fdaudit.metrics import (
     task_encoder_distance,
 )
 from fdaudit.result import Image, Target, cell_directory, noted
+from fdaudit.rng import child_numpy
 from fdaudit.scoring.class_truth import class_priors, evaluate_classes, score_classes
-from fdaudit.scoring.evidence import draws_of, evidence_of
 from fdaudit.scoring.galleries import bystanders_of, gallery_tests
 from fdaudit.scoring.goals.scorer import (
     CheckedTask,
@@ -134,16 +132,17 @@ class ReconstructionScorer(GoalScorer[Reconstruction]):
         """Return the figures over all victims, and each victim's own with pictures.
 
         Args:
-            cell: the cell's id; names its directory.
+            cell: the cell's id; names its random draws and its directory.
             guesses: one a victim.
             assumed: the adversaries that guessed.
         """
-        whole = self.compared(guesses, assumed)
-        found = self._identified(guesses, cell.rpartition("/")[0].split("+"))
+        whole = self.compared(guesses, cell, assumed)
+        found = gallery_tests(self._case, guesses, [self._truth.rows(g) for g in guesses], cell)
         targets = []
         for guess in guesses:
-            score = self.compared([guess], assumed)
-            shown = self._evaluated([guess], assumed, together=False)
+            own = f"{cell}/{guess.target}"
+            score = self.compared([guess], own, assumed)
+            shown = self._evaluated([guess], own, assumed, together=False)
             targets.append(
                 Target(
                     target=guess.target,
@@ -158,11 +157,11 @@ class ReconstructionScorer(GoalScorer[Reconstruction]):
             )
         note = "; ".join(dict.fromkeys(filter(None, (g.note for g in guesses))))
         figures = (noted(f, note, "psnr") for f in whole.figures.values())
-        evaluated = self._evaluated(guesses, assumed, together=True)
+        evaluated = self._evaluated(guesses, cell, assumed, together=True)
         return (*figures, *evaluated, *self._distances(guesses), *found.figures), tuple(targets)
 
     def compared(
-        self, guesses: Sequence[Reconstruction], assumed: Sequence[Assumption] = ()
+        self, guesses: Sequence[Reconstruction], cell: str, assumed: Sequence[Assumption] = ()
     ) -> ReconstructionScore:
         """Score reconstructions, one batch a guess, against the prior baseline from what the adversaries hold.
 
@@ -171,18 +170,9 @@ class ReconstructionScorer(GoalScorer[Reconstruction]):
         Raises:
             FdauditError: no record stands behind a victim's messages; Poisson sampling can draw empty batches.
         """
-        evidence = _evidence(guesses, assumed)
-        return self.scores.once("images", evidence, partial(self._compare, guesses, assumed))
-
-    def _compare(
-        self,
-        guesses: Sequence[Reconstruction],
-        assumed: Sequence[Assumption],
-        generator: np.random.Generator,
-    ) -> ReconstructionScore:
         if guesses[0].by_class:
             beside = bystanders_of(self._case, [g.target for g in guesses])
-            return score_classes(self._case, guesses, assumed, generator, beside, self._lpips)
+            return score_classes(self._case, guesses, cell, assumed, beside, self._lpips)
         truths = [self._truth.behind(g.target, g.messages) for g in guesses]
         for guess, (x, _) in zip(guesses, truths, strict=True):
             if not len(x):
@@ -197,7 +187,7 @@ class ReconstructionScorer(GoalScorer[Reconstruction]):
             [g.images for g in guesses],
             [x for x, _ in truths],
             auxiliary_x,
-            generator,
+            child_numpy(self._case.seed, "score", cell),
             guess_labels=labels if len(labels) == len(guesses) else None,
             true_labels=None if known is None else [known[self._truth.rows(g)] for g in guesses],
             auxiliary_labels=auxiliary_groups,
@@ -206,34 +196,14 @@ class ReconstructionScorer(GoalScorer[Reconstruction]):
             lpips_network=self._lpips,
         )
 
-    def _identified(self, guesses: Sequence[Reconstruction], members: Sequence[str]) -> Identification:
-        """Test whether guesses identify records; galleries hold none that a client among `members` trains on."""
-        rows = [self._truth.rows(guess) for guess in guesses]
-        clients = sorted(set(members).intersection(self._case.clients))
-        evidence = evidence_of([_evidence(guesses), clients])
-        return self.scores.once(
-            "identification",
-            evidence,
-            lambda generator: gallery_tests(self._case, guesses, rows, clients, generator),
-        )
-
     def _evaluated(
-        self, guesses: Sequence[Reconstruction], assumed: Sequence[Assumption], *, together: bool
+        self, guesses: Sequence[Reconstruction], cell: str, assumed: Sequence[Assumption], *, together: bool
     ) -> tuple[Figure, ...]:
         """Return figures of guesses of classes by the auditor's evaluator, for all victims or for one."""
-        if not guesses[0].by_class:
-            return ()
-        return self.scores.once(
-            "evaluation of all" if together else "evaluation",
-            _evidence(guesses, assumed),
-            lambda generator: evaluate_classes(self._case, guesses, assumed, generator, together),
-        )
+        by_class = guesses[0].by_class
+        return evaluate_classes(self._case, guesses, cell, assumed, together) if by_class else ()
 
     def _distances(self, guesses: Sequence[Reconstruction]) -> tuple[Figure, ...]:
-        """Return the distances of `_measure_distances`, measured once."""
-        return self.scores.once("distances", _evidence(guesses), lambda _: self._measure_distances(guesses))
-
-    def _measure_distances(self, guesses: Sequence[Reconstruction]) -> tuple[Figure, ...]:
         """Measure the distance between all guesses and all true images as sets: FID, and the task encoder's."""
         guess = torch.cat([g.images for g in guesses])
         truth = torch.cat([self._truth.records(g)[0] for g in guesses])
@@ -258,6 +228,7 @@ class ReconstructionScorer(GoalScorer[Reconstruction]):
         self,
         guess: Reconstruction,
         score: ReconstructionScore,
+        cell: str,
         assumed: Sequence[Assumption] = (),
     ) -> Tensor | None:
         """Return the prior baseline's images for a score's true images, (rows, c, h, w) in the order of `score.images`.
@@ -269,7 +240,7 @@ class ReconstructionScorer(GoalScorer[Reconstruction]):
         if not played or played[0] == OWN_IMAGES:
             return None
         x, y = self._truth.records(guess)
-        generator = draws_of(self._case.seed, "prior images", _evidence([guess], assumed))
+        generator = child_numpy(self._case.seed, "prior-images", cell, guess.target)
         rows = [r.truth for r in score.images]
         if guess.by_class:
             of = y[rows].numpy()  # a guess is of the class of its nearest record
@@ -294,7 +265,7 @@ class ReconstructionScorer(GoalScorer[Reconstruction]):
         """Write true images and guesses as PNG; return one entry an image, most similar first."""
         x, y = self._truth.records(guess)
         folder = cell_directory(self._run, cell)
-        prior = self.prior_images(guess, score, assumed)
+        prior = self.prior_images(guess, score, cell, assumed)
         entries = []
         for place, row in sorted(enumerate(score.images), key=lambda r: -r[1].psnr):
             # Guesses of classes may share a nearest record, so the guess's number names their pictures.
@@ -322,14 +293,6 @@ class ReconstructionScorer(GoalScorer[Reconstruction]):
         """Write an image (c, h, w) as PNG, and return its path below the run directory."""
         write_atomically(path, _png(image), sync=False)
         return path.relative_to(self._run).as_posix()
-
-
-def _evidence(guesses: Sequence[Reconstruction], assumed: Sequence[Assumption] = ()) -> str:
-    """Return the name of what guesses show, and of what the adversaries that guessed hold."""
-    about = [[guess.target, list(guess.messages)] for guess in guesses]
-    shown = ({"images": guess.images, "labels": guess.labels} for guess in guesses)
-    held = (dict(zip(("x", "y"), one.prior, strict=True)) for one in assumed)
-    return evidence_of([about, [list(one.lacks) for one in assumed]], *shown, *held)
 
 
 def _check_classes(guess: Reconstruction) -> None:

@@ -19,7 +19,7 @@ from fdaudit.metrics.rows.recovery import (
     typical_row,
 )
 from fdaudit.result import Row, RowCell, Target, noted
-from fdaudit.scoring.evidence import draws_of, evidence_of
+from fdaudit.rng import child_numpy
 from fdaudit.scoring.galleries import bystanders_of
 from fdaudit.scoring.goals.scorer import (
     CheckedTask,
@@ -76,12 +76,10 @@ class RowScorer(GoalScorer[RowReconstruction]):
         auxiliary = self._auxiliary()
         beside = self._bystanders([guess.target for guess in guesses])
         seed = self.case.seed
-        whole = score_rows(
-            found, self._columns, auxiliary, beside, draws_of(seed, "rows", _evidence(guesses))
-        )
+        whole = score_rows(found, self._columns, auxiliary, beside, child_numpy(seed, "score", cell))
         targets = []
         for guess, one in zip(guesses, found, strict=True):
-            draws = draws_of(seed, "rows", _evidence([guess]))
+            draws = child_numpy(seed, "score", f"{cell}/{guess.target}")
             figures = score_rows([one], self._columns, auxiliary, beside, draws)
             targets.append(
                 Target(
@@ -154,9 +152,3 @@ class RowScorer(GoalScorer[RowReconstruction]):
             true_label=label,
             guessed_label=guessed,
         )
-
-
-def _evidence(guesses: Sequence[RowReconstruction]) -> str:
-    """Return the name of what guesses show."""
-    about = [[guess.target, list(guess.messages)] for guess in guesses]
-    return evidence_of(about, *({"rows": guess.rows, "labels": guess.labels} for guess in guesses))

@@ -12,7 +12,7 @@ from fdaudit.handout.auxiliary import Assumption, others
 from fdaudit.metrics.texts.overlap import bag
 from fdaudit.metrics.texts.recovery import Recovered, score_texts
 from fdaudit.result import Target, noted
-from fdaudit.scoring.evidence import draws_of, evidence_of
+from fdaudit.rng import child_numpy
 from fdaudit.scoring.galleries import bystanders_of
 from fdaudit.scoring.goals.scorer import (
     CheckedTask,
@@ -57,14 +57,15 @@ class TextScorer(GoalScorer[TextReconstruction]):
         self, cell: str, guesses: Sequence[TextReconstruction], assumed: Sequence[Assumption] = ()
     ) -> Scores:
         """Return the figures of recovered words and texts, and each victim's own."""
-        return _score_recovered(self.truth, guesses)
+        return _score_recovered(self.truth, cell, guesses)
 
 
-def _score_recovered(truth: Truth, guesses: Sequence[TextReconstruction]) -> Scores:
+def _score_recovered(truth: Truth, cell: str, guesses: Sequence[TextReconstruction]) -> Scores:
     """Return the figures of recovered words and texts over all victims, and each victim's own.
 
     Args:
         truth: the auditor's side.
+        cell: the cell's id; names its random draws.
         guesses: one a victim.
 
     Raises:
@@ -89,10 +90,10 @@ def _score_recovered(truth: Truth, guesses: Sequence[TextReconstruction]) -> Sco
         (empty if auxiliary is None else auxiliary).numpy(),
         (case.dataset.x[rows].numpy(), case.dataset.y[rows].numpy()),
     )
-    whole = score_texts(found, *given, draws_of(case.seed, "texts", _evidence(guesses)))
+    whole = score_texts(found, *given, child_numpy(case.seed, "score", cell))
     targets = []
     for guess, one in zip(guesses, found, strict=True):
-        figures = score_texts([one], *given, draws_of(case.seed, "texts", _evidence([guess])))
+        figures = score_texts([one], *given, child_numpy(case.seed, "score", f"{cell}/{guess.target}"))
         names = [
             case.dataset.words[w] for w in sorted(one.words & bag(one.truth), reverse=True)[:_MOST_SHOWN]
         ]
@@ -109,9 +110,3 @@ def _refuse_no_words(guess: TextReconstruction, words: int, length: int) -> None
         raise ValueError(f"{guess.target}: names the word {int(told.max())}; there are {words}")
     if guess.texts is not None and guess.texts.shape[1] != length:
         raise ValueError(f"{guess.target}: has texts of {guess.texts.shape[1]} tokens, not {length}")
-
-
-def _evidence(guesses: Sequence[TextReconstruction]) -> str:
-    """Return the name of what guesses show."""
-    about = [[guess.target, list(guess.messages)] for guess in guesses]
-    return evidence_of(about, *({"words": guess.words, "texts": guess.texts} for guess in guesses))
