@@ -61,7 +61,7 @@ def connected(workers: int | None, address: str | None) -> Iterator[int]:
         stack.callback(ray.shutdown)
         try:
             ray.init(log_to_driver=False, logging_level="ERROR", **options)
-        except (OSError, RuntimeError, ValueError) as error:
+        except Exception as error:  # Ray raises a bare one where a node does not start
             problem = f"cannot be used ({str(error).splitlines()[0]})"
             remedy = "Name a Ray cluster that runs; if it asks for a token, set RAY_AUTH_MODE=token."
             raise UsageError("address", options["address"], problem, remedy) from None

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -29,6 +31,9 @@ def _connected(stack: ExitStack) -> int:
     for _ in range(2):
         with suppress(UsageError):
             return stack.enter_context(connection.connected(2, None))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ResourceWarning)  # the dead node's processes
+            gc.collect()
     return stack.enter_context(connection.connected(2, None))
 
 
