@@ -125,7 +125,7 @@ def _unfolded(batches: int) -> Strategy:
 
 @dataclass
 class _Known:
-    """What was found out about a network, whatever its parameters: its trace, and strategies by shape."""
+    """The trace of a network, and its strategies by shape; neither depends on the values of its parameters."""
 
     trace: Trace | None = None
     strategies: dict[tuple[int, ...], Strategy] = field(default_factory=dict)

@@ -90,11 +90,9 @@ def tpr_p_value(found: int, members: int, wrong: int, others: int) -> float:
         wrong: non-members detected.
         others: all non-members.
     """
-    passed, members, others = (
-        int(found + wrong),
-        int(members),
-        int(others),
-    )  # Python's numbers do not overflow
+    passed = int(found + wrong)  # Python's whole numbers do not overflow
+    members = int(members)
+    others = int(others)
     least = max(0, passed - members)
     choices = math.comb(others, least) * math.comb(members, passed - least)  # with `least` of the others
     total = 0
