@@ -13,45 +13,33 @@ from fdaudit.config import Config
 from fdaudit.errors import TrainingDivergedError
 from fdaudit.goals.membership import Membership
 from fdaudit.registry import AttackCard
-from fdaudit.storage.cache import computed_once
 from fdaudit.types import Applicability, AttackTask
 
 from .._reading import reads_forms
-from .._shadows import numbered, stacked_logits
-from .._target_model import asked
 from .._uploads import WEIGHTS, after, updates_without_broadcast, uploads_of, with_payload
 from ._answers import RecordedAnswers, evenly_spread, recorded
-from ._case import probabilities
-from ._coins import pairs_of, scores_of
+from ._coins import scores_of
 from ._followed import FollowedAnswers, answered_in_rounds, followed
 from ._matched import Matched, before_answers, initial_weights, matched
+from ._own import FLOOR, centred_logs, logits_of, own_answers, stranger
 from ._references import missing
 from ._ridge import Own, regressed, regressed_in_parts, unexplained
-from ._statistics import confidence
-from ._treatment import Treatment, treatments
+from ._treatment import Treatment
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator
 
     from fdaudit.adversary.knowledge import Knowledge
     from fdaudit.adversary.view import View
-    from fdaudit.training.trainer import Parameters, Trainer
+    from fdaudit.training.trainer import Parameters
     from fdaudit.transcript.messages import Message
     from fdaudit.types import Challenge
 
 __all__ = ["CoinRegression", "CoinRegressionConfig"]
 
 _MOST_PARAMETERS = 100_000
-_MOST_KEPT = 1 << 25
-"""Bytes of logits that are cached; larger ones would take the room of the shadows themselves."""
-_FLOOR = 1e-6
-"""Smallest probability before a logarithm."""
-_MORE_STRANGE = 2.0
-"""How much worse than a client's first answers shadows may explain others of it that are read with them."""
 _LESSONS = ("ensemble_labels", "hard_labels", "model_parameters", "soft_labels", "vote_counts")
 """Kinds of messages from which a client learns."""
-_REPEATS = 4
-"""Questions about the same candidate, if answers have noise."""
 
 
 class CoinRegressionConfig(Config):
@@ -90,7 +78,7 @@ class _CoinEvidence:
     values: Tensor
     kind: str
     x: Tensor | None = None
-    floor: float = _FLOOR
+    floor: float = FLOOR
     start: Parameters | None = None
     noise: float = 0.0
     treatment: Treatment = field(default_factory=Treatment)
@@ -195,7 +183,7 @@ class CoinRegression:
             first = parts[0]
             if (later := self._later(view, knowledge, challenge, shadows, first)) is not None:
                 parts[0], rounds = later, 0
-            own = self._asked(view, knowledge, task, challenge, shadows, parts[0])
+            own = own_answers(view, knowledge, task, challenge, shadows, parts[0], paired=self.config.paired)
         # On DaFKD's uploads joining reads more coins right, although stacking promises more.
         regression = regressed_in_parts(parts, coins, stack=not uploads, own=own)
         note = ""
@@ -232,46 +220,7 @@ class CoinRegression:
             return None
         evidence = _answered(spread)
         later = (*_read(_answers(knowledge, shadows, evidence), shadows.coins, evidence), evidence.noise)
-        return later if _strangeness(*later) <= _MORE_STRANGE * _strangeness(*first) else None
-
-    def _asked(
-        self,
-        view: View,
-        knowledge: Knowledge,
-        task: AttackTask,
-        challenge: Challenge,
-        shadows: Matched,
-        first: tuple[Tensor, Tensor, float],
-    ) -> list[Own]:
-        """Return what a client's model answers about its candidates, if it can be asked and is the one that answered.
-
-        Both the logits of each candidate and its confidence count.
-        """
-        target, _ = asked("soft", view, knowledge, task, challenge.target, own=False)
-        if target is None or target.of is None or target.remaining < len(task.challenges) * len(challenge.y):
-            return []
-        treated = treatments(view, challenge.target)
-        affordable = target.remaining // len(challenge.y) // len(task.challenges)
-        times = max(1, min(_REPEATS, affordable)) if treated.noisy else 1
-        heard = torch.stack([target(challenge.x).double() for _ in range(times)]).mean(0)
-        mine = treated.probabilities(heard) if treated != Treatment() else heard
-        theirs = torch.stack(
-            [probabilities(knowledge, model, challenge.x).double() for model in shadows.models]
-        )
-        floor = max(treated.floor, _FLOOR)
-        evidence = []
-        for how in (_centred_logs, lambda p, floor: _confidence(p, challenge.y, floor)):
-            a = how(theirs, floor)
-            b = how(mine, floor)
-            if _strangeness(a.flatten(1), b.flatten(), 0.0) > _MORE_STRANGE * _strangeness(*first):
-                return []
-            evidence.append(
-                Own(
-                    theirs=_by_coin(a, challenge, self.config.paired),
-                    mine=_by_coin(b[None], challenge, self.config.paired)[0],
-                )
-            )
-        return evidence
+        return None if stranger(later, first) else later
 
     def _shown(
         self,
@@ -324,33 +273,8 @@ def _uploads(view: View, knowledge: Knowledge, target: str) -> list[tuple[Messag
     return updates_without_broadcast(view, target, initial)
 
 
-def _strangeness(theirs: Tensor, mine: Tensor, noise: float) -> float:
-    """Return how far answers (d,) are from those of shadows (m, d), in the variance of these; about 1 if alike."""
-    centre = theirs.double().mean(0)
-    spread = (theirs.double() - centre).square().sum() / max(len(theirs) - 1, 1)
-    return float((mine.double() - centre).square().sum() / (spread + noise * len(mine)).clamp_min(1e-300))
-
-
-def _centred_logs(p: Tensor, floor: float) -> Tensor:
-    """Return the logarithms (..., n, C) of probabilities, less their mean."""
-    logs = p.clamp_min(floor).log()
-    return logs - logs.mean(-1, keepdim=True)
-
-
-def _confidence(p: Tensor, y: Tensor, floor: float) -> Tensor:
-    """Return the logit-scaled confidence (..., n, 1) of probabilities (..., n, C)."""
-    rows = [confidence(one, y, floor) for one in p.reshape(-1, *p.shape[-2:])]
-    return torch.stack(rows).reshape(*p.shape[:-1], 1)
-
-
-def _by_coin(values: Tensor, challenge: Challenge, paired: bool) -> Tensor:
-    """Return by coin (m, k, e) what answers (m, n, e) say of its candidates: both of a pair, or one."""
-    pairs = pairs_of(challenge) if paired else None
-    return values if pairs is None else values[:, pairs].flatten(2)
-
-
 def _answered(heard: RecordedAnswers) -> _CoinEvidence:
-    floor = max(heard.treatment.floor, _FLOOR)
+    floor = max(heard.treatment.floor, FLOOR)
     return _CoinEvidence(
         x=heard.x,
         values=heard.values,
@@ -376,22 +300,13 @@ def _answers(knowledge: Knowledge, shadows: Matched, evidence: _CoinEvidence) ->
         raise ValueError("coin-regression: no training core to ask shadows with.")
     if evidence.x is None:
         return torch.stack([_change(model, evidence.start or {}) for model in shadows.models])
-    z = _logits(knowledge, knowledge.train, shadows.models, evidence.x)
+    z = logits_of(knowledge, knowledge.train, shadows.models, evidence.x)
     if evidence.kind == "logit_range":
         return z.abs().amax((1, 2))[:, None]
     answers = z - z.mean(2, keepdim=True) if evidence.kind == "logits" else z.softmax(2)
     if not evidence.treatment.top:
         return answers
     return torch.stack([evidence.treatment.as_sent(one) for one in answers])
-
-
-def _logits(knowledge: Knowledge, train: Trainer, models: list[Parameters], x: Tensor) -> Tensor:
-    """Return the logits (m, s, C) of shadows, cached: several adversaries and messages ask for the same ones."""
-    if 4 * len(models) * len(x) * knowledge.classes > _MOST_KEPT:
-        return stacked_logits(train, models, x)
-    card = {"what": "logits of shadows", **knowledge.described}
-    tensors: list[Tensor | Mapping[str, Tensor]] = [x, numbered(range(len(models)), models)]
-    return computed_once(card, tensors, lambda _: {"logits": stacked_logits(train, models, x)})["logits"]
 
 
 def _change(model: Parameters, start: Parameters) -> Tensor:
@@ -406,6 +321,6 @@ def _read(theirs: Tensor, coins: Tensor, evidence: _CoinEvidence) -> tuple[Tenso
     if evidence.kind != "soft_labels" or evidence.noise:
         return plain
 
-    logits = _centred_logs(theirs, evidence.floor).flatten(1)
-    undone = logits, _centred_logs(evidence.values, evidence.floor).flatten()
+    logits = centred_logs(theirs, evidence.floor).flatten(1)
+    undone = logits, centred_logs(evidence.values, evidence.floor).flatten()
     return min((undone, plain), key=lambda pair: regressed(pair[0], coins, pair[1]).error)

@@ -16,13 +16,13 @@ from fdaudit.registry import AttackCard
 from fdaudit.types import Applicability, AttackTask
 
 from .._reading import reads_forms
-from .._shadows import stacked_logits
 from ._answers import evenly_spread, recorded
 from ._coins import scores_of
 from ._discriminators import DiscriminatorStep, judged, steps_of
 from ._matched import Matched, before_answers, drawn, matched, pool_of
+from ._own import logits_of, own_answers
 from ._references import missing
-from ._ridge import Regressed, regressed, stacked
+from ._ridge import Regressed, regressed, regressed_in_parts, stacked
 from ._treatment import treatment_of
 
 if TYPE_CHECKING:
@@ -68,7 +68,8 @@ class DiscriminatorRegression:
     discriminators of shadows are trained against the same ones, in the same steps. The attack regresses the coins on
     the scores that they give, and on the gradients at the samples: L_gan's through the shadow's discriminator, and that
     of the recorded cotangents through its model. The client's logits, where they are in view, have a regression of
-    their own. All these are stacked. Left-out shadows say beforehand how well that will do.
+    their own, with what its model answers about each candidate where it can be asked. All these are stacked. Left-out
+    shadows say beforehand how well that will do.
     """
 
     card = AttackCard(
@@ -77,7 +78,7 @@ class DiscriminatorRegression:
         goal="membership",
         needs=("discriminator_scores", "sample_gradients"),
         reads=("class_counts", "generated_samples", "logit_cotangents", "logits"),
-        oracle=None,
+        oracle="soft",
         assumes=("architecture", "auxiliary"),
         source=(
             "Hoerl & Kennard 1970 on shadows of discriminators (Gong et al. 2023, Algorithm 1); Wolpert 1992"
@@ -116,11 +117,16 @@ class DiscriminatorRegression:
         for name, challenge in task.challenges.items():
             steps = steps_of(view, name)[: self.config.steps]
             if _told(steps):
-                guesses.append(self._guess(view, knowledge, challenge, steps))
+                guesses.append(self._guess(view, knowledge, task, challenge, steps))
         return tuple(guesses)
 
     def _guess(
-        self, view: View, knowledge: Knowledge, challenge: Challenge, steps: Sequence[DiscriminatorStep]
+        self,
+        view: View,
+        knowledge: Knowledge,
+        task: AttackTask,
+        challenge: Challenge,
+        steps: Sequence[DiscriminatorStep],
     ) -> Membership:
         cfg = self.config
         heard = recorded(view, knowledge, cfg.samples, spread=True).get(challenge.target)
@@ -148,9 +154,10 @@ class DiscriminatorRegression:
             noise = _noise(view, steps[pulled[0]], _GRADIENTS)
             parts["gradients"] = regressed(theirs, coins, mine, noise)
         if heard is not None and knowledge.train is not None and shadows.models:
-            z = stacked_logits(knowledge.train, shadows.models, heard.x)
-            theirs = (z - z.mean(2, keepdim=True)).flatten(1)
-            whole = regressed(theirs, shadows.coins, heard.values.flatten(), heard.noise)
+            z = logits_of(knowledge, knowledge.train, shadows.models, heard.x)
+            answers = (z - z.mean(2, keepdim=True)).flatten(1), heard.values.flatten(), heard.noise
+            own = own_answers(view, knowledge, task, challenge, shadows, answers, paired=True)
+            whole = regressed_in_parts([answers], shadows.coins, stack=False, own=own)
             parts["logits"] = replace(whole, left_out=whole.left_out[:count])
         best = stacked([*parts.values()], coins)
         return Membership(

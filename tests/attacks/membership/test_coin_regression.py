@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from fdaudit.attacks.membership import coin_regression
+from fdaudit.attacks.membership import _own
 from fdaudit.attacks.membership._answers import recorded
 from fdaudit.attacks.membership._matched import before_answers, matched
 from fdaudit.attacks.membership._ridge import regressed, regressed_sum
@@ -248,17 +248,17 @@ def test_shadows_are_asked_once_for_all_adversaries_and_messages(
     case: Case, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = list[int]()
-    real = coin_regression.stacked_logits
+    real = _own.stacked_logits
 
     def counted(train: Trainer, models: Any, x: torch.Tensor) -> torch.Tensor:
         asked.append(len(models))
         return real(train, models, x)
 
-    monkeypatch.setattr(coin_regression, "stacked_logits", counted)
+    monkeypatch.setattr(_own, "stacked_logits", counted)
     first, again = (case.auc(shadows=24)[2] for _ in ("server", "aggregator"))
     assert torch.equal(first.scores, again.scores)
     assert asked == [24]  # for the logits of public samples and for the largest of them
-    monkeypatch.setattr(coin_regression, "_MOST_KEPT", 0)
+    monkeypatch.setattr(_own, "_MOST_KEPT", 0)
     assert torch.equal(case.auc(shadows=24)[2].scores, first.scores)
     assert len(asked) > 2
 

@@ -10,6 +10,8 @@ import pytest
 import torch
 from fdaudit.attacks.membership._discriminators import judged, steps_of
 from fdaudit.attacks.membership._matched import Matched
+from fdaudit.attacks.membership._own import own_answers, stranger
+from fdaudit.attacks.membership._ridge import regressed_in_parts
 from fdaudit.attacks.membership.discriminator_regression import (
     DiscriminatorRegression,
     DiscriminatorRegressionConfig,
@@ -160,6 +162,73 @@ def test_all_that_the_server_hears_is_stacked(case: Case) -> None:
     found, note = case.told()
     assert note.endswith("from scores, gradients, logits")
     assert found > 0.7
+
+
+class Model:
+    """An oracle of client/0's model that answers from given parameters."""
+
+    answers, budget, models = "soft", 1000, ("client/0",)
+
+    def __init__(self, trainer: Trainer, parameters: dict[str, torch.Tensor]) -> None:
+        self._trainer, self._parameters, self.remaining = trainer, parameters, self.budget
+
+    def query(self, x: torch.Tensor, of: str | None = None) -> torch.Tensor:
+        assert of == "client/0"
+        self.remaining -= len(x)
+        return self._trainer.predict(self._parameters, x).softmax(1)
+
+
+def shadowed(case: Case) -> Matched:
+    attack = DiscriminatorRegression(DiscriminatorRegressionConfig(matched=60, discriminators=60))
+    return attack._shadows(case.view, case.knowledge, case.challenge, models=True)
+
+
+def test_what_a_model_answers_about_candidates_tells_more_of_their_coins(case: Case) -> None:
+    """The oracle answers from one of the shadows, which is left out."""
+    made, trainer = shadowed(case), case.knowledge.train
+    assert trainer is not None
+    x = torch.rand(40, 1, 8, 8, generator=stream(3))
+    logits = torch.stack([trainer.predict(model, x).flatten() for model in made.models])
+    others = replace(made, models=made.models[1:], coins=made.coins[1:])
+    answers = logits[1:], logits[0], 0.0
+    own = own_answers(
+        case.view, case.knowledge, replace(case.task, oracle=Model(trainer, made.models[0])), case.challenge,
+        others, answers, paired=True,
+    )  # fmt: skip
+    assert [tuple(one.mine.shape) for one in own] == [(PAIRS, 8), (PAIRS, 2)]
+    without = regressed_in_parts([answers], others.coins, stack=False)
+    joined = regressed_in_parts([answers], others.coins, stack=False, own=own)
+    assert joined.error < without.error
+    assert joined.right > without.right
+
+
+def test_a_model_that_is_not_the_one_that_answered_is_not_believed(case: Case) -> None:
+    made, trainer = shadowed(case), case.knowledge.train
+    assert trainer is not None
+    x = torch.rand(40, 1, 8, 8, generator=stream(3))
+    logits = torch.stack([trainer.predict(model, x).flatten() for model in made.models])
+    other = {name: 5 * tensor for name, tensor in made.models[0].items()}
+    task = replace(case.task, oracle=Model(trainer, other))
+    answers = logits[1:], logits[0], 0.0
+    others = replace(made, models=made.models[1:], coins=made.coins[1:])
+    assert not own_answers(case.view, case.knowledge, task, case.challenge, others, answers, paired=True)
+
+
+def test_first_answers_that_are_alike_by_chance_refuse_no_others() -> None:
+    theirs = torch.randn(200, 50, generator=stream(6))
+    centre = theirs.mean(0)
+    near, usual = centre + 0.3 * (theirs[0] - centre), centre + 1.2 * (theirs[1] - centre)
+    assert not stranger((theirs, usual, 0.0), (theirs, near, 0.0))
+    assert stranger((theirs, centre + 2 * (theirs[1] - centre), 0.0), (theirs, near, 0.0))
+
+
+def test_the_client_s_model_is_asked_about_its_candidates(case: Case) -> None:
+    trainer = case.knowledge.train
+    assert trainer is not None
+    oracle = Model(trainer, shadowed(case).models[0])
+    heard = DiscriminatorRegression(DiscriminatorRegressionConfig(matched=10, discriminators=10, reads=2))
+    heard.run(case.view, case.knowledge, replace(case.task, oracle=oracle), stream(0))
+    assert oracle.remaining == oracle.budget - 2 * PAIRS
 
 
 @pytest.mark.thorough
