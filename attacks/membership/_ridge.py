@@ -92,8 +92,9 @@ def regressed_in_parts(
     """Predict a client's coins from several of its answers, each scaled by how much shadows differ in it.
 
     One regression joins all answers. With `stack` each has a regression of its own as well, and these are stacked:
-    those predictions count that have the smaller error on left-out shadows. With `own` each coin has a regression of
-    its own, in which the answers about its candidates count more: a ridge prior by feature.
+    those predictions count that have the smaller error on left-out shadows. With `own` the answers about all candidates
+    are joined as well, and each coin has a regression of its own, in which those about its candidates count more: a
+    ridge prior by feature.
 
     Args:
         parts: of each answer, shadows' values (m, d), the victim's (d,), and the variance of a defence's noise.
@@ -101,7 +102,8 @@ def regressed_in_parts(
         stack: whether regressions of one answer each are tried too.
         own: what is known about each coin's candidates.
     """
-    scaled = [_scaled(*part) for part in parts]
+    about_candidates = [(one.theirs.flatten(1), one.mine.flatten(), one.noise) for one in own]
+    scaled = [_scaled(*part) for part in (*parts, *about_candidates)]
     every = torch.cat([one[0] for one in scaled], 1)
     victim = torch.cat([one[1] for one in scaled])
     noise = sum(noise * len(mine) for _, mine, noise in scaled) / len(victim)

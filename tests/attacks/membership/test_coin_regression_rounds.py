@@ -206,7 +206,7 @@ def test_a_silent_client_is_followed_to_its_next_answers(tmp_path: Path) -> None
 
 
 def test_the_first_round_counts_where_no_round_can_be_followed(tmp_path: Path) -> None:
-    case = Case(tmp_path, "fedmd", warm_up_steps=10, local_steps=3)
+    case = Case(tmp_path, "fedmd", warm_up_steps=10, local_steps=40)
     kept = tuple(m for m in case.view.messages if m.kind != "ensemble_labels")
     blind = replace(case.view, messages=kept)
     assert case.told(blind, rounds=4) == case.told(rounds=1)

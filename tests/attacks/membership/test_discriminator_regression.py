@@ -179,8 +179,11 @@ class Model:
 
 
 def shadowed(case: Case) -> Matched:
+    """Shadows of the first client that learn their records by heart."""
     attack = DiscriminatorRegression(DiscriminatorRegressionConfig(matched=60, discriminators=60))
-    return attack._shadows(case.view, case.knowledge, case.challenge, models=True)
+    training = {**case.view.hyperparameters, "local_epochs": 60, "lr": 0.2}
+    view = replace(case.view, hyperparameters=training)
+    return attack._shadows(view, case.knowledge, case.challenge, models=True)
 
 
 def test_what_a_model_answers_about_candidates_tells_more_of_their_coins(case: Case) -> None:
@@ -198,7 +201,7 @@ def test_what_a_model_answers_about_candidates_tells_more_of_their_coins(case: C
     assert [tuple(one.mine.shape) for one in own] == [(PAIRS, 8), (PAIRS, 2)]
     without = regressed_in_parts([answers], others.coins, stack=False)
     joined = regressed_in_parts([answers], others.coins, stack=False, own=own)
-    assert joined.error < without.error
+    assert joined.error < 0.9 * without.error
     assert joined.right > without.right
 
 
