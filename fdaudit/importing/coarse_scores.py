@@ -316,7 +316,7 @@ class _CoarseTruth(Truth):
 
 
 def _distances(truth: _CoarseTruth, guesses: Sequence[LabelDistribution]) -> dict[str, tuple[Figure, ...]]:
-    _, targets = score_labels(truth, "site", guesses)
+    _, targets = score_labels(truth, guesses)
     found = dict[str, tuple[Figure, ...]]()
     for target in targets:
         values = {f.name: _value(f) for f in target.figures}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 
 from fdaudit.goals.reconstruction import Reconstruction
@@ -16,7 +17,6 @@ from fdaudit.metrics import (
     score_class_evaluation,
     score_class_reconstruction,
 )
-from fdaudit.rng import child_numpy
 from fdaudit.types import Figure
 
 if TYPE_CHECKING:
@@ -41,10 +41,10 @@ def class_priors(case: Case, assumed: Sequence[Assumption]) -> ClassPriors | Non
 def score_classes(
     case: Case,
     guesses: Sequence[Reconstruction],
-    cell: str,
     assumed: Sequence[Assumption],
     bystanders: Bystanders | None,
     lpips: torch.nn.Module | None,
+    generator: np.random.Generator,
 ) -> ReconstructionScore:
     """Score guesses of classes by their likeness to the nearest records.
 
@@ -54,17 +54,17 @@ def score_classes(
     Args:
         case: the run's case.
         guesses: one a victim.
-        cell: names the draws.
         assumed: the adversaries that guessed; default: one that holds the auxiliary records of `others`.
         bystanders: records that no guess is about.
         lpips: the network of LPIPS, if available.
+        generator: randomness of the prior's guesses and of the bootstrap.
     """
     x, y = auxiliary_of(case, assumed)
     withheld = withheld_of(assumed)
     return score_class_reconstruction(
         *_beside(case, guesses),
         x,
-        child_numpy(case.seed, "score", cell),
+        generator,
         auxiliary_labels=y,
         withheld=withheld,
         bystanders=None if withheld else bystanders,
@@ -74,23 +74,27 @@ def score_classes(
 
 
 def evaluate_classes(
-    case: Case, guesses: Sequence[Reconstruction], cell: str, assumed: Sequence[Assumption], together: bool
+    case: Case,
+    guesses: Sequence[Reconstruction],
+    assumed: Sequence[Assumption],
+    together: bool,
+    generator: np.random.Generator,
 ) -> tuple[Figure, ...]:
     """Return figures of guesses of classes by the auditor's evaluator; none for the multi-label task.
 
     Args:
         case: the run's case.
         guesses: one a victim.
-        cell: names the draws.
         assumed: the adversaries that guessed; default: one that holds the auxiliary records of `others`.
         together: whether the guesses cover all victims.
+        generator: randomness of the prior's guesses, of the test and of the bootstrap.
     """
     if not case.dataset.task.labels.one_class:
         return ()
     return score_class_evaluation(
         *_beside(case, guesses),
         judge_of(case.evaluator),
-        child_numpy(case.seed, "score", "evaluation", cell),
+        generator,
         priors=class_priors(case, assumed),
         withheld=withheld_of(assumed),
         bystanders=_strangers(case),

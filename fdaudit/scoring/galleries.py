@@ -17,7 +17,6 @@ from torch import Tensor
 
 from fdaudit.goals.reconstruction import Reconstruction
 from fdaudit.metrics import Bystanders, Gallery, Identification, Probe, Rank, identify
-from fdaudit.rng import child_numpy
 
 if TYPE_CHECKING:
     from fdaudit.planning.case import Case
@@ -47,7 +46,11 @@ def bystanders_of(case: Case, targets: Sequence[str]) -> Bystanders | None:
 
 
 def gallery_tests(
-    case: Case, guesses: Sequence[Reconstruction], records: Sequence[Tensor], cell: str
+    case: Case,
+    guesses: Sequence[Reconstruction],
+    records: Sequence[Tensor],
+    members: Sequence[str],
+    generator: np.random.Generator,
 ) -> Identification:
     """Test whether an attack's guesses identify records among others of their class.
 
@@ -55,13 +58,12 @@ def gallery_tests(
         case: the run's case.
         guesses: reconstructions, one a victim.
         records: for each guess the numbers (n,), in the dataset, of the records that it may show.
-        cell: `adversary/attack`; names the draws.
+        members: the parties of the adversary.
+        generator: draws the galleries, and records in place of the true ones.
     """
-    generator = child_numpy(case.seed, "identification", cell)
     data, splits = case.dataset, case.splits
     canaries = torch.cat([c.canaries for c in splits.clients])
     true = [r[~torch.isin(r, canaries)] for r in records]
-    members = cell.rpartition("/")[0].split("+")
     own = [c.train for k, c in zip(case.clients, splits.clients, strict=True) if k in members]
     held = torch.cat([splits.auxiliary, splits.proxy, *own])
     free = torch.ones(len(data.y), dtype=torch.bool)

@@ -38,7 +38,7 @@ class Scorer:
         """Return the figures over all victims, and each victim's own with pictures or ROC.
 
         Args:
-            cell: the cell's id; names its random draws and its directory.
+            cell: the cell's id; names its directory.
             guesses: of one goal, one a victim.
             assumed: the adversaries that guessed.
         """

@@ -333,7 +333,7 @@ def test_secret_batches_do_not_fail_an_attack_that_guesses_as_many_as_a_step_tak
 def scored(home: Path, images: torch.Tensor):
     run = fdaudit.load(home / "run")
     guess = Reconstruction(target="client/0", messages=(upload(run),), images=images)
-    return RunDirectory(home / "run", run.case).scorer.of(guess).compared([guess], "test").figures
+    return RunDirectory(home / "run", run.case).scorer.of(guess).compared([guess]).figures
 
 
 @pytest.mark.thorough

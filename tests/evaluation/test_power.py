@@ -30,7 +30,7 @@ SPEC = {
     },
     "references": [],
     "evaluate_every": 15,
-    "adversaries": ["server"],
+    "adversaries": ["server", "world"],
     "seed": 3,
 }
 ATTACKS = [{"name": "update-projection"}, {"name": "loss-threshold"}]
@@ -72,6 +72,15 @@ def test_what_is_expected_stands_beside_what_was_found(run: fdaudit.Run) -> None
         "figures"
     ]  # through the released model's oracle
     assert asked["value"] is not None
+
+
+def test_adversaries_that_guess_the_same_have_the_same_figures_and_power(run: fdaudit.Run) -> None:
+    cells = {c["id"]: c for c in run.result.plain()["cells"]}
+    server, world = (cells[f"{name}/loss-threshold"] for name in ("server", "world"))
+    for one, another in ((server, world), (server["controls"]["power"], world["controls"]["power"])):
+        assert one["figures"][0]["low"] is not None
+        assert one["figures"] == another["figures"]
+    assert server["targets"] == world["targets"]
 
 
 def test_the_rehearsal_has_coins_of_its_own(run: fdaudit.Run) -> None:

@@ -42,7 +42,7 @@ def _tested(
     real = fdaudit.scoring.galleries.identify
     monkeypatch.setattr(fdaudit.scoring.galleries, "identify", lambda *a: seen.append(a) or real(*a))
     guess = Reconstruction(target="client/1", messages=(1,), images=case.dataset.x[rows])
-    found = gallery_tests(case, [guess], [rows], f"{adversary}/dlg")
+    found = gallery_tests(case, [guess], [rows], adversary.split("+"), np.random.default_rng(0))
     assert {f.name for f in found.figures} >= {"identification", "identification_chance"}
     return seen[0][0], seen[0][1]
 
@@ -74,7 +74,7 @@ def test_perfect_guesses_are_identified_and_ranked(monkeypatch: pytest.MonkeyPat
     case = _case()
     rows = case.splits.clients[1].train[:12]
     guess = Reconstruction(target="client/1", messages=(1,), images=case.dataset.x[rows])
-    found = gallery_tests(case, [guess], [rows], "server/dlg")
+    found = gallery_tests(case, [guess], [rows], ["server"], np.random.default_rng(0))
     (rate,) = [f for f in found.figures if f.name == "identification"]
     assert rate.value == 1.0
     assert rate.p is not None

@@ -26,7 +26,8 @@ from fdaudit.isolation.attacker import attack as run_attack
 from fdaudit.isolation.schema import Trial
 from fdaudit.metrics import score_membership
 from fdaudit.result import Control
-from fdaudit.rng import SecretStream, child_numpy, child_seed
+from fdaudit.rng import SecretStream, child_seed
+from fdaudit.scoring.evidence import draws_of
 from fdaudit.scoring.run_directory import RunDirectory
 from fdaudit.storage.files import save_json
 from fdaudit.storage.locks import writing
@@ -108,7 +109,8 @@ class Rehearsed:
             return Figure(name="auc", value=None, unavailable=f"does not apply to the rehearsal: {guesses}")
         scores = {g.target: g.scores for g in guesses if isinstance(g, Membership)}
         members = {k: self.members(k) for k in scores}
-        return pooled_auc(scores, members, task.challenges, child_numpy(self.case.seed, "score", *name))
+        draws = draws_of(self.case.seed, "power", sorted(scores))
+        return pooled_auc(scores, members, task.challenges, draws)
 
     def view(self, adversary: str) -> View:
         """Return an adversary's view of the rehearsal, which is made if it does not exist yet."""

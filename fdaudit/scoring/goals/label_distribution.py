@@ -15,7 +15,7 @@ from fdaudit.goals.label_distribution import GOAL, LabelDistribution
 from fdaudit.handout.auxiliary import Assumption, others
 from fdaudit.metrics import kl_divergence, mean_and_worst, score_label_distribution
 from fdaudit.result import Shares, Target
-from fdaudit.rng import child_numpy
+from fdaudit.scoring.evidence import draws_of
 from fdaudit.scoring.goals.scorer import CheckedTask, GoalScorer, Scores
 from fdaudit.scoring.goals.submission import Reader, Submission
 from fdaudit.scoring.ground_truth import Truth, class_shares
@@ -74,15 +74,14 @@ class LabelScorer(GoalScorer[LabelDistribution]):
         self, cell: str, guesses: Sequence[LabelDistribution], assumed: Sequence[Assumption] = ()
     ) -> Scores:
         """Return the distances of shares, and each victim's own with its shares."""
-        return score_labels(self.truth, cell, guesses)
+        return score_labels(self.truth, guesses)
 
 
-def score_labels(truth: Truth, cell: str, guesses: Sequence[LabelDistribution]) -> Scores:
+def score_labels(truth: Truth, guesses: Sequence[LabelDistribution]) -> Scores:
     """Return the figures over all victims, and each victim's own with its shares.
 
     Args:
         truth: the auditor's side.
-        cell: the cell's id; names its random draws.
         guesses: one a victim.
     """
     name, prior = _prior(truth, [g.target for g in guesses])
@@ -101,7 +100,7 @@ def score_labels(truth: Truth, cell: str, guesses: Sequence[LabelDistribution]) 
     )
     figures = []
     for figure in scores[guesses[0].target]:
-        generator = child_numpy(truth.case.seed, "score", cell, figure)
+        generator = draws_of(truth.case.seed, figure, list(scores))
         by_client = {t: s[figure] for t, s in scores.items()}
         mean, worst = mean_and_worst(by_client, generator, higher_is_worse=False)
         # The client nearest to the prior is no victim of anything: of the prior the mean alone says something.

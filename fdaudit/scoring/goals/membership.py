@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Annotated, ClassVar
 
 import numpy as np
@@ -15,7 +16,6 @@ from fdaudit.goals.membership import GOAL, Membership
 from fdaudit.handout.auxiliary import Assumption
 from fdaudit.metrics import MembershipScore, auc_figure, mean_and_worst, score_generated, score_membership
 from fdaudit.result import Roc, Target, noted
-from fdaudit.rng import child_numpy
 from fdaudit.scoring.goals.scorer import CheckedTask, GoalScorer, Inputs, Scores
 from fdaudit.scoring.goals.submission import Reader, Submission, Text
 from fdaudit.tasks import labels_of
@@ -58,7 +58,7 @@ class MembershipScorer(GoalScorer[Membership]):
 
     def __init__(self, inputs: Inputs) -> None:
         super().__init__(inputs)
-        self._truth, self._seed, self._encode = inputs.truth, inputs.truth.case.seed, inputs.encode
+        self._truth, self._encode = inputs.truth, inputs.encode
 
     @classmethod
     def due(cls, asked: CheckedTask) -> Collection[str]:
@@ -82,16 +82,16 @@ class MembershipScorer(GoalScorer[Membership]):
 
     def score(self, cell: str, guesses: Sequence[Membership], assumed: Sequence[Assumption] = ()) -> Scores:
         """Return the figures over all victims' candidates, and each victim's own with its ROC."""
-        whole = self._pooled(guesses, cell)
-        scores = {g.target: self._pooled([g], cell) for g in guesses}
+        whole = self._pooled(guesses)
+        scores = {g.target: self._pooled([g]) for g in guesses}
         targets = tuple(
             Target(
                 target=guess.target,
                 figures=(
                     *(noted(f, guess.note) for f in scores[guess.target].figures.values()),
                     *_rehearsed([guess]),
-                    *self._blind([guess], cell),
-                    *self._generated([guess], cell),
+                    *self._blind([guess]),
+                    *self._generated([guess]),
                 ),
                 roc=_roc(scores[guess.target]),
             )
@@ -99,13 +99,16 @@ class MembershipScorer(GoalScorer[Membership]):
         )
         figures = list(whole.figures.values())
         for name in figures[:]:
-            generator = child_numpy(self._seed, "score", cell, name.name)
+            generator = self.scores.draws(name.name, guesses)
             figures.append(mean_and_worst({t: s.figures[name.name] for t, s in scores.items()}, generator)[1])
         figures += _rehearsed(guesses)
-        return (*figures, *self._blind(guesses, cell), *self._generated(guesses, cell)), targets
+        return (*figures, *self._blind(guesses), *self._generated(guesses)), targets
 
-    def _pooled(self, guesses: Sequence[Membership], cell: str) -> MembershipScore:
+    def _pooled(self, guesses: Sequence[Membership]) -> MembershipScore:
         """Score membership guesses against the coins, with the candidates of all victims pooled."""
+        return self.scores.once("membership", guesses, partial(self._score_pooled, guesses))
+
+    def _score_pooled(self, guesses: Sequence[Membership], generator: np.random.Generator) -> MembershipScore:
         members, pairs, offset = [], [], 0
         for guess in guesses:
             challenge, member = self._truth.challenge(guess.target)
@@ -116,7 +119,7 @@ class MembershipScorer(GoalScorer[Membership]):
         found = score_membership(
             torch.cat([g.scores for g in guesses]),
             torch.cat(members),
-            generator=child_numpy(self._seed, "score", cell, *(g.target for g in guesses)),
+            generator=generator,
             pair=torch.cat(pairs) if by_coins else None,
         )
         if by_coins:
@@ -124,7 +127,7 @@ class MembershipScorer(GoalScorer[Membership]):
         plain = {n: noted(replace(f, p=None), NO_COINS) for n, f in found.figures.items()}
         return replace(found, figures=plain)
 
-    def _blind(self, guesses: Sequence[Membership], cell: str) -> tuple[Figure, ...]:
+    def _blind(self, guesses: Sequence[Membership]) -> tuple[Figure, ...]:
         """Return the AUC of a classifier that sees the candidates and no message; none if coins decided.
 
         It is logistic regression on pixels and labels. Each part of the candidates is predicted from the others.
@@ -134,13 +137,12 @@ class MembershipScorer(GoalScorer[Membership]):
         values, members = [], []
         for guess in guesses:
             challenge, member = self._truth.challenge(guess.target)
-            values.append(_predicted(challenge, member, child_numpy(self._seed, "blind", cell, guess.target)))
+            values.append(_predicted(challenge, member, self.scores.draws("blind", [guess])))
             members.append(member)
-        generator = child_numpy(self._seed, "score", "blind", cell, *(g.target for g in guesses))
-        figure = auc_figure(torch.cat(values), torch.cat(members), generator)
+        figure = auc_figure(torch.cat(values), torch.cat(members), self.scores.draws("auc_blind", guesses))
         return (noted(replace(figure, name="auc_blind", p=None), NO_COINS),)
 
-    def _generated(self, guesses: Sequence[Membership], cell: str) -> tuple[Figure, ...]:
+    def _generated(self, guesses: Sequence[Membership]) -> tuple[Figure, ...]:
         """Measure how much nearer generated samples are to members than to non-members; pool victims that have samples.
 
         The result is empty if no guess uses generated samples. Samples that several victims share count once.
@@ -166,7 +168,7 @@ class MembershipScorer(GoalScorer[Membership]):
             torch.cat(inside),
             torch.cat(outside),
             self._encode,
-            child_numpy(self._seed, "score-generated", cell, *(g.target for g in with_samples)),
+            self.scores.draws("generated", with_samples),
         )
 
 

@@ -13,7 +13,8 @@ from fdaudit.goals.model_extraction import GOAL, Extraction
 from fdaudit.handout.auxiliary import Assumption
 from fdaudit.metrics import mean_and_worst, score_extraction
 from fdaudit.result import Target
-from fdaudit.rng import child, child_numpy
+from fdaudit.rng import child
+from fdaudit.scoring.evidence import draws_of
 from fdaudit.scoring.goals.scorer import CheckedTask, GoalScorer, Inputs, Scores
 from fdaudit.scoring.goals.submission import FileName, Reader, Submission, Text
 from fdaudit.training.trainer import Fit, Job, Parameters, draw_batches, parameters_of
@@ -89,10 +90,10 @@ class CopyScorer(GoalScorer[Extraction]):
         targets = tuple(
             Target(target=name, figures=tuple(figures.values())) for name, figures in by_target.items()
         )
-        return scored(by_target, case, cell), targets
+        return scored(by_target, case), targets
 
 
-def scored(by_target: Mapping[str, Mapping[str, Figure]], case: Case, cell: str) -> tuple[Figure, ...]:
+def scored(by_target: Mapping[str, Mapping[str, Figure]], case: Case) -> tuple[Figure, ...]:
     """Return each figure's mean over the models, and the worst model's.
 
     The gain's mean has a p-value of its own: the least of the models', times their number (Bonferroni).
@@ -100,7 +101,7 @@ def scored(by_target: Mapping[str, Mapping[str, Figure]], case: Case, cell: str)
     found = []
     for name in next(iter(by_target.values())):
         figures = {target: by_name[name] for target, by_name in by_target.items()}
-        mean, worst = mean_and_worst(figures, child_numpy(case.seed, "score", cell, name))
+        mean, worst = mean_and_worst(figures, draws_of(case.seed, name, list(by_target)))
         told = [f.p for f in figures.values() if f.p is not None]
         found += [replace(mean, p=min(1.0, len(told) * min(told)) if told else None), worst]
     return tuple(found)

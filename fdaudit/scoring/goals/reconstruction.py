@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from io import BytesIO
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
@@ -19,6 +20,7 @@ from fdaudit.handout.auxiliary import Assumption, groups_of, others
 from fdaudit.metrics import (
     OWN_IMAGES,
     AuxiliaryPool,
+    Identification,
     Rank,
     ReconstructionScore,
     WeightsUnavailableError,
@@ -29,7 +31,6 @@ from fdaudit.metrics import (
     task_encoder_distance,
 )
 from fdaudit.result import Image, Target, cell_directory, noted
-from fdaudit.rng import child_numpy
 from fdaudit.scoring.class_truth import class_priors, evaluate_classes, score_classes
 from fdaudit.scoring.galleries import bystanders_of, gallery_tests
 from fdaudit.scoring.goals.scorer import (
@@ -132,17 +133,16 @@ class ReconstructionScorer(GoalScorer[Reconstruction]):
         """Return the figures over all victims, and each victim's own with pictures.
 
         Args:
-            cell: the cell's id; names its random draws and its directory.
+            cell: the cell's id; names its directory.
             guesses: one a victim.
             assumed: the adversaries that guessed.
         """
-        whole = self.compared(guesses, cell, assumed)
-        found = gallery_tests(self._case, guesses, [self._truth.rows(g) for g in guesses], cell)
+        whole = self.compared(guesses, assumed)
+        found = self._identified(guesses, cell.rpartition("/")[0].split("+"))
         targets = []
         for guess in guesses:
-            own = f"{cell}/{guess.target}"
-            score = self.compared([guess], own, assumed)
-            shown = self._evaluated([guess], own, assumed, together=False)
+            score = self.compared([guess], assumed)
+            shown = self._evaluated([guess], assumed, together=False)
             targets.append(
                 Target(
                     target=guess.target,
@@ -157,11 +157,12 @@ class ReconstructionScorer(GoalScorer[Reconstruction]):
             )
         note = "; ".join(dict.fromkeys(filter(None, (g.note for g in guesses))))
         figures = (noted(f, note, "psnr") for f in whole.figures.values())
-        evaluated = self._evaluated(guesses, cell, assumed, together=True)
-        return (*figures, *evaluated, *self._distances(guesses), *found.figures), tuple(targets)
+        evaluated = self._evaluated(guesses, assumed, together=True)
+        distances = self.scores.once("distances", guesses, lambda draws: self._distances(guesses))
+        return (*figures, *evaluated, *distances, *found.figures), tuple(targets)
 
     def compared(
-        self, guesses: Sequence[Reconstruction], cell: str, assumed: Sequence[Assumption] = ()
+        self, guesses: Sequence[Reconstruction], assumed: Sequence[Assumption] = ()
     ) -> ReconstructionScore:
         """Score reconstructions, one batch a guess, against the prior baseline from what the adversaries hold.
 
@@ -170,9 +171,16 @@ class ReconstructionScorer(GoalScorer[Reconstruction]):
         Raises:
             FdauditError: no record stands behind a victim's messages; Poisson sampling can draw empty batches.
         """
-        if guesses[0].by_class:
-            beside = bystanders_of(self._case, [g.target for g in guesses])
-            return score_classes(self._case, guesses, cell, assumed, beside, self._lpips)
+        what = "reconstruction"
+        if not guesses[0].by_class:
+            return self.scores.once(what, guesses, partial(self._score_messages, guesses))
+        bystanders = bystanders_of(self._case, [g.target for g in guesses])
+        classes = partial(score_classes, self._case, guesses, assumed, bystanders, self._lpips)
+        return self.scores.once(what, guesses, classes, beside=assumed)
+
+    def _score_messages(
+        self, guesses: Sequence[Reconstruction], generator: np.random.Generator
+    ) -> ReconstructionScore:
         truths = [self._truth.behind(g.target, g.messages) for g in guesses]
         for guess, (x, _) in zip(guesses, truths, strict=True):
             if not len(x):
@@ -187,7 +195,7 @@ class ReconstructionScorer(GoalScorer[Reconstruction]):
             [g.images for g in guesses],
             [x for x, _ in truths],
             auxiliary_x,
-            child_numpy(self._case.seed, "score", cell),
+            generator,
             guess_labels=labels if len(labels) == len(guesses) else None,
             true_labels=None if known is None else [known[self._truth.rows(g)] for g in guesses],
             auxiliary_labels=auxiliary_groups,
@@ -196,12 +204,21 @@ class ReconstructionScorer(GoalScorer[Reconstruction]):
             lpips_network=self._lpips,
         )
 
+    def _identified(self, guesses: Sequence[Reconstruction], members: Sequence[str]) -> Identification:
+        """Test whether guesses identify records; galleries hold none that a client among `members` trains on."""
+        rows = [self._truth.rows(guess) for guess in guesses]
+        clients = sorted(set(members).intersection(self._case.clients))
+        tests = partial(gallery_tests, self._case, guesses, rows, clients)
+        return self.scores.once("identification", guesses, tests, beside=clients)
+
     def _evaluated(
-        self, guesses: Sequence[Reconstruction], cell: str, assumed: Sequence[Assumption], *, together: bool
+        self, guesses: Sequence[Reconstruction], assumed: Sequence[Assumption], *, together: bool
     ) -> tuple[Figure, ...]:
         """Return figures of guesses of classes by the auditor's evaluator, for all victims or for one."""
-        by_class = guesses[0].by_class
-        return evaluate_classes(self._case, guesses, cell, assumed, together) if by_class else ()
+        if not guesses[0].by_class:
+            return ()
+        evaluated = partial(evaluate_classes, self._case, guesses, assumed, together)
+        return self.scores.once("evaluation", guesses, evaluated, beside=[assumed, together])
 
     def _distances(self, guesses: Sequence[Reconstruction]) -> tuple[Figure, ...]:
         """Measure the distance between all guesses and all true images as sets: FID, and the task encoder's."""
@@ -228,7 +245,6 @@ class ReconstructionScorer(GoalScorer[Reconstruction]):
         self,
         guess: Reconstruction,
         score: ReconstructionScore,
-        cell: str,
         assumed: Sequence[Assumption] = (),
     ) -> Tensor | None:
         """Return the prior baseline's images for a score's true images, (rows, c, h, w) in the order of `score.images`.
@@ -240,7 +256,7 @@ class ReconstructionScorer(GoalScorer[Reconstruction]):
         if not played or played[0] == OWN_IMAGES:
             return None
         x, y = self._truth.records(guess)
-        generator = child_numpy(self._case.seed, "prior-images", cell, guess.target)
+        generator = self.scores.draws("prior-images", [guess])
         rows = [r.truth for r in score.images]
         if guess.by_class:
             of = y[rows].numpy()  # a guess is of the class of its nearest record
@@ -265,7 +281,7 @@ class ReconstructionScorer(GoalScorer[Reconstruction]):
         """Write true images and guesses as PNG; return one entry an image, most similar first."""
         x, y = self._truth.records(guess)
         folder = cell_directory(self._run, cell)
-        prior = self.prior_images(guess, score, cell, assumed)
+        prior = self.prior_images(guess, score, assumed)
         entries = []
         for place, row in sorted(enumerate(score.images), key=lambda r: -r[1].psnr):
             # Guesses of classes may share a nearest record, so the guess's number names their pictures.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 import torch
@@ -19,7 +20,6 @@ from fdaudit.metrics.rows.recovery import (
     typical_row,
 )
 from fdaudit.result import Row, RowCell, Target, noted
-from fdaudit.rng import child_numpy
 from fdaudit.scoring.galleries import bystanders_of
 from fdaudit.scoring.goals.scorer import (
     CheckedTask,
@@ -74,13 +74,13 @@ class RowScorer(GoalScorer[RowReconstruction]):
         """
         found = [self._recovered(guess) for guess in guesses]
         auxiliary = self._auxiliary()
-        beside = self._bystanders([guess.target for guess in guesses])
-        seed = self.case.seed
-        whole = score_rows(found, self._columns, auxiliary, beside, child_numpy(seed, "score", cell))
+        victims = [guess.target for guess in guesses]
+        given = (self._columns, auxiliary, self._bystanders(victims))
+        whole = self.scores.once("rows", guesses, partial(score_rows, found, *given), beside=victims)
         targets = []
         for guess, one in zip(guesses, found, strict=True):
-            draws = child_numpy(seed, "score", f"{cell}/{guess.target}")
-            figures = score_rows([one], self._columns, auxiliary, beside, draws)
+            # Bystanders of all victims stand beside each victim's rows.
+            figures = self.scores.once("rows", [guess], partial(score_rows, [one], *given), beside=victims)
             targets.append(
                 Target(
                     target=guess.target,

@@ -14,6 +14,7 @@ from fdaudit.goals import Goal, Guess
 from fdaudit.handout.auxiliary import Assumption
 from fdaudit.handout.oracle_server import Answering
 from fdaudit.result import Target
+from fdaudit.scoring.evidence import EvidenceScores
 from fdaudit.scoring.goals.submission import Submission
 from fdaudit.scoring.ground_truth import Truth
 from fdaudit.transcript.messages import role
@@ -77,6 +78,7 @@ class GoalScorer(ABC, Generic[G]):
 
     def __init__(self, inputs: Inputs) -> None:
         self.truth, self.case = inputs.truth, inputs.truth.case
+        self.scores = EvidenceScores(self.case.seed)
 
     @classmethod
     def due(cls, asked: CheckedTask) -> Collection[str] | None:
@@ -108,7 +110,7 @@ class GoalScorer(ABC, Generic[G]):
         """Return the figures over all victims, and each victim's own.
 
         Args:
-            cell: the cell's id; names its random draws and its directory.
+            cell: the cell's id; names its directory.
             guesses: one a victim.
             assumed: the adversaries that guessed.
         """

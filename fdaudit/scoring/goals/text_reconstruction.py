@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 
@@ -12,7 +13,7 @@ from fdaudit.handout.auxiliary import Assumption, others
 from fdaudit.metrics.texts.overlap import bag
 from fdaudit.metrics.texts.recovery import Recovered, score_texts
 from fdaudit.result import Target, noted
-from fdaudit.rng import child_numpy
+from fdaudit.scoring.evidence import EvidenceScores
 from fdaudit.scoring.galleries import bystanders_of
 from fdaudit.scoring.goals.scorer import (
     CheckedTask,
@@ -57,15 +58,15 @@ class TextScorer(GoalScorer[TextReconstruction]):
         self, cell: str, guesses: Sequence[TextReconstruction], assumed: Sequence[Assumption] = ()
     ) -> Scores:
         """Return the figures of recovered words and texts, and each victim's own."""
-        return _score_recovered(self.truth, cell, guesses)
+        return _score_recovered(self.truth, self.scores, guesses)
 
 
-def _score_recovered(truth: Truth, cell: str, guesses: Sequence[TextReconstruction]) -> Scores:
+def _score_recovered(truth: Truth, scores: EvidenceScores, guesses: Sequence[TextReconstruction]) -> Scores:
     """Return the figures of recovered words and texts over all victims, and each victim's own.
 
     Args:
         truth: the auditor's side.
-        cell: the cell's id; names its random draws.
+        scores: the scores of evidence so far.
         guesses: one a victim.
 
     Raises:
@@ -83,17 +84,19 @@ def _score_recovered(truth: Truth, cell: str, guesses: Sequence[TextReconstructi
         texts = None if guess.texts is None else guess.texts.numpy()
         words = bag(guess.words.numpy())
         found.append(Recovered(words=words, texts=texts, truth=x.numpy(), labels=y.numpy()))
-    auxiliary, beside = others(case).prior[0], bystanders_of(case, [g.target for g in guesses])
+    victims = [guess.target for guess in guesses]
+    auxiliary, beside = others(case).prior[0], bystanders_of(case, victims)
     empty = case.dataset.x[:0]
     rows = torch.zeros(0, dtype=torch.int64) if beside is None else torch.from_numpy(beside.rows)
     given = (
         (empty if auxiliary is None else auxiliary).numpy(),
         (case.dataset.x[rows].numpy(), case.dataset.y[rows].numpy()),
     )
-    whole = score_texts(found, *given, child_numpy(case.seed, "score", cell))
+    whole = scores.once("texts", guesses, partial(score_texts, found, *given), beside=victims)
     targets = []
     for guess, one in zip(guesses, found, strict=True):
-        figures = score_texts([one], *given, child_numpy(case.seed, "score", f"{cell}/{guess.target}"))
+        # Bystanders of all victims stand beside each victim's texts.
+        figures = scores.once("texts", [guess], partial(score_texts, [one], *given), beside=victims)
         names = [
             case.dataset.words[w] for w in sorted(one.words & bag(one.truth), reverse=True)[:_MOST_SHOWN]
         ]

@@ -95,10 +95,10 @@ def test_a_record_itself_has_the_ceilings_psnr(
     stage = Stage(RunDirectory(run.directory, simulated_case(load_spec(tiny(**CHANGES)), known(7))))
     x, y = stage.case.records("client/0")
     guess = Reconstruction(target="client/0", messages=(), images=x[:3], labels=y[:3])
-    score = stage.run.scorer.of(guess).compared([guess], "test")
+    score = stage.run.scorer.of(guess).compared([guess])
     assert score.figures["psnr"].value == 100
     assert [r.truth for r in score.images] == [0, 1, 2]
-    prior = stage.run.scorer.of(guess).prior_images(guess, score, "test")
+    prior = stage.run.scorer.of(guess).prior_images(guess, score)
     assert prior.shape == x[:3].shape
 
 

@@ -99,7 +99,7 @@ class _Membership(CellClaims):
         self.claims.equal((*where, "value"), auc)
         self.claims.equal((*where, "n"), n)
         self.claims.equal((*where, "p"), statistics.auc_p(inside, outside))
-        draws = _draws(self.seed(*victims), n)
+        draws = _draws(self.seed("membership", victims), n)
         self._ends(where, auc, n, statistics.bca(statistics.auc_of(inside, outside), draws.of_auc, False))
         self._balanced(self.at(path, figures, "balanced_accuracy"), scores, member, coin, draws)
         where = self.at(path, figures, "pair_accuracy")
@@ -204,7 +204,7 @@ class _Shares(CellClaims):
                 self.claims.equal((*where, "n"), 1)
                 found.setdefault(name, []).append(value)
         for name, values in found.items():
-            counts = statistics.drawn(len(values), np.random.default_rng(self.seed(name)))
+            counts = statistics.drawn(len(values), np.random.default_rng(self.seed(name, self.targets)))
             ends = statistics.bca(statistics.mean_of(values), counts, True)
             self.mean(self.at(self.path, self.cell["figures"], f"{name}_mean"), values, ends, 1e-9)
             if not name.endswith("_prior"):

@@ -41,9 +41,9 @@ class CellClaims:
         self.claims.equal((*where, "n"), len(values))
         self.ends(where, ends, slack)
 
-    def seed(self, *name: str) -> int:
-        """Of the cell's draws of that name."""
-        return self.evidence.seed("score", self.cell["id"], *name)
+    def seed(self, what: str, victims: Sequence[str]) -> int:
+        """Of the draws of what is measured of these victims, the same in every cell."""
+        return self.evidence.seed("score", what, *victims)
 
     def ends(self, where: Path, ends: Interval, slack: float = 1e-12) -> None:
         if ends is None:

@@ -107,7 +107,7 @@ class Reconstruction(CellClaims):
             "mse": [10 ** (-value / 10) for value in psnr],
         }
         prior = {m: [v for t in targets for v in self._prior(m, figures, t)] for m in got}
-        draws = self._draws(path, targets)
+        draws = self._draws(targets)
         counts = iter(draws.counts)
         for measure, values in got.items():
             # Of an image at the ceiling of 100 dB the error is known to be at most 1e-10 and no better.
@@ -131,9 +131,8 @@ class Reconstruction(CellClaims):
         if path == self.path:
             self._distance(figures, targets, images)
 
-    def _draws(self, path: Path, targets: Sequence[Any]) -> _Draws:
-        one = () if path == self.path else (targets[0]["target"],)
-        seed = self.evidence.seed("score", "/".join((self.cell["id"], *one)))
+    def _draws(self, targets: Sequence[Any]) -> _Draws:
+        seed = self.seed("reconstruction", [t["target"] for t in targets])
         known = self.evidence.labels[self.evidence.rows("auxiliary")]
         return _draws(seed, tuple(known.tolist()), tuple(len(self._rows(t)) for t in targets))
 
