@@ -123,7 +123,7 @@ class CalibratedLoss(_Shadowed):
 
     card = AttackCard(
         name="calibrated-loss",
-        work={"once": 3500, "each": 700, "grows": ("shadows", "most_steps")},
+        work={"once": 3500, "each": 700, "grows": ("shadows", "most_steps"), "victims": "matched"},
         source="Watson, Guo, Cormode & Sablayrolles 2022, Eq. 2",
         goal="membership",
         needs=_NEEDS,
@@ -150,7 +150,7 @@ class LiRAOnline(_Shadowed):
 
     card = AttackCard(
         name="lira-online",
-        work={"once": 3500, "each": 400, "grows": ("shadows", "most_steps")},
+        work={"once": 3500, "each": 400, "grows": ("shadows", "most_steps"), "victims": "matched"},
         source="Carlini, Chien, Nasr, Song, Terzis & Tramèr 2022, Algorithm 1",
         goal="membership",
         needs=_NEEDS,
@@ -176,7 +176,7 @@ class LiRAOffline(_Shadowed):
 
     card = AttackCard(
         name="lira-offline",
-        work={"once": 3500, "each": 400, "grows": ("shadows", "most_steps")},
+        work={"once": 3500, "each": 400, "grows": ("shadows", "most_steps"), "victims": "matched"},
         source="Carlini, Chien, Nasr, Song, Terzis & Tramèr 2022, section V-D, Eq. 4",
         goal="membership",
         needs=_NEEDS,
@@ -202,7 +202,7 @@ class RMIA(_Shadowed):
 
     card = AttackCard(
         name="rmia",
-        work={"once": 3500, "each": 600, "grows": ("shadows", "most_steps")},
+        work={"once": 3500, "each": 600, "grows": ("shadows", "most_steps"), "victims": "matched"},
         source="Zarifzadeh, Liu & Shokri 2024, Eq. 2 to 4",
         profiles={
             "quick": {"shadows": 8, "most_steps": 300, "matched": 192, "population": 100},
