@@ -291,21 +291,22 @@ class Clock:
         vault: the run's vault.
         budget: the budget.
         spent: seconds that earlier attempts took.
+        begun: when this attempt began, in seconds since 1970.
     """
 
     vault: Vault
     budget: Budget
     spent: float = 0.0
-    _begun: float = field(default_factory=time.time)
+    begun: float = field(default_factory=time.time)
 
     @property
     def deadline(self) -> Deadline:
         """Return when the budget of the stage is spent."""
-        return Deadline(until=self._begun + self.budget.attacks - self.spent, budget=self.budget.seconds)
+        return Deadline(until=self.begun + self.budget.attacks - self.spent, budget=self.budget.seconds)
 
     def note(self) -> None:
         """Keep the budget, and the time that was spent by now."""
-        spent = self.spent + time.time() - self._begun
+        spent = self.spent + time.time() - self.begun
         value = {"budget": self.budget.plain(), "spent": round(max(0.0, spent), 3)}
         save_json(self.vault.directory / _FILE, value, sync=False)
 

@@ -22,6 +22,8 @@ from fdaudit import attacks
 from fdaudit.adversary.attack_plan import AttackPlan
 from fdaudit.errors import SpecError
 from fdaudit.evaluation.budget import Cost, Setting, least_of, total
+from fdaudit.evaluation.controls._membership import MOST_CANDIDATES
+from fdaudit.evaluation.controls.models import most_by_heart
 from fdaudit.goals import GOALS
 from fdaudit.planning.attacks import plan_attack
 from fdaudit.planning.case import Case
@@ -60,7 +62,9 @@ _TRAINED: Mapping[str, float] = {
     "tables": 1500,
     "uploads": 250,
 }
-"""Steps for which a control trains networks, by its name. No setting of the attack changes them."""
+"""Steps of an attack's `once` for which its control trains networks, by its name. No setting changes them."""
+_BY_HEART = 150
+"""Full batches in which a control's network usually learns its records by heart."""
 _REHEARSAL = "rehearsal"
 """The name of the rehearsal that all membership attacks share."""
 _SAME_FOR_ALL = ("classes", "model")
@@ -79,6 +83,7 @@ class Work:
         rehearsals: federations of the run's length that its cells share.
         grows: settings that the work is proportional to.
         victims: the setting that counts shadow models of each victim, which attacks with as many share.
+        shadows: the settings that count shadow models of the run and their steps, which attacks with as many share.
     """
 
     once: float = 0.0
@@ -86,6 +91,7 @@ class Work:
     rehearsals: float = 0.0
     grows: tuple[str, ...] = ()
     victims: str = ""
+    shadows: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, card: AttackCard) -> Work | None:
@@ -93,11 +99,17 @@ class Work:
         stated = card.work
         if not isinstance(stated, Mapping) or not stated.keys() <= cls.__dataclass_fields__.keys():
             return None
-        grows, victims = stated.get("grows", ()), stated.get("victims", "")
-        amounts = {k: v for k, v in stated.items() if k not in ("grows", "victims")}
-        if not (_texts(grows) and isinstance(victims, str) and all(_amount(v) for v in amounts.values())):
+        grows, victims, shadows = (
+            stated.get("grows", ()),
+            stated.get("victims", ""),
+            stated.get("shadows", ()),
+        )
+        amounts = {k: v for k, v in stated.items() if k not in ("grows", "victims", "shadows")}
+        named = _texts(grows) and _texts(shadows) and isinstance(victims, str)
+        if not (named and all(_amount(v) for v in amounts.values())):
             return None
-        return cls(grows=tuple(grows), victims=victims, **{k: float(v) for k, v in amounts.items()})
+        steps = {k: float(v) for k, v in amounts.items()}
+        return cls(grows=grows, victims=victims, shadows=shadows, **steps)
 
     def growth(self, attack: AttackPlan) -> float:
         """Return how many times the work of the profile `quick` an attack's settings ask for."""
@@ -337,33 +349,27 @@ def _cost(
 ) -> Cost:
     """Return what an attack costs, and add the work that it shares to `shared`."""
     challenged, settings = GOALS[attack.card.goal].challenged, _reducible(attack, work, case)
-    step = unit.trained if challenged else unit.seconds
     control = str(attack.card.control["on"])
     trained = _TRAINED.get(control, 0.0)
     name = f"control: {control}"
     if control not in _SAME_FOR_ALL:
         name, trained = f"{name} of {attack.name}", min(trained, work.once)
-    shared[name] = Cost(attack=name, seconds=unit.trained * trained)
+    shared[name] = Cost(attack=name, seconds=unit.seconds * (_learnt(control, case) or trained))
     needs, runs = [name], 1
     if challenged:
         runs += case.spec.canaries is not None
         if case.spec.rehearses and case.stand_in is not None:
             needs.append(_REHEARSAL)
             runs += 1
-    models = (attack.params or {}).get(work.victims)
-    if type(models) is int:
-        counted = (
-            {work.victims: replace(settings[work.victims], work="multiplies")}
-            if work.victims in settings
-            else {}
-        )
-        name = f"{models} shadows of each victim{'' if counted else ', by hand'}"
-        seconds = unit.trained * models * case.spec.victims * _round_of(case)
-        shared[name] = Cost(attack=name, seconds=seconds, settings=counted)
-        needs.append(name)
+    if work.victims:
+        steps = unit.trained * case.spec.victims * _round_of(case)
+        needs.append(_shadows("shadows of each victim", (work.victims,), steps, attack, settings, shared))
+    if work.shadows:
+        # One set is for the run, and one for the control.
+        needs.append(_shadows("shadows", work.shadows, 2 * unit.trained, attack, settings, shared))
     # A control runs the attack twice, where it must work and where it must fail.
     once = max(work.once - trained, min(work.once, 2 * work.each))
-    quick = step * (once + runs * len(names) * work.each) + work.rehearsals * federation
+    quick = unit.seconds * (once + runs * len(names) * work.each) + work.rehearsals * federation
     leading = [s.asked / s.least for s in settings.values() if s.work == "leads"]
     return Cost(
         attack=attack.name,
@@ -372,6 +378,44 @@ def _cost(
         shared=tuple(needs),
         settings=settings,
     )
+
+
+def _shadows(
+    what: str,
+    counts: Sequence[str],
+    seconds: float,
+    attack: AttackPlan,
+    settings: Mapping[str, Setting],
+    shared: dict[str, Cost],
+) -> str:
+    """Add shadow models, which attacks with the same numbers share, to `shared`; return their name.
+
+    Args:
+        what: the kind of models.
+        counts: the settings whose product they cost.
+        seconds: for a product of 1.
+        attack: the attack.
+        settings: its settings that may be reduced.
+        shared: the work that attacks share.
+    """
+    numbers = [int((attack.params or {}).get(count) or 1) for count in counts]
+    counted = {n: replace(settings[n], work="multiplies") for n in counts if n in settings}
+    bounds = [(one.asked, one.least) for one in counted.values()]
+    name = f"{what}: {numbers} {bounds}"
+    shared[name] = Cost(attack=name, seconds=seconds * math.prod(numbers), settings=counted)
+    return name
+
+
+def _learnt(control: str, case: Case) -> float:
+    """Return the steps in which a control's networks learn their records by heart; 0 if they need not."""
+    held, most = len(case.auxiliary[1]), MOST_CANDIDATES // 2
+    if control == "model":
+        records: float = min(held // 2, most, most_by_heart(case.architecture.parameters))
+    elif control in ("average", "federation"):
+        records = min(0.35 * held, most) + 0.3 * held
+    else:
+        return 0.0
+    return _BY_HEART * records / _BATCH
 
 
 def _reducible(attack: AttackPlan, work: Work, case: Case) -> dict[str, Setting]:
@@ -392,7 +436,7 @@ def _reducible(attack: AttackPlan, work: Work, case: Case) -> dict[str, Setting]
         least = max(least_of(quick), _lowest(attack, name))
         if name in work.grows:
             settings[name] = Setting(asked=number, least=min(number, least))
-        elif name == work.victims:
+        elif name == work.victims or name in work.shadows:
             settings[name] = Setting(asked=number, least=min(number, least), work="elsewhere")
         elif number > quick:
             settings[name] = Setting(asked=number, least=quick, work="leads")

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property, lru_cache
@@ -226,7 +226,9 @@ def budgeted(
         if seconds is None:
             forget_budget(run.vault)
             return run, None
-        kept = Clock(run.vault, _allotment(run, seconds, training, workers, again=not go_on))
+        begun = time.time()
+        budget = _allotment(run, seconds, training, workers, again=not go_on)
+        kept = Clock(run.vault, budget, begun=begun)
         kept.note()
     elif seconds not in (None, kept.budget.seconds):
         problem = f"is not the budget of {in_words(kept.budget.seconds)} with which these attacks began"
@@ -243,12 +245,26 @@ def _allotment(
     for attack, names in due_cells(run, again=again).items():
         if asked := [name for name in names if not_asked(run.case, name, attack) is None]:
             cells[attack] = asked
+    cells = _applicable(run, cells)
     processes = _size(run.case, sum(map(len, cells.values())), others)
     with _one_thread():
         costs = costs_of(run, cells)
     if costs is None:
         return allot(seconds, (), shared={}, processes=processes, training=training)
     return allot(seconds, costs.attacks, shared=costs.shared, processes=processes, training=training)
+
+
+def _applicable(run: RunDirectory, cells: Mapping[AttackPlan, Sequence[str]]) -> dict[AttackPlan, list[str]]:
+    """Return the cells whose attacks say that they can be tried; one view at a time is exported for that."""
+    able = dict[AttackPlan, list[str]]()
+    with _one_thread(), handed_folder() as folder:
+        stage = Stage(replace(run, case=run.case.on_one_thread()), folder)
+        for name in dict.fromkeys(name for names in cells.values() for name in names):
+            with stage.adversary(name) as adversary:
+                for attack, names in cells.items():
+                    if name in names and stage.applies(adversary, attack):
+                        able.setdefault(attack, []).append(name)
+    return {attack: able[attack] for attack in cells if attack in able}
 
 
 def _cheapest_first(pieces: Sequence[Piece], order: Sequence[str]) -> list[Piece]:
@@ -279,6 +295,8 @@ def _say_estimate(
     """Say how long the cells of the pieces take, and how much memory and disk, if there are any."""
     processes = _size(run.case, sum(len(p.adversaries) for p in pieces), others)
     with _one_thread():
+        if clock is not None:  # others have said that they do not apply
+            pieces = [p for p in pieces if p.attack.name in clock.budget.order]
         found = estimate(run, {p.attack: p.adversaries for p in pieces}, processes)
     if found is not None and clock is not None:  # the allotment rests on the first measurement
         found = replace(found, seconds=min(found.seconds, clock.budget.estimated))

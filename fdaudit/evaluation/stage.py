@@ -30,7 +30,7 @@ from fdaudit.goals.model_extraction import RELEASED
 from fdaudit.handout.auxiliary import Assumption, assumptions, known, merged, others, shared
 from fdaudit.handout.handed import Adversary, handed_folder, without_records
 from fdaudit.handout.rehearsals import rehearsal_of
-from fdaudit.isolation.attacker import AttackFailedError, CellAttacks, attack, one_cell
+from fdaudit.isolation.attacker import AttackFailedError, CellAttacks, applies, attack, one_cell
 from fdaudit.isolation.schema import Trial
 from fdaudit.planning.case import Case
 from fdaudit.registry import AttackCard
@@ -261,6 +261,21 @@ class Stage:
         if function is None or "auxiliary" not in attack.card.assumes:
             return figure
         return noted(figure, "shadow models use cross-entropy, not the clients' own loss")
+
+    def applies(self, adversary: Adversary, attack: AttackPlan) -> bool:
+        """Return whether an attack says that it can be tried on an adversary's view; one that fails to say can."""
+        if self.case.dataset.task.name not in attack.card.tasks or self.case.lacking(attack):
+            return False
+        try:
+            assumed = assumptions(self.case, attack.card)
+            task = shared(self.task(adversary.name, attack), assumed[0], len(assumed))
+            knowledge = self.knowledge(adversary, attack.card, assumed[0])
+            view = adversary.view
+            if any(held.lacks for held in assumed):
+                view = without_records(adversary, self.run.view(adversary.name))
+            return applies(attack, view, Trial(knowledge=knowledge, task=task, seed=0))
+        except Exception:  # its cell will show the error
+            return True
 
     def guesses(self, adversary: Adversary, attack: AttackPlan) -> tuple[Guess, ...]:
         """Return an attack's guesses without a score, for a site that holds the truth.

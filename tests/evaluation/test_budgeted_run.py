@@ -6,6 +6,7 @@ import json
 import shutil
 from collections import Counter
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -193,6 +194,40 @@ def test_a_cell_that_the_deadline_stops_is_not_tested(
     (cell,) = attack_cells(directory, only=only, again=True, clock=clock)
     assert cell.status == "not-tested"
     assert cell.reason == "stopped: the budget of 100 hours was spent before its end"
+
+
+class _Lost:
+    """Workers that end with a cell in hand and others waiting, as a pool does when the time is up."""
+
+    size = 2
+
+    def work(self, pieces: Any) -> Any:
+        yield 0, {"tick": ["training", 1, 2]}
+        yield 1, None
+
+
+def test_cells_that_processes_did_not_report_in_time_are_not_tested(
+    ran: tuple[fdaudit.Run, list[str]],
+) -> None:
+    directory, clock = budgeted(ran[0].opened, None)
+    assert clock is not None
+    late = replace(clock, spent=clock.budget.attacks + 1)
+    only = lambda adversary, attack: attack in ("loss-threshold", "lira-offline")  # noqa: E731
+    cells = attack_cells(directory, only=only, again=True, clock=late, workers=_Lost())
+    assert {c.status for c in cells} == {"not-tested"}
+    assert {c.reason for c in cells} == {
+        "no answer in time: the budget of 100 hours was spent",
+        "stopped: the budget of 100 hours was spent before its end",
+    }
+
+
+def test_only_attacks_that_say_they_apply_are_in_the_allotment(ran: tuple[fdaudit.Run, list[str]]) -> None:
+    """Inverting gradients reads messages that the world sees, and yet says that it does not apply."""
+    opened = ran[0].opened
+    cells = {attack: ["server", "world"] for attack in opened.case.attacks if attack.params is not None}
+    able = {attack.name: names for attack, names in runner._applicable(opened, cells).items()}
+    assert able["inverting-gradients"] == ["server"]
+    assert able["loss-threshold"] == ["server", "world"]
 
 
 def test_a_piece_keeps_its_deadline_on_its_way_to_a_process(ran: tuple[fdaudit.Run, list[str]]) -> None:
