@@ -398,7 +398,8 @@ def _shadows(
         settings: its settings that may be reduced.
         shared: the work that attacks share.
     """
-    numbers = [int((attack.params or {}).get(count) or 1) for count in counts]
+    params = attack.params or {}
+    numbers = [number for count in counts if type(number := params.get(count)) is int]
     counted = {n: replace(settings[n], work="multiplies") for n in counts if n in settings}
     bounds = [(one.asked, one.least) for one in counted.values()]
     name = f"{what}: {numbers} {bounds}"

@@ -388,8 +388,10 @@ def _reported(
                 for name in tuple(told.get("adversaries", left[number])):
                     left[number].remove(name)
                     yield pieces[number], stage.failed(name, attack, told["failed"]), 0.0
-    for piece, names in zip(pieces, left, strict=True):  # the budget was spent
-        for name in names if deadline is not None else ():
+    if deadline is None:
+        return
+    for piece, names in zip(pieces, left, strict=True):
+        for name in names:
             yield piece, stage.untested(name, piece.attack, deadline.not_in_time), 0.0
 
 
