@@ -49,8 +49,8 @@ SPEC: dict[str, Any] = {
         {"name": "inverting-gradients"},
     ],
 }
-BUDGET = "100h"
-"""A step of 60 seconds makes the attacks on membership cost 155 hours, and gradient inversion 100 at the least."""
+BUDGET = "130h"
+"""A step of 60 seconds makes the attacks on membership cost 260 hours, and gradient inversion 100 at the least."""
 
 
 @pytest.fixture(autouse=True)
@@ -85,7 +85,7 @@ def test_dear_attacks_are_left_out_and_the_others_reduced(ran: tuple[fdaudit.Run
     ]
     left = cells["server/inverting-gradients"]
     assert left.status == "not-tested"
-    assert left.reason.startswith("not run: the budget of 100 hours does not hold it; about ")
+    assert left.reason.startswith("not run: the budget of 130 hours does not hold it; about ")
     assert left.figures == ()
     # It could see nothing to attack, and so the budget is not the reason.
     assert cells["world/inverting-gradients"].status == "not-applicable"
@@ -153,7 +153,7 @@ def test_a_resumed_run_has_the_same_settings(ran: tuple[fdaudit.Run, list[str]])
 
 
 def test_another_budget_is_refused_when_a_run_goes_on(ran: tuple[fdaudit.Run, list[str]]) -> None:
-    with pytest.raises(UsageError, match="budget: '200 hours' is not the budget of 100 hours") as caught:
+    with pytest.raises(UsageError, match="budget: '200 hours' is not the budget of 130 hours") as caught:
         fdaudit.run(None, ran[0].directory, resume=True, budget="200h")
     assert caught.value.exit_code == 2
 
@@ -180,7 +180,7 @@ def test_cells_whose_turn_comes_too_late_are_not_tested(
     directory, clock = budgeted(ran[0].opened, None)
     cells = attack_cells(directory, again=True, clock=clock)
     late = [c for c in cells if c.attack == "loss-threshold"]
-    assert {c.reason for c in late} == {"not run: the budget of 100 hours was spent before its turn"}
+    assert {c.reason for c in late} == {"not run: the budget of 130 hours was spent before its turn"}
     assert Counter(c.status for c in late) == {"not-tested": 2}
 
 
@@ -193,7 +193,7 @@ def test_a_cell_that_the_deadline_stops_is_not_tested(
     only = lambda adversary, attack: (adversary, attack) == ("server", "lira-offline")  # noqa: E731
     (cell,) = attack_cells(directory, only=only, again=True, clock=clock)
     assert cell.status == "not-tested"
-    assert cell.reason == "stopped: the budget of 100 hours was spent before its end"
+    assert cell.reason == "stopped: the budget of 130 hours was spent before its end"
 
 
 class _Lost:
@@ -216,8 +216,8 @@ def test_cells_that_processes_did_not_report_in_time_are_not_tested(
     cells = attack_cells(directory, only=only, again=True, clock=late, workers=_Lost())
     assert {c.status for c in cells} == {"not-tested"}
     assert {c.reason for c in cells} == {
-        "no answer in time: the budget of 100 hours was spent",
-        "stopped: the budget of 100 hours was spent before its end",
+        "no answer in time: the budget of 130 hours was spent",
+        "stopped: the budget of 130 hours was spent before its end",
     }
 
 
