@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +19,7 @@ from fdaudit.audit.backend import HERE, Elsewhere
 from fdaudit.audit.published import publish_once
 from fdaudit.audit.run import Run
 from fdaudit.errors import RunError, UsageError
+from fdaudit.evaluation.budget import kept_budget, seconds_of
 from fdaudit.evaluation.unfinished import AttackStage, unfinished
 from fdaudit.planning.attacks import plan_attack
 from fdaudit.progress import Tick
@@ -32,7 +33,9 @@ from fdaudit.transcript.manifest import refuse_changed, refuse_no_run
 from fdaudit.transcript.messages import role
 
 if TYPE_CHECKING:
+    from fdaudit.adversary.attack_plan import AttackPlan
     from fdaudit.reports.comparison import ComparedRun
+    from fdaudit.scoring.run_directory import RunDirectory
 
 __all__ = ["attack", "attack_all", "compare", "every_adversary", "load", "report", "run"]
 
@@ -47,6 +50,7 @@ def run(
     seed_from: Path | str | None = None,
     elsewhere: Elsewhere = HERE,
     tick: Tick = _QUIET,
+    budget: str | None = None,
 ) -> Run:
     """Run a spec: federation, transcript, attacks, result.
 
@@ -57,19 +61,21 @@ def run(
         seed_from: a run directory whose seed and secret are used again.
         elsewhere: other machines that share the work; see `fdaudit.audit.backend`.
         tick: called with the current activity, the steps done, and the total.
+        budget: how long it may take, such as `90s`, `10m` or `2h`; attacks are reduced or left out to fit.
 
     Raises:
-        UsageError: the spec is wrong or the directory occupied; nothing was written.
+        UsageError: the spec or the budget is wrong, or the directory occupied; nothing was written.
     """
     from fdaudit.audit.pipeline import perform
 
+    seconds = None if budget is None else seconds_of(budget)
     if out is None:
         if spec is None:
             raise RunError("out", None, "is missing", "Give the run directory to resume.")
         out = _default_directory(load_spec(spec))
     source = Path(seed_from) if seed_from is not None else None
     directory = Path(out)
-    perform(spec, directory, resume=resume, seed_from=source, elsewhere=elsewhere, tick=tick)
+    perform(spec, directory, resume=resume, seed_from=source, elsewhere=elsewhere, tick=tick, budget=seconds)
     return Run(directory)
 
 
@@ -130,6 +136,7 @@ def attack(
         SpecError: the attack or a setting is unknown.
     """
     from fdaudit.audit.summary import conclude
+    from fdaudit.evaluation.runner import attack_cells
 
     case = run.case
     name_code(name)
@@ -137,38 +144,39 @@ def attack(
     run.view(adversary)  # an unknown party is refused before anything is written
     with writing(run.directory):
         refuse_changed(run.directory)
-        (cell,) = _again(run, (wanted,), lambda a, b: (a, b) == (adversary, wanted.name), tick, elsewhere)
+        only = lambda a, b: (a, b) == (adversary, wanted.name)  # noqa: E731  # a name for an argument
+        (cell,) = attack_cells(
+            _with(run, (wanted,)), only=only, again=True, workers=elsewhere.cells, tick=tick
+        )
         conclude(run.opened)
     return cell
 
 
-def _again(
-    run: Run,
-    wanted: tuple[Any, ...],
-    only: Callable[[str, str], bool],
-    tick: Tick,
-    elsewhere: Elsewhere,
-    stored: Callable[[Cell], None] = lambda cell: None,
-) -> list[Cell]:
-    from fdaudit.evaluation.runner import attack_cells
-
+def _with(run: Run, wanted: tuple[AttackPlan, ...]) -> RunDirectory:
+    """Return an opened run with these attacks, and their adversaries, alone."""
     adversaries = tuple(dict.fromkeys(a for w in wanted for a in w.adversaries))
     spec = run.case.spec.model_copy(update={"adversaries": adversaries})
-    directory = replace(run.opened, case=replace(run.case, spec=spec, attacks=wanted))
-    workers = elsewhere.cells
-    return attack_cells(directory, only=only, again=True, workers=workers, tick=tick, stored=stored)
+    return replace(run.opened, case=replace(run.case, spec=spec, attacks=wanted))
 
 
-def attack_all(run: Run, tick: Tick = _QUIET, elsewhere: Elsewhere = HERE) -> list[Cell]:
+def attack_all(
+    run: Run, tick: Tick = _QUIET, elsewhere: Elsewhere = HERE, budget: str | None = None
+) -> list[Cell]:
     """Run every attack against every adversary again, including those that the spec does not ask for.
 
     A call that is interrupted leaves a result that says how many cells are done. The next call goes on after them.
 
     Adversaries are the spec's and those of every federation: see `every_adversary`. An attack that the spec asks for
-    keeps the spec's settings; other attacks use those of the run's profile.
+    keeps the spec's settings; other attacks use those of the run's profile. With a `budget`, such as `90s`, `10m` or
+    `2h`, settings that the spec does not name are reduced, or dear attacks left out, so that the call takes no longer.
+
+    Raises:
+        UsageError: the budget is no duration.
     """
     from fdaudit.audit.summary import conclude
+    from fdaudit.evaluation.runner import attack_cells, budgeted
 
+    seconds = None if budget is None else seconds_of(budget)
     case, adversaries = run.case, every_adversary(run)
     wanted = tuple(
         replace(a, adversaries=adversaries)
@@ -178,15 +186,25 @@ def attack_all(run: Run, tick: Tick = _QUIET, elsewhere: Elsewhere = HERE) -> li
     )
     with writing(run.directory):
         refuse_changed(run.directory)
-        stage = AttackStage.begin(run.opened.vault, wanted)
+        vault = run.opened.vault
+        kept = kept_budget(vault)
+        same = kept is not None and seconds in (None, kept.budget.seconds)
+        allotted, clock = budgeted(
+            _with(run, wanted),
+            seconds,
+            go_on=same and unfinished(vault) is not None,
+            workers=elsewhere.cells,
+        )
+        stage = AttackStage.begin(vault, allotted.case.attacks)
         try:
-            _again(
-                run,
-                wanted,
-                lambda adversary, attack: f"{adversary}/{attack}" not in stage.done,
-                tick,
-                elsewhere,
-                lambda cell: stage.note(cell.id),
+            attack_cells(
+                allotted,
+                only=lambda adversary, attack: f"{adversary}/{attack}" not in stage.done,
+                again=True,
+                workers=elsewhere.cells,
+                tick=tick,
+                stored=lambda cell: stage.note(cell.id),
+                clock=clock,
             )
             stage.end()
         finally:

@@ -30,6 +30,7 @@ _NO_ANSWER: Sequence[tuple[Level, str]] = (
     ("failed", "failed"),
     ("not-applicable", "did not fit what the adversary sees"),
     ("not-requested", "remained unrequested"),
+    ("not-tested", "found no time"),
 )
 
 _LINES, _MOST = 43, 7

@@ -5,7 +5,8 @@ Guarantees:
   * only leaks are inherited. An attack on a smaller view that found nothing does not apply to a larger view: if no
     attack applies to the larger view itself, its level is inconclusive, never "not applicable";
   * "no leak measured" needs a view that attacks have read: for every kind of private message in it, an attack that
-    needs or reads this kind gave an answer there or on a smaller view. Else the view is "not tested", and it is named.
+    needs or reads this kind gave an answer there or on a smaller view. Else the view is "not tested", and it is named;
+  * nor is no leak claimed for a goal of which a budget of time left attacks on the view out.
 """
 
 from __future__ import annotations
@@ -94,7 +95,8 @@ def standings(result: Result, findings: Sequence[Finding]) -> tuple[Standing, ..
             of_parts = [own[b, g] for b in smaller]
             others = [finding for finding in of_parts if finding is not None]
             standing = _standing(a, g, own[a, g], others)
-            all_standings.append(_in_part(result, standing, tried, unread[a]))
+            standing = _in_part(result, standing, tried, unread[a])
+            all_standings.append(_in_time(standing, findings))
     return tuple(all_standings)
 
 
@@ -172,6 +174,20 @@ def _in_part(
         return standing
     why = f"Tested only on a part of its view. {'; '.join(gap.clause for gap in left)}."
     return replace(standing, level="not-tested", unread=why)
+
+
+def _in_time(standing: Standing, findings: Sequence[Finding]) -> Standing:
+    """Return a standing that claims no absence of leaks where a budget of time left attacks with its goal out."""
+    of_standing = (standing.adversary, standing.goal)
+    left_out = [
+        clip(f.cell.attack, 60)
+        for f in findings
+        if f.cell.status == "not-tested" and (f.cell.adversary, f.cell.goal) == of_standing
+    ]
+    if not left_out or standing.level not in ("none-seen", "not-tested"):
+        return standing
+    why = f"The time budget left out {joined(left_out)}."
+    return replace(standing, level="not-tested", unread=" ".join(filter(None, (standing.unread, why))))
 
 
 def _contained(adversary: str, adversaries: Sequence[str], result: Result) -> list[str]:

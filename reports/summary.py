@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from fdaudit.goals import GOALS
-from fdaudit.result import Result
+from fdaudit.result import Budget, Result, in_words
 
 from .findings import FrontFinding, lines, part_with_as_much, shows_classes
 from .front import Front, front
@@ -401,11 +402,24 @@ def _actions(result: Result, findings: Sequence[Finding], found: Sequence[FrontF
                 do=f"Import the record again, and bring {missing[0]}.",
                 why="No attack could be tried. The table under Coverage says what else to bring.",
             )
+    if result.budget is not None and result.budget.left_out:
+        yield Action(
+            do=_more_time(result.budget),
+            why=f"The time budget left out {joined(clip(one.attack, 60) for one in result.budget.left_out)}.",
+        )
     if not found:
         yield Action(
             do="Claim no more than was measured: these attacks, this profile, this data.",
             why="Not finding a leak does not show that there is none. Only a mechanism with an ε bounds one.",
         )
+
+
+def _more_time(budget: Budget) -> str:
+    """Return how long a budget must be that holds one more attack."""
+    needed = [one.needed for one in budget.left_out if one.needed is not None]
+    if not needed:
+        return "Run the attacks again with a longer `--budget`."
+    return f"Run the attacks again with a `--budget` of {in_words(math.ceil(min(needed) / 60) * 60)} or more."
 
 
 def _lacks_auxiliary(result: Result) -> bool:

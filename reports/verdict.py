@@ -8,7 +8,8 @@ Guarantees:
     never "no leak measured";
   * a gain below zero supports no possible leak, unless many records are identified far beyond chance; nor does a cell
     of a run whose final model is near chance;
-  * no rule yields "safe".
+  * no rule yields "safe";
+  * a cell that a budget of time left out is "not tested", never "no leak measured".
 """
 
 from __future__ import annotations
@@ -55,8 +56,8 @@ LEVELS: Mapping[Level, str] = MappingProxyType(
         "not-requested": "Not requested",
     }
 )
-"""Levels from the gravest to the least informative, with the words shown for each. No cell is "not tested": a view is,
-if private messages in it were read by no attack."""
+"""Levels from the gravest to the least informative, with the words shown for each. A cell is "not tested" if a budget
+of time left it out, and a view if private messages in it were read by no attack."""
 SETTLED: Sequence[Level] = ("leak", "partial", "possible", "none-seen")
 """Levels of cells that gave an answer."""
 
@@ -104,8 +105,8 @@ class Finding:
 
     @property
     def untried(self) -> bool:
-        """Return whether nothing was tried: no attack fits, or none was asked for."""
-        return self.level in ("not-applicable", "not-requested")
+        """Return whether nothing was tried: no attack fits, none was asked for, or no time was left."""
+        return self.level in ("not-applicable", "not-requested", "not-tested")
 
 
 def judge_all(result: Result) -> tuple[Finding, ...]:

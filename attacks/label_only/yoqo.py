@@ -59,7 +59,7 @@ class YOQO(LabelOnly):
 
     card = AttackCard(
         name="yoqo",
-        work={"once": 1000, "each": 250, "grows": ("shadows", "shadow_steps")},
+        work={"once": 6500, "each": 400, "grows": ("shadows",)},
         goal="membership",
         needs=("oracle (hard labels)", "model_parameters"),
         assumes=("architecture", "auxiliary", "training core"),

@@ -98,7 +98,7 @@ class CoinRegression:
 
     card = AttackCard(
         name="coin-regression",
-        work={"once": 38000, "each": 3000, "grows": ("shadows", "uploads", "rounds")},
+        work={"once": 38000, "each": 3000, "grows": ("shadows", "uploads", "rounds"), "victims": "shadows"},
         goal="membership",
         needs=(
             "logits",

@@ -74,7 +74,7 @@ class DiscriminatorRegression:
 
     card = AttackCard(
         name="discriminator-regression",
-        work={"once": 60000, "each": 3000, "grows": ("discriminators",)},
+        work={"once": 60000, "each": 3000, "grows": ("discriminators",), "victims": "matched"},
         goal="membership",
         needs=("discriminator_scores", "sample_gradients"),
         reads=("class_counts", "generated_samples", "logit_cotangents", "logits"),

@@ -58,7 +58,7 @@ class DistillationLiRA:
 
     card = AttackCard(
         name="distillation-lira",
-        work={"once": 28000, "each": 1000, "grows": ("students", "distill_steps")},
+        work={"once": 28000, "each": 1000, "grows": ("students", "distill_steps"), "victims": "matched"},
         goal="membership",
         needs=("logits", "soft_labels"),
         reads=("class_counts", "sample_count"),

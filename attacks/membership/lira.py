@@ -123,7 +123,13 @@ class CalibratedLoss(_Shadowed):
 
     card = AttackCard(
         name="calibrated-loss",
-        work={"once": 3500, "each": 700, "grows": ("shadows", "most_steps")},
+        work={
+            "once": 1500,
+            "each": 700,
+            "grows": ("shadows", "most_steps"),
+            "victims": "matched",
+            "shadows": ("shadows", "most_steps"),
+        },
         source="Watson, Guo, Cormode & Sablayrolles 2022, Eq. 2",
         goal="membership",
         needs=_NEEDS,
@@ -150,7 +156,13 @@ class LiRAOnline(_Shadowed):
 
     card = AttackCard(
         name="lira-online",
-        work={"once": 3500, "each": 400, "grows": ("shadows", "most_steps")},
+        work={
+            "once": 1500,
+            "each": 400,
+            "grows": ("shadows", "most_steps"),
+            "victims": "matched",
+            "shadows": ("shadows", "most_steps"),
+        },
         source="Carlini, Chien, Nasr, Song, Terzis & Tramèr 2022, Algorithm 1",
         goal="membership",
         needs=_NEEDS,
@@ -176,7 +188,13 @@ class LiRAOffline(_Shadowed):
 
     card = AttackCard(
         name="lira-offline",
-        work={"once": 3500, "each": 400, "grows": ("shadows", "most_steps")},
+        work={
+            "once": 1500,
+            "each": 400,
+            "grows": ("shadows", "most_steps"),
+            "victims": "matched",
+            "shadows": ("shadows", "most_steps"),
+        },
         source="Carlini, Chien, Nasr, Song, Terzis & Tramèr 2022, section V-D, Eq. 4",
         goal="membership",
         needs=_NEEDS,
@@ -202,7 +220,13 @@ class RMIA(_Shadowed):
 
     card = AttackCard(
         name="rmia",
-        work={"once": 3500, "each": 600, "grows": ("shadows", "most_steps")},
+        work={
+            "once": 1500,
+            "each": 600,
+            "grows": ("shadows", "most_steps"),
+            "victims": "matched",
+            "shadows": ("shadows", "most_steps"),
+        },
         source="Zarifzadeh, Liu & Shokri 2024, Eq. 2 to 4",
         profiles={
             "quick": {"shadows": 8, "most_steps": 300, "matched": 192, "population": 100},

@@ -63,7 +63,7 @@ class PrototypeRegression:
 
     card = AttackCard(
         name="prototype-regression",
-        work={"once": 30000, "each": 20000, "grows": ("shadows", "rounds")},
+        work={"once": 30000, "each": 20000, "grows": ("shadows", "rounds"), "victims": "shadows"},
         goal="membership",
         needs=("class_prototypes",),
         reads=("class_counts", "sample_count"),

@@ -71,7 +71,7 @@ class RehearsedRegression:
 
     card = AttackCard(
         name="rehearsed-regression",
-        work={"once": 38000, "each": 3000, "grows": ("shadows", "rehearsals")},
+        work={"once": 38000, "each": 3000, "grows": ("shadows", "rehearsals"), "victims": "shadows"},
         goal="membership",
         needs=(
             "ensemble_labels",

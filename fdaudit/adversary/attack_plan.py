@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from fdaudit.registry import AttackCard
@@ -23,6 +23,7 @@ class AttackPlan:
         params: its settings; None if the spec does not ask for it.
         adversaries: the adversaries whose views it runs on.
         asked: the name that it was asked for by, which may be `import:module:Class`; empty if it is `name`.
+        left_out: why a budget of time does not hold it, by adversary.
     """
 
     name: str
@@ -32,3 +33,4 @@ class AttackPlan:
     params: Mapping[str, Any] | None
     adversaries: tuple[str, ...]
     asked: str = ""
+    left_out: Mapping[str, str] = field(default_factory=dict)

@@ -11,12 +11,13 @@ from fdaudit.audit.backend import HERE, Elsewhere
 from fdaudit.audit.simulation import federate
 from fdaudit.audit.summary import conclude
 from fdaudit.evaluation.controls.kept import take_controls
-from fdaudit.evaluation.runner import attack_cells, note_time, stand_by
+from fdaudit.evaluation.runner import attack_cells, budgeted, note_time, stand_by
 from fdaudit.parallel import malloc
 from fdaudit.progress import Tick
 from fdaudit.scoring.run_directory import RunDirectory
 from fdaudit.spec.schema import Spec
 from fdaudit.storage.locks import together, writing
+from fdaudit.storage.timings import read_timings
 from fdaudit.storage.tree import refuse_links
 from fdaudit.transcript.manifest import MANIFEST, versions, write_manifest
 from fdaudit.transcript.transcript import Position
@@ -32,6 +33,7 @@ def perform(
     seed_from: Path | None = None,
     elsewhere: Elsewhere = HERE,
     tick: Tick = lambda what, done, total: None,
+    budget: float | None = None,
 ) -> None:
     """Run a spec into a run directory: federation, transcript, attacks, result.
 
@@ -43,13 +45,14 @@ def perform(
             nothing else.
         elsewhere: other machines that share the work.
         tick: called with the current activity, the steps done, and the total.
+        budget: seconds for all of it; attacks are reduced or left out so that they fit, see `budgeted`.
 
     Raises:
         UsageError: the spec is wrong, or the directory is occupied or being written; nothing was written.
     """
     with together():
         run = federated(source, out, resume=resume, seed_from=seed_from, elsewhere=elsewhere, tick=tick)
-        attacked(run, seed_from=seed_from, elsewhere=elsewhere, tick=tick)
+        attacked(run, seed_from=seed_from, elsewhere=elsewhere, tick=tick, budget=budget)
 
 
 def federated(
@@ -85,12 +88,15 @@ def attacked(
     beside: Sequence[Path] = (),
     elsewhere: Elsewhere = HERE,
     tick: Tick = lambda what, done, total: None,
+    budget: float | None = None,
 ) -> None:
     """Run the second half of `perform`: attacks on a sealed record, and the result; `beside` as in `attack_cells`."""
     with writing(run.path):
         if seed_from is not None:
             take_controls(seed_from, run.path)
-        attack_cells(run, beside=beside, workers=elsewhere.cells, tick=tick)
+        training = read_timings(run.path).get("federation", 0.0)
+        allotted, clock = budgeted(run, budget, training=training, workers=elsewhere.cells)
+        attack_cells(allotted, beside=beside, workers=elsewhere.cells, tick=tick, clock=clock)
         conclude(run)
 
 

@@ -19,6 +19,7 @@ from fdaudit.audit.utility import measurement_of
 from fdaudit.config import validate
 from fdaudit.data.splits import test_xy
 from fdaudit.errors import IntegrityError
+from fdaudit.evaluation.budget import kept_budget
 from fdaudit.evaluation.unfinished import unfinished
 from fdaudit.federation.rehearsal import roles_of
 from fdaudit.handout.oracle_access import accesses
@@ -27,6 +28,8 @@ from fdaudit.metrics import Chance, bytes_on_wire, near_chance
 from fdaudit.planning.recorded import USES
 from fdaudit.result import (
     SCHEMA,
+    Budget,
+    Cell,
     CurvePoint,
     Exposure,
     FinalUtility,
@@ -110,6 +113,7 @@ def conclude(run: RunDirectory) -> Result:
     utility = _utility(path, case) if case.origin == "simulation" else Utility()
     oracles = accesses(case)
     views = [run.view(party) for party in dict.fromkeys([*case.parties, *spec.adversaries])]
+    budget = _budget(run, cells)
     result = Result(
         schema=SCHEMA,
         auditor_only=True,
@@ -128,6 +132,7 @@ def conclude(run: RunDirectory) -> Result:
         checks=check_claims(run, ledgers, claimed_by(case)),
         cells=cells,
         unfinished=unfinished(run.vault),
+        budget=budget,
         family=family_of(run, cells),
         gates=check_gates(spec.gates.model_dump(), cells, costs, utility.final, card.name),
         out_of_scope=OUT_OF_SCOPE,
@@ -137,12 +142,28 @@ def conclude(run: RunDirectory) -> Result:
             *_went_silent(silences),
             *_stopped(run),
             *_interrupted(run),
+            *([] if budget is None else [f"The attacks had a {budget.words}. More time may find more."]),
         ),
         reproduce=_reproduce(case.origin),
     )
     keep_terms(run)
     save_json(path / "result.json", result.plain(), indent=1)
     return result
+
+
+def _budget(run: RunDirectory, cells: Sequence[Cell]) -> Budget | None:
+    """Return the budget of the attack stage, without what other settings of an attack run since have replaced."""
+    clock = kept_budget(run.vault)
+    if clock is None:
+        return None
+    untested = {cell.attack for cell in cells if cell.status == "not-tested"}
+    params = [(cell.attack, cell.params) for cell in cells]
+    budget = clock.budget
+    settings = [
+        s for s in budget.settings if any(a == s.attack and p.get(s.setting) == s.number for a, p in params)
+    ]
+    left_out = [one for one in budget.left_out if one.attack in untested]
+    return budget.model_copy(update={"settings": tuple(settings), "left_out": tuple(left_out)})
 
 
 def _class_table(case: Case) -> tuple[tuple[int, ...], ...]:

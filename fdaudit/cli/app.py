@@ -20,6 +20,7 @@ from fdaudit.cli.machine import doctor, weights
 from fdaudit.cli.options import (
     Address,
     AsJson,
+    Budget,
     ExecutorName,
     PurposeGroup,
     RunPath,
@@ -179,6 +180,7 @@ def run(
         Path | None, typer.Option(metavar="RUN", help="Reuse the seed and secret of that run's vault.")
     ] = None,
     with_report: Annotated[bool, typer.Option("--report/--no-report", help="Also write the report.")] = True,
+    budget: Budget = None,
     executor: ExecutorName = "local",
     workers: RunWorkers = None,
     address: Address = None,
@@ -193,7 +195,9 @@ def run(
         raise UsageError("SPEC", None, "is missing", "Give a spec, or --resume with --out.")
     with together():  # no other process writes between the run and its report
         with _at_work(as_json, executor, workers, address, "--resume") as (tick, far):
-            finished = api.run(spec, out, resume=resume, seed_from=seed_from, elsewhere=far, tick=tick)
+            finished = api.run(
+                spec, out, resume=resume, seed_from=seed_from, elsewhere=far, tick=tick, budget=budget
+            )
         path = api.report(finished) if with_report else None
     _conclude(finished, path, as_json, verbose)
 
@@ -299,6 +303,7 @@ def attack(
             metavar="DIR", help="Write the guesses there, for a site that scores them; no truth is needed."
         ),
     ] = None,
+    budget: Budget = None,
     executor: ExecutorName = "local",
     workers: RunWorkers = None,
     address: Address = None,
@@ -315,6 +320,8 @@ def attack(
     if every == (name is not None):
         problem = "and --all exclude each other" if every else "is missing"
         raise UsageError("ATTACK", name, problem, "Name one attack, or give --all.")
+    if budget is not None and not every:
+        raise UsageError("budget", budget, "is for several attacks", "Give --all, or leave it out.")
     settings = dict(map(_setting, param or []))
     if guesses is not None and name is not None:
         from fdaudit.importing.written_guesses import write_guesses
@@ -330,7 +337,7 @@ def attack(
     try:
         with _at_work(as_json, executor, workers, address) as (tick, far):
             if name is None:
-                cells = api.attack_all(loaded, tick, far)
+                cells = api.attack_all(loaded, tick, far, budget)
             else:
                 cells = [api.attack(name, loaded, adversary, tick, far, **settings)]
     except typer.Exit as error:

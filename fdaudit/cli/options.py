@@ -14,6 +14,7 @@ __all__ = [
     "GROUPS",
     "Address",
     "AsJson",
+    "Budget",
     "ExecutorName",
     "PurposeGroup",
     "RunPath",
@@ -26,6 +27,13 @@ Address = Annotated[
     str | None,
     typer.Option(
         help="Ray cluster: HOST:PORT or auto; default: a cluster on this machine, for this command only."
+    ),
+]
+Budget = Annotated[
+    str | None,
+    typer.Option(
+        metavar="DURATION",
+        help="The time for it, such as 90s, 10m or 2h: attacks are reduced or left out to fit.",
     ),
 ]
 ExecutorName = Annotated[

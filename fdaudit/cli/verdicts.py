@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 __all__ = ["compared", "outcome", "profile_words", "verdicts"]
 
-_UNANSWERED = ("inconclusive", "failed", "not-applicable")
+_UNANSWERED = ("inconclusive", "failed", "not-applicable", "not-tested")
 """Levels of which the reason is printed."""
 
 
@@ -30,6 +30,8 @@ def outcome(result: Result, *, verbose: bool = False) -> Iterator[str]:
         yield ""
     if result.unfinished is not None:
         yield f"{result.unfinished.words}: the attack stage was interrupted"
+    if result.budget is not None:
+        yield result.budget.short
     summary = summarise(result, judge_all(result))
     if summary.level in ("leak", "partial", "possible"):
         yield f"{LEVELS[summary.level]}: {summary.headline}"

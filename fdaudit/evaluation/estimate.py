@@ -1,8 +1,8 @@
-"""An estimate of the time and memory of the attack stage, made before its first cell.
+"""An estimate of the time, memory and disk of the attack stage, made before its first cell.
 
 An attack states its `work` in steps: the cost of one training step of the run's network on 8 images. A step is measured
 here on the run's network, in a fraction of a second. Memory follows from the network's parameters, the values that it
-keeps for a gradient, and the number of processes.
+keeps for a gradient, and the number of processes. Disk follows from the messages on record.
 
 The estimate assumes that nothing else uses the processors. A cell whose adversary sees no message that
 the attack needs is not counted. Other cells may still turn out not to apply, and then the stage takes less time.
@@ -10,27 +10,36 @@ the attack needs is not counted. Other cells may still turn out not to apply, an
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
+from fdaudit import attacks
 from fdaudit.adversary.attack_plan import AttackPlan
+from fdaudit.errors import SpecError
+from fdaudit.evaluation.budget import Cost, Setting, least_of, total
+from fdaudit.evaluation.controls._membership import MOST_CANDIDATES
+from fdaudit.evaluation.controls.models import most_by_heart
 from fdaudit.goals import GOALS
+from fdaudit.planning.attacks import plan_attack
 from fdaudit.planning.case import Case
 from fdaudit.registry import AttackCard
 from fdaudit.scoring.run_directory import RunDirectory
 from fdaudit.storage.timings import read_timings
-from fdaudit.transcript.messages import role
+from fdaudit.transcript.messages import Message, role
 
-__all__ = ["Estimate", "Unit", "Work", "estimate"]
+__all__ = ["Costs", "Estimate", "Unit", "Work", "costs_of", "estimate"]
 
 _BATCH = 8
 """Images of a step."""
-_MEASURING = 0.15
-"""Seconds for the measurement of a step."""
+_MOST_BATCH, _MOST_STEPS = 64, 2000
+"""Most images of a step of training, and most steps of a shadow model of one victim."""
+_MEASURING, _FEWEST = 0.15, 3
+"""Seconds for the measurement of a step, and how often it is measured at the least."""
 _WORTH_SAYING = 30.0
 """Seconds of a stage that is worth a line."""
 _MAIN, _EACH = 0.8, 1.1
@@ -40,6 +49,26 @@ _RECORDS = 64
 """Most images that an attack handles at once: the most that a gradient attack tries to separate."""
 _KEPT = 4
 """Copies of a network's intermediate values that a gradient of a gradient holds."""
+_COMMON = 1.1
+"""Gigabytes of the results on disk that processes share."""
+_TRAINED: Mapping[str, float] = {
+    "answers": 2000,
+    "average": 3000,
+    "classes": 4800,
+    "discriminator": 2000,
+    "federation": 3000,
+    "labels": 500,
+    "model": 1000,
+    "tables": 1500,
+    "uploads": 250,
+}
+"""Steps of an attack's `once` for which its control trains networks, by its name. No setting changes them."""
+_BY_HEART = 150
+"""Full batches in which a control's network usually learns its records by heart."""
+_REHEARSAL = "rehearsal"
+"""The name of the rehearsal that all membership attacks share."""
+_SAME_FOR_ALL = ("classes", "model")
+"""Controls whose trained network all attacks of a run share."""
 _FROM_VICTIMS = ("gradients", "labels", "uploads")
 """Controls of attacks that read what a victim sends, never what a server publishes."""
 
@@ -53,12 +82,16 @@ class Work:
         each: steps for a cell.
         rehearsals: federations of the run's length that its cells share.
         grows: settings that the work is proportional to.
+        victims: the setting that counts shadow models of each victim, which attacks with as many share.
+        shadows: the settings that count shadow models of the run and their steps, which attacks with as many share.
     """
 
     once: float = 0.0
     each: float = 0.0
     rehearsals: float = 0.0
     grows: tuple[str, ...] = ()
+    victims: str = ""
+    shadows: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, card: AttackCard) -> Work | None:
@@ -66,11 +99,17 @@ class Work:
         stated = card.work
         if not isinstance(stated, Mapping) or not stated.keys() <= cls.__dataclass_fields__.keys():
             return None
-        grows = stated.get("grows", ())
-        amounts = {k: v for k, v in stated.items() if k != "grows"}
-        if not (_texts(grows) and all(_amount(v) for v in amounts.values())):
+        grows, victims, shadows = (
+            stated.get("grows", ()),
+            stated.get("victims", ""),
+            stated.get("shadows", ()),
+        )
+        amounts = {k: v for k, v in stated.items() if k not in ("grows", "victims", "shadows")}
+        named = _texts(grows) and _texts(shadows) and isinstance(victims, str)
+        if not (named and all(_amount(v) for v in amounts.values())):
             return None
-        return cls(grows=tuple(grows), **{k: float(v) for k, v in amounts.items()})
+        steps = {k: float(v) for k, v in amounts.items()}
+        return cls(grows=grows, victims=victims, shadows=shadows, **steps)
 
     def growth(self, attack: AttackPlan) -> float:
         """Return how many times the work of the profile `quick` an attack's settings ask for."""
@@ -97,18 +136,26 @@ class Unit:
         seconds: time of a step on one thread.
         parameters: number of the network's parameters.
         kept: values that the network keeps of one image until the gradient is computed.
+        training: time of a step with as many images as clients train on at a time; 0 if it was not measured.
     """
 
     seconds: float
     parameters: int
     kept: int
+    training: float = 0.0
+
+    @property
+    def trained(self) -> float:
+        """Return the seconds of a step of training."""
+        return self.training or self.seconds
 
     @classmethod
     def measured(cls, case: Case) -> Unit:
         """Measure a step of a case's network, in the caller's number of threads."""
         network = case.trainer().network(case.initial()).eval()
         weights = [p for p in network.parameters() if p.requires_grad]
-        images = case.architecture.blank_inputs(_BATCH, weights[0].device)
+        device = weights[0].device
+        images = case.architecture.blank_inputs(_BATCH, device)
         own, kept = {p.data_ptr() for p in network.parameters()}, dict[int, int]()
 
         def count(tensor: Tensor) -> Tensor:
@@ -116,35 +163,82 @@ class Unit:
                 kept[tensor.data_ptr()] = tensor.numel()
             return tensor
 
-        def step() -> None:
+        def step(images: Tensor) -> None:
             loss = network(images).square().mean()
             sum(float(g.flatten()[0]) for g in torch.autograd.grad(loss, weights))
 
-        with torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor):
-            step()
         # The processor's time: another busy process makes no difference. An accelerator's time is none of it.
-        clock = time.thread_time if images.device.type == "cpu" else time.perf_counter
-        deadline, taken = time.perf_counter() + _MEASURING, list[float]()
-        while not taken or time.perf_counter() < deadline:
-            begun = clock()
-            step()
-            taken.append(clock() - begun)
+        clock = time.thread_time if device.type == "cpu" else time.perf_counter
+
+        def fastest(images: Tensor) -> float:
+            """Return the least time of a step: others that share a core or its cache only add to it."""
+            deadline, taken = time.perf_counter() + _MEASURING, list[float]()
+            while len(taken) < _FEWEST or time.perf_counter() < deadline:
+                begun = clock()
+                step(images)
+                taken.append(clock() - begun)
+            return min(taken)
+
+        with torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor):
+            step(images)
         return cls(
-            seconds=min(taken),  # others that share a core or its cache only add to it
+            seconds=fastest(images),
             parameters=sum(p.numel() for p in network.parameters()),
             kept=sum(kept.values()) // _BATCH,
+            training=fastest(case.architecture.blank_inputs(_batch_of(case), device)),
         )
+
+
+def _batch_of(case: Case) -> int:
+    """Return the number of images of a client's training step; as shadow models have it where it is not stated."""
+    batch = case.settings.get("batch_size")
+    return min(batch, _MOST_BATCH) if type(batch) is int and batch > 0 else _MOST_BATCH
+
+
+def _round_of(case: Case) -> float:
+    """Return the steps of a client's training in one round, or before its first answers."""
+    settings = case.settings
+    warm_up, steps = settings.get("warm_up_steps") or 0, settings.get("local_steps")
+    if steps is None:
+        records = sorted(len(client.train) for client in case.splits.clients)
+        each = math.ceil(records[len(records) // 2] / _batch_of(case)) if records else 1
+        steps = each * (settings.get("local_epochs") or 1)
+    return float(min(_MOST_STEPS, warm_up + steps))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Costs:
+    """What the attacks of a run cost with the settings asked for.
+
+    Attributes:
+        attacks: of attacks that state their work and may apply.
+        shared: the work that attacks share, by name.
+        unit: a step of the run's network.
+        cells: number of cells that may apply.
+        unstated: attacks that may apply and state no work.
+        views: gigabytes on disk that one process needs for the adversaries' views.
+        rehearsal: gigabytes on disk of the rehearsal that membership attacks share; 0 if there is none.
+    """
+
+    attacks: tuple[Cost, ...]
+    shared: Mapping[str, Cost]
+    unit: Unit
+    cells: int
+    unstated: tuple[str, ...]
+    views: float
+    rehearsal: float
 
 
 @dataclass(frozen=True, kw_only=True)
 class Estimate:
-    """The time and memory that the cells of a run need.
+    """The time, memory and disk that the cells of a run need.
 
     Attributes:
         cells: number of cells that may apply.
         processes: processes that run them.
         seconds: time for all of them.
         gigabytes: most memory of all processes together.
+        disk: most gigabytes on disk, besides what is there.
         longest: the attack that takes longest.
         shape: channels, height and width of an image.
         unstated: attacks that state no work, and are not counted in `seconds`.
@@ -154,20 +248,21 @@ class Estimate:
     processes: int
     seconds: float
     gigabytes: float
+    disk: float = 0.0
     longest: str
     shape: tuple[int, ...]
     unstated: tuple[str, ...] = ()
 
-    def line(self) -> str:
-        """Return the estimate in words; empty for a stage of less than half a minute."""
-        if self.seconds < _WORTH_SAYING:
+    def line(self, *, short_too: bool = False) -> str:
+        """Return the estimate in words; without `short_too` empty for a stage of less than half a minute."""
+        if self.seconds < _WORTH_SAYING and not short_too:
             return ""
         run = f"{self.cells} cell{'s' if self.cells > 1 else ''}"
         where = f"on {self.processes} thread{'s' if self.processes > 1 else ''}"
         size = " x ".join(map(str, self.shape[1:]))
         line = (
-            f"attacks  {run}, about {_duration(self.seconds)} {where} if nothing else runs; "
-            f"at most about {self.gigabytes:.1f} GB (longest: {self.longest}; {size} pixels)"
+            f"attacks  {run}, about {_duration(self.seconds)} {where} if nothing else runs; at most about "
+            f"{self.gigabytes:.1f} GB of memory and {self.disk:.1f} GB on disk (longest: {self.longest}; {size} pixels)"
         )
         return f"{line}; not counted: {', '.join(self.unstated)}" if self.unstated else line
 
@@ -178,41 +273,191 @@ def _duration(seconds: float) -> str:
     return f"{seconds / 60:.0f} minutes" if seconds < 5400 else f"{seconds / 3600:.1f} hours"
 
 
-def estimate(run: RunDirectory, cells: Mapping[AttackPlan, Sequence[str]], processes: int) -> Estimate | None:
-    """Estimate the time and memory of cells; None if none may apply, or the run's network is not known.
+def estimate(
+    run: RunDirectory, cells: Mapping[AttackPlan, Sequence[str]], processes: int, costs: Costs | None = None
+) -> Estimate | None:
+    """Estimate the time, memory and disk of cells; None if none may apply, or the run's network is not known.
 
     Args:
         run: the run, with a finished federation.
         cells: the adversaries of each attack.
         processes: how many processes run them.
+        costs: what they cost; by default it is measured.
     """
-    case = run.case
-    seen = {x: _Seen.by(run, x) for names in cells.values() for x in names}
-    asked = {a: n for a, names in cells.items() if (n := sum(seen[x].suffices(a, case) for x in names))}
-    if not asked or case.networks is None:
+    costs = costs or costs_of(run, cells)
+    if costs is None:
         return None
-    unit, federation = Unit.measured(case), read_timings(run.path).get("federation", 0.0)
-    works = {a: Work.of(a.card) for a in asked}
-    seconds = {a: _seconds(a, w, n, unit, federation) for a, n in asked.items() if (w := works[a])}
-    members = any(GOALS[a.card.goal].challenged for a in asked)
-    # All membership attacks share one rehearsal of the run: their power control.
-    shared = federation if members and case.spec.rehearses and case.stand_in is not None else 0.0
-    longest = max(seconds, key=lambda a: seconds[a], default=None)
-    alone = seconds[longest] if longest else 0.0
+    longest = max(costs.attacks, key=lambda cost: total([cost], costs.shared, 1, 1.0), default=None)
     return Estimate(
-        cells=sum(asked.values()),
+        cells=costs.cells,
         processes=processes,
-        seconds=max((sum(seconds.values()) + shared) / processes, alone),
-        gigabytes=_gigabytes(case, unit, processes),
-        longest=longest.name if longest else "",
-        shape=case.architecture.input_shape,
-        unstated=tuple(a.name for a in asked if works[a] is None),
+        seconds=total(costs.attacks, costs.shared, processes, 1.0),
+        gigabytes=_gigabytes(run.case, costs.unit, processes),
+        disk=processes * costs.views + costs.rehearsal + (_COMMON if processes > 1 else 0.0),
+        longest=longest.attack if longest else "",
+        shape=run.case.architecture.input_shape,
+        unstated=costs.unstated,
     )
 
 
-def _seconds(attack: AttackPlan, work: Work, cells: int, unit: Unit, federation: float) -> float:
-    steps = unit.seconds * (work.once + cells * work.each)
-    return work.growth(attack) * (steps + work.rehearsals * federation)
+def costs_of(run: RunDirectory, cells: Mapping[AttackPlan, Sequence[str]]) -> Costs | None:
+    """Return what cells cost; None if none may apply, or the run's network is not known.
+
+    Args:
+        run: the run, with a finished federation.
+        cells: the adversaries of each attack.
+    """
+    case = run.case
+    seen = {x: _Seen.by(run, x) for names in cells.values() for x in names}
+    asked = dict[AttackPlan, tuple[str, ...]]()
+    for attack, names in cells.items():
+        if able := tuple(x for x in names if seen[x].suffices(attack, case)):
+            asked[attack] = able
+    if not asked or case.networks is None:
+        return None
+    unit, federation = Unit.measured(case), read_timings(run.path).get("federation", 0.0)
+    # All membership attacks share one rehearsal of the run: their power control.
+    shared = {_REHEARSAL: Cost(attack=_REHEARSAL, seconds=federation)}
+    found, unstated = list[Cost](), list[str]()
+    for attack, names in asked.items():
+        work = Work.of(attack.card)
+        if work is None:
+            unstated.append(attack.name)
+        else:
+            found.append(_cost(attack, work, names, case, unit, federation, shared))
+    on_record = _on_disk(run.messages)
+    rehearsed = any(_REHEARSAL in cost.shared for cost in found)
+    return Costs(
+        attacks=tuple(found),
+        shared=shared,
+        unit=unit,
+        cells=sum(map(len, asked.values())),
+        unstated=tuple(unstated),
+        views=sum(one.gigabytes for one in seen.values()),
+        rehearsal=on_record if rehearsed else 0.0,
+    )
+
+
+def _cost(
+    attack: AttackPlan,
+    work: Work,
+    names: tuple[str, ...],
+    case: Case,
+    unit: Unit,
+    federation: float,
+    shared: dict[str, Cost],
+) -> Cost:
+    """Return what an attack costs, and add the work that it shares to `shared`."""
+    challenged, settings = GOALS[attack.card.goal].challenged, _reducible(attack, work, case)
+    control = str(attack.card.control["on"])
+    trained = _TRAINED.get(control, 0.0)
+    name = f"control: {control}"
+    if control not in _SAME_FOR_ALL:
+        name, trained = f"{name} of {attack.name}", min(trained, work.once)
+    shared[name] = Cost(attack=name, seconds=unit.seconds * (_learnt(control, case) or trained))
+    needs, runs = [name], 1
+    if challenged:
+        runs += case.spec.canaries is not None
+        if case.spec.rehearses and case.stand_in is not None:
+            needs.append(_REHEARSAL)
+            runs += 1
+    if work.victims:
+        steps = unit.trained * case.spec.victims * _round_of(case)
+        needs.append(_shadows("shadows of each victim", (work.victims,), steps, attack, settings, shared))
+    if work.shadows:
+        # One set is for the run, and one for the control.
+        needs.append(_shadows("shadows", work.shadows, 2 * unit.trained, attack, settings, shared))
+    # A control runs the attack twice, where it must work and where it must fail.
+    once = max(work.once - trained, min(work.once, 2 * work.each))
+    quick = unit.seconds * (once + runs * len(names) * work.each) + work.rehearsals * federation
+    leading = [s.asked / s.least for s in settings.values() if s.work == "leads"]
+    return Cost(
+        attack=attack.name,
+        adversaries=names,
+        seconds=quick * work.growth(attack) * max(leading, default=1.0),
+        shared=tuple(needs),
+        settings=settings,
+    )
+
+
+def _shadows(
+    what: str,
+    counts: Sequence[str],
+    seconds: float,
+    attack: AttackPlan,
+    settings: Mapping[str, Setting],
+    shared: dict[str, Cost],
+) -> str:
+    """Add shadow models, which attacks with the same numbers share, to `shared`; return their name.
+
+    Args:
+        what: the kind of models.
+        counts: the settings whose product they cost.
+        seconds: for a product of 1.
+        attack: the attack.
+        settings: its settings that may be reduced.
+        shared: the work that attacks share.
+    """
+    params = attack.params or {}
+    numbers = [number for count in counts if type(number := params.get(count)) is int]
+    counted = {n: replace(settings[n], work="multiplies") for n in counts if n in settings}
+    bounds = [(one.asked, one.least) for one in counted.values()]
+    name = f"{what}: {numbers} {bounds}"
+    shared[name] = Cost(attack=name, seconds=seconds * math.prod(numbers), settings=counted)
+    return name
+
+
+def _learnt(control: str, case: Case) -> float:
+    """Return the steps in which a control's networks learn their records by heart; 0 if they need not."""
+    held, most = len(case.auxiliary[1]), MOST_CANDIDATES // 2
+    if control == "model":
+        records: float = min(held // 2, most, most_by_heart(case.architecture.parameters))
+    elif control in ("average", "federation"):
+        records = min(0.35 * held, most) + 0.3 * held
+    else:
+        return 0.0
+    return _BY_HEART * records / _BATCH
+
+
+def _reducible(attack: AttackPlan, work: Work, case: Case) -> dict[str, Setting]:
+    """Return the settings that a budget may reduce; those that the work is not proportional to, down to `quick`.
+
+    What the user set by hand stays. So does an attack of a third party that refuses its least numbers.
+    """
+    by_hand = set[str]()
+    for entry in () if case.spec.attacks == "all" else case.spec.attacks:
+        if entry.name in (attack.asked, attack.name):
+            by_hand |= set(entry.params)
+    params = attack.params or {}
+    settings = dict[str, Setting]()
+    for name, quick in attack.card.profiles["quick"].items():
+        number = params.get(name)
+        if name in by_hand or type(number) is not int or type(quick) is not int or min(number, quick) < 1:
+            continue
+        least = max(least_of(quick), _lowest(attack, name))
+        if name in work.grows:
+            settings[name] = Setting(asked=number, least=min(number, least))
+        elif name == work.victims or name in work.shadows:
+            settings[name] = Setting(asked=number, least=min(number, least), work="elsewhere")
+        elif number > quick:
+            settings[name] = Setting(asked=number, least=quick, work="leads")
+    if settings and not attack.own:
+        least_params = {**params, **{name: setting.least for name, setting in settings.items()}}
+        try:
+            plan_attack(attack.asked or attack.name, least_params, case.spec, "attack", attack.adversaries)
+        except SpecError:
+            return {}
+    return settings
+
+
+def _lowest(attack: AttackPlan, setting: str) -> int:
+    """Return the lowest number that the configuration of an attack of fdaudit's own allows; 1 for other attacks."""
+    if not attack.own:
+        return 1
+    field = attacks.REGISTRY.load(attack.name, "attack").Config.model_fields[setting]
+    return max(
+        (int(bound.ge) for bound in field.metadata if getattr(bound, "ge", None) is not None), default=1
+    )
 
 
 def _gigabytes(case: Case, unit: Unit, processes: int) -> float:
@@ -223,6 +468,11 @@ def _gigabytes(case: Case, unit: Unit, processes: int) -> float:
     return _MAIN + data / 1e9 + processes * (_EACH + (4 * values + data) / 1e9)
 
 
+def _on_disk(messages: Sequence[Message]) -> float:
+    """Return the gigabytes of the messages' payloads that are on record."""
+    return sum(int(m.payload["length"]) for m in messages if m.payload is not None) / 1e9
+
+
 @dataclass(frozen=True, kw_only=True)
 class _Seen:
     """What an adversary sees and may ask.
@@ -231,11 +481,13 @@ class _Seen:
         sent: kinds of the messages that clients outside it sent.
         published: kinds of the other parties' messages.
         answers: the answers that its oracle gives.
+        gigabytes: size of its view on disk.
     """
 
     sent: frozenset[str]
     published: frozenset[str]
     answers: frozenset[str]
+    gigabytes: float
 
     @classmethod
     def by(cls, run: RunDirectory, adversary: str) -> _Seen:
@@ -251,6 +503,7 @@ class _Seen:
             sent=frozenset(sent),
             published=frozenset(published),
             answers=frozenset(a for a in ("soft", "hard") if run.answering.oracle(members, a) is not None),
+            gigabytes=_on_disk(view.messages),
         )
 
     def suffices(self, attack: AttackPlan, case: Case) -> bool:

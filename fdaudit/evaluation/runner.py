@@ -4,16 +4,18 @@ Guarantees:
   * a cell computes on one thread on every machine, so its outcome does not depend on the number of parallel cells;
   * a cell whose process is killed or lost runs once more, alone, after all others; then it is marked as failed, and
     no other cell is affected;
-  * no more processes start than fit in the free memory.
+  * no more processes start than fit in the free memory;
+  * with a budget of time, cells run from the cheapest attack to the dearest. Those that have no answer when it is spent
+    are marked as not tested.
 """
 
 from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
@@ -22,8 +24,10 @@ import torch
 from threadpoolctl import ThreadpoolController
 
 from fdaudit.adversary.attack_plan import AttackPlan
+from fdaudit.errors import UsageError
 from fdaudit.evaluation.attack_pool import attack_pool, dismiss
-from fdaudit.evaluation.estimate import estimate
+from fdaudit.evaluation.budget import Clock, Deadline, allot, forget_budget, kept_budget, reduced
+from fdaudit.evaluation.estimate import Work, costs_of, estimate
 from fdaudit.evaluation.stage import Adversary, Stage, handed_folder, not_asked
 from fdaudit.isolation.attacker import ENDED, KILLED
 from fdaudit.parallel.memory import fitting
@@ -31,7 +35,7 @@ from fdaudit.parallel.pool import Pool, Workers
 from fdaudit.planning.attacks import plan_attack
 from fdaudit.planning.case import Case
 from fdaudit.progress import Tick
-from fdaudit.result import Cell, read_cell
+from fdaudit.result import Budget, Cell, in_words, read_cell
 from fdaudit.scoring.run_directory import RunDirectory
 from fdaudit.scoring.scoring import forget_other_scores, outcome_path
 from fdaudit.spec.trust import trusted_code
@@ -39,20 +43,24 @@ from fdaudit.storage.files import save_json, save_json_together
 from fdaudit.storage.timings import TIMINGS, read_timings
 from fdaudit.storage.tree import make_folder
 
-__all__ = ["Desk", "Piece", "attack_cells", "note_time", "stand_by"]
+__all__ = ["Desk", "Piece", "attack_cells", "budgeted", "due_cells", "note_time", "stand_by"]
+
+_GRACE = 10.0
+"""Seconds after the end of a budget in which processes may still report the cells that they stopped."""
 
 
 @dataclass(frozen=True)
 class Piece:
     """One attack against some adversaries of one run: the unit of work of a process.
 
-    `beside` lists runs with the same secret, whose controls count here as well.
+    `beside` lists runs with the same secret, whose controls count here as well. `deadline` is the end of the budget.
     """
 
     run: Path
     attack: AttackPlan
     adversaries: tuple[str, ...]
     beside: tuple[Path, ...] = ()
+    deadline: Deadline | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Return the piece as a JSON object, without the attack's code."""
@@ -64,13 +72,21 @@ class Piece:
             "adversaries": list(self.adversaries),
             "beside": [str(place.resolve()) for place in self.beside],
             "trusted": trusted_code(),
+            "deadline": None if self.deadline is None else asdict(self.deadline),
         }
 
     @classmethod
     def from_json(cls, value: dict[str, Any], case: Case) -> Piece:
         """Return the piece, with its attack loaded by its name."""
         attack = plan_attack(value["attack"], value["params"], case.spec, "attack", tuple(value["among"]))
-        return cls(Path(value["run"]), attack, tuple(value["adversaries"]), tuple(map(Path, value["beside"])))
+        end = value.get("deadline")
+        return cls(
+            run=Path(value["run"]),
+            attack=attack,
+            adversaries=tuple(value["adversaries"]),
+            beside=tuple(map(Path, value["beside"])),
+            deadline=None if end is None else Deadline(**end),
+        )
 
 
 class Desk:
@@ -94,7 +110,7 @@ class Desk:
             if name not in self._adversaries:
                 self._adversaries[name] = self._open.enter_context(self._stage.adversary(name))
             with _one_thread():
-                cell = self._stage.cell(self._adversaries[name], piece.attack, piece.beside)
+                cell = self._stage.cell(self._adversaries[name], piece.attack, piece.beside, piece.deadline)
             yield cell, time.perf_counter() - begun
 
     def close(self) -> None:
@@ -111,6 +127,7 @@ def attack_cells(
     workers: Workers | None = None,
     tick: Tick = lambda what, done, total: None,
     stored: Callable[[Cell], None] = lambda cell: None,
+    clock: Clock | None = None,
 ) -> list[Cell]:
     """Run every adversary x attack cell without an outcome, and store each outcome at once.
 
@@ -122,48 +139,144 @@ def attack_cells(
         workers: workers that replace local processes, if there is more than one cell and no accelerator.
         tick: progress; it is told an estimate of time and memory before the first cell.
         stored: called with each cell whose outcome is on disk.
+        clock: the budget of the stage, with which the attacks of `run` were reduced; see `budgeted`.
 
     Returns:
         The cells that ran, in the order of adversaries, then of attacks.
     """
     case, path = run.case, run.path
-    adversaries = tuple(
-        dict.fromkeys([*case.spec.adversaries, *(a for p in case.attacks for a in p.adversaries)])
-    )
-    due = {
-        attack: [
-            a
-            for a in adversaries
-            if only(a, attack.name) and (again or not _path(path, a, attack.name).is_file())
-        ]
-        for attack in case.attacks
-    }
+    adversaries = _adversaries(case)
+    due = due_cells(run, only, again)
     unasked = [c for k, names in due.items() for a in names if (c := not_asked(case, a, k)) is not None]
     make_folder(path / "attacks")
     save_json_together({_path(path, c.adversary, c.attack): c.plain() for c in unasked}, indent=1)
+    for cell in unasked:
+        stored(cell)
     found = {(c.adversary, c.attack): c for c in unasked}
+    deadline = None if clock is None else clock.deadline
     pieces = [
-        Piece(path, k, tuple(a for a in names if (a, k.name) not in found), tuple(beside))
+        Piece(path, k, tuple(a for a in names if (a, k.name) not in found), tuple(beside), deadline)
         for k, names in due.items()
     ]
     pieces = [p for p in pieces if p.adversaries]
+    if clock is not None:
+        pieces = _cheapest_first(pieces, clock.budget.order)
     total = len(adversaries) * len(case.attacks)
     done = total - sum(len(p.adversaries) for p in pieces)
 
     def say(what: str) -> None:
         tick(f"attacks ({what})", done, total)
 
-    _say_estimate(run, pieces, workers, tick)
+    _say_estimate(run, pieces, workers, tick, clock)
+    if clock is not None:
+        tick(f"attacks  {clock.budget.short}", 0, 0)
     with closing(_outcomes(run, pieces, workers, say)) as outcomes:
         for cell, seconds in outcomes:
             save_json(_path(path, cell.adversary, cell.attack), cell.plain(), indent=1)
             forget_other_scores(run.vault, cell)
             note_time(path, cell.id, seconds, anew=True)
             stored(cell)
+            if clock is not None:
+                clock.note()
             found[cell.adversary, cell.attack] = cell
             done += 1
             say(f"{cell.adversary}: {cell.attack}")
     return [found[a, k.name] for a in adversaries for k in case.attacks if (a, k.name) in found]
+
+
+def due_cells(
+    run: RunDirectory, only: Callable[[str, str], bool] = lambda adversary, attack: True, again: bool = False
+) -> dict[AttackPlan, list[str]]:
+    """Return the adversaries against whom each attack has no outcome yet; arguments as in `attack_cells`."""
+    adversaries = _adversaries(run.case)
+    due = dict[AttackPlan, list[str]]()
+    for attack in run.case.attacks:
+        due[attack] = [
+            a
+            for a in adversaries
+            if only(a, attack.name) and (again or not _path(run.path, a, attack.name).is_file())
+        ]
+    return due
+
+
+def budgeted(
+    run: RunDirectory,
+    seconds: float | None,
+    *,
+    training: float = 0.0,
+    go_on: bool = True,
+    workers: Workers | None = None,
+) -> tuple[RunDirectory, Clock | None]:
+    """Return a run whose attacks have the settings that a budget allots, and the clock of its attack stage.
+
+    The allotment of an interrupted stage is used again.
+
+    Args:
+        run: the run, with a finished federation.
+        seconds: of the budget for the whole command; None for the budget of the stage that goes on, if it has one.
+        training: seconds of the budget that the federation has taken.
+        go_on: go on with an interrupted stage; otherwise another stage begins.
+        workers: as in `attack_cells`.
+
+    Raises:
+        UsageError: the stage that goes on has another budget.
+    """
+    kept = kept_budget(run.vault) if go_on else None
+    if kept is None:
+        if seconds is None:
+            forget_budget(run.vault)
+            return run, None
+        begun = time.time()
+        budget = _allotment(run, seconds, training, workers, again=not go_on)
+        kept = Clock(run.vault, budget, begun=begun)
+        kept.note()
+    elif seconds not in (None, kept.budget.seconds):
+        problem = f"is not the budget of {in_words(kept.budget.seconds)} with which these attacks began"
+        remedy = "Leave it out to go on with that one, or run all attacks again: fdaudit attack RUN --all --budget."
+        raise UsageError("budget", in_words(seconds), problem, remedy)
+    attacks = reduced(run.case.attacks, kept.budget)
+    return replace(run, case=replace(run.case, attacks=attacks)), kept
+
+
+def _allotment(
+    run: RunDirectory, seconds: float, training: float, others: Workers | None, *, again: bool
+) -> Budget:
+    cells = dict[AttackPlan, list[str]]()
+    for attack, names in due_cells(run, again=again).items():
+        if asked := [name for name in names if not_asked(run.case, name, attack) is None]:
+            cells[attack] = asked
+    cells = _applicable(run, cells)
+    processes = _size(run.case, sum(map(len, cells.values())), others)
+    with _one_thread():
+        costs = costs_of(run, cells)
+    if costs is None:
+        return allot(seconds, (), shared={}, processes=processes, training=training)
+    return allot(seconds, costs.attacks, shared=costs.shared, processes=processes, training=training)
+
+
+def _applicable(run: RunDirectory, cells: Mapping[AttackPlan, Sequence[str]]) -> dict[AttackPlan, list[str]]:
+    """Return the cells whose attacks say that they can be tried; one view at a time is exported for that."""
+    able = dict[AttackPlan, list[str]]()
+    with _one_thread(), handed_folder() as folder:
+        stage = Stage(replace(run, case=run.case.on_one_thread()), folder)
+        for name in dict.fromkeys(name for names in cells.values() for name in names):
+            with stage.adversary(name) as adversary:
+                for attack, names in cells.items():
+                    if name in names and stage.applies(adversary, attack):
+                        able.setdefault(attack, []).append(name)
+    return {attack: able[attack] for attack in cells if attack in able}
+
+
+def _cheapest_first(pieces: Sequence[Piece], order: Sequence[str]) -> list[Piece]:
+    """Return pieces from the cheapest attack to the dearest: first those that apply nowhere, last unknown costs."""
+    place = {name: number for number, name in enumerate(order)}
+
+    def rank(piece: Piece) -> int:
+        if Work.of(piece.attack.card) is None:
+            return len(place)
+        return place.get(piece.attack.name, -1)
+
+    return sorted(pieces, key=rank)
 
 
 def stand_by(case: Case) -> None:
@@ -176,15 +289,30 @@ def stand_by(case: Case) -> None:
         dismiss()
 
 
-def _say_estimate(run: RunDirectory, pieces: Sequence[Piece], others: Workers | None, tick: Tick) -> None:
-    """Say how long the cells of the pieces take and how much memory, if there are any."""
-    cells = sum(len(p.adversaries) for p in pieces)
-    workers = _workers(run.case, cells, others)
-    processes = 1 if workers is None else min(workers.size, cells)
+def _say_estimate(
+    run: RunDirectory, pieces: Sequence[Piece], others: Workers | None, tick: Tick, clock: Clock | None
+) -> None:
+    """Say how long the cells of the pieces take, and how much memory and disk, if there are any."""
+    processes = _size(run.case, sum(len(p.adversaries) for p in pieces), others)
     with _one_thread():
+        if clock is not None:  # others have said that they do not apply
+            pieces = [p for p in pieces if p.attack.name in clock.budget.order]
         found = estimate(run, {p.attack: p.adversaries for p in pieces}, processes)
-    if found is not None and (line := found.line()):
+    if found is not None and clock is not None:  # the allotment rests on the first measurement
+        found = replace(found, seconds=min(found.seconds, clock.budget.estimated))
+    if found is not None and (line := found.line(short_too=clock is not None)):
         tick(line, 0, 0)
+
+
+def _size(case: Case, cells: int, others: Workers | None) -> int:
+    """Return the number of processes that run cells."""
+    workers = _workers(case, cells, others)
+    return 1 if workers is None else min(workers.size, cells)
+
+
+def _adversaries(case: Case) -> tuple[str, ...]:
+    """Return every adversary that some attack is asked for against."""
+    return tuple(dict.fromkeys([*case.spec.adversaries, *(a for p in case.attacks for a in p.adversaries)]))
 
 
 def _outcomes(
@@ -226,6 +354,10 @@ def _by_workers(
         else:
             yield cell, seconds
     for piece in lost:
+        if piece.deadline is not None and piece.deadline.left <= 0:
+            for name in piece.adversaries:
+                yield stage.untested(name, piece.attack, piece.deadline.before_its_end), 0.0
+            continue
         say(f"{piece.attack.name}: again, alone")
         for _, cell, seconds in _reported(stage, [piece], workers, say):
             yield cell, seconds
@@ -236,7 +368,13 @@ def _reported(
 ) -> Generator[tuple[Piece, Cell, float], None, None]:
     """Yield every cell with its piece; cells that the workers could not finish have failed."""
     left = [list(p.adversaries) for p in pieces]
-    with closing(workers.work([p.to_json() for p in pieces])) as answers:
+    deadline = pieces[0].deadline
+    wanted = [p.to_json() for p in pieces]
+    if deadline is not None and isinstance(workers, Pool):
+        work = workers.work(wanted, deadline.until + _GRACE)
+    else:
+        work = workers.work(wanted)
+    with closing(work) as answers:
         for number, line in answers:
             attack = pieces[number].attack
             if line is not None and "tick" in line:
@@ -250,6 +388,11 @@ def _reported(
                 for name in tuple(told.get("adversaries", left[number])):
                     left[number].remove(name)
                     yield pieces[number], stage.failed(name, attack, told["failed"]), 0.0
+    if deadline is None:
+        return
+    for piece, names in zip(pieces, left, strict=True):
+        for name in names:
+            yield piece, stage.untested(name, piece.attack, deadline.not_in_time), 0.0
 
 
 @lru_cache(maxsize=1)

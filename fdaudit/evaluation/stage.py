@@ -22,6 +22,7 @@ from fdaudit.adversary.knowledge import Knowledge
 from fdaudit.adversary.oracle import Oracle
 from fdaudit.adversary.view import View, export_view, open_view
 from fdaudit.errors import RunError, plugin_line
+from fdaudit.evaluation.budget import Deadline
 from fdaudit.evaluation.controls.kept import kept_controls
 from fdaudit.evaluation.controls.rehearsed import Rehearsed
 from fdaudit.goals import GOALS, Guess, goal_of
@@ -29,7 +30,7 @@ from fdaudit.goals.model_extraction import RELEASED
 from fdaudit.handout.auxiliary import Assumption, assumptions, known, merged, others, shared
 from fdaudit.handout.handed import Adversary, handed_folder, without_records
 from fdaudit.handout.rehearsals import rehearsal_of
-from fdaudit.isolation.attacker import AttackFailedError, CellAttacks, attack, one_cell
+from fdaudit.isolation.attacker import AttackFailedError, CellAttacks, applies, attack, one_cell
 from fdaudit.isolation.schema import Trial
 from fdaudit.planning.case import Case
 from fdaudit.registry import AttackCard
@@ -175,20 +176,37 @@ class Stage:
 
     # -- one cell -------------------------------------------------------------------------------------------
 
-    def cell(self, adversary: Adversary, attack: AttackPlan, beside: Sequence[Path] = ()) -> Cell:
+    def cell(
+        self,
+        adversary: Adversary,
+        attack: AttackPlan,
+        beside: Sequence[Path] = (),
+        deadline: Deadline | None = None,
+    ) -> Cell:
         """Run one cell. An error of the attack fails only this cell, visibly.
 
         Args:
             adversary: the adversary.
             attack: the attack.
             beside: runs with the same secret, whose controls count here as well.
+            deadline: the end of the budget; a cell that has no answer by then was not tested.
         """
         if (unasked := not_asked(self.case, adversary.name, attack)) is not None:
             return unasked
-        with one_cell(self.case.spec.seconds_per_cell) as tried:
-            return self._cell(_Base(self.case, adversary.name, attack, tried), adversary, beside)
+        limit = float(self.case.spec.seconds_per_cell)
+        if deadline is not None:
+            if deadline.left <= 0:
+                return self.untested(adversary.name, attack, deadline.before_its_turn)
+            limit = min(limit, deadline.left)
+        with one_cell(limit) as tried:
+            cell = self._cell(_Base(self.case, adversary.name, attack, tried), adversary, beside, deadline)
+        if deadline is not None and cell.status == "failed" and deadline.left <= 0:
+            return self.untested(adversary.name, attack, deadline.before_its_end)
+        return cell
 
-    def _cell(self, base: _Base, adversary: Adversary, beside: Sequence[Path]) -> Cell:
+    def _cell(
+        self, base: _Base, adversary: Adversary, beside: Sequence[Path], deadline: Deadline | None
+    ) -> Cell:
         attack = base.attack
         task, able = self.case.dataset.task, attack.card.tasks
         if task.name not in able:
@@ -207,6 +225,8 @@ class Stage:
             figures, targets = self.run.scorer.score(base.id, guesses, assumed)
             figures = tuple(self._other_loss(self._doubted(figure), attack) for figure in figures)
             on_canaries, others = self._on_canaries(base, adversary)
+            if deadline is not None and deadline.left <= 0:  # without controls its figures show nothing
+                return base.cell("not-tested", reason=deadline.before_its_end)
             tried = kept_controls(attack, self.run, adversary.name, beside) | self._power(
                 attack, adversary, given, assumed
             )
@@ -242,6 +262,21 @@ class Stage:
             return figure
         return noted(figure, "shadow models use cross-entropy, not the clients' own loss")
 
+    def applies(self, adversary: Adversary, attack: AttackPlan) -> bool:
+        """Return whether an attack says that it can be tried on an adversary's view; one that fails to say can."""
+        if self.case.dataset.task.name not in attack.card.tasks or self.case.lacking(attack):
+            return False
+        try:
+            assumed = assumptions(self.case, attack.card)
+            task = shared(self.task(adversary.name, attack), assumed[0], len(assumed))
+            knowledge = self.knowledge(adversary, attack.card, assumed[0])
+            view = adversary.view
+            if any(held.lacks for held in assumed):
+                view = without_records(adversary, self.run.view(adversary.name))
+            return applies(attack, view, Trial(knowledge=knowledge, task=task, seed=0))
+        except Exception:  # its cell will show the error
+            return True
+
     def guesses(self, adversary: Adversary, attack: AttackPlan) -> tuple[Guess, ...]:
         """Return an attack's guesses without a score, for a site that holds the truth.
 
@@ -263,6 +298,10 @@ class Stage:
     def failed(self, adversary: str, attack: AttackPlan, reason: str) -> Cell:
         """Return the cell of an attack that could not finish."""
         return _Base(self.case, adversary, attack).cell("failed", reason=reason)
+
+    def untested(self, adversary: str, attack: AttackPlan, reason: str) -> Cell:
+        """Return the cell of an attack for which no time was left."""
+        return _Base(self.case, adversary, attack).cell("not-tested", reason=reason)
 
     def _tried(
         self,
@@ -390,9 +429,11 @@ def _refuse_another_goal(guesses: Sequence[Guess], goal: str) -> None:
 
 
 def not_asked(case: Case, adversary: str, attack: AttackPlan) -> Cell | None:
-    """Return the cell of an attack that the spec does not ask for, with the reason; None if it does."""
+    """Return the cell of an attack that the spec does not ask for or the budget does not hold; None for others."""
     if attack.params is not None and adversary in attack.adversaries:
-        return None
+        if adversary not in attack.left_out:
+            return None
+        return _Base(case, adversary, attack).cell("not-tested", reason=attack.left_out[adversary])
     what = "this attack" if attack.params is None else "it against this adversary"
     return _Base(case, adversary, attack).cell("not-requested", reason=f"the spec does not ask for {what}")
 

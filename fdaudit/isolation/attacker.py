@@ -69,6 +69,7 @@ __all__ = [
     "AttackFailedError",
     "Attacker",
     "CellAttacks",
+    "applies",
     "attack",
     "dismiss",
     "fork_ahead",
@@ -404,7 +405,29 @@ def attack(
         AttackFailedError: it raised an error, or its process ended.
         Exception: the exception of `reply`.
     """
-    from fdaudit.isolation.schema import guesses_of, packed
+    from fdaudit.isolation.schema import guesses_of
+
+    frame = _answered("attack", asked, view, trial, reply)
+    if frame.kind == "not-applicable":
+        return _reason(frame)
+    if frame.kind != "guesses":
+        raise MalformedError(f"the attack's process answered with {frame.kind!r:.60}")
+    most = len(trial.task.targets) + 1  # one for each victim, and for the released model
+    return guesses_of(frame.fields.get("guesses"), frame.tensors, most)
+
+
+def applies(asked: AttackPlan, view: View, trial: Trial) -> bool:
+    """Return whether an attack says that it can be tried, from a process as for `attack`; it is not run.
+
+    Raises:
+        AttackFailedError: it raised an error, or its process ended.
+    """
+    return _answered("applies", asked, view, trial, None).kind != "not-applicable"
+
+
+def _answered(kind: str, asked: AttackPlan, view: View, trial: Trial, reply: Reply | None) -> Frame:
+    """Send a trial to a process that holds nothing else, and return its answer."""
+    from fdaudit.isolation.schema import packed
 
     served, tried = _served(trial, reply), _cell.get() or CellAttacks(_ALONE_SECONDS)
     with (
@@ -421,16 +444,10 @@ def attack(
             "trial": packed(_settled(trial, attacker.folder, Path(folder)), tensors),
         }
         try:
-            frame = attacker.ask("attack", fields, tensors, served, tried)
+            return attacker.ask(kind, fields, tensors, served, tried)
         finally:
             if served is not None and served.refusal is not None:
                 raise served.refusal
-        if frame.kind == "not-applicable":
-            return _reason(frame)
-        if frame.kind != "guesses":
-            raise MalformedError(f"the attack's process answered with {frame.kind!r:.60}")
-        most = len(trial.task.targets) + 1  # one for each victim, and for the released model
-        return guesses_of(frame.fields.get("guesses"), frame.tensors, most)
 
 
 @contextmanager

@@ -148,7 +148,7 @@ def _opened(directory: Path) -> View:
 def _attacked(
     frame: Frame, frames: SimpleQueue[Frame | None], writing: BinaryIO
 ) -> tuple[str, dict[str, Any], Mapping[str, Tensor]]:
-    """Run one attack on one trial, from its view on disk to its guesses."""
+    """Run one attack on one trial, from its view on disk to its guesses; or say only whether it applies."""
     import torch
 
     from fdaudit.adversary.forms import with_every_class
@@ -167,6 +167,8 @@ def _attacked(
     applicable = attack.applicable(view, trial.knowledge, trial.task)
     if not applicable:
         return "not-applicable", {"reason": str(applicable.reason)}, {}
+    if frame.kind == "applies":
+        return "applicable", {}, {}
 
     def run() -> Sequence[Any]:
         generator = torch.Generator().manual_seed(trial.seed)

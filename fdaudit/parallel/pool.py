@@ -16,9 +16,10 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import suppress
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from threading import Condition, Lock, Thread
 from types import MappingProxyType
 from typing import Any, NoReturn, Protocol
@@ -83,11 +84,13 @@ class Pool:
             for _ in range(self.size - self._at_work - len(self._idle)):
                 self._idle.append(self._start())
 
-    def work(self, pieces: Sequence[Mapping[str, Any]]) -> Generator[Answer, None, None]:
+    def work(
+        self, pieces: Sequence[Mapping[str, Any]], until: float | None = None
+    ) -> Generator[Answer, None, None]:
         """Run the pieces and yield every answer as it arrives; a piece ends with `{"done": true}`.
 
         A `Queue` sets the order. A piece can name its kind in `like`. Closing the iterator early ends the processes
-        that still work.
+        that still work. It ends by itself at the time `until`, in seconds since 1970.
         """
         call = _Call(pieces)
         with self._turn:
@@ -98,7 +101,11 @@ class Pool:
         try:
             ended = 0
             while ended < len(threads):
-                answer = call.answers.get()
+                left = None if until is None else max(0.0, until - time.time())
+                try:
+                    answer = call.answers.get(timeout=left)
+                except Empty:
+                    return
                 if answer is None:
                     ended += 1
                 else:

@@ -1,9 +1,11 @@
 """Results: one typed model, which the attack stage and the audit fill, and which all readers share.
 
-`cell` has the outcome of one attack, `run_card` says what was run, `traffic` says who saw what, `claims` has the
-ledger and the tests, `gates` the bounds of the spec, and `model` the whole result. Importing it loads no PyTorch.
+`cell` has the outcome of one attack, `budget` what a budget of time bought, `run_card` says what was run, `traffic` who
+saw what, `claims` has the ledger and the tests, `gates` the bounds of the spec, and `model` the whole result. Importing
+it loads no PyTorch.
 """
 
+from fdaudit.result.budget import Allotted, Budget, LeftOut, in_words
 from fdaudit.result.cell import (
     Canaries,
     Cell,
@@ -63,6 +65,8 @@ from fdaudit.result.traffic import (
 __all__ = [
     "SCHEMA",
     "Adjusted",
+    "Allotted",
+    "Budget",
     "ByCoins",
     "ByThemselves",
     "Canaries",
@@ -81,6 +85,7 @@ __all__ = [
     "Gate",
     "Image",
     "LedgerEntry",
+    "LeftOut",
     "ModelHash",
     "OracleRow",
     "OutOfScope",
@@ -106,6 +111,7 @@ __all__ = [
     "check_gates",
     "derived_from_data",
     "exposed_rows",
+    "in_words",
     "noted",
     "plain_name",
     "public_part",

@@ -37,7 +37,7 @@ __all__ = [
     "read_cell",
 ]
 
-Status = Literal["run", "not-applicable", "not-requested", "inconclusive", "failed"]
+Status = Literal["run", "not-applicable", "not-requested", "not-tested", "inconclusive", "failed"]
 
 
 class Queries(Part):

@@ -9,6 +9,7 @@ from pydantic import Field
 
 from fdaudit.config import validate
 from fdaudit.errors import SpecError, UsageError
+from fdaudit.result.budget import Budget
 from fdaudit.result.cell import Cell
 from fdaudit.result.claims import Check, Family, LedgerEntry
 from fdaudit.result.gates import Gate
@@ -41,6 +42,8 @@ class Result(Part):
     cells: tuple[Cell, ...]
     unfinished: Unfinished | None = Field(default=None, exclude_if=is_empty)
     """How far the attack stage came, if it was interrupted and did not go on."""
+    budget: Budget | None = Field(default=None, exclude_if=is_empty)
+    """The budget of the attack stage, if it had one."""
     family: Annotated[Family | None, AUDITOR] = None
     gates: tuple[Gate, ...] = ()
     limits: Annotated[tuple[str, ...], AUDITOR] = ()

@@ -246,7 +246,7 @@ def test_attack_all_runs_every_attack_against_the_spec_s_adversaries(shell: Shel
 
     asked = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(api, "attack_all", lambda run, tick, far: asked.append(run.directory) or [])
+        patch.setattr(api, "attack_all", lambda run, tick, far, budget: asked.append(run.directory) or [])
         assert shell.json("attack", done, "--all") == []
     assert asked == [done]
 

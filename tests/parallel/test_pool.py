@@ -173,6 +173,15 @@ def test_whoever_stops_listening_leaves_no_process_at_work(
     assert not alive(line["pid"])
 
 
+def test_work_that_is_not_done_in_time_is_ended(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fdaudit.parallel.pool._PATIENCE", 0.2)
+    pieces = [{"say": "a", "lines": 0, "sleep": 100_000}, {"say": "b", "lines": 0, "sleep": 100_000}]
+    assert list(pool.work([*pieces, {"say": "never begun"}], until=time.time())) == []
+    assert [
+        line["said"] for _, line in pool.work([{"say": "next"}], until=time.time() + 100_000) if line
+    ] == ["next"]
+
+
 def test_a_process_ends_with_its_input(pool: Pool) -> None:
     ((_, line),) = pool.work([{"say": 1}])
     assert line is not None

@@ -196,12 +196,22 @@ def test_beside_no_leak_stands_what_the_attack_reached_on_known_coins(
         assert said in found.rehearsed
 
 
-@pytest.mark.parametrize("own", ["not-applicable", "not-requested"])
+@pytest.mark.parametrize("own", ["not-applicable", "not-requested", "not-tested"])
 def test_an_adversary_tested_only_on_a_part_of_its_view_is_open(own: str) -> None:
     made = result([cell("world", "none-seen"), cell("server", own)], {"server": ("world",)})
     (_, server) = standings(made, judge_all(made))
     assert (server.level, server.source) == ("inconclusive", "world")
     assert server.inherited == "Tested only on what world sees, which is a part of its view."
+
+
+def test_no_leak_is_claimed_where_a_budget_left_an_attack_out() -> None:
+    made = result([cell("server", "none-seen"), cell("server", "not-tested", attack="dear")])
+    (standing,) = standings(made, judge_all(made))
+    assert standing.level == "not-tested"
+    assert standing.inherited == "The time budget left out dear."
+    assert summarise(made, judge_all(made)).level == "not-tested"
+    leaks = result([cell("server", "leak"), cell("server", "not-tested", attack="dear")])
+    assert levels(leaks) == {"server": "leak"}
 
 
 def test_no_leak_is_claimed_where_private_messages_were_not_read() -> None:

@@ -66,7 +66,9 @@ def cells(draw: st.DrawFn) -> dict[str, Any]:
     goal = draw(st.sampled_from(sorted(DECIDING)))
     adversary, number = draw(st.sampled_from(ADVERSARIES)), draw(st.integers(0, 2))
     status = draw(
-        st.sampled_from(["run", "run", "run", "inconclusive", "failed", "not-applicable", "not-requested"])
+        st.sampled_from(
+            ["run", "run", "run", "inconclusive", "failed", "not-applicable", "not-requested", "not-tested"]
+        )
     )
     ran = status in ("run", "inconclusive")
     control = st.sampled_from([None, PASSED, FAILED])

@@ -29,10 +29,15 @@ if TYPE_CHECKING:
     from fdaudit.adversary.attack_plan import AttackPlan
     from fdaudit.planning.case import Case
 
-__all__ = ["overfit_model"]
+__all__ = ["most_by_heart", "overfit_model"]
 
 _MOST_USES, _FEWEST_BY_HEART = 10**8, 16
 """Uses of parameters in one step, parameters times records, and the records that are learnt however many these are."""
+
+
+def most_by_heart(parameters: int) -> int:
+    """Return the number of records that a network with so many parameters can learn by heart in reasonable time."""
+    return max(_FEWEST_BY_HEART, _MOST_USES // parameters)
 
 
 def overfit_model(attack: AttackPlan, case: Case) -> dict[str, Control]:
@@ -43,7 +48,7 @@ def overfit_model(attack: AttackPlan, case: Case) -> dict[str, Control]:
     x, _ = case.auxiliary
     generator = child(case.seed, "control", "models", "design")
     labels = case.dataset.task.labels
-    affordable = max(_FEWEST_BY_HEART, _MOST_USES // case.architecture.parameters)
+    affordable = most_by_heart(case.architecture.parameters)
     pairs = min(len(x) // 2, (labels.most_by_heart or MOST_CANDIDATES) // 2, affordable)
     x = x[torch.randperm(len(x), generator=generator)[: 2 * pairs]]
     y = labels.random(2 * pairs, case.dataset.classes, case.dataset.input_shape, generator)

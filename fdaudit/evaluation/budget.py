@@ -1,0 +1,334 @@
+"""A budget of time for an attack stage: the settings that it buys, the attacks that it leaves out, and its end.
+
+Guarantees:
+  * an allotment follows from the attacks' costs alone, and is decided once: the vault keeps it;
+  * no setting exceeds what profile and spec ask for, or falls below its least useful number;
+  * one factor reduces the settings of all attacks. A setting that has reached its least number stays there;
+  * cheap attacks are kept, and run, before dear ones.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+from fdaudit.adversary.attack_plan import AttackPlan
+from fdaudit.config import validate
+from fdaudit.errors import IntegrityError, RunError, SpecError, UsageError
+from fdaudit.result import Allotted, Budget, LeftOut, in_words
+from fdaudit.storage.files import load_json, save_json
+from fdaudit.storage.vault import Vault
+
+__all__ = [
+    "Clock",
+    "Cost",
+    "Deadline",
+    "Setting",
+    "allot",
+    "for_attacks",
+    "forget_budget",
+    "kept_budget",
+    "least_of",
+    "reduced",
+    "seconds_of",
+    "total",
+]
+
+_FILE = "budget.json"
+_UNITS: Mapping[str, int] = {"s": 1, "m": 60, "h": 3600}
+_MOST = 10_000 * 3600
+"""Seconds of the longest budget, more than a year."""
+_KEPT_FOR_ATTACKS = 0.2
+"""Least share of the budget that is for attacks, however long training took."""
+_ALLOTTED = 0.9
+"""Share of the attacks' time that is allotted to them; the rest is for reports and for estimates that are too low."""
+_LEAST_SHARE, _LEAST = 0.25, 4
+"""The least useful number of a setting: this share of what the profile `quick` asks for, and no less than 4."""
+_HALVINGS = 40
+"""Halvings of the interval in which the common factor lies."""
+
+
+def seconds_of(duration: str) -> float:
+    """Return the seconds of a duration such as `90s`, `10m` or `2h`.
+
+    Raises:
+        UsageError: it is no number of seconds, minutes or hours, or too short or too long.
+    """
+    match = re.fullmatch(r"(\d{1,9}(?:\.\d{1,3})?)([smh])", duration)
+    remedy = "Give a number of seconds, minutes or hours, such as 90s, 10m or 2h."
+    if match is None:
+        raise UsageError("budget", duration, "is not a duration", remedy)
+    seconds = float(match[1]) * _UNITS[match[2]]
+    if not 1 <= seconds <= _MOST:
+        raise UsageError("budget", duration, "is not between 1s and 10000h", remedy)
+    return seconds
+
+
+def for_attacks(budget: float, training: float) -> float:
+    """Return the seconds of a command's budget that its attacks have after training, at least a fifth of it."""
+    return max(_KEPT_FOR_ATTACKS * budget, budget - training)
+
+
+def least_of(quick: int) -> int:
+    """Return the least useful number of a setting, from the number in the profile `quick`."""
+    return min(quick, max(_LEAST, math.ceil(_LEAST_SHARE * quick)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """A setting that a budget may reduce.
+
+    Attributes:
+        asked: the number that profile and spec ask for.
+        least: the least useful number.
+        work: how the attack's work depends on it. It is proportional to each setting that `multiplies`; it grows as the
+            one that `leads` which is reduced least; others count `elsewhere`, in the work that attacks share.
+    """
+
+    asked: int
+    least: int
+    work: Literal["multiplies", "leads", "elsewhere"] = "multiplies"
+
+    def at(self, factor: float) -> int:
+        """Return the number for a factor between 0 and 1."""
+        return max(self.least, int(self.asked * factor))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cost:
+    """What an attack costs, or work that attacks share, and how far settings can be reduced.
+
+    Attributes:
+        attack: its name.
+        adversaries: those against whom it may apply.
+        seconds: time of all its cells with the settings asked for.
+        shared: work that it needs and shares with other attacks, by name, such as its control's training.
+        settings: those that may be reduced, by name.
+    """
+
+    attack: str
+    adversaries: tuple[str, ...] = ()
+    seconds: float
+    shared: tuple[str, ...] = ()
+    settings: Mapping[str, Setting] = field(default_factory=dict)
+
+    def at(self, factor: float) -> float:
+        """Return the seconds of all cells with the settings of `factor`."""
+        seconds, leading = self.seconds, [1.0]
+        for setting in self.settings.values():
+            if setting.work == "multiplies":
+                seconds *= setting.at(factor) / setting.asked
+            elif setting.work == "leads":
+                leading.append(setting.asked / setting.least)
+        reduced = [
+            setting.at(factor) / setting.least
+            for setting in self.settings.values()
+            if setting.work == "leads"
+        ]
+        return seconds * max(reduced, default=1.0) / max(leading)
+
+
+def total(costs: Sequence[Cost], shared: Mapping[str, Cost], processes: int, factor: float) -> float:
+    """Return the seconds of a stage: its work divided by the processes, and no less than its longest attack takes."""
+    work = sum(shared[name].at(factor) for name in {n for cost in costs for n in cost.shared})
+    longest = 0.0
+    for cost in costs:
+        own = cost.at(factor)
+        work += own
+        longest = max(longest, own + sum(shared[name].at(factor) for name in cost.shared))
+    return max(work / processes, longest)
+
+
+def allot(
+    budget: float,
+    costs: Sequence[Cost],
+    *,
+    shared: Mapping[str, Cost],
+    processes: int,
+    training: float = 0.0,
+) -> Budget:
+    """Allot a budget to attacks; pure.
+
+    Args:
+        budget: seconds of the whole command.
+        costs: the attacks.
+        shared: the work that attacks share, by name.
+        processes: how many run them.
+        training: seconds that have been spent before the attacks.
+    """
+    seconds = for_attacks(budget, training)
+    held, least = _ALLOTTED * seconds, 0.0
+    kept, dear = list[Cost](), list[Cost]()
+    for cost in _cheapest_first(costs, shared, least):
+        fits = total([*kept, cost], shared, processes, least) <= held
+        (kept if fits else dear).append(cost)
+    factor = _factor(kept, shared, processes, held)
+    kept = _cheapest_first(kept, shared, factor)
+    left_out = [
+        LeftOut(
+            attack=cost.attack,
+            adversaries=cost.adversaries,
+            needed=training + total([*kept, cost], shared, processes, least) / _ALLOTTED,
+        )
+        for cost in dear
+    ]
+    return Budget(
+        seconds=budget,
+        attacks=seconds,
+        estimated=total(kept, shared, processes, factor),
+        settings=tuple(
+            Allotted(attack=cost.attack, setting=name, asked=setting.asked, number=setting.at(factor))
+            for cost in kept
+            for name, setting in cost.settings.items()
+            if setting.at(factor) < setting.asked
+        ),
+        order=tuple(cost.attack for cost in kept),
+        left_out=tuple(left_out),
+    )
+
+
+def _cheapest_first(costs: Iterable[Cost], shared: Mapping[str, Cost], factor: float) -> list[Cost]:
+    """Return attacks in the order of what each adds to those before it, whose shared work it uses."""
+    ordered, rest, ready = list[Cost](), list(costs), set[str]()
+
+    def added(cost: Cost) -> tuple[float, str]:
+        seconds = cost.at(factor) + sum(shared[name].at(factor) for name in cost.shared if name not in ready)
+        return seconds, cost.attack
+
+    while rest:
+        cheapest = min(rest, key=added)
+        rest.remove(cheapest)
+        ordered.append(cheapest)
+        ready |= set(cheapest.shared)
+    return ordered
+
+
+def _factor(costs: Sequence[Cost], shared: Mapping[str, Cost], processes: int, seconds: float) -> float:
+    """Return the largest factor, at most 1, with which the stage takes no longer than `seconds`."""
+    if total(costs, shared, processes, 1.0) <= seconds:
+        return 1.0
+    low, high = 0.0, 1.0
+    for _ in range(_HALVINGS):
+        middle = (low + high) / 2
+        if total(costs, shared, processes, middle) <= seconds:
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+def reduced(attacks: Sequence[AttackPlan], budget: Budget) -> tuple[AttackPlan, ...]:
+    """Return attacks with the settings that a budget allots, and why it leaves some of them out."""
+    numbers = dict[str, dict[str, int]]()
+    for one in budget.settings:
+        numbers.setdefault(one.attack, {})[one.setting] = one.number
+    reasons = dict[str, dict[str, str]]()
+    for left in budget.left_out:
+        needed = f"; about {_rounded_up(left.needed)} needed" if left.needed else ""
+        why = f"not run: the budget of {in_words(budget.seconds)} does not hold it{needed}"
+        reasons[left.attack] = dict.fromkeys(left.adversaries, why)
+    plans = list[AttackPlan]()
+    for attack in attacks:
+        params = None if attack.params is None else {**attack.params, **numbers.get(attack.name, {})}
+        plans.append(replace(attack, params=params, left_out=reasons.get(attack.name, {})))
+    return tuple(plans)
+
+
+def _rounded_up(seconds: float) -> str:
+    """Return a duration in whole seconds, minutes, or tenths of hours, rounded up."""
+    if seconds < 120:
+        return in_words(10 * math.ceil(seconds / 10))
+    if seconds < 7200:
+        return in_words(60 * math.ceil(seconds / 60))
+    return in_words(360 * math.ceil(seconds / 360))
+
+
+# -- the stage in hand --------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Deadline:
+    """The end of a budget.
+
+    Attributes:
+        until: the time at which it is spent, in seconds since 1970.
+        budget: its seconds.
+    """
+
+    until: float
+    budget: float
+
+    @property
+    def left(self) -> float:
+        """Return the seconds that are left; negative once it is spent."""
+        return self.until - time.time()
+
+    @property
+    def before_its_turn(self) -> str:
+        """Return why a cell was not run."""
+        return f"not run: the budget of {in_words(self.budget)} was spent before its turn"
+
+    @property
+    def not_in_time(self) -> str:
+        """Return why a cell has no answer, whether or not it was begun."""
+        return f"no answer in time: the budget of {in_words(self.budget)} was spent"
+
+    @property
+    def before_its_end(self) -> str:
+        """Return why a cell was stopped."""
+        return f"stopped: the budget of {in_words(self.budget)} was spent before its end"
+
+
+@dataclass(eq=False)
+class Clock:
+    """The time that an attack stage with a budget has taken, over all attempts; the vault keeps it.
+
+    Attributes:
+        vault: the run's vault.
+        budget: the budget.
+        spent: seconds that earlier attempts took.
+        begun: when this attempt began, in seconds since 1970.
+    """
+
+    vault: Vault
+    budget: Budget
+    spent: float = 0.0
+    begun: float = field(default_factory=time.time)
+
+    @property
+    def deadline(self) -> Deadline:
+        """Return when the budget of the stage is spent."""
+        return Deadline(until=self.begun + self.budget.attacks - self.spent, budget=self.budget.seconds)
+
+    def note(self) -> None:
+        """Keep the budget, and the time that was spent by now."""
+        spent = self.spent + time.time() - self.begun
+        value = {"budget": self.budget.plain(), "spent": round(max(0.0, spent), 3)}
+        save_json(self.vault.directory / _FILE, value, sync=False)
+
+
+def kept_budget(vault: Vault) -> Clock | None:
+    """Return the budget of a run's last attack stage, with the time that it has taken; None if it had none.
+
+    Raises:
+        RunError: the file holds something else.
+    """
+    path = vault.directory / _FILE
+    if not path.exists() and not path.is_symlink():
+        return None
+    try:
+        value = load_json(path)
+        budget, spent = validate(Budget, value["budget"], _FILE), float(value["spent"])
+    except (IntegrityError, OSError, SpecError, KeyError, TypeError, ValueError):
+        remedy = "Remove the file, and run the attacks again: `fdaudit attack RUN --all`."
+        raise RunError(_FILE, str(path), "holds no budget of an attack stage", remedy) from None
+    return Clock(vault, budget, spent)
+
+
+def forget_budget(vault: Vault) -> None:
+    """Remove the budget of an earlier attack stage: another stage without one begins."""
+    (vault.directory / _FILE).unlink(missing_ok=True)
