@@ -263,8 +263,10 @@ def _broken(gate: Gate) -> str:
     """Return how a gate's figure misses its threshold, or why it shows nothing."""
     if gate.exceeded:
         return f"{gate.value} {'<' if gate.at_least else '>'} {gate.threshold}"
-    if gate.value is not None:
+    if gate.inconclusive_for:
         return f"every cell that measured it is inconclusive for {', '.join(gate.inconclusive_for)}"
+    if gate.left_out_for:
+        return f"the budget left out attacks of {', '.join(gate.left_out_for)}"
     return _UNMEASURED.get(gate.name, "no cell could measure it")
 
 

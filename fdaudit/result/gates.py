@@ -29,6 +29,8 @@ class Gate(Part):
     """Whether the figure must be at least the threshold; left out, at most."""
     inconclusive_for: tuple[str, ...] = ()
     """Adversaries for whom every cell that measured the figure is inconclusive; the gate then fails."""
+    left_out_for: tuple[str, ...] = ()
+    """Adversaries for whom a budget of time left out an attack that might exceed the threshold; the gate then fails."""
 
     @property
     def exceeded(self) -> bool:
@@ -67,9 +69,9 @@ def check_gates(
 
     A gate that no cell could measure fails, because the threshold was not shown to hold. The attack of an inconclusive
     cell does not work even in its own control, so such a cell can break a gate and cannot keep one: a gate also fails
-    if some adversary has inconclusive cells of its goal and no others. A gate on ε fails if ε is infinite for some
-    view; its value is then None. The gates on utility compare the server's model, or the worst client's if the server
-    has none; a drop against `standalone` fails if nobody trained alone.
+    if some adversary has inconclusive cells of its goal and no others, or one that a budget of time left out. A gate on
+    ε fails if ε is infinite for some view; its value is then None. The gates on utility compare the server's model, or
+    the worst client's if the server has none; a drop against `standalone` fails if nobody trained alone.
 
     Args:
         thresholds: by the gate's name; None if the spec sets none.
@@ -98,13 +100,15 @@ def _attack_gate(name: str, threshold: float, cells: Sequence[Cell]) -> Gate:
     worst = (min if bound.at_least else max)(values, default=None)
     conclusive = _adversaries(cell for cell in measured if cell.status == "run")
     unproven = _adversaries(measured) - conclusive
+    untested = _adversaries(c for c in cells if (c.goal, c.status) == (bound.goal, "not-tested"))
     return Gate(
         name=name,
         threshold=threshold,
         value=worst,
-        passed=_keeps(worst, threshold, bound.at_least) and not unproven,
+        passed=_keeps(worst, threshold, bound.at_least) and not unproven and not untested,
         at_least=bound.at_least,
         inconclusive_for=tuple(sorted(unproven)),
+        left_out_for=tuple(sorted(untested)),
     )
 
 

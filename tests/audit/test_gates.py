@@ -103,7 +103,9 @@ def test_a_gate_holds_only_if_each_adversary_was_tested_by_an_attack_that_works(
     assert bool(gate.inconclusive_for) == (not tested)
 
 
-def _cell(status: Literal["run", "inconclusive"], value: float, adversary: str = "server") -> Cell:
+def _cell(
+    status: Literal["run", "inconclusive", "not-tested"], value: float | None, adversary: str = "server"
+) -> Cell:
     return Cell(
         protocol="fedavg",
         adversary=adversary,
@@ -111,7 +113,9 @@ def _cell(status: Literal["run", "inconclusive"], value: float, adversary: str =
         goal="membership",
         status=status,
         reason="a control failed",
-        targets=(Target(target="client/0", figures=(Figure(name="auc", value=value),)),),
+        targets=()
+        if value is None
+        else (Target(target="client/0", figures=(Figure(name="auc", value=value),)),),
     )
 
 
@@ -120,6 +124,9 @@ def _cell(status: Literal["run", "inconclusive"], value: float, adversary: str =
     [
         ([_cell("inconclusive", 0.5)], "every cell that measured it is inconclusive for server"),
         ([_cell("run", 0.6), _cell("inconclusive", 0.5, "world")], "inconclusive for world"),
+        ([_cell("run", 0.6), _cell("not-tested", None)], "the budget left out attacks of server"),
+        ([_cell("run", 0.6), _cell("not-tested", None, "world")], "the budget left out attacks of world"),
+        ([_cell("not-tested", None)], "the budget left out attacks of server"),
         ([_cell("inconclusive", 0.9)], r"0\.9 > 0\.7"),
         ([_cell("run", 0.6), _cell("inconclusive", 0.9)], r"0\.9 > 0\.7"),
         ([], "no cell could measure it"),
