@@ -40,6 +40,8 @@ __all__ = [
 
 _PROBES = 256
 """Most probes whose answers are differentiated."""
+_STEPS = 10_000
+"""Records, about, that counts are corrected by one at a time; larger excesses take larger steps."""
 
 _CONSTANT = 0.01
 """A class whose answer's mean derivative is shorter than this share of the longest one is constant."""
@@ -153,12 +155,15 @@ def recover_labels(
 
 def _apportioned(expected: Tensor, n: int, certain: Tensor | None = None) -> Tensor:
     """Return counts (C,) that sum to n, near the expected ones (C,), with one at least for a certain class."""
+    # Values that follow from no cross-entropy may be of any size, or not finite: loops below must not depend on it.
+    expected = expected.nan_to_num(nan=0.0).clamp(-n, n)
     counts = expected.floor().clamp_min(0)
     counts = counts if certain is None else torch.maximum(counts, certain.double())
-    while counts.sum() < n:
-        counts[(expected - counts).argmax()] += 1
-    while counts.sum() > n:
-        counts[torch.where(counts > 0, expected - counts, torch.inf).argmin()] -= 1
+    while (lacking := int(n - counts.sum())) > 0:
+        counts[(expected - counts).argmax()] += max(1, lacking // _STEPS)
+    while (excess := int(counts.sum() - n)) > 0:
+        most = torch.where(counts > 0, expected - counts, torch.inf).argmin()
+        counts[most] -= min(int(counts[most]), max(1, excess // _STEPS))
     return counts.long()
 
 

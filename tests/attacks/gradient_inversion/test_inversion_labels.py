@@ -75,6 +75,22 @@ def test_counts_are_exact_where_probabilities_do_not_depend_on_the_image(
     assert counts.tolist() == torch.bincount(y, minlength=10).tolist()
 
 
+@pytest.mark.parametrize("records", [1, 4, 20_000])
+@pytest.mark.parametrize("value", [1e3, -1e12, 1e30, float("inf"), float("nan")])
+def test_a_gradient_of_any_size_gives_counts_of_all_records(value: float, records: int) -> None:
+    """As an update that diverged gives, or one from a hostile client: it may not keep the auditor counting."""
+    g = torch.Generator().manual_seed(0)
+    module = init_uniform(nn.Sequential(nn.Flatten(), nn.Linear(9, 10)), g)
+    gradient = true_gradient(module, torch.rand(4, 1, 3, 3, generator=g), torch.arange(4))
+    for bias in (gradient["1.bias"], torch.zeros(10)):
+        hostile = {**gradient, "1.bias": bias.clone()}
+        hostile["1.bias"][2] = value
+        probes = torch.rand(5, 1, 3, 3, generator=g)
+        counts = recover_counts(hostile, module, tensors(module), records, probes)
+        assert int(counts.sum()) == records
+        assert bool((counts >= 0).all())
+
+
 @pytest.mark.thorough
 @pytest.mark.parametrize(
     ("network", "probes", "least"),
