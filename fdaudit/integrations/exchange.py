@@ -222,6 +222,12 @@ class Exchange:
             self._recorder.add_parties([_WORLD])
             self._recorder.send(SERVER, _WORLD, kind, tensors)
 
+    def hold(self, name: str, dataset: Any) -> None:
+        """Write records that no client holds to the truth."""
+        if self._truth is None:
+            raise ValueError("truth: no directory is given for the records. Give one.")
+        self._truth.hold(name, dataset)
+
     def party(self, client: Any) -> str:
         """Return the party of a client; the record and the truth learn of a new one at once."""
         party = self.clients.party(client)

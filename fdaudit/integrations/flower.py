@@ -165,6 +165,18 @@ class RecordingGrid(Grid):  # type: ignore[misc]  # the check of types leaves Fl
         """Return an attribute of the app's grid that `Grid` does not have, such as `close`."""
         return getattr(self.__dict__["_grid"], name)
 
+    def hold(self, name: str, dataset: Any) -> None:
+        """Write to the truth records that no client trains on, which controls and many attacks need.
+
+        Args:
+            name: `auxiliary` (like the clients' own), `test`, or `public` (in the order of the messages' `index`).
+            dataset: the records, as a `DataLoader` takes them.
+
+        Raises:
+            ValueError: an argument is refused, or there is no directory of the truth.
+        """
+        self._exchange.hold(name, dataset)
+
     def round(self, t: int) -> None:
         """Open round `t` of the record, from 0. From then on, round numbers in messages are ignored."""
         self._exchange.round(t)

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fdaudit.recording.recorder import write_records
+from fdaudit.recording.recorder import write_records, write_shared
 
 __all__ = ["ServerTruth", "hold_dataset", "join_key", "note_uses"]
 
@@ -63,9 +63,15 @@ def hold_dataset(directory: Path, site: str, dataset: Any, held_out: Any = None)
     trained = len(dataset)
     pairs = [_pair(dataset[i]) for i in range(trained)]
     pairs += [_pair(held_out[i]) for i in range(len(held_out))] if held_out is not None else []
-    x, y = (np.stack(values) for values in zip(*pairs, strict=True))
+    x, y = _stacked(pairs)
     write_records(directory, site, x, y, range(trained, len(pairs)))
     return trained
+
+
+def _stacked(pairs: Sequence[tuple[NDArray[Any], NDArray[Any]]]) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Return the inputs (n, …) and the labels of records."""
+    x, y = (np.stack(values) for values in zip(*pairs, strict=True))
+    return x, y
 
 
 def _pair(record: Any) -> tuple[NDArray[Any], NDArray[Any]]:
@@ -117,6 +123,14 @@ class ServerTruth:
             )
         if (directory / _REPLIES).exists():
             raise ValueError(f"truth: {directory} holds notes already. Choose another directory.")
+
+    def hold(self, name: str, dataset: Any) -> None:
+        """Write records that no client holds: `auxiliary`, `test` or `public`.
+
+        Raises:
+            ValueError: it is another name, or the dataset is none of pairs (x, y).
+        """
+        write_shared(self._directory, name, *_stacked([_pair(dataset[i]) for i in range(len(dataset))]))
 
     def name(self, party: str, node: str) -> None:
         """Note the node of a party."""

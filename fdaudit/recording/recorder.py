@@ -35,7 +35,7 @@ from typing import Any, BinaryIO, Literal
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["KINDS", "RecordError", "RecordedMessage", "Recorder", "is_name", "write_records"]
+__all__ = ["KINDS", "RecordError", "RecordedMessage", "Recorder", "is_name", "write_records", "write_shared"]
 
 SCHEMA = "fdaudit-record/1"
 VERSION = "1"
@@ -283,7 +283,7 @@ class Recorder:
             if party in _SHARED:
                 if _items("held_out", held_out):
                     raise RecordError("held_out", party, "has no rows to hold out", "Leave held_out out.")
-                _write_records(truth, f"{party}.npz", x, y)
+                write_shared(truth, party, x, y)
                 return
             self._refuse_strangers("party", [party])
             write_records(truth, party.removeprefix("client/"), x, y, held_out)
@@ -503,6 +503,23 @@ def write_records(truth: Path, site: str, x: Any, y: Any, held_out: Iterable[int
         remedy = "Give its number, or a name of letters, digits, dots, dashes and underscores."
         raise RecordError("site", site, "is no name of a site's file", remedy)
     _write_records(truth, f"client-{site}.npz", x, y, held_out)
+
+
+def write_shared(truth: Path, name: str, x: Any, y: Any) -> None:
+    """Write records that no party holds to a directory of the truth, as `NAME.npz`.
+
+    Args:
+        truth: the directory.
+        name: whose records attacks may use: `auxiliary`, `test` or `public`, see `Recorder.hold`.
+        x: (n, …) the records as the network gets them, channels first.
+        y: (n,) their classes, (n, C) of 1 and 0, or (n, h, w) masks.
+
+    Raises:
+        RecordError: an argument is refused, or the file cannot be written.
+    """
+    if name not in _SHARED:
+        raise RecordError("name", name, "is no name of shared records", f"Choose from {', '.join(_SHARED)}.")
+    _write_records(truth, f"{name}.npz", x, y)
 
 
 def _write_records(

@@ -652,6 +652,30 @@ def test_what_is_no_list_of_records_fails_the_reply(
     assert "no number of a record" in str(replies[0].error.reason)
 
 
+def test_records_that_no_client_holds_are_written_to_the_truth(record: Path) -> None:
+    truth = record.parent / "truth"
+    rows = [{"label": k % 2, "img": np.full((1, 2, 2), k, np.float32)} for k in range(4)]
+    with RecordingGrid(federation(), record, truth=truth) as passing:
+        passing.hold("auxiliary", rows)
+        with pytest.raises(ValueError, match="auxiliary, public, test"):
+            passing.hold("client-0", rows)
+        with pytest.raises(ValueError, match="is int, not"):
+            passing.hold("test", [1, 2])
+    with np.load(truth / "auxiliary.npz", allow_pickle=False) as held:
+        assert sorted(held) == ["x", "y"]
+        assert held["x"].shape == (4, 1, 2, 2)
+        assert held["y"].tolist() == [0, 1, 0, 1]
+    assert not {"client-0.npz", "test.npz"} & {path.name for path in truth.iterdir()}
+
+
+def test_records_without_a_directory_of_the_truth_are_refused(record: Path) -> None:
+    with (
+        RecordingGrid(federation(), record) as passing,
+        pytest.raises(ValueError, match="truth: no directory"),
+    ):
+        passing.hold("test", [(np.zeros((1, 2, 2)), 0)])
+
+
 def test_truth_inside_the_record_is_refused(record: Path) -> None:
     with pytest.raises(ValueError, match="within each other"):
         RecordingGrid(federation(), record, truth=record / "truth")
