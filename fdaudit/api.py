@@ -144,9 +144,12 @@ def attack(
     run.view(adversary)  # an unknown party is refused before anything is written
     with writing(run.directory):
         refuse_changed(run.directory)
-        only = lambda a, b: (a, b) == (adversary, wanted.name)  # noqa: E731  # a name for an argument
         (cell,) = attack_cells(
-            _with(run, (wanted,)), only=only, again=True, workers=elsewhere.cells, tick=tick
+            _with(run, (wanted,)),
+            only=lambda a, b: (a, b) == (adversary, wanted.name),
+            again=True,
+            workers=elsewhere.cells,
+            tick=tick,
         )
         conclude(run.opened)
     return cell

@@ -1,4 +1,4 @@
-"""What a client's model answers about each of its candidates, beside what its shadows answer."""
+"""Answers of a client's model about its candidates, beside those of its shadows."""
 
 from __future__ import annotations
 

@@ -29,6 +29,7 @@ from fdaudit.planning.attacks import plan_attack
 from fdaudit.planning.case import Case
 from fdaudit.registry import AttackCard
 from fdaudit.scoring.run_directory import RunDirectory
+from fdaudit.spec.schema import Spec
 from fdaudit.storage.timings import read_timings
 from fdaudit.transcript.messages import Message, role
 
@@ -348,7 +349,7 @@ def _cost(
     shared: dict[str, Cost],
 ) -> Cost:
     """Return what an attack costs, and add the work that it shares to `shared`."""
-    challenged, settings = GOALS[attack.card.goal].challenged, _reducible(attack, work, case)
+    challenged, settings = GOALS[attack.card.goal].challenged, _reducible(attack, work, case.spec)
     control = str(attack.card.control["on"])
     trained = _TRAINED.get(control, 0.0)
     name = f"control: {control}"
@@ -419,13 +420,13 @@ def _learnt(control: str, case: Case) -> float:
     return _BY_HEART * records / _BATCH
 
 
-def _reducible(attack: AttackPlan, work: Work, case: Case) -> dict[str, Setting]:
+def _reducible(attack: AttackPlan, work: Work, spec: Spec) -> dict[str, Setting]:
     """Return the settings that a budget may reduce; those that the work is not proportional to, down to `quick`.
 
     What the user set by hand stays. So does an attack of a third party that refuses its least numbers.
     """
     by_hand = set[str]()
-    for entry in () if case.spec.attacks == "all" else case.spec.attacks:
+    for entry in () if spec.attacks == "all" else spec.attacks:
         if entry.name in (attack.asked, attack.name):
             by_hand |= set(entry.params)
     params = attack.params or {}
@@ -444,7 +445,7 @@ def _reducible(attack: AttackPlan, work: Work, case: Case) -> dict[str, Setting]
     if settings and not attack.own:
         least_params = {**params, **{name: setting.least for name, setting in settings.items()}}
         try:
-            plan_attack(attack.asked or attack.name, least_params, case.spec, "attack", attack.adversaries)
+            plan_attack(attack.asked or attack.name, least_params, spec, "attack", attack.adversaries)
         except SpecError:
             return {}
     return settings

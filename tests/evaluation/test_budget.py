@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -174,7 +173,7 @@ def test_every_attack_accepts_its_least_settings(profile: str) -> None:
     for attack in plan_attacks(spec):
         work = Work.of(attack.card)
         assert work is not None
-        settings = _reducible(attack, work, SimpleNamespace(spec=spec))  # type: ignore[arg-type]
+        settings = _reducible(attack, work, spec)
         assert {*work.grows, *filter(None, [work.victims])} <= settings.keys()
         least = {name: setting.least for name, setting in settings.items()}
         assert attack.params is not None
@@ -189,7 +188,7 @@ def test_what_the_user_sets_by_hand_is_not_reduced() -> None:
     (attack,) = (a for a in plan_attacks(spec) if a.name == "rmia")
     work = Work.of(attack.card)
     assert work is not None
-    settings = _reducible(attack, work, SimpleNamespace(spec=spec))  # type: ignore[arg-type]
+    settings = _reducible(attack, work, spec)
     assert "shadows" not in settings
     assert "most_steps" in settings
 

@@ -26,22 +26,13 @@ from fdaudit.evaluation.estimate import Unit
 from fdaudit.evaluation.runner import Piece, attack_cells, budgeted
 
 from ..helpers.run_cases import cli
+from .test_estimate import SPEC as COSTED
 
 pytestmark = pytest.mark.thorough
 
 SPEC: dict[str, Any] = {
-    "seed": 3,
-    "device": "cpu",
-    "threads": 1,
-    "profile": "quick",
-    "clients": 3,
-    "dataset": {"name": "digits", "limit": 300},
+    **COSTED,
     "model": {"name": "mlp", "params": {"widths": [8]}},
-    "protocol": {"name": "fedavg", "params": {"rounds": 2, "local_steps": 2, "batch_size": 16}},
-    "splits": {"candidates": 10},
-    "references": [],
-    "adversaries": ["server", "world"],
-    "victims": 2,
     "attacks": [
         {"name": "rmia", "params": {"most_steps": 300}},
         {"name": "lira-offline"},
@@ -190,8 +181,12 @@ def test_a_cell_that_the_deadline_stops_is_not_tested(
     left = iter([5.0, 1e-9, *[-1.0] * 100])
     monkeypatch.setattr(Deadline, "left", property(lambda deadline: next(left)))
     directory, clock = budgeted(ran[0].opened, None)
-    only = lambda adversary, attack: (adversary, attack) == ("server", "lira-offline")  # noqa: E731
-    (cell,) = attack_cells(directory, only=only, again=True, clock=clock)
+    (cell,) = attack_cells(
+        directory,
+        only=lambda adversary, attack: (adversary, attack) == ("server", "lira-offline"),
+        again=True,
+        clock=clock,
+    )
     assert cell.status == "not-tested"
     assert cell.reason == "stopped: the budget of 130 hours was spent before its end"
 
@@ -212,8 +207,13 @@ def test_cells_that_processes_did_not_report_in_time_are_not_tested(
     directory, clock = budgeted(ran[0].opened, None)
     assert clock is not None
     late = replace(clock, spent=clock.budget.attacks + 1)
-    only = lambda adversary, attack: attack in ("loss-threshold", "lira-offline")  # noqa: E731
-    cells = attack_cells(directory, only=only, again=True, clock=late, workers=_Lost())
+    cells = attack_cells(
+        directory,
+        only=lambda adversary, attack: attack in ("loss-threshold", "lira-offline"),
+        again=True,
+        clock=late,
+        workers=_Lost(),
+    )
     assert {c.status for c in cells} == {"not-tested"}
     assert {c.reason for c in cells} == {
         "no answer in time: the budget of 130 hours was spent",
