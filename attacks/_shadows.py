@@ -236,8 +236,13 @@ def shadow_models(
             models = _fit(network, train, x, y, part, adam, seed, start, rows)
         return numbered(rows, models)
 
-    digest = digest_of(card, x, y, inside, start or {})
-    works = {f"{digest}-{rows.start}": partial(fit_block, rows) for rows in parts_of(len(inside))}
+    # By part, so that an attack with more shadows shares the first ones with one that has fewer.
+    works = {
+        f"{digest_of(card, x, y, inside[rows.start : rows.stop], start or {})}-{rows.start}": partial(
+            fit_block, rows
+        )
+        for rows in parts_of(len(inside))
+    }
     return by_model(remembered_parts(works), len(inside))
 
 

@@ -137,8 +137,9 @@ def drawn(
     """
     if knowledge.auxiliary is None:
         raise ValueError("drawn: no auxiliary records. Ask `missing` first.")
-    draws = child(seed, "matched", "coins", challenge.target)
-    inside, coins = _coins(challenge, count, paired, draws)
+    # Drawn apart: of two numbers of shadows the smaller one's are the first of the larger one's.
+    inside, coins = _coins(challenge, count, paired, child(seed, "matched", "coins", challenge.target))
+    draws = child(seed, "matched", "others", challenge.target)
     others = _others(view, knowledge.auxiliary[1], challenge, int(inside[0].sum()), inside, draws)
     return inside, others, coins
 

@@ -45,14 +45,19 @@ class Regressed:
         left_out: (m, k) of each shadow, predicted by the others.
         spread: (k,) variance that the noise of a defence adds to each prediction.
         error: mean squared error of those, noise included.
-        right: share of the shadows' coins with correctly predicted sign, noise included.
+        right_by_shadow: (m,) share of each shadow's coins with correctly predicted sign, noise included.
     """
 
     coins: Tensor
     left_out: Tensor
     spread: Tensor
     error: float
-    right: float
+    right_by_shadow: Tensor
+
+    @property
+    def right(self) -> float:
+        """The share of all shadows' coins with correctly predicted sign."""
+        return float(self.right_by_shadow.mean())
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -355,5 +360,5 @@ def _judged(coins: Tensor, left_out: Tensor, spread: Tensor, truth: Tensor) -> R
         left_out=left_out,
         spread=spread,
         error=float((truth - left_out).square().mean() + spread.mean()),
-        right=float(0.5 * torch.erfc(-left_out * truth / (math.sqrt(2) * deviation)).mean()),
+        right_by_shadow=0.5 * torch.erfc(-left_out * truth / (math.sqrt(2) * deviation)).mean(1),
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar
 
@@ -16,6 +17,7 @@ from fdaudit.registry import AttackCard
 from fdaudit.types import Applicability, AttackTask
 
 from .._reading import reads_forms
+from .._shadows import parts_of
 from .._uploads import WEIGHTS, after, updates_without_broadcast, uploads_of, with_payload
 from ._answers import RecordedAnswers, evenly_spread, recorded
 from ._coins import scores_of
@@ -23,7 +25,7 @@ from ._followed import FollowedAnswers, answered_in_rounds, followed
 from ._matched import Matched, before_answers, initial_weights, matched
 from ._own import FLOOR, centred_logs, logits_of, own_answers, stranger
 from ._references import missing
-from ._ridge import Own, regressed, regressed_in_parts, unexplained
+from ._ridge import Own, Regressed, regressed, regressed_in_parts, unexplained
 from ._treatment import Treatment
 
 if TYPE_CHECKING:
@@ -38,6 +40,10 @@ if TYPE_CHECKING:
 __all__ = ["CoinRegression", "CoinRegressionConfig"]
 
 _MOST_PARAMETERS = 100_000
+_SURE = 0.97
+"""Share of left-out coins read right at which more shadows would not help; an AUC of 0.996 under Gaussian errors."""
+_DEVIATIONS = 3.0
+"""Standard deviations of a mean over shadows: then two early looks together err in less than 1 of 100 cases."""
 _LESSONS = ("ensemble_labels", "hard_labels", "model_parameters", "soft_labels", "vote_counts")
 """Kinds of messages from which a client learns."""
 
@@ -46,7 +52,7 @@ class CoinRegressionConfig(Config):
     """Settings of coin regression."""
 
     shadows: int = Field(200, ge=8)
-    """Shadow models of each victim."""
+    """Shadow models of each victim, at most: no more are trained once left-out coins are read surely."""
     most_steps: int = Field(2000, ge=1)
     """Training steps of one shadow model, at most."""
     uploads: int = Field(4, ge=1)
@@ -98,7 +104,7 @@ class CoinRegression:
 
     card = AttackCard(
         name="coin-regression",
-        work={"once": 38000, "each": 3000, "grows": ("shadows", "uploads", "rounds"), "victims": "shadows"},
+        work={"once": 60000, "each": 3000, "grows": ("shadows", "uploads", "rounds"), "victims": "shadows"},
         goal="membership",
         needs=(
             "logits",
@@ -114,7 +120,7 @@ class CoinRegression:
         control={"on": "federation"},
         tasks=("single-label", "text", "table"),
         profiles={
-            "quick": {"shadows": 192, "uploads": 8, "rounds": 1},
+            "quick": {"shadows": 300, "uploads": 8, "rounds": 1},
             "standard": {"shadows": 500, "uploads": 16, "rounds": 4},
             "full": {"shadows": 2000, "uploads": 100, "rounds": 8},
         },
@@ -145,8 +151,19 @@ class CoinRegression:
         for name, challenge in task.challenges.items():
             heard = answers.get(name, [])
             uploads = self._uploaded(view, knowledge, name)
-            if heard or uploads:
-                guesses.append(self._guess(view, knowledge, task, challenge, heard, uploads))
+            if not heard and not uploads:
+                continue
+            for count in _looks(self.config.shadows):
+                regression, note = self._regressed(view, knowledge, task, challenge, heard, uploads, count)
+                if _sure(regression):
+                    break
+            guess = Membership(
+                target=name,
+                scores=scores_of(regression.coins, challenge, paired=self.config.paired),
+                note=note,
+                rehearsed=regression.right,
+            )
+            guesses.append(guess)
         return tuple(guesses)
 
     def _uploaded(self, view: View, knowledge: Knowledge, target: str) -> list[_CoinEvidence]:
@@ -160,7 +177,7 @@ class CoinRegression:
             changes.append(_CoinEvidence(values=changed, kind="change", start=start))
         return changes
 
-    def _guess(
+    def _regressed(
         self,
         view: View,
         knowledge: Knowledge,
@@ -168,11 +185,13 @@ class CoinRegression:
         challenge: Challenge,
         heard: list[FollowedAnswers],
         uploads: list[_CoinEvidence],
-    ) -> Membership:
+        count: int,
+    ) -> tuple[Regressed, str]:
+        """Return a victim's coins as `count` shadows tell them, and a note on what they were read from."""
         parts = list[tuple[Tensor, Tensor, float]]()
         rounds = 0
         own = list[Own]()
-        for shadows, one in self._shown(view, knowledge, challenge, heard, uploads):
+        for shadows, one in self._shown(view, knowledge, challenge, heard, uploads, count):
             coins = shadows.coins
             rounds = rounds + (one.kind in ("logits", "soft_labels"))
             theirs, mine = _read(_answers(knowledge, shadows, one), coins, one)
@@ -186,15 +205,10 @@ class CoinRegression:
             own = own_answers(view, knowledge, task, challenge, shadows, parts[0], paired=self.config.paired)
         # On DaFKD's uploads joining reads more coins right, although stacking promises more.
         regression = regressed_in_parts(parts, coins, stack=not uploads, own=own)
-        note = ""
+        note = f"{count} shadows"
         if rounds:
-            note = f"answers of {rounds} {'round' if rounds == 1 else 'rounds'}"
-        return Membership(
-            target=challenge.target,
-            scores=scores_of(regression.coins, challenge, paired=self.config.paired),
-            note=note,
-            rehearsed=regression.right,
-        )
+            note = f"{note}, answers of {rounds} {'round' if rounds == 1 else 'rounds'}"
+        return regression, note
 
     def _later(
         self,
@@ -229,10 +243,11 @@ class CoinRegression:
         challenge: Challenge,
         heard: list[FollowedAnswers],
         uploads: list[_CoinEvidence],
+        count: int,
     ) -> Iterator[tuple[Matched, _CoinEvidence]]:
-        """Yield all that the view tells of a client's model, each with the shadows to compare it with."""
+        """Yield all that the view tells of a client's model, each with the `count` shadows to compare it with."""
         if heard:
-            shadows = self._shadows(view, knowledge, challenge, None)
+            shadows = self._shadows(view, knowledge, challenge, None, count)
         for number, one in enumerate(heard):
             try:
                 shadows = followed(
@@ -246,22 +261,41 @@ class CoinRegression:
             if not number and (ranged := _ranged(view, knowledge, challenge.target)) is not None:
                 yield shadows, ranged
         for upload in uploads:
-            yield self._shadows(view, knowledge, challenge, upload.start), upload
+            yield self._shadows(view, knowledge, challenge, upload.start, count), upload
 
     def _shadows(
-        self, view: View, knowledge: Knowledge, challenge: Challenge, start: Parameters | None
+        self,
+        view: View,
+        knowledge: Knowledge,
+        challenge: Challenge,
+        start: Parameters | None,
+        count: int,
     ) -> Matched:
         return matched(
             view,
             knowledge,
             challenge,
-            self.config.shadows,
+            count,
             training=before_answers(view.hyperparameters, from_upload=start is not None),
             start=start,
             paired=self.config.paired,
             most_steps=self.config.most_steps,
             seed=self.config.seed,
         )
+
+
+def _looks(shadows: int) -> list[int]:
+    """Return after how many shadows coins are read: a quarter, half and all, up to blocks that are trained together."""
+    blocks = [block.stop for block in parts_of(shadows)]
+    return sorted({min(stop for stop in blocks if share * stop >= shadows) for share in (4, 2, 1)})
+
+
+def _sure(regression: Regressed) -> bool:
+    """Return whether surely more than `_SURE` of left-out coins are read right: a one-sided test over shadows."""
+    shares = regression.right_by_shadow
+    by_chance = math.sqrt(_SURE * (1 - _SURE) / regression.coins.numel())
+    error = max(float(shares.std()), by_chance) / math.sqrt(len(shares))
+    return float(shares.mean()) - _DEVIATIONS * error > _SURE
 
 
 def _uploads(view: View, knowledge: Knowledge, target: str) -> list[tuple[Message, Parameters]]:

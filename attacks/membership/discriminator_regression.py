@@ -86,7 +86,7 @@ class DiscriminatorRegression:
         control={"on": "scores"},
         tasks=("single-label",),
         profiles={
-            "quick": {"matched": 192, "discriminators": 48, "batch": 8},
+            "quick": {"matched": 180, "discriminators": 48, "batch": 8},
             "standard": {"matched": 500, "discriminators": 200, "reads": 48},
             "full": {"matched": 2000, "discriminators": 500, "reads": 100},
         },

@@ -67,7 +67,7 @@ class DistillationLiRA:
         source="Shi, Ouyang & Wang 2025, with shadow models (our reading)",
         tasks=("single-label", "text", "table"),
         profiles={
-            "quick": {"matched": 192, "students": 8, "distill_steps": 80, "distill_batch_size": 64},
+            "quick": {"matched": 180, "students": 8, "distill_steps": 80, "distill_batch_size": 64},
             "standard": {"matched": 500, "students": 64},
             "full": {"matched": 2000, "students": 256, "distill_steps": 2000},
         },

@@ -67,9 +67,9 @@ class RMIAConfig(ShadowedConfig):
 
 _NEEDS: tuple[str, ...] = ("oracle (soft labels)", "model_parameters", "model_update")
 _PROFILES: dict[str, dict[str, Any]] = {
-    "quick": {"shadows": 8, "most_steps": 300, "matched": 192},
+    "quick": {"shadows": 8, "most_steps": 300, "matched": 180},
     "standard": {"shadows": 64, "most_steps": 1000, "matched": 500},
-    "full": {"shadows": 256, "most_steps": 2000, "matched": 1920},
+    "full": {"shadows": 256, "most_steps": 2000, "matched": 1800},
 }
 
 
@@ -229,9 +229,9 @@ class RMIA(_Shadowed):
         },
         source="Zarifzadeh, Liu & Shokri 2024, Eq. 2 to 4",
         profiles={
-            "quick": {"shadows": 8, "most_steps": 300, "matched": 192, "population": 100},
+            "quick": {"shadows": 8, "most_steps": 300, "matched": 180, "population": 100},
             "standard": {"shadows": 64, "most_steps": 1000, "matched": 500, "population": 500},
-            "full": {"shadows": 256, "most_steps": 2000, "matched": 1920, "population": 2500},
+            "full": {"shadows": 256, "most_steps": 2000, "matched": 1800, "population": 2500},
         },
         goal="membership",
         needs=_NEEDS,

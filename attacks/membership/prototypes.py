@@ -73,7 +73,7 @@ class PrototypeRegression:
         control={"on": "tables"},
         tasks=("single-label", "text", "table"),
         profiles={
-            "quick": {"shadows": 192, "rounds": 50},
+            "quick": {"shadows": 180, "rounds": 50},
             "standard": {"shadows": 500, "rounds": 100},
             "full": {"shadows": 2000, "rounds": 500},
         },

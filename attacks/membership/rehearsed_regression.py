@@ -86,7 +86,7 @@ class RehearsedRegression:
         control={"on": "average"},
         tasks=("single-label", "text", "table"),
         profiles={
-            "quick": {"shadows": 192, "rounds": 1, "broadcasts": 3, "rehearsals": 16, "rehearsed_rounds": 2},
+            "quick": {"shadows": 180, "rounds": 1, "broadcasts": 3, "rehearsals": 16, "rehearsed_rounds": 2},
             "standard": {"shadows": 500, "rounds": 8, "rehearsals": 48},
             "full": {"shadows": 2000, "rounds": 20, "broadcasts": 20, "rehearsals": 100},
         },

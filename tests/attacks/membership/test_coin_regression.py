@@ -11,12 +11,14 @@ import torch
 from fdaudit.attacks.membership import _own
 from fdaudit.attacks.membership._answers import recorded
 from fdaudit.attacks.membership._matched import before_answers, matched
-from fdaudit.attacks.membership._ridge import regressed, regressed_sum
+from fdaudit.attacks.membership._ridge import Regressed, regressed, regressed_sum
 from fdaudit.attacks.membership.coin_regression import (
     CoinRegression,
     CoinRegressionConfig,
     _answers,
+    _looks,
     _ranged,
+    _sure,
 )
 
 from fdaudit import protocols
@@ -39,6 +41,7 @@ from fdaudit.types import AttackTask, Challenge
 NETWORK = architecture(ModelSpec(name="mlp", params={"widths": [16]}), (1, 6, 6), 4)
 EXECUTION = Execution(device="cpu", threads=1, strategy="loop", memory_format="contiguous")
 SEED, PAIRS = 5, 16
+NOTHING: dict[str, Any] = {"left_out": torch.zeros(0), "spread": torch.zeros(0), "error": 0.0}
 
 
 def stream(seed: int) -> torch.Generator:
@@ -323,3 +326,38 @@ def test_the_largest_logit_is_regressed_as_well(tmp_path: Path) -> None:
     assert case.knowledge.train is not None
     by_hand = [float(case.knowledge.train.predict(m, case.knowledge.public).abs().max()) for m in made.models]
     assert _answers(case.knowledge, made, told).flatten().tolist() == pytest.approx(by_hand)
+
+
+# -- the number of shadows --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("shadows", "looks"), [(8, [8]), (60, [30, 60]), (200, [60, 120, 200]), (2000, [510, 1020, 2000])]
+)
+def test_coins_are_read_after_a_quarter_half_and_all_shadows(shadows: int, looks: list[int]) -> None:
+    assert _looks(shadows) == looks
+
+
+def test_shadows_end_once_coins_are_read_surely(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert case.auc(shadows=120)[2].note == "120 shadows"
+    monkeypatch.setattr("fdaudit.attacks.membership.coin_regression._SURE", 0.6)
+    early = case.auc(shadows=120)[2]
+    assert early.note == "30 shadows"
+    assert torch.equal(early.scores, case.auc(shadows=30)[2].scores)
+
+
+@pytest.mark.parametrize("coins", [4, 20, 80])
+@pytest.mark.parametrize("apart", [0.0, 0.03])
+def test_chance_makes_coins_sure_in_one_of_a_hundred_cases_at_most(coins: int, apart: float) -> None:
+    """The share of coins that are read right is exactly the bound, so every early end is an error."""
+    draws = stream(12)
+    ended = 0
+    for _ in range(1000):
+        chance = 0.97 + apart * (torch.randint(2, (150, 1), generator=draws) * 2 - 1)
+        right = (torch.rand(150, coins, generator=draws) < chance).double().mean(1)
+        looks = [
+            Regressed(**NOTHING, coins=torch.zeros(coins), right_by_shadow=right[:count])
+            for count in (60, 150)
+        ]
+        ended += any(map(_sure, looks))
+    assert ended / 1000 < 0.01 + 3 * (0.01 * 0.99 / 1000) ** 0.5

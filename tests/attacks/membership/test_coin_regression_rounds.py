@@ -265,5 +265,5 @@ def _predicted(coins: torch.Tensor, noise: float, seed: int) -> Regressed:
         left_out=coins + wrong[:-1],
         spread=torch.zeros(coins.shape[1]).double(),
         error=noise**2,
-        right=0.5,
+        right_by_shadow=torch.full((len(coins),), 0.5).double(),
     )
