@@ -43,7 +43,9 @@ class Breaching:
             self.config = breaching.get_attack_config("invertinggradients", overrides)
         about = SimpleNamespace(shape=list(shape), mean=[0.0] * 3, std=[1.0] * 3, modality="vision")
         parameters = [p.detach() for p in module.parameters()]
-        self._payload = [{"parameters": parameters, "buffers": None, "metadata": about}]
+        # Without buffers it would put BatchNorm into training mode.
+        buffers = [b.detach() for b in module.buffers()] or None
+        self._payload = [{"parameters": parameters, "buffers": buffers, "metadata": about}]
         told = {"num_data_points": len(y), "labels": y, "local_hyperparams": None}
         self._shared = [{"gradients": list(sent), "buffers": None, "metadata": told}]
         setup = {"dtype": torch.float, "device": torch.device("cpu")}

@@ -2,7 +2,8 @@
 
 For R batches, the weight gradients G = conv_w(a, s), from inputs a and signals s, and their derivatives are single
 convolutions of R groups. PyTorch's double differentiation processes one group at a time instead. Small convolutions
-are matrix products over their input patches.
+are matrix products over their input patches. A convolution with few outputs beside its weights, as the last ones of a
+residual network, is a linear layer over these patches: its G is never written out.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .layers import Maybe, WeightedPass
+from .layers import Maybe, WeightedPass, linear
 
 __all__ = ["Convolution", "Geometry", "Sides"]
 
@@ -59,8 +60,17 @@ class Convolution:
     def __call__(self, a: Tensor, R: int) -> WeightedPass:
         """Run a pass of images (R*B, c, h, w)."""
         out = self.geometry.outputs(a.shape[2:], self.kernel[2:])
-        values = len(a) * self.kernel[1:].numel() * out[0] * out[1]
+        channels, inputs = self.kernel[0], self.kernel[1:].numel()
+        positions = len(a) // R * out[0] * out[1]
+        if 2 * positions * (channels + inputs) <= channels * inputs:  # operations without G and with it
+            return _FewPositions(self, a, R, out)
+        values = len(a) * inputs * out[0] * out[1]
         return _GroupedConvolution(self, a, R) if values > _PATCH_VALUES else _Patches(self, a, R, out)
+
+    def moves(self) -> tuple[Sides, Sides, Sides, Sides]:
+        """Return the arguments of `F.unfold` after its input."""
+        stride, padding, dilation = self.geometry
+        return (self.kernel[2], self.kernel[3]), dilation, padding, stride
 
 
 class _Convolved(WeightedPass):
@@ -146,8 +156,7 @@ class _Patches(_Convolved):
 
     def __init__(self, layer: Convolution, a: Tensor, R: int, out: tuple[int, int]) -> None:
         super().__init__(layer, R)
-        stride, padding, dilation = layer.geometry
-        self._moves = ((layer.kernel[2], layer.kernel[3]), dilation, padding, stride)
+        self._moves = layer.moves()
         self._size, self._out, self._a = a.shape[2:], out, F.unfold(a, *self._moves)
         self._weight = layer.weight.flatten(1)
 
@@ -185,6 +194,51 @@ class _Patches(_Convolved):
 
     def _folded(self, e: Tensor) -> Tensor:
         return F.fold(e, self._size, *self._moves)
+
+
+class _FewPositions(WeightedPass):
+    """The implementation as a linear layer over the patches (N, P, K) of the inputs."""
+
+    def __init__(self, layer: Convolution, a: Tensor, R: int, out: Sides) -> None:
+        self._moves, self._size, self._out = layer.moves(), a.shape[2:], out
+        self._linear = linear(self._patches(a), R, layer.weight.flatten(1), layer.bias)
+
+    def forward(self) -> Tensor:
+        return self._images(self._linear.forward())
+
+    def receive(self, s: Tensor) -> None:
+        self._linear.receive(s.flatten(2).mT)
+
+    def backward(self, s: Tensor) -> Sequence[Maybe]:
+        return [self._folded(e) for e in self._linear.backward(s.flatten(2).mT)]
+
+    def gradients(self) -> tuple[Tensor, Tensor]:
+        return self._linear.gradients()
+
+    def products(self, weight: Tensor, bias: Maybe) -> tuple[Tensor, Tensor]:
+        return self._linear.products(weight, bias)
+
+    def move(self, weight: Tensor, bias: Maybe) -> None:
+        self._linear.move(weight, bias)
+
+    def move_by_products(self, dot: Tensor, square: Tensor) -> None:
+        self._linear.move_by_products(dot, square)
+
+    def forward_along(self, t: Sequence[Maybe]) -> Maybe:
+        moved = self._linear.forward_along([None if u is None else self._patches(u) for u in t])
+        return None if moved is None else self._images(moved)
+
+    def backward_along(self, r: Maybe) -> Sequence[Maybe]:
+        return [self._folded(e) for e in self._linear.backward_along(None if r is None else r.flatten(2).mT)]
+
+    def _patches(self, a: Tensor) -> Tensor:
+        return F.unfold(a, *self._moves).mT.contiguous()
+
+    def _folded(self, e: Maybe) -> Maybe:
+        return None if e is None else F.fold(e.mT, self._size, *self._moves)
+
+    def _images(self, rows: Tensor) -> Tensor:
+        return rows.mT.reshape(len(rows), -1, *self._out)
 
 
 def _grouped_gradient(a: Tensor, s: Tensor, R: int, kernel: torch.Size, geometry: Geometry) -> Tensor:

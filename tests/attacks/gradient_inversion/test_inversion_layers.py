@@ -8,7 +8,7 @@ from types import FunctionType
 import pytest
 import torch
 import torch.nn.functional as F
-from fdaudit.attacks.gradient_inversion.second_order.convolutions import Convolution
+from fdaudit.attacks.gradient_inversion.second_order.convolutions import Convolution, _FewPositions
 from fdaudit.attacks.gradient_inversion.second_order.layers import (
     RELU,
     SIGMOID,
@@ -121,9 +121,22 @@ LAYERS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "convolution, no bias": (lambda: nn.Conv2d(2, 3, 3, bias=False), (2, 7, 6)),
     "convolution, strided": (lambda: nn.Conv2d(2, 3, (4, 3), (2, 3), (1, 2)), (2, 8, 6)),
     "convolution of colours": (lambda: nn.Conv2d(3, 8, 3, 2, 1), (3, 7, 6)),
+    "few outputs": (lambda: nn.Conv2d(8, 24, 3, 2, 1), (8, 4, 3)),
+    "few outputs, no bias": (lambda: nn.Conv2d(8, 24, 3, dilation=2, bias=False), (8, 6, 6)),
+    "one output": (lambda: nn.Conv2d(8, 24, 3, padding=1), (8, 1, 1)),
 }
 WAYS = {name: [0, 1 << 30] if "convolution" in name else [0] for name in LAYERS}
 CASES = [(name, limit, B) for name, limits in WAYS.items() for limit in limits for B in (1, 2)]
+
+
+def test_convolutions_with_few_outputs_never_write_their_gradients_out() -> None:
+    for name, (layer, shape) in LAYERS.items():
+        if "convolution" not in name and "output" not in name:
+            continue
+        module = layer()
+        assert isinstance(module, nn.Conv2d)
+        of = Convolution(module, module.weight, module.bias)(torch.zeros(R, *shape), R)
+        assert isinstance(of, _FewPositions) == ("output" in name), name
 
 
 def made(name: str, B: int) -> tuple[nn.Module, Callable[[], WeightedPass], Tensor]:
