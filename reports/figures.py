@@ -1,4 +1,4 @@
-"""The report's charts as inline SVG: forests written here, others drawn by matplotlib.
+"""The report's charts as inline SVG, written here; a comparison's trade-offs are drawn by matplotlib.
 
 Guarantees:
   * the same data give the same bytes: no date, no random identifiers;
@@ -116,48 +116,35 @@ def _utility_drawing(curve: tuple[CurvePoint, ...]) -> str:
     elif any(p.dice is not None for p in curve):
         measured = "Dice"
 
-    def draw(axes: Axes) -> None:
-        ends: list[tuple[float, str, str]] = []
-        last = max(1, *(p.round for p in curve))  # a single round still needs an axis
-        for i, line in enumerate(lines):
-            colour, style = COLOURS[i % 5], STYLES[i % 5]
-            parties = list(dict.fromkeys(p.party for p in curve if p.line == line))
-            best: list[float] = []
-            for k, who in enumerate(parties):
-                points = sorted((p.round, p.value) for p in curve if (p.line, p.party) == (line, who))
-                x, y = [r for r, _ in points], [100 * a for _, a in points]
-                width = 1.7 if len(parties) == 1 else 0.8
-                if len(points) == 1:
-                    axes.axhline(y[0], color=colour, linestyle=style, linewidth=width)
-                else:
-                    marker = MARKERS[i % 5] if k == 0 else None
-                    every = max(1, len(x) // 8)
-                    axes.plot(
-                        x,
-                        y,
-                        color=colour,
-                        linestyle=style,
-                        linewidth=width,
-                        marker=marker,
-                        markersize=3,
-                        markevery=every,
-                    )
-                best.append(y[-1])
-            count = f" ({len(parties)} parties)" if len(parties) > 1 else ""
-            ends.append((sum(best) / len(best), f"{plain(line, 14)}{count}", colour))
-        axes.set(xlabel="Round", ylabel=f"Test {measured} (%)", xlim=(0, last), ylim=(0, 101))
-        axes.grid(axis="y")
-        for y_text, text, colour in spread(ends, 7.5):
-            axes.annotate(
-                text,
-                (1.02, y_text),
-                xycoords=("axes fraction", "data"),
-                color=colour,
-                va="center",
-                fontsize=8.5,
-            )
-
-    return _svg(draw, (4.9, 2.75), (0.115, 0.17, 0.57, 0.79))
+    last = max(1, *(p.round for p in curve))  # a single round still needs an axis
+    frame = _Frame(width=352.8, height=198.0, left=40.6, right=241.7, top=7.9, bottom=164.3)
+    x, y = frame.across(0, last), frame.up(0, 101)
+    parts = []
+    for tick, text in _ticks(0, 101):
+        parts.append(_line(frame.left, y(tick), frame.right, y(tick), RULE, 0.5))
+        parts.append(frame.tick_left(y(tick), text))
+    for tick, text in _ticks(0, last):
+        if tick == int(tick):
+            parts.append(frame.tick_below(x(tick), text.partition(".")[0]))
+    ends: list[tuple[float, str, str]] = []
+    for i, line in enumerate(lines):
+        parties = list(dict.fromkeys(p.party for p in curve if p.line == line))
+        width = 1.7 if len(parties) == 1 else 0.8
+        final: list[float] = []
+        for k, who in enumerate(parties):
+            points = sorted((p.round, 100 * p.value) for p in curve if (p.line, p.party) == (line, who))
+            final.append(points[-1][1])
+            if len(points) == 1:
+                points = [(0, final[-1]), (last, final[-1])]
+            elif k == 0:
+                marked = points[:: max(1, len(points) // 8)]
+                parts += [_symbol(MARKERS[i % 5], x(at), y(value), COLOURS[i % 5]) for at, value in marked]
+            parts.append(_curve([(x(at), y(value)) for at, value in points], COLOURS[i % 5], width, i))
+        count = f" ({len(parties)} parties)" if len(parties) > 1 else ""
+        ends.append((sum(final) / len(final), f"{plain(line, 14)}{count}", COLOURS[i % 5]))
+    for value, text, colour in spread(ends, 7.5):
+        parts.append(_text(frame.right + 4, y(value) + 3, text, "start", 8.5, colour))
+    return frame.drawn(parts, "Round", f"Test {measured} (%)")
 
 
 def forest_chart(rows: Sequence[ForestRow], chance: float | None, axis: str, name: str, title: str) -> Markup:
@@ -205,9 +192,46 @@ def _forest(rows: tuple[ForestRow, ...], chance: float | None, axis: str) -> str
     return f'<svg viewBox="0 0 {width:.2f} {height:.2f}">{"".join(parts)}</svg>'
 
 
-def _ticks(low: float, high: float) -> list[tuple[float, str]]:
-    """Return the places of at most seven ticks between two values, each a round number, with their texts."""
-    least = (high - low) / 6
+@dataclass(frozen=True, kw_only=True)
+class _Frame:
+    """The axes of a chart, in points from the top left corner of a drawing."""
+
+    width: float
+    height: float
+    left: float
+    right: float
+    top: float
+    bottom: float
+
+    def across(self, low: float, high: float) -> Callable[[float], float]:
+        """Return the map of values to horizontal places."""
+        return lambda value: self.left + (self.right - self.left) * (value - low) / (high - low)
+
+    def up(self, low: float, high: float) -> Callable[[float], float]:
+        """Return the map of values to vertical places."""
+        return lambda value: self.bottom - (self.bottom - self.top) * (value - low) / (high - low)
+
+    def tick_below(self, x: float, text: str) -> str:
+        mark = _line(x, self.bottom, x, self.bottom + 3.5, MUTED, 0.6)
+        return mark + _text(x, self.bottom + 13, text, "middle", 8.5, INK)
+
+    def tick_left(self, y: float, text: str) -> str:
+        mark = _line(self.left - 3.5, y, self.left, y, MUTED, 0.6)
+        return mark + _text(self.left - 6, y + 3, text, "end", 8.5, INK)
+
+    def drawn(self, parts: Sequence[str], below: str, beside: str) -> str:
+        """Return the chart as an SVG document, with both axes and their labels."""
+        axes = _line(self.left, self.bottom, self.right, self.bottom, MUTED, 0.6)
+        axes += _line(self.left, self.top, self.left, self.bottom, MUTED, 0.6)
+        axes += _text((self.left + self.right) / 2, self.bottom + 28, below, "middle", 9, INK)
+        upright = _text(0, 0, beside, "middle", 9, INK)
+        axes += f'<g transform="translate(9 {(self.top + self.bottom) / 2:.2f}) rotate(-90)">{upright}</g>'
+        return f'<svg viewBox="0 0 {self.width:.2f} {self.height:.2f}">{axes}{"".join(parts)}</svg>'
+
+
+def _ticks(low: float, high: float, parts: int = 6) -> list[tuple[float, str]]:
+    """Return the places of ticks between two values, one more than `parts` at most, with their texts."""
+    least = (high - low) / parts
     power = math.floor(math.log10(least))
     step = next(n * 10.0**power for n in (1, 2, 2.5, 5, 10) if n * 10.0**power >= least * (1 - 1e-9))
     decimals = next((n for n in range(12) if math.isclose(step, round(step, n), rel_tol=1e-6)), 12)
@@ -219,6 +243,27 @@ def _line(x1: float, y1: float, x2: float, y2: float, colour: str, width: float,
     dashed = f' stroke-dasharray="{dashes}"' if dashes else ""
     place = f'd="M {x1:.2f} {y1:.2f} L {x2:.2f} {y2:.2f}"'
     return f'<path {place} stroke="{colour}" stroke-width="{width}"{dashed}/>'
+
+
+def _curve(points: Sequence[tuple[float, float]], colour: str, width: float, style: int) -> str:
+    """Return a line through points, dashed as the style with this number."""
+    dashes = STYLES[style % len(STYLES)]
+    dashed = ""
+    if not isinstance(dashes, str):
+        dashed = f' stroke-dasharray="{" ".join(f"{width * length:g}" for length in dashes[1])}"'
+    place = " L ".join(f"{x:.2f} {y:.2f}" for x, y in points)
+    return f'<path d="M {place}" fill="none" stroke="{colour}" stroke-width="{width}"{dashed}/>'
+
+
+def _symbol(marker: str, x: float, y: float, colour: str) -> str:
+    """Return one of `MARKERS`."""
+    shapes = {"s": "h 3 v 3 h -3 z", "^": "l 1.5 -3 l 1.5 3 z", "v": "l 1.5 3 l 1.5 -3 z"}
+    if marker == "o":
+        return f'<circle cx="{x:.2f}" cy="{y:.2f}" r="1.5" fill="{colour}"/>'
+    if marker == "D":
+        return f'<path d="M {x - 2:.2f} {y:.2f} l 2 -2 l 2 2 l -2 2 z" fill="{colour}"/>'
+    start = y + 1.5 if marker == "^" else y - 1.5
+    return f'<path d="M {x - 1.5:.2f} {start:.2f} {shapes[marker]}" fill="{colour}"/>'
 
 
 def _text(x: float, y: float, text: str, anchor: str, size: float, colour: str) -> str:
@@ -256,42 +301,56 @@ def _roc(curves: tuple[tuple[str, Roc], ...], worst: str) -> str:
         rates += [rate for rate in (*roc.fpr, *roc.tpr) if rate > 0]
     floor = 10.0 ** (_floor_decade(min(rates, default=0.01)))
 
-    def draw(axes: Axes) -> None:
-        axes.plot([floor, 1], [floor, 1], color=MUTED, linewidth=0.9, linestyle=(0, (4, 2)))
-        axes.annotate(
-            "chance",
-            (0.43, 0.375),
-            xycoords="axes fraction",
-            color=MUTED,
-            rotation=45,
-            ha="center",
-            va="center",
-            fontsize=8,
-        )
-        for i, (who, curve) in enumerate(sorted(curves, key=lambda c: c[0] == worst)):
-            x, y = [max(v, floor) for v in curve.fpr], [max(v, floor) for v in curve.tpr]
-            colour, width, style = BLUE, 1.0, STYLES[1 + i % 4]
-            if who == worst:
-                colour, width, style = VERMILLION, 1.8, "-"
-            axes.step(
-                x, y, where="post", color=colour, linewidth=width, linestyle=style, label=plain(who, 19)
-            )
-        axes.set(xscale="log", yscale="log", xlim=(floor, 1.0), ylim=(floor, 1.05), aspect="equal",
-                 xlabel="False-positive rate", ylabel="True-positive rate")  # fmt: skip
-        axes.grid(which="major")
-        axes.minorticks_off()
-        ticks = [10.0**d for d in range(_floor_decade(floor), 1)]
-        axes.set_xticks(ticks, list(map(_percent, ticks)))
-        axes.set_yticks(ticks, list(map(_percent, ticks)))
-        axes.legend(loc="lower right", frameon=True, edgecolor="none", framealpha=0.9, fontsize=8)
+    frame = _Frame(width=259.2, height=244.8, left=50.0, right=246.0, top=12.0, bottom=208.0)
+    decades = math.log10(floor)
 
-    return _svg(draw, (3.6, 3.4), (0.17, 0.15, 0.78, 0.8))
+    def place(fpr: float, tpr: float) -> tuple[float, float]:
+        along, above = (1 - math.log10(max(rate, floor)) / decades for rate in (fpr, tpr))
+        return (
+            frame.left + along * (frame.right - frame.left),
+            frame.bottom - above * (frame.bottom - frame.top),
+        )
+
+    parts = []
+    for decade in range(_floor_decade(floor), 1):
+        rate = 10.0**decade
+        x, y = place(rate, rate)
+        parts.append(_line(x, frame.top, x, frame.bottom, RULE, 0.5))
+        parts.append(_line(frame.left, y, frame.right, y, RULE, 0.5))
+        parts += [frame.tick_below(x, _percent(rate)), frame.tick_left(y, _percent(rate))]
+    (x1, y1), (x2, y2) = place(floor, floor), place(1, 1)
+    parts.append(_line(x1, y1, x2, y2, MUTED, 0.9, "3.6 1.8"))
+    middle = f"{0.55 * x1 + 0.45 * x2:.2f} {0.55 * y1 + 0.45 * y2:.2f}"
+    chance = _text(0, 10, "chance", "middle", 8, MUTED)
+    parts.append(f'<g transform="translate({middle}) rotate(-45)">{chance}</g>')
+    legend = []
+    for i, (who, roc) in enumerate(sorted(curves, key=lambda c: c[0] == worst)):
+        colour, width, style = (VERMILLION, 1.8, 0) if who == worst else (BLUE, 1.0, 1 + i % 4)
+        corners = [place(roc.fpr[0], roc.tpr[0])]
+        for fpr, tpr in zip(roc.fpr[1:], roc.tpr[1:], strict=True):
+            to = place(fpr, tpr)
+            corners += [(to[0], corners[-1][1]), to]
+        parts.append(_curve(corners, colour, width, style))
+        legend.append((plain(who, 19), colour, width, style))
+    parts += _legend(legend, frame.right, frame.bottom)
+    return frame.drawn(parts, "False-positive rate", "True-positive rate")
+
+
+def _legend(entries: Sequence[tuple[str, str, float, int]], right: float, bottom: float) -> list[str]:
+    """Return names, each beside its line (colour, width, number of the style), in a corner."""
+    wide = 40 + 5 * max(len(name) for name, *_ in entries)
+    left, top = right - 4 - wide, bottom - 6 - 12 * len(entries)
+    box = f'width="{wide:.2f}" height="{12 * len(entries) + 2:.2f}" fill="white" fill-opacity="0.9"'
+    parts = [f'<rect x="{left:.2f}" y="{top:.2f}" {box}/>']
+    for row, (name, colour, width, style) in enumerate(entries):
+        y = top + 8 + 12 * row
+        parts.append(_curve([(left + 4, y), (left + 26, y)], colour, width, style))
+        parts.append(_text(left + 32, y + 3, name, "start", 8, INK))
+    return parts
 
 
 def _floor_decade(value: float) -> int:
     """Return the decade at or below `value`, at most -1."""
-    import math
-
     return min(-1, math.floor(math.log10(value) + 1e-9))
 
 
@@ -316,22 +375,23 @@ def shares_chart(
 
 @lru_cache(maxsize=_KEPT)
 def _shares(truth: tuple[float, ...], guess: tuple[float, ...], prior: tuple[float, ...]) -> str:
-    def draw(axes: Axes) -> None:
-        classes = list(range(len(truth)))
-        axes.bar(classes, [100 * v for v in truth], width=0.7, color=RULE, edgecolor=MUTED, linewidth=0.6)
-        room = _SHARES_WIDTH / len(classes)
-        disc, dash = min(4.5, 0.75 * room), min(9.0, 0.9 * room)
-        axes.plot(
-            classes, [100 * v for v in guess], marker="o", color=BLUE, markersize=disc, linestyle="none"
-        )
-        axes.plot(
-            classes, [100 * v for v in prior], marker="_", color=VERMILLION, markersize=dash, linestyle="none"
-        )
-        every = max(1, -(-len(classes) // 12))
-        axes.set(xlabel="Class", ylabel="Share (%)", xticks=classes[::every])
-        axes.set_ylim(bottom=0)
-
-    return _svg(draw, (2.9, 1.9), (0.17, 0.24, 0.81, 0.72))
+    frame = _Frame(width=208.8, height=136.8, left=35.5, right=204.6, top=5.5, bottom=104.0)
+    most = 100 * max(*truth, *guess, *prior, 0.01)
+    room = (frame.right - frame.left) / len(truth)
+    disc, dash, bar = min(4.5, 0.75 * room) / 2, min(9.0, 0.9 * room) / 2, 0.35 * room
+    y = frame.up(0, 1.05 * most)
+    parts = [frame.tick_left(y(tick), text) for tick, text in _ticks(0, 1.05 * most, 5)]
+    every = max(1, -(-len(truth) // 12))
+    for label, shares in enumerate(zip(truth, guess, prior, strict=True)):
+        x = frame.left + (label + 0.5) * room
+        own, guessed, blind = (y(100 * share) for share in shares)
+        area = f'x="{x - bar:.2f}" y="{own:.2f}" width="{2 * bar:.2f}" height="{frame.bottom - own:.2f}"'
+        parts.append(f'<rect {area} fill="{RULE}" stroke="{MUTED}" stroke-width="0.6"/>')
+        parts.append(f'<circle cx="{x:.2f}" cy="{guessed:.2f}" r="{disc:.2f}" fill="{BLUE}"/>')
+        parts.append(_line(x - dash, blind, x + dash, blind, VERMILLION, 1.2))
+        if label % every == 0:
+            parts.append(frame.tick_below(x, str(label)))
+    return frame.drawn(parts, "Class", "Share (%)")
 
 
 def spread(ends: Sequence[tuple[float, str, str]], gap: float) -> list[tuple[float, str, str]]:
