@@ -47,7 +47,7 @@ __all__ = [
 
 _BLOCK = 25
 """Adam steps between two checks whether a model has fitted its records."""
-_TOGETHER = 30
+_TOGETHER = 60
 """Models that are trained together; two processes that need the same models train different ones of these blocks."""
 _MOST_DRAWS = 1000
 """Draws of the halves of a few records, until no model is without any."""

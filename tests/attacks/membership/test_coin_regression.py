@@ -332,7 +332,7 @@ def test_the_largest_logit_is_regressed_as_well(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("shadows", "looks"), [(8, [8]), (60, [30, 60]), (200, [60, 120, 200]), (2000, [510, 1020, 2000])]
+    ("shadows", "looks"), [(8, [8]), (120, [60, 120]), (200, [60, 120, 200]), (2000, [540, 1020, 2000])]
 )
 def test_coins_are_read_after_a_quarter_half_and_all_shadows(shadows: int, looks: list[int]) -> None:
     assert _looks(shadows) == looks
@@ -342,8 +342,8 @@ def test_shadows_end_once_coins_are_read_surely(case: Case, monkeypatch: pytest.
     assert case.auc(shadows=120)[2].note == "120 shadows"
     monkeypatch.setattr("fdaudit.attacks.membership.coin_regression._SURE", 0.6)
     early = case.auc(shadows=120)[2]
-    assert early.note == "30 shadows"
-    assert torch.equal(early.scores, case.auc(shadows=30)[2].scores)
+    assert early.note == "60 shadows"
+    assert torch.equal(early.scores, case.auc(shadows=60)[2].scores)
 
 
 @pytest.mark.parametrize("coins", [4, 20, 80])

@@ -171,11 +171,11 @@ def test_fewer_shadows_of_a_victim_are_the_first_of_more(
             training=before_answers(case.view.hyperparameters), paired=True, most_steps=3, seed=0,
         )  # fmt: skip
 
-    few = of(30)
-    many = of(70)
-    assert trained == [range(30), range(30, 60), range(60, 70)]
-    assert torch.equal(few.coins, many.coins[:30])
-    assert torch.equal(few.held, many.held[:30])
+    few = of(60)
+    many = of(130)
+    assert trained == [range(60), range(60, 120), range(120, 130)]
+    assert torch.equal(few.coins, many.coins[:60])
+    assert torch.equal(few.held, many.held[:60])
     for one, other in zip(few.models, many.models, strict=False):
         assert all(torch.equal(one[name], other[name]) for name in one)
 
