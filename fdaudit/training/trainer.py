@@ -231,8 +231,8 @@ class Trainer:
         advance = vmap(grad_and_value(one, has_aux=True))
         losses = []
         for step in range(len(jobs[0].batches)):
-            xb = torch.stack([_rows(t, j.batches[step]) for t, j in zip(inputs, jobs, strict=True)])
-            yb = torch.stack([_rows(t, j.batches[step]) for t, j in zip(targets, jobs, strict=True)])
+            batches = [j.batches[step] for j in jobs]
+            xb, yb = _drawn(inputs, batches), _drawn(targets, batches)
             detached = {n: t.detach() for n, t in free.items()}
             gradients, (_, plain) = advance(detached, buffers, proximal, xb, yb)
             gradients = fit.clipped(gradients, len(jobs))
@@ -389,6 +389,14 @@ def _set_rate(optimizer: torch.optim.Optimizer, fit: Fit, step: int, steps: int)
 def _rows(tensor: Tensor, index: Tensor) -> Tensor:
     """Return `tensor[index]`, three times as fast on a CPU."""
     return tensor.index_select(0, index.to(tensor.device))
+
+
+def _drawn(tensors: Sequence[Tensor], batches: Sequence[Tensor]) -> Tensor:
+    """Return the batch (b, ...) of each tensor (n, ...), stacked; one gather if all are the same tensor."""
+    first = tensors[0]
+    if all(tensor is first for tensor in tensors):
+        return _rows(first, torch.cat(list(batches))).unflatten(0, (len(batches), -1))
+    return torch.stack([_rows(*one) for one in zip(tensors, batches, strict=True)])
 
 
 def _distance(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Tensor:
