@@ -9,6 +9,7 @@ Guarantees:
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
@@ -55,8 +56,8 @@ ACCESS: Mapping[str, tuple[int, str]] = MappingProxyType(
 )
 """How easily one becomes this adversary, from 1 to 3, and what one must have for it."""
 
-_LEAST = ((9, "critical"), (6, "high"), (3, "medium"), (1, "low"))
-"""Least product of impact and access of each severity."""
+_LEAST = ((24, "critical"), (12, "high"), (5, "medium"), (1, "low"))
+"""Least product of impact, access and strength of each severity."""
 
 _LEAKS: Sequence[Level] = ("leak", "partial")
 Leaks = dict[tuple[str, str], list[Finding]]
@@ -96,7 +97,7 @@ class FrontFinding:
         evidence: the strongest attack and its deciding figures.
         remedy: what to do and why.
         strongest: the finding of the cell behind it.
-        factors: impact and access, whose product gives the severity.
+        factors: impact, access and strength, whose product gives the severity.
         because: why the severity, in words.
     """
 
@@ -110,7 +111,7 @@ class FrontFinding:
     evidence: str
     remedy: Remedy
     strongest: Finding
-    factors: tuple[int, int]
+    factors: tuple[int, int, int]
     because: str
 
     @property
@@ -136,14 +137,20 @@ def lines(column: str, *texts: str) -> int:
 
 
 def _impact(goal: str) -> int:
-    """Return the harm to those whom the data are about, if the adversary succeeds; a partial leak counts one less."""
+    """Return the harm to those whom the data are about, if the adversary succeeds."""
     return GOALS[goal].impact if goal in GOALS else _UNKNOWN
 
 
 def severity(
-    goal: str, level: Level, adversary: str, release: str | None = None, *, of_classes: bool = False
-) -> tuple[str, tuple[int, int], str]:
-    """Return a severity, its factors impact and access, and what the access needs.
+    goal: str,
+    level: Level,
+    adversary: str,
+    release: str | None = None,
+    *,
+    of_classes: bool = False,
+    certain: bool = False,
+) -> tuple[str, tuple[int, int, int], str]:
+    """Return a severity, its factors impact, access and strength, and what the access needs.
 
     Args:
         goal: of the attacks.
@@ -151,12 +158,16 @@ def severity(
         adversary: who can do it.
         release: where the spec sends the model; None counts as the widest release.
         of_classes: whether classes were shown and no record.
+        certain: whether the leak leaves little doubt about any record.
     """
-    impact = _CLASSES if of_classes else _impact(goal) - (level == "partial")
+    impact = _CLASSES if of_classes else _impact(goal)
     access, must = ACCESS[_role(adversary, release)]
-    product = impact * access
+    strength = 1
+    if level == "leak":
+        strength = 3 if certain else 2
+    product = impact * access * strength
     word = next(word for least, word in _LEAST if product >= least)
-    return word, (impact, access), must
+    return word, (impact, access, strength), must
 
 
 def _role(adversary: str, release: str | None) -> str:
@@ -186,11 +197,10 @@ def found_by(result: Result, findings: Sequence[Finding]) -> tuple[FrontFinding,
     return tuple(sorted(front_findings, key=_gravest_first))
 
 
-def _gravest_first(finding: FrontFinding) -> tuple[int, int, int, bool, int]:
+def _gravest_first(finding: FrontFinding) -> tuple[int, int, bool, int]:
     """Return the order; of equals, what encryption of the transport stops comes last."""
     listens = finding.remedy is ENCRYPT
-    level, impact = _LEAKS.index(finding.level), finding.factors[0]
-    return SEVERITIES.index(finding.severity), level, -impact, listens, -len(finding.strongest.affected)
+    return -math.prod(finding.factors), -finding.factors[0], listens, -len(finding.strongest.affected)
 
 
 def part_with_as_much(standing: Standing, held: Sequence[Standing]) -> Standing | None:
@@ -249,6 +259,7 @@ def _finding(result: Result, standing: Sequence[Standing], what: Remedy, leaks: 
                 s.adversary,
                 result.run.release,
                 of_classes=s.finding is not None and shows_classes(s.finding),
+                certain=s.finding is not None and s.finding.certain,
             )
             for s in own
         ),
@@ -282,7 +293,7 @@ def _finding(result: Result, standing: Sequence[Standing], what: Remedy, leaks: 
         remedy=what,
         strongest=top,
         factors=factors,
-        because=f"impact {factors[0]} × access {factors[1]} ({must})",
+        because=f"impact {factors[0]} × access {factors[1]} ({must}) × strength {factors[2]}",
     )
 
 

@@ -111,7 +111,7 @@ def public(result: Result) -> tuple[Result, tuple[Finding, ...]]:
     )
     public_result = read(without_paths(changed.plain()))
     findings = zip(judged, public_result.cells, strict=True)
-    return public_result, tuple(_finding(f.level, cell, i) for i, (f, cell) in enumerate(findings, start=1))
+    return public_result, tuple(_finding(f, cell, i) for i, (f, cell) in enumerate(findings, start=1))
 
 
 def _after_correction(finding: Finding) -> Finding:
@@ -231,8 +231,9 @@ def _run(run: RunCard) -> RunCard:
     return public_part(run).model_copy(update=changes)
 
 
-def _finding(level: Level, cell: Cell, number: int) -> Finding:
-    """Return the finding of a public cell: its level as it was judged, and the coarse figure."""
+def _finding(judged: Finding, cell: Cell, number: int) -> Finding:
+    """Return the finding of a public cell: its level and certainty as they were judged, and the coarse figure."""
+    level = judged.level
     rule = RULES.get(cell.goal)
     key = by_name(cell.figures, rule.figure) if rule else None
     measured = "No figure is shown." if cell.status == "run" else ""
@@ -247,4 +248,5 @@ def _finding(level: Level, cell: Cell, number: int) -> Finding:
         because=_BECAUSE.get(level) or _REASONS[level],
         cautions=(_CAUTION,) if level == "none-seen" else (),
         key=key,
+        certain=judged.certain,
     )

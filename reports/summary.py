@@ -146,7 +146,7 @@ def summarise(result: Result, findings: Sequence[Finding]) -> Summary:
 def _headline(
     result: Result, level: Level, findings: Sequence[Finding], found: Sequence[FrontFinding]
 ) -> str:
-    """Return the verdict in one or two sentences: the worst finding, how many more there are, and a failed gate."""
+    """Return the verdict in a few sentences: the gravest and the widest finding, how many more, and a failed gate."""
     gates = len(result.failed_gates)
     gate = ""
     if gates == 1:
@@ -158,11 +158,15 @@ def _headline(
     if result.utility.warnings:
         gate += " The model is near chance on test records."
     if found:
-        more = len(found) - 1
+        named = [found[0]]
+        widest = max(found, key=lambda finding: finding.factors[1])
+        if widest.factors[1] > found[0].factors[1]:
+            named.append(widest)
+        more = len(found) - len(named)
         rest = ""
         if more:
             rest = f" {sentence(_COUNTS.get(more, str(more)))} more finding{'s' if more > 1 else ''}."
-        return f"{found[0].clause}.{rest}{gate}"
+        return f"{'. '.join(finding.clause for finding in named)}.{rest}{gate}"
     if level == "possible":
         return f"A leak is possible: a test stands out alone, but not after correction for all tests.{gate}"
     if level == "none-seen":

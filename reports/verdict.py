@@ -81,6 +81,7 @@ class Finding:
         worst_key: the deciding figure of the worst victim, or None.
         affected: the victims for each of whom alone a leak was found.
         together: whether a leak was found for all victims together.
+        certain: whether a leak leaves little doubt about any record, by the rule of its goal.
         decided_by: what decided in place of the deciding figure, by victim; `EVERYONE` stands for all together.
         detectable: what would have been significant, in a clause, if nothing was found.
         rehearsed: what the attack reached where coins are known, in a sentence, if nothing was found.
@@ -98,6 +99,7 @@ class Finding:
     worst_key: Figure | None = None
     affected: tuple[str, ...] = ()
     together: bool = False
+    certain: bool = False
     decided_by: Mapping[str, str] = field(default_factory=dict)
     detectable: str = ""
     rehearsed: str = ""
@@ -146,13 +148,13 @@ def _with_unused(finding: Finding, recording: Recording | None) -> Finding:
 
 
 def strongest(findings: Sequence[Finding]) -> Finding | None:
-    """Return the gravest finding; among equals the one with the worst victim; then the first."""
+    """Return the gravest finding; among equals one that is certain, then the one with the worst victim, the first."""
     order = list(LEVELS)
 
-    def rank(finding: Finding) -> tuple[int, float]:
+    def rank(finding: Finding) -> tuple[int, bool, float]:
         rule = RULES.get(finding.cell.goal)
         harm = worth(rule, finding.worst_key or finding.key) if rule else 0.0
-        return order.index(finding.level), -harm
+        return order.index(finding.level), not finding.certain, -harm
 
     return min(findings, key=rank, default=None)
 
@@ -225,6 +227,7 @@ def _decided(finding: Finding, rule: Rule, correction: Correction) -> Finding:
             cautions=tuple(_cautions(cell, list(clauses))),
             affected=tuple(name for name in clauses if name != EVERYONE),
             together=EVERYONE in clauses,
+            certain=rule.certain is not None and any(rule.certain(e) for e, _ in grave),
             decided_by={who: clause for who, clause in clauses.items() if clause},
         )
     if not any(rule.telling(e) for e in evidence):

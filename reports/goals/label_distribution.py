@@ -8,12 +8,15 @@ from fdaudit.goals.label_distribution import GOAL
 
 from ..text import amount, odds
 from .remedy import HIDE_CLIENTS, NOT_BY_THE_RECEIVER, Remedy
-from .rule import FAMILY_LEVEL, PublicRounding, Rule, RuleInput, value_of
+from .rule import FAMILY_LEVEL, PublicRounding, Rule, RuleInput, by_name, value_of
 
 __all__ = ["RULE"]
 
 TV_STRONG = 0.1
 """Total variation distance below which a guessed label distribution counts as a leak."""
+
+TV_CERTAIN = 0.05
+"""Upper end of the distance's interval up to which the shares are all but known."""
 
 
 EXACT_PRIOR = 1e-6
@@ -48,6 +51,11 @@ def _strong(evidence: RuleInput) -> bool:
     return distance is not None and distance <= TV_STRONG
 
 
+def _certain(evidence: RuleInput) -> bool:
+    distance = by_name(evidence.figures, "label_tv")
+    return distance is not None and distance.high is not None and distance.high <= TV_CERTAIN
+
+
 def _telling(evidence: RuleInput) -> bool:
     distance, prior = value_of(evidence.figures, "label_tv"), value_of(evidence.figures, "label_tv_prior")
     return distance is not None and prior is not None and prior > EXACT_PRIOR
@@ -62,6 +70,7 @@ RULE = Rule(
     frame="class shares guessed to within a total variation of {}",
     signal=_signal,
     strong=_strong,
+    certain=_certain,
     telling=_telling,
     text="The total variation distance to the true class shares is at most half the prior's; it is "
     "exact for a client, so it has no interval. Or the classes held are named exactly, where guessing sets of "

@@ -20,6 +20,7 @@ from .rule import (
     bounded,
     by_name,
     lower_end,
+    surely,
     true_positive_rates,
 )
 
@@ -41,6 +42,9 @@ _COINS = 4
 
 _TURN = 2.0
 """Largest move of an AUC by one coin of n, times n: a member and its partner swap the first and the last rank."""
+
+AUC_CERTAIN = 0.95
+"""Lower end of an AUC's interval from which it is all but certain who is a member."""
 
 
 def _signal(evidence: RuleInput) -> str:
@@ -136,6 +140,7 @@ RULE = Rule(
     frame="AUC {}",
     signal=_signal,
     strong=_strong,
+    certain=surely("auc", AUC_CERTAIN),
     telling=_telling,
     text="The AUC lies above 0.5, or the true-positive rate at a stated false-positive rate lies above that "
     "rate, and this holds after correction: in a run that leaks nothing, any figure of any attack does so with "

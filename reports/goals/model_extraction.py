@@ -6,12 +6,15 @@ from fdaudit.goals.model_extraction import GOAL
 
 from ..text import measure
 from .remedy import Remedy
-from .rule import Rule, RuleInput, against_guessing, bounded, by_name, unlikely
+from .rule import Rule, RuleInput, against_guessing, bounded, by_name, surely, unlikely
 
 __all__ = ["RULE"]
 
 AGREEMENT_STRONG = 0.9
 """Share of records with equal answers of copy and model above which a model counts as copied."""
+
+AGREEMENT_CERTAIN = 0.95
+"""Lower end of the interval of the agreement from which a copy stands for the model."""
 
 
 def _signal(evidence: RuleInput) -> str:
@@ -36,6 +39,7 @@ RULE = Rule(
     frame="agreement with the model {} above the baseline",
     signal=_signal,
     strong=_strong,
+    certain=surely("agreement", AGREEMENT_CERTAIN),
     telling=bounded("agreement_gain"),
     text="A copy agrees with the model on more test records than the baseline does (a model fitted to "
     "auxiliary records, or the most frequent class), by McNemar's exact test after correction. "

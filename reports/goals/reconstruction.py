@@ -39,6 +39,10 @@ IMAGE_GAIN = 6.0
 """dB above the prior above which a single image counts: half the prior's root-mean-square error."""
 
 
+GAIN_CERTAIN = 10.0
+"""dB; lower end of a gain's interval from which pictures are the records themselves."""
+
+
 def _clear_images(evidence: RuleInput) -> int:
     """Return how many single images are reconstructed beyond the prior's reach."""
     return sum(
@@ -86,6 +90,11 @@ def _classes_signal(evidence: RuleInput) -> str:
     )
 
 
+def _certain(evidence: RuleInput) -> bool:
+    clear = 2 * _clear_images(evidence) >= len(evidence.images) > 0
+    return clear or above(by_name(evidence.figures, "psnr_gain"), GAIN_CERTAIN)
+
+
 def _telling(evidence: RuleInput) -> bool:
     accuracy = by_name(evidence.figures, "evaluator_accuracy")
     return bounded("psnr_gain")(evidence) or (accuracy is not None and accuracy.p is not None)
@@ -124,6 +133,7 @@ RULE = Rule(
     frame="{} closer to the truth than guessing",
     signal=_signal,
     strong=_strong,
+    certain=_certain,
     telling=_telling,
     text="The interval of the PSNR gain over the prior lies above 0 dB and the gain reaches "
     f"{GAIN_LEAST:.0f} dB, or single images reach "

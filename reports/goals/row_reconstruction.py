@@ -6,7 +6,7 @@ from fdaudit.goals.row_reconstruction import GOAL
 
 from ..text import amount
 from .remedy import HIDE_CLIENTS, Remedy
-from .rule import Rule, RuleInput, against_guessing, by_name, unlikely, value_of
+from .rule import Rule, RuleInput, against_guessing, by_name, surely, unlikely, value_of
 
 __all__ = ["RULE"]
 
@@ -18,6 +18,9 @@ CELLS_GAP = 0.4
 
 GAIN_LEAST = 0.05
 """Gain in recovered cells below which a better choice of prior would explain them."""
+
+CELLS_CERTAIN = 0.9
+"""Lower end of the interval of cells recovered from which rows are all but known."""
 
 
 def _signal(evidence: RuleInput) -> str:
@@ -54,6 +57,7 @@ RULE = Rule(
     frame="cells recovered {} above guessing",
     signal=_signal,
     strong=_strong,
+    certain=surely("cells_right", CELLS_CERTAIN),
     telling=_telling,
     text="More cells are recovered than the most common auxiliary values give, and more than the same guess "
     "recovers of other rows of the same classes, significantly after correction and by "

@@ -36,6 +36,7 @@ __all__ = [
     "framed",
     "lower_end",
     "single_rates",
+    "surely",
     "true_positive_rates",
     "unlikely",
     "value_of",
@@ -118,6 +119,7 @@ class Rule:
         exact: what to say where the deciding figure reads zero; empty if `frame` serves.
         signal: a clause that says how evidence shows a leak; empty if it shows none.
         strong: whether evidence with a signal shows a grave one.
+        certain: whether evidence of a grave leak leaves little doubt about any record; None if it never does.
         telling: whether evidence without a signal is informative.
         decided_else: what decided in place of the deciding figure, in a clause; None if the figure itself would have.
         text: the rule in words, as the report prints it.
@@ -143,6 +145,7 @@ class Rule:
     exact: str = ""
     signal: Callable[[RuleInput], str]
     strong: Callable[[RuleInput], bool]
+    certain: Callable[[RuleInput], bool] | None = None
     telling: Callable[[RuleInput], bool]
     decided_else: Callable[[RuleInput, Figure], str | None] = _none
     text: str
@@ -230,6 +233,11 @@ def bounded(name: str) -> Callable[[RuleInput], bool]:
         return figure is not None and (figure.low is not None or figure.p is not None)
 
     return telling
+
+
+def surely(name: str, bound: float) -> Callable[[RuleInput], bool]:
+    """Return a rule's `certain`: whether the lower end of a figure's interval lies above a bound."""
+    return lambda evidence: above(by_name(evidence.figures, name), bound)
 
 
 def lower_end(figure: Figure, bound: str) -> str:

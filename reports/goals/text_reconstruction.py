@@ -6,7 +6,7 @@ from fdaudit.goals.text_reconstruction import GOAL
 
 from ..text import amount
 from .remedy import HIDE_CLIENTS, Remedy
-from .rule import Rule, RuleInput, against_guessing, by_name, unlikely, value_of
+from .rule import Rule, RuleInput, against_guessing, by_name, surely, unlikely, value_of
 
 __all__ = ["RULE"]
 
@@ -15,6 +15,9 @@ TOKENS_CLEAR = 0.9
 
 TOKENS_GAP = 0.4
 """Least distance of such an F1 to the prior's."""
+
+F1_CERTAIN = 0.9
+"""Lower end of the interval of F1 from which texts are all but known."""
 
 
 def _signal(evidence: RuleInput) -> str:
@@ -51,6 +54,7 @@ RULE = Rule(
     frame="F1 of recovered words {} above guessing",
     signal=_signal,
     strong=_strong,
+    certain=surely("token_f1", F1_CERTAIN),
     telling=_telling,
     text="Distinct words recovered fit the true texts better, by F1, than the most frequent auxiliary "
     "words do, and better than they fit as many other texts of the same classes, significantly after "

@@ -50,7 +50,7 @@ def test_findings_are_the_gravest_first_and_name_their_cell() -> None:
         ("reconstruction", "leak", "world", None, "critical"),
         ("reconstruction", "leak", "world", "internal", "medium"),
         ("reconstruction", "leak", "server", None, "high"),
-        ("membership", "leak", "world", "public-weights", "critical"),
+        ("membership", "leak", "world", "public-weights", "high"),
         ("membership", "partial", "server", None, "medium"),
         ("membership", "partial", "server+client/0", None, "low"),
         ("label-distribution", "leak", "eavesdropper", None, "medium"),
@@ -58,15 +58,24 @@ def test_findings_are_the_gravest_first_and_name_their_cell() -> None:
         ("of-another-system", "leak", "aggregator", None, "medium"),
     ],
 )
-def test_severity_is_impact_times_access(
+def test_severity_is_impact_times_access_times_strength(
     goal: str, level: Any, adversary: str, release: str | None, expected: str
 ) -> None:
     assert severity(goal, level, adversary, release)[0] == expected
 
 
 def test_what_classes_look_like_is_less_than_a_record() -> None:
-    assert severity("reconstruction", "partial", "world")[0] == "critical"
-    assert severity("reconstruction", "partial", "world", of_classes=True)[0] == "high"
+    assert severity("reconstruction", "partial", "world")[0] == "high"
+    assert severity("reconstruction", "partial", "world", of_classes=True)[0] == "medium"
+
+
+def test_what_is_all_but_certain_outranks_an_average_near_chance() -> None:
+    assert severity("membership", "leak", "world", certain=True)[0] == "critical"
+    assert severity("reconstruction", "leak", "server", certain=True)[0] == "critical"
+    assert severity("membership", "leak", "server", certain=True)[1][2] == 3
+    assert severity("membership", "partial", "server", certain=True) == severity(
+        "membership", "partial", "server"
+    )
 
 
 def test_more_impact_or_easier_access_is_never_less_severe() -> None:
@@ -235,10 +244,11 @@ def test_the_page_shows_as_many_findings_as_it_has_room_for() -> None:
 
 def test_severity_is_the_product_that_is_printed() -> None:
     for finding in front_of(load()).findings:
-        impact, access = finding.factors
-        marks = ((9, "critical"), (6, "high"), (3, "medium"), (1, "low"))
-        assert finding.severity == next(word for least, word in marks if impact * access >= least)
+        impact, access, strength = finding.factors
+        marks = ((24, "critical"), (12, "high"), (5, "medium"), (1, "low"))
+        assert finding.severity == next(word for least, word in marks if impact * access * strength >= least)
         assert finding.because.startswith(f"impact {impact} × access {access} (")
+        assert finding.because.endswith(f" × strength {strength}")
 
 
 @pytest.mark.parametrize(("adversaries", "drawn"), [(3, 3), (7, 5)])
