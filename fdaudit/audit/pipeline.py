@@ -45,13 +45,16 @@ def perform(
             nothing else.
         elsewhere: other machines that share the work.
         tick: called with the current activity, the steps done, and the total.
-        budget: seconds for all of it; attacks are reduced or left out so that they fit, see `budgeted`.
+        budget: seconds for all of it; attacks are reduced or left out so that they fit, see `budgeted`. Utility is
+            measured on fewer test records if measuring would take much of it.
 
     Raises:
         UsageError: the spec is wrong, or the directory is occupied or being written; nothing was written.
     """
     with together():
-        run = federated(source, out, resume=resume, seed_from=seed_from, elsewhere=elsewhere, tick=tick)
+        run = federated(
+            source, out, resume=resume, seed_from=seed_from, elsewhere=elsewhere, tick=tick, budget=budget
+        )
         attacked(run, seed_from=seed_from, elsewhere=elsewhere, tick=tick, budget=budget)
 
 
@@ -63,6 +66,7 @@ def federated(
     seed_from: Path | None = None,
     elsewhere: Elsewhere = HERE,
     tick: Tick = lambda what, done, total: None,
+    budget: float | None = None,
 ) -> RunDirectory:
     """Run the first half of `perform`, with its arguments: federation and transcript, sealed."""
     if seed_from is not None:
@@ -75,7 +79,7 @@ def federated(
             stand_by(case)
         tick(case.protocol.card.name, 0, case.protocol_config.rounds)
         seconds = time.perf_counter()
-        _seal(run, federate(run, tick))
+        _seal(run, federate(run, tick, budget))
         malloc.give_back()
         note_time(out, "federation", time.perf_counter() - seconds)
         return run

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -36,6 +36,10 @@ __all__ = ["UtilityWriter", "federate"]
 Tick = Callable[[str, int, int], None]
 """Progress: activity, steps done, total."""
 
+_TESTED = 4_000_000_000
+"""Floating-point operations on test records for each second of a budget: about a tenth of what two cores do."""
+_LEAST_TESTED = 200
+"""Test records that are measured on, at the least."""
 _WHO = ("line", "round", "party")
 """The columns that say which model a row is about."""
 
@@ -116,7 +120,7 @@ class _RunningProtocol:
         return done.models if last or not shared else shared
 
 
-def federate(run: RunDirectory, tick: Tick) -> Position:
+def federate(run: RunDirectory, tick: Tick, budget: float | None = None) -> Position:
     """Run the protocol from the last checkpoint to its end, then the reference lines.
 
     A thread makes rounds durable while the next ones compute. A run killed at any instant resumes from the last
@@ -125,11 +129,12 @@ def federate(run: RunDirectory, tick: Tick) -> Position:
     Args:
         run: the run.
         tick: progress; called when a round is durable, by the thread that made it so.
+        budget: seconds for the whole audit, which limit the test records that utility is measured on.
 
     Returns:
         The transcript's final position.
     """
-    case, vault = run.case, run.vault
+    case, vault = _tested(run.case, budget), run.vault
     key, checkpoint = vault.secrets.for_run(case.identity), vault.load_round()
     start = Position(**checkpoint["transcript"]) if checkpoint else Position()
     utility = UtilityWriter(
@@ -169,6 +174,22 @@ def federate(run: RunDirectory, tick: Tick) -> Position:
     ):
         _reference_line(case, protocol, config, utility, tick)
     return end
+
+
+def _tested(case: Case, budget: float | None) -> Case:
+    """Return the case with as many of its test records as a budget has time for, spread evenly over all."""
+    if budget is None:
+        return case
+    spec = case.spec
+    models = case.protocol_config.rounds // spec.evaluate_every + spec.clients + 1
+    models *= 1 + len(spec.references)
+    work = max(network.work for network in case.common.networks.distinct)
+    test = case.splits.test
+    most = max(_LEAST_TESTED, int(_TESTED * budget / (models * max(work, 1))))
+    if most >= len(test):
+        return case
+    rows = torch.linspace(0, len(test) - 1, most).long()
+    return replace(case, splits=replace(case.splits, test=test[rows]))
 
 
 def _wire(case: Case, transcript: Transcript, secret: bytes, meter: BudgetMeter | None) -> Wire:
