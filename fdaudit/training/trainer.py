@@ -121,7 +121,7 @@ class Trainer:
         anchor = self._anchor(job, fit)
         losses = []
         with self.randomness(job.seed):
-            for step, batch in enumerate(job.batches):
+            for step, batch in enumerate(_moved(job.batches, self.device)):
                 near = None
                 if anchor is not None:
                     near = fit.mu / 2 * _distance({n: copy.named[n] for n in anchor}, anchor)
@@ -219,6 +219,7 @@ class Trainer:
             proximal = {n: torch.stack([a[n] for a in anchors if a is not None]) for n in free}
         inputs = [j.x.to(self.device) for j in jobs]
         targets = [j.targets.to(self.device) for j in jobs]
+        batches = [_moved(j.batches, self.device) for j in jobs]
         self._module.train()
 
         def one(
@@ -231,8 +232,8 @@ class Trainer:
         advance = vmap(grad_and_value(one, has_aux=True))
         losses = []
         for step in range(len(jobs[0].batches)):
-            xb = torch.stack([_rows(t, j.batches[step]) for t, j in zip(inputs, jobs, strict=True)])
-            yb = torch.stack([_rows(t, j.batches[step]) for t, j in zip(targets, jobs, strict=True)])
+            xb = torch.stack([_rows(t, b[step]) for t, b in zip(inputs, batches, strict=True)])
+            yb = torch.stack([_rows(t, b[step]) for t, b in zip(targets, batches, strict=True)])
             detached = {n: t.detach() for n, t in free.items()}
             gradients, (_, plain) = advance(detached, buffers, proximal, xb, yb)
             gradients = fit.clipped(gradients, len(jobs))
@@ -384,6 +385,13 @@ def _optimizer(tensors: list[Tensor], fit: Fit) -> torch.optim.Optimizer:
 
 def _set_rate(optimizer: torch.optim.Optimizer, fit: Fit, step: int, steps: int) -> None:
     optimizer.param_groups[0]["lr"] = annealed(fit.lr, fit.final_lr, step, steps)
+
+
+def _moved(batches: Sequence[Tensor], device: torch.device) -> Sequence[Tensor]:
+    """Return index batches on a device, moved at once: the host waits for the device at every transfer."""
+    if device.type == "cpu" or not batches:
+        return batches
+    return torch.cat(list(batches)).to(device).split([len(batch) for batch in batches])
 
 
 def _rows(tensor: Tensor, index: Tensor) -> Tensor:
