@@ -23,8 +23,8 @@ _PRECISIONS: dict[str, Precision] = {"tf32": "tf32", "bfloat16": "bfloat16"}
 _WORTH_THREADS = 8e5
 _WORTH_DEVICE = 1e6
 """Floating-point operations of a forward pass below which `auto` stays on the CPU. An assumption: no GPU was measured.
-A step of 32 images of such a network takes a CPU core 7 ms, and a client trains on each of up to eight cores. A GPU is
-assumed to need a millisecond to start the operations of a step. `benchmarks/accelerator.py` measures where they cross."""
+A step of 32 images of such a network takes a CPU core 7 ms, and each of up to eight cores trains a client. A GPU may
+need a millisecond to start the operations of a step. `benchmarks/accelerator.py` measures where they cross."""
 
 
 @dataclass(frozen=True, kw_only=True)
