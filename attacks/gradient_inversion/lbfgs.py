@@ -190,7 +190,8 @@ class _Search:
     def _curves(self, rows: Tensor, x: Tensor, g: Tensor) -> Tensor:
         """Return whether the step of each row (k,) to x shows positive curvature, so that it can be a pair."""
         s, y = x - self.x[rows], g - self.g[rows]
-        return (s * y).sum(1) > 1e-10 * s.norm(dim=1) * y.norm(dim=1)
+        curves: Tensor = (s * y).sum(1) > 1e-10 * s.norm(dim=1) * y.norm(dim=1)
+        return curves
 
     def _remember(self, rows: Tensor, x: Tensor, g: Tensor) -> None:
         """Put the pair of a step to x in the place of the oldest one."""

@@ -391,7 +391,9 @@ def _moved(batches: Sequence[Tensor], device: torch.device) -> Sequence[Tensor]:
     """Return index batches on a device, moved at once: the host waits for the device at every transfer."""
     if device.type == "cpu" or not batches:
         return batches
-    return torch.cat(list(batches)).to(device).split([len(batch) for batch in batches])
+    together = torch.cat(list(batches)).to(device)
+    parts: Sequence[Tensor] = together.split([len(batch) for batch in batches])
+    return parts
 
 
 def _rows(tensor: Tensor, index: Tensor) -> Tensor:
