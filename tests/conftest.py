@@ -57,6 +57,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items[:] = filter(in_part, items)
 
 
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip tests marked `cuda` where there is no CUDA device."""
+    if item.get_closest_marker("cuda") is None:
+        return
+    import torch
+
+    if not torch.cuda.is_available():
+        pytest.skip("needs a CUDA device")
+
+
 @pytest.hookimpl(optionalhook=True)  # tests of one environment run without xdist
 def pytest_xdist_auto_num_workers() -> int:
     """As many as there are processors: tests seldom wait, and each process collects all tests for itself."""

@@ -7,7 +7,8 @@ evaluates all rows, each at its own stage of its line search.
 Guarantees:
   * a row's path depends on no other row (up to floating-point error in the objective itself);
   * the value of a row never increases;
-  * a row is evaluated at most `evaluations` times, and not again once it has converged or is stuck.
+  * a row is evaluated at most `evaluations` times, and not again once it has converged or is stuck;
+  * on an accelerator the host waits for the device twice in an iteration, whatever the rows do.
 
 Source: Liu & Nocedal 1989; the product with the inverse Hessian in the compact form of Byrd, Nocedal &
 Schnabel 1994 (theorem 2.2), equal to the two-loop recursion; weak-Wolfe bracketing of Lewis & Overton 2013,
@@ -102,9 +103,11 @@ def minimise(
     for _ in range(evaluations - 1):
         small = search.g.abs().amax(1) <= gradient_tolerance
         search.converged = (search.f <= tolerance) | small
-        active = (~(search.converged | search.stuck)).nonzero()[:, 0]
+        active, dropped = _positions(~(search.converged | search.stuck), search.dropped)
         if not len(active):
             break
+        if len(dropped):
+            search.restart(dropped)
         trial = search.x[active] + search.t[active, None] * search.d[active]
         search.advance(active, trial, *objective(trial, active))
     small = search.g.abs().amax(1) <= gradient_tolerance
@@ -117,8 +120,17 @@ def minimise(
     )
 
 
+def _positions(*masks: Tensor) -> list[Tensor]:
+    """Return the positions where each mask (R,) is true. The host waits for the device once."""
+    table = torch.stack(masks).cpu()
+    return [row.nonzero()[:, 0].to(masks[0].device, non_blocking=True) for row in table]
+
+
 class _Search:
-    """The state of R line searches: x, value f, gradient g, direction d, step t within (low, high)."""
+    """The state of R line searches: x, value f, gradient g, direction d, step t within (low, high).
+
+    Rows that are `dropped` lose their history before their next step; those without one are stuck.
+    """
 
     def __init__(self, x: Tensor, history: int) -> None:
         R, n = x.shape
@@ -128,7 +140,7 @@ class _Search:
         self.trials = torch.zeros(R, dtype=torch.int64, device=x.device)
         self.spent = torch.zeros_like(self.trials)
         self.stuck = torch.zeros(R, dtype=torch.bool, device=x.device)
-        self.converged = self.stuck.clone()
+        self.converged, self.dropped = self.stuck.clone(), self.stuck.clone()
 
     def start(self, f: Tensor, g: Tensor) -> None:
         """Store the first evaluation; a row whose value is not finite is stuck."""
@@ -152,11 +164,13 @@ class _Search:
         late = self.trials[rows] >= _TRIALS
         accepted = falls & (flattens | late)
         self._narrow(rows, t, f, slope, falls, finite)
-        if bool(accepted.any()):
-            self._accept(rows[accepted], trial[accepted], f[accepted], g[accepted])
-        given_up = rows[late & ~accepted]
-        if len(given_up):
-            self._restart(given_up)
+        self.dropped[rows] = late & ~accepted
+        taken, curved = _positions(accepted, accepted & self._curves(rows, trial, g))
+        if len(curved):
+            self._remember(rows[curved], trial[curved], g[curved])
+        if len(taken):
+            self._accept(rows[taken], trial[taken], f[taken], g[taken])
+        self.stuck |= self.dropped & (self.S[:, -1] == 0).all(1)
 
     def _narrow(
         self, rows: Tensor, t: Tensor, f: Tensor, slope: Tensor, falls: Tensor, finite: Tensor
@@ -173,27 +187,29 @@ class _Search:
         self.low[rows], self.high[rows] = low, high
         self.t[rows] = torch.where(falls, longer, shorter)
 
-    def _accept(self, rows: Tensor, x: Tensor, f: Tensor, g: Tensor) -> None:
+    def _curves(self, rows: Tensor, x: Tensor, g: Tensor) -> Tensor:
+        """Return whether the step of each row (k,) to x shows positive curvature, so that it can be a pair."""
         s, y = x - self.x[rows], g - self.g[rows]
-        sy = (s * y).sum(1)
-        curved = sy > 1e-10 * s.norm(dim=1) * y.norm(dim=1)
-        keep = rows[curved]
-        for pairs, new in ((self.S, s), (self.Y, y)):
-            pairs[keep] = torch.cat([pairs[keep, 1:], new[curved, None]], 1)
+        curves: Tensor = (s * y).sum(1) > 1e-10 * s.norm(dim=1) * y.norm(dim=1)
+        return curves
+
+    def _remember(self, rows: Tensor, x: Tensor, g: Tensor) -> None:
+        """Put the pair of a step to x in the place of the oldest one."""
+        for pairs, new in ((self.S, x - self.x[rows]), (self.Y, g - self.g[rows])):
+            pairs[rows] = torch.cat([pairs[rows, 1:], new[:, None]], 1)
+
+    def _accept(self, rows: Tensor, x: Tensor, f: Tensor, g: Tensor) -> None:
         self.x[rows], self.f[rows], self.g[rows] = x, f, g
         d = -inverse_hessian_product(self.S[rows], self.Y[rows], g)
-        descends = torch.isfinite(d).all(1) & ((d * g).sum(1) < 0)
+        self.dropped[rows] = ~(torch.isfinite(d).all(1) & ((d * g).sum(1) < 0))
         self.d[rows], self.t[rows] = d, 1.0
         self._open(rows)
-        if not bool(descends.all()):
-            self._restart(rows[~descends])
 
-    def _restart(self, rows: Tensor) -> None:
-        """Drop the history and try steepest descent; a row that had no history is stuck."""
-        empty = (self.S[rows, -1] == 0).all(1)
-        self.stuck[rows[empty]] = True
+    def restart(self, rows: Tensor) -> None:
+        """Drop the history of rows, and try steepest descent."""
         self.S[rows], self.Y[rows] = 0, 0
         self.d[rows], self.t[rows] = -self.g[rows], self._first_step(self.g[rows])
+        self.dropped[rows] = False
         self._open(rows)
 
     def _open(self, rows: Tensor) -> None:

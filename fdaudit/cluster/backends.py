@@ -20,6 +20,7 @@ from fdaudit.cluster.jobs import Job, work
 from fdaudit.cluster.transfer import write_tree
 from fdaudit.cluster.worker import Line, Task
 from fdaudit.errors import UsageError, nearest
+from fdaudit.evaluation.attack_pool import common_cache
 from fdaudit.parallel.pool import Answer
 
 __all__ = ["EXECUTORS", "elsewhere", "refuse_misfit"]
@@ -86,7 +87,7 @@ class _Cluster:
         """Run pieces of one run's attack stage; a line with `failed` says why `adversaries` have no outcome."""
         if not pieces:
             return
-        size, files = self.size, list[Any]()
+        size, files, results = self.size, list[Any](), list[Any]()
         jobs = list[Job]()
         with connection.marked(Path(pieces[0]["run"]) / "vault") as mark:
             for number, piece in enumerate(pieces):
@@ -98,6 +99,8 @@ class _Cluster:
                         needed="run",
                         files=files,
                         reused=True,
+                        cache=common_cache(),
+                        results=results,
                     )
                     jobs.append(_CellJob(number=number, kind=number, task=task))
             for job, line in work(jobs, size):

@@ -78,6 +78,9 @@ class Job(ABC):
             if "files" in line:
                 self.arrived.append(reference)
                 return {}, "running"
+            if "results" in line:
+                self.task.results.append(reference)
+                return {}, "running"
             if "unshared" in line:
                 if not self.task.files:
                     needed = Path(self.task.piece[self.task.needed])

@@ -5,6 +5,8 @@ Guarantees:
   * a node that does not share the command's directory works in a temporary directory, and returns every change to the
     run. The directory is removed with the worker at the latest, unless the node itself or all processes that know of it
     are killed at once;
+  * shadow models and other shared results are computed once: workers of the command's machine share its cache, and
+    workers elsewhere send each other theirs between two tasks;
   * killing a worker also kills its process.
 
 A Ray worker imports this module, so it does not import PyTorch.
@@ -25,6 +27,7 @@ from typing import Any
 from fdaudit.cluster.transfer import changes, snapshot, write_tree
 from fdaudit.errors import RunError
 from fdaudit.parallel.pool import standing_pool
+from fdaudit.storage.cache import DIRECTORY
 
 __all__ = ["Line", "Task", "serve"]
 
@@ -42,6 +45,8 @@ _VARIABLES = (
 """Ray sets some of these for a task; numbers of threads change bits."""
 _PLACES = ("lock", "run", "scratch", "shared")
 """Fields of a piece that hold paths to write to."""
+_CACHE = "cache"
+"""The folder of shared results in a worker's temporary directory."""
 _PAUSE = 0.1
 """Seconds between two lines of progress."""
 _copies: dict[Path, Path] = {}
@@ -73,6 +78,8 @@ class Task:
         needed: the field of `piece` that names the directory that a node without the command's directory needs.
         files: references to the trees of that directory in Ray's object store; empty until a node asks for them.
         reused: whether a worker uses its copy of that directory again for tasks with the same mark.
+        cache: variables with which processes of the command's machine share results; empty if the work shares none.
+        results: references to lines with results that nodes without the command's directory computed.
         versions: versions of the packages that affect results.
         variables: variables for threads and devices; None if not set.
     """
@@ -83,6 +90,8 @@ class Task:
     needed: str
     files: list[Any]
     reused: bool
+    cache: Mapping[str, str] = field(default_factory=dict)
+    results: list[Any] = field(default_factory=list)
     versions: Mapping[str, str] = field(default_factory=_installed)
     variables: Mapping[str, str | None] = field(default_factory=_environment)
 
@@ -109,13 +118,17 @@ def serve(task: Task) -> Iterator[Line]:
 
     Yields:
         Lines as the task's process prints them, with less progress. If the node does not share the command's directory,
-        trees in `files` come before the outcome, or only `{"unshared": True}` if the task brings no files. A line with
-        `failed` is the reason of a failure. The process ended early if the last line is none of these.
+        trees in `files`, and in `results` for other nodes, come before the outcome. If the task brings no files, only
+        `{"unshared": True}` comes. A line with `failed` is the reason of a failure. The process ended early if the last
+        line is none of these.
     """
     try:
         task.prepare()
         if os.access(task.mark, os.W_OK):
-            yield from _lines(task.module, task.piece)
+            visible = os.access(task.cache.get(DIRECTORY, ""), os.W_OK)
+            yield from _lines(
+                task.module, {**task.piece, "cache": dict(task.cache)} if visible else task.piece
+            )
         elif task.files:
             yield from _apart(task, _copy(task))
         else:
@@ -132,13 +145,18 @@ def _apart(task: Task, home: Path) -> Iterator[Line]:
     places = {name: str(home / name) for name in _PLACES if name in task.piece}
     run, outcome = home / "run", Line()
     before = snapshot(run)
-    for line in _lines(task.module, {**task.piece, **places, "home": str(home)}):
+    cache = home / _CACHE
+    known = snapshot(cache)
+    given = {"cache": {**task.cache, DIRECTORY: str(cache)}} if task.cache else {}
+    for line in _lines(task.module, {**task.piece, **places, **given, "home": str(home)}):
         if "tick" in line:
             yield line
         else:
             outcome = line
     for tree in changes(run, before):
         yield {"files": tree}
+    for tree in changes(cache, known):
+        yield {"results": tree}
     if not task.reused:
         _forget()
     yield outcome
@@ -153,7 +171,7 @@ def _lines(module: str, piece: Mapping[str, Any]) -> Iterator[Line]:
         _LostError: the process ended early.
     """
     due = 0.0
-    for _, line in standing_pool(module, 1).work([piece]):
+    for _, line in standing_pool(module, 1, piece.get("cache", {})).work([piece]):
         if line is None:
             raise _LostError
         if "tick" in line:
@@ -174,9 +192,13 @@ def _copy(task: Task) -> Path:
         _forget()
         home = Path(tempfile.mkdtemp(prefix="fdaudit-copy-"))
         _copies[task.mark] = home
-        (home / task.needed).mkdir(mode=0o700)
+        for name in (task.needed, _CACHE):
+            (home / name).mkdir(mode=0o700)
         for tree in task.files:
             write_tree(ray.get(tree), home / task.needed)
+    for reference in task.results:
+        tree = ray.get(reference)["results"]
+        write_tree({name: tree[name] for name in tree if not (home / _CACHE / name).exists()}, home / _CACHE)
     return home
 
 

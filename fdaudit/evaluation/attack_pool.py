@@ -10,10 +10,10 @@ from threading import active_count
 
 from fdaudit.parallel.memory import fitting
 from fdaudit.parallel.pool import Pool, processors, standing_pool
-from fdaudit.storage.cache import BYTES, DIRECTORY, KEY
+from fdaudit.storage.cache import BYTES, DIRECTORY, KEY, handed_on
 from fdaudit.storage.scratch import new_folder
 
-__all__ = ["attack_pool", "dismiss", "fork_attacker", "stand_by"]
+__all__ = ["attack_pool", "common_cache", "dismiss", "fork_attacker", "stand_by"]
 
 _WORKER = "fdaudit.evaluation.attack_worker"
 _MOST_IN_COMMON = 1 << 30
@@ -23,6 +23,11 @@ _MOST_IN_COMMON = 1 << 30
 def attack_pool(size: int) -> Pool:
     """Return the pool of a size, always the same one; a process starts when it is first needed."""
     return standing_pool(_WORKER, size, _in_common())
+
+
+def common_cache() -> dict[str, str]:
+    """Return the variables with which a process shares this one's results, wherever it runs."""
+    return _in_common() or handed_on()
 
 
 def stand_by() -> None:

@@ -6,6 +6,7 @@ Guarantee, besides those of `serve`:
 
 from __future__ import annotations
 
+import os
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -46,6 +47,7 @@ def _work(value: dict[str, Any], say: Say) -> None:
     from fdaudit.spec.trust import trust_code
 
     trust_code(value["trusted"])
+    os.environ.update(value.get("cache", {}))
     run = Path(value["run"])
     try:
         if not _desks or _desks[0].run.path != run:

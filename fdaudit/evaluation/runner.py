@@ -2,9 +2,9 @@
 
 Guarantees:
   * a cell computes on one thread on every machine, so its outcome does not depend on the number of parallel cells;
-  * a cell whose process is killed or lost runs once more, alone, after all others; then it is marked as failed, and
-    no other cell is affected;
-  * no more processes start than fit in the free memory;
+  * a cell whose process is killed or lost, or finds its GPU full, runs once more, alone, after all others; then it is
+    marked as failed, and no other cell is affected;
+  * no more processes start than fit in the free memory, also that of a GPU;
   * with a budget of time, cells run from the cheapest attack to the dearest. Those that have no answer when it is spent
     are marked as not tested.
 """
@@ -30,7 +30,7 @@ from fdaudit.evaluation.budget import Clock, Deadline, allot, forget_budget, kep
 from fdaudit.evaluation.estimate import Work, costs_of, estimate
 from fdaudit.evaluation.stage import Adversary, Stage, handed_folder, not_asked
 from fdaudit.isolation.attacker import ENDED, KILLED
-from fdaudit.parallel.memory import fitting
+from fdaudit.parallel.memory import fitting, fitting_on
 from fdaudit.parallel.pool import Pool, Workers
 from fdaudit.planning.attacks import plan_attack
 from fdaudit.planning.case import Case
@@ -45,6 +45,8 @@ from fdaudit.storage.tree import make_folder
 
 __all__ = ["Desk", "Piece", "attack_cells", "budgeted", "due_cells", "note_time", "stand_by"]
 
+_DEVICE_FULL = "CUDA out of memory"
+"""What PyTorch says if a GPU has no memory left; other processes may have taken it."""
 _GRACE = 10.0
 """Seconds after the end of a budget in which processes may still report the cells that they stopped."""
 
@@ -111,6 +113,7 @@ class Desk:
                 self._adversaries[name] = self._open.enter_context(self._stage.adversary(name))
             with _one_thread():
                 cell = self._stage.cell(self._adversaries[name], piece.attack, piece.beside, piece.deadline)
+            torch.cuda.empty_cache()  # processes of other cells may share the device
             yield cell, time.perf_counter() - begun
 
     def close(self) -> None:
@@ -136,7 +139,7 @@ def attack_cells(
         only: predicate that selects cells.
         again: also run cells that have an outcome.
         beside: runs with the same secret; their controls are reused.
-        workers: workers that replace local processes, if there is more than one cell and no accelerator.
+        workers: workers that replace local processes, if there is more than one cell, on the CPU.
         tick: progress; it is told an estimate of time and memory before the first cell.
         stored: called with each cell whose outcome is on disk.
         clock: the budget of the stage, with which the attacks of `run` were reduced; see `budgeted`.
@@ -323,6 +326,7 @@ def _outcomes(
     if workers is not None and len(pieces) < workers.size:  # few attacks: split by adversary instead
         pieces = [replace(p, adversaries=(a,)) for p in pieces for a in p.adversaries]
     if workers is not None and len(pieces) > 1:
+        torch.cuda.empty_cache()  # what training reserved is for the workers
         yield from _by_workers(Stage(run), pieces, workers, say)
         return
     with closing(Desk(run)) as desk:
@@ -331,25 +335,30 @@ def _outcomes(
 
 
 def _workers(case: Case, cells: int, others: Workers | None) -> Workers | None:
-    """Return the workers that run cells; None, for this process, on an accelerator or with one cell or one thread."""
-    if case.execution.device.startswith("cuda") or cells < 2:
+    """Return the workers that run cells; None, for this process, with one cell or one thread.
+
+    Processes of this machine share an accelerator: other machines may have none.
+    """
+    if cells < 2:
         return None
+    if case.execution.device.startswith("cuda"):
+        return _processes(case, cells)
     return others or _processes(case, cells)
 
 
 def _processes(case: Case, cells: int) -> Pool | None:
     """Return processes of this machine, as many as the run has threads and memory has room for; None for one."""
-    size = min(case.execution.threads, cells, fitting())
+    size = min(case.execution.threads, cells, fitting(), fitting_on(case.execution.device))
     return None if size < 2 else attack_pool(size)
 
 
 def _by_workers(
     stage: Stage, pieces: Sequence[Piece], workers: Workers, say: Callable[[str], None]
 ) -> Generator[tuple[Cell, float], None, None]:
-    """Yield every cell that the workers report; those that were killed or lost run once more, one at a time."""
+    """Yield every cell that the workers report; those that were killed, lost or out of memory run again, in turn."""
     lost = list[Piece]()
     for piece, cell, seconds in _reported(stage, pieces, workers, say):
-        if cell.reason in (ENDED, KILLED) and cell.status == "failed":
+        if cell.status == "failed" and (cell.reason in (ENDED, KILLED) or _DEVICE_FULL in cell.reason):
             lost.append(replace(piece, adversaries=(cell.adversary,)))
         else:
             yield cell, seconds

@@ -89,6 +89,13 @@ def serve_cases(
             return
         except Exception as error:
             send(writing, "failed", {"reason": _said(error)}, {})
+        _free_accelerator()
+
+
+def _free_accelerator() -> None:
+    """Give back what PyTorch reserves on a GPU between two trials, because other processes may share it."""
+    if "torch" in sys.modules:
+        sys.modules["torch"].cuda.empty_cache()
 
 
 def _said(error: BaseException) -> str:

@@ -13,12 +13,15 @@ from pathlib import Path
 
 from fdaudit.errors import UsageError
 
-__all__ = ["VARIABLE", "budget", "fitting", "refuse_forecast", "set_ceiling"]
+__all__ = ["VARIABLE", "budget", "fitting", "fitting_on", "refuse_forecast", "set_ceiling"]
 
 VARIABLE = "FDAUDIT_MEMORY"
 """Gigabytes that attack processes may take together."""
 _NEED = 2.0
 """Gigabytes for one attack at a time: its process, that of the cell, and an attack on images of 92x112."""
+_NEED_ON_DEVICE = 4.0
+"""Gigabytes of a GPU for one attack at a time. An assumption: its process and that of the cell load CUDA, and a chunk
+of an inversion holds about ten tensors of 2^25 values."""
 _SHARE = 0.8
 """Share of the free memory that is used by default."""
 _GROUPS = (
@@ -56,6 +59,20 @@ def fitting() -> int:
     """Return how many attack processes fit in the budget; at least one."""
     room = budget()
     return max(1, int(room / _NEED)) if room is not None else 1 << 16
+
+
+@cache
+def fitting_on(device: str) -> int:
+    """Return how many attack processes fit in the free memory of a CUDA device; at least one. Any number fits on a CPU.
+
+    It is read once in a process, so that a run keeps the same pool of processes.
+    """
+    if not device.startswith("cuda"):
+        return 1 << 16
+    import torch
+
+    free, _ = torch.cuda.mem_get_info(device)
+    return max(1, int(_SHARE * free / 1e9 / _NEED_ON_DEVICE))
 
 
 def refuse_forecast(field: str, value: object, need: int) -> None:

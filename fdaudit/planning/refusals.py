@@ -29,10 +29,14 @@ if TYPE_CHECKING:
 __all__ = [
     "refuse_absent_device",
     "refuse_networks",
+    "refuse_precision",
     "refuse_records",
     "refuse_settings",
     "refuse_unknown_adversaries",
 ]
+
+_ROUNDS = (8, 0)
+"""The compute capability of the first GPUs with TF32 and bfloat16."""
 
 
 def refuse_settings(
@@ -209,3 +213,20 @@ def refuse_absent_device(device: str) -> None:
     if number >= found:
         problem = f"is not there: PyTorch finds {found} CUDA devices"
         raise SpecError("device", device, problem, "Set device to 'cpu' or 'auto'.")
+
+
+def refuse_precision(precision: str, device: str) -> None:
+    """Refuse a precision that a device cannot compute with.
+
+    Raises:
+        SpecError: `tf32` on a CPU; `tf32` or `bfloat16` on a GPU without them.
+    """
+    on_gpu = device.startswith("cuda")
+    if precision == "tf32" and not on_gpu:
+        problem = "needs a CUDA device, and this run would use the CPU"
+        raise SpecError("precision", precision, problem, "Set precision to 'float32', or device to 'cuda'.")
+    if precision in ("tf32", "bfloat16") and on_gpu:
+        major, minor = torch.cuda.get_device_capability(device)
+        if (major, minor) < _ROUNDS:
+            problem = f"needs a GPU of compute capability 8.0 or later, and {device} has {major}.{minor}"
+            raise SpecError("precision", precision, problem, "Set precision to 'float32'.")

@@ -25,7 +25,13 @@ from fdaudit.models import Architecture, architecture
 from fdaudit.planning.attacks import plan_attacks
 from fdaudit.planning.case import Case
 from fdaudit.planning.presets import written_out
-from fdaudit.planning.refusals import refuse_absent_device, refuse_networks, refuse_records, refuse_settings
+from fdaudit.planning.refusals import (
+    refuse_absent_device,
+    refuse_networks,
+    refuse_precision,
+    refuse_records,
+    refuse_settings,
+)
 from fdaudit.spec.code import own_digest
 from fdaudit.spec.schema import ModelSpec, Spec
 from fdaudit.storage.cache import digest_of
@@ -172,8 +178,9 @@ def _broadcast_seed(protocol: type[FederatedProtocol], networks: Networks, seed:
 def execution_of(spec: Spec, networks: Networks | None) -> Execution:
     """Return how the models of a spec are trained on this machine."""
     distinct = () if networks is None else networks.distinct
-    device = default_device() if spec.device == "auto" else spec.device
+    device = default_device(lambda: _work_of(distinct)) if spec.device == "auto" else spec.device
     refuse_absent_device(device)
+    refuse_precision(spec.precision, device)
     # Networks of the zoo are tried when they are first trained: a card may name one that is too large to build here.
     shown = [rehearsed(network, device) for network in distinct if network.imported]
     own_norms = any(network.has_batchnorm for network in distinct if not network.imported)
@@ -191,8 +198,13 @@ def execution_of(spec: Spec, networks: Networks | None) -> Execution:
         convolutions=any(n.has_convolutions for n in distinct),
         stackable=device.startswith("cuda") and all(r.stackable for r in shown) and not own_norms,
         contiguous_only=contiguous_only,
-        work=0.0 if spec.threads == 1 else max((n.work for n in distinct), default=0.0),
+        work=0.0 if spec.threads == 1 else _work_of(distinct),
     )
+
+
+def _work_of(networks: Sequence[Architecture]) -> float:
+    """Return the floating-point operations of a forward pass of the largest network."""
+    return float(max((network.work for network in networks), default=0))
 
 
 def _records(spec: Spec, secrets: Secrets) -> tuple[Dataset, Splits]:

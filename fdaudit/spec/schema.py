@@ -308,15 +308,16 @@ class Spec(Config):
     profile: Literal["quick", "standard", "full"] = "standard"
     """Size of the attacks' budgets."""
     device: Annotated[str, Field(pattern=r"^(auto|cpu|cuda(:\d+)?)$")] = "auto"
-    """Where models are trained and attacks optimise; `auto` is CUDA where there is one."""
+    """Where models are trained and attacks optimise; `auto` is CUDA where there is one, except for small networks."""
     threads: int | None = Field(None, ge=1, le=1024)
     """CPU threads; default: the processor count, at most 8. Part of the result: it changes bits."""
     strategy: Literal["auto", "loop", "stacked"] = "auto"
     """How several models are trained: one after another, or stacked and trained together. Default: by rule."""
     memory_format: Literal["auto", "contiguous", "channels_last"] = "auto"
     """Memory layout of images. Default, by rule: `channels_last` for convolutions trained one after another."""
-    precision: Literal["auto", "float32", "bfloat16"] = "auto"
-    """Precision of training. `bfloat16` is mixed precision: weights and losses stay float32."""
+    precision: Literal["auto", "float32", "tf32", "bfloat16"] = "auto"
+    """Precision of training; default: float32. `tf32` lets CUDA round what it multiplies, in attacks too. `bfloat16` is
+    mixed precision: weights and losses stay float32."""
     compile: bool = False
     """Train through `torch.compile`, one model at a time; the first step of each network takes long."""
     record: Literal["full", "digest"] | RecordRounds = "full"

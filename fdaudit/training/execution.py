@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from typing import Literal
@@ -13,9 +14,17 @@ import torch
 from fdaudit.parallel import malloc
 from fdaudit.parallel.pool import processors
 
-__all__ = ["Execution", "default_device"]
+__all__ = ["Execution", "Precision", "default_device"]
 
+Precision = Literal["float32", "tf32", "bfloat16"]
+"""How training rounds: IEEE single precision, products of inputs rounded to TF32, or mixed precision."""
+
+_PRECISIONS: dict[str, Precision] = {"tf32": "tf32", "bfloat16": "bfloat16"}
 _WORTH_THREADS = 8e5
+_WORTH_DEVICE = 1e6
+"""Floating-point operations of a forward pass below which `auto` stays on the CPU. An assumption: no GPU was measured.
+A step of 32 images of such a network takes a CPU core 7 ms, and each of up to eight cores trains a client. A GPU may
+need a millisecond to start the operations of a step. `benchmarks/accelerator.py` measures where they cross."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,7 +39,7 @@ class Execution:
     threads: int
     strategy: Literal["loop", "stacked"]
     memory_format: Literal["contiguous", "channels_last"]
-    precision: Literal["float32", "bfloat16"] = "float32"
+    precision: Precision = "float32"
     compile: bool = False
     inside: int = 1
 
@@ -45,8 +54,12 @@ class Execution:
         return {name: value for name, value in self.described.items() if name != "inside"}
 
     def begin(self) -> None:
-        """Set up this process for training: threads, deterministic operations, freed memory kept."""
+        """Set up this process for training: threads, deterministic operations, rounding, freed memory kept."""
         torch.set_num_threads(self.inside)
+        if self.device.startswith("cuda"):
+            # Without this, PyTorch rounds the inputs of convolutions to TF32, but not those of matrix products.
+            torch.backends.cudnn.allow_tf32 = self.precision == "tf32"
+            torch.backends.cuda.matmul.allow_tf32 = self.precision == "tf32"
         if self.compile:
             torch.use_deterministic_algorithms(True, warn_only=True)
         else:
@@ -71,16 +84,17 @@ class Execution:
     ) -> Execution:
         """Choose the settings that the spec leaves open, by rule.
 
-        Device: CUDA if available. Threads: the processor count, at most 8. Strategy: `stacked` on CUDA; `loop` on a
-        CPU, where grouped convolutions make stacked CNN clients about twice as slow, or if a network does not stack.
+        Device: CUDA if available and `work` is at least a million. Threads: the processor count, at most 8. Strategy:
+        `stacked` on CUDA; `loop` on a CPU, where grouped convolutions make stacked CNN clients about twice as slow, or
+        if a network does not stack.
         Memory format: `channels_last` for convolutions under `loop`, which makes small CNNs a third faster, unless a
         network runs on contiguous images only (`x.view` after a convolution).
         Inside operations: all threads if `work`, the floating-point operations of a forward pass for one image of the
         largest network, is at least 800,000. Below that threads wait for each other longer than they work.
-        `benchmarks/training_strategy.py` measures all three again. Precision: float32, because the accuracy cost of
-        bfloat16 has not been measured. If compiling fails here, it is skipped with a warning.
+        `benchmarks/training_strategy.py` measures all three again. Precision: float32. If compiling fails here, it is
+        skipped with a warning.
         """
-        chosen = default_device() if device == "auto" else device
+        chosen = default_device(lambda: work) if device == "auto" else device
         if strategy == "auto":
             strategy = "stacked" if chosen.startswith("cuda") and stackable else "loop"
         if memory_format == "auto":
@@ -92,15 +106,20 @@ class Execution:
             threads=threads,
             strategy="stacked" if strategy == "stacked" else "loop",
             memory_format="channels_last" if memory_format == "channels_last" else "contiguous",
-            precision="bfloat16" if precision == "bfloat16" else "float32",
+            precision=_PRECISIONS.get(precision, "float32"),
             compile=compile and _can_compile(chosen),
             inside=threads if work >= _WORTH_THREADS else 1,
         )
 
 
-def default_device() -> str:
-    """Return the device that `auto` stands for: CUDA if available."""
-    return "cuda" if torch.cuda.is_available() else "cpu"
+def default_device(work: Callable[[], float]) -> str:
+    """Return the device that `auto` stands for: CUDA if available, but the CPU for small networks.
+
+    Args:
+        work: returns the floating-point operations of a forward pass of the largest network; called only if CUDA is
+            available.
+    """
+    return "cuda" if torch.cuda.is_available() and work() >= _WORTH_DEVICE else "cpu"
 
 
 def _can_compile(device: str) -> bool:

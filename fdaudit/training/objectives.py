@@ -221,7 +221,9 @@ class ClientStep:
     def _of_batch(self, q: Tensor) -> Tensor:
         """Return targets (..., B, C) of one batch with probabilities q (..., B, C)."""
         classes = q.shape[-1]
-        weights = torch.ones(classes) if not self.class_weights else torch.tensor(self.class_weights)
+        weights = torch.ones(classes, device=q.device)
+        if self.class_weights:
+            weights = torch.tensor(self.class_weights, device=q.device)
         weighted = q * weights.to(q)
         total = weighted.sum((-2, -1), keepdim=True)
         smoothed = (1 - self.label_smoothing) * weighted + self.label_smoothing / classes * weights.to(q)

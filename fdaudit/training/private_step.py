@@ -77,13 +77,13 @@ class Guard:
         total = {n: torch.zeros_like(p, dtype=torch.float64) for n, p in free.items()}
         entries = _ENTRIES.get(next(iter(free.values())).device.type, _ENTRIES["cpu"])
         part = max(entries // sum(p.numel() for p in free.values()), 1)
-        loss = torch.zeros(())
+        loss = torch.zeros((), device=next(iter(free.values())).device)
         with seeded_randomness(self._draws, _accelerators(free)):
             for chunk in batch.split(part) if len(batch) else ():
                 chunk_losses = losses(chunk)
                 # Not for `inputs` alone: hooks fire where a layer's own input gets its gradient.
                 chunk_losses.backward()
-                loss = loss + chunk_losses.detach().cpu()
+                loss = loss + chunk_losses.detach()
                 for name, clipped in self.rule.clipped(_taken(free, len(chunk))).items():
                     total[name] += clipped
         noisy = self.rule.noised(total, self.noise)

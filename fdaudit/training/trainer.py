@@ -121,7 +121,7 @@ class Trainer:
         anchor = self._anchor(job, fit)
         losses = []
         with self.randomness(job.seed):
-            for step, batch in enumerate(job.batches):
+            for step, batch in enumerate(_moved(job.batches, self.device)):
                 near = None
                 if anchor is not None:
                     near = fit.mu / 2 * _distance({n: copy.named[n] for n in anchor}, anchor)
@@ -219,6 +219,7 @@ class Trainer:
             proximal = {n: torch.stack([a[n] for a in anchors if a is not None]) for n in free}
         inputs = [j.x.to(self.device) for j in jobs]
         targets = [j.targets.to(self.device) for j in jobs]
+        batches = [_moved(j.batches, self.device) for j in jobs]
         self._module.train()
 
         def one(
@@ -231,8 +232,8 @@ class Trainer:
         advance = vmap(grad_and_value(one, has_aux=True))
         losses = []
         for step in range(len(jobs[0].batches)):
-            batches = [j.batches[step] for j in jobs]
-            xb, yb = _drawn(inputs, batches), _drawn(targets, batches)
+            drawn = [b[step] for b in batches]
+            xb, yb = _drawn(inputs, drawn), _drawn(targets, drawn)
             detached = {n: t.detach() for n, t in free.items()}
             gradients, (_, plain) = advance(detached, buffers, proximal, xb, yb)
             gradients = fit.clipped(gradients, len(jobs))
@@ -384,6 +385,15 @@ def _optimizer(tensors: list[Tensor], fit: Fit) -> torch.optim.Optimizer:
 
 def _set_rate(optimizer: torch.optim.Optimizer, fit: Fit, step: int, steps: int) -> None:
     optimizer.param_groups[0]["lr"] = annealed(fit.lr, fit.final_lr, step, steps)
+
+
+def _moved(batches: Sequence[Tensor], device: torch.device) -> Sequence[Tensor]:
+    """Return index batches on a device, moved at once: the host waits for the device at every transfer."""
+    if device.type == "cpu" or not batches:
+        return batches
+    together = torch.cat(list(batches)).to(device)
+    parts: Sequence[Tensor] = together.split([len(batch) for batch in batches])
+    return parts
 
 
 def _rows(tensor: Tensor, index: Tensor) -> Tensor:

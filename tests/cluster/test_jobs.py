@@ -4,6 +4,7 @@ end the process that asks, or the worker that is at the next task already."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -100,6 +101,23 @@ def test_the_directory_is_sent_only_when_a_node_asks(cluster: Callable[..., Work
     worker = cluster([{"unshared": True}], [DONE])
     assert [line for _, line in work([job(needed=tmp_path)], 1)] == [{**DONE, "trees": 0}]
     assert worker.sent == [[], [{"x": b"1"}]]
+
+
+def test_results_of_one_node_are_sent_with_the_tasks_that_follow(cluster: Callable[..., Worker]) -> None:
+    line = {"results": {"x.kept": b"1"}}
+    worker, results, sent = cluster([line, DONE], [DONE]), list[Any](), list[list[Any]]()
+    jobs_ = [job(0), job(1)]
+    for one in jobs_:
+        one.task = replace(one.task, results=results)
+    remote = worker.remote
+
+    def noted(task: Task) -> Any:
+        sent.append(list(task.results))
+        return remote(task)
+
+    worker.remote = noted  # type: ignore[method-assign]
+    assert [line for _, line in work(jobs_, 1)] == [{**DONE, "trees": 0}] * 2
+    assert sent == [[], [line]]
 
 
 @pytest.mark.parametrize("size", [1, 2])

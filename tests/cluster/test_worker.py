@@ -22,6 +22,8 @@ from fdaudit.cluster.transfer import changes, write_tree
 from fdaudit.cluster.worker import Task, serve
 from fdaudit.evaluation.runner import Piece
 from fdaudit.parallel.pool import Pool, _standing
+from fdaudit.storage.cache import DIRECTORY, KEY
+from fdaudit.storage.files import load_json
 
 from ..evaluation.test_attack_stage import SPEC
 from ..helpers.run_cases import tree
@@ -65,7 +67,7 @@ def test_progress_is_reported_ten_times_a_second_and_at_each_last_step(
         yield from steps("slow", 30, 0.2)
         yield 0, {"status": "done"}
 
-    monkeypatch.setattr(worker, "standing_pool", lambda module, size: SimpleNamespace(work=lines))
+    monkeypatch.setattr(worker, "standing_pool", lambda *given: SimpleNamespace(work=lines))
     told = list(worker._lines("module", {}))
     quick = [line["tick"][1] for line in told if line.get("tick", [""])[0] == "quick"]
     assert quick[0] == 1
@@ -118,10 +120,63 @@ def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, forked_processes: None
     pool.close()
 
 
-def task(run: fdaudit.Run, at: Path, name: str, adversary: str, mark: Path, files: list[Any]) -> Task:
+def task(
+    run: fdaudit.Run, at: Path, name: str, adversary: str, mark: Path, files: list[Any], **more: Any
+) -> Task:
     attack = next(a for a in run.case.attacks if a.name == name)
     piece = Piece(at, attack, (adversary,)).to_json()
-    return Task(module=ATTACKS, piece=piece, mark=mark, needed="run", files=files, reused=True)
+    return Task(module=ATTACKS, piece=piece, mark=mark, needed="run", files=files, reused=True, **more)
+
+
+@pytest.fixture(scope="module")
+def shadowed(tmp_path_factory: pytest.TempPathFactory) -> fdaudit.Run:
+    """A run with an attack that trains shadow models."""
+    attack = {"name": "lira-offline", "params": {"shadows": 4}}
+    return fdaudit.run(
+        {**SPEC, "threads": 1, "attacks": [attack]}, tmp_path_factory.mktemp("shadowed") / "run"
+    )
+
+
+@pytest.mark.thorough
+def test_a_node_that_sees_the_cache_of_the_command_shares_it(
+    shadowed: fdaudit.Run, node: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "mark").touch()
+    (tmp_path / "cache").mkdir(mode=0o700)
+    cache = {DIRECTORY: str(tmp_path / "cache"), KEY: "0" * 64}
+    asked = task(shadowed, shadowed.directory, "lira-offline", "world", tmp_path / "mark", [], cache=cache)
+    (line,) = serve(asked)
+    assert line["cell"] == load_json(shadowed.directory / "attacks" / "world-lira-offline.json")
+    assert list((tmp_path / "cache").glob("*.kept"))
+
+
+@pytest.mark.thorough
+def test_nodes_send_each_other_the_shadow_models_that_they_trained(
+    shadowed: fdaudit.Run, node: Path, tmp_path: Path
+) -> None:
+    cache = {DIRECTORY: str(tmp_path / "unseen cache"), KEY: "0" * 64}
+    files, trained = list(changes(shadowed.directory)), list[list[str]]()
+    results = list[Any]()
+    for number in range(2):
+        mark = tmp_path / f"mark of node {number}"  # each node makes a directory of its own
+        asked = task(
+            shadowed,
+            shadowed.directory,
+            "lira-offline",
+            "world",
+            mark,
+            files,
+            cache=cache,
+            results=list(results),
+        )
+        *lines, outcome = serve(asked)
+        assert outcome["cell"] == load_json(shadowed.directory / "attacks" / "world-lira-offline.json")
+        new = [line for line in lines if "results" in line]
+        results += new
+        trained.append([name for line in new for name in line["results"] if name.endswith(".kept")])
+    assert trained[0]
+    assert trained[1] == []
+    assert not (tmp_path / "unseen cache").exists()
 
 
 @pytest.mark.thorough

@@ -37,10 +37,28 @@ def test_as_many_as_a_run_will_ask_for(
     assert case().execution.threads == min(processors, 8)
 
 
-def test_nobody_waits_where_an_accelerator_attacks(calls: list[str]) -> None:
+def test_nobody_waits_where_a_gpu_has_room_for_one(calls: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runner, "fitting_on", lambda device: 1)
     attack_pool.stand_by()
     runner.stand_by(case(on="cuda"))
     assert calls[-1].endswith(" go")
+
+
+def test_as_many_share_a_gpu_as_its_memory_has_room_for(
+    calls: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("os.cpu_count", lambda: 8)
+    monkeypatch.setattr(runner, "fitting", lambda: 64)
+    monkeypatch.setattr(runner, "fitting_on", lambda device: 3 if device == "cuda:1" else 64)
+    runner.stand_by(case(on="cuda:1"))
+    assert calls[-1] == "3 stand by"
+
+
+def test_machines_elsewhere_run_no_cell_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runner, "fitting_on", lambda device: 1)
+    elsewhere = Pool("none", 5)
+    assert runner._workers(case(), 4, elsewhere) is elsewhere
+    assert runner._workers(case(on="cuda"), 4, elsewhere) is None
 
 
 def case(on: str = "cpu") -> Case:

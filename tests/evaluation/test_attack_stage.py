@@ -113,6 +113,36 @@ def test_a_cell_whose_process_ended_has_failed_and_says_so(
     assert [c.adversary for c in cells] == sorted(c.adversary for c in cells), "in the order of adversaries"
 
 
+class _Full:
+    """A pool whose processes share a GPU that is full for every cell against world until it runs alone."""
+
+    size = 2
+
+    def work(
+        self, pieces: Sequence[dict[str, Any]]
+    ) -> Generator[tuple[int, dict[str, Any] | None], None, None]:
+        for number, piece in enumerate(pieces):
+            desk = Desk(RunDirectory.reopen(Path(piece["run"])))
+            attack = next(a for a in desk.run.case.attacks if a.name == piece["attack"])
+            for cell, seconds in desk.cells(Piece(Path(piece["run"]), attack, tuple(piece["adversaries"]))):
+                if cell.adversary == "world" and len(pieces) > 1:
+                    reason = "OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB."
+                    cell = desk._stage.failed("world", attack, reason)
+                yield number, {"adversary": cell.adversary, "cell": cell.plain(), "seconds": seconds}
+            desk.close()
+
+
+@pytest.mark.thorough
+def test_a_cell_that_found_its_gpu_full_runs_again_alone(
+    run: fdaudit.Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before, said = {c["id"]: c for c in run.result.plain()["cells"]}, list[str]()
+    monkeypatch.setattr(runner, "attack_pool", lambda size: _Full())
+    cells = attack_cells(run.opened, again=True, tick=lambda *told: said.append(told[0]))
+    assert {c.id: c.plain() for c in cells} == before
+    assert {"attacks (gap: again, alone)", "attacks (loss-threshold: again, alone)"} <= set(said)
+
+
 class _Far:
     """Workers that run cells here, of a piece's JSON alone, and lose those against some adversaries."""
 
@@ -190,7 +220,7 @@ def test_one_cell_is_run_here(run: fdaudit.Run) -> None:
     assert (cell.id, far.pieces) == ("world/gap", [])
 
 
-def test_one_thread_or_an_accelerator_starts_no_process(
+def test_one_thread_starts_no_process(
     run: fdaudit.Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(size: int) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 from fdaudit.errors import UsageError
 from fdaudit.isolation.attacker import ENDED, KILLED, Attacker
@@ -46,6 +47,19 @@ def test_where_nothing_is_known_memory_sets_no_limit(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(memory, "_available", lambda: None)
     monkeypatch.setattr(memory, "_left_in_group", lambda: None)
     assert memory.fitting() > 1000
+
+
+@pytest.mark.parametrize(("free", "processes"), [(1e9, 1), (24e9, 4), (140e9, 28)])
+def test_the_free_memory_of_a_gpu_sets_how_many_processes_share_it(
+    free: float, processes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memory.fitting_on.cache_clear()
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (int(free), 150_000_000_000))
+    assert memory.fitting_on("cuda:1") == processes
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (0, 0))
+    assert memory.fitting_on("cuda:1") == processes, "a run keeps the same pool"
+    assert memory.fitting_on("cpu") > 1000
+    memory.fitting_on.cache_clear()
 
 
 def test_files_that_the_system_keeps_ready_are_not_taken_memory(

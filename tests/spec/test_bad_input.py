@@ -319,6 +319,30 @@ def test_a_device_that_is_not_there(
 
 
 @pytest.mark.parametrize(
+    ("device", "precision", "problem"),
+    [
+        ("cpu", "tf32", "'tf32' needs a CUDA device"),
+        ("cuda", "tf32", "'tf32' needs a GPU of compute capability 8.0 or later, and cuda has 7.5"),
+        ("cuda", "bfloat16", "'bfloat16' needs a GPU of compute capability 8.0 or later, and cuda has 7.5"),
+    ],
+)
+def test_a_precision_that_the_device_does_not_have(
+    device: str,
+    precision: str,
+    problem: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
+    spec = tiny(device=device, precision=precision)
+    line = refused(spec, tmp_path, monkeypatch, capsys, "--out", "run")
+    assert line.startswith(f"fdaudit: precision: {problem}")
+    assert "Set precision to 'float32'" in line
+
+
+@pytest.mark.parametrize(
     "values", [{"a": {1, 2}}, {"a": object()}, {"a": 1j}, {"a": b"x"}, {1: {2: Path("x")}}]
 )
 def test_values_that_are_not_plain_name_their_field(values: dict[Any, Any]) -> None:

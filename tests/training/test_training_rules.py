@@ -80,6 +80,9 @@ RULES = [  # (what is given, cuda?, device, strategy, memory format)
     ({}, True, "cuda", "stacked", "contiguous"),
     ({"convolutions": True}, True, "cuda", "stacked", "contiguous"),
     ({"stackable": False, "convolutions": True}, True, "cuda", "loop", "channels_last"),
+    ({"work": 999_999}, True, "cpu", "loop", "contiguous"),
+    ({"work": 1_000_000}, True, "cuda", "stacked", "contiguous"),
+    ({"device": "cuda", "work": 1}, True, "cuda", "stacked", "contiguous"),
     ({"device": "cpu"}, True, "cpu", "loop", "contiguous"),
     ({"device": "cuda:1"}, True, "cuda:1", "stacked", "contiguous"),
     ({"strategy": "stacked"}, False, "cpu", "stacked", "contiguous"),
@@ -130,6 +133,38 @@ def test_what_is_resolved_stays_as_it_is_when_resolved_again(monkeypatch):
 def test_precision_is_float32_unless_asked_for(monkeypatch):
     assert resolved(monkeypatch, cuda=True).precision == "float32"
     assert resolved(monkeypatch, precision="bfloat16").precision == "bfloat16"
+    assert resolved(monkeypatch, precision="tf32").precision == "tf32"
+
+
+@pytest.fixture
+def rounding():
+    """Return PyTorch's switches of TF32, and restore them."""
+    switches = (torch.backends.cudnn, torch.backends.cuda.matmul)
+    before = [switch.allow_tf32 for switch in switches]
+    yield switches
+    for switch, value in zip(switches, before, strict=True):
+        switch.allow_tf32 = value
+
+
+@pytest.mark.parametrize(
+    ("device", "precision", "rounds"),
+    [("cuda", "float32", False), ("cuda", "tf32", True), ("cuda:1", "bfloat16", False)],
+)
+def test_cuda_rounds_to_tf32_only_where_asked_for(monkeypatch, rounding, device, precision, rounds):
+    monkeypatch.setattr(torch, "set_num_threads", lambda number: None)
+    for switch in rounding:
+        switch.allow_tf32 = not rounds
+    Execution.resolve(device=device, precision=precision, convolutions=False).begin()
+    assert [switch.allow_tf32 for switch in rounding] == [rounds, rounds]
+
+
+@pytest.mark.parametrize("before", [False, True])
+def test_a_run_on_the_cpu_leaves_the_rounding_of_cuda_alone(monkeypatch, rounding, before):
+    monkeypatch.setattr(torch, "set_num_threads", lambda number: None)
+    for switch in rounding:
+        switch.allow_tf32 = before
+    Execution.resolve(device="cpu", convolutions=False).begin()
+    assert [switch.allow_tf32 for switch in rounding] == [before, before]
 
 
 def test_what_cannot_be_compiled_goes_on_without_and_says_so(monkeypatch):

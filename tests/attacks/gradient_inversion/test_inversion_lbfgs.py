@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
+from fdaudit.attacks.gradient_inversion import lbfgs
 from fdaudit.attacks.gradient_inversion.lbfgs import inverse_hessian_product, minimise
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import minimize, rosen, rosen_der
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 
 def _two_loop(S: list[Tensor], Y: list[Tensor], g: Tensor) -> Tensor:
@@ -150,3 +154,52 @@ def test_steps_back_from_regions_where_the_objective_is_infinite(scale: float) -
 
     found = minimise(objective, torch.tensor([[0.01], [50.0]], dtype=torch.float64), evaluations=100)
     torch.testing.assert_close(found.x, torch.ones(2, 1, dtype=torch.float64), rtol=1e-3, atol=1e-3)
+
+
+class _Waits(TorchDispatchMode):
+    """Counts the operations for which a host waits for a device, outside `_positions`, and the calls of that."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        super().__init__()
+        self.inside, self.positions, self.others = False, 0, list[str]()
+        positions = lbfgs._positions
+
+        def counted(*masks: Tensor) -> list[Tensor]:
+            self.positions += 1
+            self.inside = True
+            try:
+                return positions(*masks)
+            finally:
+                self.inside = False
+
+        monkeypatch.setattr(lbfgs, "_positions", counted)
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = function.overloadpacket.__name__
+        by_mask = name.startswith("index") and any(
+            isinstance(index, Tensor) and index.dtype == torch.bool
+            for places in args
+            if isinstance(places, (list, tuple))
+            for index in places
+        )
+        if not self.inside and (by_mask or name in ("_local_scalar_dense", "nonzero", "masked_select")):
+            self.others.append(name)
+        return function(*args, **(kwargs or {}))
+
+
+def test_a_host_waits_for_its_device_twice_an_iteration(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On the CPU the same operations are called, and cost nothing."""
+    calls = 0
+
+    def objective(x: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+        nonlocal calls
+        calls += 1
+        return 1 - 1 / (1 + x.square().sum(1)), 2 * x / (1 + x.square().sum(1))[:, None] ** 2
+
+    g = torch.Generator().manual_seed(4)
+    starts = torch.randn(6, 5, generator=g, dtype=torch.float64)
+    with _Waits(monkeypatch) as waits:
+        minimise(objective, starts, evaluations=40, tolerance=1e-14)
+    assert calls > 5
+    assert waits.others == []
+    assert waits.positions <= 2 * calls
