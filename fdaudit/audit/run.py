@@ -81,6 +81,11 @@ class Run:
         return read(load_json(path))
 
     @property
+    def page(self) -> Path:
+        """Return where the run's own report is."""
+        return self.directory / "report" / "index.html"
+
+    @property
     def utility(self) -> pd.DataFrame:
         """Return `utility.csv`: columns line, round, party, accuracy, macro_f1, n.
 
