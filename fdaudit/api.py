@@ -149,12 +149,12 @@ def attack(
     from fdaudit.audit.summary import conclude
     from fdaudit.evaluation.runner import attack_cells
 
-    case = run.case
-    name_code(name)
-    wanted = plan_attack(name, params, case.spec, "attack", (adversary,))
-    run.view(adversary)  # an unknown party is refused before anything is written
     with writing(run.directory):
-        refuse_changed(run.directory)
+        if run.is_open:  # opening checks the record
+            refuse_changed(run.directory)
+        name_code(name)
+        wanted = plan_attack(name, params, run.case.spec, "attack", (adversary,))
+        run.view(adversary)  # an unknown party is refused before anything is written
         (cell,) = attack_cells(
             _with(run, (wanted,)),
             only=lambda a, b: (a, b) == (adversary, wanted.name),
@@ -162,7 +162,7 @@ def attack(
             workers=elsewhere.cells,
             tick=tick,
         )
-        conclude(run.opened)
+        run.concluded(conclude(run.opened))
     return cell
 
 

@@ -39,7 +39,7 @@ _BATCH = 8
 """Images of a step."""
 _MOST_BATCH, _MOST_STEPS = 64, 2000
 """Most images of a step of training, and most steps of a shadow model of one victim."""
-_MEASURING, _FEWEST = 0.15, 3
+_MEASURING, _FEWEST = 0.05, 3
 """Seconds for the measurement of a step, and how often it is measured at the least."""
 _WORTH_SAYING = 30.0
 """Seconds of a stage that is worth a line."""

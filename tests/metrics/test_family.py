@@ -132,7 +132,7 @@ def test_the_statistic_of_a_rate_is_its_p_value(ties: bool) -> None:
         threshold = np.sort(outside)[::-1][6]
         wrong = int((outside > threshold).sum())
         expected = stats.norm.isf(min(tpr_p_value(found, 60, wrong, 60), 1 - 1e-12))
-        assert rates[0](coins[None])[0] == pytest.approx(expected)
+        assert rates[0](coins[:, None])[0] == pytest.approx(expected)
 
 
 def test_increasing_maps_of_scores_and_constant_cells_change_nothing() -> None:
