@@ -172,12 +172,10 @@ def _refuse_foreign(value: object, path: tuple[object, ...], one_line: bool) -> 
         raise SpecError(".".join(map(str, path)) or "spec", value, problem, remedy)
 
 
-def _is_plain(value: object) -> bool:
+def _is_plain(value: Any) -> bool:
     """Return whether a value is seen at once to be plain data: no container, short if a number, ASCII if a text."""
     kind = type(value)
-    if kind is str:
-        return value.isascii() and value.isprintable()  # type: ignore[attr-defined]  # a text, by its type
-    return kind in _PLAIN
+    return kind in _PLAIN or (kind is str and str.isascii(value) and str.isprintable(value))
 
 
 def _odd(text: str, one_line: bool) -> str:
