@@ -271,7 +271,8 @@ def _at_most(n: int, draws: int, allowed: int) -> Floats:
     possible = (drawn >= wrong) & (drawn - wrong <= n) & (wrong <= n)
     right, drawn = np.where(possible, drawn - wrong, 0), np.minimum(drawn, 2 * n)
     log = _log_choices(n, np.minimum(wrong, n)) + _log_choices(n, right) - _log_choices(2 * n, drawn)
-    return np.minimum(np.exp(np.where(possible, log, -np.inf)).cumsum(1), 1.0)
+    at_most: Floats = np.minimum(np.exp(np.where(possible, log, -np.inf)).cumsum(1), 1.0)
+    return at_most
 
 
 def _log_choices(n: int, k: Integers) -> Floats:

@@ -66,13 +66,13 @@ def quickstart(
     refuse_occupied(out, resume, first.name)
     refuse_links(out, suite)
     make_private(out)
+    early = Event()
     with together(), writing(out), _Beside(elsewhere is not HERE, reported) as beside:
         for number, (name, spec) in enumerate(suite.items(), 1):
             place, seed_from = out / name, None if out / name == first else first
             step = beside.stopped_by(_step(tick, f"{number}/{len(suite)} {name}"))
             run = federated(spec, place, resume=resume, seed_from=seed_from, elsewhere=elsewhere, tick=step)
             before = [out / other for other in suite][: number - 1]
-            early = Event()
             announce = partial(_announce, step, early)
             attack = partial(
                 attacked, run, beside=before, elsewhere=elsewhere, tick=step, provisional=announce
@@ -80,7 +80,7 @@ def quickstart(
             under_way = beside.attack(attack, Run(place))
             if number == 1:
                 # Another federation would take processors from the attacks that the first report waits for.
-                under_way.add_done_callback(lambda _, early=early: early.set())
+                under_way.add_done_callback(lambda _: early.set())
                 early.wait()
         beside.finish()
         finished = [Run(out / name) for name in suite]
