@@ -1,4 +1,4 @@
-"""Every stage of an audit at four sizes: seconds, memory, the exponent of its growth, and the share in operators.
+"""Every stage of an audit at some sizes: processor seconds, memory, exponent of growth, and share in operators.
 
 Federations are run as `fdaudit run` does them, records, checkpoints and evaluations included; attacks as cells, scoring
 included and controls left out; one thread. An exponent of 1 means that twice the size takes twice the time; below 1,
@@ -28,7 +28,8 @@ from fdaudit.audit.pipeline import perform
 from fdaudit.audit.run import Run
 from fdaudit.audit.simulation import federate
 from fdaudit.evaluation.stage import Stage
-from fdaudit.metrics import score_membership, score_reconstruction
+from fdaudit.isolation import attacker
+from fdaudit.metrics import Pairs, reflip, score_membership, score_reconstruction
 from fdaudit.parallel import malloc
 from fdaudit.planning.attacks import plan_attack
 from fdaudit.planning.simulated import simulated_case
@@ -184,6 +185,10 @@ def cell(run: Path, name: str, adversary: str, axis: str, size: int) -> Callable
 
     def make() -> Callable[[], object]:
         cache._kept.clear()
+        attacker.dismiss()  # it keeps the shadow models of the last cell
+        attacker.stand_by()
+        for ready in attacker._free:
+            ready.missing()
         stage = Stage(RunDirectory(run, replace(case, execution=replace(case.execution, threads=1))))
 
         def work() -> None:
@@ -229,6 +234,15 @@ def of_the_rest() -> Iterator[Growth]:
 
 
 def of_wide_ranges() -> Iterator[Growth]:
+    yield growth("membership figures", "candidates", [(n, membership(n)) for n in (200, 800, 3200, 12800)])
+    yield growth("family of 10 cells", "candidates", [(2 * n, family(n)) for n in (100, 400, 1600)])
+    points = [(n, federation("fedavg", {**PROTOCOLS["fedavg"], "rounds": n})) for n in (4, 16, 64)]
+    yield growth("fedavg: federation", "rounds", points)
+    fdaudit.evaluation.controls.kept.controls = lambda attack, case, setting: {}
+    run = folder() / "shadowed"
+    perform(spec_of("fedavg", PROTOCOLS["fedavg"], seed=SEED, attacks=[]), run)
+    points = [(n, cell(run, "lira-offline", "server", "shadows", n)) for n in (4, 16, 64)]
+    yield growth("lira-offline against fedavg", "shadows", points)
     for name, read in (("coins off a sum", summed), ("coins off a rehearsed release", rehearsed)):
         points = [(clients, read(clients)) for clients in (5, 20, 80, 200)]
         yield growth(f"{name}, 64 shadows a client, 500 answers", "clients", points)
@@ -337,6 +351,16 @@ def membership(candidates: int) -> Callable[[], Callable[[], object]]:
     scores, member = draws.normal(size=candidates), np.arange(candidates) % 2 == 0
     pair = np.arange(candidates) // 2
     return lambda: lambda: score_membership(scores, member, generator=np.random.default_rng(SEED), pair=pair)
+
+
+def family(coins: int) -> Callable[[], Callable[[], object]]:
+    """Ten cells with scores of one victim's candidates, two for each coin."""
+    draws = np.random.default_rng(SEED)
+    cells = {
+        f"server/{k}": {"client/0": Pairs(draws.normal(size=coins), draws.normal(size=coins))}
+        for k in range(10)
+    }
+    return lambda: lambda: reflip(cells, np.random.default_rng(SEED), level=0.05)
 
 
 def images(count: int) -> Callable[[], Callable[[], object]]:

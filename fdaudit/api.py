@@ -51,6 +51,7 @@ def run(
     elsewhere: Elsewhere = HERE,
     tick: Tick = _QUIET,
     budget: str | None = None,
+    provisional: bool = False,
 ) -> Run:
     """Run a spec: federation, transcript, attacks, result.
 
@@ -62,6 +63,7 @@ def run(
         elsewhere: other machines that share the work; see `fdaudit.audit.backend`.
         tick: called with the current activity, the steps done, and the total.
         budget: how long it may take, such as `90s`, `10m` or `2h`; attacks are reduced or left out to fit.
+        provisional: run the quick attacks first, and then write a report that is marked as provisional.
 
     Raises:
         UsageError: the spec or the budget is wrong, or the directory occupied; nothing was written.
@@ -75,7 +77,16 @@ def run(
         out = _default_directory(load_spec(spec))
     source = Path(seed_from) if seed_from is not None else None
     directory = Path(out)
-    perform(spec, directory, resume=resume, seed_from=source, elsewhere=elsewhere, tick=tick, budget=seconds)
+    perform(
+        spec,
+        directory,
+        resume=resume,
+        seed_from=source,
+        elsewhere=elsewhere,
+        tick=tick,
+        budget=seconds,
+        provisional=(lambda line: tick(line, 0, 0)) if provisional else None,
+    )
     return Run(directory)
 
 
@@ -138,12 +149,12 @@ def attack(
     from fdaudit.audit.summary import conclude
     from fdaudit.evaluation.runner import attack_cells
 
-    case = run.case
-    name_code(name)
-    wanted = plan_attack(name, params, case.spec, "attack", (adversary,))
-    run.view(adversary)  # an unknown party is refused before anything is written
     with writing(run.directory):
-        refuse_changed(run.directory)
+        if run.is_open:  # opening checks the record
+            refuse_changed(run.directory)
+        name_code(name)
+        wanted = plan_attack(name, params, run.case.spec, "attack", (adversary,))
+        run.view(adversary)  # an unknown party is refused before anything is written
         (cell,) = attack_cells(
             _with(run, (wanted,)),
             only=lambda a, b: (a, b) == (adversary, wanted.name),
@@ -151,7 +162,7 @@ def attack(
             workers=elsewhere.cells,
             tick=tick,
         )
-        conclude(run.opened)
+        run.concluded(conclude(run.opened))
     return cell
 
 
@@ -247,7 +258,7 @@ def report(run: Run, path: Path | str | None = None, *, public: bool = False) ->
     """
     from fdaudit.reports.security import public_outcomes, write_report
 
-    usual = _report_of(run).with_name("public.html") if public else _report_of(run)
+    usual = run.page.with_name("public.html") if public else run.page
     target = usual if path is None else Path(path)
     if target.is_dir() or target.suffix == ".json":
         problem = "is a directory" if target.is_dir() else "is the name of the JSON beside the page"
@@ -299,15 +310,11 @@ def _entry(run: Run, name: str, directory: Path) -> ComparedRun:
         result = run.result
     except UsageError as error:
         raise UsageError(f"{name}: {error.field}", error.value, error.problem, error.remedy) from None
-    page, link = _report_of(run), None
+    page, link = run.page, None
     if page.is_file():
         relative = Path(os.path.relpath(page.resolve(), directory.resolve()))
         link = quote(relative.as_posix())
     return ComparedRun(name=name, result=result, report=link, seconds=sum(run.timings.values()) or None)
-
-
-def _report_of(run: Run) -> Path:
-    return run.directory / "report" / "index.html"
 
 
 def _make(folder: Path, target: Path) -> None:

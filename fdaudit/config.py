@@ -103,6 +103,8 @@ def _docs_in(config: type) -> list[tuple[str, str]]:
 _UNION_MEMBER = re.compile(r".*\[|function-|[A-Z]")
 _MOST_BITS, _MOST_ERRORS = 1024, 1000
 _HALF_CHARACTER = re.compile("[\ud800-\udfff]")
+_PLAIN = frozenset((bool, float, type(None)))
+"""Types of which every value is plain data."""
 _ONE_LINE = "Write one line, in characters that print."
 _EXPONENT = re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d{1,3}")
 
@@ -147,15 +149,16 @@ def _to_json(values: Mapping[str, Any], where: str, one_line: bool) -> str:
 def _refuse_foreign(value: object, path: tuple[object, ...], one_line: bool) -> None:
     """Refuse a value that JSON cannot express (YAML reads `2020-01-01` as a date) and odd text, and name its field."""
     problem = remedy = ""
-    if isinstance(value, Mapping):
+    # A result has a hundred thousand values. The exact types come first: to ask for `Mapping` takes longest.
+    if type(value) is dict or isinstance(value, Mapping):
         for key, below in value.items():
             if isinstance(key, str) and (odd := _odd(key, one_line)):
                 raise SpecError(".".join(map(str, path)) or "spec", key, odd, _ONE_LINE)
-            if type(below) is not float:
+            if not _is_plain(below):
                 _refuse_foreign(below, (*path, key), one_line)
     elif isinstance(value, (list, tuple)):
         for number, below in enumerate(value):
-            if type(below) is not float:
+            if not _is_plain(below):
                 _refuse_foreign(below, (*path, number), one_line)
     elif isinstance(value, str):
         problem, remedy = _odd(value, one_line), _ONE_LINE
@@ -169,9 +172,17 @@ def _refuse_foreign(value: object, path: tuple[object, ...], one_line: bool) -> 
         raise SpecError(".".join(map(str, path)) or "spec", value, problem, remedy)
 
 
+def _is_plain(value: Any) -> bool:
+    """Return whether a value is seen at once to be plain data: no container, short if a number, ASCII if a text."""
+    kind = type(value)
+    return kind in _PLAIN or (kind is str and str.isascii(value) and str.isprintable(value))
+
+
 def _odd(text: str, one_line: bool) -> str:
     """Return why a text is refused: it does not print, or, where several lines may be, holds half a character."""
-    return text_problem(text) if one_line or _HALF_CHARACTER.search(text) else ""
+    if one_line:
+        return text_problem(text)
+    return "" if text.isascii() or not _HALF_CHARACTER.search(text) else text_problem(text)
 
 
 def _by_field(errors: list[ErrorDetails]) -> list[list[ErrorDetails]]:

@@ -390,7 +390,7 @@ def _differences(results: Sequence[Result]) -> Iterator[str]:
     """Yield the names of the runs' differences other than the protocol."""
     for result in results:
         if result.unfinished is not None:
-            yield f"attacks: a stage was interrupted, {result.unfinished.words}"
+            yield f"attacks: {result.unfinished.words}"
     recorded = sum(r.run.origin == "recording" for r in results)
     if recorded:
         yield f"where they ran: {recorded} of {len(results)} are recordings of systems that fdaudit did not run"

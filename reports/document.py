@@ -7,7 +7,6 @@ Guarantees:
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import Any, Final, Literal
 
@@ -15,6 +14,7 @@ from pydantic import Field
 
 from fdaudit.config import Config
 from fdaudit.result import Result
+from fdaudit.storage.files import indented
 
 from .annex import annex
 from .front import Front
@@ -179,7 +179,7 @@ def document(result: Result, findings: tuple[Finding, ...], timings: Mapping[str
 def to_json(made: ReportDocument) -> str:
     """Return the document as JSON text: members sorted, all values finite."""
     value = made.model_dump(mode="json", by_alias=True)
-    return json.dumps(value, indent=1, sort_keys=True, allow_nan=False) + "\n"
+    return indented(value) + "\n"
 
 
 def json_schema() -> dict[str, Any]:

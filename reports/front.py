@@ -190,6 +190,8 @@ def _untested(result: Result, findings: Sequence[Finding]) -> Iterator[str]:
     """Yield what was not tested."""
     levels = Counter(f.level for f in findings)
     parts = [f"{levels[level]} {words}" for level, words in _NO_ANSWER if levels[level]]
+    if result.unfinished is not None and levels["not-tested"]:
+        parts[-1] = f"{levels['not-tested']} have not run yet"
     if parts:
         yield f"Of {len(findings)} tests {joined(parts)}: they clear nobody."
     if possible := levels["possible"]:

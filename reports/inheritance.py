@@ -6,7 +6,7 @@ Guarantees:
     attack applies to the larger view itself, its level is inconclusive, never "not applicable";
   * "no leak measured" needs a view that attacks have read: for every kind of private message in it, an attack that
     needs or reads this kind gave an answer there or on a smaller view. Else the view is "not tested", and it is named;
-  * nor is no leak claimed for a goal of which a budget of time left attacks on the view out.
+  * nor is no leak claimed for a goal of which attacks on the view are still to come, or a budget left them out.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from fdaudit.result import Exposure, Result
 
 from .goals import RULES
-from .text import clip, joined
+from .text import clip, joined, plural
 from .verdict import SETTLED, Finding, Level, strongest
 
 __all__ = ["Standing", "UnreadKind", "gaps", "private_kinds", "standings"]
@@ -96,7 +96,7 @@ def standings(result: Result, findings: Sequence[Finding]) -> tuple[Standing, ..
             others = [finding for finding in of_parts if finding is not None]
             standing = _standing(a, g, own[a, g], others)
             standing = _in_part(result, standing, tried, unread[a])
-            all_standings.append(_in_time(standing, findings))
+            all_standings.append(_in_time(result, standing, findings))
     return tuple(all_standings)
 
 
@@ -176,17 +176,21 @@ def _in_part(
     return replace(standing, level="not-tested", unread=why)
 
 
-def _in_time(standing: Standing, findings: Sequence[Finding]) -> Standing:
-    """Return a standing that claims no absence of leaks where a budget of time left attacks with its goal out."""
+def _in_time(result: Result, standing: Standing, findings: Sequence[Finding]) -> Standing:
+    """Return a standing that claims no absence of leaks where attacks with its goal have not run."""
     of_standing = (standing.adversary, standing.goal)
     left_out = [
         clip(f.cell.attack, 60)
         for f in findings
         if f.cell.status == "not-tested" and (f.cell.adversary, f.cell.goal) == of_standing
     ]
-    if not left_out or standing.level not in ("none-seen", "not-tested"):
+    provisional = result.unfinished is not None
+    unsettled = ("none-seen", "not-tested", "inconclusive") if provisional else ("none-seen", "not-tested")
+    if not left_out or standing.level not in unsettled:
         return standing
     why = f"The time budget left out {joined(left_out)}."
+    if provisional:
+        why = f"Not run yet: {plural(len(left_out), 'attack')}."
     return replace(standing, level="not-tested", unread=" ".join(filter(None, (standing.unread, why))))
 
 

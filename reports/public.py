@@ -60,7 +60,7 @@ OUTSIDE = "external-"
 _REASONS: Mapping[str, str] = {
     "not-applicable": "The attack cannot be tried on what this adversary sees.",
     "not-requested": "The spec does not ask for this attack.",
-    "not-tested": "The time budget left no time for this attack.",
+    "not-tested": "This attack was not run: no time was left for it, or it was still to come.",
     "inconclusive": "A control failed, or the attack has not shown that it can find anything.",
     "failed": "The attack stopped with an error, which the auditor's report shows.",
 }

@@ -154,7 +154,7 @@ def _headline(
     elif gates:
         gate = f" {gates} gates of the spec failed."
     if result.unfinished is not None:
-        gate += f" The attack stage was interrupted: {result.unfinished.words}."
+        gate += f" Provisional: {result.unfinished.words}."
     if result.utility.warnings:
         gate += " The model is near chance on test records."
     if found:
@@ -187,13 +187,16 @@ def _standing(result: Result, findings: Sequence[Finding]) -> str:
     levels = Counter(f.level for f in findings)
     possible = levels["possible"]
     leaks, partial, none = levels["leak"], levels["partial"], levels["none-seen"]
-    silent = len(findings) - leaks - partial - none - possible
+    silent, later = len(findings) - leaks - partial - none - possible, ""
+    if result.unfinished is not None:
+        silent -= levels["not-tested"]
+        later = f", {levels['not-tested']} are not tested yet"
     # The public page does not tell possible leaks: it may not say that there are none either.
     may = f"{possible} a possible leak, " if possible else ""
     run = result.run
     return (
         f"Of {len(findings)} tests (one attack by one adversary each) {leaks} show a leak, {partial} a partial leak, "
-        f"{may}{none} found none, and {silent} gave no answer, about {clip(run.protocol)} with "
+        f"{may}{none} found none, and {silent} gave no answer{later}, about {clip(run.protocol)} with "
         f"{run.clients} clients on "
         f"{clip(run.dataset)}, in one run of {run.rounds} rounds from one seed with the {clip(run.profile)} profile."
     )
@@ -396,8 +399,9 @@ def _actions(result: Result, findings: Sequence[Finding], found: Sequence[FrontF
         yield Action(do=_rerun(result, open_cells), why="Until then treat each as a possible leak.")
     if result.unfinished is not None:
         yield Action(
-            do="Go on with the attacks: `fdaudit attack RUN --all` continues where it ended.",
-            why=f"The attack stage was interrupted: {result.unfinished.words}.",
+            do="Wait for the final report. If the command was interrupted, call it again (`run` and `quickstart` with "
+            "`--resume`): it continues.",
+            why=f"Provisional: {result.unfinished.words}.",
         )
     elif result.run.recording is not None and all(f.untried for f in findings):
         missing = [clip(rung.bring, 80) for rung in result.run.recording.ladder if not rung.there]

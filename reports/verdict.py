@@ -9,7 +9,7 @@ Guarantees:
   * a gain below zero supports no possible leak, unless many records are identified far beyond chance; nor does a cell
     of a run whose final model is near chance;
   * no rule yields "safe";
-  * a cell that a budget of time left out is "not tested", never "no leak measured".
+  * a cell that is still to come, or that a budget of time left out, is "not tested", never "no leak measured".
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ LEVELS: Mapping[Level, str] = MappingProxyType(
         "not-requested": "Not requested",
     }
 )
-"""Levels from the gravest to the least informative, with the words shown for each. A cell is "not tested" if a budget
-of time left it out, and a view if private messages in it were read by no attack."""
+"""Levels from the gravest to the least informative, with the words shown for each. A cell is "not tested" if it is
+still to come or a budget of time left it out, and a view if private messages in it were read by no attack."""
 SETTLED: Sequence[Level] = ("leak", "partial", "possible", "none-seen")
 """Levels of cells that gave an answer."""
 

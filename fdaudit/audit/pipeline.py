@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from fdaudit.audit.backend import HERE, Elsewhere
+from fdaudit.audit.run import Run
 from fdaudit.audit.simulation import federate
-from fdaudit.audit.summary import conclude
+from fdaudit.audit.summary import conclude, provisional_result
 from fdaudit.evaluation.controls.kept import take_controls
 from fdaudit.evaluation.runner import attack_cells, budgeted, note_time, stand_by
 from fdaudit.parallel import malloc
 from fdaudit.progress import Tick
+from fdaudit.result import Cell
 from fdaudit.scoring.run_directory import RunDirectory
 from fdaudit.spec.schema import Spec
 from fdaudit.storage.locks import together, writing
@@ -34,6 +37,7 @@ def perform(
     elsewhere: Elsewhere = HERE,
     tick: Tick = lambda what, done, total: None,
     budget: float | None = None,
+    provisional: Callable[[str], None] | None = None,
 ) -> None:
     """Run a spec into a run directory: federation, transcript, attacks, result.
 
@@ -47,6 +51,8 @@ def perform(
         tick: called with the current activity, the steps done, and the total.
         budget: seconds for all of it; attacks are reduced or left out so that they fit, see `budgeted`. Utility is
             measured on fewer test records if measuring would take much of it.
+        provisional: called with a line about the provisional report, once it is written: the quick attacks run first,
+            and their report is marked as provisional. None writes none.
 
     Raises:
         UsageError: the spec is wrong, or the directory is occupied or being written; nothing was written.
@@ -55,7 +61,9 @@ def perform(
         run = federated(
             source, out, resume=resume, seed_from=seed_from, elsewhere=elsewhere, tick=tick, budget=budget
         )
-        attacked(run, seed_from=seed_from, elsewhere=elsewhere, tick=tick, budget=budget)
+        attacked(
+            run, seed_from=seed_from, elsewhere=elsewhere, tick=tick, budget=budget, provisional=provisional
+        )
 
 
 def federated(
@@ -93,6 +101,7 @@ def attacked(
     elsewhere: Elsewhere = HERE,
     tick: Tick = lambda what, done, total: None,
     budget: float | None = None,
+    provisional: Callable[[str], None] | None = None,
 ) -> None:
     """Run the second half of `perform`: attacks on a sealed record, and the result; `beside` as in `attack_cells`."""
     with writing(run.path):
@@ -100,8 +109,26 @@ def attacked(
             take_controls(seed_from, run.path)
         training = read_timings(run.path).get("federation", 0.0)
         allotted, clock = budgeted(run, budget, training=training, workers=elsewhere.cells)
-        attack_cells(allotted, beside=beside, workers=elsewhere.cells, tick=tick, clock=clock)
+        attack_cells(
+            allotted,
+            beside=beside,
+            workers=elsewhere.cells,
+            tick=tick,
+            clock=clock,
+            early=None if provisional is None else partial(_report_early, run, provisional),
+        )
         conclude(run)
+
+
+def _report_early(run: RunDirectory, written: Callable[[str], None], to_come: Sequence[Cell]) -> None:
+    """Write the report of the cells that are done, where the final one will be, and say where it is."""
+    from fdaudit.reports.security import write_report
+
+    result, page = provisional_result(run, to_come), Run(run.path).page
+    page.parent.mkdir(exist_ok=True)
+    write_report(result, run.path, page, read_timings(run.path))
+    done = "" if result.unfinished is None else f", {result.unfinished.words}"
+    written(f"provisional report{done}: {page}")
 
 
 # -- the stages -----------------------------------------------------------------------------------------------

@@ -39,6 +39,7 @@ class Run:
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
+        self._concluded: tuple[tuple[int, ...], Result] | None = None
 
     @cached_property
     def opened(self) -> RunDirectory:
@@ -46,6 +47,11 @@ class Run:
         from fdaudit.scoring.run_directory import RunDirectory
 
         return RunDirectory.reopen(self.directory)
+
+    @property
+    def is_open(self) -> bool:
+        """Return whether the case was rebuilt, which checks the record."""
+        return "opened" in vars(self)
 
     @property
     def case(self) -> Case:
@@ -78,7 +84,19 @@ class Run:
         path = self.directory / "result.json"
         if not path.is_file():
             raise RunError("run", str(self.directory), "has no result yet", "Finish it with --resume.")
-        return read(load_json(path))
+        if self._concluded is None or self._concluded[0] != _version_of(path):
+            self._concluded = (_version_of(path), read(load_json(path)))
+        return self._concluded[1]
+
+    def concluded(self, result: Result) -> Result:
+        """Keep the result that was just written, so that it is not read again while its file stays the same."""
+        self._concluded = (_version_of(self.directory / "result.json"), result)
+        return result
+
+    @property
+    def page(self) -> Path:
+        """Return where the run's own report is."""
+        return self.directory / "report" / "index.html"
 
     @property
     def utility(self) -> pd.DataFrame:
@@ -161,3 +179,9 @@ class Run:
 
     def __repr__(self) -> str:
         return f"Run({str(self.directory)!r})"
+
+
+def _version_of(path: Path) -> tuple[int, ...]:
+    """Return numbers that change when a file is replaced or written."""
+    status = path.stat()
+    return status.st_ino, status.st_size, status.st_mtime_ns

@@ -20,7 +20,8 @@ from fdaudit.config import validate
 from fdaudit.data.splits import test_xy
 from fdaudit.errors import IntegrityError
 from fdaudit.evaluation.budget import kept_budget
-from fdaudit.evaluation.unfinished import unfinished
+from fdaudit.evaluation.stage import to_come
+from fdaudit.evaluation.unfinished import unfinished, waiting
 from fdaudit.federation.rehearsal import roles_of
 from fdaudit.handout.oracle_access import accesses
 from fdaudit.limits import TABLE_BYTES, open_file, read_file
@@ -41,6 +42,7 @@ from fdaudit.result import (
     Result,
     RunCard,
     Silence,
+    Unfinished,
     Utility,
     check_gates,
     derived_from_data,
@@ -65,7 +67,7 @@ if TYPE_CHECKING:
     from fdaudit.adversary.view import View
     from fdaudit.planning.case import Case
 
-__all__ = ["OUT_OF_SCOPE", "conclude", "utility_table"]
+__all__ = ["OUT_OF_SCOPE", "conclude", "provisional_result", "utility_table"]
 
 _PIECE = 1 << 20
 _ASSUMED_AUXILIARY = "Adversaries were assumed to hold auxiliary records from the clients' own distribution."
@@ -100,12 +102,44 @@ OUT_OF_SCOPE: tuple[OutOfScope, ...] = (
 
 def conclude(run: RunDirectory) -> Result:
     """Write `result.json` and return the result."""
-    case, path = run.case, run.path
+    cells = _stored(run.path)
+    result = _collected(run, [*cells, *_waiting(run, cells)], unfinished(run.vault))
+    keep_terms(run)
+    save_json(run.path / "result.json", result.plain(), indent=1)
+    return result
+
+
+def provisional_result(run: RunDirectory, to_come: Sequence[Cell]) -> Result:
+    """Return the result of an attack stage that goes on, without writing it.
+
+    Args:
+        run: the run.
+        to_come: the cells that have no outcome yet.
+    """
+    cells = _stored(run.path)
+    done = sum(cell.status != "not-requested" for cell in cells)
+    return _collected(run, [*cells, *to_come], Unfinished(done=done, of=done + len(to_come)))
+
+
+def _stored(path: Path) -> list[Cell]:
+    """Return the cells of a run that have an outcome."""
+    files = sorted((path / "attacks").glob("*.json"))
+    return [read_cell(load_json(file), f"attacks/{file.name}") for file in files]
+
+
+def _waiting(run: RunDirectory, stored: Sequence[Cell]) -> Iterator[Cell]:
+    """Yield the cells of an interrupted attack stage that have no outcome, not even an earlier one."""
+    attacks, done = {attack.name: attack for attack in run.case.attacks}, {cell.id for cell in stored}
+    for cell in waiting(run.vault):
+        adversary, _, name = cell.rpartition("/")
+        if cell not in done and name in attacks:
+            yield to_come(run.case, adversary, attacks[name])
+
+
+def _collected(run: RunDirectory, found: Sequence[Cell], stage: Unfinished | None) -> Result:
+    """Return the result of a run with these cells; `stage` says how far its attacks came, if not to their end."""
+    case, path, cells = run.case, run.path, tuple(found)
     spec, manifest, card = case.spec, run.manifest, case.protocol.card
-    cells = tuple(
-        read_cell(load_json(file), f"attacks/{file.name}")
-        for file in sorted((path / "attacks").glob("*.json"))
-    )
     messages = run.messages
     silences = _silences(messages)
     ledgers = _ledgers(run)
@@ -114,10 +148,10 @@ def conclude(run: RunDirectory) -> Result:
     oracles = accesses(case)
     views = [run.view(party) for party in dict.fromkeys([*case.parties, *spec.adversaries])]
     budget = _budget(run, cells)
-    result = Result(
+    return Result(
         schema=SCHEMA,
         auditor_only=True,
-        run=_run_card(run, manifest, silences),
+        run=_run_card(run, manifest, silences, "provisional" if stage else manifest["status"]),
         class_table=None if case.missing("records") else _class_table(case),
         class_names=tuple(case.dataset.class_names),
         utility=utility,
@@ -131,7 +165,7 @@ def conclude(run: RunDirectory) -> Result:
         ledger=costs,
         checks=check_claims(run, ledgers, claimed_by(case)),
         cells=cells,
-        unfinished=unfinished(run.vault),
+        unfinished=stage,
         budget=budget,
         family=family_of(run, cells),
         gates=check_gates(spec.gates.model_dump(), cells, costs, utility.final, card.name),
@@ -141,14 +175,11 @@ def conclude(run: RunDirectory) -> Result:
             *_reference_near_chance(utility, case),
             *_went_silent(silences),
             *_stopped(run),
-            *_interrupted(run),
+            *_not_at_its_end(stage),
             *([] if budget is None else [f"The attacks had a {budget.words}. More time may find more."]),
         ),
         reproduce=_reproduce(case.origin),
     )
-    keep_terms(run)
-    save_json(path / "result.json", result.plain(), indent=1)
-    return result
 
 
 def _budget(run: RunDirectory, cells: Sequence[Cell]) -> Budget | None:
@@ -181,14 +212,16 @@ def _exposure(views: Sequence[View], log: Sequence[Message], case: Case) -> tupl
     return tuple(rows)
 
 
-def _run_card(run: RunDirectory, manifest: dict[str, Any], silences: tuple[Silence, ...]) -> RunCard:
+def _run_card(
+    run: RunDirectory, manifest: dict[str, Any], silences: tuple[Silence, ...], status: str
+) -> RunCard:
     """Return the system card: what was run, on which data, and with which code."""
     case = run.case
     spec, protocol, execution = case.spec, case.protocol, case.execution
     stated, commitments = manifest.get("recording"), manifest["commitments"]
     return RunCard(
         name=spec.name,
-        status=manifest["status"],
+        status=status,
         profile=spec.profile,
         protocol=protocol.card.name,
         protocol_summary=(protocol.__doc__ or "").strip().split("\n")[0],
@@ -278,12 +311,14 @@ def _stopped(run: RunDirectory) -> list[str]:
     return [f"{ended}: another would have passed it. What is published at the end was not published."]
 
 
-def _interrupted(run: RunDirectory) -> list[str]:
-    """Return a note if the attack stage was interrupted."""
-    found = unfinished(run.vault)
-    if found is None:
+def _not_at_its_end(stage: Unfinished | None) -> list[str]:
+    """Return a note if the attack stage has not come to its end."""
+    if stage is None:
         return []
-    return [f"The attack stage was interrupted: {found.words}. What the others would find is not known."]
+    unknown = (
+        "What the others would find is not known, and the correction for many tests does not count them."
+    )
+    return [f"Provisional: {stage.words}. {unknown}"]
 
 
 def _silences(log: Sequence[Message]) -> tuple[Silence, ...]:

@@ -142,8 +142,7 @@ def quickstart(
     from fdaudit.evaluation import attack_pool
     from fdaudit.quickstart.place import refuse_occupied
 
-    if not resume:
-        refuse_occupied(out, resume)
+    refuse_occupied(out, resume)
     if executor == "local":
         attack_pool.stand_by()  # they load their libraries while this process loads its own
     from fdaudit.quickstart import suite
@@ -161,7 +160,7 @@ def quickstart(
         finished, page = suite.quickstart(out, resume=resume, elsewhere=far, tick=tick, reported=reported)
     comparison = load_json(page.with_name("comparison.json"))
     if as_json:
-        pages = {r.directory: r.directory / "report" / "index.html" for r in finished}
+        pages = {r.directory: r.page for r in finished}
         runs = [{"run": str(run), "report": str(report)} for run, report in pages.items()]
         show(json.dumps({"runs": runs, "page": str(page), "comparison": comparison}))
     else:
@@ -196,7 +195,14 @@ def run(
     with together():  # no other process writes between the run and its report
         with _at_work(as_json, executor, workers, address, "--resume") as (tick, far):
             finished = api.run(
-                spec, out, resume=resume, seed_from=seed_from, elsewhere=far, tick=tick, budget=budget
+                spec,
+                out,
+                resume=resume,
+                seed_from=seed_from,
+                elsewhere=far,
+                tick=tick,
+                budget=budget,
+                provisional=with_report,
             )
         path = api.report(finished) if with_report else None
     _conclude(finished, path, as_json, verbose)

@@ -29,7 +29,7 @@ def outcome(result: Result, *, verbose: bool = False) -> Iterator[str]:
         yield from verdicts(result)
         yield ""
     if result.unfinished is not None:
-        yield f"{result.unfinished.words}: the attack stage was interrupted"
+        yield f"provisional: {result.unfinished.words}"
     if result.budget is not None:
         yield result.budget.short
     summary = summarise(result, judge_all(result))

@@ -33,6 +33,7 @@ __all__ = [
     "forget_budget",
     "kept_budget",
     "least_of",
+    "quick",
     "reduced",
     "seconds_of",
     "total",
@@ -48,6 +49,8 @@ _ALLOTTED = 0.9
 """Share of the attacks' time that is allotted to them; the rest is for reports and for estimates that are too low."""
 _LEAST_SHARE, _LEAST = 0.25, 4
 """The least useful number of a setting: this share of what the profile `quick` asks for, and no less than 4."""
+_QUICK = 6.0
+"""Seconds in which a stage has run its quick attacks."""
 _HALVINGS = 40
 """Halvings of the interval in which the common factor lies."""
 
@@ -205,6 +208,16 @@ def _cheapest_first(costs: Iterable[Cost], shared: Mapping[str, Cost], factor: f
         ordered.append(cheapest)
         ready |= set(cheapest.shared)
     return ordered
+
+
+def quick(costs: Sequence[Cost], shared: Mapping[str, Cost], processes: int) -> list[str]:
+    """Return the names of the cheapest attacks, as many as a stage of these alone would run in some 6 seconds."""
+    chosen = list[Cost]()
+    for cost in _cheapest_first(costs, shared, 1.0):
+        if total([*chosen, cost], shared, processes, 1.0) > _QUICK:
+            break
+        chosen.append(cost)
+    return [cost.attack for cost in chosen]
 
 
 def _factor(costs: Sequence[Cost], shared: Mapping[str, Cost], processes: int, seconds: float) -> float:

@@ -39,7 +39,7 @@ _BATCH = 8
 """Images of a step."""
 _MOST_BATCH, _MOST_STEPS = 64, 2000
 """Most images of a step of training, and most steps of a shadow model of one victim."""
-_MEASURING, _FEWEST = 0.15, 3
+_MEASURING, _FEWEST = 0.05, 3
 """Seconds for the measurement of a step, and how often it is measured at the least."""
 _WORTH_SAYING = 30.0
 """Seconds of a stage that is worth a line."""
@@ -274,20 +274,14 @@ def _duration(seconds: float) -> str:
     return f"{seconds / 60:.0f} minutes" if seconds < 5400 else f"{seconds / 3600:.1f} hours"
 
 
-def estimate(
-    run: RunDirectory, cells: Mapping[AttackPlan, Sequence[str]], processes: int, costs: Costs | None = None
-) -> Estimate | None:
-    """Estimate the time, memory and disk of cells; None if none may apply, or the run's network is not known.
+def estimate(run: RunDirectory, costs: Costs, processes: int) -> Estimate:
+    """Return the time, memory and disk of cells from what they cost.
 
     Args:
         run: the run, with a finished federation.
-        cells: the adversaries of each attack.
+        costs: what they cost.
         processes: how many processes run them.
-        costs: what they cost; by default it is measured.
     """
-    costs = costs or costs_of(run, cells)
-    if costs is None:
-        return None
     longest = max(costs.attacks, key=lambda cost: total([cost], costs.shared, 1, 1.0), default=None)
     return Estimate(
         cells=costs.cells,

@@ -6,14 +6,15 @@ Guarantees:
     marked as failed, and no other cell is affected;
   * no more processes start than fit in the free memory, also that of a GPU;
   * with a budget of time, cells run from the cheapest attack to the dearest. Those that have no answer when it is spent
-    are marked as not tested.
+    are marked as not tested;
+  * without one, the quick attacks run first if somebody waits for a provisional report. The order changes no outcome.
 """
 
 from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property, lru_cache
@@ -26,9 +27,9 @@ from threadpoolctl import ThreadpoolController
 from fdaudit.adversary.attack_plan import AttackPlan
 from fdaudit.errors import UsageError
 from fdaudit.evaluation.attack_pool import attack_pool, dismiss
-from fdaudit.evaluation.budget import Clock, Deadline, allot, forget_budget, kept_budget, reduced
-from fdaudit.evaluation.estimate import Work, costs_of, estimate
-from fdaudit.evaluation.stage import Adversary, Stage, handed_folder, not_asked
+from fdaudit.evaluation.budget import Clock, Deadline, allot, forget_budget, kept_budget, quick, reduced
+from fdaudit.evaluation.estimate import Costs, Estimate, Work, costs_of, estimate
+from fdaudit.evaluation.stage import Adversary, Stage, handed_folder, not_asked, to_come
 from fdaudit.isolation.attacker import ENDED, KILLED
 from fdaudit.parallel.memory import fitting, fitting_on
 from fdaudit.parallel.pool import Pool, Workers
@@ -131,6 +132,7 @@ def attack_cells(
     tick: Tick = lambda what, done, total: None,
     stored: Callable[[Cell], None] = lambda cell: None,
     clock: Clock | None = None,
+    early: Callable[[Sequence[Cell]], None] | None = None,
 ) -> list[Cell]:
     """Run every adversary x attack cell without an outcome, and store each outcome at once.
 
@@ -143,6 +145,7 @@ def attack_cells(
         tick: progress; it is told an estimate of time and memory before the first cell.
         stored: called with each cell whose outcome is on disk.
         clock: the budget of the stage, with which the attacks of `run` were reduced; see `budgeted`.
+        early: called once when no quick attack is left, with the cells that are still to come; not if there are none.
 
     Returns:
         The cells that ran, in the order of adversaries, then of attacks.
@@ -162,17 +165,24 @@ def attack_cells(
         for k, names in due.items()
     ]
     pieces = [p for p in pieces if p.adversaries]
+    costs = _costs(run, pieces, clock)
+    processes = _size(case, sum(len(p.adversaries) for p in pieces), workers)
+    dear = set() if early is None else _dear(costs, processes)
     if clock is not None:
         pieces = _cheapest_first(pieces, clock.budget.order)
+    else:
+        pieces = sorted(pieces, key=lambda piece: piece.attack.name in dear)
     total = len(adversaries) * len(case.attacks)
     done = total - sum(len(p.adversaries) for p in pieces)
 
     def say(what: str) -> None:
         tick(f"attacks ({what})", done, total)
 
-    _say_estimate(run, pieces, workers, tick, clock)
+    if costs is not None:
+        _say_estimate(estimate(run, costs, processes), tick, clock)
     if clock is not None:
         tick(f"attacks  {clock.budget.short}", 0, 0)
+    quick_left = {(a, p.attack.name) for p in pieces for a in p.adversaries if p.attack.name not in dear}
     with closing(_outcomes(run, pieces, workers, say)) as outcomes:
         for cell, seconds in outcomes:
             save_json(_path(path, cell.adversary, cell.attack), cell.plain(), indent=1)
@@ -184,6 +194,10 @@ def attack_cells(
             found[cell.adversary, cell.attack] = cell
             done += 1
             say(f"{cell.adversary}: {cell.attack}")
+            quick_left.discard((cell.adversary, cell.attack))
+            if early is not None and not quick_left and done < total:
+                early(_rest(case, pieces, found))
+                early = None
     return [found[a, k.name] for a in adversaries for k in case.attacks if (a, k.name) in found]
 
 
@@ -292,18 +306,37 @@ def stand_by(case: Case) -> None:
         dismiss()
 
 
-def _say_estimate(
-    run: RunDirectory, pieces: Sequence[Piece], others: Workers | None, tick: Tick, clock: Clock | None
-) -> None:
-    """Say how long the cells of the pieces take, and how much memory and disk, if there are any."""
-    processes = _size(run.case, sum(len(p.adversaries) for p in pieces), others)
+def _costs(run: RunDirectory, pieces: Sequence[Piece], clock: Clock | None) -> Costs | None:
+    """Return what the pieces cost; with a budget, those that it allots time to."""
+    if clock is not None:  # others have said that they do not apply
+        pieces = [p for p in pieces if p.attack.name in clock.budget.order]
     with _one_thread():
-        if clock is not None:  # others have said that they do not apply
-            pieces = [p for p in pieces if p.attack.name in clock.budget.order]
-        found = estimate(run, {p.attack: p.adversaries for p in pieces}, processes)
-    if found is not None and clock is not None:  # the allotment rests on the first measurement
+        return costs_of(run, {p.attack: p.adversaries for p in pieces})
+
+
+def _dear(costs: Costs | None, processes: int) -> set[str]:
+    """Return the attacks that are not quick: their cells take long, or state no work."""
+    if costs is None:
+        return set()
+    stated = {cost.attack for cost in costs.attacks}
+    return {*stated, *costs.unstated}.difference(quick(costs.attacks, costs.shared, processes))
+
+
+def _rest(case: Case, pieces: Sequence[Piece], done: Collection[tuple[str, str]]) -> list[Cell]:
+    """Return the cells that are still to come, as a provisional report shows them."""
+    cells = list[Cell]()
+    for piece in pieces:
+        for adversary in piece.adversaries:
+            if (adversary, piece.attack.name) not in done:
+                cells.append(to_come(case, adversary, piece.attack))
+    return cells
+
+
+def _say_estimate(found: Estimate, tick: Tick, clock: Clock | None) -> None:
+    """Say how long the cells take, and how much memory and disk."""
+    if clock is not None:  # the allotment rests on the first measurement
         found = replace(found, seconds=min(found.seconds, clock.budget.estimated))
-    if found is not None and (line := found.line(short_too=clock is not None)):
+    if line := found.line(short_too=clock is not None):
         tick(line, 0, 0)
 
 

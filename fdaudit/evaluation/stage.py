@@ -45,7 +45,7 @@ from fdaudit.tasks import tasks_named
 from fdaudit.transcript.transcript import Position, Transcript
 from fdaudit.types import AttackTask, Challenge, Figure
 
-__all__ = ["Adversary", "Stage", "handed_folder", "not_asked"]
+__all__ = ["Adversary", "Stage", "handed_folder", "not_asked", "to_come"]
 
 _NO_MODEL = "a client's own model is not on record, so a copy of it cannot be scored"
 _GAIN_FOUND = 1.0
@@ -436,6 +436,11 @@ def not_asked(case: Case, adversary: str, attack: AttackPlan) -> Cell | None:
         return _Base(case, adversary, attack).cell("not-tested", reason=attack.left_out[adversary])
     what = "this attack" if attack.params is None else "it against this adversary"
     return _Base(case, adversary, attack).cell("not-requested", reason=f"the spec does not ask for {what}")
+
+
+def to_come(case: Case, adversary: str, attack: AttackPlan) -> Cell:
+    """Return the cell, in a provisional report, of an attack that has not run yet."""
+    return _Base(case, adversary, attack).cell("not-tested", reason="not run yet")
 
 
 @dataclass(frozen=True)

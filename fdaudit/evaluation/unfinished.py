@@ -17,7 +17,7 @@ from fdaudit.storage.digests import canonical
 from fdaudit.storage.files import load_json, save_json
 from fdaudit.storage.vault import Vault
 
-__all__ = ["AttackStage", "unfinished"]
+__all__ = ["AttackStage", "unfinished", "waiting"]
 
 _FILE = "attack-stage.json"
 
@@ -68,6 +68,12 @@ def unfinished(vault: Vault) -> Unfinished | None:
     """Return how many cells of an interrupted attack stage are done; None if no stage was interrupted."""
     stage = _kept(vault.directory / _FILE)
     return None if stage is None else Unfinished(done=len(stage.done), of=len(stage.wanted))
+
+
+def waiting(vault: Vault) -> tuple[str, ...]:
+    """Return the ids of the cells that an interrupted attack stage has not done."""
+    stage = _kept(vault.directory / _FILE)
+    return () if stage is None else tuple(cell for cell in stage.wanted if cell not in stage.done)
 
 
 def _kept(path: Path) -> AttackStage | None:

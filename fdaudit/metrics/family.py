@@ -115,7 +115,8 @@ def reflip(
         """Return (b, figures) for flips (b, coins), which are 1 where a coin is as in the run, else -1."""
         linear = (flips @ weights) / np.where(norms > 0, norms, 1.0)  # sums of whole numbers: exact
         linear[:, norms == 0] = -np.inf  # no coin changes it
-        values: Floats = np.column_stack([linear, *(rate(flips) for rate in rates)])
+        by_coin = np.ascontiguousarray(flips.T)
+        values: Floats = np.column_stack([linear, *(rate(by_coin) for rate in rates)])
         return values.round(_DECIMALS)
 
     observed = statistics(np.ones((1, coins), dtype=np.int8))[0]
@@ -185,12 +186,14 @@ class _Rate:
     quantiles: Floats
 
     def __call__(self, flips: NDArray[np.int8]) -> Floats:
-        """Return the quantiles (b,) for flips (b, coins)."""
-        wrong = np.zeros((len(flips), len(self.coins) + 1), dtype=np.int32)
-        np.cumsum(flips[:, self.coins] != self.as_is, axis=1, dtype=np.int32, out=wrong[:, 1:])
-        place = (wrong[:, 1:] <= self.allowed).sum(1)
+        """Return the quantiles (b,) for flips (coins, b)."""
+        differs = (flips[self.coins] != self.as_is[:, None]).astype(np.int32)
+        wrong = np.zeros((len(differs) + 1, flips.shape[1]), dtype=np.int32)
+        for row, differing in enumerate(differs):  # `cumsum` along this axis goes through single columns
+            np.add(wrong[row], differing, out=wrong[row + 1])
+        place = np.add.reduce((wrong[1:] <= self.allowed).view(np.int8), axis=0, dtype=np.int32)
         detected = self.above[place]
-        missed = wrong[np.arange(len(flips)), detected]
+        missed = wrong[detected, np.arange(flips.shape[1])]
         quantiles: Floats = self.quantiles[detected - missed, missed]
         return quantiles
 
@@ -255,8 +258,27 @@ def _rate(tested: FigureKey, coins: Integers, values: Floats, allowed: int) -> _
 def _quantiles(n: int, allowed: int, kept: int) -> Floats:
     """Return `tpr_p_value` (kept + 1, allowed + 1) by detected members and non-members, as normal quantiles."""
     detected, wrong = np.meshgrid(np.arange(kept + 1), np.arange(allowed + 1), indexing="ij")
-    p = scipy.stats.hypergeom.cdf(wrong, 2 * n, n, np.minimum(detected + wrong, 2 * n))
-    return np.asarray(scipy.stats.norm.isf(np.clip(p, _LEAST, 1 - 1e-12)))
+    p = _at_most(n, kept + allowed, allowed)[np.minimum(detected + wrong, 2 * n), wrong]
+    return np.asarray(-scipy.special.ndtri(np.clip(p, _LEAST, 1 - 1e-12)))
+
+
+def _at_most(n: int, draws: int, allowed: int) -> Floats:
+    """Return the probability (draws + 1, allowed + 1) of at most so many non-members among so many candidates.
+
+    There are n members and n non-members. SciPy's `hypergeom` would load `scipy.stats`, which takes a process longer.
+    """
+    drawn, wrong = np.meshgrid(np.arange(draws + 1), np.arange(allowed + 1), indexing="ij")
+    possible = (drawn >= wrong) & (drawn - wrong <= n) & (wrong <= n)
+    right, drawn = np.where(possible, drawn - wrong, 0), np.minimum(drawn, 2 * n)
+    log = _log_choices(n, np.minimum(wrong, n)) + _log_choices(n, right) - _log_choices(2 * n, drawn)
+    at_most: Floats = np.minimum(np.exp(np.where(possible, log, -np.inf)).cumsum(1), 1.0)
+    return at_most
+
+
+def _log_choices(n: int, k: Integers) -> Floats:
+    """Return the logarithm of the number of subsets of k of n things."""
+    gammaln = scipy.special.gammaln
+    return np.asarray(gammaln(n + 1) - gammaln(k + 1) - gammaln(n - k + 1))
 
 
 def _critical(largest: Floats, level: float) -> float:

@@ -66,14 +66,22 @@ def quickstart(
     refuse_occupied(out, resume, first.name)
     refuse_links(out, suite)
     make_private(out)
+    early = Event()
     with together(), writing(out), _Beside(elsewhere is not HERE, reported) as beside:
         for number, (name, spec) in enumerate(suite.items(), 1):
             place, seed_from = out / name, None if out / name == first else first
             step = beside.stopped_by(_step(tick, f"{number}/{len(suite)} {name}"))
             run = federated(spec, place, resume=resume, seed_from=seed_from, elsewhere=elsewhere, tick=step)
             before = [out / other for other in suite][: number - 1]
-            attack = partial(attacked, run, beside=before, elsewhere=elsewhere, tick=step)
-            beside.attack(attack, Run(place))
+            announce = partial(_announce, step, early)
+            attack = partial(
+                attacked, run, beside=before, elsewhere=elsewhere, tick=step, provisional=announce
+            )
+            under_way = beside.attack(attack, Run(place))
+            if number == 1:
+                # Another federation would take processors from the attacks that the first report waits for.
+                under_way.add_done_callback(lambda _: early.set())
+                early.wait()
         beside.finish()
         finished = [Run(out / name) for name in suite]
         return tuple(finished), api.compare(finished, out)
@@ -111,8 +119,8 @@ class _Beside:
 
         return ticked
 
-    def attack(self, attack: Callable[[], None], run: Run) -> None:
-        """Queue a run's attacks, then its report.
+    def attack(self, attack: Callable[[], None], run: Run) -> Future[Future[None]]:
+        """Queue a run's attacks, then its report; return its attacks, whose result is its report.
 
         Raises:
             Exception: an error of an earlier run's attacks.
@@ -129,6 +137,7 @@ class _Beside:
                 earlier.result()
         if self._wait:
             self.finish()
+        return self._under_way[-1]
 
     def _report(self, run: Run) -> None:
         self._reported(run, api.report(run))
@@ -137,6 +146,12 @@ class _Beside:
         """Wait until all runs have their reports."""
         for work in self._under_way:
             work.result().result()
+
+
+def _announce(tick: Tick, early: Event, line: str) -> None:
+    """Say that a provisional report is written, and where."""
+    tick(line, 0, 0)
+    early.set()
 
 
 def _step(tick: Tick, run: str) -> Tick:

@@ -41,7 +41,7 @@ class Result(Part):
     views: tuple[ViewRow, ...] = ()
     cells: tuple[Cell, ...]
     unfinished: Unfinished | None = Field(default=None, exclude_if=is_empty)
-    """How far the attack stage came, if it was interrupted and did not go on."""
+    """How far the attack stage came, if it is not at its end: the result is provisional."""
     budget: Budget | None = Field(default=None, exclude_if=is_empty)
     """The budget of the attack stage, if it had one."""
     family: Annotated[Family | None, AUDITOR] = None

@@ -196,7 +196,7 @@ class OutOfScope(Part):
 
 
 class Unfinished(Part):
-    """How far an interrupted attack stage came: cells, each one attack by one adversary."""
+    """How far an attack stage came that is not at its end: cells, each one attack by one adversary."""
 
     _audience: ClassVar[Audience] = "public"
 
@@ -206,7 +206,7 @@ class Unfinished(Part):
     @property
     def words(self) -> str:
         """Return how many cells are done, as a clause."""
-        return f"{self.done} of {self.of} cells done"
+        return f"{self.done} of {self.of} cells done, the others not tested yet"
 
 
 class Reproduce(Part):

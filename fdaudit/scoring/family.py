@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any
 from fdaudit.metrics import FigureKey, Pairs, Reflipped, holm, reflip
 from fdaudit.result import Adjusted, ByCoins, ByThemselves, Cell, Family
 from fdaudit.rng import child_numpy
-from fdaudit.scoring.ground_truth import Truth
 from fdaudit.scoring.run_directory import RunDirectory
 from fdaudit.scoring.scoring import SCORED, kept_scores
-from fdaudit.types import Figure
+from fdaudit.types import Challenge, Figure
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
+    from torch import Tensor
 
 __all__ = ["BY_COINS", "LEVEL", "candidate_scores", "family_of"]
 
@@ -87,14 +87,16 @@ def candidate_scores(run: RunDirectory, cells: Sequence[Cell]) -> dict[str, dict
         IntegrityError: a membership attack has run, and its scores are missing from the vault.
     """
     found = dict[str, dict[str, Pairs]]()
+    truths: dict[str, tuple[Challenge, Tensor]] = {}
     if run.case.design == "observational":
         return found
     for cell in filter(_is_judged, cells):
         kept = kept_scores(run.path, cell.id, "candidates")
-        if kept:
-            found[cell.id] = {
-                client: _paired(run.truth, client, kept[client].numpy()) for client in sorted(kept)
-            }
+        for client in sorted(kept):
+            if client not in truths:
+                truths[client] = run.truth.challenge(client)
+            pairs = _paired(*truths[client], kept[client].numpy())
+            found.setdefault(cell.id, {})[client] = pairs
     return found
 
 
@@ -104,8 +106,8 @@ def _is_judged(cell: Cell) -> bool:
     return cell.status in SCORED and (negative is None or negative.passed)
 
 
-def _paired(truth: Truth, client: str, scores: NDArray[np.float64]) -> Pairs:
-    challenge, member = truth.challenge(client)
+def _paired(challenge: Challenge, member: Tensor, scores: NDArray[np.float64]) -> Pairs:
+    """Return scores (n,) of a client's candidates by pair, members apart."""
     order = challenge.pair.argsort(stable=True)  # both halves in the order of their pairs
     inside = member[order].numpy()
     ordered = scores[order.numpy()]

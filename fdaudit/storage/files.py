@@ -31,6 +31,7 @@ __all__ = [
     "decode",
     "encode",
     "header",
+    "indented",
     "load_json",
     "load_tensors",
     "parse_json",
@@ -148,8 +149,32 @@ def write_together(contents: Mapping[Path, bytes]) -> None:
 def _text(value: object, indent: int | None) -> bytes:
     if indent is None:
         return canonical(value) + b"\n"
-    text = json.dumps(value, indent=indent, sort_keys=True, ensure_ascii=True, allow_nan=False)
-    return text.encode() + b"\n"
+    return indented(value, indent).encode() + b"\n"
+
+
+def indented(value: Any, indent: int = 1, depth: int = 0) -> str:
+    """Return the text of `json.dumps` with `indent`, `sort_keys` and `allow_nan=False`, in a part of its time.
+
+    Python's encoder in C knows no indentation. It gets each list or object of plain values, with line breaks in the
+    separator. Names in objects are texts.
+
+    Raises:
+        ValueError: a number is not finite.
+    """
+    line = "\n" + " " * (indent * (depth + 1))
+    items = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
+    if not any(isinstance(item, dict | list | tuple) for item in items):
+        text = json.dumps(value, separators=(f",{line}", ": "), sort_keys=True, allow_nan=False)
+        if not items:
+            return text
+        text = text[1:-1]
+    elif isinstance(value, dict):
+        below = (f"{json.dumps(name)}: {indented(value[name], indent, depth + 1)}" for name in sorted(value))
+        text = f",{line}".join(below)
+    else:
+        text = f",{line}".join(indented(item, indent, depth + 1) for item in value)
+    opening, closing = "{}" if isinstance(value, dict) else "[]"
+    return f"{opening}{line}{text}{line[:-indent]}{closing}"
 
 
 def load_json(path: Path) -> Any:

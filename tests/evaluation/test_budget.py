@@ -23,6 +23,7 @@ from fdaudit.evaluation.budget import (
     forget_budget,
     kept_budget,
     least_of,
+    quick,
     reduced,
     seconds_of,
     total,
@@ -136,6 +137,13 @@ def test_shared_work_is_counted_once() -> None:
     costs = [cost("x", 1, "classes"), cost("y", 2, "classes")]
     assert total(costs, SHARED, 1, 1.0) == 203
     assert allot(230, costs, shared=SHARED, processes=1).order == ("x", "y")
+
+
+def test_the_quick_attacks_are_the_cheapest_that_end_in_six_seconds() -> None:
+    costs = [cost("c", 4.0), cost("a", 2.0), cost("dear", 60.0, "model"), cost("b", 4.0)]
+    assert quick(costs, SHARED, processes=1) == ["a", "b"]
+    assert quick(costs, SHARED, processes=2) == ["a", "b", "c"]
+    assert quick(costs[2:3], SHARED, processes=2) == []
 
 
 def test_an_attack_without_settings_to_reduce_keeps_its_cost() -> None:

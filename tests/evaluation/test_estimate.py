@@ -12,7 +12,7 @@ import fdaudit
 from fdaudit import attacks
 from fdaudit.adversary.attack_plan import AttackPlan
 from fdaudit.evaluation import estimate as estimates
-from fdaudit.evaluation.estimate import Estimate, Unit, Work, estimate
+from fdaudit.evaluation.estimate import Estimate, Unit, Work, costs_of, estimate
 from fdaudit.evaluation.runner import attack_cells
 from fdaudit.planning.attacks import plan_attack
 from fdaudit.planning.simulated import simulated_case
@@ -57,9 +57,9 @@ def planned(run: fdaudit.Run, name: str, **params: Any) -> AttackPlan:
 
 
 def of(run: fdaudit.Run, cells: Mapping[AttackPlan, tuple[str, ...]], processes: int = 1) -> Estimate:
-    found = estimate(run.opened, cells, processes)
-    assert found is not None
-    return found
+    costs = costs_of(run.opened, cells)
+    assert costs is not None
+    return estimate(run.opened, costs, processes)
 
 
 def seconds(found: Estimate) -> float:
@@ -155,7 +155,7 @@ def test_memory_grows_with_pixels_and_with_processes(run: fdaudit.Run) -> None:
 def test_a_cell_whose_adversary_sees_nothing_for_it_is_not_counted(run: fdaudit.Run, unit: Unit) -> None:
     inverting, counts = planned(run, "inverting-gradients"), planned(run, "label-counts")
     assert of(run, {inverting: ("server", "world"), counts: ("server",)}).cells == 1
-    assert estimate(run.opened, {inverting: ("world",)}, 1) is None
+    assert costs_of(run.opened, {inverting: ("world",)}) is None
 
 
 @pytest.mark.parametrize("work", [None, {"once": "long"}, {"hours": 3}, {"each": -1}, {"grows": "shadows"}])

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from fdaudit.metrics import FigureKey, Pairs, auc, auc_p_value, holm, reflip, tpr_at_fpr, tpr_p_value
+from fdaudit.metrics.family import _at_most
 
 LEVEL = 0.05
 Floats = NDArray[np.float64]
@@ -131,7 +132,7 @@ def test_the_statistic_of_a_rate_is_its_p_value(ties: bool) -> None:
         threshold = np.sort(outside)[::-1][6]
         wrong = int((outside > threshold).sum())
         expected = stats.norm.isf(min(tpr_p_value(found, 60, wrong, 60), 1 - 1e-12))
-        assert rates[0](coins[None])[0] == pytest.approx(expected)
+        assert rates[0](coins[:, None])[0] == pytest.approx(expected)
 
 
 def test_increasing_maps_of_scores_and_constant_cells_change_nothing() -> None:
@@ -194,3 +195,14 @@ def test_holm_is_the_least_level_at_which_the_procedure_rejects() -> None:
 def test_nothing_to_test_is_an_empty_family() -> None:
     found = reflip({}, np.random.default_rng(15), level=LEVEL)
     assert (found.p, found.floors, found.coins) == ({}, {}, 0)
+
+
+@pytest.mark.parametrize(
+    ("n", "draws", "allowed"), [(2, 6, 1), (50, 70, 5), (50, 110, 49), (3000, 1300, 300)]
+)
+def test_few_wrong_candidates_are_as_likely_as_scipy_says(n: int, draws: int, allowed: int) -> None:
+    ours = _at_most(n, draws, allowed)
+    for wrong in (0, 1, allowed):
+        drawn = np.minimum(np.arange(draws + 1), 2 * n)
+        theirs = stats.hypergeom.cdf(wrong, 2 * n, n, drawn)
+        np.testing.assert_allclose(ours[: 2 * n + 1, wrong], theirs[: 2 * n + 1], rtol=1e-9, atol=1e-300)

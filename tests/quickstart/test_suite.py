@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -169,8 +170,9 @@ def test_an_interruption_ends_all_attacks_that_are_under_way(
     """Two runs may be under attack while a third is federated."""
     three, under_way, ended = {**two(), "third": two()["other"]}, set[str](), set[str]()
 
-    def attacked(place: Path, *, tick: Tick, **options: Any) -> None:
+    def attacked(place: Path, *, tick: Tick, provisional: Callable[[str], None], **options: Any) -> None:
         under_way.add(place.name)
+        provisional("a report")
         try:
             while True:
                 time.sleep(0.01)

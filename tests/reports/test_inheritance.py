@@ -15,7 +15,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from fdaudit.cli.verdicts import verdicts
-from fdaudit.result import Cell, Control, Controls, Exposure, Result, Target, ViewRow
+from fdaudit.result import Cell, Control, Controls, Exposure, Result, Target, Unfinished, ViewRow
 from fdaudit.types import Figure
 
 from ..helpers.report_cases import minimal
@@ -194,6 +194,18 @@ def test_beside_no_leak_stands_what_the_attack_reached_on_known_coins(
         assert said in " ".join(found.cautions)
     if level == "none-seen":
         assert said in found.rehearsed
+
+
+@pytest.mark.parametrize("first", ["none-seen", "inconclusive", "failed", "not-applicable"])
+def test_a_provisional_result_claims_nothing_where_attacks_are_to_come(first: str) -> None:
+    cells = [cell("server", first), cell("server", "not-tested", attack="dear"), cell("world", "none-seen")]
+    made = result(cells, {"server": ("world",)})
+    early = made.model_copy(update={"unfinished": Unfinished(done=2, of=3)})
+    server, _ = standings(early, judge_all(early))
+    assert (server.level, server.inherited) == ("not-tested", "Not run yet: 1 attack.")
+    assert summarise(early, judge_all(early)).level in ("inconclusive", "not-tested")
+    leaks = early.model_copy(update={"cells": (cell("server", "leak"), *early.cells[1:])})
+    assert levels(leaks)["server"] == "leak"
 
 
 @pytest.mark.parametrize("own", ["not-applicable", "not-requested", "not-tested"])

@@ -21,6 +21,7 @@ from fdaudit.storage.files import (
     decode,
     encode,
     header,
+    indented,
     load_json,
     load_tensors,
     save_json,
@@ -222,6 +223,27 @@ def test_json_is_canonical_and_damage_is_named(tmp_path: Path) -> None:
         path.write_bytes(damage)
         with pytest.raises(IntegrityError, match=r"a\.json"):
             load_json(path)
+
+
+@given(
+    st.recursive(
+        st.none()
+        | st.booleans()
+        | st.integers()
+        | st.floats(allow_nan=False, allow_infinity=False)
+        | st.text(),
+        lambda below: st.lists(below) | st.dictionaries(st.text(), below),
+        max_leaves=20,
+    ),
+    st.integers(1, 3),
+)
+def test_indented_json_is_that_of_the_standard_library(value: Any, indent: int) -> None:
+    assert indented(value, indent) == json.dumps(value, indent=indent, sort_keys=True)
+
+
+def test_indented_json_holds_finite_numbers_only() -> None:
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        indented({"a": [{"b": float("nan")}]})
 
 
 def test_saved_tensors_have_the_digest_that_is_returned(tmp_path: Path) -> None:
