@@ -405,7 +405,8 @@ def _drawn(tensors: Sequence[Tensor], batches: Sequence[Tensor]) -> Tensor:
     """Return the batch (b, ...) of each tensor (n, ...), stacked; one gather if all are the same tensor."""
     first = tensors[0]
     if all(tensor is first for tensor in tensors):
-        return _rows(first, torch.cat(list(batches))).unflatten(0, (len(batches), -1))
+        together: Tensor = _rows(first, torch.cat(list(batches))).unflatten(0, (len(batches), -1))
+        return together
     return torch.stack([_rows(*one) for one in zip(tensors, batches, strict=True)])
 
 
