@@ -246,7 +246,12 @@ def of_wide_ranges() -> Iterator[Growth]:
     for name, read in (("coins off a sum", summed), ("coins off a rehearsed release", rehearsed)):
         points = [(clients, read(clients)) for clients in (5, 20, 80, 200)]
         yield growth(f"{name}, 64 shadows a client, 500 answers", "clients", points)
-    points = [(n, federation("fedavg", PROTOCOLS["fedavg"], clients=n, victims=5)) for n in (5, 20, 80, 200)]
+    crowd = {
+        "dataset": {"name": "digits"},
+        "splits": {"test": 0.1, "proxy": 0.1, "auxiliary": 0.1, "candidates": 0},
+        "attacks": [],
+    }
+    points = [(n, federation("fedavg", PROTOCOLS["fedavg"], clients=n, **crowd)) for n in (5, 20, 80, 200)]
     yield growth("fedavg: federation", "clients", points)
     points = []
     for widths in ([133], [256, 256], [1000, 900], [3100, 3100]):

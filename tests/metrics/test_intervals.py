@@ -5,7 +5,7 @@ import pytest
 from scipy import stats
 
 from fdaudit.errors import UsageError
-from fdaudit.metrics import bootstrap, clopper_pearson, mean_figure
+from fdaudit.metrics import bootstrap, clopper_pearson, intervals, mean_figure
 
 
 @pytest.mark.parametrize("n", [1, 2, 10, 57])
@@ -117,6 +117,35 @@ def test_chunking_does_not_change_the_interval(monkeypatch: pytest.MonkeyPatch) 
     whole = bootstrap(_mean_of(values), 30, np.random.default_rng(1))
     monkeypatch.setattr("fdaudit.metrics.intervals._CHUNK", 100)
     assert bootstrap(_mean_of(values), 30, np.random.default_rng(1)) == pytest.approx(whole[:3] + whole[3:])
+
+
+def test_a_jackknife_of_blocks_gives_the_interval_of_single_units(monkeypatch: pytest.MonkeyPatch) -> None:
+    values = np.random.default_rng(0).exponential(size=4000)
+    ends = []
+    for most in (1000, 4000):
+        monkeypatch.setattr(intervals, "_MOST_BLOCKS", most)
+        found = bootstrap(_mean_of(values), 4000, np.random.default_rng(1))
+        assert found is not None
+        ends.append(np.array(found[:2]))
+    assert np.abs(ends[0] - ends[1]).max() < 0.02 * (ends[1][1] - ends[1][0])
+
+
+@pytest.mark.parametrize("sizes", [(1, 1), (1, 5), (2, 3), (1500, 3, 1), (700, 300)])
+def test_blocks_of_a_jackknife_part_every_stratum_evenly(sizes: tuple[int, ...]) -> None:
+    groups = np.random.default_rng(2).permutation(np.repeat(np.arange(len(sizes)), sizes))
+    blocks, strata = intervals._blocks(groups)
+    for group, size in enumerate(sizes):
+        own = blocks[groups == group]
+        counts = np.bincount(own[own >= 0], minlength=len(strata))[strata == group]
+        if size == 1:
+            assert (own == -1).all()
+            assert len(counts) == 0
+            continue
+        assert counts.sum() == size
+        assert counts.max() - counts.min() <= 1
+        assert len(counts) == size if sum(sizes) <= 1000 else len(counts) >= 2
+        assert set(strata[own]) == {group}
+    assert len(strata) <= 1000 + 2 * len(sizes)
 
 
 def test_no_interval_where_there_is_nothing_to_resample() -> None:
