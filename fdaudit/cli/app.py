@@ -142,7 +142,8 @@ def quickstart(
     from fdaudit.evaluation import attack_pool
     from fdaudit.quickstart.place import refuse_occupied
 
-    refuse_occupied(out, resume)
+    if not resume:
+        refuse_occupied(out, resume)
     if executor == "local":
         attack_pool.stand_by()  # they load their libraries while this process loads its own
     from fdaudit.quickstart import suite
