@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from fdaudit.reports.comparison import ComparedRun, compare
 from fdaudit.reports.document import document, to_json
+from fdaudit.reports.findings import severity, shows_classes
 from fdaudit.reports.goals import RULES
 from fdaudit.reports.inheritance import standings
 from fdaudit.reports.public import public
@@ -119,6 +120,22 @@ def grave(levels: Sequence[str]) -> str:
     return min(levels, key=list(LEVELS).index)
 
 
+def gravest_by_view(result: Result, findings: Sequence[Finding]) -> dict[tuple[str, str], str]:
+    """The severity of each adversary and goal, of the finding that names it."""
+    graded = {}
+    for found in standings(result, findings):
+        if found.finding is not None and found.level in ("leak", "partial"):
+            word, *_ = severity(
+                found.goal,
+                found.level,
+                found.adversary,
+                of_classes=shows_classes(found.finding),
+                certain=found.finding.certain,
+            )
+            graded[found.adversary, found.goal] = word
+    return graded
+
+
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(results())
 def test_every_place_has_the_same_verdict(result: Result) -> None:
@@ -162,6 +179,7 @@ def test_every_place_has_the_same_verdict(result: Result) -> None:
             assert "none-seen" in levels
 
     less, hidden = public(result)
+    assert gravest_by_view(less, hidden) == gravest_by_view(result, findings)
     for before, after in zip(_in_order(findings, hidden), hidden, strict=True):
         if before.level == "possible":
             assert after.level in ("none-seen", "inconclusive")
