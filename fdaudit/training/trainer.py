@@ -1,10 +1,10 @@
 """The training core: the one place where models are fitted, distilled and asked for predictions.
 
 Every protocol and every shadow model uses a `Trainer`. The strategy decides how many models advance together. `loop`
-fits each separately, on a CPU in as many threads as allowed. `stacked` advances the models of one architecture whose
-batches have the same shapes at once under `torch.func.vmap`, unless the network's rehearsal
-(`fdaudit.training.replicas`) did not stack. The choice follows fixed rules (see `Execution.resolve`), never timing or
-free memory, so a run's bytes do not depend on machine load.
+fits each separately, on a CPU in as many threads as allowed. `stacked` advances all models of one architecture at once
+under `torch.func.vmap`, unless different shapes prevent it or the network's rehearsal (`fdaudit.training.replicas`)
+did not stack. The choice follows fixed rules (see `Execution.resolve`), never timing or free memory, so a run's bytes
+do not depend on machine load.
 
 Guarantees:
   * both strategies compute the same steps, on whole batches or on their parts in turn; they agree to float
@@ -102,16 +102,11 @@ class Trainer:
         Raises:
             TrainingDivergedError: a loss became NaN or infinite.
         """
-        alone = partial(self._by_themselves, partial(self._fit_one, fit=fit))
         bare = all(job.moments is None and job.guard is None for job in jobs)
-        if self.execution.strategy != "stacked" or len(jobs) < 2 or not bare or not self._traits.stackable:
-            return finite(jobs, alone(jobs))
-        fitted: dict[int, Fitted] = {}
-        for numbers in _alike(jobs):
-            group = [jobs[k] for k in numbers]
-            models = self._fit_stacked(group, fit) if len(group) > 1 else alone(group)
-            fitted |= zip(numbers, models, strict=True)
-        return finite(jobs, [fitted[k] for k in range(len(jobs))])
+        alike = bare and _same_shapes(jobs) and self._traits.stackable
+        if self.execution.strategy == "stacked" and len(jobs) > 1 and alike:
+            return finite(jobs, self._fit_stacked(jobs, fit))
+        return finite(jobs, self._by_themselves(partial(self._fit_one, fit=fit), jobs))
 
     def _fit_one(self, copy: Copy, job: Job, fit: Fit) -> Fitted:
         if job.guard is not None:
@@ -420,13 +415,8 @@ def _distance(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Tensor:
     return torch.stack([(a[n] - b[n]).square().sum() for n in a]).sum()
 
 
-def _alike(jobs: Sequence[Job]) -> list[list[int]]:
-    """Return the numbers of jobs in groups whose records and batches have the same shapes."""
-    groups: dict[tuple[object, ...], list[int]] = {}
-    for number, job in enumerate(jobs):
-        shapes = (job.x.shape[1:], job.targets.shape[1:], *map(len, job.batches))
-        groups.setdefault(shapes, []).append(number)
-    return list(groups.values())
+def _same_shapes(jobs: Sequence[Job]) -> bool:
+    return len({(j.x.shape[1:], j.targets.shape[1:], *map(len, j.batches)) for j in jobs}) == 1
 
 
 def _table(losses: Sequence[Tensor]) -> Tensor:

@@ -62,29 +62,6 @@ def test_loop_stacked_and_plain_torch_take_the_same_steps(model, fit):
         assert any(not torch.equal(expected[n], job.parameters[n]) for n in expected)
 
 
-def test_unequal_clients_are_stacked_in_groups(monkeypatch):
-    network, fit = NETWORKS["mlp"], Fit(lr=0.1, momentum=0.9)
-    work = [
-        dataclasses.replace(job, batches=[batch[: 3 + k % 2] for batch in job.batches[: 2 + k // 4]])
-        for k, job in enumerate(jobs(network, 5))
-    ]
-    groups = []
-    stack = Trainer._fit_stacked
-
-    def counted(self, group, fit):
-        groups.append([job.party for job in group])
-        return stack(self, group, fit)
-
-    monkeypatch.setattr(Trainer, "_fit_stacked", counted)
-    grouped = Trainer(network, execution("stacked")).fit(work, fit)
-    looped = Trainer(network, execution("loop")).fit(work, fit)
-    parties = [job.party for job in work]
-    assert groups == [[parties[0], parties[2]], [parties[1], parties[3]]]
-    for one, other in zip(grouped, looped, strict=True):
-        close(one.parameters, other.parameters)
-        torch.testing.assert_close(one.losses, other.losses, rtol=1e-4, atol=1e-5)
-
-
 @pytest.mark.parametrize("strategy", ["loop", "stacked"])
 def test_cross_entropy_takes_weights_of_the_classes_as_targets(strategy):
     """Weights that do not sum to 1 scale the step, as the sum of several cross-entropies does."""
