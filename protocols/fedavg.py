@@ -138,6 +138,15 @@ class FedAvg:
             ),
             "finds": {"server": "model_update", "world": "model_update"},
             "private": {"params": {"weighting": "uniform"}, "withhold": [], "training": ["model"]},
+            "clients": {
+                "params": {"weighting": "uniform", "upload": "model_update", "aggregation": "secure"},
+                "kind": "model_update",
+                "sender": "client",
+                "name": "dp-fedavg",
+                "settings": {},
+                "clipped": True,
+                "releases": ["rounds"],
+            },
         },
         starts={
             "weights": "broadcast",

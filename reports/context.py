@@ -28,6 +28,7 @@ from .images import data_uri
 from .matrix import attack_matrix, grid
 from .summary import summarise
 from .text import amount, clip, detectable, joined, label, spans
+from .tried import effect_words, utility_words
 from .verdict import LEVELS, Finding
 
 __all__ = [
@@ -159,6 +160,8 @@ def build(
         "marks": _MARKS,
         "grid": grid(findings),
         "warnings": tuple(_warnings(result)),
+        "effect_words": effect_words,
+        "utility_changed": utility_words,
         "other_actions": [a for a in summary.actions if a.do not in remedies],
         "only_appendix": False,
         "appendix": "",

@@ -64,6 +64,7 @@ class FrontFindingPart(Config):
     affected: str
     evidence: str
     remedy: Said
+    effect: str
     cell: str
 
 
@@ -204,6 +205,7 @@ def _front(front: Front) -> FrontPart:
                 affected=f.affected,
                 evidence=f.evidence,
                 remedy=Said(text=f.remedy.do, because=f.remedy.why),
+                effect=f.effect,
                 cell=f.strongest.cell.id,
             )
             for f in front.findings

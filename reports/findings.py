@@ -23,6 +23,7 @@ from .goals.rule import beside, by_name, framed
 from .inheritance import Standing, standings
 from .remedies import ENCRYPT, carried, remedy
 from .text import clip, joined, measure, party, plural, sentence
+from .tried import effect
 from .verdict import EVERYONE, Finding, Level, strongest
 
 __all__ = [
@@ -96,6 +97,7 @@ class FrontFinding:
         affected: the affected clients in words.
         evidence: the strongest attack and its deciding figures.
         remedy: what to do and why.
+        effect: what trying the remedy changed, in sentences.
         strongest: the finding of the cell behind it.
         factors: impact, access and strength, whose product gives the severity.
         because: why the severity, in words.
@@ -110,6 +112,7 @@ class FrontFinding:
     affected: str
     evidence: str
     remedy: Remedy
+    effect: str
     strongest: Finding
     factors: tuple[int, int, int]
     because: str
@@ -118,7 +121,7 @@ class FrontFinding:
     def lines(self) -> int:
         """Return about how many printed lines the finding takes in the table of the front page."""
         count = lines("what", self.what) + lines("evidence", self.evidence)
-        return max(count, lines("affected", self.affected), lines("remedy", self.remedy.do))
+        return max(count, lines("affected", self.affected), lines("remedy", self.remedy.do, self.effect))
 
     @property
     def clause(self) -> str:
@@ -291,6 +294,7 @@ def _finding(result: Result, standing: Sequence[Standing], what: Remedy, leaks: 
             for f in sorted(by_goal.values(), key=lambda f: f is not top)
         ),
         remedy=what,
+        effect=effect(result, what, adversaries, goals),
         strongest=top,
         factors=factors,
         because=f"impact {factors[0]} × access {factors[1]} ({must}) × strength {factors[2]}",

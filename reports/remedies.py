@@ -8,7 +8,7 @@ Guarantees:
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from fdaudit.kinds import KINDS, WAYS
@@ -48,6 +48,7 @@ REMEDIES: Mapping[tuple[str, str], Remedy] = MappingProxyType(
 ENCRYPT = Remedy(
     do="Encrypt the transport: this stops listening in, not what receivers and the world can do.",
     why="Then an eavesdropper sees sizes and times. Receivers of the messages see as much as before.",
+    tries=("encrypted",),
 )
 
 
@@ -115,7 +116,8 @@ def remedy(result: Result, finding: Finding) -> Remedy:
         behind = list(source.kinds)
     names = joined(f"`{clip(kind, 60)}`" for kind in behind) or "its messages"
     also = _beside_epsilon(result, chosen.do) if "a stated ε" in chosen.do else ""
-    return Remedy(do=chosen.do.replace("{kinds}", names) + also, why=chosen.why.replace("{kinds}", names))
+    do, why = (text.replace("{kinds}", names) for text in (chosen.do, chosen.why))
+    return replace(chosen, do=do + also, why=why)
 
 
 def _beside_epsilon(result: Result, do: str) -> str:

@@ -39,6 +39,7 @@ ORDER = (  # lower ones first: a unit imports nothing of ours but itself and wha
     "evaluation",
     "audit",
     "api",
+    "remedies",
     "sweeps",
     "attestation",
     "importing",

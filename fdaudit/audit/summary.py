@@ -18,7 +18,7 @@ from fdaudit.audit.ledgers import books_of, keep_terms
 from fdaudit.audit.utility import measurement_of
 from fdaudit.config import validate
 from fdaudit.data.splits import test_xy
-from fdaudit.errors import IntegrityError
+from fdaudit.errors import IntegrityError, RunError, SpecError
 from fdaudit.evaluation.budget import kept_budget
 from fdaudit.evaluation.stage import to_come
 from fdaudit.evaluation.unfinished import unfinished, waiting
@@ -42,6 +42,7 @@ from fdaudit.result import (
     Result,
     RunCard,
     Silence,
+    TriedRemedy,
     Unfinished,
     Utility,
     check_gates,
@@ -67,9 +68,10 @@ if TYPE_CHECKING:
     from fdaudit.adversary.view import View
     from fdaudit.planning.case import Case
 
-__all__ = ["OUT_OF_SCOPE", "conclude", "provisional_result", "utility_table"]
+__all__ = ["OUT_OF_SCOPE", "conclude", "keep_remedies", "provisional_result", "utility_table"]
 
 _PIECE = 1 << 20
+_REMEDIES = "remedies.json"
 _ASSUMED_AUXILIARY = "Adversaries were assumed to hold auxiliary records from the clients' own distribution."
 
 OUT_OF_SCOPE: tuple[OutOfScope, ...] = (
@@ -107,6 +109,22 @@ def conclude(run: RunDirectory) -> Result:
     keep_terms(run)
     save_json(run.path / "result.json", result.plain(), indent=1)
     return result
+
+
+def keep_remedies(vault: Vault, tried: Sequence[TriedRemedy]) -> None:
+    """Keep in a vault the remedies that were tried, which later results of the run have."""
+    save_json(vault.directory / _REMEDIES, {"remedies": [one.plain() for one in tried]}, indent=1)
+
+
+def _kept_remedies(vault: Vault) -> tuple[TriedRemedy, ...]:
+    path = vault.directory / _REMEDIES
+    if not path.exists() and not path.is_symlink():
+        return ()
+    try:
+        return tuple(validate(TriedRemedy, one, _REMEDIES) for one in load_json(path)["remedies"])
+    except (IntegrityError, OSError, SpecError, KeyError, TypeError):
+        remedy = "Remove the file, and try the remedies again: `fdaudit remedy RUN`."
+        raise RunError(_REMEDIES, str(path), "holds no remedies", remedy) from None
 
 
 def provisional_result(run: RunDirectory, to_come: Sequence[Cell]) -> Result:
@@ -164,6 +182,7 @@ def _collected(run: RunDirectory, found: Sequence[Cell], stage: Unfinished | Non
         ),
         ledger=costs,
         checks=check_claims(run, ledgers, claimed_by(case)),
+        remedies=_kept_remedies(run.vault),
         cells=cells,
         unfinished=stage,
         budget=budget,

@@ -33,7 +33,7 @@ from fdaudit.cli.recording import card, import_
 from fdaudit.cli.red_team import export_view, score
 from fdaudit.cli.starting import init, schema
 from fdaudit.cli.sweeps import curve, sweep
-from fdaudit.cli.verdicts import compared, outcome, profile_words, verdicts
+from fdaudit.cli.verdicts import compared, outcome, profile_words, tried_remedies, verdicts
 from fdaudit.cluster.backends import elsewhere
 from fdaudit.errors import FdauditError, IntegrityError, UsageError, plugin_line
 from fdaudit.names import visible
@@ -180,6 +180,9 @@ def run(
         Path | None, typer.Option(metavar="RUN", help="Reuse the seed and secret of that run's vault.")
     ] = None,
     with_report: Annotated[bool, typer.Option("--report/--no-report", help="Also write the report.")] = True,
+    remedies: Annotated[
+        bool, typer.Option("--remedies", help="Then try the remedies of its findings: see `fdaudit remedy`.")
+    ] = False,
     budget: Budget = None,
     executor: ExecutorName = "local",
     workers: RunWorkers = None,
@@ -206,6 +209,9 @@ def run(
                 provisional=with_report,
             )
         path = api.report(finished) if with_report else None
+    if remedies:
+        with _at_work(as_json, "local", None, None) as (tick, _):
+            path = _remedied(finished, None, 8.0, budget, tick)
     _conclude(finished, path, as_json, verbose)
 
 
@@ -378,6 +384,40 @@ def _setting(text: str) -> tuple[str, Any]:
         return key, json.loads(value)
     except ValueError:
         return key, value
+
+
+@app.command()
+def remedy(
+    run: RunPath,
+    out: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Directory of the remedied runs; default: RUN-remedies."),
+    ] = None,
+    epsilon: Annotated[float, typer.Option(help="ε of remedies with noise, for what they protect.")] = 8.0,
+    budget: Budget = None,
+    trust_code: TrustCode = False,
+    as_json: AsJson = False,
+) -> None:
+    """Try the remedies of a run's findings: run it again with each, attack it again, and report what changed."""
+    from fdaudit import api
+
+    loaded = api.load(run)
+    with _at_work(as_json, "local", None, None) as (tick, _):
+        path = _remedied(loaded, out, epsilon, budget, tick)
+    if as_json:
+        show(json.dumps([one.plain() for one in loaded.result.remedies]))
+    else:
+        show(*tried_remedies(loaded.result), "", f"report  {path}")
+
+
+def _remedied(run: Run, out: Path | None, epsilon: float, budget: str | None, tick: Tick) -> Path:
+    """Try a run's remedies and write its report anew; return the report's page."""
+    from fdaudit import api
+    from fdaudit.remedies import try_remedies
+
+    place = run.directory.with_name(f"{run.directory.resolve().name}-remedies") if out is None else out
+    try_remedies(run, place, epsilon=epsilon, budget=budget, tick=tick)
+    return api.report(run)
 
 
 @app.command()

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from fdaudit.reports.verdict import Finding
     from fdaudit.result import Result
 
-__all__ = ["compared", "outcome", "profile_words", "verdicts"]
+__all__ = ["compared", "outcome", "profile_words", "tried_remedies", "verdicts"]
 
 _UNANSWERED = ("inconclusive", "failed", "not-applicable", "not-tested")
 """Levels of which the reason is printed."""
@@ -43,6 +43,24 @@ def outcome(result: Result, *, verbose: bool = False) -> Iterator[str]:
             words = [entry.words for entry in row.entries]
             table.append([row.adversary, *words])
         yield from _aligned(table)
+
+
+def tried_remedies(result: Result) -> Iterator[str]:
+    """Yield what came of each remedy that was tried: utility, then a line for each adversary and goal."""
+    from fdaudit.reports.tried import effect_words, utility_words
+
+    if not result.remedies:
+        yield "No finding has a remedy that could be tried."
+    for tried in result.remedies:
+        if tried.state != "run":
+            yield f"{tried.words}: not run, {tried.reason}"
+            continue
+        alone = "" if tried.alone is None else f"; clients alone {tried.alone:.1%}"
+        yield f"{tried.words}: {utility_words(tried)}{alone}"
+        if tried.settings:
+            yield f"  settings: {tried.settings}, the best of {tried.settings_tried}"
+        for on in tried.effects:
+            yield f"  {effect_words(on)}"
 
 
 def profile_words(profile: str, origin: str) -> str:

@@ -38,6 +38,7 @@ from fdaudit.result.claims import (
 from fdaudit.result.gates import Gate, check_gates
 from fdaudit.result.model import SCHEMA, Result, read
 from fdaudit.result.part import Part, public_part
+from fdaudit.result.remedies import Effect, TriedRemedy
 from fdaudit.result.run_card import (
     CurvePoint,
     FinalUtility,
@@ -78,6 +79,7 @@ __all__ = [
     "Control",
     "Controls",
     "CurvePoint",
+    "Effect",
     "Evidence",
     "Exposure",
     "Family",
@@ -102,6 +104,7 @@ __all__ = [
     "Shares",
     "Silence",
     "Target",
+    "TriedRemedy",
     "Unfinished",
     "UnusedMembers",
     "Utility",

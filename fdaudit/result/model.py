@@ -14,6 +14,7 @@ from fdaudit.result.cell import Cell
 from fdaudit.result.claims import Check, Family, LedgerEntry
 from fdaudit.result.gates import Gate
 from fdaudit.result.part import AUDITOR, Audience, Part, is_empty
+from fdaudit.result.remedies import TriedRemedy
 from fdaudit.result.run_card import OutOfScope, Reproduce, RunCard, Unfinished, Utility
 from fdaudit.result.traffic import Exposure, OracleRow, ViewRow, WireRow
 
@@ -52,6 +53,8 @@ class Result(Part):
     """Parts that a public variant leaves out."""
     ledger: tuple[LedgerEntry, ...] | None = None
     checks: tuple[Check, ...] = ()
+    remedies: Annotated[tuple[TriedRemedy, ...], AUDITOR] = Field(default=(), exclude_if=is_empty)
+    """The remedies that were tried, and what came of them."""
     reproduce: Reproduce
 
     @property

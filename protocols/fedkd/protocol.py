@@ -203,6 +203,15 @@ class FedKD:
             ),
             "finds": {"server": "class_counts", "aggregator": "class_counts", "world": "class_counts"},
             "private": {"params": {"weights": "uniform"}, "withhold": [], "training": ["model"]},
+            "clients": {
+                "params": {"weights": "uniform", "ensemble": "votes"},
+                "kind": "vote_counts",
+                "sender": "aggregator",
+                "name": "gnmax",
+                "settings": {"public_index": True},
+                "clipped": False,
+                "releases": ["public"],
+            },
         },
         starts={
             "weights": "own",

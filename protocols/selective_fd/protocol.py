@@ -226,6 +226,15 @@ class SelectiveFD:
             ),
             "finds": {"server": "hard_labels"},
             "private": {"params": {"selector": "none"}, "withhold": [], "training": ["model"]},
+            "clients": {
+                "params": {"ensemble": "votes", "aggregator": "secure", "labels": "hard"},
+                "kind": "vote_counts",
+                "sender": "aggregator",
+                "name": "gnmax",
+                "settings": {"public_index": True},
+                "clipped": False,
+                "releases": ["rounds", "public_batch"],
+            },
         },
         starts={
             "weights": "own",

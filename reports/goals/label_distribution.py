@@ -82,6 +82,7 @@ RULE = Rule(
         "counts": Remedy(
             do="Do not send {kinds} to a single party: sum them securely, or leave them out.",
             why="They are the class shares.",
+            tries=("secure-sum", "left-out"),
         ),
         "labels": Remedy(
             do="Do not send {kinds}: draw the labels that the generator is given without looking at records.",
@@ -90,26 +91,32 @@ RULE = Rule(
         "declined": Remedy(
             do="Answer every public sample, or choose those to answer without looking at private records.",
             why="Which samples a client declines shows which classes it holds.",
+            tries=("left-out",),
         ),
         "updates": Remedy(
             do=HIDE_CLIENTS,
             why="Noise that hides one record does not hide a client's class shares.",
+            tries=("client-noise", "secure-sum"),
         ),
         "model": Remedy(
             do="Add noise for whole clients before the model is summed: `dp-fedavg`.",
             why="An ε for clients covers their class shares; an ε for records does not.",
+            tries=("client-noise",),
         ),
         "answers": Remedy(
             do="Let a secure aggregation count votes and publish noisy ones (`gnmax`): nobody gets a client's {kinds}.",
             why=f"A client is surest about the classes that it holds. {NOT_BY_THE_RECEIVER}",
+            tries=("client-noise",),
         ),
         "ensemble": Remedy(
             do="Publish noisy votes (`gnmax`) instead of {kinds}.",
             why="Whoever knows the other clients can take their part away.",
+            tries=("client-noise",),
         ),
         "prototypes": Remedy(
             do="Send {kinds} for every class, or sum them securely.",
             why="A missing class, or a noisy one, shows how many records a client has of it.",
+            tries=("secure-sum",),
         ),
         "generator": Remedy(
             do="Draw as many generated samples of each class, whatever a client holds.",
@@ -118,10 +125,12 @@ RULE = Rule(
         "oracle": Remedy(
             do="Limit and log the questions that are answered.",
             why="Answers on public samples show the classes that were learnt.",
+            tries=("no-questions",),
         ),
     },
     general=Remedy(
         do="Keep {kinds} from single parties: sum them securely.",
         why="Class shares were guessed from them.",
+        tries=("secure-sum",),
     ),
 )

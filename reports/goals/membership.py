@@ -159,35 +159,48 @@ RULE = Rule(
         "updates": Remedy(
             do="Train every network that is sent with `dp-sgd` at a stated ε before sending {kinds}.",
             why=f"{ONLY_A_BOUND} A secure sum, where the protocol needs only the sum, hides whose record it is.",
+            tries=("record-noise", "secure-sum"),
         ),
-        "model": Remedy(do="Train with `dp-sgd` at a stated ε before a model is sent out.", why=ONLY_A_BOUND),
+        "model": Remedy(
+            do="Train with `dp-sgd` at a stated ε before a model is sent out.",
+            why=ONLY_A_BOUND,
+            tries=("record-noise",),
+        ),
         "answers": Remedy(
             do="Train with `dp-sgd` at a stated ε before answering.",
             why=f"{LABELS_NO_REMEDY} {NOT_BY_THE_RECEIVER}",
+            tries=("record-noise",),
         ),
         "ensemble": Remedy(
-            do="Publish noisy votes (`gnmax`) instead of {kinds}, at a stated ε.", why=LABELS_NO_REMEDY
+            do="Publish noisy votes (`gnmax`) instead of {kinds}, at a stated ε.",
+            why=LABELS_NO_REMEDY,
+            tries=("client-noise", "record-noise"),
         ),
         "declined": Remedy(
             do="Answer every public sample, and train with `dp-sgd` at a stated ε.",
             why="Which samples a client declines depends on each of its records; `dp-sgd` alone does not cover that.",
+            tries=("record-noise",),
         ),
         "prototypes": Remedy(
             do="Sum each client's {kinds} securely, with `gaussian-noise` at a stated ε.",
             why="A mean over few records shows who is among them.",
+            tries=("record-noise",),
         ),
         "generator": Remedy(
             do="Train generator and discriminator with noise at a stated ε: `sanitized-gradients`.",
             why="Generated samples and a discriminator's scores are closest to what was trained on.",
+            tries=("record-noise",),
         ),
         "cotangents": Remedy(
             do="Train with `dp-sgd` at a stated ε before answering.",
             why="{kinds} follow from every client's answers. Noise on gradients at samples hides nothing of these.",
+            tries=("record-noise",),
         ),
         "oracle": Remedy(
             do="Train everything that answers questions with `dp-sgd` at a stated ε.",
             why=LABELS_NO_REMEDY,
+            tries=("record-noise", "no-questions"),
         ),
     },
-    general=Remedy(do="Train with `dp-sgd` at a stated ε.", why=ONLY_A_BOUND),
+    general=Remedy(do="Train with `dp-sgd` at a stated ε.", why=ONLY_A_BOUND, tries=("record-noise",)),
 )

@@ -50,11 +50,13 @@ RULE = Rule(
         "updates": Remedy(
             do="Treat each client's model as known to whoever receives its {kinds}.",
             why="The model can be computed from them.",
+            tries=("secure-sum",),
         ),
         "answers": Remedy(
             do="Treat each client's model as known to whoever receives its {kinds}; or let a secure aggregation count "
             "votes (`gnmax`).",
             why="Every attack on a white box can be tried on the copy.",
+            tries=("secure-sum", "client-noise"),
         ),
         "ensemble": Remedy(
             do="Treat the ensemble as known to whoever receives {kinds}.",
@@ -63,6 +65,7 @@ RULE = Rule(
         "oracle": Remedy(
             do="Limit and log questions, and treat the model as known to whoever may ask.",
             why="Every attack on a white box can be tried on the copy.",
+            tries=("no-questions",),
         ),
     },
     general=Remedy(

@@ -151,33 +151,42 @@ RULE = Rule(
         "updates": Remedy(
             do=HIDE_CLIENTS,
             why="Larger batches and more local steps make the attack harder, and guarantee nothing.",
+            tries=("client-noise", "secure-sum"),
         ),
         "model": Remedy(
             do="Limit who gets the model and who may ask it: either shows what its classes look like.",
             why="`dp-sgd` protects single records, and not what a class looks like.",
+            tries=("record-noise", "no-questions"),
         ),
         "answers": Remedy(
             do="Clip each client's {kinds} and add `gaussian-noise`.",
             why=f"The attack inverts the values of the answers. {LABELS_NO_REMEDY}",
+            tries=("client-noise", "record-noise"),
         ),
         "ensemble": Remedy(
-            do="Publish noisy votes (`gnmax`) instead of {kinds}.", why="The attack inverts exact values."
+            do="Publish noisy votes (`gnmax`) instead of {kinds}.",
+            why="The attack inverts exact values.",
+            tries=("client-noise", "record-noise"),
         ),
         "prototypes": Remedy(
             do="Sum each client's {kinds} securely, or add `gaussian-noise` to them.",
             why="A mean over few records is close to each of them.",
+            tries=("secure-sum", "record-noise"),
         ),
         "generator": Remedy(
             do="Clip and noise what trains the generator: `sanitized-gradients`.",
             why="A generator repeats records that it was fitted to.",
+            tries=("record-noise",),
         ),
         "oracle": Remedy(
             do="Limit and log the questions that are answered.",
             why=f"Each answer tells more of the model. {LABELS_NO_REMEDY}",
+            tries=("no-questions", "record-noise"),
         ),
     },
     general=Remedy(
         do="Keep {kinds} from this adversary, or add noise before they are sent.",
         why="Inputs were reconstructed from its view.",
+        tries=("record-noise",),
     ),
 )

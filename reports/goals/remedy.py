@@ -9,10 +9,17 @@ __all__ = ["HIDE_CLIENTS", "LABELS_NO_REMEDY", "NOT_BY_THE_RECEIVER", "ONLY_A_BO
 
 @dataclass(frozen=True, kw_only=True)
 class Remedy:
-    """One thing to do and why; `{kinds}` stands for the kinds of messages behind the finding."""
+    """One thing to do and why.
+
+    Attributes:
+        do: what to do; `{kinds}` stands for the kinds of messages behind the finding.
+        why: why.
+        tries: names of what `fdaudit remedy` runs to measure its effect (`fdaudit.remedies.trials`).
+    """
 
     do: str
     why: str
+    tries: tuple[str, ...] = ()
 
 
 HIDE_CLIENTS = (

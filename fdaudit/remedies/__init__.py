@@ -1,0 +1,8 @@
+"""Remedies that are tried: the same federation with a defence, its settings tuned, attacked again.
+
+`trials` has the remedies as changes of a spec, `tuning` chooses settings on auxiliary records, `perform` runs them.
+"""
+
+from fdaudit.remedies.perform import EPSILON, try_remedies
+
+__all__ = ["EPSILON", "try_remedies"]

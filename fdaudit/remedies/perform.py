@@ -1,0 +1,297 @@
+"""Try the remedies of a run's findings: run the same federation with each, attack it again, and compare.
+
+Guarantees:
+  * every remedied run has the run's own records, seed and secret, so nothing but the remedy differs;
+  * settings are chosen on auxiliary records alone (`tuning`);
+  * each remedied run is a run directory of its own, which its printed command makes again;
+  * a remedy that was not run is listed with the reason.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fdaudit.api import run as run_spec
+from fdaudit.audit.run import Run
+from fdaudit.audit.summary import conclude, keep_remedies
+from fdaudit.errors import FdauditError, RunError, SpecError
+from fdaudit.evaluation.budget import seconds_of
+from fdaudit.planning.simulated import simulated_case
+from fdaudit.remedies.trials import TOGETHER, TRIALS
+from fdaudit.remedies.tuning import Settings, tune
+from fdaudit.reports.comparison import measure_of, utility
+from fdaudit.reports.findings import FrontFinding, found_by
+from fdaudit.reports.inheritance import standings
+from fdaudit.reports.text import joined
+from fdaudit.reports.verdict import Finding, judge_all
+from fdaudit.result import Effect, Result, TriedRemedy
+from fdaudit.spec.schema import AttackSpec
+from fdaudit.storage.locks import writing
+from fdaudit.types import Figure
+
+if TYPE_CHECKING:
+    from fdaudit.progress import Tick
+    from fdaudit.spec.schema import Spec
+
+__all__ = ["EPSILON", "try_remedies"]
+
+EPSILON = 8.0
+"""ε of a remedy with noise, unless another is asked for."""
+_TUNING = 0.35
+"""Share of a remedy's time for the choice of its settings."""
+_LEAST = 15.0
+"""Seconds without which no further remedy is begun."""
+_SEVERITIES = ("critical", "high")
+"""Severities whose findings' remedies are tried."""
+
+_UNTUNED = Settings(params={}, clip=1.0)
+"""Stands for the settings of a remedy that has none."""
+
+Pairs = dict[tuple[str, str], None]
+"""Adversaries and goals whose findings a remedy is for."""
+
+
+@dataclass(kw_only=True)
+class _Ground:
+    """What all remedies of a run share.
+
+    Attributes:
+        run: the run.
+        out: where remedied runs go.
+        epsilon: ε of a remedy with noise.
+        alone: mean utility of clients that train alone; None until a run has measured it.
+        tick: progress.
+    """
+
+    run: Run
+    out: Path
+    epsilon: float
+    alone: float | None
+    tick: Tick
+
+
+def try_remedies(
+    run: Run,
+    out: Path,
+    *,
+    epsilon: float = EPSILON,
+    budget: str | None = None,
+    tick: Tick = lambda what, done, total: None,
+) -> tuple[TriedRemedy, ...]:
+    """Try the remedies of a run's findings, and keep in the run what came of them.
+
+    Args:
+        run: a finished run of a spec.
+        out: the directory of the remedied runs; it must not exist yet.
+        epsilon: ε of a remedy with noise, for what it protects.
+        budget: how long all of it may take, such as `15m`; by default as long as it takes.
+        tick: progress.
+
+    Raises:
+        RunError: the federation ran elsewhere, or the directory exists.
+        UsageError: the budget is no duration.
+    """
+    until = time.monotonic() + (float("inf") if budget is None else seconds_of(budget))
+    if run.case.origin != "simulation":
+        problem = "was recorded elsewhere: its federation cannot run again with a remedy"
+        raise RunError("run", str(run.directory), problem, "Simulate its protocol with a spec.")
+    if out.exists() or out.is_symlink():
+        raise RunError("out", str(out), "exists already", "Choose another directory.")
+    alone = utility(run.result.utility.final, "standalone").mean
+    ground = _Ground(run=run, out=out, epsilon=epsilon, alone=alone, tick=tick)
+    wanted = _wanted(found_by(run.result, judge_all(run.result)))
+    tried = list[TriedRemedy]()
+    chosen: dict[str, Settings] = {}
+    waiting = sum(map(_weight, wanted)) + 1.0
+    for name, pairs in wanted.items():
+        tried.append(_tried(ground, (name,), pairs, chosen, _share(until, _weight(name) / waiting)))
+        waiting -= _weight(name)
+        _keep(run, tried)
+    if together := _together(tried):
+        pairs = {pair: None for of_one in wanted.values() for pair in of_one}
+        tried.append(_tried(ground, together, pairs, chosen, until))
+        _keep(run, tried)
+    return tuple(tried)
+
+
+def _weight(name: str) -> float:
+    """Return a remedy's share of the time, over that of one without settings."""
+    return 1.0 if TRIALS[name].clip is None else 3.0
+
+
+def _share(until: float, share: float) -> float:
+    """Return when a share of the time that is left ends."""
+    now = time.monotonic()
+    return until if until == float("inf") else now + share * (until - now)
+
+
+def _keep(run: Run, tried: Sequence[TriedRemedy]) -> None:
+    with writing(run.directory):
+        keep_remedies(run.opened.vault, tried)
+        run.concluded(conclude(run.opened))
+
+
+def _wanted(findings: Iterable[FrontFinding]) -> dict[str, Pairs]:
+    """Return the remedies to try, in the order of `TRIALS`, each with the adversaries and goals of its findings."""
+    wanted: dict[str, Pairs] = {name: {} for name in TRIALS}
+    for finding in findings:
+        if finding.severity in _SEVERITIES:
+            for name in finding.remedy.tries:
+                wanted[name] |= {(a, goal): None for a in finding.adversaries for goal in finding.goals}
+    return {name: pairs for name, pairs in wanted.items() if pairs}
+
+
+def _together(tried: Sequence[TriedRemedy]) -> tuple[str, ...]:
+    """Return the remedies to combine: those that served alone, if something is still leaked under each of them."""
+    useful = [one for one in tried if one.state == "run" and one.kept and one.name in TOGETHER]
+    if len(useful) < 2 or any(not _leaks(one) and len(one.effects) == _most(tried) for one in useful):
+        return ()
+    return tuple(name for name in TOGETHER if name in {one.name for one in useful})
+
+
+def _leaks(tried: TriedRemedy) -> bool:
+    return any(on.level in ("leak", "partial", "possible") for on in tried.effects)
+
+
+def _most(tried: Sequence[TriedRemedy]) -> int:
+    """Return the number of adversaries and goals that remedies were tried for."""
+    return len({(on.adversary, on.goal) for one in tried for on in one.effects})
+
+
+def _tried(
+    ground: _Ground, names: tuple[str, ...], pairs: Pairs, chosen: dict[str, Settings], until: float
+) -> TriedRemedy:
+    """Return what came of remedies that are tried at once, or why they were not run.
+
+    Args:
+        ground: what all remedies share.
+        names: one remedy, or several that are combined.
+        pairs: the adversaries and goals whose findings they are for.
+        chosen: settings by remedy, for those that have been tuned; receives this one's.
+        until: when it has to end.
+    """
+    words = joined([TRIALS[name].words.format(epsilon=ground.epsilon) for name in names])
+    nothing = TriedRemedy(name=names[0] if len(names) == 1 else "together", words=words, state="no-time")
+    if until - time.monotonic() < _LEAST:
+        return nothing.model_copy(update={"reason": "the budget left no time for it"})
+    try:
+        return _run(ground, nothing, names, pairs, chosen, until)
+    except SpecError as error:
+        reason = f"{error.field} {error.problem}"
+        return nothing.model_copy(update={"state": "not-applicable", "reason": reason})
+    except FdauditError as error:
+        return nothing.model_copy(update={"state": "failed", "reason": str(error)})
+
+
+def _run(
+    ground: _Ground,
+    nothing: TriedRemedy,
+    names: tuple[str, ...],
+    pairs: Pairs,
+    chosen: dict[str, Settings],
+    until: float,
+) -> TriedRemedy:
+    case, count = ground.run.case, 0
+
+    def remedied(own: Settings | None = None) -> Spec:
+        spec = case.spec
+        for name in names:
+            settings = own or chosen.get(name, _UNTUNED)
+            spec = TRIALS[name].change(case, spec, ground.epsilon, settings)
+        return spec
+
+    (name, *others) = names
+    if not others and (clip := TRIALS[name].clip) is not None:
+        limit = time.monotonic() + _TUNING * (until - time.monotonic())
+        tuned = tune(case, lambda s: simulated_case(remedied(s), case.secrets), clip, limit, ground.tick)
+        chosen[name], count = tuned.settings, tuned.tried
+    spec = _attacked(ground.run, remedied(), nothing, pairs, ground.alone)
+    left = until - time.monotonic()
+    budget = None if left == float("inf") else f"{max(left, 1.0):.0f}s"
+    directory = ground.out / nothing.name
+    after = run_spec(spec, directory, seed_from=ground.run.directory, tick=ground.tick, budget=budget).result
+    if ground.alone is None:
+        ground.alone = utility(after.utility.final, "standalone").mean
+    command = f"fdaudit run {directory}/spec.yaml --seed-from {ground.run.directory} --out AGAIN"
+    if after.budget is not None and (after.budget.settings or after.budget.left_out):
+        command += f" --budget {budget}"
+    return nothing.model_copy(
+        update={
+            "state": "run",
+            "settings": joined([chosen[name].words for name in names if name in chosen]),
+            "settings_tried": count,
+            "command": command,
+            "utility_before": _utility(ground.run.result),
+            "utility": _utility(after),
+            "alone": ground.alone,
+            "effects": tuple(_effects(ground.run.result, after, pairs)),
+        }
+    )
+
+
+def _attacked(run: Run, spec: Spec, nothing: TriedRemedy, pairs: Pairs, alone: float | None) -> Spec:
+    """Return a remedied spec with the adversaries and the goals of its findings alone.
+
+    All attacks of these goals run that the run's own spec asks for: which of them found the leak does not decide.
+    """
+    goals = {goal for _, goal in pairs}
+    attacks = tuple(
+        AttackSpec(name=plan.asked or plan.name, params=dict(plan.params))
+        for plan in run.case.attacks
+        if plan.params is not None and plan.card.goal in goals
+    )
+    return spec.model_copy(
+        update={
+            "name": f"{spec.name}, {nothing.words}"[:200],
+            "adversaries": tuple(dict.fromkeys(a for a, _ in pairs)),
+            "attacks": attacks,
+            "references": ("standalone",) if alone is None else (),
+            "power": False,
+            "privacy": spec.privacy.model_copy(update={"tuned_on": "public"}),
+        }
+    )
+
+
+def _utility(result: Result) -> Figure | None:
+    """Return the utility of the server's model, or the mean of the clients'."""
+    line = utility(result.utility.final, result.run.protocol)
+    if line.server is not None or line.mean is None:
+        return line.server
+    return Figure(name=measure_of(result), value=line.mean, unit="fraction", n=line.clients)
+
+
+def _effects(before: Result, after: Result, pairs: Pairs) -> Iterator[Effect]:
+    """Yield what changed for each adversary and goal."""
+    then, now = _by_pair(before), _by_pair(after)
+    budgets = {entry.adversary: entry for entry in after.ledger or ()}
+    for adversary, goal in pairs:
+        _, old = then[adversary, goal]
+        level, new = now.get((adversary, goal), ("not-applicable", None))
+        entry = budgets.get(adversary)
+        if old is None:
+            continue
+        yield Effect(
+            adversary=adversary,
+            goal=goal,
+            attack=old.cell.attack,
+            before=_figure(old, old),
+            attack_after="" if new is None else new.cell.attack,
+            after=None if new is None else _figure(new, old),
+            level=level,
+            epsilon=None if entry is None or not entry.rests_on_noise else entry.epsilon,
+            unit="" if entry is None else entry.unit,
+        )
+
+
+def _by_pair(result: Result) -> Mapping[tuple[str, str], tuple[str, Finding | None]]:
+    """Return the level of each adversary and goal, and the gravest finding."""
+    return {(s.adversary, s.goal): (s.level, s.finding) for s in standings(result, judge_all(result))}
+
+
+def _figure(finding: Finding, like: Finding) -> Figure | None:
+    """Return the deciding figure of a finding: of all victims or of the worst, as another finding is stated."""
+    return (finding.key if like.together else finding.worst_key) or finding.key

@@ -1,0 +1,122 @@
+"""The remedies that can be tried, each as a change of a run's spec."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+from fdaudit.accounting.calibration import Shape, noise_for
+from fdaudit.config import validate
+from fdaudit.errors import SpecError
+from fdaudit.remedies.tuning import Settings
+from fdaudit.spec.privacy import PresetSpec
+from fdaudit.spec.schema import DefenseEntry, Spec
+
+if TYPE_CHECKING:
+    from fdaudit.planning.case import Case
+
+__all__ = ["TOGETHER", "TRIALS", "Trial"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trial:
+    """A remedy that can be tried.
+
+    Attributes:
+        words: what is changed, in a clause; `{epsilon}` stands for the ε asked for.
+        change: returns a spec of the case with the remedy added, or refuses with `SpecError`.
+        clip: C to begin with where settings are tuned; None for a remedy without settings.
+    """
+
+    words: str
+    change: Callable[[Case, Spec, float, Settings], Spec]
+    clip: float | None = None
+
+
+def _encrypted(case: Case, spec: Spec, epsilon: float, settings: Settings) -> Spec:
+    if spec.transport == "encrypted":
+        raise SpecError("transport", "encrypted", "is encrypted already", "Nothing is left to try.")
+    return spec.model_copy(update={"transport": "encrypted"})
+
+
+def _no_questions(case: Case, spec: Spec, epsilon: float, settings: Settings) -> Spec:
+    return spec.model_copy(update={"oracles": False})
+
+
+def _record_noise(case: Case, spec: Spec, epsilon: float, settings: Settings) -> Spec:
+    preset = PresetSpec(name="private", epsilon=epsilon, clip=settings.clip)
+    return _with_params(case, spec, settings.params).model_copy(update={"preset": preset})
+
+
+def _left_out(case: Case, spec: Spec, epsilon: float, settings: Settings) -> Spec:
+    """Return a spec without the messages and shares that no noise covers."""
+    combination = case.protocol.card.privacy.get("private", {})
+    params, withheld = combination.get("params", {}), tuple(combination.get("withhold", ()))
+    changed = _with_params(case, spec, params).model_copy(update={"withhold": withheld})
+    if withheld == spec.withhold and all(case.settings.get(n) == v for n, v in params.items()):
+        raise SpecError("protocol.name", case.protocol.card.name, "sends nothing that it can leave out", "")
+    return changed
+
+
+def _secure_sum(case: Case, spec: Spec, epsilon: float, settings: Settings) -> Spec:
+    combination = _combination(case)
+    return _with_params(case, spec, combination["params"])
+
+
+def _client_noise(case: Case, spec: Spec, epsilon: float, settings: Settings) -> Spec:
+    """Return a spec with noise for whole clients where their sum or their votes leave an aggregator."""
+    combination = _combination(case)
+    changed = _with_params(case, spec, {**combination["params"], **settings.params})
+    config = validate(case.protocol.Config, changed.protocol.params)
+    factors = [len(case.public) if n == "public" else getattr(config, n) for n in combination["releases"]]
+    name, params = combination["name"], dict(combination["settings"])
+    sigma, _ = noise_for(name, Shape(releases=math.prod(factors)), epsilon, spec.privacy.delta)
+    if combination["clipped"]:
+        params |= {"clip": settings.clip, "shares": spec.clients}
+    entry = DefenseEntry(
+        kind=combination["kind"], sender=combination["sender"], name=name, params={**params, "sigma": sigma}
+    )
+    privacy = spec.privacy.model_copy(update={"unit": "client"})
+    return changed.model_copy(update={"defenses": (*spec.defenses, entry), "privacy": privacy})
+
+
+def _combination(case: Case) -> Mapping[str, Any]:
+    combination = case.protocol.card.privacy.get("clients")
+    if combination is None:
+        problem = "has no aggregator that could sum or count what its clients send"
+        raise SpecError("protocol.name", case.protocol.card.name, problem, "Try another remedy.")
+    return combination
+
+
+def _with_params(case: Case, spec: Spec, params: Mapping[str, Any]) -> Spec:
+    """Return the spec with other settings of the protocol; those that it leaves out stay as they are."""
+    now = case.protocol_config.model_dump(mode="json")
+    protocol = spec.protocol.model_copy(update={"params": {**now, **spec.protocol.params, **params}})
+    return spec.model_copy(update={"protocol": protocol})
+
+
+TRIALS: Mapping[str, Trial] = MappingProxyType(
+    {
+        "encrypted": Trial(words="encrypted transport", change=_encrypted),
+        "left-out": Trial(words="without counts and shares that no noise covers", change=_left_out),
+        "no-questions": Trial(words="no questions answered", change=_no_questions),
+        "secure-sum": Trial(words="an aggregator that shows only the sum or the votes", change=_secure_sum),
+        "record-noise": Trial(
+            words="noise for records at ε = {epsilon:g}, by DP-SGD where records are trained on",
+            change=_record_noise,
+            clip=1.0,
+        ),
+        "client-noise": Trial(
+            words="noise for whole clients at ε = {epsilon:g}, on their sum or their votes",
+            change=_client_noise,
+            clip=1.0,
+        ),
+    }
+)
+"""By name, in the order in which they are tried: those that cost no utility come first."""
+
+TOGETHER = ("encrypted", "no-questions", "secure-sum", "record-noise")
+"""Remedies that can be combined, in the order in which they are added."""

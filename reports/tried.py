@@ -1,0 +1,91 @@
+"""Remedies that were tried, in words: what each changed for a finding, before and after."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+
+from fdaudit.result import Effect, Result, TriedRemedy
+from fdaudit.types import Figure
+
+from .goals.remedy import Remedy
+from .text import NBSP, amount, label, measure, party, sentence
+from .verdict import LEVELS, Level
+
+__all__ = ["TOGETHER", "UNMEASURED", "effect", "effect_words", "utility_words"]
+
+TOGETHER = "together"
+"""Name of the remedies that serve alone, tried together."""
+UNMEASURED = "Effect not measured."
+"""Said of a remedy that was not tried."""
+
+_LEFT: Mapping[Level, int] = MappingProxyType(
+    {"leak": 0, "partial": 1, "possible": 2, "inconclusive": 3, "none-seen": 4, "not-applicable": 5}
+)
+"""How much a level leaves to learn, from most to least; levels without an answer count as inconclusive."""
+
+
+def effect(result: Result, what: Remedy, adversaries: Sequence[str], goals: Sequence[str]) -> str:
+    """Return what trying a remedy changed for a finding, in sentences.
+
+    Of several, the one is named that leaves least to learn among those that keep utility above clients alone.
+
+    Args:
+        result: the result.
+        what: the remedy.
+        adversaries: of the finding.
+        goals: of the finding.
+    """
+    if not result.auditor_only:
+        return ""  # a public page names no single figure
+    tried = [one for one in result.remedies if one.name in (*what.tries, TOGETHER)]
+    run = [(one, gravest) for one in tried if (gravest := _gravest(one, adversaries, goals)) is not None]
+    if not run:
+        reasons = [f"{sentence(one.words)}: {one.reason}." for one in tried if one.reason]
+        return " ".join([UNMEASURED, *reasons])
+    useful = [pair for pair in run if pair[0].kept]
+    if useful:
+        best, on = max(useful, key=lambda pair: (_left(pair[1]), pair[0].utility_value))
+        return f"Tried: {best.words}. {effect_words(on)}. {utility_words(best)}."
+    best, on = max(run, key=lambda pair: pair[0].utility_value)
+    alone = "" if best.alone is None else f" ({amount(best.alone, 'fraction')})"
+    return (
+        f"No setting tried keeps utility above clients alone{alone}. Closest: {best.words}. {effect_words(on)}. "
+        f"{utility_words(best)}."
+    )
+
+
+def _gravest(tried: TriedRemedy, adversaries: Sequence[str], goals: Sequence[str]) -> Effect | None:
+    """Return a remedy's effect on a finding where it leaves most to learn; None if it was not run for it."""
+    effects = [one for one in tried.effects if one.adversary in adversaries and one.goal in goals]
+    return min(effects, key=_left, default=None)
+
+
+def _left(on: Effect) -> int:
+    return next((rank for level, rank in _LEFT.items() if level == on.level), _LEFT["inconclusive"])
+
+
+def effect_words(on: Effect) -> str:
+    """Return a deciding figure before and after a remedy, and the ε of the adversary's view, in a clause."""
+    after = "no attack applies after"
+    if on.level != "not-applicable":
+        after = f"{_value(on.after)} after ({_level(on)})"
+    name = on.goal.replace("-", " ") if on.before is None else label(on.before.name)
+    words = f"{sentence(party(on.adversary))}, {name}: {_value(on.before)} before, {after}"
+    if on.epsilon is not None:
+        words += f", ε{NBSP}={NBSP}{on.epsilon:.3g} per {on.unit}"
+    return words
+
+
+def _level(on: Effect) -> str:
+    return next((words.lower() for level, words in LEVELS.items() if level == on.level), on.level)
+
+
+def utility_words(tried: TriedRemedy) -> str:
+    """Return utility before and after a remedy, in a clause."""
+    name = "Utility" if tried.utility is None else sentence(label(tried.utility.name))
+    return f"{name}: {_value(tried.utility_before)} before, {_value(tried.utility)} after"
+
+
+def _value(figure: Figure | None) -> str:
+    return "not measured" if figure is None or figure.value is None else measure(figure, figure.value)

@@ -1,0 +1,240 @@
+"""Remedies that are tried: which, with which settings, on which records, and what is said of them."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from fdaudit.reports.findings import found_by
+from fdaudit.reports.goals import RULES
+from fdaudit.reports.goals.remedy import Remedy
+from fdaudit.reports.public import public
+from fdaudit.reports.tried import UNMEASURED, effect
+from fdaudit.reports.verdict import judge_all
+
+from fdaudit import api
+from fdaudit.audit.run import Run
+from fdaudit.errors import RunError
+from fdaudit.planning.simulated import simulated_case
+from fdaudit.remedies import try_remedies
+from fdaudit.remedies.trials import TOGETHER, TRIALS
+from fdaudit.remedies.tuning import _StandIn, tune
+from fdaudit.result import Effect, TriedRemedy, read
+from fdaudit.spec.schema import load_spec
+from fdaudit.types import Figure
+
+from ..helpers.report_cases import load
+from ..helpers.run_cases import known, tiny
+
+GRADIENTS = tiny(
+    protocol={"name": "fedavg", "params": {"rounds": 2, "batch_size": 2, "upload": "gradient"}},
+    model={"name": "mlp", "params": {"widths": [16]}},
+    splits={"test": 0.2, "proxy": 0.0, "auxiliary": 0.2, "candidates": 4},
+    adversaries=["server", "eavesdropper"],
+    attacks=[{"name": "analytic"}],
+)
+"""Gradients of two records each, which `analytic` reads."""
+
+
+def quiet(what: str, done: int, total: int) -> None:
+    pass
+
+
+@pytest.fixture(scope="module")
+def remedied(tmp_path_factory: pytest.TempPathFactory) -> tuple[Run, Path]:
+    folder = tmp_path_factory.mktemp("remedies")
+    run = api.run(GRADIENTS, folder / "run")
+    try_remedies(run, folder / "tried", epsilon=8.0)
+    return run, folder / "tried"
+
+
+# -- which remedies ----------------------------------------------------------------------------------------------
+
+
+def test_every_remedy_that_a_rule_names_can_be_tried() -> None:
+    named = {
+        name
+        for rule in RULES.values()
+        for one in (*rule.remedies.values(), rule.general)
+        for name in one.tries
+    }
+    assert named <= set(TRIALS)
+    assert set(TOGETHER) <= set(TRIALS)
+
+
+def test_each_finding_gets_its_remedies_and_others_do_not_run(remedied: tuple[Run, Path]) -> None:
+    run, _ = remedied
+    wanted = {name for f in found_by(run.result, judge_all(run.result)) for name in f.remedy.tries}
+    assert wanted
+    assert {one.name for one in run.result.remedies} - {"together"} == wanted
+
+
+def test_encryption_ends_what_an_eavesdropper_can_do_and_costs_nothing(remedied: tuple[Run, Path]) -> None:
+    (one,) = [one for one in remedied[0].result.remedies if one.name == "encrypted"]
+    assert one.state == "run"
+    assert {on.adversary for on in one.effects} == {"eavesdropper"}
+    assert {on.level for on in one.effects} == {"not-applicable"}
+    assert one.utility is not None
+    assert one.utility_before is not None
+    assert one.utility.value == one.utility_before.value
+
+
+def test_a_remedied_run_has_the_same_records_and_candidates(remedied: tuple[Run, Path]) -> None:
+    run, tried = remedied
+    for one in run.result.remedies:
+        if one.state == "run":
+            again = api.load(tried / one.name).case
+            assert torch.equal(again.dataset.x, run.case.dataset.x)
+            assert str(again.splits.to_dict()) == str(run.case.splits.to_dict())
+
+
+def test_noise_keeps_to_the_epsilon_that_was_asked_for(remedied: tuple[Run, Path]) -> None:
+    tried = {one.name: one for one in remedied[0].result.remedies}
+    assert tried["client-noise"].state == "run"
+    shown = [on.epsilon for on in tried["client-noise"].effects if on.epsilon is not None]
+    assert shown
+    assert max(shown) <= 8.0
+    assert {on.unit for on in tried["client-noise"].effects} == {"client"}
+
+
+def test_the_printed_command_makes_the_same_figures(remedied: tuple[Run, Path], tmp_path: Path) -> None:
+    run, _ = remedied
+    (one,) = [one for one in run.result.remedies if one.name == "client-noise"]
+    words = one.command.split()
+    assert words[:2] == ["fdaudit", "run"]
+    again = api.run(Path(words[2]), tmp_path / "again", seed_from=Path(words[4]))
+    first = api.load(Path(words[2]).parent).result
+    assert again.result.run.head == first.run.head
+    assert again.result.cells == first.cells
+
+
+# -- their settings ----------------------------------------------------------------------------------------------
+
+
+def test_the_settings_are_those_that_do_best(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a rate 16 times the run's, half the rounds and a third of the clip utility is highest."""
+    case = simulated_case(load_spec(tiny(protocol__params__rounds=8)), known(7))
+    lr = case.protocol_config.lr  # type: ignore[attr-defined]
+    seen = []
+
+    def utility(self: object, settings: Any) -> float:
+        seen.append(settings)
+        off = abs(math.log(settings.params["lr"] / (16 * lr))) + abs(settings.params["rounds"] - 4)
+        return -off - abs(math.log(settings.clip / 0.3))
+
+    monkeypatch.setattr(_StandIn, "utility", utility)
+    as_it_is: Any = lambda settings: settings  # noqa: E731
+    best = tune(case, as_it_is, 1.0, math.inf, quiet)
+    assert (best.settings.params["lr"], best.settings.params["rounds"], best.settings.clip) == (
+        16 * lr,
+        4,
+        0.3,
+    )
+    assert best.tried == len(seen) == len(set(seen))
+    once = tune(case, as_it_is, 1.0, time.monotonic() - 1, quiet)
+    assert once.tried == 1
+    assert once.settings.params["rounds"] == 1
+
+
+def test_settings_are_chosen_on_auxiliary_records_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = simulated_case(load_spec(tiny(splits__auxiliary=0.3)), known(7))
+    private = torch.cat([client.train for client in case.splits.clients])
+    scrambled = replace(case.dataset, x=case.dataset.x.clone(), y=case.dataset.y)
+    scrambled.x[private] = torch.rand_like(scrambled.x[private])
+    values = [_StandIn.of(one).utility(one) for one in (case, replace(case, dataset=scrambled))]
+    assert values[0] == values[1]
+    assert values[0] > 0
+
+
+def test_a_stand_in_repeats_auxiliary_records_to_the_clients_sizes() -> None:
+    case = simulated_case(load_spec(tiny()), known(7))
+    stand_in = _StandIn.of(case)
+    sizes = [len(client.train) for client in case.splits.clients]
+    assert stand_in.records == round(sum(sizes) / len(sizes))
+    for data, (held_out, _) in stand_in.folds:
+        assert {len(y) for _, y in data} == {stand_in.records}
+        trained = {bytes(x.numpy()) for xs, _ in data for x in xs}
+        assert trained.isdisjoint({bytes(x.numpy()) for x in held_out})
+
+
+# -- what is refused, and what is left out --------------------------------------------------------------------------
+
+
+def test_without_time_a_remedy_is_listed_and_not_run(tmp_path: Path) -> None:
+    run = api.run(GRADIENTS, tmp_path / "run")
+    tried = try_remedies(run, tmp_path / "tried", budget="1s")
+    assert {one.state for one in tried} == {"no-time"}
+    assert all(one.reason for one in tried)
+    assert not (tmp_path / "tried").exists()
+    (said, *_) = [f.effect for f in found_by(run.result, judge_all(run.result))]
+    assert said.startswith(UNMEASURED)
+
+
+def test_an_occupied_directory_is_refused(remedied: tuple[Run, Path]) -> None:
+    run, tried = remedied
+    with pytest.raises(RunError, match="exists already"):
+        try_remedies(run, tried)
+
+
+# -- what is said ----------------------------------------------------------------------------------------------
+
+
+def figure(name: str, value: float) -> Figure:
+    return Figure(name=name, value=value)
+
+
+def remedy_tried(name: str, utility: float, auc: float, level: str) -> TriedRemedy:
+    on = Effect(
+        adversary="server",
+        goal="membership",
+        attack="a",
+        before=figure("auc", 0.865),
+        attack_after="a",
+        after=figure("auc", auc),
+        level=level,
+        epsilon=8.0,
+        unit="record",
+    )
+    return TriedRemedy(
+        name=name,
+        words=name,
+        utility_before=Figure(name="accuracy", value=0.84, unit="fraction"),
+        utility=Figure(name="accuracy", value=utility, unit="fraction"),
+        alone=0.41,
+        effects=(on,),
+    )
+
+
+def said(*tried: TriedRemedy) -> str:
+    result = read(load())
+    what = Remedy(do="", why="", tries=tuple(one.name for one in tried))
+    return effect(result.model_copy(update={"remedies": tried}), what, ["server"], ["membership"])
+
+
+def test_the_remedy_that_leaves_least_and_keeps_utility_is_named() -> None:
+    words = said(
+        remedy_tried("weak", 0.84, 0.8, "leak"),
+        remedy_tried("good", 0.812, 0.53, "none-seen"),
+        remedy_tried("ruin", 0.2, 0.5, "none-seen"),
+    )
+    assert words.startswith("Tried: good.")
+    assert "0.865 before, 0.530 after (no leak measured)" in words
+    assert "84.0\N{NO-BREAK SPACE}% before, 81.2\N{NO-BREAK SPACE}% after" in words
+
+
+def test_if_none_keeps_utility_above_clients_alone_this_is_said() -> None:
+    words = said(remedy_tried("ruin", 0.2, 0.5, "none-seen"))
+    assert words.startswith("No setting tried keeps utility above clients alone (41.0")
+
+
+def test_untried_remedies_say_so_and_a_public_page_names_none() -> None:
+    assert said() == UNMEASURED
+    result = read(load())
+    tried = result.model_copy(update={"remedies": (remedy_tried("good", 0.8, 0.5, "none-seen"),)})
+    assert "good" not in json.dumps(public(tried)[0].plain())
