@@ -258,6 +258,7 @@ def _underscores_what_it_does_not_list(module: str, path: Path) -> None:
             "explain",
             "list_",
             "quickstart",
+            "remedy",
             "report",
             "run",
             "verify",

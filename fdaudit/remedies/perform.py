@@ -106,16 +106,28 @@ def try_remedies(
     wanted = _wanted(found_by(run.result, judge_all(run.result)))
     tried = list[TriedRemedy]()
     chosen: dict[str, Settings] = {}
-    waiting = sum(map(_weight, wanted)) + 1.0
+    refused = {name for name in wanted if _refused(ground, name)}
+    waiting = 1.0 + sum(_weight(name) for name in wanted if name not in refused)
     for name, pairs in wanted.items():
-        tried.append(_tried(ground, (name,), pairs, chosen, _share(until, _weight(name) / waiting)))
-        waiting -= _weight(name)
+        share = 1.0 if name in refused else _weight(name) / waiting
+        tried.append(_tried(ground, (name,), pairs, chosen, _share(until, share)))
+        waiting -= 0.0 if name in refused else _weight(name)
         _keep(run, tried)
     if together := _together(tried):
         pairs = {pair: None for of_one in wanted.values() for pair in of_one}
         tried.append(_tried(ground, together, pairs, chosen, until))
         _keep(run, tried)
     return tuple(tried)
+
+
+def _refused(ground: _Ground, name: str) -> bool:
+    """Return whether a remedy does not fit the run's protocol or its settings."""
+    case = ground.run.case
+    try:
+        simulated_case(TRIALS[name].change(case, case.spec, ground.epsilon, _UNTUNED), case.secrets)
+    except SpecError:
+        return True
+    return False
 
 
 def _weight(name: str) -> float:
@@ -219,14 +231,16 @@ def _run(
     command = f"fdaudit run {directory}/spec.yaml --seed-from {ground.run.directory} --out AGAIN"
     if after.budget is not None and (after.budget.settings or after.budget.left_out):
         command += f" --budget {budget}"
+    before = _utility(ground.run.result)
+    same = all(TRIALS[name].same_training for name in names)
     return nothing.model_copy(
         update={
             "state": "run",
             "settings": joined([chosen[name].words for name in names if name in chosen]),
             "settings_tried": count,
             "command": command,
-            "utility_before": _utility(ground.run.result),
-            "utility": _utility(after),
+            "utility_before": before,
+            "utility": before if same else _utility(after),
             "alone": ground.alone,
             "effects": tuple(_effects(ground.run.result, after, pairs)),
         }

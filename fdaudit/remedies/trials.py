@@ -29,11 +29,13 @@ class Trial:
         words: what is changed, in a clause; `{epsilon}` stands for the ε asked for.
         change: returns a spec of the case with the remedy added, or refuses with `SpecError`.
         clip: C to begin with where settings are tuned; None for a remedy without settings.
+        same_training: whether it leaves what is trained, and so utility, as it is, but for other draws of noise.
     """
 
     words: str
     change: Callable[[Case, Spec, float, Settings], Spec]
     clip: float | None = None
+    same_training: bool = False
 
 
 def _encrypted(case: Case, spec: Spec, epsilon: float, settings: Settings) -> Spec:
@@ -93,16 +95,16 @@ def _combination(case: Case) -> Mapping[str, Any]:
 
 def _with_params(case: Case, spec: Spec, params: Mapping[str, Any]) -> Spec:
     """Return the spec with other settings of the protocol; those that it leaves out stay as they are."""
-    now = case.protocol_config.model_dump(mode="json")
+    now = case.protocol_config.model_dump(mode="json", exclude_unset=True)
     protocol = spec.protocol.model_copy(update={"params": {**now, **spec.protocol.params, **params}})
     return spec.model_copy(update={"protocol": protocol})
 
 
 TRIALS: Mapping[str, Trial] = MappingProxyType(
     {
-        "encrypted": Trial(words="encrypted transport", change=_encrypted),
+        "encrypted": Trial(words="encrypted transport", change=_encrypted, same_training=True),
         "left-out": Trial(words="without counts and shares that no noise covers", change=_left_out),
-        "no-questions": Trial(words="no questions answered", change=_no_questions),
+        "no-questions": Trial(words="no questions answered", change=_no_questions, same_training=True),
         "secure-sum": Trial(words="an aggregator that shows only the sum or the votes", change=_secure_sum),
         "record-noise": Trial(
             words="noise for records at ε = {epsilon:g}, by DP-SGD where records are trained on",

@@ -17,7 +17,7 @@ import torch
 
 from fdaudit.audit.utility import measurement_of
 from fdaudit.data.partition import partition
-from fdaudit.errors import DataError, FdauditError
+from fdaudit.errors import DataError, FdauditError, SpecError
 from fdaudit.federation.networks import Trainers
 from fdaudit.federation.rehearsal import networks_of, rehearse
 from fdaudit.rng import SecretStream, child_seed
@@ -92,7 +92,12 @@ def tune(case: Case, defended: Callable[[Settings], Case], clip: float, until: f
     def measure(settings: Settings) -> None:
         if settings in utilities or (utilities and time.monotonic() > until):
             return
-        utilities[settings] = stand_in.utility(defended(settings))
+        try:
+            utilities[settings] = stand_in.utility(defended(settings))
+        except SpecError:
+            if not utilities:
+                raise  # the defence itself does not fit
+            utilities[settings] = 0.0
         tick("tuning on auxiliary records", len(utilities), 0)
 
     def best() -> Settings:

@@ -13,6 +13,7 @@ from fdaudit.attacks.membership._answers import recorded
 from fdaudit.attacks.membership._matched import before_answers, matched
 from fdaudit.attacks.membership._ridge import Regressed, regressed, regressed_sum
 from fdaudit.attacks.membership.coin_regression import (
+    _SURE,
     CoinRegression,
     CoinRegressionConfig,
     _answers,
@@ -353,7 +354,7 @@ def test_chance_makes_coins_sure_in_one_of_a_hundred_cases_at_most(coins: int, a
     draws = stream(12)
     ended = 0
     for _ in range(1000):
-        chance = 0.97 + apart * (torch.randint(2, (150, 1), generator=draws) * 2 - 1)
+        chance = _SURE + apart * (torch.randint(2, (150, 1), generator=draws) * 2 - 1)
         right = (torch.rand(150, coins, generator=draws) < chance).double().mean(1)
         looks = [
             Regressed(**NOTHING, coins=torch.zeros(coins), right_by_shadow=right[:count])
