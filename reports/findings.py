@@ -193,6 +193,8 @@ def found_by(result: Result, findings: Sequence[Finding]) -> tuple[FrontFinding,
     for standing in leaking:
         source = part_with_as_much(standing, leaking) or standing
         what = _remedy(result, source)
+        if source.adversary == "world":
+            standing = replace(standing, finding=source.finding, source="world")
         # One thing ends all that an eavesdropper can do. Others share a finding only if they share its evidence.
         key = (what, "", None) if what is ENCRYPT else (what, standing.goal, _figures(source.finding, leaks))
         groups.setdefault(key, []).append(standing)
@@ -209,6 +211,8 @@ def _gravest_first(finding: FrontFinding) -> tuple[int, int, bool, int]:
 def part_with_as_much(standing: Standing, held: Sequence[Standing]) -> Standing | None:
     """Return the part of a coalition that can do most without the others, if it can do as much; else None.
 
+    An eavesdropper's part is what everybody gets: who encrypts the transport does not take the released model away.
+
     Args:
         standing: a leak.
         held: all standings with a leak.
@@ -216,6 +220,8 @@ def part_with_as_much(standing: Standing, held: Sequence[Standing]) -> Standing 
     members = set(standing.adversary.split("+"))
     own = [s for s in held if s.goal == standing.goal and s.finding is not None]
     parts = [s for s in own if set(s.adversary.split("+")) < members]
+    if standing.adversary == "eavesdropper":
+        parts = [s for s in own if s.adversary == "world"]
     as_much = [s for s in parts if _LEAKS.index(s.level) <= _LEAKS.index(standing.level)]
     most = strongest([s.finding for s in as_much if s.finding is not None])
     return next((s for s in as_much if s.finding is most), None)

@@ -37,6 +37,9 @@ _DECLINED = ("accept-set", "label-declined")
 _FROM_RECORDS = frozenset([("discriminator_scores", "fediod")])
 """Kinds that a protocol computes from records with a network that `dp-sgd` does not train, and the protocol's name."""
 
+_TAKES_PART = "model to clients"
+"""The way of a model to those who take part and must receive it."""
+
 _FROM_SERVER = {"updates": "model", "answers": "ensemble", "declined": "ensemble", "prototypes": "ensemble"}
 """The way of the same kinds if the server sends them: the sum or the choice of all clients."""
 
@@ -106,6 +109,8 @@ def remedy(result: Result, finding: Finding) -> Remedy:
     goal, source = finding.cell.goal, carried(result, finding)
     order = [*WAYS, "model", "oracle"]
     ways = sorted((w for w in source.ways if (goal, w) in REMEDIES), key=order.index)
+    if ways == ["model"] and (goal, _TAKES_PART) in REMEDIES and _takes_part(finding):
+        ways = [_TAKES_PART]
     if goal not in RULES:
         return Remedy(do="Find out what this adversary needs to receive.", why="Its goal has no rule here.")
     if ways:
@@ -118,6 +123,11 @@ def remedy(result: Result, finding: Finding) -> Remedy:
     also = _beside_epsilon(result, chosen.do) if "a stated ε" in chosen.do else ""
     do, why = (text.replace("{kinds}", names) for text in (chosen.do, chosen.why))
     return replace(chosen, do=do + also, why=why)
+
+
+def _takes_part(finding: Finding) -> bool:
+    """Return whether every member of the adversary is a client, which must receive the model."""
+    return all(role(member) == "client" for member in finding.cell.adversary.split("+"))
 
 
 def _beside_epsilon(result: Result, do: str) -> str:

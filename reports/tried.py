@@ -26,7 +26,7 @@ _LEFT: Mapping[Level, int] = MappingProxyType(
 
 
 def effect(result: Result, what: Remedy, adversaries: Sequence[str], goals: Sequence[str]) -> str:
-    """Return what trying a remedy changed for a finding, in sentences.
+    """Return what trying a remedy changed for a finding, in a sentence.
 
     Of several, the one is named that leaves least to learn among those that keep utility above clients alone.
 
@@ -41,18 +41,19 @@ def effect(result: Result, what: Remedy, adversaries: Sequence[str], goals: Sequ
     tried = [one for one in result.remedies if one.name in (*what.tries, TOGETHER)]
     run = [(one, gravest) for one in tried if (gravest := _gravest(one, adversaries, goals)) is not None]
     if not run:
-        reasons = [f"{sentence(one.words)}: {one.reason}." for one in tried if one.reason]
-        return " ".join([UNMEASURED, *reasons])
+        return UNMEASURED
     useful = [pair for pair in run if pair[0].kept]
-    if useful:
-        best, on = max(useful, key=lambda pair: (_left(pair[1]), pair[0].utility_value))
-        return f"Tried: {best.words}. {effect_words(on)}. {utility_words(best)}."
-    best, on = max(run, key=lambda pair: pair[0].utility_value)
-    alone = "" if best.alone is None else f" ({amount(best.alone, 'fraction')})"
-    return (
-        f"No setting tried keeps utility above clients alone{alone}. Closest: {best.words}. {effect_words(on)}. "
-        f"{utility_words(best)}."
-    )
+    if not useful:
+        most = max((one for one, _ in run), key=lambda one: one.utility_value)
+        name = "utility" if most.utility is None else _lower(most.utility)
+        return (
+            f"Tried: no setting keeps {name} above clients alone ({amount(most.alone or 0.0, 'fraction')})."
+        )
+    best, on = max(useful, key=lambda pair: (_left(pair[1]), pair[0].utility_value))
+    changes = [f"{_name(on)} {_value(on.before)} to {_after(on)}"]
+    if best.utility is not None and best.utility != best.utility_before:
+        changes.append(f"{_lower(best.utility)} {_value(best.utility_before)} to {_value(best.utility)}")
+    return f"Tried: {', '.join(changes)}{_stated(on)}."
 
 
 def _gravest(tried: TriedRemedy, adversaries: Sequence[str], goals: Sequence[str]) -> Effect | None:
@@ -67,14 +68,19 @@ def _left(on: Effect) -> int:
 
 def effect_words(on: Effect) -> str:
     """Return a deciding figure before and after a remedy, and the ε of the adversary's view, in a clause."""
-    after = "no attack applies after"
-    if on.level != "not-applicable":
-        after = f"{_value(on.after)} after ({_level(on)})"
-    name = on.goal.replace("-", " ") if on.before is None else label(on.before.name)
-    words = f"{sentence(party(on.adversary))}, {name}: {_value(on.before)} before, {after}"
-    if on.epsilon is not None:
-        words += f", ε{NBSP}={NBSP}{on.epsilon:.3g} per {on.unit}"
-    return words
+    return f"{sentence(party(on.adversary))}, {_name(on)}: {_value(on.before)} to {_after(on)}{_stated(on)}"
+
+
+def _name(on: Effect) -> str:
+    return on.goal.replace("-", " ") if on.before is None else label(on.before.name)
+
+
+def _after(on: Effect) -> str:
+    return "no attack applies" if on.level == "not-applicable" else f"{_value(on.after)} ({_level(on)})"
+
+
+def _stated(on: Effect) -> str:
+    return "" if on.epsilon is None else f", ε{NBSP}={NBSP}{on.epsilon:.3g} per {on.unit}"
 
 
 def _level(on: Effect) -> str:
@@ -84,7 +90,12 @@ def _level(on: Effect) -> str:
 def utility_words(tried: TriedRemedy) -> str:
     """Return utility before and after a remedy, in a clause."""
     name = "Utility" if tried.utility is None else sentence(label(tried.utility.name))
-    return f"{name}: {_value(tried.utility_before)} before, {_value(tried.utility)} after"
+    return f"{name} {_value(tried.utility_before)} to {_value(tried.utility)}"
+
+
+def _lower(figure: Figure) -> str:
+    name = label(figure.name)
+    return name if name[:2].isupper() else name[:1].lower() + name[1:]
 
 
 def _value(figure: Figure | None) -> str:

@@ -12,6 +12,7 @@ import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,7 @@ from fdaudit.scoring.guesses import check_guesses, refuse_too_many
 from fdaudit.scoring.run_directory import RunDirectory
 from fdaudit.scoring.scoring import keep_scores
 from fdaudit.tasks import tasks_named
+from fdaudit.training.trainer import Trainer
 from fdaudit.transcript.transcript import Position, Transcript
 from fdaudit.types import AttackTask, Challenge, Figure
 
@@ -91,7 +93,13 @@ class Stage:
             rehearsal_of(self.case, adversary.name, own=adversary.scratch, everybody=self._common)
             if able
             else None,
+            train=self._trainer,
         )
+
+    @cached_property
+    def _trainer(self) -> Trainer | None:
+        """Return one training core for all that is asked of attacks: to build a large network takes long."""
+        return None if self.case.networks is None else self.case.trainer()
 
     def victims(self, adversary: str) -> tuple[str, ...]:
         """Return the victims: the first clients that do not belong to the adversary, fixed before the run."""

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from fdaudit.planning.case import Case
+    from fdaudit.training.trainer import Trainer
 
 __all__ = [
     "Assumption",
@@ -121,6 +122,7 @@ def known(
     card: AttackCard | None,
     rehearsal: Rehearsal | None = None,
     public: Tensor | None = None,
+    train: Trainer | None = None,
 ) -> Knowledge:
     """Return the assumed knowledge of an adversary with these records; it holds no weight of any party.
 
@@ -133,6 +135,7 @@ def known(
         card: card of the attack; None stands for one that does not show classes.
         rehearsal: rehearsal on the records that `splits.auxiliary` sets aside.
         public: (n, c, h, w) samples without labels, in place of the run's.
+        train: a training core for the server's network; by default a new one.
     """
     encoder = _encoder(case, held.records)
     labels = case.public_labels if public is None else None
@@ -149,7 +152,7 @@ def known(
     return Knowledge(
         architecture=case.architecture if named else None,
         auxiliary=held.records,
-        train=case.trainer() if named else None,
+        train=(train or case.trainer()) if named else None,
         encode=encoder,
         public=public if len(public) else None,
         public_labels=labels if len(public) else None,

@@ -86,7 +86,7 @@ def _client_noise(case: Case, spec: Spec, epsilon: float, settings: Settings) ->
 
 
 def _combination(case: Case) -> Mapping[str, Any]:
-    combination = case.protocol.card.privacy.get("clients")
+    combination: Mapping[str, Any] | None = case.protocol.card.privacy.get("clients")
     if combination is None:
         problem = "has no aggregator that could sum or count what its clients send"
         raise SpecError("protocol.name", case.protocol.card.name, problem, "Try another remedy.")

@@ -158,6 +158,11 @@ RULE = Rule(
             why="`dp-sgd` protects single records, and not what a class looks like.",
             tries=("record-noise", "no-questions"),
         ),
+        "model to clients": Remedy(
+            do="Add noise for whole clients before their models are summed: every client has to receive the sum.",
+            why="`dp-sgd` protects single records, and not what a class looks like.",
+            tries=("client-noise",),
+        ),
         "answers": Remedy(
             do="Clip each client's {kinds} and add `gaussian-noise`.",
             why=f"The attack inverts the values of the answers. {LABELS_NO_REMEDY}",

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 from fdaudit.reports.front import front
+from fdaudit.reports.remedies import ENCRYPT
 from fdaudit.reports.summary import summarise
 from fdaudit.reports.verdict import judge_all
 
@@ -93,6 +94,16 @@ def test_the_page_says_whether_its_first_action_is_for_every_finding() -> None:
     page = summarise(made, judge_all(made))
     assert not page.first_is_all
     assert page.actions[0].do == page.front.findings[0].remedy.do
+
+
+def test_encryption_is_no_remedy_for_what_everybody_gets() -> None:
+    made = result([cell("world", "leak"), cell("eavesdropper", "leak")])
+    (finding,) = front(made, judge_all(made)).findings
+    assert set(finding.adversaries) == {"world", "eavesdropper"}
+    assert "Encrypt" not in finding.remedy.do
+    made = result([cell("world", "none-seen"), cell("eavesdropper", "leak")])
+    (alone,) = front(made, judge_all(made)).findings
+    assert alone.remedy is ENCRYPT
 
 
 @pytest.mark.parametrize(

@@ -88,6 +88,16 @@ def test_an_eavesdropper_is_ended_by_encryption(goal: str, adversary: str) -> No
     assert remedy(read(minimal()), finding(goal, adversary)) == ENCRYPT
 
 
+def test_nobody_who_must_receive_the_model_is_told_to_be_refused_it() -> None:
+    rows = [exposed("model_parameters", "server", to) for to in ("client/0", "client/0+client/1", "world")]
+    for row in rows:
+        told = remedy(
+            read(minimal() | {"exposure": [{**row, "party": row["party"].split("+")[0]}]}),
+            finding("reconstruction", row["party"], ("model_parameters",)),
+        ).do
+        assert ("Limit who gets the model" in told) == (row["party"] == "world")
+
+
 @pytest.mark.parametrize("name", ATTACKS.names())
 def test_every_attack_has_a_remedy_for_each_of_its_messages(name: str) -> None:
     """The table knows every pair of a goal and a message that an attack starts from; none falls to the general one."""
