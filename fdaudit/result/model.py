@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal
 
 from pydantic import Field
 
@@ -12,10 +12,14 @@ from fdaudit.errors import SpecError, UsageError
 from fdaudit.result.budget import Budget
 from fdaudit.result.cell import Cell
 from fdaudit.result.claims import Check, Family, LedgerEntry
+from fdaudit.result.frames import COLUMNS, figure_rows
 from fdaudit.result.gates import Gate
 from fdaudit.result.part import AUDITOR, Audience, Part, is_empty
 from fdaudit.result.run_card import OutOfScope, Reproduce, RunCard, Unfinished, Utility
 from fdaudit.result.traffic import Exposure, OracleRow, ViewRow, WireRow
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 __all__ = ["SCHEMA", "Result", "read"]
 
@@ -53,6 +57,12 @@ class Result(Part):
     ledger: tuple[LedgerEntry, ...] | None = None
     checks: tuple[Check, ...] = ()
     reproduce: Reproduce
+
+    def to_frame(self) -> pd.DataFrame:
+        """Return every figure as a row: see `fdaudit.result.frames`."""
+        import pandas as pd
+
+        return pd.DataFrame.from_records(list(figure_rows(self.cells)), columns=list(COLUMNS))
 
     @property
     def bounds(self) -> tuple[LedgerEntry, ...]:
