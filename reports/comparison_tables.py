@@ -177,7 +177,9 @@ def _latex_outcomes(row: ComparisonRow, goals: list[str]) -> Iterator[str]:
             yield "Not audited"
             continue
         text = outcome.words
-        if outcome.tried or outcome.level == HELD:
+        if outcome.level == HELD:
+            text += f": {joined(outcome.holders)}"
+        elif outcome.tried:
             text += f": {outcome.adversary}"
         key = outcome.finding.worst_key or outcome.finding.key
         if outcome.tried and key is not None and outcome.level != HELD:

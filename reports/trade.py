@@ -235,9 +235,9 @@ def _drawing(points: Sequence[TradePoint], across: _Axis, up: _Axis, words: Word
     for point, place, colour in zip(shown, places, colours, strict=True):
         for (x1, y1), (x2, y2) in _bars(_reach(across, point), _reach(up, point), place, x, y):
             parts.append(svg_line(x1, y1, x2, y2, colour, 1.2))
-    for label in filter(None, labels):
-        if label.leader is not None:
-            (x1, y1), (x2, y2) = label.leader
+    for placed in filter(None, labels):
+        if placed.leader is not None:
+            (x1, y1), (x2, y2) = placed.leader
             parts.append(svg_line(x1, y1, x2, y2, MUTED, 0.6))
     parts += [_mark(points.index(p), *place) for p, place in zip(shown, places, strict=True)]
     for each, label, colour in zip(lines, labels, colours, strict=True):

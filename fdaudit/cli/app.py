@@ -201,7 +201,10 @@ def run(
         for name, value in (("--seed-from", seed_from), ("--budget", budget)):
             if value is not None:
                 raise UsageError(name, str(value), "does not go with --seeds", "Leave one of them out.")
-        repeat(spec, seeds, out, resume, with_report, (executor, workers, address), as_json)
+        results = repeat(spec, seeds, out, resume, with_report, (executor, workers, address), as_json)
+        _end(results)
+        if len(results) < seeds:
+            raise typer.Exit(1)
         return
     if spec is None and not (resume and out is not None):
         raise UsageError("SPEC", None, "is missing", "Give a spec, or --resume with --out.")

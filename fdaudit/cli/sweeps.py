@@ -19,6 +19,7 @@ from fdaudit.errors import UsageError
 from fdaudit.progress import progress, say, show, typed_again
 
 if TYPE_CHECKING:
+    from fdaudit.result import Result
     from fdaudit.sweeps.index import Index
     from fdaudit.sweeps.sweep import Executor
 
@@ -90,7 +91,7 @@ def repeat(
     with_report: bool,
     where: tuple[str, int | None, str | None],
     as_json: bool,
-) -> None:
+) -> dict[str, Result]:
     """Run a spec with several seeds, as a sweep of one point; draw it and print figures over the seeds.
 
     Args:
@@ -101,6 +102,9 @@ def repeat(
         with_report: also draw it, into `report` below the directory.
         where: executor, workers and address, as options have them.
         as_json: print one JSON object.
+
+    Returns:
+        The results of the finished runs, by the seed in words.
     """
     from fdaudit.api import default_directory
     from fdaudit.spec.schema import load_spec
@@ -108,6 +112,7 @@ def repeat(
     from fdaudit.sweeps.curves import curve as draw
     from fdaudit.sweeps.curves import drawable
     from fdaudit.sweeps.seeds import seed_grid
+    from fdaudit.sweeps.sweep import run_directory
 
     if spec is None:
         raise UsageError("SPEC", None, "is missing", "Give the spec; with --seeds, also where you resume.")
@@ -122,16 +127,20 @@ def repeat(
     ):
         index = engine.sweep(seed_grid(settings, seeds), out, resume=resume, executor=chosen, tick=tick)
     page = draw(out, out / "report")[-1] if with_report else None
-    points = drawable(out).points
+    drawn = drawable(out)
     if as_json:
-        figures = {m: asdict(s) for point in points for m, s in point.spreads.items()}
+        figures = {m: asdict(s) for point in drawn.points for m, s in point.spreads.items()}
         report = None if page is None else str(page)
         show(json.dumps({"sweep": str(out), "report": report, "seeds": seeds, "over_seeds": figures}))
     else:
-        show(*_table(index), "", *over_seeds_lines(points), "", f"runs    {out}")
+        show(*over_seeds_lines(drawn.points), "")
+        show(*(f"seed {e.seed}  {run_directory(out, e.key)}, {e.status}" for e in index.runs if e.in_grid))
         if page is not None:
             show(f"report  {page}")
-    _end(index)
+    for entry in index.runs:
+        if entry.in_grid and entry.status == "failed":
+            say(f"{entry.called} ({entry.key}): {entry.reason}")
+    return {f"seed {r.run.seed}": r.run.result for r in drawn.rows if r.run.result is not None}
 
 
 def _executor(name: str, workers: int | None, address: str | None) -> Executor:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Generator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from fdaudit.reports.sweep_rows import spread_of
 
 import fdaudit
 from fdaudit.errors import RunError, SpecError
+from fdaudit.parallel.pool import Answer
 from fdaudit.spec.schema import load_spec
 from fdaudit.sweeps.grid import expand, load_grid
 from fdaudit.sweeps.index import read_index
@@ -89,6 +92,30 @@ def test_a_comparison_takes_the_seeds_of_a_sweep_as_one_row(shell: Shell) -> Non
     table, _ = shell.told("curve", "both", "--out", "drawn", "--latex")
     assert table.count(r"\toprule") == 1
     assert "fedavg & none" in table
+
+
+def test_a_gate_that_a_seed_fails_ends_the_command_with_1(shell: Shell) -> None:
+    spec = shell.spec(gates={"utility": 0.999})
+    said, err = shell.told("run", spec, "--seeds", 2, "--out", "both", code=1)
+    assert [line.split(": ")[1] for line in err.splitlines() if "gate utility failed" in line] == [
+        "seed 7",
+        "seed 8",
+    ]
+    assert "n = 2" in said
+
+
+def test_a_run_that_fails_is_named_and_the_other_seeds_stay(
+    shell: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing(pieces: Sequence[Mapping[str, Any]]) -> Generator[Answer, None, None]:
+        yield 0, {"status": "failed", "reason": "the disk is full"}
+        yield from ((n + 1, answer) for n, answer in inline(pieces[1:]))
+
+    monkeypatch.setattr("fdaudit.sweeps.sweep.local", lambda workers=None: failing)
+    said, err = shell.told("run", shell.spec(), "--seeds", 2, "--out", "both", code=1)
+    assert "the disk is full" in err
+    assert "seed 7" in err
+    assert "n = 1" in said
 
 
 @pytest.mark.parametrize("option", [("--budget", "9m"), ("--seed-from", "x")])
