@@ -161,11 +161,16 @@ def _panels(comparison: Comparison) -> tuple[Panel, ...]:
 
 
 def _levels(comparison: Comparison) -> list[tuple[str, float]]:
-    """Return the reference lines that have a utility, each name once."""
-    levels: dict[str, float] = {}
+    """Return the reference lines that have a utility; where runs differ in it, each names its run."""
+    values: dict[str, set[float]] = {}
     for _, line in comparison.references:
         if line.best is not None:
-            levels.setdefault(line.line, line.best)
+            values.setdefault(line.line, set()).add(line.best)
+    levels: dict[str, float] = {}
+    for run, line in comparison.references:
+        if line.best is not None:
+            name = line.line if len(values[line.line]) == 1 else f"{line.line} in {run}"
+            levels.setdefault(name, line.best)
     return list(levels.items())
 
 

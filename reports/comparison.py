@@ -441,7 +441,6 @@ def _headlines(rows: Sequence[ComparisonRow]) -> Iterator[str]:
             if finding is not None and level == "partial" and RULES[goal].shown and shows_classes(finding):
                 level = "shown"
             by_level.setdefault(level, []).append(clip(row.entry.name, 40))
-        untried = by_level.get("not-applicable", []) + by_level.get("not-requested", [])
         open_ = [
             *by_level.get("inconclusive", []),
             *by_level.get("not-tested", []),
@@ -464,8 +463,11 @@ def _headlines(rows: Sequence[ComparisonRow]) -> Iterator[str]:
             parts.append(f"no leak was measured in {joined(by_level['none-seen'])}")
         if open_:
             parts.append(f"nothing can be concluded about {joined(open_)}")
-        if untried:
-            parts.append(f"no attack here applies to {joined(untried)}, which says nothing about them")
+        if by_level.get("not-applicable"):
+            unfit = joined(by_level["not-applicable"])
+            parts.append(f"no attack here applies to {unfit}, which says nothing about them")
+        if by_level.get("not-requested"):
+            parts.append(f"no attack was asked for in {joined(by_level['not-requested'])}")
         yield f"{goal.replace('-', ' ').capitalize()}: {'; '.join(parts)}."
 
 

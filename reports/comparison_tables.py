@@ -127,7 +127,7 @@ def comparison_latex(comparison: Comparison) -> str:
     untried = ""
     if comparison.untried:
         names = joined(goal.replace("-", " ") for goal in comparison.untried)
-        untried = f" No attack on {names} could be tried."
+        untried = f" No attack was tried for {names}."
     head = ["Run", *(goal.replace("-", " ").capitalize() for goal in goals)]
     outcomes = latex_table(
         head,

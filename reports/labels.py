@@ -2,7 +2,7 @@
 
 Guarantees:
   * no label lies on a mark, on another label, on another label's leader, or outside the frame;
-  * a leader crosses no label, and no mark but its own;
+  * a leader crosses no label, and no mark but its own and those that overlap it;
   * a label without such a place has none: it is never squeezed in.
 """
 
@@ -176,4 +176,4 @@ def _is_free(label: Label, own: Box, marks: Sequence[Box], frame: Box, placed: S
             return False
     if label.leader is None:
         return True
-    return not any(mark.crossed_by(label.leader) for mark in marks if mark != own)
+    return not any(mark.crossed_by(label.leader) for mark in marks if not mark.overlaps(own))

@@ -135,8 +135,8 @@ def test_a_goal_that_was_tried_nowhere_has_no_column_and_is_named() -> None:
     raw = load()
     raw["cells"] = [c for c in raw["cells"] if c["goal"] != "reconstruction"]
     page = Document(render_comparison(entries(raw, distilled())))
-    assert "No attack could be tried on any run for reconstruction" in page.sections["attacks"]
-    assert "No attack could be tried" not in Document(render_comparison(made)).sections["attacks"]
+    assert "No attack was tried on any run for reconstruction" in page.sections["attacks"]
+    assert "No attack was tried" not in Document(render_comparison(made)).sections["attacks"]
 
 
 # -- leakage -------------------------------------------------------------------------------------------------------
@@ -160,6 +160,18 @@ def test_leakage_is_the_largest_auc_of_the_attacks_that_ran() -> None:
 def test_a_run_without_an_auc_is_named_in_the_caption() -> None:
     page = Document(render_comparison(entries(load(), distilled())))
     assert re.search(r"Not in the chart of leakage against traffic, for want of a figure: run-1\.", page.text)
+
+
+def test_reference_lines_that_differ_between_runs_are_all_in_the_key() -> None:
+    other = load()
+    for line in other["utility"]["final"]:
+        if line["line"] == "standalone":
+            line["figure"] |= {"value": 0.123, "low": 0.1, "high": 0.2}
+    key = render_comparison(entries(load(), other)).split('class="run-key"')[1].split("</ul>")[0]
+    assert "standalone in run-0" in key
+    assert "standalone in run-1" in key
+    assert "12.3" in key
+    assert "centralized in" not in key
 
 
 # -- several seeds -------------------------------------------------------------------------------------------------

@@ -60,6 +60,11 @@ CASES = {
         point("left", 0, 1.0, 1.0),
         point("right", 9_999_999_999, 0.0, 0.5),
     ],
+    "two points that nearly coincide at the right": [
+        point("fedkd", 14_200, 0.875, 0.506),
+        point("one", 906_200, 0.558, 0.752),
+        point("fedavg", 906_200, 0.506, 0.735),
+    ],
     "a single point": [point("alone", 12_345, 0.5, 0.5)],
     "wide names": [
         point("W" * 30, 1e6, 0.8, 0.6),
