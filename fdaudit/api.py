@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -23,7 +23,7 @@ from fdaudit.evaluation.budget import kept_budget, seconds_of
 from fdaudit.evaluation.unfinished import AttackStage, unfinished
 from fdaudit.planning.attacks import plan_attack
 from fdaudit.progress import Tick
-from fdaudit.result import Cell
+from fdaudit.result import Cell, Result
 from fdaudit.spec.schema import Spec, load_spec
 from fdaudit.spec.trust import name_code
 from fdaudit.storage.locks import writing
@@ -37,7 +37,17 @@ if TYPE_CHECKING:
     from fdaudit.reports.comparison import ComparedRun
     from fdaudit.scoring.run_directory import RunDirectory
 
-__all__ = ["attack", "attack_all", "compare", "every_adversary", "load", "report", "run"]
+__all__ = [
+    "attack",
+    "attack_all",
+    "compare",
+    "compared_runs",
+    "default_directory",
+    "every_adversary",
+    "load",
+    "report",
+    "run",
+]
 
 _QUIET: Tick = lambda what, done, total: None  # noqa: E731  # a default, not a function of its own
 
@@ -74,7 +84,7 @@ def run(
     if out is None:
         if spec is None:
             raise RunError("out", None, "is missing", "Give the run directory to resume.")
-        out = _default_directory(load_spec(spec))
+        out = default_directory(load_spec(spec))
     source = Path(seed_from) if seed_from is not None else None
     directory = Path(out)
     perform(
@@ -274,47 +284,90 @@ def report(run: Run, path: Path | str | None = None, *, public: bool = False) ->
     return target
 
 
-def compare(runs: Sequence[Run], out: Path | str) -> Path:
-    """Write `index.html` and `comparison.json` to a directory: finished runs side by side.
+def compare(runs: Sequence[Run] | Mapping[str, Run | Sequence[Run]], out: Path | str) -> Path:
+    """Write `index.html`, `comparison.json` and `comparison.csv` to a directory: finished runs side by side.
 
     Args:
-        runs: two or more, in the order of their rows; each is named after its directory.
+        runs: two or more, in the order of their rows; each is named after its directory. Or a mapping from names to
+            runs: several runs under one name differ only in their seeds, and are a row with intervals over seeds.
         out: the directory; it links to the runs' existing reports.
 
     Raises:
-        UsageError: a run has no result, is given twice, or there is only one; nothing was written.
+        UsageError: a run has no result, is given twice, there is only one, or runs under one name differ in more than
+            their seeds; nothing was written.
     """
     from fdaudit.reports import write_comparison
 
     directory = Path(out)
-    if len(runs) < 2:
-        found = str(runs[0].directory) if runs else None
-        raise RunError("run", found, "stands alone", "Give two runs or more to compare.")
-    places = [r.directory.resolve() for r in runs]
-    for place, given in zip(places, runs, strict=True):
-        if places.count(place) > 1:
-            raise RunError("run", str(given.directory), "is given twice", "Give each run once.")
-    short = [place.name for place in places]
-    names = short if len(set(short)) == len(short) else [r.directory.as_posix() for r in runs]
-    for each in runs:
-        refuse_changed(each.directory, results=True)
-    entries = [_entry(r, name, directory) for r, name in zip(runs, names, strict=True)]
+    entries = compared_runs(runs, directory)
     _make(directory, directory)
     return write_comparison(entries, directory)
 
 
-def _entry(run: Run, name: str, directory: Path) -> ComparedRun:
+def compared_runs(
+    runs: Sequence[Run] | Mapping[str, Run | Sequence[Run]], directory: Path
+) -> list[ComparedRun]:
+    """Return runs with their results, as a comparison in a directory takes them.
+
+    Raises:
+        UsageError: as `compare` says.
+    """
+    groups = _named(runs)
+    given = [run for group in groups.values() for run in group]
+    if len(given) < 2:
+        found = str(given[0].directory) if given else None
+        raise RunError("run", found, "stands alone", "Give two runs or more to compare.")
+    places = [r.directory.resolve() for r in given]
+    for place, run in zip(places, given, strict=True):
+        if places.count(place) > 1:
+            raise RunError("run", str(run.directory), "is given twice", "Give each run once.")
+    for each in given:
+        refuse_changed(each.directory, results=True)
+    return [_entry(group, name, directory) for name, group in groups.items()]
+
+
+def _named(runs: Sequence[Run] | Mapping[str, Run | Sequence[Run]]) -> dict[str, list[Run]]:
+    """Return the runs of each row by its name."""
+    if isinstance(runs, Mapping):
+        return {name: [group] if isinstance(group, Run) else list(group) for name, group in runs.items()}
+    short = [r.directory.resolve().name for r in runs]
+    names = short if len(set(short)) == len(short) else [r.directory.as_posix() for r in runs]
+    if len(set(names)) < len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise RunError("run", twice, "is given twice", "Give each run once.")
+    return {name: [run] for name, run in zip(names, runs, strict=True)}
+
+
+def _entry(group: Sequence[Run], name: str, directory: Path) -> ComparedRun:
     from fdaudit.reports.comparison import ComparedRun
 
+    if not group:
+        raise RunError("run", name, "has no runs", "Give one run or more under each name.")
     try:
-        result = run.result
+        results = [run.result for run in group]
     except UsageError as error:
         raise UsageError(f"{name}: {error.field}", error.value, error.problem, error.remedy) from None
-    page, link = run.page, None
-    if page.is_file():
+    _refuse_other_settings(name, results)
+    page, link = group[0].page, None
+    if page.is_file() and len(group) == 1:
         relative = Path(os.path.relpath(page.resolve(), directory.resolve()))
         link = quote(relative.as_posix())
-    return ComparedRun(name=name, result=result, report=link, seconds=sum(run.timings.values()) or None)
+    seconds = sum(sum(run.timings.values()) for run in group) / len(group)
+    return ComparedRun(
+        name=name, result=results[0], report=link, seconds=seconds or None, repeats=tuple(results[1:])
+    )
+
+
+def _refuse_other_settings(name: str, results: Sequence[Result]) -> None:
+    """Refuse results under one name that differ in more than their seed, or that have one transcript."""
+    settings = [{k: v for k, v in r.run.spec.items() if k not in ("seed", "name", "limits")} for r in results]
+    for other in settings[1:]:
+        differing = sorted(k for k in {*other, *settings[0]} if other.get(k) != settings[0].get(k))
+        if differing:
+            problem = f"has runs that differ in {', '.join(differing)}"
+            raise RunError("run", name, problem, "Give runs under one name that differ in their seeds alone.")
+    if len({r.run.head for r in results}) < len(results):
+        raise RunError("run", name, "has two copies of one run", "Give each seed once.")
 
 
 def _make(folder: Path, target: Path) -> None:
@@ -325,6 +378,7 @@ def _make(folder: Path, target: Path) -> None:
         raise RunError("out", str(target), problem, "Give another path.") from None
 
 
-def _default_directory(spec: Spec) -> Path:
+def default_directory(spec: Spec) -> Path:
+    """Return where a run goes if no directory is given, from its spec's name and content."""
     slug = re.sub(r"[^a-z0-9]+", "-", spec.name.lower()).strip("-")[:40] or "run"
     return Path("runs") / f"{slug}-{spec.digest()[:8]}"

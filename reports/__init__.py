@@ -8,14 +8,22 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .compare_page import render_comparison, write_comparison
+    from .compare_page import render_comparison, render_latex, write_comparison
     from .security import render_report, report_json, write_report
 
-__all__ = ["render_comparison", "render_report", "report_json", "write_comparison", "write_report"]
+__all__ = [
+    "render_comparison",
+    "render_latex",
+    "render_report",
+    "report_json",
+    "write_comparison",
+    "write_report",
+]
 
 _PUBLIC: Mapping[str, str] = MappingProxyType(
     {
         "render_comparison": "compare_page",
+        "render_latex": "compare_page",
         "render_report": "security",
         "report_json": "security",
         "write_comparison": "compare_page",

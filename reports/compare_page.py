@@ -1,21 +1,20 @@
-"""The comparison as a page and as JSON: `index.html` and `comparison.json`, from the same object."""
+"""The comparison as `index.html`, `comparison.json` and `comparison.csv`, and as LaTeX: all from the same object."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from markupsafe import Markup
-
-from .comparison import ComparedRun, Comparison, ComparisonRow, GoalOutcome, LineUtility, PartyView, compare
+from .comparison import SHOWN, ComparedRun, Comparison, ComparisonRow, GoalOutcome, PartyView, compare
+from .comparison_tables import comparison_csv, comparison_latex
 from .page import render, write
-from .text import clip
-from .trade import TradePoint, trade_chart
+from .run_figures import LineUtility
+from .trade import Panel, Reach, TradePoint, key_line, key_mark, panels
 
-__all__ = ["SCHEMA", "render_comparison", "to_json", "write_comparison"]
+__all__ = ["SCHEMA", "render_comparison", "render_latex", "to_json", "write_comparison"]
 
 SCHEMA = "fdaudit-comparison/1"
 
@@ -31,26 +30,40 @@ def render_comparison(entries: Sequence[ComparedRun]) -> str:
     for row in comparison.rows:
         views.append({s.position: s for s in row.seen})
         outcomes.append({o.goal: o for o in row.outcomes})
+    levels = _levels(comparison)
     return render(
         "comparison.html.j2",
         {
             "comparison": comparison,
-            "chart": _chart(comparison),
-            "auditor_only": any(e.result.auditor_only for e in entries),
+            "glyphs": {level: glyph for level, (glyph, _) in SHOWN.items()},
+            "panels": _panels(comparison),
+            "marks": [key_mark(number) for number in range(len(comparison.rows))],
+            "levels": [(name, value, key_line(number)) for number, (name, value) in enumerate(levels)],
+            "most_seeds": max(row.seeds for row in comparison.rows),
+            "auditor_only": any(r.auditor_only for e in entries for r in e.results),
             "seen": views,
             "outcomes": outcomes,
-            "goals": list(dict.fromkeys(o.goal for row in comparison.rows for o in row.outcomes)),
+            "goals": [g for g in comparison.goals if g not in comparison.untried] or comparison.goals,
             "roles": list(dict.fromkeys(role for row in comparison.rows for role, _ in row.bytes)),
             "first": entries[0].result.run,
         },
     )
 
 
+def render_latex(entries: Sequence[ComparedRun]) -> str:
+    """Return the tables of a comparison as LaTeX, for the package `booktabs`."""
+    return comparison_latex(compare(entries))
+
+
 def write_comparison(entries: Sequence[ComparedRun], directory: Path) -> Path:
-    """Write `index.html` and `comparison.json` into a directory, completely or not at all; return the page's path."""
+    """Write `index.html`, `comparison.json` and `comparison.csv` into a directory; return the page's path.
+
+    Each file is written completely or not at all.
+    """
     page = render_comparison(entries)
     value = json.dumps(to_json(entries), indent=1, sort_keys=True, allow_nan=False)
     write(value + "\n", directory / "comparison.json")
+    write(comparison_csv(compare(entries)), directory / "comparison.csv")
     write(page, directory / "index.html")
     return directory / "index.html"
 
@@ -60,7 +73,7 @@ def to_json(entries: Sequence[ComparedRun]) -> dict[str, Any]:
     comparison = compare(entries)
     return {
         "schema": SCHEMA,
-        "auditor_only": any(e.result.auditor_only for e in entries),
+        "auditor_only": any(r.auditor_only for e in entries for r in e.results),
         "measure": comparison.measure,
         "runs": list(map(_row, comparison.rows)),
         "references": [{"run": name, **_utility(line)} for name, line in comparison.references],
@@ -89,6 +102,10 @@ def _row(row: ComparisonRow) -> dict[str, Any]:
         "bytes": {**dict(row.bytes), "total": row.total},
         "seen": list(map(_seen, row.seen)),
         "outcomes": list(map(_outcome, row.outcomes)),
+        "leakage": _leakage(row),
+        "ledger": [{"adversary": e.adversary, "epsilon": e.epsilon, "delta": e.delta} for e in row.ledger],
+        "seeds": row.seeds,
+        "over_seeds": {name: asdict(spread) for name, spread in row.spreads.items()},
     }
 
 
@@ -100,6 +117,18 @@ def _seen(seen: PartyView) -> dict[str, Any]:
     return {**asdict(seen), "bytes": seen.bytes}
 
 
+def _leakage(row: ComparisonRow) -> dict[str, Any] | None:
+    if row.leakage is None:
+        return None
+    cell = row.leakage.cell
+    return {
+        "adversary": cell.adversary,
+        "attack": cell.attack,
+        "among": row.leakage.among,
+        "figure": asdict(row.leakage.figure),
+    }
+
+
 def _outcome(outcome: GoalOutcome) -> dict[str, Any]:
     finding = outcome.finding
     entry: dict[str, Any] = dict.fromkeys(
@@ -107,8 +136,7 @@ def _outcome(outcome: GoalOutcome) -> dict[str, Any]:
     )
     if finding is not None:
         key = finding.worst_key or finding.key
-        entry["level"] = finding.level
-        entry["adversary"] = finding.cell.adversary
+        entry["adversary"] = outcome.adversary
         entry["attack"] = finding.cell.attack
         entry["because"] = finding.because
         if finding.worst is not None:
@@ -116,27 +144,55 @@ def _outcome(outcome: GoalOutcome) -> dict[str, Any]:
         if key is not None:
             entry["figure"] = asdict(key)
     entry["goal"] = outcome.goal
+    entry["level"] = outcome.level
     entry["cells"] = outcome.cells
     entry["tried"] = outcome.tried
     entry["conclusive"] = outcome.conclusive
+    entry["holders"] = list(outcome.holders)
+    entry["seeds_at_level"] = outcome.agreeing
     return entry
 
 
-def _chart(made: Comparison) -> Markup:
-    points = [p for p in map(_point, made.rows) if p is not None]
-    if not points:
-        return Markup("")
-    levels = [(line.line, line.best) for _, line in made.references if line.best is not None]
-    says = "; ".join(f"{clip(p.name, 40)}: {p.bytes:,} bytes, {p.accuracy:.1%}" for p in points)
-    title = f"Test {made.measure} against bytes on the wire. {says}"
-    return trade_chart(points, levels, made.measure, "trade", title)
+# -- the charts --------------------------------------------------------------------------------------------------
 
 
-def _point(row: ComparisonRow) -> TradePoint | None:
-    value, server = row.utility.best, row.utility.server
-    if value is None:
-        return None
-    point = TradePoint(name=row.entry.name, bytes=row.total, accuracy=value, low=None, high=None)
-    if server is None or server.value is None:
-        return point
-    return replace(point, low=server.low, high=server.high)
+def _panels(comparison: Comparison) -> tuple[Panel, ...]:
+    return panels(list(map(_point, comparison.rows)), _levels(comparison), comparison.measure)
+
+
+def _levels(comparison: Comparison) -> list[tuple[str, float]]:
+    """Return the reference lines that have a utility; where runs differ in it, each names its run."""
+    values: dict[str, set[float]] = {}
+    for _, line in comparison.references:
+        if line.best is not None:
+            values.setdefault(line.line, set()).add(line.best)
+    levels: dict[str, float] = {}
+    for run, line in comparison.references:
+        if line.best is not None:
+            name = line.line if len(values[line.line]) == 1 else f"{line.line} in {run}"
+            levels.setdefault(name, line.best)
+    return list(levels.items())
+
+
+def _point(row: ComparisonRow) -> TradePoint:
+    """Return a run's figures for the charts: over seeds where it has several, else with their own intervals."""
+    server, best = row.utility.server, row.utility.best
+    learnt, leaked = None, None
+    size = float(row.total)
+    if row.spreads:
+        size = row.spreads["bytes"].mean
+        learnt, leaked = (_over_seeds(row, name) for name in ("utility", "membership_auc"))
+    else:
+        if server is not None and server.value is not None:
+            learnt = Reach(value=server.value, low=server.low, high=server.high)
+        elif best is not None:
+            learnt = Reach(value=best)
+        if row.leakage is not None and row.leakage.figure.value is not None:
+            figure = row.leakage.figure
+            leaked = Reach(value=figure.value or 0.0, low=figure.low, high=figure.high)
+    return TradePoint(name=row.entry.name, bytes=size, utility=learnt, leakage=leaked)
+
+
+def _over_seeds(row: ComparisonRow, name: str) -> Reach | None:
+    spread = row.spreads.get(name)
+    return None if spread is None else Reach(value=spread.mean, low=spread.low, high=spread.high)

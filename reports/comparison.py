@@ -4,40 +4,61 @@ Everything is read from the runs' `result.json`; nothing is measured here.
 
 Guarantees:
   * the comparison says so if runs differ in more than their protocol;
-  * a goal that no attack was tried for is never shown as free of leaks;
+  * a goal that no attack was tried for is never shown as free of leaks, and a model that an adversary holds is shown
+    as held;
+  * of runs that differ only in their seeds the gravest outcome counts, and figures are means with intervals;
   * the same results give the same bytes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from dataclasses import field as dataclass_field
+from types import MappingProxyType
 
-from fdaudit.result import Exposure, FinalUtility, Result
-from fdaudit.tasks import LABELS, TASKS
+from fdaudit.result import Exposure, LedgerEntry, Result
 from fdaudit.transcript.messages import role
-from fdaudit.types import Figure
 
 from .findings import shows_classes
 from .goals import RULES
+from .goals.model_extraction import holds_model
 from .inheritance import Standing, standings
+from .run_figures import LineUtility, StrongestFigure, measure_of, strongest_figure, utility
+from .sweep_rows import Spread, spreads_of
 from .text import clip, joined
-from .verdict import SETTLED, Finding, judge_all, strongest
+from .verdict import LEVELS, SETTLED, Finding, judge_all, strongest
 
 __all__ = [
+    "HELD",
+    "SHOWN",
     "ComparedRun",
     "Comparison",
     "ComparisonRow",
     "GoalOutcome",
-    "LineUtility",
     "PartyView",
     "ReceivedKind",
     "compare",
-    "measure_of",
-    "utility",
 ]
 
-_MEASURES = tuple(dict.fromkeys(labels.figure for labels in LABELS.values()))
+HELD = "held"
+"""The level of a goal where an adversary has in view what attacks would copy."""
+SHOWN: Mapping[str, tuple[str, str]] = MappingProxyType(
+    {
+        "leak": ("◆", LEVELS["leak"]),
+        "partial": ("◐", LEVELS["partial"]),
+        "possible": ("◇", LEVELS["possible"]),
+        HELD: ("■", "Holds the model"),
+        "none-seen": ("○", LEVELS["none-seen"]),
+        "inconclusive": ("?", LEVELS["inconclusive"]),
+        "not-tested": ("–", LEVELS["not-tested"]),
+        "failed": ("✕", LEVELS["failed"]),
+        "not-applicable": ("·", LEVELS["not-applicable"]),
+        "not-requested": ("∅", LEVELS["not-requested"]),
+    }
+)
+"""Levels from the gravest to the least informative, each with a mark of its own and with its words."""
 _SAME_GROUND = (
     "dataset",
     "partition",
@@ -62,39 +83,20 @@ class ComparedRun:
         name: its unique name in the comparison.
         result: its result.
         report: relative link to its own report, or None if there is none.
-        seconds: its duration, if known.
+        seconds: its duration, if known; the mean if there are repeats.
+        repeats: results of runs that differ from it only in their seeds.
     """
 
     name: str
     result: Result
     report: str | None = None
     seconds: float | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class LineUtility:
-    """Final test accuracy, mAUC or Dice of one line: the server's model, the clients' mean and the worst client.
-
-    Attributes:
-        line: the protocol or reference line.
-        server: the server's model; None if it has none.
-        mean: mean over clients with their own model, a fraction; None if there is none.
-        worst: the worst of these clients.
-        worst_party: that client's name.
-        clients: number of clients with their own model.
-    """
-
-    line: str
-    server: Figure | None
-    mean: float | None
-    worst: Figure | None
-    worst_party: str
-    clients: int
+    repeats: tuple[Result, ...] = ()
 
     @property
-    def best(self) -> float | None:
-        """Return the value that represents the line in a drawing: the server's model, else the clients' mean."""
-        return self.server.value if self.server is not None else self.mean
+    def results(self) -> tuple[Result, ...]:
+        """Return the results of all its seeds."""
+        return self.result, *self.repeats
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,6 +149,8 @@ class GoalOutcome:
         tried: cells in which an attack ran.
         conclusive: those of them that gave an answer.
         cells: all cells of this goal.
+        holders: adversaries that have the victims' models in view: nothing is left to copy.
+        agreeing: number of seeds with this level.
     """
 
     goal: str
@@ -154,22 +158,81 @@ class GoalOutcome:
     tried: int
     conclusive: int
     cells: int
+    holders: tuple[str, ...] = ()
+    agreeing: int = 1
+
+    @property
+    def level(self) -> str | None:
+        """Return the level to show: `held` if an adversary has the model, and no leak to another is graver."""
+        if self.finding is None:
+            return None
+        if self.holders and self.finding.level not in ("leak", "partial", "possible"):
+            return HELD
+        return self.finding.level
+
+    @property
+    def words(self) -> str:
+        """Return the level in words; a partial leak of what classes look like says so."""
+        if self.level is None:
+            return "Not audited"
+        if self.level == "partial" and self.finding is not None and shows_classes(self.finding):
+            return "Partial: classes"
+        return SHOWN[self.level][1]
+
+    @property
+    def adversary(self) -> str:
+        """Return the worst adversary: the first that holds the model, else that of the finding."""
+        if self.level == HELD:
+            return self.holders[0]
+        return "" if self.finding is None else self.finding.cell.adversary
 
 
 @dataclass(frozen=True, kw_only=True)
 class ComparisonRow:
-    """One run's row."""
+    """One run's row.
+
+    Attributes:
+        entry: the run.
+        utility: its final utility; of several seeds, the first one's.
+        bytes: by role of the sender; of several seeds, the first one's.
+        seen: the views; of several seeds, the first one's.
+        outcomes: by goal.
+        leakage: the largest AUC that a membership attack reached; of several seeds, the first one's.
+        ledger: by adversary the entry with the largest ε over the seeds.
+        spreads: figures over several seeds, by the name of a sweep's measure; empty for one seed.
+    """
 
     entry: ComparedRun
     utility: LineUtility
     bytes: tuple[tuple[str, int], ...]
     seen: tuple[PartyView, ...]
     outcomes: tuple[GoalOutcome, ...]
+    leakage: StrongestFigure | None = None
+    ledger: tuple[LedgerEntry, ...] = ()
+    spreads: Mapping[str, Spread] = dataclass_field(default_factory=dict)
+
+    @property
+    def seeds(self) -> int:
+        """Return the number of seeds."""
+        return len(self.entry.results)
 
     @property
     def total(self) -> int:
         """Return the bytes on the wire from all roles."""
         return sum(n for _, n in self.bytes)
+
+    @property
+    def bounded(self) -> tuple[LedgerEntry, ...]:
+        """Return the entries whose finite ε rests on noise, and that no attack contradicts."""
+        fallen = frozenset[str]().union(*(r.contradicted_views for r in self.entry.results))
+        return tuple(e for e in self.ledger if e.rests_on_noise and e.adversary not in fallen)
+
+    @property
+    def unbounded(self) -> tuple[str, ...]:
+        """Return the adversaries for whose views no ε can be claimed: attacks contradict it, or it is infinite."""
+        bounded = {e.adversary for e in self.bounded}
+        reached = (e for e in self.ledger if e.epsilon is None or e.rests_on_noise)
+        return tuple(e.adversary for e in reached if e.adversary not in bounded)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -191,6 +254,18 @@ class Comparison:
     differences: tuple[str, ...]
     headlines: tuple[str, ...]
     measure: str
+
+    @property
+    def goals(self) -> tuple[str, ...]:
+        """Return the goals of any run, in the order of the rules."""
+        goals = {o.goal for row in self.rows for o in row.outcomes}
+        return tuple(goal for goal in RULES if goal in goals)
+
+    @property
+    def untried(self) -> tuple[str, ...]:
+        """Return the goals for which no attack was tried on any run, nor is a model held."""
+        outcomes = [o for row in self.rows for o in row.outcomes]
+        return tuple(g for g in self.goals if not any(o.tried or o.holders for o in outcomes if o.goal == g))
 
 
 def compare(entries: Sequence[ComparedRun]) -> Comparison:
@@ -214,42 +289,34 @@ def compare(entries: Sequence[ComparedRun]) -> Comparison:
 
 def _compared(entry: ComparedRun) -> ComparisonRow:
     result = entry.result
+    each_outcome: dict[str, list[GoalOutcome]] = {}
+    for one in entry.results:
+        for outcome in _outcomes(one):
+            each_outcome.setdefault(outcome.goal, []).append(outcome)
     bytes_by_role: dict[str, int] = {}
     for row in result.wire:
         bytes_by_role[row.sender_role] = bytes_by_role.get(row.sender_role, 0) + row.bytes
-    findings = judge_all(result)
-    all_standings = standings(result, findings)
     return ComparisonRow(
         entry=entry,
         utility=utility(result.utility.final, result.run.protocol),
         bytes=tuple(bytes_by_role.items()),
         seen=tuple(_all_seen(result)),
-        outcomes=tuple(_outcome(goal, findings, all_standings) for goal in _goals(findings)),
+        outcomes=tuple(map(_gravest, each_outcome.values())),
+        leakage=strongest_figure(result, "membership", "auc"),
+        ledger=tuple(_largest_epsilons(entry.results)),
+        spreads=spreads_of(entry.results) if entry.repeats else {},
     )
 
 
-# -- what was learnt ------------------------------------------------------------------------------------------
-
-
-def measure_of(result: Result) -> str:
-    """Return the measure of a run's utility."""
-    return TASKS[result.run.task].labels.measure
-
-
-def utility(final: Iterable[FinalUtility], line: str) -> LineUtility:
-    """Return the final utility of one line, from all final figures of a run."""
-    figures = {f.party: f.figure for f in final if f.line == line and f.figure.name in _MEASURES}
-    clients = {p: f for p, f in figures.items() if role(p) == "client" and f.value is not None}
-    worst = min(clients, key=lambda p: clients[p].value or 0.0, default="")
-    values = [f.value or 0.0 for f in clients.values()]
-    return LineUtility(
-        line=line,
-        server=figures.get("server"),
-        mean=sum(values) / len(values) if values else None,
-        worst=clients.get(worst),
-        worst_party=worst,
-        clients=len(clients),
-    )
+def _largest_epsilons(results: Sequence[Result]) -> Iterator[LedgerEntry]:
+    """Yield for each adversary the entry with the largest ε; an adversary that a ledger lacks is left out."""
+    by_adversary: dict[str, list[LedgerEntry]] = {}
+    for result in results:
+        for entry in result.ledger or ():
+            by_adversary.setdefault(entry.adversary, []).append(entry)
+    for entries in by_adversary.values():
+        if len(entries) == len(results):
+            yield max(entries, key=lambda e: math.inf if e.epsilon is None else e.epsilon)
 
 
 # -- who saw what ---------------------------------------------------------------------------------------------
@@ -329,6 +396,21 @@ def _goals(findings: Iterable[Finding]) -> tuple[str, ...]:
     return tuple(goal for goal in RULES if goal in goals)
 
 
+def _outcomes(result: Result) -> Iterator[GoalOutcome]:
+    """Yield the outcome of each goal of one run."""
+    findings = judge_all(result)
+    all_standings = standings(result, findings)
+    for goal in _goals(findings):
+        yield _outcome(goal, findings, all_standings)
+
+
+def _gravest(outcomes: Sequence[GoalOutcome]) -> GoalOutcome:
+    """Return the gravest of the outcomes of several seeds, and how many have its level."""
+    order = list(SHOWN)
+    worst = min(outcomes, key=lambda o: len(order) if o.level is None else order.index(o.level))
+    return replace(worst, agreeing=sum(o.level == worst.level for o in outcomes))
+
+
 def _outcome(goal: str, findings: Iterable[Finding], held: Sequence[Standing]) -> GoalOutcome:
     """Return what attacks with a goal found; without a leak, "not tested" if an adversary's messages were not read."""
     cells = [f for f in findings if f.cell.goal == goal]
@@ -344,6 +426,7 @@ def _outcome(goal: str, findings: Iterable[Finding], held: Sequence[Standing]) -
         tried=len(tried),
         conclusive=len(settled),
         cells=len(cells),
+        holders=tuple(dict.fromkeys(f.cell.adversary for f in cells if holds_model(f.cell))),
     )
 
 
@@ -352,12 +435,12 @@ def _headlines(rows: Sequence[ComparisonRow]) -> Iterator[str]:
     for goal in dict.fromkeys(o.goal for row in rows for o in row.outcomes):
         by_level: dict[str, list[str]] = {}
         for row in rows:
-            finding = next((o.finding for o in row.outcomes if o.goal == goal), None)
-            level: str = finding.level if finding is not None else "not-requested"
+            outcome = next((o for o in row.outcomes if o.goal == goal), None)
+            finding = outcome.finding if outcome is not None else None
+            level = (outcome.level if outcome is not None else None) or "not-requested"
             if finding is not None and level == "partial" and RULES[goal].shown and shows_classes(finding):
                 level = "shown"
             by_level.setdefault(level, []).append(clip(row.entry.name, 40))
-        untried = by_level.get("not-applicable", []) + by_level.get("not-requested", [])
         open_ = [
             *by_level.get("inconclusive", []),
             *by_level.get("not-tested", []),
@@ -370,6 +453,8 @@ def _headlines(rows: Sequence[ComparisonRow]) -> Iterator[str]:
             parts.append(f"an adversary {RULES[goal].leaked} {', and '.join(where)}")
         if by_level.get("shown"):
             parts.append(f"an adversary {RULES[goal].shown} in {joined(by_level['shown'])}")
+        if by_level.get(HELD):
+            parts.append(f"an adversary holds the clients' models in {joined(by_level[HELD])}")
         if by_level.get("possible"):
             parts.append(
                 f"a leak is possible, but not significant after correction, in {joined(by_level['possible'])}"
@@ -378,8 +463,11 @@ def _headlines(rows: Sequence[ComparisonRow]) -> Iterator[str]:
             parts.append(f"no leak was measured in {joined(by_level['none-seen'])}")
         if open_:
             parts.append(f"nothing can be concluded about {joined(open_)}")
-        if untried:
-            parts.append(f"no attack here applies to {joined(untried)}, which says nothing about them")
+        if by_level.get("not-applicable"):
+            unfit = joined(by_level["not-applicable"])
+            parts.append(f"no attack here applies to {unfit}, which says nothing about them")
+        if by_level.get("not-requested"):
+            parts.append(f"no attack was asked for in {joined(by_level['not-requested'])}")
         yield f"{goal.replace('-', ' ').capitalize()}: {'; '.join(parts)}."
 
 

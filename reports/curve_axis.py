@@ -78,6 +78,7 @@ class AxisScale:
         low: lower end of the finite part, in decades.
         high: upper end of the finite part, in decades.
         levels: finite values with a tick; empty for round numbers.
+        marked: finite values with a tick without a number, which were tested.
         zero: whether there is a band for 0.
         infinite: whether there is a band for infinity.
         finite: whether there is a finite part.
@@ -87,6 +88,7 @@ class AxisScale:
     low: float
     high: float
     levels: tuple[float, ...] = ()
+    marked: tuple[float, ...] = ()
     zero: bool = False
     infinite: bool = False
     finite: bool = True
@@ -134,7 +136,7 @@ class AxisScale:
         """Put ticks, limits, bands and breaks on axes."""
         places, names = zip(*self.ticks, strict=True)
         axes.set_xticks(places, names)
-        axes.minorticks_off()
+        axes.set_xticks([self.place(value) for value in self.marked], minor=True)
         axes.set_xlim(self.limits)
         for number, cut in enumerate(self.breaks):
             end = cut - self.band if self.zero and not number else cut + self.band
@@ -142,12 +144,19 @@ class AxisScale:
             _cut(axes, cut, f"break-{number}")
 
 
-def scale_of(values: Sequence[float], *, levels: Sequence[float] = (), beyond: str = "∞") -> AxisScale:
+def scale_of(
+    values: Sequence[float],
+    *,
+    levels: Sequence[float] = (),
+    marked: Sequence[float] = (),
+    beyond: str = "∞",
+) -> AxisScale:
     """Return the axis for some ε, including infinite ones and 0.
 
     Args:
         values: at least one.
         levels: finite values with a tick; round numbers if empty.
+        marked: values with a tick without a number; of them only finite ones above 0 have one.
         beyond: the tick of the band for infinity.
     """
     finite = [math.log10(v) for v in values if 0 < v < math.inf]
@@ -160,6 +169,7 @@ def scale_of(values: Sequence[float], *, levels: Sequence[float] = (), beyond: s
         low=middle - half,
         high=middle + half,
         levels=tuple(levels),
+        marked=tuple(sorted({v for v in marked if 0 < v < math.inf})),
         zero=any(v <= 0 for v in values),
         infinite=any(math.isinf(v) for v in values),
         finite=bool(finite),

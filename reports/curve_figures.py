@@ -24,8 +24,7 @@ from markupsafe import Markup
 from .curve_axis import AxisScale, by_ledger, ledger_label, scale_of, view_of
 from .figures import COLOURS, MARKERS, MUTED, SETTINGS, STYLES, inline, plain
 from .sweep_rows import Point, Spread, SweepColumn, front
-from .text import joined
-from .trade import ticks_at_decades
+from .text import NBSP, joined, kilobytes
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -128,7 +127,8 @@ class Curve:
             levels = sorted({p.level for p in self.points if p.defended})
             values = [p.level for p in self.points if p.epsilon_asked is not None]
             return scale_of(values, levels=levels, beyond="none")
-        return scale_of([self.epsilon(p) for p in self.points])
+        tested = [self.epsilon(p) for p in self.points]
+        return scale_of(tested, marked=tested)
 
     @property
     def unclaimed(self) -> tuple[Point, ...]:
@@ -339,8 +339,15 @@ def _ticks(axes: Axes, curve: Curve) -> None:
     if low > 0:
         axes.set_xscale("log")
         axes.set_xlim(low / 2, high * 2)
-        ticks_at_decades(axes, low / 2, high * 2)
+        _ticks_at_decades(axes, low / 2, high * 2)
         axes.minorticks_off()
+
+
+def _ticks_at_decades(axes: Axes, left: float, right: float) -> None:
+    """Put ticks with sizes in bytes at the powers of ten between two ends."""
+    decades = range(math.floor(math.log10(left)), math.ceil(math.log10(right)) + 1)
+    places = [10.0**d for d in decades if left <= 10.0**d <= right]
+    axes.set_xticks(places, [kilobytes(place).replace(NBSP, " ").replace(".0", "") for place in places])
 
 
 def _legend(figure: Figure, curve: Curve, wide: bool) -> None:

@@ -16,16 +16,16 @@ from pathlib import Path
 from typing import Any
 
 from fdaudit.storage.files import write_atomically
-from fdaudit.storage.tables import csv_text
+from fdaudit.storage.tables import csv_text, latex_table
 
 from .curve_axis import by_ledger, view_of
 from .curve_figures import FORMATS, WIDTHS, Curve, files, on_page
 from .curve_words import caption, conclusions, title
 from .page import render
-from .sweep_rows import MEASURES, Point, SweepColumn, SweepRow, points
-from .text import visible
+from .sweep_rows import MEASURES, Point, Spread, SweepColumn, SweepRow, points
+from .text import amount, clip, visible
 
-__all__ = ["Sweep", "curves_csv", "render_curves", "summary_csv", "write_curves"]
+__all__ = ["Sweep", "curves_csv", "render_curves", "summary_csv", "summary_latex", "write_curves"]
 
 _LEDGER = ("epsilon", "delta", "unit", "relation", "cause")
 """Columns of a ledger's entry in `curves.csv`."""
@@ -206,6 +206,42 @@ def summary_csv(sweep: Sweep) -> str:
         if not point.spreads:
             body.append([*axes, "", "", "", "", "", "", 0, *tail])
     return csv_text(body)
+
+
+def summary_latex(sweep: Sweep) -> str:
+    """Return the table over seeds as LaTeX, for the package `booktabs`: a row a protocol, defence and level."""
+    names = set[str]().union(*(p.spreads for p in sweep.points))
+    measures = [m for m in MEASURES if m.name in names and m.name not in ("server", "psnr")]
+    rows = []
+    for point in sweep.points:
+        bill = point.bill(sweep.adversary)
+        row = [clip(point.protocol, 60), clip(point.defence, 60), _rounded(point.epsilon_asked)]
+        row.append(_rounded(None if bill is None else bill.epsilon))
+        row.append(str(point.spreads["utility"].n if "utility" in point.spreads else 0))
+        row += [_bracketed(point.spreads.get(m.name), m.unit) for m in measures]
+        rows.append(row)
+    head = ["Protocol", "Defence", "ε asked", "ε, ledger", "n", *(m.short for m in measures)]
+    caption = (
+        f"Means over n seeds with 95 % intervals. ε by the ledger is of {view_of(sweep.adversary)}, "
+        "the largest over the seeds; ∞ where none can be claimed."
+    )
+    table = latex_table(head, rows, caption, "ll" + "r" * (len(head) - 2))
+    return f"% Needs \\usepackage{{booktabs}}.\n{table}"
+
+
+def _rounded(epsilon: float | None) -> str:
+    if epsilon is None:
+        return "–"
+    return "∞" if math.isinf(epsilon) else f"{epsilon:.3g}"
+
+
+def _bracketed(spread: Spread | None, unit: str) -> str:
+    if spread is None:
+        return "–"
+    text = amount(spread.mean, unit)
+    if spread.low is None or spread.high is None:
+        return text
+    return f"{text} [{amount(spread.low, unit)}, {amount(spread.high, unit)}]"
 
 
 def _billed(point: Point, adversary: str) -> list[str]:

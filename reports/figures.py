@@ -1,21 +1,19 @@
-"""The report's charts as inline SVG, written here; a comparison's trade-offs are drawn by matplotlib.
+"""The report's charts as inline SVG, written here.
 
 Guarantees:
   * the same data give the same bytes: no date, no random identifiers;
-  * no global matplotlib state changes: figures are made without pyplot, settings hold inside one call;
   * text from a result is never read as mathematics and never leaves its element;
   * series differ in line style and marker as well as in colour (Okabe and Ito's palette).
 """
 
 from __future__ import annotations
 
-import io
 import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from markupsafe import Markup, escape
 
@@ -23,24 +21,26 @@ from fdaudit.result import CurvePoint, Roc
 
 from .text import visible
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure as Canvas
-
 __all__ = [
     "COLOURS",
+    "INK",
     "MARKERS",
     "MUTED",
+    "RULE",
     "SETTINGS",
     "STYLES",
     "ForestRow",
+    "Frame",
     "forest_chart",
     "inline",
-    "inline_svg",
     "plain",
     "roc_chart",
     "shares_chart",
     "spread",
+    "svg_curve",
+    "svg_line",
+    "svg_text",
+    "ticks",
     "utility_chart",
 ]
 
@@ -117,13 +117,13 @@ def _utility_drawing(curve: tuple[CurvePoint, ...]) -> str:
         measured = "Dice"
 
     last = max(1, *(p.round for p in curve))  # a single round still needs an axis
-    frame = _Frame(width=352.8, height=198.0, left=40.6, right=241.7, top=7.9, bottom=164.3)
+    frame = Frame(width=352.8, height=198.0, left=40.6, right=241.7, top=7.9, bottom=164.3)
     x, y = frame.across(0, last), frame.up(0, 101)
     parts = []
-    for tick, text in _ticks(0, 101):
-        parts.append(_line(frame.left, y(tick), frame.right, y(tick), RULE, 0.5))
+    for tick, text in ticks(0, 101):
+        parts.append(svg_line(frame.left, y(tick), frame.right, y(tick), RULE, 0.5))
         parts.append(frame.tick_left(y(tick), text))
-    for tick, text in _ticks(0, last):
+    for tick, text in ticks(0, last):
         if tick == int(tick):
             parts.append(frame.tick_below(x(tick), text.partition(".")[0]))
     ends: list[tuple[float, str, str]] = []
@@ -139,11 +139,11 @@ def _utility_drawing(curve: tuple[CurvePoint, ...]) -> str:
             elif k == 0:
                 marked = points[:: max(1, len(points) // 8)]
                 parts += [_symbol(MARKERS[i % 5], x(at), y(value), COLOURS[i % 5]) for at, value in marked]
-            parts.append(_curve([(x(at), y(value)) for at, value in points], COLOURS[i % 5], width, i))
+            parts.append(svg_curve([(x(at), y(value)) for at, value in points], COLOURS[i % 5], width, i))
         count = f" ({len(parties)} parties)" if len(parties) > 1 else ""
         ends.append((sum(final) / len(final), f"{plain(line, 14)}{count}", COLOURS[i % 5]))
     for value, text, colour in spread(ends, 7.5):
-        parts.append(_text(frame.right + 4, y(value) + 3, text, "start", 8.5, colour))
+        parts.append(svg_text(frame.right + 4, y(value) + 3, text, "start", 8.5, colour))
     return frame.drawn(parts, "Round", f"Test {measured} (%)")
 
 
@@ -174,26 +174,26 @@ def _forest(rows: tuple[ForestRow, ...], chance: float | None, axis: str) -> str
         return left + (right - left) * (value - low) / (high - low)
 
     parts = []
-    for tick, text in _ticks(low, high):
-        parts.append(_line(x(tick), top, x(tick), bottom, RULE, 0.5))
-        parts.append(_line(x(tick), bottom, x(tick), bottom + 3.5, MUTED, 0.6))
-        parts.append(_text(x(tick), bottom + 13, text, "middle", 8.5, MUTED))
-    parts.append(_line(left, bottom, right, bottom, MUTED, 0.6))
+    for tick, text in ticks(low, high):
+        parts.append(svg_line(x(tick), top, x(tick), bottom, RULE, 0.5))
+        parts.append(svg_line(x(tick), bottom, x(tick), bottom + 3.5, MUTED, 0.6))
+        parts.append(svg_text(x(tick), bottom + 13, text, "middle", 8.5, MUTED))
+    parts.append(svg_line(left, bottom, right, bottom, MUTED, 0.6))
     if chance is not None:
-        parts.append(_line(x(chance), top, x(chance), bottom, VERMILLION, 0.9, "3.6 1.8"))
+        parts.append(svg_line(x(chance), top, x(chance), bottom, VERMILLION, 0.9, "3.6 1.8"))
     for place, row in enumerate(rows):
         y = top + (bottom - top) * (place + 0.6) / (len(rows) + 0.2)
         colour = {"mean": INK, "victim": BLUE}.get(row.role, MUTED)
-        parts.append(_text(left - 0.02 * (right - left), y + 3, plain(row.name, 19), "end", 8.5, INK))
+        parts.append(svg_text(left - 0.02 * (right - left), y + 3, plain(row.name, 19), "end", 8.5, INK))
         if row.low is not None and row.high is not None:
-            parts.append(_line(x(row.low), y, x(row.high), y, colour, 1.6))
+            parts.append(svg_line(x(row.low), y, x(row.high), y, colour, 1.6))
         parts.append(_mark(row.role, x(row.value), y, colour))
-    parts.append(_text((left + right) / 2, bottom + 27, axis, "middle", 9, INK))
+    parts.append(svg_text((left + right) / 2, bottom + 27, axis, "middle", 9, INK))
     return f'<svg viewBox="0 0 {width:.2f} {height:.2f}">{"".join(parts)}</svg>'
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Frame:
+class Frame:
     """The axes of a chart, in points from the top left corner of a drawing."""
 
     width: float
@@ -212,24 +212,33 @@ class _Frame:
         return lambda value: self.bottom - (self.bottom - self.top) * (value - low) / (high - low)
 
     def tick_below(self, x: float, text: str) -> str:
-        mark = _line(x, self.bottom, x, self.bottom + 3.5, MUTED, 0.6)
-        return mark + _text(x, self.bottom + 13, text, "middle", 8.5, INK)
+        """Return a tick of the lower axis with its text."""
+        mark = svg_line(x, self.bottom, x, self.bottom + 3.5, MUTED, 0.6)
+        return mark + svg_text(x, self.bottom + 13, text, "middle", 8.5, INK)
 
     def tick_left(self, y: float, text: str) -> str:
-        mark = _line(self.left - 3.5, y, self.left, y, MUTED, 0.6)
-        return mark + _text(self.left - 6, y + 3, text, "end", 8.5, INK)
+        """Return a tick of the left axis with its text."""
+        mark = svg_line(self.left - 3.5, y, self.left, y, MUTED, 0.6)
+        return mark + svg_text(self.left - 6, y + 3, text, "end", 8.5, INK)
 
-    def drawn(self, parts: Sequence[str], below: str, beside: str) -> str:
-        """Return the chart as an SVG document, with both axes and their labels."""
-        axes = _line(self.left, self.bottom, self.right, self.bottom, MUTED, 0.6)
-        axes += _line(self.left, self.top, self.left, self.bottom, MUTED, 0.6)
-        axes += _text((self.left + self.right) / 2, self.bottom + 28, below, "middle", 9, INK)
-        upright = _text(0, 0, beside, "middle", 9, INK)
+    def drawn(self, parts: Sequence[str], below: str, beside: str, *, drop: float = 28) -> str:
+        """Return the chart as an SVG document, with both axes and their labels.
+
+        Args:
+            parts: what lies between the axes.
+            below: label of the lower axis.
+            beside: label of the left axis.
+            drop: points from the lower axis down to its label.
+        """
+        axes = svg_line(self.left, self.bottom, self.right, self.bottom, MUTED, 0.6)
+        axes += svg_line(self.left, self.top, self.left, self.bottom, MUTED, 0.6)
+        axes += svg_text((self.left + self.right) / 2, self.bottom + drop, below, "middle", 9, INK)
+        upright = svg_text(0, 0, beside, "middle", 9, INK)
         axes += f'<g transform="translate(9 {(self.top + self.bottom) / 2:.2f}) rotate(-90)">{upright}</g>'
         return f'<svg viewBox="0 0 {self.width:.2f} {self.height:.2f}">{axes}{"".join(parts)}</svg>'
 
 
-def _ticks(low: float, high: float, parts: int = 6) -> list[tuple[float, str]]:
+def ticks(low: float, high: float, parts: int = 6) -> list[tuple[float, str]]:
     """Return the places of ticks between two values, one more than `parts` at most, with their texts."""
     least = (high - low) / parts
     power = math.floor(math.log10(least))
@@ -239,13 +248,14 @@ def _ticks(low: float, high: float, parts: int = 6) -> list[tuple[float, str]]:
     return [(place, f"{place + 0.0:.{decimals}f}".replace("-", "\N{MINUS SIGN}")) for place in places]
 
 
-def _line(x1: float, y1: float, x2: float, y2: float, colour: str, width: float, dashes: str = "") -> str:
+def svg_line(x1: float, y1: float, x2: float, y2: float, colour: str, width: float, dashes: str = "") -> str:
+    """Return a straight line."""
     dashed = f' stroke-dasharray="{dashes}"' if dashes else ""
     place = f'd="M {x1:.2f} {y1:.2f} L {x2:.2f} {y2:.2f}"'
     return f'<path {place} stroke="{colour}" stroke-width="{width}"{dashed}/>'
 
 
-def _curve(points: Sequence[tuple[float, float]], colour: str, width: float, style: int) -> str:
+def svg_curve(points: Sequence[tuple[float, float]], colour: str, width: float, style: int) -> str:
     """Return a line through points, dashed as the style with this number."""
     dashes = STYLES[style % len(STYLES)]
     dashed = ""
@@ -266,7 +276,8 @@ def _symbol(marker: str, x: float, y: float, colour: str) -> str:
     return f'<path d="M {x - 1.5:.2f} {start:.2f} {shapes[marker]}" fill="{colour}"/>'
 
 
-def _text(x: float, y: float, text: str, anchor: str, size: float, colour: str) -> str:
+def svg_text(x: float, y: float, text: str, anchor: str, size: float, colour: str) -> str:
+    """Return a text, escaped, whose baseline is at `y`."""
     style = f'style="font-size: {size}px; text-anchor: {anchor}; fill: {colour}"'
     return f'<text x="{x:.2f}" y="{y:.2f}" {style}>{escape(text)}</text>'
 
@@ -301,7 +312,7 @@ def _roc(curves: tuple[tuple[str, Roc], ...], worst: str) -> str:
         rates += [rate for rate in (*roc.fpr, *roc.tpr) if rate > 0]
     floor = 10.0 ** (_floor_decade(min(rates, default=0.01)))
 
-    frame = _Frame(width=259.2, height=244.8, left=50.0, right=246.0, top=12.0, bottom=208.0)
+    frame = Frame(width=259.2, height=244.8, left=50.0, right=246.0, top=12.0, bottom=208.0)
     decades = math.log10(floor)
 
     def place(fpr: float, tpr: float) -> tuple[float, float]:
@@ -315,13 +326,13 @@ def _roc(curves: tuple[tuple[str, Roc], ...], worst: str) -> str:
     for decade in range(_floor_decade(floor), 1):
         rate = 10.0**decade
         x, y = place(rate, rate)
-        parts.append(_line(x, frame.top, x, frame.bottom, RULE, 0.5))
-        parts.append(_line(frame.left, y, frame.right, y, RULE, 0.5))
+        parts.append(svg_line(x, frame.top, x, frame.bottom, RULE, 0.5))
+        parts.append(svg_line(frame.left, y, frame.right, y, RULE, 0.5))
         parts += [frame.tick_below(x, _percent(rate)), frame.tick_left(y, _percent(rate))]
     (x1, y1), (x2, y2) = place(floor, floor), place(1, 1)
-    parts.append(_line(x1, y1, x2, y2, MUTED, 0.9, "3.6 1.8"))
+    parts.append(svg_line(x1, y1, x2, y2, MUTED, 0.9, "3.6 1.8"))
     middle = f"{0.55 * x1 + 0.45 * x2:.2f} {0.55 * y1 + 0.45 * y2:.2f}"
-    chance = _text(0, 10, "chance", "middle", 8, MUTED)
+    chance = svg_text(0, 10, "chance", "middle", 8, MUTED)
     parts.append(f'<g transform="translate({middle}) rotate(-45)">{chance}</g>')
     legend = []
     for i, (who, roc) in enumerate(sorted(curves, key=lambda c: c[0] == worst)):
@@ -330,7 +341,7 @@ def _roc(curves: tuple[tuple[str, Roc], ...], worst: str) -> str:
         for fpr, tpr in zip(roc.fpr[1:], roc.tpr[1:], strict=True):
             to = place(fpr, tpr)
             corners += [(to[0], corners[-1][1]), to]
-        parts.append(_curve(corners, colour, width, style))
+        parts.append(svg_curve(corners, colour, width, style))
         legend.append((plain(who, 19), colour, width, style))
     parts += _legend(legend, frame.right, frame.bottom)
     return frame.drawn(parts, "False-positive rate", "True-positive rate")
@@ -344,8 +355,8 @@ def _legend(entries: Sequence[tuple[str, str, float, int]], right: float, bottom
     parts = [f'<rect x="{left:.2f}" y="{top:.2f}" {box}/>']
     for row, (name, colour, width, style) in enumerate(entries):
         y = top + 8 + 12 * row
-        parts.append(_curve([(left + 4, y), (left + 26, y)], colour, width, style))
-        parts.append(_text(left + 32, y + 3, name, "start", 8, INK))
+        parts.append(svg_curve([(left + 4, y), (left + 26, y)], colour, width, style))
+        parts.append(svg_text(left + 32, y + 3, name, "start", 8, INK))
     return parts
 
 
@@ -375,12 +386,12 @@ def shares_chart(
 
 @lru_cache(maxsize=_KEPT)
 def _shares(truth: tuple[float, ...], guess: tuple[float, ...], prior: tuple[float, ...]) -> str:
-    frame = _Frame(width=208.8, height=136.8, left=35.5, right=204.6, top=5.5, bottom=104.0)
+    frame = Frame(width=208.8, height=136.8, left=35.5, right=204.6, top=5.5, bottom=104.0)
     most = 100 * max(*truth, *guess, *prior, 0.01)
     room = (frame.right - frame.left) / len(truth)
     disc, dash, bar = min(4.5, 0.75 * room) / 2, min(9.0, 0.9 * room) / 2, 0.35 * room
     y = frame.up(0, 1.05 * most)
-    parts = [frame.tick_left(y(tick), text) for tick, text in _ticks(0, 1.05 * most, 5)]
+    parts = [frame.tick_left(y(tick), text) for tick, text in ticks(0, 1.05 * most, 5)]
     every = max(1, -(-len(truth) // 12))
     for label, shares in enumerate(zip(truth, guess, prior, strict=True)):
         x = frame.left + (label + 0.5) * room
@@ -388,7 +399,7 @@ def _shares(truth: tuple[float, ...], guess: tuple[float, ...], prior: tuple[flo
         area = f'x="{x - bar:.2f}" y="{own:.2f}" width="{2 * bar:.2f}" height="{frame.bottom - own:.2f}"'
         parts.append(f'<rect {area} fill="{RULE}" stroke="{MUTED}" stroke-width="0.6"/>')
         parts.append(f'<circle cx="{x:.2f}" cy="{guessed:.2f}" r="{disc:.2f}" fill="{BLUE}"/>')
-        parts.append(_line(x - dash, blind, x + dash, blind, VERMILLION, 1.2))
+        parts.append(svg_line(x - dash, blind, x + dash, blind, VERMILLION, 1.2))
         if label % every == 0:
             parts.append(frame.tick_below(x, str(label)))
     return frame.drawn(parts, "Class", "Share (%)")
@@ -416,37 +427,6 @@ def plain(text: str, limit: int = 24) -> str:
         drawable = character.isprintable() and ord(character) < 0x250
         label += character if drawable else "\N{REPLACEMENT CHARACTER}"
     return label + "…" if len(text) > limit else label
-
-
-def inline_svg(
-    draw: Callable[[Axes], None],
-    size: tuple[float, float],
-    box: tuple[float, float, float, float],
-    name: str,
-    title: str,
-) -> Markup:
-    """Draw on fresh axes and return an inline `svg` element; size in inches, box in fractions of it."""
-    return inline(_svg(draw, size, box), name, title)
-
-
-def _svg(
-    draw: Callable[[Axes], None], size: tuple[float, float], box: tuple[float, float, float, float]
-) -> str:
-    """Return a drawing on fresh axes, as an SVG document."""
-    import matplotlib
-    from matplotlib.backends.backend_svg import FigureCanvasSVG
-    from matplotlib.figure import Figure
-
-    with matplotlib.rc_context(SETTINGS):
-        canvas: Canvas = Figure(figsize=size)
-        FigureCanvasSVG(canvas)
-        canvas.patch.set_visible(False)
-        axes = canvas.add_axes(box)
-        axes.patch.set_visible(False)
-        draw(axes)
-        buffer = io.StringIO()
-        canvas.savefig(buffer, format="svg", metadata={"Date": None})
-    return buffer.getvalue()
 
 
 def inline(document: str, name: str, title: str) -> Markup:

@@ -12,6 +12,7 @@ from fdaudit.result import Budget, Result, in_words
 
 from .findings import FrontFinding, lines, part_with_as_much, shows_classes
 from .front import Front, front
+from .goals.model_extraction import HELD
 from .inheritance import Standing, private_kinds, standings
 from .text import amount, clip, joined, party, plural, sentence
 from .verdict import LEVELS, SETTLED, Finding, Level, strongest
@@ -111,7 +112,7 @@ _COUNTS = {1: "one", 2: "two", 3: "three", 4: "four", 5: "five", 6: "six"}
 
 
 _NOTHING = "Receives nothing private."
-_HELD = "there is nothing to copy."
+_HELD = f"{HELD}."
 """End of the reason why a model that an adversary holds is not copied."""
 
 

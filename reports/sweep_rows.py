@@ -12,14 +12,14 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
 from fdaudit.errors import UsageError, nearest
 from fdaudit.result import LedgerEntry, Result
 
-from .comparison import measure_of, utility
+from .run_figures import measure_of, strongest_figure, utility
 
 __all__ = [
     "MEASURES",
@@ -34,6 +34,7 @@ __all__ = [
     "points",
     "row_of",
     "spread_of",
+    "spreads_of",
 ]
 
 Status = Literal["pending", "done", "failed", "not-applicable"]
@@ -275,6 +276,19 @@ def row_of(run: SweepRun) -> SweepRow:
     result = run.result
     if result is None:
         return SweepRow(run=run)
+    lines = dict.fromkeys(f.line for f in result.utility.final if f.line != result.run.protocol)
+    references = {line: utility(result.utility.final, line).best for line in lines}
+    return SweepRow(
+        run=run,
+        values=_values(result),
+        ledger={e.adversary: e for e in result.ledger or ()},
+        references={line: v for line, v in references.items() if v is not None},
+        measured_by=measure_of(result),
+    )
+
+
+def _values(result: Result) -> dict[str, float]:
+    """Return the values of a run by the name of their measure; what was not measured is absent."""
     own = utility(result.utility.final, result.run.protocol)
     values = {
         "utility": own.best,
@@ -284,26 +298,13 @@ def row_of(run: SweepRun) -> SweepRow:
         "bytes": float(sum(w.bytes for w in result.wire)),
         **{m.name: _strongest(result, m) for m in MEASURES if m.goal},
     }
-    lines = dict.fromkeys(f.line for f in result.utility.final if f.line != result.run.protocol)
-    references = {line: utility(result.utility.final, line).best for line in lines}
-    return SweepRow(
-        run=run,
-        values={name: v for name, v in values.items() if v is not None},
-        ledger={e.adversary: e for e in result.ledger or ()},
-        references={line: v for line, v in references.items() if v is not None},
-        measured_by=measure_of(result),
-    )
+    return {name: v for name, v in values.items() if v is not None}
 
 
 def _strongest(result: Result, measure: SweepColumn) -> float | None:
     """Return the largest value (of a distance: the smallest) over the attacks that ran, each a mean over victims."""
-    values: list[float] = []
-    for cell in result.tests:
-        if cell.goal == measure.goal:
-            values += [f.value for f in cell.figures if f.name == measure.figure and f.value is not None]
-    if measure.least:
-        return min(values, default=None)
-    return max(values, default=None)
+    strongest = strongest_figure(result, measure.goal, measure.figure, least=measure.least)
+    return None if strongest is None else strongest.figure.value
 
 
 def points(rows: Iterable[SweepRow]) -> tuple[Point, ...]:
@@ -313,15 +314,26 @@ def points(rows: Iterable[SweepRow]) -> tuple[Point, ...]:
         groups.setdefault((row.run.protocol, row.run.defence, row.run.level), []).append(row)
     grouped = []
     for (protocol, defence, level), same in groups.items():
-        spreads = {}
-        for measure in MEASURES:
-            values = [r.values[measure.name] for r in same if measure.name in r.values]
-            if values:
-                spreads[measure.name] = spread_of(values, measure.ceiling)
+        spreads = _spreads([r.values for r in same])
         grouped.append(
             Point(protocol=protocol, defence=defence, level=level, rows=tuple(same), spreads=spreads)
         )
     return tuple(grouped)
+
+
+def spreads_of(results: Iterable[Result]) -> dict[str, Spread]:
+    """Return the spread of each measure over runs that differ only in their seeds."""
+    return _spreads(list(map(_values, results)))
+
+
+def _spreads(runs: Sequence[Mapping[str, float]]) -> dict[str, Spread]:
+    """Return the spread of each measure over the runs that have a value of it."""
+    spreads = {}
+    for measure in MEASURES:
+        values = [run[measure.name] for run in runs if measure.name in run]
+        if values:
+            spreads[measure.name] = spread_of(values, measure.ceiling)
+    return spreads
 
 
 def spread_of(values: Sequence[float], ceiling: float | None = None) -> Spread:

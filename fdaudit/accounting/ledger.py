@@ -28,6 +28,7 @@ from fdaudit.events import (
 )
 from fdaudit.result import Contribution, LedgerEntry
 from fdaudit.spec.privacy import PrivacySpec
+from fdaudit.storage.tables import html_table
 from fdaudit.transcript.messages import Message, role
 
 __all__ = ["Books", "Groups", "Ledger", "OracleAnswers", "may_ask"]
@@ -84,6 +85,14 @@ class Ledger:
         own = {f.name: getattr(self, f.name) for f in fields(Ledger) if f.name not in ("view", "epsilon")}
         epsilon = self.epsilon if self.finite else None
         return LedgerEntry(adversary=self.view, epsilon=epsilon, **own)
+
+    def _repr_html_(self) -> str:
+        """Return the claim and its terms as a table for a notebook."""
+        shown = ("epsilon", "delta", "unit", "relation", "victim", "cause", "sampling")
+        rows: list[list[object]] = [[name, getattr(self, name)] for name in shown]
+        rows += [["assumes", line] for line in self.assumptions]
+        rows += [["warning", line] for line in self.warnings]
+        return html_table(("term", "value"), rows, f"ε of the view of {self.view}")
 
 
 @dataclass(frozen=True, kw_only=True)

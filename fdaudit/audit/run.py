@@ -14,6 +14,7 @@ from fdaudit.errors import RunError
 from fdaudit.events import Relation, Unit
 from fdaudit.result import Result, read
 from fdaudit.storage.files import load_json
+from fdaudit.storage.tables import html_table
 from fdaudit.storage.timings import read_timings
 from fdaudit.transcript.manifest import refuse_changed, verify
 
@@ -177,8 +178,25 @@ class Run:
         """Return the defects of the run's record, one sentence each; empty if there are none."""
         return verify(self.directory)
 
+    def to_frame(self) -> pd.DataFrame:
+        """Return every figure of every attack as a row; columns as in `fdaudit.result.frames.COLUMNS`."""
+        return self.result.to_frame()
+
     def __repr__(self) -> str:
         return f"Run({str(self.directory)!r})"
+
+    def _repr_html_(self) -> str:
+        """Return who can learn what as a table for a notebook; a run without a result has no rows."""
+        from fdaudit.reports.summary import summarise
+        from fdaudit.reports.verdict import judge_all
+
+        try:
+            result = self.result
+        except RunError as error:
+            return html_table((), (), f"{self!r}: {error.problem}")
+        summary = summarise(result, judge_all(result))
+        rows = [[row.adversary, *(entry.words for entry in row.entries)] for row in summary.matrix]
+        return html_table(("adversary", *summary.goals), rows, f"{self!r}: {summary.headline}")
 
 
 def _version_of(path: Path) -> tuple[int, ...]:

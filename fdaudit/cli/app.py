@@ -22,17 +22,19 @@ from fdaudit.cli.options import (
     AsJson,
     Budget,
     ExecutorName,
+    Latex,
     PurposeGroup,
     RunPath,
     RunWorkers,
     TrustCode,
     Verbose,
+    answer_with_latex,
 )
 from fdaudit.cli.privacy import calibrate, ledger
 from fdaudit.cli.recording import card, import_
 from fdaudit.cli.red_team import export_view, score
 from fdaudit.cli.starting import init, schema
-from fdaudit.cli.sweeps import curve, sweep
+from fdaudit.cli.sweeps import curve, repeat, sweep
 from fdaudit.cli.verdicts import compared, outcome, profile_words, tried_remedies, verdicts
 from fdaudit.cluster.backends import elsewhere
 from fdaudit.errors import FdauditError, IntegrityError, UsageError, plugin_line
@@ -179,6 +181,10 @@ def run(
     seed_from: Annotated[
         Path | None, typer.Option(metavar="RUN", help="Reuse the seed and secret of that run's vault.")
     ] = None,
+    seeds: Annotated[
+        int | None,
+        typer.Option(min=2, max=1000, help="Run it with so many seeds, from the spec's on (else 1, 2, …)."),
+    ] = None,
     with_report: Annotated[bool, typer.Option("--report/--no-report", help="Also write the report.")] = True,
     remedies: Annotated[
         bool, typer.Option("--remedies", help="Then try the remedies of its findings: see `fdaudit remedy`.")
@@ -194,6 +200,15 @@ def run(
     """Run a spec: federation, transcript, attacks, result, report."""
     from fdaudit import api
 
+    if seeds is not None:
+        for name, value in (("--seed-from", seed_from), ("--budget", budget), ("--remedies", remedies)):
+            if value:
+                raise UsageError(name, str(value), "does not go with --seeds", "Leave one of them out.")
+        results = repeat(spec, seeds, out, resume, with_report, (executor, workers, address), as_json)
+        _end(results)
+        if len(results) < seeds:
+            raise typer.Exit(1)
+        return
     if spec is None and not (resume and out is not None):
         raise UsageError("SPEC", None, "is missing", "Give a spec, or --resume with --out.")
     with together():  # no other process writes between the run and its report
@@ -450,14 +465,40 @@ def compare(
         typer.Argument(metavar="RUN...", help="Two or more run directories, or a folder of runs."),
     ],
     out: Annotated[Path, typer.Option(metavar="DIR", help="Directory of the page.")] = Path("comparison"),
+    latex: Latex = False,
     as_json: AsJson = False,
 ) -> None:
-    """Compare finished runs in one HTML file: accuracy, traffic, visible messages and leakage of each."""
-    from fdaudit import api
+    """Compare finished runs in one HTML file and one CSV file: accuracy, traffic, visible messages, leakage of each.
 
-    runs = list(map(api.load, chain.from_iterable(map(_runs_below, paths))))
+    The runs of a sweep that differ only in their seeds are one row, with intervals over the seeds.
+    """
+    from fdaudit import api
+    from fdaudit.reports import render_latex
+
+    runs = _rows(paths)
     page = api.compare(runs, out)
-    answer({"page": str(page)}, str(page), as_json=as_json)
+    tables = render_latex(api.compared_runs(runs, out)) if latex else ""
+    answer_with_latex({"page": str(page)}, str(page), tables, as_json=as_json)
+
+
+def _rows(paths: Sequence[Path]) -> Sequence[Run] | Mapping[str, Run | Sequence[Run]]:
+    """Return the runs of a comparison: by name if a path is a sweep, whose seeds are rows together."""
+    from fdaudit import api
+    from fdaudit.sweeps.index import INDEX
+    from fdaudit.sweeps.seeds import over_seeds
+
+    if not any((path / INDEX).is_file() for path in paths):
+        return list(map(api.load, chain.from_iterable(map(_runs_below, paths))))
+    rows: dict[str, list[Run]] = {}
+    for path in paths:
+        if (path / INDEX).is_file():
+            groups = over_seeds(path)
+        else:
+            groups = {run.resolve().name: [run] for run in _runs_below(path)}
+        for name, directories in groups.items():
+            unique = name if name not in rows else f"{name} in {path.as_posix()}"
+            rows.setdefault(unique, []).extend(map(api.load, directories))
+    return rows
 
 
 def _runs_below(path: Path) -> list[Path]:

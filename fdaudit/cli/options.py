@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+from fdaudit.progress import answer, show
 from fdaudit.spec.trust import trust_code
 
 __all__ = [
@@ -16,11 +17,13 @@ __all__ = [
     "AsJson",
     "Budget",
     "ExecutorName",
+    "Latex",
     "PurposeGroup",
     "RunPath",
     "RunWorkers",
     "TrustCode",
     "Verbose",
+    "answer_with_latex",
 ]
 
 Address = Annotated[
@@ -51,6 +54,9 @@ Verbose = Annotated[
     bool, typer.Option("--verbose", help="Also print a line for each attack by each adversary.")
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
+Latex = Annotated[
+    bool, typer.Option("--latex", help="Print the tables as LaTeX (package booktabs) instead of the path.")
+]
 
 
 def _trusted(given: bool) -> bool:
@@ -77,6 +83,16 @@ GROUPS = {
     "Evidence": ("verify", "evidence"),
     "Look up": ("list", "explain", "schema", "weights", "doctor"),
 }
+
+
+def answer_with_latex(value: dict[str, Any], line: str, tables: str, *, as_json: bool) -> None:
+    """Print LaTeX tables instead of a line, or beside the members of an object; without tables, `answer`."""
+    if not tables:
+        answer(value, line, as_json=as_json)
+    elif as_json:
+        answer({**value, "latex": tables}, line, as_json=True)
+    else:
+        show(*tables.splitlines())
 
 
 class PurposeGroup(TyperGroup):

@@ -6,20 +6,24 @@ import json
 import sys
 from collections import Counter
 from contextlib import redirect_stdout
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fdaudit.cli.options import Address, AsJson, ExecutorName, TrustCode
+from fdaudit.cli.options import Address, AsJson, ExecutorName, Latex, TrustCode, answer_with_latex
+from fdaudit.cli.verdicts import over_seeds_lines
 from fdaudit.cluster.backends import refuse_misfit
-from fdaudit.progress import answer, progress, say, show, typed_again
+from fdaudit.errors import UsageError
+from fdaudit.progress import progress, say, show, typed_again
 
 if TYPE_CHECKING:
+    from fdaudit.result import Result
     from fdaudit.sweeps.index import Index
     from fdaudit.sweeps.sweep import Executor
 
-__all__ = ["curve", "sweep"]
+__all__ = ["curve", "repeat", "sweep"]
 
 
 def sweep(
@@ -66,13 +70,77 @@ def curve(
         str | None,
         typer.Option(help="The adversary whose ledger ε is on the axis; default: the grid's, else server."),
     ] = None,
+    latex: Latex = False,
     as_json: AsJson = False,
 ) -> None:
     """Draw a sweep: utility against the ledger's ε, leakage and bytes, as SVG, PDF, PNG, CSV and one page."""
+    from fdaudit.reports.curves import summary_latex
     from fdaudit.sweeps.curves import curve as draw
+    from fdaudit.sweeps.curves import drawable
 
     files = list(map(str, draw(path, out, width=width, adversary=adversary)))
-    answer({"files": files, "page": files[-1]}, files[-1], as_json=as_json)
+    tables = summary_latex(drawable(path, adversary)) if latex else ""
+    answer_with_latex({"files": files, "page": files[-1]}, files[-1], tables, as_json=as_json)
+
+
+def repeat(
+    spec: Path | None,
+    seeds: int,
+    out: Path | None,
+    resume: bool,
+    with_report: bool,
+    where: tuple[str, int | None, str | None],
+    as_json: bool,
+) -> dict[str, Result]:
+    """Run a spec with several seeds, as a sweep of one point; draw it and print figures over the seeds.
+
+    Args:
+        spec: the spec's file.
+        seeds: their number.
+        out: the directory; by default beside the one of a single run.
+        resume: continue, or add seeds.
+        with_report: also draw it, into `report` below the directory.
+        where: executor, workers and address, as options have them.
+        as_json: print one JSON object.
+
+    Returns:
+        The results of the finished runs, by the seed in words.
+    """
+    from fdaudit.api import default_directory
+    from fdaudit.spec.schema import load_spec
+    from fdaudit.sweeps import sweep as engine
+    from fdaudit.sweeps.curves import curve as draw
+    from fdaudit.sweeps.curves import drawable
+    from fdaudit.sweeps.seeds import seed_grid
+    from fdaudit.sweeps.sweep import run_directory
+
+    if spec is None:
+        raise UsageError("SPEC", None, "is missing", "Give the spec; with --seeds, also where you resume.")
+    settings = load_spec(spec)
+    if out is None:
+        usual = default_directory(settings)
+        out = usual.with_name(f"{usual.name}-seeds")
+    chosen = _executor(*where)
+    with (
+        redirect_stdout(sys.stderr),
+        progress(quiet=as_json, again=typed_again("--resume")) as tick,
+    ):
+        index = engine.sweep(seed_grid(settings, seeds), out, resume=resume, executor=chosen, tick=tick)
+    page = draw(out, out / "report")[-1] if with_report else None
+    drawn = drawable(out)
+    if as_json:
+        figures = {m: asdict(s) for point in drawn.points for m, s in point.spreads.items()}
+        report = None if page is None else str(page)
+        show(json.dumps({"sweep": str(out), "report": report, "seeds": seeds, "over_seeds": figures}))
+    else:
+        show(*over_seeds_lines(drawn.points), "")
+        show(*(f"seed {e.seed}  {run_directory(out, e.key)}, {e.status}" for e in index.runs if e.in_grid))
+        if page is not None:
+            show(f"report  {page}")
+    for entry in index.runs:
+        if entry.in_grid and entry.status == "failed":
+            say(f"{entry.called} ({entry.key}): {entry.reason}")
+    return {f"seed {r.run.seed}": r.run.result for r in drawn.rows if r.run.result is not None}
 
 
 def _executor(name: str, workers: int | None, address: str | None) -> Executor:

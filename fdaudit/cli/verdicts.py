@@ -6,10 +6,11 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from fdaudit.reports.sweep_rows import Point
     from fdaudit.reports.verdict import Finding
     from fdaudit.result import Result
 
-__all__ = ["compared", "outcome", "profile_words", "tried_remedies", "verdicts"]
+__all__ = ["compared", "outcome", "over_seeds_lines", "profile_words", "tried_remedies", "verdicts"]
 
 _UNANSWERED = ("inconclusive", "failed", "not-applicable", "not-tested")
 """Levels of which the reason is printed."""
@@ -83,6 +84,25 @@ def compared(comparison: Mapping[str, Any]) -> list[str]:
         rows.append([run["name"], *_shares(run["accuracy"]), _amount(run["bytes"]["total"]), *levels])
     rows += [[line["line"], *_shares(line), "0 B"] for line in comparison["references"]]
     return _aligned(rows)
+
+
+def over_seeds_lines(points: Sequence[Point]) -> list[str]:
+    """Return each measure's mean over the seeds with its 95 % interval, a line a measure."""
+    from fdaudit.reports.sweep_rows import MEASURES
+    from fdaudit.reports.text import amount
+
+    rows = []
+    for point in points:
+        for measure in MEASURES:
+            spread = point.spreads.get(measure.name)
+            if spread is None:
+                continue
+            interval = ""
+            if spread.low is not None and spread.high is not None:
+                ends = f"{amount(spread.low, measure.unit)}, {amount(spread.high, measure.unit)}"
+                interval = f"[{ends}]"
+            rows.append([measure.label, amount(spread.mean, measure.unit), interval, f"n = {spread.n}"])
+    return [*_aligned(rows), "brackets: 95 % intervals over n seeds"]
 
 
 def _shares(line: Mapping[str, Any]) -> list[str]:

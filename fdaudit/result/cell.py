@@ -14,6 +14,7 @@ from pydantic import Field, computed_field, model_validator
 from fdaudit.config import validate
 from fdaudit.errors import IntegrityError, SpecError
 from fdaudit.result.part import AUDITOR, PUBLIC, Audience, Part, Shown, is_empty
+from fdaudit.storage.tables import html_table
 from fdaudit.storage.tree import make_folder
 from fdaudit.types import Figure
 
@@ -211,6 +212,16 @@ class Cell(Part):
     def id(self) -> str:
         """Return `adversary/attack`, unique in a run."""
         return f"{self.adversary}/{self.attack}"
+
+    def _repr_html_(self) -> str:
+        """Return the figures as a table for a notebook."""
+        rows = [[f.name, "all victims", f.value, f.low, f.high, f.n] for f in self.figures]
+        for target in self.targets:
+            rows += [[f.name, target.target, f.value, f.low, f.high, f.n] for f in target.figures]
+        caption = f"{self.id} ({self.goal}): {self.status}"
+        if self.reason:
+            caption += f", {self.reason}"
+        return html_table(("figure", "victim", "value", "low", "high", "n"), rows, caption)
 
     @model_validator(mode="after")
     def _has_reason(self) -> Cell:

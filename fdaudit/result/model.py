@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal
 
 from pydantic import Field
 
@@ -12,11 +12,15 @@ from fdaudit.errors import SpecError, UsageError
 from fdaudit.result.budget import Budget
 from fdaudit.result.cell import Cell
 from fdaudit.result.claims import Check, Family, LedgerEntry
+from fdaudit.result.frames import COLUMNS, figure_rows
 from fdaudit.result.gates import Gate
 from fdaudit.result.part import AUDITOR, Audience, Part, is_empty
 from fdaudit.result.remedies import TriedRemedy
 from fdaudit.result.run_card import OutOfScope, Reproduce, RunCard, Unfinished, Utility
 from fdaudit.result.traffic import Exposure, OracleRow, ViewRow, WireRow
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 __all__ = ["SCHEMA", "Result", "read"]
 
@@ -56,6 +60,12 @@ class Result(Part):
     remedies: Annotated[tuple[TriedRemedy, ...], AUDITOR] = Field(default=(), exclude_if=is_empty)
     """The remedies that were tried, and what came of them."""
     reproduce: Reproduce
+
+    def to_frame(self) -> pd.DataFrame:
+        """Return every figure as a row: see `fdaudit.result.frames`."""
+        import pandas as pd
+
+        return pd.DataFrame.from_records(list(figure_rows(self.cells)), columns=list(COLUMNS))
 
     @property
     def bounds(self) -> tuple[LedgerEntry, ...]:

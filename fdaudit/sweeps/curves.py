@@ -15,7 +15,7 @@ from fdaudit.sweeps.index import SweepEntry, read_index
 from fdaudit.sweeps.sweep import run_directory
 from fdaudit.transcript.manifest import refuse_changed
 
-__all__ = ["curve"]
+__all__ = ["curve", "drawable"]
 
 
 def curve(
@@ -38,20 +38,34 @@ def curve(
     """
     if width not in WIDTHS:
         raise UsageError("width", width, "is not known", nearest(width, WIDTHS))
-    directory, target = Path(sweep), Path(out)
-    index = read_index(directory)
-    runs = [_run(directory, e) for e in index.runs if e.in_grid]
-    rows = tuple(map(row_of, runs))
-    requested = adversary if adversary is not None else index.grid.get("adversary")
-    axis = axis_adversary(rows, requested if isinstance(requested, str) else None)
+    target = Path(out)
+    drawn = drawable(sweep, adversary)
     try:
         target.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         problem = f"cannot be made ({error.strerror})"
         raise RunError("out", str(out), problem, "Give another directory.") from None
+    return write_curves(drawn, target, width)
+
+
+def drawable(sweep: Path | str, adversary: str | None = None) -> Sweep:
+    """Return a sweep with the results of its runs.
+
+    Args:
+        sweep: its directory.
+        adversary: as for `curve`.
+
+    Raises:
+        UsageError: the directory holds no sweep, or no ledger has the adversary.
+    """
+    directory = Path(sweep)
+    index = read_index(directory)
+    runs = [_run(directory, e) for e in index.runs if e.in_grid]
+    rows = tuple(map(row_of, runs))
+    requested = adversary if adversary is not None else index.grid.get("adversary")
+    axis = axis_adversary(rows, requested if isinstance(requested, str) else None)
     left_out = sum(not e.in_grid for e in index.runs)
-    name = str(index.grid.get("name", "sweep"))
-    return write_curves(Sweep(name=name, rows=rows, adversary=axis, left_out=left_out), target, width)
+    return Sweep(name=str(index.grid.get("name", "sweep")), rows=rows, adversary=axis, left_out=left_out)
 
 
 def _run(directory: Path, entry: SweepEntry) -> SweepRun:

@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 from fdaudit.goals.model_extraction import GOAL
+from fdaudit.result import Cell
 
 from ..text import measure
 from .remedy import Remedy
 from .rule import Rule, RuleInput, against_guessing, bounded, by_name, surely, unlikely
 
-__all__ = ["RULE"]
+__all__ = ["HELD", "RULE", "holds_model"]
+
+HELD = "there is nothing to copy"
+"""End of the reason why a model that an adversary has in view is not copied."""
 
 AGREEMENT_STRONG = 0.9
 """Share of records with equal answers of copy and model above which a model counts as copied."""
 
 AGREEMENT_CERTAIN = 0.95
 """Lower end of the interval of the agreement from which a copy stands for the model."""
+
+
+def holds_model(cell: Cell) -> bool:
+    """Return whether a cell was not tried because the adversary has the victims' models in view."""
+    return cell.status == "not-applicable" and cell.goal == GOAL.name and cell.reason.endswith(HELD)
 
 
 def _signal(evidence: RuleInput) -> str:

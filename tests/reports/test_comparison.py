@@ -233,14 +233,18 @@ def test_the_page_is_closed_and_links_to_the_reports() -> None:
     ]
     assert policy == [report]
     links = {a["href"] for t, a in page.elements if t == "a"}
-    assert {link for link in links if not str(link).startswith("#")} == {"a/report/index.html"}
+    assert {link for link in links if not str(link).startswith("#")} == {
+        "a/report/index.html",
+        "comparison.csv",
+    }
     ids = [str(a["id"]) for _, a in page.elements if "id" in a]
     assert len(ids) == len(set(ids))
     assert {str(link)[1:] for link in links if str(link).startswith("#")} <= set(ids)
     assert not re.search(r"url\((?!#)|@import", render_comparison(entries(load())))
     bare = Document(render_comparison(entries(load(), distilled(), report=None)))
-    assert [a["href"] for t, a in bare.elements if t == "a" and not str(a["href"]).startswith("#")] == []
-    assert "none written" in bare.text
+    outside = [a["href"] for t, a in bare.elements if t == "a" and not str(a["href"]).startswith("#")]
+    assert outside == ["comparison.csv"]
+    assert "no report written" in bare.text
 
 
 @pytest.mark.parametrize("payload", HOSTILE)
@@ -256,12 +260,12 @@ def test_hostile_text_is_text(payload: str) -> None:
 def test_the_same_results_give_the_same_bytes_without_torch(tmp_path: Path) -> None:
     page = write_comparison(entries(load(), distilled()), tmp_path / "a")
     write_comparison(entries(load(), distilled()), tmp_path / "b")
-    for name in ("index.html", "comparison.json"):
+    for name in ("index.html", "comparison.json", "comparison.csv"):
         assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
     assert page == tmp_path / "a" / "index.html"
     value = json.loads((tmp_path / "a" / "comparison.json").read_bytes())
     assert value["schema"] == "fdaudit-comparison/1"
-    code = "import sys, fdaudit.reports.compare_page; assert not {'torch', 'pandas'} & set(sys.modules)"
+    code = "import sys, fdaudit.reports.compare_page; assert not {'torch', 'pandas', 'matplotlib'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
 
 

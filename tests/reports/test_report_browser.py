@@ -174,8 +174,38 @@ def test_the_comparison_fits_every_width(browser: Browser, comparison: Path, wid
     assert page.requests == (page.url,)
     assert browser.run("return document.documentElement.scrollWidth") <= width
     heights = browser.run("return [...document.querySelectorAll('section')].map(s => s.offsetHeight)")
-    assert len(heights) == 5
+    assert len(heights) == 6
     assert min(heights) > 100
+
+
+COVERED = """
+return [...document.querySelectorAll('.panels svg')].flatMap(svg => {
+  const box = e => e.getBoundingClientRect();
+  const apart = (a, b) => a.right <= b.left || b.right <= a.left || a.bottom <= b.top || b.bottom <= a.top;
+  const texts = [...svg.querySelectorAll('text')].filter(t => !t.parentElement.hasAttribute('transform'));
+  const marks = [...svg.querySelectorAll('g.mark path')];
+  const covered = texts.flatMap(t => marks.filter(m => !apart(box(t), box(m))).map(() => t.textContent));
+  const outside = texts.filter(t => box(t).right > box(svg).right || box(t).left < box(svg).left);
+  return [...covered, ...outside.map(t => 'outside: ' + t.textContent)];
+});
+"""
+
+
+@pytest.mark.parametrize("width", [360, 768, 1280])
+def test_no_label_of_a_chart_lies_on_a_mark_in_the_browser_s_own_font(
+    browser: Browser, tmp_path: Path, width: int
+) -> None:
+    raws = []
+    for number in range(5):
+        raw = load()
+        for final in raw["utility"]["final"]:
+            if final["line"] == raw["run"]["protocol"]:
+                final["figure"] |= {"value": 0.8 + number / 100}
+        raw["wire"][0]["bytes"] = 10 ** (4 + number % 3)
+        raws.append(raw)
+    browser.open(write_comparison(entries(*raws), tmp_path), width)
+    assert browser.run("return document.querySelectorAll('.panels g.mark').length") == 15
+    assert browser.run(COVERED) == []
 
 
 def test_the_comparison_s_text_stands_out_from_its_ground(browser: Browser, comparison: Path) -> None:

@@ -19,6 +19,7 @@ from fdaudit.reports.curves import Sweep, curves_csv, render_curves, summary_csv
 from fdaudit.reports.sweep_rows import SweepRow, SweepRun, axis_adversary
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from matplotlib.figure import Figure
 
 from fdaudit.errors import SpecError, UsageError
 from fdaudit.result import LedgerEntry, Result
@@ -278,6 +279,18 @@ CALIBRATED = {"calibrate": "gnmax"}
 )
 def test_a_level_is_an_epsilon_only_where_it_is_used_as_one(fragment: dict[str, Any], expected: bool) -> None:
     assert asks_for_epsilon(fragment) is expected
+
+
+def test_every_tested_epsilon_has_a_tick_on_the_ledger_s_axis() -> None:
+    rows = (row(1.0, server=0.7), row(4.0, server=3.1), row(16.0, server=None), row(8.0, server=3.1))
+    curve = Sweep(name="s", rows=rows).curve(None)
+    assert curve is not None
+    assert curve.scale is not None
+    axes = Figure().subplots()
+    curve.scale.draw(axes)
+    marked = axes.get_xticks(minor=True)
+    assert list(marked) == pytest.approx([math.log10(0.7), math.log10(3.1)])
+    assert axes.get_xlim() == pytest.approx(curve.scale.limits)
 
 
 def test_an_axis_without_a_finite_epsilon_has_only_infinity() -> None:

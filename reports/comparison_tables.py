@@ -1,0 +1,187 @@
+"""The tables of a comparison to take away: a CSV file with every figure, and two LaTeX tables for a paper."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from fdaudit.result import LedgerEntry
+from fdaudit.storage.tables import csv_text, latex_table
+
+from .comparison import HELD, Comparison, ComparisonRow, GoalOutcome
+from .sweep_rows import Spread
+from .text import amount, clip, duration, joined, kilobytes, label, visible, with_interval
+
+__all__ = ["comparison_csv", "comparison_latex"]
+
+_ABOUT = ("run", "protocol", "seeds")
+_OUTCOME = (
+    "goal", "adversary", "attack", "level", "seeds_at_level", "victim",
+    "figure", "value", "low", "high", "confidence",
+)  # fmt: skip
+_COST = (
+    "measure", "utility", "utility_low", "utility_high",
+    "membership_auc", "membership_auc_low", "membership_auc_high",
+    "bytes", "rounds", "seconds", "epsilon", "delta", "epsilon_cause",
+)  # fmt: skip
+
+
+def comparison_csv(comparison: Comparison) -> str:
+    """Return one row for each run and goal: its worst adversary with the deciding figure, and what the run costs.
+
+    `epsilon` is the ledger's for this adversary: `inf` where none can be claimed, empty where no ledger has it. A run
+    without any attack has one row. Utility, AUC and bytes of several seeds are means with intervals over the seeds.
+    """
+    body: list[list[Any]] = [[*_ABOUT, *_OUTCOME, *_COST]]
+    for row in comparison.rows:
+        about = [visible(row.entry.name), visible(row.entry.result.run.protocol), row.seeds]
+        outcomes: Sequence[GoalOutcome | None] = row.outcomes or (None,)
+        body += [[*about, *_outcome(outcome), *_cost(comparison, row, outcome)] for outcome in outcomes]
+    return csv_text(body)
+
+
+def _outcome(outcome: GoalOutcome | None) -> list[Any]:
+    """Return the cells of `_OUTCOME`."""
+    if outcome is None or outcome.finding is None:
+        return [""] * len(_OUTCOME)
+    finding = outcome.finding
+    named = [outcome.goal, outcome.adversary, finding.cell.attack, outcome.level or ""]
+    if outcome.level == HELD or not outcome.tried:
+        named[2] = ""  # no attack was tried
+    victim = finding.worst.target if finding.worst is not None and finding.worst_key is not None else ""
+    cells: list[Any] = [*map(visible, named), outcome.agreeing, visible(victim)]
+    key = finding.worst_key or finding.key
+    if key is None or not outcome.tried or outcome.level == HELD:
+        return [*cells, "", "", "", "", ""]
+    return [*cells, key.name, *map(_number, (key.value, key.low, key.high, key.confidence))]
+
+
+def _cost(comparison: Comparison, row: ComparisonRow, outcome: GoalOutcome | None) -> list[Any]:
+    """Return the cells of `_COST`."""
+    entry = next((e for e in row.ledger if outcome is not None and e.adversary == outcome.adversary), None)
+    return [
+        comparison.measure,
+        *map(_number, _utility(row)),
+        *map(_number, _leakage(row)),
+        _number(row.spreads["bytes"].mean) if "bytes" in row.spreads else row.total,
+        row.entry.result.run.rounds,
+        _number(row.entry.seconds),
+        *_epsilon(entry),
+    ]
+
+
+def _epsilon(entry: LedgerEntry | None) -> list[str]:
+    if entry is None:
+        return ["", "", ""]
+    epsilon = "inf" if entry.epsilon is None else _number(entry.epsilon)
+    return [epsilon, _number(entry.delta), visible(entry.cause)]
+
+
+Interval = tuple[float | None, float | None, float | None]
+
+
+def _utility(row: ComparisonRow) -> Interval:
+    """Return utility with its interval: over seeds if there are several, else over test records."""
+    if "utility" in row.spreads:
+        return _over_seeds(row.spreads["utility"])
+    server = row.utility.server
+    if server is not None and server.value is not None:
+        return server.value, server.low, server.high
+    return row.utility.best, None, None
+
+
+def _leakage(row: ComparisonRow) -> Interval:
+    """Return the largest membership AUC with its interval, as `_utility` does."""
+    if row.spreads:
+        spread = row.spreads.get("membership_auc")
+        return (None, None, None) if spread is None else _over_seeds(spread)
+    if row.leakage is None:
+        return None, None, None
+    figure = row.leakage.figure
+    return figure.value, figure.low, figure.high
+
+
+def _over_seeds(spread: Spread) -> Interval:
+    return spread.mean, spread.low, spread.high
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else repr(float(value))
+
+
+# -- LaTeX ---------------------------------------------------------------------------------------------------------
+
+
+def comparison_latex(comparison: Comparison) -> str:
+    """Return two tables: utility, leakage and cost of each run, and the outcome of each goal."""
+    goals = [goal for goal in comparison.goals if goal not in comparison.untried]
+    several = max(row.seeds for row in comparison.rows) > 1
+    over = "; of runs with several seeds over seeds" if several else ""
+    runs = latex_table(
+        ["Run", comparison.measure.capitalize(), "Membership AUC", "Bytes", "Rounds", "Time", "ε"],
+        map(_latex_run, comparison.rows),
+        f"Utility, largest membership AUC of any audited adversary, traffic and ε by the ledger. "
+        f"Brackets: 95 % intervals{over}.",
+        "lrrrrrl",
+    )
+    untried = ""
+    if comparison.untried:
+        names = joined(goal.replace("-", " ") for goal in comparison.untried)
+        untried = f" No attack was tried for {names}."
+    head = ["Run", *(goal.replace("-", " ").capitalize() for goal in goals)]
+    outcomes = latex_table(
+        head,
+        (list(_latex_outcomes(row, goals)) for row in comparison.rows),
+        f"Gravest outcome of each kind of attack, with its adversary and deciding figure.{untried}",
+        "l" * len(head),
+    )
+    return f"% Needs \\usepackage{{booktabs}}.\n{runs}\n{outcomes}"
+
+
+def _latex_run(row: ComparisonRow) -> list[str]:
+    size = row.spreads["bytes"].mean if "bytes" in row.spreads else row.total
+    return [
+        clip(row.entry.name, 60),
+        _bracketed(_utility(row), "fraction"),
+        _bracketed(_leakage(row), ""),
+        kilobytes(size),
+        str(row.entry.result.run.rounds),
+        "" if row.entry.seconds is None else duration(row.entry.seconds),
+        _latex_epsilon(row),
+    ]
+
+
+def _latex_epsilon(row: ComparisonRow) -> str:
+    """Return the finite ε by adversary; without any, that none is claimed."""
+    stated = [f"{e.adversary}: {amount(e.epsilon or 0.0)}" for e in row.bounded]
+    if stated:
+        return "; ".join(stated)
+    return "none claimed" if row.ledger else "no ledger"
+
+
+def _bracketed(interval: Interval, unit: str) -> str:
+    value, low, high = interval
+    if value is None:
+        return "not measured"
+    text = amount(value, unit)
+    return text if low is None or high is None else f"{text} [{amount(low, unit)}, {amount(high, unit)}]"
+
+
+def _latex_outcomes(row: ComparisonRow, goals: list[str]) -> Iterator[str]:
+    """Yield a run's name and its outcome of each goal."""
+    yield clip(row.entry.name, 60)
+    outcomes = {o.goal: o for o in row.outcomes}
+    for goal in goals:
+        outcome = outcomes.get(goal)
+        if outcome is None or outcome.finding is None:
+            yield "Not audited"
+            continue
+        text = outcome.words
+        if outcome.level == HELD:
+            text += f": {joined(outcome.holders)}"
+        elif outcome.tried:
+            text += f": {outcome.adversary}"
+        key = outcome.finding.worst_key or outcome.finding.key
+        if outcome.tried and key is not None and outcome.level != HELD:
+            text += f", {label(key.name)} {with_interval(key)}"
+        yield text

@@ -1,0 +1,97 @@
+"""The figures that stand for a run where several are set side by side: its utility, and its leakage."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from fdaudit.result import Cell, FinalUtility, Result
+from fdaudit.tasks import LABELS, TASKS
+from fdaudit.transcript.messages import role
+from fdaudit.types import Figure
+
+__all__ = ["LineUtility", "StrongestFigure", "measure_of", "strongest_figure", "utility"]
+
+_MEASURES = tuple(dict.fromkeys(labels.figure for labels in LABELS.values()))
+
+
+@dataclass(frozen=True, kw_only=True)
+class LineUtility:
+    """Final test accuracy, mAUC or Dice of one line: the server's model, the clients' mean and the worst client.
+
+    Attributes:
+        line: the protocol or reference line.
+        server: the server's model; None if it has none.
+        mean: mean over clients with their own model, a fraction; None if there is none.
+        worst: the worst of these clients.
+        worst_party: that client's name.
+        clients: number of clients with their own model.
+    """
+
+    line: str
+    server: Figure | None
+    mean: float | None
+    worst: Figure | None
+    worst_party: str
+    clients: int
+
+    @property
+    def best(self) -> float | None:
+        """Return the value that represents the line in a drawing: the server's model, else the clients' mean."""
+        return self.server.value if self.server is not None else self.mean
+
+
+def measure_of(result: Result) -> str:
+    """Return the measure of a run's utility."""
+    return TASKS[result.run.task].labels.measure
+
+
+def utility(final: Iterable[FinalUtility], line: str) -> LineUtility:
+    """Return the final utility of one line, from all final figures of a run."""
+    figures = {f.party: f.figure for f in final if f.line == line and f.figure.name in _MEASURES}
+    clients = {p: f for p, f in figures.items() if role(p) == "client" and f.value is not None}
+    worst = min(clients, key=lambda p: clients[p].value or 0.0, default="")
+    values = [f.value or 0.0 for f in clients.values()]
+    return LineUtility(
+        line=line,
+        server=figures.get("server"),
+        mean=sum(values) / len(values) if values else None,
+        worst=clients.get(worst),
+        worst_party=worst,
+        clients=len(clients),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class StrongestFigure:
+    """The figure of the attack that reached most, over all victims together, and its cell.
+
+    Attributes:
+        cell: the attack by its adversary.
+        figure: its figure.
+        among: number of cells with this figure, of which it is the extreme one.
+    """
+
+    cell: Cell
+    figure: Figure
+    among: int
+
+
+def strongest_figure(result: Result, goal: str, name: str, *, least: bool = False) -> StrongestFigure | None:
+    """Return the largest figure of a name over the attacks with a goal that ran; None if none has it.
+
+    Args:
+        result: the result.
+        goal: of the attacks.
+        name: of the figure, over all victims together.
+        least: whether the smallest figure is the strongest.
+    """
+    candidates: list[tuple[float, Cell, Figure]] = []
+    for cell in result.tests:
+        if cell.goal == goal:
+            candidates += [(f.value, cell, f) for f in cell.figures if f.name == name and f.value is not None]
+    if not candidates:
+        return None
+    sign = -1.0 if least else 1.0
+    _, cell, figure = max(candidates, key=lambda candidate: sign * candidate[0])
+    return StrongestFigure(cell=cell, figure=figure, among=len(candidates))
