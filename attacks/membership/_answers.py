@@ -140,9 +140,11 @@ def _one(view: View, pool: _Samples, messages: list[Message], most: int) -> Reco
             break
         tensors = view.tensors(message)
         answers = tensors["values"].cpu()
-        if message.kind == "hard_labels":
-            answers = one_hot(answers.long(), pool.classes).double()
         name = pool.names(message, sample_index(tensors))
+        if message.kind == "hard_labels":
+            votes = answers.long()
+            name = name.where(votes >= 0, -1)  # a vote of -1 declines
+            answers = one_hot(votes.clamp(min=0), pool.classes).double()
         treatment = treatment_of(message.kind, view.defenses_of(message), answers)
         names.append(name[name >= 0])
         values.append(treatment.undone(answers[name >= 0]))

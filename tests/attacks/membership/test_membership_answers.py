@@ -81,6 +81,14 @@ def test_samples_that_do_not_exist_are_left_out(tmp_path, known):
     assert told.samples.tolist() == [3]
 
 
+def test_a_vote_that_declines_is_no_answer(tmp_path, known):
+    votes = answer([3, 4, 5], torch.tensor([2, -1, 0]))
+    with view(tmp_path / "t", [("client/1", "server", "hard_labels", votes)]) as seen:
+        (told,) = recorded(seen, known, 100, kinds=("hard_labels",)).values()
+    assert told.samples.tolist() == [3, 5]
+    assert told.values.argmax(1).tolist() == [2, 0]
+
+
 def test_of_many_answers_the_last_ones_are_kept(tmp_path, known):
     sent = [("client/1", "server", "logits", answer([r, r + 1], logits(2, r)), r) for r in range(0, 12, 2)]
     with view(tmp_path / "t", sent) as seen:
