@@ -35,6 +35,7 @@ from .verdict import LEVELS, Finding
 __all__ = [
     "IMAGES_SHOWN",
     "SHARES_SHOWN",
+    "VICTIMS_SHOWN",
     "CellView",
     "ExposureRow",
     "FigureRow",
@@ -47,6 +48,9 @@ __all__ = [
 
 IMAGES_SHOWN = 24
 """Images shown of one victim: the first in the result's order, never chosen by quality."""
+
+VICTIMS_SHOWN = 3
+"""Number of victims of a cell whose images are shown: the worst, then the first in the result's order."""
 
 SHARES_SHOWN = 6
 """Number of victims whose class shares are drawn: the worst, then the first in the result's order."""
@@ -433,11 +437,10 @@ def _clauses(row: FigureRow) -> Iterable[str]:
 
 
 def _victims(finding: Finding, directory: Path) -> tuple[Victim, ...]:
-    """Return victims with images, the worst first, the others in the result's order."""
+    """Return the first victims with images, the worst first, the others in the result's order."""
     victims = []
-    for target in sorted(finding.cell.targets, key=lambda t: t is not finding.worst):
-        if not target.images:
-            continue
+    pictured = [target for target in finding.cell.targets if target.images]
+    for target in sorted(pictured, key=lambda t: t is not finding.worst)[:VICTIMS_SHOWN]:
         pictures = tuple(
             Picture(
                 truth=data_uri(directory, image.truth),
