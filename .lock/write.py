@@ -16,7 +16,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from fdaudit.attestation.closure import closure, normalised
+from fdaudit.attestation.sbom import closure, normalised
 
 FOLDER = Path(__file__).parent
 HEAD = """\

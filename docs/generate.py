@@ -74,6 +74,7 @@ _TITLES = {
     "DefenseEntry": "defenses",
     "AttackSpec": "attacks",
     "RecordRounds": "record",
+    "AuditSpec": "audit",
     "LimitSpec": "limits",
     "GateSpec": "gates",
     "PresetSpec": "preset",

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     __version__: str
     from fdaudit.api import attack, compare, load, report, run
     from fdaudit.attestation.bundle import evidence
+    from fdaudit.attestation.public import public_evidence
     from fdaudit.audit.joint_ledger import JointRuns, joint
     from fdaudit.audit.red_team import export_view, score
     from fdaudit.audit.run import Run
@@ -34,6 +35,7 @@ __all__ = [
     "joint",
     "load",
     "load_spec",
+    "public_evidence",
     "report",
     "run",
     "score",
@@ -53,6 +55,7 @@ _HOMES = {
     "joint": "fdaudit.audit.joint_ledger",
     "load": "fdaudit.api",
     "load_spec": "fdaudit.spec.schema",
+    "public_evidence": "fdaudit.attestation.public",
     "report": "fdaudit.api",
     "run": "fdaudit.api",
     "score": "fdaudit.audit.red_team",

@@ -252,13 +252,14 @@ def every_adversary(run: Run) -> tuple[str, ...]:
     )
 
 
-def report(run: Run, path: Path | str | None = None, *, public: bool = False) -> Path:
+def report(run: Run, path: Path | str | None = None, *, public: bool = False, dpia: bool = False) -> Path:
     """Write the security report of a run as one HTML file, and the same content as JSON in the same folder.
 
     Args:
         run: the run.
-        path: the HTML file; by default `report/index.html` in the run, or `report/public.html`.
+        path: the HTML file; by default `report/index.html` in the run, `report/public.html`, or `report/dpia.html`.
         public: leave out content that itself leaks: images, class counts, exact scores, and figures of single victims.
+        dpia: write a data protection impact assessment instead, made from the public report; there is no JSON of it.
 
     Returns:
         The HTML file; the JSON has its name and the ending `.json`.
@@ -266,21 +267,28 @@ def report(run: Run, path: Path | str | None = None, *, public: bool = False) ->
     Raises:
         RunError: the file cannot be written, or an earlier public page of this run had other outcomes.
     """
-    from fdaudit.reports.security import public_outcomes, write_report
+    from fdaudit.reports.security import public_outcomes, write_dpia, write_report
+    from fdaudit.reports.sign_off import Provenance
 
-    usual = run.page.with_name("public.html") if public else run.page
+    usual = run.page
+    if dpia or public:
+        usual = run.page.with_name("dpia.html" if dpia else "public.html")
     target = usual if path is None else Path(path)
     if target.is_dir() or target.suffix == ".json":
         problem = "is a directory" if target.is_dir() else "is the name of the JSON beside the page"
         raise RunError("out", str(target), problem, "Give the path of an HTML file.")
     inside = target.resolve().is_relative_to(run.directory.resolve())
-    with writing(run.directory) if inside or public else nullcontext():
+    with writing(run.directory) if inside or public or dpia else nullcontext():
         refuse_changed(run.directory)
         result, timings = run.result, run.timings
         _make(target.parent, target)
-        if public:
+        if public or dpia:
             publish_once(run.directory, public_outcomes(result))
-        write_report(result, run.directory, target, timings, public=public)
+        provenance = Provenance(ended=run.ended)
+        if dpia:
+            write_dpia(result, target, provenance)
+            return target
+        write_report(result, run.directory, target, timings, public=public, provenance=provenance)
     return target
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,19 +21,22 @@ from .annex import Document, Item, annex
 from .class_bands import class_bands
 from .diagram import diagram
 from .figures import ForestRow, forest_chart, roc_chart, shares_chart, utility_chart
+from .findings import lines
 from .front import released
 from .goals import RULES
 from .goals.rule import by_name
 from .images import data_uri
 from .matrix import attack_matrix, grid
-from .summary import summarise
-from .text import amount, clip, detectable, joined, label, spans
+from .sign_off import Provenance, SignOff, Word, glossary, sign_off
+from .summary import Summary, summarise
+from .text import amount, clip, detectable, joined, label, level_text, spans
 from .tried import effect_words, utility_words
 from .verdict import LEVELS, Finding
 
 __all__ = [
     "IMAGES_SHOWN",
     "SHARES_SHOWN",
+    "VICTIMS_SHOWN",
     "CellView",
     "ExposureRow",
     "FigureRow",
@@ -47,17 +50,21 @@ __all__ = [
 IMAGES_SHOWN = 24
 """Images shown of one victim: the first in the result's order, never chosen by quality."""
 
+VICTIMS_SHOWN = 3
+"""Number of victims of a cell whose images are shown: the worst, then the first in the result's order."""
+
 SHARES_SHOWN = 6
 """Number of victims whose class shares are drawn: the worst, then the first in the result's order."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class FigureRow:
-    """One figure of a cell: all victims beside the worst one."""
+    """One figure of a cell: all victims beside the worst one; `notes` are the numbers of its notes under the table."""
 
     name: str
     mean: Figure | None
     worst: Figure | None
+    notes: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,10 +103,14 @@ class SharesView:
 
 @dataclass(frozen=True, kw_only=True)
 class CellView:
-    """One attack cell in the form of its section; `also` holds the cells of other adversaries with the same result."""
+    """One attack cell in the form of its section.
+
+    `notes` are those of its rows, each once; `also` holds the cells of other adversaries with the same result.
+    """
 
     finding: Finding
     rows: tuple[FigureRow, ...]
+    notes: tuple[str, ...]
     victims: tuple[Victim, ...]
     forest: Markup
     forest_axis: str
@@ -127,7 +138,11 @@ class ExposureRow:
 
 
 def build(
-    result: Result, findings: Sequence[Finding], directory: Path, timings: Mapping[str, float]
+    result: Result,
+    findings: Sequence[Finding],
+    directory: Path,
+    timings: Mapping[str, float],
+    provenance: Provenance,
 ) -> dict[str, Any]:
     """Return the templates' context.
 
@@ -136,11 +151,15 @@ def build(
         findings: the findings of its cells.
         directory: the run directory; image paths in the result are read below it.
         timings: seconds by cell id or by stage.
+        provenance: the day of the result, and the signer of a page that is passed on.
 
     Raises:
         UsageError: an image's path leaves `directory` or names no small PNG.
     """
+    block = sign_off(result, provenance)
     summary = summarise(result, findings)
+    words = glossary(_front_texts(summary))
+    summary = _with_room(summary, block, words)
     remedies = {f.remedy.do for f in summary.front.findings}
     cells = [_cell(f, directory, also) for f, *also in _same(findings)]
     tops = {f.strongest.number: f.strongest for f in summary.front.findings}
@@ -152,6 +171,9 @@ def build(
         "run": result.run,
         "findings": findings,
         "summary": summary,
+        "sign_off": block,
+        "signed_by": provenance.signed_by,
+        "glossary": words,
         "rules": RULES,
         "release": _release(result),
         "matrix": attack_matrix(findings),
@@ -170,6 +192,7 @@ def build(
         "places": {level: place for place, level in enumerate(LEVELS)},
         "annex": _by_document(annex(result)),
         "cells": cells,
+        "outcomes": _outcomes(findings),
         "means": {goal.name: goal.learnt for goal in GOALS.values()},
         "roles": {
             "world": "has the released model" if released(result) else "is given no model",
@@ -191,6 +214,28 @@ def build(
         "stages": {name: seconds for name, seconds in timings.items() if name not in ids},
         "spec_text": yaml.safe_dump(result.run.spec, sort_keys=False, allow_unicode=True, width=96),
     }
+
+
+_SIGNATURE = 3
+"""Printed lines of the signature and of the space around the block above it."""
+
+
+def _with_room(summary: Summary, block: SignOff, words: Sequence[Word]) -> Summary:
+    """Return the summary with room on its printed page for the sign-off and the glossary."""
+    texts = [" " * block.length, " ".join(f"{w.word}: {w.meaning}; " for w in words)]
+    above = summary.front.above + lines("notes", *texts) + _SIGNATURE
+    return replace(summary, front=replace(summary.front, above=above))
+
+
+def _front_texts(summary: Summary) -> Iterable[str]:
+    """Yield the texts of the front page in which a word of the trade may stand."""
+    yield summary.headline
+    yield summary.standing
+    yield summary.actions[0].do
+    yield from summary.front.claims
+    yield from summary.front.untested
+    for finding in summary.front.shown:
+        yield from (finding.what, finding.evidence, finding.remedy.do)
 
 
 _RELEASES = {
@@ -297,6 +342,18 @@ def _same(findings: Sequence[Finding]) -> list[list[Finding]]:
     return list(groups.values())
 
 
+def _outcomes(findings: Sequence[Finding]) -> list[list[Finding]]:
+    """Return the findings by row of the table of outcomes: adversaries without a result for one reason share a row."""
+    groups: dict[tuple[object, ...], list[Finding]] = {}
+    for finding in findings:
+        cell = finding.cell
+        row: tuple[object, ...] = (finding.number,)
+        if cell.status != "run" and not cell.targets and cell.queries is None:
+            row = (cell.attack, cell.goal, cell.protocol, finding.level, finding.because)
+        groups.setdefault(row, []).append(finding)
+    return list(groups.values())
+
+
 def _cell(finding: Finding, directory: Path, also: Sequence[Finding], prefix: str = "") -> CellView:
     """Return a cell's view; `prefix` keeps the identifiers of drawings apart that a page shows twice."""
     cell, number = finding.cell, finding.number
@@ -309,9 +366,11 @@ def _cell(finding: Finding, directory: Path, also: Sequence[Finding], prefix: st
     if curves:
         worst_name = worst.target if worst else ""
         roc = roc_chart(curves, worst_name, f"{prefix}roc{number}", f"ROC of {title}")
+    rows, notes = _noted(_rows(cell.figures, worst.figures if worst else ()))
     return CellView(
         finding=finding,
-        rows=_rows(cell.figures, worst.figures if worst else ()),
+        rows=rows,
+        notes=notes,
         victims=_victims(finding, directory),
         forest=forest,
         forest_axis=axis,
@@ -356,12 +415,35 @@ def _rows(summary: Sequence[Figure], worst: Sequence[Figure]) -> tuple[FigureRow
     return tuple(FigureRow(name=n, mean=means.get(n), worst=worsts.get(n)) for n in names)
 
 
-def _victims(finding: Finding, directory: Path) -> tuple[Victim, ...]:
-    """Return victims with images, the worst first, the others in the result's order."""
-    victims = []
-    for target in sorted(finding.cell.targets, key=lambda t: t is not finding.worst):
-        if not target.images:
+def _noted(rows: Sequence[FigureRow]) -> tuple[tuple[FigureRow, ...], tuple[str, ...]]:
+    """Return the rows with the numbers of their notes, and the notes: what several rows say stands once."""
+    notes = dict[str, int]()
+    numbered = []
+    for row in rows:
+        clauses = dict.fromkeys(_clauses(row))
+        numbers = tuple(notes.setdefault(clause, len(notes) + 1) for clause in clauses)
+        numbered.append(replace(row, notes=numbers))
+    return tuple(numbered), tuple(notes)
+
+
+def _clauses(row: FigureRow) -> Iterable[str]:
+    """Yield the notes of a row: the method of its interval, what was counted, why there is no figure."""
+    for figure in (row.mean, row.worst):
+        if figure is None:
             continue
+        if figure.value is None:
+            yield f"unavailable: {clip(figure.unavailable, 400).partition('. ')[0].rstrip('.')}"
+        elif figure is row.mean:
+            if method := level_text(figure):
+                yield method
+            yield from filter(None, clip(figure.note, 400).split("; "))
+
+
+def _victims(finding: Finding, directory: Path) -> tuple[Victim, ...]:
+    """Return the first victims with images, the worst first, the others in the result's order."""
+    victims = []
+    pictured = [target for target in finding.cell.targets if target.images]
+    for target in sorted(pictured, key=lambda t: t is not finding.worst)[:VICTIMS_SHOWN]:
         pictures = tuple(
             Picture(
                 truth=data_uri(directory, image.truth),

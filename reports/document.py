@@ -20,6 +20,7 @@ from .annex import annex
 from .front import Front
 from .inheritance import Standing, standings
 from .matrix import MatrixLine, attack_matrix
+from .sign_off import Provenance
 from .summary import Summary, summarise
 from .verdict import Finding, Level
 
@@ -41,6 +42,7 @@ __all__ = [
 ]
 
 SCHEMA: Final = "fdaudit-report/1"
+_UNKNOWN = Provenance()
 
 
 class Said(Config):
@@ -148,16 +150,24 @@ class ReportDocument(Config):
     matrix: tuple[MatrixPart, ...]
     annex: tuple[AnnexPart, ...]
     timings: dict[str, float]
+    ended: str = ""
+    signed_by: str = ""
     result: Result
 
 
-def document(result: Result, findings: tuple[Finding, ...], timings: Mapping[str, float]) -> ReportDocument:
+def document(
+    result: Result,
+    findings: tuple[Finding, ...],
+    timings: Mapping[str, float],
+    provenance: Provenance = _UNKNOWN,
+) -> ReportDocument:
     """Return the report of a result; pure.
 
     Args:
         result: the result, or its public variant.
         findings: the findings of its cells.
         timings: seconds by cell id or by stage.
+        provenance: the day of the result, and the signer of a page that is passed on.
     """
     return ReportDocument.model_construct(
         schema_name=SCHEMA,
@@ -173,6 +183,8 @@ def document(result: Result, findings: tuple[Finding, ...], timings: Mapping[str
             for i in annex(result)
         ),
         timings=dict(timings),
+        ended=provenance.ended,
+        signed_by=provenance.signed_by,
         result=result,
     )
 

@@ -22,7 +22,6 @@ import jinja2
 from markupsafe import Markup, escape
 
 from fdaudit.errors import IntegrityError
-from fdaudit.types import Figure
 
 from . import text, verdict
 
@@ -30,11 +29,15 @@ __all__ = ["render", "write"]
 
 _TEMPLATES = Path(__file__).parent / "templates"
 _CODE = re.compile("`([^`]+)`")
+_KEPT = re.compile("(<pre.*?</pre>|<style>.*?</style>|<script>.*?</script>)", re.DOTALL)
+"""Elements in which the indentation of a line counts."""
+_INDENTED = re.compile(r"\n[ \n]+")
 
 
 def render(template: str, context: Mapping[str, Any]) -> str:
     """Return a page as HTML text."""
-    return _environment().get_template(template).render(context)
+    page = _environment().get_template(template).render(context)
+    return "".join(part if _KEPT.fullmatch(part) else _INDENTED.sub("\n", part) for part in _KEPT.split(page))
 
 
 def write(page: str, path: Path) -> None:
@@ -70,6 +73,7 @@ def _environment() -> jinja2.Environment:
     )
     environment.filters.update(
         amount=text.amount,
+        bare=text.bare,
         breakable=_breakable,
         clip=text.clip,
         duration=text.duration,
@@ -77,8 +81,9 @@ def _environment() -> jinja2.Environment:
         joined=text.joined,
         kilobytes=text.kilobytes,
         label=text.label,
-        level=_level_text,
+        level=text.level_text,
         measure=text.measure,
+        ranges=text.ranges,
         sentence=text.sentence,
         spans=text.spans,
         with_code=_with_code,
@@ -110,9 +115,3 @@ def _with_code(value: str) -> Markup:
     """Return an escaped text, with code between backticks marked up."""
     parts = _CODE.split(text.visible(value))
     return Markup().join(Markup("<code>{}</code>").format(p) if i % 2 else p for i, p in enumerate(parts))
-
-
-def _level_text(figure: Figure) -> str:
-    """Return the level and method of an interval."""
-    level = "" if figure.confidence is None else text.amount(figure.confidence, "fraction").replace(".0", "")
-    return " ".join(part for part in (level, text.clip(figure.method, 40)) if part)

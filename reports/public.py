@@ -228,6 +228,10 @@ def _run(run: RunCard) -> RunCard:
         "dataset_provenance": HIDDEN if is_local(run.dataset) else run.dataset_provenance,
         "spec": settings(run.spec),
     }
+    if isinstance(
+        audit := run.spec.get("audit"), dict
+    ):  # a person's words for the front page; paths go later
+        changes["spec"]["audit"] = {k: v for k, v in audit.items() if isinstance(v, str | None)}
     return public_part(run).model_copy(update=changes)
 
 

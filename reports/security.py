@@ -17,15 +17,24 @@ from fdaudit.storage.digests import canonical
 
 from .context import build
 from .document import document, to_json
+from .dpia import render_dpia
 from .page import render, write
 from .public import public
+from .sign_off import Provenance
 from .verdict import Finding, judge_all
 
-__all__ = ["public_outcomes", "render_appendix", "render_report", "report_json", "write_report"]
+__all__ = ["public_outcomes", "render_appendix", "render_report", "report_json", "write_dpia", "write_report"]
+
+_UNKNOWN = Provenance()
 
 
 def render_report(
-    result: Result, directory: Path, timings: Mapping[str, float], *, public: bool = False
+    result: Result,
+    directory: Path,
+    timings: Mapping[str, float],
+    *,
+    public: bool = False,
+    provenance: Provenance = _UNKNOWN,
 ) -> str:
     """Return the report as HTML text.
 
@@ -34,25 +43,37 @@ def render_report(
         directory: the run directory; image paths in the result are read below it.
         timings: seconds by cell id or by stage; shown beside the cell of that name, else listed by name.
         public: leave out parts that leak: images, class counts, exact scores, and everything about single victims.
+        provenance: the day of the result, and the signer of a page that is passed on.
 
     Raises:
         UsageError: an image path leaves `directory`.
     """
     page_result, findings, timings = _judged(result, timings, public)
-    return _page(build(page_result, findings, directory, timings), public)
+    return _page(build(page_result, findings, directory, timings, provenance), public)
 
 
 def render_appendix(
-    result: Result, directory: Path, timings: Mapping[str, float], *, public: bool = False
+    result: Result,
+    directory: Path,
+    timings: Mapping[str, float],
+    *,
+    public: bool = False,
+    provenance: Provenance = _UNKNOWN,
 ) -> str:
     """Return the appendix as a page of its own, for print; arguments and errors are those of `render_report`."""
     page_result, findings, timings = _judged(result, timings, public)
-    return _appendix(build(page_result, findings, directory, timings), public)
+    return _appendix(build(page_result, findings, directory, timings, provenance), public)
 
 
-def report_json(result: Result, timings: Mapping[str, float], *, public: bool = False) -> str:
+def report_json(
+    result: Result,
+    timings: Mapping[str, float],
+    *,
+    public: bool = False,
+    provenance: Provenance = _UNKNOWN,
+) -> str:
     """Return the report as JSON text, schema `fdaudit-report/1`."""
-    return to_json(document(*_judged(result, timings, public)))
+    return to_json(document(*_judged(result, timings, public), provenance))
 
 
 def public_outcomes(result: Result) -> str:
@@ -77,6 +98,7 @@ def write_report(
     timings: Mapping[str, float],
     *,
     public: bool = False,
+    provenance: Provenance = _UNKNOWN,
 ) -> None:
     """Write the report to `path`, the same as JSON beside it, and the appendix; each completely or not at all.
 
@@ -84,11 +106,16 @@ def write_report(
         UsageError: as `render_report`; nothing is written then.
     """
     page_result, findings, timings = _judged(result, timings, public)
-    context = build(page_result, findings, directory, timings)
+    context = build(page_result, findings, directory, timings, provenance)
     page = _page(context, public)
     write(_appendix(context, public), _appendix_of(path))
-    write(to_json(document(page_result, findings, timings)), path.with_suffix(".json"))
+    write(to_json(document(page_result, findings, timings, provenance)), path.with_suffix(".json"))
     write(page, path)
+
+
+def write_dpia(result: Result, path: Path, provenance: Provenance = _UNKNOWN) -> None:
+    """Write the assessment of `render_dpia` to `path`, completely or not at all."""
+    write(render_dpia(result, provenance), path)
 
 
 def _page(context: Mapping[str, Any], public: bool) -> str:

@@ -17,16 +17,19 @@ from fdaudit.types import Figure
 
 __all__ = [
     "amount",
+    "bare",
     "clip",
     "detectable",
     "duration",
     "joined",
     "kilobytes",
     "label",
+    "level_text",
     "measure",
     "odds",
     "party",
     "plural",
+    "ranges",
     "sentence",
     "spans",
     "visible",
@@ -144,24 +147,24 @@ def measure(figure: Figure, value: float) -> str:
     return amount(value, "" if name in _PURE else figure.unit)
 
 
-_MOST_TRIALS = 10**6
-"""Number of trials beyond which a chance counts as none."""
+def bare(figure: Figure, value: float) -> str:
+    """Return an end of a figure's interval without its unit, which stands beside the value; a % stays."""
+    return measure(figure, value).removesuffix(f"{NBSP}{figure.unit}")
+
+
+_TRIALS = 10_000
+"""The one number of trials that all chances are told in, so that two of them can be compared at a glance."""
 
 
 def odds(p: float, limit: float) -> str:
-    """Return a p-value and its limit as counts: "3 times in 1,000; our limit is 50".
-
-    The number of trials is the least power of ten from 100 on that shows the count and which of the two is larger.
-    """
-    among = 100
-    while among < _MOST_TRIALS and (
-        p * among < 0.95 or (round(p * among) == round(limit * among) and p != limit)
-    ):
-        among *= 10
-    times = round(p * among)
+    """Return a p-value and its limit as counts in one scale: "30 times in 10,000; our limit is 500"."""
+    end = f"in {_TRIALS:,}; our limit is {limit * _TRIALS:,.0f}"
+    times = round(p * _TRIALS)
     if not times:
-        return f"less than once in {among:,}; our limit is {limit * among:,.0f}"
-    return f"{times:,} time{'' if times == 1 else 's'} in {among:,}; our limit is {limit * among:,.0f}"
+        return f"less than once {end}"
+    if times == round(limit * _TRIALS) and p != limit:
+        return f"just {'under' if p < limit else 'over'} {times:,} times {end}"
+    return f"{times:,} time{'' if times == 1 else 's'} {end}"
 
 
 def detectable(floor: float, one_victim: float | None) -> str:
@@ -191,6 +194,12 @@ def label(name: str) -> str:
     return clip(name.replace("_", " "), 80)
 
 
+def level_text(figure: Figure) -> str:
+    """Return the level and method of an interval."""
+    level = "" if figure.confidence is None else amount(figure.confidence, "fraction").replace(".0", "")
+    return " ".join(part for part in (level, clip(figure.method, 40)) if part)
+
+
 def party(name: str) -> str:
     """Return a party's name in running text: "the server", "client/3", "the server and client/3 colluding"."""
     names = joined(_ROLES.get(part, clip(part, 60)) for part in name.split("+"))
@@ -202,15 +211,29 @@ def sentence(text: str) -> str:
     return text[:1].upper() + text[1:]
 
 
-def spans(numbers: Iterable[int]) -> str:
-    """Return round numbers as runs of neighbours: "round 4", "rounds 2 to 4 and 7"."""
+def ranges(numbers: Iterable[int]) -> str:
+    """Return whole numbers in order, runs of three and more as ranges: "1, 4–7"."""
+    parts = []
+    for run in _runs(numbers):
+        joint = "\N{EN DASH}" if len(run) > 2 else ", "
+        parts.append(joint.join(map(str, run if len(run) < 3 else (run[0], run[-1]))))
+    return ", ".join(parts)
+
+
+def _runs(numbers: Iterable[int]) -> list[list[int]]:
     runs: list[list[int]] = []
     for n in sorted(set(numbers)):
         if runs and n == runs[-1][-1] + 1:
-            runs[-1][1:] = [n]
+            runs[-1].append(n)
         else:
             runs.append([n])
-    parts = [" to ".join(map(str, run)) for run in runs]
+    return runs
+
+
+def spans(numbers: Iterable[int]) -> str:
+    """Return round numbers as runs of neighbours: "round 4", "rounds 2 to 4 and 7"."""
+    runs = _runs(numbers)
+    parts = [" to ".join(map(str, run[:1] if len(run) == 1 else (run[0], run[-1]))) for run in runs]
     several = len(parts) > 1 or any(len(run) > 1 for run in runs)
     return f"round{'s' if several else ''} {joined(parts)}"
 

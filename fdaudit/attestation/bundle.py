@@ -36,17 +36,17 @@ if TYPE_CHECKING:
 
     from fdaudit.audit.run import Run
 
-__all__ = ["ENVIRONMENT", "FILES", "PARTS", "RUN", "SBOM", "STATEMENT", "evidence"]
+__all__ = ["ENVIRONMENT", "FILES", "PARTS", "RESULT", "RUN", "SBOM", "STATEMENT", "evidence", "refuse"]
 
 STATEMENT, FILES, ENVIRONMENT, RUN = "statement.dsse.json", "files.json", "environment.json", "run"
-SBOM = "sbom.cdx.json"
+SBOM, RESULT = "sbom.cdx.json", "result.json"
 PARTS = frozenset(
     {
         "attacks",
         "card.yaml",
         "manifest.json",
         REPORT,
-        "result.json",
+        RESULT,
         "spec.yaml",
         "timings.json",
         "transcript",
@@ -77,6 +77,7 @@ def evidence(
     The report is made again from the run's result.
 
     The bundle holds data derived from the truth, private records among it. Like the run, it is for the auditor only.
+    The form to pass on is `fdaudit.attestation.public`.
 
     Args:
         run: a finished run, with its vault.
@@ -95,7 +96,7 @@ def evidence(
     """
     target, source = Path(out), run.directory
     key = _key(sign, passphrase)
-    _refuse(source, target)
+    refuse(source, target)
     with writing(source):  # no other process changes its attacks or its result meanwhile
         paths = _paths(source)
         with written_whole(target) as scratch:
@@ -111,14 +112,20 @@ def _key(sign: Path | str | None, passphrase: Callable[[], str | None]) -> Ed255
     return private_key(Path(sign), passphrase)
 
 
-def _refuse(source: Path, target: Path) -> None:
+def refuse(source: Path, target: Path) -> None:
+    """Refuse a run without a result, and a place for evidence that is taken or lies in the run.
+
+    Raises:
+        UsageError: either is so.
+        IntegrityError: the run holds a link.
+    """
     if target.exists() or target.is_symlink():
         raise RunError("out", str(target), "exists already", "Choose another directory.")
     if target.resolve().is_relative_to(source.resolve()):
         raise RunError("out", str(target), "lies in the run itself", "Choose a directory beside it.")
     read_manifest(source)
     refuse_links(source)
-    if not (source / "result.json").is_file():
+    if not (source / RESULT).is_file():
         raise RunError(
             "run", str(source), "has no result yet", "Finish it with `fdaudit run --resume --out`."
         )

@@ -30,7 +30,7 @@ from .strict import read_bounded
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
-__all__ = ["Outcome", "is_bundle", "verify_bundle"]
+__all__ = ["Outcome", "check_signature", "differences", "is_bundle", "verify_bundle"]
 
 
 @dataclass
@@ -106,14 +106,15 @@ def _sizes(bundle: Path) -> dict[str, int]:
 def _statement(bundle: Path, key: Ed25519PublicKey | None, outcome: Outcome) -> Statement | None:
     try:
         envelope = open_envelope(read_bounded(bundle / STATEMENT), STATEMENT)
-        _check_signature(envelope, key, outcome)
+        check_signature(envelope, key, outcome)
         return read_statement(envelope.payload, STATEMENT)
     except IntegrityError as error:
         outcome.findings += error.findings
         return None
 
 
-def _check_signature(envelope: Envelope, key: Ed25519PublicKey | None, outcome: Outcome) -> None:
+def check_signature(envelope: Envelope, key: Ed25519PublicKey | None, outcome: Outcome) -> None:
+    """Check an envelope's signature under a key, and note in the outcome who signed it."""
     if key is None:
         note = "Give --key to check who signed it." if envelope.signatures else "It is not signed."
         outcome.notes.append(f"Authorship was not checked. {note}")
@@ -152,17 +153,18 @@ def _check_files(
     try:
         listing = read_listing(read_bounded(bundle / FILES), FILES)
         there = {path: entry for path, entry in files.items() if path not in (STATEMENT, FILES)}
-        outcome.findings += _differences(listing, there, FILES)
+        outcome.findings += differences(listing, there, FILES)
         above = {path.rsplit("/", n)[0] for path in listing for n in range(1, path.count("/") + 1)}
         outcome.findings += [f"{folder}/ holds no listed file" for folder in sorted(folders - above)]
     except IntegrityError as error:
         outcome.findings += error.findings
     if statement is not None:
         digests = {path: entry.sha256 for path, entry in files.items() if path != STATEMENT}
-        outcome.findings += _differences(statement.subjects, digests, "the statement")
+        outcome.findings += differences(statement.subjects, digests, "the statement")
 
 
-def _differences(due: Any, found: Any, by: str) -> list[str]:
+def differences(due: Any, found: Any, by: str) -> list[str]:
+    """Return a sentence for each path that is missing, was added, or has another value than is due."""
     differences = [f"{path} is missing, though {by} lists it" for path in sorted(due.keys() - found.keys())]
     differences += [f"{path} is not listed by {by}" for path in sorted(found.keys() - due.keys())]
     return differences + [

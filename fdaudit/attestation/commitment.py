@@ -23,7 +23,7 @@ from fdaudit.storage.vault import Secrets, Vault
 
 from .listing import ListedFile, digest, is_temporary, walk
 
-__all__ = ["check_vault", "commit_to_vault"]
+__all__ = ["check_truth", "check_vault", "commit_to_vault"]
 
 _LEFT_OUT = ".gitignore"
 _SPLIT = "split "
@@ -66,12 +66,20 @@ def check_vault(vault: Path, stated: Mapping[str, Any], manifest: Mapping[str, A
         commitment = _digest(secrets, [digest(vault, name) for name in stated["files"]])
         if commitment != stated["commitment"]:
             return ["vault: the files are not those that the statement commits to"]
-        return _against_the_manifest(vault, secrets, manifest["commitments"])
     except (
         FdauditError,
         OverflowError,
         ValueError,
     ) as error:  # a short secret, or a seed that is not of 64 bits
+        return [f"vault: {error}"]
+    return check_truth(vault, manifest)
+
+
+def check_truth(vault: Path, manifest: Mapping[str, Any]) -> list[str]:
+    """Check the seed and the splits of a revealed vault against a manifest's `commitments`; sentences as above."""
+    try:
+        return _against_the_manifest(vault, Vault(vault).secrets, manifest["commitments"])
+    except (FdauditError, OverflowError, ValueError) as error:
         return [f"vault: {error}"]
 
 

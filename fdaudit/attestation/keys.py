@@ -10,13 +10,18 @@ from __future__ import annotations
 
 import hashlib
 import os
+import secrets
+import stat
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from cryptography.hazmat.primitives.serialization import (
     Encoding,
+    NoEncryption,
+    PrivateFormat,
     PublicFormat,
     load_pem_private_key,
     load_pem_public_key,
@@ -24,7 +29,16 @@ from cryptography.hazmat.primitives.serialization import (
 
 from fdaudit.errors import UsageError
 
-__all__ = ["PASSPHRASE", "key_id", "private_key", "public_key", "refuse_weak"]
+__all__ = [
+    "PASSPHRASE",
+    "key_id",
+    "own_key",
+    "own_key_path",
+    "private_key",
+    "public_key",
+    "public_pem",
+    "refuse_weak",
+]
 
 PASSPHRASE = "FDAUDIT_KEY_PASSPHRASE"  # noqa: S105  # the variable's name
 """The environment variable that holds the passphrase of an encrypted private key."""
@@ -115,6 +129,55 @@ def refuse_weak(key: Ed25519PublicKey, *, field: str = "key", value: str | None 
     if y in _SMALL:
         problem = "is an Ed25519 key of small order, under which anyone can sign"
         raise UsageError(field, value or encoded.hex(), problem, "Give the signer's own.")
+
+
+def own_key_path() -> Path:
+    """Return where this user's signing key is, or will be: in the user's directory of configuration."""
+    location = os.environ.get("XDG_CONFIG_HOME") or os.path.join(os.path.expanduser("~"), ".config")
+    return Path(location) / "fdaudit" / "signing-key.pem"
+
+
+def own_key(ask: Callable[[], str | None] = lambda: None) -> Ed25519PrivateKey:
+    """Return this user's signing key; make it at first use, with mode 600. A key is never replaced.
+
+    Raises:
+        UsageError: it cannot be made, others may read it, or it is no such key.
+    """
+    path = own_key_path()
+    try:
+        if not os.path.lexists(path):
+            _make_key(path)
+        mode = stat.S_IMODE(path.stat().st_mode)
+    except OSError as error:
+        problem = f"cannot be made or read ({error.strerror})"
+        raise UsageError("sign", str(path), problem, "Give a key with --sign.") from None
+    if mode & 0o077:
+        problem = f"can be read or changed by other users (mode {mode:04o})"
+        raise UsageError("sign", str(path), problem, f"Run `chmod 600 {path}`, or make another key.")
+    return private_key(path, ask)
+
+
+def _make_key(path: Path) -> None:
+    """Write a new key under a temporary name, and give it its own name unless another process was first."""
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
+    key = Ed25519PrivateKey.generate()
+    text = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        with suppress(FileExistsError):  # another process was first: its key counts
+            os.link(temporary, path)
+    finally:
+        temporary.unlink()
+
+
+def public_pem(key: Ed25519PublicKey) -> bytes:
+    """Return the key as PEM, SubjectPublicKeyInfo."""
+    return key.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
 
 
 def key_id(key: Ed25519PublicKey) -> str:

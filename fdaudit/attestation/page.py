@@ -13,7 +13,7 @@ from typing import Any
 from fdaudit.errors import FdauditError
 from fdaudit.result import read
 from fdaudit.storage.files import load_json
-from fdaudit.storage.timings import read_timings
+from fdaudit.storage.timings import read_ended, read_timings
 
 from .environment import environment
 
@@ -35,11 +35,14 @@ def reports(run: Path) -> dict[str, bytes]:
         FdauditError: the result or a picture is malformed.
     """
     from fdaudit.reports.security import render_appendix, render_report, report_json
+    from fdaudit.reports.sign_off import Provenance
 
     result, timings = read(load_json(run / "result.json")), read_timings(run)
-    pages = render_report(result, run, timings), render_appendix(result, run, timings)
-    texts = pages[0], report_json(result, timings), pages[1]
-    return {name: text.encode("utf-8") for name, text in zip(REPORTS, texts, strict=True)}
+    provenance = Provenance(ended=read_ended(run))
+    page = render_report(result, run, timings, provenance=provenance)
+    data = report_json(result, timings, provenance=provenance)
+    appendix = render_appendix(result, run, timings, provenance=provenance)
+    return {name: text.encode("utf-8") for name, text in zip(REPORTS, (page, data, appendix), strict=True)}
 
 
 def check_reports(bundle: Path, run: str, environment_file: str) -> tuple[list[str], list[str]]:

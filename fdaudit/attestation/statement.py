@@ -24,7 +24,15 @@ from fdaudit.transcript.manifest import MANIFEST, origin_of, read_manifest
 from .listing import ListedFile, digest, is_safe, refuse_paths
 from .strict import is_digest, parse_canonical
 
-__all__ = ["PREDICATE_TYPE", "STATEMENT_TYPE", "Statement", "facts", "read_statement", "write_statement"]
+__all__ = [
+    "PREDICATE_TYPE",
+    "STATEMENT_TYPE",
+    "Statement",
+    "facts",
+    "read_statement",
+    "subjects_of",
+    "write_statement",
+]
 
 STATEMENT_TYPE = "https://in-toto.io/Statement/v1"
 PREDICATE_TYPE = "urn:fdaudit:evidence:v1"
@@ -137,10 +145,15 @@ def read_statement(payload: bytes, name: str) -> Statement:
     for field, due in (("_type", STATEMENT_TYPE), ("predicateType", PREDICATE_TYPE)):
         if value[field] != due:
             raise IntegrityError([f"{name}: {field} is not {due}"])
-    return Statement(_subjects(value["subject"], name), _predicate(value["predicate"], name))
+    return Statement(subjects_of(value["subject"], name), _predicate(value["predicate"], name))
 
 
-def _subjects(listed: Any, name: str) -> dict[str, str]:
+def subjects_of(listed: Any, name: str) -> dict[str, str]:
+    """Return the SHA-256 of each subject by path.
+
+    Raises:
+        IntegrityError: it lists something else, a path twice, or one that leaves the directory.
+    """
     if not isinstance(listed, list) or not all(map(_is_subject, listed)):
         raise IntegrityError([f"{name}: subject does not list name and digest.sha256 of each file"])
     refuse_paths([s["name"] for s in listed], f"{name}: subject", "name")

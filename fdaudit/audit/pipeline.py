@@ -13,14 +13,14 @@ from fdaudit.audit.run import Run
 from fdaudit.audit.simulation import federate
 from fdaudit.audit.summary import conclude, provisional_result
 from fdaudit.evaluation.controls.kept import take_controls
-from fdaudit.evaluation.runner import attack_cells, budgeted, note_time, stand_by
+from fdaudit.evaluation.runner import attack_cells, budgeted, stand_by
 from fdaudit.parallel import malloc
 from fdaudit.progress import Tick
 from fdaudit.result import Cell
 from fdaudit.scoring.run_directory import RunDirectory
 from fdaudit.spec.schema import Spec
 from fdaudit.storage.locks import together, writing
-from fdaudit.storage.timings import read_timings
+from fdaudit.storage.timings import note_time, read_timings
 from fdaudit.storage.tree import refuse_links
 from fdaudit.transcript.manifest import MANIFEST, versions, write_manifest
 from fdaudit.transcript.transcript import Position

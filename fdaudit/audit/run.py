@@ -15,7 +15,7 @@ from fdaudit.events import Relation, Unit
 from fdaudit.result import Result, read
 from fdaudit.storage.files import load_json
 from fdaudit.storage.tables import html_table
-from fdaudit.storage.timings import read_timings
+from fdaudit.storage.timings import read_ended, read_timings
 from fdaudit.transcript.manifest import refuse_changed, verify
 
 if TYPE_CHECKING:
@@ -119,6 +119,15 @@ class Run:
             RunError: `timings.json` holds something else.
         """
         return read_timings(self.directory)
+
+    @property
+    def ended(self) -> str:
+        """Return the day on which the result was made (UTC, as 2026-11-29); empty if it is not on record.
+
+        Raises:
+            RunError: `timings.json` holds something else.
+        """
+        return read_ended(self.directory)
 
     def view(self, name: str) -> View:
         """Return an adversary's view: `server`, `client/3`, `eavesdropper`, `world`, or a coalition `a+b`."""

@@ -58,6 +58,7 @@ from fdaudit.scoring.goals.membership import NO_COINS
 from fdaudit.scoring.run_directory import RunDirectory
 from fdaudit.scoring.unused_members import unused_members
 from fdaudit.storage.files import load_json, save_json
+from fdaudit.storage.timings import note_ended, read_ended
 from fdaudit.storage.vault import Vault
 from fdaudit.transcript.messages import Message, role
 
@@ -107,7 +108,11 @@ def conclude(run: RunDirectory) -> Result:
     cells = _stored(run.path)
     result = _collected(run, [*cells, *_waiting(run, cells)], unfinished(run.vault))
     keep_terms(run)
-    save_json(run.path / "result.json", result.plain(), indent=1)
+    path = run.path / "result.json"
+    before = path.read_bytes() if path.is_file() else b""
+    save_json(path, result.plain(), indent=1)
+    if path.read_bytes() != before or not read_ended(run.path):
+        note_ended(run.path)
     return result
 
 

@@ -448,13 +448,19 @@ def report(
         bool,
         typer.Option("--public", help="Leave out data that identify records: images, shares, exact scores."),
     ] = False,
+    dpia: Annotated[
+        bool,
+        typer.Option("--dpia", help="Write a draft of a data protection impact assessment (Art. 35 GDPR)."),
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Write the security report of a run: one self-contained HTML file, and the same content as JSON."""
     from fdaudit import api
 
-    path = api.report(api.load(run), out, public=public)
-    files = {"report": str(path), "json": str(path.with_suffix(".json"))}
+    path = api.report(api.load(run), out, public=public, dpia=dpia)
+    files = {"report": str(path)}
+    if not dpia:
+        files["json"] = str(path.with_suffix(".json"))
     answer(files, str(path), as_json=as_json)
 
 

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = ["evidence", "verify"]
 
+_PUBLIC = "to pass on: it holds the public report; give its readers the id of the key by another way"
 _SENSITIVE = "auditor only: it holds private records and says who was trained on; treat it like the data"
 
 
@@ -27,25 +28,38 @@ def evidence(
     sign: Annotated[
         Path | None, typer.Option(metavar="KEY", help="Sign with this Ed25519 private key (PEM, PKCS#8).")
     ] = None,
+    public: Annotated[
+        bool,
+        typer.Option(
+            "--public", help="The form to pass on: the public report, signed, by your own key unless --sign."
+        ),
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Write a run as evidence: its files except the vault, their digests, and an optionally signed statement."""
+    """Write a run as evidence: its files except the vault, or its public report, under a statement about them."""
     from fdaudit.api import load
+    from fdaudit.attestation import bundle as auditors
     from fdaudit.attestation.bundle import STATEMENT
-    from fdaudit.attestation.bundle import evidence as write
     from fdaudit.attestation.dsse import open_envelope
-    from fdaudit.attestation.statement import read_statement
+    from fdaudit.attestation.keys import own_key_path
+    from fdaudit.attestation.public import public_evidence
 
+    own = own_key_path() if public and sign is None else None
+    fresh = own is not None and not own.exists()
+    write = public_evidence if public else auditors.evidence
     bundle = write(load(run), out, sign=sign, passphrase=_ask)
     envelope = open_envelope((bundle / STATEMENT).read_bytes(), STATEMENT)
-    files = len(read_statement(envelope.payload, STATEMENT).subjects)
+    files = len(json.loads(envelope.payload)["subject"])
     signer = envelope.signatures[0].keyid if envelope.signatures else None
     if as_json:
-        show(json.dumps({"evidence": str(bundle), "files": files, "signed_by": signer, "auditor_only": True}))
+        written = {"evidence": str(bundle), "files": files, "signed_by": signer, "auditor_only": not public}
+        show(json.dumps(written))
         return
     signed = "unsigned" if signer is None else f"signed by {signer}"
     show(f"evidence  {bundle}", f"{files} files, {signed}")
-    show(_SENSITIVE)
+    if fresh:
+        show(f"the key is new: keep {own}")
+    show(_PUBLIC if public else _SENSITIVE)
 
 
 def _ask() -> str | None:
@@ -118,16 +132,24 @@ def _verify_run(run: Path, as_json: bool) -> None:
 def _verify_evidence(bundle: Path, key: Path | None, vault: Path | None, as_json: bool) -> None:
     from fdaudit.attestation.check import verify_bundle
     from fdaudit.attestation.keys import public_key
+    from fdaudit.attestation.public import is_public, verify_public
 
     if vault is not None and not vault.is_dir():
         raise UsageError("--vault", str(vault), "is no directory", "Give the vault that was revealed.")
     public = None if key is None else public_key(key, field="--key")
-    outcome = verify_bundle(bundle, key=public, vault=vault)
+    passed_on = is_public(bundle)
+    check = verify_public if passed_on else verify_bundle
+    outcome = check(bundle, key=public, vault=vault)
     if as_json:
         show(json.dumps(_as_json(bundle, outcome)))
     else:
         if not outcome.findings:
-            show("intact: every file matches the statement, the statement matches the run, the record chains")
+            if passed_on:
+                show("intact: every file matches the statement, and none was added")
+            else:
+                show(
+                    "intact: every file matches the statement, the statement matches the run, the record chains"
+                )
             if vault is not None:
                 show("the vault is the one that the statement commits to")
             if outcome.signed_by is not None:

@@ -41,10 +41,10 @@ from fdaudit.scoring.run_directory import RunDirectory
 from fdaudit.scoring.scoring import forget_other_scores, outcome_path
 from fdaudit.spec.trust import trusted_code
 from fdaudit.storage.files import save_json, save_json_together
-from fdaudit.storage.timings import TIMINGS, read_timings
+from fdaudit.storage.timings import note_time
 from fdaudit.storage.tree import make_folder
 
-__all__ = ["Desk", "Piece", "attack_cells", "budgeted", "due_cells", "note_time", "stand_by"]
+__all__ = ["Desk", "Piece", "attack_cells", "budgeted", "due_cells", "stand_by"]
 
 _DEVICE_FULL = "CUDA out of memory"
 """What PyTorch says if a GPU has no memory left; other processes may have taken it."""
@@ -457,13 +457,3 @@ def _one_thread() -> Iterator[None]:
 
 def _path(run: Path, adversary: str, attack: str) -> Path:
     return outcome_path(run, f"{adversary}/{attack}")
-
-
-def note_time(run: Path, what: str, seconds: float, *, anew: bool = False) -> None:
-    """Add seconds to `timings.json`, which no digest covers: a run's other files do not depend on time.
-
-    With `anew` they replace the time of earlier attempts, because all of the work was repeated.
-    """
-    timings = read_timings(run)
-    before = 0.0 if anew else timings.get(what, 0.0)
-    save_json(run / TIMINGS, {**timings, what: round(before + seconds, 3)}, indent=1, sync=False)

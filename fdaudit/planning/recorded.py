@@ -113,6 +113,7 @@ _AUDIT = frozenset(
     {
         "adversaries",
         "attacks",
+        "audit",
         "auxiliary",
         "compile",
         "device",

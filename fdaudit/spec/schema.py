@@ -13,6 +13,7 @@ from fdaudit.errors import SpecError, nearest
 from fdaudit.goals import GOALS, Threshold
 from fdaudit.kinds import KINDS, is_kind
 from fdaudit.limits import MOST_CANDIDATES, MOST_CLIENTS, MOST_QUERIES, MOST_TEXT
+from fdaudit.spec.audit import AuditSpec
 from fdaudit.spec.documents import read_yaml
 from fdaudit.spec.privacy import CanarySpec, PresetSpec, PrivacySpec
 from fdaudit.storage.digests import canonical
@@ -388,6 +389,8 @@ class Spec(Config):
     """Where the trained model goes: it stays with the parties, answers queries through an API, or is published."""
     privacy: PrivacySpec = PrivacySpec()
     """The terms in which ε is stated."""
+    audit: AuditSpec | None = Field(None, exclude_if=lambda value: value is None)
+    """For the front page of the report: who asked for the audit, of what. Not part of the spec's digest."""
 
     @model_validator(mode="after")
     def _parties(self) -> Self:
@@ -439,8 +442,8 @@ class Spec(Config):
         return {**self.model_dump(mode="json"), "seed": {"commitment": seed_commitment}}
 
     def digest(self) -> str:
-        """Return the SHA-256 of the spec's canonical bytes, without the seed and the limits on time."""
-        described = self.model_dump(mode="json", exclude={"seed", "limits"})
+        """Return the SHA-256 of the spec's canonical bytes, without the seed, the limits on time and `audit`."""
+        described = self.model_dump(mode="json", exclude={"seed", "limits", "audit"})
         return hashlib.sha256(canonical(described)).hexdigest()
 
 

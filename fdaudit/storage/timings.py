@@ -1,16 +1,20 @@
-"""Timings of a run: seconds by stage or cell. No digest covers them."""
+"""Times of a run: seconds by stage or cell, and the day on which its result was made. No digest covers them."""
 
 from __future__ import annotations
 
+import time
+from datetime import UTC, datetime
 from pathlib import Path
 
 from fdaudit.errors import IntegrityError, RunError
-from fdaudit.storage.files import load_json
+from fdaudit.storage.files import load_json, save_json
 
-__all__ = ["TIMINGS", "read_timings"]
+__all__ = ["TIMINGS", "note_ended", "note_time", "read_ended", "read_timings"]
 
 TIMINGS = "timings.json"
 """The file in a run directory."""
+_ENDED = "ended"
+"""The member with the time at which the result was made, in seconds since 1970."""
 
 
 def read_timings(run: Path) -> dict[str, float]:
@@ -19,6 +23,40 @@ def read_timings(run: Path) -> dict[str, float]:
     Raises:
         RunError: the file holds something else.
     """
+    timings = _read(run)
+    timings.pop(_ENDED, None)
+    return timings
+
+
+def read_ended(run: Path) -> str:
+    """Return the day (UTC, as 2026-11-29) on which the run's result was made; empty if it is not on record.
+
+    Raises:
+        RunError: the file holds something else.
+    """
+    ended = _read(run).get(_ENDED)
+    try:
+        return "" if ended is None else datetime.fromtimestamp(ended, UTC).strftime("%Y-%m-%d")
+    except (OverflowError, OSError, ValueError):
+        raise _refusal(run) from None
+
+
+def note_time(run: Path, what: str, seconds: float, *, anew: bool = False) -> None:
+    """Add seconds to those of a stage or cell.
+
+    With `anew` they replace the time of earlier attempts, because all of the work was repeated.
+    """
+    timings = _read(run)
+    before = 0.0 if anew else timings.get(what, 0.0)
+    save_json(run / TIMINGS, {**timings, what: round(before + seconds, 3)}, indent=1, sync=False)
+
+
+def note_ended(run: Path) -> None:
+    """Record that the run's result was made now."""
+    save_json(run / TIMINGS, {**_read(run), _ENDED: round(time.time())}, indent=1, sync=False)
+
+
+def _read(run: Path) -> dict[str, float]:
     path = run / TIMINGS
     if not path.exists() and not path.is_symlink():
         return {}
@@ -30,6 +68,10 @@ def read_timings(run: Path) -> dict[str, float]:
     except (IntegrityError, OSError):
         right = False
     if not right:
-        problem = "does not hold seconds by stage"
-        raise RunError(TIMINGS, str(path), problem, "Remove the file: only times are lost with it.")
+        raise _refusal(run)
     return {name: float(seconds) for name, seconds in timings.items()}
+
+
+def _refusal(run: Path) -> RunError:
+    problem = "does not hold seconds by stage"
+    return RunError(TIMINGS, str(run / TIMINGS), problem, "Remove the file: only times are lost with it.")

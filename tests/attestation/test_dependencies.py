@@ -18,8 +18,7 @@ from packaging.version import Version
 
 import fdaudit
 from fdaudit.attestation.check import verify_bundle
-from fdaudit.attestation.closure import ClosurePart, closure, normalised
-from fdaudit.attestation.sbom import sbom
+from fdaudit.attestation.sbom import ClosurePart, closure, normalised, sbom
 
 from ..helpers.docs_pages import ROOT
 from ..helpers.evidence_cases import statement_of

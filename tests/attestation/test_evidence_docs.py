@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import re
 import shlex
-import shutil
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +19,7 @@ from fdaudit.cli.app import app
 from fdaudit.spec.schema import GateSpec
 
 from ..helpers.docs_pages import blocks, page, table
-from ..helpers.evidence_cases import STATEMENT, envelope_of, flip, keypair, statement_of
+from ..helpers.evidence_cases import envelope_of, keypair, statement_of
 from ..helpers.run_cases import finished
 
 EVIDENCE, CI = "docs/evidence.md", "docs/ci.md"
@@ -64,63 +62,11 @@ def test_the_page_lists_the_fields_of_the_predicate_and_of_what_is_below(made: M
     assert f"`{PREDICATE_TYPE}`" in page(EVIDENCE)
 
 
-def test_the_example_has_the_form_of_a_statement(made: Made) -> None:
-    (example,) = (json.loads(block) for block in blocks(EVIDENCE, "json"))
-    assert _shape(example) == _shape(statement_of(made.bundle))
-
-
-def _shape(value: Any) -> Any:
-    """Keys at every level; of a list the first element's."""
-    if isinstance(value, dict):
-        return {name: _shape(below) for name, below in value.items()}
-    return [_shape(value[0])] if isinstance(value, list) else None
-
-
 def test_the_page_lists_what_the_vault_holds_and_a_run_consists_of(made: Made) -> None:
     named = {n.strip("` /") for row in table(EVIDENCE, "## The vault") for n in row.split(",")}
     assert named == {p.name for p in (made.run / "vault").iterdir()} - {".gitignore"}
     parts = {row.split("/")[0] for row in table("docs/transcript.md", "## A run's directory")}
     assert parts - {"vault"} == PARTS
-
-
-@pytest.fixture
-def by_hand(made: Made, tmp_path: Path) -> Path:
-    """A directory with the evidence, the public key and the page's script, which needs nothing of fdaudit."""
-    if shutil.which("openssl") is None:
-        pytest.skip("there is no OpenSSL")
-    (script,) = [b for b in blocks(EVIDENCE, "bash") if "pkeyutl" in b]
-    (tmp_path / "check.sh").write_text(script, encoding="utf-8")
-    shutil.copytree(made.bundle, tmp_path / "evidence")
-    shutil.copy(made.folder / "key.pub", tmp_path)
-    return tmp_path
-
-
-def _said(folder: Path) -> list[str]:
-    done = subprocess.run(
-        ["bash", "check.sh"], cwd=folder, capture_output=True, text=True, check=False, timeout=600
-    )
-    due = (
-        "Signature Verified Successfully",
-        "every file is the one listed",
-        "none is missing, none was added",
-    )
-    return [line for line in due if line in done.stdout.splitlines()]
-
-
-def test_the_check_by_hand_accepts_what_is_whole_and_refuses_what_is_not(by_hand: Path) -> None:
-    signature, listed, complete = _said(by_hand)
-    flip(by_hand / "evidence" / "run" / "result.json", 100)
-    assert _said(by_hand) == [signature, complete]
-    flip(by_hand / "evidence" / "run" / "result.json", 100)
-    (by_hand / "evidence" / "run" / "stray").write_bytes(b"")
-    assert _said(by_hand) == [signature, listed]
-    (by_hand / "evidence" / "run" / "stray").unlink()
-    (by_hand / "evidence" / "run" / "spec.yaml").rename(by_hand / "kept")
-    assert _said(by_hand) == [signature]
-    (by_hand / "kept").rename(by_hand / "evidence" / "run" / "spec.yaml")
-    keypair(by_hand)
-    assert _said(by_hand) == [listed, complete]
-    assert (by_hand / "evidence" / STATEMENT).is_file()
 
 
 # -- continuous integration ----------------------------------------------------------------------------------------

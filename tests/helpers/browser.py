@@ -71,6 +71,11 @@ class Browser:
         requests = tuple(u for u in sent if not u.startswith("data:"))
         return Page(url, errors, requests)
 
+    def prefer(self, scheme: str) -> None:
+        """Makes pages think that their reader prefers `light` or `dark` ones."""
+        features = [{"name": "prefers-color-scheme", "value": scheme}]
+        self.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
+
     def unfold(self) -> None:
         """Opens what the page has folded."""
         self.run("for (const part of document.querySelectorAll('details')) part.open = true")

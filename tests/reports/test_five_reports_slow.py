@@ -15,6 +15,7 @@ import fdaudit
 from fdaudit.quickstart import suite
 
 from ..helpers.browser import Browser, axe, chromium
+from ..helpers.evidence_cases import keypair
 from ..helpers.report_cases import SECTIONS
 
 pytestmark = [pytest.mark.slow, pytest.mark.browser]
@@ -43,8 +44,8 @@ def test_a_report_is_whole_and_usable(browser: Browser, audit: Path, protocol: s
     path = audit / protocol / "report" / "index.html"
     size = path.stat().st_size
     print(f"\n{protocol}: {size / 1e6:.2f} MB")
-    assert size < 5_000_000
-    for width in (390, 794, 1280):
+    assert size < 3_000_000
+    for width in (360, 768, 1280):
         page = browser.open(path, width)
         assert page.errors == ()
         assert page.requests == (page.url,)
@@ -65,6 +66,19 @@ def test_a_report_is_whole_and_usable(browser: Browser, audit: Path, protocol: s
     print(f"{protocol}: {pages} pages")
     assert pages <= 12
     assert browser.front_pages(tmp_path / "front.pdf") == 1
+    browser.open(path.with_name("appendix.html"))
+    pages = browser.pdf(tmp_path / "appendix.pdf")
+    print(f"{protocol}: {pages} pages of appendix")
+    assert pages <= 40
+
+
+@pytest.mark.parametrize("protocol", suite.PROTOCOLS)
+def test_evidence_to_pass_on_is_small(audit: Path, protocol: str, tmp_path: Path) -> None:
+    private, _ = keypair(tmp_path)
+    bundle = fdaudit.public_evidence(fdaudit.load(audit / protocol), tmp_path / "out", sign=private)
+    size = sum(entry.stat().st_size for entry in bundle.iterdir())
+    print(f"\n{protocol}: {size / 1e6:.2f} MB of evidence to pass on")
+    assert size <= 2_000_000
 
 
 @pytest.mark.parametrize("protocol", suite.PROTOCOLS)

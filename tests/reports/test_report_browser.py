@@ -5,10 +5,12 @@ from __future__ import annotations
 import base64
 import re
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 from fdaudit.reports import write_comparison, write_report
+from fdaudit.reports.security import write_dpia
 
 from fdaudit.result import read
 
@@ -54,7 +56,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.mark.parametrize("width", [390, 768, 1280])
+@pytest.mark.parametrize("width", [360, 768, 1280])
 def test_opens_from_a_file_without_errors_requests_or_overflow(
     browser: Browser, report: Path, width: int
 ) -> None:
@@ -93,10 +95,65 @@ def test_text_stands_out_from_its_ground(browser: Browser, report: Path) -> None
     assert ratios[0][0] >= 4.5, ratios[:5]
 
 
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_the_page_reads_alike_where_a_reader_prefers_dark_pages(
+    browser: Browser, report: Path, scheme: str
+) -> None:
+    browser.prefer(scheme)
+    try:
+        browser.open(report, 360)
+        browser.unfold()
+        assert browser.run(CONTRAST)[0][0] >= 4.5
+        assert browser.run("return document.documentElement.scrollWidth") <= 360
+    finally:
+        browser.prefer("light")
+
+
+def test_headings_descend_by_one_and_tables_have_heads(browser: Browser, report: Path, dpia: Path) -> None:
+    for path in (report, report.with_name("security-appendix.html"), dpia):
+        browser.open(path)
+        browser.unfold()
+        levels = browser.run(
+            "return [...document.querySelectorAll('h1,h2,h3,h4')].map(h => Number(h.tagName[1]))"
+        )
+        assert levels[0] == 1
+        assert levels.count(1) == 1
+        assert all(below - above <= 1 for above, below in pairwise(levels))
+        named = "t.caption || t.getAttribute('aria-labelledby') || t.closest('[aria-label]')"
+        bare = f"return [...document.querySelectorAll('table')].filter(t => !t.tHead || !({named})).length"
+        assert browser.run(bare) == 0
+        marks = "return ['header', 'nav[aria-label]', 'main', 'footer'].map(m => document.querySelectorAll(m).length)"
+        assert browser.run(marks) == [1, 1, 1, 1]
+
+
 def test_the_keyboard_reaches_the_summary_first(browser: Browser, report: Path) -> None:
     browser.open(report)
     first = browser.run("return document.querySelector('a, button, input, [tabindex]').getAttribute('href')")
     assert first == "#summary"
+
+
+@pytest.fixture(scope="module")
+def dpia(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("dpia") / "dpia.html"
+    write_dpia(read(load()), path)
+    return path
+
+
+@pytest.mark.parametrize("width", [360, 768, 1280])
+def test_the_assessment_fits_every_width(browser: Browser, dpia: Path, width: int) -> None:
+    page = browser.open(dpia, width)
+    assert page.errors == ()
+    assert page.requests == (page.url,)
+    assert browser.run("return document.documentElement.scrollWidth") <= width
+    heights = browser.run("return [...document.querySelectorAll('section')].map(s => s.offsetHeight)")
+    assert len(heights) == 6
+    assert min(heights) > 100
+    assert browser.run(CONTRAST)[0][0] >= 4.5
+
+
+def test_the_assessment_prints_on_few_sheets(browser: Browser, dpia: Path, tmp_path: Path) -> None:
+    browser.open(dpia)
+    assert browser.pdf(tmp_path / "dpia.pdf") <= 6
 
 
 @pytest.mark.parametrize("payload", HOSTILE)
@@ -150,8 +207,9 @@ def test_a_link_into_the_appendix_unfolds_it(browser: Browser, report: Path) -> 
     assert browser.run("return document.getElementById('appendix').open")
 
 
-def test_the_appendix_prints_every_test(browser: Browser, report: Path) -> None:
+def test_the_appendix_prints_every_test(browser: Browser, report: Path, tmp_path: Path) -> None:
     page = browser.open(report.with_name("security-appendix.html"))
+    assert browser.pdf(tmp_path / "appendix.pdf") <= 12
     assert page.errors == ()
     assert page.requests == (page.url,)
     assert tuple(browser.run("return [...document.querySelectorAll('section')].map(s => s.id)")) == APPENDIX

@@ -132,9 +132,13 @@ def test_nothing_found_without_a_passed_positive_control_shows_nothing(positive:
 
 
 def test_chances_are_told_as_counts() -> None:
-    assert odds(3e-5, 0.05) == "3 times in 100,000; our limit is 5,000"
-    assert odds(0.02, 0.05) == "2 times in 100; our limit is 5"
-    assert odds(1e-60, 0.05) == "less than once in 1,000,000; our limit is 50,000"
+    """All in one scale."""
+    assert odds(3e-5, 0.05) == "less than once in 10,000; our limit is 500"
+    assert odds(1e-4, 0.05) == "1 time in 10,000; our limit is 500"
+    assert odds(0.02, 0.05) == "200 times in 10,000; our limit is 500"
+    assert odds(0.04999, 0.05) == "just under 500 times in 10,000; our limit is 500"
+    assert odds(0.05, 0.05) == "500 times in 10,000; our limit is 500"
+    assert odds(0.05001, 0.05) == "just over 500 times in 10,000; our limit is 500"
 
 
 def test_a_headline_says_what_was_shown_where_only_classes_were() -> None:

@@ -39,6 +39,8 @@ def recompute(evidence: Evidence, document: Any) -> Claims:
     """A claim for every number of a report's JSON, from the run directory."""
     claims, result = Claims(), document["result"]
     for name, seconds in evidence.json("timings.json").items():
+        if name == "ended":
+            continue  # a day on the page, and no number
         claims.limited(("timings", name), seconds)
     _card(claims, evidence)
     _utility(claims, evidence, result["utility"])

@@ -1,0 +1,99 @@
+"""A data protection impact assessment (Art. 35 GDPR), filled in where a run knows the answer, with lines for the rest.
+
+It is made from the public variant of a result: it may be handed to a data protection officer or an authority.
+
+Guarantees:
+  * it states nothing that the public report does not state;
+  * the same result gives the same bytes;
+  * what no run can know is a line to fill in, never a guess.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from fdaudit.kinds import KINDS
+from fdaudit.result import Result
+from fdaudit.transcript.messages import role
+
+from .front import front
+from .page import render
+from .public import public
+from .sign_off import Provenance, sign_off
+from .text import clip, joined
+
+__all__ = ["Flow", "render_dpia"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Flow:
+    """Messages of one kind that one role receives.
+
+    Attributes:
+        receiver: the role of the receivers.
+        senders: the roles of the senders.
+        kind: of the messages.
+        what: what such a message holds.
+        private: whether they depend on personal data.
+        defences: the defences that acted on them.
+    """
+
+    receiver: str
+    senders: str
+    kind: str
+    what: str
+    private: bool
+    defences: str
+
+
+def render_dpia(result: Result, provenance: Provenance) -> str:
+    """Return the assessment as HTML text.
+
+    Args:
+        result: the result of the run, not its public variant.
+        provenance: the day of the result.
+    """
+    shown, findings = public(result)
+    return render(
+        "dpia.html.j2",
+        {
+            "result": shown,
+            "run": shown.run,
+            "front": front(shown, findings),
+            "flows": tuple(_flows(shown)),
+            "defences": tuple(_defences(shown)),
+            "final": tuple(f for f in shown.utility.final if f.figure.value is not None),
+            "sign_off": sign_off(shown, provenance),
+        },
+    )
+
+
+def _flows(result: Result) -> Iterator[Flow]:
+    """Yield what each role receives, a row for each kind of message."""
+    rows: dict[tuple[str, str], list[tuple[Sequence[str], bool, Iterable[str]]]] = {}
+    for row in result.exposure:
+        if row.direction == "received":
+            of_kind = rows.setdefault((role(row.party), row.kind), [])
+            of_kind.append((row.senders, row.private, row.defenses))
+    for (receiver, kind), same in rows.items():
+        senders = dict.fromkeys(role(sender) for names, _, _ in same for sender in names)
+        defences = dict.fromkeys(clip(name, 60) for _, _, names in same for name in names)
+        yield Flow(
+            receiver=receiver,
+            senders=joined(senders) or "not on record",
+            kind=kind,
+            what=KINDS[kind].text if kind in KINDS else "",
+            private=any(private for _, private, _ in same),
+            defences=joined(defences) or "none",
+        )
+
+
+def _defences(result: Result) -> Iterator[str]:
+    """Yield the defences that were in place, each with the messages that it acted on."""
+    kinds: dict[str, dict[str, None]] = {}
+    for row in result.exposure:
+        for name in row.defenses:
+            kinds.setdefault(clip(name, 60), {})[clip(row.kind, 60)] = None
+    for name, acted_on in kinds.items():
+        yield f"`{name}` on {joined(acted_on)}"
