@@ -108,7 +108,9 @@ def front(result: Result, findings: Sequence[Finding]) -> Front:
 def _settled_by(findings: Sequence[Finding]) -> str:
     """Return what would settle the possible leaks, by kind of leak, in a clause."""
     counts = Counter(f.cell.goal for f in findings if f.level == "possible")
-    parts = [f"{n} on {GOALS[name].words} (more {GOALS[name].settled_by})" for name, n in counts.items()]
+    parts = [
+        f"{n} on {GOALS[name].words} (needs more {GOALS[name].settled_by})" for name, n in counts.items()
+    ]
     return joined(parts)
 
 
@@ -214,4 +216,9 @@ def _untested(result: Result, findings: Sequence[Finding]) -> Iterator[str]:
     if recording is not None and recording.asserted:
         yield f"{len(recording.asserted)} statements of the recorder and its card were not checked."
     profile = clip(result.run.profile, 40)
-    yield f"Other seeds and data, stronger attacks, and the remedies: one run with the {profile} profile."
+    open_questions = [
+        "other seeds and data",
+        "stronger attacks",
+        *([] if result.remedies else ["the remedies"]),
+    ]
+    yield f"{sentence(joined(open_questions))}: one run with the {profile} profile."

@@ -20,15 +20,16 @@ UNMEASURED = "Effect not measured."
 """Said of a remedy that was not tried."""
 
 _LEFT: Mapping[Level, int] = MappingProxyType(
-    {"leak": 0, "partial": 1, "possible": 2, "inconclusive": 3, "none-seen": 4, "not-applicable": 5}
+    {"leak": 1, "partial": 2, "possible": 3, "none-seen": 4, "not-applicable": 5}
 )
-"""How much a level leaves to learn, from most to least; levels without an answer count as inconclusive."""
+"""How much a level leaves to learn, from most to least. A level without an answer shows nothing, and counts 0."""
 
 
 def effect(result: Result, what: Remedy, adversaries: Sequence[str], goals: Sequence[str]) -> str:
     """Return what trying a remedy changed for a finding, in a sentence.
 
-    Of several, the one is named that leaves least to learn among those that keep utility above clients alone.
+    Of several, the one is named that leaves least to learn among those that keep utility above clients alone. If a leak
+    stays, so is the one that leaves least at any cost.
 
     Args:
         result: the result.
@@ -43,17 +44,38 @@ def effect(result: Result, what: Remedy, adversaries: Sequence[str], goals: Sequ
     if not run:
         return UNMEASURED
     useful = [pair for pair in run if pair[0].kept]
-    if not useful:
-        most = max((one for one, _ in run), key=lambda one: one.utility_value)
-        name = "utility" if most.utility is None else _lower(most.utility)
-        return (
-            f"Tried: no setting keeps {name} above clients alone ({amount(most.alone or 0.0, 'fraction')})."
-        )
-    best, on = max(useful, key=lambda pair: (_left(pair[1]), pair[0].utility_value))
+    others = [pair for pair in run if not pair[0].kept]
+    told = []
+    if useful:
+        best, on = max(useful, key=lambda pair: (_left(pair[1]), pair[0].utility_value))
+        told.append(_change(best, on))
+        if _left(on) > _LEFT["leak"]:
+            others = []
+    if others:
+        most, on = max(others, key=lambda pair: (_left(pair[1]), pair[0].utility_value))
+        alone = amount(most.alone or 0.0, "fraction")
+        told.append(f"{_change(most, on)}, not above clients alone ({alone})")
+    return f"Tried: {'; '.join(told)}."
+
+
+def _change(tried: TriedRemedy, on: Effect) -> str:
+    """Return what a remedy changed for a finding, in a clause."""
     changes = [f"{_name(on)} {_value(on.before)} to {_after(on)}"]
-    if best.utility is not None and best.utility != best.utility_before:
-        changes.append(f"{_lower(best.utility)} {_value(best.utility_before)} to {_value(best.utility)}")
-    return f"Tried: {', '.join(changes)}{_stated(on)}."
+    if tried.utility != tried.utility_before:
+        changes.append(_utility(tried))
+    return f"{_short(tried)}, {', '.join(changes)}{_stated(on)}"
+
+
+def _short(tried: TriedRemedy) -> str:
+    return {"together": "several together"}.get(tried.name, tried.name.replace("-", " "))
+
+
+def _utility(tried: TriedRemedy) -> str:
+    """Return utility before and after a remedy, in a clause."""
+    name = "utility" if tried.utility is None else label(tried.utility.name)
+    if not name[:2].isupper():
+        name = name[:1].lower() + name[1:]
+    return f"{name} {_value(tried.utility_before)} to {_value(tried.utility)}"
 
 
 def _gravest(tried: TriedRemedy, adversaries: Sequence[str], goals: Sequence[str]) -> Effect | None:
@@ -63,7 +85,7 @@ def _gravest(tried: TriedRemedy, adversaries: Sequence[str], goals: Sequence[str
 
 
 def _left(on: Effect) -> int:
-    return next((rank for level, rank in _LEFT.items() if level == on.level), _LEFT["inconclusive"])
+    return next((rank for level, rank in _LEFT.items() if level == on.level), 0)
 
 
 def effect_words(on: Effect) -> str:
@@ -72,7 +94,9 @@ def effect_words(on: Effect) -> str:
 
 
 def _name(on: Effect) -> str:
-    return on.goal.replace("-", " ") if on.before is None else label(on.before.name)
+    if on.before is None:
+        return on.goal.replace("-", " ")
+    return "AUC" if on.before.name == "auc" else label(on.before.name)
 
 
 def _after(on: Effect) -> str:
@@ -88,14 +112,8 @@ def _level(on: Effect) -> str:
 
 
 def utility_words(tried: TriedRemedy) -> str:
-    """Return utility before and after a remedy, in a clause."""
-    name = "Utility" if tried.utility is None else sentence(label(tried.utility.name))
-    return f"{name} {_value(tried.utility_before)} to {_value(tried.utility)}"
-
-
-def _lower(figure: Figure) -> str:
-    name = label(figure.name)
-    return name if name[:2].isupper() else name[:1].lower() + name[1:]
+    """Return utility before and after a remedy, as the start of a sentence."""
+    return sentence(_utility(tried))
 
 
 def _value(figure: Figure | None) -> str:

@@ -187,7 +187,11 @@ def run(
     ] = None,
     with_report: Annotated[bool, typer.Option("--report/--no-report", help="Also write the report.")] = True,
     remedies: Annotated[
-        bool, typer.Option("--remedies", help="Then try the remedies of its findings: see `fdaudit remedy`.")
+        bool,
+        typer.Option(
+            "--remedies",
+            help="Then try the remedies of its findings for as long again: see `fdaudit remedy`.",
+        ),
     ] = False,
     budget: Budget = None,
     executor: ExecutorName = "local",

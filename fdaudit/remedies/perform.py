@@ -9,6 +9,7 @@ Guarantees:
 
 from __future__ import annotations
 
+import shlex
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -101,6 +102,8 @@ def try_remedies(
         raise RunError("run", str(run.directory), problem, "Simulate its protocol with a spec.")
     if out.exists() or out.is_symlink():
         raise RunError("out", str(out), "exists already", "Choose another directory.")
+    if out.resolve().is_relative_to(run.directory.resolve()):
+        raise RunError("out", str(out), "lies in the run itself", "Choose a directory beside it.")
     alone = utility(run.result.utility.final, "standalone").mean
     ground = _Ground(run=run, out=out, epsilon=epsilon, alone=alone, tick=tick)
     wanted = _wanted(found_by(run.result, judge_all(run.result)))
@@ -228,7 +231,8 @@ def _run(
     after = run_spec(spec, directory, seed_from=ground.run.directory, tick=ground.tick, budget=budget).result
     if ground.alone is None:
         ground.alone = utility(after.utility.final, "standalone").mean
-    command = f"fdaudit run {directory}/spec.yaml --seed-from {ground.run.directory} --out AGAIN"
+    places = [shlex.quote(str(path)) for path in (directory / "spec.yaml", ground.run.directory)]
+    command = f"fdaudit run {places[0]} --seed-from {places[1]} --out AGAIN"
     if after.budget is not None and (after.budget.settings or after.budget.left_out):
         command += f" --budget {budget}"
     before = _utility(ground.run.result)

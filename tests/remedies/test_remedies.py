@@ -194,6 +194,8 @@ def test_an_occupied_directory_is_refused(remedied: tuple[Run, Path]) -> None:
     run, tried = remedied
     with pytest.raises(RunError, match="exists already"):
         try_remedies(run, tried)
+    with pytest.raises(RunError, match="lies in the run itself"):
+        try_remedies(run, run.directory / "remedies")
 
 
 # -- what is said ----------------------------------------------------------------------------------------------
@@ -235,8 +237,11 @@ def test_the_remedy_that_leaves_least_and_keeps_utility_is_named() -> None:
     words = said(
         remedy_tried("weak", 0.84, 0.8, "leak"),
         remedy_tried("good", 0.812, 0.53, "none-seen"),
+        remedy_tried("unanswered", 0.84, 0.5, "not-tested"),
         remedy_tried("ruin", 0.2, 0.5, "none-seen"),
     )
+    assert words.startswith("Tried: good, ")
+    assert "ruin" not in words
     assert "0.865 to 0.530 (no leak measured)" in words
     assert "84.0\N{NO-BREAK SPACE}% to 81.2\N{NO-BREAK SPACE}%" in words
     assert "ε\N{NO-BREAK SPACE}=\N{NO-BREAK SPACE}8 per record" in words
@@ -244,7 +249,15 @@ def test_the_remedy_that_leaves_least_and_keeps_utility_is_named() -> None:
 
 def test_if_none_keeps_utility_above_clients_alone_this_is_said() -> None:
     words = said(remedy_tried("ruin", 0.2, 0.5, "none-seen"))
-    assert words.startswith("Tried: no setting keeps accuracy above clients alone (41.0")
+    assert words.startswith("Tried: ruin, ")
+    assert "not above clients alone (41.0" in words
+
+
+def test_if_a_leak_stays_what_ends_it_at_any_cost_is_named_too() -> None:
+    words = said(remedy_tried("weak", 0.84, 0.8, "leak"), remedy_tried("ruin", 0.2, 0.5, "none-seen"))
+    assert words.startswith("Tried: weak, ")
+    assert "; ruin, " in words
+    assert "not above clients alone (41.0" in words
 
 
 def test_untried_remedies_say_so_and_a_public_page_names_none() -> None:

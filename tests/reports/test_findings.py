@@ -230,6 +230,6 @@ def test_possible_leaks_are_counted_by_what_would_settle_them() -> None:
     made = result([cell("server", "leak"), cell("client/0", "leak")])
     said = " ".join(front(made, [replace(f, level="possible") for f in judge_all(made)]).untested)
     assert (
-        "2 tests show a possible leak, neither shown nor ruled out: 2 on membership (more candidates)."
+        "2 tests show a possible leak, neither shown nor ruled out: 2 on membership (needs more candidates)."
         in said
     )
