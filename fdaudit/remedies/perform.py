@@ -24,9 +24,9 @@ from fdaudit.evaluation.budget import seconds_of
 from fdaudit.planning.simulated import simulated_case
 from fdaudit.remedies.trials import TOGETHER, TRIALS
 from fdaudit.remedies.tuning import Settings, tune
-from fdaudit.reports.comparison import measure_of, utility
 from fdaudit.reports.findings import FrontFinding, found_by
 from fdaudit.reports.inheritance import standings
+from fdaudit.reports.run_figures import measure_of, utility
 from fdaudit.reports.text import joined
 from fdaudit.reports.verdict import Finding, judge_all
 from fdaudit.result import Effect, Result, TriedRemedy
