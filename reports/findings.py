@@ -221,7 +221,9 @@ def part_with_as_much(standing: Standing, held: Sequence[Standing]) -> Standing 
     own = [s for s in held if s.goal == standing.goal and s.finding is not None]
     parts = [s for s in own if set(s.adversary.split("+")) < members]
     if standing.adversary == "eavesdropper":
+        beyond_doubt = standing.finding is not None and standing.finding.certain
         parts = [s for s in own if s.adversary == "world"]
+        parts = [s for s in parts if s.finding is not None and s.finding.certain >= beyond_doubt]
     as_much = [s for s in parts if _LEAKS.index(s.level) <= _LEAKS.index(standing.level)]
     most = strongest([s.finding for s in as_much if s.finding is not None])
     return next((s for s in as_much if s.finding is most), None)

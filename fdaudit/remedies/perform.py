@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import shlex
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -48,6 +48,9 @@ _LEAST = 15.0
 """Seconds without which no further remedy is begun."""
 _SEVERITIES = ("critical", "high")
 """Severities whose findings' remedies are tried."""
+
+_LEAKS = ("leak", "partial", "possible")
+"""Levels at which something is still learnt."""
 
 _UNTUNED = Settings(params={}, clip=1.0)
 """Stands for the settings of a remedy that has none."""
@@ -169,7 +172,7 @@ def _together(tried: Sequence[TriedRemedy]) -> tuple[str, ...]:
 
 
 def _leaks(tried: TriedRemedy) -> bool:
-    return any(on.level in ("leak", "partial", "possible") for on in tried.effects)
+    return any(on.level in _LEAKS for on in tried.effects)
 
 
 def _most(tried: Sequence[TriedRemedy]) -> int:
@@ -246,7 +249,7 @@ def _run(
             "utility_before": before,
             "utility": before if same else _utility(after),
             "alone": ground.alone,
-            "effects": tuple(_effects(ground.run.result, after, pairs)),
+            "effects": tuple(_effects(ground.run.result, after, pairs, same_training=same)),
         }
     )
 
@@ -282,9 +285,16 @@ def _utility(result: Result) -> Figure | None:
     return Figure(name=measure_of(result), value=line.mean, unit="fraction", n=line.clients)
 
 
-def _effects(before: Result, after: Result, pairs: Pairs) -> Iterator[Effect]:
+def _effects(before: Result, after: Result, pairs: Pairs, *, same_training: bool) -> Iterator[Effect]:
     """Yield what changed for each adversary and goal."""
     then, now = _by_pair(before), _by_pair(after)
+    for _, goal in pairs:
+        released = then.get(("world", goal))
+        if same_training and released is not None and released[0] in _LEAKS:
+            now.setdefault(("world", goal), released)
+            # An eavesdropper gets what everybody gets, whatever the transport.
+            if now.get(("eavesdropper", goal), released)[0] not in _LEAKS:
+                now["eavesdropper", goal] = released
     budgets = {entry.adversary: entry for entry in after.ledger or ()}
     for adversary, goal in pairs:
         _, old = then[adversary, goal]
@@ -305,7 +315,7 @@ def _effects(before: Result, after: Result, pairs: Pairs) -> Iterator[Effect]:
         )
 
 
-def _by_pair(result: Result) -> Mapping[tuple[str, str], tuple[str, Finding | None]]:
+def _by_pair(result: Result) -> dict[tuple[str, str], tuple[str, Finding | None]]:
     """Return the level of each adversary and goal, and the gravest finding."""
     return {(s.adversary, s.goal): (s.level, s.finding) for s in standings(result, judge_all(result))}
 

@@ -230,6 +230,15 @@ class FedIOD:
                 "withhold": [],
                 "training": ["model", "discriminator"],
             },
+            "clients": {
+                "params": {"weights": "uniform", "shares": "uniform", "outputs": "votes"},
+                "kind": "vote_counts",
+                "sender": "aggregator",
+                "name": "gnmax",
+                "settings": {"public_index": True},
+                "clipped": False,
+                "releases": ["rounds", "steps_per_round", "samples"],
+            },
         },
         starts={
             "weights": "own",

@@ -101,6 +101,12 @@ def test_encryption_is_no_remedy_for_what_everybody_gets() -> None:
     (finding,) = front(made, judge_all(made)).findings
     assert set(finding.adversaries) == {"world", "eavesdropper"}
     assert "Encrypt" not in finding.remedy.do
+    hears_more = cell("eavesdropper", "leak")
+    sure = figure("auc", 0.99, 0.97, 1.0, p=1e-9)
+    targets = tuple(t.model_copy(update={"figures": (sure,)}) for t in hears_more.targets)
+    hears_more = hears_more.model_copy(update={"figures": (sure,), "targets": targets})
+    made = result([cell("world", "leak"), hears_more])
+    assert [f.remedy is ENCRYPT for f in front(made, judge_all(made)).findings].count(True) == 1
     made = result([cell("world", "none-seen"), cell("eavesdropper", "leak")])
     (alone,) = front(made, judge_all(made)).findings
     assert alone.remedy is ENCRYPT
