@@ -43,7 +43,7 @@ def test_a_goal_names_its_figures_its_parts_and_its_harm(goal: Goal) -> None:
     assert {rule.figure, rule.tabled or rule.figure} <= {*goal.figures, "psnr_gain"}
     assert {*goal.scored_with, *goal.classes_scored_with} <= BRING.keys()
     assert 1 <= goal.impact <= 4
-    assert rule.remedies.keys() <= {*WAYS, "model", "oracle"}
+    assert rule.remedies.keys() <= {*WAYS, "model", "model to clients", "oracle"}
 
 
 def test_the_gates_of_a_spec_are_those_of_the_goals() -> None:

@@ -102,6 +102,7 @@ COMMANDS: dict[str, tuple[object, ...]] = {
     "attack": ("attack", "RUN", "gap"),
     "attack --all": ("attack", "RUN", "--all"),
     "attack --guesses": ("attack", "RUN", "class-means", "--guesses", "guesses"),
+    "remedy": ("remedy", "RUN"),
     "export-view": ("export-view", "RUN", "server", "--out", "view"),
     "score": ("score", "RUN", "guesses.json"),
     "run --resume": ("run", "--resume", "--out", "RUN"),

@@ -19,6 +19,7 @@ import fdaudit
 from fdaudit.errors import RunError, SpecError, UsageError
 from fdaudit.parallel.pool import Answer
 from fdaudit.storage.locks import writing
+from fdaudit.storage.timings import read_timings
 from fdaudit.sweeps import sweep as engine
 from fdaudit.sweeps.grid import expand, load_grid
 from fdaudit.sweeps.index import Index, read_index
@@ -101,9 +102,7 @@ def test_results_stay_and_records_go(done: Path) -> None:
         place = engine.run_directory(done, entry.key)
         if entry.status == "done":
             assert {p.name for p in place.iterdir()} == set(engine.KEPT)
-            assert entry.seconds == pytest.approx(
-                sum(json.loads((place / "timings.json").read_bytes()).values()), abs=1e-3
-            )
+            assert entry.seconds == pytest.approx(sum(read_timings(place).values()), abs=1e-3)
         else:
             assert not place.exists()
     assert not (done / "scratch").exists()
