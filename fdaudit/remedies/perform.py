@@ -112,11 +112,12 @@ def try_remedies(
     wanted = _wanted(found_by(run.result, judge_all(run.result)))
     tried = list[TriedRemedy]()
     chosen: dict[str, Settings] = {}
+    least = _LEAST + 2 * run.timings.get("federation", 0.0)
     refused = {name for name in wanted if _refused(ground, name)}
     waiting = 1.0 + sum(_weight(name) for name in wanted if name not in refused)
     for name, pairs in wanted.items():
-        share = 1.0 if name in refused else _weight(name) / waiting
-        tried.append(_tried(ground, (name,), pairs, chosen, _share(until, share)))
+        ends = until if name in refused else min(until, _share(until, _weight(name) / waiting, least))
+        tried.append(_tried(ground, (name,), pairs, chosen, ends))
         waiting -= 0.0 if name in refused else _weight(name)
         _keep(run, tried)
     if together := _together(tried):
@@ -141,10 +142,10 @@ def _weight(name: str) -> float:
     return 1.0 if TRIALS[name].clip is None else 3.0
 
 
-def _share(until: float, share: float) -> float:
-    """Return when a share of the time that is left ends."""
+def _share(until: float, share: float, least: float) -> float:
+    """Return when a share of the time that is left ends, but not before so many seconds."""
     now = time.monotonic()
-    return until if until == float("inf") else now + share * (until - now)
+    return until if until == float("inf") else now + max(least, share * (until - now))
 
 
 def _keep(run: Run, tried: Sequence[TriedRemedy]) -> None:

@@ -88,16 +88,16 @@ def tune(case: Case, defended: Callable[[Settings], Case], clip: float, until: f
     stand_in = _StandIn.of(case)
     names = _names(case)
     utilities: dict[Settings, float] = {}
+    refused: list[SpecError] = []
 
     def measure(settings: Settings) -> None:
         if settings in utilities or (utilities and time.monotonic() > until):
             return
         try:
             utilities[settings] = stand_in.utility(defended(settings))
-        except SpecError:
-            if not utilities:
-                raise  # the defence itself does not fit
-            utilities[settings] = 0.0
+        except SpecError as error:  # the protocol or the defence does not allow them
+            refused.append(error)
+            return
         tick("tuning on auxiliary records", len(utilities), 0)
 
     def best() -> Settings:
@@ -106,7 +106,11 @@ def tune(case: Case, defended: Callable[[Settings], Case], clip: float, until: f
     given = Settings(
         params=_Params({name: getattr(case.protocol_config, name) for name in names.values()}), clip=clip
     )
-    measure(_first(given, names, stand_in.records))
+    for start in (_first(given, names, stand_in.records), given):
+        if not utilities:
+            measure(start)
+    if not utilities:
+        raise refused[-1]
     for varied in _ORDER:
         for settings in _variants(best(), varied, names):
             measure(settings)

@@ -20,7 +20,7 @@ from fdaudit.reports.verdict import judge_all
 
 from fdaudit import api
 from fdaudit.audit.run import Run
-from fdaudit.errors import RunError
+from fdaudit.errors import RunError, SpecError
 from fdaudit.planning.simulated import simulated_case
 from fdaudit.remedies import try_remedies
 from fdaudit.remedies.trials import TOGETHER, TRIALS
@@ -154,6 +154,25 @@ def test_the_settings_are_those_that_do_best(monkeypatch: pytest.MonkeyPatch) ->
     once = tune(case, as_it_is, 1.0, time.monotonic() - 1, quiet)
     assert once.tried == 1
     assert once.settings.params["rounds"] == 1
+
+
+def test_settings_that_are_refused_are_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = simulated_case(load_spec(tiny(protocol__params__rounds=8)), known(7))
+
+    def at_least_two(settings: Any) -> Any:
+        if settings.params["rounds"] < 2:
+            raise SpecError("rounds", settings.params["rounds"], "is too few", "Give more.")
+        return settings
+
+    monkeypatch.setattr(_StandIn, "utility", lambda self, settings: 1 / settings.params["rounds"])
+    best = tune(case, at_least_two, 1.0, math.inf, quiet)
+    assert best.settings.params["rounds"] == 2
+
+    def never(settings: Any) -> Any:
+        raise SpecError("model", "m", "does not fit", "Take another.")
+
+    with pytest.raises(SpecError, match="does not fit"):
+        tune(case, never, 1.0, math.inf, quiet)
 
 
 def test_settings_are_chosen_on_auxiliary_records_alone(monkeypatch: pytest.MonkeyPatch) -> None:
