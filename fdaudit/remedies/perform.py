@@ -155,13 +155,18 @@ def _keep(run: Run, tried: Sequence[TriedRemedy]) -> None:
 
 
 def _wanted(findings: Iterable[FrontFinding]) -> dict[str, Pairs]:
-    """Return the remedies to try, in the order of `TRIALS`, each with the adversaries and goals of its findings."""
-    wanted: dict[str, Pairs] = {name: {} for name in TRIALS}
+    """Return the remedies to try, those of the gravest finding first, with the adversaries and goals of their findings.
+
+    Args:
+        findings: the gravest first.
+    """
+    wanted: dict[str, Pairs] = {}
     for finding in findings:
         if finding.severity in _SEVERITIES:
             for name in finding.remedy.tries:
-                wanted[name] |= {(a, goal): None for a in finding.adversaries for goal in finding.goals}
-    return {name: pairs for name, pairs in wanted.items() if pairs}
+                pairs = wanted.setdefault(name, {})
+                pairs |= {(a, goal): None for a in finding.adversaries for goal in finding.goals}
+    return wanted
 
 
 def _together(tried: Sequence[TriedRemedy]) -> tuple[str, ...]:

@@ -118,7 +118,7 @@ TRIALS: Mapping[str, Trial] = MappingProxyType(
         ),
     }
 )
-"""By name, in the order in which they are tried: those that cost no utility come first."""
+"""By name."""
 
 TOGETHER = ("encrypted", "no-questions", "secure-sum", "record-noise")
 """Remedies that can be combined, in the order in which they are added."""
