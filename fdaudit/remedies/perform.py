@@ -21,9 +21,10 @@ from fdaudit.audit.run import Run
 from fdaudit.audit.summary import conclude, keep_remedies
 from fdaudit.errors import FdauditError, RunError, SpecError
 from fdaudit.evaluation.budget import seconds_of
-from fdaudit.planning.simulated import simulated_case
+from fdaudit.federation.rehearsal import rehearse
+from fdaudit.planning.simulated import references_of, simulated_case
 from fdaudit.remedies.trials import TOGETHER, TRIALS
-from fdaudit.remedies.tuning import Settings, tune
+from fdaudit.remedies.tuning import Settings, mean_utility, tune
 from fdaudit.reports.findings import FrontFinding, found_by
 from fdaudit.reports.inheritance import standings
 from fdaudit.reports.run_figures import measure_of, utility
@@ -32,11 +33,14 @@ from fdaudit.reports.verdict import Finding, judge_all
 from fdaudit.result import Effect, Result, TriedRemedy
 from fdaudit.spec.schema import AttackSpec
 from fdaudit.storage.locks import writing
+from fdaudit.storage.scratch import scratch
 from fdaudit.types import Figure
 
 if TYPE_CHECKING:
+    from fdaudit.planning.case import Case
     from fdaudit.progress import Tick
     from fdaudit.spec.schema import Spec
+    from fdaudit.training.trainer import Parameters
 
 __all__ = ["EPSILON", "try_remedies"]
 
@@ -59,7 +63,7 @@ Pairs = dict[tuple[str, str], None]
 """Adversaries and goals whose findings a remedy is for."""
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class _Ground:
     """What all remedies of a run share.
 
@@ -67,14 +71,14 @@ class _Ground:
         run: the run.
         out: where remedied runs go.
         epsilon: ε of a remedy with noise.
-        alone: mean utility of clients that train alone; None until a run has measured it.
+        alone: mean utility of clients that train alone with the run's own settings.
         tick: progress.
     """
 
     run: Run
     out: Path
     epsilon: float
-    alone: float | None
+    alone: float
     tick: Tick
 
 
@@ -107,7 +111,7 @@ def try_remedies(
         raise RunError("out", str(out), "exists already", "Choose another directory.")
     if out.resolve().is_relative_to(run.directory.resolve()):
         raise RunError("out", str(out), "lies in the run itself", "Choose a directory beside it.")
-    alone = utility(run.result.utility.final, "standalone").mean
+    alone = utility(run.result.utility.final, "standalone").mean or _alone(run.case)
     ground = _Ground(run=run, out=out, epsilon=epsilon, alone=alone, tick=tick)
     wanted = _wanted(found_by(run.result, judge_all(run.result)))
     tried = list[TriedRemedy]()
@@ -125,6 +129,26 @@ def try_remedies(
         tried.append(_tried(ground, together, pairs, chosen, until))
         _keep(run, tried)
     return tuple(tried)
+
+
+def _alone(case: Case) -> float:
+    """Return the mean utility of clients that train alone: the line `standalone`, which the run did not have."""
+    ((protocol, config),) = references_of(
+        ("standalone",), case.spec.clients, case.protocol, case.protocol_config
+    )
+    models: dict[str, Parameters] = {}
+    with scratch("remedy") as folder:
+        rehearse(
+            folder / "transcript",
+            protocol=protocol,
+            config=config,
+            common=case.common,
+            data=[case.records(client) for client in case.clients],
+            seed=case.seed,
+            adversary="client/0",
+            models=models,
+        )
+    return mean_utility(case, protocol, models, case.test)
 
 
 def _refused(ground: _Ground, name: str) -> bool:
@@ -233,13 +257,11 @@ def _run(
         limit = time.monotonic() + _TUNING * (until - time.monotonic())
         tuned = tune(case, lambda s: simulated_case(remedied(s), case.secrets), clip, limit, ground.tick)
         chosen[name], count = tuned.settings, tuned.tried
-    spec = _attacked(ground.run, remedied(), nothing, pairs, ground.alone)
+    spec = _attacked(ground.run, remedied(), nothing, pairs)
     left = until - time.monotonic()
     budget = None if left == float("inf") else f"{max(left, 1.0):.0f}s"
     directory = ground.out / nothing.name
     after = run_spec(spec, directory, seed_from=ground.run.directory, tick=ground.tick, budget=budget).result
-    if ground.alone is None:
-        ground.alone = utility(after.utility.final, "standalone").mean
     places = [shlex.quote(str(path)) for path in (directory / "spec.yaml", ground.run.directory)]
     command = f"fdaudit run {places[0]} --seed-from {places[1]} --out AGAIN"
     if after.budget is not None and (after.budget.settings or after.budget.left_out):
@@ -260,7 +282,7 @@ def _run(
     )
 
 
-def _attacked(run: Run, spec: Spec, nothing: TriedRemedy, pairs: Pairs, alone: float | None) -> Spec:
+def _attacked(run: Run, spec: Spec, nothing: TriedRemedy, pairs: Pairs) -> Spec:
     """Return a remedied spec with the adversaries and the goals of its findings alone.
 
     All attacks of these goals run that the run's own spec asks for: which of them found the leak does not decide.
@@ -276,7 +298,7 @@ def _attacked(run: Run, spec: Spec, nothing: TriedRemedy, pairs: Pairs, alone: f
             "name": f"{spec.name}, {nothing.words}"[:200],
             "adversaries": tuple(dict.fromkeys(a for a, _ in pairs)),
             "attacks": attacks,
-            "references": ("standalone",) if alone is None else (),
+            "references": (),
             "power": False,
             "privacy": spec.privacy.model_copy(update={"tuned_on": "public"}),
         }

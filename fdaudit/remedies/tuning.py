@@ -27,11 +27,12 @@ from fdaudit.storage.scratch import scratch
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from fdaudit.federation.protocol import FederatedProtocol
     from fdaudit.planning.case import Case
     from fdaudit.progress import Tick
     from fdaudit.training.trainer import Parameters
 
-__all__ = ["Settings", "Tuned", "tune"]
+__all__ = ["Settings", "Tuned", "mean_utility", "tune"]
 
 _FOLDS = 2
 """Parts of the auxiliary records: each is measured on once, after training on the others."""
@@ -223,17 +224,22 @@ class _StandIn:
                 withheld=case.spec.withhold,
                 models=models,
             )
-        parties = (
-            ["server"] if "server" in models else [name for name in models if name.startswith("client/")]
-        )
-        trainers = Trainers(networks_of(case.protocol, case.common.networks), case.execution, tuple(models))
-        x, y = held_out
-        measurement = measurement_of(case.dataset.task)
-        values = [
-            float(measurement.measured(trainers[party].predict(models[party], x), y, case)[0])
-            for party in parties
-        ]
-        return sum(values) / len(values)
+        return mean_utility(case, case.protocol, models, held_out)
+
+
+def mean_utility(
+    case: Case,
+    protocol: type[FederatedProtocol],
+    models: Mapping[str, Parameters],
+    held_out: tuple[Tensor, Tensor],
+) -> float:
+    """Return the utility of the server's model, or the mean of the clients', on records (x, y) held out."""
+    parties = ["server"] if "server" in models else [name for name in models if name.startswith("client/")]
+    trainers = Trainers(networks_of(protocol, case.common.networks), case.execution, tuple(models))
+    x, y = held_out
+    measurement = measurement_of(case.dataset.task)
+    values = [measurement.measured(trainers[p].predict(models[p], x), y, case)[0] for p in parties]
+    return sum(map(float, values)) / len(values)
 
 
 def _shared_out(case: Case, y: Tensor, draws: SecretStream) -> tuple[Tensor, ...]:

@@ -94,6 +94,16 @@ def test_a_remedied_run_has_the_same_records_and_candidates(remedied: tuple[Run,
             assert str(again.splits.to_dict()) == str(run.case.splits.to_dict())
 
 
+def test_clients_alone_train_by_the_runs_own_settings(remedied: tuple[Run, Path], tmp_path: Path) -> None:
+    """They are the run's line `standalone`, whatever the settings of the remedies are."""
+    run, _ = remedied
+    told = {one.alone or 0.0 for one in run.result.remedies if one.state == "run"}
+    with_line = api.run(GRADIENTS | {"references": ["standalone"], "attacks": []}, tmp_path / "line")
+    final = with_line.result.utility.final
+    line = [f.figure.value or 0.0 for f in final if f.line == "standalone"]
+    assert sorted(told) == pytest.approx([sum(line) / len(line)])
+
+
 def test_noise_keeps_to_the_epsilon_that_was_asked_for(remedied: tuple[Run, Path]) -> None:
     tried = {one.name: one for one in remedied[0].result.remedies}
     assert tried["client-noise"].state == "run"
