@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from fdaudit.api import run as run_spec
 from fdaudit.audit.run import Run
 from fdaudit.audit.summary import conclude, keep_remedies
-from fdaudit.errors import FdauditError, RunError, SpecError
+from fdaudit.errors import FdauditError, RunError, SpecError, UsageError
 from fdaudit.evaluation.budget import seconds_of
 from fdaudit.federation.rehearsal import rehearse
 from fdaudit.planning.simulated import references_of, simulated_case
@@ -101,9 +101,11 @@ def try_remedies(
 
     Raises:
         RunError: the federation ran elsewhere, or the directory exists.
-        UsageError: the budget is no duration.
+        UsageError: the budget is no duration, or ε no positive number.
     """
     until = time.monotonic() + (float("inf") if budget is None else seconds_of(budget))
+    if not 0 < epsilon < float("inf"):
+        raise UsageError("epsilon", epsilon, "is no positive number", "Give an ε such as 8.")
     if run.case.origin != "simulation":
         problem = "was recorded elsewhere: its federation cannot run again with a remedy"
         raise RunError("run", str(run.directory), problem, "Simulate its protocol with a spec.")

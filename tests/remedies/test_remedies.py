@@ -20,7 +20,7 @@ from fdaudit.reports.verdict import judge_all
 
 from fdaudit import api
 from fdaudit.audit.run import Run
-from fdaudit.errors import RunError, SpecError
+from fdaudit.errors import RunError, SpecError, UsageError
 from fdaudit.planning.simulated import simulated_case
 from fdaudit.remedies import try_remedies
 from fdaudit.remedies.trials import TOGETHER, TRIALS
@@ -223,6 +223,9 @@ def test_an_occupied_directory_is_refused(remedied: tuple[Run, Path]) -> None:
     run, tried = remedied
     with pytest.raises(RunError, match="exists already"):
         try_remedies(run, tried)
+    for epsilon in (0.0, -1.0, math.inf, math.nan):
+        with pytest.raises(UsageError, match="is no positive number"):
+            try_remedies(run, tried.with_name("other"), epsilon=epsilon)
     with pytest.raises(RunError, match="lies in the run itself"):
         try_remedies(run, run.directory / "remedies")
 
