@@ -38,8 +38,6 @@ __all__ = ["LabelUpdates", "LabelUpdatesConfig"]
 
 _MOST_KEPT = 1 << 26
 """Most values of passes through models that are kept for the next victim."""
-_MOST_AUXILIARY = 4096
-"""Largest number of auxiliary records that represent the classes."""
 
 
 class LabelUpdatesConfig(Config):
@@ -49,6 +47,8 @@ class LabelUpdatesConfig(Config):
     """Largest number of a victim's uploads: the first ones, before the model fits the records."""
     least: float = Field(0.005, gt=0, lt=1)
     """Added to every class's share before scaling to a sum of 1, so that no class is ruled out."""
+    records: int = Field(4096, ge=1)
+    """Largest number of auxiliary records that stand for the classes. All of them pass through each model in view."""
 
 
 @reads_forms
@@ -62,7 +62,7 @@ class LabelUpdates:
 
     card = AttackCard(
         name="label-updates",
-        work={"once": 2000, "each": 300, "grows": ("uploads",)},
+        work={"once": 2000, "each": 300, "grows": ("uploads", "records")},
         goal="label-distribution",
         needs=("gradient", "model_update", "model_parameters"),
         reads=("optimizer_state",),
@@ -72,9 +72,9 @@ class LabelUpdates:
         control={"on": "labels"},
         tasks=("single-label", "text", "table"),
         profiles={
-            "quick": {"uploads": 5},
-            "standard": {"uploads": 20},
-            "full": {"uploads": 100},
+            "quick": {"uploads": 5, "records": 1024},
+            "standard": {"uploads": 20, "records": 4096},
+            "full": {"uploads": 100, "records": 4096},
         },
     )
     Config: ClassVar[type[LabelUpdatesConfig]] = LabelUpdatesConfig
@@ -107,7 +107,7 @@ class LabelUpdates:
         classes = knowledge.classes
         if knowledge.auxiliary is None:
             raise ValueError("label-updates: run without auxiliary records. Ask `applicable` first.")
-        x, y = (t[:_MOST_AUXILIARY].to(knowledge.device) for t in knowledge.auxiliary)
+        x, y = (t[: self.config.records].to(knowledge.device) for t in knowledge.auxiliary)
         passes: dict[int, LastLayer] = {}  # by message, since all clients start a round from the same model
 
         def at(message: Message) -> LastLayer:

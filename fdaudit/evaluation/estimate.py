@@ -22,6 +22,7 @@ from fdaudit import attacks
 from fdaudit.adversary.attack_plan import AttackPlan
 from fdaudit.errors import SpecError
 from fdaudit.evaluation.budget import Cost, Setting, least_of, total
+from fdaudit.evaluation.controls import labels
 from fdaudit.evaluation.controls._membership import MOST_CANDIDATES
 from fdaudit.evaluation.controls.models import most_by_heart
 from fdaudit.goals import GOALS
@@ -58,7 +59,7 @@ _TRAINED: Mapping[str, float] = {
     "classes": 4800,
     "discriminator": 2000,
     "federation": 3000,
-    "labels": 500,
+    "labels": 3500,
     "model": 1000,
     "tables": 1500,
     "uploads": 250,
@@ -349,7 +350,10 @@ def _cost(
     name = f"control: {control}"
     if control not in _SAME_FOR_ALL:
         name, trained = f"{name} of {attack.name}", min(trained, work.once)
-    shared[name] = Cost(attack=name, seconds=unit.seconds * (_learnt(control, case) or trained))
+    seconds = unit.seconds * (_learnt(control, case) or trained)
+    if control == "labels" and federation:
+        seconds = federation * _part_of_the_run(attack, case)
+    shared[name] = Cost(attack=name, seconds=seconds)
     needs, runs = [name], 1
     if challenged:
         runs += case.spec.canaries is not None
@@ -412,6 +416,13 @@ def _learnt(control: str, case: Case) -> float:
     else:
         return 0.0
     return _BY_HEART * records / _BATCH
+
+
+def _part_of_the_run(attack: AttackPlan, case: Case) -> float:
+    """Return the share of the run's federation that the controls of an attack on class shares repeat."""
+    rounds = case.settings.get("rounds")
+    repeated = min(1.0, labels.rounds_of(attack) / rounds) if type(rounds) is int and rounds > 0 else 1.0
+    return repeated * min(1.0, labels.MOST_CLIENTS / max(1, case.spec.clients))
 
 
 def _reducible(attack: AttackPlan, work: Work, spec: Spec) -> dict[str, Setting]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -45,6 +45,7 @@ if TYPE_CHECKING:
 __all__ = [
     "CONFIDENCE",
     "MOST_CANDIDATES",
+    "MOST_PUBLIC",
     "WORKS",
     "Measured",
     "PairedCandidates",
@@ -67,6 +68,8 @@ CONFIDENCE = 0.999
 WORKS = 0.01
 """p-value up to which a positive control has found members: a dozen pairs of auxiliary records can reach it."""
 MOST_CANDIDATES = 400
+MOST_PUBLIC = 500
+"""Most public samples of a federation in a control. Answers about more of them cost time, and show no more."""
 _VICTIM = "client/0"
 
 
@@ -178,6 +181,8 @@ def undefended(
 ) -> Iterator[tuple[Rehearsal, View]]:
     """Yield a rehearsal of the run's own protocol, undefended, and what an eavesdropper sees of its clients' data.
 
+    Its public samples are at most `MOST_PUBLIC` of the run's, evenly spread over them.
+
     Args:
         attack: the attack under control.
         case: the run's case.
@@ -189,7 +194,17 @@ def undefended(
     short = config.model_copy(update=less)
     with scratch("control") as folder:
         rehearsal = rehearsal_of(case, EAVESDROPPER, config=short, defended=False, own=folder)
+        rehearsal = replace(rehearsal, common=_with_less_public(case.common))
         yield rehearsal, rehearsal(list(data), child_seed(case.seed, "control", attack.name))
+
+
+def _with_less_public(common: Common) -> Common:
+    held = len(common.public)
+    if held <= MOST_PUBLIC:
+        return common
+    rows = torch.arange(MOST_PUBLIC) * held // MOST_PUBLIC
+    labels = None if common.public_labels is None else common.public_labels[rows]
+    return replace(common, public=common.public[rows], public_labels=labels)
 
 
 def on_protocol(

@@ -23,9 +23,10 @@ if TYPE_CHECKING:
     from fdaudit.adversary.attack_plan import AttackPlan
     from fdaudit.planning.case import Case
 
-__all__ = ["skewed_clients"]
+__all__ = ["MOST_CLIENTS", "rounds_of", "skewed_clients"]
 
-_MOST_CLIENTS = 4
+MOST_CLIENTS = 4
+"""Clients of the control, unless the run has fewer."""
 _MOST_ROUNDS = 3
 """Rounds of the control, unless the attack's card states its `rounds`: PLS sends no row before a class is learnt."""
 _MOST_RECORDS = 4_000
@@ -33,6 +34,11 @@ _OWN_SHARE = 0.9
 """Share of a client's records from its own classes, which no other client of the control favours."""
 _WORKS = 0.5
 """Largest distance, as a share of the prior's, at which the attack counts as working: the report's own rule."""
+
+
+def rounds_of(attack: AttackPlan) -> int:
+    """Return the most rounds of an attack's control."""
+    return int(attack.card.control.get("rounds", _MOST_ROUNDS))
 
 
 def skewed_clients(attack: AttackPlan, case: Case) -> dict[str, Control]:
@@ -47,7 +53,7 @@ def skewed_clients(attack: AttackPlan, case: Case) -> dict[str, Control]:
     order = torch.randperm(len(y), generator=generator)[:_MOST_RECORDS]
     victims, known = order[: len(order) // 2], order[len(order) // 2 :]
     C = case.dataset.classes
-    parts = _uneven(y[victims], max(2, min(case.spec.clients, C, _MOST_CLIENTS)), generator)
+    parts = _uneven(y[victims], max(2, min(case.spec.clients, C, MOST_CLIENTS)), generator)
     data = [(x[victims[part]], y[victims[part]]) for part in parts]
     truths = [_shares(labels, C) for _, labels in data]
     what = f"{len(data)} undefended clients with half of the auxiliary records, {_OWN_SHARE:.0%} of their own classes"
@@ -110,9 +116,8 @@ def _guesses(
     attack: AttackPlan, case: Case, data: Sequence[tuple[Tensor, Tensor]], auxiliary: tuple[Tensor, Tensor]
 ) -> Sequence[LabelDistribution] | str:
     """Return the attack's guess about each client, in their order, or the reason why there is none."""
-    most = int(attack.card.control.get("rounds", _MOST_ROUNDS))
-    with undefended(attack, case, data, {"rounds": most}) as (rehearsal, view):
-        public = case.public if len(case.public) else None
+    with undefended(attack, case, data, {"rounds": rounds_of(attack)}) as (rehearsal, view):
+        public = rehearsal.common.public if len(rehearsal.common.public) else None
         knowledge = knowing(case, auxiliary=auxiliary, encode=case.encoder, public=public, rehearse=rehearsal)
         task = AttackTask(targets=tuple(f"client/{k}" for k in range(len(data))))
         trial = Trial(knowledge=knowledge, task=task, seed=attack_seed(case, attack))

@@ -76,11 +76,12 @@ def _heard(
     attack: AttackPlan, case: Case, made: PairedCandidates, data: list[tuple[Tensor, Tensor]]
 ) -> Measured:
     """Return the attack's AUC about the first client of a rehearsal, as an eavesdropper."""
-    with undefended(attack, case, data, _MOST) as (_, view):
+    with undefended(attack, case, data, _MOST) as (rehearsal, view):
+        public = rehearsal.common.public
         knowledge = Knowledge(
             auxiliary=made.rest,
             encode=case.encoder,
-            public=case.public if len(case.public) else None,
+            public=public if len(public) else None,
             classes=case.dataset.classes,
             task=case.dataset.task,
         )
