@@ -16,6 +16,7 @@ import fdaudit.isolation.attacker
 from fdaudit.audit.pipeline import attacked, federated, perform
 from fdaudit.audit.run import Run
 from fdaudit.errors import FdauditError
+from fdaudit.evaluation.controls import _membership
 from fdaudit.evaluation.controls._membership import settled
 from fdaudit.evaluation.controls.gradients import bare_gradients
 from fdaudit.evaluation.controls.models import overfit_model
@@ -23,6 +24,7 @@ from fdaudit.evaluation.stage import Stage
 from fdaudit.goals.label_distribution import LabelDistribution
 from fdaudit.goals.membership import Membership
 from fdaudit.goals.reconstruction import Reconstruction
+from fdaudit.planning.attacks import plan_attack
 from fdaudit.planning.simulated import simulated_case
 from fdaudit.rng import child
 from fdaudit.scoring.run_directory import RunDirectory
@@ -361,3 +363,32 @@ def test_a_large_network_learns_fewer_records_by_heart(monkeypatch):
     control = overfit_model(attack, case)["positive"]
     assert control.what.startswith("16 auxiliary records")
     assert control.passed
+
+
+def test_clients_of_a_control_answer_about_few_of_many_public_samples(monkeypatch):
+    monkeypatch.setattr(_membership, "MOST_PUBLIC", 20)
+    many = {
+        "seed": 3,
+        "device": "cpu",
+        "threads": 1,
+        "profile": "quick",
+        "clients": 3,
+        "dataset": {"name": "digits", "limit": 600},
+        "model": {"name": "mlp", "params": {"widths": [16]}},
+        "protocol": {"name": "fedmd", "params": {"rounds": 1}},
+        "splits": {"candidates": 10, "proxy": 0.2},
+    }
+    case = simulated_case(load_spec(many), known(SEED))
+    attack = plan_attack("label-answers", {}, case.spec, "attack", ("eavesdropper",))
+    assert len(case.public) > 100
+    with _membership.undefended(attack, case, [case.auxiliary] * 2, {"rounds": 1}) as (rehearsal, view):
+        answered = [
+            len(view.tensors(m)["values"]) for m in view.select(kind="logits") if m.sender == "client/0"
+        ]
+        public = rehearsal.common.public
+    assert answered
+    assert max(answered) <= 20
+    # Samples from all over the public ones: a data set may be sorted by class.
+    places = [(case.public == one).flatten(1).all(1).nonzero()[0].item() for one in public]
+    assert len(places) == 20
+    assert max(places) > 0.9 * len(case.public)

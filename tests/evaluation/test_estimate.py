@@ -12,6 +12,7 @@ import fdaudit
 from fdaudit import attacks
 from fdaudit.adversary.attack_plan import AttackPlan
 from fdaudit.evaluation import estimate as estimates
+from fdaudit.evaluation.budget import Cost
 from fdaudit.evaluation.estimate import Estimate, Unit, Work, costs_of, estimate
 from fdaudit.evaluation.runner import attack_cells
 from fdaudit.planning.attacks import plan_attack
@@ -112,6 +113,26 @@ def test_time_grows_with_the_settings_that_set_the_work(
     assert work.growth(quick) == 1
     assert work.growth(more) == pytest.approx(times)
     assert seconds(of(run, {more: ("server",)})) > seconds(of(run, {quick: ("server",)}))
+
+
+@pytest.mark.parametrize(
+    ("name", "rounds", "clients", "share"),
+    [("label-updates", 12, 8, 0.125), ("label-updates", 2, 3, 1.0), ("label-presence", 40, 8, 0.25)],
+)
+def test_a_control_on_class_shares_costs_its_part_of_the_runs_own_federation(
+    name: str, rounds: int, clients: int, share: float, run: fdaudit.Run
+) -> None:
+    case, attack = run.opened.case, planned(run, name)
+    longer = replace(
+        case,
+        settings={**case.settings, "rounds": rounds},
+        spec=case.spec.model_copy(update={"clients": clients}),
+    )
+    unit, shared = Unit(seconds=1.0, parameters=1000, kept=500), dict[str, Cost]()
+    work = Work.of(attack.card)
+    assert work is not None
+    estimates._cost(attack, work, ("server",), longer, unit, 600.0, shared)
+    assert shared[f"control: labels of {name}"].seconds == pytest.approx(share * 600.0)
 
 
 def test_time_is_shared_by_processes_but_no_attack_is_split(run: fdaudit.Run, unit: Unit) -> None:
