@@ -148,6 +148,10 @@ def test_every_place_prints_the_one_judgement(result: Result) -> None:
     level_of = {(view.adversary, view.goal): view.level for view in judgement.views}
     summary = summarise(result)
 
+    for view in judgement.views:
+        graded = (view.severity is not None, view.remedy is not None)
+        assert graded == (view.level in ("leak", "partial"),) * 2
+
     said = [*verdicts(result), *outcome(result)]
     for cell, own in zip(result.cells, judgement.cells, strict=True):
         if own.level != "not-requested":
