@@ -34,6 +34,10 @@ __all__ = [
     "standings_of",
 ]
 
+_ANEW = (
+    "Believe none of it. Its owner can make it anew: `fdaudit run --resume --out RUN`, or of a recording "
+    "`fdaudit attack RUN --all`."
+)
 _SAME = tuple(name for name in JudgedCell.model_fields if name not in ("cell", "worst"))
 """What a finding and the judgement of its cell have under one name."""
 
@@ -58,12 +62,7 @@ def read_judged(value: Mapping[str, Any]) -> Result:
     if stated is not None and stated.version == due.version and stated != due:
         place, said, instead = next(_differences(stated.plain(), due.plain(), "result.judgement"))
         problem = f"contradicts the cells of this result, which give {clip(repr(instead), 200)}"
-        raise UsageError(
-            place,
-            said,
-            problem,
-            "Believe none of it. The owner of the run can make it anew: `fdaudit attack RUN --all`.",
-        )
+        raise UsageError(place, said, problem, _ANEW)
     return result.model_copy(update={"judgement": due})
 
 

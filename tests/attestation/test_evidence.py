@@ -18,7 +18,6 @@ import pytest
 from fdaudit.reports.verdict import judge_all
 
 import fdaudit
-from fdaudit import api
 from fdaudit.attestation.bundle import PARTS
 from fdaudit.attestation.environment import _checked_out, tool
 from fdaudit.errors import FdauditError, IntegrityError, RunError, UsageError
@@ -320,8 +319,8 @@ def test_a_judgement_that_contradicts_its_cells_is_believed_by_nothing(run: Path
             use(fdaudit.load(run))
     (finding,) = fdaudit.load(run).verify()
     assert "'not-requested' contradicts the cells" in finding
-    assert "fdaudit attack RUN --all" in finding
-    api.attack_all(fdaudit.load(run))
+    assert "`fdaudit run --resume --out RUN`" in finding
+    fdaudit.run(None, run, resume=True)
     assert fdaudit.load(run).verify() == []
 
 
