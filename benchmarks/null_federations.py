@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from fdaudit.reports.verdict import judge_all
+from fdaudit.reports.judgement import findings_of
 from scipy.stats import binomtest
 
 import fdaudit
@@ -65,7 +65,7 @@ def main() -> None:
         for protocol in asked.protocols:
             with tempfile.TemporaryDirectory() as folder:
                 run = fdaudit.run(spec_of(protocol), Path(folder) / "run")
-                findings = judge_all(run.result)
+                findings = findings_of(run.result)
             levels.update(f.level for f in findings)
             found = [f for f in findings if f.level in ("leak", "partial")]
             told = ", ".join(f"{f.cell.adversary}/{f.cell.attack}: {f.because}" for f in found)

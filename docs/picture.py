@@ -9,10 +9,10 @@ import sys
 from pathlib import Path
 
 import matplotlib.pyplot as plt
+from fdaudit.reports.judgement import read_judged
 from fdaudit.reports.summary import summarise
-from fdaudit.reports.verdict import judge_all
 
-from fdaudit.result import Image, Result, read
+from fdaudit.result import Image, Result
 from fdaudit.storage.files import load_json
 
 COLOURS = {"leak": "#b3261e", "partial": "#e08a00", "possible": "#f2c94c", "none-seen": "#2e7d32"}
@@ -34,9 +34,9 @@ def stolen(result: Result) -> tuple[str, Image]:
 def main() -> None:
     """Draw the picture of a run."""
     run, out = map(Path, sys.argv[1:])
-    result = read(load_json(run / "result.json"))
+    result = read_judged(load_json(run / "result.json"))
     attack, image = stolen(result)
-    page = summarise(result, judge_all(result))
+    page = summarise(result)
     figure = plt.figure(figsize=(11, 2.9), layout="constrained", dpi=120)
     left, middle, right = figure.subplots(1, 3, width_ratios=[1, 1, 3.2])
     for axes, name, title in (

@@ -21,14 +21,14 @@ from types import MappingProxyType
 from fdaudit.result import Exposure, LedgerEntry, Result
 from fdaudit.transcript.messages import role
 
-from .findings import shows_classes
 from .goals import RULES
 from .goals.model_extraction import holds_model
-from .inheritance import Standing, standings
+from .inheritance import Standing
+from .judgement import findings_of, standings_of
 from .run_figures import LineUtility, StrongestFigure, measure_of, strongest_figure, utility
 from .sweep_rows import Spread, spreads_of
 from .text import clip, joined
-from .verdict import LEVELS, SETTLED, Finding, judge_all, strongest
+from .verdict import LEVELS, SETTLED, Finding, strongest
 
 __all__ = [
     "HELD",
@@ -175,7 +175,7 @@ class GoalOutcome:
         """Return the level in words; a partial leak of what classes look like says so."""
         if self.level is None:
             return "Not audited"
-        if self.level == "partial" and self.finding is not None and shows_classes(self.finding):
+        if self.level == "partial" and self.finding is not None and self.finding.of_classes:
             return "Partial: classes"
         return SHOWN[self.level][1]
 
@@ -398,8 +398,8 @@ def _goals(findings: Iterable[Finding]) -> tuple[str, ...]:
 
 def _outcomes(result: Result) -> Iterator[GoalOutcome]:
     """Yield the outcome of each goal of one run."""
-    findings = judge_all(result)
-    all_standings = standings(result, findings)
+    findings = findings_of(result)
+    all_standings = standings_of(result, findings)
     for goal in _goals(findings):
         yield _outcome(goal, findings, all_standings)
 
@@ -419,7 +419,7 @@ def _outcome(goal: str, findings: Iterable[Finding], held: Sequence[Standing]) -
     top = strongest(tried or cells)
     untested = next((s for s in held if (s.goal, s.level) == (goal, "not-tested")), None)
     if top is not None and top.level == "none-seen" and untested is not None:
-        top = replace(top, level="not-tested", because=f"{clip(untested.adversary, 60)}: {untested.unread}")
+        top = replace(top, level="not-tested", because=f"{clip(untested.adversary, 60)}: {untested.untested}")
     return GoalOutcome(
         goal=goal,
         finding=top,
@@ -438,7 +438,7 @@ def _headlines(rows: Sequence[ComparisonRow]) -> Iterator[str]:
             outcome = next((o for o in row.outcomes if o.goal == goal), None)
             finding = outcome.finding if outcome is not None else None
             level = (outcome.level if outcome is not None else None) or "not-requested"
-            if finding is not None and level == "partial" and RULES[goal].shown and shows_classes(finding):
+            if finding is not None and level == "partial" and RULES[goal].shown and finding.of_classes:
                 level = "shown"
             by_level.setdefault(level, []).append(clip(row.entry.name, 40))
         open_ = [

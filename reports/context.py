@@ -26,6 +26,7 @@ from .front import released
 from .goals import RULES
 from .goals.rule import by_name
 from .images import data_uri
+from .judgement import findings_of
 from .matrix import attack_matrix, grid
 from .sign_off import Provenance, SignOff, Word, glossary, sign_off
 from .summary import Summary, summarise
@@ -139,7 +140,6 @@ class ExposureRow:
 
 def build(
     result: Result,
-    findings: Sequence[Finding],
     directory: Path,
     timings: Mapping[str, float],
     provenance: Provenance,
@@ -148,7 +148,6 @@ def build(
 
     Args:
         result: the result, or its public variant.
-        findings: the findings of its cells.
         directory: the run directory; image paths in the result are read below it.
         timings: seconds by cell id or by stage.
         provenance: the day of the result, and the signer of a page that is passed on.
@@ -157,7 +156,7 @@ def build(
         UsageError: an image's path leaves `directory` or names no small PNG.
     """
     block = sign_off(result, provenance)
-    summary = summarise(result, findings)
+    findings, summary = findings_of(result), summarise(result)
     words = glossary(_front_texts(summary))
     summary = _with_room(summary, block, words)
     remedies = {f.remedy.do for f in summary.front.findings}

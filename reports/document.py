@@ -13,16 +13,17 @@ from typing import Any, Final, Literal
 from pydantic import Field
 
 from fdaudit.config import Config
-from fdaudit.result import Result
+from fdaudit.result import Level, Result
 from fdaudit.storage.files import indented
 
 from .annex import annex
 from .front import Front
-from .inheritance import Standing, standings
+from .inheritance import Standing
+from .judgement import findings_of, standings_of
 from .matrix import MatrixLine, attack_matrix
 from .sign_off import Provenance
 from .summary import Summary, summarise
-from .verdict import Finding, Level
+from .verdict import Finding
 
 __all__ = [
     "SCHEMA",
@@ -157,7 +158,6 @@ class ReportDocument(Config):
 
 def document(
     result: Result,
-    findings: tuple[Finding, ...],
     timings: Mapping[str, float],
     provenance: Provenance = _UNKNOWN,
 ) -> ReportDocument:
@@ -165,15 +165,15 @@ def document(
 
     Args:
         result: the result, or its public variant.
-        findings: the findings of its cells.
         timings: seconds by cell id or by stage.
         provenance: the day of the result, and the signer of a page that is passed on.
     """
+    findings, summary = findings_of(result), summarise(result)
     return ReportDocument.model_construct(
         schema_name=SCHEMA,
-        verdict=_verdict(summary := summarise(result, findings), result),
+        verdict=_verdict(summary, result),
         front=_front(summary.front),
-        adversaries=tuple(map(_standing, standings(result, findings))),
+        adversaries=tuple(map(_standing, standings_of(result, findings))),
         findings=tuple(map(_finding, findings)),
         matrix=tuple(map(_line, attack_matrix(findings))),
         annex=tuple(

@@ -54,13 +54,13 @@ def render_dpia(result: Result, provenance: Provenance) -> str:
         result: the result of the run, not its public variant.
         provenance: the day of the result.
     """
-    shown, findings = public(result)
+    shown = public(result)
     return render(
         "dpia.html.j2",
         {
             "result": shown,
             "run": shown.run,
-            "front": front(shown, findings),
+            "front": front(shown),
             "flows": tuple(_flows(shown)),
             "defences": tuple(_defences(shown)),
             "final": tuple(f for f in shown.utility.final if f.figure.value is not None),

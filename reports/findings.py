@@ -2,7 +2,7 @@
 
 Guarantees:
   * every leak of the table *Who can learn what* is in a finding, inherited ones too;
-  * severity is computed from the finding and its adversary alone, by the printed table;
+  * levels, severities and remedies are those of the result's judgement;
   * a finding names every client for whom one of its adversaries' attacks found a leak, and clears no other client;
   * all figures are those of a cell, which the finding names.
 """
@@ -12,55 +12,21 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from types import MappingProxyType
 
-from fdaudit.goals import GOALS
-from fdaudit.result import Result
+from fdaudit.result import Level, Remedy, Result
 
 from .goals import RULES, Rule
-from .goals.remedy import Remedy
 from .goals.rule import beside, by_name, framed
-from .inheritance import Standing, standings
-from .remedies import ENCRYPT, carried, remedy
+from .inheritance import LEAKS, Standing
+from .judgement import findings_of, standings_of
+from .remedies import ENCRYPT, carried
+from .severity import SEVERITIES, impact, needed
 from .text import clip, joined, measure, party, plural, sentence
 from .tried import effect
-from .verdict import EVERYONE, Finding, Level, strongest
+from .verdict import EVERYONE, Finding, strongest
 
-__all__ = [
-    "ACCESS",
-    "SEVERITIES",
-    "FrontFinding",
-    "found_by",
-    "lines",
-    "part_with_as_much",
-    "severity",
-    "shows_classes",
-]
+__all__ = ["FrontFinding", "found_by", "lines"]
 
-SEVERITIES = ("critical", "high", "medium", "low")
-
-_CLASSES = 2
-"""Impact where an adversary was shown what classes look like, and no record."""
-_UNKNOWN = 2
-"""Impact of a goal that this version does not know."""
-
-ACCESS: Mapping[str, tuple[int, str]] = MappingProxyType(
-    {
-        "world": (3, "has the released model"),
-        "eavesdropper": (2, "reads the transport"),
-        "server": (2, "runs the server"),
-        "client": (2, "takes part as a client"),
-        "aggregator": (2, "runs the aggregator"),
-        "coalition": (1, "several parties together"),
-        "internal": (1, "gets hold of a model that stays internal"),
-    }
-)
-"""How easily one becomes this adversary, from 1 to 3, and what one must have for it."""
-
-_LEAST = ((24, "critical"), (12, "high"), (5, "medium"), (1, "low"))
-"""Least product of impact, access and strength of each severity."""
-
-_LEAKS: Sequence[Level] = ("leak", "partial")
 Leaks = dict[tuple[str, str], list[Finding]]
 """The cells with a leak, by adversary and goal."""
 
@@ -139,64 +105,21 @@ def lines(column: str, *texts: str) -> int:
     return sum(-(-len(text) // _WIDTHS[column]) for text in texts)
 
 
-def _impact(goal: str) -> int:
-    """Return the harm to those whom the data are about, if the adversary succeeds."""
-    return GOALS[goal].impact if goal in GOALS else _UNKNOWN
-
-
-def severity(
-    goal: str,
-    level: Level,
-    adversary: str,
-    release: str | None = None,
-    *,
-    of_classes: bool = False,
-    certain: bool = False,
-) -> tuple[str, tuple[int, int, int], str]:
-    """Return a severity, its factors impact, access and strength, and what the access needs.
-
-    Args:
-        goal: of the attacks.
-        level: leak or partial.
-        adversary: who can do it.
-        release: where the spec sends the model; None counts as the widest release.
-        of_classes: whether classes were shown and no record.
-        certain: whether the leak leaves little doubt about any record.
-    """
-    impact = _CLASSES if of_classes else _impact(goal)
-    access, must = ACCESS[_role(adversary, release)]
-    strength = 1
-    if level == "leak":
-        strength = 3 if certain else 2
-    product = impact * access * strength
-    word = next(word for least, word in _LEAST if product >= least)
-    return word, (impact, access, strength), must
-
-
-def _role(adversary: str, release: str | None) -> str:
-    if "+" in adversary:
-        return "coalition"
-    if adversary == "world" and release == "internal":
-        return "internal"
-    name = adversary.partition("/")[0]
-    return name if name in ACCESS else "coalition"
-
-
-def found_by(result: Result, findings: Sequence[Finding]) -> tuple[FrontFinding, ...]:
+def found_by(result: Result) -> tuple[FrontFinding, ...]:
     """Return the findings of a result, the gravest first; pure."""
-    leaking = [s for s in standings(result, findings) if s.level in _LEAKS and s.finding is not None]
+    findings = findings_of(result)
+    leaking = {(s.adversary, s.goal): s for s in standings_of(result, findings) if s.remedy is not None}
     leaks: Leaks = {}
     for finding in findings:
-        if finding.level in _LEAKS:
+        if finding.level in LEAKS:
             leaks.setdefault((finding.cell.adversary, finding.cell.goal), []).append(finding)
     groups: dict[tuple[Remedy, str, object], list[Standing]] = {}
-    for standing in leaking:
-        source = part_with_as_much(standing, leaking) or standing
-        what = _remedy(result, source)
+    for standing in leaking.values():
+        source, what = leaking.get((standing.alone, standing.goal), standing), standing.remedy or ENCRYPT
         if source.adversary == "world":
             standing = replace(standing, finding=source.finding, source="world")
         # One thing ends all that an eavesdropper can do. Others share a finding only if they share its evidence.
-        key = (what, "", None) if what is ENCRYPT else (what, standing.goal, _figures(source.finding, leaks))
+        key = (what, "", None) if what == ENCRYPT else (what, standing.goal, _figures(source.finding, leaks))
         groups.setdefault(key, []).append(standing)
     front_findings = (_finding(result, who, what, leaks) for (what, _, _), who in groups.items())
     return tuple(sorted(front_findings, key=_gravest_first))
@@ -204,36 +127,8 @@ def found_by(result: Result, findings: Sequence[Finding]) -> tuple[FrontFinding,
 
 def _gravest_first(finding: FrontFinding) -> tuple[int, int, bool, int]:
     """Return the order; of equals, what encryption of the transport stops comes last."""
-    listens = finding.remedy is ENCRYPT
+    listens = finding.remedy == ENCRYPT
     return -math.prod(finding.factors), -finding.factors[0], listens, -len(finding.strongest.affected)
-
-
-def part_with_as_much(standing: Standing, held: Sequence[Standing]) -> Standing | None:
-    """Return the part of a coalition that can do most without the others, if it can do as much; else None.
-
-    An eavesdropper's part is what everybody gets: who encrypts the transport does not take the released model away.
-
-    Args:
-        standing: a leak.
-        held: all standings with a leak.
-    """
-    members = set(standing.adversary.split("+"))
-    own = [s for s in held if s.goal == standing.goal and s.finding is not None]
-    parts = [s for s in own if set(s.adversary.split("+")) < members]
-    if standing.adversary == "eavesdropper":
-        beyond_doubt = standing.finding is not None and standing.finding.certain
-        parts = [s for s in own if s.adversary == "world"]
-        parts = [s for s in parts if s.finding is not None and s.finding.certain >= beyond_doubt]
-    as_much = [s for s in parts if _LEAKS.index(s.level) <= _LEAKS.index(standing.level)]
-    most = strongest([s.finding for s in as_much if s.finding is not None])
-    return next((s for s in as_much if s.finding is most), None)
-
-
-def _remedy(result: Result, standing: Standing) -> Remedy:
-    """Return the remedy for a standing: an inherited finding's own, unless the heir only listens in."""
-    if standing.adversary == "eavesdropper" or standing.finding is None:
-        return ENCRYPT
-    return remedy(result, standing.finding)
 
 
 def _figures(finding: Finding | None, leaks: Leaks) -> object:
@@ -262,34 +157,21 @@ def _finding(result: Result, standing: Sequence[Standing], what: Remedy, leaks: 
     first = [s.adversary for s in standing if s.source == s.adversary]  # the others inherit it
     fewest = _fewest(tuple(dict.fromkeys(first)) or adversaries)
     own = [s for s in standing if s.adversary in fewest]
-    ranked = sorted(
-        (
-            severity(
-                s.goal,
-                s.level,
-                s.adversary,
-                result.run.release,
-                of_classes=s.finding is not None and shows_classes(s.finding),
-                certain=s.finding is not None and s.finding.certain,
-            )
-            for s in own
-        ),
-        key=lambda r: SEVERITIES.index(r[0]),
-    )
+    grades = [(s.severity, s.adversary) for s in own if s.severity is not None]
+    grade, whose = min(grades, key=lambda one: SEVERITIES.index(one[0].word))
     own_findings = [s.finding for s in own if s.finding is not None]
     goals = list(dict.fromkeys(s.goal for s in own))
-    gravest = sorted(own, key=lambda s: (_LEAKS.index(s.level), -_impact(s.goal)))[0]
+    gravest = sorted(own, key=lambda s: (LEAKS.index(s.level), -impact(s.goal)))[0]
     by_goal, abilities = {}, []
     for goal in goals:
         same = [f for f in own_findings if f.cell.goal == goal]
         by_goal[goal] = strongest(same) or own_findings[0]
         abilities.append(_can(goal, same))
     top = by_goal[gravest.goal]
-    word, factors, must = ranked[0]
     who = joined(map(party, fewest))
 
     return FrontFinding(
-        severity=word,
+        severity=grade.word,
         goals=tuple(goals),
         level=gravest.level,
         adversaries=adversaries,
@@ -304,8 +186,9 @@ def _finding(result: Result, standing: Sequence[Standing], what: Remedy, leaks: 
         remedy=what,
         effect=effect(result, what, adversaries, goals),
         strongest=top,
-        factors=factors,
-        because=f"impact {factors[0]} × access {factors[1]} ({must}) × strength {factors[2]}",
+        factors=grade.factors,
+        because=f"impact {grade.impact} × access {grade.access} ({needed(whose, result.run.release)}) "
+        f"× strength {grade.strength}",
     )
 
 
@@ -321,7 +204,7 @@ def _can(goal: str, found: Sequence[Finding]) -> str:
     if rule is None:
         return "learn more than they should"
     partial = all(f.level == "partial" for f in found)
-    if rule.shown and partial and all(map(shows_classes, found)):
+    if rule.shown and partial and all(f.of_classes for f in found):
         return rule.shown.removeprefix("could ")
     return rule.leaked.removeprefix("could ")
 
@@ -355,7 +238,7 @@ def _evidence(finding: Finding) -> str:
 
 def _learnt(finding: Finding) -> str:
     """Return what a finding's adversary learns, as a noun."""
-    if shows_classes(finding):
+    if finding.of_classes:
         return "what classes look like"
     return finding.cell.goal.replace("-", " ")
 
@@ -398,11 +281,6 @@ def _decided_by(finding: Finding, who: str) -> str:
     """Return what decided for a victim, if its deciding figure alone did not."""
     reason = finding.decided_by.get(who)
     return f" ({reason})" if reason else ""
-
-
-def shows_classes(finding: Finding) -> bool:
-    """Return whether a finding is about classes and not about single records."""
-    return by_name(finding.cell.figures, "evaluator_accuracy") is not None
 
 
 def _affected_by_goal(by_goal: Mapping[str, Finding], leaks: Leaks, clients: int) -> str:

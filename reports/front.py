@@ -11,13 +11,15 @@ from dataclasses import dataclass
 from itertools import chain
 
 from fdaudit.goals import GOALS, challenged
-from fdaudit.result import Result
+from fdaudit.result import Level, Result
 
-from .findings import SEVERITIES, FrontFinding, found_by, lines
+from .findings import FrontFinding, found_by, lines
 from .goals.rule import single_rates
 from .inheritance import gaps
+from .judgement import findings_of
+from .severity import SEVERITIES
 from .text import amount, clip, joined, party, sentence
-from .verdict import Finding, Level
+from .verdict import Finding
 
 __all__ = [
     "Front",
@@ -95,10 +97,11 @@ class Front:
         return f"{sentence('; '.join(scales))}." if scales else ""
 
 
-def front(result: Result, findings: Sequence[Finding]) -> Front:
+def front(result: Result) -> Front:
     """Return the front page's parts; pure."""
+    findings = findings_of(result)
     return Front(
-        findings=found_by(result, findings),
+        findings=found_by(result),
         adversaries=len({f.cell.adversary for f in findings}),
         claims=tuple(_claims(result)),
         untested=tuple(_untested(result, findings)),

@@ -14,15 +14,17 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from fdaudit.result import Exposure, Result
+from fdaudit.result import Exposure, Level, Remedy, Result, Severity
 
 from .goals import RULES
 from .text import clip, joined, plural
-from .verdict import SETTLED, Finding, Level, strongest
+from .verdict import SETTLED, Finding, strongest
 
-__all__ = ["Standing", "UnreadKind", "gaps", "private_kinds", "standings"]
+__all__ = ["LEAKS", "Standing", "UnreadKind", "gaps", "private_kinds", "standings"]
 
-_LEAKS: Sequence[Level] = ("leak", "partial", "possible")
+LEAKS: Sequence[Level] = ("leak", "partial")
+"""Levels of leaks that were shown."""
+_INHERITED: Sequence[Level] = (*LEAKS, "possible")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +50,10 @@ class Standing:
         level: the level found, by itself or by an adversary whose view it contains.
         finding: the gravest finding behind it; None if nothing was audited.
         source: the adversary with that finding.
-        unread: a sentence about the part of its view that no attack reads, if the level rests on it.
+        untested: what was not tested of its view, in sentences, if the level rests on it.
+        alone: the part of a coalition that has this leak without the others; empty if none has.
+        severity: how bad a leak is; None before it is judged, and without a leak.
+        remedy: what to do about a leak; None likewise.
     """
 
     adversary: str
@@ -56,16 +61,19 @@ class Standing:
     level: Level
     finding: Finding | None
     source: str
-    unread: str = ""
+    untested: str = ""
+    alone: str = ""
+    severity: Severity | None = None
+    remedy: Remedy | None = None
 
     @property
     def inherited(self) -> str:
         """Return a sentence that names the source of an inherited finding, or what was not tested; empty if neither."""
-        if self.unread:
-            return self.unread
+        if self.untested:
+            return self.untested
         if self.finding is None or self.source == self.adversary:
             return ""
-        if self.level not in _LEAKS:
+        if self.level not in _INHERITED:
             return f"Tested only on what {self.source} sees, which is a part of its view."
         why = f"it sees everything that {self.source} sees"
         if self.source == "world":
@@ -97,6 +105,10 @@ def standings(result: Result, findings: Sequence[Finding]) -> tuple[Standing, ..
             standing = _standing(a, g, own[a, g], others)
             standing = _in_part(result, standing, tried, unread[a])
             all_standings.append(_in_time(result, standing, findings))
+    leaks = [s for s in all_standings if s.level in LEAKS]
+    for i, standing in enumerate(all_standings):
+        if standing.level in LEAKS:
+            all_standings[i] = replace(standing, alone=_part_with_as_much(standing, leaks))
     return tuple(all_standings)
 
 
@@ -169,11 +181,11 @@ def _in_part(
         if not kinds:
             return standing
         why = f"Receives private {joined(kinds)}, and no attack here fits."
-        return replace(standing, level="not-tested", unread=why)
+        return replace(standing, level="not-tested", untested=why)
     if standing.level != "none-seen" or not left:
         return standing
     why = f"Tested only on a part of its view. {'; '.join(gap.clause for gap in left)}."
-    return replace(standing, level="not-tested", unread=why)
+    return replace(standing, level="not-tested", untested=why)
 
 
 def _in_time(result: Result, standing: Standing, findings: Sequence[Finding]) -> Standing:
@@ -191,7 +203,7 @@ def _in_time(result: Result, standing: Standing, findings: Sequence[Finding]) ->
     why = f"The time budget left out {joined(left_out)}."
     if provisional:
         why = f"Not run yet: {plural(len(left_out), 'attack')}."
-    return replace(standing, level="not-tested", unread=" ".join(filter(None, (standing.unread, why))))
+    return replace(standing, level="not-tested", untested=" ".join(filter(None, (standing.untested, why))))
 
 
 def _contained(adversary: str, adversaries: Sequence[str], result: Result) -> list[str]:
@@ -216,7 +228,7 @@ def _contained(adversary: str, adversaries: Sequence[str], result: Result) -> li
 
 def _standing(adversary: str, goal: str, own: Finding | None, others: Sequence[Finding]) -> Standing:
     """Return an adversary's own gravest finding, or a graver leak of an adversary whose view it contains."""
-    leaks = [f for f in others if f.level in _LEAKS]
+    leaks = [f for f in others if f.level in _INHERITED]
     chosen = strongest(leaks if own is None else [own, *leaks])
     if own is not None and chosen is not None and own.level == chosen.level:
         chosen = own
@@ -239,3 +251,24 @@ def _standing(adversary: str, goal: str, own: Finding | None, others: Sequence[F
         finding=chosen,
         source=chosen.cell.adversary,
     )
+
+
+def _part_with_as_much(standing: Standing, held: Sequence[Standing]) -> str:
+    """Return the part of a coalition that can do most without the others, if it can do as much; else an empty text.
+
+    An eavesdropper's part is what everybody gets: who encrypts the transport does not take the released model away.
+
+    Args:
+        standing: a leak.
+        held: all standings with a leak.
+    """
+    members = set(standing.adversary.split("+"))
+    own = [s for s in held if s.goal == standing.goal and s.finding is not None]
+    parts = [s for s in own if set(s.adversary.split("+")) < members]
+    if standing.adversary == "eavesdropper":
+        beyond_doubt = standing.finding is not None and standing.finding.certain
+        parts = [s for s in own if s.adversary == "world"]
+        parts = [s for s in parts if s.finding is not None and s.finding.certain >= beyond_doubt]
+    as_much = [s for s in parts if LEAKS.index(s.level) <= LEAKS.index(standing.level)]
+    most = strongest([s.finding for s in as_much if s.finding is not None])
+    return next((s.adversary for s in as_much if s.finding is most), "")

@@ -11,6 +11,9 @@ Guarantees:
   * text written by a run, a file or an error is removed: reasons are of a closed set, and paths are taken out;
   * guesses from outside show as one outcome for each adversary and goal, for any number of guesses;
   * `withheld` names everything that was left out;
+  * its cells are judged as in the whole result, but a possible leak is told as what it is after correction. So no leak
+    is graver or milder on a public page;
+  * which of several leaks is named does not follow from figures that are finer than the public ones;
   * a field of the result is removed unless its class or the field itself is marked as public.
 """
 
@@ -26,6 +29,7 @@ from fdaudit.result import (
     Control,
     Controls,
     Gate,
+    Level,
     Result,
     RunCard,
     Utility,
@@ -37,8 +41,9 @@ from fdaudit.types import Figure
 from .coarse import coarse, two_digits
 from .goals import RULES
 from .goals.rule import by_name
+from .judgement import findings_of, judgement_of
 from .local_names import HIDDEN, is_local, named, settings, without_paths
-from .verdict import Finding, Level, judge_all, strongest
+from .verdict import Finding, strongest
 
 __all__ = ["OUTSIDE", "WITHHELD", "public"]
 
@@ -88,13 +93,13 @@ _LEAKS = ("leak", "partial")
 _DIGITS = 2
 
 
-def public(result: Result) -> tuple[Result, tuple[Finding, ...]]:
-    """Return the result without parts that reveal records or membership, and its findings.
+def public(result: Result) -> Result:
+    """Return the result without parts that reveal records or membership, with the judgement for its readers.
 
-    Verdicts are those of the whole result. They are not judged again from the coarse figures.
+    Cells are not judged again from the coarse figures.
     """
-    judged = _one_for_all_outside(list(map(_after_correction, judge_all(result))))
-    gravest = _gravest_leaks(judged)
+    findings = _one_for_all_outside(list(map(_after_correction, findings_of(result))))
+    gravest = _gravest_leaks(findings)
     changed = public_part(result).model_copy(
         update={
             "auditor_only": False,
@@ -102,7 +107,8 @@ def public(result: Result) -> tuple[Result, tuple[Finding, ...]]:
             "utility": _utility(result.utility),
             "exposure": tuple(e.model_copy(update={"bytes": two_digits(e.bytes)}) for e in result.exposure),
             "wire": tuple(w.model_copy(update={"bytes": two_digits(w.bytes)}) for w in result.wire),
-            "cells": tuple(_cell(f.cell, f in gravest) for f in judged),
+            "cells": tuple(_cell(f.cell, f in gravest) for f in findings),
+            "judgement": None,
             "gates": tuple(map(_gate, result.gates)),
             "checks": tuple(map(_check, result.checks)),
             "limits": _LIMITS,
@@ -110,8 +116,9 @@ def public(result: Result) -> tuple[Result, tuple[Finding, ...]]:
         }
     )
     public_result = read(without_paths(changed.plain()))
-    findings = zip(judged, public_result.cells, strict=True)
-    return public_result, tuple(_finding(f, cell, i) for i, (f, cell) in enumerate(findings, start=1))
+    told = zip(findings, public_result.cells, strict=True)
+    words = [_finding(finding, cell, number) for number, (finding, cell) in enumerate(told, start=1)]
+    return public_result.model_copy(update={"judgement": judgement_of(public_result, words)})
 
 
 def _after_correction(finding: Finding) -> Finding:
@@ -235,9 +242,9 @@ def _run(run: RunCard) -> RunCard:
     return public_part(run).model_copy(update=changes)
 
 
-def _finding(judged: Finding, cell: Cell, number: int) -> Finding:
-    """Return the finding of a public cell: its level and certainty as they were judged, and the coarse figure."""
-    level = judged.level
+def _finding(whole: Finding, cell: Cell, number: int) -> Finding:
+    """Return the finding of a public cell: level, certainty and kind of leak as judged, and the coarse figure."""
+    level = whole.level
     rule = RULES.get(cell.goal)
     key = by_name(cell.figures, rule.figure) if rule else None
     measured = "No figure is shown." if cell.status == "run" else ""
@@ -252,5 +259,6 @@ def _finding(judged: Finding, cell: Cell, number: int) -> Finding:
         because=_BECAUSE.get(level) or _REASONS[level],
         cautions=(_CAUTION,) if level == "none-seen" else (),
         key=key,
-        certain=judged.certain,
+        certain=whole.certain,
+        of_classes=whole.of_classes,
     )

@@ -8,19 +8,18 @@ Guarantees:
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from types import MappingProxyType
 
 from fdaudit.kinds import KINDS, WAYS
-from fdaudit.result import Result
+from fdaudit.result import Remedy, Result
 from fdaudit.transcript.messages import role
 
 from .goals import RULES
-from .goals.remedy import Remedy
 from .text import clip, joined
 from .verdict import Finding
 
-__all__ = ["ENCRYPT", "REMEDIES", "Carried", "Remedy", "carried", "remedy", "way", "without_epsilon"]
+__all__ = ["ENCRYPT", "REMEDIES", "Carried", "carried", "remedy", "way", "without_epsilon"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,7 +121,7 @@ def remedy(result: Result, finding: Finding) -> Remedy:
     names = joined(f"`{clip(kind, 60)}`" for kind in behind) or "its messages"
     also = _beside_epsilon(result, chosen.do) if "a stated ε" in chosen.do else ""
     do, why = (text.replace("{kinds}", names) for text in (chosen.do, chosen.why))
-    return replace(chosen, do=do + also, why=why)
+    return chosen.model_copy(update={"do": do + also, "why": why})
 
 
 def _takes_part(finding: Finding) -> bool:

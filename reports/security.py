@@ -18,10 +18,10 @@ from fdaudit.storage.digests import canonical
 from .context import build
 from .document import document, to_json
 from .dpia import render_dpia
+from .judgement import findings_of, judged
 from .page import render, write
 from .public import public
 from .sign_off import Provenance
-from .verdict import Finding, judge_all
 
 __all__ = ["public_outcomes", "render_appendix", "render_report", "report_json", "write_dpia", "write_report"]
 
@@ -48,8 +48,8 @@ def render_report(
     Raises:
         UsageError: an image path leaves `directory`.
     """
-    page_result, findings, timings = _judged(result, timings, public)
-    return _page(build(page_result, findings, directory, timings, provenance), public)
+    page_result, timings = _shown(result, timings, public)
+    return _page(build(page_result, directory, timings, provenance), public)
 
 
 def render_appendix(
@@ -61,8 +61,8 @@ def render_appendix(
     provenance: Provenance = _UNKNOWN,
 ) -> str:
     """Return the appendix as a page of its own, for print; arguments and errors are those of `render_report`."""
-    page_result, findings, timings = _judged(result, timings, public)
-    return _appendix(build(page_result, findings, directory, timings, provenance), public)
+    page_result, timings = _shown(result, timings, public)
+    return _appendix(build(page_result, directory, timings, provenance), public)
 
 
 def report_json(
@@ -73,14 +73,14 @@ def report_json(
     provenance: Provenance = _UNKNOWN,
 ) -> str:
     """Return the report as JSON text, schema `fdaudit-report/1`."""
-    return to_json(document(*_judged(result, timings, public), provenance))
+    return to_json(document(*_shown(result, timings, public), provenance))
 
 
 def public_outcomes(result: Result) -> str:
     """Return the SHA-256 of a public report's attacks, gates and claims, independent of a version's wording."""
-    public_result, findings = public(result)
+    public_result = public(result)
     cells = []
-    for finding in findings:
+    for finding in findings_of(public_result):
         figures = [[g.name, g.value] for g in finding.cell.figures]
         cells.append([finding.cell.id, finding.level, figures])
     outcomes = {
@@ -105,11 +105,11 @@ def write_report(
     Raises:
         UsageError: as `render_report`; nothing is written then.
     """
-    page_result, findings, timings = _judged(result, timings, public)
-    context = build(page_result, findings, directory, timings, provenance)
+    page_result, timings = _shown(result, timings, public)
+    context = build(page_result, directory, timings, provenance)
     page = _page(context, public)
     write(_appendix(context, public), _appendix_of(path))
-    write(to_json(document(page_result, findings, timings, provenance)), path.with_suffix(".json"))
+    write(to_json(document(page_result, timings, provenance)), path.with_suffix(".json"))
     write(page, path)
 
 
@@ -133,10 +133,10 @@ def _appendix_of(path: Path) -> Path:
     return path.with_name("appendix.html" if path.stem == "index" else f"{path.stem}-appendix.html")
 
 
-def _judged(
+def _shown(
     result: Result, timings: Mapping[str, float], as_public: bool
-) -> tuple[Result, tuple[Finding, ...], Mapping[str, float]]:
-    """Return the result to show, its findings and its times; a public variant has no times."""
+) -> tuple[Result, Mapping[str, float]]:
+    """Return the result to show with its judgement, and its times; a public variant has no times."""
     if as_public:
-        return (*public(result), {})
-    return result, judge_all(result), timings
+        return public(result), {}
+    return judged(result), timings

@@ -8,14 +8,15 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from fdaudit.goals import GOALS
-from fdaudit.result import Budget, Result, in_words
+from fdaudit.result import Budget, Level, Result, in_words
 
-from .findings import FrontFinding, lines, part_with_as_much, shows_classes
+from .findings import FrontFinding, lines
 from .front import Front, front
 from .goals.model_extraction import HELD
-from .inheritance import Standing, private_kinds, standings
+from .inheritance import Standing, private_kinds
+from .judgement import findings_of, judgement_in, standings_of
 from .text import amount, clip, joined, party, plural, sentence
-from .verdict import LEVELS, SETTLED, Finding, Level, strongest
+from .verdict import LEVELS, SETTLED, Finding, strongest
 
 __all__ = [
     "Action",
@@ -65,7 +66,7 @@ class MatrixEntry:
         finding = self.finding
         if finding is None:
             return LEVELS[self.level]
-        if self.level == "partial" and shows_classes(finding):
+        if self.level == "partial" and finding.of_classes:
             return "Partial: classes"
         if not finding.untried or self.level == "not-requested" or self.note == _NOTHING:
             return LEVELS[self.level]
@@ -116,16 +117,11 @@ _HELD = f"{HELD}."
 """End of the reason why a model that an adversary holds is not copied."""
 
 
-def summarise(result: Result, findings: Sequence[Finding]) -> Summary:
-    """Return the first page of a result, from its findings and its exposure; pure."""
-    top = strongest(findings)
-    level: Level = "inconclusive"
-    if top is not None and not top.untried and top.level != "failed":
-        level = top.level
-    all_standings, front_page = standings(result, findings), front(result, findings)
-    if level == "none-seen" and any(s.level == "not-tested" for s in all_standings):
-        level = "not-tested"
-    goals, matrix = _matrix(result, all_standings, findings)
+def summarise(result: Result) -> Summary:
+    """Return the first page of a result, from its judgement and its exposure; pure."""
+    findings, level = findings_of(result), judgement_in(result).level
+    front_page = front(result)
+    goals, matrix = _matrix(result, standings_of(result, findings), findings)
     summary = Summary(
         level=level,
         headline=_headline(result, level, findings, front_page.findings),
@@ -309,7 +305,6 @@ def _matrix(
     result: Result, held: Sequence[Standing], findings: Sequence[Finding]
 ) -> tuple[tuple[str, ...], tuple[MatrixRow, ...]]:
     rows: dict[str, list[MatrixEntry]] = {}
-    leaks = [s for s in held if s.level in ("leak", "partial")]
     for standing in held:
         of_standing = (standing.adversary, standing.goal)
         cells = [f for f in findings if (f.cell.adversary, f.cell.goal) == of_standing]
@@ -317,7 +312,7 @@ def _matrix(
             goal=standing.goal,
             level=standing.level,
             finding=standing.finding,
-            note=standing.inherited or _of_fewer(standing, leaks) or _note(result, standing, cells),
+            note=standing.inherited or _of_fewer(standing) or _note(result, standing, cells),
             conclusive=sum(f.level in SETTLED for f in cells),
             tried=sum(not f.untried for f in cells),
         )
@@ -330,14 +325,11 @@ def _matrix(
     return tuple(goals), tuple(matrix)
 
 
-def _of_fewer(standing: Standing, leaks: Sequence[Standing]) -> str:
+def _of_fewer(standing: Standing) -> str:
     """Return which part of a coalition can do as much as the whole, in a sentence; empty if none can."""
-    if standing not in leaks:
+    if not standing.alone:
         return ""
-    part = part_with_as_much(standing, leaks)
-    if part is None:
-        return ""
-    return f"{sentence(party(part.adversary))} alone has this leak too."
+    return f"{sentence(party(standing.alone))} alone has this leak too."
 
 
 def _other_records(findings: Sequence[Finding]) -> set[str]:

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
-from fdaudit.result import Effect, Result, TriedRemedy
+from fdaudit.result import Effect, Level, Remedy, Result, TriedRemedy
 from fdaudit.types import Figure
 
-from .goals.remedy import Remedy
 from .text import NBSP, amount, label, measure, party, sentence
-from .verdict import LEVELS, Level
+from .verdict import LEVELS
 
-__all__ = ["TOGETHER", "UNMEASURED", "effect", "effect_words", "utility_words"]
+__all__ = ["TOGETHER", "UNMEASURED", "effect", "effect_words", "effects_on", "utility_words"]
 
 TOGETHER = "together"
 """Name of the remedies that serve alone, tried together."""
@@ -39,8 +38,7 @@ def effect(result: Result, what: Remedy, adversaries: Sequence[str], goals: Sequ
     """
     if not result.auditor_only:
         return ""  # a public page names no single figure
-    tried = [one for one in result.remedies if one.name in (*what.tries, TOGETHER)]
-    run = [(one, gravest) for one in tried if (gravest := _gravest(one, adversaries, goals)) is not None]
+    run = effects_on(result, what, adversaries, goals)
     if not run:
         return UNMEASURED
     useful = [pair for pair in run if pair[0].kept]
@@ -56,6 +54,14 @@ def effect(result: Result, what: Remedy, adversaries: Sequence[str], goals: Sequ
         alone = amount(most.alone or 0.0, "fraction")
         told.append(f"{_change(most, on)}, not above clients alone ({alone})")
     return f"Tried: {'; '.join(told)}."
+
+
+def effects_on(
+    result: Result, what: Remedy, adversaries: Sequence[str], goals: Sequence[str]
+) -> list[tuple[TriedRemedy, Effect]]:
+    """Return each trial of a remedy that changed a finding, with the effect that leaves most to learn."""
+    tried = [one for one in result.remedies if one.name in (*what.tries, TOGETHER)]
+    return [(one, gravest) for one in tried if (gravest := _gravest(one, adversaries, goals)) is not None]
 
 
 def _change(tried: TriedRemedy, on: Effect) -> str:

@@ -17,10 +17,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import Literal
 
 from fdaudit.goals import challenged
-from fdaudit.result import Cell, Controls, Recording, Result, Target
+from fdaudit.result import Cell, Controls, Level, Recording, Result, Target
 from fdaudit.types import Figure
 
 from .correction import Correction, corrections, groups
@@ -29,19 +28,7 @@ from .goals.rule import FAMILY_LEVEL, Rule, RuleInput, beside, by_name, decided_
 from .identification import LOOK, identifies
 from .text import clip, detectable, joined, label, measure, odds
 
-__all__ = ["EVERYONE", "LEVELS", "SETTLED", "Finding", "Level", "judge", "judge_all", "strongest"]
-
-Level = Literal[
-    "leak",
-    "partial",
-    "possible",
-    "none-seen",
-    "inconclusive",
-    "not-tested",
-    "failed",
-    "not-applicable",
-    "not-requested",
-]
+__all__ = ["EVERYONE", "LEVELS", "SETTLED", "Finding", "judge", "judge_all", "strongest"]
 
 LEVELS: Mapping[Level, str] = MappingProxyType(
     {
@@ -56,8 +43,7 @@ LEVELS: Mapping[Level, str] = MappingProxyType(
         "not-requested": "Not requested",
     }
 )
-"""Levels from the gravest to the least informative, with the words shown for each. A cell is "not tested" if it is
-still to come or a budget of time left it out, and a view if private messages in it were read by no attack."""
+"""Levels from the gravest to the least informative, with the words shown for each."""
 SETTLED: Sequence[Level] = ("leak", "partial", "possible", "none-seen")
 """Levels of cells that gave an answer."""
 
@@ -82,6 +68,7 @@ class Finding:
         affected: the victims for each of whom alone a leak was found.
         together: whether a leak was found for all victims together.
         certain: whether a leak leaves little doubt about any record, by the rule of its goal.
+        of_classes: whether it is about what classes look like, and not about single records.
         decided_by: what decided in place of the deciding figure, by victim; `EVERYONE` stands for all together.
         detectable: what would have been significant, in a clause, if nothing was found.
         rehearsed: what the attack reached where coins are known, in a sentence, if nothing was found.
@@ -100,6 +87,7 @@ class Finding:
     affected: tuple[str, ...] = ()
     together: bool = False
     certain: bool = False
+    of_classes: bool = False
     decided_by: Mapping[str, str] = field(default_factory=dict)
     detectable: str = ""
     rehearsed: str = ""
@@ -148,13 +136,13 @@ def _with_unused(finding: Finding, recording: Recording | None) -> Finding:
 
 
 def strongest(findings: Sequence[Finding]) -> Finding | None:
-    """Return the gravest finding; among equals one that is certain, then the one with the worst victim, the first."""
+    """Return the gravest finding; among equals a certain one, then one of records, then that of the worst victim."""
     order = list(LEVELS)
 
-    def rank(finding: Finding) -> tuple[int, bool, float]:
+    def rank(finding: Finding) -> tuple[int, bool, bool, float]:
         rule = RULES.get(finding.cell.goal)
         harm = worth(rule, finding.worst_key or finding.key) if rule else 0.0
-        return order.index(finding.level), not finding.certain, -harm
+        return order.index(finding.level), not finding.certain, finding.of_classes, -harm
 
     return min(findings, key=rank, default=None)
 
@@ -171,10 +159,13 @@ def judge(
         near_chance: whether a final model of the run is near chance on test records.
     """
     rule = RULES.get(cell.goal)
+    of_classes = by_name(cell.figures, "evaluator_accuracy") is not None
     if rule is None:
         reason = cell.reason or f"The goal {clip(cell.goal, 60)} has no rule: its figures stand alone."
         as_it_is: Level = "inconclusive" if cell.status == "run" else cell.status
-        return Finding(number=number, cell=cell, level=as_it_is, measured="", because=reason)
+        return Finding(
+            number=number, cell=cell, level=as_it_is, measured="", because=reason, of_classes=of_classes
+        )
     worst: Target | None = None
     worst_key: Figure | None = None
     for target in cell.targets:
@@ -191,6 +182,7 @@ def judge(
         worst=worst,
         key=key,
         worst_key=worst_key,
+        of_classes=of_classes,
     )
     # A cell whose positive control failed may still have found a leak.
     if cell.status != "run" and not (cell.status == "inconclusive" and cell.controls):

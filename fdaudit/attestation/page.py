@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from fdaudit.errors import FdauditError
-from fdaudit.result import read
 from fdaudit.storage.files import load_json
 from fdaudit.storage.timings import read_ended, read_timings
 
@@ -34,10 +33,11 @@ def reports(run: Path) -> dict[str, bytes]:
     Raises:
         FdauditError: the result or a picture is malformed.
     """
+    from fdaudit.reports.judgement import read_judged
     from fdaudit.reports.security import render_appendix, render_report, report_json
     from fdaudit.reports.sign_off import Provenance
 
-    result, timings = read(load_json(run / "result.json")), read_timings(run)
+    result, timings = read_judged(load_json(run / "result.json")), read_timings(run)
     provenance = Provenance(ended=read_ended(run))
     page = render_report(result, run, timings, provenance=provenance)
     data = report_json(result, timings, provenance=provenance)

@@ -2,7 +2,8 @@
 
 Guarantees:
   * all its facts about the run are read from listed files, by `facts`: anyone with the files can check them;
-  * a result that does not match the manifest and the attacks' outcomes in the same run is refused.
+  * a result that does not match the manifest and the attacks' outcomes in the same run is refused, and one whose
+    judgement contradicts its cells.
 
 Source: in-toto attestation framework, Statement v1 (github.com/in-toto/attestation).
 """
@@ -16,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from fdaudit.errors import IntegrityError, UsageError
-from fdaudit.result import Part, read
+from fdaudit.result import Part
 from fdaudit.storage.digests import canonical
 from fdaudit.storage.files import load_json
 from fdaudit.transcript.manifest import MANIFEST, origin_of, read_manifest
@@ -68,14 +69,14 @@ def facts(run: Path) -> dict[str, Any]:
         RunError: the run has no manifest.
         IntegrityError: manifest or result were changed, or are not of one run.
     """
-    from fdaudit.reports.verdict import judge_all
+    from fdaudit.reports.judgement import findings_of, read_judged
 
     manifest = read_manifest(run)
     if not (run / _RESULT).is_file():
         raise IntegrityError([f"{_RESULT} is missing, or no regular file"])
     stored = load_json(run / _RESULT)
     try:
-        result = read(stored)
+        result = read_judged(stored)
         for name in ("head", "messages", "spec_sha256"):
             if getattr(result.run, name) != manifest[name]:
                 raise IntegrityError([f"{_RESULT} and {MANIFEST} differ in {name}: they are not of one run"])
@@ -97,7 +98,7 @@ def facts(run: Path) -> dict[str, Any]:
             },
             "gates": [_some(row, _GATE) for row in result.gates],
             "verdicts": [
-                {"cell": f.cell.id, "goal": f.cell.goal, "level": f.level} for f in judge_all(result)
+                {"cell": f.cell.id, "goal": f.cell.goal, "level": f.level} for f in findings_of(result)
             ],
             "ledger": [_some(row, _LEDGER) for row in result.ledger or ()],
             "checks": [_some(row, _CHECK) for row in result.checks],

@@ -10,9 +10,9 @@ from fdaudit.accounting.accounts import Accounts
 from fdaudit.accounting.ledger import Books, Ledger
 from fdaudit.accounting.profile import Profile, profile, with_delta
 from fdaudit.audit.ledgers import books_of, kept_books
-from fdaudit.errors import RunError
+from fdaudit.errors import FdauditError, RunError
 from fdaudit.events import Relation, Unit
-from fdaudit.result import Result, read
+from fdaudit.result import Result
 from fdaudit.storage.files import load_json
 from fdaudit.storage.tables import html_table
 from fdaudit.storage.timings import read_ended, read_timings
@@ -76,17 +76,19 @@ class Run:
 
     @property
     def result(self) -> Result:
-        """Return the content of `result.json`.
+        """Return the content of `result.json`, whose judgement was compared with its cells.
 
         Raises:
             RunError: the run was not concluded.
-            UsageError: the file is no result.
+            UsageError: the file is no result, or its judgement contradicts its cells.
         """
+        from fdaudit.reports.judgement import read_judged
+
         path = self.directory / "result.json"
         if not path.is_file():
             raise RunError("run", str(self.directory), "has no result yet", "Finish it with --resume.")
         if self._concluded is None or self._concluded[0] != _version_of(path):
-            self._concluded = (_version_of(path), read(load_json(path)))
+            self._concluded = (_version_of(path), read_judged(load_json(path)))
         return self._concluded[1]
 
     def concluded(self, result: Result) -> Result:
@@ -184,8 +186,14 @@ class Run:
         return profile(self.accounts(view, unit=unit, relation=relation), with_delta(delta))
 
     def verify(self) -> list[str]:
-        """Return the defects of the run's record, one sentence each; empty if there are none."""
-        return verify(self.directory)
+        """Return the defects of the run's record and of its result, one sentence each; empty if there are none."""
+        findings = verify(self.directory)
+        if not findings and (self.directory / "result.json").is_file():
+            try:
+                _ = self.result
+            except FdauditError as error:
+                findings = [f"result.json: {error}"]
+        return findings
 
     def to_frame(self) -> pd.DataFrame:
         """Return every figure of every attack as a row; columns as in `fdaudit.result.frames.COLUMNS`."""
@@ -197,13 +205,12 @@ class Run:
     def _repr_html_(self) -> str:
         """Return who can learn what as a table for a notebook; a run without a result has no rows."""
         from fdaudit.reports.summary import summarise
-        from fdaudit.reports.verdict import judge_all
 
         try:
             result = self.result
         except RunError as error:
             return html_table((), (), f"{self!r}: {error.problem}")
-        summary = summarise(result, judge_all(result))
+        summary = summarise(result)
         rows = [[row.adversary, *(entry.words for entry in row.entries)] for row in summary.matrix]
         return html_table(("adversary", *summary.goals), rows, f"{self!r}: {summary.headline}")
 

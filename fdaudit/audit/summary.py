@@ -27,6 +27,7 @@ from fdaudit.handout.oracle_access import accesses
 from fdaudit.limits import TABLE_BYTES, open_file, read_file
 from fdaudit.metrics import Chance, bytes_on_wire, near_chance
 from fdaudit.planning.recorded import USES
+from fdaudit.reports.judgement import judged
 from fdaudit.result import (
     SCHEMA,
     Budget,
@@ -171,7 +172,7 @@ def _collected(run: RunDirectory, found: Sequence[Cell], stage: Unfinished | Non
     oracles = accesses(case)
     views = [run.view(party) for party in dict.fromkeys([*case.parties, *spec.adversaries])]
     budget = _budget(run, cells)
-    return Result(
+    unjudged = Result(
         schema=SCHEMA,
         auditor_only=True,
         run=_run_card(run, manifest, silences, "provisional" if stage else manifest["status"]),
@@ -204,6 +205,7 @@ def _collected(run: RunDirectory, found: Sequence[Cell], stage: Unfinished | Non
         ),
         reproduce=_reproduce(case.origin),
     )
+    return judged(unjudged)
 
 
 def _budget(run: RunDirectory, cells: Sequence[Cell]) -> Budget | None:

@@ -119,9 +119,9 @@ def _verify_record(record: Path, as_json: bool) -> None:
 
 
 def _verify_run(run: Path, as_json: bool) -> None:
-    from fdaudit.transcript.manifest import verify as check
+    from fdaudit.audit.run import Run
 
-    findings = check(run)
+    findings = Run(run).verify()
     if as_json:
         show(json.dumps({"run": str(run), "intact": not findings, "findings": findings}))
     elif not findings:

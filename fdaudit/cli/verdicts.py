@@ -24,7 +24,7 @@ def outcome(result: Result, *, verbose: bool = False) -> Iterator[str]:
         verbose: yield the line of each cell before them.
     """
     from fdaudit.reports.summary import summarise
-    from fdaudit.reports.verdict import LEVELS, judge_all
+    from fdaudit.reports.verdict import LEVELS
 
     if verbose:
         yield from verdicts(result)
@@ -33,7 +33,7 @@ def outcome(result: Result, *, verbose: bool = False) -> Iterator[str]:
         yield f"provisional: {result.unfinished.words}"
     if result.budget is not None:
         yield result.budget.short
-    summary = summarise(result, judge_all(result))
+    summary = summarise(result)
     if summary.level in ("leak", "partial", "possible"):
         yield f"{LEVELS[summary.level]}: {summary.headline}"
     else:
@@ -136,19 +136,19 @@ def verdicts(result: Result, only: Collection[str] | None = None) -> Iterator[st
         result: the result. The verdicts count all tests of the run, so a single cell has none.
         only: the cells to show, by id, without the views; default: all.
     """
-    from fdaudit.reports.inheritance import standings
-    from fdaudit.reports.verdict import LEVELS, judge_all
+    from fdaudit.reports.judgement import findings_of, standings_of
+    from fdaudit.reports.verdict import LEVELS
 
-    findings = judge_all(result)
+    findings = findings_of(result)
     for finding in findings:
         cell = finding.cell
         if finding.level != "not-requested" and (only is None or cell.id in only):
             yield f"{cell.adversary} / {cell.attack}: {LEVELS[finding.level].lower()}{_said(finding)}"
     if only is not None:
         return
-    for standing in standings(result, findings):
+    for standing in standings_of(result, findings):
         if standing.level == "not-tested":
-            yield f"{standing.adversary}, {standing.goal}: {LEVELS['not-tested'].lower()}. {standing.unread}"
+            yield f"{standing.adversary}, {standing.goal}: {LEVELS['not-tested'].lower()}. {standing.untested}"
 
 
 def _said(found: Finding) -> str:

@@ -26,10 +26,10 @@ from fdaudit.planning.simulated import references_of, simulated_case
 from fdaudit.remedies.trials import TOGETHER, TRIALS
 from fdaudit.remedies.tuning import Settings, mean_utility, tune
 from fdaudit.reports.findings import FrontFinding, found_by
-from fdaudit.reports.inheritance import standings
+from fdaudit.reports.judgement import findings_of, standings_of
 from fdaudit.reports.run_figures import measure_of, utility
 from fdaudit.reports.text import joined
-from fdaudit.reports.verdict import Finding, judge_all
+from fdaudit.reports.verdict import Finding
 from fdaudit.result import Effect, Result, TriedRemedy
 from fdaudit.spec.schema import AttackSpec
 from fdaudit.storage.locks import writing
@@ -115,7 +115,7 @@ def try_remedies(
         raise RunError("out", str(out), "lies in the run itself", "Choose a directory beside it.")
     alone = utility(run.result.utility.final, "standalone").mean or _alone(run.case)
     ground = _Ground(run=run, out=out, epsilon=epsilon, alone=alone, tick=tick)
-    wanted = _wanted(found_by(run.result, judge_all(run.result)))
+    wanted = _wanted(found_by(run.result))
     tried = list[TriedRemedy]()
     chosen: dict[str, Settings] = {}
     least = _LEAST + 2 * run.timings.get("federation", 0.0)
@@ -347,7 +347,8 @@ def _effects(before: Result, after: Result, pairs: Pairs, *, same_training: bool
 
 def _by_pair(result: Result) -> dict[tuple[str, str], tuple[str, Finding | None]]:
     """Return the level of each adversary and goal, and the gravest finding."""
-    return {(s.adversary, s.goal): (s.level, s.finding) for s in standings(result, judge_all(result))}
+    standings = standings_of(result, findings_of(result))
+    return {(s.adversary, s.goal): (s.level, s.finding) for s in standings}
 
 
 def _figure(finding: Finding, like: Finding) -> Figure | None:

@@ -36,6 +36,7 @@ from fdaudit.result.claims import (
     LedgerEntry,
 )
 from fdaudit.result.gates import Gate, check_gates
+from fdaudit.result.judgement import JudgedCell, JudgedView, Judgement, Level, Remedy, Severity
 from fdaudit.result.model import SCHEMA, Result, read
 from fdaudit.result.part import Part, public_part
 from fdaudit.result.remedies import Effect, TriedRemedy
@@ -86,14 +87,19 @@ __all__ = [
     "FinalUtility",
     "Gate",
     "Image",
+    "JudgedCell",
+    "JudgedView",
+    "Judgement",
     "LedgerEntry",
     "LeftOut",
+    "Level",
     "ModelHash",
     "OracleRow",
     "OutOfScope",
     "Part",
     "Queries",
     "Recording",
+    "Remedy",
     "Reproduce",
     "Result",
     "Roc",
@@ -101,6 +107,7 @@ __all__ = [
     "RowCell",
     "RunCard",
     "Rung",
+    "Severity",
     "Shares",
     "Silence",
     "Target",

@@ -14,6 +14,7 @@ from fdaudit.result.cell import Cell
 from fdaudit.result.claims import Check, Family, LedgerEntry
 from fdaudit.result.frames import COLUMNS, figure_rows
 from fdaudit.result.gates import Gate
+from fdaudit.result.judgement import Judgement
 from fdaudit.result.part import AUDITOR, Audience, Part, is_empty
 from fdaudit.result.remedies import TriedRemedy
 from fdaudit.result.run_card import OutOfScope, Reproduce, RunCard, Unfinished, Utility
@@ -45,6 +46,8 @@ class Result(Part):
     oracles: tuple[OracleRow, ...] = ()
     views: tuple[ViewRow, ...] = ()
     cells: tuple[Cell, ...]
+    judgement: Judgement | None = Field(default=None, exclude_if=is_empty)
+    """What follows from the cells; None in a result of an earlier version."""
     unfinished: Unfinished | None = Field(default=None, exclude_if=is_empty)
     """How far the attack stage came, if it is not at its end: the result is provisional."""
     budget: Budget | None = Field(default=None, exclude_if=is_empty)

@@ -89,8 +89,8 @@ def _public_value(value: object) -> object:
 
 
 def is_empty(value: object) -> bool:
-    """Return whether a member is None, or a text or a tuple without items.
+    """Return whether a member is None, or a text, a tuple or a mapping without items.
 
     A field with `exclude_if=is_empty` is left out of the file if it is empty.
     """
-    return value is None or value in ((), "")
+    return value is None or value in ((), "", {})

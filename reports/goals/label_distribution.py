@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 
 from fdaudit.goals.label_distribution import GOAL
+from fdaudit.result import Remedy
 
 from ..text import amount, odds
-from .remedy import HIDE_CLIENTS, NOT_BY_THE_RECEIVER, Remedy
+from .remedy import HIDE_CLIENTS, NOT_BY_THE_RECEIVER
 from .rule import FAMILY_LEVEL, PublicRounding, Rule, RuleInput, by_name, value_of
 
 __all__ = ["RULE"]

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from fdaudit.goals.membership import GOAL
-from fdaudit.result import Cell
+from fdaudit.result import Cell, Remedy
 from fdaudit.types import Figure
 
 from ..text import amount, measure
-from .remedy import LABELS_NO_REMEDY, NOT_BY_THE_RECEIVER, ONLY_A_BOUND, Remedy
+from .remedy import LABELS_NO_REMEDY, NOT_BY_THE_RECEIVER, ONLY_A_BOUND
 from .rule import (
     FAMILY_LEVEL,
     PublicRounding,

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from fdaudit.goals.model_extraction import GOAL
-from fdaudit.result import Cell
+from fdaudit.result import Cell, Remedy
 
 from ..text import measure
-from .remedy import Remedy
 from .rule import Rule, RuleInput, against_guessing, bounded, by_name, surely, unlikely
 
 __all__ = ["HELD", "RULE", "holds_model"]

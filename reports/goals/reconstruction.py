@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from fdaudit.goals.reconstruction import GOAL
-from fdaudit.result import Cell
+from fdaudit.result import Cell, Remedy
 from fdaudit.types import Figure
 
 from ..identification import RULE as IDENTIFICATION
 from ..identification import identified, identifies
 from ..text import amount
-from .remedy import HIDE_CLIENTS, LABELS_NO_REMEDY, Remedy
+from .remedy import HIDE_CLIENTS, LABELS_NO_REMEDY
 from .rule import (
     PublicRounding,
     Rule,

@@ -1,26 +1,8 @@
-"""One remedy, and the sentences that remedies for several goals share."""
+"""The sentences that remedies for several goals share."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-__all__ = ["HIDE_CLIENTS", "LABELS_NO_REMEDY", "NOT_BY_THE_RECEIVER", "ONLY_A_BOUND", "Remedy"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Remedy:
-    """One thing to do and why.
-
-    Attributes:
-        do: what to do; `{kinds}` stands for the kinds of messages behind the finding.
-        why: why.
-        tries: names of what `fdaudit remedy` runs to measure its effect (`fdaudit.remedies.trials`).
-    """
-
-    do: str
-    why: str
-    tries: tuple[str, ...] = ()
-
+__all__ = ["HIDE_CLIENTS", "LABELS_NO_REMEDY", "NOT_BY_THE_RECEIVER", "ONLY_A_BOUND"]
 
 HIDE_CLIENTS = (
     "Clip each client's {kinds} and add `gaussian-noise` for whole clients, or sum updates securely if only the sum is "

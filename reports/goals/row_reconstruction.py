@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from fdaudit.goals.row_reconstruction import GOAL
+from fdaudit.result import Remedy
 
 from ..text import amount
-from .remedy import HIDE_CLIENTS, Remedy
+from .remedy import HIDE_CLIENTS
 from .rule import Rule, RuleInput, against_guessing, by_name, surely, unlikely, value_of
 
 __all__ = ["RULE"]

@@ -14,11 +14,10 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from fdaudit.goals import Goal
-from fdaudit.result import Cell, Image, Shares
+from fdaudit.result import Cell, Image, Remedy, Shares
 from fdaudit.types import Figure
 
 from ..text import measure, odds, with_interval
-from .remedy import Remedy
 
 __all__ = [
     "FAMILY_LEVEL",

@@ -20,7 +20,7 @@ from fdaudit.reports.verdict import judge_all
 import fdaudit
 from fdaudit.attestation.bundle import PARTS
 from fdaudit.attestation.environment import _checked_out, tool
-from fdaudit.errors import IntegrityError, RunError, UsageError
+from fdaudit.errors import FdauditError, IntegrityError, RunError, UsageError
 from fdaudit.result import read
 from fdaudit.scoring.scoring import _scores_of
 from fdaudit.storage.digests import canonical
@@ -301,6 +301,27 @@ def test_a_changed_record_and_a_foreign_result_are_no_evidence(run: Path, tmp_pa
         error = refused(run, tmp_path / "made")
         assert isinstance(error, IntegrityError)
         assert name in str(error)
+
+
+def test_a_judgement_that_contradicts_its_cells_is_believed_by_nothing(run: Path, tmp_path: Path) -> None:
+    path = run / "result.json"
+    stored = json.loads(path.read_bytes())
+    assert fdaudit.load(run).verify() == []
+    (mild, *_) = [one for one in stored["judgement"]["cells"] if one["level"] != "not-requested"]
+    mild["level"] = "not-requested"
+    path.write_text(json.dumps(stored), encoding="utf-8")
+    for use in (
+        fdaudit.report,
+        lambda read: fdaudit.evidence(read, tmp_path / "made"),
+        lambda read: read.result,
+    ):
+        with pytest.raises(FdauditError, match="contradicts the cells of this result"):
+            use(fdaudit.load(run))
+    (finding,) = fdaudit.load(run).verify()
+    assert "'not-requested' contradicts the cells" in finding
+    assert "`fdaudit run --resume --out RUN`" in finding
+    fdaudit.run(None, run, resume=True)
+    assert fdaudit.load(run).verify() == []
 
 
 @pytest.mark.thorough

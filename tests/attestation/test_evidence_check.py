@@ -158,6 +158,14 @@ def test_a_changed_result_with_all_digests_made_to_fit_contradicts_the_statement
     assert names(check(bundle).findings, "predicate.run.result_sha256")
 
 
+def test_a_doctored_judgement_with_all_digests_made_to_fit_contradicts_its_cells(bundle: Path) -> None:
+    stored = json.loads((bundle / "run/result.json").read_bytes())
+    stored["judgement"]["level"] = "not-tested"
+    (bundle / "run/result.json").write_text(json.dumps(stored), encoding="utf-8")
+    made_to_fit(bundle)
+    assert names(check(bundle).findings, "result.judgement.level: 'not-tested' contradicts the cells")
+
+
 def test_a_changed_outcome_with_all_digests_made_to_fit_contradicts_the_result(bundle: Path) -> None:
     path = bundle / "run" / "attacks" / "world-loss-threshold.json"
     cell = json.loads(path.read_bytes())

@@ -28,7 +28,7 @@ def test_the_lines_are_the_report_s_verdicts() -> None:
     views = [s for s in standings(RESULT, judge_all(RESULT)) if s.level == "not-tested"]
     assert len(lines) == len(findings) + len(views)
     for standing, line in zip(views, lines[len(findings) :], strict=True):
-        assert line == f"{standing.adversary}, {standing.goal}: not tested. {standing.unread}"
+        assert line == f"{standing.adversary}, {standing.goal}: not tested. {standing.untested}"
     for finding, line in zip(findings, lines, strict=False):
         head = f"{finding.cell.adversary} / {finding.cell.attack}: {LEVELS[finding.level].lower()}"
         assert line.startswith(head)
@@ -60,7 +60,7 @@ def test_run_and_attack_print_them(
 
 
 def test_a_run_s_outcome_is_the_first_page_of_its_report() -> None:
-    page = summarise(RESULT, judge_all(RESULT))
+    page = summarise(RESULT)
     head, columns, *rows = outcome(RESULT)
     assert head == f"Leak: {page.headline}"
     assert re.split(r"  +", columns.strip()) == [goal.replace("-", " ") for goal in page.goals]

@@ -11,10 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fdaudit.reports.inheritance import standings
+from fdaudit.reports.judgement import findings_of, standings_of
 from fdaudit.reports.security import render_report, report_json
 from fdaudit.reports.summary import summarise
-from fdaudit.reports.verdict import judge_all
 
 import fdaudit
 from fdaudit.api import attack_all
@@ -103,11 +102,11 @@ def test_cost_and_allotment_are_said_before_the_stage(ran: tuple[fdaudit.Run, li
 
 def test_it_reads_not_tested_and_never_no_leak(ran: tuple[fdaudit.Run, list[str]]) -> None:
     result = ran[0].result
-    findings = judge_all(result)
-    levels = {(s.adversary, s.goal): s for s in standings(result, findings)}
+    findings = findings_of(result)
+    levels = {(s.adversary, s.goal): s for s in standings_of(result, findings)}
     assert levels["server", "reconstruction"].level == "not-tested"
     assert "The time budget left out inverting-gradients." in levels["server", "reconstruction"].inherited
-    page = summarise(result, findings)
+    page = summarise(result)
     assert any("found no time" in line for line in page.front.untested)
     assert any("--budget" in action.do for action in page.actions)
     assert any(
@@ -127,7 +126,7 @@ def test_the_report_states_what_the_budget_bought(ran: tuple[fdaudit.Run, list[s
         report_json(run.result, run.timings, public=True),
     ):
         assert "of 8 shadows" not in page
-        assert "no time for this attack" in page
+        assert "no time was left for it" in page
 
 
 def test_a_resumed_run_has_the_same_settings(ran: tuple[fdaudit.Run, list[str]]) -> None:

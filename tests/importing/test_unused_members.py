@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
-from fdaudit.reports.verdict import judge_all
+from fdaudit.reports.judgement import findings_of
 
 import fdaudit
 from fdaudit.cli.verdicts import verdicts
@@ -70,10 +70,9 @@ def finding_of(run: fdaudit.Run, *counts: UnusedMembers, auc: float = 0.5):
     )
     result = run.result
     recording = result.run.recording.model_copy(update={"unused": counts})
-    changed: Result = result.model_copy(
-        update={"cells": (cell,), "run": result.run.model_copy(update={"recording": recording})}
-    )
-    (finding,) = judge_all(changed)
+    run_card = result.run.model_copy(update={"recording": recording})
+    changed: Result = result.model_copy(update={"cells": (cell,), "run": run_card, "judgement": None})
+    (finding,) = findings_of(changed)
     return finding, "\n".join(verdicts(changed))
 
 

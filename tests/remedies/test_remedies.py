@@ -13,10 +13,8 @@ import pytest
 import torch
 from fdaudit.reports.findings import found_by
 from fdaudit.reports.goals import RULES
-from fdaudit.reports.goals.remedy import Remedy
 from fdaudit.reports.public import public
 from fdaudit.reports.tried import UNMEASURED, effect
-from fdaudit.reports.verdict import judge_all
 
 from fdaudit import api
 from fdaudit.audit.run import Run
@@ -25,7 +23,7 @@ from fdaudit.planning.simulated import simulated_case
 from fdaudit.remedies import try_remedies
 from fdaudit.remedies.trials import TOGETHER, TRIALS
 from fdaudit.remedies.tuning import _StandIn, tune
-from fdaudit.result import Effect, TriedRemedy, read
+from fdaudit.result import Effect, Remedy, TriedRemedy, read
 from fdaudit.spec.schema import load_spec
 from fdaudit.types import Figure
 
@@ -70,7 +68,7 @@ def test_every_remedy_that_a_rule_names_can_be_tried() -> None:
 
 def test_each_finding_gets_its_remedies_and_others_do_not_run(remedied: tuple[Run, Path]) -> None:
     run, _ = remedied
-    wanted = {name for f in found_by(run.result, judge_all(run.result)) for name in f.remedy.tries}
+    wanted = {name for f in found_by(run.result) for name in f.remedy.tries}
     assert wanted
     assert {one.name for one in run.result.remedies} - {"together"} == wanted
 
@@ -215,7 +213,7 @@ def test_without_time_a_remedy_is_listed_and_not_run(tmp_path: Path) -> None:
     assert {one.state for one in tried} == {"no-time"}
     assert all(one.reason for one in tried)
     assert not (tmp_path / "tried").exists()
-    (said, *_) = [f.effect for f in found_by(run.result, judge_all(run.result))]
+    (said, *_) = [f.effect for f in found_by(run.result)]
     assert said == UNMEASURED
 
 
@@ -296,4 +294,4 @@ def test_untried_remedies_say_so_and_a_public_page_names_none() -> None:
     assert said() == UNMEASURED
     result = read(load())
     tried = result.model_copy(update={"remedies": (remedy_tried("good", 0.8, 0.5, "none-seen"),)})
-    assert "good" not in json.dumps(public(tried)[0].plain())
+    assert "good" not in json.dumps(public(tried).plain())

@@ -7,11 +7,12 @@ from dataclasses import replace
 
 import pytest
 from fdaudit.reports.front import front
+from fdaudit.reports.judgement import judgement_of
 from fdaudit.reports.remedies import ENCRYPT
 from fdaudit.reports.summary import summarise
 from fdaudit.reports.verdict import judge_all
 
-from fdaudit.result import Cell, LedgerEntry
+from fdaudit.result import Cell, LedgerEntry, Result
 from fdaudit.types import Figure
 
 from .test_inheritance import cell, received, result
@@ -21,16 +22,16 @@ from .test_verdict import figure
 def test_a_finding_names_whom_any_attack_of_its_adversary_finds() -> None:
     victims = ("client/0", "client/1", "client/2")
     made = result([cell("server", "leak", "a", victims[:1]), cell("server", "leak", "b", victims[1:2])])
-    (finding,) = front(made, judge_all(made)).findings
+    (finding,) = front(made).findings
     assert finding.affected == "client/0 and client/1; 1 other not cleared"
     made = result([cell("server", "leak", "a"), cell("server", "leak", "b", victims[2:])])
-    (finding,) = front(made, judge_all(made)).findings
+    (finding,) = front(made).findings
     assert finding.affected == "all 3 attacked clients as a group; shown alone for client/2"
 
 
 def test_evidence_of_one_victim_leads_with_that_victim() -> None:
     made = result([cell("server", "leak", affected=("client/2",))])
-    (finding,) = front(made, judge_all(made)).findings
+    (finding,) = front(made).findings
     assert re.match(
         r"a: AUC \S+ \[.*\] for client/2; .* for all together, which is no leak\.", finding.evidence
     )
@@ -42,14 +43,14 @@ def test_what_encryption_stops_names_the_affected_clients_by_goal() -> None:
     each = tuple(t.model_copy(update={"figures": (single,)}) for t in both[1].targets)
     other = both[1].model_copy(update={"goal": "model-extraction", "figures": copying(), "targets": each})
     made = result([both[0], other])
-    (finding,) = front(made, judge_all(made)).findings
+    (finding,) = front(made).findings
     assert finding.affected == (
         "Membership: client/0; 2 others not cleared. Model extraction: all 3 attacked clients as a group."
     )
     assert finding.evidence.endswith(
         "b: agreement with the model 20.0\u00a0points above the baseline (0.950 in all)."
     )
-    (alone,) = front(result([other]), judge_all(result([other]))).findings
+    (alone,) = front(result([other])).findings
     assert "above the baseline (0.950 in all) (guessing would score this well" in alone.evidence
     assert "(" not in finding.clause
 
@@ -69,7 +70,7 @@ def with_rate(auc_p: float, rate_p: float, victim: str = "client/2") -> str:
         for t in base.targets
     )
     made = result([base.model_copy(update={"figures": (quiet,), "targets": targets})])
-    (finding,) = front(made, judge_all(made)).findings
+    (finding,) = front(made).findings
     return finding.evidence
 
 
@@ -81,24 +82,24 @@ def test_evidence_shows_the_figure_that_decided() -> None:
 
 def test_a_coalition_s_leak_says_which_part_can_do_as_much() -> None:
     made = result([cell("server", "leak"), cell("server+client/0", "leak")])
-    rows = {row.adversary: row.entries[0].note for row in summarise(made, judge_all(made)).matrix}
+    rows = {row.adversary: row.entries[0].note for row in summarise(made).matrix}
     assert rows == {"server": "", "server+client/0": "The server alone has this leak too."}
     made = result([cell("server", "partial"), cell("server+client/0", "leak")])
-    assert not any(row.entries[0].note for row in summarise(made, judge_all(made)).matrix)
+    assert not any(row.entries[0].note for row in summarise(made).matrix)
 
 
 def test_the_page_says_whether_its_first_action_is_for_every_finding() -> None:
     made = result([cell("server", "leak")])
-    assert summarise(made, judge_all(made)).first_is_all
+    assert summarise(made).first_is_all
     made = result([cell("server", "leak"), cell("eavesdropper", "leak")])
-    page = summarise(made, judge_all(made))
+    page = summarise(made)
     assert not page.first_is_all
     assert page.actions[0].do == page.front.findings[0].remedy.do
 
 
 def test_encryption_is_no_remedy_for_what_everybody_gets() -> None:
     made = result([cell("world", "leak"), cell("eavesdropper", "leak")])
-    (finding,) = front(made, judge_all(made)).findings
+    (finding,) = front(made).findings
     assert set(finding.adversaries) == {"world", "eavesdropper"}
     assert "Encrypt" not in finding.remedy.do
     hears_more = cell("eavesdropper", "leak")
@@ -106,10 +107,10 @@ def test_encryption_is_no_remedy_for_what_everybody_gets() -> None:
     targets = tuple(t.model_copy(update={"figures": (sure,)}) for t in hears_more.targets)
     hears_more = hears_more.model_copy(update={"figures": (sure,), "targets": targets})
     made = result([cell("world", "leak"), hears_more])
-    assert [f.remedy is ENCRYPT for f in front(made, judge_all(made)).findings].count(True) == 1
+    assert [f.remedy == ENCRYPT for f in front(made).findings].count(True) == 1
     made = result([cell("world", "none-seen"), cell("eavesdropper", "leak")])
-    (alone,) = front(made, judge_all(made)).findings
-    assert alone.remedy is ENCRYPT
+    (alone,) = front(made).findings
+    assert alone.remedy == ENCRYPT
 
 
 @pytest.mark.parametrize(
@@ -128,12 +129,12 @@ def test_encryption_is_no_remedy_for_what_everybody_gets() -> None:
 )
 def test_adversaries_that_were_not_tried_are_told(adversaries: tuple[str, ...], said: str) -> None:
     made = result([cell(a, "none-seen") for a in adversaries])
-    assert f"Tried as adversaries: {said}" in " ".join(front(made, judge_all(made)).untested)
+    assert f"Tried as adversaries: {said}" in " ".join(front(made).untested)
 
 
 def test_an_adversary_to_which_no_attack_applied_was_not_tried() -> None:
     made = result([cell("server", "leak"), cell("client/0", "not-applicable")])
-    assert "no client by its own view" in " ".join(front(made, judge_all(made)).untested)
+    assert "no client by its own view" in " ".join(front(made).untested)
 
 
 def test_rates_that_candidates_are_too_few_for_are_told() -> None:
@@ -142,7 +143,7 @@ def test_rates_that_candidates_are_too_few_for_are_told() -> None:
     targets = tuple(t.model_copy(update={"figures": (*t.figures, *rates)}) for t in base.targets)
 
     def told(made: Cell) -> str:
-        return " ".join(front(result([made]), judge_all(result([made]))).untested).replace("\xa0", " ")
+        return " ".join(front(result([made])).untested).replace("\xa0", " ")
 
     assert "no false-positive rate below 10.0 % was measured" in told(
         base.model_copy(update={"targets": targets})
@@ -152,7 +153,7 @@ def test_rates_that_candidates_are_too_few_for_are_told() -> None:
 
 def test_findings_that_have_no_room_are_counted_by_severity() -> None:
     made = result([cell("server", "leak"), cell("eavesdropper", "partial")])
-    page = front(made, judge_all(made))
+    page = front(made)
     assert page.more == ""
     crowded = replace(page, findings=(*page.findings * 5, *[page.findings[-1]] * 2))
     left = crowded.findings[len(crowded.shown) :]
@@ -176,9 +177,9 @@ def test_a_goal_without_a_fitting_attack_reads_as_untested_and_a_model_in_view_a
 ) -> None:
     row = received("server", "logits", "client/0")
     base = cell("server", "not-applicable").model_copy(update={"goal": "model-extraction"})
-    untried = [base.model_copy(update={"id": f"server/{n}", "reason": r}) for n, r in enumerate(reasons)]
+    untried = [base.model_copy(update={"attack": f"b-{n}", "reason": r}) for n, r in enumerate(reasons)]
     made = result([cell("server", "leak"), *untried]).model_copy(update={"exposure": (row,)})
-    (shown,) = summarise(made, judge_all(made)).matrix
+    (shown,) = summarise(made).matrix
     assert [entry.words for entry in shown.entries] == ["Leak", words]
 
 
@@ -193,7 +194,7 @@ def test_a_finding_about_classes_leads_with_the_share_of_pictures_that_are_recog
     targets = tuple(t.model_copy(update={"figures": shown}) for t in base.targets)
     told = base.model_copy(update={"goal": "reconstruction", "figures": shown, "targets": targets})
     made = result([told])
-    page = summarise(made, judge_all(made))
+    page = summarise(made)
     (finding,) = page.front.findings
     assert finding.evidence.replace("\xa0", " ").startswith(
         "a: 90.0 % of the pictures recognised, 20.0 % by chance; "
@@ -202,7 +203,7 @@ def test_a_finding_about_classes_leads_with_the_share_of_pictures_that_are_recog
     assert [entry.words for entry in page.matrix[0].entries] == ["Partial: classes"]
     unsure = tuple(replace(f, low=0.1) if f.name == "evaluator_accuracy" else f for f in shown)
     made = result([told.model_copy(update={"figures": unsure})])
-    assert "recognised" not in front(made, judge_all(made)).findings[0].evidence
+    assert "recognised" not in front(made).findings[0].evidence
 
 
 def test_defences_that_ran_and_give_no_epsilon_are_named() -> None:
@@ -213,28 +214,32 @@ def test_defences_that_ran_and_give_no_epsilon_are_named() -> None:
     base = result([cell("server", "leak")]).model_copy(update={"exposure": (row,)})
     for ledger, said in (((entry,), True), ((), False)):
         made = base.model_copy(update={"ledger": ledger})
-        claims = " ".join(front(made, judge_all(made)).claims)
+        claims = " ".join(front(made).claims)
         assert ("These defences ran, and give no ε: uniform-quantization on logits." in claims) == said
+
+
+def all_possible(made: Result) -> Result:
+    """The same result, judged as if each cell had a possible leak."""
+    findings = [replace(finding, level="possible") for finding in judge_all(made)]
+    return made.model_copy(update={"judgement": judgement_of(made, findings)})
 
 
 def test_a_page_without_possible_leaks_does_not_say_that_there_are_none() -> None:
     """The public page does not tell them: "0 a possible leak" would be a claim that it cannot make."""
     made = result([cell("server", "leak")])
-    findings = judge_all(made)
-    assert "possible" not in summarise(made, findings).standing
-    as_possible = [replace(f, level="possible") for f in findings]
-    assert "1 a possible leak" in summarise(made, as_possible).standing
+    assert "possible" not in summarise(made).standing
+    assert "1 a possible leak" in summarise(all_possible(made)).standing
 
 
 def test_what_was_not_asked_for_stays_not_requested() -> None:
     made = result([cell("server", "leak"), cell("client/0", "not-requested")])
-    words = {row.adversary: row.entries[0].words for row in summarise(made, judge_all(made)).matrix}
+    words = {row.adversary: row.entries[0].words for row in summarise(made).matrix}
     assert words["client/0"] == "Not requested"
 
 
 def test_possible_leaks_are_counted_by_what_would_settle_them() -> None:
     made = result([cell("server", "leak"), cell("client/0", "leak")])
-    said = " ".join(front(made, [replace(f, level="possible") for f in judge_all(made)]).untested)
+    said = " ".join(front(all_possible(made)).untested)
     assert (
         "2 tests show a possible leak, neither shown nor ruled out: 2 on membership (needs more candidates)."
         in said

@@ -7,10 +7,10 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from fdaudit.reports.findings import ACCESS, SEVERITIES, severity
 from fdaudit.reports.front import front
 from fdaudit.reports.inheritance import standings
 from fdaudit.reports.security import render_report
+from fdaudit.reports.severity import ACCESS, SEVERITIES, severity
 from fdaudit.reports.summary import summarise
 from fdaudit.reports.verdict import judge_all
 
@@ -23,14 +23,14 @@ from ..helpers.report_cases import FIXTURES, Document, load
 
 def front_of(raw: dict[str, Any]) -> Any:
     result = read(raw)
-    return front(result, judge_all(result))
+    return front(result)
 
 
 def test_every_leak_is_in_a_finding() -> None:
     result = read(load())
     findings = judge_all(result)
     leaks = {(s.adversary, s.goal) for s in standings(result, findings) if s.level in ("leak", "partial")}
-    told = {(a, goal) for f in front(result, findings).findings for a in f.adversaries for goal in f.goals}
+    told = {(a, goal) for f in front(result).findings for a in f.adversaries for goal in f.goals}
     assert leaks
     assert leaks <= told
 
@@ -61,18 +61,18 @@ def test_findings_are_the_gravest_first_and_name_their_cell() -> None:
 def test_severity_is_impact_times_access_times_strength(
     goal: str, level: Any, adversary: str, release: str | None, expected: str
 ) -> None:
-    assert severity(goal, level, adversary, release)[0] == expected
+    assert severity(goal, level, adversary, release).word == expected
 
 
 def test_what_classes_look_like_is_less_than_a_record() -> None:
-    assert severity("reconstruction", "partial", "world")[0] == "high"
-    assert severity("reconstruction", "partial", "world", of_classes=True)[0] == "medium"
+    assert severity("reconstruction", "partial", "world").word == "high"
+    assert severity("reconstruction", "partial", "world", of_classes=True).word == "medium"
 
 
 def test_what_is_all_but_certain_outranks_an_average_near_chance() -> None:
-    assert severity("membership", "leak", "world", certain=True)[0] == "critical"
-    assert severity("reconstruction", "leak", "server", certain=True)[0] == "critical"
-    assert severity("membership", "leak", "server", certain=True)[1][2] == 3
+    assert severity("membership", "leak", "world", certain=True).word == "critical"
+    assert severity("reconstruction", "leak", "server", certain=True).word == "critical"
+    assert severity("membership", "leak", "server", certain=True).strength == 3
     assert severity("membership", "partial", "server", certain=True) == severity(
         "membership", "partial", "server"
     )
@@ -81,12 +81,12 @@ def test_what_is_all_but_certain_outranks_an_average_near_chance() -> None:
 def test_more_impact_or_easier_access_is_never_less_severe() -> None:
     for adversary in ("world", "server", "client/0", "eavesdropper", "server+client/0"):
         ranks = [
-            SEVERITIES.index(severity(goal, "leak", adversary)[0])
+            SEVERITIES.index(severity(goal, "leak", adversary).word)
             for goal in sorted(GOALS, key=lambda g: -GOALS[g].impact)
         ]
         assert ranks == sorted(ranks)
         for goal in GOALS:
-            leak, partial = (severity(goal, level, adversary)[0] for level in ("leak", "partial"))  # type: ignore[arg-type]
+            leak, partial = (severity(goal, level, adversary).word for level in ("leak", "partial"))  # type: ignore[arg-type]
             assert SEVERITIES.index(leak) <= SEVERITIES.index(partial)
     assert max(access for access, _ in ACCESS.values()) == ACCESS["world"][0]
 
@@ -187,7 +187,7 @@ def leaking(adversaries: dict[str, float]) -> Any:
 @pytest.mark.parametrize(("more", "findings"), [(0.0, 1), (0.01, 2)])
 def test_adversaries_share_a_finding_only_if_they_share_its_evidence(more: float, findings: int) -> None:
     result = leaking({"client/0": 0.0, "client/1": more})
-    found = front(result, judge_all(result)).findings
+    found = front(result).findings
     assert len(found) == findings
     for one in found:
         for adversary in one.adversaries:
@@ -198,7 +198,7 @@ def test_adversaries_share_a_finding_only_if_they_share_its_evidence(more: float
 
 def test_the_evidence_of_a_coalition_is_not_that_of_its_member() -> None:
     result = leaking({"server": 0.0, "server+client/0": 0.01})
-    (found,) = front(result, judge_all(result)).findings
+    (found,) = front(result).findings
     assert found.strongest.cell.adversary == "server"
     assert set(found.adversaries) == {"server", "server+client/0"}
 
@@ -214,9 +214,7 @@ def test_a_possible_leak_is_told_as_open() -> None:
     findings = judge_all(result)
     possible = sum(f.level == "possible" for f in findings)
     assert possible
-    assert any(
-        line.startswith(f"{possible} tests show a possible leak") for line in front(result, findings).untested
-    )
+    assert any(line.startswith(f"{possible} tests show a possible leak") for line in front(result).untested)
 
 
 @pytest.mark.parametrize("public", [False, True])
@@ -230,7 +228,7 @@ def test_a_model_near_chance_is_in_the_headline(public: bool) -> None:
 
 def test_the_page_shows_as_many_findings_as_it_has_room_for() -> None:
     made = leaking({"server": 0.0})
-    page = front(made, judge_all(made))
+    page = front(made)
     finding = page.findings[0]
     many = replace(page, findings=(finding,) * 20)
     assert 1 < len(many.shown) <= 7
@@ -239,7 +237,7 @@ def test_the_page_shows_as_many_findings_as_it_has_room_for() -> None:
     assert len(replace(many, claims=("ε " * 600,)).shown) < len(many.shown)
     assert len(replace(many, adversaries=60).shown) == 1
     assert len(replace(many, above=20).shown) < len(many.shown)
-    assert summarise(made, judge_all(made)).front.above >= 3  # the headline, the first action and the scope
+    assert summarise(made).front.above >= 3  # the headline, the first action and the scope
 
 
 def test_severity_is_the_product_that_is_printed() -> None:
@@ -277,7 +275,7 @@ def test_a_record_without_auxiliary_records_asks_for_them_first(there: bool) -> 
         "ladder": [rung],
     }
     result = read(raw)
-    summary = summarise(result, judge_all(result))
+    summary = summarise(result)
     assert summary.level == "inconclusive"
     assert ("auxiliary records" in summary.headline) == (not there)
     assert ("bring auxiliary records" in summary.actions[0].do) == (not there)

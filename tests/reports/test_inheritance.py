@@ -84,7 +84,7 @@ def test_no_adversary_reads_weaker_than_one_whose_view_it_contains(
         if level not in ("leak", "partial"):
             # only leaks are inherited; what was tested on a part of a view alone is open for the whole
             assert ORDER.index(level) == own or (level == "inconclusive" and own > ORDER.index("failed"))
-    page = summarise(made, judge_all(made))
+    page = summarise(made)
     shown = {row.adversary: e.level for row in page.matrix for e in row.entries if e.finding}
     assert shown == held
 
@@ -93,7 +93,7 @@ def test_no_adversary_reads_weaker_than_one_whose_view_it_contains(
 def test_a_coalition_inherits_its_member_s_leak_and_says_so(own: str) -> None:
     made = result([cell("server", "leak"), cell("server+client/0", own)])
     assert levels(made) == {"server": "leak", "server+client/0": "leak"}
-    page = summarise(made, judge_all(made))
+    page = summarise(made)
     said = "Inherits the finding of server: it sees everything that server sees."
     assert page.matrix[1].entries[0].note == said
     assert page.matrix[0].entries[0].note == ""
@@ -102,7 +102,7 @@ def test_a_coalition_inherits_its_member_s_leak_and_says_so(own: str) -> None:
         == "The server could tell which records were trained on (all 3 attacked clients as a group)."
     )
     assert page.front.findings[0].adversaries == ("server", "server+client/0")
-    parts = document(made, judge_all(made), {}).adversaries
+    parts = document(made, {}).adversaries
     assert [(p.adversary, p.level, p.cell, p.inherited) for p in parts] == [
         ("server", "leak", "server/a", ""),
         ("server+client/0", "leak", "server/a", said),
@@ -133,15 +133,13 @@ def test_the_headline_names_who_is_affected_and_of_how_many(affected: tuple[str,
     made = result([cell("server", "leak", affected=affected)])
     (finding,) = judge_all(made)
     assert finding.affected == affected
-    assert (
-        summarise(made, [finding]).headline == f"The server could tell which records were trained on {named}."
-    )
+    assert summarise(made).headline == f"The server could tell which records were trained on {named}."
 
 
 def test_what_does_not_hold_after_correction_is_not_called_no_leak() -> None:
     near = cell("server", "none-seen").model_copy(update={"figures": (figure("auc", 0.6, 0.5, 0.7, p=0.03),)})
     made = result([near, near.model_copy(update={"id": "server/b"})])
-    headline = summarise(made, judge_all(made)).headline
+    headline = summarise(made).headline
     assert headline == "A leak is possible: a test stands out alone, but not after correction for all tests."
     assert levels(made) == {"server": "possible"}
 
@@ -151,7 +149,7 @@ def test_a_possible_leak_is_inherited_and_asks_for_more_candidates() -> None:
     quiet = cell("server", "none-seen").model_copy(update={"figures": (figure("auc", 0.5, 0.4, 0.6, p=0.5),)})
     made = result([near, quiet], {"server": ("world",)})
     assert levels(made) == {"world": "possible", "server": "possible"}
-    assert "candidates" in summarise(made, judge_all(made)).actions[0].do
+    assert "candidates" in summarise(made).actions[0].do
 
 
 def test_a_test_that_does_not_stand_out_in_its_own_cell_is_no_possible_leak() -> None:
@@ -203,7 +201,7 @@ def test_a_provisional_result_claims_nothing_where_attacks_are_to_come(first: st
     early = made.model_copy(update={"unfinished": Unfinished(done=2, of=3)})
     server, _ = standings(early, judge_all(early))
     assert (server.level, server.inherited) == ("not-tested", "Not run yet: 1 attack.")
-    assert summarise(early, judge_all(early)).level in ("inconclusive", "not-tested")
+    assert summarise(early).level in ("inconclusive", "not-tested")
     leaks = early.model_copy(update={"cells": (cell("server", "leak"), *early.cells[1:])})
     assert levels(leaks)["server"] == "leak"
 
@@ -221,7 +219,7 @@ def test_no_leak_is_claimed_where_a_budget_left_an_attack_out() -> None:
     (standing,) = standings(made, judge_all(made))
     assert standing.level == "not-tested"
     assert standing.inherited == "The time budget left out dear."
-    assert summarise(made, judge_all(made)).level == "not-tested"
+    assert summarise(made).level == "not-tested"
     leaks = result([cell("server", "leak"), cell("server", "not-tested", attack="dear")])
     assert levels(leaks) == {"server": "leak"}
 
@@ -246,7 +244,7 @@ def test_no_leak_is_claimed_where_private_messages_were_not_read() -> None:
     ):
         seen = made.model_copy(update={"exposure": (row.model_copy(update=changes),)})
         assert levels(seen) == {"server": level}
-        page = summarise(seen, judge_all(seen))
+        page = summarise(seen)
         assert page.level == level
         told = "acme/bank: no attack reads it (no attack knows its tensors)."
         assert (told in " ".join(page.front.untested)) == (level == "not-tested")
@@ -261,7 +259,7 @@ def test_what_is_released_reaches_everybody(release: str | None, level: str) -> 
     made = result([cell("world", "leak"), cell("client/0", "not-applicable")])
     made = made.model_copy(update={"run": made.run.model_copy(update={"release": release})})
     assert levels(made) == {"world": "leak", "client/0": level}
-    findings = summarise(made, judge_all(made)).front.findings
+    findings = summarise(made).front.findings
     assert [f.adversaries for f in findings] == [("world", "client/0") if level == "leak" else ("world",)]
     assert "client/0 could" not in findings[0].what.lower()
 
@@ -298,7 +296,7 @@ def receiving(made: Result, private: bool = True) -> Result:
 def test_private_messages_that_no_attack_fits_are_not_cleared(private: bool, level: str, note: str) -> None:
     made = receiving(result([cell("server", "none-seen"), cell("client/0", "not-applicable")]), private)
     assert levels(made)["client/0"] == level
-    rows = {row.adversary: row.entries for row in summarise(made, judge_all(made)).matrix}
+    rows = {row.adversary: row.entries for row in summarise(made).matrix}
     assert [entry.note for entry in rows["client/0"]] == [note]
 
 
@@ -323,7 +321,7 @@ def seen(made: Result, *kinds: str, party: str = "server") -> Result:
 def told(made: Result, adversary: str = "server") -> tuple[str, str]:
     """Return the adversary's level and what its standing says of the part that was not tested."""
     (found,) = (s for s in standings(made, judge_all(made)) if s.adversary == adversary)
-    return found.level, found.unread
+    return found.level, found.untested
 
 
 def test_a_view_with_a_kind_that_no_attack_reads_is_not_tested_and_names_it() -> None:
@@ -334,11 +332,11 @@ def test_a_view_with_a_kind_that_no_attack_reads_is_not_tested_and_names_it() ->
         "not-tested",
         "Tested only on a part of its view. logit_cotangents: no attack reads it.",
     )
-    page = summarise(made, judge_all(made))
+    page = summarise(made)
     assert page.level == "not-tested"
     assert page.matrix[0].entries[0].words == "Not tested"
     assert "logit_cotangents: no attack reads it." in " ".join(page.front.untested)
-    (part,) = document(made, judge_all(made), {}).adversaries
+    (part,) = document(made, {}).adversaries
     assert (part.level, "logit_cotangents: no attack reads it" in part.inherited) == ("not-tested", True)
 
 
@@ -385,8 +383,7 @@ def test_a_leak_stays_a_leak_whatever_was_not_read() -> None:
 
 def test_page_public_page_comparison_and_console_agree_on_what_was_not_tested() -> None:
     made = seen(result([reading(cell("server", "none-seen"), "logits")]), "logits", "logit_cotangents")
-    shown, findings = public(made)
-    assert summarise(shown, findings).level == "not-tested"
+    assert summarise(public(made)).level == "not-tested"
     (row,) = compare([ComparedRun(name="one", result=made)]).rows
     assert [o.finding.level for o in row.outcomes if o.finding] == ["not-tested"]
     lines = list(verdicts(made))

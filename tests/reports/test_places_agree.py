@@ -10,22 +10,23 @@ from typing import Any
 import pytest
 from fdaudit.reports.comparison import ComparedRun, compare
 from fdaudit.reports.document import document, to_json
-from fdaudit.reports.findings import severity, shows_classes
 from fdaudit.reports.goals import RULES
-from fdaudit.reports.inheritance import standings
+from fdaudit.reports.judgement import judged, judgement_in, read_judged
 from fdaudit.reports.public import public
 from fdaudit.reports.security import render_report
+from fdaudit.reports.severity import SEVERITIES
 from fdaudit.reports.summary import summarise
 from fdaudit.reports.verdict import LEVELS, SETTLED, Finding, judge_all
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fdaudit.cli.verdicts import outcome, verdicts
-from fdaudit.result import Result, read
+from fdaudit.errors import UsageError
+from fdaudit.result import JudgedView, Result, read
 
 from ..helpers.report_cases import load
 
-ADVERSARIES = ("server", "client/0", "world", "server+client/0")
+ADVERSARIES = ("server", "client/0", "world", "eavesdropper", "server+client/0")
 DECIDING = {goal: rule.figure for goal, rule in RULES.items()}
 PASSED = {"what": "a control", "passed": True, "figures": []}
 FAILED = {**PASSED, "passed": False}
@@ -40,6 +41,10 @@ def figures(draw: st.DrawFn, goal: str) -> list[dict[str, Any]]:
     """Return the deciding figure of few records, with and without interval and p-value, and what it is beside."""
     name = DECIDING[goal]
     found = []
+    if goal == "reconstruction" and draw(st.booleans()):  # classes were shown, and no record
+        found.append({"name": "evaluator_chance", "value": 0.2, "unit": "fraction"})
+        seen = {"value": draw(st.sampled_from([0.1, 0.8])), "low": 0.1, "high": 0.9, "p": draw(tests)}
+        found.append({"name": "evaluator_accuracy", "unit": "fraction", **seen})
     for each in (name, f"{name}_prior", f"{name}_blind"):
         value = draw(values)
         if each == f"{name}_blind" and goal != "membership":
@@ -66,6 +71,7 @@ def figures(draw: st.DrawFn, goal: str) -> list[dict[str, Any]]:
 def cells(draw: st.DrawFn) -> dict[str, Any]:
     goal = draw(st.sampled_from(sorted(DECIDING)))
     adversary, number = draw(st.sampled_from(ADVERSARIES)), draw(st.integers(0, 2))
+    attack = f"{draw(st.sampled_from(['', 'external-']))}{goal}-{number}"
     status = draw(
         st.sampled_from(
             ["run", "run", "run", "inconclusive", "failed", "not-applicable", "not-requested", "not-tested"]
@@ -75,10 +81,10 @@ def cells(draw: st.DrawFn) -> dict[str, Any]:
     control = st.sampled_from([None, PASSED, FAILED])
     chosen = {name: draw(control) for name in ("positive", "negative", "power")}
     return {
-        "id": f"{adversary}/{goal}-{number}",
+        "id": f"{adversary}/{attack}",
         "protocol": "p",
         "adversary": adversary,
-        "attack": f"{goal}-{number}",
+        "attack": attack,
         "goal": goal,
         "status": status,
         "reason": "" if status == "run" else "for a reason",
@@ -120,49 +126,68 @@ def grave(levels: Sequence[str]) -> str:
     return min(levels, key=list(LEVELS).index)
 
 
-def gravest_by_view(result: Result, findings: Sequence[Finding]) -> dict[tuple[str, str], str]:
-    """The severity of each adversary and goal, of the finding that names it."""
-    graded = {}
-    for found in standings(result, findings):
-        if found.finding is not None and found.level in ("leak", "partial"):
-            word, *_ = severity(
-                found.goal,
-                found.level,
-                found.adversary,
-                of_classes=shows_classes(found.finding),
-                certain=found.finding.certain,
-            )
-            graded[found.adversary, found.goal] = word
-    return graded
+def shown_views(result: Result) -> dict[tuple[str, str], JudgedView]:
+    """Return the leaks of a judgement by adversary and goal, without what it says of remedies that were tried."""
+    judgement = judgement_in(result)
+    leaks = [view.model_copy(update={"effect_measured": False}) for view in judgement.views if view.severity]
+    return {(view.adversary, view.goal): view for view in leaks}
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+def inside(result: Result, cell: str) -> str:
+    """Return a cell's id on a public page, where all guesses from outside are one."""
+    (made,) = [c for c in result.cells if c.id == cell]
+    return f"{made.adversary}/external-guesses-{made.goal}" if made.attack.startswith("external-") else cell
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(results())
-def test_every_place_has_the_same_verdict(result: Result) -> None:
-    findings = judge_all(result)
-    held = standings(result, findings)
-    summary = summarise(result, findings)
-    level_of = {(s.adversary, s.goal): s.level for s in held}
+def test_every_place_prints_the_one_judgement(result: Result) -> None:
+    """Pages, console, comparison and JSON of one result agree with its judgement, level by level."""
+    result = judged(result)
+    judgement = judgement_in(result)
+    level_of = {(view.adversary, view.goal): view.level for view in judgement.views}
+    summary = summarise(result)
 
-    said = "\n".join([*verdicts(result), *outcome(result)])
-    for finding in findings:
-        if finding.level != "not-requested":
-            assert (
-                f"{finding.cell.id.replace('/' + finding.cell.attack, '')} / {finding.cell.attack}: " in said
-            )
-    assert summary.headline in said
+    for view in judgement.views:
+        graded = (view.severity is not None, view.remedy is not None)
+        assert graded == (view.level in ("leak", "partial"),) * 2
 
-    made = json.loads(to_json(document(result, findings, {})))
-    assert [f["level"] for f in made["findings"]] == [f.level for f in findings]
-    assert made["verdict"]["level"] == summary.level
+    said = [*verdicts(result), *outcome(result)]
+    for cell, own in zip(result.cells, judgement.cells, strict=True):
+        if own.level != "not-requested":
+            start = f"{cell.adversary} / {cell.attack}: {LEVELS[own.level].lower()}"
+            assert any(line.startswith(start) for line in said)
+    assert summary.headline in "\n".join(said)
+    for view in judgement.views:
+        if view.level == "not-tested":
+            assert f"{view.adversary}, {view.goal}: not tested. {view.untested}" in said
+
+    stored = json.loads(json.dumps(result.plain()))["judgement"]
+    made = json.loads(to_json(document(result, {})))
+    assert made["result"]["judgement"] == stored
+    assert [cell["level"] for cell in stored["cells"]] == [cell.level for cell in judgement.cells]
+    assert [f["level"] for f in made["findings"]] == [cell.level for cell in judgement.cells]
+    assert made["verdict"]["level"] == summary.level == judgement.level
     assert {(s["adversary"], s["goal"]): s["level"] for s in made["adversaries"]} == level_of
     for row in summary.matrix:
         for entry in row.entries:
             assert entry.level == level_of[row.adversary, entry.goal]
 
-    settled = [s.level for s in held if s.level in SETTLED]
+    views = shown_views(result)
+    covered = {(a, goal) for f in summary.front.findings for a in f.adversaries for goal in f.goals}
+    assert covered == set(views)
+    for found in summary.front.findings:
+        own = [
+            view
+            for view in views.values()
+            if view.adversary in found.adversaries and view.goal in found.goals
+        ]
+        grades = [view.severity for view in own if view.severity is not None]
+        assert (found.severity, found.factors) in [(grade.word, grade.factors) for grade in grades]
+        assert found.remedy in [view.remedy for view in own]
+
+    settled = [view.level for view in judgement.views if view.level in SETTLED]
     if "No leak was measured" in summary.headline:
-        assert "none-seen" in settled
         assert set(settled) == {"none-seen"}
     if summary.level in ("leak", "partial", "possible"):
         assert summary.level == grave(settled)
@@ -171,41 +196,111 @@ def test_every_place_has_the_same_verdict(result: Result) -> None:
 
     (compared,) = compare([ComparedRun(name="one", result=result)]).rows
     for each in compared.outcomes:
-        levels = [s.level for s in held if s.goal == each.goal]
+        levels = [view.level for view in judgement.views if view.goal == each.goal]
         shown = "not-requested" if each.finding is None else each.finding.level
         if shown in ("leak", "partial", "possible") or grave(levels) in ("leak", "partial", "possible"):
             assert shown == grave(levels)
         if shown == "none-seen":
             assert "none-seen" in levels
 
-    less, hidden = public(result)
-    assert gravest_by_view(less, hidden) == gravest_by_view(result, findings)
-    for before, after in zip(_in_order(findings, hidden), hidden, strict=True):
-        if before.level == "possible":
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(results())
+def test_a_public_judgement_is_neither_graver_nor_milder(result: Result) -> None:
+    result = judged(result)
+    whole, less = judgement_in(result), public(result)
+    part = judgement_in(less)
+    graded = [{key: (v.level, v.severity) for key, v in shown_views(each).items()} for each in (less, result)]
+    assert graded[0] == graded[1]
+    by_cell = {inside(result, own.cell): own for own in reversed(whole.cells)}
+    blind = {own.cell for own in whole.cells if own.blind}
+    for after in part.cells:
+        before = by_cell[after.cell]
+        if after.cell.rpartition("/")[2].startswith("external-"):
+            assert after.level in {own.level for own in whole.cells} | {"none-seen", "inconclusive"}
+        elif before.level == "possible":
             assert after.level in ("none-seen", "inconclusive")
-            assert after.level != "none-seen" or not before.blind
+            assert after.level != "none-seen" or before.cell not in blind
         else:
-            assert after.level == before.level
-    assert summarise(less, hidden).level == _without_possible(summary.level) or "possible" in [
-        f.level for f in findings
-    ]
+            assert (after.level, after.certain, after.of_classes) == (
+                before.level,
+                before.certain,
+                before.of_classes,
+            )
+        assert (after.worst, after.affected, after.decided_by) == (None, (), {})
+    possible = any(own.level == "possible" for own in whole.cells)
+    assert possible or part.level == whole.level
+    assert "possible" not in {own.level for own in (*part.cells, *part.views)} | {part.level}
     assert less.unfinished == result.unfinished
+    assert json.loads(to_json(document(less, {})))["verdict"]["level"] == part.level
 
 
-def _in_order(findings: Sequence[Finding], hidden: Sequence[Finding]) -> list[Finding]:
-    by_id = {f.cell.id: f for f in findings}
-    return [by_id[f.cell.id] for f in hidden]
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(results(), st.data())
+def test_a_doctored_judgement_is_refused(result: Result, data: st.DataObject) -> None:
+    stored = json.loads(json.dumps(judged(result).plain()))
+    assert read_judged(stored).judgement == judged(result).judgement
+    judgement = stored["judgement"]
+    places = [("level",)]
+    for i, view in enumerate(judgement["views"]):
+        places.append(("views", i, "level"))
+        places += [("views", i, "severity", "word")] * ("severity" in view)
+    for i, _ in enumerate(judgement["cells"]):
+        places += [("cells", i, "level"), ("cells", i, "certain")]
+    place = data.draw(st.sampled_from(places))
+    part = judgement
+    for step in place[:-1]:
+        part = part[step]
+    lies: dict[str, list[Any]] = {"level": list(LEVELS), "certain": [True, False], "word": list(SEVERITIES)}
+    part[place[-1]] = data.draw(
+        st.sampled_from([lie for lie in lies[str(place[-1])] if lie != part[place[-1]]])
+    )
+    with pytest.raises(UsageError, match="contradicts the cells") as refused:
+        read_judged(stored)
+    assert refused.value.field == ".".join(map(str, ("result.judgement", *place)))
+    assert refused.value.value == part[place[-1]]
 
 
-def _without_possible(level: str) -> str:
-    return "inconclusive" if level == "possible" else level
+def test_a_judgement_by_other_rules_or_none_is_made_when_the_result_is_read() -> None:
+    due = judged(read(load())).judgement
+    stored = json.loads(json.dumps(judged(read(load())).plain()))
+    stored["judgement"] |= {"version": "0.0", "level": "not-requested", "views": []}
+    assert read_judged(stored).judgement == due
+    assert read_judged(load()).judgement == due
+
+
+def test_a_leak_of_classes_is_as_grave_on_the_public_page() -> None:
+    """The figure that shows it is no public one, so only the judgement can say it."""
+    raw = load()
+    figures = [
+        {"name": "psnr_gain", "value": 0.2, "low": -0.3, "high": 0.7, "unit": "dB"},
+        {"name": "evaluator_prior", "value": 0.3, "unit": "fraction"},
+        {"name": "evaluator_chance", "value": 0.2, "unit": "fraction"},
+        {"name": "evaluator_accuracy", "value": 0.8, "low": 0.4, "high": 0.97, "p": 1e-4, "unit": "fraction"},
+    ]
+    cell = {
+        "protocol": "p", "adversary": "server", "attack": "a", "goal": "reconstruction", "status": "run", "source": "s",
+        "figures": figures, "targets": [], "controls": {"positive": PASSED, "negative": PASSED},
+    }  # fmt: skip
+    result = judged(read(raw | {"cells": [cell], "gates": [], "checks": [], "family": None}))
+    less = public(result)
+    assert [figure.name for c in less.cells for figure in c.figures] == ["psnr_gain"]
+    for shown in (result, less):
+        (view,) = judgement_in(shown).views
+        (found,) = summarise(shown).front.findings
+        assert (view.level, view.severity.impact if view.severity else 0) == ("partial", 2)
+        assert (found.severity, found.factors[0]) == ("low", 2)
+        assert "classes" in found.what
+        assert [entry.words for row in summarise(shown).matrix for entry in row.entries] == [
+            "Partial: classes"
+        ]
 
 
 @settings(max_examples=2, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(results())
 def test_every_page_can_be_drawn(result: Result) -> None:
     page = render_report(result, Path(), {})
-    less, _ = public(result)
+    less = public(result)
     shared = render_report(less, Path(), {})
     if result.unfinished is not None:
         for text in (page, shared):

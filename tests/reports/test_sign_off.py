@@ -12,7 +12,6 @@ from fdaudit.reports.context import build
 from fdaudit.reports.dpia import render_dpia
 from fdaudit.reports.security import render_report, report_json
 from fdaudit.reports.sign_off import NOT_STATED, Provenance, glossary, sign_off
-from fdaudit.reports.verdict import judge_all
 
 import fdaudit
 from fdaudit.errors import SpecError
@@ -104,7 +103,7 @@ def test_the_same_result_gives_the_same_bytes_whenever_it_is_printed(monkeypatch
 def test_the_sign_off_takes_room_of_the_findings() -> None:
     def above(raw: dict[str, Any]) -> int:
         result = read(raw)
-        context = build(result, judge_all(result), FIXTURES, TIMINGS, DAY)
+        context = build(result, FIXTURES, TIMINGS, DAY)
         value = context["summary"].front.above
         assert isinstance(value, int)
         return value

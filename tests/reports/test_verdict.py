@@ -221,7 +221,7 @@ def test_laws_of_the_membership_verdict(aucs: list[list[float]], tried: Controls
 
 def _summary(raw: dict[str, Any]) -> Any:
     result = Result.model_validate_json(json.dumps(raw))
-    return summarise(result, judge_all(result))
+    return summarise(result)
 
 
 def test_the_summary_of_the_fixture_names_who_and_what() -> None:

@@ -5,7 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Annotated, Any, ClassVar
 
-from fdaudit.result import Cell, Check, Control, Gate, Queries, Result, Target, part, public_part, read
+from fdaudit.reports.judgement import judged, judgement_in
+
+from fdaudit.result import (
+    Cell,
+    Check,
+    Control,
+    Gate,
+    JudgedCell,
+    Queries,
+    Result,
+    Target,
+    part,
+    public_part,
+    read,
+)
 
 from ..helpers.report_cases import load
 
@@ -40,7 +54,8 @@ def test_a_field_without_a_word_is_hidden_at_any_depth() -> None:
 
 
 def test_no_field_for_auditors_is_left_in_a_public_result() -> None:
-    whole, public = read(load()), public_part(read(load()))
+    whole = judged(read(load()))
+    public = public_part(whole)
     hidden = set()
     for one in every_part(public):
         for name, field in type(one).model_fields.items():
@@ -49,8 +64,11 @@ def test_no_field_for_auditors_is_left_in_a_public_result() -> None:
                 assert not getattr(one, name), (type(one).__name__, name)
                 hidden.add((type(one), name))
     assert {(Cell, "figures"), (Target, "roc"), (Result, "class_table"), (Control, "figures")} <= hidden
+    assert {(JudgedCell, "measured"), (JudgedCell, "affected"), (JudgedCell, "worst")} <= hidden
     assert {c.id for c in public.cells} == {c.id for c in whole.cells}
     assert public.exposure == whole.exposure
+    assert public.judgement is not None
+    assert public.judgement.views == judgement_in(whole).views
 
 
 def test_what_stands_for_a_hidden_field_that_must_be_there() -> None:

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 from fdaudit.reports.summary import summarise
-from fdaudit.reports.verdict import judge_all
 
 import fdaudit
 from fdaudit.accounting.ledger import Ledger
@@ -180,7 +179,7 @@ def test_the_page_says_so(broken: fdaudit.Run, honest: fdaudit.Run, tmp_path: Pa
 
 def test_the_reasons_of_a_broken_claim_come_first(broken: fdaudit.Run) -> None:
     result = broken.result
-    summary = summarise(result, judge_all(result))
+    summary = summarise(result)
     assert summary.reasons[0].text.startswith("The ε of ")
     assert "claimed for" in summary.reasons[0].text
     assert any(a.do.startswith("Claim no ε") for a in summary.actions)

@@ -130,7 +130,7 @@ def test_verdicts_read_the_family_and_say_what_could_have_been_detected() -> Non
         assert isinstance(result.family, Family)
         return judge_all(result)[0]
 
-    shown, _ = public(read(raw | {"family": {"level": 0.05, "adjusted": []}}))
+    shown = public(read(raw | {"family": {"level": 0.05, "adjusted": []}}))
     assert shown.family is None  # p-values follow from coins
     assert judged(0.049).level in ("leak", "partial")
     assert "our limit is 50" in judged(0.049).because

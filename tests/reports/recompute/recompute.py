@@ -51,6 +51,7 @@ def recompute(evidence: Evidence, document: Any) -> Claims:
     _ledger(claims, evidence, result)
     _checks(claims, evidence, result)
     _gates(claims, evidence, result)
+    _severities(claims, result)
     _matrix(claims, document["matrix"], result["cells"])
     _sentences(claims, document)
     return claims
@@ -361,6 +362,45 @@ def _gates(claims: Claims, evidence: Evidence, result: Any) -> None:
             if row["passed"] != (held and not unproven):
                 claims.wrong.append(f"gate {row['name']}: passed is {row['passed']} at {worst}")
     claims.wrong += [f"gate {name}: is not in the result" for name in asked]
+
+
+def _severities(claims: Claims, result: Any) -> None:
+    """The factors of each leak's severity by docs/report.md, and the word for their product."""
+    cells = {c["id"]: c for c in result["cells"]}
+    for k, view in enumerate(result["judgement"]["views"]):
+        if view["level"] not in ("leak", "partial"):
+            continue
+        impact = {"reconstruction": 4, "membership": 3, "label-distribution": 2}[view["goal"]]
+        access = 1 if "+" in view["adversary"] else {"world": 3}.get(view["adversary"], 2)
+        strength = 1
+        if view["level"] == "leak":
+            strength = 3 if _beyond_doubt(cells[view["cell"]]) else 2
+        for name, factor in (("impact", impact), ("access", access), ("strength", strength)):
+            claims.equal(("result", "judgement", "views", k, "severity", name), factor)
+        product = impact * access * strength
+        word = next(
+            w for w, least in (("critical", 24), ("high", 12), ("medium", 5), ("low", 1)) if product >= least
+        )
+        if view["severity"]["word"] != word:
+            claims.wrong.append(f"severity of {view['cell']}: {view['severity']['word']} at {product}")
+
+
+def _beyond_doubt(cell: Any) -> bool:
+    """An AUC above 0.95, a gain above 10 dB, class shares within 0.05, each with its interval; or half the pictures."""
+    for part in (cell, *cell["targets"]):
+        for figure in part["figures"]:
+            low, high = figure["low"], figure["high"]
+            if figure["name"] == "auc" and low is not None and low > 0.95:
+                return True
+            if figure["name"] == "psnr_gain" and low is not None and low > 10:
+                return True
+            if figure["name"] in ("label_tv", "label_tv_mean") and high is not None and high < 0.05:
+                return True
+    for target in cell["targets"]:
+        clear = [i["psnr"] >= 20 and i["psnr"] - i["prior_psnr"] >= 6 for i in target["images"]]
+        if clear and 2 * sum(clear) >= len(clear):
+            return True
+    return False
 
 
 def _matrix(claims: Claims, matrix: Sequence[Any], cells: Sequence[Any]) -> None:

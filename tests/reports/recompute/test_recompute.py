@@ -163,7 +163,8 @@ CATEGORIES = {
         r"result/gates/\d+/threshold", r"result/family/adjusted/\d+/p", r"result/family/adjusted/\d+/floor",
         "result/family/level", "result/family/by_coins/floor", "result/family/by_coins/statistics",
         r"matrix/\d+/mean", r"matrix/\d+/worst", r"matrix/\d+/baseline",
-        r"matrix/\d+/worst_record/value",
+        r"matrix/\d+/worst_record/value", r"result/judgement/views/\d+/severity/impact",
+        r"result/judgement/views/\d+/severity/access", r"result/judgement/views/\d+/severity/strength",
     ),
     "bounded": (
         r"result/ledger/0/epsilon", r"result/ledger/0/delta", r"result/ledger/0/contributions/0/charges",
