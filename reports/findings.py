@@ -23,7 +23,7 @@ from .goals.rule import beside, by_name, framed
 from .inheritance import Standing, standings
 from .remedies import ENCRYPT, carried, remedy
 from .text import clip, joined, measure, party, plural, sentence
-from .tried import effect
+from .tried import Outcome, effect, outcome
 from .verdict import EVERYONE, Finding, Level, strongest
 
 __all__ = [
@@ -98,6 +98,7 @@ class FrontFinding:
         evidence: the strongest attack and its deciding figures.
         remedy: what to do and why.
         effect: what trying the remedy changed, in sentences.
+        outcome: what came of trying it, in a word.
         strongest: the finding of the cell behind it.
         factors: impact, access and strength, whose product gives the severity.
         because: why the severity, in words.
@@ -113,6 +114,7 @@ class FrontFinding:
     evidence: str
     remedy: Remedy
     effect: str
+    outcome: Outcome
     strongest: Finding
     factors: tuple[int, int, int]
     because: str
@@ -303,6 +305,7 @@ def _finding(result: Result, standing: Sequence[Standing], what: Remedy, leaks: 
         ),
         remedy=what,
         effect=effect(result, what, adversaries, goals),
+        outcome=outcome(result, what, adversaries, goals),
         strongest=top,
         factors=factors,
         because=f"impact {factors[0]} × access {factors[1]} ({must}) × strength {factors[2]}",

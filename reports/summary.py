@@ -107,6 +107,17 @@ class Summary:
         first = self.actions[0].do
         return all(f.remedy.do == first for f in self.front.findings)
 
+    @property
+    def first_effect(self) -> str:
+        """Return what trying the first action changed, and what came of the gravest finding's own remedy."""
+        of_first = [f.effect for f in self.front.findings if f.remedy.do == self.actions[0].do]
+        if not of_first:
+            return ""
+        gravest = self.front.findings[0]
+        if gravest.remedy.do == self.actions[0].do:
+            return of_first[0]
+        return f"{of_first[0]} {sentence(gravest.what)}: {gravest.effect[:1].lower()}{gravest.effect[1:]}"
+
 
 _COUNTS = {1: "one", 2: "two", 3: "three", 4: "four", 5: "five", 6: "six"}
 
@@ -379,7 +390,8 @@ def _actions(result: Result, findings: Sequence[Finding], found: Sequence[FrontF
             do="Claim no ε: find out why attacks show more than the ledger allows.",
             why=f"Contradicted for {joined(map(party, fallen))}.",
         )
-    for do, why in dict.fromkeys((f.remedy.do, f.remedy.why) for f in found):
+    by_outcome = sorted(found, key=lambda f: ("worked", "untried", "stays", "useless").index(f.outcome))
+    for do, why in dict.fromkeys((f.remedy.do, f.remedy.why) for f in by_outcome):
         yield Action(do=do, why=why)
     possible = sum(f.level == "possible" for f in findings)
     if possible:
