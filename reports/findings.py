@@ -10,12 +10,13 @@ Guarantees:
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from fdaudit.goals import GOALS
 from fdaudit.result import Result
+from fdaudit.types import Figure
 
 from .goals import RULES, Rule
 from .goals.remedy import Remedy
@@ -99,6 +100,7 @@ class FrontFinding:
         remedy: what to do and why.
         effect: what trying the remedy changed, in sentences.
         outcome: what came of trying it, in a word.
+        caution: that the controls of an attack behind it failed, in a sentence; empty if they passed.
         strongest: the finding of the cell behind it.
         factors: impact, access and strength, whose product gives the severity.
         because: why the severity, in words.
@@ -115,6 +117,7 @@ class FrontFinding:
     remedy: Remedy
     effect: str
     outcome: Outcome
+    caution: str
     strongest: Finding
     factors: tuple[int, int, int]
     because: str
@@ -122,7 +125,7 @@ class FrontFinding:
     @property
     def lines(self) -> int:
         """Return about how many printed lines the finding takes in the table of the front page."""
-        count = lines("what", self.what) + lines("evidence", self.evidence)
+        count = lines("what", self.what) + lines("evidence", self.evidence, self.caution)
         return max(count, lines("affected", self.affected), lines("remedy", self.remedy.do, self.effect))
 
     @property
@@ -213,6 +216,8 @@ def _gravest_first(finding: FrontFinding) -> tuple[int, int, bool, int]:
 def part_with_as_much(standing: Standing, held: Sequence[Standing]) -> Standing | None:
     """Return the part of a coalition that can do most without the others, if it can do as much; else None.
 
+    As much is a leak as grave, shown alone for the same victims.
+
     An eavesdropper's part is what everybody gets: who encrypts the transport does not take the released model away.
 
     Args:
@@ -226,6 +231,8 @@ def part_with_as_much(standing: Standing, held: Sequence[Standing]) -> Standing 
         beyond_doubt = standing.finding is not None and standing.finding.certain
         parts = [s for s in own if s.adversary == "world"]
         parts = [s for s in parts if s.finding is not None and s.finding.certain >= beyond_doubt]
+    alone = set(standing.finding.affected) if standing.finding is not None else set()
+    parts = [s for s in parts if s.finding is not None and alone <= set(s.finding.affected)]
     as_much = [s for s in parts if _LEAKS.index(s.level) <= _LEAKS.index(standing.level)]
     most = strongest([s.finding for s in as_much if s.finding is not None])
     return next((s for s in as_much if s.finding is most), None)
@@ -306,9 +313,20 @@ def _finding(result: Result, standing: Sequence[Standing], what: Remedy, leaks: 
         remedy=what,
         effect=effect(result, what, adversaries, goals),
         outcome=outcome(result, what, adversaries, goals),
+        caution=_caution(by_goal.values()),
         strongest=top,
         factors=factors,
         because=f"impact {factors[0]} × access {factors[1]} ({must}) × strength {factors[2]}",
+    )
+
+
+def _caution(findings: Iterable[Finding]) -> str:
+    """Return which attacks' positive controls failed, in a sentence; empty if all passed."""
+    weak = [clip(f.cell.attack, 60) for f in findings if f.weak]
+    if not weak:
+        return ""
+    return (
+        f"The positive control of {joined(weak)} failed: the attack is weak here, and the leak may be larger."
     )
 
 
@@ -326,7 +344,8 @@ def _can(goal: str, found: Sequence[Finding]) -> str:
     partial = all(f.level == "partial" for f in found)
     if rule.shown and partial and all(map(shows_classes, found)):
         return rule.shown.removeprefix("could ")
-    return rule.leaked.removeprefix("could ")
+    certain = any(f.certain for f in found)
+    return ((not certain and rule.likely) or rule.leaked).removeprefix("could ")
 
 
 def _attack(result: Result, finding: Finding) -> str:
@@ -349,11 +368,25 @@ def _evidence(finding: Finding) -> str:
         return f"{overall}."
     name = clip(finding.worst.target, 60)
     if finding.affected and finding.worst.target not in finding.affected:
-        return f"{overall}; at most {measure(worst, worst.value)} for {name}, which alone is no leak."
+        alone = "; ".join(_one_alone(finding, rule, victim) for victim in finding.affected[:_NAMED])
+        return f"{overall}; {alone}; at most {measure(worst, worst.value)} for {name}, {_no_leak(worst)}."
     if finding.affected and not finding.together:
         for_one = f"{framed(rule, worst)} for {name}{_decided_by(finding, name)}"
-        return f"{for_one}; {beside(rule, key, worst)} for all together, which is no leak."
+        return f"{for_one}; {beside(rule, key, worst)} for all together, {_no_leak(key)}."
     return f"{overall}; worst: {beside(rule, worst, key)} for {name}{_decided_by(finding, name)}."
+
+
+def _one_alone(finding: Finding, rule: Rule, victim: str) -> str:
+    """Return the deciding figure of a victim for whom alone a leak was found, in a clause."""
+    figures = next((t.figures for t in finding.cell.targets if t.target == victim), ())
+    figure = by_name(figures, rule.figure)
+    value = "a leak" if figure is None or figure.value is None else measure(figure, figure.value)
+    return f"{value} for {clip(victim, 60)}{_decided_by(finding, victim)}"
+
+
+def _no_leak(figure: Figure) -> str:
+    """Return why a figure shows no leak by itself, in a clause."""
+    return "which is no leak" if figure.p is None else "not significant after correction"
 
 
 def _learnt(finding: Finding) -> str:
@@ -435,8 +468,7 @@ def _affected(found: Sequence[Finding], clients: int, most: int = _NAMED) -> str
         return everyone
     names = joined(alone) if len(alone) <= most else f"{len(alone)} of them"
     if len(attacked) > 1 and any(f.together for f in found):
-        rest = f"; shown alone for {names}" if alone else ""
-        return f"{everyone} as a group{rest}"
+        return f"{everyone} pooled; {f'shown alone for {names}' if alone else 'none shown alone'}"
     if not alone:
         return _UNTOLD
     if len(attacked) == len(alone):

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from fdaudit.goals import GOALS
 from fdaudit.result import Budget, Result, in_words
 
-from .findings import FrontFinding, lines, part_with_as_much, shows_classes
+from .findings import SEVERITIES, FrontFinding, lines, part_with_as_much, shows_classes
 from .front import Front, front
 from .goals.model_extraction import HELD
 from .inheritance import Standing, private_kinds, standings
@@ -119,9 +119,6 @@ class Summary:
         return f"{of_first[0]} {sentence(gravest.what)}: {gravest.effect[:1].lower()}{gravest.effect[1:]}"
 
 
-_COUNTS = {1: "one", 2: "two", 3: "three", 4: "four", 5: "five", 6: "six"}
-
-
 _NOTHING = "Receives nothing private."
 _HELD = f"{HELD}."
 """End of the reason why a model that an adversary holds is not copied."""
@@ -172,12 +169,14 @@ def _headline(
     if found:
         named = [found[0]]
         widest = max(found, key=lambda finding: finding.factors[1])
-        if widest.factors[1] > found[0].factors[1]:
+        if widest.factors[1] > found[0].factors[1] and widest.severity in SEVERITIES[:2]:
             named.append(widest)
-        more = len(found) - len(named)
+        others = [finding for finding in found if finding not in named]
+        grave = Counter(finding.severity for finding in others)
+        counts = joined(f"{grave[word]} {word}" for word in SEVERITIES[:2] if grave[word])
         rest = ""
-        if more:
-            rest = f" {sentence(_COUNTS.get(more, str(more)))} more finding{'s' if more > 1 else ''}."
+        if others:
+            rest = f" {plural(len(others), 'more finding')}, {counts or 'none of them high'}."
         return f"{'. '.join(finding.clause for finding in named)}.{rest}{gate}"
     if level == "possible":
         return f"A leak is possible: a test stands out alone, but not after correction for all tests.{gate}"

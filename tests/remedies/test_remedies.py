@@ -308,8 +308,8 @@ def after(**changes: Any) -> Effect:
         (
             {"again": "not-tested", "needed": 136.0},
             (
-                "whether the leak closed is not known: a, which found it (AUC 0.865), had no time (a budget of 3 minutes "
-                "for this remedy holds it); b reaches 0.477"
+                "whether the leak closed is not known: a, which found it (AUC 0.865), had no time "
+                "(a budget of 3 minutes for this remedy holds it); b reaches 0.477"
             ),
         ),
         (
