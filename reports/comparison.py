@@ -49,7 +49,7 @@ SHOWN: Mapping[str, tuple[str, str]] = MappingProxyType(
         "leak": ("◆", LEVELS["leak"]),
         "partial": ("◐", LEVELS["partial"]),
         "possible": ("◇", LEVELS["possible"]),
-        HELD: ("■", "Holds the model"),
+        HELD: ("■", "Already held"),
         "none-seen": ("○", LEVELS["none-seen"]),
         "inconclusive": ("?", LEVELS["inconclusive"]),
         "not-tested": ("–", LEVELS["not-tested"]),

@@ -27,7 +27,7 @@ from .goals import RULES
 from .goals.rule import by_name
 from .images import data_uri
 from .matrix import attack_matrix, grid
-from .sign_off import Provenance, SignOff, Word, glossary, sign_off
+from .sign_off import SIGNATURES, Provenance, SignOff, Word, glossary, sign_off
 from .summary import Summary, summarise
 from .text import amount, clip, detectable, joined, label, level_text, spans
 from .tried import HOW_TO_TRY, effect_words, utility_words
@@ -158,7 +158,7 @@ def build(
     """
     block = sign_off(result, provenance)
     summary = summarise(result, findings)
-    words = glossary(_front_texts(summary))
+    words = glossary(_front_texts(summary), explained=summary.front.scales)
     summary = _with_room(summary, block, words)
     remedies = {f.remedy.do for f in summary.front.findings}
     cells = [_cell(f, directory, also) for f, *also in _same(findings)]
@@ -172,6 +172,7 @@ def build(
         "findings": findings,
         "summary": summary,
         "sign_off": block,
+        "signatures": SIGNATURES,
         "signed_by": provenance.signed_by,
         "glossary": words,
         "rules": RULES,
@@ -217,8 +218,8 @@ def build(
     }
 
 
-_SIGNATURE = 3
-"""Printed lines of the signature and of the space around the block above it."""
+_SIGNATURE = 5
+"""Printed lines of the two signatures and of the space around the block above it."""
 
 
 def _with_room(summary: Summary, block: SignOff, words: Sequence[Word]) -> Summary:

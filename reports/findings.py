@@ -10,6 +10,7 @@ Guarantees:
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
@@ -74,10 +75,10 @@ _WIDTHS = {
     "action": 120,
     "standing": 125,
     "notes": 155,
-    "what": 53,
-    "evidence": 62,
+    "what": 47,
+    "evidence": 55,
     "affected": 21,
-    "remedy": 34,
+    "remedy": 42,
     "claims": 48,
     "untested": 85,
 }
@@ -93,7 +94,7 @@ class FrontFinding:
         goals: of the attacks.
         level: leak or partial.
         adversaries: everyone who can do it, by the same remedy.
-        brief: what is learnt, by whom who needs no others, and the deciding figure of each goal, without a verb.
+        brief: what is learnt, by whom who needs no others, and the gravest deciding figure, without a verb.
         what: the finding in a clause.
         affected: the affected clients in words.
         evidence: the strongest attack and its deciding figures.
@@ -127,6 +128,12 @@ class FrontFinding:
         """Return about how many printed lines the finding takes in the table of the front page."""
         count = lines("what", self.what) + lines("evidence", self.evidence, self.caution)
         return max(count, lines("affected", self.affected), lines("remedy", self.remedy.do, self.effect))
+
+    @property
+    def line(self) -> str:
+        """Return severity, what is learnt by whom with its figure, whom it affects and what to do, in one line."""
+        do = re.split(r"[.:;,] ", self.remedy.do)[0].removesuffix(".")
+        return " · ".join((self.severity.capitalize(), self.brief, self.affected.removesuffix("."), f"{do}."))
 
     @property
     def clause(self) -> str:
@@ -303,7 +310,7 @@ def _finding(result: Result, standing: Sequence[Standing], what: Remedy, leaks: 
         level=gravest.level,
         adversaries=adversaries,
         brief=f"{joined(map(_learnt, by_goal.values()))} by {who} "
-        f"({'; '.join(_in_short(f).removesuffix('.') for f in by_goal.values())})",
+        f"({_in_short(top).removesuffix('.').partition(' (')[0]})",
         what=f"{sentence(who)} could {joined(abilities)}",
         affected=_affected_by_goal(by_goal, leaks, result.run.clients),
         evidence=" ".join(

@@ -62,8 +62,8 @@ def effect(result: Result, what: Remedy, adversaries: Sequence[str], goals: Sequ
     if not useful:
         most, _ = max(others, key=lambda pair: (_left(pair[1]), pair[0].utility_value))
         return (
-            "No remedy tried against this leak leaves a useful model: "
-            f"{_short(most)}, {_utility(most)} (clients alone {_alone(most)})."
+            "No remedy tried against this leak leaves a useful model "
+            f"({_short(most)}: {_value(most.utility)}; clients alone {_alone(most)})."
         )
     best, on = max(useful, key=lambda pair: (_left(pair[1]), pair[0].utility_value))
     clauses = [_change(best, on)]
@@ -107,7 +107,8 @@ def _change(tried: TriedRemedy, on: Effect) -> str:
     if on.epsilon is not None:
         costs.append(_stated(on))
     at = f" ({', '.join(costs)})" if costs else ""
-    return f"{_short(tried)}{at}: {_before_and_after(on)}"
+    change = "no attack applies after" if on.level == "not-applicable" else _before_and_after(on)
+    return f"{_short(tried)}{at}: {change}"
 
 
 def _short(tried: TriedRemedy) -> str:

@@ -122,7 +122,7 @@ def _above_all_others(cell: Cell) -> WorstRecord | None:
             clear.append(max((t for f, t in rates if f == 0.0), default=0.0))
     if not clear:
         return None
-    return WorstRecord(value=max(clear), unit="fraction", what="above every non-member")
+    return WorstRecord(value=max(clear), unit="fraction", what="above all non-members of one victim")
 
 
 def _telling(evidence: RuleInput) -> bool:

@@ -127,7 +127,7 @@ def test_the_report_states_what_the_budget_bought(ran: tuple[fdaudit.Run, list[s
         report_json(run.result, run.timings, public=True),
     ):
         assert "of 8 shadows" not in page
-        assert "no time for this attack" in page
+        assert "no time was left for it" in page
 
 
 def test_a_resumed_run_has_the_same_settings(ran: tuple[fdaudit.Run, list[str]]) -> None:
