@@ -49,7 +49,7 @@ SHOWN: Mapping[str, tuple[str, str]] = MappingProxyType(
         "leak": ("◆", LEVELS["leak"]),
         "partial": ("◐", LEVELS["partial"]),
         "possible": ("◇", LEVELS["possible"]),
-        HELD: ("■", "Holds the model"),
+        HELD: ("■", "Already held"),
         "none-seen": ("○", LEVELS["none-seen"]),
         "inconclusive": ("?", LEVELS["inconclusive"]),
         "not-tested": ("–", LEVELS["not-tested"]),
@@ -450,7 +450,8 @@ def _headlines(rows: Sequence[ComparisonRow]) -> Iterator[str]:
         leaks = [("", by_level.get("leak", [])), ("in part ", by_level.get("partial", []))]
         where = [f"{extent}in {joined(names)}" for extent, names in leaks if names]
         if where:
-            parts.append(f"an adversary {RULES[goal].leaked} {', and '.join(where)}")
+            able = RULES[goal].likely or RULES[goal].leaked
+            parts.append(f"an adversary {able} {', and '.join(where)}")
         if by_level.get("shown"):
             parts.append(f"an adversary {RULES[goal].shown} in {joined(by_level['shown'])}")
         if by_level.get(HELD):

@@ -21,17 +21,17 @@ from .annex import Document, Item, annex
 from .class_bands import class_bands
 from .diagram import diagram
 from .figures import ForestRow, forest_chart, roc_chart, shares_chart, utility_chart
-from .findings import lines
+from .findings import SEVERITIES, lines
 from .front import released
 from .goals import RULES
 from .goals.rule import by_name
 from .images import data_uri
 from .judgement import findings_of
 from .matrix import attack_matrix, grid
-from .sign_off import Provenance, SignOff, Word, glossary, sign_off
+from .sign_off import SIGNATURES, Provenance, SignOff, Word, glossary, sign_off
 from .summary import Summary, summarise
 from .text import amount, clip, detectable, joined, label, level_text, spans
-from .tried import effect_words, utility_words
+from .tried import HOW_TO_TRY, effect_words, utility_words
 from .verdict import LEVELS, Finding
 
 __all__ = [
@@ -157,7 +157,7 @@ def build(
     """
     block = sign_off(result, provenance)
     findings, summary = findings_of(result), summarise(result)
-    words = glossary(_front_texts(summary))
+    words = glossary(_front_texts(summary), explained=summary.front.scales)
     summary = _with_room(summary, block, words)
     remedies = {f.remedy.do for f in summary.front.findings}
     cells = [_cell(f, directory, also) for f, *also in _same(findings)]
@@ -171,6 +171,7 @@ def build(
         "findings": findings,
         "summary": summary,
         "sign_off": block,
+        "signatures": SIGNATURES,
         "signed_by": provenance.signed_by,
         "glossary": words,
         "rules": RULES,
@@ -182,6 +183,7 @@ def build(
         "grid": grid(findings),
         "warnings": tuple(_warnings(result)),
         "effect_words": effect_words,
+        "how_to_try": _how_to_try(result, summary),
         "utility_changed": utility_words,
         "other_actions": [a for a in summary.actions if a.do not in remedies],
         "only_appendix": False,
@@ -215,8 +217,8 @@ def build(
     }
 
 
-_SIGNATURE = 3
-"""Printed lines of the signature and of the space around the block above it."""
+_SIGNATURE = 5
+"""Printed lines of the two signatures and of the space around the block above it."""
 
 
 def _with_room(summary: Summary, block: SignOff, words: Sequence[Word]) -> Summary:
@@ -235,6 +237,14 @@ def _front_texts(summary: Summary) -> Iterable[str]:
     yield from summary.front.untested
     for finding in summary.front.shown:
         yield from (finding.what, finding.evidence, finding.remedy.do)
+
+
+def _how_to_try(result: Result, summary: Summary) -> str:
+    """Return how the effect of remedies is measured, if it can be and was not; else an empty text."""
+    grave = [f for f in summary.front.findings if f.severity in SEVERITIES[:2] and f.remedy.tries]
+    if not grave or result.remedies or not result.auditor_only or result.run.recording is not None:
+        return ""
+    return HOW_TO_TRY
 
 
 _RELEASES = {

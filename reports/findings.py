@@ -10,10 +10,12 @@ Guarantees:
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from fdaudit.result import Level, Remedy, Result
+from fdaudit.types import Figure
 
 from .goals import RULES, Rule
 from .goals.rule import beside, by_name, framed
@@ -22,7 +24,7 @@ from .judgement import findings_of, standings_of
 from .remedies import ENCRYPT, carried
 from .severity import SEVERITIES, impact, needed
 from .text import clip, joined, measure, party, plural, sentence
-from .tried import effect
+from .tried import Outcome, effect, outcome
 from .verdict import EVERYONE, Finding, strongest
 
 __all__ = ["FrontFinding", "found_by", "lines"]
@@ -39,10 +41,10 @@ _WIDTHS = {
     "action": 120,
     "standing": 125,
     "notes": 155,
-    "what": 53,
-    "evidence": 62,
+    "what": 47,
+    "evidence": 55,
     "affected": 21,
-    "remedy": 34,
+    "remedy": 42,
     "claims": 48,
     "untested": 85,
 }
@@ -58,12 +60,14 @@ class FrontFinding:
         goals: of the attacks.
         level: leak or partial.
         adversaries: everyone who can do it, by the same remedy.
-        brief: what is learnt, by whom who needs no others, and the deciding figure of each goal, without a verb.
+        brief: what is learnt, by whom who needs no others, and the gravest deciding figure, without a verb.
         what: the finding in a clause.
         affected: the affected clients in words.
         evidence: the strongest attack and its deciding figures.
         remedy: what to do and why.
         effect: what trying the remedy changed, in sentences.
+        outcome: what came of trying it, in a word.
+        caution: that the controls of an attack behind it failed, in a sentence; empty if they passed.
         strongest: the finding of the cell behind it.
         factors: impact, access and strength, whose product gives the severity.
         because: why the severity, in words.
@@ -79,6 +83,8 @@ class FrontFinding:
     evidence: str
     remedy: Remedy
     effect: str
+    outcome: Outcome
+    caution: str
     strongest: Finding
     factors: tuple[int, int, int]
     because: str
@@ -86,8 +92,14 @@ class FrontFinding:
     @property
     def lines(self) -> int:
         """Return about how many printed lines the finding takes in the table of the front page."""
-        count = lines("what", self.what) + lines("evidence", self.evidence)
+        count = lines("what", self.what) + lines("evidence", self.evidence, self.caution)
         return max(count, lines("affected", self.affected), lines("remedy", self.remedy.do, self.effect))
+
+    @property
+    def line(self) -> str:
+        """Return severity, what is learnt by whom with its figure, whom it affects and what to do, in one line."""
+        do = re.split(r"[.:;,] ", self.remedy.do)[0].removesuffix(".")
+        return " · ".join((self.severity.capitalize(), self.brief, self.affected.removesuffix("."), f"{do}."))
 
     @property
     def clause(self) -> str:
@@ -176,7 +188,7 @@ def _finding(result: Result, standing: Sequence[Standing], what: Remedy, leaks: 
         level=gravest.level,
         adversaries=adversaries,
         brief=f"{joined(map(_learnt, by_goal.values()))} by {who} "
-        f"({'; '.join(_in_short(f).removesuffix('.') for f in by_goal.values())})",
+        f"({_in_short(top).removesuffix('.').partition(' (')[0]})",
         what=f"{sentence(who)} could {joined(abilities)}",
         affected=_affected_by_goal(by_goal, leaks, result.run.clients),
         evidence=" ".join(
@@ -185,10 +197,22 @@ def _finding(result: Result, standing: Sequence[Standing], what: Remedy, leaks: 
         ),
         remedy=what,
         effect=effect(result, what, adversaries, goals),
+        outcome=outcome(result, what, adversaries, goals),
+        caution=_caution(by_goal.values()),
         strongest=top,
         factors=grade.factors,
         because=f"impact {grade.impact} × access {grade.access} ({needed(whose, result.run.release)}) "
         f"× strength {grade.strength}",
+    )
+
+
+def _caution(findings: Iterable[Finding]) -> str:
+    """Return which attacks' positive controls failed, in a sentence; empty if all passed."""
+    weak = [clip(f.cell.attack, 60) for f in findings if f.weak]
+    if not weak:
+        return ""
+    return (
+        f"The positive control of {joined(weak)} failed: the attack is weak here, and the leak may be larger."
     )
 
 
@@ -206,7 +230,8 @@ def _can(goal: str, found: Sequence[Finding]) -> str:
     partial = all(f.level == "partial" for f in found)
     if rule.shown and partial and all(f.of_classes for f in found):
         return rule.shown.removeprefix("could ")
-    return rule.leaked.removeprefix("could ")
+    certain = any(f.certain for f in found)
+    return ((not certain and rule.likely) or rule.leaked).removeprefix("could ")
 
 
 def _attack(result: Result, finding: Finding) -> str:
@@ -229,11 +254,25 @@ def _evidence(finding: Finding) -> str:
         return f"{overall}."
     name = clip(finding.worst.target, 60)
     if finding.affected and finding.worst.target not in finding.affected:
-        return f"{overall}; at most {measure(worst, worst.value)} for {name}, which alone is no leak."
+        alone = "; ".join(_one_alone(finding, rule, victim) for victim in finding.affected[:_NAMED])
+        return f"{overall}; {alone}; at most {measure(worst, worst.value)} for {name}, {_no_leak(worst)}."
     if finding.affected and not finding.together:
         for_one = f"{framed(rule, worst)} for {name}{_decided_by(finding, name)}"
-        return f"{for_one}; {beside(rule, key, worst)} for all together, which is no leak."
+        return f"{for_one}; {beside(rule, key, worst)} for all together, {_no_leak(key)}."
     return f"{overall}; worst: {beside(rule, worst, key)} for {name}{_decided_by(finding, name)}."
+
+
+def _one_alone(finding: Finding, rule: Rule, victim: str) -> str:
+    """Return the deciding figure of a victim for whom alone a leak was found, in a clause."""
+    figures = next((t.figures for t in finding.cell.targets if t.target == victim), ())
+    figure = by_name(figures, rule.figure)
+    value = "a leak" if figure is None or figure.value is None else measure(figure, figure.value)
+    return f"{value} for {clip(victim, 60)}{_decided_by(finding, victim)}"
+
+
+def _no_leak(figure: Figure) -> str:
+    """Return why a figure shows no leak by itself, in a clause."""
+    return "which is no leak" if figure.p is None else "not significant after correction"
 
 
 def _learnt(finding: Finding) -> str:
@@ -310,8 +349,7 @@ def _affected(found: Sequence[Finding], clients: int, most: int = _NAMED) -> str
         return everyone
     names = joined(alone) if len(alone) <= most else f"{len(alone)} of them"
     if len(attacked) > 1 and any(f.together for f in found):
-        rest = f"; shown alone for {names}" if alone else ""
-        return f"{everyone} as a group{rest}"
+        return f"{everyone} pooled; {f'shown alone for {names}' if alone else 'none shown alone'}"
     if not alone:
         return _UNTOLD
     if len(attacked) == len(alone):

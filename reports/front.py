@@ -5,6 +5,7 @@ All figures are those of the result.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -28,12 +29,13 @@ __all__ = [
 ]
 
 _NO_ANSWER: Sequence[tuple[Level, str]] = (
-    ("inconclusive", "ended inconclusive"),
     ("failed", "failed"),
-    ("not-applicable", "did not fit what the adversary sees"),
-    ("not-requested", "remained unrequested"),
+    ("not-requested", "were not asked for"),
     ("not-tested", "found no time"),
 )
+
+_MESSAGE = re.compile(r"(\S+) of (\S+) in round \d+ \(message (\d+)\)(.*)", re.DOTALL)
+"""A ledger's cause: kind, sender, number of the message, and what follows."""
 
 _LINES, _MOST = 43, 7
 """Lines of the printed page for its headline, adversaries, notes, findings and the lists below; most findings shown."""
@@ -70,24 +72,25 @@ class Front:
 
     @property
     def more(self) -> str:
-        """Return how many findings are not shown and which of them are grave, in sentences; empty if all are shown."""
-        return self._left_out(len(self.shown))
-
-    def _lines(self, shown: int) -> int:
-        """Return the lines of so many findings and of the words about those that are left out, beyond one."""
-        return sum(f.lines for f in self.findings[:shown]) + max(0, lines("notes", self._left_out(shown)) - 1)
-
-    def _left_out(self, shown: int) -> str:
-        rest = self.findings[shown:]
+        """Return how many findings are not shown, by severity, in a sentence; empty if all are shown."""
+        rest = self.findings[len(self.shown) :]
         if not rest:
             return ""
         by_severity = Counter(f.severity for f in rest)
         counts = [f"{by_severity[word]} {word}" for word in SEVERITIES if by_severity[word]]
-        summary = f"{len(rest)} more in section Findings: {joined(counts)}."
-        grave = [f.brief for f in rest if f.severity in SEVERITIES[:2]]
-        if grave:
-            summary += f" High or worse: {'; '.join(grave)}."
-        return summary
+        return f"{len(rest)} more in section Findings: {joined(counts)}."
+
+    @property
+    def grave(self) -> tuple[str, ...]:
+        """Return the high or worse findings that are not shown, a line each."""
+        return self._grave(len(self.shown))
+
+    def _lines(self, shown: int) -> int:
+        """Return the lines of so many findings and of the words about those that are left out, beyond one."""
+        return sum(f.lines for f in self.findings[:shown]) + lines("notes", *self._grave(shown))
+
+    def _grave(self, shown: int) -> tuple[str, ...]:
+        return tuple(f.line for f in self.findings[shown:] if f.severity in SEVERITIES[:2])
 
     @property
     def scales(self) -> str:
@@ -108,13 +111,25 @@ def front(result: Result) -> Front:
     )
 
 
-def _settled_by(findings: Sequence[Finding]) -> str:
-    """Return what would settle the possible leaks, by kind of leak, in a clause."""
+def _open(findings: Sequence[Finding]) -> str:
+    """Return how many tests show a possible leak, and what would settle them, in a sentence; empty if none does."""
     counts = Counter(f.cell.goal for f in findings if f.level == "possible")
-    parts = [
-        f"{n} on {GOALS[name].words} (needs more {GOALS[name].settled_by})" for name, n in counts.items()
-    ]
-    return joined(parts)
+    if not counts:
+        return ""
+    tests = joined(f"{n} {GOALS[name].words}" for name, n in counts.items())
+    more = joined(dict.fromkeys(GOALS[name].settled_by for name in counts))
+    are, them = ("test is", "it") if counts.total() == 1 else ("tests are", "them")
+    return f"{tests} {are} open; more {more} would settle {them}."
+
+
+def _inconclusive(findings: Sequence[Finding]) -> str:
+    """Return how many tests ended inconclusive, and in how many of these a leak is still shown; empty if none did."""
+    ended = [f for f in findings if "inconclusive" in (f.cell.status, f.level)]
+    if not ended:
+        return ""
+    leaks = sum(f.level in ("leak", "partial") for f in ended)
+    still = f", of which {leaks} still {'shows' if leaks == 1 else 'show'} a leak" if leaks else ""
+    return f"{len(ended)} inconclusive by their controls{still}"
 
 
 def _claims(result: Result) -> Iterator[str]:
@@ -139,10 +154,7 @@ def _claims(result: Result) -> Iterator[str]:
     causes = [(e.adversary, e.cause) for e in ledger if e.epsilon is None and e.cause]
     if causes:
         whose, cause = causes[0]
-        yield (
-            f"What {party(whose)} sees derives without a guarantee from {_first_cause(cause)}. "
-            "Once that is mended, others may show."
-        )
+        yield f"First gap in what {party(whose)} sees: {_first_cause(cause)}. Closing it may uncover others."
     ran = {(clip(d, 60), clip(row.kind, 60)) for row in result.exposure for d in row.defenses}
     if causes and ran and not claims:
         yield f"These defences ran, and give no ε: {joined(f'{d} on {kind}' for d, kind in sorted(ran))}."
@@ -162,9 +174,16 @@ def _claims(result: Result) -> Iterator[str]:
 
 
 def _first_cause(cause: str) -> str:
-    """Return a ledger's cause without what every cause says."""
+    """Return who sends what without a guarantee, in a clause; a ledger's cause as it is if it names no message."""
     message = cause.partition(", which reaches the view")[0]
-    return clip(message.replace(": computed from raw data, without a guarantee", ""), 200)
+    message = message.replace(": computed from raw data, without a guarantee", "")
+    named = _MESSAGE.fullmatch(message)
+    if named is None:
+        return clip(message, 200)
+    kind, sender, number, rest = named.groups()
+    return (
+        f"{clip(sender, 60)} sends {clip(kind, 60)} without a guarantee (message {number}){clip(rest, 200)}"
+    )
 
 
 def _untried(result: Result, findings: Sequence[Finding]) -> Iterator[str]:
@@ -174,7 +193,7 @@ def _untried(result: Result, findings: Sequence[Finding]) -> Iterator[str]:
     alone = [a for a in with_clients if "+" not in a]
     together = [a for a in with_clients if "+" in a]
     if len(alone) < result.run.clients:
-        clients, pairs = "no client by its own view (no attack fits)", "no parties that collude"
+        clients, pairs = "no client by messages of its own (no attack fits)", "no parties that collude"
         if alone:
             clients = f"only {joined(alone)} of the clients"
         if together:
@@ -183,7 +202,11 @@ def _untried(result: Result, findings: Sequence[Finding]) -> Iterator[str]:
     rates = [single_rates(t.figures) for f in findings if challenged(f.cell.goal) for t in f.cell.targets]
     if any(rates):
         least = amount(min(chain.from_iterable(rates)), "fraction")
-        yield f"For a single victim no false-positive rate below {least} was measured."
+        whole = [single_rates(f.cell.figures) for f in findings if challenged(f.cell.goal)]
+        pooled = ""
+        if any(whole):
+            pooled = f", {amount(min(chain.from_iterable(whole)), 'fraction')} for all together"
+        yield f"Lowest false-positive rate measured: {least} for a single victim{pooled}."
 
 
 def released(result: Result) -> bool:
@@ -197,15 +220,15 @@ def _untested(result: Result, findings: Sequence[Finding]) -> Iterator[str]:
     parts = [f"{levels[level]} {words}" for level, words in _NO_ANSWER if levels[level]]
     if result.unfinished is not None and levels["not-tested"]:
         parts[-1] = f"{levels['not-tested']} have not run yet"
+    parts = [*filter(None, [_inconclusive(findings)]), *parts]
     if parts:
-        yield f"Of {len(findings)} tests {joined(parts)}: they clear nobody."
-    if possible := levels["possible"]:
-        many = f"{possible} tests show" if possible > 1 else "1 test shows"
-        yield f"{many} a possible leak, neither shown nor ruled out: {_settled_by(findings)}."
+        yield f"Tests that clear nobody: {'; '.join(parts)}."
+    if open_tests := _open(findings):
+        yield open_tests
     unread = chain.from_iterable(gaps(result, findings).values())
     clauses = dict.fromkeys(gap.clause for gap in unread)
     if clauses:
-        yield f"Not tested is what these messages tell: {'; '.join(clauses)}."
+        yield f"Messages without a test: {'; '.join(clauses)}."
     attacked = len({t.target for f in findings for t in f.cell.targets})
     if 0 < attacked < result.run.clients:
         yield f"{result.run.clients - attacked} of {result.run.clients} clients were not attacked."

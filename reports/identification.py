@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from fdaudit.types import Figure
 
-from .text import amount, odds
+from .text import amount, p_value
 
 __all__ = ["LOOK", "RATE_STRONG", "RULE", "identified", "identifies", "rates"]
 
@@ -51,8 +51,8 @@ def identified(figures: Sequence[Figure], level: float) -> str:
         if _significant(figure, level) and (figure.value or 0.0) > chance:
             share, luck = (amount(v, "fraction") for v in (figure.value or 0.0, chance))
             return (
-                f"{share} of {figure.n} {_NAMES[figure.name]} are picked out of their galleries, by chance {luck}. "
-                f"Guessing would score this well {odds(figure.p or 0.0, level)}"
+                f"{share} of {figure.n} {_NAMES[figure.name]} are picked out of their galleries, by chance {luck}; "
+                f"{p_value(figure.p or 0.0, level)} (limit {level:g})"
             )
     return ""
 

@@ -256,6 +256,8 @@ def _standing(adversary: str, goal: str, own: Finding | None, others: Sequence[F
 def _part_with_as_much(standing: Standing, held: Sequence[Standing]) -> str:
     """Return the part of a coalition that can do most without the others, if it can do as much; else an empty text.
 
+    As much is a leak as grave, shown alone for the same victims.
+
     An eavesdropper's part is what everybody gets: who encrypts the transport does not take the released model away.
 
     Args:
@@ -269,6 +271,8 @@ def _part_with_as_much(standing: Standing, held: Sequence[Standing]) -> str:
         beyond_doubt = standing.finding is not None and standing.finding.certain
         parts = [s for s in own if s.adversary == "world"]
         parts = [s for s in parts if s.finding is not None and s.finding.certain >= beyond_doubt]
+    alone = set() if standing.finding is None else set(standing.finding.affected)
+    parts = [s for s in parts if s.finding is not None and alone <= set(s.finding.affected)]
     as_much = [s for s in parts if LEAKS.index(s.level) <= LEAKS.index(standing.level)]
     most = strongest([s.finding for s in as_much if s.finding is not None])
     return next((s.adversary for s in as_much if s.finding is most), "")

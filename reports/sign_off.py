@@ -16,7 +16,7 @@ from fdaudit.result import Result
 
 from .text import clip
 
-__all__ = ["NOT_STATED", "Provenance", "SignOff", "Word", "glossary", "sign_off"]
+__all__ = ["NOT_STATED", "SIGNATURES", "Provenance", "SignOff", "Word", "glossary", "sign_off"]
 
 NOT_STATED = "not stated"
 _DIGITS = 16
@@ -51,6 +51,11 @@ class SignOff:
     record: tuple[tuple[str, str], ...]
 
     @property
+    def masthead(self) -> tuple[tuple[str, str], ...]:
+        """Return what stands beside the title: the date, the version and the head, each with its heading."""
+        return tuple(row for row in self.record if row[0] in _MASTHEAD)
+
+    @property
     def length(self) -> int:
         """Return about how many characters it prints."""
         return sum(len(heading) + len(text) + 4 for heading, text in (*self.stated, *self.record))
@@ -63,6 +68,14 @@ class Word:
     word: str
     meaning: str
 
+
+_MASTHEAD = ("Date of the result", "fdaudit", "Transcript head")
+
+SIGNATURES = (
+    ("Auditor", "I have read this page and section 8, and it states what was measured."),
+    ("Owner of the system", "I accept the findings and the dates above."),
+)
+"""Who signs, and for what."""
 
 _STATED = (
     ("requested_by", "Audited for", NOT_STATED),
@@ -84,18 +97,18 @@ def sign_off(result: Result, provenance: Provenance) -> SignOff:
     for field, heading, otherwise in _STATED:
         text = given.get(field)
         stated.append((heading, clip(text, _MOST) if isinstance(text, str) and text else otherwise))
-    signature = "none on this copy"
+    signature = "not signed"
     if provenance.signed_by:
         signature = f"key {provenance.signed_by}; a page cannot vouch for itself: check it"
     return SignOff(
         stated=tuple(stated),
         record=(
-            ("Result of", provenance.ended or "day not on record"),
+            ("Date of the result", provenance.ended or "day not on record"),
             ("fdaudit", clip(run.versions.get("fdaudit", "version not on record"), 40)),
             ("Protocol", clip(run.protocol, 60)),
             ("Spec", f"{clip(run.spec_sha256[:_DIGITS], 64)}…"),
-            ("Head of the record", f"{clip(run.head[:_DIGITS], 64)}…"),
-            ("Signature of the evidence", signature),
+            ("Transcript head", f"{clip(run.head[:_DIGITS], 64)}…"),
+            ("Evidence file", signature),
         ),
     )
 
@@ -112,15 +125,23 @@ _WORDS = (
     ),
     (r"\bprior\b", "prior", "what the adversary would guess without the run"),
     (r"\bdp-sgd\b", "dp-sgd", "training with clipped gradients and noise, which gives an ε"),
+    (r"\bp (?:=|<|just)", "p", "chance of a figure as high if nothing leaks"),
     (r"\bpate\b", "pate", "answers by noisy votes, which give an ε"),
     (r"\bshadow", "shadow model", "a model that the adversary trains to imitate the victim's"),
 )
 """How a word is recognised, the word, and its meaning."""
 
 
-def glossary(texts: Iterable[str]) -> tuple[Word, ...]:
-    """Return the words of the trade in some texts, with their meanings."""
+def glossary(texts: Iterable[str], explained: str = "") -> tuple[Word, ...]:
+    """Return the words of the trade in some texts, with their meanings.
+
+    Args:
+        texts: the texts.
+        explained: what the page explains elsewhere; the words in it are left out.
+    """
     text = " ".join(texts)
-    return tuple(
-        Word(word=word, meaning=meaning) for pattern, word, meaning in _WORDS if re.search(pattern, text)
-    )
+    words = []
+    for pattern, word, meaning in _WORDS:
+        if re.search(pattern, text) and not re.search(pattern, explained):
+            words.append(Word(word=word, meaning=meaning))
+    return tuple(words)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 from fdaudit.goals import GOALS
 from fdaudit.result import Budget, Level, Result, in_words
@@ -15,7 +16,9 @@ from .front import Front, front
 from .goals.model_extraction import HELD
 from .inheritance import Standing, private_kinds
 from .judgement import findings_of, judgement_in, standings_of
+from .severity import SEVERITIES
 from .text import amount, clip, joined, party, plural, sentence
+from .tried import Outcome
 from .verdict import LEVELS, SETTLED, Finding, strongest
 
 __all__ = [
@@ -108,10 +111,27 @@ class Summary:
         first = self.actions[0].do
         return all(f.remedy.do == first for f in self.front.findings)
 
+    @property
+    def first_effect(self) -> str:
+        """Return what trying the first action changed, and what came of the gravest finding's own remedy."""
+        of_first = [f.effect for f in self.front.findings if f.remedy.do == self.actions[0].do]
+        if not of_first:
+            return ""
+        gravest = self.front.findings[0]
+        if gravest.remedy.do == self.actions[0].do:
+            return of_first[0]
+        return f"{of_first[0]} {_OF_GRAVEST[gravest.outcome]}".rstrip()
 
-_COUNTS = {1: "one", 2: "two", 3: "three", 4: "four", 5: "five", 6: "six"}
 
-
+_OF_GRAVEST: Mapping[Outcome, str] = MappingProxyType(
+    {
+        "worked": "",
+        "untried": "Against the gravest finding no remedy was tried.",
+        "stays": "Under what was tried against the gravest finding a leak stays, or may stay.",
+        "useless": "No remedy tried against the gravest finding leaves a useful model.",
+    }
+)
+"""What came of the gravest finding's remedies, where another action comes first."""
 _NOTHING = "Receives nothing private."
 _HELD = f"{HELD}."
 """End of the reason why a model that an adversary holds is not copied."""
@@ -134,7 +154,7 @@ def summarise(result: Result) -> Summary:
     )
     above = (
         lines("headline", summary.headline)
-        + lines("action", summary.actions[0].do)
+        + lines("action", f"{summary.actions[0].do} {summary.first_effect}")
         + lines("standing", summary.standing)
     )
     return replace(summary, front=replace(front_page, above=above + lines("notes", " ".join(summary.notes))))
@@ -157,12 +177,14 @@ def _headline(
     if found:
         named = [found[0]]
         widest = max(found, key=lambda finding: finding.factors[1])
-        if widest.factors[1] > found[0].factors[1]:
+        if widest.factors[1] > found[0].factors[1] and widest.severity in SEVERITIES[:2]:
             named.append(widest)
-        more = len(found) - len(named)
+        others = [finding for finding in found if finding not in named]
+        grave = Counter(finding.severity for finding in others)
+        counts = joined(f"{grave[word]} {word}" for word in SEVERITIES[:2] if grave[word])
         rest = ""
-        if more:
-            rest = f" {sentence(_COUNTS.get(more, str(more)))} more finding{'s' if more > 1 else ''}."
+        if others:
+            rest = f" {plural(len(others), 'more finding')}, {counts or 'none of them high'}."
         return f"{'. '.join(finding.clause for finding in named)}.{rest}{gate}"
     if level == "possible":
         return f"A leak is possible: a test stands out alone, but not after correction for all tests.{gate}"
@@ -182,20 +204,29 @@ def _headline(
 def _standing(result: Result, findings: Sequence[Finding]) -> str:
     """Return the scope of the verdict: how many attacks ran, on which data, and what that leaves open."""
     levels = Counter(f.level for f in findings)
-    possible = levels["possible"]
-    leaks, partial, none = levels["leak"], levels["partial"], levels["none-seen"]
-    silent, later = len(findings) - leaks - partial - none - possible, ""
-    if result.unfinished is not None:
-        silent -= levels["not-tested"]
-        later = f", {levels['not-tested']} are not tested yet"
+    later = "are not tested yet" if result.unfinished is not None else "found no time"
+    idle = [
+        (levels["not-applicable"], "do not apply, which clears nobody"),
+        (levels["not-requested"], "were not asked for"),
+        (levels["not-tested"], later),
+    ]
+    untried = joined(f"{n} {words}" for n, words in idle if n)
+    tried = sum(not f.untried for f in findings)
+    silent = tried - sum(levels[level] for level in SETTLED)
     # The public page does not tell possible leaks: it may not say that there are none either.
-    may = f"{possible} a possible leak, " if possible else ""
+    told = [
+        f"{levels['leak']} {'shows' if levels['leak'] == 1 else 'show'} a leak",
+        f"{levels['partial']} a partial leak",
+    ]
+    told += [f"{levels['possible']} a possible leak"] if levels["possible"] else []
+    told.append(f"{levels['none-seen']} found none")
+    told += [f"{silent} gave no answer"] if silent else []
     run = result.run
+    possible_tests = f"{plural(len(findings), 'possible test')} (one attack by one adversary each)"
+    extent = f"Of {possible_tests} {untried}. Of the {tried} that ran" if untried else f"Of {possible_tests}"
     return (
-        f"Of {len(findings)} tests (one attack by one adversary each) {leaks} show a leak, {partial} a partial leak, "
-        f"{may}{none} found none, and {silent} gave no answer{later}, about {clip(run.protocol)} with "
-        f"{run.clients} clients on "
-        f"{clip(run.dataset)}, in one run of {run.rounds} rounds from one seed with the {clip(run.profile)} profile."
+        f"{extent} {joined(told)}. One run of {clip(run.protocol)} with {run.clients} clients on {clip(run.dataset)}: "
+        f"{run.rounds} rounds from one seed with the {clip(run.profile)} profile."
     )
 
 
@@ -224,10 +255,10 @@ def _reasons(result: Result, findings: Sequence[Finding]) -> Iterator[Reason]:
     open_cells = _open_cells(findings)
     if open_cells:
         stay = "stays" if len(open_cells) == 1 else "stay"
-        tests = plural(len(findings), "cell")
+        tests = plural(len(findings), "test")
         yield Reason(
             text=f"{len(open_cells)} of {tests} {stay} open: failed, or a control did.",
-            because="An open cell is neither a leak nor its absence.",
+            because="An open test is neither a leak nor its absence.",
         )
 
 
@@ -371,7 +402,8 @@ def _actions(result: Result, findings: Sequence[Finding], found: Sequence[FrontF
             do="Claim no ε: find out why attacks show more than the ledger allows.",
             why=f"Contradicted for {joined(map(party, fallen))}.",
         )
-    for do, why in dict.fromkeys((f.remedy.do, f.remedy.why) for f in found):
+    by_outcome = sorted(found, key=lambda f: ("worked", "untried", "stays", "useless").index(f.outcome))
+    for do, why in dict.fromkeys((f.remedy.do, f.remedy.why) for f in by_outcome):
         yield Action(do=do, why=why)
     possible = sum(f.level == "possible" for f in findings)
     if possible:

@@ -19,6 +19,7 @@ __all__ = [
     "amount",
     "bare",
     "clip",
+    "corrected",
     "detectable",
     "duration",
     "joined",
@@ -26,7 +27,7 @@ __all__ = [
     "label",
     "level_text",
     "measure",
-    "odds",
+    "p_value",
     "party",
     "plural",
     "ranges",
@@ -152,25 +153,32 @@ def bare(figure: Figure, value: float) -> str:
     return measure(figure, value).removesuffix(f"{NBSP}{figure.unit}")
 
 
-_TRIALS = 10_000
-"""The one number of trials that all chances are told in, so that two of them can be compared at a glance."""
+_LEAST_P = 1e-4
 
 
-def odds(p: float, limit: float) -> str:
-    """Return a p-value and its limit as counts in one scale: "30 times in 10,000; our limit is 500"."""
-    end = f"in {_TRIALS:,}; our limit is {limit * _TRIALS:,.0f}"
-    times = round(p * _TRIALS)
-    if not times:
-        return f"less than once {end}"
-    if times == round(limit * _TRIALS) and p != limit:
-        return f"just {'under' if p < limit else 'over'} {times:,} times {end}"
-    return f"{times:,} time{'' if times == 1 else 's'} {end}"
+def p_value(p: float, limit: float) -> str:
+    """Return a p-value to two digits: "p = 0.033", or "p just under 0.05" where these hide its side."""
+    if p < _LEAST_P:
+        return f"p < {_LEAST_P:.4f}"
+    text = f"{p:.2g}"
+    if p != limit and float(text) == limit:
+        return f"p just {'under' if p < limit else 'over'} {limit:g}"
+    return f"p = {text}"
+
+
+def corrected(p: float, limit: float, tests: int) -> str:
+    """Return a p-value with what it was corrected for, and its limit."""
+    for_tests = f" after correction for {tests:,} tests" if tests > 1 else ""
+    return f"{p_value(p, limit)}{for_tests} (limit {limit:g})"
 
 
 def detectable(floor: float, one_victim: float | None) -> str:
     """Return a clause with the least AUC that would have been significant, rounded up."""
     clause = f"could have detected AUC {_up(floor)} or more"
-    return clause if one_victim is None else f"{clause}, and {_up(one_victim)} or more for one victim alone"
+    if one_victim is None:
+        return clause
+    least = f"{_up(one_victim)} or more" if _up(one_victim) < "1" else "hardly any"
+    return f"{clause}, and {least} for one victim alone"
 
 
 def _up(value: float) -> str:

@@ -1,22 +1,44 @@
-"""Remedies that were tried, in words: what each changed for a finding, before and after."""
+"""Remedies that were tried, in words: what each changed for a finding, before and after.
+
+Guarantees:
+  * a figure after stands beside a figure before only if the same attack gave both;
+  * a leak is not called closed if the attack that found it had no time, or gave no figure.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
+from typing import Literal
 
-from fdaudit.result import Effect, Level, Remedy, Result, TriedRemedy
+from fdaudit.result import Effect, Level, Remedy, Result, TriedRemedy, in_words
 from fdaudit.types import Figure
 
 from .text import NBSP, amount, label, measure, party, sentence
 from .verdict import LEVELS
 
-__all__ = ["TOGETHER", "UNMEASURED", "effect", "effect_words", "effects_on", "utility_words"]
+__all__ = [
+    "HOW_TO_TRY",
+    "TOGETHER",
+    "Outcome",
+    "effect",
+    "effect_words",
+    "effects_on",
+    "outcome",
+    "utility_words",
+]
 
 TOGETHER = "together"
 """Name of the remedies that serve alone, tried together."""
-UNMEASURED = "Effect not measured."
-"""Said of a remedy that was not tried."""
+HOW_TO_TRY = (
+    "The effect of remedies was not measured: `fdaudit remedy RUN` tries those of high or worse findings."
+)
+"""Said once, where no remedy was tried."""
+
+Outcome = Literal["worked", "untried", "stays", "useless"]
+"""What came of a finding's remedies: one left less than a leak and a useful model; none was tried; a leak stays or may
+stay; none leaves a useful model."""
 
 _LEFT: Mapping[Level, int] = MappingProxyType(
     {"leak": 1, "partial": 2, "possible": 3, "none-seen": 4, "not-applicable": 5}
@@ -25,7 +47,7 @@ _LEFT: Mapping[Level, int] = MappingProxyType(
 
 
 def effect(result: Result, what: Remedy, adversaries: Sequence[str], goals: Sequence[str]) -> str:
-    """Return what trying a remedy changed for a finding, in a sentence.
+    """Return what trying a remedy changed for a finding, in a sentence; empty if no remedy of the run was tried.
 
     Of several, the one is named that leaves least to learn among those that keep utility above clients alone. If a leak
     stays, so is the one that leaves least at any cost.
@@ -36,24 +58,41 @@ def effect(result: Result, what: Remedy, adversaries: Sequence[str], goals: Sequ
         adversaries: of the finding.
         goals: of the finding.
     """
-    if not result.auditor_only:
+    if not result.auditor_only or not result.remedies:
         return ""  # a public page names no single figure
     run = effects_on(result, what, adversaries, goals)
     if not run:
-        return UNMEASURED
+        return "Not tried."
     useful = [pair for pair in run if pair[0].kept]
     others = [pair for pair in run if not pair[0].kept]
-    told = []
-    if useful:
-        best, on = max(useful, key=lambda pair: (_left(pair[1]), pair[0].utility_value))
-        told.append(_change(best, on))
-        if _left(on) > _LEFT["leak"]:
-            others = []
-    if others:
-        most, on = max(others, key=lambda pair: (_left(pair[1]), pair[0].utility_value))
-        alone = amount(most.alone or 0.0, "fraction")
-        told.append(f"{_change(most, on)}, not above clients alone ({alone})")
-    return f"Tried: {'; '.join(told)}."
+    if not useful:
+        most, _ = max(others, key=lambda pair: (_left(pair[1]), pair[0].utility_value))
+        return (
+            "No remedy tried against this leak leaves a useful model "
+            f"({_short(most)}: {_value(most.utility)}; clients alone {_alone(most)})."
+        )
+    best, on = max(useful, key=lambda pair: (_left(pair[1]), pair[0].utility_value))
+    clauses = [_change(best, on)]
+    ending = [pair for pair in others if _left(pair[1]) > _LEFT["leak"]]
+    if ending and _left(on) <= _LEFT["leak"]:
+        most, on = max(ending, key=lambda pair: (_left(pair[1]), pair[0].utility_value))
+        clauses.append(f"{_change(most, on)}, not above clients alone ({_alone(most)})")
+    return f"Tried: {'; '.join(clauses)}."
+
+
+def outcome(result: Result, what: Remedy, adversaries: Sequence[str], goals: Sequence[str]) -> Outcome:
+    """Return what came of a finding's remedies; the arguments are those of `effect`."""
+    run = effects_on(result, what, adversaries, goals)
+    if not run:
+        return "untried"
+    left = [_left(on) for tried, on in run if tried.kept]
+    if not left:
+        return "useless"
+    return "worked" if max(left) > _LEFT["leak"] else "stays"
+
+
+def _alone(tried: TriedRemedy) -> str:
+    return amount(tried.alone or 0.0, "fraction")
 
 
 def effects_on(
@@ -66,10 +105,12 @@ def effects_on(
 
 def _change(tried: TriedRemedy, on: Effect) -> str:
     """Return what a remedy changed for a finding, in a clause."""
-    changes = [f"{_name(on)} {_value(on.before)} to {_after(on)}"]
-    if tried.utility != tried.utility_before:
-        changes.append(_utility(tried))
-    return f"{_short(tried)}, {', '.join(changes)}{_stated(on)}"
+    costs = [_utility(tried)] if tried.utility != tried.utility_before else []
+    if on.epsilon is not None:
+        costs.append(_stated(on))
+    at = f" ({', '.join(costs)})" if costs else ""
+    change = "no attack applies after" if on.level == "not-applicable" else _before_and_after(on)
+    return f"{_short(tried)}{at}: {change}"
 
 
 def _short(tried: TriedRemedy) -> str:
@@ -79,9 +120,12 @@ def _short(tried: TriedRemedy) -> str:
 def _utility(tried: TriedRemedy) -> str:
     """Return utility before and after a remedy, in a clause."""
     name = "utility" if tried.utility is None else label(tried.utility.name)
-    if not name[:2].isupper():
-        name = name[:1].lower() + name[1:]
-    return f"{name} {_value(tried.utility_before)} to {_value(tried.utility)}"
+    return f"{_inside(name)} {_value(tried.utility_before)} to {_value(tried.utility)}"
+
+
+def _inside(name: str) -> str:
+    """Return a figure's name as it stands inside a sentence: an abbreviation keeps its capitals."""
+    return name if name[:2].isupper() else name[:1].lower() + name[1:]
 
 
 def _gravest(tried: TriedRemedy, adversaries: Sequence[str], goals: Sequence[str]) -> Effect | None:
@@ -91,29 +135,64 @@ def _gravest(tried: TriedRemedy, adversaries: Sequence[str], goals: Sequence[str
 
 
 def _left(on: Effect) -> int:
+    if not on.settled and on.level not in ("leak", "not-applicable"):
+        return 0
     return next((rank for level, rank in _LEFT.items() if level == on.level), 0)
 
 
 def effect_words(on: Effect) -> str:
     """Return a deciding figure before and after a remedy, and the ε of the adversary's view, in a clause."""
-    return f"{sentence(party(on.adversary))}, {_name(on)}: {_value(on.before)} to {_after(on)}{_stated(on)}"
+    stated = "" if on.epsilon is None else f", {_stated(on)}"
+    return f"{sentence(party(on.adversary))}: {_before_and_after(on)}{stated}"
+
+
+def _before_and_after(on: Effect) -> str:
+    """Return the deciding figure of the attack that found the leak, before and after, in a clause."""
+    name, before = _name(on), _value(on.before)
+    if on.same_attack:
+        return f"{name} {before} to {_value(on.after)} ({_level(on)})"
+    if on.level == "not-applicable":
+        return f"{name} {before} before, and no attack applies after"
+    others = ""
+    if on.after is not None and on.after.value is not None:
+        others = f"{on.attack_after} reaches {_value(on.after)} ({_level(on)})"
+    if on.again == "not-applicable":
+        return "; ".join(filter(None, [f"{on.attack} ({name} {before}) no longer applies", others]))
+    if on.settled and on.again_figure is not None:
+        return "; ".join(
+            filter(None, [f"{name} {before} to {_value(on.again_figure)} by {on.attack}", others])
+        )
+    silent = f"{on.attack}, which found it ({name} {before}), {_why_silent(on)}"
+    if on.level == "leak":
+        return f"a leak stays: {others}; {silent}"
+    weaker = "" if not others else f"; {on.attack_after} reaches {_value(on.after)}"
+    return f"whether the leak closed is not known: {silent}{weaker}"
+
+
+def _why_silent(on: Effect) -> str:
+    """Return why the attack that found a leak gave no figure after, in a clause."""
+    if on.again == "failed":
+        return "failed"
+    if on.again == "not-tested" and on.needed is not None:
+        return (
+            f"had no time (a budget of {in_words(60 * math.ceil(on.needed / 60))} for this remedy holds it)"
+        )
+    return "had no time" if on.again == "not-tested" else "did not run again"
 
 
 def _name(on: Effect) -> str:
     if on.before is None:
         return on.goal.replace("-", " ")
-    return "AUC" if on.before.name == "auc" else label(on.before.name)
-
-
-def _after(on: Effect) -> str:
-    return "no attack applies" if on.level == "not-applicable" else f"{_value(on.after)} ({_level(on)})"
+    return "AUC" if on.before.name == "auc" else _inside(label(on.before.name))
 
 
 def _stated(on: Effect) -> str:
-    return "" if on.epsilon is None else f", ε{NBSP}={NBSP}{on.epsilon:.3g} per {on.unit}"
+    return f"ε{NBSP}={NBSP}{on.epsilon:.3g} per {on.unit}"
 
 
 def _level(on: Effect) -> str:
+    if on.level == "not-tested":
+        return "other attacks had no time"
     return next((words.lower() for level, words in LEVELS.items() if level == on.level), on.level)
 
 

@@ -26,7 +26,7 @@ from .correction import Correction, corrections, groups
 from .goals import RULES
 from .goals.rule import FAMILY_LEVEL, Rule, RuleInput, beside, by_name, decided_by, framed, worth
 from .identification import LOOK, identifies
-from .text import clip, detectable, joined, label, measure, odds
+from .text import clip, corrected, detectable, joined, label, measure, p_value
 
 __all__ = ["EVERYONE", "LEVELS", "SETTLED", "Finding", "judge", "judge_all", "strongest"]
 
@@ -98,6 +98,12 @@ class Finding:
         """Return whether nothing was tried: no attack fits, none was asked for, or no time was left."""
         return self.level in ("not-applicable", "not-requested", "not-tested")
 
+    @property
+    def weak(self) -> bool:
+        """Return whether the attack's positive control failed, so that it may miss much of a leak."""
+        positive = self.cell.controls.positive if self.cell.controls else None
+        return positive is not None and not positive.passed
+
 
 def judge_all(result: Result) -> tuple[Finding, ...]:
     """Return every cell's finding, in the result's order, by p-values that are corrected for all tests of the run."""
@@ -136,13 +142,17 @@ def _with_unused(finding: Finding, recording: Recording | None) -> Finding:
 
 
 def strongest(findings: Sequence[Finding]) -> Finding | None:
-    """Return the gravest finding; among equals a certain one, then one of records, then that of the worst victim."""
+    """Return the gravest finding.
+
+    Among equals a certain one comes first, then one of records, then one whose positive control passed, then that of
+    the worst victim.
+    """
     order = list(LEVELS)
 
     def rank(finding: Finding) -> tuple[int, bool, bool, float]:
         rule = RULES.get(finding.cell.goal)
         harm = worth(rule, finding.worst_key or finding.key) if rule else 0.0
-        return order.index(finding.level), not finding.certain, finding.of_classes, -harm
+        return order.index(finding.level), not finding.certain, finding.of_classes, finding.weak, -harm
 
     return min(findings, key=rank, default=None)
 
@@ -304,9 +314,8 @@ def _corrected_away(cell: Cell, rule: Rule, correction: Correction) -> tuple[str
         return "", False
     p, after, name, who = min(only_alone)
     note = (
-        f"Not significant after correction ({label(name)}, {who}). Guessing would score this well "
-        f"{odds(p, FAMILY_LEVEL).partition(';')[0]} in this test alone, but in one of {correction.tests:,} tests "
-        f"{odds(after, FAMILY_LEVEL)}."
+        f"Not significant after correction ({label(name)}, {who}): {p_value(p, FAMILY_LEVEL)} in this test alone, and "
+        f"{corrected(after, FAMILY_LEVEL, correction.tests)}."
     )
     return note, p * count <= FAMILY_LEVEL
 
@@ -351,7 +360,7 @@ def _cautions(cell: Cell, signs: Sequence[str]) -> Iterator[str]:
     if controls.positive is None:
         yield "No positive control was run beside it."
     elif not controls.positive.passed:
-        yield "Its positive control failed, so the attack is weak here; the leak may be larger."
+        yield "Its positive control failed: the attack is weak here, and the leak may be larger."
     if EVERYONE not in signs and len(cell.targets) > 1:
         yield f"{_affected(cell, signs)}; the pooled result is not significant."
         if any(f.p is None for t in cell.targets for f in t.figures if f.name == "auc"):

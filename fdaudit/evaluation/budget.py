@@ -4,7 +4,7 @@ Guarantees:
   * an allotment follows from the attacks' costs alone, and is decided once: the vault keeps it;
   * no setting exceeds what profile and spec ask for, or falls below its least useful number;
   * one factor reduces the settings of all attacks. A setting that has reached its least number stays there;
-  * cheap attacks are kept, and run, before dear ones.
+  * cheap attacks are kept, and run, before dear ones, and those that the spec names first before both.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 import re
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -153,6 +153,7 @@ def allot(
     shared: Mapping[str, Cost],
     processes: int,
     training: float = 0.0,
+    first: Collection[str] = (),
 ) -> Budget:
     """Allot a budget to attacks; pure.
 
@@ -162,15 +163,16 @@ def allot(
         shared: the work that attacks share, by name.
         processes: how many run them.
         training: seconds that have been spent before the attacks.
+        first: names of attacks that are kept, and run, before all others.
     """
     seconds = for_attacks(budget, training)
     held, least = _ALLOTTED * seconds, 0.0
     kept, dear = list[Cost](), list[Cost]()
-    for cost in _cheapest_first(costs, shared, least):
+    for cost in _in_turn(costs, shared, least, first):
         fits = total([*kept, cost], shared, processes, least) <= held
         (kept if fits else dear).append(cost)
     factor = _factor(kept, shared, processes, held)
-    kept = _cheapest_first(kept, shared, factor)
+    kept = _in_turn(kept, shared, factor, first)
     left_out = [
         LeftOut(
             attack=cost.attack,
@@ -192,6 +194,13 @@ def allot(
         order=tuple(cost.attack for cost in kept),
         left_out=tuple(left_out),
     )
+
+
+def _in_turn(
+    costs: Iterable[Cost], shared: Mapping[str, Cost], factor: float, first: Collection[str]
+) -> list[Cost]:
+    """Return the attacks that come first, and then the others, both from the cheapest to the dearest."""
+    return sorted(_cheapest_first(costs, shared, factor), key=lambda cost: cost.attack not in first)
 
 
 def _cheapest_first(costs: Iterable[Cost], shared: Mapping[str, Cost], factor: float) -> list[Cost]:

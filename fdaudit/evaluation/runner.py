@@ -268,7 +268,14 @@ def _allotment(
         costs = costs_of(run, cells)
     if costs is None:
         return allot(seconds, (), shared={}, processes=processes, training=training)
-    return allot(seconds, costs.attacks, shared=costs.shared, processes=processes, training=training)
+    return allot(
+        seconds,
+        costs.attacks,
+        shared=costs.shared,
+        processes=processes,
+        training=training,
+        first=run.case.spec.limits.first,
+    )
 
 
 def _applicable(run: RunDirectory, cells: Mapping[AttackPlan, Sequence[str]]) -> dict[AttackPlan, list[str]]:

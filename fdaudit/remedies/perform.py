@@ -4,6 +4,7 @@ Guarantees:
   * every remedied run has the run's own records, seed and secret, so nothing but the remedy differs;
   * settings are chosen on auxiliary records alone (`tuning`);
   * each remedied run is a run directory of its own, which its printed command makes again;
+  * the attacks that found the leaks are the first that a budget keeps: their figures stand beside those before;
   * a remedy that was not run is listed with the reason.
 """
 
@@ -287,9 +288,11 @@ def _run(
 def _attacked(run: Run, spec: Spec, nothing: TriedRemedy, pairs: Pairs) -> Spec:
     """Return a remedied spec with the adversaries and the goals of its findings alone.
 
-    All attacks of these goals run that the run's own spec asks for: which of them found the leak does not decide.
+    All attacks of these goals run that the run's own spec asks for; a budget keeps those that found the leaks first.
     """
     goals = {goal for _, goal in pairs}
+    before = _by_pair(run.result)
+    finders = [finding.cell.attack for pair in pairs if (finding := before[pair][1]) is not None]
     attacks = tuple(
         AttackSpec(name=plan.asked or plan.name, params=dict(plan.params))
         for plan in run.case.attacks
@@ -302,6 +305,7 @@ def _attacked(run: Run, spec: Spec, nothing: TriedRemedy, pairs: Pairs) -> Spec:
             "attacks": attacks,
             "references": (),
             "power": False,
+            "limits": spec.limits.model_copy(update={"first": tuple(dict.fromkeys(finders))}),
             "privacy": spec.privacy.model_copy(update={"tuned_on": "public"}),
         }
     )
@@ -317,7 +321,7 @@ def _utility(result: Result) -> Figure | None:
 
 def _effects(before: Result, after: Result, pairs: Pairs, *, same_training: bool) -> Iterator[Effect]:
     """Yield what changed for each adversary and goal."""
-    then, now = _by_pair(before), _by_pair(after)
+    then, now, findings = _by_pair(before), _by_pair(after), findings_of(after)
     for _, goal in pairs:
         released = then.get(("world", goal))
         if same_training and released is not None and released[0] in _LEAKS:
@@ -332,6 +336,7 @@ def _effects(before: Result, after: Result, pairs: Pairs, *, same_training: bool
         entry = budgets.get(adversary)
         if old is None:
             continue
+        again = _again(old, adversary, findings)
         yield Effect(
             adversary=adversary,
             goal=goal,
@@ -340,9 +345,28 @@ def _effects(before: Result, after: Result, pairs: Pairs, *, same_training: bool
             attack_after="" if new is None else new.cell.attack,
             after=None if new is None else _figure(new, old),
             level=level,
+            again="" if again is None else again.cell.status,
+            again_figure=None if again is None else _figure(again, old),
+            needed=_needed(after, old.cell.attack),
             epsilon=None if entry is None or not entry.rests_on_noise else entry.epsilon,
             unit="" if entry is None else entry.unit,
         )
+
+
+def _again(old: Finding, adversary: str, findings: Sequence[Finding]) -> Finding | None:
+    """Return what the attack behind a finding found after: against its own adversary, or else against another."""
+    same = [f for f in findings if f.cell.attack == old.cell.attack]
+    for name in (old.cell.adversary, adversary):
+        for finding in same:
+            if finding.cell.adversary == name:
+                return finding
+    return None
+
+
+def _needed(after: Result, attack: str) -> float | None:
+    """Return the seconds of a budget that would hold an attack which the budget of a run left out."""
+    left_out = after.budget.left_out if after.budget is not None else ()
+    return next((one.needed for one in left_out if one.attack == attack), None)
 
 
 def _by_pair(result: Result) -> dict[tuple[str, str], tuple[str, Finding | None]]:

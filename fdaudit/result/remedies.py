@@ -6,6 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
+from fdaudit.result.cell import Status
 from fdaudit.result.part import Part, is_empty
 from fdaudit.types import Figure
 
@@ -26,10 +27,26 @@ class Effect(Part):
     after: Figure | None = None
     level: str
     """The gravest level after."""
+    again: Status | Literal[""] = Field(default="", exclude_if=is_empty)
+    """Status after of the attack with the gravest finding before; empty if it was not among the attacks."""
+    again_figure: Figure | None = Field(default=None, exclude_if=is_empty)
+    """Its deciding figure after."""
+    needed: float | None = Field(default=None, exclude_if=is_empty)
+    """Seconds of a budget for the remedied run that would hold it, if it found no time."""
     epsilon: float | None = None
     """ε of the adversary's view after; None if there is none to state."""
     unit: str = ""
     """What ε protects."""
+
+    @property
+    def same_attack(self) -> bool:
+        """Return whether one attack gave the figures before and after."""
+        return self.attack == self.attack_after and self.after is not None
+
+    @property
+    def settled(self) -> bool:
+        """Return whether the attack that found the leak was tried again, or no longer applies."""
+        return self.same_attack or self.again in ("run", "inconclusive", "not-applicable")
 
 
 class TriedRemedy(Part):

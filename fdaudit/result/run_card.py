@@ -206,7 +206,7 @@ class Unfinished(Part):
     @property
     def words(self) -> str:
         """Return how many cells are done, as a clause."""
-        return f"{self.done} of {self.of} cells done, the others not tested yet"
+        return f"{self.done} of {self.of} tests done, the others not tested yet"
 
 
 class Reproduce(Part):

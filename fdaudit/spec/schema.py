@@ -294,6 +294,8 @@ class LimitSpec(Config):
     """Seconds that all attacks of one cell may take together, controls included; then the cell has failed.
 
     Default by profile: 21,600, 86,400 or 604,800 (6 hours, a day or a week)."""
+    first: tuple[Text, ...] = Field((), exclude_if=lambda value: not value)
+    """Attacks that a budget of time keeps, and runs, before all others."""
 
 
 class Spec(Config):

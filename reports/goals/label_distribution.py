@@ -7,7 +7,7 @@ import math
 from fdaudit.goals.label_distribution import GOAL
 from fdaudit.result import Remedy
 
-from ..text import amount, odds
+from ..text import amount, corrected
 from .remedy import HIDE_CLIENTS, NOT_BY_THE_RECEIVER
 from .rule import FAMILY_LEVEL, PublicRounding, Rule, RuleInput, by_name, value_of
 
@@ -44,7 +44,8 @@ def _class_sets_signal(evidence: RuleInput) -> str:
         chance /= math.comb(len(true_classes), sum(true_classes))
     if not evidence.shares or chance * evidence.tests > evidence.level:
         return ""
-    return f"the classes held are named exactly; guessing would do so {odds(chance, evidence.level)}"
+    by_luck = min(1.0, chance * evidence.tests)
+    return f"the classes held are named exactly; {corrected(by_luck, evidence.level, evidence.tests)}"
 
 
 def _strong(evidence: RuleInput) -> bool:

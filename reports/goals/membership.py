@@ -6,7 +6,7 @@ from fdaudit.goals.membership import GOAL
 from fdaudit.result import Cell, Remedy
 from fdaudit.types import Figure
 
-from ..text import amount, measure
+from ..text import amount, measure, p_value
 from .remedy import LABELS_NO_REMEDY, NOT_BY_THE_RECEIVER, ONLY_A_BOUND
 from .rule import (
     FAMILY_LEVEL,
@@ -108,7 +108,9 @@ def _rate_instead(evidence: RuleInput, auc: Figure) -> str | None:
     if pair is None:
         return ""
     value, rate = amount(pair[0].value or 0.0, "fraction"), amount(pair[1], "fraction")
-    return f"decided by {value} of members found at a false-positive rate of {rate}"
+    decided = f"decided by {value} of members found at a false-positive rate of {rate}"
+    p = pair[0].p
+    return decided if p is None else f"{decided}, {p_value(p, evidence.level)} after correction"
 
 
 def _above_all_others(cell: Cell) -> WorstRecord | None:
@@ -120,7 +122,7 @@ def _above_all_others(cell: Cell) -> WorstRecord | None:
             clear.append(max((t for f, t in rates if f == 0.0), default=0.0))
     if not clear:
         return None
-    return WorstRecord(value=max(clear), unit="fraction", what="above every non-member")
+    return WorstRecord(value=max(clear), unit="fraction", what="above all non-members of one victim")
 
 
 def _telling(evidence: RuleInput) -> bool:
@@ -137,6 +139,7 @@ RULE = Rule(
     chance=0.5,
     higher=True,
     leaked="could tell which records were trained on",
+    likely="could tell members from others better than chance",
     frame="AUC {}",
     signal=_signal,
     strong=_strong,

@@ -111,7 +111,7 @@ def _identified_instead(evidence: RuleInput, gain: Figure) -> str | None:
     """Return that records were identified, where the gain alone would not have decided."""
     if _closer(gain):
         return None
-    clause = identified(evidence.figures, evidence.level).partition(". ")[0]
+    clause = identified(evidence.figures, evidence.level).partition("; p")[0]
     return f"decided by identification: {clause}" if clause else ""
 
 

@@ -17,7 +17,7 @@ from fdaudit.goals import Goal
 from fdaudit.result import Cell, Image, Remedy, Shares
 from fdaudit.types import Figure
 
-from ..text import measure, odds, with_interval
+from ..text import corrected, measure, p_value, with_interval
 
 __all__ = [
     "FAMILY_LEVEL",
@@ -112,6 +112,7 @@ class Rule:
         chance: its value if nothing leaks, if that is one number.
         higher: whether a higher value means a larger leak.
         leaked: what the adversary could do, as a clause that follows its name.
+        likely: the same for a leak that is not certain; empty if `leaked` serves.
         shown: the same if only classes were shown, no record; empty if the goal has no such finding.
         frame: the deciding figure in a sentence, with a place for its value.
         below: the same for a value below 0, with a place for its size; empty if `frame` serves.
@@ -138,6 +139,7 @@ class Rule:
     chance: float | None
     higher: bool
     leaked: str
+    likely: str = ""
     shown: str = ""
     frame: str
     below: str = ""
@@ -202,7 +204,7 @@ def decided_by(rule: Rule, evidence: RuleInput) -> str:
     if clause is not None:
         return clause
     if key.p is not None and key.low is not None and key.high is not None and key.low <= chance <= key.high:
-        return f"guessing would score this well {odds(key.p, evidence.level).partition(';')[0]}"
+        return f"decided by {p_value(key.p, evidence.level)} after correction"
     return ""
 
 
@@ -258,11 +260,10 @@ def unlikely(figure: Figure, evidence: RuleInput) -> bool:
 
 
 def against_guessing(figure: Figure, evidence: RuleInput) -> str:
-    """Return how often guessing would do as well, as a sentence without its stop; empty if unknown."""
+    """Return how rarely guessing would do as well, as a clause that follows; empty if unknown."""
     if figure.p is None:
         return ""
-    where = f" in one of {evidence.tests:,} tests" if evidence.tests > 1 else ""
-    return f". Guessing would score this well{where} {odds(figure.p, evidence.level)}"
+    return f"; {corrected(figure.p, evidence.level, evidence.tests)}"
 
 
 def true_positive_rates(figures: Sequence[Figure]) -> Iterator[tuple[Figure, float]]:

@@ -126,6 +126,14 @@ def test_the_dearest_are_left_out_and_say_what_they_need() -> None:
     assert budget.words.endswith("; attacks left out: dear")
 
 
+def test_attacks_that_come_first_are_kept_before_cheaper_ones() -> None:
+    costs = [cost("dear", 8000), cost("cheap", 100), cost("middle", 300)]
+    assert allot(113, costs, shared=SHARED, processes=1).order == ("cheap", "middle")
+    budget = allot(113, costs, shared=SHARED, processes=1, first=["dear"])
+    assert budget.order == ("dear", "cheap")
+    assert [left.attack for left in budget.left_out] == ["middle"]
+
+
 def test_a_control_that_does_not_fit_costs_only_its_own_attacks() -> None:
     costs = [cost("x", 1, "classes"), cost("y", 1, "classes"), cost("z", 90, "model")]
     budget = allot(150, costs, shared=SHARED, processes=1)

@@ -61,7 +61,7 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> tuple[fdaudit.Run, Early]:
 def test_it_comes_once_and_says_how_far_the_attacks_came(ran: tuple[fdaudit.Run, Early]) -> None:
     run, early = ran
     (line,) = early.said
-    words = f"{QUICK} of {OF} cells done, the others not tested yet"
+    words = f"{QUICK} of {OF} tests done, the others not tested yet"
     assert line == f"provisional report, {words}: {run.directory / 'report' / 'index.html'}"
     assert early.json["result"]["unfinished"] == {"done": QUICK, "of": OF}
     assert early.json["result"]["run"]["status"] == "provisional"
@@ -117,4 +117,4 @@ def test_a_run_without_dear_attacks_has_none(tmp_path: Path) -> None:
 
 
 def test_an_unfinished_stage_counts_its_cells_in_words() -> None:
-    assert Unfinished(done=1, of=3).words == "1 of 3 cells done, the others not tested yet"
+    assert Unfinished(done=1, of=3).words == "1 of 3 tests done, the others not tested yet"

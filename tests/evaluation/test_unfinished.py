@@ -62,7 +62,7 @@ def test_what_is_done_is_kept_and_counted(error: type[BaseException], run: fdaud
     assert result.unfinished == Unfinished(done=AFTER, of=total(run))
     assert sum(cell.status != "not-tested" for cell in result.cells) == AFTER
     assert len(result.cells) == total(run)
-    said = f"{AFTER} of {total(run)} cells done"
+    said = f"{AFTER} of {total(run)} tests done"
     page = api.report(run, run.directory.parent / "page.html")
     public = api.report(run, run.directory.parent / "public.html", public=True)
     for text in ("\n".join(outcome(result)), page.read_text("utf-8"), public.read_text("utf-8")):

@@ -14,7 +14,7 @@ import torch
 from fdaudit.reports.findings import found_by
 from fdaudit.reports.goals import RULES
 from fdaudit.reports.public import public
-from fdaudit.reports.tried import UNMEASURED, effect
+from fdaudit.reports.tried import effect, effect_words, outcome
 
 from fdaudit import api
 from fdaudit.audit.run import Run
@@ -129,7 +129,7 @@ def test_the_command_prints_and_reports_what_changed(
     code, words, _ = cli(monkeypatch, capsys, "remedy", run.directory, "--budget", "10m")
     assert code == 0
     assert "encrypted transport: Accuracy" in words
-    assert "An eavesdropper on the network, PSNR gain over the prior: " in words
+    assert "An eavesdropper on the network: PSNR gain over the prior " in words
     page = (tmp_path / "run" / "report" / "index.html").read_text(encoding="utf-8")
     assert "Remedies that were tried" in page
     assert "no attack applies" in page
@@ -214,7 +214,7 @@ def test_without_time_a_remedy_is_listed_and_not_run(tmp_path: Path) -> None:
     assert all(one.reason for one in tried)
     assert not (tmp_path / "tried").exists()
     (said, *_) = [f.effect for f in found_by(run.result)]
-    assert said == UNMEASURED
+    assert said == "Not tried."
 
 
 def test_an_occupied_directory_is_refused(remedied: tuple[Run, Path]) -> None:
@@ -257,9 +257,9 @@ def remedy_tried(name: str, utility: float, auc: float, level: str) -> TriedReme
     )
 
 
-def said(*tried: TriedRemedy) -> str:
+def said(*tried: TriedRemedy, tries: tuple[str, ...] = ()) -> str:
     result = read(load())
-    what = Remedy(do="", why="", tries=tuple(one.name for one in tried))
+    what = Remedy(do="", why="", tries=tries or tuple(one.name for one in tried))
     return effect(result.model_copy(update={"remedies": tried}), what, ["server"], ["membership"])
 
 
@@ -270,7 +270,7 @@ def test_the_remedy_that_leaves_least_and_keeps_utility_is_named() -> None:
         remedy_tried("unanswered", 0.84, 0.5, "not-tested"),
         remedy_tried("ruin", 0.2, 0.5, "none-seen"),
     )
-    assert words.startswith("Tried: good, ")
+    assert words.startswith("Tried: good (accuracy 84.0")
     assert "ruin" not in words
     assert "0.865 to 0.530 (no leak measured)" in words
     assert "84.0\N{NO-BREAK SPACE}% to 81.2\N{NO-BREAK SPACE}%" in words
@@ -279,19 +279,99 @@ def test_the_remedy_that_leaves_least_and_keeps_utility_is_named() -> None:
 
 def test_if_none_keeps_utility_above_clients_alone_this_is_said() -> None:
     words = said(remedy_tried("ruin", 0.2, 0.5, "none-seen"))
-    assert words.startswith("Tried: ruin, ")
-    assert "not above clients alone (41.0" in words
+    assert words.replace("\xa0", " ") == (
+        "No remedy tried against this leak leaves a useful model (ruin: 20.0 %; clients alone 41.0 %)."
+    )
+    assert "AUC" not in words
 
 
 def test_if_a_leak_stays_what_ends_it_at_any_cost_is_named_too() -> None:
     words = said(remedy_tried("weak", 0.84, 0.8, "leak"), remedy_tried("ruin", 0.2, 0.5, "none-seen"))
-    assert words.startswith("Tried: weak, ")
-    assert "; ruin, " in words
+    assert words.startswith("Tried: weak (")
+    assert "; ruin (" in words
     assert "not above clients alone (41.0" in words
 
 
+def after(**changes: Any) -> Effect:
+    """The effect of a remedy after which another attack is the gravest."""
+    return (
+        remedy_tried("x", 0.8, 0.477, "inconclusive")
+        .effects[0]
+        .model_copy(update={"attack_after": "b", "epsilon": None, **changes})
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        (
+            {"again": "not-tested", "needed": 136.0},
+            (
+                "whether the leak closed is not known: a, which found it (AUC 0.865), had no time "
+                "(a budget of 3 minutes for this remedy holds it); b reaches 0.477"
+            ),
+        ),
+        (
+            {"again": "not-tested", "level": "not-tested"},
+            "whether the leak closed is not known: a, which found it (AUC 0.865), had no time; b reaches 0.477",
+        ),
+        (
+            {"again": "not-tested", "level": "leak"},
+            "a leak stays: b reaches 0.477 (leak); a, which found it (AUC 0.865), had no time",
+        ),
+        (
+            {},
+            "whether the leak closed is not known: a, which found it (AUC 0.865), did not run again; b reaches 0.477",
+        ),
+        (
+            {"again": "not-applicable", "level": "leak"},
+            "a (AUC 0.865) no longer applies; b reaches 0.477 (leak)",
+        ),
+        (
+            {"again": "run", "again_figure": figure("auc", 0.51), "level": "partial"},
+            "AUC 0.865 to 0.510 by a; b reaches 0.477 (partial leak)",
+        ),
+        (
+            {"attack_after": "a", "level": "not-tested"},
+            "AUC 0.865 to 0.477 (other attacks had no time)",
+        ),
+        ({"level": "not-applicable", "after": None}, "AUC 0.865 before, and no attack applies after"),
+    ],
+)
+def test_figures_before_and_after_stand_together_only_if_one_attack_gave_both(
+    changes: dict[str, Any], expected: str
+) -> None:
+    assert effect_words(after(**changes)) == f"The server: {expected}"
+
+
+def came_of(*tried: TriedRemedy) -> str:
+    result = read(load()).model_copy(update={"remedies": tried})
+    what = Remedy(do="", why="", tries=tuple(one.name for one in tried))
+    return outcome(result, what, ["server"], ["membership"])
+
+
+def test_a_remedy_worked_only_if_the_attack_that_found_the_leak_says_so() -> None:
+    good = remedy_tried("good", 0.8, 0.5, "none-seen")
+    weaker = good.model_copy(update={"effects": (after(level="none-seen", again="not-tested"),)})
+    assert came_of(good) == "worked"
+    assert came_of(weaker) == "stays"
+    assert came_of(remedy_tried("weak", 0.8, 0.8, "leak")) == "stays"
+    assert came_of(remedy_tried("ruin", 0.2, 0.5, "none-seen")) == "useless"
+    assert came_of(remedy_tried("ruin", 0.2, 0.5, "none-seen"), good) == "worked"
+    assert came_of() == "untried"
+
+
+def test_the_attacks_that_found_the_leaks_come_first_in_a_budget(remedied: tuple[Run, Path]) -> None:
+    _, folder = remedied
+    for spec in sorted(folder.glob("*/spec.yaml")):
+        assert load_spec(spec).limits.first == ("analytic",)
+    again = {on.again for one in remedied[0].result.remedies for on in one.effects}
+    assert "" not in again
+
+
 def test_untried_remedies_say_so_and_a_public_page_names_none() -> None:
-    assert said() == UNMEASURED
+    assert said() == ""
+    assert said(remedy_tried("good", 0.8, 0.5, "none-seen"), tries=("other",)) == "Not tried."
     result = read(load())
     tried = result.model_copy(update={"remedies": (remedy_tried("good", 0.8, 0.5, "none-seen"),)})
     assert "good" not in json.dumps(public(tried).plain())

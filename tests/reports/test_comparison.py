@@ -215,7 +215,7 @@ def test_every_number_on_the_page_is_in_the_json() -> None:
 
 def test_the_page_says_who_was_silent_and_who_has_no_model() -> None:
     page = Document(render_comparison(entries(load(), distilled())))
-    assert "client/1 went silent in 4 of 9 rounds (rounds 2 to 4 and 7)" in page.sections["summary"]
+    assert "client/1 went silent in 4 of 9 rounds (rounds 2 to 4 and 7)" in page.sections["words"]
     assert "no such party" in page.sections["seen"]
     assert "not on record" in page.sections["seen"]
     assert "may ask crafted-proxy" in page.sections["seen"]

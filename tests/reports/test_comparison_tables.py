@@ -97,7 +97,7 @@ def test_a_model_that_an_adversary_holds_is_shown_as_held() -> None:
     outcome = next(o for o in compare(made).rows[0].outcomes if o.goal == "model-extraction")
     assert (outcome.level, outcome.adversary, outcome.holders) == ("held", "server", ("server",))
     page = Document(render_comparison(made))
-    assert "Holds the model" in page.sections["attacks"]
+    assert "Already held" in page.sections["attacks"]
     assert "server has the clients' models in view" in page.sections["attacks"]
     line = next(line for line in compare(made).headlines if line.startswith("Model extraction"))
     assert "an adversary holds the clients' models in run-0" in line
@@ -283,7 +283,7 @@ def test_the_comparison_s_latex_has_each_run_in_both_tables() -> None:
     text = render_latex(made)
     assert text.count(r"\toprule") == text.count(r"\bottomrule") == 2
     assert text.count(r"a\_b\&c & ") == 2
-    assert "Holds the model: server" in text
+    assert "Already held: server" in text
     assert "none claimed" in text or "no ledger" in text
 
 

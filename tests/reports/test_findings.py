@@ -9,14 +9,16 @@ import pytest
 from fdaudit.reports.front import front
 from fdaudit.reports.judgement import judgement_of
 from fdaudit.reports.remedies import ENCRYPT
+from fdaudit.reports.security import render_report
 from fdaudit.reports.summary import summarise
 from fdaudit.reports.verdict import judge_all
 
-from fdaudit.result import Cell, LedgerEntry, Result
+from fdaudit.result import Cell, Control, Controls, LedgerEntry, Result
 from fdaudit.types import Figure
 
+from ..helpers.report_cases import FIXTURES
 from .test_inheritance import cell, received, result
-from .test_verdict import figure
+from .test_verdict import PASSED, figure
 
 
 def test_a_finding_names_whom_any_attack_of_its_adversary_finds() -> None:
@@ -26,7 +28,7 @@ def test_a_finding_names_whom_any_attack_of_its_adversary_finds() -> None:
     assert finding.affected == "client/0 and client/1; 1 other not cleared"
     made = result([cell("server", "leak", "a"), cell("server", "leak", "b", victims[2:])])
     (finding,) = front(made).findings
-    assert finding.affected == "all 3 attacked clients as a group; shown alone for client/2"
+    assert finding.affected == "all 3 attacked clients pooled; shown alone for client/2"
 
 
 def test_evidence_of_one_victim_leads_with_that_victim() -> None:
@@ -45,13 +47,14 @@ def test_what_encryption_stops_names_the_affected_clients_by_goal() -> None:
     made = result([both[0], other])
     (finding,) = front(made).findings
     assert finding.affected == (
-        "Membership: client/0; 2 others not cleared. Model extraction: all 3 attacked clients as a group."
+        "Membership: client/0; 2 others not cleared. "
+        "Model extraction: all 3 attacked clients pooled; none shown alone."
     )
     assert finding.evidence.endswith(
         "b: agreement with the model 20.0\u00a0points above the baseline (0.950 in all)."
     )
     (alone,) = front(result([other])).findings
-    assert "above the baseline (0.950 in all) (guessing would score this well" in alone.evidence
+    assert "above the baseline (0.950 in all) (decided by p < 0.0001 after correction)" in alone.evidence
     assert "(" not in finding.clause
 
 
@@ -75,9 +78,80 @@ def with_rate(auc_p: float, rate_p: float, victim: str = "client/2") -> str:
 
 
 def test_evidence_shows_the_figure_that_decided() -> None:
-    decided = "decided by 70.0 % of members found at a false-positive rate of 10.0 %"
+    decided = (
+        "decided by 70.0 % of members found at a false-positive rate of 10.0 %, p < 0.0001 after correction"
+    )
     assert f"for client/2 ({decided}); " in with_rate(0.02, 1e-9).replace("\xa0", " ")
     assert "decided by" not in with_rate(1e-9, 1e-9)  # the AUC alone would have
+
+
+def test_evidence_of_a_group_shows_what_decided_for_each_victim_alone() -> None:
+    """Another victim than the one with the largest AUC can be the one for whom a leak was shown."""
+    base = cell("server", "none-seen")
+    auc, rate = figure("auc", 0.71, 0.64, 0.77, p=1e-9), figure("tpr_at_10fpr", 0.562, 0.4, 0.7, p=0.001)
+    figures = {
+        "client/0": (figure("auc", 0.779, 0.5, 0.9, p=0.9),),
+        "client/1": (figure("auc", 0.771, 0.5, 0.9, p=0.9), rate),
+        "client/2": (figure("auc", 0.6, 0.5, 0.7, p=0.9),),
+    }
+    targets = tuple(t.model_copy(update={"figures": figures[t.target]}) for t in base.targets)
+    made = result([base.model_copy(update={"figures": (auc,), "targets": targets})])
+    (finding,) = front(made).findings
+    assert finding.affected == "all 3 attacked clients pooled; shown alone for client/1"
+    assert finding.evidence.replace("\xa0", " ").endswith(
+        "; 0.771 for client/1 (decided by 56.2 % of members found at a false-positive rate of 10.0 %, p = 0.005 after "
+        "correction); at most 0.779 for client/0, not significant after correction."
+    )
+
+
+def test_a_weaker_leak_of_everybody_does_not_hide_who_is_shown_alone() -> None:
+    """An eavesdropper for whom single clients stand out has more than the world, which tells only all together."""
+    victims = ("client/0", "client/1")
+    made = result([cell("world", "leak"), cell("eavesdropper", "leak", affected=victims)])
+    rows = {row.adversary: row.entries[0].note for row in summarise(made).matrix}
+    assert rows == {"world": "", "eavesdropper": ""}
+    assert len(front(made).findings) == 2
+    made = result(
+        [cell("world", "leak", affected=victims), cell("eavesdropper", "leak", affected=victims[:1])]
+    )
+    assert len(front(made).findings) == 1
+
+
+def test_a_finding_rests_on_an_attack_whose_controls_passed_if_one_found_as_much() -> None:
+    strong = cell("server", "leak", "strong")
+    failed = Controls(positive=Control(what="overfit", passed=False), negative=PASSED.negative)
+    more = (figure("auc", 0.92, 0.8, 1.0),)
+    weak = cell("server", "leak", "weak").model_copy(
+        update={"controls": failed, "status": "inconclusive", "reason": "r", "figures": more}
+    )
+    both, alone = result([weak, strong]), result([weak])
+    (finding,) = front(both).findings
+    assert (finding.strongest.cell.attack, finding.caution) == ("strong", "")
+    (finding,) = front(alone).findings
+    assert finding.caution == (
+        "The positive control of weak failed: the attack is weak here, and the leak may be larger."
+    )
+    assert finding.caution in render_report(alone, FIXTURES, {})
+
+
+def test_a_headline_is_sure_only_of_a_leak_beyond_doubt() -> None:
+    def clause(low: float) -> str:
+        made = cell("server", "leak")
+        made = made.model_copy(update={"figures": (figure("auc", 0.99, low, 1.0),)})
+        return front(result([made])).findings[0].what
+
+    assert clause(0.97) == "The server could tell which records were trained on"
+    assert clause(0.9) == "The server could tell members from others better than chance"
+
+
+def test_the_headline_counts_the_other_findings_and_the_grave_ones() -> None:
+    made = result([cell("server", "leak"), cell("client/0", "leak", "b"), cell("aggregator", "partial")])
+    assert summarise(made).headline.endswith(". 2 more findings, 1 high.")
+    made = result([cell("server", "leak"), cell("aggregator", "partial")])
+    assert summarise(made).headline.endswith(". 1 more finding, none of them high.")
+    # The widest finding is named beside the gravest only if it is high or worse.
+    made = result([cell("server", "leak"), cell("world", "partial")])
+    assert "released model" not in summarise(made).headline
 
 
 def test_a_coalition_s_leak_says_which_part_can_do_as_much() -> None:
@@ -119,7 +193,7 @@ def test_encryption_is_no_remedy_for_what_everybody_gets() -> None:
         (("server", "client/0"), "only client/0 of the clients, and no parties that collude."),
         (
             ("server+client/0",),
-            "no client by its own view (no attack fits), and only server+client/0 of parties that collude.",
+            "no client by messages of its own (no attack fits), and only server+client/0 of parties that collude.",
         ),
         (
             ("client/0", "client/1", "server+client/1", "aggregator+client/0"),
@@ -134,7 +208,7 @@ def test_adversaries_that_were_not_tried_are_told(adversaries: tuple[str, ...], 
 
 def test_an_adversary_to_which_no_attack_applied_was_not_tried() -> None:
     made = result([cell("server", "leak"), cell("client/0", "not-applicable")])
-    assert "no client by its own view" in " ".join(front(made).untested)
+    assert "no client by messages of its own" in " ".join(front(made).untested)
 
 
 def test_rates_that_candidates_are_too_few_for_are_told() -> None:
@@ -145,7 +219,7 @@ def test_rates_that_candidates_are_too_few_for_are_told() -> None:
     def told(made: Cell) -> str:
         return " ".join(front(result([made])).untested).replace("\xa0", " ")
 
-    assert "no false-positive rate below 10.0 % was measured" in told(
+    assert "Lowest false-positive rate measured: 10.0 % for a single victim." in told(
         base.model_copy(update={"targets": targets})
     )
     assert "false-positive rate" not in told(base)
@@ -161,7 +235,14 @@ def test_findings_that_have_no_room_are_counted_by_severity() -> None:
     assert sum(int(n) for n in re.findall(r"(\d+) (?:critical|high|medium|low)", crowded.more)) == len(left)
     grave = sum(f.severity in ("critical", "high") for f in left)
     assert grave
-    assert crowded.more.count("membership by the server (AUC 0.900)") == grave
+    assert len(crowded.grave) == grave
+    assert set(crowded.grave) == {
+        (
+            "High · membership by the server (AUC 0.900) · all 3 attacked clients pooled; none shown alone · "
+            "Train with `dp-sgd` at a stated ε."
+        )
+    }
+    assert len(replace(crowded, findings=page.findings[:1] * 40).shown) < len(crowded.shown)
 
 
 @pytest.mark.parametrize(
@@ -227,7 +308,7 @@ def all_possible(made: Result) -> Result:
 def test_a_page_without_possible_leaks_does_not_say_that_there_are_none() -> None:
     """The public page does not tell them: "0 a possible leak" would be a claim that it cannot make."""
     made = result([cell("server", "leak")])
-    assert "possible" not in summarise(made).standing
+    assert "possible leak" not in summarise(made).standing
     assert "1 a possible leak" in summarise(all_possible(made)).standing
 
 
@@ -240,7 +321,4 @@ def test_what_was_not_asked_for_stays_not_requested() -> None:
 def test_possible_leaks_are_counted_by_what_would_settle_them() -> None:
     made = result([cell("server", "leak"), cell("client/0", "leak")])
     said = " ".join(front(all_possible(made)).untested)
-    assert (
-        "2 tests show a possible leak, neither shown nor ruled out: 2 on membership (needs more candidates)."
-        in said
-    )
+    assert "2 membership tests are open; more candidates would settle them." in said

@@ -142,18 +142,18 @@ def test_the_first_message_without_a_guarantee_is_said_to_be_derived_from_not_re
     entry["cause"] = f"{cause}, which reaches the view through what was computed from it"
     told = front_of(load() | {"ledger": [entry]}).claims
     assert told[-1] == (
-        "What the server sees derives without a guarantee from class_counts of client/0 in round 1 (message 0). "
-        "Once that is mended, others may show."
+        "First gap in what the server sees: client/0 sends class_counts without a guarantee (message 0). "
+        "Closing it may uncover others."
     )
 
 
 def test_what_was_not_tested_is_counted() -> None:
     raw = load()
     said = " ".join(front_of(raw).untested)
-    cells = raw["cells"]
     levels = [f.level for f in judge_all(read(raw))]
-    assert f"Of {len(cells)} tests {levels.count('inconclusive')} ended inconclusive" in said
-    assert f"{levels.count('not-applicable')} did not fit what the adversary sees: they clear nobody." in said
+    assert f"Tests that clear nobody: {levels.count('inconclusive')} inconclusive by their controls" in said
+    standing = summarise(read(raw)).standing
+    assert f"{levels.count('not-applicable')} do not apply, which clears nobody" in standing
     assert "one run with the" in said
 
 
@@ -214,7 +214,7 @@ def test_a_possible_leak_is_told_as_open() -> None:
     findings = judge_all(result)
     possible = sum(f.level == "possible" for f in findings)
     assert possible
-    assert any(line.startswith(f"{possible} tests show a possible leak") for line in front(result).untested)
+    assert any(line.startswith(f"{possible} membership tests are open") for line in front(result).untested)
 
 
 @pytest.mark.parametrize("public", [False, True])

@@ -97,9 +97,9 @@ def test_a_coalition_inherits_its_member_s_leak_and_says_so(own: str) -> None:
     said = "Inherits the finding of server: it sees everything that server sees."
     assert page.matrix[1].entries[0].note == said
     assert page.matrix[0].entries[0].note == ""
-    assert (
-        page.headline
-        == "The server could tell which records were trained on (all 3 attacked clients as a group)."
+    assert page.headline == (
+        "The server could tell members from others better than chance "
+        "(all 3 attacked clients pooled; none shown alone)."
     )
     assert page.front.findings[0].adversaries == ("server", "server+client/0")
     parts = document(made, {}).adversaries
@@ -133,7 +133,9 @@ def test_the_headline_names_who_is_affected_and_of_how_many(affected: tuple[str,
     made = result([cell("server", "leak", affected=affected)])
     (finding,) = judge_all(made)
     assert finding.affected == affected
-    assert summarise(made).headline == f"The server could tell which records were trained on {named}."
+    assert (
+        summarise(made).headline == f"The server could tell members from others better than chance {named}."
+    )
 
 
 def test_what_does_not_hold_after_correction_is_not_called_no_leak() -> None:

@@ -58,7 +58,15 @@ def test_the_front_page_says_what_was_audited_for_whom_when_and_with_what() -> N
     assert [text for text in due if text not in block] == []
     assert "Dr. &lt;b&gt;Who&lt;/b&gt; &amp; Sons" in block
     assert "<b>Who" not in page
-    assert "none on this copy" in block
+    assert "not signed" in block
+    assert block.count('class="signature"') == 2
+    assert "it states what was measured." in block
+    assert "I accept the findings and the dates above." in block
+    top = page.split("<header")[1].split("</header>")[0]
+    assert [
+        text for text in ("2026-11-29", run["versions"]["fdaudit"], run["head"][:16]) if text not in top
+    ] == []
+    assert "Head of the record" not in page
 
 
 def test_what_nobody_stated_is_said_so_or_left_to_be_filled_in() -> None:
@@ -71,7 +79,7 @@ def test_what_nobody_stated_is_said_so_or_left_to_be_filled_in() -> None:
         "Owner": "",
         "Retest": "",
     }
-    assert dict(block.record)["Result of"] == "day not on record"
+    assert dict(block.record)["Date of the result"] == "day not on record"
     assert "to be filled in" in page_of(load())
 
 
@@ -115,9 +123,10 @@ def test_words_of_the_trade_are_explained_where_they_stand() -> None:
     words = [word.word for word in glossary(["AUC 0.9 by `dp-sgd` shadow models at 12 dB, and ε = 3"])]
     assert words == ["ε", "AUC", "PSNR", "dp-sgd", "shadow model"]
     assert glossary(["Nothing."]) == ()
-    page = page_of(load())
-    foot = page.split('class="small glossary"')[1].split("</p>")[0]
-    assert "0.5 is guessing" in foot
+    assert [w.word for w in glossary(["AUC 0.9, p = 0.03"], explained="An AUC of 0.5 is guessing.")] == ["p"]
+    front = page_of(load()).split('<section id="findings"')[0]
+    assert front.count("0.5 is guessing") == 1
+    assert "0 is nothing" in front.split('class="small glossary"')[1].split("</p>")[0]
 
 
 # -- the spec -----------------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from fdaudit.reports.goals import RULES
 from fdaudit.reports.goals.rule import framed
 from fdaudit.reports.inheritance import private_kinds
 from fdaudit.reports.summary import summarise
-from fdaudit.reports.text import odds, party
+from fdaudit.reports.text import corrected, detectable, p_value, party
 from fdaudit.reports.verdict import LEVELS, Level, judge, judge_all, strongest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -131,14 +131,24 @@ def test_nothing_found_without_a_passed_positive_control_shows_nothing(positive:
     assert any("positive control" in caution for caution in found.cautions)
 
 
-def test_chances_are_told_as_counts() -> None:
-    """All in one scale."""
-    assert odds(3e-5, 0.05) == "less than once in 10,000; our limit is 500"
-    assert odds(1e-4, 0.05) == "1 time in 10,000; our limit is 500"
-    assert odds(0.02, 0.05) == "200 times in 10,000; our limit is 500"
-    assert odds(0.04999, 0.05) == "just under 500 times in 10,000; our limit is 500"
-    assert odds(0.05, 0.05) == "500 times in 10,000; our limit is 500"
-    assert odds(0.05001, 0.05) == "just over 500 times in 10,000; our limit is 500"
+def test_a_rounded_p_value_stays_on_its_side_of_the_limit() -> None:
+    assert p_value(3e-5, 0.05) == "p < 0.0001"
+    assert p_value(1e-4, 0.05) == "p = 0.0001"
+    assert p_value(0.0331, 0.05) == "p = 0.033"
+    assert p_value(0.04999, 0.05) == "p just under 0.05"
+    assert p_value(0.05, 0.05) == "p = 0.05"
+    assert p_value(0.05001, 0.05) == "p just over 0.05"
+    assert corrected(0.0331, 0.05, 1496) == "p = 0.033 after correction for 1,496 tests (limit 0.05)"
+    assert corrected(0.0331, 0.05, 1) == "p = 0.033 (limit 0.05)"
+
+
+def test_an_auc_that_rounds_to_1_is_hardly_any() -> None:
+    assert (
+        detectable(0.7, 0.99) == "could have detected AUC 0.70 or more, and 0.99 or more for one victim alone"
+    )
+    assert (
+        detectable(0.7, 0.9906) == "could have detected AUC 0.70 or more, and hardly any for one victim alone"
+    )
 
 
 def test_a_headline_says_what_was_shown_where_only_classes_were() -> None:
@@ -294,7 +304,7 @@ def test_an_auc_that_stands_out_among_many_counts_only_where_chance_would_hardly
     found = judge_all(result)
     assert found[0].level == level
     assert all(f.level == "none-seen" for f in found[1 : 1 + others])
-    assert ("lies above 0.5. Guessing would score this well" in found[0].because) == (level == "partial")
+    assert ("lies above 0.5; p = " in found[0].because) == (level == "partial")
     assert found[0].because.startswith("Not significant after correction") == (level == "possible")
 
 

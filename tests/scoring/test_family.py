@@ -133,7 +133,7 @@ def test_verdicts_read_the_family_and_say_what_could_have_been_detected() -> Non
     shown = public(read(raw | {"family": {"level": 0.05, "adjusted": []}}))
     assert shown.family is None  # p-values follow from coins
     assert judged(0.049).level in ("leak", "partial")
-    assert "our limit is 50" in judged(0.049).because
+    assert "(limit 0.05)" in judged(0.049).because
     quiet = judged(0.051)
     assert quiet.level == "possible"
     assert quiet.because.startswith("Not significant after correction (Area under the ROC curve, ")
