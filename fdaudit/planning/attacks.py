@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from fdaudit import attacks
@@ -20,10 +20,12 @@ def plan_attacks(spec: Spec) -> tuple[AttackPlan, ...]:
     """Plan every known attack; the settings of one that the spec does not ask for are None.
 
     Raises:
-        SpecError: an attack is unknown, is asked for twice, or has a setting that is unknown or out of range.
+        SpecError: an attack is unknown, is asked for twice, or has a setting that is unknown or out of range; or one
+            that comes first is not asked for.
     """
     known = attacks.REGISTRY.names()
     if spec.attacks == "all":
+        _refuse_unasked(spec, known)
         return tuple(plan_attack(name, {}, spec, "attacks.0.params", spec.adversaries) for name in known)
     wanted: dict[str, tuple[int, AttackSpec]] = {}
     mistakes = Mistakes()
@@ -44,8 +46,17 @@ def plan_attacks(spec: Spec) -> tuple[AttackPlan, ...]:
         adversaries = entry.adversaries or spec.adversaries
         with mistakes.apart():
             plans[name] = plan_attack(entry.name, entry.params, spec, where, adversaries)
+    with mistakes.apart():
+        _refuse_unasked(spec, wanted)
     mistakes.refuse()
     return tuple(plans[name] for name in dict.fromkeys([*known, *wanted]))
+
+
+def _refuse_unasked(spec: Spec, asked: Collection[str]) -> None:
+    """Refuse an attack that is to come first and is not asked for."""
+    for number, name in enumerate(spec.limits.first):
+        if name not in asked:
+            raise SpecError(f"limits.first.{number}", name, "is not asked for", nearest(name, asked))
 
 
 def plan_attack(

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from fdaudit import attacks
 from fdaudit.config import validate
-from fdaudit.errors import RunError, UsageError
+from fdaudit.errors import RunError, SpecError, UsageError
 from fdaudit.evaluation.budget import (
     Clock,
     Cost,
@@ -132,6 +132,15 @@ def test_attacks_that_come_first_are_kept_before_cheaper_ones() -> None:
     budget = allot(113, costs, shared=SHARED, processes=1, first=["dear"])
     assert budget.order == ("dear", "cheap")
     assert [left.attack for left in budget.left_out] == ["middle"]
+
+
+@pytest.mark.parametrize("asked", ["all", [{"name": "gap"}, {"name": "rmia"}]])
+def test_an_attack_that_comes_first_must_be_asked_for(asked: Any) -> None:
+    plan_attacks(load_spec({"attacks": asked, "limits": {"first": ["rmia"]}}))
+    with pytest.raises(SpecError, match="is not asked for") as refused:
+        plan_attacks(load_spec({"attacks": asked, "limits": {"first": ["rmia", "gab"]}}))
+    assert refused.value.field == "limits.first.1"
+    assert "gap" in refused.value.remedy
 
 
 def test_a_control_that_does_not_fit_costs_only_its_own_attacks() -> None:
