@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain, pairwise
 from typing import TYPE_CHECKING, ClassVar
 
@@ -25,7 +26,7 @@ from ..gradient_inversion.training_mode import separable_network
 from ._coins import against_its_pair
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     from fdaudit.adversary.knowledge import Knowledge
     from fdaudit.adversary.view import View
@@ -40,7 +41,9 @@ _ZERO = 1e-12
 """Eigenvalues below this share of the largest are rounding."""
 _TINY = 1e-300
 _BATCH = 64
-"""Candidates whose gradients are taken at once."""
+"""Candidates whose gradients are taken at once, in networks that are not large."""
+_MOST_AT_ONCE = 1 << 26
+"""Entries of gradients taken at once: 64 candidates of a ResNet-18 would take 12 GB."""
 _MOST_VALUES = 1 << 27
 """Gradient entries held at once; for larger networks a random part of the parameters is used."""
 
@@ -165,7 +168,8 @@ class UpdateProjection:
             if _missing(view, name, module):
                 unseen.append(challenge)
                 continue
-            uploads = [_upload(view, *pair) for pair in uploads_of(view, name)[: self.config.uploads]]
+            pairs = uploads_of(view, name)[: self.config.uploads]
+            uploads = [partial(_upload, view, *pair) for pair in pairs]
             scores = self._scores(uploads, module, challenge.x, challenge.y, knowledge)
             guesses.append(Membership(target=name, scores=against_its_pair(scores, challenge)))
         changes = _changes(view, module)[: self.config.rounds] if unseen else []
@@ -185,7 +189,8 @@ class UpdateProjection:
         own = view.own_data.values()
         x = torch.cat([*(c.x for c in challenges), *(x.cpu() for x, _ in own)])
         y = torch.cat([*(c.y for c in challenges), *(y.cpu() for _, y in own)])
-        scores = self._scores([_upload(view, end, start) for start, end in changes], module, x, y, knowledge)
+        uploads = [partial(_upload, view, end, start) for start, end in changes]
+        scores = self._scores(uploads, module, x, y, knowledge)
         counts = [len(c.y) for c in challenges]
         parts = scores[: sum(counts)].split(counts)
         return [
@@ -195,17 +200,22 @@ class UpdateProjection:
 
     def _scores(
         self,
-        uploads: list[_ProjectedUpload],
+        uploads: list[Callable[[], _ProjectedUpload]],
         module: nn.Module,
         x: Tensor,
         y: Tensor,
         knowledge: Knowledge,
     ) -> Tensor:
-        """Return scores (n,) of records (x, y), before pairs are compared: once for equal uploads."""
+        """Return scores (n,) of records (x, y), before pairs are compared: once for equal uploads.
+
+        One upload is read at a time: those of a large network do not fit in memory together.
+        """
         card = {"attack": self.card.name, "score": self.config.score, "values": _MOST_VALUES}
         card |= knowledge.described
-        sent = chain.from_iterable((upload.descent, *upload.models) for upload in uploads)
-        tensors: list[Tensor | Mapping[str, Tensor]] = [x, y, *sent]
+        sent = chain.from_iterable(
+            (upload.descent, *upload.models) for upload in (read() for read in uploads)
+        )
+        tensors: Iterable[Tensor | Mapping[str, Tensor]] = chain((x, y), sent)
 
         def explained(generator: torch.Generator) -> dict[str, Tensor]:
             return {"scores": self._explained(uploads, module, x, y, generator)}
@@ -214,21 +224,21 @@ class UpdateProjection:
 
     def _explained(
         self,
-        uploads: list[_ProjectedUpload],
+        uploads: list[Callable[[], _ProjectedUpload]],
         module: nn.Module,
         x: Tensor,
         y: Tensor,
         generator: torch.Generator,
     ) -> Tensor:
         looked_at = _coordinates(module, len(y), generator)
-        simulate = GradientMap(module, uploads[0].models[0])
+        simulate = GradientMap(module, uploads[0]().models[0])
         device = next(module.parameters()).device
         records, labels = x.to(device)[:, None], y.to(device)[:, None]
         gram = list[Tensor]()
         products = list[Tensor]()
         norm = list[Tensor]()
-        for upload in uploads:
-            gradients, change = upload.on(simulate, records, labels, looked_at)
+        for read in uploads:
+            gradients, change = read().on(simulate, records, labels, looked_at)
             if not bool(change.any()):  # nothing was changed, and so nothing is to be explained
                 continue
             gram.append(gradients @ gradients.T)
@@ -255,19 +265,20 @@ class _ProjectedUpload:
         self, simulate: GradientMap, x: Tensor, y: Tensor, looked_at: Tensor | None
     ) -> tuple[Tensor, Tensor]:
         """Return the gradients (n, P) of records x (n, 1, ...) and the upload (P,), float64, at selected parameters."""
+        if not self.models:
+            raise ValueError("an upload needs a model that it started from")
         device = x.device
-        total: Tensor | None = None
+        descent = flatten(self.descent, simulate.names).to(device).double()
+        at_once = max(1, min(_BATCH, _MOST_AT_ONCE // len(descent)))
+        if looked_at is not None:
+            descent = descent[looked_at]
+        total = descent.new_zeros(len(y), len(descent))
         for model in self.models:
             at = simulate.at(moved(model, device))
-            rows = []
-            for xs, ys in zip(x.split(_BATCH), y.split(_BATCH), strict=True):
-                gradients = at(xs, ys).double()
-                rows.append(gradients if looked_at is None else gradients[:, looked_at])
-            total = torch.cat(rows) if total is None else total + torch.cat(rows)
-            descent = flatten(self.descent, at.names).to(device).double()
-        if total is None:
-            raise ValueError("an upload needs a model that it started from")
-        return total / len(self.models), descent if looked_at is None else descent[looked_at]
+            for rows in torch.arange(len(y), device=device).split(at_once):
+                gradients = at(x[rows], y[rows])
+                total[rows] += (gradients if looked_at is None else gradients[:, looked_at]).double()
+        return total.div_(len(self.models)), descent
 
 
 def _upload(view: View, message: Message, origin: Message) -> _ProjectedUpload:

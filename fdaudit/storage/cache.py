@@ -24,7 +24,7 @@ import re
 import secrets
 import stat
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import cache
 from importlib.metadata import version
@@ -89,6 +89,11 @@ def digest_of(card: Mapping[str, Any], *tensors: Tensor | Mapping[str, Tensor]) 
         card: the computation and every setting that it depends on.
         tensors: every tensor that it depends on, in order; in a mapping the names count as well.
     """
+    return _digest(card, tensors)
+
+
+def _digest(card: Mapping[str, Any], tensors: Iterable[Tensor | Mapping[str, Tensor]]) -> str:
+    """Return `digest_of`, with one tensor at a time in memory if `tensors` reads them one by one."""
     import torch
 
     versions = {"fdaudit": version("fdaudit"), "torch": torch.__version__}
@@ -104,7 +109,7 @@ def digest_of(card: Mapping[str, Any], *tensors: Tensor | Mapping[str, Tensor]) 
 
 def computed_once(
     card: Mapping[str, Any],
-    tensors: Sequence[Tensor | Mapping[str, Tensor]],
+    tensors: Iterable[Tensor | Mapping[str, Tensor]],
     make: Callable[[torch.Generator], Mapping[str, Tensor]],
 ) -> dict[str, Tensor]:
     """Return what `make` computes from a card and tensors, cached. The digest seeds the generator of `make`.
@@ -121,7 +126,7 @@ def computed_once(
     """
     import torch
 
-    digest = digest_of(card, *tensors)
+    digest = _digest(card, tensors)
     return remembered(digest, lambda: make(torch.Generator().manual_seed(int(digest[:15], 16))))
 
 

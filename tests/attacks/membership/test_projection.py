@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 import torch
+from fdaudit.attacks.gradient_inversion.gradients import GradientMap
 from fdaudit.attacks.gradient_inversion.second_order.tracing import Trace
+from fdaudit.attacks.membership import projection
 from fdaudit.attacks.membership._coins import against_its_pair
 from fdaudit.attacks.membership.projection import UpdateProjection, UpdateProjectionConfig, projected
 from fdaudit.defenses import REGISTRY as DEFENSES
@@ -290,3 +292,29 @@ def test_it_says_why_it_does_not_apply(case: tuple[Challenge, torch.Tensor], tmp
     assert "in a whole mlp (8,)" in attack.applicable(server, other, full).reason
     nobody = replace(task, challenges={"client/7": replace(asked, target="client/7")})
     assert "client/7" in attack.applicable(view, KNOWLEDGE, nobody).reason
+
+
+@pytest.mark.parametrize("some", [False, True])
+def test_gradients_of_a_large_network_are_taken_a_few_at_a_time(
+    some: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = NETWORK.build(stream(5))
+    tensors = {name: p.detach() for name, p in module.named_parameters()}
+    upload = projection._ProjectedUpload(descent=tensors, models=(tensors,))
+    count = sum(p.numel() for p in module.parameters())
+    x, y = torch.rand(20, 1, 1, 6, 6, generator=stream(6)), torch.randint(4, (20, 1), generator=stream(7))
+    looked_at = torch.arange(0, count, 3) if some else None
+    simulate = GradientMap(module, tensors)
+    together, _ = upload.on(simulate, x, y, looked_at)
+    sizes = []
+
+    def few(self: GradientMap, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        sizes.append(len(x))
+        return self._step.clipped(self._gradients(x, y))
+
+    monkeypatch.setattr(projection, "_MOST_AT_ONCE", 3 * count)
+    monkeypatch.setattr(GradientMap, "__call__", few)
+    apart, descent = upload.on(simulate, x, y, looked_at)
+    assert max(sizes) == 3
+    assert together.shape == apart.shape == (20, len(descent))
+    assert torch.allclose(together, apart, atol=1e-6)
