@@ -127,8 +127,10 @@ def _inside(name: str) -> str:
 
 
 def _gravest(tried: TriedRemedy, adversaries: Sequence[str], goals: Sequence[str]) -> Effect | None:
-    """Return a remedy's effect on a finding where it leaves most to learn; None if it was not run for it."""
+    """Return a remedy's effect on a finding where it leaves most to learn; None if it was not run for all its goals."""
     effects = [one for one in tried.effects if one.adversary in adversaries and one.goal in goals]
+    if {one.goal for one in effects} != set(goals):
+        return None
     return min(effects, key=_left, default=None)
 
 
