@@ -332,6 +332,10 @@ def after(**changes: Any) -> Effect:
             "a (AUC 0.865) no longer applies; b reaches 0.477 (leak)",
         ),
         (
+            {"again": "not-applicable", "level": "not-tested", "after": None},
+            "a (AUC 0.865) no longer applies; other attacks had no time",
+        ),
+        (
             {"again": "run", "again_figure": figure("auc", 0.51), "level": "partial"},
             "AUC 0.865 to 0.510 by a; b reaches 0.477 (partial leak)",
         ),
