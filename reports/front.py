@@ -214,6 +214,19 @@ def released(result: Result) -> bool:
     return any(row.party == "world" for row in result.exposure)
 
 
+def _unread(result: Result, findings: Sequence[Finding]) -> str:
+    """Return the kinds of messages that no attack has read, those for one reason together; empty if there are none."""
+    kinds: dict[str, dict[str, None]] = {}
+    for gap in chain.from_iterable(gaps(result, findings).values()):
+        kinds.setdefault(gap.why, {})[gap.kind] = None
+    clauses = []
+    for why, names in kinds.items():
+        clauses.append(
+            f"{joined(names)}: {why if len(names) == 1 else why.replace(' reads it', ' reads them')}"
+        )
+    return "; ".join(clauses)
+
+
 def _untested(result: Result, findings: Sequence[Finding]) -> Iterator[str]:
     """Yield what was not tested."""
     levels = Counter(f.level for f in findings)
@@ -225,13 +238,12 @@ def _untested(result: Result, findings: Sequence[Finding]) -> Iterator[str]:
         yield f"Tests that clear nobody: {'; '.join(parts)}."
     if open_tests := _open(findings):
         yield open_tests
-    unread = chain.from_iterable(gaps(result, findings).values())
-    clauses = dict.fromkeys(gap.clause for gap in unread)
-    if clauses:
-        yield f"Messages without a test: {'; '.join(clauses)}."
+    if unread := _unread(result, findings):
+        yield f"Messages without a test: {unread}."
     attacked = len({t.target for f in findings for t in f.cell.targets})
     if 0 < attacked < result.run.clients:
-        yield f"{result.run.clients - attacked} of {result.run.clients} clients were not attacked."
+        spared = result.run.clients - attacked
+        yield f"{spared} of {result.run.clients} clients {'was' if spared == 1 else 'were'} not attacked."
     yield from _untried(result, findings)
     if result.out_of_scope:
         kinds = ", ".join(clip(o.name, 40) for o in result.out_of_scope)

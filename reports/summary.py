@@ -206,7 +206,7 @@ def _standing(result: Result, findings: Sequence[Finding]) -> str:
     levels = Counter(f.level for f in findings)
     later = "are not tested yet" if result.unfinished is not None else "found no time"
     idle = [
-        (levels["not-applicable"], "do not apply, which clears nobody"),
+        (levels["not-applicable"], "do not apply (which clears nobody)"),
         (levels["not-requested"], "were not asked for"),
         (levels["not-tested"], later),
     ]

@@ -129,8 +129,10 @@ def _inside(name: str) -> str:
 
 
 def _gravest(tried: TriedRemedy, adversaries: Sequence[str], goals: Sequence[str]) -> Effect | None:
-    """Return a remedy's effect on a finding where it leaves most to learn; None if it was not run for it."""
+    """Return a remedy's effect on a finding where it leaves most to learn; None if it was not run for all its goals."""
     effects = [one for one in tried.effects if one.adversary in adversaries and one.goal in goals]
+    if {one.goal for one in effects} != set(goals):
+        return None
     return min(effects, key=_left, default=None)
 
 
@@ -157,7 +159,10 @@ def _before_and_after(on: Effect) -> str:
     if on.after is not None and on.after.value is not None:
         others = f"{on.attack_after} reaches {_value(on.after)} ({_level(on)})"
     if on.again == "not-applicable":
-        return "; ".join(filter(None, [f"{on.attack} ({name} {before}) no longer applies", others]))
+        unknown = (
+            "other attacks had no time" if on.level == "not-tested" else "no other attack gave an answer"
+        )
+        return f"{on.attack} ({name} {before}) no longer applies; {others or unknown}"
     if on.settled and on.again_figure is not None:
         return "; ".join(
             filter(None, [f"{name} {before} to {_value(on.again_figure)} by {on.attack}", others])
@@ -174,10 +179,14 @@ def _why_silent(on: Effect) -> str:
     if on.again == "failed":
         return "failed"
     if on.again == "not-tested" and on.needed is not None:
-        return (
-            f"had no time (a budget of {in_words(60 * math.ceil(on.needed / 60))} for this remedy holds it)"
-        )
+        return f"had no time (a budget of {in_words(_rounded_up(on.needed))} for this remedy holds it)"
     return "had no time" if on.again == "not-tested" else "did not run again"
+
+
+def _rounded_up(seconds: float) -> float:
+    """Return seconds in tens, or from two minutes on in minutes, rounded up."""
+    step = 10 if seconds < 120 else 60
+    return step * math.ceil(seconds / step)
 
 
 def _name(on: Effect) -> str:

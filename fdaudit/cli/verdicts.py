@@ -62,6 +62,8 @@ def tried_remedies(result: Result) -> Iterator[str]:
             yield f"  settings: {tried.settings}, the best of {tried.settings_tried}"
         for on in tried.effects:
             yield f"  {effect_words(on)}"
+        if tried.left_out:
+            yield f"  the budget left out after it: {', '.join(tried.left_out)}"
 
 
 def profile_words(profile: str, origin: str) -> str:

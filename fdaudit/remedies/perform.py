@@ -280,6 +280,7 @@ def _run(
             "utility_before": before,
             "utility": before if same else _utility(after),
             "alone": ground.alone,
+            "left_out": tuple(one.attack for one in after.budget.left_out) if after.budget else (),
             "effects": tuple(_effects(ground.run.result, after, pairs, same_training=same)),
         }
     )

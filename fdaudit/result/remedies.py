@@ -66,6 +66,8 @@ class TriedRemedy(Part):
     alone: float | None = None
     """Mean utility of clients that train alone."""
     effects: tuple[Effect, ...] = ()
+    left_out: tuple[str, ...] = Field(default=(), exclude_if=is_empty)
+    """Attacks that the budget left out after it."""
     state: Literal["run", "not-applicable", "no-time", "failed"] = "run"
     reason: str = Field(default="", exclude_if=is_empty)
     """Why it was not run."""

@@ -14,10 +14,12 @@ import torch
 from fdaudit.reports.findings import found_by
 from fdaudit.reports.goals import RULES
 from fdaudit.reports.public import public
+from fdaudit.reports.security import render_report
 from fdaudit.reports.tried import effect, effect_words, outcome
 
 from fdaudit import api
 from fdaudit.audit.run import Run
+from fdaudit.cli.verdicts import tried_remedies
 from fdaudit.errors import RunError, SpecError, UsageError
 from fdaudit.planning.simulated import simulated_case
 from fdaudit.remedies import try_remedies
@@ -27,7 +29,7 @@ from fdaudit.result import Effect, Remedy, TriedRemedy, read
 from fdaudit.spec.schema import load_spec
 from fdaudit.types import Figure
 
-from ..helpers.report_cases import load
+from ..helpers.report_cases import FIXTURES, load
 from ..helpers.run_cases import cli, known, tiny
 
 GRADIENTS = tiny(
@@ -328,6 +330,10 @@ def after(**changes: Any) -> Effect:
             "a (AUC 0.865) no longer applies; b reaches 0.477 (leak)",
         ),
         (
+            {"again": "not-applicable", "level": "not-tested", "after": None},
+            "a (AUC 0.865) no longer applies; other attacks had no time",
+        ),
+        (
             {"again": "run", "again_figure": figure("auc", 0.51), "level": "partial"},
             "AUC 0.865 to 0.510 by a; b reaches 0.477 (partial leak)",
         ),
@@ -342,6 +348,21 @@ def test_figures_before_and_after_stand_together_only_if_one_attack_gave_both(
     changes: dict[str, Any], expected: str
 ) -> None:
     assert effect_words(after(**changes)) == f"The server: {expected}"
+
+
+def test_a_remedy_that_was_tried_for_one_goal_of_a_finding_was_not_tried_for_the_finding() -> None:
+    result = read(load()).model_copy(update={"remedies": (remedy_tried("good", 0.8, 0.5, "none-seen"),)})
+    what = Remedy(do="", why="", tries=("good",))
+    both = ["membership", "model-extraction"]
+    assert effect(result, what, ["server"], both) == "Not tried."
+    assert outcome(result, what, ["server"], both) == "untried"
+
+
+def test_attacks_that_a_budget_left_out_are_listed() -> None:
+    tried = remedy_tried("good", 0.8, 0.5, "none-seen").model_copy(update={"left_out": ("rmia", "yoqo")})
+    result = read(load()).model_copy(update={"remedies": (tried,)})
+    assert "The budget left out after it: rmia and yoqo." in render_report(result, FIXTURES, {})
+    assert "  the budget left out after it: rmia, yoqo" in list(tried_remedies(result))
 
 
 def came_of(*tried: TriedRemedy) -> str:

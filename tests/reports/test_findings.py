@@ -13,10 +13,10 @@ from fdaudit.reports.security import render_report
 from fdaudit.reports.summary import summarise
 from fdaudit.reports.verdict import judge_all
 
-from fdaudit.result import Cell, Control, Controls, LedgerEntry, Result
+from fdaudit.result import Cell, Control, Controls, LedgerEntry, Result, Unfinished
 from fdaudit.types import Figure
 
-from ..helpers.report_cases import FIXTURES
+from ..helpers.report_cases import FIXTURES, Document
 from .test_inheritance import cell, received, result
 from .test_verdict import PASSED, figure
 
@@ -310,6 +310,33 @@ def test_a_page_without_possible_leaks_does_not_say_that_there_are_none() -> Non
     made = result([cell("server", "leak")])
     assert "possible leak" not in summarise(made).standing
     assert "1 a possible leak" in summarise(all_possible(made)).standing
+
+
+def test_tests_that_do_not_apply_are_apart_from_those_that_ran() -> None:
+    made = result([cell("server", "leak"), cell("client/0", "not-applicable"), cell("world", "failed")])
+    said = summarise(made).standing
+    assert said.startswith(
+        "Of 3 possible tests (one attack by one adversary each) 1 do not apply (which clears nobody). "
+    )
+    assert "Of the 2 that ran 1 shows a leak, 0 a partial leak, 0 found none and 1 gave no answer. " in said
+
+
+def test_inconclusive_tests_are_counted_by_their_controls() -> None:
+    failed = Controls(positive=Control(what="overfit", passed=False), negative=PASSED.negative)
+    leak = cell("server", "leak", "b").model_copy(
+        update={"controls": failed, "status": "inconclusive", "reason": "r"}
+    )
+    made = result([cell("server", "inconclusive"), leak])
+    said = front(made).untested
+    assert "Tests that clear nobody: 2 inconclusive by their controls, of which 1 still shows a leak." in said
+
+
+def test_a_provisional_page_says_from_how_many_tests_its_first_action_comes() -> None:
+    made = result([cell("server", "leak"), cell("world", "not-tested")])
+    early = made.model_copy(update={"unfinished": Unfinished(done=1, of=2)})
+    page = Document(render_report(early, FIXTURES, {}))
+    assert "Do first, by the 1 of 2 tests so far:" in page.sections["summary"]
+    assert "Do first:" in Document(render_report(made, FIXTURES, {})).sections["summary"]
 
 
 def test_what_was_not_asked_for_stays_not_requested() -> None:

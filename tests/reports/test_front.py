@@ -153,7 +153,7 @@ def test_what_was_not_tested_is_counted() -> None:
     levels = [f.level for f in judge_all(read(raw))]
     assert f"Tests that clear nobody: {levels.count('inconclusive')} inconclusive by their controls" in said
     standing = summarise(read(raw)).standing
-    assert f"{levels.count('not-applicable')} do not apply, which clears nobody" in standing
+    assert f"{levels.count('not-applicable')} do not apply (which clears nobody)" in standing
     assert "one run with the" in said
 
 

@@ -7,6 +7,7 @@ import json
 import pytest
 from fdaudit.reports.comparison import ComparedRun, compare
 from fdaudit.reports.document import document
+from fdaudit.reports.front import front
 from fdaudit.reports.inheritance import standings
 from fdaudit.reports.public import public
 from fdaudit.reports.summary import summarise
@@ -338,6 +339,9 @@ def test_a_view_with_a_kind_that_no_attack_reads_is_not_tested_and_names_it() ->
     assert page.level == "not-tested"
     assert page.matrix[0].entries[0].words == "Not tested"
     assert "logit_cotangents: no attack reads it." in " ".join(page.front.untested)
+    both = seen(result([quiet]), "logits", "logit_cotangents", "acme/bank")
+    said = "logit_cotangents and acme/bank: no attack reads them."
+    assert said in " ".join(front(both).untested)
     (part,) = document(made, {}).adversaries
     assert (part.level, "logit_cotangents: no attack reads it" in part.inherited) == ("not-tested", True)
 

@@ -72,6 +72,27 @@ def test_opens_from_a_file_without_errors_requests_or_overflow(
     assert browser.run("return document.scripts.length") == 1
 
 
+def test_on_a_phone_a_row_starts_with_its_finding_and_has_lines_to_fill_in(
+    browser: Browser, report: Path
+) -> None:
+    browser.open(report, 360)
+    row = "document.querySelector('.findings tbody tr')"
+    tops = browser.run(f"return [...{row}.cells].map(c => [c.tagName, c.getBoundingClientRect().top])")
+    assert min(tops, key=lambda cell: cell[1])[0] == "TH"
+    assert min(browser.run(f"return [...{row}.querySelectorAll('.line')].map(l => l.offsetWidth)")) > 100
+    beside = """const note = [...document.querySelectorAll('.matrix td sup')].map(s => {
+      const badge = s.parentElement.querySelector('.badge');
+      return s.getBoundingClientRect().top < badge.getBoundingClientRect().bottom; });
+    return note;"""
+    notes = browser.run(beside)
+    assert notes
+    assert all(notes)
+    places = browser.run(
+        "return ['#summary', '.contents', '#findings'].map(s => document.querySelector(s).getBoundingClientRect().top)"
+    )
+    assert places == sorted(places)
+
+
 def test_all_pictures_are_drawn(browser: Browser, report: Path) -> None:
     browser.open(report)
     browser.unfold()
@@ -285,6 +306,12 @@ def test_the_comparison_prints(browser: Browser, comparison: Path) -> None:
     browser.open(comparison)
     made = browser.driver.execute_cdp_cmd("Page.printToPDF", {"preferCSSPageSize": True})
     assert base64.b64decode(made["data"]).startswith(b"%PDF-")
+    browser.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "print"})
+    try:
+        heading = "getComputedStyle(document.querySelector('#words h2'))"
+        assert browser.run(f"return [{heading}.display, {heading}.breakAfter]") == ["block", "avoid"]
+    finally:
+        browser.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": ""})
 
 
 # -- with the script ----------------------------------------------------------------------------------------------

@@ -449,7 +449,10 @@ def _sentences(claims: Claims, document: Any) -> None:
             _told(claims, f"findings/{cell}", text, _decided(cells[cell], finding["worst_target"]))
     levels = [f["level"] for f in document["findings"]]
     told = [levels.count(level) for level in ("leak", "partial", "possible", "none-seen")]
-    counts = [len(levels), *told[:2], *([told[2]] if told[2] else []), told[3], len(levels) - sum(told)]
+    untried = [levels.count(level) for level in ("not-applicable", "not-requested", "not-tested")]
+    ran = len(levels) - sum(untried)
+    counts = [len(levels), *filter(None, untried), *([ran] if any(untried) else []), *told[:2]]
+    counts += [*filter(None, told[2:3]), told[3], *filter(None, [ran - sum(told)])]
     stated = [*counts, result["run"]["clients"], result["run"]["rounds"]]
     _told(claims, "verdict/standing", document["verdict"]["standing"], stated)
     for reason in document["verdict"]["reasons"]:
