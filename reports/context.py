@@ -21,13 +21,14 @@ from .annex import Document, Item, annex
 from .class_bands import class_bands
 from .diagram import diagram
 from .figures import ForestRow, forest_chart, roc_chart, shares_chart, utility_chart
-from .findings import SEVERITIES, lines
+from .findings import lines
 from .front import released
 from .goals import RULES
 from .goals.rule import by_name
 from .images import data_uri
 from .judgement import findings_of
 from .matrix import attack_matrix, grid
+from .severity import SEVERITIES
 from .sign_off import SIGNATURES, Provenance, SignOff, Word, glossary, sign_off
 from .summary import Summary, summarise
 from .text import amount, clip, detectable, joined, label, level_text, spans

@@ -149,7 +149,7 @@ def strongest(findings: Sequence[Finding]) -> Finding | None:
     """
     order = list(LEVELS)
 
-    def rank(finding: Finding) -> tuple[int, bool, bool, float]:
+    def rank(finding: Finding) -> tuple[int, bool, bool, bool, float]:
         rule = RULES.get(finding.cell.goal)
         harm = worth(rule, finding.worst_key or finding.key) if rule else 0.0
         return order.index(finding.level), not finding.certain, finding.of_classes, finding.weak, -harm

@@ -26,7 +26,7 @@ from ..gradient_inversion.training_mode import separable_network
 from ._coins import against_its_pair
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from fdaudit.adversary.knowledge import Knowledge
     from fdaudit.adversary.view import View
@@ -200,7 +200,7 @@ class UpdateProjection:
 
     def _scores(
         self,
-        uploads: list[Callable[[], _ProjectedUpload]],
+        uploads: Sequence[Callable[[], _ProjectedUpload]],
         module: nn.Module,
         x: Tensor,
         y: Tensor,
@@ -224,7 +224,7 @@ class UpdateProjection:
 
     def _explained(
         self,
-        uploads: list[Callable[[], _ProjectedUpload]],
+        uploads: Sequence[Callable[[], _ProjectedUpload]],
         module: nn.Module,
         x: Tensor,
         y: Tensor,
