@@ -21,6 +21,7 @@ from threading import Thread
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from fdaudit.isolation.confinement import Allowed, confine
+from fdaudit.parallel import malloc
 from fdaudit.spec.trust import trust_code
 
 if TYPE_CHECKING:
@@ -89,11 +90,12 @@ def serve_cases(
             return
         except Exception as error:
             send(writing, "failed", {"reason": _said(error)}, {})
-        _free_accelerator()
+        _give_back()
 
 
-def _free_accelerator() -> None:
-    """Give back what PyTorch reserves on a GPU between two trials, because other processes may share it."""
+def _give_back() -> None:
+    """Give back memory between two trials, and what PyTorch reserves on a GPU: other processes may need it."""
+    malloc.give_back()
     if "torch" in sys.modules:
         sys.modules["torch"].cuda.empty_cache()
 
