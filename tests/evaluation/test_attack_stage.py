@@ -10,7 +10,7 @@ import pytest
 
 import fdaudit
 from fdaudit.audit import pipeline
-from fdaudit.evaluation import runner
+from fdaudit.evaluation import attack_pool, runner
 from fdaudit.evaluation.runner import Desk, Piece, attack_cells
 from fdaudit.evaluation.stage import Stage
 from fdaudit.parallel.pool import Pool
@@ -91,6 +91,7 @@ def test_a_cell_whose_process_ended_runs_again_alone(
 ) -> None:
     before, dying = {c["id"]: c for c in run.result.plain()["cells"]}, _Dying()
     monkeypatch.setattr(runner, "attack_pool", lambda size: dying)
+    monkeypatch.setattr(runner, "fitting", lambda: 64)
     cells = attack_cells(run.opened, again=True)
     assert {c.id: c.plain() for c in cells} == before
     assert dying.pieces[-2:] == [("world",), ("world",)]
@@ -99,6 +100,7 @@ def test_a_cell_whose_process_ended_runs_again_alone(
 def test_a_cell_whose_process_ended_has_failed_and_says_so(
     run: fdaudit.Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(runner, "fitting", lambda: 64)  # however little memory is free
     monkeypatch.setattr(runner, "attack_pool", lambda size: _Dying(always=True))
     cells = attack_cells(run.opened, again=True)
     asked = {c.id: c for c in cells if c.status != "not-requested"}
@@ -138,6 +140,7 @@ def test_a_cell_that_found_its_gpu_full_runs_again_alone(
 ) -> None:
     before, said = {c["id"]: c for c in run.result.plain()["cells"]}, list[str]()
     monkeypatch.setattr(runner, "attack_pool", lambda size: _Full())
+    monkeypatch.setattr(runner, "fitting", lambda: 64)
     cells = attack_cells(run.opened, again=True, tick=lambda *told: said.append(told[0]))
     assert {c.id: c.plain() for c in cells} == before
     assert {"attacks (gap: again, alone)", "attacks (loss-threshold: again, alone)"} <= set(said)
@@ -233,6 +236,7 @@ def test_one_thread_starts_no_process(
 
 def test_processes_are_ready_when_the_federation_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     begun = list[str]()
+    monkeypatch.setattr(attack_pool, "fitting", lambda: 64)  # however little memory is free
     ready, federate = Pool.stand_by, pipeline.federate
     monkeypatch.setattr(Pool, "stand_by", lambda pool: (begun.append("processes"), ready(pool)))
     monkeypatch.setattr(pipeline, "federate", lambda *given: begun.append("federation") or federate(*given))
