@@ -49,8 +49,8 @@ _LEFT: Mapping[Level, int] = MappingProxyType(
 def effect(result: Result, what: Remedy, adversaries: Sequence[str], goals: Sequence[str]) -> str:
     """Return what trying a remedy changed for a finding, in a sentence; empty if no remedy of the run was tried.
 
-    Of several, the one is named that leaves least to learn among those that keep utility above clients alone. If a leak
-    stays, so is the one that leaves least at any cost.
+    Of several, the one is named that leaves least to learn among those that keep utility above clients alone, and then
+    the one that leaves least without keeping it.
 
     Args:
         result: the result.
@@ -62,22 +62,31 @@ def effect(result: Result, what: Remedy, adversaries: Sequence[str], goals: Sequ
         return ""  # a public page names no single figure
     run = effects_on(result, what, adversaries, goals)
     if not run:
-        return "Not tried."
+        return _untried(result, what)
     useful = [pair for pair in run if pair[0].kept]
     others = [pair for pair in run if not pair[0].kept]
     if not useful:
         most, _ = max(others, key=lambda pair: (_left(pair[1]), pair[0].utility_value))
         return (
             "No remedy tried against this leak leaves a useful model "
-            f"({_short(most)}: {_value(most.utility)}; clients alone {_alone(most)})."
+            f"({_short(most)}: {_utility(most)}; clients alone {_alone(most)})."
         )
     best, on = max(useful, key=lambda pair: (_left(pair[1]), pair[0].utility_value))
     clauses = [_change(best, on)]
-    ending = [pair for pair in others if _left(pair[1]) > _LEFT["leak"]]
-    if ending and _left(on) <= _LEFT["leak"]:
-        most, on = max(ending, key=lambda pair: (_left(pair[1]), pair[0].utility_value))
-        clauses.append(f"{_change(most, on)}, not above clients alone ({_alone(most)})")
+    if others:
+        most, at_any_cost = max(others, key=lambda pair: (_left(pair[1]), pair[0].utility_value))
+        if _left(at_any_cost) > _LEFT["leak"] >= _left(on):
+            clauses.append(f"{_change(most, at_any_cost)}, not above clients alone ({_alone(most)})")
+        else:
+            ruined = f"{_utility(most)}; clients alone {_alone(most)}"
+            clauses.append(f"{_short(most)} leaves no useful model ({ruined})")
     return f"Tried: {'; '.join(clauses)}."
+
+
+def _untried(result: Result, what: Remedy) -> str:
+    """Return that a remedy was not tried, with the reason if it was to be tried."""
+    reasons = [one.reason for one in result.remedies if one.name in what.tries and one.state != "run"]
+    return f"Not tried: {reasons[0]}." if any(reasons) else "Not tried."
 
 
 def outcome(result: Result, what: Remedy, adversaries: Sequence[str], goals: Sequence[str]) -> Outcome:
@@ -160,7 +169,9 @@ def _before_and_after(on: Effect) -> str:
         others = f"{on.attack_after} reaches {_value(on.after)} ({_level(on)})"
     if on.again == "not-applicable":
         unknown = (
-            "other attacks had no time" if on.level == "not-tested" else "no other attack gave an answer"
+            "whether another succeeds was not tested"
+            if on.level == "not-tested"
+            else "no other attack gave an answer"
         )
         return f"{on.attack} ({name} {before}) no longer applies; {others or unknown}"
     if on.settled and on.again_figure is not None:

@@ -216,7 +216,7 @@ def test_without_time_a_remedy_is_listed_and_not_run(tmp_path: Path) -> None:
     assert all(one.reason for one in tried)
     assert not (tmp_path / "tried").exists()
     (said, *_) = [f.effect for f in found_by(run.result)]
-    assert said == "Not tried."
+    assert said == "Not tried: the budget left no time for it."
 
 
 def test_an_occupied_directory_is_refused(remedied: tuple[Run, Path]) -> None:
@@ -273,7 +273,9 @@ def test_the_remedy_that_leaves_least_and_keeps_utility_is_named() -> None:
         remedy_tried("ruin", 0.2, 0.5, "none-seen"),
     )
     assert words.startswith("Tried: good (accuracy 84.0")
-    assert "ruin" not in words
+    assert words.replace("\xa0", " ").endswith(
+        "; ruin leaves no useful model (accuracy 84.0 % to 20.0 %; clients alone 41.0 %)."
+    )
     assert "0.865 to 0.530 (no leak measured)" in words
     assert "84.0\N{NO-BREAK SPACE}% to 81.2\N{NO-BREAK SPACE}%" in words
     assert "ε\N{NO-BREAK SPACE}=\N{NO-BREAK SPACE}8 per record" in words
@@ -282,7 +284,8 @@ def test_the_remedy_that_leaves_least_and_keeps_utility_is_named() -> None:
 def test_if_none_keeps_utility_above_clients_alone_this_is_said() -> None:
     words = said(remedy_tried("ruin", 0.2, 0.5, "none-seen"))
     assert words.replace("\xa0", " ") == (
-        "No remedy tried against this leak leaves a useful model (ruin: 20.0 %; clients alone 41.0 %)."
+        "No remedy tried against this leak leaves a useful model "
+        "(ruin: accuracy 84.0 % to 20.0 %; clients alone 41.0 %)."
     )
     assert "AUC" not in words
 
@@ -331,7 +334,7 @@ def after(**changes: Any) -> Effect:
         ),
         (
             {"again": "not-applicable", "level": "not-tested", "after": None},
-            "a (AUC 0.865) no longer applies; other attacks had no time",
+            "a (AUC 0.865) no longer applies; whether another succeeds was not tested",
         ),
         (
             {"again": "run", "again_figure": figure("auc", 0.51), "level": "partial"},
