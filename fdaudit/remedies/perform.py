@@ -25,7 +25,7 @@ from fdaudit.evaluation.budget import seconds_of
 from fdaudit.federation.rehearsal import rehearse
 from fdaudit.planning.simulated import references_of, simulated_case
 from fdaudit.remedies.trials import TOGETHER, TRIALS
-from fdaudit.remedies.tuning import Settings, mean_utility, tune
+from fdaudit.remedies.tuning import FOLDS, Settings, mean_utility, tune
 from fdaudit.reports.findings import FrontFinding, found_by
 from fdaudit.reports.judgement import findings_of, standings_of
 from fdaudit.reports.run_figures import measure_of, utility
@@ -258,6 +258,8 @@ def _run(
     (name, *others) = names
     if not others and (clip := TRIALS[name].clip) is not None:
         limit = time.monotonic() + _TUNING * (until - time.monotonic())
+        if time.monotonic() + FOLDS * ground.run.timings.get("federation", 0.0) > limit:
+            return nothing.model_copy(update={"reason": "the budget left no time to tune it"})
         tuned = tune(case, lambda s: simulated_case(remedied(s), case.secrets), clip, limit, ground.tick)
         chosen[name], count = tuned.settings, tuned.tried
     spec = _attacked(ground.run, remedied(), nothing, pairs)

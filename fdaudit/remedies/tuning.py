@@ -32,9 +32,9 @@ if TYPE_CHECKING:
     from fdaudit.progress import Tick
     from fdaudit.training.trainer import Parameters
 
-__all__ = ["Settings", "Tuned", "mean_utility", "tune"]
+__all__ = ["FOLDS", "Settings", "Tuned", "mean_utility", "tune"]
 
-_FOLDS = 2
+FOLDS = 2
 """Parts of the auxiliary records: each is measured on once, after training on the others."""
 _LENGTHS = ("rounds", "local_epochs", "local_steps", "warm_up_steps")
 """Settings that say for how long clients train on their records."""
@@ -89,16 +89,20 @@ def tune(case: Case, defended: Callable[[Settings], Case], clip: float, until: f
     stand_in = _StandIn.of(case)
     names = _names(case)
     utilities: dict[Settings, float] = {}
+    longest = 0.0
     refused: list[SpecError] = []
 
     def measure(settings: Settings) -> None:
-        if settings in utilities or (utilities and time.monotonic() > until):
+        nonlocal longest
+        begun = time.monotonic()
+        if settings in utilities or (utilities and begun + longest > until):
             return
         try:
             utilities[settings] = stand_in.utility(defended(settings))
         except SpecError as error:  # the protocol or the defence does not allow them
             refused.append(error)
             return
+        longest = max(longest, time.monotonic() - begun)
         tick("tuning on auxiliary records", len(utilities), 0)
 
     def best() -> Settings:
@@ -184,15 +188,15 @@ class _StandIn:
         """
         x, y = case.auxiliary
         clients = case.spec.clients
-        if len(y) < _FOLDS * clients:
+        if len(y) < FOLDS * clients:
             remedy = "Set more records aside under `splits.auxiliary`."
             raise DataError("splits.auxiliary", len(y), "are too few records to tune on", remedy)
         records = round(sum(len(client.train) for client in case.splits.clients) / clients)
         draws = SecretStream(case.secrets.working_seed.to_bytes(16, "big"), "remedies", "folds")
         order = torch.from_numpy(draws.permutation(len(y)))
         folds = []
-        for fold in range(_FOLDS):
-            held_out = order[fold::_FOLDS]
+        for fold in range(FOLDS):
+            held_out = order[fold::FOLDS]
             used = order[~torch.isin(order, held_out)]
             parts = _shared_out(case, y[used], draws)
             repeated = [used[part.repeat(-(-records // len(part)))[:records]] for part in parts]

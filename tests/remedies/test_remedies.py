@@ -7,6 +7,7 @@ import math
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,11 +23,12 @@ from fdaudit.audit.run import Run
 from fdaudit.cli.verdicts import tried_remedies
 from fdaudit.errors import RunError, SpecError, UsageError
 from fdaudit.planning.simulated import simulated_case
-from fdaudit.remedies import try_remedies
+from fdaudit.remedies import try_remedies, tuning
 from fdaudit.remedies.trials import TOGETHER, TRIALS
 from fdaudit.remedies.tuning import _StandIn, tune
 from fdaudit.result import Effect, Remedy, TriedRemedy, read
 from fdaudit.spec.schema import load_spec
+from fdaudit.storage.timings import note_time
 from fdaudit.types import Figure
 
 from ..helpers.report_cases import FIXTURES, load
@@ -164,6 +166,35 @@ def test_the_settings_are_those_that_do_best(monkeypatch: pytest.MonkeyPatch) ->
     once = tune(case, as_it_is, 1.0, time.monotonic() - 1, quiet)
     assert once.tried == 1
     assert once.settings.params["rounds"] == 1
+
+
+def test_no_setting_is_begun_that_would_end_too_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    case, clock = simulated_case(load_spec(tiny(protocol__params__rounds=8)), known(7)), [0.0]
+
+    def utility(self: object, settings: Any) -> float:
+        clock[0] += 10.0
+        return 0.5
+
+    monkeypatch.setattr(tuning, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    monkeypatch.setattr(_StandIn, "utility", utility)
+    as_it_is: Any = lambda settings: settings  # noqa: E731
+    assert tune(case, as_it_is, 1.0, 25.0, quiet).tried == 2
+    assert clock[0] == 20.0
+
+
+def test_a_remedy_that_there_is_no_time_to_tune_is_not_run(tmp_path: Path) -> None:
+    """Untuned noise destroys a model, which would say nothing of the remedy."""
+    run = api.run(GRADIENTS, tmp_path / "run")
+    states = []
+    for seconds, budget in ((100.0, "20m"), (1000.0, "2h")):
+        note_time(run.directory, "federation", seconds)
+        tried = try_remedies(run, tmp_path / budget, budget=budget, epsilon=8.0)
+        states.append(
+            {one.name: (one.state, one.reason) for one in tried if TRIALS[one.name].clip is not None}
+        )
+    assert states[0]
+    assert {state for state, _ in states[0].values()} == {"run"}
+    assert set(states[1].values()) == {("no-time", "the budget left no time to tune it")}
 
 
 def test_settings_that_are_refused_are_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
