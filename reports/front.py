@@ -127,8 +127,11 @@ def _inconclusive(findings: Sequence[Finding]) -> str:
     ended = [f for f in findings if "inconclusive" in (f.cell.status, f.level)]
     if not ended:
         return ""
-    leaks = sum(f.level in ("leak", "partial") for f in ended)
-    still = f", of which {leaks} still {'shows' if leaks == 1 else 'show'} a leak" if leaks else ""
+    levels = [f.level for f in ended if f.level in ("leak", "partial")]
+    what = "a leak" if "leak" in levels else "a partial leak"
+    still = (
+        f", of which {len(levels)} still {'shows' if len(levels) == 1 else 'show'} {what}" if levels else ""
+    )
     return f"{len(ended)} inconclusive by their controls{still}"
 
 
@@ -259,4 +262,6 @@ def _untested(result: Result, findings: Sequence[Finding]) -> Iterator[str]:
         "stronger attacks",
         *([] if result.remedies else ["the remedies"]),
     ]
-    yield f"{sentence(joined(open_questions))}: one run with the {profile} profile."
+    yield f"{sentence(joined(open_questions))}: this is one run with the {profile} profile."
+    if late := [clip(one.words, 200) for one in result.remedies if one.state == "no-time"]:
+        yield f"The budget left no time to try {joined(late)}."

@@ -72,8 +72,8 @@ class Word:
 _MASTHEAD = ("Date of the result", "fdaudit", "Transcript head")
 
 SIGNATURES = (
-    ("Auditor", "I have read this page and section 8, and it states what was measured."),
-    ("Owner of the system", "I accept the findings and the dates above."),
+    ("Auditor", "I have read the front page and section 8. They state what was measured."),
+    ("Owner of the system", "I accept the findings of section 2, and the retest dates that are filled in."),
 )
 """Who signs, and for what."""
 

@@ -60,8 +60,8 @@ def test_the_front_page_says_what_was_audited_for_whom_when_and_with_what() -> N
     assert "<b>Who" not in page
     assert "not signed" in block
     assert block.count('class="signature"') == 2
-    assert "it states what was measured." in block
-    assert "I accept the findings and the dates above." in block
+    assert "They state what was measured." in block
+    assert "I accept the findings of section 2, and the retest dates that are filled in." in block
     top = page.split("<header")[1].split("</header>")[0]
     assert [
         text for text in ("2026-11-29", run["versions"]["fdaudit"], run["head"][:16]) if text not in top
