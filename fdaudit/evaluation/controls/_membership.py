@@ -69,7 +69,7 @@ WORKS = 0.01
 """p-value up to which a positive control has found members: a dozen pairs of auxiliary records can reach it."""
 MOST_CANDIDATES = 400
 MOST_PUBLIC = 500
-"""Most public samples of a federation in a control. Answers about more of them cost time, and show no more."""
+"""Most public samples of a federation in a control: answers about all of many would take longer than the attack."""
 _VICTIM = "client/0"
 
 
