@@ -41,10 +41,10 @@ _WIDTHS = {
     "action": 120,
     "standing": 125,
     "notes": 155,
-    "what": 47,
-    "evidence": 55,
-    "affected": 21,
-    "remedy": 42,
+    "what": 40,
+    "evidence": 47,
+    "affected": 17,
+    "remedy": 44,
     "claims": 48,
     "untested": 85,
 }
@@ -89,11 +89,15 @@ class FrontFinding:
     factors: tuple[int, int, int]
     because: str
 
-    @property
-    def lines(self) -> int:
-        """Return about how many printed lines the finding takes in the table of the front page."""
+    def lines(self, said: str) -> int:
+        """Return about how many printed lines the finding takes in the table below what was `said` of effects."""
         count = lines("what", self.what) + lines("evidence", self.evidence, self.caution)
-        return max(count, lines("affected", self.affected), lines("remedy", self.remedy.do, self.effect))
+        remedy = f"{self.remedy.do} {self.beyond(said)}"
+        return max(count, lines("affected", self.affected), lines("remedy", remedy))
+
+    def beyond(self, said: str) -> str:
+        """Return what trying the remedy changed, unless it was said already."""
+        return "Tried: see above." if self.effect and self.effect in said else self.effect
 
     @property
     def line(self) -> str:
@@ -245,7 +249,8 @@ def _evidence(finding: Finding) -> str:
     rule, key, worst = RULES.get(finding.cell.goal), finding.key, finding.worst_key
     if rule is None or key is None or key.value is None:
         return finding.measured
-    overall = f"{framed(rule, key)}{_in_all(finding, rule)}{_decided_by(finding, EVERYONE)}"
+    of = f" over {plural(key.n, rule.counted)}" if rule.counted and key.n else ""
+    overall = f"{framed(rule, key)}{of}{_in_all(finding, rule)}{_decided_by(finding, EVERYONE)}"
     if recognition := _recognised(finding):
         return f"{recognition}; {overall}."
     if worst is None or worst.value is None or finding.worst is None:
@@ -259,6 +264,8 @@ def _evidence(finding: Finding) -> str:
     if finding.affected and not finding.together:
         for_one = f"{framed(rule, worst)} for {name}{_decided_by(finding, name)}"
         return f"{for_one}; {beside(rule, key, worst)} for all together, {_no_leak(key)}."
+    if not finding.affected:
+        return f"{overall}; highest alone: {beside(rule, worst, key)} for {name}, {_no_leak(worst)}."
     return f"{overall}; worst: {beside(rule, worst, key)} for {name}{_decided_by(finding, name)}."
 
 

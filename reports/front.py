@@ -51,6 +51,7 @@ class Front:
         claims: what ε may be stated, one sentence each.
         untested: what was not tested, one sentence each.
         above: lines that the headline and the notes of the table take.
+        said: what was said of effects above the findings.
     """
 
     findings: tuple[FrontFinding, ...]
@@ -58,6 +59,7 @@ class Front:
     claims: tuple[str, ...]
     untested: tuple[str, ...]
     above: int = 0
+    said: str = ""
 
     @property
     def shown(self) -> tuple[FrontFinding, ...]:
@@ -87,7 +89,7 @@ class Front:
 
     def _lines(self, shown: int) -> int:
         """Return the lines of so many findings and of the words about those that are left out, beyond one."""
-        return sum(f.lines for f in self.findings[:shown]) + lines("notes", *self._grave(shown))
+        return sum(f.lines(self.said) for f in self.findings[:shown]) + lines("notes", *self._grave(shown))
 
     def _grave(self, shown: int) -> tuple[str, ...]:
         return tuple(f.line for f in self.findings[shown:] if f.severity in SEVERITIES[:2])

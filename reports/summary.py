@@ -16,6 +16,7 @@ from .front import Front, front
 from .goals.model_extraction import HELD
 from .inheritance import Standing, private_kinds
 from .judgement import findings_of, judgement_in, standings_of
+from .remedies import ENCRYPT
 from .severity import SEVERITIES
 from .text import amount, clip, joined, party, plural, sentence
 from .tried import Outcome
@@ -112,15 +113,25 @@ class Summary:
         return all(f.remedy.do == first for f in self.front.findings)
 
     @property
+    def first_for(self) -> str:
+        """Return the finding that the first action serves, where that is not the gravest; else an empty text."""
+        served = self._served
+        return "" if not served or served[0] is self.front.findings[0] else served[0].brief
+
+    @property
     def first_effect(self) -> str:
         """Return what trying the first action changed, and what came of the gravest finding's own remedy."""
-        of_first = [f.effect for f in self.front.findings if f.remedy.do == self.actions[0].do]
-        if not of_first:
+        served = self._served
+        if not served:
             return ""
-        gravest = self.front.findings[0]
-        if gravest.remedy.do == self.actions[0].do:
-            return of_first[0]
-        return f"{of_first[0]} {_OF_GRAVEST[gravest.outcome]}".rstrip()
+        if not self.first_for:
+            return served[0].effect
+        return f"{served[0].effect} {_OF_GRAVEST[self.front.findings[0].outcome]}".strip()
+
+    @property
+    def _served(self) -> list[FrontFinding]:
+        """Return the findings whose remedy is the first action, the gravest first."""
+        return [f for f in self.front.findings if f.remedy.do == self.actions[0].do]
 
 
 _OF_GRAVEST: Mapping[Outcome, str] = MappingProxyType(
@@ -154,10 +165,11 @@ def summarise(result: Result) -> Summary:
     )
     above = (
         lines("headline", summary.headline)
-        + lines("action", f"{summary.actions[0].do} {summary.first_effect}")
+        + lines("action", f"{summary.first_for} {summary.actions[0].do} {summary.first_effect}")
         + lines("standing", summary.standing)
     )
-    return replace(summary, front=replace(front_page, above=above + lines("notes", " ".join(summary.notes))))
+    above += lines("notes", " ".join(summary.notes))
+    return replace(summary, front=replace(front_page, above=above, said=summary.first_effect))
 
 
 def _headline(
@@ -224,9 +236,10 @@ def _standing(result: Result, findings: Sequence[Finding]) -> str:
     run = result.run
     possible_tests = f"{plural(len(findings), 'possible test')} (one attack by one adversary each)"
     extent = f"Of {possible_tests} {untried}. Of the {tried} that ran" if untried else f"Of {possible_tests}"
+    one_run = "One simulated run" if run.recording is None else "One recorded run"
     return (
-        f"{extent} {joined(told)}. One run of {clip(run.protocol)} with {run.clients} clients on {clip(run.dataset)}: "
-        f"{run.rounds} rounds from one seed with the {clip(run.profile)} profile."
+        f"{extent} {joined(told)}. {one_run} of {clip(run.protocol)} with {run.clients} clients on "
+        f"{clip(run.dataset)}: {run.rounds} rounds from one seed with the {clip(run.profile)} profile."
     )
 
 
@@ -402,8 +415,7 @@ def _actions(result: Result, findings: Sequence[Finding], found: Sequence[FrontF
             do="Claim no ε: find out why attacks show more than the ledger allows.",
             why=f"Contradicted for {joined(map(party, fallen))}.",
         )
-    by_outcome = sorted(found, key=lambda f: ("worked", "untried", "stays", "useless").index(f.outcome))
-    for do, why in dict.fromkeys((f.remedy.do, f.remedy.why) for f in by_outcome):
+    for do, why in dict.fromkeys((f.remedy.do, f.remedy.why) for f in sorted(found, key=_most_useful_first)):
         yield Action(do=do, why=why)
     possible = sum(f.level == "possible" for f in findings)
     if possible:
@@ -445,6 +457,12 @@ def _actions(result: Result, findings: Sequence[Finding], found: Sequence[FrontF
             do="Claim no more than was measured: these attacks, this profile, this data.",
             why="Not finding a leak does not show that there is none. Only a mechanism with an ε bounds one.",
         )
+
+
+def _most_useful_first(finding: FrontFinding) -> tuple[bool, bool, int]:
+    """Return the order of remedies; encryption comes late, since it changes nothing for those who take part."""
+    rank = ("worked", "untried", "stays", "useless").index(finding.outcome)
+    return finding.outcome == "useless", finding.remedy == ENCRYPT, rank
 
 
 def _more_time(budget: Budget) -> str:

@@ -32,7 +32,7 @@ __all__ = [
 TOGETHER = "together"
 """Name of the remedies that serve alone, tried together."""
 HOW_TO_TRY = (
-    "The effect of remedies was not measured: `fdaudit remedy RUN` tries those of high or worse findings."
+    "What remedies change and cost is not measured: `fdaudit remedy RUN` tries those of high findings."
 )
 """Said once, where no remedy was tried."""
 
@@ -80,7 +80,8 @@ def effect(result: Result, what: Remedy, adversaries: Sequence[str], goals: Sequ
         else:
             ruined = f"{_utility(most)}; clients alone {_alone(most)}"
             clauses.append(f"{_short(most)} leaves no useful model ({ruined})")
-    return f"Tried: {'; '.join(clauses)}."
+    shown = "" if len(goals) == 1 else ", on the kind of leak that it closes least"
+    return f"Tried{shown}: {'; '.join(clauses)}."
 
 
 def _untried(result: Result, what: Remedy) -> str:

@@ -141,6 +141,7 @@ RULE = Rule(
     leaked="could tell which records were trained on",
     likely="could tell members from others better than chance",
     frame="AUC {}",
+    counted="pair",
     signal=_signal,
     strong=_strong,
     certain=surely("auc", AUC_CERTAIN),

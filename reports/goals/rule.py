@@ -117,6 +117,7 @@ class Rule:
         frame: the deciding figure in a sentence, with a place for its value.
         below: the same for a value below 0, with a place for its size; empty if `frame` serves.
         exact: what to say where the deciding figure reads zero; empty if `frame` serves.
+        counted: what the deciding figure counts, as a noun; empty if its number says little.
         signal: a clause that says how evidence shows a leak; empty if it shows none.
         strong: whether evidence with a signal shows a grave one.
         certain: whether evidence of a grave leak leaves little doubt about any record; None if it never does.
@@ -144,6 +145,7 @@ class Rule:
     frame: str
     below: str = ""
     exact: str = ""
+    counted: str = ""
     signal: Callable[[RuleInput], str]
     strong: Callable[[RuleInput], bool]
     certain: Callable[[RuleInput], bool] | None = None

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
+from fdaudit.reports.findings import FrontFinding
 from fdaudit.reports.front import front
 from fdaudit.reports.judgement import judgement_of
 from fdaudit.reports.remedies import ENCRYPT
 from fdaudit.reports.security import render_report
-from fdaudit.reports.summary import summarise
+from fdaudit.reports.summary import Action, _actions, summarise
 from fdaudit.reports.verdict import judge_all
 
-from fdaudit.result import Cell, Control, Controls, LedgerEntry, Result, Unfinished
+from fdaudit.result import Cell, Control, Controls, LedgerEntry, Remedy, Result, Unfinished
 from fdaudit.types import Figure
 
 from ..helpers.report_cases import FIXTURES, Document
@@ -169,6 +171,43 @@ def test_the_page_says_whether_its_first_action_is_for_every_finding() -> None:
     page = summarise(made)
     assert not page.first_is_all
     assert page.actions[0].do == page.front.findings[0].remedy.do
+
+
+def test_the_first_action_serves_those_who_take_part_and_says_for_which_finding() -> None:
+    page = summarise(result([cell("server", "leak"), cell("eavesdropper", "leak")]))
+    assert page.first_for == ""
+    other, gravest = (replace(page.front.findings[n], remedy=Remedy(do=f"{n}", why="")) for n in (1, 0))
+    listens = replace(other, outcome="worked", remedy=ENCRYPT)
+
+    def first(*found: FrontFinding) -> tuple[str, str]:
+        made = replace(page, front=replace(page.front, findings=found), actions=actions_for(found))
+        return made.actions[0].do, made.first_for
+
+    assert first(replace(gravest, outcome="stays"), listens) == ("0", "")
+    assert first(replace(gravest, outcome="useless"), listens) == (ENCRYPT.do, listens.brief)
+    assert first(replace(gravest, outcome="stays"), replace(other, outcome="worked")) == ("1", other.brief)
+
+
+def actions_for(found: Sequence[FrontFinding]) -> tuple[Action, ...]:
+    return tuple(_actions(result([]), [], found))
+
+
+def test_a_pooled_finding_counts_its_pairs_and_says_what_the_highest_victim_alone_shows() -> None:
+    made = cell("server", "leak")
+    pooled = tuple(replace(f, n=96) for f in made.figures)
+    (finding,) = front(result([made.model_copy(update={"figures": pooled})])).findings
+    assert re.fullmatch(
+        r"a: AUC \S+ \[\S+ \S+\] over 96 pairs; highest alone: .* for client/\d, which is no leak\.",
+        finding.evidence,
+    )
+
+
+def test_an_effect_that_was_said_above_the_table_is_not_said_again() -> None:
+    (finding,) = front(result([cell("server", "leak")])).findings
+    tried = replace(finding, effect="Tried: noise: " + "AUC 0.9 to 0.5; " * 20)
+    assert tried.beyond(tried.effect) == "Tried: see above."
+    assert tried.lines(tried.effect) < tried.lines("") == tried.lines("something else")
+    assert finding.beyond("anything") == finding.effect == ""
 
 
 def test_encryption_is_no_remedy_for_what_everybody_gets() -> None:
