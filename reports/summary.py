@@ -237,9 +237,11 @@ def _standing(result: Result, findings: Sequence[Finding]) -> str:
     possible_tests = f"{plural(len(findings), 'possible test')} (one attack by one adversary each)"
     extent = f"Of {possible_tests} {untried}. Of the {tried} that ran" if untried else f"Of {possible_tests}"
     one_run = "One simulated run" if run.recording is None else "One recorded run"
+    departed = joined(f"{party(d.party)} departs from it by {clip(d.name, 60)}" for d in run.departures)
     return (
         f"{extent} {joined(told)}. {one_run} of {clip(run.protocol)} with {run.clients} clients on "
         f"{clip(run.dataset)}: {run.rounds} rounds from one seed with the {clip(run.profile)} profile."
+        f"{f' In it {departed}; all others follow the protocol.' if departed else ''}"
     )
 
 
