@@ -15,6 +15,7 @@ REGISTRY: Registry[Deviation, DeviationCard] = Registry(
     "fdaudit.deviations",
     {
         "imprint": "fdaudit.deviations.imprint:Imprint",
+        "model-inconsistency": "fdaudit.deviations.model_inconsistency:ModelInconsistency",
         "trap-weights": "fdaudit.deviations.trap_weights:TrapWeights",
     },
 )

@@ -317,7 +317,12 @@ def _defence(card: DefenseCard) -> list[str]:
 
 
 def _deviation(card: DeviationCard) -> list[str]:
-    lines = ["## What it changes", "", f"- Who can: {', '.join(card.roles)}.", f"- Messages: {_kinds(card.changes)}."]
+    lines = [
+        "## What it changes",
+        "",
+        f"- Who can: {', '.join(card.roles)}.",
+        f"- Messages: {_kinds(card.changes)}.",
+    ]
     able = [name for name in protocols.REGISTRY.names() if _fits(card, protocols.REGISTRY.describe(name))]
     lines += [f"- Protocols: {', '.join(f'[{name}](../protocols/{name}.md)' for name in able)}."]
     lines += [f"- Read by: {', '.join(f'[{name}](../attacks/{name}.md)' for name in card.read_by)}."]

@@ -15,13 +15,13 @@ from fdaudit.goals.reconstruction import Reconstruction
 from fdaudit.goals.row_reconstruction import RowReconstruction
 from fdaudit.models.normalization import Normalization, first_linear, normalization_of
 from fdaudit.registry import AttackCard
-from fdaudit.transcript.messages import DEVIATION
+from fdaudit.transcript.messages import DEVIATION, SUM
 from fdaudit.types import Applicability, AttackTask
 
 from .._reading import reads_forms
 from .labels import recover_labels
 from .training_mode import network
-from .uploads import Upload, adversary_probes, applies, find_uploads
+from .uploads import Upload, adversary_probes, applies, find_upload, read_upload, sample_count
 
 if TYPE_CHECKING:
     from fdaudit.adversary.knowledge import Knowledge
@@ -147,13 +147,37 @@ class AnalyticRecovery:
 
     def _uploads(self, view: View, task: AttackTask) -> tuple[list[Upload], dict[str, str]]:
         # A ratio of gradients has no rate.
-        crafted = (m.round for m in view.messages if DEVIATION in m.fields and m.sender in view.members)
-        uploads, reasons = find_uploads(
-            view, task.targets, min(crafted, default=self.config.round), self.config.max_images, any_rate=True
-        )
+        uploads, reasons = [], dict[str, str]()
+        for target in task.targets:
+            found = self._upload(view, target)
+            if isinstance(found, Upload):
+                uploads.append(found)
+            else:
+                reasons[target] = found
         decayed = [u for u in uploads if u.update is not None and u.training.weight_decay]
         reasons |= {u.target: "weight decay over several steps blurs dW / db" for u in decayed}
         return [u for u in uploads if u not in decayed], reasons
+
+    def _upload(self, view: View, target: str) -> Upload | str:
+        """Return a client's upload, or why there is none to read; of a deviating server that of the crafted round.
+
+        Where a model was crafted for this client alone, a sum of updates stands for its upload: the first layers of the
+        others were silent.
+        """
+        most = self.config.max_images
+        crafted = [
+            m
+            for m in view.messages
+            if DEVIATION in m.fields and m.sender in view.members and target in m.receivers
+        ]
+        alone = [m for m in crafted if m.receivers == (target,)]
+        for own in alone:
+            sums = [m for m in view.select(round=own.round) if m.fields.get(SUM) and m.payload is not None]
+            if sums:
+                count = sample_count(view, target)
+                return read_upload(view, sums[0], own, target, count, most, any_rate=True)
+        round = next((m.round for m in alone or crafted), self.config.round)
+        return find_upload(view, target, round, most, any_rate=True)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -180,6 +180,40 @@ def test_crafted_models_give_away_more_records_of_a_batch_than_an_honest_one(
     assert recovered(TrapWeights(TrapWeightsConfig(), knows), network, *batch) > honest
 
 
+@pytest.mark.thorough
+def test_a_model_for_one_client_alone_takes_its_records_out_of_a_secure_sum(tmp_path: Path) -> None:
+    """The honest twin has nothing that `analytic` can read, since only the sum is in view."""
+
+    def ran(name: str, **changes: Any) -> Any:
+        out = finished(
+            tmp_path / name,
+            clients=3,
+            victims=3,
+            model__params__widths=[256, 64],
+            dataset__limit=600,
+            protocol__params={
+                "rounds": 3,
+                "batch_size": 16,
+                "local_steps": 1,
+                "aggregation": "secure",
+                "weighting": "uniform",
+            },
+            attacks=[{"name": "analytic"}],
+            **changes,
+        )
+        (cell,) = [c for c in Run(out).result.cells if c.attack == "analytic"]
+        return cell
+
+    active = {"party": "server", "name": "model-inconsistency", "params": {"rounds": [0, 1, 2]}}
+    cell = ran("active", deviations=[active])
+    assert ran("honest").status == "not-applicable"
+    assert cell.status == "run"
+    assert [target.target for target in cell.targets] == ["client/0", "client/1", "client/2"]
+    for target in cell.targets:
+        exact = sum(image.psnr > 40 for image in target.images or ())
+        assert exact >= 8, target.target
+
+
 # -- refusals --------------------------------------------------------------------------------------------------------
 
 
