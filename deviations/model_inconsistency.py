@@ -14,7 +14,7 @@ from fdaudit.registry import DeviationCard
 from fdaudit.transcript.wire import Outgoing
 
 from ._first_layer import CraftedRounds
-from .imprint import Imprint
+from .imprint import Imprint, ImprintConfig
 
 if TYPE_CHECKING:
     from fdaudit.adversary.knowledge import Knowledge
@@ -32,7 +32,7 @@ class ModelInconsistencyConfig(CraftedRounds):
     """Rounds, counted from 0: in the n-th of them client n is sent a model of its own. None: the honest run."""
 
 
-class ModelInconsistency(Imprint):
+class ModelInconsistency:
     """The server sends one client an imprint, and all others a first layer whose neurons are silent.
 
     A silent layer has no gradient. The first layer's part of a sum of updates, however securely added up, is then the
@@ -50,12 +50,12 @@ class ModelInconsistency(Imprint):
     Config: ClassVar[type[ModelInconsistencyConfig]] = ModelInconsistencyConfig
 
     def __init__(self, config: ModelInconsistencyConfig, knowledge: Knowledge) -> None:
-        super().__init__(config, knowledge)
         self._order = config.rounds
+        self._imprint = Imprint(ImprintConfig(rounds=config.rounds), knowledge)
 
     def sends(self, draft: Outgoing, generator: torch.Generator) -> Sequence[Outgoing]:
         """Return an imprint for the round's client, and a silent first layer for the others."""
-        crafted = super().sends(draft, generator)
+        crafted = self._imprint.sends(draft, generator)
         if tuple(crafted) == (draft,):
             return crafted
         victim = f"client/{self._order.index(draft.round)}"
@@ -67,5 +67,5 @@ class ModelInconsistency(Imprint):
         return (replace(mine, receivers=(victim,)), *([silent] if others else []))
 
     def _silent(self, model: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        name = f"{self.layer}.bias"
+        name = f"{self._imprint.layer}.bias"
         return {name: torch.full_like(model[name], -_DEAD)}

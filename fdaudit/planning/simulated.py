@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,7 +18,7 @@ from fdaudit.data.tables.known import known_columns
 from fdaudit.data.texts.vocabulary import known_words
 from fdaudit.errors import Mistakes, SpecError
 from fdaudit.federation.defenses import attach, refuse_untrainable
-from fdaudit.federation.deviations import attach_deviations
+from fdaudit.federation.deviations import DeviatingParty, attach_deviations
 from fdaudit.federation.networks import Networks
 from fdaudit.federation.protocol import FederatedProtocol, ProtocolConfig, applies, broadcasts
 from fdaudit.federation.rehearsal import networks_of, parties_of, set_up, with_messages
@@ -147,7 +147,11 @@ def _with_messages(case: Case) -> Case:
         protocol = with_messages(protocol, config, on_cpu.common, spec.clients)
     attached = attach(spec.defenses, protocol, config, spec.clients)
     refuse_untrainable(attached, spec.model, spec.client_models, networks_of(protocol, networks))
-    deviants = attach_deviations(spec.deviations, protocol, case.parties, _of_deviants(case), case.seed)
+    deviants: Mapping[str, DeviatingParty] = {}
+    if spec.deviations:
+        deviants = attach_deviations(
+            spec.deviations, protocol, case.parties, _known_to_deviants(case), case.seed
+        )
     declared = [m for m in protocol.card.declared_messages if applies(m.get("when", {}), config)]
     case = replace(
         case,
@@ -163,9 +167,9 @@ def _with_messages(case: Case) -> Case:
     return case
 
 
-def _of_deviants(case: Case) -> Knowledge:
+def _known_to_deviants(case: Case) -> Knowledge:
     """Return what a party that deviates knows: the network, public samples and an adversary's auxiliary records."""
-    if case.spec.deviations and case.spec.auxiliary.others == "shifted":
+    if case.spec.auxiliary.others == "shifted":
         problem = "does not go with deviations"
         raise SpecError("auxiliary.others", "shifted", problem, "Set it to 'same' or 'none'.")
     held = case.auxiliary if case.spec.auxiliary.others == "same" and len(case.splits.auxiliary) else None

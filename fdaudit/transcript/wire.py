@@ -130,12 +130,15 @@ class Deviation(Protocol):
 
 
 class Deviant(Protocol):
-    """A party that deviates: the deviation's name, and what it sends in place of the message number `seq`."""
+    """A party that deviates."""
 
-    name: str
+    @property
+    def name(self) -> str:
+        """Return the deviation's name."""
+        ...
 
     def sends(self, draft: Outgoing, seq: int) -> tuple[Outgoing, ...]:
-        """Return what is sent in place of a message."""
+        """Return what is sent in place of the message number `seq`."""
         ...
 
 
