@@ -15,6 +15,8 @@ from fdaudit.deviations import REGISTRY
 from fdaudit.deviations.imprint import Imprint, ImprintConfig
 from fdaudit.deviations.trap_weights import TrapWeights, TrapWeightsConfig
 from fdaudit.protocols import REGISTRY as PROTOCOLS
+from fdaudit.reports.findings import found_by
+from fdaudit.reports.remedies import CHECK
 from fdaudit.reports.summary import summarise
 
 import fdaudit
@@ -206,6 +208,8 @@ def test_a_model_for_one_client_alone_takes_its_records_out_of_a_secure_sum(tmp_
 
     active = {"party": "server", "name": "model-inconsistency", "params": {"rounds": [0, 1, 2]}}
     cell = ran("active", deviations=[active])
+    (found,) = found_by(Run(tmp_path / "active").result)
+    assert found.remedy == CHECK
     assert ran("honest").status == "not-applicable"
     assert cell.status == "run"
     assert [target.target for target in cell.targets] == ["client/0", "client/1", "client/2"]
