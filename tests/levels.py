@@ -61,7 +61,7 @@ ROOMS_MAY = {
     | {"adversary", "training", "models"}
     | {"storage.cache", "storage.digests", "spec.schema", "transcript.messages", "transcript.samples"},
     "defenses": WORDS | {"transcript", "accounting", "models", "training"},
-    "deviations": WORDS | {"adversary", "transcript", "models"},
+    "deviations": WORDS | {"adversary", "transcript", "models", "spec.schema"},
     "protocols": WORDS | {"transcript", "parallel", "models", "training", "federation", "data"},
     "reports": WORDS | {"result", "transcript", "storage.digests", "storage.files", "storage.tables"},
 }

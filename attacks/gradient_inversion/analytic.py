@@ -27,7 +27,15 @@ if TYPE_CHECKING:
     from fdaudit.adversary.knowledge import Knowledge
     from fdaudit.adversary.view import View
 
-__all__ = ["AnalyticConfig", "AnalyticRecovery", "Candidates", "candidates", "recover_image"]
+__all__ = [
+    "AnalyticConfig",
+    "AnalyticRecovery",
+    "Candidates",
+    "between",
+    "candidates",
+    "imprinted",
+    "recover_image",
+]
 
 _ROUNDING = 1e-5
 """Smallest difference of two neurons' gradients that is no rounding error, as a share of the largest gradient."""

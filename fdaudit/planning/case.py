@@ -14,8 +14,8 @@ import torch
 
 from fdaudit.adversary.forms import Forms
 from fdaudit.data import Dataset, Splits, test_xy
+from fdaudit.deviations.attached import DeviatingParty
 from fdaudit.errors import RunError
-from fdaudit.federation.deviations import DeviatingParty
 from fdaudit.federation.networks import Networks
 from fdaudit.federation.protocol import Common, FederatedProtocol, ProtocolConfig
 from fdaudit.models import Architecture

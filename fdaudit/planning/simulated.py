@@ -16,9 +16,9 @@ from fdaudit.data import Dataset, Splits, insert_canaries, load_dataset, make_sp
 from fdaudit.data.datasets import VOCABULARY, data_root
 from fdaudit.data.tables.known import known_columns
 from fdaudit.data.texts.vocabulary import known_words
+from fdaudit.deviations.attached import DeviatingParty, attach_deviations
 from fdaudit.errors import Mistakes, SpecError
 from fdaudit.federation.defenses import attach, refuse_untrainable
-from fdaudit.federation.deviations import DeviatingParty, attach_deviations
 from fdaudit.federation.networks import Networks
 from fdaudit.federation.protocol import FederatedProtocol, ProtocolConfig, applies, broadcasts
 from fdaudit.federation.rehearsal import networks_of, parties_of, set_up, with_messages
@@ -150,7 +150,7 @@ def _with_messages(case: Case) -> Case:
     deviants: Mapping[str, DeviatingParty] = {}
     if spec.deviations:
         deviants = attach_deviations(
-            spec.deviations, protocol, case.parties, _known_to_deviants(case), case.seed
+            spec.deviations, protocol.card, case.parties, _known_to_deviants(case), case.seed
         )
     declared = [m for m in protocol.card.declared_messages if applies(m.get("when", {}), config)]
     case = replace(

@@ -16,6 +16,7 @@ __all__ = [
     "AttackCard",
     "CardError",
     "DefenseCard",
+    "DeviationCard",
     "ExtensionCard",
     "ProtocolCard",
     "SimpleProtocolCard",

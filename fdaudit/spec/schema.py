@@ -24,6 +24,7 @@ __all__ = [
     "ColumnSpec",
     "DatasetSpec",
     "DefenseEntry",
+    "DeviationEntry",
     "GateSpec",
     "LimitSpec",
     "ModelSpec",

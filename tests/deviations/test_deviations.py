@@ -12,6 +12,7 @@ import pytest
 import torch
 from fdaudit.attacks.gradient_inversion.analytic import between, candidates, imprinted
 from fdaudit.deviations import REGISTRY
+from fdaudit.deviations.attached import DeviatingParty
 from fdaudit.deviations.imprint import Imprint, ImprintConfig
 from fdaudit.deviations.trap_weights import TrapWeights, TrapWeightsConfig
 from fdaudit.protocols import REGISTRY as PROTOCOLS
@@ -24,7 +25,6 @@ from fdaudit.adversary.knowledge import Knowledge
 from fdaudit.audit.run import Run
 from fdaudit.data import load_dataset
 from fdaudit.errors import ProtocolError, SpecError
-from fdaudit.federation.deviations import DeviatingParty
 from fdaudit.models import Architecture, architecture
 from fdaudit.spec.schema import DatasetSpec, ModelSpec
 from fdaudit.transcript.messages import DEVIATION

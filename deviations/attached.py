@@ -7,13 +7,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from fdaudit import deviations
 from fdaudit.config import validate
 from fdaudit.errors import ProtocolError, SpecError, nearest
-from fdaudit.federation.protocol import FederatedProtocol
+from fdaudit.registry import ProtocolCard
 from fdaudit.rng import child
 from fdaudit.transcript.messages import role
 from fdaudit.transcript.wire import Deviation, Outgoing
+
+from . import REGISTRY
 
 if TYPE_CHECKING:
     from fdaudit.adversary.knowledge import Knowledge
@@ -57,7 +58,7 @@ class DeviatingParty:
 
 def attach_deviations(
     asked: Sequence[DeviationEntry],
-    protocol: type[FederatedProtocol],
+    protocol: ProtocolCard,
     parties: Sequence[str],
     knowledge: Knowledge,
     seed: int,
@@ -66,7 +67,7 @@ def attach_deviations(
 
     Args:
         asked: the spec's deviations.
-        protocol: the protocol; its card says which messages each receiver reads by itself.
+        protocol: the protocol's card, which says what each receiver reads by itself.
         parties: every party of the run.
         knowledge: what an adversary is assumed to know.
         seed: the run's seed.
@@ -78,8 +79,8 @@ def attach_deviations(
     attached: dict[str, DeviatingParty] = {}
     for number, entry in enumerate(asked):
         where = f"deviations.{number}"
-        cls = deviations.REGISTRY.load(entry.name, f"{where}.name")
-        deviations.REGISTRY.called(entry.name, f"{where}.name")
+        cls = REGISTRY.load(entry.name, f"{where}.name")
+        REGISTRY.called(entry.name, f"{where}.name")
         if entry.party not in parties:
             raise SpecError(
                 f"{where}.party", entry.party, "is no party of this run", nearest(entry.party, parties)
@@ -89,9 +90,9 @@ def attach_deviations(
         if role(entry.party) not in cls.card.roles:
             problem, able = f"cannot deviate by {entry.name}", ", ".join(cls.card.roles)
             raise SpecError(f"{where}.party", entry.party, problem, f"These can: {able}.")
-        changed = set(cls.card.changes) & set(protocol.card.copies.get(role(entry.party), ()))
+        changed = set(cls.card.changes) & set(protocol.copies.get(role(entry.party), ()))
         if not changed:
-            problem = f"changes {', '.join(cls.card.changes)}, which nobody reads in {protocol.card.name}"
+            problem = f"changes {', '.join(cls.card.changes)}, which nobody reads in {protocol.name}"
             raise SpecError(f"{where}.name", entry.name, problem, "Choose another deviation or protocol.")
         config = validate(cls.Config, entry.params, f"{where}.params")
         attached[entry.party] = DeviatingParty(entry.party, entry.name, cls(config, knowledge), seed)
