@@ -71,4 +71,4 @@ format: $(READY) ## format the code
 
 clean: ## remove what the targets above made, but no run
 	rm -rf .venv .venv-* .check build docs/_build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
-	rm -rf docs/attacks docs/defences docs/protocols $(addprefix docs/,card.md datasets.md models.md performance.md quickstart.md results.md spec.md) docs/*.schema.json
+	rm -rf docs/attacks docs/defences docs/deviations docs/protocols $(addprefix docs/,card.md datasets.md models.md performance.md quickstart.md results.md spec.md) docs/*.schema.json

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from fdaudit.reports.text import kilobytes
 
-from fdaudit import attacks, defenses, protocols
+from fdaudit import attacks, defenses, deviations, protocols
 from fdaudit.cli.explain import Explanation, explained, sections, sights, when
 from fdaudit.cli.starting import schemas
 from fdaudit.config import Config
@@ -31,7 +31,7 @@ from fdaudit.data.tables.named import NAMED, named_table
 from fdaudit.data.tables.reading import LABEL
 from fdaudit.kinds import KINDS
 from fdaudit.models.zoo import _ZOO, _ZOO_OF_TEXTS, DENSE, FROM_FILES, architecture
-from fdaudit.registry import AttackCard, DefenseCard, ProtocolCard
+from fdaudit.registry import AttackCard, DefenseCard, DeviationCard, ProtocolCard
 from fdaudit.spec.card import Card
 from fdaudit.spec.schema import ModelSpec, Spec
 from fdaudit.tasks import SEGMENTATION, SINGLE_LABEL, TEXT
@@ -72,6 +72,7 @@ _TITLES = {
     "ProtocolSpec": "protocol",
     "OutageSpec": "outages",
     "DefenseEntry": "defenses",
+    "DeviationEntry": "deviations",
     "AttackSpec": "attacks",
     "RecordRounds": "record",
     "AuditSpec": "audit",
@@ -241,6 +242,12 @@ def _defence_row(found: Explanation) -> list[str]:
     return [_one_line(found), card.at, guarantee(card.name)]
 
 
+def _deviation_row(found: Explanation) -> list[str]:
+    card = found.card
+    readers = ", ".join(f"[{name}](../attacks/{name}.md)" for name in card.read_by)
+    return [_one_line(found), ", ".join(card.roles), _kinds(card.changes), readers]
+
+
 def _needs(card: AttackCard) -> str:
     return ", ".join(f"`{n}`" if n in KINDS else n for n in card.needs)
 
@@ -309,12 +316,31 @@ def _defence(card: DefenseCard) -> list[str]:
     return lines + ([f"- Makes of them: `{card.makes}`."] if card.makes else [])
 
 
+def _deviation(card: DeviationCard) -> list[str]:
+    lines = [
+        "## What it changes",
+        "",
+        f"- Who can: {', '.join(card.roles)}.",
+        f"- Messages: {_kinds(card.changes)}.",
+    ]
+    able = [name for name in protocols.REGISTRY.names() if _fits(card, protocols.REGISTRY.describe(name))]
+    lines += [f"- Protocols: {', '.join(f'[{name}](../protocols/{name}.md)' for name in able)}."]
+    lines += [f"- Read by: {', '.join(f'[{name}](../attacks/{name}.md)' for name in card.read_by)}."]
+    return [*lines, f"- What a receiver could notice: {card.noticed}"]
+
+
+def _fits(card: DeviationCard, protocol: ProtocolCard) -> bool:
+    """Return whether a party of a protocol can deviate so."""
+    return any(set(card.changes) & set(protocol.copies.get(role, ())) for role in card.roles)
+
+
 def _bullets(title: str, items: Any) -> list[str]:
     return ["", f"## {title}", "", *(f"- {item.rstrip('.')}." for item in items)] if items else []
 
 
 _ROOMS = {"protocols": protocols.REGISTRY, "attacks": attacks.REGISTRY, "defences": defenses.REGISTRY}
-_BODY = {"protocols": _protocol, "attacks": _attack, "defences": _defence}
+_ROOMS["deviations"] = deviations.REGISTRY
+_BODY = {"protocols": _protocol, "attacks": _attack, "defences": _defence, "deviations": _deviation}
 _INDEX = {
     "protocols": (
         (
@@ -329,6 +355,7 @@ _INDEX = {
     ),
     "attacks": (("Attack", "In one line", "Goal", "Reads one of", "Knows"), _attack_row),
     "defences": (("Defence", "In one line", "Acts at", "What ε it gives"), _defence_row),
+    "deviations": (("Deviation", "In one line", "Who can", "Changes", "Read by"), _deviation_row),
 }
 
 

@@ -31,7 +31,7 @@ __all__ = [
 
 
 _MOST_SHOWN, _MOST_NAMES, _MOST_MISTAKES = 200, 12, 20
-_GROUPS = ("fdaudit.attacks", "fdaudit.defenses", "fdaudit.protocols")
+_GROUPS = ("fdaudit.attacks", "fdaudit.defenses", "fdaudit.deviations", "fdaudit.protocols")
 
 
 class FdauditError(Exception):

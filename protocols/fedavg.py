@@ -158,6 +158,7 @@ class FedAvg:
         tasks=("single-label", "multi-label", "segmentation", "text", "table"),
         trains={"model": "batch_size"},
         averages={"updates": "cohort"},
+        copies={"server": ("model_parameters",)},
     )
     Config: ClassVar[type[FedAvgConfig]] = FedAvgConfig
 
@@ -387,8 +388,8 @@ class FedAvg:
     ) -> tuple[dict[str, Delivery], dict[int, Tensor], dict[str, float], dict[str, Parameters]]:
         """Run ClientUpdate for all selected clients: all selected clients train together in the training core."""
         cfg = self.config
-        jobs = [self._job(t, k, self._clients[k], w_t) for k in selected]  # B <- split into batches
-        fit, inputs = cfg.fit(cfg.mu, self._task), dict.fromkeys(selected, (w_t.seq,))
+        jobs = [self._job(t, k, self._clients[k], w_t.of(k)) for k in selected]  # B <- split into batches
+        fit, inputs = cfg.fit(cfg.mu, self._task), {k: (w_t.of(k).seq,) for k in selected}
         if cfg.upload == "gradient":
             fitted, basis = self._local.gradients(jobs, fit, inputs=inputs)
         else:  # w <- w - eta grad, for each local step
@@ -399,7 +400,8 @@ class FedAvg:
         for job, result in zip(jobs, fitted, strict=True):
             tensors, behind = result.parameters, basis[job.party]
             if cfg.upload == "model_update":
-                tensors, behind = {n: p - w_t[n] for n, p in tensors.items()}, joined(behind, (w_t.seq,))
+                start = w_t.of(job.party)
+                tensors, behind = {n: p - start[n] for n, p in tensors.items()}, joined(behind, (start.seq,))
             if secure:
                 tensors = {n: shares[job.party] * delta for n, delta in tensors.items()}
                 behind = joined(behind, self._count_seqs(selected))

@@ -116,6 +116,7 @@ class FedDF(ModelUploads):
         heterogeneous=True,
         needs_public=True,
         tasks=("single-label", "text", "table"),
+        copies={"server": ("model_parameters",)},
         trains={"model": "batch_size"},
     )
     Config: ClassVar[type[FedDFConfig]] = FedDFConfig
@@ -158,7 +159,8 @@ class FedDF(ModelUploads):
         for p, group in enumerate(self._groups):
             receivers = [k for k in selected if k in group]
             if receivers:
-                messages |= dict.fromkeys(receivers, self._send_model(p, receivers))
+                message = self._send_model(p, receivers)
+                messages |= {k: message.of(k) for k in receivers}
         return messages
 
     def _send_model(self, p: int, receivers: Sequence[str]) -> Delivery:

@@ -252,7 +252,8 @@ def _untested(result: Result, findings: Sequence[Finding]) -> Iterator[str]:
     yield from _untried(result, findings)
     if result.out_of_scope:
         kinds = ", ".join(clip(o.name, 40) for o in result.out_of_scope)
-        yield f"Out of scope here: {kinds}, and parties that depart from the protocol."
+        others = "other parties" if result.run.departures else "parties"
+        yield f"Out of scope here: {kinds}, and {others} that depart from the protocol."
     if result.run.release is None and released(result) and any(f.cell.adversary == "world" for f in findings):
         yield "Where the model goes is not stated (release): it is taken to be public."
     recording = result.run.recording

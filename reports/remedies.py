@@ -19,7 +19,7 @@ from .goals import RULES
 from .text import clip, joined
 from .verdict import Finding
 
-__all__ = ["ENCRYPT", "REMEDIES", "Carried", "carried", "remedy", "way", "without_epsilon"]
+__all__ = ["CHECK", "ENCRYPT", "REMEDIES", "Carried", "carried", "remedy", "way", "without_epsilon"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,6 +29,9 @@ class Carried:
     kinds: tuple[str, ...]
     ways: tuple[str, ...]
 
+
+_OF_RECORDS = frozenset(["membership", "reconstruction", "row-reconstruction", "text-reconstruction"])
+"""Goals about single records."""
 
 _DECLINED = ("accept-set", "label-declined")
 """Attacks that read which samples a client answered, whatever kind of message says so."""
@@ -52,6 +55,14 @@ ENCRYPT = Remedy(
     why="Then an eavesdropper sees sizes and times. Receivers of the messages see as much as before.",
     tries=("encrypted",),
 )
+
+
+CHECK = Remedy(
+    do="Train with `dp-sgd` at a stated ε before anything is sent, and have clients check the model they get.",
+    why="The adversary departs from the protocol. A check stops the forms it knows; noise on records bounds all.",
+    tries=("record-noise",),
+)
+"""Against a party that crafts what clients train."""
 
 
 def way(kind: str, sender: str) -> str:
@@ -101,10 +112,14 @@ def _received(result: Result, members: Sequence[str], needs: Sequence[str]) -> C
 def remedy(result: Result, finding: Finding) -> Remedy:
     """Return the remedy for a finding: for the first way of `WAYS` that the table knows for its goal.
 
-    An eavesdropper's remedy is encryption: what the message's receiver can do has a finding of its own.
+    An eavesdropper's remedy is encryption: what the message's receiver can do has a finding of its own. A party that
+    departs from the protocol is not stopped by a sum or by withheld answers.
     """
     if "eavesdropper" in finding.cell.adversary.split("+"):
         return ENCRYPT
+    departing = {departure.party for departure in result.run.departures if departure.messages}
+    if departing & set(finding.cell.adversary.split("+")) and finding.cell.goal in _OF_RECORDS:
+        return CHECK
     goal, source = finding.cell.goal, carried(result, finding)
     order = [*WAYS, "model", "oracle"]
     ways = sorted((w for w in source.ways if (goal, w) in REMEDIES), key=order.index)

@@ -72,6 +72,8 @@ class MatrixEntry:
             return LEVELS[self.level]
         if self.level == "partial" and finding.of_classes:
             return "Partial: classes"
+        if self.level == "not-tested" and self.conclusive:
+            return "Tested in part"
         if not finding.untried or self.level == "not-requested" or self.note == _NOTHING:
             return LEVELS[self.level]
         if self.note.endswith(_HELD):
@@ -203,8 +205,9 @@ def _headline(
     if level == "none-seen":
         return f"No leak was measured. That is not evidence of safety.{gate}"
     if level == "not-tested":
-        why = "no leak was measured in the part that attacks read, and a part was not tested."
-        return f"Nothing can be concluded: {why}{gate}"
+        ran = plural(sum(f.level in SETTLED for f in findings), "test")
+        told = f"Tested in part: {ran} with an answer measured no leak"
+        return f"{told}. Of the rest nothing can be concluded.{gate}"
     why = "no attack ran whose controls hold"
     if all(f.untried for f in findings):
         why = "no attack was tried" if result.unfinished is None else "no attack has an answer yet"
@@ -237,9 +240,11 @@ def _standing(result: Result, findings: Sequence[Finding]) -> str:
     possible_tests = f"{plural(len(findings), 'possible test')} (one attack by one adversary each)"
     extent = f"Of {possible_tests} {untried}. Of the {tried} that ran" if untried else f"Of {possible_tests}"
     one_run = "One simulated run" if run.recording is None else "One recorded run"
+    departed = joined(f"{party(d.party)} departs from it by {clip(d.name, 60)}" for d in run.departures)
     return (
         f"{extent} {joined(told)}. {one_run} of {clip(run.protocol)} with {run.clients} clients on "
         f"{clip(run.dataset)}: {run.rounds} rounds from one seed with the {clip(run.profile)} profile."
+        f"{f' In it {departed}; all others follow the protocol.' if departed else ''}"
     )
 
 
@@ -356,7 +361,10 @@ def _matrix(
             goal=standing.goal,
             level=standing.level,
             finding=standing.finding,
-            note=standing.inherited or _of_fewer(standing) or _note(result, standing, cells),
+            note=_in_part(standing, cells)
+            or standing.inherited
+            or _of_fewer(standing)
+            or _note(result, standing, cells),
             conclusive=sum(f.level in SETTLED for f in cells),
             tried=sum(not f.untried for f in cells),
         )
@@ -367,6 +375,16 @@ def _matrix(
     for name, entries in rows.items():
         matrix.append(MatrixRow(adversary=name, entries=tuple(e for e in entries if e.goal in goals)))
     return tuple(goals), tuple(matrix)
+
+
+def _in_part(standing: Standing, cells: Sequence[Finding]) -> str:
+    """Return what the attacks that ran could have seen, and what was not tested; empty unless a part was tested."""
+    answers = [f for f in cells if f.level in SETTLED]
+    if standing.level != "not-tested" or not answers:
+        return ""
+    least = next((f.detectable for f in answers if f is standing.finding and f.detectable), "")
+    seen = f"{plural(len(answers), 'attack')} found none{f'; the strongest {least}' if least else ''}."
+    return f"{seen} {standing.untested}"
 
 
 def _of_fewer(standing: Standing) -> str:

@@ -32,7 +32,7 @@ __all__ = [
 TOGETHER = "together"
 """Name of the remedies that serve alone, tried together."""
 HOW_TO_TRY = (
-    "What remedies change and cost is not measured: `fdaudit remedy RUN` tries those of high findings."
+    "Effects and costs of remedies were not measured: `fdaudit remedy RUN` tries those of high findings."
 )
 """Said once, where no remedy was tried."""
 

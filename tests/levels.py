@@ -28,6 +28,7 @@ ORDER = (  # lower ones first: a unit imports nothing of ours but itself and wha
     "adversary",
     "accounting",
     "defenses",
+    "deviations",
     "federation",
     "protocols",
     "attacks",
@@ -50,7 +51,7 @@ ORDER = (  # lower ones first: a unit imports nothing of ours but itself and wha
     "fdaudit",
     "__main__",
 )
-ROOMS = ("attacks", "defenses", "protocols", "reports")
+ROOMS = ("attacks", "defenses", "deviations", "protocols", "reports")
 FACADES = ("fdaudit", "fdaudit.__main__")
 
 WORDS = {"errors", "limits", "rng", "config", "events", "kinds", "tasks", "types", "goals", "registry"}
@@ -60,6 +61,7 @@ ROOMS_MAY = {
     | {"adversary", "training", "models"}
     | {"storage.cache", "storage.digests", "spec.schema", "transcript.messages", "transcript.samples"},
     "defenses": WORDS | {"transcript", "accounting", "models", "training"},
+    "deviations": WORDS | {"adversary", "transcript", "models", "spec.schema"},
     "protocols": WORDS | {"transcript", "parallel", "models", "training", "federation", "data"},
     "reports": WORDS | {"result", "transcript", "storage.digests", "storage.files", "storage.tables"},
 }

@@ -23,7 +23,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 SETUPTOOLS: dict[str, Any] = PROJECT["tool"]["setuptools"]
-ROOMS = ("attacks", "defenses", "protocols", "reports")
+ROOMS = ("attacks", "defenses", "deviations", "protocols", "reports")
 OF_EXTRAS = ("flwr", "nvflare", "ray", "tokenizers", "transformers")
 """Packages that only an extra installs; a test that needs one is skipped where it is absent."""
 TOP_LEVEL = {"fdaudit", *ROOMS, "tests", "docs", "examples", "benchmarks"}

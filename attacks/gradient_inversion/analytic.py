@@ -13,20 +13,32 @@ from fdaudit.config import Config
 from fdaudit.errors import UsageError
 from fdaudit.goals.reconstruction import Reconstruction
 from fdaudit.goals.row_reconstruction import RowReconstruction
-from fdaudit.models.normalization import Normalization, normalization_of
+from fdaudit.models.normalization import Normalization, first_linear, normalization_of
 from fdaudit.registry import AttackCard
+from fdaudit.transcript.messages import DEVIATION, SUM
 from fdaudit.types import Applicability, AttackTask
 
 from .._reading import reads_forms
 from .labels import recover_labels
 from .training_mode import network
-from .uploads import Upload, adversary_probes, applies, find_uploads
+from .uploads import Upload, adversary_probes, applies, find_upload, read_upload, sample_count
 
 if TYPE_CHECKING:
     from fdaudit.adversary.knowledge import Knowledge
     from fdaudit.adversary.view import View
 
-__all__ = ["AnalyticConfig", "AnalyticRecovery", "Candidates", "candidates", "first_linear", "recover_image"]
+__all__ = [
+    "AnalyticConfig",
+    "AnalyticRecovery",
+    "Candidates",
+    "between",
+    "candidates",
+    "imprinted",
+    "recover_image",
+]
+
+_ROUNDING = 1e-5
+"""Smallest difference of two neurons' gradients that is no rounding error, as a share of the largest gradient."""
 
 
 class AnalyticConfig(Config):
@@ -47,6 +59,9 @@ class AnalyticRecovery:
     It is exact for one image if one neuron is active. In a batch, a neuron that only one image activates shows that
     image. Inputs are ranked by the number of neurons that agree on them. This also holds for updates of several steps,
     without weight decay.
+
+    Where a deviating server sent a layer with equal rows (`imprint`), neighbours by threshold are subtracted first: the
+    difference shows the images between the two. Of a deviating server the crafted round is read.
     """
 
     card = AttackCard(
@@ -118,6 +133,8 @@ class AnalyticRecovery:
         n = u.training.images
         dW, db = u.gradient[f"{layer}.weight"], u.gradient[f"{layer}.bias"]
         one, normalization = n == 1, normalization_of(module)
+        if imprinted(u.start[f"{layer}.weight"]):
+            dW, db = between(dW, db, u.start[f"{layer}.bias"])
         if one:
             inputs = _images(recover_image(dW, db)[None], shape, normalization)
         else:
@@ -138,12 +155,37 @@ class AnalyticRecovery:
 
     def _uploads(self, view: View, task: AttackTask) -> tuple[list[Upload], dict[str, str]]:
         # A ratio of gradients has no rate.
-        uploads, reasons = find_uploads(
-            view, task.targets, self.config.round, self.config.max_images, any_rate=True
-        )
+        uploads, reasons = [], dict[str, str]()
+        for target in task.targets:
+            found = self._upload(view, target)
+            if isinstance(found, Upload):
+                uploads.append(found)
+            else:
+                reasons[target] = found
         decayed = [u for u in uploads if u.update is not None and u.training.weight_decay]
         reasons |= {u.target: "weight decay over several steps blurs dW / db" for u in decayed}
         return [u for u in uploads if u not in decayed], reasons
+
+    def _upload(self, view: View, target: str) -> Upload | str:
+        """Return a client's upload, or why there is none to read; of a deviating server that of the crafted round.
+
+        Where a model was crafted for this client alone, a sum of updates stands for its upload: the first layers of the
+        others were silent.
+        """
+        most = self.config.max_images
+        crafted = [
+            m
+            for m in view.messages
+            if DEVIATION in m.fields and m.sender in view.members and target in m.receivers
+        ]
+        alone = [m for m in crafted if m.receivers == (target,)]
+        for own in alone:
+            sums = [m for m in view.select(round=own.round) if m.fields.get(SUM) and m.payload is not None]
+            if sums:
+                count = sample_count(view, target)
+                return read_upload(view, sums[0], own, target, count, most, any_rate=True)
+        round = next((m.round for m in alone or crafted), self.config.round)
+        return find_upload(view, target, round, most, any_rate=True)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -159,41 +201,28 @@ class Candidates:
     support: Tensor
 
 
-def first_linear(module: nn.Module, shape: tuple[int, ...]) -> str | None:
-    """Return the name of the linear layer with a bias that receives the flattened image, if the network starts so.
+def imprinted(weight: Tensor) -> bool:
+    """Return whether all rows of a first layer's weights (H, d) are equal, as an imprint makes them."""
+    return len(weight) > 1 and bool((weight == weight[:1]).all())
 
-    The image may be normalised as `fdaudit.models.normalization` does it.
+
+def between(weight_gradient: Tensor, bias_gradient: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the differences of the gradients of neighbouring neurons, by falling bias (Fowl 2022, equation 4).
+
+    Neuron i adds up the images above its threshold. Less those above the next one's, they are the images in between.
+    Rounding errors of empty bins become zero.
 
     Args:
-        module: the network.
-        shape: (c, h, w) of an image.
+        weight_gradient: (H, d).
+        bias_gradient: (H,).
+        bias: (H,), less the thresholds.
     """
-    owners = [(name, m) for name, m in module.named_modules() if list(m.parameters(recurse=False))]
-    if not owners or not isinstance(owners[0][1], nn.Linear) or owners[0][1].bias is None:
-        return None
-    name, layer = owners[0]
-    if not (layer.weight.requires_grad and layer.bias.requires_grad):
-        return None
-    # Check its actual input for an image with distinct values: nothing may scale or reorder it.
-    probe = torch.linspace(0, 1, int(torch.tensor(shape).prod())).view(1, *shape)
-    normalization = normalization_of(module)
-    expected = probe if normalization is None else normalization(probe)
-    layer_inputs: list[Tensor] = []
-    hook = layer.register_forward_pre_hook(lambda _, inputs: layer_inputs.append(inputs[0]))
-    trained = [m for m in module.modules() if m.training]
-    try:
-        with torch.no_grad():
-            module.eval()(probe)  # of one image, which BatchNorm may refuse in training
-    finally:
-        hook.remove()
-        for m in trained:
-            m.training = True
-    same = (
-        layer_inputs
-        and layer_inputs[0].shape == (1, probe.numel())
-        and torch.equal(layer_inputs[0], expected.flatten(1))
-    )
-    return name if same else None
+    order = bias.argsort(descending=True)
+    dW, db = weight_gradient[order].double(), bias_gradient[order].double()
+    dW = torch.cat([dW[:-1] - dW[1:], dW[-1:]])
+    db = torch.cat([db[:-1] - db[1:], db[-1:]])
+    db = torch.where(db.abs() > _ROUNDING * bias_gradient.abs().max(), db, 0.0)
+    return dW.to(weight_gradient.dtype), db.to(bias_gradient.dtype)
 
 
 def recover_image(weight_gradient: Tensor, bias_gradient: Tensor) -> Tensor:

@@ -19,7 +19,14 @@ from fdaudit.storage.digests import canonical
 
 __all__ = ["environment", "tool"]
 
-_PACKAGES = ("fdaudit", "fdaudit.attacks", "fdaudit.defenses", "fdaudit.protocols", "fdaudit.reports")
+_PACKAGES = (
+    "fdaudit",
+    "fdaudit.attacks",
+    "fdaudit.defenses",
+    "fdaudit.deviations",
+    "fdaudit.protocols",
+    "fdaudit.reports",
+)
 _COMMIT = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 
 

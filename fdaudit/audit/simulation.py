@@ -206,6 +206,7 @@ def _wire(case: Case, transcript: Transcript, secret: bytes, meter: BudgetMeter 
         withholdable=case.protocol.card.withholdable,
         outages=case.outages,
         meter=meter,
+        deviants=case.deviants,
     )
 
 

@@ -6,6 +6,7 @@ import csv
 import hashlib
 import io
 import math
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -33,6 +34,7 @@ from fdaudit.result import (
     Budget,
     Cell,
     CurvePoint,
+    Departure,
     Exposure,
     FinalUtility,
     ModelHash,
@@ -61,7 +63,7 @@ from fdaudit.scoring.unused_members import unused_members
 from fdaudit.storage.files import load_json, save_json
 from fdaudit.storage.timings import note_ended, read_ended
 from fdaudit.storage.vault import Vault
-from fdaudit.transcript.messages import Message, role
+from fdaudit.transcript.messages import DEVIATION, Message, role
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -261,6 +263,7 @@ def _run_card(
         model="not stated" if case.networks is None else spec.model.name,
         client_models=tuple(m.name for m in spec.client_models),
         silences=silences,
+        departures=_departures(case, run.messages),
         parameters=0 if case.networks is None else sum(t.numel() for t in case.initial().values()),
         head=manifest["head"],
         messages=manifest["messages"],
@@ -354,6 +357,15 @@ def _silences(log: Sequence[Message]) -> tuple[Silence, ...]:
         if message.kind == "silence":
             found.setdefault(message.sender, []).append(message.round)
     return tuple(Silence(party=party, rounds=tuple(rounds)) for party, rounds in found.items())
+
+
+def _departures(case: Case, log: Sequence[Message]) -> tuple[Departure, ...]:
+    """Return the parties that departed from the protocol, and the number of messages that each changed."""
+    changed = Counter(message.sender for message in log if DEVIATION in message.fields)
+    return tuple(
+        Departure(party=entry.party, name=entry.name, messages=changed[entry.party])
+        for entry in case.spec.deviations
+    )
 
 
 def _went_silent(silences: Sequence[Silence]) -> list[str]:

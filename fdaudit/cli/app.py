@@ -540,10 +540,11 @@ app.command()(doctor)
 
 @app.command(name="list")
 def list_(as_json: AsJson = False) -> None:
-    """List protocols, attacks and defences."""
-    from fdaudit import attacks, defenses, protocols
+    """List protocols, attacks, defences and deviations."""
+    from fdaudit import attacks, defenses, deviations, protocols
 
     rooms = {"protocols": protocols.REGISTRY, "attacks": attacks.REGISTRY, "defences": defenses.REGISTRY}
+    rooms["deviations"] = deviations.REGISTRY
     listing = {}
     for room, registry in rooms.items():
         listing[room] = {name: registry.doc(name).strip().split("\n")[0] for name in registry.names()}
@@ -561,7 +562,7 @@ def list_(as_json: AsJson = False) -> None:
 def explain(
     name: Annotated[str, typer.Argument(help="See `fdaudit list`.")], as_json: AsJson = False
 ) -> None:
-    """Explain a protocol, an attack or a defence: what it does, who sees what, what it assumes."""
+    """Explain a protocol, an attack, a defence or a deviation: what it does, who sees what, what it assumes."""
     from fdaudit.cli.explain import explained, text
 
     explanation = explained(name)

@@ -1,4 +1,4 @@
-"""Explanations of protocols, attacks and defences from their own declarations, without importing them.
+"""Explanations of protocols, attacks, defences and deviations from their own declarations, without importing them.
 
 The terminal and the pages below `docs/protocols/` print the same sections. Who sees what is derived from the declared
 messages, never written by hand.
@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from fdaudit import attacks, defenses, protocols
+from fdaudit import attacks, defenses, deviations, protocols
 from fdaudit.errors import UsageError, nearest
 from fdaudit.kinds import KINDS, OWN_KIND
 from fdaudit.registry import ExtensionCard, ProtocolCard, Registry, room_of
@@ -25,6 +25,7 @@ _ROOMS: Mapping[str, Registry[Any, ExtensionCard]] = {
     "protocol": protocols.REGISTRY,
     "attack": attacks.REGISTRY,
     "defence": defenses.REGISTRY,
+    "deviation": deviations.REGISTRY,
 }
 _TITLES = {
     "source": "Source",
@@ -36,6 +37,10 @@ _TITLES = {
     "control": "Positive control",
     "profiles": "Profiles",
     "protects": "Protects",
+    "roles": "Who can",
+    "changes": "Changes messages of kind",
+    "read_by": "Attacks that read more by it",
+    "noticed": "What a receiver could notice",
     "tasks": "Tasks",
 }
 
@@ -70,7 +75,7 @@ class Explanation:
     """Everything that a class states of itself.
 
     Attributes:
-        room: `protocol`, `attack` or `defence`.
+        room: `protocol`, `attack`, `defence` or `deviation`.
         card: its card.
         doc: its docstring.
         file: for a class from outside, its file and line: there is no page about it in `docs`.
@@ -94,7 +99,7 @@ class Explanation:
 
 
 def explained(name: str) -> Explanation:
-    """Return the explanation of a protocol, an attack or a defence.
+    """Return the explanation of a protocol, an attack, a defence or a deviation.
 
     Raises:
         UsageError: nothing has that name.
@@ -177,9 +182,22 @@ def sections(card: ProtocolCard, mark: str = "") -> tuple[Section, ...]:
         Section(title="Training defences act on", items=tuple(card.trains)),
         Section(title="Can do without", items=tuple(f"{mark}{k}{mark}" for k in card.withholdable)),
         Section(title="Deviations from the paper", items=card.deviations),
+        Section(title="What a party that departs from it could send", items=tuple(_active(card, mark))),
         Section(title="Privacy", items=tuple(_privacy(card.privacy, mark))),
     )
     return tuple(section for section in every_section if section.items)
+
+
+def _active(card: ProtocolCard, mark: str) -> Iterator[str]:
+    """Yield each party that a shipped deviation fits, with the deviations and the attacks that read more by them."""
+    for name in deviations.REGISTRY.names():
+        found = deviations.REGISTRY.describe(name)
+        for role in found.roles:
+            kinds = [kind for kind in found.changes if kind in card.copies.get(role, ())]
+            if kinds:
+                readers = ", ".join(f"{mark}{reader}{mark}" for reader in found.read_by)
+                changed = ", ".join(f"{mark}{kind}{mark}" for kind in kinds)
+                yield f"{role}: {mark}{name}{mark} in its {changed}, for {readers}"
 
 
 def _privacy(privacy: Mapping[str, Any], mark: str) -> Iterator[str]:
@@ -271,7 +289,7 @@ def text(found: Explanation) -> str:
     card, stated = found.card, asdict(found.card)
     lines = [f"{card.name} ({found.room})", "", found.doc.strip(), ""]
     if isinstance(card, ProtocolCard):
-        del stated["tasks"]  # a section says them
+        del stated["tasks"], stated["roles"]  # sections say them
         lines += ["Messages", *_messages(card), ""]
         for section in sections(card):
             lines += [section.title, *(f"  {item}" for item in section.items), ""]

@@ -138,7 +138,7 @@ class SimpleProtocol:
         jobs = [
             draw_job(
                 k,
-                start,
+                start.of(k),
                 self.setting.clients[k].x,
                 self.setting.clients[k].y,
                 seed=self.setting.seed,
@@ -148,7 +148,7 @@ class SimpleProtocol:
             )
             for k in clients
         ]
-        inputs: dict[str, Basis] = dict.fromkeys(clients, (start.seq,))
+        inputs: dict[str, Basis] = {k: (start.of(k).seq,) for k in clients}
         fitted, basis = self.setting.local.fit(
             jobs, cfg.fit(task=self.setting.task), length=cfg.steps, inputs=inputs
         )

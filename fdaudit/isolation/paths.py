@@ -24,7 +24,7 @@ _ITSELF = "/proc/self"
 _DEV = Path("/dev")
 _ACCELERATORS = ("nvidia*", "dri", "kfd")
 _DEVICES = ("null", "zero", "full", "random", "urandom", *_ACCELERATORS)
-_GROUPS = ("fdaudit.attacks", "fdaudit.defenses", "fdaudit.protocols")
+_GROUPS = ("fdaudit.attacks", "fdaudit.defenses", "fdaudit.deviations", "fdaudit.protocols")
 _OF_A_RUN = frozenset({"manifest.json", "secrets.json", "messages.jsonl", "vault"})
 """A directory with one of these below it is no package: it holds a run or a record."""
 _CODE = (".py", ".so", ".egg-info")

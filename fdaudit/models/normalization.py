@@ -1,4 +1,4 @@
-"""Normalisation of images before a network, as the clients of another system do it."""
+"""Normalisation of images before a network, as the clients of another system do it; the layer that receives them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from fdaudit.models.network import Network
 
-__all__ = ["Normalization", "normalization_of", "normalized"]
+__all__ = ["Normalization", "first_linear", "normalization_of", "normalized"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,3 +90,40 @@ def normalization_of(module: nn.Module) -> Normalization | None:
             if isinstance(hook, _BeforeForward):
                 return hook.normalization
     return None
+
+
+def first_linear(module: nn.Module, shape: tuple[int, ...]) -> str | None:
+    """Return the name of the linear layer with a bias that receives the flattened image, if the network starts so.
+
+    The image may be normalised as `fdaudit.models.normalization` does it.
+
+    Args:
+        module: the network.
+        shape: (c, h, w) of an image.
+    """
+    owners = [(name, m) for name, m in module.named_modules() if list(m.parameters(recurse=False))]
+    if not owners or not isinstance(owners[0][1], nn.Linear) or owners[0][1].bias is None:
+        return None
+    name, layer = owners[0]
+    if not (layer.weight.requires_grad and layer.bias.requires_grad):
+        return None
+    # Check its actual input for an image with distinct values: nothing may scale or reorder it.
+    probe = torch.linspace(0, 1, int(torch.tensor(shape).prod())).view(1, *shape)
+    normalization = normalization_of(module)
+    expected = probe if normalization is None else normalization(probe)
+    layer_inputs: list[Tensor] = []
+    hook = layer.register_forward_pre_hook(lambda _, inputs: layer_inputs.append(inputs[0]))
+    trained = [m for m in module.modules() if m.training]
+    try:
+        with torch.no_grad():
+            module.eval()(probe)  # of one image, which BatchNorm may refuse in training
+    finally:
+        hook.remove()
+        for m in trained:
+            m.training = True
+    same = (
+        layer_inputs
+        and layer_inputs[0].shape == (1, probe.numel())
+        and torch.equal(layer_inputs[0], expected.flatten(1))
+    )
+    return name if same else None

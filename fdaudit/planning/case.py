@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, Self
 
@@ -14,6 +14,7 @@ import torch
 
 from fdaudit.adversary.forms import Forms
 from fdaudit.data import Dataset, Splits, test_xy
+from fdaudit.deviations.attached import DeviatingParty
 from fdaudit.errors import RunError
 from fdaudit.federation.networks import Networks
 from fdaudit.federation.protocol import Common, FederatedProtocol, ProtocolConfig
@@ -61,6 +62,7 @@ class Case:
         initial_seed: the seed of the initial weights, if they are public.
         defenses: of messages, by (kind, sender role).
         training: defences of training, by what is trained.
+        deviants: the parties that depart from the protocol, by name.
         secrets: the user's seed and the vault's secret, which determine the truth.
         dataset: every record that is known; only the auditor and the splits' owners see their parts.
         splits: the records of each party, as rows of `dataset`.
@@ -88,6 +90,7 @@ class Case:
     splits: Splits
     public: Tensor
     public_labels: Tensor | None
+    deviants: Mapping[str, DeviatingParty] = field(default_factory=dict)
     imported: ImportedSystem | None = None
 
     @property

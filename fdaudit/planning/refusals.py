@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from fdaudit import defenses, protocols
+from fdaudit import defenses, deviations, protocols
 from fdaudit.adversary.view import members_of
 from fdaudit.config import validate
 from fdaudit.errors import SpecError
@@ -58,6 +58,8 @@ def refuse_settings(
     _refuse_strangers(spec.asked_adversaries, protocol.card.name, parties)
     for number, entry in enumerate(spec.defenses):
         defenses.REGISTRY.load(entry.name, f"defenses.{number}.name")
+    for number, deviating in enumerate(spec.deviations):
+        deviations.REGISTRY.load(deviating.name, f"deviations.{number}.name")
     recorded = spec.record.rounds if isinstance(spec.record, RecordRounds) else ()
     for number in recorded:
         if number >= config.rounds:

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 
-from fdaudit import defenses, protocols
+from fdaudit import defenses, deviations, protocols
+from fdaudit.adversary.knowledge import Knowledge
 from fdaudit.config import validate
 from fdaudit.data import Dataset, Splits, insert_canaries, load_dataset, make_splits, public_samples
 from fdaudit.data.datasets import VOCABULARY, data_root
 from fdaudit.data.tables.known import known_columns
 from fdaudit.data.texts.vocabulary import known_words
+from fdaudit.deviations.attached import DeviatingParty, attach_deviations
 from fdaudit.errors import Mistakes, SpecError
 from fdaudit.federation.defenses import attach, refuse_untrainable
 from fdaudit.federation.networks import Networks
@@ -145,6 +147,11 @@ def _with_messages(case: Case) -> Case:
         protocol = with_messages(protocol, config, on_cpu.common, spec.clients)
     attached = attach(spec.defenses, protocol, config, spec.clients)
     refuse_untrainable(attached, spec.model, spec.client_models, networks_of(protocol, networks))
+    deviants: Mapping[str, DeviatingParty] = {}
+    if spec.deviations:
+        deviants = attach_deviations(
+            spec.deviations, protocol.card, case.parties, _known_to_deviants(case), case.seed
+        )
     declared = [m for m in protocol.card.declared_messages if applies(m.get("when", {}), config)]
     case = replace(
         case,
@@ -153,10 +160,26 @@ def _with_messages(case: Case) -> Case:
         declared_messages=declared,
         defenses=attached.messages,
         training=attached.training,
+        deviants=deviants,
     )
     _ = case.generator  # a wrong declaration is refused now
     set_up(protocol, config, case.common, case.clients, case.seed)  # what it refuses, it refuses now
     return case
+
+
+def _known_to_deviants(case: Case) -> Knowledge:
+    """Return what a party that deviates knows: the network, public samples and an adversary's auxiliary records."""
+    if case.spec.auxiliary.others == "shifted":
+        problem = "does not go with deviations"
+        raise SpecError("auxiliary.others", "shifted", problem, "Set it to 'same' or 'none'.")
+    held = case.auxiliary if case.spec.auxiliary.others == "same" and len(case.splits.auxiliary) else None
+    return Knowledge(
+        architecture=case.architecture,
+        auxiliary=held,
+        public=case.public if len(case.public) else None,
+        classes=case.dataset.classes,
+        task=case.dataset.task,
+    )
 
 
 def _identity(
@@ -166,6 +189,7 @@ def _identity(
     code = [own_digest(), *(network.source for network in networks.distinct)]
     code += protocols.REGISTRY.source(spec.protocol.name)
     code += [digest for entry in spec.defenses for digest in defenses.REGISTRY.source(entry.name)]
+    code += [digest for entry in spec.deviations for digest in deviations.REGISTRY.source(entry.name)]
     card = {"spec": spec.digest(), "seed": seed, "data": dataset.sha256(), "code": code}
     return digest_of(card, splits.to_dict(), *(tensor for tensor in public if tensor is not None))
 

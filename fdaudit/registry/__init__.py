@@ -1,8 +1,9 @@
-"""Protocols, attacks and defences by name, loaded late; their cards."""
+"""Protocols, attacks, defences and deviations by name, loaded late; their cards."""
 
 from fdaudit.registry.cards import (
     AttackCard,
     DefenseCard,
+    DeviationCard,
     ExtensionCard,
     ProtocolCard,
     SimpleProtocolCard,
@@ -15,6 +16,7 @@ __all__ = [
     "METHODS",
     "AttackCard",
     "DefenseCard",
+    "DeviationCard",
     "ExtensionCard",
     "ProtocolCard",
     "Registry",

@@ -16,6 +16,7 @@ __all__ = [
     "AttackCard",
     "CardError",
     "DefenseCard",
+    "DeviationCard",
     "ExtensionCard",
     "ProtocolCard",
     "SimpleProtocolCard",
@@ -208,6 +209,8 @@ class ProtocolCard(ExtensionCard):
     """
     averages: Settings = field(default_factory=dict)
     """Further objects that a training defence can act on, as in `trains`: clients average gradients themselves."""
+    copies: Settings = field(default_factory=dict)
+    """By sending role, kinds of messages of which each receiver reads its own copy: a sender may deviate in these."""
     generator: Settings | None = None
     """How to build the generator in messages of kind `generator_parameters`, see `fdaudit/models/declared.py`."""
 
@@ -246,6 +249,7 @@ class SimpleProtocolCard(ProtocolCard):
     pools_data: bool = False
     heterogeneous: bool = False
     needs_public: bool = False
+    copies: Settings = field(default_factory=lambda: {"server": ("model_parameters",)})
     trains: Settings = field(default_factory=lambda: {"model": "batch_size"})
     starts: Settings = field(
         default_factory=lambda: {
@@ -253,6 +257,22 @@ class SimpleProtocolCard(ProtocolCard):
             "source": "`fit` starts from a model that the server sent.",
         }
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviationCard(ExtensionCard):
+    """The card of a deviation: what a party sends against its protocol."""
+
+    source: str
+    """Paper and section."""
+    roles: Texts
+    """Who can deviate so."""
+    changes: Texts
+    """Kinds of messages that it changes."""
+    read_by: Texts
+    """Attacks that read more because of it."""
+    noticed: str
+    """What an honest receiver could notice, in a sentence."""
 
 
 @dataclass(frozen=True, kw_only=True)

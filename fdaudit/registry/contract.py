@@ -11,6 +11,7 @@ from fdaudit.registry.cards import (
     AttackCard,
     CardError,
     DefenseCard,
+    DeviationCard,
     ExtensionCard,
     ProtocolCard,
     SimpleProtocolCard,
@@ -26,6 +27,7 @@ CARDS: Mapping[str, tuple[type[ExtensionCard], ...]] = {
     "fdaudit.attacks": (AttackCard,),
     "fdaudit.protocols": (ProtocolCard, SimpleProtocolCard),
     "fdaudit.defenses": (DefenseCard,),
+    "fdaudit.deviations": (DeviationCard,),
 }
 """The cards of each entry-point group, the usual one first."""
 METHODS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
@@ -40,6 +42,7 @@ METHODS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         "describe": (),
         "release": ("kind", "tensors", "noise"),
     },
+    "fdaudit.deviations": {"__init__": ("config", "knowledge"), "sends": ("draft", "generator")},
 }
 """The methods of a class of each group, with the names of their arguments after `self`."""
 _IN_TRAINING: Mapping[str, tuple[str, ...]] = {

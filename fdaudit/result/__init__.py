@@ -42,6 +42,7 @@ from fdaudit.result.part import Part, public_part
 from fdaudit.result.remedies import Effect, TriedRemedy
 from fdaudit.result.run_card import (
     CurvePoint,
+    Departure,
     FinalUtility,
     ModelHash,
     OutOfScope,
@@ -80,6 +81,7 @@ __all__ = [
     "Control",
     "Controls",
     "CurvePoint",
+    "Departure",
     "Effect",
     "Evidence",
     "Exposure",

@@ -12,6 +12,7 @@ from fdaudit.types import Figure
 
 __all__ = [
     "CurvePoint",
+    "Departure",
     "FinalUtility",
     "ModelHash",
     "OutOfScope",
@@ -33,6 +34,16 @@ class Silence(Part):
 
     party: str
     rounds: tuple[int, ...] = Field(min_length=1)
+
+
+class Departure(Part):
+    """A party that departed from the protocol: by which deviation, and how many messages it changed."""
+
+    _audience: ClassVar[Audience] = "public"
+
+    party: str
+    name: str
+    messages: int
 
 
 class ModelHash(Part):
@@ -117,6 +128,7 @@ class RunCard(Part):
     client_models: tuple[str, ...] = ()
     parameters: int
     silences: tuple[Silence, ...] = ()
+    departures: tuple[Departure, ...] = Field(default=(), exclude_if=is_empty)
     roles: tuple[str, ...] = ()
     head: str
     messages: int

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -11,11 +11,13 @@ from torch import Tensor
 from fdaudit.data import class_counts
 from fdaudit.errors import FdauditError
 from fdaudit.goals.reconstruction import Reconstruction
+from fdaudit.transcript.messages import ALL, SUM
 from fdaudit.types import Challenge, Design
 
 if TYPE_CHECKING:
     from fdaudit.planning.case import Case
     from fdaudit.storage.vault import Vault
+    from fdaudit.transcript.messages import Message
 
 __all__ = ["Truth", "class_shares"]
 
@@ -26,13 +28,14 @@ class Truth:
     Args:
         case: the run's case, data and splits included.
         vault: the run's vault.
+        log: reads the run's messages, for the records behind a sum of several clients' messages.
 
     Attributes:
         case: the run's case.
     """
 
-    def __init__(self, case: Case, vault: Vault) -> None:
-        self.case, self._vault = case, vault
+    def __init__(self, case: Case, vault: Vault, log: Callable[[], Sequence[Message]] = lambda: ()) -> None:
+        self.case, self._vault, self._log = case, vault, log
         self._known_behind: dict[tuple[str, tuple[int, ...]], Tensor] = {}
 
     def challenge(self, client: str) -> tuple[Challenge, Tensor]:
@@ -107,7 +110,7 @@ class Truth:
 
     def _find_behind(self, client: str, messages: Sequence[int]) -> Tensor:
         local: list[int] = []
-        wanted = set(messages)
+        wanted = {*messages, *self._summed(client, messages)}
         for name in self._vault.names("truth"):
             batches = self._vault.load(name)
             for seq in sorted(wanted & {int(key) for key in batches}):
@@ -116,6 +119,13 @@ class Truth:
             if not wanted:
                 break
         return self.case.numbered(client)[torch.tensor(list(dict.fromkeys(local)), dtype=torch.int64)]
+
+    def _summed(self, client: str, messages: Sequence[int]) -> set[int]:
+        """Return the numbers of a client's own messages in the sums among these messages."""
+        log = self._log()
+        sums = [log[seq] for seq in messages if seq < len(log) and log[seq].fields.get(SUM)]
+        parts = [seq for one in sums if one.inputs != ALL for seq in one.inputs if isinstance(seq, int)]
+        return {seq for seq in parts if log[seq].sender == client}
 
     def records(self, guess: Reconstruction) -> tuple[Tensor, Tensor]:
         """Return the records (x, y) that a guess is about: behind its messages, or all of its target's."""

@@ -173,7 +173,7 @@ class RunDirectory:
     @cached_property
     def truth(self) -> Truth:
         """Return what guesses are compared with."""
-        return Truth(self.case, self.vault)
+        return Truth(self.case, self.vault, lambda: self.messages)
 
     @cached_property
     def answering(self) -> Answering:

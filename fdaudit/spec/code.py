@@ -26,7 +26,7 @@ from fdaudit.storage.digests import canonical
 
 __all__ = ["imported_digest", "own_digest"]
 
-_OURS = ("fdaudit", "fdaudit.defenses", "fdaudit.protocols")
+_OURS = ("fdaudit", "fdaudit.defenses", "fdaudit.deviations", "fdaudit.protocols")
 _LIBRARIES = ("fdaudit", "numpy", "torch")
 _INSTALLED = {"site-packages", "dist-packages"}
 

@@ -24,6 +24,7 @@ __all__ = [
     "ColumnSpec",
     "DatasetSpec",
     "DefenseEntry",
+    "DeviationEntry",
     "GateSpec",
     "LimitSpec",
     "ModelSpec",
@@ -257,6 +258,17 @@ class DefenseEntry(Config):
         return self
 
 
+class DeviationEntry(Config):
+    """A party that departs from the protocol, and how."""
+
+    party: Text
+    """The party."""
+    name: Text
+    """A known deviation, as `fdaudit list` names them, or `import:package.module:Class`."""
+    params: Params = Field(default_factory=dict)
+    """The deviation's own settings."""
+
+
 class RecordRounds(Config):
     """Keep the payloads of these rounds, and only digests of the others."""
 
@@ -358,6 +370,8 @@ class Spec(Config):
     """A ready combination of defences."""
     defenses: tuple[DefenseEntry, ...] = ()
     """Defences, in the order in which they act."""
+    deviations: tuple[DeviationEntry, ...] = Field((), exclude_if=lambda value: not value)
+    """Parties that depart from the protocol; all others follow it."""
     withhold: tuple[Text, ...] = ()
     """Message kinds that are not sent. The protocol must be able to run without them."""
     outages: tuple[OutageSpec, ...] = ()

@@ -16,7 +16,7 @@ from fdaudit.names import name_problem, text_problem
 from fdaudit.storage.digests import canonical
 from fdaudit.types import TensorInfo
 
-__all__ = ["ALL", "DATA", "DRAWN", "DTYPES", "GENESIS", "SUM", "Inputs", "Message", "role"]
+__all__ = ["ALL", "DATA", "DEVIATION", "DRAWN", "DTYPES", "GENESIS", "SUM", "Inputs", "Message", "role"]
 
 DATA = "data"
 """The input that stands for the sender's raw private data."""
@@ -29,6 +29,9 @@ SUM = "exact_sum"
 
 DRAWN = "drawn_from"
 """The field of a request to a client that was drawn for it by a secret, uniform draw from so many clients."""
+
+DEVIATION = "deviation"
+"""The field of a message that its sender changed against the protocol; it holds the deviation's name."""
 
 GENESIS = "0" * 64
 """`previous` of the first line."""

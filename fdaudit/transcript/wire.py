@@ -3,6 +3,7 @@
 Guarantees:
   * a receiver gets the decoded record, so everything it uses is in the transcript;
   * defences act on the sender's side, before the message is recorded, in the order of the spec;
+  * a deviation of a party changes what it sends before that is recorded, and is marked on the record;
   * a party or a kind that the protocol did not declare cannot be used;
   * a missing message of a silent party is recorded as a `silence`, once a round.
 """
@@ -11,7 +12,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeGuard
 
 from fdaudit.errors import ProtocolError, nearest
@@ -19,7 +20,7 @@ from fdaudit.events import Event, NoGuarantee
 from fdaudit.kinds import KINDS, is_kind
 from fdaudit.rng import SecretStream
 from fdaudit.transcript.encoding import readable
-from fdaudit.transcript.messages import ALL, DATA, Inputs, Message, role
+from fdaudit.transcript.messages import ALL, DATA, DEVIATION, Inputs, Message, role
 from fdaudit.transcript.transcript import Transcript
 
 if TYPE_CHECKING:
@@ -27,18 +28,52 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from fdaudit import config as settings
-    from fdaudit.registry import DefenseCard
+    from fdaudit.registry import DefenseCard, DeviationCard
     from fdaudit.types import GradientRule, Trained
 
-__all__ = ["Defense", "Delivery", "Meter", "Outage", "Released", "Wire", "acts_in_training"]
+__all__ = [
+    "Defense",
+    "Delivery",
+    "Deviant",
+    "Deviation",
+    "Meter",
+    "Outage",
+    "Outgoing",
+    "Released",
+    "Wire",
+    "acts_in_training",
+]
 
 
 class Delivery(dict[str, "Tensor"]):
-    """A delivered message: the recorded tensors by name, and the `seq` to declare them by."""
+    """A delivered message: the recorded tensors by name, and the `seq` to declare them by.
 
-    def __init__(self, tensors: Mapping[str, Tensor], seq: int) -> None:
+    A receiver reads its copy with `of`. What a deviating sender holds differs from the copies that it sent.
+    """
+
+    def __init__(
+        self, tensors: Mapping[str, Tensor], seq: int, copies: Mapping[str, Delivery] | None = None
+    ) -> None:
         super().__init__(tensors)
         self.seq = seq
+        self._copies = copies
+
+    def of(self, receiver: str) -> Delivery:
+        """Return what one receiver got."""
+        return self if self._copies is None else self._copies[receiver]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Outgoing:
+    """A message as its sender's protocol would send it, before defences."""
+
+    round: int
+    step: int
+    sender: str
+    receivers: tuple[str, ...]
+    kind: str
+    tensors: Mapping[str, Tensor]
+    fields: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,6 +111,37 @@ class Defense(Protocol):
         ...
 
 
+class Deviation(Protocol):
+    """What a party sends in place of what the protocol says; it is given what the party may know."""
+
+    card: ClassVar[DeviationCard]
+    Config: ClassVar[type[settings.Config]]
+
+    def __init__(self, config: Any, knowledge: Any) -> None: ...
+
+    def sends(self, draft: Outgoing, generator: torch.Generator) -> Sequence[Outgoing]:
+        """Return what is sent in place of a message, to each of its receivers one; the message itself changes nothing.
+
+        Args:
+            draft: the message that the protocol would send.
+            generator: randomness of this message alone.
+        """
+        ...
+
+
+class Deviant(Protocol):
+    """A party that deviates."""
+
+    @property
+    def name(self) -> str:
+        """Return the deviation's name."""
+        ...
+
+    def sends(self, draft: Outgoing, seq: int) -> tuple[Outgoing, ...]:
+        """Return what is sent in place of the message number `seq`."""
+        ...
+
+
 def acts_in_training(cls: type[Defense]) -> TypeGuard[type[GradientRule]]:
     """Return whether a class is a defence in training, not of messages."""
     return cls.card.at == "training"
@@ -110,6 +176,7 @@ class Wire:
         outages: when parties go silent.
         meter: checks every message before it is recorded, and may refuse it.
         training: the training defences of clients, by the network that is trained.
+        deviants: the parties that deviate, by name.
 
     Attributes:
         training: the same.
@@ -129,6 +196,7 @@ class Wire:
         outages: Sequence[Outage] = (),
         meter: Meter | None = None,
         training: Mapping[Trained, GradientRule] | None = None,
+        deviants: Mapping[str, Deviant] | None = None,
     ) -> None:
         unknown = {kind for kind in kinds or () if not is_kind(kind)}
         if unknown:
@@ -141,7 +209,7 @@ class Wire:
         self._kinds = None if kinds is None else frozenset(kinds)
         self._defenses, self._withheld = dict(defenses or {}), frozenset(withheld)
         self._withholdable, self._outages = frozenset(withholdable), tuple(outages)
-        self._meter = meter
+        self._meter, self._deviants = meter, dict(deviants or {})
         self.training: Mapping[Trained, GradientRule] = dict(training or {})
         self._round, self._step = 0, 0
         self._sent, self._silent = Counter[str](), set[str]()
@@ -191,21 +259,57 @@ class Wire:
             self._note_silence(sender, receivers)
             return None
         self._sent[sender] += 1
-        released, described = self._defend(sender, kind, tensors)
-        draft = Message(
-            seq=0,
+        draft = Outgoing(
             round=self._round,
             step=self._step,
             sender=sender,
             receivers=tuple(receivers),
-            kind=released.kind,
+            kind=kind,
+            tensors=tensors,
             fields=dict(fields or {}),
+        )
+        if sender in self._deviants:
+            sent = self._deviants[sender].sends(draft, self._transcript.seq)
+            if sent != (draft,):
+                return self._deviate(draft, sent)
+        released, described = self._defend(sender, kind, tensors)
+        return self._carry(draft, released, described, inputs)
+
+    def _deviate(self, draft: Outgoing, sent: Sequence[Outgoing]) -> Delivery:
+        """Record what a deviating party sends in place of a message; it depends on anything that the party holds.
+
+        The party goes on from the message that it held back, and its own defences do not act.
+        """
+        copies: dict[str, Delivery] = {}
+        for one in sent:
+            marked = replace(one, fields={**one.fields, DEVIATION: self._deviants[draft.sender].name})
+            plain = Released(kind=one.kind, tensors=dict(sorted(one.tensors.items())), event=None)
+            copies |= dict.fromkeys(one.receivers, self._carry(marked, plain, (), ALL))
+        held = {name: tensor.to(self._device, copy=True) for name, tensor in draft.tensors.items()}
+        return Delivery(held, copies[draft.receivers[0]].seq, copies)
+
+    def _carry(
+        self,
+        draft: Outgoing,
+        released: Released,
+        described: tuple[Mapping[str, Any], ...],
+        inputs: Inputs | Sequence[str | int],
+    ) -> Delivery:
+        """Record one message and return what its receivers get."""
+        message = Message(
+            seq=0,
+            round=draft.round,
+            step=draft.step,
+            sender=draft.sender,
+            receivers=draft.receivers,
+            kind=released.kind,
+            fields=draft.fields,
             inputs=tuple(inputs) if inputs != ALL else ALL,
             defenses=described,
             event=released.event,
             bytes_on_wire=released.bytes_on_wire,
         )
-        seq, decoded = self._record(draft, released.tensors)
+        seq, decoded = self._record(message, released.tensors)
         return Delivery({n: t.to(self._device) for n, t in readable(decoded).items()}, seq)
 
     def release(

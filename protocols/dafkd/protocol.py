@@ -171,6 +171,7 @@ class DaFKD:
         pools_data=False,
         heterogeneous=False,
         needs_public=False,
+        copies={"server": ("model_parameters",)},
         trains={"model": "batch_size"},
         generator={
             "build": "fdaudit.models.conditional:ConditionalGenerator",
@@ -316,11 +317,13 @@ class DaFKD:
     def _train(self, t: int, selected: Sequence[str], w_t: Delivery, g_t: Delivery) -> dict[str, Update]:
         """Run the selected clients' local work; on a CPU in as many threads as allowed."""
         guards = {k: self._local.guard(k, self.config.steps) for k in selected}
-        outcomes = self._trainer.apart(lambda k: self._clients[k].update(t, w_t, g_t, guards[k]), selected)
+        outcomes = self._trainer.apart(
+            lambda k: self._clients[k].update(t, w_t.of(k), g_t.of(k), guards[k]), selected
+        )
         updates = dict(zip(selected, outcomes, strict=True))
         for k, update in updates.items():
             put(self.state, f"{k}/d/", moved(update.d, "cpu"))
-            inputs = joined(basis_of(self.state, k), (w_t.seq, g_t.seq))
+            inputs = joined(basis_of(self.state, k), (w_t.of(k).seq, g_t.of(k).seq))
             keep_basis(self.state, k, self._local.release(k, guards[k], inputs=inputs))
         return updates
 
@@ -339,7 +342,7 @@ class DaFKD:
             d = None
             if self.config.upload_discriminator:
                 d = self._wire.send(k, ["server"], "discriminator_parameters", update.d, inputs=inputs)
-            inputs = joined(inputs, (g_t.seq,))
+            inputs = joined(inputs, (g_t.of(k).seq,))
             g = self._wire.send(k, ["server"], "generator_parameters", update.g, inputs=inputs)
             batches |= {message.seq: update.batch for message in (w, d) if message is not None}
             if w is not None:  # otherwise the client went silent: the round goes on without it

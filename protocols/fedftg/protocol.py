@@ -76,6 +76,7 @@ class FedFTG(ModelUploads):
         heterogeneous=False,
         needs_public=False,
         tasks=("single-label",),
+        copies={"server": ("model_parameters",)},
         trains={"model": "batch_size"},
         starts={
             "weights": "broadcast",
@@ -119,7 +120,7 @@ class FedFTG(ModelUploads):
         message = self._wire.send("server", receivers, "model_parameters", self.released(), inputs=inputs)
         if message is None:
             raise ProtocolError("fedftg: the server's model did not arrive. Only clients may go silent.")
-        return dict.fromkeys((k for k in receivers if k in self._clients), message)
+        return {k: message.of(k) for k in receivers if k in self._clients}
 
     def _fuse(self, t: int, uploads: Mapping[str, Delivery]) -> dict[str, float]:
         """Average the uploads by numbers of records, fine-tune the average, and return the mean loss of that."""

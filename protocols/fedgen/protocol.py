@@ -142,6 +142,7 @@ class FedGEN(SimpleProtocol):
         heterogeneous=False,
         needs_public=False,
         tasks=("single-label", "text", "table"),
+        copies={"server": ("model_parameters",)},
         trains={"model": "batch_size"},
         starts={
             "weights": "broadcast",
@@ -197,9 +198,10 @@ class FedGEN(SimpleProtocol):
         basis = tuple(map(int, self.state["server/generator-basis"]))
         w = take(self.state, "server/generator/w/")
         w_t = self._send(S, "generator_parameters", Computed(w, basis))
-        messages = {
-            k: self.send(k, ["server"], "model_parameters", self._update(t, k, theta, w_t)) for k in S
-        }
+        messages = {}
+        for k in S:
+            update = self._update(t, k, theta.of(k), w_t.of(k))
+            messages[k] = self.send(k, ["server"], "model_parameters", update)
         arrived = {k: upload for k, upload in messages.items() if upload is not None}
         if arrived:
             counts = self._counts(arrived)

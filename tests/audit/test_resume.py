@@ -40,8 +40,10 @@ SPEC = tiny(
     references=["standalone"],
     adversaries=["world"],
     attacks=[{"name": "loss-threshold"}],
+    deviations=[{"party": "server", "name": "imprint", "params": {"rounds": [1]}}],
 )
-"""Everything that outlives a round takes part: server momentum, sampling of clients, a reference, an oracle's log."""
+"""Everything that outlives a round takes part: server momentum, sampling of clients, a reference, an oracle's log; and
+a server that deviates."""
 
 
 # -- in process: every instant --------------------------------------------------------------------------------

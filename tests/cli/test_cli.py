@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import fdaudit
-from fdaudit import attacks, defenses, protocols
+from fdaudit import attacks, defenses, deviations, protocols
 from fdaudit.cli.explain import explained
 from fdaudit.names import visible
 
@@ -50,7 +50,8 @@ def done(original: Path, tmp_path: Path) -> Path:
 
 def test_run_prints_accuracy_cells_and_where_it_lies(shell: Shell) -> None:
     code, out, err = shell("run", shell.spec(attacks=[LOSS]), "--out", "here", "--no-report", "--verbose")
-    assert (code, err) == (0, "")
+    assert code == 0
+    assert all(line.startswith("fdaudit: ") for line in err.splitlines()), "progress, on a slow machine"
     result = json.loads((shell.home / "here" / "result.json").read_bytes())
     lines = out.splitlines()
     accuracy = [r["figure"]["value"] for r in result["utility"]["final"] if r["party"] == "server"]
@@ -290,6 +291,7 @@ def test_verify_ends_with_0_2_or_3(shell: Shell, done: Path) -> None:
 
 def test_list_names_everything(shell: Shell) -> None:
     rooms = {"protocols": protocols.REGISTRY, "attacks": attacks.REGISTRY, "defences": defenses.REGISTRY}
+    rooms["deviations"] = deviations.REGISTRY
     value = shell.json("list")
     assert {room: sorted(names) for room, names in value.items()} == {r: g.names() for r, g in rooms.items()}
     assert all(line for names in value.values() for line in names.values())

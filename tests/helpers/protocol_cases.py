@@ -338,6 +338,7 @@ def run(
     task: Task = SINGLE_LABEL,
     training: Mapping[str, Any] | None = None,
     threads: int | None = None,
+    deviants: Mapping[str, Any] | None = None,
 ) -> Ran:
     """Runs a protocol to its end, or to `stop_after`; `resume` is (next round, state, position)."""
     cls = cls or REGISTRY.load(name)
@@ -361,6 +362,7 @@ def run(
             withholdable=cls.card.withholdable,
             outages=outages,
             training=training,
+            deviants=deviants,
             alter=alter,
         )
         shared = common(unlike, task)

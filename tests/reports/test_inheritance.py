@@ -337,7 +337,9 @@ def test_a_view_with_a_kind_that_no_attack_reads_is_not_tested_and_names_it() ->
     )
     page = summarise(made)
     assert page.level == "not-tested"
-    assert page.matrix[0].entries[0].words == "Not tested"
+    assert page.matrix[0].entries[0].words == "Tested in part"
+    assert page.matrix[0].entries[0].note.startswith("1 attack found none")
+    assert page.headline.startswith("Tested in part: 1 test with an answer measured no leak.")
     assert "logit_cotangents: no attack reads it." in " ".join(page.front.untested)
     both = seen(result([quiet]), "logits", "logit_cotangents", "acme/bank")
     said = "logit_cotangents and acme/bank: no attack reads them."

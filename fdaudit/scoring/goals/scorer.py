@@ -17,7 +17,7 @@ from fdaudit.result import Target
 from fdaudit.scoring.evidence import EvidenceScores
 from fdaudit.scoring.goals.submission import Submission
 from fdaudit.scoring.ground_truth import Truth
-from fdaudit.transcript.messages import role
+from fdaudit.transcript.messages import SUM, role
 from fdaudit.types import Figure
 
 if TYPE_CHECKING:
@@ -117,12 +117,12 @@ class GoalScorer(ABC, Generic[G]):
 
 
 def refuse_other_senders(guess: Guess, messages: Sequence[int], view: View) -> None:
-    """Refuse a guess about messages of another client, or of none in the view.
+    """Refuse a guess about messages of another client, or of none in the view; a sum is a message of each client in it.
 
     Raises:
         ValueError: it is one.
     """
-    senders = {m.seq: m.sender for m in view.messages}
+    senders = {m.seq: guess.target if m.fields.get(SUM) else m.sender for m in view.messages}
     sent_by = {senders.get(seq, "nobody in this view") for seq in messages}
     others = sorted(s for s in sent_by - {guess.target} if role(s) != "server")
     if others or guess.target not in sent_by:

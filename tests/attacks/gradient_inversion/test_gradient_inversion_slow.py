@@ -10,11 +10,13 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from fdaudit.attacks.gradient_inversion.analytic import first_linear, recover_image
+from fdaudit.attacks.gradient_inversion.analytic import recover_image
 from fdaudit.attacks.gradient_inversion.dlg import DLGConfig, deep_leakage
 from fdaudit.attacks.gradient_inversion.inverting import InvertingGradientsConfig, invert_gradients
 from fdaudit.attacks.gradient_inversion.labels import recover_labels
 from torch import Tensor, nn
+
+from fdaudit.models.normalization import first_linear
 
 from .gradient_inversion_cases import (
     digits,

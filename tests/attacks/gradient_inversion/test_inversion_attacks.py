@@ -10,7 +10,6 @@ from fdaudit.attacks.gradient_inversion.analytic import (
     AnalyticConfig,
     AnalyticRecovery,
     candidates,
-    first_linear,
     recover_image,
 )
 from fdaudit.attacks.gradient_inversion.dlg import DLG, DLGConfig
@@ -20,6 +19,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from fdaudit.adversary.knowledge import Knowledge
+from fdaudit.models.normalization import first_linear
 from fdaudit.types import AttackTask
 
 from .gradient_inversion_cases import (

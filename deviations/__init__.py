@@ -1,0 +1,30 @@
+"""Deviations: what a party sends in place of what its protocol says."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from fdaudit.registry import DeviationCard, Registry
+
+if TYPE_CHECKING:
+    from fdaudit.transcript.wire import Deviation
+
+__all__ = ["REGISTRY", "Deviation", "DeviationCard"]
+
+REGISTRY: Registry[Deviation, DeviationCard] = Registry(
+    "fdaudit.deviations",
+    {
+        "imprint": "fdaudit.deviations.imprint:Imprint",
+        "model-inconsistency": "fdaudit.deviations.model_inconsistency:ModelInconsistency",
+        "trap-weights": "fdaudit.deviations.trap_weights:TrapWeights",
+    },
+)
+"""Public names of deviations; installed packages add theirs through the entry-point group."""
+
+
+def __getattr__(name: str) -> Any:
+    if name == "Deviation":  # its module loads torch
+        from fdaudit.transcript.wire import Deviation
+
+        return Deviation
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,99 @@
+"""Attachment of a spec's deviations to the parties that depart from the protocol."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from fdaudit.config import validate
+from fdaudit.errors import ProtocolError, SpecError, nearest
+from fdaudit.registry import ProtocolCard
+from fdaudit.rng import child
+from fdaudit.transcript.messages import role
+from fdaudit.transcript.wire import Deviation, Outgoing
+
+from . import REGISTRY
+
+if TYPE_CHECKING:
+    from fdaudit.adversary.knowledge import Knowledge
+    from fdaudit.spec.schema import DeviationEntry
+
+__all__ = ["DeviatingParty", "attach_deviations"]
+
+
+@dataclass(frozen=True, eq=False)
+class DeviatingParty:
+    """A party that departs from the protocol.
+
+    Attributes:
+        party: its name.
+        name: the deviation's name.
+        deviation: what it sends.
+        seed: the run's seed, for a generator of each message.
+    """
+
+    party: str
+    name: str
+    deviation: Deviation
+    seed: int
+
+    def sends(self, draft: Outgoing, seq: int) -> tuple[Outgoing, ...]:
+        """Return what the party sends in place of a message.
+
+        Raises:
+            ProtocolError: not every receiver gets one message of the same kind with tensors of the same shapes.
+        """
+        sent = tuple(self.deviation.sends(draft, child(self.seed, "deviation", self.party, seq)))
+        expected = {name: (tensor.shape, tensor.dtype) for name, tensor in draft.tensors.items()}
+        for one in sent:
+            shapes = {name: (tensor.shape, tensor.dtype) for name, tensor in one.tensors.items()}
+            if (one.kind, shapes) != (draft.kind, expected):
+                raise ProtocolError(f"deviation {self.name}: a {draft.kind} became something else")
+        if Counter(r for one in sent for r in one.receivers) != Counter(draft.receivers):
+            raise ProtocolError(f"deviation {self.name}: not every receiver of a {draft.kind} gets one")
+        return sent
+
+
+def attach_deviations(
+    asked: Sequence[DeviationEntry],
+    protocol: ProtocolCard,
+    parties: Sequence[str],
+    knowledge: Knowledge,
+    seed: int,
+) -> Mapping[str, DeviatingParty]:
+    """Return the deviating parties of a spec, by name.
+
+    Args:
+        asked: the spec's deviations.
+        protocol: the protocol's card, which says what each receiver reads by itself.
+        parties: every party of the run.
+        knowledge: what an adversary is assumed to know.
+        seed: the run's seed.
+
+    Raises:
+        SpecError: a party or a deviation is unknown, or the deviation does not go with the party, the protocol or the
+            network.
+    """
+    attached: dict[str, DeviatingParty] = {}
+    for number, entry in enumerate(asked):
+        where = f"deviations.{number}"
+        cls = REGISTRY.load(entry.name, f"{where}.name")
+        REGISTRY.called(entry.name, f"{where}.name")
+        if entry.party not in parties:
+            raise SpecError(
+                f"{where}.party", entry.party, "is no party of this run", nearest(entry.party, parties)
+            )
+        if entry.party in attached:
+            raise SpecError(f"{where}.party", entry.party, "deviates already", "Keep one deviation a party.")
+        if role(entry.party) not in cls.card.roles:
+            problem, able = f"cannot deviate by {entry.name}", ", ".join(cls.card.roles)
+            raise SpecError(f"{where}.party", entry.party, problem, f"These can: {able}.")
+        changed = set(cls.card.changes) & set(protocol.copies.get(role(entry.party), ()))
+        if not changed:
+            problem = f"changes {', '.join(cls.card.changes)}, which nobody reads in {protocol.name}"
+            raise SpecError(f"{where}.name", entry.name, problem, "Choose another deviation or protocol.")
+        config = validate(cls.Config, entry.params, f"{where}.params")
+        attached[entry.party] = DeviatingParty(entry.party, entry.name, cls(config, knowledge), seed)
+    return attached

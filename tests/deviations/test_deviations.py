@@ -1,0 +1,274 @@
+"""Deviations: on record and marked, read by each receiver alone, the same after a resume."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from fdaudit.attacks.gradient_inversion.analytic import between, candidates, imprinted
+from fdaudit.deviations import REGISTRY
+from fdaudit.deviations.attached import DeviatingParty
+from fdaudit.deviations.imprint import Imprint, ImprintConfig
+from fdaudit.deviations.trap_weights import TrapWeights, TrapWeightsConfig
+from fdaudit.protocols import REGISTRY as PROTOCOLS
+from fdaudit.reports.findings import found_by
+from fdaudit.reports.remedies import CHECK
+from fdaudit.reports.summary import summarise
+
+import fdaudit
+from fdaudit.adversary.knowledge import Knowledge
+from fdaudit.audit.run import Run
+from fdaudit.data import load_dataset
+from fdaudit.errors import ProtocolError, SpecError
+from fdaudit.models import Architecture, architecture
+from fdaudit.spec.schema import DatasetSpec, ModelSpec
+from fdaudit.transcript.messages import DEVIATION
+from fdaudit.transcript.payloads import read_payload
+from fdaudit.transcript.transcript import read_messages
+from fdaudit.transcript.wire import Outage, Outgoing
+
+from ..helpers.protocol_cases import Ran, run
+from ..helpers.run_cases import cli, finished, known, tiny
+
+IMPRINT = {"party": "server", "name": "imprint", "params": {"rounds": [1]}}
+ABLE = [name for name in PROTOCOLS.names() if PROTOCOLS.describe(name).copies]
+
+
+class Nudge:
+    """Changes what one client is sent, in some rounds."""
+
+    name = "nudge"
+
+    def __init__(self, victim: str, rounds: Sequence[int] = (0, 1, 2)) -> None:
+        self.victim, self.rounds = victim, rounds
+
+    def sends(self, draft: Outgoing, seq: int) -> tuple[Outgoing, ...]:
+        """Return the model, and another one for the victim."""
+        if draft.round not in self.rounds or self.victim not in draft.receivers or "world" in draft.receivers:
+            return (draft,)
+        if draft.kind != "model_parameters":
+            return (draft,)
+        others = tuple(receiver for receiver in draft.receivers if receiver != self.victim)
+        nudged = {name: tensor + 0.5 * (tensor.ndim > 0) for name, tensor in draft.tensors.items()}
+        mine = replace(draft, receivers=(self.victim,), tensors=nudged)
+        return (mine, replace(draft, receivers=others)) if others else (mine,)
+
+
+def uploads(ran: Ran, client: str, round: int = 0) -> list[dict[str, torch.Tensor]]:
+    """What a client sent in a round, but for counts."""
+    sent = [m for m in ran.messages if m.sender == client and m.round == round and "count" not in m.kind]
+    return [ran.tensors(m) for m in sent]
+
+
+def same(first: Sequence[dict[str, torch.Tensor]], second: Sequence[dict[str, torch.Tensor]]) -> bool:
+    """Whether messages have the same tensors, bit for bit."""
+    return len(first) == len(second) and all(
+        a.keys() == b.keys() and all(torch.equal(a[n], b[n]) for n in a)
+        for a, b in zip(first, second, strict=True)
+    )
+
+
+@pytest.mark.parametrize("name", ABLE)
+def test_each_receiver_reads_its_own_copy(name: str, tmp_path: Path) -> None:
+    """What one client is sent changes its own upload and no other's; the server goes on from its own model."""
+    honest = run(tmp_path / "honest", name, rounds=1)
+    active = run(tmp_path / "active", name, rounds=1, deviants={"server": Nudge("client/1")})
+    assert not same(uploads(honest, "client/1"), uploads(active, "client/1"))
+    assert same(uploads(honest, "client/0"), uploads(active, "client/0"))
+    assert same(uploads(honest, "client/2"), uploads(active, "client/2"))
+    marked = [m for m in active.messages if DEVIATION in m.fields]
+    assert {m.receivers for m in marked} >= {("client/1",)}
+    assert all(m.inputs == "all" and m.sender == "server" for m in marked)
+
+
+@pytest.mark.parametrize("name", ABLE)
+def test_a_run_resumed_after_any_round_ends_the_same(name: str, tmp_path: Path) -> None:
+    deviants = {"server": Nudge("client/1", rounds=(1,))}
+    whole = run(tmp_path / "whole", name, rounds=2, deviants=deviants)
+    part = run(tmp_path / "part", name, rounds=2, deviants=deviants, stop_after=0)
+    resumed = run(
+        tmp_path / "part", name, rounds=2, deviants=deviants, resume=(1, part.states[0], part.positions[0])
+    )
+    assert resumed.log == whole.log
+    assert resumed.states[-1] == whole.states[-1]
+
+
+@pytest.mark.parametrize("name", ABLE)
+def test_a_silent_client_is_no_hindrance(name: str, tmp_path: Path) -> None:
+    outages = [Outage(party="client/1", first=0, last=0)]
+    ran = run(tmp_path, name, rounds=2, deviants={"server": Nudge("client/1")}, outages=outages)
+    assert any(m.kind == "silence" for m in ran.messages)
+    assert any(DEVIATION in m.fields for m in ran.messages)
+
+
+def test_a_deviation_without_rounds_changes_no_bit(tmp_path: Path) -> None:
+    honest = finished(tmp_path / "honest")
+    active = finished(tmp_path / "active", deviations=[{**IMPRINT, "params": {"rounds": []}}])
+    assert list(contents(honest)) == list(contents(active))
+    assert list(contents(honest)) != list(contents(finished(tmp_path / "other", deviations=[IMPRINT])))
+    assert fdaudit.load_spec(tiny(deviations=[])).digest() == fdaudit.load_spec(tiny()).digest()
+
+
+def contents(run: Path) -> Iterator[Any]:
+    """Everything of a record but its salts and digests."""
+    for message in read_messages(run / "transcript"):
+        body = read_payload(run / "transcript", message)
+        yield message.sender, message.receivers, message.kind, message.fields, message.inputs, body
+
+
+def test_the_record_marks_what_was_crafted_and_the_report_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = finished(tmp_path / "run", deviations=[IMPRINT])
+    marked = [m for m in read_messages(out / "transcript") if DEVIATION in m.fields]
+    assert [(m.sender, m.round, m.kind) for m in marked] == [("server", 1, "model_parameters")]
+    code, _, _ = cli(monkeypatch, capsys, "verify", out)
+    assert code == 0
+    assert "In it the server departs from it by imprint" in summarise(Run(out).result).standing
+    told = json.loads((out / "result.json").read_text())["run"]["departures"]
+    assert told == [{"party": "server", "name": "imprint", "messages": 1}]
+
+
+# -- what they gain ------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def digits() -> tuple[torch.Tensor, torch.Tensor]:
+    data = load_dataset(DatasetSpec(name="digits"), known(3).truth("dataset"))
+    return data.x, data.y
+
+
+def perceptron(*widths: int) -> Architecture:
+    return architecture(ModelSpec(name="mlp", params={"widths": list(widths)}), (1, 8, 8), 10)
+
+
+def recovered(deviation: Any, network: Architecture, x: torch.Tensor, y: torch.Tensor) -> int:
+    """How many records of a batch are read from its gradient at more than 40 dB, under a deviation or None."""
+    module = network.build(torch.Generator().manual_seed(4))
+    model = {name: tensor.detach().clone() for name, tensor in module.named_parameters()}
+    if deviation is not None:
+        draft = Outgoing(
+            round=0, step=0, sender="server", receivers=("client/0",), kind="model_parameters", tensors=model
+        )
+        (sent,) = deviation.sends(draft, torch.Generator().manual_seed(5))
+        model = dict(sent.tensors)
+        module.load_state_dict(model, strict=False)
+    loss = torch.nn.functional.cross_entropy(module(x), y)
+    names = [name for name, _ in module.named_parameters()]
+    gradient = dict(zip(names, torch.autograd.grad(loss, list(module.parameters())), strict=True))
+    weight, bias = names[0], names[1]
+    dW, db = gradient[weight], gradient[bias]
+    if imprinted(model[weight]):
+        dW, db = between(dW, db, model[bias])
+    found = candidates(dW, db).inputs[: len(x)].clamp(0, 1)
+    error = torch.cdist(x.flatten(1).double(), found.double()).square().min(1).values / x[0].numel()
+    return int((error < 1e-4).sum())
+
+
+def test_crafted_models_give_away_more_records_of_a_batch_than_an_honest_one(
+    digits: tuple[torch.Tensor, torch.Tensor],
+) -> None:
+    x, y = digits
+    network = perceptron(256, 64)
+    knows = Knowledge(architecture=network, auxiliary=(x[:300], y[:300]), classes=10)
+    batch = x[400:432], y[400:432]
+    honest = recovered(None, network, *batch)
+    assert recovered(Imprint(ImprintConfig(), knows), network, *batch) >= 24
+    assert recovered(TrapWeights(TrapWeightsConfig(), knows), network, *batch) > honest
+
+
+@pytest.mark.thorough
+def test_a_model_for_one_client_alone_takes_its_records_out_of_a_secure_sum(tmp_path: Path) -> None:
+    """The honest twin has nothing that `analytic` can read, since only the sum is in view."""
+
+    def ran(name: str, **changes: Any) -> Any:
+        out = finished(
+            tmp_path / name,
+            clients=3,
+            victims=3,
+            model__params__widths=[256, 64],
+            dataset__limit=600,
+            protocol__params={
+                "rounds": 3,
+                "batch_size": 16,
+                "local_steps": 1,
+                "aggregation": "secure",
+                "weighting": "uniform",
+            },
+            attacks=[{"name": "analytic"}],
+            **changes,
+        )
+        (cell,) = [c for c in Run(out).result.cells if c.attack == "analytic"]
+        return cell
+
+    active = {"party": "server", "name": "model-inconsistency", "params": {"rounds": [0, 1, 2]}}
+    cell = ran("active", deviations=[active])
+    (found,) = found_by(Run(tmp_path / "active").result)
+    assert found.remedy == CHECK
+    assert ran("honest").status == "not-applicable"
+    assert cell.status == "run"
+    assert [target.target for target in cell.targets] == ["client/0", "client/1", "client/2"]
+    for target in cell.targets:
+        exact = sum(image.psnr > 40 for image in target.images or ())
+        assert exact >= 8, target.target
+
+
+# -- refusals --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"deviations": [{**IMPRINT, "party": "client/9"}]}, "deviations.0.party"),
+        ({"deviations": [{**IMPRINT, "party": "client/0"}]}, "deviations.0.party"),
+        ({"deviations": [IMPRINT, {**IMPRINT, "name": "trap-weights"}]}, "deviations.1.party"),
+        ({"deviations": [{**IMPRINT, "name": "imprnt"}]}, "deviations.0.name"),
+        ({"deviations": [{**IMPRINT, "params": {"round": [0]}}]}, "deviations.0.params.round"),
+        ({"deviations": [IMPRINT], "protocol": {"name": "fedmd"}, "splits__proxy": 0.1}, "deviations.0.name"),
+        ({"deviations": [IMPRINT], "model": {"name": "cnn-strided"}}, "model.name"),
+        ({"deviations": [IMPRINT], "model__params__widths": []}, "model.name"),
+        ({"deviations": [IMPRINT], "auxiliary": {"others": "none"}}, "auxiliary.others"),
+        ({"deviations": [IMPRINT], "auxiliary": {"others": "shifted"}}, "auxiliary.others"),
+    ],
+)
+def test_what_cannot_be_done_is_refused_before_anything_is_written(
+    changes: dict[str, Any], field: str, tmp_path: Path
+) -> None:
+    with pytest.raises(SpecError) as refused:
+        fdaudit.run(tiny(**changes), tmp_path / "run")
+    assert refused.value.field == field
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_deviation_may_not_change_the_form_of_a_message_or_forget_a_receiver() -> None:
+    class Sends:
+        def __init__(self, change: dict[str, Any]) -> None:
+            self.change = change
+
+        def sends(self, draft: Outgoing, generator: torch.Generator) -> Sequence[Outgoing]:
+            return (replace(draft, **self.change),)
+
+    draft = Outgoing(
+        round=0, step=0, sender="server", receivers=("a", "b"), kind="x", tensors={"w": torch.zeros(2)}
+    )
+    for change in ({"kind": "y"}, {"receivers": ("a",)}, {"receivers": ("a", "a")}, {"tensors": {}}):
+        with pytest.raises(ProtocolError):
+            DeviatingParty("server", "s", Sends(change), 1).sends(draft, 0)
+
+
+@pytest.mark.parametrize("name", REGISTRY.names())
+def test_a_card_names_attacks_and_kinds_that_there_are(name: str) -> None:
+    from fdaudit.attacks import REGISTRY as ATTACKS
+
+    from fdaudit.kinds import KINDS
+
+    card = REGISTRY.describe(name)
+    assert set(card.read_by) <= set(ATTACKS.names())
+    assert set(card.changes) <= KINDS.keys()
+    assert card.source
+    assert card.noticed
