@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import torch
 from pydantic import Field
@@ -27,7 +27,7 @@ _LEAST = 8
 class CraftedRounds(Config):
     """Settings common to crafted models."""
 
-    rounds: tuple[int, ...] = Field((0,), max_length=10_000)
+    rounds: tuple[Annotated[int, Field(ge=0)], ...] = Field((0,), max_length=10_000)
     """Rounds, counted from 0, in which clients are sent a crafted model. None: the run is the honest one."""
 
 

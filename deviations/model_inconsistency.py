@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import torch
 from pydantic import Field
@@ -28,7 +28,7 @@ _DEAD = 1e4
 class ModelInconsistencyConfig(CraftedRounds):
     """Settings of model inconsistency."""
 
-    rounds: tuple[int, ...] = Field((0,), max_length=10_000)
+    rounds: tuple[Annotated[int, Field(ge=0)], ...] = Field((0,), max_length=10_000)
     """Rounds, counted from 0: in the n-th of them client n is sent a model of its own. None: the honest run."""
 
 

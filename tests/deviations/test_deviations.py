@@ -229,6 +229,7 @@ def test_a_model_for_one_client_alone_takes_its_records_out_of_a_secure_sum(tmp_
         ({"deviations": [IMPRINT, {**IMPRINT, "name": "trap-weights"}]}, "deviations.1.party"),
         ({"deviations": [{**IMPRINT, "name": "imprnt"}]}, "deviations.0.name"),
         ({"deviations": [{**IMPRINT, "params": {"round": [0]}}]}, "deviations.0.params.round"),
+        ({"deviations": [{**IMPRINT, "params": {"rounds": [-1]}}]}, "deviations.0.params.rounds.0"),
         ({"deviations": [IMPRINT], "protocol": {"name": "fedmd"}, "splits__proxy": 0.1}, "deviations.0.name"),
         ({"deviations": [IMPRINT], "model": {"name": "cnn-strided"}}, "model.name"),
         ({"deviations": [IMPRINT], "model__params__widths": []}, "model.name"),
