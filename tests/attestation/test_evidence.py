@@ -134,7 +134,7 @@ def test_the_environment_is_this_one(bundle: Path) -> None:
 def test_the_tool_is_named_by_the_digest_of_its_files(bundle: Path) -> None:
     """Worked out from the source tree: the rooms are installed below the package."""
     found = {}
-    for room in ("fdaudit", "attacks", "defenses", "protocols", "reports"):
+    for room in ("fdaudit", "attacks", "defenses", "deviations", "protocols", "reports"):
         for path in (ROOT / room).rglob("*"):
             if path.is_file() and path.suffix != ".pyc":
                 name = path.relative_to(ROOT).as_posix()
