@@ -97,7 +97,7 @@ def test_direct_dependencies_used_in_one_place_are_justified() -> None:
     modules["scikit-learn"] = "sklearn"
     texts = [
         path.read_text("utf-8")
-        for room in ("fdaudit", "attacks", "defenses", "protocols", "reports")
+        for room in ("fdaudit", "attacks", "defenses", "deviations", "protocols", "reports")
         for path in (ROOT / room).rglob("*.py")
     ]
     for name, purpose in direct().items():
