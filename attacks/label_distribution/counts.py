@@ -52,7 +52,7 @@ class LabelCounts:
         oracle=None,
         source="Gong et al. 2022, Eq. 1: what FedKD sends in clear",
         tasks=("single-label", "multi-label", "segmentation", "text", "table"),
-        control={"on": "labels"},
+        control={"on": "labels", "trained": False},
         profiles={"quick": {}, "standard": {}, "full": {}},
     )
     Config: ClassVar[type[LabelCountsConfig]] = LabelCountsConfig

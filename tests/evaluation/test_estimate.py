@@ -13,6 +13,7 @@ from fdaudit import attacks
 from fdaudit.adversary.attack_plan import AttackPlan
 from fdaudit.evaluation import estimate as estimates
 from fdaudit.evaluation.budget import Cost
+from fdaudit.evaluation.controls.labels import most_of
 from fdaudit.evaluation.estimate import Estimate, Unit, Work, costs_of, estimate
 from fdaudit.evaluation.runner import attack_cells
 from fdaudit.planning.attacks import plan_attack
@@ -133,6 +134,22 @@ def test_a_control_on_class_shares_costs_its_part_of_the_runs_own_federation(
     assert work is not None
     estimates._cost(attack, work, ("server",), longer, unit, 600.0, shared)
     assert shared[f"control: labels of {name}"].seconds == pytest.approx(share * 600.0)
+
+
+def test_a_control_of_counts_trains_as_little_as_it_can(run: fdaudit.Run) -> None:
+    """A long federation makes the control of an attack that reads counts no dearer."""
+    attack, unit = planned(run, "label-counts"), Unit(seconds=0.01, parameters=1000, kept=500)
+    work = Work.of(attack.card)
+    assert work is not None
+    found = []
+    for federation in (1.0, 6e4, 6e5):
+        shared = dict[str, Cost]()
+        estimates._cost(attack, work, ("server",), run.opened.case, unit, federation, shared)
+        found.append(shared["control: labels of label-counts"].seconds)
+    assert found[0] <= 1.0
+    assert found[1] == found[2] < 60
+    assert most_of(attack) == {"rounds": 3, **dict.fromkeys(most_of(attack).keys() - {"rounds"}, 1)}
+    assert most_of(planned(run, "label-answers")) == {"rounds": 3}
 
 
 def test_time_is_shared_by_processes_but_no_attack_is_split(run: fdaudit.Run, unit: Unit) -> None:

@@ -187,10 +187,13 @@ def undefended(
         attack: the attack under control.
         case: the run's case.
         data: the records (x, y) of each client.
-        most: largest values of settings; those that the protocol does not have are left out.
+        most: largest values of settings; those that the protocol does not have, or that are not set, are left out.
     """
     config = stand_in_of(case)[1]
-    less = {k: min(v, getattr(config, k)) for k, v in most.items() if k in type(config).model_fields}
+    less = {}
+    for name, value in most.items():
+        if name in type(config).model_fields and getattr(config, name) is not None:
+            less[name] = min(value, getattr(config, name))
     short = config.model_copy(update=less)
     with scratch("control") as folder:
         rehearsal = rehearsal_of(case, EAVESDROPPER, config=short, defended=False, own=folder)

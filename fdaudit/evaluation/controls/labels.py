@@ -23,12 +23,16 @@ if TYPE_CHECKING:
     from fdaudit.adversary.attack_plan import AttackPlan
     from fdaudit.planning.case import Case
 
-__all__ = ["MOST_CLIENTS", "rounds_of", "skewed_clients"]
+__all__ = ["MOST_CLIENTS", "most_of", "rounds_of", "skewed_clients"]
 
 MOST_CLIENTS = 4
 """Clients of the control, unless the run has fewer."""
 _MOST_ROUNDS = 3
 """Rounds of the control, unless the attack's card states its `rounds`: PLS sends no row before a class is learnt."""
+_SHORTEST = dict.fromkeys(
+    ("local_steps", "local_epochs", "warm_up_steps", "distill_rounds", "distill_steps", "steps_per_round"), 1
+)
+"""Lengths of training in the control of an attack that reads counts, which no training changes."""
 _MOST_RECORDS = 4_000
 _OWN_SHARE = 0.9
 """Share of a client's records from its own classes, which no other client of the control favours."""
@@ -39,6 +43,12 @@ _WORKS = 0.5
 def rounds_of(attack: AttackPlan) -> int:
     """Return the most rounds of an attack's control."""
     return int(attack.card.control.get("rounds", _MOST_ROUNDS))
+
+
+def most_of(attack: AttackPlan) -> dict[str, int]:
+    """Return the largest values of settings in an attack's control; the shortest training where it reads no model."""
+    most = {"rounds": rounds_of(attack)}
+    return most if attack.card.control.get("trained", True) else {**most, **_SHORTEST}
 
 
 def skewed_clients(attack: AttackPlan, case: Case) -> dict[str, Control]:
@@ -116,7 +126,7 @@ def _guesses(
     attack: AttackPlan, case: Case, data: Sequence[tuple[Tensor, Tensor]], auxiliary: tuple[Tensor, Tensor]
 ) -> Sequence[LabelDistribution] | str:
     """Return the attack's guess about each client, in their order, or the reason why there is none."""
-    with undefended(attack, case, data, {"rounds": rounds_of(attack)}) as (rehearsal, view):
+    with undefended(attack, case, data, most_of(attack)) as (rehearsal, view):
         public = rehearsal.common.public if len(rehearsal.common.public) else None
         knowledge = knowing(case, auxiliary=auxiliary, encode=case.encoder, public=public, rehearse=rehearsal)
         task = AttackTask(targets=tuple(f"client/{k}" for k in range(len(data))))
