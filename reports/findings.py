@@ -185,6 +185,7 @@ def _finding(result: Result, standing: Sequence[Standing], what: Remedy, leaks: 
         abilities.append(_can(goal, same))
     top = by_goal[gravest.goal]
     who = joined(map(party, fewest))
+    told = (*fewest, *(a for a in adversaries if a not in fewest))
 
     return FrontFinding(
         severity=grade.word,
@@ -200,8 +201,8 @@ def _finding(result: Result, standing: Sequence[Standing], what: Remedy, leaks: 
             for f in sorted(by_goal.values(), key=lambda f: f is not top)
         ),
         remedy=what,
-        effect=effect(result, what, adversaries, goals),
-        outcome=outcome(result, what, adversaries, goals),
+        effect=effect(result, what, told, goals),
+        outcome=outcome(result, what, told, goals),
         caution=_caution(by_goal.values()),
         strongest=top,
         factors=grade.factors,

@@ -72,11 +72,13 @@ def effect(result: Result, what: Remedy, adversaries: Sequence[str], goals: Sequ
             f"({_short(most)}: {_utility(most)}; clients alone {_alone(most)})."
         )
     best, on = max(useful, key=lambda pair: (_left(pair[1]), pair[0].utility_value))
-    clauses = [_change(best, on)]
+    clauses = [_change(best, on, adversaries[0])]
     if others:
         most, at_any_cost = max(others, key=lambda pair: (_left(pair[1]), pair[0].utility_value))
         if _left(at_any_cost) > _LEFT["leak"] >= _left(on):
-            clauses.append(f"{_change(most, at_any_cost)}, not above clients alone ({_alone(most)})")
+            clauses.append(
+                f"{_change(most, at_any_cost, adversaries[0])}, not above clients alone ({_alone(most)})"
+            )
         else:
             ruined = f"{_utility(most)}; clients alone {_alone(most)}"
             clauses.append(f"{_short(most)} leaves no useful model ({ruined})")
@@ -113,14 +115,15 @@ def effects_on(
     return [(one, gravest) for one in tried if (gravest := _gravest(one, adversaries, goals)) is not None]
 
 
-def _change(tried: TriedRemedy, on: Effect) -> str:
-    """Return what a remedy changed for a finding, in a clause."""
+def _change(tried: TriedRemedy, on: Effect, first: str) -> str:
+    """Return what a remedy changed for a finding, in a clause; for whom, if not for its first adversary."""
     costs = [_utility(tried)] if tried.utility != tried.utility_before else []
     if on.epsilon is not None:
         costs.append(_stated(on))
     at = f" ({', '.join(costs)})" if costs else ""
     change = "no attack applies after" if on.level == "not-applicable" else _before_and_after(on)
-    return f"{_short(tried)}{at}: {change}"
+    whose = "" if on.adversary == first else f"for {party(on.adversary)}, "
+    return f"{_short(tried)}{at}: {whose}{change}"
 
 
 def _short(tried: TriedRemedy) -> str:
@@ -139,11 +142,14 @@ def _inside(name: str) -> str:
 
 
 def _gravest(tried: TriedRemedy, adversaries: Sequence[str], goals: Sequence[str]) -> Effect | None:
-    """Return a remedy's effect on a finding where it leaves most to learn; None if it was not run for all its goals."""
+    """Return a remedy's effect on a finding where it leaves most to learn; None if it was not run for all its goals.
+
+    Of equals it is that on the adversary that is named first.
+    """
     effects = [one for one in tried.effects if one.adversary in adversaries and one.goal in goals]
     if {one.goal for one in effects} != set(goals):
         return None
-    return min(effects, key=_left, default=None)
+    return min(effects, key=lambda on: (_left(on), adversaries.index(on.adversary)), default=None)
 
 
 def _left(on: Effect) -> int:

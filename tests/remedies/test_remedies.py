@@ -392,6 +392,23 @@ def test_a_remedy_that_was_tried_for_one_goal_of_a_finding_was_not_tried_for_the
     assert outcome(result, what, ["server"], both) == "untried"
 
 
+def test_of_equal_effects_that_on_the_adversary_named_first_is_told() -> None:
+    tried = remedy_tried("good", 0.8, 0.7, "leak")
+    (own,) = [on for on in tried.effects if on.adversary == "server"]
+    other = own.model_copy(update={"adversary": "server+client/0", "before": figure("auc", 0.61)})
+    result = read(load())
+    what = Remedy(do="", why="", tries=("good",))
+    for effects in ((own, other), (other, own)):
+        made = result.model_copy(update={"remedies": (tried.model_copy(update={"effects": effects}),)})
+        assert "0.610" not in effect(made, what, ["server", "server+client/0"], ["membership"])
+        assert "0.610" in effect(made, what, ["server+client/0", "server"], ["membership"])
+    closed = own.model_copy(update={"level": "none-seen"})
+    made = result.model_copy(update={"remedies": (tried.model_copy(update={"effects": (closed, other)}),)})
+    assert "for the server and client/0 colluding, AUC 0.610" in effect(
+        made, what, ["server", "server+client/0"], ["membership"]
+    )
+
+
 def test_attacks_that_a_budget_left_out_are_listed() -> None:
     tried = remedy_tried("good", 0.8, 0.5, "none-seen").model_copy(update={"left_out": ("rmia", "yoqo")})
     result = read(load()).model_copy(update={"remedies": (tried,)})
