@@ -20,6 +20,7 @@ REGISTRY: Registry[Attack, AttackCard] = Registry(
         "boundary-distance": "fdaudit.attacks.label_only.boundary:BoundaryDistance",
         "brep-mi": "fdaudit.attacks.model_inversion.brep_mi:BREPMI",
         "calibrated-loss": "fdaudit.attacks.membership.lira:CalibratedLoss",
+        "candidate-answers": "fdaudit.attacks.membership.candidate_answers:CandidateAnswers",
         "co-op-lira": "fdaudit.attacks.membership.distillation_lira:CoopLiRA",
         "coin-regression": "fdaudit.attacks.membership.coin_regression:CoinRegression",
         "discriminator-regression": (

@@ -14,8 +14,10 @@ __all__ = ["REGISTRY", "Deviation", "DeviationCard"]
 REGISTRY: Registry[Deviation, DeviationCard] = Registry(
     "fdaudit.deviations",
     {
+        "crafted-consensus": "fdaudit.deviations.crafted_consensus:CraftedConsensus",
         "imprint": "fdaudit.deviations.imprint:Imprint",
         "model-inconsistency": "fdaudit.deviations.model_inconsistency:ModelInconsistency",
+        "planted-candidates": "fdaudit.deviations.planted_candidates:PlantedCandidates",
         "trap-weights": "fdaudit.deviations.trap_weights:TrapWeights",
     },
 )

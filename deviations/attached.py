@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from fdaudit.config import validate
@@ -17,6 +17,8 @@ from fdaudit.transcript.wire import Deviation, Outgoing
 from . import REGISTRY
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from fdaudit.adversary.knowledge import Knowledge
     from fdaudit.spec.schema import DeviationEntry
 
@@ -43,17 +45,36 @@ class DeviatingParty:
         """Return what the party sends in place of a message.
 
         Raises:
-            ProtocolError: not every receiver gets one message of the same kind with tensors of the same shapes.
+            ProtocolError: not every receiver gets one message of the same kind with the same tensors. It may name
+                other samples, more or fewer.
         """
         sent = tuple(self.deviation.sends(draft, child(self.seed, "deviation", self.party, seq)))
-        expected = {name: (tensor.shape, tensor.dtype) for name, tensor in draft.tensors.items()}
         for one in sent:
-            shapes = {name: (tensor.shape, tensor.dtype) for name, tensor in one.tensors.items()}
-            if (one.kind, shapes) != (draft.kind, expected):
+            if (one.kind, _forms(one)) != (draft.kind, _forms(draft)):
                 raise ProtocolError(f"deviation {self.name}: a {draft.kind} became something else")
         if Counter(r for one in sent for r in one.receivers) != Counter(draft.receivers):
             raise ProtocolError(f"deviation {self.name}: not every receiver of a {draft.kind} gets one")
         return sent
+
+    def hands_out(self, public: Tensor, labels: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """Return the public samples (n, ...) and classes (n,) that the party hands out before the run.
+
+        Raises:
+            ProtocolError: their shapes changed.
+        """
+        if not hasattr(self.deviation, "hands_out"):
+            return public, labels
+        x, y = self.deviation.hands_out(public.clone(), None if labels is None else labels.clone())
+        if x.shape != public.shape or (y is None) != (labels is None) or (y is not None and len(y) != len(x)):
+            raise ProtocolError(f"deviation {self.name}: the public samples became of another shape")
+        return x, y
+
+
+def _forms(message: Outgoing) -> dict[str, object]:
+    """Return the type and shape of each tensor of a message, but for its number of samples and their names."""
+    return {
+        name: (tensor.shape[1:], tensor.dtype) for name, tensor in message.tensors.items() if name != "index"
+    }
 
 
 def attach_deviations(
@@ -95,5 +116,6 @@ def attach_deviations(
             problem = f"changes {', '.join(cls.card.changes)}, which nobody reads in {protocol.name}"
             raise SpecError(f"{where}.name", entry.name, problem, "Choose another deviation or protocol.")
         config = validate(cls.Config, entry.params, f"{where}.params")
-        attached[entry.party] = DeviatingParty(entry.party, entry.name, cls(config, knowledge), seed)
+        known = knowledge if "candidates" in cls.card.knows else replace(knowledge, candidates=None)
+        attached[entry.party] = DeviatingParty(entry.party, entry.name, cls(config, known), seed)
     return attached

@@ -83,8 +83,9 @@ class _Classwise(ClientModels):
 
     def _learn(self, k: str, sent: Delivery) -> None:
         """Give client k the teacher that it received, for its next local training."""
-        self.state[f"{k}/teacher"] = sent["values"].cpu()
-        self.state[f"{k}/teacher_seq"] = torch.tensor([sent.seq])
+        received = sent.of(k)
+        self.state[f"{k}/teacher"] = received["values"].cpu()
+        self.state[f"{k}/teacher_seq"] = torch.tensor([received.seq])
 
 
 class FKD(_Classwise):
@@ -147,6 +148,7 @@ class FKD(_Classwise):
         oracles=(),
         withholdable=(),
         privacy=_PRIVACY,
+        copies={"server": ("class_prototypes",)},
         pools_data=False,
         heterogeneous=True,
         needs_public=False,
@@ -236,6 +238,7 @@ class PLS(_Classwise):
         oracles=(),
         withholdable=(),
         privacy=_PRIVACY,
+        copies={"server": ("class_prototypes",)},
         pools_data=False,
         heterogeneous=True,
         needs_public=False,

@@ -157,6 +157,7 @@ class Cronus(PublicAnswers):
             "weights": "own",
             "source": "Chang et al. 2019: parties choose their networks and train alone first; no model is sent.",
         },
+        copies={"server": ("proxy_indices", "ensemble_labels")},
         pools_data=False,
         heterogeneous=True,
         needs_public=True,
@@ -177,9 +178,12 @@ class Cronus(PublicAnswers):
                 self._train("warm-up", length={"steps": self.config.warm_up_steps})
             predictions = self._answer(self._ask(t), self.config.share)
             aggregate = self._aggregate(t, predictions)
-            seq = () if aggregate is None else (aggregate.seq,)
+            received = {} if aggregate is None else {k: aggregate.of(k) for k in self._clients}
             losses = self._train(
-                "update", t, beside=self._samples(aggregate), taught=dict.fromkeys(self._clients, seq)
+                "update",
+                t,
+                beside={k: self._samples(copy) for k, copy in received.items()},
+                taught={k: (copy.seq,) for k, copy in received.items()},
             )
             yield Round(index=t, models=self._models(), losses=losses)
 

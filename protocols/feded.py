@@ -101,6 +101,7 @@ class FedED:
             "weights": "broadcast",
             "source": "Our reading of Sui et al. 2020: every round begins with the central model at the clients.",
         },
+        copies={"server": ("proxy_indices", "model_parameters")},
         pools_data=False,
         heterogeneous=False,
         needs_public=True,
@@ -165,7 +166,7 @@ class FedED:
         jobs = [
             draw_job(
                 k,
-                w,
+                w.of(k),
                 data.x,
                 data.y,
                 seed=self._seed,
@@ -175,7 +176,7 @@ class FedED:
             )
             for k, data in self._clients.items()
         ]
-        inputs = dict.fromkeys(self._clients, (w.seq,))
+        inputs = {k: (w.of(k).seq,) for k in self._clients}
         outcomes, basis = self._local.fit(jobs, self.config.fit(), length=self.config.steps, inputs=inputs)
         fitted = dict(zip(self._clients, outcomes, strict=True))
         losses = {k: float(result.losses.mean()) for k, result in fitted.items()}
@@ -186,11 +187,12 @@ class FedED:
     ) -> dict[str, Delivery]:
         """Send each client's predictions for the requested samples; omit silent clients."""
         answers: dict[str, Delivery] = {}
-        index = existing(asked, len(self._public))
         for k, model in models.items():
+            request = None if asked is None else asked.of(k)
+            index = existing(request, len(self._public))
             logits = self._trainer.predict(model, self._public[index])
             tensors = answer(index, logits, self.config.share, len(self._public))
-            inputs = joined(basis[k], () if asked is None else (asked.seq,))
+            inputs = joined(basis[k], () if request is None else (request.seq,))
             message = self._wire.send(k, ["server"], self.config.share, tensors, inputs=inputs)
             if message is not None:
                 answers[k] = message

@@ -161,6 +161,7 @@ class FedGEMS(PublicDistillation):
                 "Cheng et al. 2021, Algorithm 1: clients may have other networks than the server; no model is sent."
             ),
         },
+        copies={"server": ("proxy_indices", "logits")},
         pools_data=False,
         heterogeneous=True,
         needs_public=True,

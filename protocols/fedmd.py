@@ -127,6 +127,7 @@ class FedMD(PublicDistillation):
                 "Li & Wang 2019, Algorithm 1: each participant has its independently designed model; none is sent."
             ),
         },
+        copies={"server": ("proxy_indices", "ensemble_labels")},
         pools_data=False,
         heterogeneous=True,
         needs_public=True,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
@@ -39,6 +39,8 @@ class Knowledge:
         classes: number of classes, C.
         generator: how to build the protocol's generator, as its class declares it.
         task: the learning task: what records are, and what they are labelled with.
+        candidates: by client, the records (x, y) whose membership is in question, in random order; only a party that
+            deviates may have them before the run.
     """
 
     architecture: Architecture | None = None
@@ -52,6 +54,7 @@ class Knowledge:
     classes: int = 0
     generator: GeneratorCard | None = None
     task: Task = SINGLE_LABEL
+    candidates: Mapping[str, tuple[Tensor, Tensor]] | None = None
 
     @property
     def device(self) -> torch.device:

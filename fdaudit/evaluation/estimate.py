@@ -56,6 +56,7 @@ _COMMON = 1.1
 _TRAINED: Mapping[str, float] = {
     "answers": 2000,
     "average": 3000,
+    "candidates": 3000,
     "classes": 4800,
     "discriminator": 2000,
     "federation": 3000,

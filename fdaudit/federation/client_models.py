@@ -79,7 +79,7 @@ class ClientModels:
         targets: Mapping[str, Tensor] | None = None,
         length: Mapping[str, int | None] | None = None,
         taught: Mapping[str, Sequence[int]] | None = None,
-        beside: tuple[Tensor, Tensor] | None = None,
+        beside: Mapping[str, tuple[Tensor, Tensor]] | None = None,
     ) -> dict[str, float]:
         """Fit every client's model to its own records; return the mean losses.
 
@@ -88,11 +88,11 @@ class ClientModels:
             targets: targets other than the records' classes, by client.
             length: `steps` or `epochs`, if different from the settings.
             taught: by client, the messages that its targets were made from, in addition to its records.
-            beside: public samples (n, c, h, w) and their targets (n, C), which join the records in every batch.
+            beside: by client, public samples (n, c, h, w) and their targets (n, C), which join its records.
         """
         length = self._local.steps if length is None else length
         answers = {
-            k: _beside(data.x, data.y if targets is None else targets[k], beside)
+            k: _beside(data.x, data.y if targets is None else targets[k], (beside or {}).get(k))
             for k, data in self._clients.items()
         }
         jobs = [
@@ -114,16 +114,19 @@ class ClientModels:
             keep_basis(self.state, k, made_from)
         return self._adopted(jobs, fitted)
 
-    def _advance(self, jobs: Sequence[Job], fit: Fit, taught: Sequence[int] = ()) -> dict[str, float]:
+    def _advance(
+        self, jobs: Sequence[Job], fit: Fit, taught: Mapping[str, Sequence[int]] | None = None
+    ) -> dict[str, float]:
         """Fit each job's model to public samples; it replaces its party's model. Return the mean losses.
 
         Args:
             jobs: models and samples.
             fit: how they are fitted.
-            taught: the messages that the samples' targets were made from.
+            taught: by party, the messages that the samples' targets were made from.
         """
         for job in jobs:
-            keep_basis(self.state, job.party, joined(basis_of(self.state, job.party), taught))
+            basis = joined(basis_of(self.state, job.party), (taught or {}).get(job.party, ()))
+            keep_basis(self.state, job.party, basis)
         return self._adopted(jobs, self._trainers.fit(jobs, fit))
 
     def _adopted(self, jobs: Sequence[Job], fitted: Sequence[Fitted]) -> dict[str, float]:

@@ -319,10 +319,11 @@ class PublicAnswers(ClientModels):
     def _answer(self, asked: Delivery | None, share: Share) -> dict[str, Delivery]:
         """Send each client's predictions for the requested samples; omit silent clients."""
         answers = {}
-        index = existing(asked, len(self._public))
         for k in self._clients:
+            request = None if asked is None else asked.of(k)
+            index = existing(request, len(self._public))
             tensors = answer(index, self._predict(k, self._public[index]), share, len(self._public))
-            inputs = joined(basis_of(self.state, k), () if asked is None else (asked.seq,))
+            inputs = joined(basis_of(self.state, k), () if request is None else (request.seq,))
             upload = self._wire.send(k, ["server"], share, tensors, inputs=inputs)
             if upload is not None:
                 answers[k] = upload
@@ -350,12 +351,18 @@ class PublicDistillation(PublicAnswers):
         self._distilling = config
 
     def _digest(self, t: int, consensus: Delivery | None, objective: Literal["cross-entropy", "l1"]) -> None:
-        """Train each client's model towards the consensus on this round's samples."""
-        x, values = self._samples(consensus)
-        if consensus is None or not len(x):  # no client answered
+        """Train each client's model towards the consensus on this round's samples, as that client received it."""
+        if consensus is None:  # no client answered
             return
-        jobs = [
-            self._distilling.distill_job(k, own, x, values, self._seed, self.card.name, "distill", t, k)
-            for k, own in self._models().items()
-        ]
-        self._advance(jobs, self._distilling.distillation(objective), (consensus.seq,))
+        jobs, read = [], dict[str, tuple[int, ...]]()
+        for k, own in self._models().items():
+            received = consensus.of(k)
+            x, values = self._samples(received)
+            if len(x):
+                jobs.append(
+                    self._distilling.distill_job(
+                        k, own, x, values, self._seed, self.card.name, "distill", t, k
+                    )
+                )
+                read[k] = (received.seq,)
+        self._advance(jobs, self._distilling.distillation(objective), read)

@@ -20,7 +20,7 @@ from fdaudit.storage.scratch import scratch
 from fdaudit.transcript.log import read_log
 from fdaudit.transcript.messages import role
 from fdaudit.transcript.transcript import Transcript
-from fdaudit.transcript.wire import Defense, Delivery, Wire
+from fdaudit.transcript.wire import Defense, Delivery, Deviant, Wire
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -170,6 +170,7 @@ def rehearse(
     training: Mapping[Trained, GradientRule] | None = None,
     withheld: Sequence[str] = (),
     transport: str = "plain",
+    deviants: Mapping[str, Deviant] | None = None,
     models: dict[str, Parameters] | None = None,
 ) -> View:
     """Run a protocol from start to end and return an adversary's view of it.
@@ -187,6 +188,7 @@ def rehearse(
         training: training defences, by the trained object.
         withheld: kinds that are not sent.
         transport: what an eavesdropper sees of it.
+        deviants: the parties that deviate, by name.
         models: receives each party's last model, if the protocol runs.
     """
     secret = _secret_of(seed)
@@ -207,6 +209,7 @@ def rehearse(
                 training=training,
                 withheld=withheld,
                 withholdable=protocol.card.withholdable,
+                deviants=deviants,
             )
             for progress in protocol(config, setting_of(protocol, common, records, wire, seed)).rounds(0):
                 if models is not None:

@@ -152,6 +152,9 @@ def _with_messages(case: Case) -> Case:
         deviants = attach_deviations(
             spec.deviations, protocol.card, case.parties, _known_to_deviants(case), case.seed
         )
+    public, labels = case.public, case.public_labels
+    for deviant in deviants.values():
+        public, labels = deviant.hands_out(public, labels)
     declared = [m for m in protocol.card.declared_messages if applies(m.get("when", {}), config)]
     case = replace(
         case,
@@ -161,6 +164,8 @@ def _with_messages(case: Case) -> Case:
         defenses=attached.messages,
         training=attached.training,
         deviants=deviants,
+        public=public,
+        public_labels=labels,
     )
     _ = case.generator  # a wrong declaration is refused now
     set_up(protocol, config, case.common, case.clients, case.seed)  # what it refuses, it refuses now
@@ -168,7 +173,9 @@ def _with_messages(case: Case) -> Case:
 
 
 def _known_to_deviants(case: Case) -> Knowledge:
-    """Return what a party that deviates knows: the network, public samples and an adversary's auxiliary records."""
+    """Return what parties that deviate may know: the network, public samples, an adversary's auxiliary records and, if
+    a deviation says so, the candidates of membership.
+    """
     if case.spec.auxiliary.others == "shifted":
         problem = "does not go with deviations"
         raise SpecError("auxiliary.others", "shifted", problem, "Set it to 'same' or 'none'.")
@@ -179,7 +186,19 @@ def _known_to_deviants(case: Case) -> Knowledge:
         public=case.public if len(case.public) else None,
         classes=case.dataset.classes,
         task=case.dataset.task,
+        candidates=_candidates(case),
     )
+
+
+def _candidates(case: Case) -> Mapping[str, tuple[Tensor, Tensor]]:
+    """Return each client's candidates (x, y) in random order, so that their places do not tell members."""
+    found = {}
+    for client, split in zip(case.clients, case.splits.clients, strict=True):
+        rows = torch.cat([split.members, split.non_members])
+        order = case.secrets.truth("candidates-of-deviants", client).permutation(len(rows))
+        rows = rows[torch.from_numpy(order)]
+        found[client] = case.dataset.x[rows], case.dataset.y[rows]
+    return found
 
 
 def _identity(

@@ -273,6 +273,8 @@ class DeviationCard(ExtensionCard):
     """Attacks that read more because of it."""
     noticed: str
     """What an honest receiver could notice, in a sentence."""
+    knows: Texts = ()
+    """What the party must know besides its role: `candidates`, the records whose membership is in question."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -244,6 +244,7 @@ class FedIOD:
             "weights": "own",
             "source": "Gong et al. 2023, Algorithm 1: models T_k are trained to completion before the first message.",
         },
+        copies={"server": ("generated_samples", "logit_cotangents")},
         pools_data=False,
         heterogeneous=True,
         needs_public=False,
@@ -338,10 +339,12 @@ class FedIOD:
     def _answers(self, t: int, x: Delivery) -> dict[str, Answer]:
         """Return each client's answer to the samples; record the defence of D_k's step."""
         guards = {k: self._local.guard(k, {"steps": 1}, "discriminator") for k in self._clients}
-        answers = self._each(self._clients, lambda k: self._clients[k].answer(t, x["samples"], guards[k]))
+        answers = self._each(
+            self._clients, lambda k: self._clients[k].answer(t, x.of(k)["samples"], guards[k])
+        )
         for k, guard in guards.items():
             if guard is not None:
-                inputs = joined(self._clients[k].D_basis, (x.seq,))
+                inputs = joined(self._clients[k].D_basis, (x.of(k).seq,))
                 basis = self._local.release(k, guard, inputs=inputs, of="discriminator")
                 self._clients[k].D_basis = basis
         return answers
@@ -352,7 +355,7 @@ class FedIOD:
         """Send the clients' logits and scores; return the server's request to each client that it heard."""
         logits, scores = {}, {}
         for k, answer in answers.items():
-            inputs = joined(self._clients[k].T_basis, (x.seq,))
+            inputs = joined(self._clients[k].T_basis, (x.of(k).seq,))
             z_k = self._wire.send(k, ["server"], "logits", {"values": answer.logits}, inputs=inputs)
             if z_k is not None:
                 logits[k] = z_k["values"]
@@ -370,7 +373,7 @@ class FedIOD:
         n, ballots = len(x["samples"]), []
         for k, answer in answers.items():
             tensors = {"values": ballot(answer.logits)}
-            inputs = joined(self._clients[k].T_basis, (x.seq,))
+            inputs = joined(self._clients[k].T_basis, (x.of(k).seq,))
             message = self._wire.send(k, ["aggregator"], "hard_labels", tensors, inputs=inputs)
             if message is not None:
                 ballots.append(message)
@@ -394,12 +397,13 @@ class FedIOD:
             chosen, draw = self._drawn(self._wire.coins("asked", "server")), {DRAWN: len(self._clients)}
             requests = {k: tensors for k, tensors in requests.items() if k == chosen}
         messages = {
-            k: self._sent("server", [k], "logit_cotangents", tensors, draw) for k, tensors in requests.items()
+            k: self._sent("server", [k], "logit_cotangents", tensors, draw).of(k)
+            for k, tensors in requests.items()
         }
         pulled = self._each(messages, lambda k: self._clients[k].pull_back(**messages[k]))
         gradients = {}
         for k, values in pulled.items():
-            inputs = joined(behind[k], (x.seq, messages[k].seq))
+            inputs = joined(behind[k], (x.of(k).seq, messages[k].seq))
             back = self._wire.send(k, ["server"], "sample_gradients", {"values": values}, inputs=inputs)
             if back is not None:
                 gradients[k] = back["values"]

@@ -240,6 +240,7 @@ class SelectiveFD:
             "weights": "own",
             "source": "Shao et al. 2023, Algorithm 1: clients initialize local models; no model is sent.",
         },
+        copies={"server": ("proxy_indices", "ensemble_labels", "vote_counts")},
         pools_data=False,
         heterogeneous=True,
         needs_public=True,
@@ -330,9 +331,10 @@ class SelectiveFD:
         kind, answers = f"{self.config.labels}_labels", list[Delivery]()
         for k, client in self._clients.items():  # clients predict what their selectors accept
             predict = partial(self._trainers[k].predict, client.model)
-            answer = client.answer(request["index"], predict, self.config.form)
+            asked = request.of(k)
+            answer = client.answer(asked["index"], predict, self.config.form)
             # With a selector an answer depends on all that the client holds, its records among it.
-            basis = joined(client.basis, (request.seq,)) if self.config.selector == "none" else ALL
+            basis = joined(client.basis, (asked.seq,)) if self.config.selector == "none" else ALL
             delivery = self._wire.send(k, [self.config.counter], kind, answer, inputs=basis)
             if delivery is not None:
                 answers.append(delivery)
@@ -374,13 +376,18 @@ class SelectiveFD:
 
     def _distil(self, t: int, ensemble: Delivery) -> dict[str, float]:
         """Train all clients together on the ensemble."""
-        learnt: Mapping[str, Tensor] = ensemble
-        if self.config.ensemble == "votes":
-            learnt = targets(ensemble, self._server.samples, self._server.classes)
-        distil = (c.distil_job(t, learnt, self.config.distill_steps) for c in self._clients.values())
-        jobs = [job for job in distil if job is not None]
-        for client in self._clients.values():  # that there is nothing to learn from shows as well
-            client.basis = joined(client.basis, (ensemble.seq,))
+        jobs = []
+        for k, client in self._clients.items():
+            received = ensemble.of(k)
+            learnt: Mapping[str, Tensor] = received
+            if self.config.ensemble == "votes":
+                learnt = targets(received, self._server.samples, self._server.classes)
+            job = client.distil_job(t, learnt, self.config.distill_steps)
+            if job is not None:
+                jobs.append(job)
+            client.basis = joined(
+                client.basis, (received.seq,)
+            )  # that there is nothing to learn shows as well
         return self._adopted(jobs, self._trainers.fit(jobs, self.config.distillation))
 
     def _adopted(self, jobs: list[Job], fitted: list[Fitted]) -> dict[str, float]:

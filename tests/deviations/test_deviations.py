@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -44,25 +45,36 @@ class Nudge:
 
     name = "nudge"
 
-    def __init__(self, victim: str, rounds: Sequence[int] = (0, 1, 2)) -> None:
+    def __init__(self, victim: str, protocol: str, rounds: Sequence[int] = (0, 1, 2)) -> None:
         self.victim, self.rounds = victim, rounds
+        self.kinds = PROTOCOLS.describe(protocol).copies["server"]
 
     def sends(self, draft: Outgoing, seq: int) -> tuple[Outgoing, ...]:
-        """Return the model, and another one for the victim."""
+        """Return the message, and another one for the victim."""
         if draft.round not in self.rounds or self.victim not in draft.receivers or "world" in draft.receivers:
             return (draft,)
-        if draft.kind != "model_parameters":
+        if draft.kind not in self.kinds:
             return (draft,)
         others = tuple(receiver for receiver in draft.receivers if receiver != self.victim)
-        nudged = {name: tensor + 0.5 * (tensor.ndim > 0) for name, tensor in draft.tensors.items()}
-        mine = replace(draft, receivers=(self.victim,), tensors=nudged)
+        mine = replace(draft, receivers=(self.victim,), tensors=nudged(draft.tensors))
         return (mine, replace(draft, receivers=others)) if others else (mine,)
 
 
-def uploads(ran: Ran, client: str, round: int = 0) -> list[dict[str, torch.Tensor]]:
-    """What a client sent in a round, but for counts."""
-    sent = [m for m in ran.messages if m.sender == client and m.round == round and "count" not in m.kind]
-    return [ran.tensors(m) for m in sent]
+def nudged(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Fewer samples where they are named, and other values."""
+    if "index" in tensors:
+        return {name: tensor[:-1] for name, tensor in tensors.items()}
+    return {name: tensor + 0.5 * (tensor.ndim > 0) for name, tensor in tensors.items()}
+
+
+def uploads(name: str, ran: Ran, client: str) -> list[dict[str, torch.Tensor]]:
+    """What a client sends after the server's first message to all, until the server is heard again."""
+    kinds = PROTOCOLS.describe(name).copies["server"]
+    first = next(m.seq for m in ran.messages if m.sender == "server" and m.kind in kinds)
+    sent = [m for m in ran.messages if m.seq > first]
+    start = next(number for number, m in enumerate(sent) if m.sender != "server")
+    heard = itertools.takewhile(lambda m: m.sender != "server", sent[start:])
+    return [ran.tensors(m) for m in heard if m.sender == client and "count" not in m.kind]
 
 
 def same(first: Sequence[dict[str, torch.Tensor]], second: Sequence[dict[str, torch.Tensor]]) -> bool:
@@ -76,11 +88,11 @@ def same(first: Sequence[dict[str, torch.Tensor]], second: Sequence[dict[str, to
 @pytest.mark.parametrize("name", ABLE)
 def test_each_receiver_reads_its_own_copy(name: str, tmp_path: Path) -> None:
     """What one client is sent changes its own upload and no other's; the server goes on from its own model."""
-    honest = run(tmp_path / "honest", name, rounds=1)
-    active = run(tmp_path / "active", name, rounds=1, deviants={"server": Nudge("client/1")})
-    assert not same(uploads(honest, "client/1"), uploads(active, "client/1"))
-    assert same(uploads(honest, "client/0"), uploads(active, "client/0"))
-    assert same(uploads(honest, "client/2"), uploads(active, "client/2"))
+    honest = run(tmp_path / "honest", name, rounds=2)
+    active = run(tmp_path / "active", name, rounds=2, deviants={"server": Nudge("client/1", name)})
+    assert not same(uploads(name, honest, "client/1"), uploads(name, active, "client/1"))
+    assert same(uploads(name, honest, "client/0"), uploads(name, active, "client/0"))
+    assert same(uploads(name, honest, "client/2"), uploads(name, active, "client/2"))
     marked = [m for m in active.messages if DEVIATION in m.fields]
     assert {m.receivers for m in marked} >= {("client/1",)}
     assert all(m.inputs == "all" and m.sender == "server" for m in marked)
@@ -88,7 +100,7 @@ def test_each_receiver_reads_its_own_copy(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ABLE)
 def test_a_run_resumed_after_any_round_ends_the_same(name: str, tmp_path: Path) -> None:
-    deviants = {"server": Nudge("client/1", rounds=(1,))}
+    deviants = {"server": Nudge("client/1", name, rounds=(1,))}
     whole = run(tmp_path / "whole", name, rounds=2, deviants=deviants)
     part = run(tmp_path / "part", name, rounds=2, deviants=deviants, stop_after=0)
     resumed = run(
@@ -101,7 +113,7 @@ def test_a_run_resumed_after_any_round_ends_the_same(name: str, tmp_path: Path) 
 @pytest.mark.parametrize("name", ABLE)
 def test_a_silent_client_is_no_hindrance(name: str, tmp_path: Path) -> None:
     outages = [Outage(party="client/1", first=0, last=0)]
-    ran = run(tmp_path, name, rounds=2, deviants={"server": Nudge("client/1")}, outages=outages)
+    ran = run(tmp_path, name, rounds=2, deviants={"server": Nudge("client/1", name)}, outages=outages)
     assert any(m.kind == "silence" for m in ran.messages)
     assert any(DEVIATION in m.fields for m in ran.messages)
 

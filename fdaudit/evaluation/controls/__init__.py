@@ -17,7 +17,11 @@ from typing import TYPE_CHECKING
 
 from fdaudit.evaluation.controls.answers import model_that_answers
 from fdaudit.evaluation.controls.classes import unseen_classes
-from fdaudit.evaluation.controls.federation import averaged_answers, recorded_answers
+from fdaudit.evaluation.controls.federation import (
+    answers_about_candidates,
+    averaged_answers,
+    recorded_answers,
+)
 from fdaudit.evaluation.controls.generated import (
     compared_records,
     generated_samples,
@@ -49,6 +53,7 @@ def _without_control(attack: AttackPlan, case: Case) -> dict[str, Control]:
 CONTROLS: Mapping[str, Callable[[AttackPlan, Case], dict[str, Control]]] = MappingProxyType(
     {
         "answers": model_that_answers,
+        "candidates": answers_about_candidates,
         "classes": unseen_classes,
         "comparisons": compared_records,
         "discriminator": overfit_discriminator,

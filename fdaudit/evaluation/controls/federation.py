@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from fdaudit.adversary.attack_plan import AttackPlan
     from fdaudit.planning.case import Case
 
-__all__ = ["averaged_answers", "public_samples", "recorded_answers"]
+__all__ = ["answers_about_candidates", "averaged_answers", "public_samples", "recorded_answers"]
 
 _OTHERS = 3
 """Clients other than the victim."""
@@ -43,14 +43,21 @@ def recorded_answers(attack: AttackPlan, case: Case) -> dict[str, Control]:
     return _answers(attack, case, averaged=False)
 
 
+def answers_about_candidates(attack: AttackPlan, case: Case) -> dict[str, Control]:
+    """Return both controls of the same federation, whose public samples are the candidates themselves."""
+    return _answers(attack, case, averaged=False, about_candidates=True)
+
+
 def averaged_answers(attack: AttackPlan, case: Case) -> dict[str, Control]:
     """Return both controls of the same federation, of which the adversary sees the mean of all logits alone."""
     return _answers(attack, case, averaged=True)
 
 
-def _answers(attack: AttackPlan, case: Case, *, averaged: bool) -> dict[str, Control]:
+def _answers(
+    attack: AttackPlan, case: Case, *, averaged: bool, about_candidates: bool = False
+) -> dict[str, Control]:
     made = design(attack, case, share=_SHARE)
-    public = public_samples(attack, case)
+    public = made.challenge.x if about_candidates else public_samples(attack, case)
     start = [
         parameters_of(case.architecture.build(child(case.seed, "control", attack.name, "initial", k)))
         for k in range(1 + _OTHERS)

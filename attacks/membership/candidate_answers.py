@@ -1,0 +1,135 @@
+"""Membership from clients' answers about the candidates themselves, where a server deviates to get them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, ClassVar
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from fdaudit.config import Config
+from fdaudit.goals.membership import Membership
+from fdaudit.registry import AttackCard
+from fdaudit.types import Applicability, AttackTask, Challenge
+
+from .._reading import reads_forms
+from ._answers import RecordedAnswers, recorded
+from ._coins import against_its_pair
+from ._statistics import confidence
+
+if TYPE_CHECKING:
+    from fdaudit.adversary.knowledge import Knowledge
+    from fdaudit.adversary.view import View
+
+__all__ = ["CandidateAnswers", "CandidateAnswersConfig"]
+
+_KINDS = ("logits", "soft_labels", "hard_labels")
+_DECLINED = -10.0
+"""The logit-scaled confidence that an answer left out stands for; any value far below most answers' does."""
+
+
+class CandidateAnswersConfig(Config):
+    """Settings of `candidate-answers`."""
+
+    rounds: int = Field(10_000, ge=1)
+    """Most rounds that are read, the last ones."""
+    most: int = Field(100_000, ge=1)
+    """Most answers of a client in one round that are read, the last ones."""
+
+
+@reads_forms
+class CandidateAnswers:
+    """Scores a candidate by how surely the victim answers its class, compared with the other clients.
+
+    It reads answers about samples that equal a candidate, pixel by pixel. An honest run has none: a server that
+    deviates by `planted-candidates` or `crafted-consensus` asks for them. The other clients never hold the candidate,
+    so the mean of their logit-scaled confidences shows how hard it is, and what the consensus taught about it. A client
+    that declines to answer counts as sure that the class is another. The difference is averaged over the rounds. No
+    model is trained.
+    """
+
+    card = AttackCard(
+        name="candidate-answers",
+        work={"once": 50, "each": 20, "grows": ("rounds",)},
+        goal="membership",
+        needs=_KINDS,
+        assumes=("public",),
+        tasks=("single-label", "text", "table"),
+        source="ours; calibration by others' models: Watson, Guo, Cormode & Sablayrolles 2022",
+        profiles={"quick": {}, "standard": {}, "full": {}},
+        control={"on": "candidates"},
+    )
+    Config: ClassVar[type[CandidateAnswersConfig]] = CandidateAnswersConfig
+
+    def __init__(self, config: CandidateAnswersConfig) -> None:
+        self.config = config
+
+    def applicable(self, view: View, knowledge: Knowledge, task: AttackTask) -> Applicability:
+        """Check for answers of a challenged victim about one of its candidates."""
+        if not task.challenges:
+            return Applicability(False, "no challenge was issued for the victims")
+        for answers in self._rounds(view, knowledge):
+            for name, challenge in task.challenges.items():
+                if name in answers and len(_places(answers[name], challenge)[0]):
+                    return Applicability(True)
+        return Applicability(
+            False, "no client in view answered for a candidate: no party deviated to ask for one"
+        )
+
+    def run(
+        self, view: View, knowledge: Knowledge, task: AttackTask, generator: torch.Generator
+    ) -> tuple[Membership, ...]:
+        """Return one `Membership` for each victim with answers about its candidates; the attack is deterministic."""
+        total = {name: torch.zeros(len(c.y), dtype=torch.float64) for name, c in task.challenges.items()}
+        count = {name: torch.zeros_like(scores) for name, scores in total.items()}
+        for answers in self._rounds(view, knowledge):
+            for name, challenge in task.challenges.items():
+                if name in answers:
+                    asked, difference = _compared(answers, name, challenge)
+                    total[name][asked] += difference[asked]
+                    count[name][asked] += 1
+        guesses = []
+        for name, challenge in task.challenges.items():
+            if bool(count[name].any()):
+                scores = total[name] / count[name].clamp_min(1)
+                guesses.append(Membership(target=name, scores=against_its_pair(scores, challenge)))
+        return tuple(guesses)
+
+    def _rounds(self, view: View, knowledge: Knowledge) -> Iterator[Mapping[str, RecordedAnswers]]:
+        """Yield each client's answers of one round after the other."""
+        rounds = sorted({m.round for m in view.messages if m.kind in _KINDS})
+        for number in rounds[-self.config.rounds :]:
+            yield recorded(view, knowledge, self.config.most, round=number, kinds=_KINDS)
+
+
+def _places(answers: RecordedAnswers, challenge: Challenge) -> tuple[Tensor, Tensor]:
+    """Return the candidates (k,) that a client answered for, and the rows (k,) of its answers about them."""
+    rows = {image.numpy().tobytes(): row for row, image in enumerate(answers.x.cpu().contiguous())}
+    found = [rows.get(image.numpy().tobytes(), -1) for image in challenge.x.cpu().contiguous()]
+    place = torch.tensor(found, dtype=torch.int64)
+    candidates = (place >= 0).nonzero().flatten()
+    return candidates, place[candidates]
+
+
+def _confidences(answers: RecordedAnswers, challenge: Challenge) -> Tensor:
+    """Return a client's logit-scaled confidence φ (n,) in the candidates' classes; NaN without an answer."""
+    candidates, rows = _places(answers, challenge)
+    values = answers.values[rows].double()
+    probabilities = values.softmax(1) if answers.kind == "logits" else values
+    phi = torch.full((len(challenge.y),), torch.nan, dtype=torch.float64)
+    phi[candidates] = confidence(probabilities, challenge.y[candidates].cpu())
+    return phi
+
+
+def _compared(
+    answers: Mapping[str, RecordedAnswers], victim: str, challenge: Challenge
+) -> tuple[Tensor, Tensor]:
+    """Return which candidates (n,) a client answered for, and the victim's φ (n,) less the mean of the others'."""
+    phi = {client: _confidences(one, challenge) for client, one in answers.items()}
+    asked = torch.stack([*phi.values()]).isfinite().any(0)
+    own = phi.pop(victim).nan_to_num(_DECLINED)
+    if not phi:
+        return asked, own
+    return asked, own - torch.stack([*phi.values()]).nan_to_num(_DECLINED).mean(0)

@@ -1,0 +1,103 @@
+"""What deviations share that have clients answer the candidates of membership."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Annotated
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from fdaudit.config import Config
+from fdaudit.errors import SpecError
+from fdaudit.transcript.wire import Outgoing
+
+if TYPE_CHECKING:
+    from fdaudit.adversary.knowledge import Knowledge
+
+__all__ = ["CandidateQuestions", "CandidateRounds"]
+
+
+class CandidateRounds(Config):
+    """Settings common to deviations about candidates."""
+
+    rounds: tuple[Annotated[int, Field(ge=0)], ...] | None = Field(None, max_length=10_000)
+    """Rounds, counted from 0, in which the party deviates; default: all. None at all: the honest run."""
+
+    def within(self, round: int) -> bool:
+        """Return whether the party deviates in a round."""
+        return self.rounds is None or round in self.rounds
+
+
+class CandidateQuestions:
+    """A server that puts the candidates among the samples that clients answer.
+
+    Public samples are handed out before the run: as many of them as there are candidates are replaced. A request
+    then names candidates before others. Samples that the server generates are replaced in the first steps of a round.
+
+    Args:
+        config: in which rounds.
+        knowledge: the candidates, and the public samples.
+
+    Attributes:
+        x: (n, ...) the candidates of all clients by turns, at most as many as there are public samples.
+        y: (n,) their classes.
+        places: (n,) their numbers among the public samples; empty if the protocol has none.
+
+    Raises:
+        SpecError: no client has candidates, or they are not labelled with one class each.
+    """
+
+    def __init__(self, config: CandidateRounds, knowledge: Knowledge) -> None:
+        held = [pair for pair in (knowledge.candidates or {}).values() if len(pair[1])]
+        if not held:
+            raise SpecError("splits.candidates", 0, "leave nobody to ask about", "Set it to 1 or more.")
+        if held[0][1].ndim != 1:
+            problem = "has records with more than one class, which this deviation does not handle"
+            raise SpecError("dataset.name", knowledge.task.name, problem, "Choose another deviation.")
+        turns = torch.cat([torch.arange(len(y)) for _, y in held]).argsort(stable=True)
+        x, y = (torch.cat([pair[part] for pair in held])[turns] for part in (0, 1))
+        samples = 0 if knowledge.public is None else len(knowledge.public)
+        most = samples or len(x)
+        self.config, self.classes = config, knowledge.classes
+        self.x, self.y = x[:most], y[:most].long()
+        # Anybody who knows the seed could find the places; parties who follow the protocol do not look.
+        drawn = torch.randperm(samples, generator=torch.Generator().manual_seed(0))
+        self.places = drawn[: len(self.x)]
+
+    def hands_out(self, public: Tensor, labels: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """Put the candidates among the public samples (n, ...), and their classes among these (n,)."""
+        if not len(self.places) or self.config.rounds == ():
+            return public, labels
+        public[self.places] = self.x.to(public.dtype)
+        if labels is not None:
+            labels[self.places] = self.y.to(labels.dtype)
+        return public, labels
+
+    def sends(self, draft: Outgoing, generator: torch.Generator) -> Sequence[Outgoing]:
+        """Return a request or generated samples with candidates in them; everything else as it is."""
+        if not self.config.within(draft.round):
+            return (draft,)
+        if draft.kind == "proxy_indices" and len(self.places):
+            return (replace(draft, tensors=self._asking(draft)),)
+        if draft.kind == "generated_samples":
+            return (replace(draft, tensors=self._shown(draft)),)
+        return (draft,)
+
+    def _asking(self, draft: Outgoing) -> Mapping[str, Tensor]:
+        """Return a request (m,) for candidates, by turns if they are too many, and then for other samples."""
+        index = draft.tensors["index"]
+        size, count = len(index), len(self.places)
+        turn = (torch.arange(count) + draft.round * size) % count
+        others = index[~torch.isin(index.long(), self.places)].long()
+        asked = torch.cat([self.places[turn], others])[:size].sort().values
+        return {"index": asked.to(index.dtype)}
+
+    def _shown(self, draft: Outgoing) -> Mapping[str, Tensor]:
+        """Return samples (m, ...) of which the first are candidates, if any are left in this step of the round."""
+        samples = draft.tensors["samples"].clone()
+        part = self.x[draft.step * len(samples) : (draft.step + 1) * len(samples)]
+        samples[: len(part)] = part.to(samples)
+        return {"samples": samples}
