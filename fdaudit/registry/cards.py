@@ -273,6 +273,8 @@ class DeviationCard(ExtensionCard):
     """Attacks that read more because of it."""
     noticed: str
     """What an honest receiver could notice, in a sentence."""
+    detectors: Texts = ()
+    """What receivers could notice it by: names of `fdaudit.twin.detectors.DETECTORS`."""
 
 
 @dataclass(frozen=True, kw_only=True)
