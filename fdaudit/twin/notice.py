@@ -147,11 +147,13 @@ class _Record:
 
     def tensors(self, view: View, message: Message) -> Mapping[str, Tensor]:
         """Return the tensors of a message of a view."""
-        if message.seq not in self._kept:
-            while len(self._kept) >= _KEPT:
-                del self._kept[next(iter(self._kept))]
-            self._kept[message.seq] = view.tensors(message)
-        return self._kept[message.seq]
+        tensors = self._kept.pop(message.seq, None)
+        if tensors is None:
+            tensors = view.tensors(message)
+        self._kept[message.seq] = tensors  # the last one used is the last to go
+        if len(self._kept) > _KEPT:
+            del self._kept[next(iter(self._kept))]
+        return tensors
 
 
 class _Receiver:
