@@ -87,9 +87,9 @@ def twin_summary(result: Result) -> TwinSummary | None:
 
 
 def gain_words(gain: Gain) -> str:
-    """Return a goal's figures in the twin and under the deviation, in a line."""
+    """Return a goal's figures without and with the deviation, in a line."""
     row = _row(gain)
-    return f"{row.who}, {row.goal}, {row.victim}: {row.honest} to {row.active}, {row.verdict}"
+    return f"{row.who}, {row.goal}, {row.victim}: {row.verdict} ({row.honest} without, {row.active} with)"
 
 
 def alarm_words(noticed: Noticed) -> str:

@@ -451,7 +451,7 @@ def _remedied(run: Run, out: Path | None, epsilon: float, budget: str | None, ti
     from fdaudit import api
     from fdaudit.remedies import try_remedies
 
-    place = run.directory.with_name(f"{run.directory.resolve().name}-remedies") if out is None else out
+    place = _beside(run, "remedies") if out is None else out
     try_remedies(run, place, epsilon=epsilon, budget=budget, tick=tick)
     return api.report(run)
 
@@ -486,9 +486,16 @@ def _with_twin(run: Run, out: Path | None, tick: Tick) -> Path:
     from fdaudit import api
     from fdaudit.twin import make_twin
 
-    place = run.directory.with_name(f"{run.directory.resolve().name}-twin") if out is None else out
-    make_twin(run, place, tick=tick)
+    make_twin(run, _beside(run, "twin") if out is None else out, tick=tick)
     return api.report(run)
+
+
+def _beside(run: Run, ending: str) -> Path:
+    """Return the directory beside a run's with an ending to its name; the run may be given as `.`."""
+    directory = run.directory
+    if directory.name in ("", ".."):
+        directory = directory.resolve()
+    return directory.with_name(f"{directory.name}-{ending}")
 
 
 def _refuse_honest(spec: Path) -> None:

@@ -7,6 +7,7 @@ Guarantees:
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -76,7 +77,7 @@ def _change(received: Received) -> float | None:
         if before is None or before.shape != tensor.shape or not tensor.is_floating_point():
             continue
         total += float((tensor.double() - before.double()).square().sum())
-    return total**0.5
+    return math.sqrt(total)
 
 
 def _equal_rows(received: Received) -> float | None:

@@ -33,9 +33,11 @@ def gains(active: Result, honest: Result) -> Iterator[Gain]:
         rule = RULES.get(finding.cell.goal)
         if twin is None or rule is None or not {finding.level, twin.level} & set(SETTLED):
             continue
+        yield _gain(rule, finding, twin, "")
         victims = [target.target for target in finding.cell.targets]
-        for victim in ("", *victims) if len(victims) > 1 else ("",):
-            yield _gain(rule, finding, twin, victim)
+        if len(victims) > 1:
+            for victim in victims:
+                yield _gain(rule, finding, twin, victim)
 
 
 def _by_pair(result: Result) -> Mapping[tuple[str, str], Finding]:

@@ -2,6 +2,8 @@
 
 Guarantees:
   * detectors read messages without the mark of the deviation;
+  * the honest messages are the twin's: those of the run are the same before its first crafted one, and what comes later
+    follows from that one;
   * a threshold is learnt on the first half of the honest messages, and its false alarms are counted on the other half;
   * a detector without enough honest messages has a reason and no rate.
 """

@@ -18,6 +18,7 @@ from fdaudit.reports.twin import HOW_TO_MAKE, alarm_words, gain_words, twin_summ
 import fdaudit.audit.pipeline
 from fdaudit import api
 from fdaudit.audit.run import Run
+from fdaudit.cli.app import _beside
 from fdaudit.errors import RunError
 from fdaudit.result import Gain, Noticed, Result, Twin
 from fdaudit.spec.schema import load_spec
@@ -314,6 +315,15 @@ def test_an_interrupted_twin_leaves_the_run_whole_and_goes_on(
     head = json.loads((tmp_path / "twin" / "manifest.json").read_text())["head"]
     assert make_twin(run, tmp_path / "twin").head == head
     assert api.load(run.directory).result.twin is not None
+
+
+def test_a_run_may_be_given_as_the_current_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "run" / "below").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "run")
+    assert _beside(Run(Path()), "twin") == tmp_path / "run-twin"
+    assert _beside(Run(Path("../run")), "twin") == Path("../run-twin")
+    monkeypatch.chdir(tmp_path / "run" / "below")
+    assert _beside(Run(Path("..")), "twin") == tmp_path / "run-twin"
 
 
 def test_run_makes_the_twin_with_the_flag(
