@@ -18,6 +18,7 @@ from fdaudit.reports.twin import HOW_TO_MAKE, alarm_words, gain_words, twin_summ
 import fdaudit.audit.pipeline
 from fdaudit import api
 from fdaudit.audit.run import Run
+from fdaudit.audit.summary import conclude
 from fdaudit.cli.app import _beside
 from fdaudit.errors import RunError
 from fdaudit.result import Gain, Noticed, Result, Twin
@@ -315,6 +316,20 @@ def test_an_interrupted_twin_leaves_the_run_whole_and_goes_on(
     head = json.loads((tmp_path / "twin" / "manifest.json").read_text())["head"]
     assert make_twin(run, tmp_path / "twin").head == head
     assert api.load(run.directory).result.twin is not None
+
+
+def test_a_damaged_comparison_is_refused_with_the_way_to_make_it_again(pair: tuple[Run, Run]) -> None:
+    run, _ = pair
+    kept = run.opened.vault.directory / "twin.json"
+    whole = kept.read_bytes()
+    try:
+        for damaged in (b"{}", b'{"twin": [{"gains": 1}]}', b"no JSON"):
+            kept.write_bytes(damaged)
+            with pytest.raises(RunError, match="fdaudit twin RUN"):
+                conclude(run.opened)
+    finally:
+        kept.write_bytes(whole)
+    assert conclude(run.opened).twin == twin_of(run)
 
 
 def test_a_run_may_be_given_as_the_current_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
