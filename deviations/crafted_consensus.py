@@ -41,6 +41,7 @@ class CraftedConsensus(CandidateQuestions):
         changes=("ensemble_labels", "logits"),
         read_by=("candidate-answers",),
         noticed="The consensus is about few samples, and contradicts what clients answered for them.",
+        detectors=("disagreement", "other-classes", "certainty"),
         knows=("candidates",),
     )
     Config: ClassVar[type[CraftedConsensusConfig]] = CraftedConsensusConfig

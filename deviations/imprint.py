@@ -39,6 +39,7 @@ class Imprint(CraftedFirstLayer):
         changes=("model_parameters",),
         read_by=("analytic",),
         noticed="All rows of the first layer are equal, which those of an honest model never are.",
+        detectors=("equal-rows", "change"),
     )
     Config: ClassVar[type[ImprintConfig]] = ImprintConfig
 

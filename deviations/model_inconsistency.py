@@ -46,6 +46,7 @@ class ModelInconsistency:
         changes=("model_parameters",),
         read_by=("analytic",),
         noticed="The model has no better accuracy than chance, and clients that compare theirs see different ones.",
+        detectors=("silence", "equal-rows", "change"),
     )
     Config: ClassVar[type[ModelInconsistencyConfig]] = ModelInconsistencyConfig
 

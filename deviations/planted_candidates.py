@@ -30,6 +30,7 @@ class PlantedCandidates(CandidateQuestions):
         changes=("proxy_indices", "generated_samples"),
         read_by=("candidate-answers",),
         noticed="Generated samples that look real. Among public samples nothing, but for one's own records.",
+        detectors=("repeats",),
         knows=("candidates",),
     )
     Config: ClassVar[type[PlantedCandidatesConfig]] = PlantedCandidatesConfig

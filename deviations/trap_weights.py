@@ -44,6 +44,7 @@ class TrapWeights(CraftedFirstLayer):
         changes=("model_parameters",),
         read_by=("analytic",),
         noticed="Most neurons of the first layer are silent on a receiver's records.",
+        detectors=("silence", "change"),
     )
     Config: ClassVar[type[TrapWeightsConfig]] = TrapWeightsConfig
 

@@ -35,6 +35,7 @@ from fdaudit.registry import AttackCard, DefenseCard, DeviationCard, ProtocolCar
 from fdaudit.spec.card import Card
 from fdaudit.spec.schema import ModelSpec, Spec
 from fdaudit.tasks import SEGMENTATION, SINGLE_LABEL, TEXT
+from fdaudit.twin.detectors import DETECTORS
 from fdaudit.types import DefenseSpec
 
 __all__ = ["PAGES", "guarantee", "results", "write"]
@@ -326,7 +327,8 @@ def _deviation(card: DeviationCard) -> list[str]:
     able = [name for name in protocols.REGISTRY.names() if _fits(card, protocols.REGISTRY.describe(name))]
     lines += [f"- Protocols: {', '.join(f'[{name}](../protocols/{name}.md)' for name in able)}."]
     lines += [f"- Read by: {', '.join(f'[{name}](../attacks/{name}.md)' for name in card.read_by)}."]
-    return [*lines, f"- What a receiver could notice: {card.noticed}"]
+    lines += [f"- What a receiver could notice: {card.noticed}"]
+    return lines + [f"- Detector `{name}`: {DETECTORS[name].words}." for name in card.detectors]
 
 
 def _fits(card: DeviationCard, protocol: ProtocolCard) -> bool:

@@ -47,6 +47,7 @@ _WIDTHS = {
     "remedy": 44,
     "claims": 48,
     "untested": 85,
+    "twin": 80,
 }
 """Characters of a printed line above the front page's findings, in their columns, and in the two lists below."""
 

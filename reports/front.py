@@ -20,6 +20,7 @@ from .inheritance import gaps
 from .judgement import findings_of
 from .severity import SEVERITIES
 from .text import amount, clip, joined, party, sentence
+from .twin import HOW_TO_MAKE
 from .verdict import Finding
 
 __all__ = [
@@ -256,6 +257,8 @@ def _untested(result: Result, findings: Sequence[Finding]) -> Iterator[str]:
         yield f"Out of scope here: {kinds}, and {others} that depart from the protocol."
     if result.run.release is None and released(result) and any(f.cell.adversary == "world" for f in findings):
         yield "Where the model goes is not stated (release): it is taken to be public."
+    if result.run.departures and result.twin is None and result.auditor_only:
+        yield HOW_TO_MAKE
     recording = result.run.recording
     if recording is not None and recording.asserted:
         yield f"{len(recording.asserted)} statements of the recorder and its card were not checked."

@@ -32,6 +32,7 @@ from fdaudit.result import (
     Level,
     Result,
     RunCard,
+    Twin,
     Utility,
     public_part,
     read,
@@ -113,6 +114,7 @@ def public(result: Result) -> Result:
             "checks": tuple(map(_check, result.checks)),
             "limits": _LIMITS,
             "run": _run(result.run),
+            "twin": None if result.twin is None else _twin(result.twin),
         }
     )
     public_result = read(without_paths(changed.plain()))
@@ -219,6 +221,13 @@ def _plain(figure: Figure) -> Figure:
     if figure.value is None:
         return Figure(name=figure.name, value=None, unit=figure.unit, unavailable="not measured")
     return Figure(name=figure.name, value=_rounded(figure.value), unit=figure.unit)
+
+
+def _twin(twin: Twin) -> Twin:
+    """Return the twin's utility and the run's, in whole per cents."""
+    sides = {"utility": twin.utility, "honest_utility": twin.honest_utility}
+    rounded = {name: None if figure is None else _plain(figure) for name, figure in sides.items()}
+    return public_part(twin).model_copy(update=rounded)
 
 
 _UTILITIES = ("accuracy", "mean_auc", "dice", "macro_f1", "mean_iou")

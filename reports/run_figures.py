@@ -10,7 +10,7 @@ from fdaudit.tasks import LABELS, TASKS
 from fdaudit.transcript.messages import role
 from fdaudit.types import Figure
 
-__all__ = ["LineUtility", "StrongestFigure", "measure_of", "strongest_figure", "utility"]
+__all__ = ["LineUtility", "StrongestFigure", "final_figure", "measure_of", "strongest_figure", "utility"]
 
 _MEASURES = tuple(dict.fromkeys(labels.figure for labels in LABELS.values()))
 
@@ -60,6 +60,14 @@ def utility(final: Iterable[FinalUtility], line: str) -> LineUtility:
         worst_party=worst,
         clients=len(clients),
     )
+
+
+def final_figure(result: Result) -> Figure | None:
+    """Return the utility of the server's model, or the mean of the clients'."""
+    line = utility(result.utility.final, result.run.protocol)
+    if line.server is not None or line.mean is None:
+        return line.server
+    return Figure(name=measure_of(result), value=line.mean, unit="fraction", n=line.clients)
 
 
 @dataclass(frozen=True, kw_only=True)

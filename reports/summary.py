@@ -20,6 +20,7 @@ from .remedies import ENCRYPT
 from .severity import SEVERITIES
 from .text import amount, clip, joined, party, plural, sentence
 from .tried import Outcome
+from .twin import TwinSummary, twin_summary
 from .verdict import LEVELS, SETTLED, Finding, strongest
 
 __all__ = [
@@ -101,6 +102,7 @@ class Summary:
     goals: tuple[str, ...]
     matrix: tuple[MatrixRow, ...]
     front: Front
+    twin: TwinSummary | None = None
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -145,6 +147,8 @@ _OF_GRAVEST: Mapping[Outcome, str] = MappingProxyType(
     }
 )
 """What came of the gravest finding's remedies, where another action comes first."""
+_TWIN_HEAD = 3
+"""Printed lines of the heading of the comparison with the honest twin, and of its table's."""
 _NOTHING = "Receives nothing private."
 _HELD = f"{HELD}."
 """End of the reason why a model that an adversary holds is not copied."""
@@ -164,6 +168,7 @@ def summarise(result: Result) -> Summary:
         goals=goals,
         matrix=matrix,
         front=front_page,
+        twin=twin_summary(result),
     )
     above = (
         lines("headline", summary.headline)
@@ -171,6 +176,9 @@ def summarise(result: Result) -> Summary:
         + lines("standing", summary.standing)
     )
     above += lines("notes", " ".join(summary.notes))
+    if summary.twin is not None:
+        above += _TWIN_HEAD + lines("standing", summary.twin.headline)
+        above += sum(lines("twin", row.honest, row.active) for row in summary.twin.front)
     return replace(summary, front=replace(front_page, above=above, said=summary.first_effect))
 
 

@@ -41,6 +41,7 @@ ORDER = (  # lower ones first: a unit imports nothing of ours but itself and wha
     "audit",
     "api",
     "remedies",
+    "twin",
     "sweeps",
     "attestation",
     "importing",

@@ -261,6 +261,7 @@ def _underscores_what_it_does_not_list(module: str, path: Path) -> None:
             "remedy",
             "report",
             "run",
+            "twin",
             "verify",
         }
     }

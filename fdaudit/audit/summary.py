@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
@@ -40,12 +40,14 @@ from fdaudit.result import (
     ModelHash,
     OracleRow,
     OutOfScope,
+    Part,
     Recording,
     Reproduce,
     Result,
     RunCard,
     Silence,
     TriedRemedy,
+    Twin,
     Unfinished,
     Utility,
     check_gates,
@@ -72,10 +74,11 @@ if TYPE_CHECKING:
     from fdaudit.adversary.view import View
     from fdaudit.planning.case import Case
 
-__all__ = ["OUT_OF_SCOPE", "conclude", "keep_remedies", "provisional_result", "utility_table"]
+__all__ = ["OUT_OF_SCOPE", "conclude", "keep_remedies", "keep_twin", "provisional_result", "utility_table"]
 
+_P = TypeVar("_P", bound=Part)
 _PIECE = 1 << 20
-_REMEDIES = "remedies.json"
+_REMEDIES, _TWIN = "remedies.json", "twin.json"
 _ASSUMED_AUXILIARY = "Adversaries were assumed to hold auxiliary records from the clients' own distribution."
 
 OUT_OF_SCOPE: tuple[OutOfScope, ...] = (
@@ -124,15 +127,38 @@ def keep_remedies(vault: Vault, tried: Sequence[TriedRemedy]) -> None:
     save_json(vault.directory / _REMEDIES, {"remedies": [one.plain() for one in tried]}, indent=1)
 
 
+def keep_twin(vault: Vault, twin: Twin) -> None:
+    """Keep in a vault how a run compares with its honest twin, which later results of the run have."""
+    save_json(vault.directory / _TWIN, {"twin": [twin.plain()]}, indent=1)
+
+
 def _kept_remedies(vault: Vault) -> tuple[TriedRemedy, ...]:
-    path = vault.directory / _REMEDIES
+    return _kept(vault, _REMEDIES, TriedRemedy, "try the remedies again: `fdaudit remedy RUN`")
+
+
+def _kept_twin(vault: Vault) -> Twin | None:
+    return next(iter(_kept(vault, _TWIN, Twin, "make it again: `fdaudit twin RUN`")), None)
+
+
+def _kept(vault: Vault, name: str, part: type[_P], again: str) -> tuple[_P, ...]:
+    """Return the parts in a file of a vault; none if there is no such file.
+
+    Args:
+        vault: the vault.
+        name: the file's name; its only member has the same name without the ending.
+        part: the class of the parts.
+        again: how they are made again, in a clause.
+
+    Raises:
+        RunError: the file holds something else.
+    """
+    path, what = vault.directory / name, name.removesuffix(".json")
     if not path.exists() and not path.is_symlink():
         return ()
     try:
-        return tuple(validate(TriedRemedy, one, _REMEDIES) for one in load_json(path)["remedies"])
+        return tuple(validate(part, one, name) for one in load_json(path)[what])
     except (IntegrityError, OSError, SpecError, KeyError, TypeError):
-        remedy = "Remove the file, and try the remedies again: `fdaudit remedy RUN`."
-        raise RunError(_REMEDIES, str(path), "holds no remedies", remedy) from None
+        raise RunError(name, str(path), f"holds no {what}", f"Remove the file, and {again}.") from None
 
 
 def provisional_result(run: RunDirectory, to_come: Sequence[Cell]) -> Result:
@@ -191,6 +217,7 @@ def _collected(run: RunDirectory, found: Sequence[Cell], stage: Unfinished | Non
         ledger=costs,
         checks=check_claims(run, ledgers, claimed_by(case)),
         remedies=_kept_remedies(run.vault),
+        twin=_kept_twin(run.vault),
         cells=cells,
         unfinished=stage,
         budget=budget,

@@ -35,7 +35,7 @@ from fdaudit.cli.recording import card, import_
 from fdaudit.cli.red_team import export_view, score
 from fdaudit.cli.starting import init, schema
 from fdaudit.cli.sweeps import curve, repeat, sweep
-from fdaudit.cli.verdicts import compared, outcome, profile_words, tried_remedies, verdicts
+from fdaudit.cli.verdicts import beside_twin, compared, outcome, profile_words, tried_remedies, verdicts
 from fdaudit.cluster.backends import elsewhere
 from fdaudit.errors import FdauditError, IntegrityError, UsageError, plugin_line
 from fdaudit.names import visible
@@ -193,6 +193,10 @@ def run(
             help="Then try the remedies of its findings for as long again: see `fdaudit remedy`.",
         ),
     ] = False,
+    twin: Annotated[
+        bool,
+        typer.Option("--twin", help="Then run it again without its deviations: see `fdaudit twin`."),
+    ] = False,
     budget: Budget = None,
     executor: ExecutorName = "local",
     workers: RunWorkers = None,
@@ -205,7 +209,8 @@ def run(
     from fdaudit import api
 
     if seeds is not None:
-        for name, value in (("--seed-from", seed_from), ("--budget", budget), ("--remedies", remedies)):
+        excluded = {"--seed-from": seed_from, "--budget": budget, "--remedies": remedies, "--twin": twin}
+        for name, value in excluded.items():
             if value:
                 raise UsageError(name, str(value), "does not go with --seeds", "Leave one of them out.")
         results = repeat(spec, seeds, out, resume, with_report, (executor, workers, address), as_json)
@@ -215,6 +220,8 @@ def run(
         return
     if spec is None and not (resume and out is not None):
         raise UsageError("SPEC", None, "is missing", "Give a spec, or --resume with --out.")
+    if twin and spec is not None:
+        _refuse_honest(spec)
     with together():  # no other process writes between the run and its report
         with _at_work(as_json, executor, workers, address, "--resume") as (tick, far):
             finished = api.run(
@@ -231,6 +238,9 @@ def run(
     if remedies:
         with _at_work(as_json, "local", None, None) as (tick, _):
             path = _remedied(finished, None, 8.0, budget, tick)
+    if twin:
+        with _at_work(as_json, "local", None, None) as (tick, _):
+            path = _with_twin(finished, None, tick)
     _conclude(finished, path, as_json, verbose)
 
 
@@ -262,7 +272,14 @@ def _conclude(finished: Run, path: Path | None, as_json: bool, verbose: bool) ->
         }
         show(json.dumps(value))
     else:
-        show(*_summary(result), "", *outcome(result, verbose=verbose), "", f"run     {finished.directory}")
+        show(
+            *_summary(result),
+            "",
+            *outcome(result, verbose=verbose),
+            *beside_twin(result),
+            "",
+            f"run     {finished.directory}",
+        )
         if path is not None:
             show(f"report  {path}")
     _end({"": result})
@@ -434,9 +451,59 @@ def _remedied(run: Run, out: Path | None, epsilon: float, budget: str | None, ti
     from fdaudit import api
     from fdaudit.remedies import try_remedies
 
-    place = run.directory.with_name(f"{run.directory.resolve().name}-remedies") if out is None else out
+    place = _beside(run, "remedies") if out is None else out
     try_remedies(run, place, epsilon=epsilon, budget=budget, tick=tick)
     return api.report(run)
+
+
+@app.command()
+def twin(
+    run: RunPath,
+    out: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Directory of the twin; default: RUN-twin.")
+    ] = None,
+    trust_code: TrustCode = False,
+    as_json: AsJson = False,
+) -> None:
+    """Run a deviating run's spec without its deviations, on the same records, and report what they gained and cost.
+
+    An interrupted twin goes on with the same command.
+    """
+    from fdaudit import api
+
+    loaded = api.load(run)
+    with _at_work(as_json, "local", None, None) as (tick, _):
+        path = _with_twin(loaded, out, tick)
+    if as_json:
+        made = loaded.result.twin
+        show(json.dumps(None if made is None else made.plain()))
+    else:
+        show(*beside_twin(loaded.result), "", f"report  {path}")
+
+
+def _with_twin(run: Run, out: Path | None, tick: Tick) -> Path:
+    """Make a run's honest twin and write the run's report anew; return the report's page."""
+    from fdaudit import api
+    from fdaudit.twin import make_twin
+
+    make_twin(run, _beside(run, "twin") if out is None else out, tick=tick)
+    return api.report(run)
+
+
+def _beside(run: Run, ending: str) -> Path:
+    """Return the directory beside a run's with an ending to its name; the run may be given as `.`."""
+    directory = run.directory
+    if directory.name in ("", ".."):
+        directory = directory.resolve()
+    return directory.with_name(f"{directory.name}-{ending}")
+
+
+def _refuse_honest(spec: Path) -> None:
+    """Refuse a spec without deviations before it runs."""
+    from fdaudit.spec.schema import load_spec
+    from fdaudit.twin import refuse_honest
+
+    refuse_honest(load_spec(spec), str(spec))
 
 
 @app.command()

@@ -76,7 +76,7 @@ TrustCode = Annotated[
 RunPath = Annotated[Path, typer.Argument(metavar="RUN", help="A run directory.")]
 
 GROUPS = {
-    "Audit": ("quickstart", "init", "run", "attack", "remedy", "report", "compare"),
+    "Audit": ("quickstart", "init", "run", "attack", "remedy", "twin", "report", "compare"),
     "Federations that others ran": ("design", "card", "import", "export-view", "score"),
     "Curves": ("sweep", "curve"),
     "Privacy": ("ledger", "calibrate"),

@@ -10,7 +10,15 @@ if TYPE_CHECKING:
     from fdaudit.reports.verdict import Finding
     from fdaudit.result import Result
 
-__all__ = ["compared", "outcome", "over_seeds_lines", "profile_words", "tried_remedies", "verdicts"]
+__all__ = [
+    "beside_twin",
+    "compared",
+    "outcome",
+    "over_seeds_lines",
+    "profile_words",
+    "tried_remedies",
+    "verdicts",
+]
 
 _UNANSWERED = ("inconclusive", "failed", "not-applicable", "not-tested")
 """Levels of which the reason is printed."""
@@ -64,6 +72,20 @@ def tried_remedies(result: Result) -> Iterator[str]:
             yield f"  {effect_words(on)}"
         if tried.left_out:
             yield f"  the budget left out after it: {', '.join(tried.left_out)}"
+
+
+def beside_twin(result: Result) -> Iterator[str]:
+    """Yield how a deviating run compares with its honest twin: a headline, each goal's figures, each detector."""
+    from fdaudit.reports.twin import gain_words, twin_summary
+
+    summary = twin_summary(result)
+    if summary is None or result.twin is None:
+        return
+    yield summary.headline
+    for gain in result.twin.gains:
+        yield f"  {gain_words(gain)}"
+    for line in summary.alarms:
+        yield f"  {line}"
 
 
 def profile_words(profile: str, origin: str) -> str:

@@ -275,6 +275,8 @@ class DeviationCard(ExtensionCard):
     """What an honest receiver could notice, in a sentence."""
     knows: Texts = ()
     """What the party must know besides its role: `candidates`, the records whose membership is in question."""
+    detectors: Texts = ()
+    """What receivers could notice it by: names of `fdaudit.twin.detectors.DETECTORS`."""
 
 
 @dataclass(frozen=True, kw_only=True)

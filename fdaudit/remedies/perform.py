@@ -1,34 +1,32 @@
 """Try the remedies of a run's findings: run the same federation with each, attack it again, and compare.
 
 Guarantees:
-  * every remedied run has the run's own records, seed and secret, so nothing but the remedy differs;
+  * every remedied run is a `rerun` of the run, so nothing but the remedy differs;
   * settings are chosen on auxiliary records alone (`tuning`);
-  * each remedied run is a run directory of its own, which its printed command makes again;
   * the attacks that found the leaks are the first that a budget keeps: their figures stand beside those before;
   * a remedy that was not run is listed with the reason.
 """
 
 from __future__ import annotations
 
-import shlex
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fdaudit.api import run as run_spec
 from fdaudit.audit.run import Run
 from fdaudit.audit.summary import conclude, keep_remedies
 from fdaudit.errors import FdauditError, RunError, SpecError, UsageError
 from fdaudit.evaluation.budget import seconds_of
 from fdaudit.federation.rehearsal import rehearse
 from fdaudit.planning.simulated import references_of, simulated_case
+from fdaudit.remedies.rerun import refuse_rerun, rerun
 from fdaudit.remedies.trials import TOGETHER, TRIALS
 from fdaudit.remedies.tuning import FOLDS, Settings, mean_utility, tune
 from fdaudit.reports.findings import FrontFinding, found_by
 from fdaudit.reports.judgement import findings_of, standings_of
-from fdaudit.reports.run_figures import measure_of, utility
+from fdaudit.reports.run_figures import final_figure, utility
 from fdaudit.reports.text import joined
 from fdaudit.reports.verdict import Finding
 from fdaudit.result import Effect, Result, TriedRemedy
@@ -107,13 +105,9 @@ def try_remedies(
     until = time.monotonic() + (float("inf") if budget is None else seconds_of(budget))
     if not 0 < epsilon < float("inf"):
         raise UsageError("epsilon", epsilon, "is no positive number", "Give an ε such as 8.")
-    if run.case.origin != "simulation":
-        problem = "was recorded elsewhere: its federation cannot run again with a remedy"
-        raise RunError("run", str(run.directory), problem, "Simulate its protocol with a spec.")
+    refuse_rerun(run, out, "with a remedy")
     if out.exists() or out.is_symlink():
         raise RunError("out", str(out), "exists already", "Choose another directory.")
-    if out.resolve().is_relative_to(run.directory.resolve()):
-        raise RunError("out", str(out), "lies in the run itself", "Choose a directory beside it.")
     alone = utility(run.result.utility.final, "standalone").mean or _alone(run.case)
     ground = _Ground(run=run, out=out, epsilon=epsilon, alone=alone, tick=tick)
     wanted = _wanted(found_by(run.result))
@@ -265,14 +259,12 @@ def _run(
     spec = _attacked(ground.run, remedied(), nothing, pairs)
     left = until - time.monotonic()
     budget = None if left == float("inf") else f"{max(left, 1.0):.0f}s"
-    directory = ground.out / nothing.name
-    after = run_spec(spec, directory, seed_from=ground.run.directory, tick=ground.tick, budget=budget).result
-    places = [shlex.quote(str(path)) for path in (directory / "spec.yaml", ground.run.directory)]
-    command = f"fdaudit run {places[0]} --seed-from {places[1]} --out AGAIN"
+    again = rerun(ground.run, spec, ground.out / nothing.name, tick=ground.tick, budget=budget)
+    after, command = again.run.result, again.command
     # Without a budget all attacks run, those that this one left out too. Reduced settings come again by it alone.
     if after.budget is not None and after.budget.settings:
         command += f" --budget {budget}"
-    before = _utility(ground.run.result)
+    before = final_figure(ground.run.result)
     same = all(TRIALS[name].same_training for name in names)
     return nothing.model_copy(
         update={
@@ -281,7 +273,7 @@ def _run(
             "settings_tried": count,
             "command": command,
             "utility_before": before,
-            "utility": before if same else _utility(after),
+            "utility": before if same else final_figure(after),
             "alone": ground.alone,
             "left_out": tuple(one.attack for one in after.budget.left_out) if after.budget else (),
             "effects": tuple(_effects(ground.run.result, after, pairs, same_training=same)),
@@ -313,14 +305,6 @@ def _attacked(run: Run, spec: Spec, nothing: TriedRemedy, pairs: Pairs) -> Spec:
             "privacy": spec.privacy.model_copy(update={"tuned_on": "public"}),
         }
     )
-
-
-def _utility(result: Result) -> Figure | None:
-    """Return the utility of the server's model, or the mean of the clients'."""
-    line = utility(result.utility.final, result.run.protocol)
-    if line.server is not None or line.mean is None:
-        return line.server
-    return Figure(name=measure_of(result), value=line.mean, unit="fraction", n=line.clients)
 
 
 def _effects(before: Result, after: Result, pairs: Pairs, *, same_training: bool) -> Iterator[Effect]:

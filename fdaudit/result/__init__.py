@@ -1,8 +1,8 @@
 """Results: one typed model, which the attack stage and the audit fill, and which all readers share.
 
 `cell` has the outcome of one attack, `budget` what a budget of time bought, `run_card` says what was run, `traffic` who
-saw what, `claims` has the ledger and the tests, `gates` the bounds of the spec, and `model` the whole result. Importing
-it loads no PyTorch.
+saw what, `claims` has the ledger and the tests, `gates` the bounds of the spec, `remedies` and `twin` what reruns
+showed, and `model` the whole result. Importing it loads no PyTorch.
 """
 
 from fdaudit.result.budget import Allotted, Budget, LeftOut, in_words
@@ -64,6 +64,7 @@ from fdaudit.result.traffic import (
     exposed_rows,
     told_anew,
 )
+from fdaudit.result.twin import Gain, GainVerdict, Noticed, Twin
 
 __all__ = [
     "SCHEMA",
@@ -87,6 +88,8 @@ __all__ = [
     "Exposure",
     "Family",
     "FinalUtility",
+    "Gain",
+    "GainVerdict",
     "Gate",
     "Image",
     "JudgedCell",
@@ -96,6 +99,7 @@ __all__ = [
     "LeftOut",
     "Level",
     "ModelHash",
+    "Noticed",
     "OracleRow",
     "OutOfScope",
     "Part",
@@ -114,6 +118,7 @@ __all__ = [
     "Silence",
     "Target",
     "TriedRemedy",
+    "Twin",
     "Unfinished",
     "UnusedMembers",
     "Utility",

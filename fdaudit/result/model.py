@@ -19,6 +19,7 @@ from fdaudit.result.part import AUDITOR, Audience, Part, is_empty
 from fdaudit.result.remedies import TriedRemedy
 from fdaudit.result.run_card import OutOfScope, Reproduce, RunCard, Unfinished, Utility
 from fdaudit.result.traffic import Exposure, OracleRow, ViewRow, WireRow
+from fdaudit.result.twin import Twin
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -62,6 +63,8 @@ class Result(Part):
     checks: tuple[Check, ...] = ()
     remedies: Annotated[tuple[TriedRemedy, ...], AUDITOR] = Field(default=(), exclude_if=is_empty)
     """The remedies that were tried, and what came of them."""
+    twin: Twin | None = Field(default=None, exclude_if=is_empty)
+    """The honest twin of a run with deviations, if it was made."""
     reproduce: Reproduce
 
     def to_frame(self) -> pd.DataFrame:

@@ -279,9 +279,11 @@ def test_a_card_names_attacks_and_kinds_that_there_are(name: str) -> None:
     from fdaudit.attacks import REGISTRY as ATTACKS
 
     from fdaudit.kinds import KINDS
+    from fdaudit.twin.detectors import DETECTORS
 
     card = REGISTRY.describe(name)
     assert set(card.read_by) <= set(ATTACKS.names())
     assert set(card.changes) <= KINDS.keys()
+    assert set(card.detectors) <= DETECTORS.keys()
     assert card.source
     assert card.noticed

@@ -1,0 +1,230 @@
+"""Detectors: what a receiver could compute from a message, and from what it holds, to notice a deviation.
+
+Guarantees:
+  * a detector sees what one receiver saw, and its own records; the mark of a deviation is not among it;
+  * a larger value is more suspicious, and None means that the receiver cannot compute one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+if TYPE_CHECKING:
+    from fdaudit.models import Architecture
+
+__all__ = ["DETECTORS", "Detector", "Received"]
+
+_ROWS = 4096
+"""Rows of a layer, or samples of a message, that are compared with each other."""
+_PARALLEL = 0.999
+"""Cosine above which two rows of a layer count as equal."""
+_LEAST_WIDTH = 8
+"""Entries of a row below which rows of an honest layer may be parallel by chance."""
+_NEAR = 1 / 255
+"""Root-mean-square difference below which two samples count as one."""
+_RECORDS = 64
+"""Own records on which a receiver tries a model."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Received:
+    """A message as its receiver holds it, with what the receiver saw before.
+
+    Attributes:
+        tensors: of the message.
+        before: tensors of the message before it of the same kind from the same sender; None if there is none.
+        answers: tensors of the answers that the receiver itself sent last; None if it sent none.
+        records: (n, …) the receiver's own records; None if it holds none.
+        network: what the receiver builds from a message of parameters; None if the federation trains none.
+    """
+
+    tensors: Mapping[str, Tensor]
+    before: Mapping[str, Tensor] | None = None
+    answers: Mapping[str, Tensor] | None = None
+    records: Tensor | None = None
+    network: Architecture | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Detector:
+    """A detector.
+
+    Attributes:
+        words: what it measures, in a clause.
+        measure: returns its value for a message, or None.
+        own: whether it reads the receiver's own answers or records, so that receivers of one message differ.
+    """
+
+    words: str
+    measure: Callable[[Received], float | None]
+    own: bool = False
+
+
+def _change(received: Received) -> float | None:
+    """Return the L2 norm of the change since the message before."""
+    if received.before is None:
+        return None
+    total = 0.0
+    for name, tensor in received.tensors.items():
+        before = received.before.get(name)
+        if before is None or before.shape != tensor.shape or not tensor.is_floating_point():
+            continue
+        total += float((tensor.double() - before.double()).square().sum())
+    return math.sqrt(total)
+
+
+def _equal_rows(received: Received) -> float | None:
+    """Return the largest share of a layer's rows that are parallel to another row of the layer."""
+    shares = [
+        _share_with_twin(tensor.flatten(1).double())
+        for tensor in received.tensors.values()
+        if tensor.is_floating_point() and tensor.ndim > 1 and tensor[0].numel() >= _LEAST_WIDTH
+    ]
+    return max(shares, default=None)
+
+
+def _share_with_twin(rows: Tensor) -> float:
+    """Return the share of rows (n, d) to which another row is parallel; rows of zeros are parallel to none."""
+    unit = nn.functional.normalize(rows[:_ROWS])
+    cosines = (unit @ unit.T).fill_diagonal_(0.0)
+    return float((cosines.amax(1) > _PARALLEL).double().mean())
+
+
+def _silence(received: Received) -> float | None:
+    """Return the share of the first ReLU's outputs that are zero on the receiver's own records."""
+    if received.records is None or received.network is None:
+        return None
+    module = received.network.build(torch.Generator().manual_seed(0)).eval()
+    rectifiers = [m for m in module.modules() if isinstance(m, nn.ReLU)]
+    if not rectifiers:
+        return None
+    module.load_state_dict(dict(received.tensors), strict=False)
+    outputs: list[Tensor] = []
+    hook = rectifiers[0].register_forward_hook(lambda _, inputs, output: outputs.append(output))
+    try:
+        with torch.no_grad():
+            module(received.records[:_RECORDS])
+    finally:
+        hook.remove()
+    return float((outputs[0] <= 0).double().mean()) if outputs else None
+
+
+def _certainty(received: Received) -> float | None:
+    """Return 1 minus the mean entropy of the rows, over the entropy of a uniform row."""
+    rows = _shares(received.tensors.get("values"))
+    if rows is None or rows.shape[1] < 2:
+        return None
+    entropy = torch.special.entr(rows).sum(1).mean()
+    return 1.0 - float(entropy) / float(torch.tensor(rows.shape[1]).double().log())
+
+
+def _disagreement(received: Received) -> float | None:
+    """Return the mean total-variation distance to the receiver's own answers on the same samples."""
+    both = _on_same_samples(received)
+    if both is None:
+        return None
+    theirs, own = both
+    return float((theirs - own).abs().sum(1).mean()) / 2
+
+
+def _other_classes(received: Received) -> float | None:
+    """Return the share of samples whose likeliest class differs from the receiver's own answer."""
+    both = _on_same_samples(received)
+    if both is None:
+        return None
+    theirs, own = both
+    return float((theirs.argmax(1) != own.argmax(1)).double().mean())
+
+
+def _on_same_samples(received: Received) -> tuple[Tensor, Tensor] | None:
+    """Return the message's rows and the receiver's own (m, C) on the samples that both name; None without any."""
+    if received.answers is None:
+        return None
+    values = [tensors.get("values") for tensors in (received.tensors, received.answers)]
+    classes = max((value.shape[1] for value in values if value is not None and value.ndim == 2), default=0)
+    theirs, own = (_shares(value, classes) for value in values)
+    if theirs is None or own is None or theirs.shape[1] != own.shape[1]:
+        return None
+    place = {sample: row for row, sample in enumerate(_samples(received.answers, len(own)))}
+    pairs = [
+        (row, place[sample])
+        for row, sample in enumerate(_samples(received.tensors, len(theirs)))
+        if sample in place
+    ]
+    if not pairs:
+        return None
+    here, there = torch.tensor(pairs).T
+    return theirs[here], own[there]
+
+
+def _samples(tensors: Mapping[str, Tensor], count: int) -> list[int]:
+    """Return the numbers of the samples that answers are about: in order, unless `index` names them."""
+    index = tensors.get("index")
+    return list(range(count)) if index is None else index.long().tolist()
+
+
+def _shares(values: Tensor | None, classes: int = 0) -> Tensor | None:
+    """Return answers as class shares (n, C): classes (n,) as ones, logits through a softmax; None for masks."""
+    if values is None or not len(values):
+        return None
+    if values.ndim == 1:
+        known = classes > int(values.max()) >= int(values.min()) >= 0
+        return nn.functional.one_hot(values.long(), classes).double() if known else None
+    if values.ndim != 2:
+        return None
+    rows = values.double()
+    if bool((rows < 0).any()) or bool((rows.sum(1) - 1).abs().max() > 0.5):
+        return rows.softmax(1)
+    return rows / rows.sum(1, keepdim=True)
+
+
+def _repeats(received: Received) -> float | None:
+    """Return the share of samples that occur twice in the message, or in the one before it."""
+    rows = _sample_rows(received.tensors)
+    if rows is None or not len(rows):
+        return None
+    before = None if received.before is None else _sample_rows(received.before)
+    distances = torch.cdist(rows, rows).fill_diagonal_(float("inf"))
+    nearest = distances.amin(1)
+    if before is not None and len(before) and before.shape[1] == rows.shape[1]:
+        nearest = torch.minimum(nearest, torch.cdist(rows, before).amin(1))
+    return float((nearest < _NEAR * rows.shape[1] ** 0.5).double().mean())
+
+
+def _sample_rows(tensors: Mapping[str, Tensor]) -> Tensor | None:
+    """Return the samples (n, d) of a message, or their numbers (n, 1)."""
+    samples = tensors.get("samples", tensors.get("index"))
+    if samples is None:
+        return None
+    return samples[:_ROWS].double().reshape(min(len(samples), _ROWS), -1)
+
+
+DETECTORS: Mapping[str, Detector] = MappingProxyType(
+    {
+        "certainty": Detector(words="how certain the answers are", measure=_certainty),
+        "change": Detector(words="the norm of the change since the last one", measure=_change),
+        "disagreement": Detector(
+            words="the distance to the receiver's own answers", measure=_disagreement, own=True
+        ),
+        "equal-rows": Detector(words="the share of equal rows in a layer", measure=_equal_rows),
+        "other-classes": Detector(
+            words="the share of answers with another class than the receiver's own",
+            measure=_other_classes,
+            own=True,
+        ),
+        "repeats": Detector(words="the share of samples that are repeated", measure=_repeats),
+        "silence": Detector(
+            words="the share of first neurons silent on the receiver's own records",
+            measure=_silence,
+            own=True,
+        ),
+    }
+)
+"""By name."""

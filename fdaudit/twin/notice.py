@@ -1,0 +1,221 @@
+"""Whether receivers could have noticed a deviation: its detectors on crafted messages, and on those of the honest twin.
+
+Guarantees:
+  * detectors read messages without the mark of the deviation;
+  * the honest messages are the twin's: those of the run are the same before its first crafted one, and what comes later
+    follows from that one;
+  * a threshold is learnt on the first half of the honest messages, and its false alarms are counted on the other half;
+  * a detector without enough honest messages has a reason and no rate.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, NamedTuple
+
+from fdaudit.errors import SpecError, nearest
+from fdaudit.kinds.vocabulary import ANSWERS
+from fdaudit.result import Noticed
+from fdaudit.transcript.messages import DEVIATION, Message
+from fdaudit.twin.detectors import DETECTORS, Received
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from fdaudit.adversary.view import View
+    from fdaudit.planning.case import Case
+    from fdaudit.scoring.run_directory import RunDirectory
+
+__all__ = ["noticed", "refuse_unknown_detectors"]
+
+_LEAST = 8
+"""Fewest honest messages that give a rate."""
+_KEPT = 4
+"""Messages whose tensors are kept in memory."""
+_WORLD = "world"
+"""Receives what is published, and holds nothing to compare it with."""
+
+
+def refuse_unknown_detectors(case: Case) -> None:
+    """Refuse a deviation whose card names a detector that does not exist.
+
+    Raises:
+        SpecError: one does.
+    """
+    for number, entry in enumerate(case.spec.deviations):
+        for detector in case.deviants[entry.party].deviation.card.detectors:
+            if detector not in DETECTORS:
+                problem = f"names the unknown detector {detector!r}"
+                raise SpecError(
+                    f"deviations.{number}.name", entry.name, problem, nearest(detector, DETECTORS)
+                )
+
+
+def noticed(active: RunDirectory, honest: RunDirectory) -> Iterator[Noticed]:
+    """Yield how well each detector of a run's deviations tells crafted messages from those of its honest twin.
+
+    Args:
+        active: the run.
+        honest: its twin.
+    """
+    for party, deviant in active.case.deviants.items():
+        card = deviant.deviation.card
+        for kind in card.changes:
+            crafted = [m for m in _sent(active, party, kind) if DEVIATION in m.fields]
+            receivers = {receiver for m in crafted for receiver in m.receivers} - {_WORLD}
+            alike = [m for m in _sent(honest, party, kind) if receivers & set(m.receivers)]
+            if not receivers:
+                continue
+            suspected = _values(active, crafted, receivers, card.detectors)
+            trusted = _values(honest, alike, receivers, card.detectors)
+            for detector in card.detectors:
+                outcome = Noticed(
+                    party=party,
+                    deviation=card.name,
+                    kind=kind,
+                    detector=detector,
+                    of_crafted=len(crafted),
+                )
+                known = [value for value in trusted[detector] if value is not None]
+                yield _judged(outcome, known, suspected[detector])
+
+
+def _sent(run: RunDirectory, party: str, kind: str) -> list[Message]:
+    """Return a party's messages of one kind, in order."""
+    return [message for message in run.messages if (message.sender, message.kind) == (party, kind)]
+
+
+def _judged(outcome: Noticed, honest: Sequence[float], crafted: Sequence[float | None]) -> Noticed:
+    """Return the counts of alarms by a threshold that the first half of the honest values gives."""
+    if len(honest) < _LEAST:
+        reason = f"it has a value for {len(honest)} honest messages, and a rate needs {_LEAST}"
+        return outcome.model_copy(update={"reason": reason})
+    if all(value is None for value in crafted):
+        return outcome.model_copy(update={"reason": "it has a value for no crafted message"})
+    first, second = honest[: len(honest) // 2], honest[len(honest) // 2 :]
+    threshold = max(first)
+    return outcome.model_copy(
+        update={
+            "learnt_on": len(first),
+            "threshold": threshold,
+            "alarms": sum(value > threshold for value in second),
+            "of_honest": len(second),
+            "caught": sum(value is not None and value > threshold for value in crafted),
+        }
+    )
+
+
+def _values(
+    run: RunDirectory, messages: Sequence[Message], names: set[str], detectors: Sequence[str]
+) -> Mapping[str, list[float | None]]:
+    """Return the value of each detector for each message: the largest of its receivers', or None."""
+    record = _Record()
+    receivers = {name: _Receiver(run, name, record) for name in sorted(names)}
+    values: dict[str, list[float | None]] = {detector: [] for detector in detectors}
+    for message in messages:
+        of_message = _of_message(message, [receivers[r] for r in message.receivers if r in names], detectors)
+        for detector in detectors:
+            values[detector].append(max(of_message[detector], default=None))
+    return values
+
+
+def _of_message(
+    message: Message, receivers: Sequence[_Receiver], detectors: Sequence[str]
+) -> Mapping[str, list[float]]:
+    """Return the values that receivers compute for one message; one that is the same for all is computed once."""
+    values: dict[str, list[float]] = {detector: [] for detector in detectors}
+    done = set[tuple[str, int]]()
+    if message.payload is None:
+        return values
+    for receiver in receivers:
+        received = receiver.received(message.seq)
+        for name in detectors:
+            place = (name, receiver.before(message.seq))
+            if not DETECTORS[name].own and place in done:
+                continue
+            done.add(place)
+            value = DETECTORS[name].measure(received)
+            if value is not None:
+                values[name].append(value)
+    return values
+
+
+class _Record:
+    """The tensors of a run's messages; the last ones that were read are kept, since many receivers get the same."""
+
+    def __init__(self) -> None:
+        self._kept: dict[int, Mapping[str, Tensor]] = {}
+
+    def tensors(self, view: View, message: Message) -> Mapping[str, Tensor]:
+        """Return the tensors of a message of a view."""
+        tensors = self._kept.pop(message.seq, None)
+        if tensors is None:
+            tensors = view.tensors(message)
+        self._kept[message.seq] = tensors  # the last one used is the last to go
+        if len(self._kept) > _KEPT:
+            del self._kept[next(iter(self._kept))]
+        return tensors
+
+
+class _Receiver:
+    """What one receiver of a run saw and holds.
+
+    Args:
+        run: the run.
+        name: the receiver.
+        record: the run's tensors.
+    """
+
+    def __init__(self, run: RunDirectory, name: str, record: _Record) -> None:
+        view = run.view(name)
+        self._view = replace(view, messages=tuple(map(_unmarked, view.messages)))
+        self._record, self._network = record, run.case.named_networks.of(name)
+        own = self._view.own_data.get(name)
+        self._records = None if own is None else own[0]
+        self._seen: dict[int, _Seen] = {}
+        last: dict[tuple[str, str], Message] = {}
+        answers: Message | None = None
+        for message in self._view.messages:
+            stream = (message.kind, message.sender)
+            self._seen[message.seq] = _Seen(message, last.get(stream), answers)
+            last[stream] = message
+            if message.sender == name and message.kind in ANSWERS and message.payload is not None:
+                answers = message
+
+    def before(self, seq: int) -> int:
+        """Return the number of the message before one, of the same kind from the same sender; -1 if there is none."""
+        before = self._seen[seq].before
+        return -1 if before is None else before.seq
+
+    def received(self, seq: int) -> Received:
+        """Return a message as this party holds it."""
+        seen = self._seen[seq]
+        of_model = seen.message.kind == "model_parameters"
+        return Received(
+            tensors=self._record.tensors(self._view, seen.message),
+            before=self._tensors(seen.before),
+            answers=self._tensors(seen.answers),
+            records=self._records,
+            network=self._network if of_model else None,
+        )
+
+    def _tensors(self, message: Message | None) -> Mapping[str, Tensor] | None:
+        if message is None or message.payload is None:
+            return None
+        return self._record.tensors(self._view, message)
+
+
+class _Seen(NamedTuple):
+    """A message that a receiver saw, the one before it in its stream, and the receiver's own last answers."""
+
+    message: Message
+    before: Message | None
+    answers: Message | None
+
+
+def _unmarked(message: Message) -> Message:
+    """Return a message without the mark of a deviation."""
+    if DEVIATION not in message.fields:
+        return message
+    return replace(message, fields={k: v for k, v in message.fields.items() if k != DEVIATION})
