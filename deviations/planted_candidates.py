@@ -29,8 +29,8 @@ class PlantedCandidates(CandidateQuestions):
         roles=("server",),
         changes=("proxy_indices", "generated_samples"),
         read_by=("candidate-answers",),
-        noticed="Generated samples that look real. Among public samples nothing, but for one's own records.",
-        detectors=("repeats",),
+        noticed="A client finds its own records among the samples that it is to answer.",
+        detectors=("own-records", "repeats"),
         knows=("candidates",),
     )
     Config: ClassVar[type[PlantedCandidatesConfig]] = PlantedCandidatesConfig

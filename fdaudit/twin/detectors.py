@@ -43,6 +43,7 @@ class Received:
         answers: tensors of the answers that the receiver itself sent last; None if it sent none.
         records: (n, …) the receiver's own records; None if it holds none.
         network: what the receiver builds from a message of parameters; None if the federation trains none.
+        public: (m, …) the public samples that everybody was handed; None without any.
     """
 
     tensors: Mapping[str, Tensor]
@@ -50,6 +51,7 @@ class Received:
     answers: Mapping[str, Tensor] | None = None
     records: Tensor | None = None
     network: Architecture | None = None
+    public: Tensor | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -206,6 +208,18 @@ def _sample_rows(tensors: Mapping[str, Tensor]) -> Tensor | None:
     return samples[:_ROWS].double().reshape(min(len(samples), _ROWS), -1)
 
 
+def _own_records(received: Received) -> float | None:
+    """Return the share of the samples that a message names or shows which equal a record of the receiver."""
+    samples = received.tensors.get("samples")
+    if samples is None and received.public is not None and "index" in received.tensors:
+        samples = received.public[received.tensors["index"].long()]
+    if samples is None or received.records is None or samples.shape[1:] != received.records.shape[1:]:
+        return None
+    own, shown = (x.double().flatten(1) for x in (received.records, samples[:_ROWS]))
+    near = torch.cdist(shown, own).amin(1) < _NEAR * own.shape[1] ** 0.5
+    return float(near.double().mean())
+
+
 DETECTORS: Mapping[str, Detector] = MappingProxyType(
     {
         "certainty": Detector(words="how certain the answers are", measure=_certainty),
@@ -218,6 +232,9 @@ DETECTORS: Mapping[str, Detector] = MappingProxyType(
             words="the share of answers with another class than the receiver's own",
             measure=_other_classes,
             own=True,
+        ),
+        "own-records": Detector(
+            words="the share of samples that are the receiver's own records", measure=_own_records, own=True
         ),
         "repeats": Detector(words="the share of samples that are repeated", measure=_repeats),
         "silence": Detector(

@@ -171,6 +171,7 @@ class _Receiver:
         view = run.view(name)
         self._view = replace(view, messages=tuple(map(_unmarked, view.messages)))
         self._record, self._network = record, run.case.named_networks.of(name)
+        self._public = run.case.public if len(run.case.public) else None
         own = self._view.own_data.get(name)
         self._records = None if own is None else own[0]
         self._seen: dict[int, _Seen] = {}
@@ -198,6 +199,7 @@ class _Receiver:
             answers=self._tensors(seen.answers),
             records=self._records,
             network=self._network if of_model else None,
+            public=self._public,
         )
 
     def _tensors(self, message: Message | None) -> Mapping[str, Tensor] | None:
