@@ -1,4 +1,4 @@
-"""Defences. The sender applies them to its data before the wire."""
+"""Defences: senders apply them before the wire, clients in training, receivers to what they got."""
 
 from __future__ import annotations
 
@@ -19,12 +19,15 @@ REGISTRY: Registry[Defense, DefenseCard] = Registry(
         "discrete-laplace": "fdaudit.defenses.discrete:DiscreteLaplaceNoise",
         "dp-fedavg": "fdaudit.defenses.clipped:DPFedAvg",
         "dp-sgd": "fdaudit.defenses.dp_sgd:DPSGD",
+        "fresh-samples": "fdaudit.defenses.checks:FreshSamples",
         "gaussian-noise": "fdaudit.defenses.noise:GaussianNoise",
         "gnmax": "fdaudit.defenses.pate.aggregators:GNMax",
         "hard-label": "fdaudit.defenses.reduction:HardLabel",
         "laplace-noise": "fdaudit.defenses.noise:LaplaceNoise",
         "lnmax": "fdaudit.defenses.pate.aggregators:LNMax",
+        "own-public-set": "fdaudit.defenses.checks:OwnPublicSet",
         "rounding": "fdaudit.defenses.reduction:Rounding",
+        "same-broadcast": "fdaudit.defenses.checks:SameBroadcast",
         "sanitized-gradients": "fdaudit.defenses.clipped:SanitizedGradients",
         "temperature": "fdaudit.defenses.reduction:Temperature",
         "top-k": "fdaudit.defenses.reduction:TopK",

@@ -311,7 +311,8 @@ def _tried_on(card: AttackCard) -> str:
 
 
 def _defence(card: DefenseCard) -> list[str]:
-    where = "training on a client's own records" if card.at == "training" else "messages"
+    places = {"training": "training on a client's own records", "receipt": "messages that clients receive"}
+    where = places.get(card.at, "messages")
     lines = ["## What it does", "", f"- Protects: {card.protects}.", f"- Acts at: {where}."]
     lines += [f"- Takes: {_kinds(card.accepts)}."] if card.accepts else []
     return lines + ([f"- Makes of them: `{card.makes}`."] if card.makes else [])

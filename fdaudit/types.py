@@ -62,7 +62,8 @@ class DefenseSpec:
 
     Attributes:
         name: of the defence.
-        at: where it acts: on messages of `kind` from role `sender`, or in the training of the network `of`.
+        at: where it acts: on messages of `kind` from role `sender`, on receipt of them, or in the training of the
+            network `of`.
         kind: the messages' kind; None at training.
         sender: the role on whose side it acts.
         of: the trained network; None on messages.
@@ -70,7 +71,7 @@ class DefenseSpec:
     """
 
     name: str
-    at: Literal["message", "training"] = "message"
+    at: Literal["message", "training", "receipt"] = "message"
     kind: str | None = None
     sender: str = "client"
     of: Trained | None = None

@@ -207,6 +207,7 @@ def _wire(case: Case, transcript: Transcript, secret: bytes, meter: BudgetMeter 
         outages=case.outages,
         meter=meter,
         deviants=case.deviants,
+        checks=case.checks,
     )
 
 

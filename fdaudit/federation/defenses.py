@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
@@ -13,7 +13,7 @@ from fdaudit.config import validate
 from fdaudit.errors import SpecError, nearest
 from fdaudit.federation.protocol import FederatedProtocol, ProtocolConfig, applies, has_public_index
 from fdaudit.training.private_step import unfit
-from fdaudit.transcript.wire import Defense, acts_in_training
+from fdaudit.transcript.wire import Check, Defense, acts_in_training
 from fdaudit.types import DefenseSpec, GradientRule, Trained
 
 if TYPE_CHECKING:
@@ -33,11 +33,13 @@ class Attached:
         messages: defences by (kind, sender role), in the order in which they act.
         training: gradient rules by the trained object.
         entries: the spec's field of each training defence, by the trained object.
+        checks: what clients check of messages that they receive, by (kind, sender role).
     """
 
     messages: Mapping[tuple[str, str], tuple[Defense, ...]]
     training: Mapping[Trained, GradientRule]
     entries: Mapping[Trained, str]
+    checks: Mapping[tuple[str, str], tuple[Check, ...]] = field(default_factory=dict)
 
 
 def attach(
@@ -57,17 +59,29 @@ def attach(
     messages: dict[tuple[str, str], tuple[Defense, ...]] = {}
     training: dict[Trained, GradientRule] = {}
     entries: dict[Trained, str] = {}
+    checks: dict[tuple[str, str], tuple[Check, ...]] = {}
     listed = [(f"defenses.{n}", DefenseSpec(**entry.model_dump())) for n, entry in enumerate(asked)]
     listed += [(f"protocol.defenses.{entry.kind}", entry) for entry in config.defenses()]
     for where, entry in listed:
         cls = defenses.REGISTRY.load(entry.name, f"{where}.name")
         defenses.REGISTRY.called(entry.name, f"{where}.name")
-        belongs = "training" if acts_in_training(cls) else "message"
-        if belongs != entry.at:
-            problem = f"acts at {belongs}, not at {entry.at}"
+        if cls.card.at != entry.at:
+            problem = f"acts at {cls.card.at}, not at {entry.at}"
             raise SpecError(
-                f"{where}.name", entry.name, problem, f"Set at to {belongs!r}, or choose another."
+                f"{where}.name", entry.name, problem, f"Set at to {cls.card.at!r}, or choose another."
             )
+        if entry.at == "receipt":
+            sends = _refuse_unsent(where, entry, protocol, config)
+            kind = str(entry.kind)
+            if not any("client" in m["to"] for m in sends if m["kind"] == kind):
+                problem = f"goes to no client in {protocol.card.name}, and clients check what they receive"
+                raise SpecError(
+                    f"{where}.kind", kind, problem, "Name a kind that the server sends to clients."
+                )
+            _refuse_unfit(where, kind, entry, cls, protocol, {kind})
+            check = cast("type[Check]", cls)(validate(cls.Config, entry.params, f"{where}.params"))
+            checks[kind, entry.sender] = (*checks.get((kind, entry.sender), ()), check)
+            continue
         if not acts_in_training(cls):
             key, built = _on_messages(where, entry, protocol, config, cls, clients)
             messages[key] = (*messages.get(key, ()), built)
@@ -78,7 +92,7 @@ def attach(
             raise SpecError(f"{where}.name", entry.name, problem, "Keep one of them.")
         training[of], entries[of] = _in_training(where, entry, of, protocol, config, cls), where
     _refuse_recast(listed, messages)
-    return Attached(messages, training, entries)
+    return Attached(messages, training, entries, checks)
 
 
 def _refuse_recast(
@@ -109,6 +123,22 @@ def _on_messages(
     cls: type[Defense],
     clients: int,
 ) -> tuple[tuple[str, str], Defense]:
+    sends = _refuse_unsent(where, entry, protocol, config)
+    declared = [m for m in protocol.card.declared_messages if m["from"] == entry.sender]
+    # Messages that one setting chooses between replace each other.
+    settings = [m.get("when", {}).keys() for m in sends if m["kind"] == entry.kind]
+    read = [m for m in declared if m in sends or m.get("when", {}).keys() in settings]
+    _refuse_unfit(where, str(entry.kind), entry, cls, protocol, {m["kind"] for m in read})
+    params = validate(cls.Config, entry.params, f"{where}.params")
+    _refuse_unfounded(where, params, clients, config)
+    _refuse_public_index(where, params, entry, protocol, config)
+    return (str(entry.kind), entry.sender), cls(params)
+
+
+def _refuse_unsent(
+    where: str, entry: DefenseSpec, protocol: type[FederatedProtocol], config: ProtocolConfig
+) -> list[Mapping[str, Any]]:
+    """Refuse a kind of message that the sender never sends; return the declarations of all that it sends."""
     declared = [m for m in protocol.card.declared_messages if m["from"] == entry.sender]
     sends = [m for m in declared if applies(m.get("when", {}), config)]
     sent = sorted({m["kind"] for m in sends if "made_of" not in m})
@@ -116,14 +146,7 @@ def _on_messages(
         # A defence on a message that is never sent would silently protect nothing.
         problem = f"is never sent by a {entry.sender} in {protocol.card.name} with these settings"
         raise SpecError(f"{where}.kind", entry.kind, problem, nearest(str(entry.kind), sent or ["nothing"]))
-    # Messages that one setting chooses between replace each other.
-    settings = [m.get("when", {}).keys() for m in sends if m["kind"] == entry.kind]
-    read = [m for m in declared if m in sends or m.get("when", {}).keys() in settings]
-    _refuse_unfit(where, entry.kind, entry, cls, protocol, {m["kind"] for m in read})
-    params = validate(cls.Config, entry.params, f"{where}.params")
-    _refuse_unfounded(where, params, clients, config)
-    _refuse_public_index(where, params, entry, protocol, config)
-    return (entry.kind, entry.sender), cls(params)
+    return sends
 
 
 def _refuse_unfounded(where: str, params: Config, clients: int, config: ProtocolConfig) -> None:

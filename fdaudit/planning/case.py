@@ -30,7 +30,7 @@ from fdaudit.training.evaluator import Evaluator
 from fdaudit.training.execution import Execution
 from fdaudit.training.trainer import Parameters, Trainer
 from fdaudit.transcript.encoding import Naming
-from fdaudit.transcript.wire import Defense, Outage
+from fdaudit.transcript.wire import Check, Defense, Outage
 from fdaudit.types import Design, GradientRule, ImportPart, Trained
 
 if TYPE_CHECKING:
@@ -63,6 +63,7 @@ class Case:
         defenses: of messages, by (kind, sender role).
         training: defences of training, by what is trained.
         deviants: the parties that depart from the protocol, by name.
+        checks: what clients check of messages that they receive, by (kind, sender role).
         secrets: the user's seed and the vault's secret, which determine the truth.
         dataset: every record that is known; only the auditor and the splits' owners see their parts.
         splits: the records of each party, as rows of `dataset`.
@@ -91,6 +92,7 @@ class Case:
     public: Tensor
     public_labels: Tensor | None
     deviants: Mapping[str, DeviatingParty] = field(default_factory=dict)
+    checks: Mapping[tuple[str, str], tuple[Check, ...]] = field(default_factory=dict)
     imported: ImportedSystem | None = None
 
     @property

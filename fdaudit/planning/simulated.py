@@ -153,7 +153,10 @@ def _with_messages(case: Case) -> Case:
             spec.deviations, protocol.card, case.parties, _known_to_deviants(case), case.seed
         )
     public, labels = case.public, case.public_labels
-    for deviant in deviants.values():
+    own = any(
+        getattr(check, "keeps_public", False) for checks in attached.checks.values() for check in checks
+    )
+    for deviant in () if own else deviants.values():
         public, labels = deviant.hands_out(public, labels)
     declared = [m for m in protocol.card.declared_messages if applies(m.get("when", {}), config)]
     case = replace(
@@ -164,6 +167,7 @@ def _with_messages(case: Case) -> Case:
         defenses=attached.messages,
         training=attached.training,
         deviants=deviants,
+        checks=attached.checks,
         public=public,
         public_labels=labels,
     )

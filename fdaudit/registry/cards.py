@@ -288,7 +288,7 @@ class DefenseCard(ExtensionCard):
     protects: str = ""
     """What it protects, in words."""
     at: str = "message"
-    """Where it acts: on a `message`, or in `training`."""
+    """Where it acts: on a `message` as it is sent, in `training`, or on `receipt` of a message."""
     accepts: Texts = ()
     """Kinds of messages that it can treat; empty: every kind."""
     makes: str | None = None
@@ -300,8 +300,8 @@ class DefenseCard(ExtensionCard):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.at not in ("message", "training"):
-            raise CardError(f"acts at {self.at!r}, which is neither 'message' nor 'training'")
+        if self.at not in ("message", "training", "receipt"):
+            raise CardError(f"acts at {self.at!r}, which is none of 'message', 'training' and 'receipt'")
 
 
 def _refuse_incomplete(name: str, record: Mapping[str, Any], keys: Texts) -> None:

@@ -45,6 +45,7 @@ METHODS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "fdaudit.deviations": {"__init__": ("config", "knowledge"), "sends": ("draft", "generator")},
 }
 """The methods of a class of each group, with the names of their arguments after `self`."""
+_ON_RECEIPT: Mapping[str, tuple[str, ...]] = {"__init__": ("config",), "describe": (), "refuses": ("copies",)}
 _IN_TRAINING: Mapping[str, tuple[str, ...]] = {
     "__init__": ("config", "batch_size"),
     "describe": (),
@@ -92,8 +93,9 @@ def refuse_broken(
     group: str, name: str, target: str, card: ExtensionCard, members: Mapping[str, object], whole: bool
 ) -> None:
     """Refuse a class without a method of its contract; `whole` if methods of other modules are among `members`."""
-    in_training = isinstance(card, DefenseCard) and card.at == "training"
-    for method, arguments in (_IN_TRAINING if in_training else METHODS[group]).items():
+    at = card.at if isinstance(card, DefenseCard) else ""
+    contract = {"training": _IN_TRAINING, "receipt": _ON_RECEIPT}.get(at, METHODS[group])
+    for method, arguments in contract.items():
         member = members.get(method)
         if member is None and (not whole or method == "__init__"):
             continue

@@ -224,12 +224,14 @@ class AttackSpec(Config):
 class DefenseEntry(Config):
     """A defence attached to the messages of one kind from one role, or to what clients train on their records."""
 
-    at: Literal["message", "training"] = "message"
-    """Where it acts: on messages as they leave the sender, or in the training of a client's own model."""
+    at: Literal["message", "training", "receipt"] = "message"
+    """Where it acts: on messages as they leave the sender, in the training of a client's own model, or at the clients
+    that receive messages.
+    """
     kind: Text | None = None
-    """The kind of messages; the sender must send it under the protocol's settings. Only for `at: message`."""
+    """The kind of messages; the sender must send it under the protocol's settings. Not for `at: training`."""
     sender: Literal["client", "server", "aggregator"] = "client"
-    """The role on whose side the defence acts; at training it is the client."""
+    """The role that sends these messages; at training it is the client."""
     of: Text | None = None
     """The network whose training is defended. Default: the model. Only for `at: training`."""
     name: Text

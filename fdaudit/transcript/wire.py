@@ -4,6 +4,7 @@ Guarantees:
   * a receiver gets the decoded record, so everything it uses is in the transcript;
   * defences act on the sender's side, before the message is recorded, in the order of the spec;
   * a deviation of a party changes what it sends before that is recorded, and is marked on the record;
+  * a client that refuses what it got, by a defence on receipt, is silent for the rest of the round;
   * a party or a kind that the protocol did not declare cannot be used;
   * a missing message of a silent party is recorded as a `silence`, once a round.
 """
@@ -11,7 +12,8 @@ Guarantees:
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeGuard
 
@@ -19,9 +21,11 @@ from fdaudit.errors import ProtocolError, nearest
 from fdaudit.events import Event, NoGuarantee
 from fdaudit.kinds import KINDS, is_kind
 from fdaudit.rng import SecretStream
+from fdaudit.storage.files import decode
 from fdaudit.transcript.encoding import readable
 from fdaudit.transcript.messages import ALL, DATA, DEVIATION, Inputs, Message, role
-from fdaudit.transcript.transcript import Transcript
+from fdaudit.transcript.payloads import read_payload
+from fdaudit.transcript.transcript import Transcript, read_messages
 
 if TYPE_CHECKING:
     import torch
@@ -32,6 +36,7 @@ if TYPE_CHECKING:
     from fdaudit.types import GradientRule, Trained
 
 __all__ = [
+    "Check",
     "Defense",
     "Delivery",
     "Deviant",
@@ -111,6 +116,27 @@ class Defense(Protocol):
         ...
 
 
+class Check(Protocol):
+    """A defence at the receivers: they refuse a message, and then stay silent for the rest of the round."""
+
+    card: ClassVar[DefenseCard]
+    Config: ClassVar[type[settings.Config]]
+
+    def __init__(self, config: Any) -> None: ...
+
+    def describe(self) -> Mapping[str, Any]:
+        """Return name and parameters."""
+        ...
+
+    def refuses(self, copies: Mapping[str, Mapping[str, Tensor]]) -> Collection[str]:
+        """Return the receivers that refuse what they got.
+
+        Args:
+            copies: what each client received, by its name; all messages of one kind pass by here, in order.
+        """
+        ...
+
+
 class Deviation(Protocol):
     """What a party sends in place of what the protocol says; it is given what the party may know."""
 
@@ -177,6 +203,7 @@ class Wire:
         meter: checks every message before it is recorded, and may refuse it.
         training: the training defences of clients, by the network that is trained.
         deviants: the parties that deviate, by name.
+        checks: what clients check of messages that they receive, by (kind, sender role).
 
     Attributes:
         training: the same.
@@ -197,6 +224,7 @@ class Wire:
         meter: Meter | None = None,
         training: Mapping[Trained, GradientRule] | None = None,
         deviants: Mapping[str, Deviant] | None = None,
+        checks: Mapping[tuple[str, str], Sequence[Check]] | None = None,
     ) -> None:
         unknown = {kind for kind in kinds or () if not is_kind(kind)}
         if unknown:
@@ -213,6 +241,21 @@ class Wire:
         self.training: Mapping[Trained, GradientRule] = dict(training or {})
         self._round, self._step = 0, 0
         self._sent, self._silent = Counter[str](), set[str]()
+        # Checks remember what they saw, and the case may be run again.
+        self._checks = {key: deepcopy(tuple(attached)) for key, attached in (checks or {}).items()}
+        self._refused = dict[str, int]()
+        self._recall()
+
+    def _recall(self) -> None:
+        """Show the checks what is on record already, in a run that is resumed."""
+        if not self._checks:
+            return
+        directory = self._transcript.directory
+        for message in read_messages(directory):
+            if (message.kind, role(message.sender)) in self._checks and message.payload is not None:
+                tensors = readable(decode(read_payload(directory, message)))
+                copies = dict.fromkeys(message.receivers, tensors)
+                self._refusals(message.kind, message.sender, copies)
 
     def begin(self, round: int, step: int = 0) -> None:
         """Set the round and step of the messages that follow; neither ever decreases."""
@@ -220,6 +263,7 @@ class Wire:
             raise ProtocolError(f"wire: round {round} step {step} lies before {self._round}, {self._step}")
         if round != self._round:
             self._sent, self._silent = Counter[str](), set[str]()
+            self._refused.clear()
         self._round, self._step = round, step
 
     def send(
@@ -256,7 +300,10 @@ class Wire:
                 raise ProtocolError(f"wire: the protocol cannot live without {kind}. Do not withhold it.")
             return None
         if any(o.party == sender and o.holds(self._round, self._sent[sender]) for o in self._outages):
-            self._note_silence(sender, receivers)
+            self._note_silence(sender, receivers, ())
+            return None
+        if sender in self._refused:
+            self._note_silence(sender, receivers, (self._refused[sender],))
             return None
         self._sent[sender] += 1
         draft = Outgoing(
@@ -271,9 +318,22 @@ class Wire:
         if sender in self._deviants:
             sent = self._deviants[sender].sends(draft, self._transcript.seq)
             if sent != (draft,):
-                return self._deviate(draft, sent)
+                return self._examined(draft, self._deviate(draft, sent))
         released, described = self._defend(sender, kind, tensors)
-        return self._carry(draft, released, described, inputs)
+        return self._examined(draft, self._carry(draft, released, described, inputs))
+
+    def _examined(self, draft: Outgoing, delivery: Delivery) -> Delivery:
+        """Return a delivery after its receivers checked it; those that refuse it are silent until the round's end."""
+        copies = {receiver: delivery.of(receiver) for receiver in draft.receivers}
+        for refusing in self._refusals(draft.kind, draft.sender, copies):
+            self._refused.setdefault(refusing, copies[refusing].seq)
+        return delivery
+
+    def _refusals(self, kind: str, sender: str, copies: Mapping[str, Mapping[str, Tensor]]) -> set[str]:
+        """Return the clients that refuse what they got."""
+        checks = self._checks.get((kind, role(sender)), ())
+        clients = {name: tensors for name, tensors in copies.items() if role(name) == "client"}
+        return {name for check in checks for name in check.refuses(clients)}
 
     def _deviate(self, draft: Outgoing, sent: Sequence[Outgoing]) -> Delivery:
         """Record what a deviating party sends in place of a message; it depends on anything that the party holds.
@@ -379,8 +439,8 @@ class Wire:
             raise ProtocolError(f"{problem}. {nearest(released.kind, KINDS)}")
         return released, tuple(defense.describe() for defense in attached)
 
-    def _note_silence(self, sender: str, receivers: Sequence[str]) -> None:
-        """Record once a round which sender was silent towards whom. The time of silence does not depend on its data."""
+    def _note_silence(self, sender: str, receivers: Sequence[str], inputs: tuple[int, ...]) -> None:
+        """Record once a round which sender was silent towards whom, and why: its `inputs` are what it refused."""
         if sender not in self._silent:
             self._silent.add(sender)
             draft = Message(
@@ -390,7 +450,7 @@ class Wire:
                 sender=sender,
                 receivers=tuple(receivers),
                 kind="silence",
-                inputs=(),
+                inputs=inputs,
             )
             self._record(draft, {})
 

@@ -55,7 +55,7 @@ MISTAKES: list[tuple[str, dict[str, Any], str, str, str]] = [
         {"defenses": [{**DP, "at": "rest"}]},
         "defenses.0.at",
         "rest",
-        "Valid names: message, training",
+        "Valid names: message, receipt, training",
     ),
     (
         "at a message",

@@ -339,6 +339,7 @@ def run(
     training: Mapping[str, Any] | None = None,
     threads: int | None = None,
     deviants: Mapping[str, Any] | None = None,
+    checks: Mapping[tuple[str, str], Any] | None = None,
 ) -> Ran:
     """Runs a protocol to its end, or to `stop_after`; `resume` is (next round, state, position)."""
     cls = cls or REGISTRY.load(name)
@@ -363,6 +364,7 @@ def run(
             outages=outages,
             training=training,
             deviants=deviants,
+            checks=checks,
             alter=alter,
         )
         shared = common(unlike, task)

@@ -103,6 +103,7 @@ COMMANDS: dict[str, tuple[object, ...]] = {
     "attack --all": ("attack", "RUN", "--all"),
     "attack --guesses": ("attack", "RUN", "class-means", "--guesses", "guesses"),
     "remedy": ("remedy", "RUN"),
+    "twin": ("twin", "RUN"),
     "export-view": ("export-view", "RUN", "server", "--out", "view"),
     "score": ("score", "RUN", "guesses.json"),
     "run --resume": ("run", "--resume", "--out", "RUN"),
