@@ -294,6 +294,7 @@ def _tried_on(card: AttackCard) -> str:
         "answers": "answers of a model that learnt auxiliary records under shifted labels",
         "average": "the mean of logits of four clients on public samples, one of which knows auxiliary records by "
         "heart",
+        "candidates": "logits on auxiliary records of a client that knows half of them by heart",
         "classes": "the run's network, trained on as many auxiliary records as a client has, through its {through}",
         "comparisons": "gradients that compare auxiliary records with images near them",
         "discriminator": "a discriminator that knows auxiliary records by heart",
