@@ -256,6 +256,32 @@ def test_the_gradient_of_fished_records_is_exact(
 
 
 @pytest.mark.thorough
+def test_an_attack_reads_the_fished_records_of_a_run_alone(tmp_path: Path) -> None:
+    """Batches of 32 have about three of them, and DLG tries no more than 16 images."""
+
+    def ran(name: str, **changes: Any) -> Any:
+        out = finished(
+            tmp_path / name,
+            clients=3,
+            victims=3,
+            model={"name": "cnn-strided"},
+            dataset__limit=400,
+            splits__auxiliary=0.3,
+            protocol__params={"rounds": 1, "batch_size": 32, "local_steps": 1},
+            attacks=[{"name": "dlg"}],
+            **changes,
+        )
+        (cell,) = [c for c in Run(out).result.cells if c.attack == "dlg"]
+        return cell
+
+    assert ran("honest").status == "not-applicable"
+    fishing = ran("active", deviations=[FISHING])
+    assert fishing.targets
+    for target in fishing.targets:
+        assert 1 <= len(target.images) <= 16
+
+
+@pytest.mark.thorough
 def test_a_model_for_one_client_alone_takes_its_records_out_of_a_secure_sum(tmp_path: Path) -> None:
     """The honest twin has nothing that `analytic` can read, since only the sum is in view."""
 
