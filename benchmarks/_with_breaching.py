@@ -71,3 +71,40 @@ class Breaching:
     def variation(self, x: Tensor) -> float:
         """Its total variation, weighted: it counts the step from the last row and column to zero too."""
         return float(self._attacker.regularizers[0](x))
+
+
+def imprint(module: nn.Module, x: Tensor, y: Tensor, bins: int) -> Tensor:
+    """Return the images (m, 1, h, w) that an imprint block before a network shows of a batch.
+
+    Block, settings and attacker are those of its case "malicious model" (Robbing the Fed), but for the number of bins.
+
+    Args:
+        module: the network after the block.
+        x: (n, 1, h, w) images in [0, 1].
+        y: (n,) their labels.
+        bins: neurons of the block.
+    """
+    from breaching.attacks.analytic_attack import ImprintAttacker
+    from breaching.cases.malicious_modifications.imprint import ImprintBlock
+
+    mean, std = 0.1307, 0.3081  # of MNIST
+    shape = tuple(x.shape[1:])
+    torch.manual_seed(0)
+    block = ImprintBlock(shape, bins, connection="linear", gain=1.0, linfunc="fourier", mode=32)
+    whole = nn.Sequential(block, module)
+    loss = nn.CrossEntropyLoss()
+    gradients = torch.autograd.grad(loss(whole((x - mean) / std), y), list(whole.parameters()))
+    with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        config = breaching.get_attack_config("imprint")
+    about = SimpleNamespace(shape=list(shape), mean=[mean], std=[std], modality="vision")
+    names = [name for name, _ in whole.named_parameters()]
+    place = {"weight_idx": names.index("0.linear0.weight"), "bias_idx": names.index("0.linear0.bias")}
+    secrets = {"ImprintBlock": {**place, "shape": shape, "structure": block.structure}}
+    payload = [{"parameters": [p.detach() for p in whole.parameters()], "buffers": None, "metadata": about}]
+    told = {"num_data_points": len(y), "labels": y, "local_hyperparams": None}
+    shared = [{"gradients": [g.clone() for g in gradients], "buffers": None, "metadata": told}]
+    setup = {"dtype": torch.float, "device": torch.device("cpu")}
+    attacker = ImprintAttacker(whole, loss, config, setup)
+    found, _ = attacker.reconstruct(payload, shared, secrets)
+    return found["data"] * std + mean

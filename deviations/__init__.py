@@ -14,6 +14,7 @@ __all__ = ["REGISTRY", "Deviation", "DeviationCard"]
 REGISTRY: Registry[Deviation, DeviationCard] = Registry(
     "fdaudit.deviations",
     {
+        "class-fishing": "fdaudit.deviations.class_fishing:ClassFishing",
         "crafted-consensus": "fdaudit.deviations.crafted_consensus:CraftedConsensus",
         "imprint": "fdaudit.deviations.imprint:Imprint",
         "model-inconsistency": "fdaudit.deviations.model_inconsistency:ModelInconsistency",

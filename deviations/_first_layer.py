@@ -2,36 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-import torch
-from pydantic import Field
-from torch import Tensor, nn
+from torch import nn
 
-from fdaudit.config import Config
-from fdaudit.errors import ProtocolError, SpecError
+from fdaudit.errors import SpecError
 from fdaudit.models.normalization import first_linear, normalization_of
-from fdaudit.transcript.wire import Outgoing
+
+from ._crafted_models import CraftedModel, CraftedRounds
 
 if TYPE_CHECKING:
     from fdaudit.adversary.knowledge import Knowledge
 
-__all__ = ["CraftedFirstLayer", "CraftedRounds"]
+__all__ = ["CraftedFirstLayer"]
 
 _LEAST = 8
 """Fewest records from which a server learns how its neurons respond."""
 
 
-class CraftedRounds(Config):
-    """Settings common to crafted models."""
-
-    rounds: tuple[Annotated[int, Field(ge=0)], ...] = Field((0,), max_length=10_000)
-    """Rounds, counted from 0, in which clients are sent a crafted model. None: the run is the honest one."""
-
-
-class CraftedFirstLayer:
+class CraftedFirstLayer(CraftedModel):
     """A server that crafts the first layer of the model it sends to clients, in some rounds.
 
     Args:
@@ -43,39 +32,23 @@ class CraftedFirstLayer:
     """
 
     def __init__(self, config: CraftedRounds, knowledge: Knowledge) -> None:
-        self._rounds = config.rounds
-        network = knowledge.architecture
-        if network is None:
-            raise SpecError("model.name", None, "is needed by a crafted model", "Name the network.")
-        module = network.build(torch.Generator().manual_seed(0))
-        layer = first_linear(module, network.input_shape)
-        if layer is None or not _rectified(module, layer):
+        super().__init__(config, knowledge)
+        layer = first_linear(self.module, self.network.input_shape)
+        if layer is None or not _rectified(self.module, layer):
             problem = "does not start with a fully connected layer that a ReLU follows"
-            raise SpecError("model.name", network.name, problem, "Choose such a network, for example 'mlp'.")
-        self.layer, self.module = layer, module
+            raise SpecError(
+                "model.name", self.network.name, problem, "Choose such a network, for example 'mlp'."
+            )
+        self.layer = layer
+        self.needed = frozenset(f"{name}.weight" for name in (layer, self.next_layer) if name)
         records = knowledge.public if knowledge.auxiliary is None else knowledge.auxiliary[0]
         if records is None or len(records) < _LEAST:
             problem = "leave a deviating server no records to craft a layer from"
             raise SpecError("auxiliary.others", "none", problem, "Set it to 'same', or share public samples.")
-        normalization = normalization_of(module)
+        normalization = normalization_of(self.module)
         inputs = records if normalization is None else normalization(records)
         self.inputs = inputs.flatten(1)
         """(n, d) inputs of the layer for the server's own records."""
-
-    def sends(self, draft: Outgoing, generator: torch.Generator) -> Sequence[Outgoing]:
-        """Return the model with a crafted layer, if it goes to clients in one of the rounds."""
-        to_clients = all(receiver.startswith("client/") for receiver in draft.receivers)
-        if draft.kind != "model_parameters" or draft.round not in self._rounds or not to_clients:
-            return (draft,)
-        needed = {f"{name}.weight" for name in (self.layer, self.next_layer) if name}
-        if absent := needed - draft.tensors.keys():
-            raise ProtocolError(f"a deviation cannot craft {min(absent)}: it is not sent with these settings")
-        crafted = {**draft.tensors, **self.crafted(draft.tensors, generator)}
-        return (replace(draft, tensors=crafted),)
-
-    def crafted(self, model: Mapping[str, Tensor], generator: torch.Generator) -> dict[str, Tensor]:
-        """Return the tensors that the model is sent with in place of its own."""
-        raise NotImplementedError
 
     @property
     def next_layer(self) -> str:

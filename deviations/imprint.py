@@ -11,7 +11,8 @@ from torch import Tensor
 from fdaudit.errors import SpecError
 from fdaudit.registry import DeviationCard
 
-from ._first_layer import CraftedFirstLayer, CraftedRounds
+from ._crafted_models import CraftedRounds
+from ._first_layer import CraftedFirstLayer
 
 if TYPE_CHECKING:
     from fdaudit.adversary.knowledge import Knowledge

@@ -13,7 +13,7 @@ from torch import Tensor
 from fdaudit.registry import DeviationCard
 from fdaudit.transcript.wire import Outgoing
 
-from ._first_layer import CraftedRounds
+from ._crafted_models import CraftedRounds
 from .imprint import Imprint, ImprintConfig
 
 if TYPE_CHECKING:

@@ -6,8 +6,9 @@ import torch
 from torch import Tensor, nn
 
 from fdaudit.errors import UsageError
+from fdaudit.models.network import last_layer
 
-from .labels import last_layer, recover_labels
+from .labels import recover_labels
 from .mixtures import LastLayer, halfway, mixture_of
 from .uploads import Upload
 

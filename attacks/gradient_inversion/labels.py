@@ -19,7 +19,7 @@ Sources: Zhao, Mopuri & Bilen 2020 (iDLG, one image); Yin et al. 2021; Geng et a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import scipy  # its packages are loaded at first use
 import torch
@@ -27,12 +27,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fdaudit.errors import UsageError
-from fdaudit.models.network import call_with
+from fdaudit.models.network import call_with, last_layer
 
 __all__ = [
     "expected_probabilities",
     "label_of_one",
-    "last_layer",
     "probe_images",
     "recover_counts",
     "recover_labels",
@@ -45,38 +44,6 @@ _STEPS = 10_000
 
 _CONSTANT = 0.01
 """A class whose answer's mean derivative is shorter than this share of the longest one is constant."""
-
-
-def last_layer(module: nn.Module, x: Tensor) -> tuple[str, str | None]:
-    """Return the names of the weight and of the bias (None without one) of the linear layer that answers.
-
-    Args:
-        module: the network.
-        x: (n, ...) records to try it on; two are used.
-
-    Raises:
-        UsageError: no linear layer's outputs are the network's answers.
-    """
-    outputs: dict[str, Tensor] = {}
-
-    def keep(name: str) -> Callable[[nn.Module, object, Tensor], None]:
-        return lambda _, inputs, output: outputs.update({name: output})
-
-    linear = {name: layer for name, layer in module.named_modules() if isinstance(layer, nn.Linear)}
-    hooks = [layer.register_forward_hook(keep(name)) for name, layer in linear.items()]
-    try:
-        with torch.no_grad():
-            answers = call_with(module, {name: t.clone() for name, t in module.named_buffers()}, x[:2])
-    finally:
-        for hook in hooks:
-            hook.remove()
-    for name in reversed(outputs):
-        if outputs[name].shape == answers.shape and torch.equal(outputs[name], answers):
-            prefix = f"{name}." if name else ""
-            return f"{prefix}weight", None if linear[name].bias is None else f"{prefix}bias"
-    raise UsageError(
-        "module", type(module).__name__, "does not end in a linear layer", "Give the labels to the attack."
-    )
 
 
 def label_of_one(gradient: Mapping[str, Tensor], weight: str, bias: str | None) -> int:

@@ -15,9 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fdaudit.models.network import call_with, moved
-
-from .labels import last_layer
+from fdaudit.models.network import call_with, last_layer, moved
 
 __all__ = ["LastLayer", "class_gradients", "halfway", "mixture", "mixture_of"]
 

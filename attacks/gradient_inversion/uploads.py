@@ -20,6 +20,7 @@ from fdaudit.types import Applicability
 from .._moments import StateGradient, state_gradient
 from .._uploads import received_before
 from .engine import Matched
+from .fished import Fished, fished
 from .gradients import PLAIN
 from .labels import probe_images
 from .updates import ClientSteps, gradient_of_update, schedule
@@ -204,15 +205,21 @@ def read_upload(
     if stateful and not isinstance(state, StateGradient) and _goes_on(view, message, target):
         reason = "the clients keep their optimiser's state, and that before this round is not known"
         return f"{reason}; {note}" if note else reason
-    if training.images > max_images:
+    upload = _upload(view, message, origin, target, training)
+    upload = _read_off(upload, state) if isinstance(state, StateGradient) else replace(upload, note=note)
+    part = None
+    if upload.update is None:
+        part = fished(upload.start, upload.gradient, training.images)
+    if part is not None and not part.count:
+        return "none of its records is of the class that the model was crafted for"
+    if part is not None:
+        upload = _fished_out(upload, part)
+    if upload.training.images > max_images:
         return (
             f"its upload mixes {training.images} images in {len(training.batches)} steps; "
             f"max_images allows {max_images}"
         )
-    upload = _upload(view, message, origin, target, training)
-    if isinstance(state, StateGradient):
-        return _read_off(upload, state)
-    return replace(upload, note=note)
+    return upload
 
 
 def _goes_on(view: View, message: Message, target: str) -> bool:
@@ -233,6 +240,21 @@ def _read_off(upload: Upload, state: StateGradient) -> Upload:
         scale=state.scale,
         states=(state.seq,),
         note="gradients were read off the optimiser's state",
+    )
+
+
+def _fished_out(upload: Upload, part: Fished) -> Upload:
+    """Return an upload as one of a part of its records."""
+    images = upload.training.images
+    described = f"{part.count} of {images} records were fished out"
+    return replace(
+        upload,
+        start=part.start,
+        training=replace(upload.training, batches=(tuple(range(part.count)),)),
+        gradient=part.gradient,
+        change={},
+        scale=upload.scale * images / part.count,
+        note=f"{upload.note}; {described}" if upload.note else described,
     )
 
 

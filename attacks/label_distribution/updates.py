@@ -20,12 +20,12 @@ from fdaudit.config import Config
 from fdaudit.errors import UsageError
 from fdaudit.goals.label_distribution import LabelDistribution
 from fdaudit.kinds import MODELS
+from fdaudit.models.network import last_layer
 from fdaudit.registry import AttackCard
 from fdaudit.types import Applicability, AttackTask
 
 from .._moments import StateGradient, state_gradient
 from .._reading import reads_forms
-from ..gradient_inversion.labels import last_layer
 from ..gradient_inversion.mixtures import LastLayer, halfway, mixture_of
 from ._guesses import guesses, sent_by
 

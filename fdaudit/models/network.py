@@ -15,6 +15,7 @@ from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
+from fdaudit.errors import UsageError
 from fdaudit.parallel.randomness import seeded_randomness
 
 __all__ = [
@@ -23,6 +24,7 @@ __all__ = [
     "feature_width",
     "for_trial",
     "group_norm",
+    "last_layer",
     "matches",
     "moved",
     "seed_from",
@@ -166,6 +168,38 @@ def call_with(module: nn.Module, tensors: Mapping[str, Tensor], x: Tensor) -> Te
     with sdpa_kernel(SDPBackend.MATH), _Twice():
         output: Tensor = functional_call(module, placed, (x,), tie_weights=False)
     return output
+
+
+def last_layer(module: nn.Module, x: Tensor) -> tuple[str, str | None]:
+    """Return the names of the weight and of the bias (None without one) of the linear layer that answers.
+
+    Args:
+        module: the network.
+        x: (n, ...) records to try it on; two are used.
+
+    Raises:
+        UsageError: no linear layer's outputs are the network's answers.
+    """
+    outputs: dict[str, Tensor] = {}
+
+    def keep(name: str) -> Callable[[nn.Module, object, Tensor], None]:
+        return lambda _, inputs, output: outputs.update({name: output})
+
+    linear = {name: layer for name, layer in module.named_modules() if isinstance(layer, nn.Linear)}
+    hooks = [layer.register_forward_hook(keep(name)) for name, layer in linear.items()]
+    try:
+        with torch.no_grad():
+            answers = call_with(module, {name: t.clone() for name, t in module.named_buffers()}, x[:2])
+    finally:
+        for hook in hooks:
+            hook.remove()
+    for name in reversed(outputs):
+        if outputs[name].shape == answers.shape and torch.equal(outputs[name], answers):
+            prefix = f"{name}." if name else ""
+            return f"{prefix}weight", None if linear[name].bias is None else f"{prefix}bias"
+    raise UsageError(
+        "module", type(module).__name__, "does not end in a linear layer", "Give the labels to the attack."
+    )
 
 
 def matches(name: str, pattern: str) -> bool:

@@ -12,8 +12,10 @@ from typing import Any
 import pytest
 import torch
 from fdaudit.attacks.gradient_inversion.analytic import between, candidates, imprinted
+from fdaudit.attacks.gradient_inversion.fished import fished
 from fdaudit.deviations import REGISTRY
 from fdaudit.deviations.attached import DeviatingParty
+from fdaudit.deviations.class_fishing import ClassFishing, ClassFishingConfig
 from fdaudit.deviations.imprint import Imprint, ImprintConfig
 from fdaudit.deviations.trap_weights import TrapWeights, TrapWeightsConfig
 from fdaudit.protocols import REGISTRY as PROTOCOLS
@@ -37,6 +39,7 @@ from ..helpers.protocol_cases import Ran, run
 from ..helpers.run_cases import cli, finished, known, tiny
 
 IMPRINT = {"party": "server", "name": "imprint", "params": {"rounds": [1]}}
+FISHING = {"party": "server", "name": "class-fishing"}
 ABLE = [name for name in PROTOCOLS.names() if PROTOCOLS.describe(name).copies]
 
 
@@ -159,8 +162,10 @@ def perceptron(*widths: int) -> Architecture:
     return architecture(ModelSpec(name="mlp", params={"widths": list(widths)}), (1, 8, 8), 10)
 
 
-def recovered(deviation: Any, network: Architecture, x: torch.Tensor, y: torch.Tensor) -> int:
-    """How many records of a batch are read from its gradient at more than 40 dB, under a deviation or None."""
+def at_client(
+    deviation: Any, network: Architecture, x: torch.Tensor, y: torch.Tensor
+) -> tuple[torch.nn.Module, dict[str, torch.Tensor]]:
+    """The network as a client receives it under a deviation or None, and the gradient of a batch at it."""
     module = network.build(torch.Generator().manual_seed(4))
     model = {name: tensor.detach().clone() for name, tensor in module.named_parameters()}
     if deviation is not None:
@@ -168,18 +173,28 @@ def recovered(deviation: Any, network: Architecture, x: torch.Tensor, y: torch.T
             round=0, step=0, sender="server", receivers=("client/0",), kind="model_parameters", tensors=model
         )
         (sent,) = deviation.sends(draft, torch.Generator().manual_seed(5))
-        model = dict(sent.tensors)
-        module.load_state_dict(model, strict=False)
+        module.load_state_dict(dict(sent.tensors), strict=False)
+    return module, gradient_of(module, x, y)
+
+
+def gradient_of(module: torch.nn.Module, x: torch.Tensor, y: torch.Tensor) -> dict[str, torch.Tensor]:
+    """The gradient of mean cross-entropy, by parameter."""
     loss = torch.nn.functional.cross_entropy(module(x), y)
     names = [name for name, _ in module.named_parameters()]
-    gradient = dict(zip(names, torch.autograd.grad(loss, list(module.parameters())), strict=True))
-    weight, bias = names[0], names[1]
+    return dict(zip(names, torch.autograd.grad(loss, list(module.parameters())), strict=True))
+
+
+def recovered(deviation: Any, network: Architecture, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """Which records (n,) of a batch are read from its gradient at more than 40 dB, under a deviation or None."""
+    module, gradient = at_client(deviation, network, x, y)
+    model = dict(module.named_parameters())
+    weight, bias = list(model)[:2]
     dW, db = gradient[weight], gradient[bias]
     if imprinted(model[weight]):
         dW, db = between(dW, db, model[bias])
     found = candidates(dW, db).inputs[: len(x)].clamp(0, 1)
     error = torch.cdist(x.flatten(1).double(), found.double()).square().min(1).values / x[0].numel()
-    return int((error < 1e-4).sum())
+    return error < 1e-4
 
 
 def test_crafted_models_give_away_more_records_of_a_batch_than_an_honest_one(
@@ -190,8 +205,80 @@ def test_crafted_models_give_away_more_records_of_a_batch_than_an_honest_one(
     knows = Knowledge(architecture=network, auxiliary=(x[:300], y[:300]), classes=10)
     batch = x[400:432], y[400:432]
     honest = recovered(None, network, *batch)
-    assert recovered(Imprint(ImprintConfig(), knows), network, *batch) >= 24
-    assert recovered(TrapWeights(TrapWeightsConfig(), knows), network, *batch) > honest
+    assert recovered(Imprint(ImprintConfig(), knows), network, *batch).sum() >= 24
+    assert recovered(TrapWeights(TrapWeightsConfig(), knows), network, *batch).sum() > honest.sum()
+
+
+def test_a_fished_batch_gives_away_the_records_of_its_class(
+    digits: tuple[torch.Tensor, torch.Tensor],
+) -> None:
+    """On a layer of few neurons, where those of all records mix."""
+    x, y = digits[0][400:432], digits[1][400:432]
+    network = perceptron(64)
+    knows = Knowledge(architecture=network, classes=10)
+    honest, fishing = recovered(None, network, x, y), torch.zeros(len(y), dtype=torch.bool)
+    for target in range(10):
+        crafted = ClassFishing(ClassFishingConfig(target=target), knows)
+        fishing |= recovered(crafted, network, x, y) & (y == target)
+    assert fishing.sum() >= 2 * honest.sum() + 8
+
+
+@pytest.mark.parametrize(("share", "count"), [(1.0, None), (0.3, 1)])
+def test_the_gradient_of_fished_records_is_exact(
+    share: float, count: int | None, digits: tuple[torch.Tensor, torch.Tensor]
+) -> None:
+    """It is that of these records alone; of the honest model's gradient nothing of the kind is read."""
+    x, y = digits
+    network = architecture(ModelSpec(name="cnn-strided"), (1, 8, 8), 10)
+    knows = Knowledge(architecture=network, auxiliary=(x[:300], y[:300]), classes=10)
+    fishing = ClassFishing(ClassFishingConfig(target=3, share=share), knows)
+    exact = 0
+    for first in range(400, 560, 32):
+        batch = x[first : first + 32], y[first : first + 32]
+        module, gradient = at_client(fishing, network, *batch)
+        part = fished(dict(module.named_parameters()), gradient, 32)
+        if part is None or not part.count or count not in (None, part.count):
+            continue
+        answered = module(batch[0]).argmax(1) == 3
+        rows = (batch[1] == 3) & ~answered
+        if bool((answered & (batch[1] != 3)).any()):
+            continue
+        alone = gradient_of(module, batch[0][rows], batch[1][rows])
+        assert part.count == rows.sum()
+        for name, value in alone.items():
+            torch.testing.assert_close(
+                part.gradient[name], value, rtol=1e-3, atol=1e-3 * float(value.abs().max())
+            )
+        exact += 1
+    assert exact
+    module, gradient = at_client(None, network, x[400:432], y[400:432])
+    assert fished(dict(module.named_parameters()), gradient, 32) is None
+
+
+@pytest.mark.thorough
+def test_an_attack_reads_the_fished_records_of_a_run_alone(tmp_path: Path) -> None:
+    """Batches of 32 have about three of them, and DLG tries no more than 16 images."""
+
+    def ran(name: str, **changes: Any) -> Any:
+        out = finished(
+            tmp_path / name,
+            clients=3,
+            victims=3,
+            model={"name": "cnn-strided"},
+            dataset__limit=400,
+            splits__auxiliary=0.3,
+            protocol__params={"rounds": 1, "batch_size": 32, "local_steps": 1},
+            attacks=[{"name": "dlg"}],
+            **changes,
+        )
+        (cell,) = [c for c in Run(out).result.cells if c.attack == "dlg"]
+        return cell
+
+    assert ran("honest").status == "not-applicable"
+    fishing = ran("active", deviations=[FISHING])
+    assert fishing.targets
+    for target in fishing.targets:
+        assert 1 <= len(target.images) <= 16
 
 
 @pytest.mark.thorough
@@ -245,6 +332,12 @@ def test_a_model_for_one_client_alone_takes_its_records_out_of_a_secure_sum(tmp_
         ({"deviations": [IMPRINT], "protocol": {"name": "fedmd"}, "splits__proxy": 0.1}, "deviations.0.name"),
         ({"deviations": [IMPRINT], "model": {"name": "cnn-strided"}}, "model.name"),
         ({"deviations": [IMPRINT], "model__params__widths": []}, "model.name"),
+        ({"deviations": [FISHING], "dataset": {"name": "digits-multilabel", "limit": 100}}, "dataset.name"),
+        ({"deviations": [{**FISHING, "params": {"target": 10}}]}, "deviations.params.target"),
+        (
+            {"deviations": [{**FISHING, "params": {"share": 0.5}}], "splits__auxiliary": 0.05},
+            "splits.auxiliary",
+        ),
         ({"deviations": [IMPRINT], "auxiliary": {"others": "none"}}, "auxiliary.others"),
         ({"deviations": [IMPRINT], "auxiliary": {"others": "shifted"}}, "auxiliary.others"),
     ],
@@ -256,6 +349,22 @@ def test_what_cannot_be_done_is_refused_before_anything_is_written(
         fdaudit.run(tiny(**changes), tmp_path / "run")
     assert refused.value.field == field
     assert not (tmp_path / "run").exists()
+
+
+class EndsInConvolution(torch.nn.Sequential):
+    """A network whose answers no fully connected layer gives."""
+
+    def __init__(self) -> None:
+        super().__init__(torch.nn.Conv2d(1, 10, 8), torch.nn.Flatten())
+
+
+def test_fishing_needs_a_fully_connected_last_layer(monkeypatch: pytest.MonkeyPatch) -> None:
+    network = perceptron(4)
+    ClassFishing(ClassFishingConfig(), Knowledge(architecture=network, classes=10))
+    monkeypatch.setattr(Architecture, "build", lambda self, generator: EndsInConvolution())
+    with pytest.raises(SpecError) as refused:
+        ClassFishing(ClassFishingConfig(), Knowledge(architecture=network, classes=10))
+    assert refused.value.field == "model.name"
 
 
 def test_a_deviation_may_not_change_the_form_of_a_message_or_forget_a_receiver() -> None:

@@ -9,7 +9,6 @@ import torch
 from fdaudit.attacks.gradient_inversion.labels import (
     expected_probabilities,
     label_of_one,
-    last_layer,
     probe_images,
     recover_counts,
     recover_labels,
@@ -20,6 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fdaudit.errors import UsageError
+from fdaudit.models.network import last_layer
 
 from .gradient_inversion_cases import (
     digits,
