@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fdaudit.config import validate
 from fdaudit.errors import ProtocolError, SpecError, nearest
@@ -46,9 +46,11 @@ class DeviatingParty:
 
         Raises:
             ProtocolError: not every receiver gets one message of the same kind with the same tensors. It may name
-                other samples, more or fewer.
+                other samples, more or fewer. A client may send nothing.
         """
         sent = tuple(self.deviation.sends(draft, child(self.seed, "deviation", self.party, seq)))
+        if not sent and role(self.party) == "client":
+            return ()
         for one in sent:
             if (one.kind, _forms(one)) != (draft.kind, _forms(draft)):
                 raise ProtocolError(f"deviation {self.name}: a {draft.kind} became something else")
@@ -80,6 +82,7 @@ def _forms(message: Outgoing) -> dict[str, object]:
 def attach_deviations(
     asked: Sequence[DeviationEntry],
     protocol: ProtocolCard,
+    declared: Sequence[Mapping[str, Any]],
     parties: Sequence[str],
     knowledge: Knowledge,
     seed: int,
@@ -89,6 +92,7 @@ def attach_deviations(
     Args:
         asked: the spec's deviations.
         protocol: the protocol's card, which says what each receiver reads by itself.
+        declared: its messages with the spec's settings.
         parties: every party of the run.
         knowledge: what an adversary is assumed to know.
         seed: the run's seed.
@@ -111,7 +115,8 @@ def attach_deviations(
         if role(entry.party) not in cls.card.roles:
             problem, able = f"cannot deviate by {entry.name}", ", ".join(cls.card.roles)
             raise SpecError(f"{where}.party", entry.party, problem, f"These can: {able}.")
-        changed = set(cls.card.changes) & set(protocol.copies.get(role(entry.party), ()))
+        sent = {message["kind"] for message in declared if message["from"] == role(entry.party)}
+        changed = sent & set(cls.card.changes) & set(protocol.copies.get(role(entry.party), ()))
         if not changed:
             problem = f"changes {', '.join(cls.card.changes)}, which nobody reads in {protocol.name}"
             raise SpecError(f"{where}.name", entry.name, problem, "Choose another deviation or protocol.")

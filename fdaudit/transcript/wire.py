@@ -5,7 +5,7 @@ Guarantees:
   * defences act on the sender's side, before the message is recorded, in the order of the spec;
   * a deviation of a party changes what it sends before that is recorded, and is marked on the record;
   * a party or a kind that the protocol did not declare cannot be used;
-  * a missing message of a silent party is recorded as a `silence`, once a round.
+  * a missing message of a silent party is recorded as a `silence`, once a round; a deviating party's is marked.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ __all__ = [
 class Delivery(dict[str, "Tensor"]):
     """A delivered message: the recorded tensors by name, and the `seq` to declare them by.
 
-    A receiver reads its copy with `of`. What a deviating sender holds differs from the copies that it sent.
+    A receiver of several reads its copy with `of`. What a deviating server holds differs from the copies that it sent.
     """
 
     def __init__(
@@ -65,7 +65,11 @@ class Delivery(dict[str, "Tensor"]):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Outgoing:
-    """A message as its sender's protocol would send it, before defences."""
+    """A message as its sender's protocol would send it, before defences.
+
+    Attributes:
+        received: for a party that deviates, the messages of this round that it received so far, as on record.
+    """
 
     round: int
     step: int
@@ -74,6 +78,7 @@ class Outgoing:
     kind: str
     tensors: Mapping[str, Tensor]
     fields: Mapping[str, Any] = field(default_factory=dict)
+    received: tuple[Outgoing, ...] = field(default=(), repr=False)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,6 +126,8 @@ class Deviation(Protocol):
 
     def sends(self, draft: Outgoing, generator: torch.Generator) -> Sequence[Outgoing]:
         """Return what is sent in place of a message, to each of its receivers one; the message itself changes nothing.
+
+        A client that returns nothing is silent for the rest of the round.
 
         Args:
             draft: the message that the protocol would send.
@@ -213,6 +220,7 @@ class Wire:
         self.training: Mapping[Trained, GradientRule] = dict(training or {})
         self._round, self._step = 0, 0
         self._sent, self._silent = Counter[str](), set[str]()
+        self._received: dict[str, list[Outgoing]] = {name: [] for name in self._deviants}
 
     def begin(self, round: int, step: int = 0) -> None:
         """Set the round and step of the messages that follow; neither ever decreases."""
@@ -220,6 +228,7 @@ class Wire:
             raise ProtocolError(f"wire: round {round} step {step} lies before {self._round}, {self._step}")
         if round != self._round:
             self._sent, self._silent = Counter[str](), set[str]()
+            self._received = {name: [] for name in self._deviants}
         self._round, self._step = round, step
 
     def send(
@@ -255,7 +264,8 @@ class Wire:
             if kind not in self._withholdable:
                 raise ProtocolError(f"wire: the protocol cannot live without {kind}. Do not withhold it.")
             return None
-        if any(o.party == sender and o.holds(self._round, self._sent[sender]) for o in self._outages):
+        outages = (o for o in self._outages if o.party == sender)
+        if sender in self._silent or any(o.holds(self._round, self._sent[sender]) for o in outages):
             self._note_silence(sender, receivers)
             return None
         self._sent[sender] += 1
@@ -269,22 +279,30 @@ class Wire:
             fields=dict(fields or {}),
         )
         if sender in self._deviants:
+            draft = replace(draft, received=tuple(self._received[sender]))
             sent = self._deviants[sender].sends(draft, self._transcript.seq)
             if sent != (draft,):
                 return self._deviate(draft, sent)
         released, described = self._defend(sender, kind, tensors)
         return self._carry(draft, released, described, inputs)
 
-    def _deviate(self, draft: Outgoing, sent: Sequence[Outgoing]) -> Delivery:
+    def _deviate(self, draft: Outgoing, sent: Sequence[Outgoing]) -> Delivery | None:
         """Record what a deviating party sends in place of a message; it depends on anything that the party holds.
 
-        The party goes on from the message that it held back, and its own defences do not act.
+        The party goes on from the message that it held back, and its own defences do not act. A server uses what comes
+        back from the wire, and its clients read their copies; from other senders only the receiver uses it.
         """
+        mark = {DEVIATION: self._deviants[draft.sender].name}
+        if not sent:
+            self._note_silence(draft.sender, draft.receivers, mark)
+            return None
         copies: dict[str, Delivery] = {}
         for one in sent:
-            marked = replace(one, fields={**one.fields, DEVIATION: self._deviants[draft.sender].name})
+            marked = replace(one, fields={**one.fields, **mark})
             plain = Released(kind=one.kind, tensors=dict(sorted(one.tensors.items())), event=None)
             copies |= dict.fromkeys(one.receivers, self._carry(marked, plain, (), ALL))
+        if role(draft.sender) != "server" and len(copies) == 1:
+            return copies[draft.receivers[0]]
         held = {name: tensor.to(self._device, copy=True) for name, tensor in draft.tensors.items()}
         return Delivery(held, copies[draft.receivers[0]].seq, copies)
 
@@ -310,7 +328,12 @@ class Wire:
             bytes_on_wire=released.bytes_on_wire,
         )
         seq, decoded = self._record(message, released.tensors)
-        return Delivery({n: t.to(self._device) for n, t in readable(decoded).items()}, seq)
+        delivery = Delivery({n: t.to(self._device) for n, t in readable(decoded).items()}, seq)
+        fields = {name: value for name, value in draft.fields.items() if name != DEVIATION}
+        arrived = replace(draft, kind=released.kind, tensors=delivery, fields=fields, received=())
+        for receiver in self._received.keys() & set(draft.receivers):
+            self._received[receiver].append(arrived)
+        return delivery
 
     def release(
         self,
@@ -379,8 +402,13 @@ class Wire:
             raise ProtocolError(f"{problem}. {nearest(released.kind, KINDS)}")
         return released, tuple(defense.describe() for defense in attached)
 
-    def _note_silence(self, sender: str, receivers: Sequence[str]) -> None:
-        """Record once a round which sender was silent towards whom. The time of silence does not depend on its data."""
+    def _note_silence(
+        self, sender: str, receivers: Sequence[str], mark: Mapping[str, Any] | None = None
+    ) -> None:
+        """Record once a round which sender was silent towards whom.
+
+        The time of an outage does not depend on the sender's data; that of a deviating party's silence, marked, may.
+        """
         if sender not in self._silent:
             self._silent.add(sender)
             draft = Message(
@@ -390,7 +418,8 @@ class Wire:
                 sender=sender,
                 receivers=tuple(receivers),
                 kind="silence",
-                inputs=(),
+                fields=mark or {},
+                inputs=ALL if mark else (),
             )
             self._record(draft, {})
 

@@ -37,7 +37,7 @@ from ..helpers.protocol_cases import Ran, run
 from ..helpers.run_cases import cli, finished, known, tiny
 
 IMPRINT = {"party": "server", "name": "imprint", "params": {"rounds": [1]}}
-ABLE = [name for name in PROTOCOLS.names() if PROTOCOLS.describe(name).copies]
+ABLE = [name for name in PROTOCOLS.names() if "server" in PROTOCOLS.describe(name).copies]
 
 
 class Nudge:
