@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -34,12 +34,14 @@ class DeviatingParty:
         name: the deviation's name.
         deviation: what it sends.
         seed: the run's seed, for a generator of each message.
+        kinds: kinds of its messages that receivers read by themselves; others it sends as they are.
     """
 
     party: str
     name: str
     deviation: Deviation
     seed: int
+    kinds: Collection[str]
 
     def sends(self, draft: Outgoing, seq: int) -> tuple[Outgoing, ...]:
         """Return what the party sends in place of a message.
@@ -48,6 +50,8 @@ class DeviatingParty:
             ProtocolError: not every receiver gets one message of the same kind with the same tensors. It may name
                 other samples, more or fewer. A client may send nothing.
         """
+        if draft.kind not in self.kinds:
+            return (draft,)
         sent = tuple(self.deviation.sends(draft, child(self.seed, "deviation", self.party, seq)))
         if not sent and role(self.party) == "client":
             return ()
@@ -70,6 +74,20 @@ class DeviatingParty:
         if x.shape != public.shape or (y is None) != (labels is None) or (y is not None and len(y) != len(x)):
             raise ProtocolError(f"deviation {self.name}: the public samples became of another shape")
         return x, y
+
+    def trains_on(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the records (n, ...) and classes (n,) that the party trains on in place of its own.
+
+        Raises:
+            ProtocolError: their shapes changed.
+        """
+        if not hasattr(self.deviation, "trains_on"):
+            return x, y
+        draws = child(self.seed, "deviation", self.party, "records")
+        new_x, new_y = self.deviation.trains_on(x.clone(), y.clone(), draws)
+        if new_x.shape != x.shape or new_y.shape != y.shape:
+            raise ProtocolError(f"deviation {self.name}: the records became of another shape")
+        return new_x, new_y
 
 
 def _forms(message: Outgoing) -> dict[str, object]:
@@ -122,5 +140,6 @@ def attach_deviations(
             raise SpecError(f"{where}.name", entry.name, problem, "Choose another deviation or protocol.")
         config = validate(cls.Config, entry.params, f"{where}.params")
         known = knowledge if "candidates" in cls.card.knows else replace(knowledge, candidates=None)
-        attached[entry.party] = DeviatingParty(entry.party, entry.name, cls(config, known), seed)
+        read = protocol.copies[role(entry.party)]
+        attached[entry.party] = DeviatingParty(entry.party, entry.name, cls(config, known), seed, read)
     return attached
