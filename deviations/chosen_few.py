@@ -40,7 +40,7 @@ class ChosenFew:
         roles=("aggregator",),
         changes=("model_update", "vote_counts"),
         read_by=("analytic", "inverting-gradients", "update-projection"),
-        noticed="A sum over fewer clients than answered. A client that knows the others can ask them.",
+        noticed="A server sees a sum over fewer clients than answered. Clients see nothing.",
     )
     Config: ClassVar[type[ChosenFewConfig]] = ChosenFewConfig
 

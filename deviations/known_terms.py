@@ -48,7 +48,7 @@ class KnownTerms:
             "hard_labels",
             "class_prototypes",
         ),
-        read_by=("analytic", "co-op-lira", "lira-online", "rmia"),
+        read_by=("analytic", "lira-online", "rmia", "update-projection"),
         noticed="Nothing by other clients. A server that is not of the coalition sees silence, or constants.",
     )
     Config: ClassVar[type[KnownTermsConfig]] = KnownTermsConfig

@@ -51,7 +51,7 @@ class Poisoning:
             "hard_labels",
             "class_prototypes",
         ),
-        read_by=("lira-online", "rmia", "co-op-lira"),
+        read_by=("lira-online", "rmia"),
         noticed="Answers of wrong classes for records like the candidates, and an update unlike those of others.",
         knows=("candidates",),
     )

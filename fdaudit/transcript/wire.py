@@ -117,7 +117,11 @@ class Defense(Protocol):
 
 
 class Deviation(Protocol):
-    """What a party sends in place of what the protocol says; it is given what the party may know."""
+    """What a party sends in place of what the protocol says; it is given what the party may know.
+
+    Two more methods are optional. `hands_out` returns the public samples and classes that a server hands out before the
+    run, and `trains_on` the records and classes that a client trains on in place of its own.
+    """
 
     card: ClassVar[DeviationCard]
     Config: ClassVar[type[settings.Config]]
