@@ -46,6 +46,8 @@ _MOST_AT_ONCE = 1 << 26
 """Entries of gradients taken at once. With 64 candidates of a ResNet-18 at once a process took 15 GB."""
 _MOST_VALUES = 1 << 27
 """Gradient entries held at once; for larger networks a random part of the parameters is used."""
+_MOST_OWN = 1000
+"""Own records of the adversary, at most: the regression's work grows with their cube."""
 
 
 class UpdateProjectionConfig(Config):
@@ -292,11 +294,17 @@ def _upload(view: View, message: Message, origin: Message) -> _ProjectedUpload:
 
 
 def _with_own(view: View, challenges: Sequence[Challenge]) -> tuple[Tensor, Tensor]:
-    """Return all candidates (x, y), then the adversary's own records: they stand for others that clients hold."""
-    own = view.own_data.values()
-    x = torch.cat([*(c.x for c in challenges), *(x.cpu() for x, _ in own)])
-    y = torch.cat([*(c.y for c in challenges), *(y.cpu() for _, y in own)])
-    return x, y
+    """Return all candidates (x, y), then the adversary's own records: they stand for others that clients hold.
+
+    Of many records of its own it takes some, evenly spread.
+    """
+    x, y = torch.cat([c.x for c in challenges]), torch.cat([c.y for c in challenges])
+    if not view.own_data:
+        return x, y
+    own_x = torch.cat([x.cpu() for x, _ in view.own_data.values()])
+    own_y = torch.cat([y.cpu() for _, y in view.own_data.values()])
+    every = max(1, -(-len(own_y) // _MOST_OWN))
+    return torch.cat([x, own_x[::every]]), torch.cat([y, own_y[::every]])
 
 
 def _changes(view: View, module: nn.Module) -> list[tuple[Message, Message]]:
