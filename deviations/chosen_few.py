@@ -36,7 +36,7 @@ class ChosenFew:
 
     card = DeviationCard(
         name="chosen-few",
-        source="ours; a server that decides who takes part in secure aggregation: Boenisch et al. 2023, section 4",
+        source="ours; a server that decides who takes part in secure aggregation: Boenisch et al. 2023",
         roles=("aggregator",),
         changes=("model_update", "vote_counts"),
         read_by=("analytic", "inverting-gradients", "update-projection"),

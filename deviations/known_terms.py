@@ -37,7 +37,7 @@ class KnownTerms:
 
     card = DeviationCard(
         name="known-terms",
-        source="ours; sybils that leave a secure sum of one client: Boenisch et al. 2023, section 4",
+        source="ours; sybils that leave a secure sum of one client: Boenisch et al. 2023",
         roles=("client",),
         changes=(
             "gradient",
