@@ -14,11 +14,14 @@ __all__ = ["REGISTRY", "Deviation", "DeviationCard"]
 REGISTRY: Registry[Deviation, DeviationCard] = Registry(
     "fdaudit.deviations",
     {
+        "chosen-few": "fdaudit.deviations.chosen_few:ChosenFew",
         "class-fishing": "fdaudit.deviations.class_fishing:ClassFishing",
         "crafted-consensus": "fdaudit.deviations.crafted_consensus:CraftedConsensus",
         "imprint": "fdaudit.deviations.imprint:Imprint",
+        "known-terms": "fdaudit.deviations.known_terms:KnownTerms",
         "model-inconsistency": "fdaudit.deviations.model_inconsistency:ModelInconsistency",
         "planted-candidates": "fdaudit.deviations.planted_candidates:PlantedCandidates",
+        "poisoning": "fdaudit.deviations.poisoning:Poisoning",
         "trap-weights": "fdaudit.deviations.trap_weights:TrapWeights",
     },
 )

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fdaudit.config import validate
 from fdaudit.errors import ProtocolError, SpecError, nearest
@@ -34,21 +34,27 @@ class DeviatingParty:
         name: the deviation's name.
         deviation: what it sends.
         seed: the run's seed, for a generator of each message.
+        kinds: kinds of its messages that receivers read by themselves; others it sends as they are.
     """
 
     party: str
     name: str
     deviation: Deviation
     seed: int
+    kinds: Collection[str]
 
     def sends(self, draft: Outgoing, seq: int) -> tuple[Outgoing, ...]:
         """Return what the party sends in place of a message.
 
         Raises:
             ProtocolError: not every receiver gets one message of the same kind with the same tensors. It may name
-                other samples, more or fewer.
+                other samples, more or fewer. A client may send nothing.
         """
+        if draft.kind not in self.kinds:
+            return (draft,)
         sent = tuple(self.deviation.sends(draft, child(self.seed, "deviation", self.party, seq)))
+        if not sent and role(self.party) == "client":
+            return ()
         for one in sent:
             if (one.kind, _forms(one)) != (draft.kind, _forms(draft)):
                 raise ProtocolError(f"deviation {self.name}: a {draft.kind} became something else")
@@ -69,6 +75,20 @@ class DeviatingParty:
             raise ProtocolError(f"deviation {self.name}: the public samples became of another shape")
         return x, y
 
+    def trains_on(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the records (n, ...) and classes (n,) that the party trains on in place of its own.
+
+        Raises:
+            ProtocolError: their shapes changed.
+        """
+        if not hasattr(self.deviation, "trains_on"):
+            return x, y
+        draws = child(self.seed, "deviation", self.party, "records")
+        new_x, new_y = self.deviation.trains_on(x.clone(), y.clone(), draws)
+        if new_x.shape != x.shape or new_y.shape != y.shape:
+            raise ProtocolError(f"deviation {self.name}: the records became of another shape")
+        return new_x, new_y
+
 
 def _forms(message: Outgoing) -> dict[str, object]:
     """Return the type and shape of each tensor of a message, but for its number of samples and their names."""
@@ -80,6 +100,7 @@ def _forms(message: Outgoing) -> dict[str, object]:
 def attach_deviations(
     asked: Sequence[DeviationEntry],
     protocol: ProtocolCard,
+    declared: Sequence[Mapping[str, Any]],
     parties: Sequence[str],
     knowledge: Knowledge,
     seed: int,
@@ -89,6 +110,7 @@ def attach_deviations(
     Args:
         asked: the spec's deviations.
         protocol: the protocol's card, which says what each receiver reads by itself.
+        declared: its messages with the spec's settings.
         parties: every party of the run.
         knowledge: what an adversary is assumed to know.
         seed: the run's seed.
@@ -111,11 +133,13 @@ def attach_deviations(
         if role(entry.party) not in cls.card.roles:
             problem, able = f"cannot deviate by {entry.name}", ", ".join(cls.card.roles)
             raise SpecError(f"{where}.party", entry.party, problem, f"These can: {able}.")
-        changed = set(cls.card.changes) & set(protocol.copies.get(role(entry.party), ()))
+        sent = {message["kind"] for message in declared if message["from"] == role(entry.party)}
+        changed = sent & set(cls.card.changes) & set(protocol.copies.get(role(entry.party), ()))
         if not changed:
             problem = f"changes {', '.join(cls.card.changes)}, which nobody reads in {protocol.name}"
             raise SpecError(f"{where}.name", entry.name, problem, "Choose another deviation or protocol.")
         config = validate(cls.Config, entry.params, f"{where}.params")
         known = knowledge if "candidates" in cls.card.knows else replace(knowledge, candidates=None)
-        attached[entry.party] = DeviatingParty(entry.party, entry.name, cls(config, known), seed)
+        read = protocol.copies[role(entry.party)]
+        attached[entry.party] = DeviatingParty(entry.party, entry.name, cls(config, known), seed, read)
     return attached

@@ -157,7 +157,10 @@ class Cronus(PublicAnswers):
             "weights": "own",
             "source": "Chang et al. 2019: parties choose their networks and train alone first; no model is sent.",
         },
-        copies={"server": ("proxy_indices", "ensemble_labels")},
+        copies={
+            "server": ("proxy_indices", "ensemble_labels"),
+            "client": ("soft_labels", "hard_labels"),
+        },
         pools_data=False,
         heterogeneous=True,
         needs_public=True,

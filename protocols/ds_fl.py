@@ -125,7 +125,10 @@ class DSFL(PublicDistillation):
                 "Itahara et al. 2021, Algorithm 1: no model is sent to clients; the server's has its own weights."
             ),
         },
-        copies={"server": ("proxy_indices", "ensemble_labels")},
+        copies={
+            "server": ("proxy_indices", "ensemble_labels"),
+            "client": ("soft_labels", "hard_labels"),
+        },
         pools_data=False,
         heterogeneous=True,
         needs_public=True,

@@ -158,7 +158,11 @@ class FedAvg:
         tasks=("single-label", "multi-label", "segmentation", "text", "table"),
         trains={"model": "batch_size"},
         averages={"updates": "cohort"},
-        copies={"server": ("model_parameters",)},
+        copies={
+            "server": ("model_parameters",),
+            "client": ("gradient", "model_update", "model_parameters"),
+            "aggregator": ("model_update",),
+        },
     )
     Config: ClassVar[type[FedAvgConfig]] = FedAvgConfig
 

@@ -116,7 +116,7 @@ class FedDF(ModelUploads):
         heterogeneous=True,
         needs_public=True,
         tasks=("single-label", "text", "table"),
-        copies={"server": ("model_parameters",)},
+        copies={"server": ("model_parameters",), "client": ("model_parameters",)},
         trains={"model": "batch_size"},
     )
     Config: ClassVar[type[FedDFConfig]] = FedDFConfig

@@ -101,7 +101,10 @@ class FedED:
             "weights": "broadcast",
             "source": "Our reading of Sui et al. 2020: every round begins with the central model at the clients.",
         },
-        copies={"server": ("proxy_indices", "model_parameters")},
+        copies={
+            "server": ("proxy_indices", "model_parameters"),
+            "client": ("soft_labels", "hard_labels"),
+        },
         pools_data=False,
         heterogeneous=False,
         needs_public=True,

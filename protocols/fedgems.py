@@ -161,7 +161,10 @@ class FedGEMS(PublicDistillation):
                 "Cheng et al. 2021, Algorithm 1: clients may have other networks than the server; no model is sent."
             ),
         },
-        copies={"server": ("proxy_indices", "logits")},
+        copies={
+            "server": ("proxy_indices", "logits"),
+            "client": ("logits",),
+        },
         pools_data=False,
         heterogeneous=True,
         needs_public=True,

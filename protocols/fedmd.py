@@ -127,7 +127,10 @@ class FedMD(PublicDistillation):
                 "Li & Wang 2019, Algorithm 1: each participant has its independently designed model; none is sent."
             ),
         },
-        copies={"server": ("proxy_indices", "ensemble_labels")},
+        copies={
+            "server": ("proxy_indices", "ensemble_labels"),
+            "client": ("logits", "soft_labels", "hard_labels"),
+        },
         pools_data=False,
         heterogeneous=True,
         needs_public=True,

@@ -46,6 +46,8 @@ _MOST_AT_ONCE = 1 << 26
 """Entries of gradients taken at once. With 64 candidates of a ResNet-18 at once a process took 15 GB."""
 _MOST_VALUES = 1 << 27
 """Gradient entries held at once; for larger networks a random part of the parameters is used."""
+_MOST_OWN = 1000
+"""Own records of the adversary, at most: the regression's work grows with their cube."""
 
 
 class UpdateProjectionConfig(Config):
@@ -116,7 +118,8 @@ class UpdateProjection:
 
     A client's upload is a weighted sum of its records' gradients. A candidate is called a member if its gradient is
     needed to explain uploads in addition to all other candidates' gradients. Shares of several uploads are averaged by
-    their precision. For an update over several local steps, gradients are the mean of those at its two ends.
+    their precision. For an update over several local steps, gradients are the mean of those at its two ends. Gradients
+    of the adversary's own records stand for those of the client's other records.
 
     An adversary that sees no upload of a victim explains each round's change of the broadcast model as a sum of
     gradients of all victims' candidates and of its own records.
@@ -170,7 +173,8 @@ class UpdateProjection:
                 continue
             pairs = uploads_of(view, name)[: self.config.uploads]
             uploads = [partial(_upload, view, *pair) for pair in pairs]
-            scores = self._scores(uploads, module, challenge.x, challenge.y, knowledge)
+            x, y = _with_own(view, [challenge])
+            scores = self._scores(uploads, module, x, y, knowledge)[: len(challenge.y)]
             guesses.append(Membership(target=name, scores=against_its_pair(scores, challenge)))
         changes = _changes(view, module)[: self.config.rounds] if unseen else []
         if changes:
@@ -186,9 +190,7 @@ class UpdateProjection:
         knowledge: Knowledge,
     ) -> list[Membership]:
         """Explain each round's change of the broadcast model by all victims' candidates and own records."""
-        own = view.own_data.values()
-        x = torch.cat([*(c.x for c in challenges), *(x.cpu() for x, _ in own)])
-        y = torch.cat([*(c.y for c in challenges), *(y.cpu() for _, y in own)])
+        x, y = _with_own(view, challenges)
         uploads = [partial(_upload, view, end, start) for start, end in changes]
         scores = self._scores(uploads, module, x, y, knowledge)
         counts = [len(c.y) for c in challenges]
@@ -289,6 +291,20 @@ def _upload(view: View, message: Message, origin: Message) -> _ProjectedUpload:
     one_step = view.hyperparameters.get("local_steps") == 1
     descent = {name: start[name] - value for name, value in end.items()}
     return _ProjectedUpload(descent=descent, models=(start,) if one_step else (start, end))
+
+
+def _with_own(view: View, challenges: Sequence[Challenge]) -> tuple[Tensor, Tensor]:
+    """Return all candidates (x, y), then the adversary's own records: they stand for others that clients hold.
+
+    Of many records of its own it takes some, evenly spread.
+    """
+    x, y = torch.cat([c.x for c in challenges]), torch.cat([c.y for c in challenges])
+    if not view.own_data:
+        return x, y
+    own_x = torch.cat([x.cpu() for x, _ in view.own_data.values()])
+    own_y = torch.cat([y.cpu() for _, y in view.own_data.values()])
+    every = max(1, -(-len(own_y) // _MOST_OWN))
+    return torch.cat([x, own_x[::every]]), torch.cat([y, own_y[::every]])
 
 
 def _changes(view: View, module: nn.Module) -> list[tuple[Message, Message]]:

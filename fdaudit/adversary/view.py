@@ -95,6 +95,8 @@ class View:
         own_data: by member, its own records (x, y).
         sizes: for an eavesdropper on an encrypted transport, bytes of each message in order.
         originals: by number the messages on record that attacks read as another kind, see `with_every_class`.
+        known_terms: by number of a sum that attacks read as one client's upload, its other terms: see
+            `with_single_terms`.
     """
 
     name: str
@@ -105,6 +107,7 @@ class View:
     own_data: Mapping[str, tuple[Tensor, Tensor]] = field(default_factory=dict)
     sizes: tuple[int, ...] = ()
     originals: Mapping[int, Message] = field(default_factory=dict, repr=False)
+    known_terms: Mapping[int, tuple[Message, ...]] = field(default_factory=dict, repr=False)
     directory: Path = field(repr=False)
 
     @property
@@ -133,6 +136,9 @@ class View:
         found = bisect_left(self.messages, message.seq, key=lambda m: m.seq)
         own = next((m for m in self.messages[found : found + 1] if m == message), message)
         tensors = weights_of(decode(read_payload(self.directory, own)), self.naming)
+        for term in self.known_terms.get(message.seq, ()):
+            known = self.tensors(term)
+            tensors = {name: tensor - known[name] for name, tensor in tensors.items()}
         if message.seq not in self.originals:
             return tensors
         from fdaudit.adversary.top_answers import every_class

@@ -105,7 +105,10 @@ class _RunningProtocol:
     def set_up(
         cls, case: Case, protocol: type[FederatedProtocol], config: ProtocolConfig, wire: Wire
     ) -> _RunningProtocol:
-        clients = {k: PartyData(*case.records(k)) for k in case.clients}
+        records = {k: case.records(k) for k in case.clients}
+        if protocol is case.protocol:  # reference lines are honest
+            records |= {k: case.deviants[k].trains_on(*records[k]) for k in case.deviants.keys() & records}
+        clients = {k: PartyData(x, y) for k, (x, y) in records.items()}
         setting = setting_of(protocol, case.common, clients, wire, case.seed)
         # The auditor measures with its own training cores: a protocol's cores hold its parties' weights.
         networks = networks_of(protocol, case.common.networks)

@@ -162,13 +162,15 @@ def _attacked(
 
     from fdaudit.adversary.forms import with_every_class
     from fdaudit.adversary.oracle import Oracle, serve
+    from fdaudit.adversary.single_terms import with_single_terms
     from fdaudit.config import validate
     from fdaudit.isolation.frames import EndedError, Tensors, send
     from fdaudit.isolation.schema import Question, packed_guesses, packed_question, unpacked
     from fdaudit.registry import loaded
 
     trial = unpacked(frame.fields["trial"], frame.tensors)
-    view = with_every_class(_opened(Path(frame.fields["view"])), trial.knowledge.classes)
+    view = with_single_terms(_opened(Path(frame.fields["view"])))
+    view = with_every_class(view, trial.knowledge.classes)
     if trial.knowledge.train is not None:
         trial.knowledge.train.execution.begin()
     cls = loaded(frame.fields["target"])

@@ -147,18 +147,17 @@ def _with_messages(case: Case) -> Case:
         protocol = with_messages(protocol, config, on_cpu.common, spec.clients)
     attached = attach(spec.defenses, protocol, config, spec.clients)
     refuse_untrainable(attached, spec.model, spec.client_models, networks_of(protocol, networks))
+    declared = [m for m in protocol.card.declared_messages if applies(m.get("when", {}), config)]
     deviants: Mapping[str, DeviatingParty] = {}
     if spec.deviations:
-        deviants = attach_deviations(
-            spec.deviations, protocol.card, case.parties, _known_to_deviants(case), case.seed
-        )
+        knows = _known_to_deviants(case)
+        deviants = attach_deviations(spec.deviations, protocol.card, declared, case.parties, knows, case.seed)
     public, labels = case.public, case.public_labels
     own = any(
         getattr(check, "keeps_public", False) for checks in attached.checks.values() for check in checks
     )
     for deviant in () if own else deviants.values():
         public, labels = deviant.hands_out(public, labels)
-    declared = [m for m in protocol.card.declared_messages if applies(m.get("when", {}), config)]
     case = replace(
         case,
         protocol=protocol,

@@ -249,7 +249,12 @@ class SimpleProtocolCard(ProtocolCard):
     pools_data: bool = False
     heterogeneous: bool = False
     needs_public: bool = False
-    copies: Settings = field(default_factory=lambda: {"server": ("model_parameters",)})
+    copies: Settings = field(
+        default_factory=lambda: {
+            "server": ("model_parameters",),
+            "client": ("model_parameters", "model_update"),
+        }
+    )
     trains: Settings = field(default_factory=lambda: {"model": "batch_size"})
     starts: Settings = field(
         default_factory=lambda: {

@@ -124,7 +124,12 @@ class Truth:
         """Return the numbers of a client's own messages in the sums among these messages."""
         log = self._log()
         sums = [log[seq] for seq in messages if seq < len(log) and log[seq].fields.get(SUM)]
-        parts = [seq for one in sums if one.inputs != ALL for seq in one.inputs if isinstance(seq, int)]
+        parts: list[int] = []
+        for one in sums:
+            if one.inputs == ALL:  # the sender deviates: what it got in the round may be in it
+                parts += [m.seq for m in log if m.round == one.round and one.sender in m.receivers]
+            else:
+                parts += [seq for seq in one.inputs if isinstance(seq, int)]
         return {seq for seq in parts if log[seq].sender == client}
 
     def records(self, guess: Reconstruction) -> tuple[Tensor, Tensor]:

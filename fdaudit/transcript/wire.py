@@ -6,7 +6,7 @@ Guarantees:
   * a deviation of a party changes what it sends before that is recorded, and is marked on the record;
   * a client that refuses what it got, by a defence on receipt, is silent for the rest of the round;
   * a party or a kind that the protocol did not declare cannot be used;
-  * a missing message of a silent party is recorded as a `silence`, once a round.
+  * a missing message of a silent party is recorded as a `silence`, once a round; a deviating party's is marked.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ __all__ = [
 class Delivery(dict[str, "Tensor"]):
     """A delivered message: the recorded tensors by name, and the `seq` to declare them by.
 
-    A receiver reads its copy with `of`. What a deviating sender holds differs from the copies that it sent.
+    A receiver of several reads its copy with `of`. What a deviating server holds differs from the copies that it sent.
     """
 
     def __init__(
@@ -70,7 +70,11 @@ class Delivery(dict[str, "Tensor"]):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Outgoing:
-    """A message as its sender's protocol would send it, before defences."""
+    """A message as its sender's protocol would send it, before defences.
+
+    Attributes:
+        received: for a party that deviates, the messages of this round that it received so far, as on record.
+    """
 
     round: int
     step: int
@@ -79,6 +83,7 @@ class Outgoing:
     kind: str
     tensors: Mapping[str, Tensor]
     fields: Mapping[str, Any] = field(default_factory=dict)
+    received: tuple[Outgoing, ...] = field(default=(), repr=False)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,7 +143,11 @@ class Check(Protocol):
 
 
 class Deviation(Protocol):
-    """What a party sends in place of what the protocol says; it is given what the party may know."""
+    """What a party sends in place of what the protocol says; it is given what the party may know.
+
+    Two more methods are optional. `hands_out` returns the public samples and classes that a server hands out before the
+    run, and `trains_on` the records and classes that a client trains on in place of its own.
+    """
 
     card: ClassVar[DeviationCard]
     Config: ClassVar[type[settings.Config]]
@@ -147,6 +156,8 @@ class Deviation(Protocol):
 
     def sends(self, draft: Outgoing, generator: torch.Generator) -> Sequence[Outgoing]:
         """Return what is sent in place of a message, to each of its receivers one; the message itself changes nothing.
+
+        A client that returns nothing is silent for the rest of the round.
 
         Args:
             draft: the message that the protocol would send.
@@ -241,6 +252,7 @@ class Wire:
         self.training: Mapping[Trained, GradientRule] = dict(training or {})
         self._round, self._step = 0, 0
         self._sent, self._silent = Counter[str](), set[str]()
+        self._received: dict[str, list[Outgoing]] = {name: [] for name in self._deviants}
         # Checks remember what they saw, and the case may be run again.
         self._checks = {key: deepcopy(tuple(attached)) for key, attached in (checks or {}).items()}
         self._refused = dict[str, int]()
@@ -263,6 +275,7 @@ class Wire:
             raise ProtocolError(f"wire: round {round} step {step} lies before {self._round}, {self._step}")
         if round != self._round:
             self._sent, self._silent = Counter[str](), set[str]()
+            self._received = {name: [] for name in self._deviants}
             self._refused.clear()
         self._round, self._step = round, step
 
@@ -305,6 +318,8 @@ class Wire:
         if sender in self._refused:
             self._note_silence(sender, receivers, (self._refused[sender],))
             return None
+        if sender in self._silent:  # by its deviation: once silent, silent for the rest of the round
+            return None
         self._sent[sender] += 1
         draft = Outgoing(
             round=self._round,
@@ -316,14 +331,17 @@ class Wire:
             fields=dict(fields or {}),
         )
         if sender in self._deviants:
+            draft = replace(draft, received=tuple(self._received[sender]))
             sent = self._deviants[sender].sends(draft, self._transcript.seq)
             if sent != (draft,):
                 return self._examined(draft, self._deviate(draft, sent))
         released, described = self._defend(sender, kind, tensors)
         return self._examined(draft, self._carry(draft, released, described, inputs))
 
-    def _examined(self, draft: Outgoing, delivery: Delivery) -> Delivery:
+    def _examined(self, draft: Outgoing, delivery: Delivery | None) -> Delivery | None:
         """Return a delivery after its receivers checked it; those that refuse it are silent until the round's end."""
+        if delivery is None:
+            return None
         copies = {receiver: delivery.of(receiver) for receiver in draft.receivers}
         for refusing in self._refusals(draft.kind, draft.sender, copies):
             self._refused.setdefault(refusing, copies[refusing].seq)
@@ -335,16 +353,23 @@ class Wire:
         clients = {name: tensors for name, tensors in copies.items() if role(name) == "client"}
         return {name for check in checks for name in check.refuses(clients)}
 
-    def _deviate(self, draft: Outgoing, sent: Sequence[Outgoing]) -> Delivery:
+    def _deviate(self, draft: Outgoing, sent: Sequence[Outgoing]) -> Delivery | None:
         """Record what a deviating party sends in place of a message; it depends on anything that the party holds.
 
-        The party goes on from the message that it held back, and its own defences do not act.
+        The party goes on from the message that it held back, and its own defences do not act. A server uses what comes
+        back from the wire, and its clients read their copies; from other senders only the receiver uses it.
         """
+        mark = {DEVIATION: self._deviants[draft.sender].name}
+        if not sent:
+            self._note_silence(draft.sender, draft.receivers, ALL, mark)
+            return None
         copies: dict[str, Delivery] = {}
         for one in sent:
-            marked = replace(one, fields={**one.fields, DEVIATION: self._deviants[draft.sender].name})
+            marked = replace(one, fields={**one.fields, **mark})
             plain = Released(kind=one.kind, tensors=dict(sorted(one.tensors.items())), event=None)
             copies |= dict.fromkeys(one.receivers, self._carry(marked, plain, (), ALL))
+        if role(draft.sender) != "server" and len(copies) == 1:
+            return copies[draft.receivers[0]]
         held = {name: tensor.to(self._device, copy=True) for name, tensor in draft.tensors.items()}
         return Delivery(held, copies[draft.receivers[0]].seq, copies)
 
@@ -370,7 +395,12 @@ class Wire:
             bytes_on_wire=released.bytes_on_wire,
         )
         seq, decoded = self._record(message, released.tensors)
-        return Delivery({n: t.to(self._device) for n, t in readable(decoded).items()}, seq)
+        delivery = Delivery({n: t.to(self._device) for n, t in readable(decoded).items()}, seq)
+        fields = {name: value for name, value in draft.fields.items() if name != DEVIATION}
+        arrived = replace(draft, kind=released.kind, tensors=delivery, fields=fields, received=())
+        for receiver in self._received.keys() & set(draft.receivers):
+            self._received[receiver].append(arrived)
+        return delivery
 
     def release(
         self,
@@ -439,8 +469,13 @@ class Wire:
             raise ProtocolError(f"{problem}. {nearest(released.kind, KINDS)}")
         return released, tuple(defense.describe() for defense in attached)
 
-    def _note_silence(self, sender: str, receivers: Sequence[str], inputs: tuple[int, ...]) -> None:
-        """Record once a round which sender was silent towards whom, and why: its `inputs` are what it refused."""
+    def _note_silence(
+        self, sender: str, receivers: Sequence[str], inputs: Inputs, mark: Mapping[str, Any] | None = None
+    ) -> None:
+        """Record once a round which sender was silent towards whom, and why: its `inputs` are what it refused.
+
+        The time of an outage does not depend on the sender's data; that of a deviating party's silence, marked, may.
+        """
         if sender not in self._silent:
             self._silent.add(sender)
             draft = Message(
@@ -450,6 +485,7 @@ class Wire:
                 sender=sender,
                 receivers=tuple(receivers),
                 kind="silence",
+                fields=mark or {},
                 inputs=inputs,
             )
             self._record(draft, {})

@@ -171,7 +171,7 @@ class DaFKD:
         pools_data=False,
         heterogeneous=False,
         needs_public=False,
-        copies={"server": ("model_parameters",)},
+        copies={"server": ("model_parameters",), "client": ("model_parameters", "soft_labels")},
         trains={"model": "batch_size"},
         generator={
             "build": "fdaudit.models.conditional:ConditionalGenerator",

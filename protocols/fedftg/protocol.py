@@ -76,7 +76,7 @@ class FedFTG(ModelUploads):
         heterogeneous=False,
         needs_public=False,
         tasks=("single-label",),
-        copies={"server": ("model_parameters",)},
+        copies={"server": ("model_parameters",), "client": ("model_parameters",)},
         trains={"model": "batch_size"},
         starts={
             "weights": "broadcast",

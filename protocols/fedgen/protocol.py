@@ -142,7 +142,7 @@ class FedGEN(SimpleProtocol):
         heterogeneous=False,
         needs_public=False,
         tasks=("single-label", "text", "table"),
-        copies={"server": ("model_parameters",)},
+        copies={"server": ("model_parameters",), "client": ("model_parameters",)},
         trains={"model": "batch_size"},
         starts={
             "weights": "broadcast",

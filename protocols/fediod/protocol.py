@@ -244,7 +244,11 @@ class FedIOD:
             "weights": "own",
             "source": "Gong et al. 2023, Algorithm 1: models T_k are trained to completion before the first message.",
         },
-        copies={"server": ("generated_samples", "logit_cotangents")},
+        copies={
+            "server": ("generated_samples", "logit_cotangents"),
+            "client": ("logits", "hard_labels", "sample_gradients"),
+            "aggregator": ("vote_counts",),
+        },
         pools_data=False,
         heterogeneous=True,
         needs_public=False,

@@ -221,6 +221,7 @@ class FedKD:
         heterogeneous=True,
         needs_public=True,
         trains={"model": "batch_size"},
+        copies={"client": ("hard_labels",), "aggregator": ("vote_counts",)},
         tasks=("single-label", "multi-label", "segmentation", "text", "table"),
     )
     Config: ClassVar[type[FedKDConfig]] = FedKDConfig

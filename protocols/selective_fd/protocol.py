@@ -240,7 +240,11 @@ class SelectiveFD:
             "weights": "own",
             "source": "Shao et al. 2023, Algorithm 1: clients initialize local models; no model is sent.",
         },
-        copies={"server": ("proxy_indices", "ensemble_labels", "vote_counts")},
+        copies={
+            "server": ("proxy_indices", "ensemble_labels", "vote_counts"),
+            "client": ("soft_labels", "hard_labels"),
+            "aggregator": ("vote_counts",),
+        },
         pools_data=False,
         heterogeneous=True,
         needs_public=True,

@@ -40,7 +40,7 @@ from ..helpers.run_cases import cli, finished, known, tiny
 
 IMPRINT = {"party": "server", "name": "imprint", "params": {"rounds": [1]}}
 FISHING = {"party": "server", "name": "class-fishing"}
-ABLE = [name for name in PROTOCOLS.names() if PROTOCOLS.describe(name).copies]
+ABLE = [name for name in PROTOCOLS.names() if "server" in PROTOCOLS.describe(name).copies]
 
 
 class Nudge:
@@ -380,7 +380,7 @@ def test_a_deviation_may_not_change_the_form_of_a_message_or_forget_a_receiver()
     )
     for change in ({"kind": "y"}, {"receivers": ("a",)}, {"receivers": ("a", "a")}, {"tensors": {}}):
         with pytest.raises(ProtocolError):
-            DeviatingParty("server", "s", Sends(change), 1).sends(draft, 0)
+            DeviatingParty("server", "s", Sends(change), 1, ("x",)).sends(draft, 0)
 
 
 @pytest.mark.parametrize("name", REGISTRY.names())

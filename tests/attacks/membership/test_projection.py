@@ -218,6 +218,22 @@ def test_another_client_tells_members_from_what_rounds_change_in_the_broadcast_m
     assert auc(view, asked, member, rounds=20)[0] >= least
 
 
+def test_own_records_explain_what_is_not_of_candidates(
+    case: tuple[Challenge, torch.Tensor], tmp_path: Path
+) -> None:
+    """A coalition that holds records like the victim's others tells its members better."""
+    asked, member = case
+    draws = stream(12)
+    x, y = torch.rand(160, 1, 6, 6, generator=draws), torch.randint(4, (160,), generator=draws)
+    held = torch.cat([asked.x[member], x]), torch.cat([asked.y[member], y])
+    settings = {"local_epochs": 2, "local_steps": None, "rounds": 6}
+    view = seen(tmp_path, held, upload="model_update", **settings)
+    assert not view.own_data
+    without, _ = auc(view, asked, member)
+    with_own, _ = auc(replace(view, own_data={"client/1": (x, y)}), asked, member)
+    assert with_own > without + 0.05
+
+
 def test_broadcast_models_of_a_federation_without_the_candidates_give_nothing_away(
     case: tuple[Challenge, torch.Tensor], tmp_path: Path
 ) -> None:

@@ -1,0 +1,84 @@
+"""Known terms: clients whose part in a sum or mean says nothing, so that what is left is another client's."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, ClassVar
+
+import torch
+from torch import Tensor
+
+from fdaudit.registry import DeviationCard
+from fdaudit.transcript.wire import Outgoing
+
+from ._rounds import SomeRounds
+
+if TYPE_CHECKING:
+    from fdaudit.adversary.knowledge import Knowledge
+
+__all__ = ["KnownTerms", "KnownTermsConfig"]
+
+
+class KnownTermsConfig(SomeRounds):
+    """Settings of known terms."""
+
+    silent: bool = True
+    """Whether the client sends nothing, so that a mean is over the others alone. Otherwise it sends a constant."""
+
+
+class KnownTerms:
+    """A client, one of several for one adversary, adds nothing of its own to what others are averaged with.
+
+    It is silent, or sends an update of zeros, the model that it received, or the same answer for every sample. A
+    coalition of all clients but one can also subtract what its members sent honestly, so its sum tells no more. But the
+    model or consensus that follows is then made of the victim's records alone, and whoever sees that learns more.
+    """
+
+    card = DeviationCard(
+        name="known-terms",
+        source="ours; sybils that leave a secure sum of one client: Boenisch et al. 2023",
+        roles=("client",),
+        changes=(
+            "gradient",
+            "model_update",
+            "model_parameters",
+            "logits",
+            "soft_labels",
+            "hard_labels",
+            "class_prototypes",
+        ),
+        read_by=("analytic", "lira-online", "rmia", "update-projection"),
+        noticed="Nothing by other clients. A server that is not of the coalition sees silence, or constants.",
+    )
+    Config: ClassVar[type[KnownTermsConfig]] = KnownTermsConfig
+
+    def __init__(self, config: KnownTermsConfig, knowledge: Knowledge) -> None:
+        self._config = config
+
+    def sends(self, draft: Outgoing, generator: torch.Generator) -> Sequence[Outgoing]:
+        """Return nothing, or the message with a constant in place of what was learnt."""
+        if draft.kind not in self.card.changes or not self._config.within(draft.round):
+            return (draft,)
+        if self._config.silent:
+            return ()
+        if draft.kind == "model_parameters":
+            return (replace(draft, tensors=_received_model(draft)),)
+        constant = {name: _constant(draft.kind, tensor) for name, tensor in draft.tensors.items()}
+        if "index" in draft.tensors:
+            constant["index"] = draft.tensors["index"]
+        return (replace(draft, tensors=constant),)
+
+
+def _received_model(draft: Outgoing) -> Mapping[str, Tensor]:
+    """Return the parameters that the party received in the round, or zeros for those that it did not."""
+    models = [message.tensors for message in draft.received if message.kind == draft.kind]
+    last = models[-1] if models else {}
+    return {name: last.get(name, torch.zeros_like(tensor)) for name, tensor in draft.tensors.items()}
+
+
+def _constant(kind: str, tensor: Tensor) -> Tensor:
+    """Return zeros of a tensor's shape, or the uniform distribution where rows are distributions over classes."""
+    if kind in ("soft_labels", "class_prototypes"):
+        return torch.full_like(tensor, 1 / tensor.shape[-1])
+    return torch.zeros_like(tensor)
