@@ -8,6 +8,7 @@ import io
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -348,7 +349,11 @@ def _ledgers(run: RunDirectory) -> list[Ledger]:
     """Return the ledgers of the spec's adversaries and of each non-client party."""
     books = books_of(run)
     asked = books.choices
-    return [books.ledger(v, delta=asked.delta, unit=asked.unit, relation=asked.relation) for v in books.views]
+    ledgers = []
+    for view in books.views:
+        ledger = books.ledger(view, delta=asked.delta, unit=asked.unit, relation=asked.relation)
+        ledgers.append(replace(ledger, against=books.against(ledger)))
+    return ledgers
 
 
 def _rounds_run(run: RunDirectory) -> int:

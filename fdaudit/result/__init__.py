@@ -26,6 +26,7 @@ from fdaudit.result.cell import (
 )
 from fdaudit.result.claims import (
     Adjusted,
+    AgainstActive,
     ByCoins,
     ByThemselves,
     Check,
@@ -69,6 +70,7 @@ from fdaudit.result.twin import Gain, GainVerdict, Noticed, Twin
 __all__ = [
     "SCHEMA",
     "Adjusted",
+    "AgainstActive",
     "Allotted",
     "Budget",
     "ByCoins",
