@@ -55,7 +55,9 @@ def noised_updates(rounds: int = 2) -> Log:
     log, model = Log(), list[int]()
     for t in range(rounds):
         sent = log.add("server", " ".join(CLIENTS), "model_parameters", model, round=t)
-        model = [log.add(k, "server", "model_update", ["data", sent], gaussian(4.0), round=t) for k in CLIENTS]
+        model = [
+            log.add(k, "server", "model_update", ["data", sent], gaussian(4.0), round=t) for k in CLIENTS
+        ]
     return log
 
 
