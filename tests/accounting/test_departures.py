@@ -8,12 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fdaudit.protocols import REGISTRY as PROTOCOLS
 
 import fdaudit
 from fdaudit.accounting.charging import SUM
 from fdaudit.accounting.costs import epsilon
 from fdaudit.accounting.departures import departed
 from fdaudit.accounting.ledger import Books, OracleAnswers
+from fdaudit.cli.explain import sections
 from fdaudit.errors import IntegrityError
 from fdaudit.events import Composed, Gaussian, NoGuarantee, SampledGaussian, event_from_json, event_to_json
 from fdaudit.result import AgainstActive
@@ -294,3 +296,7 @@ def test_a_defence_of_clients_needs_who_adds_its_noise(protocol: str, tmp_path: 
     assert {case.departs for case in ledger.against if not case.holds} == needs
     entry = next(e for e in run.result.ledger or () if e.adversary == "server")
     assert entry.against == ledger.against
+    said = {section.title: section.items for section in sections(PROTOCOLS.describe(protocol))}
+    line = said["What holds if a party departs from it"][1]
+    assert ("none if the aggregator does" in line) == (needs == {"aggregator"})
+    assert ("no ε" in line) == ("client" in needs)

@@ -11,6 +11,7 @@ import yaml
 from fdaudit.protocols import REGISTRY
 
 import fdaudit
+from fdaudit.cli.explain import sections
 from fdaudit.errors import SpecError
 from fdaudit.planning import simulated
 from fdaudit.spec.schema import load_spec
@@ -104,6 +105,10 @@ def test_the_private_combination_keeps_to_its_epsilon(protocol: str, tmp_path: P
     assert [case.departs for case in found.against if not case.holds] == NEEDS.get(protocol, [])
     roles = {party.partition("/")[0] for party in run.case.parties}
     assert {case.departs for case in found.against} == roles - {"world"}
+    said = {section.title: section.items for section in sections(REGISTRY.describe(protocol))}
+    assert said["What holds if a party departs from it"][0].startswith(
+        "Preset private: no ε" if protocol in NEEDS else "Preset private: its ε, if"
+    )
     again = fdaudit.run(asked, run.directory, resume=True)
     assert again.result.plain()["ledger"] == run.result.plain()["ledger"]
     kept = yaml.safe_load((run.directory / "spec.yaml").read_text(encoding="utf-8"))
