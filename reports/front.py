@@ -21,6 +21,7 @@ from .judgement import findings_of
 from .severity import SEVERITIES
 from .text import amount, clip, joined, party, sentence
 from .twin import HOW_TO_MAKE
+from .untried import not_tried
 from .verdict import Finding
 
 __all__ = [
@@ -258,10 +259,13 @@ def _untested(result: Result, findings: Sequence[Finding]) -> Iterator[str]:
         spared = result.run.clients - attacked
         yield f"{spared} of {result.run.clients} clients {'was' if spared == 1 else 'were'} not attacked."
     yield from _untried(result, findings)
+    if active := not_tried(result):
+        yield active
     if result.out_of_scope:
         kinds = ", ".join(clip(o.name, 40) for o in result.out_of_scope)
         others = "other parties" if result.run.departures else "parties"
-        yield f"Out of scope here: {kinds}, and {others} that depart from the protocol."
+        departing = "" if active else f", and {others} that depart from the protocol"
+        yield f"Out of scope here: {kinds}{departing}."
     if result.run.release is None and released(result) and any(f.cell.adversary == "world" for f in findings):
         yield "Where the model goes is not stated (release): it is taken to be public."
     if result.run.departures and result.twin is None and result.auditor_only:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
+from fdaudit import deviations
 from fdaudit.audit.containment import contained
 from fdaudit.audit.ledgers import books_of, keep_terms
 from fdaudit.audit.utility import measurement_of
@@ -50,6 +51,7 @@ from fdaudit.result import (
     TriedRemedy,
     Twin,
     Unfinished,
+    UntriedDeviation,
     Utility,
     check_gates,
     derived_from_data,
@@ -75,11 +77,19 @@ if TYPE_CHECKING:
     from fdaudit.adversary.view import View
     from fdaudit.planning.case import Case
 
-__all__ = ["OUT_OF_SCOPE", "conclude", "keep_remedies", "keep_twin", "provisional_result", "utility_table"]
+__all__ = [
+    "OUT_OF_SCOPE",
+    "conclude",
+    "keep_remedies",
+    "keep_twin",
+    "keep_untried",
+    "provisional_result",
+    "utility_table",
+]
 
 _P = TypeVar("_P", bound=Part)
 _PIECE = 1 << 20
-_REMEDIES, _TWIN = "remedies.json", "twin.json"
+_REMEDIES, _TWIN, _UNTRIED = "remedies.json", "twin.json", "untried.json"
 _ASSUMED_AUXILIARY = "Adversaries were assumed to hold auxiliary records from the clients' own distribution."
 
 OUT_OF_SCOPE: tuple[OutOfScope, ...] = (
@@ -318,7 +328,37 @@ def _recording(run: RunDirectory, stated: Mapping[str, Any]) -> Recording:
     if run.vault.has(USES):
         uses = {int(seq): records.tolist() for seq, records in run.vault.load(USES).items()}
     unused = unused_members(run.case, run.messages, uses)
-    return validate(Recording, stated, "recording").model_copy(update={"unused": unused})
+    untried = tuple(_untried(run.case, run.vault))
+    return validate(Recording, stated, "recording").model_copy(update={"unused": unused, "untried": untried})
+
+
+def keep_untried(vault: Vault, measured: Sequence[UntriedDeviation]) -> None:
+    """Keep in a vault what deviations gained on a stand-in, which later results of the recording have."""
+    save_json(vault.directory / _UNTRIED, {"untried": [one.plain() for one in measured]}, indent=1)
+
+
+def _untried(case: Case, vault: Vault) -> Iterator[UntriedDeviation]:
+    """Yield the shipped deviations that change messages which a recorded system sends, with what was measured."""
+    measured = {(one.name, one.role): one for one in _kept_untried(vault)}
+    sent = {(m["from"], m["kind"]) for m in case.declared_messages}
+    for name in deviations.REGISTRY.names():
+        card = deviations.REGISTRY.describe(name)
+        for who in card.roles:
+            kinds = tuple(kind for kind in card.changes if (who, kind) in sent)
+            if kinds:
+                bare = UntriedDeviation(name=name, role=who, kinds=kinds, attacks=card.read_by)
+                yield measured.get((name, who), bare)
+
+
+def _kept_untried(vault: Vault) -> tuple[UntriedDeviation, ...]:
+    path = vault.directory / _UNTRIED
+    if not path.exists() and not path.is_symlink():
+        return ()
+    try:
+        return tuple(validate(UntriedDeviation, one, _UNTRIED) for one in load_json(path)["untried"])
+    except (IntegrityError, OSError, SpecError, KeyError, TypeError):
+        remedy = "Remove the file, and measure again: `fdaudit active RUN`."
+        raise RunError(_UNTRIED, str(path), "holds no deviations", remedy) from None
 
 
 def _model_hashes(vault: Vault) -> tuple[ModelHash, ...]:
