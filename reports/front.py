@@ -184,7 +184,8 @@ def _needs(entry: LedgerEntry) -> str:
     """Return who must follow the protocol for a claim to hold, in a sentence after a space; empty if nobody must."""
     if not entry.needs:
         return ""
-    return f" It needs {joined(clip(who, 60) for who in entry.needs)}."
+    follow = "follows" if len(entry.needs) == 1 and not entry.needs[0].startswith("all") else "follow"
+    return f" It holds only if {joined(clip(who, 60) for who in entry.needs)} {follow} the protocol."
 
 
 def _first_cause(cause: str) -> str:

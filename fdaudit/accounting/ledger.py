@@ -270,7 +270,8 @@ class Books:
         """Return what is left of a ledger's ε if parties depart from the protocol: nothing if it rests on no noise.
 
         Every role but the clients' departs by itself, with all its parties. Of clients, all others than the worst one
-        depart, and all others than each of the most expensive ones after it. If that is too much, one departs.
+        depart, and all others than each of the most expensive ones after it. If that is too much, one departs; if one
+        leaves nothing, no more need to.
 
         Args:
             ledger: the ledger of a view.
@@ -290,10 +291,10 @@ class Books:
             return tuple(rows)
         alone = [[p for p in clients if p != victim] for victim in self._dearest(ledger)]
         every = self._against(ledger, "client", alone, pld)
-        rows.append(every)
-        if not every.holds and len(clients) > 2:
-            rows.append(self._against(ledger, "client", [alone[0][:1]], pld))
-        return tuple(rows)
+        if every.holds or len(clients) == 2:
+            return (*rows, every)
+        one = self._against(ledger, "client", [alone[0][:1]], pld)
+        return (*rows, one) if one.epsilon is None else (*rows, one, every)
 
     def _against(
         self, ledger: Ledger, name: str, groups: Sequence[Sequence[str]], pld: bool

@@ -103,9 +103,8 @@ OUT_OF_SCOPE: tuple[OutOfScope, ...] = (
         what="which anonymous messages come from one client, or one client's device or site",
     ),
     OutOfScope(
-        name="servers that alter models",
-        what="parameters or samples made to single records out (Boenisch 2023). Where a protocol lets the server "
-        "choose the samples, attacks here choose them",
+        name="other deviations",
+        what="what a party could send against its protocol beyond the deviations that fdaudit ships",
     ),
     OutOfScope(
         name="poisoning and backdoors",

@@ -111,9 +111,9 @@ class LedgerEntry(Part):
 
     @property
     def needs(self) -> tuple[str, ...]:
-        """Return who must be honest for the claim, in words."""
+        """Return who must follow the protocol for the claim to hold, in words."""
         roles = dict.fromkeys(case.departs for case in self.against if not case.holds)
-        return tuple("honest other clients" if name == "client" else f"an honest {name}" for name in roles)
+        return tuple("all other clients" if name == "client" else f"the {name}" for name in roles)
 
     @property
     def rests_on_noise(self) -> bool:

@@ -43,8 +43,8 @@ SMALL: dict[str, dict[str, Any]] = {
 PROTOCOLS = sorted(SMALL)
 WITHOUT = ("asyndgan",)
 """Protocols whose messages no defence here covers."""
-NEEDS = {name: ["server", "client", "client"] for name in ("fkd", "pls")}
-"""Who must be honest for a preset's ε, all other clients and one of them by themselves; nobody under DP-SGD.
+NEEDS = {name: ["server", "client"] for name in ("fkd", "pls")}
+"""Who must be honest for a preset's ε; nobody under DP-SGD.
 
 These two add noise to a table of a client that trains on its records without noise, towards a table that it was sent.
 That table can make the training fail for records of some class, and the noise does not hide that no answer comes.
