@@ -338,7 +338,8 @@ def keep_untried(vault: Vault, measured: Sequence[UntriedDeviation]) -> None:
 
 def _untried(case: Case, vault: Vault) -> Iterator[UntriedDeviation]:
     """Yield the shipped deviations that change messages which a recorded system sends, with what was measured."""
-    measured = {(one.name, one.role): one for one in _kept_untried(vault)}
+    kept = _kept(vault, _UNTRIED, UntriedDeviation, "measure again: `fdaudit active RUN`")
+    measured = {(one.name, one.role): one for one in kept}
     sent = {(m["from"], m["kind"]) for m in case.declared_messages}
     for name in deviations.REGISTRY.names():
         card = deviations.REGISTRY.describe(name)
@@ -347,17 +348,6 @@ def _untried(case: Case, vault: Vault) -> Iterator[UntriedDeviation]:
             if kinds:
                 bare = UntriedDeviation(name=name, role=who, kinds=kinds, attacks=card.read_by)
                 yield measured.get((name, who), bare)
-
-
-def _kept_untried(vault: Vault) -> tuple[UntriedDeviation, ...]:
-    path = vault.directory / _UNTRIED
-    if not path.exists() and not path.is_symlink():
-        return ()
-    try:
-        return tuple(validate(UntriedDeviation, one, _UNTRIED) for one in load_json(path)["untried"])
-    except (IntegrityError, OSError, SpecError, KeyError, TypeError):
-        remedy = "Remove the file, and measure again: `fdaudit active RUN`."
-        raise RunError(_UNTRIED, str(path), "holds no deviations", remedy) from None
 
 
 def _model_hashes(vault: Vault) -> tuple[ModelHash, ...]:
