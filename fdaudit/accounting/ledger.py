@@ -32,7 +32,7 @@ from fdaudit.events import (
 from fdaudit.result import AgainstActive, Contribution, LedgerEntry
 from fdaudit.spec.privacy import PrivacySpec
 from fdaudit.storage.tables import html_table
-from fdaudit.transcript.messages import Message, role
+from fdaudit.transcript.messages import DEVIATION, Message, role
 
 __all__ = ["Books", "Groups", "Ledger", "OracleAnswers", "may_ask"]
 
@@ -151,6 +151,8 @@ def may_ask(
 class Books:
     """A transcript prepared for the ledger of any view.
 
+    Of parties with a deviation on record only what `departed` leaves is counted, whatever else they sent.
+
     Args:
         messages: the whole transcript, in order.
         parties: every party.
@@ -190,6 +192,9 @@ class Books:
         views: Sequence[str] = (),
     ) -> None:
         recorded = tuple(messages)
+        self._departed = frozenset(m.sender for m in recorded if DEVIATION in m.fields)
+        if self._departed:
+            recorded = tuple(departed(recorded, self._departed))
         self._graph = MessageGraph((*recorded, *(o.message for o in oracles)))
         self._recorded, self._oracles, self._fixed_sizes = recorded, tuple(oracles), frozenset(fixed_sizes)
         self._parties, self._transport = tuple(parties), transport
@@ -197,7 +202,6 @@ class Books:
         self._reveals = dict(reveals or {})
         self._records, self._assumptions, self._pooled = records, tuple(assumptions), pooled
         self._groups, self._notes = groups, tuple(notes)
-        self._departed: frozenset[str] = frozenset()
 
     @cached_property
     def relation(self) -> Relation:
@@ -328,7 +332,7 @@ class Books:
         books = copy(self)
         answers = [o.message for o in self._oracles]
         books._graph = MessageGraph(tuple(departed((*self._recorded, *answers), parties)))
-        books._departed = frozenset(parties)
+        books._departed = self._departed.union(parties)
         return books
 
     def _dearest(self, ledger: Ledger) -> list[str]:

@@ -19,7 +19,7 @@ from fdaudit.cli.explain import sections
 from fdaudit.errors import IntegrityError
 from fdaudit.events import Composed, Gaussian, NoGuarantee, SampledGaussian, event_from_json, event_to_json
 from fdaudit.result import AgainstActive
-from fdaudit.transcript.messages import DRAWN
+from fdaudit.transcript.messages import DEVIATION, DRAWN
 
 from ..helpers.ledger_cases import CLIENT, Log, dp_sgd, gaussian
 from ..helpers.run_cases import tiny
@@ -177,6 +177,20 @@ def test_a_client_that_was_not_asked_every_time_could_have_been() -> None:
     silent = replace(log[-1], sender="client/2", receivers=("server",), kind="silence", inputs=(), round=1)
     log.append(replace(silent, seq=len(log)))
     assert left(log, "server")["the server"].holds
+
+
+def test_a_deviation_on_record_takes_a_claim_that_needs_its_sender_away() -> None:
+    log = noised_updates()
+    assert Books(log, PARTIES).ledger("server", relation="replace-one").finite
+    log[4] = replace(log[4], fields={DEVIATION: "crafted"})
+    assert log[4].sender == "server"
+    found = Books(log, PARTIES).ledger("server", relation="replace-one")
+    assert not found.finite
+    assert "can make its training fail" in found.cause
+    trained = local_training()
+    honest = Books(trained, PARTIES).ledger("server", relation="replace-one")
+    trained[0] = replace(trained[0], fields={DEVIATION: "crafted"})
+    assert Books(trained, PARTIES).ledger("server", relation="replace-one").epsilon == honest.epsilon
 
 
 def test_a_draw_of_a_departing_party_counts_for_nothing() -> None:
