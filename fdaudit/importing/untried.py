@@ -66,7 +66,7 @@ def measure_untried(
     if not recording.untried:
         problem = "sends no message that a shipped deviation changes"
         raise RunError("run", str(run.directory), problem, "There is nothing to measure.")
-    lacking = run.case.missing("auxiliary", "model", "stand-in")
+    lacking = run.case.missing("auxiliary", "architecture", "stand-in")
     if lacking:
         raise RunError("run", str(run.directory), "has no stand-in to measure on", f"First {lacking}.")
     with scratch("untried") as folder:
