@@ -4,31 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import torch
-from pydantic import Field
 from torch import Tensor
 
-from fdaudit.config import Config
 from fdaudit.errors import SpecError
 from fdaudit.transcript.wire import Outgoing
+
+from ._rounds import SomeRounds
 
 if TYPE_CHECKING:
     from fdaudit.adversary.knowledge import Knowledge
 
-__all__ = ["CandidateQuestions", "CandidateRounds"]
-
-
-class CandidateRounds(Config):
-    """Settings common to deviations about candidates."""
-
-    rounds: tuple[Annotated[int, Field(ge=0)], ...] | None = Field(None, max_length=10_000)
-    """Rounds, counted from 0, in which the party deviates; default: all. None at all: the honest run."""
-
-    def within(self, round: int) -> bool:
-        """Return whether the party deviates in a round."""
-        return self.rounds is None or round in self.rounds
+__all__ = ["CandidateQuestions"]
 
 
 class CandidateQuestions:
@@ -50,7 +39,7 @@ class CandidateQuestions:
         SpecError: no client has candidates, or they are not labelled with one class each.
     """
 
-    def __init__(self, config: CandidateRounds, knowledge: Knowledge) -> None:
+    def __init__(self, config: SomeRounds, knowledge: Knowledge) -> None:
         held = [pair for pair in (knowledge.candidates or {}).values() if len(pair[1])]
         if not held:
             raise SpecError("splits.candidates", 0, "leave nobody to ask about", "Set it to 1 or more.")

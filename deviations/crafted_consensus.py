@@ -14,12 +14,13 @@ from torch.nn import functional as F
 from fdaudit.registry import DeviationCard
 from fdaudit.transcript.wire import Outgoing
 
-from ._candidates import CandidateQuestions, CandidateRounds
+from ._candidates import CandidateQuestions
+from ._rounds import SomeRounds
 
 __all__ = ["CraftedConsensus", "CraftedConsensusConfig"]
 
 
-class CraftedConsensusConfig(CandidateRounds):
+class CraftedConsensusConfig(SomeRounds):
     """Settings of a crafted consensus."""
 
     share: float = Field(0.1, gt=0, le=1)

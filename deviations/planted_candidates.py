@@ -6,12 +6,13 @@ from typing import ClassVar
 
 from fdaudit.registry import DeviationCard
 
-from ._candidates import CandidateQuestions, CandidateRounds
+from ._candidates import CandidateQuestions
+from ._rounds import SomeRounds
 
 __all__ = ["PlantedCandidates", "PlantedCandidatesConfig"]
 
 
-class PlantedCandidatesConfig(CandidateRounds):
+class PlantedCandidatesConfig(SomeRounds):
     """Settings of planted candidates."""
 
 

@@ -1,7 +1,8 @@
 """Privacy events: a defence's action, separate from its cost.
 
 An event states an absolute sensitivity for one neighbouring relation and unit. It also states what it *covers*: the
-inputs of its message whose arbitrary change for one unit the sensitivity bounds, with all else fixed. Accountants
+inputs of its message whose arbitrary change for one unit the sensitivity bounds, with all else fixed. What the sender
+was sent is fixed at any values, unless the event names in `trusts` who must send what the protocol says. Accountants
 compute the cost of an event; this module imports none.
 """
 
@@ -71,6 +72,9 @@ class _Mechanism:
     relation: Relation
     covers: Covers
     count: int = 1
+    trusts: tuple[str, ...] = ()
+    """Roles, besides the sender's, whose messages must follow the protocol for the sensitivity to hold. Empty: it holds
+    whatever the sender was sent."""
 
     def __post_init__(self) -> None:
         name = type(self).__name__
@@ -80,6 +84,8 @@ class _Mechanism:
             raise ValueError(f"{name}: count = {self.count} must be a whole number from 1 to {MOST_COUNT:,}.")
         if not self.covers or not set(self.covers) <= set(get_args(Cover)):
             raise ValueError(f"{name}: covers = {self.covers} must name some of {get_args(Cover)}.")
+        if not all(isinstance(who, str) and who and "/" not in who for who in self.trusts):
+            raise ValueError(f"{name}: trusts = {self.trusts} must name roles, such as server.")
 
     def _positive(self, *fields: str) -> None:
         for field in fields:
@@ -256,6 +262,11 @@ class Composed:
         """Return the covered inputs, which all parts have in common."""
         return self.parts[0].covers
 
+    @property
+    def trusts(self) -> tuple[str, ...]:
+        """Return the roles that some part trusts."""
+        return tuple(dict.fromkeys(who for part in self.parts for who in part.trusts))
+
 
 Release = Mechanism | Composed
 """An event with a guarantee."""
@@ -267,7 +278,10 @@ def event_to_json(event: Event) -> dict[str, Any]:
     """Return the event as a JSON object whose `event` member names its class."""
     if isinstance(event, Composed):
         return {"event": "Composed", "parts": list(map(event_to_json, event.parts))}
-    return {"event": type(event).__name__, **asdict(event)}
+    value = {"event": type(event).__name__, **asdict(event)}
+    if not value.get("trusts", True):
+        del value["trusts"]  # most events trust nobody
+    return value
 
 
 def event_from_json(value: dict[str, Any]) -> Event:
@@ -294,7 +308,9 @@ def event_from_json(value: dict[str, Any]) -> Event:
 
 def _mechanism(value: dict[str, Any]) -> Mechanism:
     fields = {k: v for k, v in value.items() if k != "event"}
-    listed: dict[str, Any] = {name: tuple(fields[name]) for name in ("covers", "bands") if name in fields}
+    listed: dict[str, Any] = {
+        name: tuple(fields[name]) for name in ("covers", "bands", "trusts") if name in fields
+    }
     event = _MECHANISMS[value["event"]](**fields | listed)
     for name in ("sensitivity", "scale", "epsilon"):
         if not _LEAST <= fields.get(name, 1.0) <= 1 / _LEAST:

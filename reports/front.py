@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import chain
 
 from fdaudit.goals import GOALS, challenged
-from fdaudit.result import Level, Result
+from fdaudit.result import LedgerEntry, Level, Result
 
 from .findings import FrontFinding, found_by, lines
 from .goals.rule import single_rates
@@ -21,6 +21,7 @@ from .judgement import findings_of
 from .severity import SEVERITIES
 from .text import amount, clip, joined, party, sentence
 from .twin import HOW_TO_MAKE
+from .untried import not_tried
 from .verdict import Finding
 
 __all__ = [
@@ -147,7 +148,7 @@ def _claims(result: Result) -> Iterator[str]:
         yield (
             f"{sentence(party(entry.adversary))}: ε of at most {amount(entry.epsilon or 0.0)} at "
             f"δ = {amount(entry.delta or 0.0)}, for one {clip(entry.unit, 40)} of a client, "
-            f"{clip(entry.relation, 40)}."
+            f"{clip(entry.relation, 40)}.{_needs(entry)}"
         )
     reached = [e.adversary for e in ledger if e.epsilon is None or e.adversary in fallen]
     if reached or not ledger:
@@ -177,6 +178,14 @@ def _claims(result: Result) -> Iterator[str]:
     for check in foreign[:2]:
         claim = f"ε = {amount(check.claimed or 0.0)} ({clip(check.source, 60)})"
         yield f"The system's own claim of {claim} is contradicted."
+
+
+def _needs(entry: LedgerEntry) -> str:
+    """Return who must follow the protocol for a claim to hold, in a sentence after a space; empty if nobody must."""
+    if not entry.needs:
+        return ""
+    follow = "follows" if len(entry.needs) == 1 and not entry.needs[0].startswith("all") else "follow"
+    return f" It holds only if {joined(clip(who, 60) for who in entry.needs)} {follow} the protocol."
 
 
 def _first_cause(cause: str) -> str:
@@ -251,10 +260,13 @@ def _untested(result: Result, findings: Sequence[Finding]) -> Iterator[str]:
         spared = result.run.clients - attacked
         yield f"{spared} of {result.run.clients} clients {'was' if spared == 1 else 'were'} not attacked."
     yield from _untried(result, findings)
+    if active := not_tried(result):
+        yield active
     if result.out_of_scope:
         kinds = ", ".join(clip(o.name, 40) for o in result.out_of_scope)
         others = "other parties" if result.run.departures else "parties"
-        yield f"Out of scope here: {kinds}, and {others} that depart from the protocol."
+        departing = "" if active else f", and {others} that depart from the protocol"
+        yield f"Out of scope here: {kinds}{departing}."
     if result.run.release is None and released(result) and any(f.cell.adversary == "world" for f in findings):
         yield "Where the model goes is not stated (release): it is taken to be public."
     if result.run.departures and result.twin is None and result.auditor_only:

@@ -253,6 +253,7 @@ def _underscores_what_it_does_not_list(module: str, path: Path) -> None:
     unlisted = {n for n in defined - names if not n.startswith("_")}
     allowed = {
         "fdaudit.cli.app": {
+            "active",
             "attack",
             "compare",
             "explain",

@@ -11,7 +11,7 @@ from pydantic import Field
 
 from fdaudit.accounting.charges import Charge, Charges, Drawn
 from fdaudit.accounting.costs import epsilon
-from fdaudit.accounting.participation import toeplitz_sensitivity
+from fdaudit.accounting.losses.participation import toeplitz_sensitivity
 from fdaudit.config import Config
 from fdaudit.errors import SpecError
 from fdaudit.events import Gaussian, Laplace, PureDP, SampledGaussian

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from fdaudit.accounting.participation import toeplitz_sensitivity
+from fdaudit.accounting.losses.participation import toeplitz_sensitivity
 from fdaudit.errors import IntegrityError
 from fdaudit.events import (
     Composed,

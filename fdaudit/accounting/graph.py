@@ -86,6 +86,10 @@ class MessageGraph:
             for party in {message.sender, *message.receivers}:
                 self._held.setdefault(party, []).append(message.seq)
 
+    def held_by(self, party: str) -> Sequence[int]:
+        """Return the `seq` of the messages that a party sent or received."""
+        return self._held.get(party, ())
+
     def inputs(self, state: State) -> tuple[State, ...]:
         """Return the nodes from which a node was computed."""
         if state not in self._inputs:  # cached: needed for every victim of every view

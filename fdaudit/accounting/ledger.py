@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from itertools import chain
@@ -12,6 +13,8 @@ from typing import Any
 from fdaudit.accounting.accounts import Accounts, worst_gdp, worst_zcdp
 from fdaudit.accounting.charges import Charges
 from fdaudit.accounting.charging import EpsilonEntry, sampling
+from fdaudit.accounting.costs import epsilon as epsilon_of
+from fdaudit.accounting.departures import chosen, departed
 from fdaudit.accounting.draws import mechanisms
 from fdaudit.accounting.graph import Leak, MessageGraph
 from fdaudit.adversary.view import EAVESDROPPER, members_of
@@ -26,12 +29,17 @@ from fdaudit.events import (
     SampledGaussian,
     Unit,
 )
-from fdaudit.result import Contribution, LedgerEntry
+from fdaudit.result import AgainstActive, Contribution, LedgerEntry
 from fdaudit.spec.privacy import PrivacySpec
 from fdaudit.storage.tables import html_table
-from fdaudit.transcript.messages import Message, role
+from fdaudit.transcript.messages import DEVIATION, Message, role
 
 __all__ = ["Books", "Groups", "Ledger", "OracleAnswers", "may_ask"]
+
+_SAME = 1 + 1e-9
+"""Factor by which two figures of one claim may differ by rounding."""
+_KINDS = 8
+"""Most clients of different charges whose claim is tried with all other clients departing."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,6 +63,7 @@ class Ledger:
         warnings: reasons why the figure says less than it seems to.
         gdp: μ of μ-GDP for every client; only if all charges are plain Gaussians, since μ is then exact.
         zcdp: ρ of ρ-zCDP for every client; only if all charges are Gaussians or discrete Gaussians.
+        against: what is left of ε if parties depart from the protocol, as `Books.against` finds.
     """
 
     view: str
@@ -73,6 +82,7 @@ class Ledger:
     warnings: tuple[str, ...] = ()
     gdp: float | None = None
     zcdp: float | None = None
+    against: tuple[AgainstActive, ...] = ()
 
     @property
     def finite(self) -> bool:
@@ -141,6 +151,8 @@ def may_ask(
 class Books:
     """A transcript prepared for the ledger of any view.
 
+    Of parties with a deviation on record only what `departed` leaves is counted, whatever else they sent.
+
     Args:
         messages: the whole transcript, in order.
         parties: every party.
@@ -180,6 +192,9 @@ class Books:
         views: Sequence[str] = (),
     ) -> None:
         recorded = tuple(messages)
+        self._departed = frozenset(m.sender for m in recorded if DEVIATION in m.fields)
+        if self._departed:
+            recorded = tuple(departed(recorded, self._departed))
         self._graph = MessageGraph((*recorded, *(o.message for o in oracles)))
         self._recorded, self._oracles, self._fixed_sizes = recorded, tuple(oracles), frozenset(fixed_sizes)
         self._parties, self._transport = tuple(parties), transport
@@ -255,6 +270,85 @@ class Books:
             zcdp=worst_zcdp((b.charges,) for b in bills.values()),
         )
 
+    def against(self, ledger: Ledger, *, pld: bool = True) -> tuple[AgainstActive, ...]:
+        """Return what is left of a ledger's ε if parties depart from the protocol: nothing if it rests on no noise.
+
+        Every role but the clients' departs by itself, with all its parties. Of clients, all others than the worst one
+        depart, and all others than each of the most expensive ones after it. If that is too much, one departs; if one
+        leaves nothing, no more need to.
+
+        Args:
+            ledger: the ledger of a view.
+            pld: as for `ledger`.
+        """
+        if not ledger.finite or not ledger.contributions:
+            return ()
+        members = members_of(ledger.view, self._parties)
+        roles = dict.fromkeys(role(p) for p in self._parties if self._graph.held_by(p))
+        rows = list[AgainstActive]()
+        for name in roles:
+            if name not in ("client", "world"):
+                who = [p for p in self._parties if role(p) == name]
+                rows.append(self._against(ledger, name, [who], pld))
+        clients = [p for p in self._parties if role(p) == "client" and p not in members]
+        if len(clients) < 2:
+            return tuple(rows)
+        alone = [[p for p in clients if p != victim] for victim in self._dearest(ledger)]
+        every = self._against(ledger, "client", alone, pld)
+        if every.holds or len(clients) == 2:
+            return (*rows, every)
+        one = self._against(ledger, "client", [alone[0][:1]], pld)
+        return (*rows, one) if one.epsilon is None else (*rows, one, every)
+
+    def _against(
+        self, ledger: Ledger, name: str, groups: Sequence[Sequence[str]], pld: bool
+    ) -> AgainstActive:
+        """Return what is left of ε at worst if the parties of one of these groups depart."""
+        found = list[Ledger]()
+        for group in groups:
+            books = self._if_departed(group)
+            found.append(
+                books.ledger(
+                    ledger.view, delta=ledger.delta, unit=ledger.unit, relation=ledger.relation, pld=pld
+                )
+            )
+        worst = max(found, key=lambda one: one.epsilon)
+        why = worst.cause
+        if worst.finite:
+            clients = [p for p in self._parties if role(p) == "client"]
+            protected = [p for p in clients if p not in members_of(ledger.view, self._parties)]
+            why = chosen(self._recorded, groups[0], protected)
+        epsilon = max(worst.epsilon, ledger.epsilon)
+        return AgainstActive(
+            departs=name,
+            number=len(groups[0]),
+            holds=not why and epsilon <= ledger.epsilon * _SAME,
+            epsilon=None if why else epsilon,
+            why=why,
+        )
+
+    def _if_departed(self, parties: Sequence[str]) -> Books:
+        """Return the books as they are if these parties depart from the protocol."""
+        books = copy(self)
+        answers = [o.message for o in self._oracles]
+        books._graph = MessageGraph(tuple(departed((*self._recorded, *answers), parties)))
+        books._departed = self._departed.union(parties)
+        return books
+
+    def _dearest(self, ledger: Ledger) -> list[str]:
+        """Return the worst client, and of those with other charges the most expensive ones, one of each kind."""
+        accounts = self.accounts(ledger.view, unit=ledger.unit, relation=ledger.relation)
+        costs = dict[frozenset[Any], tuple[float, str]]()
+        for client in sorted(accounts.charges, key=lambda name: name != ledger.victim):
+            ways = accounts.charges[client]
+            kind = frozenset(frozenset(way.items()) for way in ways)
+            if kind not in costs:
+                cost = min(epsilon_of(way, ledger.delta, pld=False).value for way in ways)
+                costs[kind] = cost, client
+        (_, first), *rest = costs.values()
+        rest.sort(key=lambda one: -one[0])
+        return [first, *(client for _, client in rest[: _KINDS - 1])]
+
     def accounts(self, view: str, *, unit: Unit = "record", relation: Relation | None = None) -> Accounts:
         """Return the charges of each client, before a δ is chosen.
 
@@ -309,17 +403,21 @@ class Books:
         )
 
     def _victims(self, entry: EpsilonEntry) -> list[str]:
-        return [p for p in self._parties if role(p) == "client" and p not in entry.members]
+        away = {*entry.members, *self._departed}
+        return [p for p in self._parties if role(p) == "client" and p not in away]
 
     def _seen(self, members: Collection[str]) -> list[int]:
         """Return the `seq` of messages, oracle answers and informative sizes that reach a view."""
         seqs = []
         for m in self._recorded:
             overheard = EAVESDROPPER in members and any(r != m.sender for r in m.receivers)
-            telling = self._transport == "plain" or (m.kind, role(m.sender)) not in self._fixed_sizes
+            fixed = (m.kind, role(m.sender)) in self._fixed_sizes and m.sender not in self._departed
+            telling = self._transport == "plain" or not fixed
             if any(p in members for p in m.parties()) or (overheard and telling):
                 seqs.append(m.seq)
-        return seqs + [o.message.seq for o in self._oracles if o.open_to(members, self._transport)]
+        for asking in (members, self._departed):  # who departs may hand on what it is answered
+            seqs += [o.message.seq for o in self._oracles if o.open_to(asking, self._transport)]
+        return list(dict.fromkeys(seqs))
 
     def _beyond_messages(self, entry: EpsilonEntry, unit: Unit) -> str:
         """Return a reason outside the messages why no ε can be claimed, or an empty text."""

@@ -265,3 +265,9 @@ def _details(entry: Ledger) -> Iterator[str]:
             yield f"{' and '.join(told)}, exact"
     if entry.sampling:
         yield f"sampling {entry.sampling}"
+    if may_depart := entry.entry.withstands:
+        yield f"holds even if {' or '.join(may_depart)} depart from the protocol"
+    for case in entry.against:
+        if not case.holds:
+            left = "no ε may be stated" if case.epsilon is None else f"ε is {rounded_up(case.epsilon)}"
+            yield f"{case.condition}, {left}" + (f": {case.why}" if case.why else "")

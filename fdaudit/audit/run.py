@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -152,12 +153,13 @@ class Run:
             relation: `add-or-remove` or `replace-one`; default: the spec's, or the relation of the run's events.
         """
         asked = self.books.choices
-        return self.books.ledger(
+        ledger = self.books.ledger(
             view,
             delta=asked.delta if delta is None else delta,
             unit=unit or asked.unit,
             relation=relation or asked.relation,
         )
+        return replace(ledger, against=self.books.against(ledger))
 
     def accounts(
         self, view: str = "server", *, unit: Unit | None = None, relation: Relation | None = None

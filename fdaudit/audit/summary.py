@@ -8,12 +8,14 @@ import io
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
+from fdaudit import deviations
 from fdaudit.audit.containment import contained
 from fdaudit.audit.ledgers import books_of, keep_terms
 from fdaudit.audit.utility import measurement_of
@@ -49,6 +51,7 @@ from fdaudit.result import (
     TriedRemedy,
     Twin,
     Unfinished,
+    UntriedDeviation,
     Utility,
     check_gates,
     derived_from_data,
@@ -74,11 +77,19 @@ if TYPE_CHECKING:
     from fdaudit.adversary.view import View
     from fdaudit.planning.case import Case
 
-__all__ = ["OUT_OF_SCOPE", "conclude", "keep_remedies", "keep_twin", "provisional_result", "utility_table"]
+__all__ = [
+    "OUT_OF_SCOPE",
+    "conclude",
+    "keep_remedies",
+    "keep_twin",
+    "keep_untried",
+    "provisional_result",
+    "utility_table",
+]
 
 _P = TypeVar("_P", bound=Part)
 _PIECE = 1 << 20
-_REMEDIES, _TWIN = "remedies.json", "twin.json"
+_REMEDIES, _TWIN, _UNTRIED = "remedies.json", "twin.json", "untried.json"
 _ASSUMED_AUXILIARY = "Adversaries were assumed to hold auxiliary records from the clients' own distribution."
 
 OUT_OF_SCOPE: tuple[OutOfScope, ...] = (
@@ -92,9 +103,8 @@ OUT_OF_SCOPE: tuple[OutOfScope, ...] = (
         what="which anonymous messages come from one client, or one client's device or site",
     ),
     OutOfScope(
-        name="servers that alter models",
-        what="parameters or samples made to single records out (Boenisch 2023). Where a protocol lets the server "
-        "choose the samples, attacks here choose them",
+        name="other deviations",
+        what="what a party could send against its protocol beyond the deviations that fdaudit ships",
     ),
     OutOfScope(
         name="poisoning and backdoors",
@@ -317,7 +327,27 @@ def _recording(run: RunDirectory, stated: Mapping[str, Any]) -> Recording:
     if run.vault.has(USES):
         uses = {int(seq): records.tolist() for seq, records in run.vault.load(USES).items()}
     unused = unused_members(run.case, run.messages, uses)
-    return validate(Recording, stated, "recording").model_copy(update={"unused": unused})
+    untried = tuple(_untried(run.case, run.vault))
+    return validate(Recording, stated, "recording").model_copy(update={"unused": unused, "untried": untried})
+
+
+def keep_untried(vault: Vault, measured: Sequence[UntriedDeviation]) -> None:
+    """Keep in a vault what deviations gained on a stand-in, which later results of the recording have."""
+    save_json(vault.directory / _UNTRIED, {"untried": [one.plain() for one in measured]}, indent=1)
+
+
+def _untried(case: Case, vault: Vault) -> Iterator[UntriedDeviation]:
+    """Yield the shipped deviations that change messages which a recorded system sends, with what was measured."""
+    kept = _kept(vault, _UNTRIED, UntriedDeviation, "measure again: `fdaudit active RUN`")
+    measured = {(one.name, one.role): one for one in kept}
+    sent = {(m["from"], m["kind"]) for m in case.declared_messages}
+    for name in deviations.REGISTRY.names():
+        card = deviations.REGISTRY.describe(name)
+        for who in card.roles:
+            kinds = tuple(kind for kind in card.changes if (who, kind) in sent)
+            if kinds:
+                bare = UntriedDeviation(name=name, role=who, kinds=kinds, attacks=card.read_by)
+                yield measured.get((name, who), bare)
 
 
 def _model_hashes(vault: Vault) -> tuple[ModelHash, ...]:
@@ -348,7 +378,11 @@ def _ledgers(run: RunDirectory) -> list[Ledger]:
     """Return the ledgers of the spec's adversaries and of each non-client party."""
     books = books_of(run)
     asked = books.choices
-    return [books.ledger(v, delta=asked.delta, unit=asked.unit, relation=asked.relation) for v in books.views]
+    ledgers = []
+    for view in books.views:
+        ledger = books.ledger(view, delta=asked.delta, unit=asked.unit, relation=asked.relation)
+        ledgers.append(replace(ledger, against=books.against(ledger)))
+    return ledgers
 
 
 def _rounds_run(run: RunDirectory) -> int:

@@ -507,6 +507,27 @@ def _refuse_honest(spec: Path) -> None:
 
 
 @app.command()
+def active(
+    run: RunPath, budget: Budget = None, trust_code: TrustCode = False, as_json: AsJson = False
+) -> None:
+    """Measure on a stand-in what parties that depart from the protocol would learn of a recorded system."""
+    from fdaudit import api
+    from fdaudit.importing.untried import measure_untried
+    from fdaudit.reports.untried import untried_lines
+
+    loaded = api.load(run)
+    with _at_work(as_json, "local", None, None) as (tick, _):
+        measured = measure_untried(loaded, budget=budget, tick=tick)
+        path = api.report(loaded)
+    if as_json:
+        show(json.dumps([one.plain() for one in measured]))
+        return
+    for one in measured:
+        show(*untried_lines(one))
+    show("", f"report  {path}")
+
+
+@app.command()
 def report(
     run: RunPath,
     out: Annotated[

@@ -27,6 +27,10 @@ _ROOMS: Mapping[str, Registry[Any, ExtensionCard]] = {
     "defence": defenses.REGISTRY,
     "deviation": deviations.REGISTRY,
 }
+_FAILS = (
+    "What a client is sent can make its training fail, and noise on its answer does not hide that none comes"
+)
+"""Why noise on a message is no answer to a party that departs from the protocol."""
 _TITLES = {
     "source": "Source",
     "goal": "Goal",
@@ -184,20 +188,47 @@ def sections(card: ProtocolCard, mark: str = "") -> tuple[Section, ...]:
         Section(title="Deviations from the paper", items=card.deviations),
         Section(title="What a party that departs from it could send", items=tuple(_active(card, mark))),
         Section(title="Privacy", items=tuple(_privacy(card.privacy, mark))),
+        Section(title="What holds if a party departs from it", items=tuple(_withstands(card, mark))),
     )
     return tuple(section for section in every_section if section.items)
 
 
 def _active(card: ProtocolCard, mark: str) -> Iterator[str]:
-    """Yield each party that a shipped deviation fits, with the deviations and the attacks that read more by them."""
-    for name in deviations.REGISTRY.names():
-        found = deviations.REGISTRY.describe(name)
-        for role in found.roles:
-            kinds = [kind for kind in found.changes if kind in card.copies.get(role, ())]
-            if kinds:
+    """Yield what each role could send otherwise, and the shipped deviations with the attacks that read more by them."""
+    for role in card.roles:
+        kinds = [m["kind"] for m in card.declared_messages if m["from"] == role and "made_of" not in m]
+        if kinds:
+            yield f"{role}: any {', '.join(f'{mark}{kind}{mark}' for kind in dict.fromkeys(kinds))}"
+        for name in deviations.REGISTRY.names():
+            found = deviations.REGISTRY.describe(name)
+            changed = [kind for kind in found.changes if kind in card.copies.get(role, ())]
+            if changed and role in found.roles:
                 readers = ", ".join(f"{mark}{reader}{mark}" for reader in found.read_by)
-                changed = ", ".join(f"{mark}{kind}{mark}" for kind in kinds)
-                yield f"{role}: {mark}{name}{mark} in its {changed}, for {readers}"
+                where = ", ".join(f"{mark}{kind}{mark}" for kind in changed)
+                yield f"{role}: {mark}{name}{mark} in its {where}, for {readers}"
+
+
+def _withstands(card: ProtocolCard, mark: str) -> Iterator[str]:
+    """Yield whom the ε of the private preset needs to be honest, and of the noise that hides whole clients.
+
+    These are the ledger's own answers for these settings (`Ledger.against`), said before a run; a test compares them.
+    """
+    senders = {m["from"] for m in card.declared_messages}
+    others = [f"the {role}" for role in card.roles if role in senders - {"client"}]
+    private, clients = card.privacy.get("private"), card.privacy.get("clients")
+    if private and private["training"]:
+        yield f"Preset {mark}private{mark}: its ε, if {' or '.join([*others, 'other clients'])} depart"
+    elif private and private.get("noise"):
+        yield f"Preset {mark}private{mark}: no ε. {_FAILS}"
+    if clients and clients["sender"] == "client":
+        yield f"{mark}{clients['name']}{mark} on {mark}{clients['kind']}{mark}: no ε. {_FAILS}"
+    elif clients:
+        rest = [who for who in others if who != f"the {clients['sender']}"]
+        who = " or ".join([*rest, "other clients"])
+        where = f"{mark}{clients['name']}{mark} on {mark}{clients['kind']}{mark}"
+        yield f"{where}: its ε, if {who} depart; none if the {clients['sender']} does, which adds the noise"
+    if not (private or clients):
+        yield "Nothing: no ε can be claimed"
 
 
 def _privacy(privacy: Mapping[str, Any], mark: str) -> Iterator[str]:

@@ -77,7 +77,7 @@ RunPath = Annotated[Path, typer.Argument(metavar="RUN", help="A run directory.")
 
 GROUPS = {
     "Audit": ("quickstart", "init", "run", "attack", "remedy", "twin", "report", "compare"),
-    "Federations that others ran": ("design", "card", "import", "export-view", "score"),
+    "Federations that others ran": ("design", "card", "import", "active", "export-view", "score"),
     "Curves": ("sweep", "curve"),
     "Privacy": ("ledger", "calibrate"),
     "Evidence": ("verify", "evidence"),

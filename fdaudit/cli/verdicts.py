@@ -32,6 +32,7 @@ def outcome(result: Result, *, verbose: bool = False) -> Iterator[str]:
         verbose: yield the line of each cell before them.
     """
     from fdaudit.reports.summary import summarise
+    from fdaudit.reports.untried import not_tried
     from fdaudit.reports.verdict import LEVELS
 
     if verbose:
@@ -52,6 +53,8 @@ def outcome(result: Result, *, verbose: bool = False) -> Iterator[str]:
             words = [entry.words for entry in row.entries]
             table.append([row.adversary, *words])
         yield from _aligned(table)
+    if untried := not_tried(result):
+        yield untried
 
 
 def tried_remedies(result: Result) -> Iterator[str]:

@@ -26,6 +26,7 @@ from fdaudit.result.cell import (
 )
 from fdaudit.result.claims import (
     Adjusted,
+    AgainstActive,
     ByCoins,
     ByThemselves,
     Check,
@@ -51,7 +52,9 @@ from fdaudit.result.run_card import (
     RunCard,
     Rung,
     Silence,
+    StandInFigures,
     Unfinished,
+    UntriedDeviation,
     UnusedMembers,
     Utility,
 )
@@ -69,6 +72,7 @@ from fdaudit.result.twin import Gain, GainVerdict, Noticed, Twin
 __all__ = [
     "SCHEMA",
     "Adjusted",
+    "AgainstActive",
     "Allotted",
     "Budget",
     "ByCoins",
@@ -116,10 +120,12 @@ __all__ = [
     "Severity",
     "Shares",
     "Silence",
+    "StandInFigures",
     "Target",
     "TriedRemedy",
     "Twin",
     "Unfinished",
+    "UntriedDeviation",
     "UnusedMembers",
     "Utility",
     "ViewRow",

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from typing import Annotated, ClassVar, Literal
 
-from fdaudit.result.part import AUDITOR, Audience, Part, Shown
+from pydantic import Field
+
+from fdaudit.result.part import AUDITOR, Audience, Part, Shown, is_empty
 
 __all__ = [
     "Adjusted",
+    "AgainstActive",
     "ByCoins",
     "ByThemselves",
     "Check",
@@ -35,6 +38,36 @@ class Contribution(Part):
     """How many mechanisms are charged."""
     epsilon: float
     """Their cost without the rest."""
+
+
+class AgainstActive(Part):
+    """What is left of a claimed ε if parties depart from the protocol, in what they send and to whom."""
+
+    _audience: ClassVar[Audience] = "public"
+
+    departs: str
+    """Role of the parties that depart: `server`, `aggregator`, or `client` for clients other than the victim."""
+    number: int
+    """How many of them depart."""
+    holds: bool
+    """Whether the claim holds as it is."""
+    epsilon: float | None
+    """The ε that may be stated then; None: none."""
+    why: str = ""
+    """Why none; empty otherwise."""
+
+    @property
+    def who(self) -> str:
+        """Return who departs, in words."""
+        if self.departs != "client":
+            return f"the {self.departs}"
+        return "one other client" if self.number == 1 else "all other clients"
+
+    @property
+    def condition(self) -> str:
+        """Return the case as a clause, `If the server departs from the protocol`."""
+        depart = "depart" if self.who.startswith("all") else "departs"
+        return f"If {self.who} {depart} from the protocol"
 
 
 class LedgerEntry(Part):
@@ -68,8 +101,19 @@ class LedgerEntry(Part):
     """μ of μ-GDP for every client; only if all charges are plain Gaussians, since μ is then exact."""
     zcdp: float | None = None
     """ρ of ρ-zCDP for every client; only if all charges are Gaussians or discrete Gaussians."""
+    against: tuple[AgainstActive, ...] = Field(default=(), exclude_if=is_empty)
+    """What is left of ε if parties depart from the protocol; empty if it rests on no noise."""
 
-    """ρ of ρ-zCDP for every client; only if all charges are Gaussians or discrete Gaussians."""
+    @property
+    def withstands(self) -> tuple[str, ...]:
+        """Return who may depart from the protocol without harm to the claim, in words."""
+        return tuple(case.who for case in self.against if case.holds)
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        """Return who must follow the protocol for the claim to hold, in words."""
+        roles = dict.fromkeys(case.departs for case in self.against if not case.holds)
+        return tuple("all other clients" if name == "client" else f"the {name}" for name in roles)
 
     @property
     def rests_on_noise(self) -> bool:

@@ -21,7 +21,9 @@ __all__ = [
     "RunCard",
     "Rung",
     "Silence",
+    "StandInFigures",
     "Unfinished",
+    "UntriedDeviation",
     "UnusedMembers",
     "Utility",
 ]
@@ -91,6 +93,49 @@ class UnusedMembers(Part):
         return f"{said}."
 
 
+class StandInFigures(Part):
+    """What one attack showed on a stand-in of a recorded system, without a deviation and with it."""
+
+    attack: str
+    goal: str
+    honest: Figure | None = None
+    """None: the attack had no figure."""
+    active: Figure | None = None
+
+    @property
+    def parts(self) -> bool:
+        """Return whether the intervals of both figures part."""
+        ends = [(f.low, f.high) for f in (self.honest, self.active) if f is not None]
+        if len(ends) < 2 or any(end is None for pair in ends for end in pair):
+            return False
+        (low, high), (other_low, other_high) = ends
+        return (high or 0.0) < (other_low or 0.0) or (other_high or 0.0) < (low or 0.0)
+
+
+class UntriedDeviation(Part):
+    """A shipped deviation that would fit a recorded system, and was not tried on it: that needs an active party."""
+
+    _audience: ClassVar[Audience] = "public"
+
+    name: str
+    role: str
+    """Who would deviate."""
+    kinds: tuple[str, ...]
+    """Kinds of its messages on record that the deviation changes."""
+    attacks: tuple[str, ...]
+    """Attacks that read more by it."""
+    stand_in: Annotated[str, AUDITOR] = ""
+    """The federation of auxiliary records on which its effect was measured, in words; empty if it was not."""
+    measured: Annotated[tuple[StandInFigures, ...], AUDITOR] = ()
+    reason: Annotated[str, AUDITOR] = ""
+    """Why it could not be measured; empty if it was, or if nobody tried."""
+
+    @property
+    def words(self) -> str:
+        """Return the deviation, who would deviate, and that it was not tried, in a clause."""
+        return f"{self.name} of the {self.role} in {', '.join(self.kinds)}: not tried: active"
+
+
 class Recording(Part):
     """A recording of a system that fdaudit did not run."""
 
@@ -106,6 +151,8 @@ class Recording(Part):
     ladder: tuple[Rung, ...] = ()
     unused: Annotated[tuple[UnusedMembers, ...], AUDITOR] = ()
     """Clients with members that no message used."""
+    untried: tuple[UntriedDeviation, ...] = Field(default=(), exclude_if=is_empty)
+    """Deviations that fit the system and were not tried on it."""
 
 
 class RunCard(Part):

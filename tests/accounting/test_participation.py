@@ -16,7 +16,7 @@ from fdaudit.accounting.calibration import Shape, noise_for
 from fdaudit.accounting.charges import converted
 from fdaudit.accounting.costs import epsilon
 from fdaudit.accounting.ledger import Books
-from fdaudit.accounting.participation import sensitivity, toeplitz_sensitivity
+from fdaudit.accounting.losses.participation import sensitivity, toeplitz_sensitivity
 from fdaudit.errors import IntegrityError
 from fdaudit.events import CorrelatedGaussian, Gaussian, event_from_json, event_to_json
 

@@ -24,7 +24,7 @@ from fdaudit.transcript.transcript import read_messages
 from .refutation_attacks import Attacker, Scores
 from .refutation_cases import ADVERSARIES, Case
 
-__all__ = ["CONFIDENCE", "Row", "rows_of", "sizes_differ", "table"]
+__all__ = ["CONFIDENCE", "Row", "row_of", "rows_of", "sizes_differ", "table"]
 
 _MOST_BOUNDS = 2000
 """At most so many bounds are computed in the whole suite; they share one level."""
@@ -75,7 +75,7 @@ def rows_of(case: Case, directory: Path) -> list[Row]:
     """Run a case and attack every view of it; a second run with other data tells whether fixed sizes are fixed."""
     run = fdaudit.run(dict(case.spec), directory / "run")
     attacker = Attacker(run)
-    found = [_row(case, attacker, view) for view in _views(run)]
+    found = [row_of(case, attacker, view) for view in _views(run)]
     twin = fdaudit.run(dict(case.spec), directory / "twin")
     return [*found, _overheard(case, run, twin)]
 
@@ -124,7 +124,8 @@ def _views(run: Run) -> Iterator[str]:
             yield name
 
 
-def _row(case: Case, attacker: Attacker, view: str) -> Row:
+def row_of(case: Case, attacker: Attacker, view: str) -> Row:
+    """Return the row of one view of a run."""
     entry = attacker.run.ledger(view)
     blank = _blank(case, view, entry)
     if not entry.finite or not entry.victim:

@@ -118,6 +118,39 @@ def test_a_contradicted_ledger_lets_nobody_state_an_epsilon() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("departing", "expected"),
+    [
+        ([("server", True), ("client", True)], ""),
+        ([("server", False), ("client", True)], " It holds only if the server follows the protocol."),
+        ([("server", True), ("client", False)], " It holds only if all other clients follow the protocol."),
+        (
+            [("aggregator", False), ("client", False), ("client", False)],
+            " It holds only if the aggregator and all other clients follow the protocol.",
+        ),
+    ],
+)
+def test_a_claim_says_who_must_follow_the_protocol(departing: list[tuple[str, bool]], expected: str) -> None:
+    raw = load()
+    entry = {
+        "adversary": "server",
+        "epsilon": 2.0,
+        "delta": 1e-5,
+        "unit": "record",
+        "relation": "replace-one",
+        "contributions": [
+            {"kind": "release", "sender": "client", "mechanism": "Gaussian", "charges": 1, "epsilon": 2.0}
+        ],
+        "against": [
+            {"departs": who, "number": 1, "holds": holds, "epsilon": 2.0 if holds else None}
+            for who, holds in departing
+        ],
+    }
+    raw["ledger"], raw["checks"] = [entry], []
+    claim = front_of(raw).claims[0]
+    assert claim.endswith(f"for one record of a client, replace-one.{expected}")
+
+
 def test_a_world_that_is_given_no_model_has_no_epsilon_of_0() -> None:
     entry = {
         "adversary": "world",
