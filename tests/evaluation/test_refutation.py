@@ -44,7 +44,8 @@ def test_a_protocol_without_a_case_trains_nothing_and_sends_nothing() -> None:
 
 def test_every_defence_has_a_case_or_never_gives_a_guarantee() -> None:
     shown = {name for c in CASES for name in c.defences}
-    assert shown | set(NEVER_FINITE) == set(DEFENSES.names())
+    releasing = {name for name in DEFENSES.names() if DEFENSES.describe(name).at != "receipt"}
+    assert shown | set(NEVER_FINITE) == releasing
     assert not shown & set(NEVER_FINITE)
 
 
