@@ -52,7 +52,7 @@ class CandidateAnswers:
 
     card = AttackCard(
         name="candidate-answers",
-        work={"once": 50, "each": 20, "grows": ("rounds",)},
+        work={"once": 50, "each": 20},
         goal="membership",
         needs=_KINDS,
         assumes=("public",),
