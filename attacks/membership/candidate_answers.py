@@ -56,7 +56,7 @@ class CandidateAnswers:
         goal="membership",
         needs=_KINDS,
         assumes=("public",),
-        tasks=("single-label", "text", "table"),
+        tasks=("single-label",),
         source="ours; calibration by others' models: Watson, Guo, Cormode & Sablayrolles 2022",
         profiles={"quick": {}, "standard": {}, "full": {}},
         control={"on": "candidates"},

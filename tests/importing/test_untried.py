@@ -63,9 +63,12 @@ def test_what_fits_a_recording_is_listed_as_not_tried(source: tuple[Run, Path], 
     run = imported(source, tmp_path / "run")
     recording = run.result.run.recording
     assert recording is not None
-    assert [(one.name, one.role) for one in recording.untried] == [(name, "server") for name in SHIPPED]
+    listed = [(one.name, one.role) for one in recording.untried]
+    assert listed == [(name, REGISTRY.describe(name).roles[0]) for name in SHIPPED]
+    assert {role for _, role in listed} == {"server", "client"}
     said = not_tried(run.result)
-    assert said.endswith("of the server (effect not measured).")
+    assert "trap-weights of the server" in said
+    assert said.endswith("of the client (effect not measured).")
     assert said in front(run.result).untested
 
 
@@ -97,6 +100,9 @@ def test_the_effect_is_measured_without_and_with_each_deviation(
     gains = {}
     for one in recording.untried:
         assert one.stand_in.startswith("fedavg of 3 clients")
+        assert [f.attack for f in one.measured] == list(REGISTRY.describe(one.name).read_by)
+        if one.role != "server":  # sybils and poisoners are read by attacks on members
+            continue
         (figures,) = [f for f in one.measured if f.attack == "analytic"]
         assert figures.goal == "reconstruction"
         assert figures.honest is not None
