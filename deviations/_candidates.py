@@ -17,7 +17,24 @@ from ._rounds import SomeRounds
 if TYPE_CHECKING:
     from fdaudit.adversary.knowledge import Knowledge
 
-__all__ = ["CandidateQuestions"]
+__all__ = ["CandidateQuestions", "by_turns"]
+
+
+def by_turns(knowledge: Knowledge) -> tuple[Tensor, Tensor]:
+    """Return the candidates (n, ...) of all clients by turns, and their classes (n,).
+
+    Raises:
+        SpecError: no client has candidates, or they are not labelled with one class each.
+    """
+    held = [pair for pair in (knowledge.candidates or {}).values() if len(pair[1])]
+    if not held:
+        raise SpecError("splits.candidates", 0, "leave nobody to ask about", "Set it to 1 or more.")
+    if held[0][1].ndim != 1:
+        problem = "has records with more than one class, which this deviation does not handle"
+        raise SpecError("dataset.name", knowledge.task.name, problem, "Choose another deviation.")
+    turns = torch.cat([torch.arange(len(y)) for _, y in held]).argsort(stable=True)
+    x, y = (torch.cat([pair[part] for pair in held])[turns] for part in (0, 1))
+    return x, y
 
 
 class CandidateQuestions:
@@ -40,14 +57,7 @@ class CandidateQuestions:
     """
 
     def __init__(self, config: SomeRounds, knowledge: Knowledge) -> None:
-        held = [pair for pair in (knowledge.candidates or {}).values() if len(pair[1])]
-        if not held:
-            raise SpecError("splits.candidates", 0, "leave nobody to ask about", "Set it to 1 or more.")
-        if held[0][1].ndim != 1:
-            problem = "has records with more than one class, which this deviation does not handle"
-            raise SpecError("dataset.name", knowledge.task.name, problem, "Choose another deviation.")
-        turns = torch.cat([torch.arange(len(y)) for _, y in held]).argsort(stable=True)
-        x, y = (torch.cat([pair[part] for pair in held])[turns] for part in (0, 1))
+        x, y = by_turns(knowledge)
         samples = 0 if knowledge.public is None else len(knowledge.public)
         most = samples or len(x)
         self.config, self.classes = config, knowledge.classes

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
@@ -27,7 +28,7 @@ class CraftedRounds(Config):
     """Rounds, counted from 0, in which clients are sent a crafted model. None: the run is the honest one."""
 
 
-class CraftedModel:
+class CraftedModel(ABC):
     """A server that sends clients a crafted model in some rounds.
 
     Args:
@@ -62,6 +63,6 @@ class CraftedModel:
         crafted = {**draft.tensors, **self.crafted(draft.tensors, generator)}
         return (replace(draft, tensors=crafted),)
 
+    @abstractmethod
     def crafted(self, model: Mapping[str, Tensor], generator: torch.Generator) -> dict[str, Tensor]:
         """Return the tensors that the model is sent with in place of its own."""
-        raise NotImplementedError

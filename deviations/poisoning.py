@@ -11,9 +11,10 @@ from pydantic import Field
 from torch import Tensor
 
 from fdaudit.config import Config
-from fdaudit.errors import SpecError
 from fdaudit.registry import DeviationCard
 from fdaudit.transcript.wire import Outgoing
+
+from ._candidates import by_turns
 
 if TYPE_CHECKING:
     from fdaudit.adversary.knowledge import Knowledge
@@ -58,14 +59,7 @@ class Poisoning:
     Config: ClassVar[type[PoisoningConfig]] = PoisoningConfig
 
     def __init__(self, config: PoisoningConfig, knowledge: Knowledge) -> None:
-        held = [pair for pair in (knowledge.candidates or {}).values() if len(pair[1])]
-        if not held:
-            raise SpecError("splits.candidates", 0, "leave nobody to mislabel", "Set it to 1 or more.")
-        if held[0][1].ndim != 1:
-            problem = "has records with more than one class, which poisoning does not handle"
-            raise SpecError("dataset.name", knowledge.task.name, problem, "Choose another deviation.")
-        turns = torch.cat([torch.arange(len(y)) for _, y in held]).argsort(stable=True)
-        self._x, self._y = (torch.cat([pair[part] for pair in held])[turns] for part in (0, 1))
+        self._x, self._y = by_turns(knowledge)
         self._config, self._classes = config, knowledge.classes
 
     def trains_on(self, x: Tensor, y: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:

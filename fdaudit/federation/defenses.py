@@ -13,7 +13,7 @@ from fdaudit.config import validate
 from fdaudit.errors import SpecError, nearest
 from fdaudit.federation.protocol import FederatedProtocol, ProtocolConfig, applies, has_public_index
 from fdaudit.training.private_step import unfit
-from fdaudit.transcript.wire import Check, Defense, acts_in_training
+from fdaudit.transcript.wire import Defense, ReceiptCheck, acts_in_training
 from fdaudit.types import DefenseSpec, GradientRule, Trained
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ class Attached:
     messages: Mapping[tuple[str, str], tuple[Defense, ...]]
     training: Mapping[Trained, GradientRule]
     entries: Mapping[Trained, str]
-    checks: Mapping[tuple[str, str], tuple[Check, ...]] = field(default_factory=dict)
+    checks: Mapping[tuple[str, str], tuple[ReceiptCheck, ...]] = field(default_factory=dict)
 
 
 def attach(
@@ -59,7 +59,7 @@ def attach(
     messages: dict[tuple[str, str], tuple[Defense, ...]] = {}
     training: dict[Trained, GradientRule] = {}
     entries: dict[Trained, str] = {}
-    checks: dict[tuple[str, str], tuple[Check, ...]] = {}
+    checks: dict[tuple[str, str], tuple[ReceiptCheck, ...]] = {}
     listed = [(f"defenses.{n}", DefenseSpec(**entry.model_dump())) for n, entry in enumerate(asked)]
     listed += [(f"protocol.defenses.{entry.kind}", entry) for entry in config.defenses()]
     for where, entry in listed:
@@ -79,7 +79,7 @@ def attach(
                     f"{where}.kind", kind, problem, "Name a kind that the server sends to clients."
                 )
             _refuse_unfit(where, kind, entry, cls, protocol, {kind})
-            check = cast("type[Check]", cls)(validate(cls.Config, entry.params, f"{where}.params"))
+            check = cast("type[ReceiptCheck]", cls)(validate(cls.Config, entry.params, f"{where}.params"))
             checks[kind, entry.sender] = (*checks.get((kind, entry.sender), ()), check)
             continue
         if not acts_in_training(cls):

@@ -30,7 +30,7 @@ from fdaudit.training.evaluator import Evaluator
 from fdaudit.training.execution import Execution
 from fdaudit.training.trainer import Parameters, Trainer
 from fdaudit.transcript.encoding import Naming
-from fdaudit.transcript.wire import Check, Defense, Outage
+from fdaudit.transcript.wire import Defense, Outage, ReceiptCheck
 from fdaudit.types import Design, GradientRule, ImportPart, Trained
 
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ class Case:
     public: Tensor
     public_labels: Tensor | None
     deviants: Mapping[str, DeviatingParty] = field(default_factory=dict)
-    checks: Mapping[tuple[str, str], tuple[Check, ...]] = field(default_factory=dict)
+    checks: Mapping[tuple[str, str], tuple[ReceiptCheck, ...]] = field(default_factory=dict)
     imported: ImportedSystem | None = None
 
     @property

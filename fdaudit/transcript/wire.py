@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from fdaudit.types import GradientRule, Trained
 
 __all__ = [
-    "Check",
     "Defense",
     "Delivery",
     "Deviant",
@@ -44,6 +43,7 @@ __all__ = [
     "Meter",
     "Outage",
     "Outgoing",
+    "ReceiptCheck",
     "Released",
     "Wire",
     "acts_in_training",
@@ -121,7 +121,7 @@ class Defense(Protocol):
         ...
 
 
-class Check(Protocol):
+class ReceiptCheck(Protocol):
     """A defence at the receivers: they refuse a message, and then stay silent for the rest of the round."""
 
     card: ClassVar[DefenseCard]
@@ -235,7 +235,7 @@ class Wire:
         meter: Meter | None = None,
         training: Mapping[Trained, GradientRule] | None = None,
         deviants: Mapping[str, Deviant] | None = None,
-        checks: Mapping[tuple[str, str], Sequence[Check]] | None = None,
+        checks: Mapping[tuple[str, str], Sequence[ReceiptCheck]] | None = None,
     ) -> None:
         unknown = {kind for kind in kinds or () if not is_kind(kind)}
         if unknown:
