@@ -33,7 +33,7 @@ class DeviatingParty:
         party: its name.
         name: the deviation's name.
         deviation: what it sends.
-        seed: the run's seed, for a generator of each message.
+        seed: of its draws, for a generator of each message.
         kinds: kinds of its messages that receivers read by themselves; others it sends as they are.
     """
 
@@ -113,7 +113,7 @@ def attach_deviations(
         declared: its messages with the spec's settings.
         parties: every party of the run.
         knowledge: what an adversary is assumed to know.
-        seed: the run's seed.
+        seed: of the draws of deviating parties.
 
     Raises:
         SpecError: a party or a deviation is unknown, or the deviation does not go with the party, the protocol or the

@@ -20,7 +20,7 @@ from fdaudit.storage.scratch import scratch
 from fdaudit.transcript.log import read_log
 from fdaudit.transcript.messages import role
 from fdaudit.transcript.transcript import Transcript
-from fdaudit.transcript.wire import Defense, Delivery, Deviant, Wire
+from fdaudit.transcript.wire import Defense, Delivery, Deviant, ReceiptCheck, Wire
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -171,6 +171,7 @@ def rehearse(
     withheld: Sequence[str] = (),
     transport: str = "plain",
     deviants: Mapping[str, Deviant] | None = None,
+    checks: Mapping[tuple[str, str], Sequence[ReceiptCheck]] | None = None,
     models: dict[str, Parameters] | None = None,
 ) -> View:
     """Run a protocol from start to end and return an adversary's view of it.
@@ -189,11 +190,16 @@ def rehearse(
         withheld: kinds that are not sent.
         transport: what an eavesdropper sees of it.
         deviants: the parties that deviate, by name.
+        checks: what clients check of messages that they receive, by (kind, sender role).
         models: receives each party's last model, if the protocol runs.
     """
     secret = _secret_of(seed)
     parties = parties_of(protocol, config, len(data))
-    records = {f"client/{k}": PartyData(x, y) for k, (x, y) in enumerate(data)}
+    held = {f"client/{k}": pair for k, pair in enumerate(data)}
+    held |= {
+        name: deviant.trains_on(*held[name]) for name, deviant in (deviants or {}).items() if name in held
+    }
+    records = {name: PartyData(x, y) for name, (x, y) in held.items()}
     if not folder.exists():
         with (
             written_whole(folder) as scratch,
@@ -210,6 +216,7 @@ def rehearse(
                 withheld=withheld,
                 withholdable=protocol.card.withholdable,
                 deviants=deviants,
+                checks=checks,
             )
             for progress in protocol(config, setting_of(protocol, common, records, wire, seed)).rounds(0):
                 if models is not None:

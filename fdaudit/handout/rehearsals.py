@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from fdaudit.errors import FdauditError
 from fdaudit.isolation.rehearsal import Rehearsal
+from fdaudit.planning.simulated import candidates_of
 
 if TYPE_CHECKING:
     from fdaudit.config import Config
@@ -42,7 +43,8 @@ def rehearsal_of(
         case: the run's case.
         adversary: the adversary whose view is returned.
         config: other settings of the protocol.
-        defended: with the run's defences, withheld messages and transport; else with none of these.
+        defended: with the run's defences, withheld messages and transport, and with the deviations of the adversary's
+            own parties; else with none of these.
         own: a directory for rehearsals of this adversary only; default: the temporary directory.
         everybody: a directory for rehearsals on shared records; None shares nothing.
 
@@ -58,11 +60,17 @@ def rehearsal_of(
     }
     if defended:
         setting |= case.spec.model_dump(mode="json", include={"defenses", "withhold", "transport"})
+        if own_deviants := case.deviants.keys() & set(adversary.split("+")):
+            entries = [
+                one.model_dump(mode="json") for one in case.spec.deviations if one.party in own_deviants
+            ]
+            setting |= {"deviations": entries, "deviations_seed": case.deviations_seed}
     return Rehearsal(
         setting={**setting, "defended": defended},
         common=case.common,
         adversary=adversary,
         shared=case.auxiliary,
+        candidates=candidates_of(case) if "deviations" in setting else None,
         own=own,
         everybody=everybody,
     )

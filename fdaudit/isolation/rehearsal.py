@@ -11,11 +11,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fdaudit import protocols
+from fdaudit.adversary.knowledge import Knowledge
 from fdaudit.config import validate
+from fdaudit.deviations.attached import DeviatingParty, attach_deviations
 from fdaudit.federation.defenses import Attached, attach
-from fdaudit.federation.protocol import Common, FederatedProtocol, ProtocolConfig
-from fdaudit.federation.rehearsal import rehearse, with_messages
-from fdaudit.spec.schema import DefenseEntry
+from fdaudit.federation.protocol import Common, FederatedProtocol, ProtocolConfig, applies
+from fdaudit.federation.rehearsal import parties_of, rehearse, with_messages
+from fdaudit.spec.schema import DefenseEntry, DeviationEntry
 from fdaudit.storage.cache import digest_of
 
 if TYPE_CHECKING:
@@ -31,13 +33,15 @@ __all__ = ["Rehearsal"]
 class Rehearsal:
     """Runs the protocol on data that the adversary chooses; it holds no weights and no client records.
 
-    A rehearsal on auxiliary records only, which every adversary has, runs once for all adversaries.
+    A rehearsal on auxiliary records only, which every adversary has, runs once for all adversaries. The adversary's own
+    parties deviate in it as they do in the run, by the same draws.
 
     Attributes:
-        setting: the spec's protocol, defences, number of clients and transport.
+        setting: the spec's protocol, defences, number of clients and transport, and the adversary's deviations.
         common: networks, training and public samples.
         adversary: the adversary whose view is returned.
         shared: records (x, y) that every adversary has.
+        candidates: by client, the candidates (x, y) that a deviating party knows, in the order of the run.
         own: a directory for rehearsals of this adversary only; default: the temporary directory.
         everybody: a directory for rehearsals on shared records; None shares nothing.
     """
@@ -46,6 +50,7 @@ class Rehearsal:
     common: Common
     adversary: str
     shared: tuple[Tensor, Tensor]
+    candidates: Mapping[str, tuple[Tensor, Tensor]] | None = None
     own: Path | None = None
     everybody: Path | None = None
 
@@ -75,6 +80,8 @@ class Rehearsal:
             training=attached.training,
             withheld=tuple(self.setting.get("withhold", ())),
             transport=self.setting.get("transport", "plain"),
+            deviants=self._deviants,
+            checks=attached.checks,
             models=models,
         )
 
@@ -94,6 +101,27 @@ class Rehearsal:
             return Attached({}, {}, {})
         asked = [validate(DefenseEntry, entry) for entry in self.setting.get("defenses", ())]
         return attach(asked, self._protocol, self._config, self.setting["clients"])
+
+    @cached_property
+    def _deviants(self) -> Mapping[str, DeviatingParty]:
+        asked = [validate(DeviationEntry, entry) for entry in self.setting.get("deviations", ())]
+        common, config, card = self.common, self._config, self._protocol.card
+        knowledge = Knowledge(
+            architecture=common.networks.shared,
+            auxiliary=self.shared if len(self.shared[1]) else None,
+            public=common.public if len(common.public) else None,
+            classes=common.networks.shared.classes,
+            task=common.task,
+            candidates=self.candidates,
+        )
+        return attach_deviations(
+            asked,
+            card,
+            [m for m in card.declared_messages if applies(m.get("when", {}), config)],
+            parties_of(self._protocol, config, self.setting["clients"]),
+            knowledge,
+            self.setting.get("deviations_seed", 0),
+        )
 
     def _folder(self, data: list[tuple[Tensor, Tensor]], seed: int, *, alone: bool) -> Path:
         """Return the transcript's directory: a new one, or if not `alone` one that adversaries share."""

@@ -140,6 +140,11 @@ class Case:
         """Return the seed of training, attacks and intervals; it reveals nothing about the truth."""
         return self.secrets.working_seed
 
+    @property
+    def deviations_seed(self) -> int:
+        """Return the seed of what deviating parties draw, which these parties know."""
+        return child_seed(self.seed, "deviations")
+
     @cached_property
     def clients(self) -> tuple[str, ...]:
         """Return the clients' names."""

@@ -48,6 +48,7 @@ if TYPE_CHECKING:
 
 
 __all__ = [
+    "candidates_of",
     "execution_of",
     "networks_named",
     "references_of",
@@ -151,7 +152,9 @@ def _with_messages(case: Case) -> Case:
     deviants: Mapping[str, DeviatingParty] = {}
     if spec.deviations:
         knows = _known_to_deviants(case)
-        deviants = attach_deviations(spec.deviations, protocol.card, declared, case.parties, knows, case.seed)
+        deviants = attach_deviations(
+            spec.deviations, protocol.card, declared, case.parties, knows, case.deviations_seed
+        )
     public, labels = case.public, case.public_labels
     own = any(
         getattr(check, "keeps_public", False) for checks in attached.checks.values() for check in checks
@@ -189,11 +192,11 @@ def _known_to_deviants(case: Case) -> Knowledge:
         public=case.public if len(case.public) else None,
         classes=case.dataset.classes,
         task=case.dataset.task,
-        candidates=_candidates(case),
+        candidates=candidates_of(case),
     )
 
 
-def _candidates(case: Case) -> Mapping[str, tuple[Tensor, Tensor]]:
+def candidates_of(case: Case) -> Mapping[str, tuple[Tensor, Tensor]]:
     """Return each client's candidates (x, y) in random order, so that their places do not tell members."""
     found = {}
     for client, split in zip(case.clients, case.splits.clients, strict=True):

@@ -178,6 +178,10 @@ class Deviant(Protocol):
         """Return what is sent in place of the message number `seq`."""
         ...
 
+    def trains_on(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the records (n, ...) and labels (n, ...) that the party trains on in place of its own."""
+        ...
+
 
 def acts_in_training(cls: type[Defense]) -> TypeGuard[type[GradientRule]]:
     """Return whether a class is a defence in training, not of messages."""

@@ -148,6 +148,8 @@ class Rehearsed:
             training=case.training,
             withheld=tuple(case.spec.withhold),
             transport=case.spec.transport,
+            deviants=case.deviants,
+            checks=case.checks,
             models=models,
         )
         if not made:
