@@ -291,7 +291,7 @@ def _run_card(
         protocol=protocol.card.name,
         protocol_summary=(protocol.__doc__ or "").strip().split("\n")[0],
         roles=tuple(roles_of(protocol, case.protocol_config)),
-        deviations=protocol.card.deviations,
+        deviations=protocol.card.differences,
         dataset=spec.dataset.name,
         dataset_provenance=case.dataset.provenance,
         task=case.dataset.task.name,
