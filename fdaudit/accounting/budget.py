@@ -29,7 +29,7 @@ import numpy as np
 
 from fdaudit.accounting.charges import Charge, converted, parts_of
 from fdaudit.accounting.costs import ORDERS, curve, epsilon
-from fdaudit.accounting.departures import Departure, chosen
+from fdaudit.accounting.departures import Departure, asks, unasked
 from fdaudit.adversary.view import EAVESDROPPER, members_of
 from fdaudit.errors import SpecError
 from fdaudit.events import Event, EventUnit, NoGuarantee, Relation, Release
@@ -119,6 +119,7 @@ class BudgetMeter:
         self._clients = frozenset(p for p in parties if role(p) == "client" and p not in away)
         self._departure = Departure(departing)
         self._recorded: list[Message] = []
+        self._asks, self._unasked = False, ""
         self._rule = (_ByLedger if fixed else _ByOrder)(epsilon, delta)
         self._spent = defaultdict[str, Counter[Charge]](Counter)
         self._round = defaultdict[str, Counter[Charge]](Counter)
@@ -212,18 +213,23 @@ class BudgetMeter:
 
     def _left(self, message: Message) -> Message:
         """Return what counts of the next message."""
+        if message.round != self._now:
+            self._close_round()
+            self._now = message.round
         if not self.departing:
             return message
         numbered = replace(message, seq=len(self._senders))
-        if message.round != self._now:
-            self._close_round()
         self._recorded.append(numbered)
         return self._departure.after(numbered)
 
     def _close_round(self) -> None:
-        if why := chosen(self._recorded, self.departing, sorted(self._clients)):
-            raise self._refusal(f"cannot be kept{self._condition}: {why}", "Have every client take part.")
+        clients = sorted(self._clients)
+        self._asks = self._asks or asks(self._recorded, self.departing, clients)
+        self._unasked = self._unasked or unasked(self._recorded, clients)
         self._recorded.clear()
+        if self._asks and self._unasked:
+            problem = f"cannot be kept{self._condition}: {self._unasked}"
+            raise self._refusal(problem, "Have every client take part.")
         for client, cost in self._round.items():
             self._dearest[client] |= cost
         self._round.clear()
@@ -278,9 +284,6 @@ class BudgetMeter:
         return overheard or may_be_asked or any(p in self._members for p in message.parties())
 
     def _note(self, message: Message, bare: frozenset[str], charged: dict[str, Counter[Charge]]) -> None:
-        if message.round != self._now:
-            self._close_round()
-            self._now = message.round
         for client, cost in charged.items():
             self._rule.fits(cost)  # also for messages read from a record, the first charge fixes the order
             self._spent[client] += cost

@@ -22,7 +22,7 @@ from fdaudit.accounting.draws import mechanisms
 from fdaudit.events import Event, NoGuarantee
 from fdaudit.transcript.messages import ALL, DRAWN, SUM, Message, role
 
-__all__ = ["Departure", "chosen", "departed"]
+__all__ = ["Departure", "asks", "chosen", "departed", "unasked"]
 
 
 class Departure:
@@ -88,9 +88,22 @@ def chosen(messages: Sequence[Message], parties: Collection[str], clients: Seque
         parties: those that depart; clients are asked by other parties only.
         clients: the clients to protect.
     """
+    return unasked(messages, clients) if asks(messages, parties, clients) else ""
+
+
+def asks(messages: Sequence[Message], parties: Collection[str], clients: Sequence[str]) -> bool:
+    """Return whether a party that departs and is no client sends a client something; arguments as for `chosen`."""
     asking = [p for p in parties if role(p) != "client"]
-    if not any(m.sender in asking and set(m.receivers) & set(clients) for m in messages):
-        return ""
+    return any(m.sender in asking and set(m.receivers) & set(clients) for m in messages)
+
+
+def unasked(messages: Sequence[Message], clients: Sequence[str]) -> str:
+    """Return which client answered less often than others and was not silent, in words; or an empty text.
+
+    Args:
+        messages: those of one round or more.
+        clients: the clients to protect.
+    """
     silent = {(m.sender, m.round) for m in messages if m.kind == "silence"}
     answers = defaultdict[tuple[int, int, str], set[str]](set)
     for m in messages:

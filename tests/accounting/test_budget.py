@@ -154,23 +154,36 @@ def test_a_budget_against_parties_that_depart_is_spent_by_dp_sgd_as_before(
     assert all(case.holds for case in ledger.against)
 
 
-def test_a_budget_refuses_a_server_that_could_have_asked_more_often() -> None:
+@pytest.mark.parametrize("missing", [None, 0, 1, 2])
+def test_a_budget_refuses_a_server_that_could_have_asked_more_often(missing: int | None) -> None:
     """Two clients of three answer in a round; if the server departs, it may ask the third as well."""
     event = dp_sgd(scale=20.0)
-    for senders, refused in ((PARTIES[2:4], True), (PARTIES[2:5], False)):
-        meter = BudgetMeter("server", 3.0, 1e-5, "record", "add-or-remove", PARTIES, departing=["server"])
-        log = Log()
+    meter = BudgetMeter("server", 3.0, 1e-5, "record", "add-or-remove", PARTIES, departing=["server"])
+    log = Log()
+    for t in range(3):
         for client in PARTIES[2:5]:
-            log.add("server", client, "model_parameters", [])
-        for client in senders:
-            log.add(client, "server", "model_update", ["data"], event)
+            log.add("server", client, "model_parameters", [], round=t)
+        for client in PARTIES[2:5]:
+            if (t, client) != (missing, "client/2"):
+                log.add(client, "server", "model_update", ["data"], event, round=t)
+
+    def metered() -> None:
         for message in log:
             meter.admit(message)
-        if refused:
-            with pytest.raises(SpecError, match="client/2 was not asked for model_update"):
-                meter.allows_another()
-        else:
-            assert meter.allows_another()
+        assert meter.allows_another()
+
+    if missing is None:
+        metered()
+    else:
+        with pytest.raises(SpecError, match=f"client/2 was not asked for model_update in round {missing}"):
+            metered()
+
+
+def test_a_budget_refuses_a_server_that_draws_clients(tmp_path: Path) -> None:
+    made = noisy(12.0, 2, budget={"epsilon": 30.0, "against": ["server"]})
+    made["protocol"]["params"]["fraction"] = 0.5
+    with pytest.raises(SpecError, match="was not asked for .*Have every client take part"):
+        fdaudit.run({**made, "defenses": [DP_SGD]}, tmp_path / "run")
 
 
 def test_a_budget_against_a_role_that_nobody_has_is_refused(tmp_path: Path) -> None:
