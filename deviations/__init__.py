@@ -22,6 +22,7 @@ REGISTRY: Registry[Deviation, DeviationCard] = Registry(
         "model-inconsistency": "fdaudit.deviations.model_inconsistency:ModelInconsistency",
         "planted-candidates": "fdaudit.deviations.planted_candidates:PlantedCandidates",
         "poisoning": "fdaudit.deviations.poisoning:Poisoning",
+        "repeated-model": "fdaudit.deviations.repeated_model:RepeatedModel",
         "trap-weights": "fdaudit.deviations.trap_weights:TrapWeights",
     },
 )

@@ -13,6 +13,7 @@ from fdaudit.registry import DeviationCard
 from fdaudit.transcript.wire import Outgoing
 
 from ._rounds import SomeRounds
+from ._uploads import UPLOADS
 
 if TYPE_CHECKING:
     from fdaudit.adversary.knowledge import Knowledge
@@ -39,17 +40,10 @@ class KnownTerms:
         name="known-terms",
         source="ours; sybils that leave a secure sum of one client: Boenisch et al. 2023",
         roles=("client",),
-        changes=(
-            "gradient",
-            "model_update",
-            "model_parameters",
-            "logits",
-            "soft_labels",
-            "hard_labels",
-            "class_prototypes",
-        ),
+        changes=UPLOADS,
         read_by=("analytic", "lira-online", "rmia", "update-projection"),
         noticed="Nothing by other clients. A server that is not of the coalition sees silence, or constants.",
+        detectors=("nothing-new",),
     )
     Config: ClassVar[type[KnownTermsConfig]] = KnownTermsConfig
 

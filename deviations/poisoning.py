@@ -15,6 +15,7 @@ from fdaudit.registry import DeviationCard
 from fdaudit.transcript.wire import Outgoing
 
 from ._candidates import by_turns
+from ._uploads import UPLOADS
 
 if TYPE_CHECKING:
     from fdaudit.adversary.knowledge import Knowledge
@@ -43,17 +44,10 @@ class Poisoning:
         name="poisoning",
         source="Tramèr, Shokri, San Joaquin, Le, Jagielski, Hong & Carlini 2022, section 4",
         roles=("client",),
-        changes=(
-            "gradient",
-            "model_update",
-            "model_parameters",
-            "logits",
-            "soft_labels",
-            "hard_labels",
-            "class_prototypes",
-        ),
+        changes=UPLOADS,
         read_by=("lira-online", "rmia"),
-        noticed="Answers of wrong classes for records like the candidates, and an update unlike those of others.",
+        noticed="Answers differ from other clients'. The length of an update shows nothing.",
+        detectors=("disagreement", "other-classes"),
         knows=("candidates",),
     )
     Config: ClassVar[type[PoisoningConfig]] = PoisoningConfig

@@ -108,7 +108,7 @@ class AsynDGAN:
             CURIOUS,
         ),
         oracles=(RELEASED_MODEL,),
-        deviations=(
+        differences=(
             (
                 "All clients answer in each step, and the generator descends the sum of their losses weighted by π_k; "
                 "the paper takes one client after another."

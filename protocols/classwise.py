@@ -129,7 +129,7 @@ class FKD(_Classwise):
             "weights": "own",
             "source": "Jeong et al. 2018, Algorithm 1: devices exchange mean outputs by class only, never a model.",
         },
-        deviations=(
+        differences=(
             (
                 "The paper averages predictions as they arise in local training; we take those of the model at the "
                 "round's end for all of the client's records, once."
@@ -225,7 +225,7 @@ class PLS(_Classwise):
             "weights": "own",
             "source": "Wang et al. 2023 is for clients with heterogeneous models, and none is sent.",
         },
-        deviations=(
+        differences=(
             (
                 "Reconstructed: all that our source says of PLS is that it needs no public data and shares class-wise "
                 "average predictions, and its title names knowledge selection. That a client selects the predictions "

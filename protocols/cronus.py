@@ -127,7 +127,7 @@ class Cronus(PublicAnswers):
             "Parties follow the protocol and are curious (honest-but-curious): no malicious client is simulated.",
         ),
         oracles=(CRAFTED_PROXY,),
-        deviations=(
+        differences=(
             (
                 "The filter's theory takes the variance of honest points to be at most σ² = 1. Softmax outputs have at "
                 "most 0.5, so σ = 1 filters nothing: `sigma` is a setting, and 0.1 is our choice."

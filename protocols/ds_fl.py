@@ -108,7 +108,7 @@ class DSFL(PublicDistillation):
             RELEASED_MODEL,
             CRAFTED_PROXY,
         ),
-        deviations=(
+        differences=(
             "The paper calls the outputs that are sent logits; they are softmax outputs and sent as soft labels.",
             "Hard labels are not the paper's; Shao, Wu & Zhang 2023 compare them. A vote counts as its one-hot vector.",
             "The server's model is published in the end: the paper takes its accuracy, and does not say who gets it.",

@@ -127,7 +127,7 @@ class FedAvg:
             CURIOUS,
         ),
         oracles=(RELEASED_MODEL,),
-        deviations=(
+        differences=(
             "With `local_steps`, batches are always full and passes reshuffled; the paper speaks of epochs only.",
             "Integer buffers (BatchNorm's batch counter) stay with their party; other buffers are averaged.",
         ),

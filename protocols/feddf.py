@@ -97,7 +97,7 @@ class FedDF(ModelUploads):
             CURIOUS,
         ),
         oracles=(RELEASED_MODEL,),
-        deviations=(
+        differences=(
             "The number of distillation steps is fixed; the paper stops early on validation data.",
             "A server's network that no client has is distilled from the ensemble, starting from where it stands.",
             "With `local_steps`, batches are always full and passes reshuffled; the paper speaks of epochs only.",

@@ -77,7 +77,7 @@ class FedED:
             RELEASED_MODEL,
             CRAFTED_PROXY,
         ),
-        deviations=(
+        differences=(
             "The paper extracts relations from medical text; we classify images.",
             (
                 "Public samples have no labels here, so the central model learns from the ensemble alone, without a "

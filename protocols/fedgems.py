@@ -129,7 +129,7 @@ class FedGEMS(PublicDistillation):
             RELEASED_MODEL,
             CRAFTED_PROXY,
         ),
-        deviations=(
+        differences=(
             (
                 "The server evaluates itself once a round, before it learns. The algorithm box does so sample by "
                 "sample while it learns; then each batch would need messages of its own."

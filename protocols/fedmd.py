@@ -99,7 +99,7 @@ class FedMD(PublicDistillation):
             CURIOUS,
         ),
         oracles=(CRAFTED_PROXY,),
-        deviations=(
+        differences=(
             (
                 "The paper begins with transfer learning on labelled public data. Our public samples have no labels: a "
                 "client begins with `warm_up_steps` on private records instead."

@@ -89,7 +89,7 @@ class Standalone(_Alone):
             "weights": "own",
             "source": "A client that receives nothing can only draw its own.",
         },
-        deviations=(),
+        differences=(),
         withholdable=(),
         privacy={
             "claims": ("None: a reference line."),
@@ -130,7 +130,7 @@ class Centralized(_Alone):
             "weights": "own",
             "source": "The only client draws them; nothing is sent before the end.",
         },
-        deviations=(),
+        differences=(),
         withholdable=("model_parameters",),
         privacy={
             "claims": (

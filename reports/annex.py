@@ -17,7 +17,7 @@ from typing import Literal
 
 from fdaudit.result import Cell, LedgerEntry, Result
 
-from .text import amount, clip, joined
+from .text import amount, clip, joined, only_if
 
 __all__ = ["DOCUMENTS", "Document", "Item", "annex"]
 
@@ -159,7 +159,8 @@ def _dp(result: Result) -> Iterator[Item]:
         document=DP,
         asked="Trust model",
         provided=trust,
-        what="ε is stated for each adversary's view by itself, beside what the protocol takes for granted.",
+        what="ε is stated for each adversary's view by itself, beside what the protocol takes for granted."
+        f"{only_if(dict.fromkeys(who for e in finite for who in e.needs))}",
         where=("ledger", "threats"),
     )
     yield _randomness(finite)
@@ -221,7 +222,8 @@ def _dp_fy(result: Result) -> Iterator[Item]:
         DP_FY,
         "DP setting: who must be trusted",
         finite,
-        what=f"ε is stated for the views of {views}; parties outside a view are trusted to hide what they see.",
+        what=f"ε is stated for the views of {views}; parties outside a view are trusted to hide what they see."
+        f"{only_if(dict.fromkeys(who for e in finite for who in e.needs))}",
         otherwise="No view has a finite ε.",
         where=("ledger", "threats"),
     )

@@ -12,14 +12,14 @@ from dataclasses import dataclass
 from itertools import chain
 
 from fdaudit.goals import GOALS, challenged
-from fdaudit.result import LedgerEntry, Level, Result
+from fdaudit.result import Level, Result
 
 from .findings import FrontFinding, found_by, lines
 from .goals.rule import single_rates
 from .inheritance import gaps
 from .judgement import findings_of
 from .severity import SEVERITIES
-from .text import amount, clip, joined, party, sentence
+from .text import amount, clip, joined, only_if, party, sentence
 from .twin import HOW_TO_MAKE
 from .untried import not_tried
 from .verdict import Finding
@@ -148,7 +148,7 @@ def _claims(result: Result) -> Iterator[str]:
         yield (
             f"{sentence(party(entry.adversary))}: ε of at most {amount(entry.epsilon or 0.0)} at "
             f"δ = {amount(entry.delta or 0.0)}, for one {clip(entry.unit, 40)} of a client, "
-            f"{clip(entry.relation, 40)}.{_needs(entry)}"
+            f"{clip(entry.relation, 40)}.{only_if(entry.needs)}"
         )
     reached = [e.adversary for e in ledger if e.epsilon is None or e.adversary in fallen]
     if reached or not ledger:
@@ -178,14 +178,6 @@ def _claims(result: Result) -> Iterator[str]:
     for check in foreign[:2]:
         claim = f"ε = {amount(check.claimed or 0.0)} ({clip(check.source, 60)})"
         yield f"The system's own claim of {claim} is contradicted."
-
-
-def _needs(entry: LedgerEntry) -> str:
-    """Return who must follow the protocol for a claim to hold, in a sentence after a space; empty if nobody must."""
-    if not entry.needs:
-        return ""
-    follow = "follows" if len(entry.needs) == 1 and not entry.needs[0].startswith("all") else "follow"
-    return f" It holds only if {joined(clip(who, 60) for who in entry.needs)} {follow} the protocol."
 
 
 def _first_cause(cause: str) -> str:

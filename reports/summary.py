@@ -18,7 +18,7 @@ from .inheritance import Standing, private_kinds
 from .judgement import findings_of, judgement_in, standings_of
 from .remedies import ENCRYPT
 from .severity import SEVERITIES
-from .text import amount, clip, joined, party, plural, sentence
+from .text import amount, clip, joined, only_if, party, plural, sentence
 from .tried import Outcome
 from .twin import TwinSummary, twin_summary
 from .verdict import LEVELS, SETTLED, Finding, strongest
@@ -317,7 +317,8 @@ def _exposure_reasons(result: Result) -> Iterator[Reason]:
         stated = f"one {clip(worst.unit, 40)} of a client, {clip(worst.relation, 40)}"
         figure = f"{amount(worst.epsilon or 0.0)} at δ = {amount(worst.delta or 0.0)}"
         yield Reason(
-            text=f"ε is at most {figure} for {stated}: in the view of {joined(map(party, bounded))}.",
+            text=f"ε is at most {figure} for {stated}: in the view of {joined(map(party, bounded))}."
+            f"{only_if(dict.fromkeys(who for e in bounded.values() for who in e.needs))}",
             because="It bounds what any attack can tell about a single one, within the ledger's assumptions. "
             + _checked(result, bounded),
         )

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import unicodedata
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from fdaudit.goals import GOALS
 from fdaudit.types import Figure
@@ -27,6 +27,7 @@ __all__ = [
     "label",
     "level_text",
     "measure",
+    "only_if",
     "p_value",
     "party",
     "plural",
@@ -217,6 +218,14 @@ def party(name: str) -> str:
 def sentence(text: str) -> str:
     """Return `text` with its first letter as a capital."""
     return text[:1].upper() + text[1:]
+
+
+def only_if(needs: Collection[str]) -> str:
+    """Return who must follow the protocol for a claim to hold, in a sentence after a space; empty if nobody must."""
+    if not needs:
+        return ""
+    follow = "follows" if len(needs) == 1 and not next(iter(needs)).startswith("all") else "follow"
+    return f" It holds only if {joined(clip(who, 60) for who in needs)} {follow} the protocol."
 
 
 def ranges(numbers: Iterable[int]) -> str:

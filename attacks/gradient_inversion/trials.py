@@ -86,6 +86,7 @@ def tuned(
         "training": asdict(training),
         "scale": upload.scale,
         "defenses": [dict(d) for d in upload.defenses],
+        **({} if upload.repeats == 1 else {"repeats": upload.repeats}),
         "labels": labels.tolist(),
     }
     return Settings.of(computed_once(card, [*auxiliary, upload.start], make))
@@ -154,7 +155,8 @@ def auxiliary_trial(
     gradient = GradientMap(module, start, step=training.step)
     update = None if upload.update is None else UpdateMap(module, start, training)
     values = (gradient(x, y) if update is None else update(x, y)).detach()
-    target = defended(values / upload.scale, upload.defenses, generator) * upload.scale
+    released = [defended(values / upload.scale, upload.defenses, generator) for _ in range(upload.repeats)]
+    target = torch.stack(released).mean(0) * upload.scale
     if update is not None and one_step:
         target = -target / training.gain - training.weight_decay * flatten(start, gradient.names)
     searched = UpdateMap(module, start, training, smoothing=SMOOTHING)
@@ -186,4 +188,4 @@ def trained_alike(training: ClientSteps, n: int) -> ClientSteps:
 def _alike(one: Upload, other: Upload) -> bool:
     """Return whether two uploads come from the same model by the same steps under the same defences."""
     keys = [(u.start_seq, u.training, u.update is None, u.scale, u.guessed) for u in (one, other)]
-    return keys[0] == keys[1] and list(one.defenses) == list(other.defenses)
+    return keys[0] == keys[1] and (list(one.defenses), one.repeats) == (list(other.defenses), other.repeats)

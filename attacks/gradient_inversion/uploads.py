@@ -23,6 +23,7 @@ from .engine import Matched
 from .fished import Fished, fished
 from .gradients import PLAIN
 from .labels import probe_images
+from .repeated import uploads_for_one_model
 from .updates import ClientSteps, gradient_of_update, schedule
 
 if TYPE_CHECKING:
@@ -67,6 +68,7 @@ class Upload:
         guessed: whether the number of records is an assumption of the adversary.
         states: number of the message with the optimiser's state that the gradient was read off, if it was.
         note: why an optimiser's state in view was not read, or that it was.
+        repeats: of how many uploads for one model the sent values are the mean.
     """
 
     target: str
@@ -82,6 +84,7 @@ class Upload:
     guessed: bool = False
     states: tuple[int, ...] = ()
     note: str = ""
+    repeats: int = 1
 
     @property
     def sent(self) -> Mapping[str, Tensor]:
@@ -205,7 +208,10 @@ def read_upload(
     if stateful and not isinstance(state, StateGradient) and _goes_on(view, message, target):
         reason = "the clients keep their optimiser's state, and that before this round is not known"
         return f"{reason}; {note}" if note else reason
-    upload = _upload(view, message, origin, target, training)
+    alike = [message]
+    if len(training.batches) == 1 and training.images == n:  # other batches are of other records
+        alike = uploads_for_one_model(view, message, origin, target)
+    upload = _upload(view, alike, origin, target, training)
     upload = _read_off(upload, state) if isinstance(state, StateGradient) else replace(upload, note=note)
     part = None
     if upload.update is None:
@@ -239,6 +245,7 @@ def _read_off(upload: Upload, state: StateGradient) -> Upload:
         defenses=state.defenses,
         scale=state.scale,
         states=(state.seq,),
+        repeats=1,
         note="gradients were read off the optimiser's state",
     )
 
@@ -258,8 +265,16 @@ def _fished_out(upload: Upload, part: Fished) -> Upload:
     )
 
 
-def _upload(view: View, message: Message, origin: Message, target: str, training: ClientSteps) -> Upload:
-    start, values = view.tensors(origin), view.tensors(message)
+def _upload(
+    view: View, alike: Sequence[Message], origin: Message, target: str, training: ClientSteps
+) -> Upload:
+    """Return the upload that several for one model are together: their mean has less of the defences' noise."""
+    start, message = view.tensors(origin), alike[0]
+    values = view.tensors(message)
+    if len(alike) > 1:
+        sent = [view.tensors(one) for one in alike]
+        floating = [name for name, value in values.items() if value.is_floating_point()]
+        values |= {name: torch.stack([one[name] for one in sent]).mean(0) for name in floating}
     update: dict[str, Tensor] | None = None
     change: dict[str, Tensor] = {}
     scale = 1.0
@@ -286,6 +301,7 @@ def _upload(view: View, message: Message, origin: Message, target: str, training
         change=change,
         defenses=view.defenses_of(message),
         scale=scale,
+        repeats=len(alike),
     )
 
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any, get_args
 
 from fdaudit.accounting.charges import Charges, charges_from_json, charges_to_json
+from fdaudit.accounting.costs import epsilon
 from fdaudit.errors import IntegrityError
 from fdaudit.events import DiscreteGaussian, Gaussian, Relation, Unit
 
@@ -20,12 +21,16 @@ __all__ = [
     "Accounts",
     "accounts_from_json",
     "accounts_to_json",
+    "dearest",
     "gdp",
     "rounded_up",
     "worst_gdp",
     "worst_zcdp",
     "zcdp",
 ]
+
+_KINDS = 8
+"""Most clients of different charges that `dearest` returns."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,6 +57,20 @@ class Accounts:
     def cause(self) -> str:
         """Return why no ε can be claimed for the worst client; an empty text if one can."""
         return next(iter(self.causes.values()), "")
+
+
+def dearest(accounts: Accounts, victim: str, delta: float) -> list[str]:
+    """Return the victim, and of the clients with other charges the most expensive ones at δ, one of each kind."""
+    costs = dict[frozenset[Any], tuple[float, str]]()
+    for client in sorted(accounts.charges, key=lambda name: name != victim):
+        ways = accounts.charges[client]
+        kind = frozenset(frozenset(way.items()) for way in ways)
+        if kind not in costs:
+            cost = min(epsilon(way, delta, pld=False).value for way in ways)
+            costs[kind] = cost, client
+    (_, first), *rest = costs.values()
+    rest.sort(key=lambda one: -one[0])
+    return [first, *(client for _, client in rest[: _KINDS - 1])]
 
 
 def accounts_to_json(accounts: Accounts) -> dict[str, Any]:

@@ -11,7 +11,8 @@ Guarantees:
   * with `fixed`, costs are the ledger's own ε of everything charged so far. Then every event's parameters, and who
     sends when, must follow from the spec and from coins that hold no data. The message at which the run stops is then
     fixed before the run, and ordinary composition holds for all messages before it;
-  * no message is recorded that would exceed the budget.
+  * no message is recorded that would exceed the budget;
+  * with `departing` parties, costs are those of what still counts if they depart from the protocol (`departures`).
 
 A filter over several orders needs a share of δ for each order if parameters depend on earlier releases. That costs
 more than it gains.
@@ -21,18 +22,20 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
 from fdaudit.accounting.charges import Charge, converted, parts_of
 from fdaudit.accounting.costs import ORDERS, curve, epsilon
+from fdaudit.accounting.departures import Departure, asks, unasked
 from fdaudit.adversary.view import EAVESDROPPER, members_of
 from fdaudit.errors import SpecError
 from fdaudit.events import Event, EventUnit, NoGuarantee, Relation, Release
 from fdaudit.transcript.messages import ALL, DATA, Message, role
 
-__all__ = ["BudgetMeter"]
+__all__ = ["BudgetMeter", "BudgetMeters", "departing_groups"]
 
 _AHEAD = (1.3, 1.05)
 """Factors by which a trial exceeds the need, so that few loss distributions are convolved."""
@@ -89,6 +92,12 @@ class BudgetMeter:
         relation: how the unit changes between neighbours.
         parties: every party.
         fixed: whether every event's parameters follow from the spec alone, independent of all releases.
+        departing: parties that may depart from the protocol; the budget is then kept for the other clients.
+
+    Attributes:
+        adversary: the same.
+        epsilon: the same.
+        departing: the same.
     """
 
     def __init__(
@@ -101,11 +110,16 @@ class BudgetMeter:
         parties: Sequence[str],
         *,
         fixed: bool = False,
+        departing: Collection[str] = (),
     ) -> None:
-        self.adversary, self.epsilon = adversary, epsilon
+        self.adversary, self.epsilon, self.departing = adversary, epsilon, tuple(departing)
         self._members = members_of(adversary, parties)
         self._unit, self._relation = unit, relation
-        self._clients = frozenset(p for p in parties if role(p) == "client" and p not in self._members)
+        away = {*self._members, *departing}
+        self._clients = frozenset(p for p in parties if role(p) == "client" and p not in away)
+        self._departure = Departure(departing)
+        self._recorded: list[Message] = []
+        self._asks, self._unasked = False, ""
         self._rule = (_ByLedger if fixed else _ByOrder)(epsilon, delta)
         self._spent = defaultdict[str, Counter[Charge]](Counter)
         self._round = defaultdict[str, Counter[Charge]](Counter)
@@ -126,21 +140,21 @@ class BudgetMeter:
             SpecError: answers carry a client's data without a guarantee, or cost more than the budget.
         """
         for party, event in models.items():
-            stated = NoGuarantee(reason="none") if event is None else self._stated(event)
+            # Noise on answers does not hide a model that parties who depart made fail.
+            counts = event is not None and not self.departing
+            stated = self._stated(event) if event and counts else NoGuarantee(reason="none")
             if not isinstance(stated, NoGuarantee):
                 for client in self._clients:  # the model may have been trained on any of them
                     self._spent[client] += Counter[Charge](parts_of(stated))
             elif party in self._clients and not trained:
-                problem = (
-                    f"cannot be kept: {self.adversary} may ask the model of {party}, which has no guarantee"
-                )
-                remedy = "Defend its training or its answers, or set oracles to false."
-                raise SpecError("privacy.budget.epsilon", self.epsilon, problem, remedy)
+                problem = f"{self.adversary} may ask the model of {party}, which has no guarantee"
+                remedy = "Defend its training, or set oracles to false."
+                raise self._refusal(f"cannot be kept{self._condition}: {problem}", remedy)
             else:
                 self._asked.add(party)
         if not all(self._rule.fits(charges) for charges in self._spent.values()):
-            problem = f"is passed by the answers that {self.adversary} may ask for"
-            raise SpecError("privacy.budget.epsilon", self.epsilon, problem, "Raise it, or lower queries.")
+            problem = f"is passed by the answers that {self.adversary} may ask for{self._condition}"
+            raise self._refusal(problem, "Raise it, or lower queries.")
 
     def admit(self, message: Message) -> None:
         """Count a message that is about to be recorded.
@@ -148,32 +162,74 @@ class BudgetMeter:
         Raises:
             SpecError: it would take the view past its budget; it must not be sent.
         """
-        bare, charged = self._flow(message)
-        if bare and self._sees(message):
-            who = min(bare)
-            problem = f"cannot be kept: {message.kind} of {message.sender} carries data of {who} without a guarantee"
-            raise SpecError("privacy.budget.epsilon", self.epsilon, problem, "Defend or withhold it.")
+        left = self._left(message)
+        bare, charged = self._flow(left)
+        if bare and self._sees(left):
+            problem = f"{left.kind} of {left.sender} carries data of {min(bare)} without a guarantee"
+            remedy = "Defend or withhold it."
+            if self.departing and isinstance(left.event, NoGuarantee):
+                problem, remedy = (
+                    f"{problem}, since {left.event.reason}",
+                    "Train by DP-SGD, or change against.",
+                )
+            raise self._refusal(f"cannot be kept{self._condition}: {problem}", remedy)
         for client, cost in charged.items():
             if not self._rule.fits(self._spent[client] + cost):
-                problem = f"is passed in round {message.round} by {message.kind} of {message.sender}"
-                raise SpecError("privacy.budget.epsilon", self.epsilon, problem, "Raise it, or add noise.")
-        self._note(message, bare, charged)
+                problem = f"is passed in round {left.round} by {left.kind} of {left.sender}"
+                raise self._refusal(f"{problem}{self._condition}", "Raise it, or add noise.")
+        self._note(left, bare, charged)
 
     def read(self, message: Message) -> None:
         """Count a message that is already recorded."""
-        bare, charged = self._flow(message)
+        left = self._left(message)
+        bare, charged = self._flow(left)
         for client, cost in charged.items():
             self._rule.fits(
                 self._spent[client] + cost
             )  # the first one fixes the order, as in the original run
-        self._note(message, bare, charged)
+        self._note(left, bare, charged)
 
     def allows_another(self) -> bool:
-        """Return whether another round fits that costs each client no more than its most expensive round so far."""
+        """Return whether another round fits that costs each client no more than its most expensive round so far.
+
+        Raises:
+            SpecError: parties that may depart chose who answered in the round, so that their choice could cost more.
+        """
         self._close_round()
         return all(self._rule.fits(self._spent[k] + dear) for k, dear in self._dearest.items())
 
+    @property
+    def _condition(self) -> str:
+        """Return who departs, as the end of a clause; empty if nobody may."""
+        if not self.departing:
+            return ""
+        roles = dict.fromkeys(
+            "other clients" if role(p) == "client" else f"the {role(p)}" for p in self.departing
+        )
+        return f" if {' and '.join(roles)} may depart from the protocol"
+
+    def _refusal(self, problem: str, remedy: str) -> SpecError:
+        return SpecError("privacy.budget.epsilon", self.epsilon, problem, remedy)
+
+    def _left(self, message: Message) -> Message:
+        """Return what counts of the next message."""
+        if message.round != self._now:
+            self._close_round()
+            self._now = message.round
+        if not self.departing:
+            return message
+        numbered = replace(message, seq=len(self._senders))
+        self._recorded.append(numbered)
+        return self._departure.after(numbered)
+
     def _close_round(self) -> None:
+        clients = sorted(self._clients)
+        self._asks = self._asks or asks(self._recorded, self.departing, clients)
+        self._unasked = self._unasked or unasked(self._recorded, clients)
+        self._recorded.clear()
+        if self._asks and self._unasked:
+            problem = f"cannot be kept{self._condition}: {self._unasked}"
+            raise self._refusal(problem, "Have every client take part.")
         for client, cost in self._round.items():
             self._dearest[client] |= cost
         self._round.clear()
@@ -228,9 +284,6 @@ class BudgetMeter:
         return overheard or may_be_asked or any(p in self._members for p in message.parties())
 
     def _note(self, message: Message, bare: frozenset[str], charged: dict[str, Counter[Charge]]) -> None:
-        if message.round != self._now:
-            self._close_round()
-            self._now = message.round
         for client, cost in charged.items():
             self._rule.fits(cost)  # also for messages read from a record, the first charge fixes the order
             self._spent[client] += cost
@@ -241,3 +294,56 @@ class BudgetMeter:
             for party in {message.sender, *message.receivers}:
                 senders = self._holds[party]
                 senders[message.sender] = senders.get(message.sender, frozenset()) | bare
+
+
+class BudgetMeters:
+    """The meters of one budget: as the protocol has it, and for each case of parties that depart.
+
+    Args:
+        meters: the meters; a message is recorded only if each admits it.
+    """
+
+    def __init__(self, meters: Sequence[BudgetMeter]) -> None:
+        self._meters = tuple(meters)
+
+    def admit(self, message: Message) -> None:
+        """Count a message that is about to be recorded; raises as `BudgetMeter.admit`."""
+        for meter in self._meters:
+            meter.admit(message)
+
+    def read(self, message: Message) -> None:
+        """Count a message that is already recorded."""
+        for meter in self._meters:
+            meter.read(message)
+
+    def allows_another(self) -> bool:
+        """Return whether another round fits every meter; raises as `BudgetMeter.allows_another`."""
+        fits = True
+        for meter in self._meters:  # each closes its round
+            fits = meter.allows_another() and fits
+        return fits
+
+
+def departing_groups(
+    against: Sequence[str], adversary: str, parties: Sequence[str]
+) -> Iterator[tuple[str, ...]]:
+    """Yield the parties that may depart together: all of one role, of clients all but one.
+
+    Args:
+        against: roles, of `server`, `aggregator` and `client`.
+        adversary: the adversary whose members among the clients do not depart, as in the ledger.
+        parties: every party.
+
+    Raises:
+        SpecError: no party has a role.
+    """
+    members = members_of(adversary, parties)
+    for name in against:
+        able = tuple(p for p in parties if role(p) == name and (name != "client" or p not in members))
+        if not able or (name == "client" and len(able) < 2):
+            problem = "has nobody in this run who could depart"
+            raise SpecError("privacy.budget.against", name, problem, "Remove it.")
+        if name == "client":
+            yield from (tuple(p for p in able if p != victim) for victim in able)
+        else:
+            yield able

@@ -22,7 +22,38 @@ from fdaudit.accounting.draws import mechanisms
 from fdaudit.events import Event, NoGuarantee
 from fdaudit.transcript.messages import ALL, DRAWN, SUM, Message, role
 
-__all__ = ["chosen", "departed"]
+__all__ = ["Departure", "asks", "chosen", "departed", "unasked"]
+
+
+class Departure:
+    """Turns messages, given one by one in order, into what still counts if parties depart from the protocol.
+
+    Args:
+        parties: those that depart.
+    """
+
+    def __init__(self, parties: Collection[str]) -> None:
+        self.parties = frozenset(parties)
+        self._roles = frozenset(map(role, self.parties))
+        # Messages that what they send may have changed, and parties that hold one.
+        self._reached = set[int | str]()
+
+    def after(self, message: Message) -> Message:
+        """Return the next message with what still counts of it."""
+        if message.sender in self.parties:
+            fields = {name: value for name, value in message.fields.items() if name not in (DRAWN, SUM)}
+            left = replace(message, inputs=ALL, event=None, fields=fields)
+            changed = True
+        else:
+            if message.inputs == ALL:
+                changed = message.sender in self._reached
+            else:
+                changed = any(i in self._reached for i in message.inputs)
+            event = _event(message, self._roles, changed)
+            left = message if event is message.event else replace(message, event=event)
+        if changed:
+            self._reached |= {message.seq, *message.receivers}
+        return left
 
 
 def departed(messages: Iterable[Message], parties: Collection[str]) -> Iterator[Message]:
@@ -32,20 +63,7 @@ def departed(messages: Iterable[Message], parties: Collection[str]) -> Iterator[
         messages: the whole record, in order.
         parties: those that depart.
     """
-    reached = set[int | str]()  # messages that what they send may have changed, and parties that hold one
-    roles = set(map(role, parties))
-    for m in messages:
-        if m.sender in parties:
-            fields = {name: value for name, value in m.fields.items() if name not in (DRAWN, SUM)}
-            after = replace(m, inputs=ALL, event=None, fields=fields)
-            changed = True
-        else:
-            changed = m.sender in reached if m.inputs == ALL else any(i in reached for i in m.inputs)
-            event = _event(m, roles, changed)
-            after = m if event is m.event else replace(m, event=event)
-        if changed:
-            reached |= {m.seq, *m.receivers}
-        yield after
+    return map(Departure(parties).after, messages)
 
 
 def _event(message: Message, departing: Collection[str], changed: bool) -> Event | None:
@@ -70,9 +88,22 @@ def chosen(messages: Sequence[Message], parties: Collection[str], clients: Seque
         parties: those that depart; clients are asked by other parties only.
         clients: the clients to protect.
     """
+    return unasked(messages, clients) if asks(messages, parties, clients) else ""
+
+
+def asks(messages: Sequence[Message], parties: Collection[str], clients: Sequence[str]) -> bool:
+    """Return whether a party that departs and is no client sends a client something; arguments as for `chosen`."""
     asking = [p for p in parties if role(p) != "client"]
-    if not any(m.sender in asking and set(m.receivers) & set(clients) for m in messages):
-        return ""
+    return any(m.sender in asking and set(m.receivers) & set(clients) for m in messages)
+
+
+def unasked(messages: Sequence[Message], clients: Sequence[str]) -> str:
+    """Return which client answered less often than others and was not silent, in words; or an empty text.
+
+    Args:
+        messages: those of one round or more.
+        clients: the clients to protect.
+    """
     silent = {(m.sender, m.round) for m in messages if m.kind == "silence"}
     answers = defaultdict[tuple[int, int, str], set[str]](set)
     for m in messages:

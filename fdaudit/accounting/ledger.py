@@ -10,10 +10,9 @@ from functools import cached_property
 from itertools import chain
 from typing import Any
 
-from fdaudit.accounting.accounts import Accounts, worst_gdp, worst_zcdp
+from fdaudit.accounting.accounts import Accounts, dearest, worst_gdp, worst_zcdp
 from fdaudit.accounting.charges import Charges
 from fdaudit.accounting.charging import EpsilonEntry, sampling
-from fdaudit.accounting.costs import epsilon as epsilon_of
 from fdaudit.accounting.departures import chosen, departed
 from fdaudit.accounting.draws import mechanisms
 from fdaudit.accounting.graph import Leak, MessageGraph
@@ -38,8 +37,6 @@ __all__ = ["Books", "Groups", "Ledger", "OracleAnswers", "may_ask"]
 
 _SAME = 1 + 1e-9
 """Factor by which two figures of one claim may differ by rounding."""
-_KINDS = 8
-"""Most clients of different charges whose claim is tried with all other clients departing."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,6 +92,23 @@ class Ledger:
         own = {f.name: getattr(self, f.name) for f in fields(Ledger) if f.name not in ("view", "epsilon")}
         epsilon = self.epsilon if self.finite else None
         return LedgerEntry(adversary=self.view, epsilon=epsilon, **own)
+
+    def left(self, departs: str, number: int, worst: Ledger) -> AgainstActive:
+        """Return what is left of the claim.
+
+        Args:
+            departs: the role of the parties that depart.
+            number: how many of them.
+            worst: the ledger of the same view if they depart.
+        """
+        epsilon = max(worst.epsilon, self.epsilon)
+        return AgainstActive(
+            departs=departs,
+            number=number,
+            holds=worst.finite and epsilon <= self.epsilon * _SAME,
+            epsilon=epsilon if worst.finite else None,
+            why=worst.cause,
+        )
 
     def _repr_html_(self) -> str:
         """Return the claim and its terms as a table for a notebook."""
@@ -193,6 +207,7 @@ class Books:
     ) -> None:
         recorded = tuple(messages)
         self._departed = frozenset(m.sender for m in recorded if DEVIATION in m.fields)
+        self._choosing = frozenset[str]()
         if self._departed:
             recorded = tuple(departed(recorded, self._departed))
         self._graph = MessageGraph((*recorded, *(o.message for o in oracles)))
@@ -256,6 +271,8 @@ class Books:
         if leaks:
             victim, leak = min(leaks.items(), key=lambda item: item[1].message.seq)
             return replace(blank, epsilon=math.inf, victim=victim, **self._cause(leak, entry))
+        if cause := chosen(self._recorded, self._choosing, victims):
+            return replace(blank, epsilon=math.inf, cause=cause, victim=victims[0])
         bills = {v: entry.cheapest(v, w) for v, w in ways.items() if not isinstance(w, Leak)}
         victim, bill = entry.worst(bills)
         return replace(
@@ -283,17 +300,13 @@ class Books:
         """
         if not ledger.finite or not ledger.contributions:
             return ()
-        members = members_of(ledger.view, self._parties)
-        roles = dict.fromkeys(role(p) for p in self._parties if self._graph.held_by(p))
-        rows = list[AgainstActive]()
-        for name in roles:
-            if name not in ("client", "world"):
-                who = [p for p in self._parties if role(p) == name]
-                rows.append(self._against(ledger, name, [who], pld))
-        clients = [p for p in self._parties if role(p) == "client" and p not in members]
+        rows = [self._against(ledger, name, [who], pld) for name, who in self.asking.items()]
+        clients = self.clients(ledger.view)
         if len(clients) < 2:
             return tuple(rows)
-        alone = [[p for p in clients if p != victim] for victim in self._dearest(ledger)]
+        accounts = self.accounts(ledger.view, unit=ledger.unit, relation=ledger.relation)
+        victims = dearest(accounts, ledger.victim, ledger.delta)
+        alone = [[p for p in clients if p != victim] for victim in victims]
         every = self._against(ledger, "client", alone, pld)
         if every.holds or len(clients) == 2:
             return (*rows, every)
@@ -306,48 +319,35 @@ class Books:
         """Return what is left of ε at worst if the parties of one of these groups depart."""
         found = list[Ledger]()
         for group in groups:
-            books = self._if_departed(group)
+            books = self.if_departed(group)
             found.append(
                 books.ledger(
                     ledger.view, delta=ledger.delta, unit=ledger.unit, relation=ledger.relation, pld=pld
                 )
             )
         worst = max(found, key=lambda one: one.epsilon)
-        why = worst.cause
-        if worst.finite:
-            clients = [p for p in self._parties if role(p) == "client"]
-            protected = [p for p in clients if p not in members_of(ledger.view, self._parties)]
-            why = chosen(self._recorded, groups[0], protected)
-        epsilon = max(worst.epsilon, ledger.epsilon)
-        return AgainstActive(
-            departs=name,
-            number=len(groups[0]),
-            holds=not why and epsilon <= ledger.epsilon * _SAME,
-            epsilon=None if why else epsilon,
-            why=why,
-        )
+        return ledger.left(name, len(groups[0]), worst)
 
-    def _if_departed(self, parties: Sequence[str]) -> Books:
+    def if_departed(self, parties: Sequence[str]) -> Books:
         """Return the books as they are if these parties depart from the protocol."""
         books = copy(self)
         answers = [o.message for o in self._oracles]
         books._graph = MessageGraph(tuple(departed((*self._recorded, *answers), parties)))
         books._departed = self._departed.union(parties)
+        books._choosing = frozenset(parties)
         return books
 
-    def _dearest(self, ledger: Ledger) -> list[str]:
-        """Return the worst client, and of those with other charges the most expensive ones, one of each kind."""
-        accounts = self.accounts(ledger.view, unit=ledger.unit, relation=ledger.relation)
-        costs = dict[frozenset[Any], tuple[float, str]]()
-        for client in sorted(accounts.charges, key=lambda name: name != ledger.victim):
-            ways = accounts.charges[client]
-            kind = frozenset(frozenset(way.items()) for way in ways)
-            if kind not in costs:
-                cost = min(epsilon_of(way, ledger.delta, pld=False).value for way in ways)
-                costs[kind] = cost, client
-        (_, first), *rest = costs.values()
-        rest.sort(key=lambda one: -one[0])
-        return [first, *(client for _, client in rest[: _KINDS - 1])]
+    @property
+    def asking(self) -> dict[str, tuple[str, ...]]:
+        """Return the parties by role, without clients and the world, of the roles that hold something."""
+        roles = dict.fromkeys(role(p) for p in self._parties if self._graph.held_by(p))
+        names = [name for name in roles if name not in ("client", "world")]
+        return {name: tuple(p for p in self._parties if role(p) == name) for name in names}
+
+    def clients(self, view: str) -> tuple[str, ...]:
+        """Return the clients that are no members of an adversary."""
+        members = members_of(view, self._parties)
+        return tuple(p for p in self._parties if role(p) == "client" and p not in members)
 
     def accounts(self, view: str, *, unit: Unit = "record", relation: Relation | None = None) -> Accounts:
         """Return the charges of each client, before a δ is chosen.
@@ -371,6 +371,8 @@ class Books:
             leaks = [(v, w) for v, w in ways.items() if isinstance(w, Leak)]
             leaks.sort(key=lambda item: item[1].message.seq)
             causes = {v: self._cause(leak, entry)["cause"] for v, leak in leaks}
+            if cause := chosen(self._recorded, self._choosing, victims):
+                charges, causes = {}, causes | {v: cause for v in victims if v not in causes}
         return Accounts(
             view=view,
             unit=unit,

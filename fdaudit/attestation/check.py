@@ -82,7 +82,7 @@ def verify_bundle(bundle: Path, *, key: Ed25519PublicKey | None = None, vault: P
         return outcome
     _check_run(bundle / RUN, outcome)
     if statement is not None:
-        _check_facts(bundle / RUN, statement.predicate, outcome)
+        _check_facts(bundle / RUN, statement, outcome)
     if vault is not None:
         _check_vault(bundle / RUN, vault, statement, outcome)
     if not outcome.findings:
@@ -184,14 +184,14 @@ def _check_run(run: Path, outcome: Outcome) -> None:
         outcome.findings.append(f"{RUN}: {error}")
 
 
-def _check_facts(run: Path, predicate: Any, outcome: Outcome) -> None:
+def _check_facts(run: Path, statement: Statement, outcome: Outcome) -> None:
     """Compare the statement's facts about a run with the run's files."""
     try:
-        due = facts(run)
+        due = facts(run, statement.predicate_type)
     except FdauditError as error:
         outcome.findings.append(f"{RUN}: {error}")
         return
-    stated = dict(predicate)
+    stated = dict(statement.predicate)
     verdicts, judged = stated.pop("verdicts"), due.pop("verdicts")
     if isinstance(stated["run"], dict):
         names = due["run"].keys() | stated["run"].keys()

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from fdaudit.errors import IntegrityError, UsageError
-from fdaudit.result import Part
+from fdaudit.result import LedgerEntry, Part
 from fdaudit.storage.digests import canonical
 from fdaudit.storage.files import load_json
 from fdaudit.transcript.manifest import MANIFEST, origin_of, read_manifest
@@ -36,12 +36,15 @@ __all__ = [
 ]
 
 STATEMENT_TYPE = "https://in-toto.io/Statement/v1"
-PREDICATE_TYPE = "urn:fdaudit:evidence:v1"
+PREDICATE_TYPE = "urn:fdaudit:evidence:v2"
+_FIRST_TYPE = "urn:fdaudit:evidence:v1"
+"""The type of statements whose ledger does not say what is left of ε if parties depart (`against`)."""
 _RESULT = "result.json"
 _OWN = ("tool", "vault", "written")
 _FACTS = ("auditor_only", "checks", "gates", "ledger", "run", "verdicts")
 _GATE = ("name", "threshold", "value", "passed", "at_least")
 _LEDGER = ("adversary", "epsilon", "delta", "unit", "relation", "victim")
+_AGAINST = ("departs", "number", "holds", "epsilon")
 _CHECK = ("adversary", "claimed", "verdict")
 _TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ")
 
@@ -52,14 +55,21 @@ class Statement:
     Attributes:
         subjects: SHA-256 by path.
         predicate: its fields, each of its type.
+        predicate_type: with its version.
     """
 
-    def __init__(self, subjects: Mapping[str, str], predicate: Mapping[str, Any]) -> None:
-        self.subjects, self.predicate = subjects, predicate
+    def __init__(
+        self, subjects: Mapping[str, str], predicate: Mapping[str, Any], predicate_type: str
+    ) -> None:
+        self.subjects, self.predicate, self.predicate_type = subjects, predicate, predicate_type
 
 
-def facts(run: Path) -> dict[str, Any]:
+def facts(run: Path, predicate_type: str = PREDICATE_TYPE) -> dict[str, Any]:
     """Return the facts about a run that its files state, without its vault.
+
+    Args:
+        run: its directory.
+        predicate_type: decides what the facts are.
 
     Returns:
         `run` (name, spec_sha256, head, messages, origin, manifest_self, result_sha256), `gates`, `verdicts` by cell,
@@ -100,7 +110,7 @@ def facts(run: Path) -> dict[str, Any]:
             "verdicts": [
                 {"cell": f.cell.id, "goal": f.cell.goal, "level": f.level} for f in findings_of(result)
             ],
-            "ledger": [_some(row, _LEDGER) for row in result.ledger or ()],
+            "ledger": [_ledger_row(row, predicate_type) for row in result.ledger or ()],
             "checks": [_some(row, _CHECK) for row in result.checks],
         }
         canonical(value)
@@ -108,6 +118,14 @@ def facts(run: Path) -> dict[str, Any]:
     except (UsageError, LookupError, TypeError, AttributeError, ValueError, ArithmeticError) as error:
         reason = str(error) if isinstance(error, UsageError) else f"{type(error).__name__}: {error}"
         raise IntegrityError([f"{_RESULT} is malformed: {reason[:300]}"]) from None
+
+
+def _ledger_row(entry: LedgerEntry, predicate_type: str) -> dict[str, Any]:
+    """Return what a statement says of one view's ε."""
+    row = _some(entry, _LEDGER)
+    if predicate_type != _FIRST_TYPE:
+        row["against"] = [_some(case, _AGAINST) for case in entry.against]
+    return row
 
 
 def _some(row: Part, names: Iterable[str]) -> dict[str, Any]:
@@ -143,10 +161,14 @@ def read_statement(payload: bytes, name: str) -> Statement:
     value = parse_canonical(payload, f"{name}: the statement", end=b"")
     if not isinstance(value, dict) or value.keys() != {"_type", "subject", "predicateType", "predicate"}:
         raise IntegrityError([f"{name}: the statement has not the fields of in-toto's"])
-    for field, due in (("_type", STATEMENT_TYPE), ("predicateType", PREDICATE_TYPE)):
-        if value[field] != due:
-            raise IntegrityError([f"{name}: {field} is not {due}"])
-    return Statement(subjects_of(value["subject"], name), _predicate(value["predicate"], name))
+    predicate_type = value["predicateType"]
+    if value["_type"] != STATEMENT_TYPE:
+        raise IntegrityError([f"{name}: _type is not {STATEMENT_TYPE}"])
+    if predicate_type not in (PREDICATE_TYPE, _FIRST_TYPE):
+        raise IntegrityError([f"{name}: predicateType is neither {PREDICATE_TYPE} nor {_FIRST_TYPE}"])
+    return Statement(
+        subjects_of(value["subject"], name), _predicate(value["predicate"], name), predicate_type
+    )
 
 
 def subjects_of(listed: Any, name: str) -> dict[str, str]:

@@ -9,14 +9,14 @@ Guarantees:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fdaudit.accounting.accounts import Accounts
+from fdaudit.accounting.accounts import Accounts, dearest
 from fdaudit.accounting.costs import epsilon
 from fdaudit.accounting.joint import Holders, Joint, joined
 from fdaudit.accounting.ledger import Ledger
@@ -24,6 +24,7 @@ from fdaudit.accounting.profile import Profile, profile, with_delta
 from fdaudit.audit.run import Run
 from fdaudit.errors import RunError, UsageError
 from fdaudit.events import Relation, Unit
+from fdaudit.result import AgainstActive
 from fdaudit.transcript.manifest import read_manifest
 from fdaudit.transcript.transcript import read_messages
 
@@ -127,7 +128,54 @@ class JointRuns:
         found = self._joined(view, delta, unit, relation)
         unit = found.accounts.unit
         warnings = dict.fromkeys(w for run in self._runs for w in run.books.warnings(delta, unit))
-        return joint_entry(found, self.names, delta, tuple(warnings))
+        entry = joint_entry(found, self.names, delta, tuple(warnings))
+        return replace(entry, against=tuple(self._against(entry, found)))
+
+    def _against(self, entry: JointLedger, found: Joint) -> Iterator[AgainstActive]:
+        """Yield what is left of a joint ε if parties of one role depart from the protocol in every run."""
+        if not entry.finite or not entry.epsilon:
+            return
+        for name in dict.fromkeys(name for run in self._runs for name in run.books.asking):
+            yield self._left(entry, name, [[run.books.asking.get(name, ()) for run in self._runs]])
+        victims = dearest(found.accounts, entry.victim, entry.delta)
+        groups = [self._others(entry, found.holders[victim]) for victim in victims]
+        most = max(map(len, groups[0]))
+        if not most:
+            return
+        every = self._left(entry, "client", groups)
+        if not every.holds and most > 1:
+            one = self._left(entry, "client", [[others[:1] for others in groups[0]]])
+            yield one
+            if one.epsilon is None:
+                return
+        yield every
+
+    def _others(self, entry: JointLedger, held: Holders) -> list[tuple[str, ...]]:
+        """Return by run the clients that do not hold a record, without members of the adversary.
+
+        Where a bound stands for too many combinations (`joined`), the run's own worst client holds it.
+        """
+        others = []
+        for run, client in zip(self._runs, held, strict=True):
+            clients = run.books.clients(entry.view)
+            if client is not None and client not in clients:
+                alone = run.books.ledger(
+                    entry.view, delta=entry.delta, unit=entry.unit, relation=entry.relation
+                )
+                client = alone.victim
+            others.append(tuple(p for p in clients if p != client))
+        return others
+
+    def _left(
+        self, entry: JointLedger, name: str, groups: Sequence[Sequence[tuple[str, ...]]]
+    ) -> AgainstActive:
+        """Return what is left of a joint ε at worst if one of these groups of parties, by run, departs."""
+        ledgers = []
+        for away in groups:
+            found = self._joined(entry.view, entry.delta, entry.unit, entry.relation, away)
+            ledgers.append(joint_entry(found, self.names, entry.delta, ()))
+        worst = max(ledgers, key=lambda one: one.epsilon)
+        return entry.left(name, max(map(len, groups[0])), worst)
 
     def profile(
         self,
@@ -149,7 +197,15 @@ class JointRuns:
         deltas = with_delta(delta)
         return profile(self._joined(view, delta, unit, relation).accounts, deltas)
 
-    def _joined(self, view: str, delta: float, unit: Unit | None, relation: Relation | None) -> Joint:
+    def _joined(
+        self,
+        view: str,
+        delta: float,
+        unit: Unit | None,
+        relation: Relation | None,
+        away: Sequence[Sequence[str]] = (),
+    ) -> Joint:
+        """Return the joint accounts, if by run the parties in `away` depart from the protocol."""
         unit = unit or self._cases[0].spec.privacy.unit
         if unit == "group":
             problem = "is not matched between runs"
@@ -157,9 +213,12 @@ class JointRuns:
         if unit == "client" and self._one_dataset and not self._same_clients:
             problem = "has no meaning here: the runs split one dataset between clients in different ways"
             raise UsageError("unit", unit, problem, "Ask for the unit record.")
-        first = self._runs[0].accounts(view, unit=unit, relation=relation)
-        others = [run.accounts(view, unit=unit, relation=first.relation) for run in self._runs[1:]]
-        accounts = [self._without_public(a, n) for n, a in enumerate([first, *others])]
+        accounts = list[Accounts]()
+        for number, run in enumerate(self._runs):
+            books = run.books.if_departed(away[number]) if away and away[number] else run.books
+            entry = books.accounts(view, unit=unit, relation=relation or books.choices.relation)
+            relation = entry.relation
+            accounts.append(self._without_public(entry, number))
         found = joined(accounts, self.names, self._holders, delta)
         how = _UNMATCHED.format(unit=unit) if self._holders is None else _MATCHED if self._overlap else _APART
         assumed = (*found.accounts.assumptions, _ADAPTIVE, how)

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from fdaudit.accounting.budget import BudgetMeter
+from fdaudit.accounting.budget import BudgetMeter, BudgetMeters, departing_groups
 from fdaudit.audit.utility import measurement_of
 from fdaudit.federation.checkpoints import Checkpoints
 from fdaudit.federation.networks import Trainers
@@ -160,7 +160,7 @@ def federate(run: RunDirectory, tick: Tick, budget: float | None = None) -> Posi
         done: Round | None = None
         first = checkpoint["round"] + 1 if checkpoint else 0
         for done in stage.protocol.rounds(first) if _goes_on(meter) else ():
-            last = done.index == rounds - 1 or not _goes_on(meter)
+            last = not _goes_on(meter) or done.index == rounds - 1
             worth = stage.worth_a_row(done, last)
             utility.add(case.protocol.card.name, done.index, worth, stage.evaluators, case, last=last)
             if last:
@@ -195,7 +195,7 @@ def _tested(case: Case, budget: float | None) -> Case:
     return replace(case, splits=replace(case.splits, test=test[rows]))
 
 
-def _wire(case: Case, transcript: Transcript, secret: bytes, meter: BudgetMeter | None) -> Wire:
+def _wire(case: Case, transcript: Transcript, secret: bytes, meter: BudgetMeters | None) -> Wire:
     """Return the wire of the case's protocol, with the case's defences."""
     return Wire(
         transcript,
@@ -214,29 +214,39 @@ def _wire(case: Case, transcript: Transcript, secret: bytes, meter: BudgetMeter 
     )
 
 
-def _meter(run: RunDirectory, start: Position) -> BudgetMeter | None:
+def _meter(run: RunDirectory, start: Position) -> BudgetMeters | None:
     """Return the meter of the budget, with all recorded messages counted; None if the spec sets no budget."""
     case, asked = run.case, run.case.spec.privacy
     if asked.budget is None:
         return None
-    meter = BudgetMeter(
-        asked.budget.adversary,
-        asked.budget.epsilon,
-        asked.delta,
-        "client" if asked.unit == "client" else "record",  # a spec has no budget for groups
-        # Of DP-SGD, added or removed records cost less than replaced ones.
-        asked.relation or ("add-or-remove" if set(case.training) - {"updates"} else "replace-one"),
-        case.parties,
-        fixed=fixed_events(case),
-    )
-    meter.expose(exposed(case, asked.budget.adversary.split("+")), "model" in case.training)
+    limit = asked.budget
+    groups = departing_groups(limit.against, limit.adversary, case.parties)
+    meters = []
+    for group in ((), *groups):
+        departing = tuple(dict.fromkeys((*case.deviants, *group)))
+        meter = BudgetMeter(
+            limit.adversary,
+            limit.epsilon,
+            asked.delta,
+            "client" if asked.unit == "client" else "record",  # a spec has no budget for groups
+            # Of DP-SGD, added or removed records cost less than replaced ones.
+            asked.relation or ("add-or-remove" if set(case.training) - {"updates"} else "replace-one"),
+            case.parties,
+            fixed=fixed_events(case),
+            departing=departing,
+        )
+        asking = (limit.adversary.split("+"), departing)
+        models = {party: event for members in asking for party, event in exposed(case, members).items()}
+        meter.expose(models, "model" in case.training)
+        meters.append(meter)
+    budget = BudgetMeters(meters)
     for message in read_messages(run.path / "transcript") if start.seq else ():
         if message.seq < start.seq:
-            meter.read(message)
-    return meter
+            budget.read(message)
+    return budget
 
 
-def _goes_on(meter: BudgetMeter | None) -> bool:
+def _goes_on(meter: BudgetMeters | None) -> bool:
     return meter is None or meter.allows_another()
 
 

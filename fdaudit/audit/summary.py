@@ -291,7 +291,7 @@ def _run_card(
         protocol=protocol.card.name,
         protocol_summary=(protocol.__doc__ or "").strip().split("\n")[0],
         roles=tuple(roles_of(protocol, case.protocol_config)),
-        deviations=protocol.card.deviations,
+        deviations=protocol.card.differences,
         dataset=spec.dataset.name,
         dataset_provenance=case.dataset.provenance,
         task=case.dataset.task.name,
@@ -397,7 +397,10 @@ def _stopped(run: RunDirectory) -> list[str]:
     budget = case.spec.privacy.budget
     if budget is None or done >= rounds:
         return []
-    ended = f"The budget of ε = {budget.epsilon:g} for {budget.adversary} ended the run after {done} of {rounds} rounds"
+    limit = f"The budget of ε = {budget.epsilon:g} for {budget.adversary}"
+    if budget.against:
+        limit += f", also if a departing role is {' or '.join(budget.against)},"
+    ended = f"{limit} ended the run after {done} of {rounds} rounds"
     return [f"{ended}: another would have passed it. What is published at the end was not published."]
 
 

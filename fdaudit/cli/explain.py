@@ -185,7 +185,7 @@ def sections(card: ProtocolCard, mark: str = "") -> tuple[Section, ...]:
         Section(title="Initial weights", items=tuple(_starts(card.starts))),
         Section(title="Training defences act on", items=tuple(card.trains)),
         Section(title="Can do without", items=tuple(f"{mark}{k}{mark}" for k in card.withholdable)),
-        Section(title="Deviations from the paper", items=card.deviations),
+        Section(title="Differences from the paper", items=card.differences),
         Section(title="What a party that departs from it could send", items=tuple(_active(card, mark))),
         Section(title="Privacy", items=tuple(_privacy(card.privacy, mark))),
         Section(title="What holds if a party departs from it", items=tuple(_withstands(card, mark))),

@@ -143,7 +143,7 @@ def _described(card: Card, parties: Sequence[str], messages: Sequence[Message]) 
         messages=tuple(declared),
         trust=tuple(card.trust),
         oracles=(RELEASED_MODEL,) if published else (),
-        deviations=(),
+        differences=(),
         withholdable=(),
         pools_data=False,
         heterogeneous=True,

@@ -177,7 +177,7 @@ class ProtocolCard(ExtensionCard):
     """Assumptions on the parties, one sentence each."""
     oracles: Records
     """Models that adversaries may query, each with `name`, `available_to` and `answers`."""
-    deviations: Texts
+    differences: Texts
     """Choices where the paper is unclear or not followed."""
     withholdable: Texts
     """Kinds that the protocol can run without."""
@@ -244,7 +244,7 @@ class SimpleProtocolCard(ProtocolCard):
             {"name": "released-model", "available_to": ("world",), "answers": ("soft", "hard")},
         )
     )
-    deviations: Texts = ()
+    differences: Texts = ()
     withholdable: Texts = ()
     pools_data: bool = False
     heterogeneous: bool = False

@@ -166,6 +166,7 @@ class RunCard(Part):
     protocol: str
     protocol_summary: str = ""
     deviations: tuple[str, ...] = ()
+    """The differences of the protocol from its paper, as its card states them."""
     dataset: str
     dataset_provenance: str = ""
     task: str = Field(SINGLE_LABEL.name, pattern=f"^({'|'.join(TASKS)})$")

@@ -76,6 +76,9 @@ class BudgetSpec(Config):
     """ε at `privacy.delta`, of the worst-affected client."""
     adversary: Text = "server"
     """The adversary whose view is limited."""
+    against: tuple[Literal["server", "aggregator", "client"], ...] = ()
+    """Roles whose parties may depart from the protocol, each role by itself; of clients, all but the one protected.
+    What still counts of ε is then limited too. A run for which nothing is left is refused."""
 
 
 class TuningSpec(Config):

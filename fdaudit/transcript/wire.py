@@ -15,9 +15,10 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeGuard
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeGuard, overload
 
-from fdaudit.errors import ProtocolError, nearest
+from fdaudit.errors import ProtocolError, SpecError, nearest
 from fdaudit.events import Event, NoGuarantee
 from fdaudit.kinds import KINDS, is_kind
 from fdaudit.rng import SecretStream
@@ -40,6 +41,7 @@ __all__ = [
     "Delivery",
     "Deviant",
     "Deviation",
+    "Earlier",
     "Meter",
     "Outage",
     "Outgoing",
@@ -74,6 +76,7 @@ class Outgoing:
 
     Attributes:
         received: for a party that deviates, the messages of this round that it received so far, as on record.
+        earlier: for a party that deviates, the messages of earlier rounds that it sent or received, as on record.
     """
 
     round: int
@@ -84,6 +87,66 @@ class Outgoing:
     tensors: Mapping[str, Tensor]
     fields: Mapping[str, Any] = field(default_factory=dict)
     received: tuple[Outgoing, ...] = field(default=(), repr=False)
+    earlier: Sequence[Outgoing] = field(default=(), repr=False)
+
+
+class Earlier(Sequence[Outgoing]):
+    """A party's own messages of the rounds before one, in order; each is read from the transcript when it is taken.
+
+    A run that is resumed has the same. Silences, and releases inside the party, are not among them.
+
+    Args:
+        transcript: where the messages are recorded.
+        party: their sender, or one of their receivers.
+        round: the round.
+        device: where their tensors are put.
+    """
+
+    def __init__(self, transcript: Transcript, party: str, round: int, device: torch.device) -> None:
+        self._transcript, self._party, self._round, self._device = transcript, party, round, device
+
+    @cached_property
+    def _messages(self) -> list[Message]:
+        self._transcript.writer.drain()
+        own = []
+        for message in read_messages(self._transcript.directory):
+            if message.round >= self._round:
+                break
+            if self._party in message.parties() and message.receivers and message.kind != "silence":
+                own.append(message)
+        return own
+
+    def __len__(self) -> int:
+        return len(self._messages)
+
+    @overload
+    def __getitem__(self, index: int) -> Outgoing: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Outgoing]: ...
+    def __getitem__(self, index: int | slice) -> Outgoing | Sequence[Outgoing]:
+        """Return messages.
+
+        Raises:
+            SpecError: a message's tensors are not on record.
+        """
+        if isinstance(index, slice):
+            return [self._read(message) for message in self._messages[index]]
+        return self._read(self._messages[index])
+
+    def _read(self, message: Message) -> Outgoing:
+        if message.payload is None:
+            problem = f"is a round that is not kept, and {self._party} reads its messages to deviate"
+            raise SpecError("record", message.round, problem, "Set record to 'full', or name the round.")
+        tensors = readable(decode(read_payload(self._transcript.directory, message)))
+        return Outgoing(
+            round=message.round,
+            step=message.step,
+            sender=message.sender,
+            receivers=message.receivers,
+            kind=message.kind,
+            tensors={name: tensor.to(self._device) for name, tensor in tensors.items()},
+            fields={name: value for name, value in message.fields.items() if name != DEVIATION},
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -335,7 +398,8 @@ class Wire:
             fields=dict(fields or {}),
         )
         if sender in self._deviants:
-            draft = replace(draft, received=tuple(self._received[sender]))
+            earlier = Earlier(self._transcript, sender, self._round, self._device)
+            draft = replace(draft, received=tuple(self._received[sender]), earlier=earlier)
             sent = self._deviants[sender].sends(draft, self._transcript.seq)
             if sent != (draft,):
                 return self._examined(draft, self._deviate(draft, sent))
@@ -401,7 +465,7 @@ class Wire:
         seq, decoded = self._record(message, released.tensors)
         delivery = Delivery({n: t.to(self._device) for n, t in readable(decoded).items()}, seq)
         fields = {name: value for name, value in draft.fields.items() if name != DEVIATION}
-        arrived = replace(draft, kind=released.kind, tensors=delivery, fields=fields, received=())
+        arrived = replace(draft, kind=released.kind, tensors=delivery, fields=fields, received=(), earlier=())
         for receiver in self._received.keys() & set(draft.receivers):
             self._received[receiver].append(arrived)
         return delivery

@@ -29,6 +29,8 @@ _LEAST_WIDTH = 8
 """Entries of a row below which rows of an honest layer may be parallel by chance."""
 _NEAR = 1 / 255
 """Root-mean-square difference below which two samples count as one."""
+_ENTRIES = 1 << 20
+"""Entries of a tensor that are looked at for constants."""
 _RECORDS = 64
 """Own records on which a receiver tries a model."""
 
@@ -40,7 +42,8 @@ class Received:
     Attributes:
         tensors: of the message.
         before: tensors of the message before it of the same kind from the same sender; None if there is none.
-        answers: tensors of the answers that the receiver itself sent last; None if it sent none.
+        answers: tensors of the answers, or of their mean, that the receiver itself sent last; None if it sent none.
+        own: tensors of the message of this kind that the receiver itself sent last; None if it sent none.
         records: (n, …) the receiver's own records; None if it holds none.
         network: what the receiver builds from a message of parameters; None if the federation trains none.
         public: (m, …) the public samples that everybody was handed; None without any.
@@ -49,6 +52,7 @@ class Received:
     tensors: Mapping[str, Tensor]
     before: Mapping[str, Tensor] | None = None
     answers: Mapping[str, Tensor] | None = None
+    own: Mapping[str, Tensor] | None = None
     records: Tensor | None = None
     network: Architecture | None = None
     public: Tensor | None = None
@@ -61,7 +65,7 @@ class Detector:
     Attributes:
         words: what it measures, in a clause.
         measure: returns its value for a message, or None.
-        own: whether it reads the receiver's own answers or records, so that receivers of one message differ.
+        own: whether it reads the receiver's own messages or records, so that receivers of one message differ.
     """
 
     words: str
@@ -80,6 +84,23 @@ def _change(received: Received) -> float | None:
             continue
         total += float((tensor.double() - before.double()).square().sum())
     return math.sqrt(total)
+
+
+def _nothing_new(received: Received) -> float | None:
+    """Return the share of entries that are a tensor's commonest value, or as in what the receiver had or sent last."""
+    old, total = 0, 0
+    for name, tensor in received.tensors.items():
+        if name == "index" or tensor.numel() < 2:
+            continue
+        entries = tensor.flatten()[:_ENTRIES]
+        known = entries == entries.mode().values
+        for held in (received.before, received.own):
+            same = None if held is None else held.get(name)
+            if same is not None and same.shape == tensor.shape:
+                known |= entries == same.flatten()[:_ENTRIES]
+        old += int(known.sum())
+        total += len(entries)
+    return old / total if total else None
 
 
 def _equal_rows(received: Received) -> float | None:
@@ -228,6 +249,11 @@ DETECTORS: Mapping[str, Detector] = MappingProxyType(
             words="the distance to the receiver's own answers", measure=_disagreement, own=True
         ),
         "equal-rows": Detector(words="the share of equal rows in a layer", measure=_equal_rows),
+        "nothing-new": Detector(
+            words="the share of values that are alike, or as the receiver had or sent them",
+            measure=_nothing_new,
+            own=True,
+        ),
         "other-classes": Detector(
             words="the share of answers with another class than the receiver's own",
             measure=_other_classes,

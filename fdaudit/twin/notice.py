@@ -31,6 +31,8 @@ __all__ = ["noticed", "refuse_unknown_detectors"]
 
 _LEAST = 8
 """Fewest honest messages that give a rate."""
+_ON_SAMPLES = (*ANSWERS, "ensemble_labels")
+"""Kinds of a receiver's own messages on samples: a client's answers, or a server's mean of them."""
 _KEPT = 4
 """Messages whose tensors are kept in memory."""
 _WORLD = "world"
@@ -172,16 +174,17 @@ class _Receiver:
         self._view = replace(view, messages=tuple(map(_unmarked, view.messages)))
         self._record, self._network = record, run.case.named_networks.of(name)
         self._public = run.case.public if len(run.case.public) else None
-        own = self._view.own_data.get(name)
-        self._records = None if own is None else own[0]
+        data = self._view.own_data.get(name)
+        self._records = None if data is None else data[0]
         self._seen: dict[int, _Seen] = {}
-        last: dict[tuple[str, str], Message] = {}
+        last: dict[tuple[str, str], Message] = {}  # by kind and sender
         answers: Message | None = None
         for message in self._view.messages:
             stream = (message.kind, message.sender)
-            self._seen[message.seq] = _Seen(message, last.get(stream), answers)
+            own = last.get((message.kind, name))
+            self._seen[message.seq] = _Seen(message, last.get(stream), answers, own)
             last[stream] = message
-            if message.sender == name and message.kind in ANSWERS and message.payload is not None:
+            if message.sender == name and message.kind in _ON_SAMPLES and message.payload is not None:
                 answers = message
 
     def before(self, seq: int) -> int:
@@ -197,6 +200,7 @@ class _Receiver:
             tensors=self._record.tensors(self._view, seen.message),
             before=self._tensors(seen.before),
             answers=self._tensors(seen.answers),
+            own=self._tensors(seen.own),
             records=self._records,
             network=self._network if of_model else None,
             public=self._public,
@@ -209,11 +213,17 @@ class _Receiver:
 
 
 class _Seen(NamedTuple):
-    """A message that a receiver saw, the one before it in its stream, and the receiver's own last answers."""
+    """A message that a receiver saw, the one before it in its stream, and the receiver's own last messages.
+
+    Attributes:
+        answers: answers of any kind, or the mean of clients'.
+        own: a message of this kind.
+    """
 
     message: Message
     before: Message | None
     answers: Message | None
+    own: Message | None
 
 
 def _unmarked(message: Message) -> Message:

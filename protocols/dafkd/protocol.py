@@ -112,7 +112,7 @@ class DaFKD:
             RELEASED_MODEL,
             {"name": "chosen-samples", "available_to": ("server",), "answers": ("soft",)},
         ),
-        deviations=(
+        differences=(
             "Eq. 2 as printed lacks its minus sign: minimised, the discriminator would learn that real is 0.",
             "The generator descends -log f, not log(1 - f) of Eq. 3, whose gradient vanishes where f is small.",
             (

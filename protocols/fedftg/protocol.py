@@ -59,7 +59,7 @@ class FedFTG(ModelUploads):
             CURIOUS,
         ),
         oracles=(RELEASED_MODEL,),
-        deviations=(
+        differences=(
             "The generator is fully connected with LayerNorm; the authors' is a convolutional one with BatchNorm.",
             "Classes are drawn at random in proportion to the counts; the authors' code shares them out exactly.",
             "The clients' cross-entropy is weighted sample by sample; the authors' code multiplies two batch means.",

@@ -93,7 +93,7 @@ class FedGEN(SimpleProtocol):
             CURIOUS,
         ),
         oracles=(RELEASED_MODEL,),
-        deviations=(
+        differences=(
             (
                 "The losses are those of the authors' code. Eq. 4 takes the cross-entropy of the mean logits "
                 "(`ensemble: logits`), and Eq. 5 has neither α, β nor their decay, nor the divergence that β weighs "

@@ -159,7 +159,7 @@ class FedIOD:
             RELEASED_MODEL,
             {"name": "chosen-samples", "available_to": ("server",), "answers": ("soft",)},
         ),
-        deviations=(
+        differences=(
             "Eq. 2 as printed makes D_k small on real records, Eq. 8 wants it large: here it learns that real is 1.",
             (
                 "The generator descends -log D_k(x), not the linear term of Eq. 2: its gradient lasts where D_k is not "

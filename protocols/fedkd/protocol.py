@@ -155,7 +155,7 @@ class FedKD:
             CURIOUS,
         ),
         oracles=(RELEASED_MODEL,),
-        deviations=(
+        differences=(
             (
                 "Eq. 3 describes S points at a distance of 2 z_max/(S-1), Eq. 4 a grid of S + 1 points at a distance "
                 "of 2 z_max/S. The text concludes with Eq. 4, which is the default; `grid: eq3` is the other."

@@ -167,7 +167,7 @@ class SelectiveFD:
             CURIOUS,
         ),
         oracles=(CRAFTED_PROXY,),
-        deviations=(
+        differences=(
             (
                 "Local steps come after a round's predictions, as in Algorithm 1; the authors' code has them before "
                 "(`order: local-first`)."

@@ -10,14 +10,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import fdaudit
-from fdaudit.accounting.budget import BudgetMeter
+from fdaudit.accounting.budget import BudgetMeter, departing_groups
 from fdaudit.accounting.ledger import Books
 from fdaudit.errors import SpecError
 from fdaudit.events import SampledGaussian
 
-from ..helpers.ledger_cases import Log
+from ..helpers.ledger_cases import Log, dp_sgd
 from .test_ledger import PARTIES, graphs
 from .test_ledger_run import spec
+
+ROLES = ("server", "aggregator", "client")
+DP_SGD = {
+    "name": "dp-sgd",
+    "at": "training",
+    "params": {"noise_multiplier": 4.0, "clip": 1.0, "sample_rate": 0.1},
+}
 
 
 @pytest.mark.thorough
@@ -35,6 +42,29 @@ def test_whatever_a_filter_lets_pass_stays_within_its_budget(log: Log, view: str
             sent.append(message)
         found = Books(sent, PARTIES).ledger(view, relation="add-or-remove", pld=False)
         assert found.epsilon <= budget * (1 + 1e-9)
+
+
+@pytest.mark.thorough
+@settings(max_examples=150, deadline=None)
+@given(
+    log=graphs(), view=st.sampled_from(["server", "world", "server+client/1"]), name=st.sampled_from(ROLES)
+)
+def test_what_a_filter_lets_pass_stays_within_its_budget_if_parties_depart(
+    log: Log, view: str, name: str
+) -> None:
+    for group in departing_groups([name], view, PARTIES):
+        for budget in (1.0, 6.0, 40.0):
+            meter = BudgetMeter(view, budget, 1e-5, "record", "add-or-remove", PARTIES, departing=group)
+            sent = Log()
+            for message in log:
+                try:
+                    meter.admit(message)
+                except SpecError:
+                    break
+                sent.append(message)
+            left = Books(sent, PARTIES).if_departed(group)
+            found = left.ledger(view, relation="add-or-remove", pld=False)
+            assert found.epsilon <= budget * (1 + 1e-9) or "could be asked" in found.cause
 
 
 def noisy(sigma: float, rounds: int, **privacy: object) -> dict[str, object]:
@@ -100,6 +130,73 @@ def test_a_budget_that_cannot_be_kept_is_refused_at_the_message(
         fdaudit.run(made, tmp_path / "run")
     assert caught.value.field == "privacy.budget.epsilon"
     assert not (tmp_path / "run" / "manifest.json").exists()
+
+
+@pytest.mark.parametrize("against", [["server"], ["client"]])
+def test_a_budget_against_parties_that_depart_does_not_count_noise_on_messages(
+    against: list[str], tmp_path: Path
+) -> None:
+    made = noisy(12.0, 2, budget={"epsilon": 30.0, "against": against})
+    with pytest.raises(SpecError, match=r"make its training fail.*Train by DP-SGD") as caught:
+        fdaudit.run(made, tmp_path / "run")
+    assert caught.value.field == "privacy.budget.epsilon"
+
+
+@pytest.mark.parametrize("against", [[], ["server"], ["server", "client"]])
+def test_a_budget_against_parties_that_depart_is_spent_by_dp_sgd_as_before(
+    against: list[str], tmp_path: Path
+) -> None:
+    made = noisy(12.0, 30, budget={"epsilon": 0.5, "against": against})
+    run = fdaudit.run({**made, "defenses": [DP_SGD]}, tmp_path / "run")
+    ledger = run.ledger("server")
+    assert 1 < run.result.run.rounds < 30
+    assert ledger.epsilon <= 0.5
+    assert all(case.holds for case in ledger.against)
+
+
+@pytest.mark.parametrize("missing", [None, 0, 1, 2])
+def test_a_budget_refuses_a_server_that_could_have_asked_more_often(missing: int | None) -> None:
+    """Two clients of three answer in a round; if the server departs, it may ask the third as well."""
+    event = dp_sgd(scale=20.0)
+    meter = BudgetMeter("server", 3.0, 1e-5, "record", "add-or-remove", PARTIES, departing=["server"])
+    log = Log()
+    for t in range(3):
+        for client in PARTIES[2:5]:
+            log.add("server", client, "model_parameters", [], round=t)
+        for client in PARTIES[2:5]:
+            if (t, client) != (missing, "client/2"):
+                log.add(client, "server", "model_update", ["data"], event, round=t)
+
+    def metered() -> None:
+        for message in log:
+            meter.admit(message)
+        assert meter.allows_another()
+
+    if missing is None:
+        metered()
+    else:
+        with pytest.raises(SpecError, match=f"client/2 was not asked for model_update in round {missing}"):
+            metered()
+
+
+def test_a_budget_refuses_a_server_that_draws_clients(tmp_path: Path) -> None:
+    made = noisy(12.0, 2, budget={"epsilon": 30.0, "against": ["server"]})
+    made["protocol"]["params"]["fraction"] = 0.5
+    with pytest.raises(SpecError, match="was not asked for .*Have every client take part"):
+        fdaudit.run({**made, "defenses": [DP_SGD]}, tmp_path / "run")
+
+
+def test_a_budget_against_a_role_that_nobody_has_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match="nobody in this run who could depart"):
+        fdaudit.run(noisy(12.0, 2, budget={"epsilon": 3.0, "against": ["aggregator"]}), tmp_path / "run")
+
+
+def test_a_budget_does_not_count_the_noise_of_parties_that_deviate(tmp_path: Path) -> None:
+    """A server that sends another model in round 0 makes later noise on messages worth nothing, as in the ledger."""
+    deviations = [{"party": "server", "name": "imprint", "params": {"rounds": [0]}}]
+    made = noisy(12.0, 2, budget={"epsilon": 30.0}) | {"deviations": deviations}
+    with pytest.raises(SpecError, match="make its training fail"):
+        fdaudit.run(made, tmp_path / "run")
 
 
 def steps_of_dp_sgd(meter: BudgetMeter, rate: float, most: int) -> int:

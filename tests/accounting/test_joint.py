@@ -19,6 +19,7 @@ from fdaudit.accounting.charges import Charge
 from fdaudit.accounting.costs import epsilon
 from fdaudit.accounting.joint import joined
 from fdaudit.accounting.profile import profile
+from fdaudit.attestation.statement import facts
 from fdaudit.audit.joint_ledger import joint
 from fdaudit.cli.app import app
 from fdaudit.errors import RunError, UsageError
@@ -130,6 +131,35 @@ def test_two_gaussian_runs_add_up_in_quadrature(runs: dict[str, fdaudit.Run]) ->
             [runs[name].ledger(view).epsilon for name in ("a", "b")], rel=1e-5
         )
     assert pair.profile("server").gdp == pytest.approx(mu)
+
+
+def test_what_is_left_if_a_party_departs_composes_over_runs(
+    runs: dict[str, fdaudit.Run], tmp_path: Path
+) -> None:
+    """DP-SGD holds in each run and so in both; noise on a message of one of them leaves nothing of the joint claim."""
+    training = {
+        "name": "dp-sgd",
+        "at": "training",
+        "params": {"noise_multiplier": 4.0, "clip": 1.0, "sample_rate": 0.1},
+    }
+    private = [
+        fdaudit.run(spec(20.0, seed=3, defenses=[training], name=name), tmp_path / name)
+        for name in ("c", "d")
+    ]
+    found = joint(private).ledger("server")
+    cases = {case.who: case for case in found.against}
+    assert set(cases) == {"the server", "all other clients"}
+    assert all(case.holds and case.epsilon == pytest.approx(found.epsilon) for case in cases.values())
+    assert found.epsilon > private[0].ledger("server").epsilon
+    stated = facts(private[0].directory)["ledger"]
+    assert [(row["departs"], row["holds"]) for row in stated[0]["against"]] == [
+        ("server", True),
+        ("client", True),
+    ]
+    mixed = joint([private[0], runs["a"]]).ledger("server")
+    left = {case.who: case for case in mixed.against}
+    assert set(left) == {"the server", "one other client"}
+    assert all(case.epsilon is None and case.why.startswith("a: model_update of") for case in left.values())
 
 
 def test_a_record_that_another_run_hands_out_has_no_epsilon(runs: dict[str, fdaudit.Run]) -> None:

@@ -181,7 +181,7 @@ def test_the_statement_says_what_the_run_says(original: Path, bundle: Path) -> N
     statement = statement_of(bundle)
     assert canonical(statement) == payload_of(bundle)
     assert statement["_type"] == "https://in-toto.io/Statement/v1"
-    assert statement["predicateType"] == "urn:fdaudit:evidence:v1"
+    assert statement["predicateType"] == "urn:fdaudit:evidence:v2"
     names = [s["name"] for s in statement["subject"]]
     assert names == sorted(tree(bundle, ("statement.dsse.json",)))
     assert all(s["digest"] == {"sha256": sha(bundle / s["name"])} for s in statement["subject"])

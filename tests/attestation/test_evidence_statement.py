@@ -126,6 +126,7 @@ FACTS: dict[str, Callable[[dict[str, Any]], object]] = {
     "gates": lambda p: p.update(gates=[{"name": "membership_auc", "passed": True}]),
     "verdicts": lambda p: p["verdicts"][0].update(level="leak"),
     "ledger": lambda p: p["ledger"][0].update(epsilon=1.0),
+    "ledger of those who depart": lambda p: p["ledger"][0].update(against=[{"departs": "server"}]),
     "checks": lambda p: p["checks"][0].update(verdict="consistent"),
     "auditor_only": lambda p: p.update(auditor_only=False),
 }
@@ -136,7 +137,19 @@ def test_a_changed_fact_is_named_unsigned_and_unsignable(item: str, made: Made, 
     restate(bundle, lambda s: FACTS[item](s["predicate"]))
     assert names(check(bundle, made).findings, "no signature is valid")
     restate(bundle, lambda s: None, unsigned=True)
-    assert names(check(bundle).findings, f"predicate.{item}")
+    assert names(check(bundle).findings, f"predicate.{item.split(' ')[0]}")
+
+
+def test_a_statement_of_the_first_version_says_nothing_of_parties_that_depart(bundle: Path) -> None:
+    def older(statement: dict[str, Any]) -> None:
+        statement["predicateType"] = "urn:fdaudit:evidence:v1"
+        for row in statement["predicate"]["ledger"]:
+            assert row.pop("against") == []
+
+    restate(bundle, older, unsigned=True)
+    assert check(bundle).findings == []
+    restate(bundle, lambda s: s["predicate"]["ledger"][0].update(against=[]), unsigned=True)
+    assert names(check(bundle).findings, "predicate.ledger")
 
 
 def test_verdicts_of_another_version_are_a_note_and_no_defect(bundle: Path) -> None:

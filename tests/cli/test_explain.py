@@ -32,7 +32,7 @@ AGGREGATED = ProtocolCard(
     ),
     trust=("The aggregator does not tell.",),
     oracles=({"name": "crafted", "available_to": ("server",), "answers": ("soft",)},),
-    deviations=(),
+    differences=(),
     withholdable=("class_counts",),
     heterogeneous=True,
     needs_public=True,
@@ -81,7 +81,7 @@ def test_a_protocol_s_text_holds_everything_it_declares(name: str) -> None:
     for message in card.declared_messages:
         assert KINDS[message["kind"]].text in shown
         assert when(message) in shown
-    for key in ("roles", "trust", "deviations", "withholdable"):
+    for key in ("roles", "trust", "differences", "withholdable"):
         assert all(item in shown for item in getattr(card, key))
     assert all(o["name"] in shown for o in card.oracles)
     assert found.plain()["sees"].keys() == sees(card).keys()

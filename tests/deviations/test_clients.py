@@ -21,10 +21,12 @@ from fdaudit.audit.run import Run
 from fdaudit.errors import SpecError
 from fdaudit.federation.protocol import PartyData
 from fdaudit.federation.public_answers import count
+from fdaudit.result import Noticed
 from fdaudit.transcript.messages import ALL, DEVIATION
 from fdaudit.transcript.payloads import read_payload
 from fdaudit.transcript.transcript import read_messages
 from fdaudit.transcript.wire import Outage, Outgoing
+from fdaudit.twin import make_twin
 
 from ..helpers.protocol_cases import FAST, Ran, records, run
 from ..helpers.run_cases import finished, tiny
@@ -257,6 +259,46 @@ def test_an_aggregator_that_drops_all_clients_but_one_opens_a_secure_sum(tmp_pat
     (target,) = cells["few"].targets
     assert target.target == "client/0"
     assert sum(image.psnr > 40 for image in target.images or ()) >= 2
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("upload", ["model_update", "model_parameters"])
+def test_a_server_notices_a_client_that_sends_what_it_was_sent(upload: str, tmp_path: Path) -> None:
+    entry = {"party": "client/1", "name": "known-terms", "params": {"silent": False}}
+    params = {"rounds": 16, "batch_size": 16, "local_steps": 2, "upload": upload}
+    rows = noticed(tmp_path, {"name": "fedavg", "params": params}, entry)
+    (row,) = rows.values()
+    assert (row.kind, row.detector, row.caught, row.of_crafted) == (upload, "nothing-new", 16, 16)
+    assert row.alarms <= row.of_honest // 2
+
+
+@pytest.mark.thorough
+def test_a_server_notices_answers_of_a_client_that_was_taught_wrong_classes(tmp_path: Path) -> None:
+    """They disagree with the mean of all clients' answers, which the server sent last."""
+    entry = {"party": "client/1", "name": "poisoning"}
+    rows = noticed(tmp_path, {"name": "fedmd", "params": {"rounds": 16}}, entry)
+    assert set(rows) == {"disagreement", "other-classes"}
+    for row in rows.values():
+        assert row.caught >= 12
+        assert row.alarms <= row.of_honest // 4
+
+
+def noticed(folder: Path, protocol: dict[str, Any], entry: dict[str, Any]) -> Mapping[str, Noticed]:
+    """What receivers could notice of a deviation, by detector."""
+    spec = tiny(
+        clients=4,
+        dataset={"name": "digits", "limit": 800},
+        model={"name": "mlp", "params": {"widths": [64]}},
+        splits={"test": 0.2, "proxy": 0.2, "auxiliary": 0.1, "candidates": 20},
+        protocol=protocol,
+        references=[],
+        attacks=[],
+        deviations=[entry],
+    )
+    found = fdaudit.run(spec, folder / "run")
+    make_twin(found, folder / "twin")
+    assert found.result.twin is not None
+    return {row.detector: row for row in found.result.twin.noticed}
 
 
 @pytest.mark.parametrize(

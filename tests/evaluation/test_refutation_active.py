@@ -89,6 +89,7 @@ DEPARTURES: Mapping[str, dict[str, Any]] = {
     "imprint": {"name": "imprint", **FIRST},
     "model-inconsistency": {"name": "model-inconsistency", **FIRST},
     "planted-candidates": {"name": "planted-candidates"},
+    "repeated-model": {"name": "repeated-model"},
     "trap-weights": {"name": "trap-weights", **FIRST},
     "all zero": {"name": HOSTILE, "params": {"value": 0.0}},
     "large values": {"name": HOSTILE, "params": {"value": 1e4}},

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from fdaudit.reports.annex import annex
 from fdaudit.reports.front import front
 from fdaudit.reports.inheritance import standings
 from fdaudit.reports.security import render_report
@@ -149,6 +150,12 @@ def test_a_claim_says_who_must_follow_the_protocol(departing: list[tuple[str, bo
     raw["ledger"], raw["checks"] = [entry], []
     claim = front_of(raw).claims[0]
     assert claim.endswith(f"for one record of a client, replace-one.{expected}")
+    result = read(raw)
+    reasons = [reason.text for reason in summarise(result).reasons if "ε is at most" in reason.text]
+    trusted = [i.what for i in annex(result) if i.asked in ("Trust model", "DP setting: who must be trusted")]
+    assert len(reasons) == 1
+    assert len(trusted) == 2
+    assert all(text.endswith(f".{expected}") for text in (*reasons, *trusted))
 
 
 def test_a_world_that_is_given_no_model_has_no_epsilon_of_0() -> None:

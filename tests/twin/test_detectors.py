@@ -96,6 +96,18 @@ def test_repeats_are_samples_that_occur_twice_in_a_message_or_in_the_one_before(
     assert measured("repeats", {"index": torch.tensor([4, 7, 4, 1])}) == pytest.approx(2 / 4)
 
 
+def test_nothing_new_are_values_that_are_alike_or_as_they_were() -> None:
+    honest = {"w": drawn(4, 5), "b": drawn(5)}
+    assert measured("nothing-new", honest) == pytest.approx(2 / 25), "each tensor has a commonest value"
+    assert measured("nothing-new", {name: torch.zeros_like(t) for name, t in honest.items()}) == 1.0
+    assert measured("nothing-new", honest, before=honest) == 1.0
+    assert measured("nothing-new", honest, own=honest) == 1.0
+    half = {**honest, "w": torch.cat([honest["w"][:2], drawn(2, 5, seed=7)])}
+    assert measured("nothing-new", half, before=honest) in (15 / 25, 16 / 25)
+    uniform = {"index": torch.arange(6), "values": torch.full((6, 10), 0.1)}
+    assert measured("nothing-new", uniform) == 1.0
+
+
 @pytest.mark.parametrize("name", DETECTORS)
 def test_a_message_of_another_kind_has_no_value(name: str) -> None:
     assert measured(name, {"n": torch.tensor(3)}) is None

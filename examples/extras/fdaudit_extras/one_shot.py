@@ -45,7 +45,7 @@ class OneShot:
         ),
         trust=("The server sees every client's model by itself.",),
         oracles=({"name": "released-model", "available_to": ("world",), "answers": ("soft", "hard")},),
-        deviations=("Averages parameters where the paper distils an ensemble.",),
+        differences=("Averages parameters where the paper distils an ensemble.",),
         withholdable=(),
         pools_data=False,
         heterogeneous=False,

@@ -1,0 +1,45 @@
+"""A client's uploads for one model that a deviating server sent it in several rounds (`repeated-model`)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from fdaudit.transcript.messages import DEVIATION
+
+from .._uploads import received_before, with_payload
+
+if TYPE_CHECKING:
+    from fdaudit.adversary.view import View
+    from fdaudit.transcript.messages import Message
+
+__all__ = ["uploads_for_one_model"]
+
+
+def uploads_for_one_model(view: View, message: Message, origin: Message, target: str) -> list[Message]:
+    """Return a client's uploads for one model, the given one first; that one alone if no member of the view deviated.
+
+    Args:
+        view: the adversary's view.
+        message: an upload of the client.
+        origin: the model that it started from.
+        target: the client.
+    """
+    sent = [m for m in view.messages if DEVIATION in m.fields and m.sender in view.members]
+    if message.sender != target or not any(target in m.receivers for m in sent):
+        return [message]
+    start = view.tensors(origin)
+    found = [message]
+    for other in with_payload(view.select(kind=message.kind, sender=target)):
+        if other.seq == message.seq or other.round == message.round:
+            continue
+        received = received_before(view, other, target)
+        if received and other.fields == message.fields and _equal(view.tensors(received[-1]), start):
+            found.append(other)
+    return found
+
+
+def _equal(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)

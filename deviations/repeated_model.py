@@ -1,0 +1,75 @@
+"""Repeated model: clients are sent one model again and again, so that noise on their answers averages out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, ClassVar
+
+from pydantic import Field
+from torch import Tensor
+
+from fdaudit.errors import ProtocolError
+from fdaudit.registry import DeviationCard
+from fdaudit.transcript.wire import Outgoing
+
+from ._rounds import SomeRounds
+
+if TYPE_CHECKING:
+    import torch
+
+    from fdaudit.adversary.knowledge import Knowledge
+
+__all__ = ["RepeatedModel", "RepeatedModelConfig"]
+
+
+class RepeatedModelConfig(SomeRounds):
+    """Settings of a repeated model."""
+
+    of: int = Field(0, ge=0)
+    """The round, counted from 0, whose model clients are sent again in later rounds."""
+
+
+class RepeatedModel:
+    """The server sends clients the model of one round again in each later round, and goes on from its own.
+
+    A client that takes its step on all its records then sends one update under noise that is drawn anew each time. The
+    mean of m uploads has the noise of one over the root of m, which attacks on its gradient read. The ledger composes
+    the m releases already: differential privacy bounds what the mean tells.
+    """
+
+    card = DeviationCard(
+        name="repeated-model",
+        source="ours; the mean of answers to one question, against which privacy composes: Dwork & Roth 2014",
+        roles=("server",),
+        changes=("model_parameters",),
+        read_by=("analytic", "dlg", "inverting-gradients"),
+        noticed="A client is sent the very model that it was sent before.",
+        detectors=("nothing-new",),
+    )
+    Config: ClassVar[type[RepeatedModelConfig]] = RepeatedModelConfig
+
+    def __init__(self, config: RepeatedModelConfig, knowledge: Knowledge) -> None:
+        self._config = config
+        self._model: Mapping[str, Tensor] | None = None
+
+    def sends(self, draft: Outgoing, generator: torch.Generator) -> Sequence[Outgoing]:
+        """Return the model of the round `of`, if a model goes to clients in a later round."""
+        to_clients = all(receiver.startswith("client/") for receiver in draft.receivers)
+        later = draft.round > self._config.of and self._config.within(draft.round)
+        if draft.kind != "model_parameters" or not to_clients or not later:
+            return (draft,)
+        if self._model is None:
+            self._model = self._sent(draft)
+        return (replace(draft, tensors=self._model),)
+
+    def _sent(self, draft: Outgoing) -> Mapping[str, Tensor]:
+        """Return the first model that the party sent in the round, as on record.
+
+        Raises:
+            ProtocolError: it sent none.
+        """
+        for message in draft.earlier:
+            if (message.round, message.sender, message.kind) == (self._config.of, draft.sender, draft.kind):
+                return message.tensors
+        raise ProtocolError(f"repeated-model: {draft.sender} sent no model in round {self._config.of}")
