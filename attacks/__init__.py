@@ -48,6 +48,7 @@ REGISTRY: Registry[Attack, AttackCard] = Registry(
         "lira-online": "fdaudit.attacks.membership.lira:LiRAOnline",
         "logan": "fdaudit.attacks.membership.logan:DiscriminatorScore",
         "loss-threshold": "fdaudit.attacks.loss_threshold:LossThreshold",
+        "neuron-updates": "fdaudit.attacks.membership.neuron_updates:NeuronUpdates",
         "noise-robustness": "fdaudit.attacks.label_only.noise:NoiseRobustness",
         "paired-logits": "fdaudit.attacks.model_inversion.paired_logits:PairedLogits",
         "pixel-comparison": "fdaudit.attacks.gradient_inversion.comparison:PixelComparison",

@@ -14,6 +14,7 @@ __all__ = ["REGISTRY", "Deviation", "DeviationCard"]
 REGISTRY: Registry[Deviation, DeviationCard] = Registry(
     "fdaudit.deviations",
     {
+        "candidate-neurons": "fdaudit.deviations.candidate_neurons:CandidateNeurons",
         "chosen-few": "fdaudit.deviations.chosen_few:ChosenFew",
         "class-fishing": "fdaudit.deviations.class_fishing:ClassFishing",
         "crafted-consensus": "fdaudit.deviations.crafted_consensus:CraftedConsensus",
