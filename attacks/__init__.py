@@ -21,6 +21,7 @@ REGISTRY: Registry[Attack, AttackCard] = Registry(
         "brep-mi": "fdaudit.attacks.model_inversion.brep_mi:BREPMI",
         "calibrated-loss": "fdaudit.attacks.membership.lira:CalibratedLoss",
         "candidate-answers": "fdaudit.attacks.membership.candidate_answers:CandidateAnswers",
+        "class-gan": "fdaudit.attacks.model_inversion.class_gan:ClassGan",
         "co-op-lira": "fdaudit.attacks.membership.distillation_lira:CoopLiRA",
         "coin-regression": "fdaudit.attacks.membership.coin_regression:CoinRegression",
         "discriminator-regression": (
