@@ -63,7 +63,7 @@ class CandidateNeurons(CraftedModel):
         source="Nguyen, Lai, Phan & Thai 2023, section 4; Boenisch et al. 2023, section 4",
         roles=("server",),
         changes=("model_parameters",),
-        read_by=("neuron-updates",),
+        read_by=("neuron-updates", "update-projection"),
         noticed="The model answers the same for all records but a few of the receiver's own.",
         detectors=("silence", "change"),
         knows=("candidates",),
