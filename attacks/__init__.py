@@ -21,6 +21,7 @@ REGISTRY: Registry[Attack, AttackCard] = Registry(
         "brep-mi": "fdaudit.attacks.model_inversion.brep_mi:BREPMI",
         "calibrated-loss": "fdaudit.attacks.membership.lira:CalibratedLoss",
         "candidate-answers": "fdaudit.attacks.membership.candidate_answers:CandidateAnswers",
+        "class-gan": "fdaudit.attacks.model_inversion.class_gan:ClassGan",
         "co-op-lira": "fdaudit.attacks.membership.distillation_lira:CoopLiRA",
         "coin-regression": "fdaudit.attacks.membership.coin_regression:CoinRegression",
         "discriminator-regression": (
@@ -48,6 +49,7 @@ REGISTRY: Registry[Attack, AttackCard] = Registry(
         "lira-online": "fdaudit.attacks.membership.lira:LiRAOnline",
         "logan": "fdaudit.attacks.membership.logan:DiscriminatorScore",
         "loss-threshold": "fdaudit.attacks.loss_threshold:LossThreshold",
+        "neuron-updates": "fdaudit.attacks.membership.neuron_updates:NeuronUpdates",
         "noise-robustness": "fdaudit.attacks.label_only.noise:NoiseRobustness",
         "paired-logits": "fdaudit.attacks.model_inversion.paired_logits:PairedLogits",
         "pixel-comparison": "fdaudit.attacks.gradient_inversion.comparison:PixelComparison",

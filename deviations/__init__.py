@@ -14,9 +14,11 @@ __all__ = ["REGISTRY", "Deviation", "DeviationCard"]
 REGISTRY: Registry[Deviation, DeviationCard] = Registry(
     "fdaudit.deviations",
     {
+        "candidate-neurons": "fdaudit.deviations.candidate_neurons:CandidateNeurons",
         "chosen-few": "fdaudit.deviations.chosen_few:ChosenFew",
         "class-fishing": "fdaudit.deviations.class_fishing:ClassFishing",
         "crafted-consensus": "fdaudit.deviations.crafted_consensus:CraftedConsensus",
+        "gan-client": "fdaudit.deviations.gan_client:GanClient",
         "imprint": "fdaudit.deviations.imprint:Imprint",
         "known-terms": "fdaudit.deviations.known_terms:KnownTerms",
         "model-inconsistency": "fdaudit.deviations.model_inconsistency:ModelInconsistency",

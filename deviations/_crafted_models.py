@@ -60,9 +60,11 @@ class CraftedModel(ABC):
             return (draft,)
         if absent := self.needed - draft.tensors.keys():
             raise ProtocolError(f"a deviation cannot craft {min(absent)}: it is not sent with these settings")
-        crafted = {**draft.tensors, **self.crafted(draft.tensors, generator)}
+        crafted = {**draft.tensors, **self.crafted(draft.tensors, self._rounds.index(draft.round), generator)}
         return (replace(draft, tensors=crafted),)
 
     @abstractmethod
-    def crafted(self, model: Mapping[str, Tensor], generator: torch.Generator) -> dict[str, Tensor]:
-        """Return the tensors that the model is sent with in place of its own."""
+    def crafted(
+        self, model: Mapping[str, Tensor], turn: int, generator: torch.Generator
+    ) -> dict[str, Tensor]:
+        """Return the tensors that the model is sent with in place of its own, in the n-th crafted round."""

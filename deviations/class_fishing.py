@@ -89,7 +89,9 @@ class ClassFishing(CraftedModel):
             )
             raise SpecError("splits.auxiliary", count, problem, f"Leave it {_LEAST}, or set share to 1.")
 
-    def crafted(self, model: Mapping[str, Tensor], generator: torch.Generator) -> dict[str, Tensor]:
+    def crafted(
+        self, model: Mapping[str, Tensor], turn: int, generator: torch.Generator
+    ) -> dict[str, Tensor]:
         """Return a last layer with one row that is not zero."""
         weight = torch.zeros_like(model[self._weight])
         if self._share < 1:

@@ -51,7 +51,9 @@ class Imprint(CraftedFirstLayer):
                 "model.name", None, "has one layer, and an imprint needs two", "Choose a deeper one."
             )
 
-    def crafted(self, model: Mapping[str, Tensor], generator: torch.Generator) -> dict[str, Tensor]:
+    def crafted(
+        self, model: Mapping[str, Tensor], turn: int, generator: torch.Generator
+    ) -> dict[str, Tensor]:
         """Return equal rows, thresholds at quantiles of what they measure, and equal columns of the layer after."""
         weight, after = model[f"{self.layer}.weight"], model[f"{self.next_layer}.weight"]
         neurons, size = weight.shape

@@ -53,7 +53,9 @@ class TrapWeights(CraftedFirstLayer):
         super().__init__(config, knowledge)
         self._share = config.share
 
-    def crafted(self, model: Mapping[str, Tensor], generator: torch.Generator) -> dict[str, Tensor]:
+    def crafted(
+        self, model: Mapping[str, Tensor], turn: int, generator: torch.Generator
+    ) -> dict[str, Tensor]:
         """Return rows with as many negative as positive weights, and biases of zero."""
         weight = model[f"{self.layer}.weight"]
         neurons, size = weight.shape

@@ -305,6 +305,7 @@ def _tried_on(card: AttackCard) -> str:
         "network, batch size and local steps",
         "labels": "the run's own protocol, undefended, with auxiliary records spread unevenly over its clients",
         "model": "auxiliary records learnt by heart under labels drawn at random",
+        "neurons": "a gradient of auxiliary records at a model with a neuron for each candidate",
         "selector": "a client of the run's own protocol, undefended, whose selector is fitted to auxiliary records",
         "tables": "class means of FKD, of the run's network, from a client that knows auxiliary records by heart",
         "uploads": "gradients of FedAvg, of the run's network, from a client that trained on auxiliary records",

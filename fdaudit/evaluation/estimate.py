@@ -72,7 +72,7 @@ _REHEARSAL = "rehearsal"
 """The name of the rehearsal that all membership attacks share."""
 _SAME_FOR_ALL = ("classes", "model")
 """Controls whose trained network all attacks of a run share."""
-_FROM_VICTIMS = ("gradients", "labels", "uploads")
+_FROM_VICTIMS = ("gradients", "labels", "neurons", "uploads")
 """Controls of attacks that read what a victim sends, never what a server publishes."""
 
 

@@ -84,6 +84,7 @@ class Hostile:
 HOSTILE = f"import:{__name__}:Hostile"
 FIRST = {"params": {"rounds": [0]}}
 DEPARTURES: Mapping[str, dict[str, Any]] = {
+    "candidate-neurons": {"name": "candidate-neurons", **FIRST},
     "class-fishing": {"name": "class-fishing", **FIRST},
     "crafted-consensus": {"name": "crafted-consensus"},
     "imprint": {"name": "imprint", **FIRST},

@@ -32,7 +32,7 @@ from fdaudit.evaluation.controls.gradients import bare_gradients
 from fdaudit.evaluation.controls.labels import skewed_clients
 from fdaudit.evaluation.controls.models import overfit_model
 from fdaudit.evaluation.controls.selectors import rehearsed_selector
-from fdaudit.evaluation.controls.uploads import recorded_tables, recorded_uploads
+from fdaudit.evaluation.controls.uploads import crafted_neurons, recorded_tables, recorded_uploads
 from fdaudit.handout.auxiliary import by_classes
 from fdaudit.handout.oracle_access import accesses
 from fdaudit.result import Control
@@ -63,6 +63,7 @@ CONTROLS: Mapping[str, Callable[[AttackPlan, Case], dict[str, Control]]] = Mappi
         "gradients": bare_gradients,
         "labels": skewed_clients,
         "model": overfit_model,
+        "neurons": crafted_neurons,
         "nothing": _without_control,
         "scores": scored_samples,
         "selector": rehearsed_selector,

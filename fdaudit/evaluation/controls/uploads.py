@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import torch
+
 from fdaudit import protocols
 from fdaudit.config import validate
+from fdaudit.deviations.candidate_neurons import CandidateNeurons, CandidateNeuronsConfig
 from fdaudit.evaluation.controls._membership import (
     Measured,
     PairedCandidates,
@@ -14,9 +17,13 @@ from fdaudit.evaluation.controls._membership import (
     knowing,
     on_protocol,
     passed,
+    said,
+    score,
 )
 from fdaudit.handout.auxiliary import others
 from fdaudit.storage.scratch import scratch
+from fdaudit.training.trainer import Fit, Job
+from fdaudit.transcript.wire import Outgoing
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -28,7 +35,7 @@ if TYPE_CHECKING:
     from fdaudit.planning.case import Case
     from fdaudit.result import Control
 
-__all__ = ["recorded_tables", "recorded_uploads"]
+__all__ = ["crafted_neurons", "recorded_tables", "recorded_uploads"]
 
 _FEDAVG = {"rounds": 30, "upload": "gradient", "local_steps": 1, "batch_size": 8, "lr": 0.1}
 _FKD = {"rounds": 20, "local_epochs": 5, "batch_size": 8, "lr": 0.1}
@@ -36,6 +43,8 @@ _MOST = 64
 """Most candidates of uploads."""
 _SHARE = 0.6
 """Share of the auxiliary records that are candidates of uploads; another client holds records of the rest."""
+_MOST_OF_NEURONS = 24
+"""Most candidates of a crafted model: networks may have few neurons."""
 _MOST_OF_TABLES = 24
 _SHARE_OF_TABLES = 0.3
 
@@ -60,6 +69,26 @@ def recorded_tables(attack: AttackPlan, case: Case) -> dict[str, Control]:
     made = design(attack, case, share=_SHARE_OF_TABLES, most=_MOST_OF_TABLES)
     what = f"class means of {_FKD['rounds']} rounds of FKD under random labels"
     return _both(attack, case, made, what, "fkd", _FKD)
+
+
+def crafted_neurons(attack: AttackPlan, case: Case) -> dict[str, Control]:
+    """Return both controls: a client's gradient of one batch at a model with a neuron for each candidate.
+
+    The batch of the positive control holds one candidate of each pair, by a fair coin. That of the negative control
+    holds as many other records.
+    """
+    made = design(attack, case, share=_SHARE, most=_MOST_OF_NEURONS, random_labels=False)
+    count = int(made.member.sum())
+    x, y = made.rest
+    found = {
+        name: _at_crafted_model(attack, case, made, records)
+        for name, records in (("positive", made.members), ("negative", (x[:count], y[:count])))
+    }
+    what = "the gradient of one batch at a model with a neuron for each candidate"
+    return passed(
+        (f"{what}, of {count} auxiliary records against {count} held out", found["positive"]),
+        (f"the same candidates, {what}, of {count} other records", found["negative"]),
+    )
 
 
 def _both(
@@ -98,3 +127,30 @@ def _attacked(
         config = validate(protocols.REGISTRY.load(protocol).Config, settings)
         view = on_protocol(protocol, attack, case, folder, config, [held, (x[count:], y[count:])])
         return guessed(attack, case, view, knowing(case, auxiliary=others(case).records), made)
+
+
+def _at_crafted_model(
+    attack: AttackPlan, case: Case, made: PairedCandidates, records: tuple[Tensor, Tensor]
+) -> Measured:
+    """Return the attack's AUC from the gradient of these records."""
+    victim = made.challenge.target
+    knowledge = knowing(case, candidates={victim: (made.challenge.x, made.challenge.y)})
+    draft = Outgoing(
+        round=0,
+        step=0,
+        sender="server",
+        receivers=(victim,),
+        kind="model_parameters",
+        tensors=case.initial(),
+    )
+    deviation = CandidateNeurons(CandidateNeuronsConfig(rounds=(0,)), knowledge)
+    (sent,) = deviation.sends(draft, torch.Generator().manual_seed(0))
+    x, y = records
+    job = Job(party=victim, parameters=sent.tensors, x=x, targets=y, batches=[torch.arange(len(y))])
+    (gradient,) = case.trainer().gradients([job], Fit(lr=1.0))
+    messages = [
+        ("server", victim, "model_parameters", sent.tensors),
+        (victim, "server", "gradient", gradient.parameters),
+    ]
+    with said(case, attack, messages) as view:
+        return score(attack, case, view, made)

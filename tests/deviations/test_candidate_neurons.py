@@ -1,0 +1,166 @@
+"""Candidate neurons: active for one candidate each, and read exactly from one upload of all records."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from fdaudit.deviations.candidate_neurons import CandidateNeurons, CandidateNeuronsConfig
+
+from fdaudit.adversary.hidden_layer import HiddenLayer, hidden_layer
+from fdaudit.adversary.knowledge import Knowledge
+from fdaudit.audit.run import Run
+from fdaudit.data import load_dataset
+from fdaudit.errors import SpecError
+from fdaudit.models import Architecture, architecture
+from fdaudit.spec.schema import DatasetSpec, ModelSpec
+from fdaudit.transcript.wire import Outgoing
+
+from ..helpers.run_cases import finished, known
+
+CRAFTED = {"party": "server", "name": "candidate-neurons"}
+NETWORKS: dict[str, ModelSpec] = {
+    "mlp": ModelSpec(name="mlp", params={"widths": [64, 32]}),
+    "cnn-3-3": ModelSpec(name="cnn-3-3"),
+    "cnn-strided": ModelSpec(name="cnn-strided"),
+}
+CANDIDATES, RECORDS = slice(0, 24), slice(24, 300)
+
+
+@pytest.fixture(scope="module")
+def digits() -> tuple[torch.Tensor, torch.Tensor]:
+    data = load_dataset(DatasetSpec(name="digits"), known(3).truth("dataset"))
+    return data.x, data.y
+
+
+def network(name: str) -> Architecture:
+    return architecture(NETWORKS[name], (1, 8, 8), 10)
+
+
+def crafted(network: Architecture, digits: tuple[torch.Tensor, torch.Tensor]) -> dict[str, torch.Tensor]:
+    x, y = digits
+    knows = Knowledge(
+        architecture=network,
+        auxiliary=(x[RECORDS], y[RECORDS]),
+        candidates={"client/0": (x[CANDIDATES], y[CANDIDATES])},
+        classes=10,
+    )
+    module = network.build(torch.Generator().manual_seed(4))
+    draft = Outgoing(
+        round=0,
+        step=0,
+        sender="server",
+        receivers=("client/0",),
+        kind="model_parameters",
+        tensors={name: p.detach() for name, p in module.named_parameters()},
+    )
+    deviation = CandidateNeurons(CandidateNeuronsConfig(), knows)
+    (sent,) = deviation.sends(draft, torch.Generator().manual_seed(5))
+    return dict(sent.tensors)
+
+
+def layer_of(network: Architecture) -> HiddenLayer:
+    layer = hidden_layer(network)
+    assert isinstance(layer, HiddenLayer)
+    return layer
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_a_neuron_is_active_for_its_candidate_alone(
+    name: str, digits: tuple[torch.Tensor, torch.Tensor]
+) -> None:
+    layer = layer_of(network(name))
+    active = layer.outputs(crafted(network(name), digits), digits[0][:300]) > 0
+    assert torch.equal(active[CANDIDATES, :24], torch.eye(24, dtype=torch.bool))
+    assert not active[RECORDS].any()
+    assert not active[:, 24:].any()
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_a_neuron_of_no_member_has_no_gradient(name: str, digits: tuple[torch.Tensor, torch.Tensor]) -> None:
+    layer, model = layer_of(network(name)), crafted(network(name), digits)
+    module = network(name).build(torch.Generator().manual_seed(4))
+    module.load_state_dict(model)
+    batch = torch.cat([torch.arange(0, 24, 2), torch.arange(24, 60)])
+    loss = torch.nn.functional.cross_entropy(module(digits[0][batch]), digits[1][batch])
+    (gradient,) = torch.autograd.grad(loss, [module.get_parameter(layer.bias)])
+    changed = gradient[:24] != 0
+    assert changed.tolist() == [number % 2 == 0 for number in range(24)]
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("aggregation", ["plain", "secure"])
+def test_one_step_on_all_records_gives_away_every_member(aggregation: str, tmp_path: Path) -> None:
+    """An honest run has no such neurons."""
+
+    def cell(name: str, **changes: Any) -> Any:
+        out = finished(
+            tmp_path / name,
+            clients=3,
+            victims=3,
+            dataset__limit=None,
+            splits__candidates=20,
+            model__params__widths=[128],
+            protocol__params={
+                "rounds": 2,
+                "batch_size": 2000,
+                "local_epochs": 1,
+                "aggregation": aggregation,
+                "weighting": "uniform",
+            },
+            attacks=[{"name": "neuron-updates"}],
+            **changes,
+        )
+        (found,) = [c for c in Run(out).result.cells if c.attack == "neuron-updates"]
+        return found
+
+    active = cell("active", deviations=[CRAFTED])
+    assert cell("honest").status == "not-applicable"
+    for target in active.targets:
+        (auc,) = [f for f in target.figures if f.name == "auc"]
+        assert auc.value is not None
+        assert auc.value > 0.85
+
+
+@pytest.mark.parametrize(
+    ("model", "problem"),
+    [
+        ({"name": "mlp", "params": {"widths": []}}, "before the one that answers"),
+        ({"name": "lenet-dlg"}, "no ReLU alone"),
+        ({"name": "resnet8"}, "before the one that answers"),
+    ],
+)
+def test_networks_without_such_a_layer_are_refused(
+    model: dict[str, Any], problem: str, tmp_path: Path
+) -> None:
+    with pytest.raises(SpecError, match=problem) as refused:
+        finished(tmp_path / "run", model=model, deviations=[CRAFTED])
+    assert refused.value.field == "model.name"
+
+
+def test_every_candidate_has_its_turn(digits: tuple[torch.Tensor, torch.Tensor]) -> None:
+    """In as many of the first rounds as that takes."""
+    x, y = digits
+    narrow = architecture(ModelSpec(name="mlp", params={"widths": [10]}), (1, 8, 8), 10)
+    knows = Knowledge(architecture=narrow, candidates={"client/0": (x[:24], y[:24])}, classes=10)
+    deviation = CandidateNeurons(CandidateNeuronsConfig(), knows)
+    module = narrow.build(torch.Generator().manual_seed(4))
+    seen = set[int]()
+    for round in range(4):
+        draft = Outgoing(
+            round=round,
+            step=0,
+            sender="server",
+            receivers=("client/0",),
+            kind="model_parameters",
+            tensors={name: p.detach() for name, p in module.named_parameters()},
+        )
+        (sent,) = deviation.sends(draft, torch.Generator().manual_seed(5))
+        if round == 3:
+            assert sent is draft
+            break
+        active = layer_of(narrow).outputs(sent.tensors, x[:24]) > 0
+        seen |= set(active.any(1).nonzero().flatten().tolist())
+    assert seen == set(range(24))
