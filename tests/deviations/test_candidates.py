@@ -108,6 +108,31 @@ def test_records_of_whole_numbers_have_no_probes() -> None:
         PlantedCandidates(PlantedCandidatesConfig(probes="neighbours"), knows)
 
 
+def test_generated_samples_are_replaced_in_the_rounds_asked_for_alone() -> None:
+    """In the first steps, until every candidate has been shown."""
+    planted = PlantedCandidates(PlantedCandidatesConfig(rounds=(4,)), knowledge(0))
+    every = torch.cat([x for x, _ in CANDIDATES.values()])
+    samples = torch.full((8, 1, 8, 8), 0.5)
+
+    def shown(round: int, step: int) -> Tensor:
+        draft = Outgoing(
+            round=round,
+            step=step,
+            sender="server",
+            receivers=("client/0",),
+            kind="generated_samples",
+            tensors={"samples": samples},
+        )
+        (sent,) = planted.sends(draft, torch.Generator())
+        return sent.tensors["samples"]
+
+    assert torch.equal(shown(3, 0), samples)
+    asked = torch.cat([shown(4, 0), shown(4, 1)])[: len(every)]
+    assert sorted(map(str, asked.tolist())) == sorted(map(str, every.tolist()))
+    assert torch.equal(shown(4, 1)[len(every) - 8 :], samples[len(every) - 8 :])
+    assert torch.equal(shown(4, 2), samples)
+
+
 # -- what candidate-answers reads --------------------------------------------------------------------------------------
 
 
