@@ -16,6 +16,7 @@ from ._rounds import SomeRounds
 
 if TYPE_CHECKING:
     from fdaudit.adversary.knowledge import Knowledge
+    from fdaudit.tasks import Task
 
 __all__ = ["CandidateQuestions", "by_turns"]
 
@@ -48,8 +49,9 @@ class CandidateQuestions:
         knowledge: the candidates, and the public samples.
 
     Attributes:
-        x: (n, ...) the candidates of all clients by turns, at most as many as there are public samples.
-        y: (n,) their classes.
+        x: (n, ...) the candidates of all clients by turns, at most as many as there are public samples; each is
+            followed by its probes, if a deviation has any.
+        y: (n,) the candidates' classes.
         places: (n,) their numbers among the public samples; empty if the protocol has none.
 
     Raises:
@@ -59,12 +61,23 @@ class CandidateQuestions:
     def __init__(self, config: SomeRounds, knowledge: Knowledge) -> None:
         x, y = by_turns(knowledge)
         samples = 0 if knowledge.public is None else len(knowledge.public)
-        most = samples or len(x)
         self.config, self.classes = config, knowledge.classes
-        self.x, self.y = x[:most], y[:most].long()
         # Anybody who knows the seed could find the places; parties who follow the protocol do not look.
-        drawn = torch.randperm(samples, generator=torch.Generator().manual_seed(0))
+        draws = torch.Generator().manual_seed(0)
+        drawn = torch.randperm(samples, generator=draws)
+        planted = self.planted(x, y.long(), knowledge.task, draws)
+        each = planted.shape[1]
+        asked = min(samples // each, len(x)) if samples else len(x)
+        if not asked:
+            problem = f"leaves no candidate a place: there are {samples} public samples"
+            raise SpecError("deviations.params.each", each - 1, problem, "Set it lower.")
+        self.x = planted[:asked].flatten(0, 1)
+        self.y = y[:asked].long().repeat_interleave(each)
         self.places = drawn[: len(self.x)]
+
+    def planted(self, x: Tensor, y: Tensor, task: Task, generator: torch.Generator) -> Tensor:
+        """Return the samples (n, m, ...) that are planted for each candidate (n, ...): itself alone."""
+        return x[:, None]
 
     def hands_out(self, public: Tensor, labels: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """Put the candidates among the public samples (n, ...), and their classes among these (n,)."""

@@ -1,4 +1,4 @@
-"""Crafted consensus: clients are taught wrong classes of candidates, and those who hold one unlearn it again."""
+"""Crafted consensus: clients are taught wrong classes, and what they answer next shows what their own records say."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class CraftedConsensusConfig(SomeRounds):
     """Settings of a crafted consensus."""
 
     share: float = Field(0.1, gt=0, le=1)
-    """Share of the candidates that are taught in a round, drawn anew each time."""
+    """Share of the candidates that are taught in a round, drawn anew each time. Of a class table every row is wrong."""
 
 
 class CraftedConsensus(CandidateQuestions):
@@ -33,15 +33,19 @@ class CraftedConsensus(CandidateQuestions):
     Nothing else is in the crafted consensus, so clients learn it by heart. Wrong classes are drawn at random: a rule
     would be unlearnt at once. The client that trains on the candidate itself is taught the right class again, so its
     next answer differs from everybody else's. `candidate-answers` compares them.
+
+    Where the consensus is a table of the classes, each row teaches a wrong class. A client is then torn between a
+    record's label and the row, so that its predicted classes differ from record to record. Their shares are fractions
+    of the number of its records in the class, which `label-presence` reads off tables of hard predictions.
     """
 
     card = DeviationCard(
         name="crafted-consensus",
         source="ours; wrong labels that raise what a model tells of others' records: Tramèr et al. 2022, section 4",
         roles=("server",),
-        changes=("ensemble_labels", "logits"),
-        read_by=("candidate-answers",),
-        noticed="The consensus is about few samples, and contradicts what clients answered for them.",
+        changes=("class_prototypes", "ensemble_labels", "logits"),
+        read_by=("candidate-answers", "label-presence"),
+        noticed="The consensus is about few samples, and contradicts what clients answered for them, or every class.",
         detectors=("disagreement", "other-classes", "certainty"),
         knows=("candidates",),
     )
@@ -49,22 +53,26 @@ class CraftedConsensus(CandidateQuestions):
     config: CraftedConsensusConfig
 
     def sends(self, draft: Outgoing, generator: torch.Generator) -> Sequence[Outgoing]:
-        """Return a request with candidates in it, or a consensus (n, C) on some of them that is wrong."""
-        if draft.kind not in self.card.changes or not self.config.within(draft.round) or not len(self.places):
+        """Return a request with candidates in it, a consensus (n, C) on some that is wrong, or a wrong table (C, C)."""
+        if draft.kind not in self.card.changes or not self.config.within(draft.round):
             return super().sends(draft, generator)
+        values = draft.tensors["values"]
+        if draft.kind == "class_prototypes":
+            wrong = self._wrong(torch.arange(len(values)), generator)
+            return (replace(draft, tensors={"values": wrong.to(values)}),)
+        if not len(self.places):
+            return (draft,)
         taught = torch.randperm(len(self.places), generator=generator)
         taught = taught[: max(1, round(self.config.share * len(self.places)))]
-        tensors = {
-            "index": self.places[taught],
-            "values": self._wrong(taught, draft.tensors["values"], generator),
-        }
+        wrong = self._wrong(self.y[taught], generator).to(values)
+        if bool((values < 0).any()):  # logits, as long as the honest ones
+            wrong = wrong * values.abs().max()
+        tensors = {"index": self.places[taught], "values": wrong}
         if "index" in draft.tensors:
             tensors["index"] = tensors["index"].to(draft.tensors["index"].dtype)
         return (replace(draft, tensors=tensors),)
 
-    def _wrong(self, taught: Tensor, values: Tensor, generator: torch.Generator) -> Tensor:
-        """Return wrong classes of candidates (n,) as values (n, C): probabilities, or logits as long as the honest."""
-        step = torch.randint(1, self.classes, (len(taught),), generator=generator)
-        wrong = F.one_hot((self.y[taught] + step) % self.classes, self.classes).to(values)
-        scores = bool((values < 0).any())
-        return wrong * values.abs().max() if scores else wrong
+    def _wrong(self, y: Tensor, generator: torch.Generator) -> Tensor:
+        """Return one-hot rows (n, C) of classes other than y (n,)."""
+        step = torch.randint(1, self.classes, (len(y),), generator=generator)
+        return F.one_hot((y + step) % self.classes, self.classes)

@@ -47,7 +47,7 @@ class AnalyticConfig(Config):
     tolerance: float = Field(1e-3, gt=0, lt=1)
     """Two neurons show the same input if their root-mean-square pixel difference is below this."""
     round: int = Field(0, ge=0)
-    """Round of the upload."""
+    """Round of the upload, or the next that shows one of the victim."""
     max_images: int = Field(4096, ge=1)
     """Uploads that mix more images than this are not tried."""
 

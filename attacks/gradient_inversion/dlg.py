@@ -57,7 +57,7 @@ class DLGConfig(Config):
     init: Literal["uniform", "normal"] = "uniform"
     """Distribution of starting images: uniform in [0, 1], or standard normal as in the paper."""
     round: int = Field(0, ge=0)
-    """Round of the upload."""
+    """Round of the upload, or the next that shows one of the victim."""
     max_images: int = Field(16, ge=1)
     """Uploads that mix more images than this are not tried."""
 

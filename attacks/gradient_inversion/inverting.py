@@ -70,7 +70,7 @@ class InvertingGradientsConfig(Config):
     signed: bool = True
     """Step along the gradient's sign."""
     round: int = Field(0, ge=0)
-    """Round of the upload."""
+    """Round of the upload, or the next that shows one of the victim."""
     max_images: int = Field(64, ge=1)
     """Uploads that mix more images than this are not tried."""
     simulated_steps: int = Field(64, ge=1)

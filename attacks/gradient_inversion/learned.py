@@ -53,7 +53,7 @@ class LearnedInversionConfig(Config):
     features: int = Field(3000, ge=16, le=10000)
     """Length of the random sketch of a gradient that the regression reads."""
     round: int = Field(0, ge=0)
-    """Round of the upload."""
+    """Round of the upload, or the next that shows one of the victim."""
 
 
 @reads_forms

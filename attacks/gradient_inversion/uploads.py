@@ -149,13 +149,17 @@ def find_upload(
 
 
 def sent_from(view: View, target: str, round: int) -> tuple[Message, Message] | str:
-    """Return the first upload of a client in a round and the model before it, or why they are not in view."""
-    uploads = [m for kind in MODELS for m in view.select(kind=kind, sender=target, round=round)]
-    if not uploads:
-        return f"no {', '.join(MODELS[:-1])} or {MODELS[-1]} of round {round} in view"
-    readable = [m for m in uploads if m.payload is not None]
+    """Return the first upload of a client in a round and the model before it, or why they are not in view.
+
+    If the round shows no upload of the client, the next round that does is read: clients may take turns.
+    """
+    sent = [m for kind in MODELS for m in view.select(kind=kind, sender=target) if m.round >= round]
+    if not sent:
+        return f"no {', '.join(MODELS[:-1])} or {MODELS[-1]} of round {round} or later in view"
+    first = min(m.round for m in sent)
+    readable = [m for m in sent if m.round == first and m.payload is not None]
     if not readable:
-        return f"its uploads of round {round} were recorded as digests only"
+        return f"its uploads of round {first} were recorded as digests only"
     message = min(readable, key=lambda m: m.seq)
     received = received_before(view, message, target)
     if not received:

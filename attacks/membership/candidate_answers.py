@@ -26,6 +26,10 @@ if TYPE_CHECKING:
 __all__ = ["CandidateAnswers", "CandidateAnswersConfig"]
 
 _KINDS = ("logits", "soft_labels", "hard_labels")
+_CHUNK = 4096
+"""Answers that are compared with the candidates at a time."""
+_ROUNDING = 1e-6
+"""Rounding error of a distance between samples."""
 _DECLINED = -10.0
 """The logit-scaled confidence that an answer left out stands for; any value far below most answers' does."""
 
@@ -37,6 +41,8 @@ class CandidateAnswersConfig(Config):
     """Most rounds that are read, the last ones."""
     most: int = Field(100_000, ge=1)
     """Most answers of a client in one round that are read, the last ones."""
+    reach: float = Field(0.0, ge=0)
+    """Distance within which votes on other samples count as probes of a candidate, root-mean-square over the values."""
 
 
 @reads_forms
@@ -46,8 +52,8 @@ class CandidateAnswers:
     It reads answers about samples that equal a candidate, pixel by pixel. An honest run has none: a server that
     deviates by `planted-candidates` or `crafted-consensus` asks for them. The other clients never hold the candidate,
     so the mean of their logit-scaled confidences shows how hard it is, and what the consensus taught about it. A client
-    that declines to answer counts as sure that the class is another. The difference is averaged over the rounds. No
-    model is trained.
+    that declines to answer counts as sure that the class is another. The difference is averaged over the rounds. With
+    `reach`, votes on samples near a candidate count as well. No model is trained.
     """
 
     card = AttackCard(
@@ -87,7 +93,7 @@ class CandidateAnswers:
         for answers in self._rounds(view, knowledge):
             for name, challenge in task.challenges.items():
                 if name in answers:
-                    asked, difference = _compared(answers, name, challenge)
+                    asked, difference = _compared(answers, name, challenge, self.config.reach)
                     total[name][asked] += difference[asked]
                     count[name][asked] += 1
         guesses = []
@@ -113,21 +119,44 @@ def _places(answers: RecordedAnswers, challenge: Challenge) -> tuple[Tensor, Ten
     return candidates, place[candidates]
 
 
-def _confidences(answers: RecordedAnswers, challenge: Challenge) -> Tensor:
-    """Return a client's logit-scaled confidence φ (n,) in the candidates' classes; NaN without an answer."""
-    candidates, rows = _places(answers, challenge)
+def _probed(answers: RecordedAnswers, challenge: Challenge, reach: float) -> tuple[Tensor, Tensor]:
+    """Return pairs of a candidate (k,) and the row (k,) of an answer about it or about a probe of it.
+
+    A sample is a probe of the candidate that it is nearest to.
+    """
+    x, candidates = (samples.cpu().flatten(1).double() for samples in (answers.x, challenge.x))
+    found, rows = list[Tensor](), list[Tensor]()
+    for start in range(0, len(x), _CHUNK):
+        distance = torch.cdist(x[start : start + _CHUNK], candidates) / x.shape[1] ** 0.5
+        nearest, candidate = distance.min(1)
+        near = (nearest <= reach + _ROUNDING).nonzero().flatten()
+        found.append(candidate[near])
+        rows.append(start + near)
+    return torch.cat(found), torch.cat(rows)
+
+
+def _confidences(answers: RecordedAnswers, challenge: Challenge, reach: float) -> Tensor:
+    """Return a client's logit-scaled confidence φ (n,) in the candidates' classes; NaN without an answer.
+
+    Votes say little each, so those on probes of a candidate may count as those on itself. A probability of the
+    candidate says more than those around it.
+    """
+    if answers.kind == "hard_labels" and reach > 0:
+        candidates, rows = _probed(answers, challenge, reach)
+    else:
+        candidates, rows = _places(answers, challenge)
     values = answers.values[rows].double()
     probabilities = values.softmax(1) if answers.kind == "logits" else values
-    phi = torch.full((len(challenge.y),), torch.nan, dtype=torch.float64)
-    phi[candidates] = confidence(probabilities, challenge.y[candidates].cpu())
-    return phi
+    phi = confidence(probabilities, challenge.y[candidates].cpu())
+    total = torch.zeros(len(challenge.y), dtype=torch.float64).index_add_(0, candidates, phi)
+    return total / candidates.bincount(minlength=len(total))  # 0 / 0 is NaN
 
 
 def _compared(
-    answers: Mapping[str, RecordedAnswers], victim: str, challenge: Challenge
+    answers: Mapping[str, RecordedAnswers], victim: str, challenge: Challenge, reach: float
 ) -> tuple[Tensor, Tensor]:
     """Return which candidates (n,) a client answered for, and the victim's φ (n,) less the mean of the others'."""
-    phi = {client: _confidences(one, challenge) for client, one in answers.items()}
+    phi = {client: _confidences(one, challenge, reach) for client, one in answers.items()}
     asked = torch.stack([*phi.values()]).isfinite().any(0)
     own = phi.pop(victim).nan_to_num(_DECLINED)
     if not phi:

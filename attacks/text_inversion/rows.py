@@ -37,7 +37,7 @@ class EmbeddingRowsConfig(Config):
     """Settings of the reading of rows."""
 
     round: int = Field(0, ge=0)
-    """Round of the upload."""
+    """Round of the upload, or the next that shows one of the victim."""
 
 
 @reads_forms

@@ -45,7 +45,7 @@ class TAGConfig(Config):
     lr: float = Field(0.1, gt=0)
     """Learning rate of Adam."""
     round: int = Field(0, ge=0)
-    """Round of the upload."""
+    """Round of the upload, or the next that shows one of the victim."""
     max_texts: int = Field(8, ge=1)
     """Uploads that mix more texts than this are not tried."""
 

@@ -1,0 +1,225 @@
+"""Deviations that ask about candidates: what is planted beside them, wrong tables, and what answers then tell."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from fdaudit.attacks.membership._answers import RecordedAnswers
+from fdaudit.attacks.membership._treatment import Treatment
+from fdaudit.attacks.membership.candidate_answers import _compared
+from fdaudit.deviations._probes import probes_of
+from fdaudit.deviations.crafted_consensus import CraftedConsensus, CraftedConsensusConfig
+from fdaudit.deviations.planted_candidates import PlantedCandidates, PlantedCandidatesConfig
+from torch import Tensor
+
+from fdaudit.adversary.knowledge import Knowledge
+from fdaudit.audit.run import Run
+from fdaudit.errors import SpecError
+from fdaudit.transcript.messages import DEVIATION
+from fdaudit.transcript.wire import Outgoing
+from fdaudit.types import Challenge
+
+from ..helpers.protocol_cases import CLASSES, records, run
+from ..helpers.run_cases import finished
+from .test_clients import party
+
+CANDIDATES = {name: (data.x[:4], data.y[:4]) for name, data in records().items()}
+
+
+def knowledge(public: int = 40) -> Knowledge:
+    samples = torch.rand(public, 1, 8, 8, generator=torch.Generator().manual_seed(1))
+    return Knowledge(candidates=CANDIDATES, classes=CLASSES, public=samples if public else None)
+
+
+def distance(a: Tensor, b: Tensor) -> Tensor:
+    """Root-mean-square over the values of samples."""
+    return (a - b).flatten(2).square().mean(2).sqrt()
+
+
+# -- probes ------------------------------------------------------------------------------------------------------------
+
+
+def drawn(kind: Any, count: int = 4, reach: float = 0.05) -> tuple[Tensor, Tensor, Tensor]:
+    """Candidates, their classes and their probes."""
+    x = torch.rand(10, 1, 8, 8, generator=torch.Generator().manual_seed(2))
+    y = torch.arange(10) % CLASSES
+    return x, y, probes_of(kind, x, y, count, reach, torch.Generator().manual_seed(3))
+
+
+def test_neighbours_lie_at_the_reach_in_other_directions() -> None:
+    x, _, probes = drawn("neighbours")
+    torch.testing.assert_close(distance(probes, x[:, None]), torch.full((10, 4), 0.05))
+    directions = torch.nn.functional.normalize((probes - x[:, None]).flatten(2), dim=2)
+    cosines = directions @ directions.mT
+    assert cosines.triu(1).abs().max() < 0.6
+
+
+def test_gradients_are_pairs_on_both_sides_of_a_candidate() -> None:
+    x, _, probes = drawn("gradients", count=5)
+    torch.testing.assert_close(probes[:, 0] + probes[:, 1], 2 * x)
+    torch.testing.assert_close(probes[:, 2] + probes[:, 3], 2 * x)
+    torch.testing.assert_close(distance(probes, x[:, None]), torch.full((10, 5), 0.05))
+
+
+@pytest.mark.parametrize("reach", [0.05, 9.0])
+def test_the_boundary_is_approached_on_the_way_to_the_nearest_record_of_another_class(reach: float) -> None:
+    """In equal steps, and never beyond half the way."""
+    x, y, probes = drawn("boundary", reach=reach)
+    apart = distance(x[:, None], x[None]).masked_fill(y[:, None] == y, 9.0)
+    other = x[apart.argmin(1)]
+    far = apart.amin(1).div(2).clamp_max(reach)
+    steps = torch.arange(1, 5) / 4 * far[:, None]
+    torch.testing.assert_close(distance(probes, x[:, None]), steps)
+    torch.testing.assert_close(distance(probes, other[:, None]), apart.amin(1)[:, None] - steps)
+
+
+@pytest.mark.parametrize("probes", ["neighbours", "boundary", "gradients"])
+def test_candidates_are_planted_with_their_probes(probes: Any) -> None:
+    """As many groups as there are places for; the request names them all."""
+    knows = knowledge(40)
+    planted = PlantedCandidates(PlantedCandidatesConfig(probes=probes, each=3), knows)
+    assert len(planted.places) == 40
+    assert knows.public is not None
+    public, _ = planted.hands_out(knows.public.clone(), None)
+    groups = public[planted.places].unflatten(0, (10, 4))
+    every = torch.cat([x for x, _ in CANDIDATES.values()])
+    assert all((every == x).flatten(1).all(1).any() for x in groups[:, 0])
+    assert not any((every == x).flatten(1).all(1).any() for x in groups[:, 1:].flatten(0, 1))
+    assert distance(groups[:, 1:], groups[:, :1]).max() <= 0.1 + 1e-6
+    assert groups.min() >= 0
+    assert groups.max() <= 1
+
+
+def test_probes_that_leave_no_candidate_a_place_are_refused() -> None:
+    with pytest.raises(SpecError) as refused:
+        PlantedCandidates(PlantedCandidatesConfig(probes="neighbours", each=40), knowledge(40))
+    assert refused.value.field == "deviations.params.each"
+
+
+def test_records_of_whole_numbers_have_no_probes() -> None:
+    texts = {"client/0": (torch.arange(12).view(2, 6), torch.arange(2))}
+    knows = replace(knowledge(), candidates=texts, public=torch.zeros(9, 6, dtype=torch.int64))
+    assert len(PlantedCandidates(PlantedCandidatesConfig(), knows).places) == 2
+    with pytest.raises(SpecError, match="whole numbers"):
+        PlantedCandidates(PlantedCandidatesConfig(probes="neighbours"), knows)
+
+
+def test_generated_samples_are_replaced_in_the_rounds_asked_for_alone() -> None:
+    """In the first steps, until every candidate has been shown."""
+    planted = PlantedCandidates(PlantedCandidatesConfig(rounds=(4,)), knowledge(0))
+    every = torch.cat([x for x, _ in CANDIDATES.values()])
+    samples = torch.full((8, 1, 8, 8), 0.5)
+
+    def shown(round: int, step: int) -> Tensor:
+        draft = Outgoing(
+            round=round,
+            step=step,
+            sender="server",
+            receivers=("client/0",),
+            kind="generated_samples",
+            tensors={"samples": samples},
+        )
+        (sent,) = planted.sends(draft, torch.Generator())
+        return sent.tensors["samples"]
+
+    assert torch.equal(shown(3, 0), samples)
+    asked = torch.cat([shown(4, 0), shown(4, 1)])[: len(every)]
+    assert sorted(map(str, asked.tolist())) == sorted(map(str, every.tolist()))
+    assert torch.equal(shown(4, 1)[len(every) - 8 :], samples[len(every) - 8 :])
+    assert torch.equal(shown(4, 2), samples)
+
+
+# -- what candidate-answers reads --------------------------------------------------------------------------------------
+
+
+def answers(x: Tensor, values: Tensor, kind: str) -> RecordedAnswers:
+    return RecordedAnswers(
+        samples=torch.arange(len(x)), x=x, values=values, kind=kind, treatment=Treatment(kind=kind)
+    )
+
+
+@pytest.mark.parametrize(("kind", "reads"), [("hard_labels", True), ("soft_labels", False)])
+def test_votes_on_probes_count_and_probabilities_of_them_do_not(kind: str, reads: bool) -> None:
+    """The victim's answers for two candidates are equal; on the probes of the first it is right, as no other is."""
+    x = torch.stack([torch.zeros(1, 8, 8), torch.ones(1, 8, 8)])
+    challenge = Challenge(target="client/0", x=x, y=torch.zeros(2, dtype=torch.int64), pair=torch.arange(2))
+    samples = torch.cat([x, x + 0.1, x - 0.1, torch.full((1, 1, 8, 8), 0.5)])
+    right, wrong = torch.tensor([0.9, 0.1, 0.0]), torch.tensor([0.1, 0.9, 0.0])
+    own = torch.stack([right, right, right, wrong, right, wrong, wrong])
+    other = torch.stack([right, right, wrong, wrong, wrong, wrong, wrong])
+    both = {name: answers(samples, values, kind) for name, values in (("client/0", own), ("client/1", other))}
+    asked, scores = _compared(both, "client/0", challenge, 0.2)
+    assert asked.all()
+    assert bool(scores[0] > scores[1]) is reads
+    assert scores[1] == 0
+    for reach in (0.0, 0.05):
+        assert not _compared(both, "client/0", challenge, reach)[1].any()
+
+
+# -- tables of the classes ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("protocol", ["fkd", "pls"])
+def test_every_row_of_a_crafted_table_teaches_another_class(protocol: str, tmp_path: Path) -> None:
+    """In the rounds asked for; a resumed run sends the same."""
+
+    def ran(name: str, **more: Any) -> Any:
+        crafted = CraftedConsensus(CraftedConsensusConfig(rounds=(1,)), knowledge(0))
+        deviants = {"server": party("server", crafted, protocol)}
+        return run(tmp_path / name, protocol, rounds=3, deviants=deviants, **more)
+
+    whole = ran("whole")
+    sent = [m for m in whole.messages if m.sender == "server" and m.kind == "class_prototypes"]
+    for message in sent:
+        assert (DEVIATION in message.fields) == (message.round == 1)
+        table = whole.tensors(message)["values"]
+        if message.round == 1:
+            assert torch.equal(table.sort(1).values, torch.eye(CLASSES)[-1].expand(CLASSES, -1))
+            assert not table.diagonal().any()
+    assert {m.round for m in sent} == {0, 1, 2}
+    part = ran("part", stop_after=0)
+    resumed = ran("part", resume=(1, part.states[0], part.positions[0]))
+    assert resumed.log == whole.log
+
+
+def test_no_table_is_crafted_without_rounds() -> None:
+    crafted = CraftedConsensus(CraftedConsensusConfig(rounds=()), knowledge(0))
+    draft = Outgoing(
+        round=0,
+        step=0,
+        sender="server",
+        receivers=("client/0",),
+        kind="class_prototypes",
+        tensors={"values": torch.eye(CLASSES)},
+    )
+    assert crafted.sends(draft, torch.Generator()) == (draft,)
+
+
+@pytest.mark.thorough
+def test_crafted_tables_of_hard_predictions_show_how_many_records_a_class_has(tmp_path: Path) -> None:
+    """Clients that agree with every label tell nothing but which classes they hold."""
+
+    def distances(name: str, **changes: Any) -> float:
+        out = finished(
+            tmp_path / name,
+            clients=3,
+            victims=3,
+            dataset__limit=400,
+            model__params__widths=[32],
+            partition={"name": "dirichlet", "alpha": 5.0},
+            protocol={"name": "fkd", "params": {"rounds": 8, "local_steps": 30, "share": "hard"}},
+            attacks=[{"name": "label-presence"}],
+            **changes,
+        )
+        (cell,) = [c for c in Run(out).result.cells if c.attack == "label-presence"]
+        (mean,) = [f for f in cell.figures if f.name == "label_tv_mean"]
+        assert mean.value is not None
+        return mean.value
+
+    crafted = distances("active", deviations=[{"party": "server", "name": "crafted-consensus"}])
+    assert crafted < 0.01
+    assert distances("honest") > crafted + 0.02
