@@ -33,6 +33,8 @@ _LEAST = 8
 """Fewest honest messages that give a rate."""
 _KEPT = 4
 """Messages whose tensors are kept in memory."""
+_ANSWERS = (*ANSWERS, "class_prototypes")
+"""What a receiver's own answers are: on samples, or for each class."""
 _WORLD = "world"
 """Receives what is published, and holds nothing to compare it with."""
 
@@ -181,7 +183,7 @@ class _Receiver:
             stream = (message.kind, message.sender)
             self._seen[message.seq] = _Seen(message, last.get(stream), answers)
             last[stream] = message
-            if message.sender == name and message.kind in ANSWERS and message.payload is not None:
+            if message.sender == name and message.kind in _ANSWERS and message.payload is not None:
                 answers = message
 
     def before(self, seq: int) -> int:
