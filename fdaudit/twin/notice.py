@@ -31,8 +31,8 @@ __all__ = ["noticed", "refuse_unknown_detectors"]
 
 _LEAST = 8
 """Fewest honest messages that give a rate."""
-_ON_SAMPLES = (*ANSWERS, "ensemble_labels")
-"""Kinds of a receiver's own messages on samples: a client's answers, or a server's mean of them."""
+_ANSWERS = (*ANSWERS, "ensemble_labels", "class_prototypes")
+"""Kinds of a receiver's own answers: a client's on samples, a server's mean of them, or either's for each class."""
 _KEPT = 4
 """Messages whose tensors are kept in memory."""
 _WORLD = "world"
@@ -184,7 +184,7 @@ class _Receiver:
             own = last.get((message.kind, name))
             self._seen[message.seq] = _Seen(message, last.get(stream), answers, own)
             last[stream] = message
-            if message.sender == name and message.kind in _ON_SAMPLES and message.payload is not None:
+            if message.sender == name and message.kind in _ANSWERS and message.payload is not None:
                 answers = message
 
     def before(self, seq: int) -> int:
