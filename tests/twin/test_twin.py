@@ -113,7 +113,7 @@ def test_an_imprint_is_noticed_by_equal_rows_and_honest_rounds_are_not(pair: tup
 
 def test_a_mark_alone_is_noticed_by_no_detector(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The server sends the honest model, which the record marks as crafted."""
-    monkeypatch.setattr(Imprint, "crafted", lambda self, model, generator: {})
+    monkeypatch.setattr(Imprint, "crafted", lambda self, model, turn, generator: {})
     run = api.run(ACTIVE | {"attacks": []}, tmp_path / "run")
     assert run.result.run.departures[0].messages == 1
     twin = make_twin(run, tmp_path / "twin")
