@@ -182,7 +182,7 @@ def test_a_budget_refuses_a_server_that_could_have_asked_more_often(missing: int
 def test_a_budget_refuses_a_server_that_draws_clients(tmp_path: Path) -> None:
     made = noisy(12.0, 2, budget={"epsilon": 30.0, "against": ["server"]})
     made["protocol"]["params"]["fraction"] = 0.5
-    with pytest.raises(SpecError, match="was not asked for .*Have every client take part"):
+    with pytest.raises(SpecError, match=r"was not asked for .*Have every client take part"):
         fdaudit.run({**made, "defenses": [DP_SGD]}, tmp_path / "run")
 
 
