@@ -34,8 +34,8 @@ class RepeatedModel:
     """The server sends clients the model of one round again in each later round, and goes on from its own.
 
     A client that takes its step on all its records then sends one update under noise that is drawn anew each time. The
-    mean of m uploads has the noise of one over the root of m, which attacks on its gradient read. The ledger composes
-    the m releases already: differential privacy bounds what the mean tells.
+    mean of m uploads has the noise of one over the root of m, and attacks on its gradient read that. Under DP-SGD the
+    ledger counts each release, and its ε bounds what the mean tells.
     """
 
     card = DeviationCard(
