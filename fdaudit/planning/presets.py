@@ -37,6 +37,8 @@ def written_out(spec: Spec, protocol: type[FederatedProtocol], records: int) -> 
     preset = spec.preset
     if preset is None or preset.written_out:
         return spec
+    if preset.name in ("paper", "authors-code"):
+        return _as_stated(spec, protocol, preset)
     for field, given in (("defenses", spec.defenses), ("withhold", spec.withhold)):
         if given:
             problem = f"is given beside preset {preset.name!r}, which says what is defended"
@@ -58,6 +60,21 @@ def written_out(spec: Spec, protocol: type[FederatedProtocol], records: int) -> 
             "protocol": spec.protocol.model_copy(update={"params": params}),
             "withhold": tuple(combination["withhold"]),
             "defenses": tuple(_with_noise(entry, noise) for entry in entries),
+        }
+    )
+
+
+def _as_stated(spec: Spec, protocol: type[FederatedProtocol], preset: PresetSpec) -> Spec:
+    """Return the spec with the settings that the protocol's paper or its authors' code has, below its own."""
+    stated = protocol.card.settings.get(preset.name)
+    if stated is None:
+        problem = f"is not declared by {protocol.card.name}"
+        raise SpecError("preset.name", preset.name, problem, "Write the settings into the spec.")
+    params = {**stated, **spec.protocol.params}
+    return spec.model_copy(
+        update={
+            "preset": preset.model_copy(update={"written_out": True}),
+            "protocol": spec.protocol.model_copy(update={"params": params}),
         }
     )
 
