@@ -10,9 +10,9 @@ from pydantic import Field, model_validator
 from fdaudit.federation.protocol import ProtocolConfig
 from fdaudit.limits import MOST_ROUNDS
 from fdaudit.tasks import SINGLE_LABEL, Task
+from fdaudit.training.jobs import Augmentation, Fit
 from fdaudit.training.optimizers import BETAS, OptimizerName, annealed
 from fdaudit.training.stepwise import Optimizer
-from fdaudit.training.trainer import Fit
 from fdaudit.types import Trained
 
 __all__ = ["LocalSteps", "LocalTraining"]
@@ -39,6 +39,8 @@ class LocalSteps(ProtocolConfig):
     """Momentum of SGD."""
     weight_decay: float = Field(0.0, ge=0)
     """ℓ2 penalty of local training."""
+    augmentation: Augmentation | None = None
+    """How images are changed before each step of local training. Default: not at all."""
 
     @model_validator(mode="after")
     def _momentum_is_of_sgd(self) -> Self:
@@ -90,6 +92,7 @@ class LocalSteps(ProtocolConfig):
             final_lr=self.final_lr,
             momentum=self.momentum,
             weight_decay=self.weight_decay,
+            augmentation=self.augmentation,
             objective=task.labels.objective,
             mu=mu,
         )

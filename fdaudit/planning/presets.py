@@ -20,6 +20,9 @@ from fdaudit.transcript.wire import acts_in_training
 __all__ = ["written_out"]
 
 
+_LENGTHS = frozenset({"local_steps", "local_epochs"})
+
+
 def written_out(spec: Spec, protocol: type[FederatedProtocol], records: int) -> Spec:
     """Return the spec with its preset expanded into the fields that it stands for.
 
@@ -70,7 +73,10 @@ def _as_stated(spec: Spec, protocol: type[FederatedProtocol], preset: PresetSpec
     if stated is None:
         problem = f"is not declared by {protocol.card.name}"
         raise SpecError("preset.name", preset.name, problem, "Write the settings into the spec.")
-    params = {**stated, **spec.protocol.params}
+    own = spec.protocol.params
+    # A length in steps replaces one in epochs.
+    left_out = _LENGTHS if _LENGTHS & own.keys() else frozenset()
+    params = {**{name: value for name, value in stated.items() if name not in left_out}, **own}
     return spec.model_copy(
         update={
             "preset": preset.model_copy(update={"written_out": True}),
