@@ -13,7 +13,6 @@ from fdaudit.tasks import SINGLE_LABEL, Task
 from fdaudit.tasks.stated_loss import ClipFacts, LossFacts
 from fdaudit.training.jobs import Fit
 from fdaudit.training.objectives import ClientStep
-from fdaudit.training.optimizers import BETAS, OptimizerName
 
 __all__ = ["FedAvgConfig"]
 
@@ -26,10 +25,6 @@ class FedAvgConfig(LocalTraining):
 
     upload: Literal["gradient", "model_update", "model_parameters"] = "model_update"
     """What a client sends: the gradient of one batch, the change of its model, or its model."""
-    optimizer: OptimizerName = "sgd"
-    """Optimiser of the clients' steps: SGD, Adam or AdamW. Its state starts from zero every round."""
-    betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = BETAS
-    """Decay rates of Adam's moments."""
     send_state: bool = False
     """Whether clients also send their optimiser's state after training: one step's gradient can be read off it."""
     loss: LossFacts | None = None
@@ -70,25 +65,17 @@ class FedAvgConfig(LocalTraining):
                 "upload = 'gradient' is one step a round; local_epochs or local_steps say otherwise. "
                 "Set local_steps to 1, or upload to 'model_update'."
             )
-        if self.momentum or self.weight_decay or self.mu:
+        if self.momentum or self.weight_decay or self.mu or self.optimizer != "sgd":
             raise ValueError(
-                "upload = 'gradient' sends the bare gradient; momentum, weight_decay and mu would not apply. "
-                "Set them to 0, or upload to 'model_update'."
+                "upload = 'gradient' sends the bare gradient; momentum, weight_decay, mu and optimizer have no part. "
+                "Leave them out, or set upload to 'model_update'."
             )
         return self
-
-    @model_validator(mode="after")
-    def _momentum_is_of_sgd(self) -> Self:
-        if self.optimizer == "sgd" or (not self.momentum and self.upload != "gradient"):
-            return self
-        problem = "momentum" if self.momentum else "upload = 'gradient'"
-        raise ValueError(f"optimizer = {self.optimizer!r} has no part in {problem}. Leave one of them out.")
 
     def fit(self, mu: float = 0.0, task: Task = SINGLE_LABEL) -> Fit:
         """Return the training core's settings for labels of a task."""
         step = ClientStep.of(self.model_dump(include={"loss", "clip"}))
-        update = {"optimizer": self.optimizer, "betas": self.betas, "step": step}
-        return super().fit(mu, task).model_copy(update=update)
+        return super().fit(mu, task).model_copy(update={"step": step})
 
     @model_validator(mode="after")
     def _state_is_there(self) -> Self:

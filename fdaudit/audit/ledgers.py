@@ -223,7 +223,7 @@ def _assumptions(case: Case) -> tuple[str, ...]:
         fixed = "What an imported network reads from files, or imports by a computed name, is the same in all runs."
         found = (*found, fixed)
     preset = case.spec.preset
-    if preset is None or preset.name == "as-published" or preset.sample_rate is not None:
+    if preset is None or preset.name != "private" or preset.sample_rate is not None:
         return found
     if not any(entry.name == "dp-sgd" for entry in case.spec.defenses):
         return found

@@ -186,6 +186,7 @@ def sections(card: ProtocolCard, mark: str = "") -> tuple[Section, ...]:
         Section(title="Training defences act on", items=tuple(card.trains)),
         Section(title="Can do without", items=tuple(f"{mark}{k}{mark}" for k in card.withholdable)),
         Section(title="Differences from the paper", items=card.differences),
+        Section(title="Settings by preset", items=tuple(_stated(card.settings, mark))),
         Section(title="What a party that departs from it could send", items=tuple(_active(card, mark))),
         Section(title="Privacy", items=tuple(_privacy(card.privacy, mark))),
         Section(title="What holds if a party departs from it", items=tuple(_withstands(card, mark))),
@@ -244,6 +245,13 @@ def _privacy(privacy: Mapping[str, Any], mark: str) -> Iterator[str]:
         yield f"There is no preset {mark}private{mark}."
         return
     yield f"Preset {mark}private{mark}: {'; '.join(_combination(privacy['private'], mark)) or 'nothing is needed'}."
+
+
+def _stated(settings: Mapping[str, Mapping[str, Any]], mark: str) -> Iterator[str]:
+    """Yield what a paper and its authors' code state of the settings, one preset after the other."""
+    for preset, stated in settings.items():
+        pairs = (f"{mark}{name}: {json.dumps(value)}{mark}" for name, value in stated.items())
+        yield f"Preset {mark}{preset}{mark}: {', '.join(pairs)}."
 
 
 def _combination(private: Mapping[str, Any], mark: str) -> Iterator[str]:

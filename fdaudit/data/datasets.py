@@ -194,7 +194,7 @@ def load_dataset(spec: DatasetSpec, stream: SecretStream) -> Dataset:
     if spec.limit is not None and spec.limit < len(raw.y):
         kept, _ = stratified_draw(raw.y, spec.limit, raw.classes, stream)
         raw = raw.rows(kept)
-    fitted = raw.fitted(spec.image_size)
+    fitted = raw.fitted(spec.image_size, spec.threshold)
     return Dataset(
         name=spec.name,
         x=fitted.x,

@@ -35,7 +35,8 @@ def partition(
       Every class is then shared evenly among its holders (Shao 2023's strong and weak non-IID).
     - `by-site`: client k gets all records of site k; records of other sites are left over.
     - `dirichlet`: for every class, p ~ Dir_K(α), and client k gets the share p_k of it (Shao 2023, the
-      supplement's Dir_K(β)).
+      supplement's Dir_K(β)). `capped` leaves out clients that hold an even share of all records already, and `least`
+      repeats the draw until each client has enough (Lin et al. 2020's code).
 
     Multi-label records belong to several classes. `dirichlet` assigns each record to one of its classes, drawn
     uniformly; records without a class form one more class. `by-class` is refused: no client could be limited to
@@ -176,10 +177,27 @@ def _by_class(
 def _dirichlet(
     y: Tensor, clients: int, spec: PartitionSpec, stream: SecretStream, classes: int
 ) -> list[Tensor]:
+    least = spec.least or 0
+    for _ in range(_MOST_DRAWS if least else 1):
+        parts = _by_shares(y, clients, spec, stream, classes)
+        if min(map(len, parts)) >= least:
+            return parts
+    problem = f"was not reached by each of {clients} clients in {_MOST_DRAWS} draws"
+    raise DataError("partition.least", least, problem, "Lower it, or raise `partition.alpha`.")
+
+
+def _by_shares(
+    y: Tensor, clients: int, spec: PartitionSpec, stream: SecretStream, classes: int
+) -> list[Tensor]:
+    """Return the clients' records by one Dirichlet draw for each class."""
     parts: list[list[Tensor]] = [[] for _ in range(clients)]
     for label in range(classes):
         records = _shuffled(y, label, stream)
         shares = stream.dirichlet(spec.alpha or 1.0, clients)
+        if spec.capped:
+            room = [sum(map(len, part)) < len(y) / clients for part in parts]
+            shares = shares * room
+            shares = shares / shares.sum() if shares.sum() else np.array(room) / sum(room)
         if not np.isfinite(shares).all():
             raise DataError(
                 "partition.alpha", spec.alpha, "is beyond what can be drawn", "Give 0.001 to 1e6."
@@ -195,6 +213,8 @@ def _shuffled(y: Tensor, label: int, stream: SecretStream) -> Tensor:
     return records[torch.from_numpy(stream.permutation(len(records)))]
 
 
+_MOST_DRAWS = 10_000
+"""Draws of Dirichlet shares, until each client has as many records as asked for."""
 _RULES: Mapping[str, Callable[[Tensor, int, PartitionSpec, SecretStream, int], list[Tensor]]] = {
     "iid": _iid,
     "by-class": _by_class,

@@ -98,10 +98,11 @@ class RawData:
                 rows[name] = tensor[kept]
         return replace(self, **rows)
 
-    def fitted(self, size: int | None) -> RawData:
+    def fitted(self, size: int | None, threshold: float | None = None) -> RawData:
         """Return the data with images as float32 in [0, 1], fitted to a square `size`, and masks fitted likewise.
 
-        Without a size, images and masks keep their shape. Texts and rows stay as they are.
+        Without a size, images and masks keep their shape. Texts and rows stay as they are. Of images with a threshold,
+        pixels above it are 1 and all others 0.
         """
         if self.words or self.columns:
             return self
@@ -110,6 +111,8 @@ class RawData:
             images = getattr(self, name)
             if images is not None:
                 sized[name] = to_unit(images) if size is None else fit(images, size)
+                if threshold is not None:
+                    sized[name] = (sized[name] > threshold).float()
         if size is not None and labels_of(self.y).dense:
             sized["y"] = fit_masks(self.y, size)
             if self.objects is not None:

@@ -3,37 +3,51 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Self
+from typing import Annotated, Any, Self
 
 from pydantic import Field, model_validator
 
 from fdaudit.federation.protocol import ProtocolConfig
 from fdaudit.limits import MOST_ROUNDS
 from fdaudit.tasks import SINGLE_LABEL, Task
-from fdaudit.training.optimizers import annealed
-from fdaudit.training.trainer import Fit
+from fdaudit.training.jobs import Augmentation, Fit
+from fdaudit.training.optimizers import BETAS, OptimizerName, annealed
+from fdaudit.training.stepwise import Optimizer
 from fdaudit.types import Trained
 
 __all__ = ["LocalSteps", "LocalTraining"]
 
 
 class LocalSteps(ProtocolConfig):
-    """Local SGD: steps or epochs a round, batch size and optimizer."""
+    """Local training: steps or epochs a round, batch size and optimiser."""
 
+    optimizer: OptimizerName = "sgd"
+    """Optimiser of local training: SGD, Adam or AdamW. Its state starts from zero every round."""
+    betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = BETAS
+    """Decay rates of Adam's moments."""
     local_steps: int | None = Field(None, ge=1)
-    """SGD steps a round; give this or `local_epochs`. Neither means one epoch."""
+    """Steps a round; give this or `local_epochs`. Neither means one epoch."""
     local_epochs: int | None = Field(None, ge=1)
     """Passes over a client's data a round."""
     batch_size: int = Field(64, ge=1)
     """Records a step."""
     lr: float = Field(0.1, gt=0)
-    """Learning rate of local SGD."""
+    """Learning rate of local training."""
     final_lr: float | None = Field(None, gt=0)
     """Final learning rate, on a half cosine over each round's local steps. Default: `lr` is constant."""
     momentum: float = Field(0.0, ge=0, lt=1)
-    """Momentum of local SGD; its buffer is reset every round."""
+    """Momentum of SGD."""
     weight_decay: float = Field(0.0, ge=0)
-    """ℓ2 penalty of local SGD."""
+    """ℓ2 penalty of local training."""
+    augmentation: Augmentation | None = None
+    """How images are changed before each step of local training. Default: not at all."""
+
+    @model_validator(mode="after")
+    def _momentum_is_of_sgd(self) -> Self:
+        if self.momentum and self.optimizer != "sgd":
+            both = f"optimizer = {self.optimizer!r} has no part in momentum = {self.momentum}"
+            raise ValueError(f"cannot be combined: {both}. Leave one of them out.")
+        return self
 
     @model_validator(mode="after")
     def _one_length(self) -> Self:
@@ -61,20 +75,31 @@ class LocalSteps(ProtocolConfig):
         """Return the learning rate of step `step` of a round's `steps`, for a `Learner`."""
         return annealed(self.lr, self.final_lr, step, steps)
 
+    @property
+    def local_optimizer(self) -> Optimizer:
+        """Return the optimiser of local training for a `Learner`."""
+        decay = self.weight_decay
+        return Optimizer(
+            lr=self.lr, name=self.optimizer, momentum=self.momentum, betas=self.betas, weight_decay=decay
+        )
+
     def fit(self, mu: float = 0.0, task: Task = SINGLE_LABEL) -> Fit:
         """Return the training core's settings for labels of a task."""
         return Fit(
             lr=self.lr,
+            optimizer=self.optimizer,
+            betas=self.betas,
             final_lr=self.final_lr,
             momentum=self.momentum,
             weight_decay=self.weight_decay,
+            augmentation=self.augmentation,
             objective=task.labels.objective,
             mu=mu,
         )
 
 
 class LocalTraining(LocalSteps):
-    """Local SGD, round after round."""
+    """Local training, round after round."""
 
     rounds: int = Field(20, ge=1, le=MOST_ROUNDS)
     """Communication rounds."""

@@ -33,7 +33,7 @@ _Shape = tuple[int, ...]
 
 
 class ConditionalGenerator(nn.Module):
-    """Maps latent vectors (n, latent) and classes (n,) to images (n, c, h, w) in [0, 1].
+    """Maps latent vectors (n, latent) and classes (n,) to images (n, c, h, w) in [0, 1]; classes only if conditional.
 
     Two embeddings, of the noise and of the one-hot class, then fully connected layers with LeakyReLU (Wang 2023,
     section 4.1), with LayerNorm in place of BatchNorm.
@@ -46,11 +46,13 @@ class ConditionalGenerator(nn.Module):
         classes: number of classes C.
     """
 
-    def __init__(self, latent: int, width: int, output_shape: _Shape, classes: int) -> None:
+    def __init__(
+        self, latent: int, width: int, output_shape: _Shape, classes: int, conditional: bool = True
+    ) -> None:
         super().__init__()
         self.latent, self.classes, self._shape = latent, classes, output_shape
-        self.of_noise = nn.Linear(latent, width)
-        self.of_class = nn.Linear(classes, width, bias=False)
+        self.of_noise = nn.Linear(latent, width if conditional else 2 * width)
+        self.of_class = nn.Linear(classes, width, bias=False) if conditional else None
         self.paint = nn.Sequential(
             nn.LayerNorm(2 * width),
             nn.LeakyReLU(0.2),
@@ -63,16 +65,26 @@ class ConditionalGenerator(nn.Module):
 
     def forward(self, z: Tensor, y: Tensor) -> Tensor:
         """Return images (n, c, h, w) of latent vectors (n, latent) and classes (n,)."""
-        one_hot = F.one_hot(y, self.classes).to(z.dtype)
-        embedded = torch.cat([self.of_noise(z), self.of_class(one_hot)], 1)
+        embedded = self.of_noise(z)
+        if self.of_class is not None:
+            one_hot = F.one_hot(y, self.classes).to(z.dtype)
+            embedded = torch.cat([embedded, self.of_class(one_hot)], 1)
         return cast(Tensor, self.paint(embedded).reshape(len(z), *self._shape))
 
 
 def build_conditional(
-    generator: torch.Generator, latent: int, width: int, output_shape: _Shape, classes: int
+    generator: torch.Generator,
+    latent: int,
+    width: int,
+    output_shape: _Shape,
+    classes: int,
+    conditional: bool = True,
 ) -> ConditionalGenerator:
     """Return a new generator on the CPU; one draw from `generator` seeds its initial weights."""
-    return seeded(seed_from(generator), lambda: ConditionalGenerator(latent, width, output_shape, classes))
+    return seeded(
+        seed_from(generator),
+        lambda: ConditionalGenerator(latent, width, output_shape, classes, conditional),
+    )
 
 
 def build_domain_head(generator: torch.Generator, network: nn.Module, input_shape: _Shape) -> nn.Linear:

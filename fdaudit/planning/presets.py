@@ -20,6 +20,9 @@ from fdaudit.transcript.wire import acts_in_training
 __all__ = ["written_out"]
 
 
+_LENGTHS = frozenset({"local_steps", "local_epochs"})
+
+
 def written_out(spec: Spec, protocol: type[FederatedProtocol], records: int) -> Spec:
     """Return the spec with its preset expanded into the fields that it stands for.
 
@@ -37,6 +40,8 @@ def written_out(spec: Spec, protocol: type[FederatedProtocol], records: int) -> 
     preset = spec.preset
     if preset is None or preset.written_out:
         return spec
+    if preset.name in ("paper", "authors-code"):
+        return _as_stated(spec, protocol, preset)
     for field, given in (("defenses", spec.defenses), ("withhold", spec.withhold)):
         if given:
             problem = f"is given beside preset {preset.name!r}, which says what is defended"
@@ -58,6 +63,24 @@ def written_out(spec: Spec, protocol: type[FederatedProtocol], records: int) -> 
             "protocol": spec.protocol.model_copy(update={"params": params}),
             "withhold": tuple(combination["withhold"]),
             "defenses": tuple(_with_noise(entry, noise) for entry in entries),
+        }
+    )
+
+
+def _as_stated(spec: Spec, protocol: type[FederatedProtocol], preset: PresetSpec) -> Spec:
+    """Return the spec with the settings that the protocol's paper or its authors' code has, below its own."""
+    stated = protocol.card.settings.get(preset.name)
+    if stated is None:
+        problem = f"is not declared by {protocol.card.name}"
+        raise SpecError("preset.name", preset.name, problem, "Write the settings into the spec.")
+    own = spec.protocol.params
+    # A length in steps replaces one in epochs.
+    left_out = _LENGTHS if _LENGTHS & own.keys() else frozenset()
+    params = {**{name: value for name, value in stated.items() if name not in left_out}, **own}
+    return spec.model_copy(
+        update={
+            "preset": preset.model_copy(update={"written_out": True}),
+            "protocol": spec.protocol.model_copy(update={"params": params}),
         }
     )
 

@@ -122,6 +122,13 @@ def refuse_records(
     if spec.auxiliary.others == "shifted" and not inputs.shifted:
         problem, remedy = f"turns and blurs images, not {inputs.plural}", "Set it to 'same' or 'none'."
         raise SpecError("auxiliary.others", "shifted", problem, remedy)
+    for name in ("augmentation", "distill_augmentation"):
+        changed = spec.protocol.params.get(name)
+        if changed and (not inputs.shifted or task.labels.dense):
+            problem = (
+                "shifts and mirrors images without their masks" if inputs.shifted else "changes images only"
+            )
+            raise SpecError(f"protocol.params.{name}", changed, problem, "Leave it out.")
     if task.name not in protocol.card.tasks:
         registry = protocols.REGISTRY
         others = [n for n in registry.names() if task.name in registry.describe(n).tasks]

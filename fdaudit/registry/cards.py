@@ -193,6 +193,8 @@ class ProtocolCard(ExtensionCard):
     """Whether every party also knows the public samples' classes; otherwise no party does."""
     roles_when: Settings = field(default_factory=dict)
     """By role, the settings under which it takes part; every other role always does."""
+    settings: Settings = field(default_factory=dict)
+    """By preset, `paper` or `authors-code`, what they state of the protocol's settings."""
     privacy: Settings = field(default_factory=dict)
     """What the paper `claims`; by view, what the ledger `finds`: the kind of the first message that leaves no ε to
     claim with the default settings; and the `private` combination of settings that gives one. Empty: nothing is stated.

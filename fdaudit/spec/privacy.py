@@ -16,10 +16,12 @@ Text = Annotated[str, Field(min_length=1, max_length=20_000)]
 
 
 class PresetSpec(Config):
-    """A protocol as published, or with the defences that give the server's view a finite ε."""
+    """A protocol as published, with its paper's or its authors' settings, or with defences for a finite ε."""
 
-    name: Literal["as-published", "private"]
-    """`private`: the protocol's DP-SGD, message noise and withheld messages (see `fdaudit explain NAME`)."""
+    name: Literal["as-published", "paper", "authors-code", "private"]
+    """`paper` and `authors-code`: the protocol's settings as its paper states them, or as its authors' code has them;
+    the spec's own `protocol.params` come first. `private`: the protocol's DP-SGD, message noise and withheld messages.
+    See `fdaudit explain NAME`."""
     epsilon: float | None = Field(None, gt=0)
     """ε of the server's view at `privacy.delta`, for one record; only for `private`."""
     clip: float = Field(1.0, gt=0)

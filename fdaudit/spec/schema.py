@@ -94,6 +94,8 @@ class DatasetSpec(Config):
     """Whether an absent dataset may be downloaded."""
     image_size: int | None = Field(None, ge=4, le=512)
     """Side of the square that images are padded or resized to. Default: keep their size."""
+    threshold: float | None = Field(None, ge=0, lt=1)
+    """Images: pixels above it become 1, all others 0. Default: keep them as they are."""
     limit: int | None = Field(None, ge=10)
     """At most this many training records, drawn class by class (multi-label and masks: at random)."""
     length: int | None = Field(None, ge=1, le=512)
@@ -127,9 +129,20 @@ class PartitionSpec(Config):
     """`by-class`: 1 is the strong non-IID setting, 2 the weak."""
     alpha: float | None = Field(None, gt=0)
     """`dirichlet`: concentration; smaller is more uneven."""
+    capped: bool = False
+    """`dirichlet`: a client that holds its even share of all records already gets none of the classes that follow."""
+    least: int | None = Field(None, ge=1)
+    """`dirichlet`: shares are drawn anew until each client has so many records."""
 
     @model_validator(mode="after")
     def _own_parameters(self) -> Self:
+        for field in ("capped", "least"):
+            value = getattr(self, field)
+            if value and self.name != "dirichlet":
+                problem = f"does not belong to partition {self.name!r}"
+                raise SpecError(
+                    f"partition.{field}", value, problem, "Remove it, or set name to 'dirichlet'."
+                )
         for field, owner in (("classes_per_client", "by-class"), ("alpha", "dirichlet")):
             value = getattr(self, field)
             if value is not None and self.name != owner:

@@ -69,7 +69,7 @@ class Images(Inputs):
     """Images x (n, c, h, w), float32 in [0, 1]."""
 
     plural: ClassVar[str] = "images"
-    fields: ClassVar[tuple[str, ...]] = ("image_size",)
+    fields: ClassVar[tuple[str, ...]] = ("image_size", "threshold")
     shown: ClassVar[str] = "images"
     bounded: ClassVar[bool] = True
     encoded: ClassVar[bool] = True

@@ -6,7 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
+from pydantic import Field
 from torch import Tensor, nn
+from torch.nn import functional
 
 from fdaudit.config import Config
 from fdaudit.errors import TrainingDivergedError
@@ -14,10 +16,61 @@ from fdaudit.training.objectives import ClientStep, Objective
 from fdaudit.training.optimizers import BETAS, OptimizerName
 from fdaudit.training.private_step import Guard
 
-__all__ = ["Fit", "Fitted", "Job", "Parameters", "draw_batches", "finite", "mean_losses", "parameters_of"]
+__all__ = [
+    "Augmentation",
+    "Fit",
+    "Fitted",
+    "Job",
+    "Parameters",
+    "draw_batches",
+    "finite",
+    "mean_losses",
+    "parameters_of",
+]
 
 Parameters = dict[str, Tensor]
 """Named floating-point parameters and buffers of a model."""
+
+
+class Augmentation(Config):
+    """How images of a batch are changed before each step, each image by its own draws."""
+
+    shift: int = Field(0, ge=0, le=64)
+    """Largest shift to each side, in pixels; zeros come in. A random crop of images padded by so much."""
+    flip: bool = False
+    """Mirror every other image, left to right, by a fair coin."""
+    cutout: int = Field(0, ge=0, le=512)
+    """Side of a square of zeros around a random pixel (DeVries & Taylor 2017)."""
+
+    def of(self, x: Tensor, draws: torch.Generator) -> Tensor:
+        """Return changed images (n, c, h, w).
+
+        Args:
+            x: the images.
+            draws: a generator on the CPU.
+        """
+        (n, _, height, width), side = x.shape, self.shift
+        if side:
+            place = torch.randint(2 * side + 1, (2, n), generator=draws).to(x.device)
+            padded = functional.pad(x, (side,) * 4)
+            rows = (place[0, :, None] + torch.arange(height, device=x.device)).view(n, 1, height, 1)
+            columns = (place[1, :, None] + torch.arange(width, device=x.device)).view(n, 1, 1, width)
+            of = torch.arange(n, device=x.device).view(n, 1, 1, 1)
+            channels = torch.arange(x.shape[1], device=x.device).view(1, -1, 1, 1)
+            x = padded[of, channels, rows, columns]
+        if self.flip:
+            coins = torch.randint(2, (n, 1, 1, 1), generator=draws).bool().to(x.device)
+            x = torch.where(coins, x.flip(-1), x)
+        if self.cutout:
+            centre = torch.rand(2, n, generator=draws).to(x.device)
+            half = self.cutout // 2
+            far = [
+                (torch.arange(size, device=x.device) - (middle[:, None] * size).long())
+                for size, middle in zip((height, width), centre, strict=True)
+            ]
+            inside = [(-half <= distance) & (distance < half) for distance in far]
+            x = x.masked_fill((inside[0][:, :, None] & inside[1][:, None, :])[:, None], 0.0)
+        return x
 
 
 class Fit(Config):
@@ -34,6 +87,12 @@ class Fit(Config):
     mu: float = 0.0
     step: ClientStep = ClientStep()
     """Settings of cross-entropy, which other objectives ignore, and clipping of each step's gradient."""
+    augmentation: Augmentation | None = None
+    """How images are changed before each step. None: not at all."""
+
+    def augmented(self, x: Tensor, draws: torch.Generator) -> Tensor:
+        """Return the images (n, c, h, w) of a step."""
+        return x if self.augmentation is None else self.augmentation.of(x, draws)
 
     def targets(self, y: Tensor, classes: int) -> Tensor:
         """Return labels y (B, ...) of a whole batch as the targets of its loss.

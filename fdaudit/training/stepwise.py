@@ -12,7 +12,7 @@ Guarantees:
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from fdaudit.config import Config
 from fdaudit.errors import TrainingDivergedError
 from fdaudit.models.network import trainable_parameters
-from fdaudit.training.optimizers import adam, moments_of, restore_moments, sgd
+from fdaudit.training.optimizers import OptimizerName, adam, moments_of, restore_moments, sgd
 
 if TYPE_CHECKING:
     from fdaudit.training.trainer import Parameters
@@ -32,16 +32,18 @@ class Optimizer(Config):
     """The optimiser settings of a learner's network."""
 
     lr: float
-    name: Literal["sgd", "adam"] = "adam"
+    name: OptimizerName = "adam"
     momentum: float = 0.0
     betas: tuple[float, float] = (0.9, 0.999)
     weight_decay: float = 0.0
 
     def build(self, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
         """Return the optimiser over `parameters`."""
-        if self.name == "adam":
-            return adam(parameters, self.lr, betas=self.betas, weight_decay=self.weight_decay)
-        return sgd(parameters, self.lr, momentum=self.momentum, weight_decay=self.weight_decay)
+        decay = self.weight_decay
+        if self.name == "sgd":
+            return sgd(parameters, self.lr, momentum=self.momentum, weight_decay=decay)
+        decoupled = self.name == "adamw"
+        return adam(parameters, self.lr, betas=self.betas, weight_decay=decay, decoupled=decoupled)
 
 
 class Learner:

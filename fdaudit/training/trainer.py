@@ -31,7 +31,7 @@ from torch.func import grad_and_value, vmap
 from fdaudit.models.network import call_with
 from fdaudit.parallel.randomness import generator_states, seeded_randomness
 from fdaudit.parallel.threads import side_by_side
-from fdaudit.rng import SecretStream
+from fdaudit.rng import SecretStream, child
 from fdaudit.training.execution import Execution
 from fdaudit.training.jobs import Fit, Fitted, Job, Parameters, draw_batches, finite, parameters_of
 from fdaudit.training.objectives import ClientStep, loss_function
@@ -119,14 +119,14 @@ class Trainer:
         restore_moments(optimizer, free, job.moments or {})
         x, targets = job.x.to(self.device), job.targets.to(self.device)
         anchor = self._anchor(job, fit)
-        losses = []
+        losses, draws = [], _augmenting(job)
         with self.randomness(job.seed):
             for step, batch in enumerate(_moved(job.batches, self.device)):
                 near = None
                 if anchor is not None:
                     near = fit.mu / 2 * _distance({n: copy.named[n] for n in anchor}, anchor)
                 optimizer.zero_grad(set_to_none=True)
-                losses.append(self._backward(copy, x, targets, batch, loss_of, near, fit))
+                losses.append(self._backward(copy, x, targets, batch, loss_of, near, fit, draws))
                 self._clip(free, fit)
                 _set_rate(optimizer, fit, step, len(job.batches))
                 optimizer.step()
@@ -142,12 +142,13 @@ class Trainer:
         loss_of: _Loss,
         near: Tensor | None,
         fit: Fit,
+        draws: torch.Generator,
     ) -> Tensor:
         """Add the gradient of a batch's mean loss, and of `near`, to the parameters' gradients. Return the loss."""
         parts, losses = batch.chunk(self._traits.parts(len(batch), x)), list[Tensor]()
         wanted: list[Tensor] = []
         for number, part in enumerate(parts):
-            logits = self._logits(copy.forward, self._images(_rows(x, part)))
+            logits = self._logits(copy.forward, self._images(fit.augmented(_rows(x, part), draws)))
             # A weighted mean has its weights from the whole batch.
             wanted = wanted or [
                 *fit.targets(_rows(targets, batch), logits.shape[1]).split([*map(len, parts)])
@@ -194,11 +195,11 @@ class Trainer:
             raise ValueError(
                 "a rule on records' gradients has its own clip and a mean loss. Leave out the step's."
             )
-        mean_of = loss_function(fit.objective, fit.temperature)
+        mean_of, draws = loss_function(fit.objective, fit.temperature), _augmenting(job)
         x, targets = job.x.to(self.device), job.targets.to(self.device)
 
         def losses(drawn: Tensor) -> Tensor:  # every objective is a mean over records
-            inputs = self._images(_rows(x, drawn))
+            inputs = self._images(fit.augmented(_rows(x, drawn), draws))
             inputs.requires_grad_(inputs.is_floating_point())
             return mean_of(copy.module(inputs), _rows(targets, drawn)) * len(drawn)
 
@@ -220,6 +221,7 @@ class Trainer:
         inputs = [j.x.to(self.device) for j in jobs]
         targets = [j.targets.to(self.device) for j in jobs]
         batches = [_moved(j.batches, self.device) for j in jobs]
+        draws = [_augmenting(j) for j in jobs]
         self._module.train()
 
         def one(
@@ -234,6 +236,8 @@ class Trainer:
         for step in range(len(jobs[0].batches)):
             drawn = [b[step] for b in batches]
             xb, yb = _drawn(inputs, drawn), _drawn(targets, drawn)
+            if fit.augmentation is not None:
+                xb = torch.stack([fit.augmented(x, of) for x, of in zip(xb, draws, strict=True)])
             detached = {n: t.detach() for n, t in free.items()}
             gradients, (_, plain) = advance(detached, buffers, proximal, xb, yb)
             gradients = fit.clipped(gradients, len(jobs))
@@ -266,7 +270,8 @@ class Trainer:
             return Fitted(step.gradient, step.loss.reshape(1).cpu(), batches=[step.batch])
         copy.module.train()
         batch = job.batches[0]
-        x, targets = self._images(_rows(job.x, batch)), _rows(job.targets, batch).to(self.device)
+        x, targets = fit.augmented(_rows(job.x, batch), _augmenting(job)), _rows(job.targets, batch)
+        x, targets = self._images(x), targets.to(self.device)
         with self.randomness(job.seed):
             logits = copy.module(x)
             targets = fit.targets(targets, logits.shape[1])
@@ -394,6 +399,11 @@ def _moved(batches: Sequence[Tensor], device: torch.device) -> Sequence[Tensor]:
     together = torch.cat(list(batches)).to(device)
     parts: Sequence[Tensor] = together.split([len(batch) for batch in batches])
     return parts
+
+
+def _augmenting(job: Job) -> torch.Generator:
+    """Return what draws how the images of a job are changed."""
+    return child(job.seed, "augmentation")
 
 
 def _rows(tensor: Tensor, index: Tensor) -> Tensor:

@@ -5,11 +5,21 @@ K clients, n samples, C classes; discriminators give logits, f = σ(logit) is th
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-__all__ = ["adversarial_loss", "ensemble", "generator_loss", "importance", "joint_loss", "sameness"]
+__all__ = [
+    "adversarial_loss",
+    "ensemble",
+    "generator_loss",
+    "gradient_penalty",
+    "importance",
+    "joint_loss",
+    "sameness",
+]
 
 
 def adversarial_loss(on_real: Tensor, on_pseudo: Tensor) -> Tensor:
@@ -33,6 +43,24 @@ def joint_loss(logits: Tensor, y: Tensor, on_real: Tensor, on_pseudo: Tensor, we
         weight: of L_adv; 1 in the paper.
     """
     return F.cross_entropy(logits, y) + weight * adversarial_loss(on_real, on_pseudo)
+
+
+def gradient_penalty(
+    judge: Callable[[Tensor], Tensor], real: Tensor, pseudo: Tensor, share: Tensor
+) -> Tensor:
+    """Return the mean of (‖∇_x f(x)‖ - 1)² at points between records and pseudo-samples (Gulrajani et al. 2017, Eq. 3).
+
+    Args:
+        judge: the discriminator's probabilities f (n,) of samples (n, c, h, w).
+        real: records (n, c, h, w).
+        pseudo: as many pseudo-samples.
+        share: (n,) where between the two, 1 at the record.
+    """
+    share = share[:, None, None, None]
+    between = (share * real + (1 - share) * pseudo).requires_grad_()
+    (slope,) = torch.autograd.grad(judge(between).sum(), between, create_graph=True)
+    penalty: Tensor = (slope.flatten(1).norm(dim=1) - 1).square().mean()
+    return penalty
 
 
 def generator_loss(on_pseudo: Tensor) -> Tensor:

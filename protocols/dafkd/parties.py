@@ -22,7 +22,7 @@ from fdaudit.training.private_step import Guard, per_sample_gradients
 from fdaudit.training.stepwise import Learner, Optimizer
 from fdaudit.training.trainer import Fit, Job, Parameters, draw_batches, parameters_of
 
-from .losses import ensemble, generator_loss, importance, joint_loss, sameness
+from .losses import ensemble, generator_loss, gradient_penalty, importance, joint_loss, sameness
 
 if TYPE_CHECKING:
     from fdaudit.transcript.wire import Delivery
@@ -41,7 +41,8 @@ def initial_generator(config: DaFKDConfig, setting: Setting) -> nn.Module:
     """Return the generator that every client starts from: its initial weights are public."""
     draws = child(setting.seed, "dafkd", "generator")
     shape, classes = setting.input_shape, setting.classes
-    return build_conditional(draws, config.latent, config.generator_width, shape, classes)
+    width, conditional = config.generator_width, config.conditional
+    return build_conditional(draws, config.latent, width, shape, classes, conditional)
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,8 +90,7 @@ class Client:
         _load(self._net, w)
         _load(self._G, g)
         both = nn.ModuleDict({"w": self._net, "d": self._D})
-        sgd = Optimizer(name="sgd", lr=cfg.lr, momentum=cfg.momentum, weight_decay=cfg.weight_decay)
-        joint = Learner(self.name, both, sgd, self._trainer.device)
+        joint = Learner(self.name, both, cfg.local_optimizer, self._trainer.device)
         adam = Optimizer(lr=cfg.generator_lr, betas=_GAN)
         generator = Learner(self.name, self._G, adam, self._trainer.device)
         draws = child(self._seed, "dafkd", "batches", t, self.name)
@@ -99,20 +99,32 @@ class Client:
         dropout = child_seed(self._seed, "dafkd", "dropout", t, self.name)
         with self._trainer.randomness(dropout if guard is None else guard.noise):
             # θ_k^d, w_k <- argmin L_J, against pseudo-samples of the global generator
-            if guard is None:
-                losses = [joint.step(self._joint_loss(batch, noise)) for batch in batches]
-                sizes = list(map(len, batches))
-            else:
-                steps = [self._guarded_step(joint, guard, noise) for _ in range(guard.steps)]
-                batches, losses = tuple(b for b, _ in steps), [loss for _, loss in steps]
-                sizes = [guard.rule.expected_batch] * guard.steps
-        for size in sizes:  # θ_k^g <- argmax L_adv, against the discriminator as it now stands
+            drawn, losses, later = list[Tensor](), list[float](), list[int]()
+            size = cfg.batch_size if guard is None else guard.rule.expected_batch
+            epoch = max(1, -(-len(self._data) // size))
+            for number in range(len(batches) if guard is None else guard.steps):
+                judged = cfg.learns("discriminator", t, number // epoch)
+                if guard is None:
+                    batch = batches[number]
+                    loss = joint.step(self._joint_loss(batch, noise, adversarial=judged))
+                    size = len(batch)
+                else:
+                    batch, loss = self._guarded_step(joint, guard, noise, adversarial=judged)
+                drawn.append(batch)
+                losses.append(loss)
+                if not cfg.learns("generator", t, number // epoch):
+                    continue
+                if cfg.interleaved:
+                    generator.step(self._generator_loss(size, noise, own_classes=guard is None))
+                else:
+                    later.append(size)
+        for size in later:  # θ_k^g <- argmax L_adv, against the discriminator as it now stands
             generator.step(self._generator_loss(size, noise, own_classes=guard is None))
         return Update(
             w=parameters_of(self._net),
             d=parameters_of(self._D),
             g=parameters_of(self._G),
-            batch=torch.cat(batches),
+            batch=torch.cat(drawn),
             loss=sum(losses) / len(losses),
         )
 
@@ -122,21 +134,36 @@ class Client:
         soft = (logits / self._config.temperature).softmax(1)
         return scores, scores[:, None] * soft
 
-    def _joint_loss(self, batch: Tensor, noise: torch.Generator) -> Tensor:
-        """Return Eq. 9 on a batch of records, with as many pseudo-samples."""
-        device, n = self._trainer.device, len(batch)
+    def _joint_loss(self, batch: Tensor, noise: torch.Generator, *, adversarial: bool = True) -> Tensor:
+        """Return Eq. 9 on a batch of records, with as many pseudo-samples, or the cross-entropy alone."""
+        cfg, device, n = self._config, self._trainer.device, len(batch)
         x = self._x.index_select(0, batch).to(device)
+        if not adversarial:
+            net = self._net.train()
+            return nn.functional.cross_entropy(net(x), self._y.index_select(0, batch).to(device))
         with torch.no_grad():
             # All classes equally often: with the client's own alone, its discriminator would not learn the others.
             pseudo = self._G(*self._asked(torch.randint(self._classes, (n,), generator=noise), noise))
         # Both halves together, so that the statistics of the discriminator's extractor match its later inputs.
         both, net = torch.cat([x, pseudo]), self._net.train()
-        features = net.extractor(both if self._config.share_extractor else x)
+        features = net.extractor(both if cfg.share_extractor else x)
         on_real, on_pseudo = _logit(self._D.train(), both, features).split(n)
         y = self._y.index_select(0, batch).to(device)
-        return joint_loss(net.head(features[:n]), y, on_real, on_pseudo, self._config.adversarial)
+        loss = joint_loss(net.head(features[:n]), y, on_real, on_pseudo, cfg.adversarial)
+        if cfg.gradient_penalty:
+            share = torch.rand(n, generator=noise).to(device)
+            penalty = gradient_penalty(self._probability, x, pseudo, share)
+            loss = loss + cfg.adversarial * cfg.gradient_penalty * penalty
+        return loss
 
-    def _guarded_step(self, joint: Learner, guard: Guard, noise: torch.Generator) -> tuple[Tensor, float]:
+    def _probability(self, x: Tensor) -> Tensor:
+        """Return the discriminator's f (n,) of samples (n, c, h, w), with gradients."""
+        features = self._net.extractor(x) if self._config.share_extractor else x
+        return _logit(self._D, x, features).sigmoid()
+
+    def _guarded_step(
+        self, joint: Learner, guard: Guard, noise: torch.Generator, *, adversarial: bool = True
+    ) -> tuple[Tensor, float]:
         """Take a step on Eq. 9 by a clipped and noisy sum over records; return the drawn records and the joint loss.
 
         Each record contributes its cross-entropy and half its term of L_adv. The other half of L_adv depends on no
@@ -145,7 +172,7 @@ class Client:
         cfg, device, n = self._config, self._trainer.device, guard.rule.expected_batch
         with torch.no_grad():
             pseudo = self._G(*self._asked(torch.randint(self._classes, (n,), generator=noise), noise))
-        net, D, weight = self._net.train(), self._D.train(), cfg.adversarial / 2
+        net, D, weight = self._net.train(), self._D.train(), cfg.adversarial / 2 * adversarial
         on_pseudo = weight * nn.functional.softplus(_logit(D, pseudo, net.extractor(pseudo))).mean()
         parameters = trainable_parameters(joint.module)
         public = torch.autograd.grad(on_pseudo, list(parameters.values()), allow_unused=True)
@@ -233,15 +260,17 @@ class Server:
 
     def target(self, uploads: Sequence[Upload], x: Tensor) -> Tensor:
         """Return Eq. 7 and the ensemble of Eq. 8 (n, C) from the clients' uploads."""
-        soft, scores = [], list[Tensor | None]()
+        of_scores = self._config.ensemble == "logits"
+        predicted, scores = [], list[Tensor | None]()
         for upload in uploads:
             _load(self._net, upload.w)
             if upload.d is not None:
                 _load(self._D, upload.d)
             logits, score = _judge(self._net, self._D, x)
-            soft.append((logits / self._config.temperature).softmax(1))
+            predicted.append(logits if of_scores else (logits / self._config.temperature).softmax(1))
             scores.append(score if upload.d is not None else None)
-        return ensemble(self._weights(scores, len(x)).to(x.device), torch.stack(soft))
+        mixed = ensemble(self._weights(scores, len(x)).to(x.device), torch.stack(predicted))
+        return (mixed / self._config.temperature).softmax(1) if of_scores else mixed
 
     def target_of_answers(self, answers: Sequence[tuple[Tensor | None, Tensor]]) -> Tensor:
         """Return Appendix B's Σ_k f_k s_k / Σ_k f_k (n, C) from scores (n,) and weighted soft predictions (n, C).
@@ -257,13 +286,14 @@ class Server:
     def distil(self, t: int, average: Parameters, x: Tensor, target: Tensor) -> tuple[Parameters, float]:
         """Return w_{t+1} of Eq. 8 from ŵ_{t+1}, and the mean KL."""
         cfg = self._config
-        if not cfg.distill_steps:
+        if not cfg.distill_steps or t < cfg.distill_from:
             return average, 0.0
         draws = child(self._seed, "dafkd", "distil", t)
         batches = draw_batches(len(x), cfg.distill_batch_size, steps=cfg.distill_steps, generator=draws)
         seed = child_seed(self._seed, "dafkd", "dropout", t, "server")
         job = Job(party="server", parameters=average, x=x, targets=target, batches=batches, seed=seed)
-        fit = Fit(lr=cfg.distill_lr, objective="kl", temperature=cfg.temperature)
+        rule = cfg.distill_optimizer
+        fit = Fit(lr=cfg.distill_lr, optimizer=rule, objective="kl", temperature=cfg.temperature)
         (fitted,) = self._trainer.fit([job], fit)
         return moved(fitted.parameters, "cpu"), float(fitted.losses.mean())
 

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from fdaudit.errors import ProtocolError
+from fdaudit.errors import ProtocolError, SpecError
 from fdaudit.federation.client_models import sample_clients
 from fdaudit.federation.local_training import joined
 from fdaudit.federation.protocol import CURIOUS, RELEASED_MODEL, Round, Setting
@@ -151,6 +151,45 @@ class DaFKD:
                 "whole; the pseudo-samples' part is public given θ^g. A generator then learns on classes drawn evenly."
             ),
         ),
+        settings={
+            "paper": {
+                "rounds": 60,
+                "fraction": 0.4,
+                "local_epochs": 20,
+                "lr": 0.001,
+                "weight_decay": 0.001,
+                "generator_lr": 0.001,
+                "distill_lr": 0.01,
+            },
+            "authors-code": {
+                "rounds": 61,
+                "fraction": 0.4,
+                "local_epochs": 20,
+                "batch_size": 32,
+                "optimizer": "adam",
+                "lr": 0.0001,
+                "weighting": "samples",
+                "adversarial": 2.0,
+                "gradient_penalty": 0.15,
+                "discriminator_rounds": 3,
+                "generator_rounds": 5,
+                "adversarial_epochs": 5,
+                "interleaved": True,
+                "conditional": False,
+                "recognised": 0.0,
+                "diversity": 0.0,
+                "generator_lr": 0.0001,
+                "latent": 100,
+                "pseudo_samples": 1280,
+                "distill_from": 1,
+                "distill_optimizer": "adam",
+                "distill_steps": 1600,
+                "distill_batch_size": 32,
+                "distill_lr": 0.0001,
+                "ensemble": "logits",
+                "temperature": 20.0,
+            },
+        },
         withholdable=(
             "sample_count",
             "discriminator_parameters",
@@ -180,6 +219,7 @@ class DaFKD:
                 "width": "generator_width",
                 "output_shape": "input_shape",
                 "classes": "classes",
+                "conditional": "conditional",
             },
             "takes": ("noise", "class"),
         },
@@ -190,6 +230,13 @@ class DaFKD:
     def __init__(self, config: DaFKDConfig, setting: Setting) -> None:
         self.config, self._wire, self._seed = config, setting.wire, setting.seed
         self._local = setting.local
+        if config.gradient_penalty and self._local.defended():
+            problem = (
+                "depends on pairs of records and pseudo-samples, which a training defence cannot clip apart"
+            )
+            raise SpecError(
+                "protocol.params.gradient_penalty", config.gradient_penalty, problem, "Set it to 0."
+            )
         self._trainer, self._sizes = (
             setting.trainers["server"],
             {k: len(d) for k, d in setting.clients.items()},

@@ -12,7 +12,6 @@ from torch.nn import functional as F
 from fdaudit.federation.kit import (
     Guard,
     Learner,
-    Optimizer,
     Parameters,
     Setting,
     child,
@@ -65,8 +64,7 @@ class Client:
             guard: the training defence, if there is one.
         """
         cfg, k = self._config, self.name
-        sgd = Optimizer(name="sgd", lr=cfg.lr, momentum=cfg.momentum, weight_decay=cfg.weight_decay)
-        learner = Learner(k, self._net, sgd, self._trainer.device)
+        learner = Learner(k, self._net, cfg.local_optimizer, self._trainer.device)
         learner.load(theta)
         self._G.load_state_dict(dict(w))
         order = child(self._seed, "fedgen", "batches", t, k)

@@ -34,6 +34,10 @@ class FedIODConfig(LocalSteps):
     """Generated samples a step, and the real records that each discriminator sees with them."""
     adam_lr: float = Field(0.001, gt=0)
     """Adam's learning rate for G, D_k and S, annealed to 0 on a cosine."""
+    student_optimizer: Literal["adam", "sgd"] = "adam"
+    """Optimiser of S; SGD has a momentum of 0.9."""
+    student_lr: float | None = Field(None, gt=0)
+    """Learning rate of S, annealed likewise; default: `adam_lr`."""
     latent: int = Field(64, ge=1, le=MOST_INNER)
     """Length of the noise w."""
     generator_width: int = Field(16, ge=1, le=MOST_INNER)
@@ -51,10 +55,13 @@ class FedIODConfig(LocalSteps):
     """Weight of L_unique; 0 leaves it out."""
     mimic: float = Field(0.01, ge=0)
     """Weight of L_mimic, which the generator maximises; 0 leaves it out. The student always minimises it."""
+    balance: float = Field(0.0, ge=0)
+    """Weight of a term that no equation has: minus the entropy of each client's mean prediction, in bits, by π_k. It
+    keeps the samples from being of few classes."""
     temperature: float | None = Field(None, gt=0)
     """τ of L_mimic: KL at this temperature. None is τ → ∞, the squared distance of logits."""
-    weights: Literal["eq8", "samples", "uniform"] = "eq8"
-    """The ensemble's weights for clients: by class and sample (Eq. 8), by their records, or equal."""
+    weights: Literal["eq8", "class-counts", "samples", "uniform"] = "eq8"
+    """The ensemble's weights for clients: by class and sample (Eq. 8), by class alone, by their records, or equal."""
     shares: Literal["samples", "uniform"] = "samples"
     """π_k of Eq. 2-4: by the clients' numbers of records, or equal."""
     outputs: Literal["logits", "votes"] = "logits"
@@ -63,7 +70,10 @@ class FedIODConfig(LocalSteps):
     gradients_from: Literal["all", "one"] = "all"
     """The clients that the server asks for the gradient at its samples in each step: all, or one drawn at random."""
     student_steps: int = Field(5, ge=1)
-    """Steps of the student for each step of the generator; all but the first use replayed samples."""
+    """Steps of the student for each step of the generator; all but the first use replayed samples, or fresh ones."""
+    fresh: bool = False
+    """Clients answer new samples for each step of the student; nothing is replayed. Needs logits, and weights other
+    than `eq8`."""
     replay: int = Field(100, ge=0)
     """Number of batches kept for replay. With 0, further steps use the current batch again."""
 
@@ -77,6 +87,13 @@ class FedIODConfig(LocalSteps):
             raise ValueError(
                 "leaves the generator nothing to learn from votes: gan and mimic are 0. Raise one."
             )
+        return self
+
+    @model_validator(mode="after")
+    def _fresh_answers_are_logits(self) -> Self:
+        if self.fresh and (self.outputs != "logits" or self.weights == "eq8"):
+            problem = f"outputs {self.outputs!r} and weights {self.weights!r}"
+            raise ValueError(f"fresh samples are answered by logits alone, not for {problem}. Leave one out.")
         return self
 
     @model_validator(mode="after")
@@ -110,9 +127,18 @@ class FedIODConfig(LocalSteps):
             return ({"steps": 1},) * ((self.rounds - 1) * self.steps_per_round)
         return (self.steps,)
 
+    @property
+    def questions(self) -> int:
+        """Return how often clients are sent samples for each step of the generator."""
+        return self.student_steps if self.fresh else 1
+
     def rate(self, t: int) -> float:
         """Return Adam's learning rate at step t, annealed from `adam_lr` to 0 on a cosine."""
         return annealed(self.adam_lr, 0.0, t, (self.rounds - 1) * self.steps_per_round)
+
+    def student_rate(self, t: int) -> float:
+        """Return the student's learning rate at step t, annealed likewise."""
+        return self.rate(t) * (1 if self.student_lr is None else self.student_lr / self.adam_lr)
 
     def alone(self) -> dict[str, Any]:
         """Return the settings of stage 1 alone."""

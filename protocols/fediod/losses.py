@@ -7,12 +7,15 @@ Entropies and divergences are in nats. The functions draw no randomness and keep
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 __all__ = [
     "aggregate",
+    "balance_loss",
     "by_pixel",
     "confidence_loss",
     "divergence",
@@ -55,6 +58,14 @@ def divergence(z: Tensor, shares: Tensor, temperature: float = 1.0) -> Tensor:
 def unique_loss(z: Tensor, shares: Tensor, temperature: float = 1.0) -> Tensor:
     """Return L_unique (): small where the clients contradict each other (Eq. 5)."""
     return -divergence(z, shares, temperature).mean()
+
+
+def balance_loss(z: Tensor, shares: Tensor) -> Tensor:
+    """Return minus the entropy, in bits, of the clients' mean predictions (), weighted by their shares."""
+    mean = z.softmax(-1).mean(1)
+    bits: Tensor = torch.special.xlogy(mean, mean).sum(-1) / math.log(2)
+    weighted: Tensor = shares @ bits
+    return weighted
 
 
 def importance(counts: Tensor, ratios: Tensor) -> Tensor:

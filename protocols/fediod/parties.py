@@ -151,6 +151,12 @@ class Client:
         self._held = x, z_k, toward_real
         return Answer(z_k.detach(), scores, batch, float(step.loss) + float(L_x.detach()))
 
+    def predict(self, sent: Tensor) -> Tensor:
+        """Return z_k (n, C), of masks (n, C, h, w), for samples (n, c, h, w) that only the student learns from."""
+        with torch.no_grad():
+            z_k: Tensor = self._task(sent)
+        return z_k
+
     def pull_back(self, values: Tensor | None = None, gan_weight: Tensor | None = None) -> Tensor:
         """Return the part of the generator's loss gradient at the samples (n, c, h, w) that passes through this client.
 

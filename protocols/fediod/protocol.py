@@ -73,6 +73,13 @@ class FedIOD:
                 "when": {"weights": "samples"},
             },
             {
+                "kind": "class_counts",
+                "from": "client",
+                "to": "server",
+                "what": "the same, for weights by class",
+                "when": {"weights": "class-counts"},
+            },
+            {
                 "kind": "generated_samples",
                 "from": "server",
                 "to": "client",
@@ -192,7 +199,10 @@ class FedIOD:
                 "The generator's terms are weighted; gan, conf, unique and mimic at 1 with `gan_total: sum` are the "
                 "box's sum."
             ),
-            "The student also learns from replayed samples; student_steps: 1 is the paper's box.",
+            (
+                "The student also learns from replayed samples, or with `fresh` from more answers, of which the first "
+                "is that of the generator's step; student_steps: 1 is the paper's box."
+            ),
             "Generator and discriminators do without BatchNorm, whose statistics would couple the samples of a batch.",
             (
                 "A client whose counts or scores did not arrive counts as the mean of the others; without any, as all "
@@ -218,6 +228,34 @@ class FedIOD:
                 "given x."
             ),
         ),
+        settings={
+            "paper": {
+                "local_epochs": 500,
+                "batch_size": 16,
+                "lr": 0.0025,
+                "samples": 64,
+                "adam_lr": 0.001,
+                "gan_total": "sum",
+                "conf": 1.0,
+                "unique": 1.0,
+                "mimic": 1.0,
+                "student_steps": 1,
+            },
+            "authors-code": {
+                "samples": 64,
+                "latent": 100,
+                "adam_lr": 0.0001,
+                "student_optimizer": "sgd",
+                "student_lr": 0.005,
+                "conf": 1.0,
+                "unique": 5.0,
+                "mimic": 0.2,
+                "balance": 10.0,
+                "weights": "class-counts",
+                "student_steps": 5,
+                "fresh": True,
+            },
+        },
         withholdable=("class_counts", "discriminator_scores"),
         privacy={
             "claims": (
@@ -313,9 +351,12 @@ class FedIOD:
         batches: dict[int, Tensor] = {}
         losses: dict[str, list[float]] = {}
         for s in range(N):
-            self._wire.begin(r, s)
+            self._wire.begin(r, s * self.config.questions)
             for party, loss in self._step((r - 1) * N + s, batches).items():
                 losses.setdefault(party, []).append(loss)
+            for extra in range(1, self.config.questions):
+                self._wire.begin(r, s * self.config.questions + extra)
+                self._step_of_student((r - 1) * N + s, extra)
         models = {"server": self._server.student()}
         if r == self.config.rounds - 1:
             models |= {k: client.T for k, client in self._clients.items()}
@@ -339,6 +380,21 @@ class FedIOD:
         gradients = self._gradients(x, requests, behind)
         loss = self._server.update(t, gradients)
         return losses if loss is None else losses | {"server": loss}
+
+    def _step_of_student(self, t: int, s: int) -> None:
+        """Have clients answer fresh samples, from which the student alone learns."""
+        x = self._sent(
+            "server", list(self._clients), "generated_samples", {"samples": self._server.show(t, s)}
+        )
+        predicted = self._each(self._clients, lambda k: self._clients[k].predict(x.of(k)["samples"]))
+        logits = {}
+        for k, values in predicted.items():
+            inputs = joined(self._clients[k].T_basis, (x.of(k).seq,))
+            z_k = self._wire.send(k, ["server"], "logits", {"values": values}, inputs=inputs)
+            if z_k is not None:
+                logits[k] = z_k["values"]
+        if logits:
+            self._server.imitate(t, s, x["samples"], logits)
 
     def _answers(self, t: int, x: Delivery) -> dict[str, Answer]:
         """Return each client's answer to the samples; record the defence of D_k's step."""

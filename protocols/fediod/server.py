@@ -17,6 +17,7 @@ from fdaudit.training.trainer import Parameters
 
 from .losses import (
     aggregate,
+    balance_loss,
     by_pixel,
     confidence_loss,
     importance,
@@ -32,6 +33,9 @@ if TYPE_CHECKING:
 __all__ = ["Replay", "Server"]
 
 
+_MOMENTUM = 0.9
+
+
 class Server:
     """The server: generator G, student S, the clients' class counts, and stored samples to distil again."""
 
@@ -45,7 +49,10 @@ class Server:
             "server", laid_out(G, self._trainer), Optimizer(lr=config.adam_lr, betas=GAN), device
         )
         S = self._trainer.network(setting.initial["server"])
-        self._S = Learner("server", S, Optimizer(lr=config.adam_lr), device)
+        rule = Optimizer(lr=config.student_lr or config.adam_lr)
+        if config.student_optimizer == "sgd":
+            rule = Optimizer(name="sgd", lr=rule.lr, momentum=_MOMENTUM)
+        self._S = Learner("server", S, rule, device)
         self._counts: dict[str, Tensor] = {}
         self._clients = len(setting.clients)
         self._of_one = self._clients if config.gradients_from == "one" else 1
@@ -89,6 +96,8 @@ class Server:
         each = by_pixel(z, 2)
         L_conf, L_unique = confidence_loss(each, shares), unique_loss(each, shares)
         total = cfg.conf * L_conf + cfg.unique * L_unique - cfg.mimic * L_mimic
+        if cfg.balance:
+            total = total + cfg.balance * balance_loss(each, shares)
         cotangents, self._own = torch.autograd.grad(total, [z, x], retain_graph=True)
         self._mimic: Tensor | None = L_mimic
         self._kept = sent, target.detach()
@@ -132,7 +141,10 @@ class Server:
             back = torch.stack(list(gradients.values())).sum(0) if gradients else torch.zeros_like(self._own)
             at_x = self._own + self._of_one * back
             self._G.step((self._x * at_x).sum(), rate)  # whose gradient is what came back, pulled through G
+        rate = self._config.student_rate(t)
         loss = None if self._mimic is None else self._S.step(self._mimic, rate)
+        if self._config.fresh:
+            return loss
         self._replay.keep(*self._kept)
         for s in range(1, self._config.student_steps if self._replay else 1):
             x, target = self._replay.draw(child(self._seed, "fediod", "replay", t, s))
@@ -140,6 +152,23 @@ class Server:
                 again = self._imitation(self._S.module(x), target)
             self._S.step(again, rate)
         return loss
+
+    def show(self, t: int, s: int) -> Tensor:
+        """Return fresh samples x = G(w) (n, c, h, w) for the student's step s."""
+        draws = child(self._seed, "fediod", "latent", t, s)
+        w = torch.randn(self._config.samples, self._config.latent, generator=draws)
+        with torch.no_grad():
+            x: Tensor = self._G.module(w.to(self._trainer.device))
+        return x
+
+    def imitate(self, t: int, s: int, sent: Tensor, logits: Mapping[str, Tensor]) -> float:
+        """Take the student's step s on fresh samples (n, c, h, w) and the clients' logits for them; return L_mimic."""
+        names = list(logits)
+        weights = self._weights(names, {}, len(sent)).to(sent.device)
+        target = aggregate(torch.stack([logits[k] for k in names]), weights)
+        with self._trainer.randomness(child_seed(self._seed, "fediod", "student", t, s)):
+            loss = self._imitation(self._S.module.train()(sent), target)
+        return self._S.step(loss, self._config.student_rate(t))
 
     def _gan_weights(self, shares: Tensor) -> Tensor:
         """Return the weight (K,) of each client's L_gan in the generator's loss: its share π_k, or 1 in the sum."""
@@ -163,6 +192,8 @@ class Server:
         """Return π_k^c(x) (K, n, C) of the clients that answered."""
         if self._config.weights == "eq8":
             return importance(self._known(names), _filled(names, scores, torch.ones(n)))
+        if self._config.weights == "class-counts":
+            return importance(self._known(names), torch.ones(len(names), n))
         even = torch.ones(len(names), 1) if self._config.weights == "uniform" else self._shares(names)
         counts = even.reshape(-1, 1).expand(-1, self._classes)
         return importance(counts, torch.ones(len(names), n))

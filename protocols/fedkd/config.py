@@ -10,8 +10,8 @@ from pydantic import Field, model_validator
 from fdaudit.federation.local_settings import LocalSteps
 from fdaudit.limits import MOST_ROUNDS
 from fdaudit.tasks import SINGLE_LABEL, Task
+from fdaudit.training.jobs import Augmentation, Fit
 from fdaudit.training.objectives import Objective
-from fdaudit.training.trainer import Fit
 from fdaudit.types import DefenseSpec, Trained
 
 __all__ = ["FedKDConfig"]
@@ -52,6 +52,8 @@ class FedKDConfig(LocalSteps):
     clip: float | None = Field(None, gt=0)
     """B: a public bound to which values are clipped before noise is added. The paper has none, and so claims no ε.
     Before a plain average the aggregator clips each client's logits, so one client moves it by at most its share."""
+    distance: Literal["squared", "absolute"] = "squared"
+    """The distance of logits that the central model minimises at τ = ∞ (Eq. 7): squared, or the mean absolute one."""
     temperature: float | None = Field(None, gt=0)
     """τ of the distillation (Eq. 5 and 6); null is the paper's τ = ∞: squared error on logits (Eq. 7). Shares of votes
     are already probabilities: null is then cross-entropy, and a finite τ softens only the central model's answers. For
@@ -66,6 +68,8 @@ class FedKDConfig(LocalSteps):
     """Learning rate of the distillation."""
     distill_optimizer: Literal["adam", "sgd"] = "adam"
     """Optimiser of the distillation."""
+    distill_augmentation: Augmentation | None = None
+    """How public samples are changed before each step of the distillation; the ensemble answered the plain ones."""
 
     @model_validator(mode="before")
     @classmethod
@@ -129,9 +133,12 @@ class FedKDConfig(LocalSteps):
         tau = self.temperature
         labels = task.labels
         at_once: Objective = "cross-entropy" if self.ensemble == "votes" else labels.distance
+        if at_once == "l2" and self.distance == "absolute":
+            at_once = "l1"
         return Fit(
             lr=self.distill_lr,
             optimizer=self.distill_optimizer,
             objective=at_once if tau is None else labels.divergence,
             temperature=tau or 1.0,
+            augmentation=self.distill_augmentation,
         )

@@ -289,3 +289,10 @@ def test_origins_do_not_depend_on_size_type_or_copies_of_grey():
         for size in (None, 6, 20)
     ]
     assert all(torch.equal(d.origins, sizes[0].origins) for d in sizes)
+
+
+def test_a_threshold_makes_pixels_black_or_white() -> None:
+    plain = load_dataset(DatasetSpec(name="digits"), SecretStream(b"x" * 16, "d"))
+    bare = load_dataset(DatasetSpec(name="digits", threshold=0.0), SecretStream(b"x" * 16, "d"))
+    assert torch.equal(bare.x, (plain.x > 0).float())
+    assert bare.x.mean() > plain.x.mean()

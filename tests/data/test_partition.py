@@ -170,3 +170,32 @@ def test_impossible_combinations_are_spec_errors(fields, offender):
     with pytest.raises(SpecError) as caught:
         validate(PartitionSpec, fields, "partition")
     assert caught.value.field == offender
+
+
+def test_a_capped_draw_gives_nothing_more_to_who_has_an_even_share() -> None:
+    """The last class goes to those below an even share alone."""
+    y, spec = torch.arange(600) % 3, PartitionSpec(name="dirichlet", alpha=0.1, capped=True)
+    refused = 0
+    for seed in range(20):
+        parts = partition(y, 4, spec, stream(seed, "partition"), 3, 0)
+        assert len(torch.cat(parts).unique()) == 600
+        before = [int((y[part] < 2).sum()) for part in parts]
+        for part, held in zip(parts, before, strict=True):
+            if held >= 150:
+                assert not (y[part] == 2).any()
+                refused += 1
+    assert refused > 10
+
+
+def test_shares_are_drawn_until_everybody_has_enough() -> None:
+    y = torch.arange(600) % 3
+    spec = PartitionSpec(name="dirichlet", alpha=0.1, least=60)
+    assert min(map(len, partition(y, 4, spec, stream(1, "partition"), 3))) >= 60
+    with pytest.raises(DataError, match="was not reached by each of 4 clients"):
+        partition(y, 4, spec.model_copy(update={"least": 200}), stream(1, "partition"), 3)
+
+
+@pytest.mark.parametrize("field", [{"capped": True}, {"least": 5}])
+def test_settings_of_a_draw_belong_to_a_draw(field: dict[str, object]) -> None:
+    with pytest.raises(SpecError, match="does not belong to partition 'iid'"):
+        validate(PartitionSpec, {"name": "iid", **field}, "partition")

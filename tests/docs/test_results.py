@@ -71,6 +71,7 @@ def test_files_without_a_command_are_those_of_trials_by_hand_and_of_commands_in_
     entries = GENERATOR.results()
     assert [e["file"] for e in entries if e["command"].startswith(NO_COMMAND)] == [
         "papers.csv",
+        "authors-code.csv",
         "cifar10-first-labels.csv",
         "performance.csv",
     ]

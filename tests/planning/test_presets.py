@@ -193,3 +193,21 @@ def test_the_epsilon_of_classwise_presets_holds_for_whole_clients_and_says_so(
     assert record.finite
     assert client.epsilon == record.epsilon <= 8.0
     assert any("holds for a whole client" in line for line in REGISTRY.describe(protocol).trust)
+
+
+@pytest.mark.parametrize("name", ["paper", "authors-code"])
+def test_a_preset_states_settings_and_the_specs_own_come_first(name: str) -> None:
+    stated = REGISTRY.describe("dafkd").settings[name]
+    asked = load_spec(spec("dafkd", preset={"name": name}))
+    case = simulated.simulated_case(asked, known(5))
+    own = asked.protocol.params
+    assert set(stated) & set(own)
+    for setting, value in {**stated, "local_epochs": None, **own}.items():
+        assert case.settings[setting] == value
+    assert not case.defenses
+
+
+def test_a_protocol_without_stated_settings_has_no_such_preset() -> None:
+    asked = load_spec(spec("cronus", preset={"name": "authors-code"}))
+    with pytest.raises(SpecError, match="is not declared by cronus"):
+        simulated.simulated_case(asked, known(5))

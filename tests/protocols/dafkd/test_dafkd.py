@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from fdaudit.protocols.dafkd.losses import gradient_penalty
 from fdaudit.protocols.dafkd.protocol import DaFKD
 from torch import nn
 
@@ -73,6 +74,89 @@ def test_without_distillation_the_classifier_is_the_average(tmp_path):
         ]
         for name, tensor in done.models["server"].items():
             torch.testing.assert_close(tensor, torch.stack([u[name] for u in uploads]).mean(0))
+
+
+# -- what its authors' code settles ------------------------------------------------------------------------------
+
+
+def uploads(ran, kind, round):
+    return [
+        ran.tensors(m)
+        for m in ran.messages
+        if (m.kind, m.round) == (kind, round) and m.sender.startswith("client/")
+    ]
+
+
+def same(one, other):
+    return all(torch.equal(a[n], b[n]) for a, b in zip(one, other, strict=True) for n in a)
+
+
+def test_generators_and_discriminators_learn_in_the_first_rounds_alone(tmp_path):
+    ran = run(tmp_path / "a", "dafkd", {"discriminator_rounds": 1, "generator_rounds": 2}, rounds=3)
+    sent = [m for m in ran.messages if m.kind == "generator_parameters"]
+    broadcast = {m.round: ran.tensors(m) for m in sent if m.sender == "server"}
+    for round in range(3):
+        learnt = not same(uploads(ran, "generator_parameters", round), [broadcast[round]] * 3)
+        assert learnt == (round < 2)
+    first, second, third = (uploads(ran, "discriminator_parameters", t) for t in range(3))
+    assert same(second, first)
+    assert same(third, second)
+
+
+def test_later_epochs_can_do_without_l_adv(tmp_path):
+    """One epoch of two counts: otherwise the same as two, with all its steps of the classifier."""
+    params = {"local_steps": None, "local_epochs": 2}
+    some, every = (
+        run(tmp_path / str(n), "dafkd", {**params, "adversarial_epochs": n}, rounds=1) for n in (1, 2)
+    )
+    assert not same(*(uploads(one, "discriminator_parameters", 0) for one in (some, every)))
+    assert len(uploads(some, "model_parameters", 0)) == 3
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"interleaved": True},
+        {"gradient_penalty": 1.0},
+        {"optimizer": "adam"},
+        {"conditional": False, "recognised": 0.0},
+    ],
+    ids=str,
+)
+def test_each_setting_changes_what_clients_learn(tmp_path, changed):
+    default, other = (run(tmp_path / str(len(p)), "dafkd", p, rounds=1) for p in ({}, changed))
+    kind = "generator_parameters"
+    one, two = (uploads(ran, kind, 0)[0] for ran in (default, other))
+    assert one.keys() != two.keys() or any(not torch.equal(one[n], two[n]) for n in one)
+
+
+def test_distillation_can_begin_late_and_by_adam_from_logits(tmp_path):
+    strong = {"distill_lr": 0.01, "distill_steps": 5, "distill_optimizer": "adam"}
+    late = run(tmp_path / "a", "dafkd", {**strong, "distill_from": 1}, rounds=2)
+    plain = run(tmp_path / "b", "dafkd", {"distill_steps": 0}, rounds=2)
+    models = [[done.models["server"] for done in ran.rounds] for ran in (late, plain)]
+    assert same([models[0][0]], [models[1][0]])
+    assert not same([models[0][1]], [models[1][1]])
+    assert unlike(run(tmp_path / "c", "dafkd", {**strong, "ensemble": "logits"}, rounds=2), late)
+
+
+def test_the_penalty_is_of_slopes_that_are_not_one():
+    real, pseudo = torch.rand(2, 5, 1, 4, 4).unbind()
+    share = torch.rand(5)
+    assert gradient_penalty(lambda x: x.flatten(1).sum(1) / 4, real, pseudo, share) < 1e-10
+    torch.testing.assert_close(
+        gradient_penalty(lambda x: x.flatten(1).sum(1), real, pseudo, share), torch.tensor(9.0)
+    )
+
+
+def test_settings_that_contradict_each_other_are_refused():
+    for params, said in (
+        ({"ensemble": "logits", **BACK}, "needs upload_discriminator"),
+        ({"conditional": False}, "no classes to recognise"),
+        ({"optimizer": "adam", "momentum": 0.9}, "has no part in momentum"),
+    ):
+        with pytest.raises(SpecError, match=said):
+            configured("dafkd", params)
 
 
 # -- a discriminator that shares nothing --------------------------------------------------------------------------

@@ -436,3 +436,40 @@ def test_unlike_networks_answer_with_their_own(tmp_path):
     ran = run(tmp_path / "a", "fediod", unlike=True)
     widths = [len(ran.rounds[-1].models[k]["extractor.1.bias"]) for k in (*CLIENTS, "server")]
     assert widths == [4, 5, 6, 5]
+
+
+# -- what its authors' code settles -------------------------------------------------------------------------------
+
+
+def test_a_fresh_student_learns_from_new_answers_in_each_of_its_steps(tmp_path):
+    params = {"weights": "class-counts", "fresh": True, "student_steps": 3, "steps_per_round": 2}
+    ran = run(tmp_path / "a", "fediod", params, rounds=2)
+    shown = [ran.tensors(m)["samples"] for m in of_kind(ran, "generated_samples")]
+    assert [(m.round, m.step) for m in of_kind(ran, "generated_samples")] == [(1, s) for s in range(6)]
+    assert len({x.numpy().tobytes() for x in shown}) == 6
+    assert len(of_kind(ran, "logits")) == 6 * len(CLIENTS)
+    assert len(of_kind(ran, "sample_gradients")) == 2 * len(CLIENTS)
+    assert not of_kind(ran, "discriminator_scores")
+
+
+def test_weights_by_class_are_eq_8_without_its_second_factor(tmp_path):
+    silent = run(tmp_path / "a", "fediod", {}, withheld=["discriminator_scores"], rounds=2)
+    plain = run(tmp_path / "b", "fediod", {"weights": "class-counts"}, rounds=2)
+    one, two = (ran.protocol.released() for ran in (silent, plain))
+    assert all(torch.equal(one[n], two[n]) for n in one)
+
+
+@pytest.mark.parametrize(
+    "changed", [{"student_optimizer": "sgd"}, {"student_lr": 0.01}, {"balance": 5.0}], ids=str
+)
+def test_each_setting_changes_the_student(tmp_path, changed):
+    one, two = (run(tmp_path / str(len(p)), "fediod", p, rounds=2).protocol.released() for p in ({}, changed))
+    assert any(not torch.equal(one[n], two[n]) for n in one)
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"fresh": True}, {"fresh": True, "weights": "uniform", "outputs": "votes"}]
+)
+def test_fresh_samples_are_answered_by_logits_alone(wrong):
+    with pytest.raises(SpecError, match="fresh samples are answered by logits alone"):
+        configured("fediod", wrong)

@@ -252,3 +252,12 @@ def test_gradients_sent_back_and_forth_are_those_of_the_joined_graph():
     found = torch.autograd.grad(x, list(generator.parameters()), at_server + torch.stack(back).sum(0))
     for f, e in zip(found, expected, strict=True):
         torch.testing.assert_close(f, e, rtol=1e-9, atol=1e-12)
+
+
+def test_balance_is_least_where_all_classes_are_predicted_equally_often():
+    even = torch.eye(4).repeat(2, 1, 1) * 50
+    one = torch.zeros(2, 4, 4)
+    one[..., 0] = 50.0
+    shares = torch.tensor([0.3, 0.7])
+    torch.testing.assert_close(losses.balance_loss(even, shares), torch.tensor(-2.0))
+    torch.testing.assert_close(losses.balance_loss(one, shares), torch.tensor(0.0))
