@@ -54,14 +54,14 @@ class ClassGan:
 
     card = AttackCard(
         name="class-gan",
-        work={"once": 3000, "each": 3000, "grows": ("steps", "models")},
+        work={"once": 9000, "each": 9000, "grows": ("steps", "models")},
         goal="reconstruction",
         needs=("model_parameters",),
         assumes=("architecture",),
         source="Hitaj, Ateniese & Perez-Cruz 2017, Algorithm 1",
         tasks=("single-label",),
         profiles={
-            "quick": {"steps": 50, "models": 10},
+            "quick": {"steps": 150, "models": 10},
             "standard": {"steps": 200, "models": 50},
             "full": {"steps": 500, "models": 200},
         },
