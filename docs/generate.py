@@ -115,6 +115,10 @@ def _table(schema: Mapping[str, Any], definitions: Mapping[str, Any]) -> list[st
         said = field.get("description") or definitions[_below(field)]["description"]
         meaning = _escape(" ".join(said.split()))
         rows.append(f"| `{name}` | {_type(field)} | {default} | {meaning} |")
+        for within in (one["$ref"].rpartition("/")[2] for one in field.get("anyOf", ()) if "$ref" in one):
+            if within not in _TITLES:  # its fields have no section of their own
+                _, _, *below = _table(definitions[within], definitions)
+                rows += [row.replace("| `", f"| `{name}.", 1) for row in below]
     return rows
 
 
@@ -135,8 +139,8 @@ def _default(field: Mapping[str, Any]) -> str:
 def _type(field: Mapping[str, Any]) -> str:
     """Return a JSON schema's type in words."""
     if "$ref" in field:
-        title = _TITLES[_below(field)]
-        return f"[mapping](#{title})"
+        title = _TITLES.get(_below(field))
+        return f"[mapping](#{title})" if title else "mapping"
     if "anyOf" in field:
         return " or ".join(_type(f) for f in field["anyOf"] if f.get("type") != "null")
     if "const" in field:
