@@ -197,7 +197,13 @@ def name_page(room: str, name: str) -> str:
     found, notes = explained(name), f"{room}/{name}.md"
     doc = found.doc.strip().replace("Guarantees:\n", "Guarantees:\n\n")
     lines = [_note(f"docs/notes/{notes}"), "", f"# {name}", "", doc, "", f"Source: {found.card.source}.", ""]
-    lines += [re.sub(r"\{\{(table \|.*?)\}\}", _filled, _hand_written(notes)), *_BODY[room](found.card), "", "## Settings", ""]
+    lines += [
+        re.sub(r"\{\{(table \|.*?)\}\}", _filled, _hand_written(notes)),
+        *_BODY[room](found.card),
+        "",
+        "## Settings",
+        "",
+    ]
     lines += [f"Under `params`, beside `name: {name}`, in a [spec](../spec.md).", ""]
     # Facts of training are settings of FedAvg too; their tables are on the card's page.
     table = [row.replace("](#", "](../card.md#") for row in settings_table(_ROOMS[room].load(name).Config)]

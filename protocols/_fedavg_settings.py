@@ -68,7 +68,7 @@ class FedAvgConfig(LocalTraining):
         if self.momentum or self.weight_decay or self.mu or self.optimizer != "sgd":
             raise ValueError(
                 "upload = 'gradient' sends the bare gradient; momentum, weight_decay, mu and optimizer have no part. "
-                "Leave them out, or set upload to 'model_update'."
+                "Set them to 0 and 'sgd', or upload to 'model_update'."
             )
         return self
 

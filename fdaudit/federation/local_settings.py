@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Self
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from fdaudit.federation.protocol import ProtocolConfig
 from fdaudit.limits import MOST_ROUNDS
@@ -18,12 +18,20 @@ from fdaudit.types import Trained
 __all__ = ["LocalSteps", "LocalTraining"]
 
 
+_Decay = Annotated[float, Field(ge=0, lt=1)]
+
+
+def _as_tuple(value: object) -> object:
+    """Return a list as a tuple, for configurations whose values pass through another validator first."""
+    return tuple(value) if isinstance(value, list) else value
+
+
 class LocalSteps(ProtocolConfig):
     """Local training: steps or epochs a round, batch size and optimiser."""
 
     optimizer: OptimizerName = "sgd"
     """Optimiser of local training: SGD, Adam or AdamW. Its state starts from zero every round."""
-    betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = BETAS
+    betas: Annotated[tuple[_Decay, _Decay], BeforeValidator(_as_tuple)] = BETAS
     """Decay rates of Adam's moments."""
     local_steps: int | None = Field(None, ge=1)
     """Steps a round; give this or `local_epochs`. Neither means one epoch."""

@@ -172,7 +172,7 @@ def test_samples_are_drawn_from_the_generator_that_the_victim_sent(tmp_path):
         ("server", "client/0", "generator_parameters", parameters_of(shared)),
     ]
     with view(tmp_path / "t", messages) as seen:
-        settings = {"latent": 6, "generator_width": 8}
+        settings = {"latent": 6, "generator_width": 8, "conditional": True}
         card = generator_card(DaFKD.card.generator, settings, input_shape=SHAPE, classes=CLASSES, features=0)
         knows = knowledge(x, y, generator=card)
         (guess,) = attack(GeneratorLeakage, samples=8).run(seen, knows, task(x, y), gen(7))
