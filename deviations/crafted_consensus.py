@@ -25,6 +25,8 @@ class CraftedConsensusConfig(SomeRounds):
 
     share: float = Field(0.1, gt=0, le=1)
     """Share of the candidates that are taught in a round, drawn anew each time. Of a class table every row is wrong."""
+    each: bool = False
+    """Each client gets a consensus of its own, about other candidates and with other wrong classes."""
 
 
 class CraftedConsensus(CandidateQuestions):
@@ -56,6 +58,13 @@ class CraftedConsensus(CandidateQuestions):
         """Return a request with candidates in it, a consensus (n, C) on some that is wrong, or a wrong table (C, C)."""
         if draft.kind not in self.card.changes or not self.config.within(draft.round):
             return super().sends(draft, generator)
+        if not self.config.each:
+            return self._crafted(draft, generator)
+        apart = [replace(draft, receivers=(receiver,)) for receiver in draft.receivers]
+        return [one for alone in apart for one in self._crafted(alone, generator)]
+
+    def _crafted(self, draft: Outgoing, generator: torch.Generator) -> tuple[Outgoing, ...]:
+        """Return a consensus or table for the receivers of a message."""
         values = draft.tensors["values"]
         if draft.kind == "class_prototypes":
             wrong = self._wrong(torch.arange(len(values)), generator)

@@ -223,3 +223,16 @@ def test_crafted_tables_of_hard_predictions_show_how_many_records_a_class_has(tm
     crafted = distances("active", deviations=[{"party": "server", "name": "crafted-consensus"}])
     assert crafted < 0.01
     assert distances("honest") > crafted + 0.02
+
+
+def test_each_client_can_be_taught_other_candidates_and_classes(tmp_path: Path) -> None:
+    def taught(name: str, **settings: Any) -> list[tuple[tuple[str, ...], bytes]]:
+        crafted = CraftedConsensus(CraftedConsensusConfig(share=0.5, **settings), knowledge())
+        ran = run(tmp_path / name, "fedmd", rounds=1, deviants={"server": party("server", crafted, "fedmd")})
+        sent = [m for m in ran.messages if m.sender == "server" and m.kind == "ensemble_labels"]
+        return [(m.receivers, ran.tensors(m)["values"].numpy().tobytes()) for m in sent]
+
+    ((everybody, _),) = taught("all")
+    alone = taught("each", each=True)
+    assert [receivers for receivers, _ in alone] == [(one,) for one in everybody]
+    assert len({values for _, values in alone}) == len(everybody) > 1
