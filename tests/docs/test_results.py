@@ -83,12 +83,62 @@ def test_each_ratio_of_performance_has_a_command_that_is_there() -> None:
         _check(shlex.split(row[head.index("Command")]))
 
 
-def test_figures_beside_the_papers_name_the_file_that_they_are_from() -> None:
-    head, *rows = _rows("papers.csv")
-    for row in rows:
-        for name in row[head.index("Data")].split("; "):
+VERDICTS = (
+    "near full",
+    "reduced",
+    "direction",
+    "contradicted",
+    "not shown",
+    "not run",
+    "not possible here",
+    "no result",
+)
+UNMEASURED = ("not run", "not possible here", "no result")
+PLACES: dict[str, list[str]] = {
+    "Selective-FD": [*(f"Table {n}" for n in range(1, 6)), *(f"Fig. {n}" for n in range(1, 11))],
+    "FedKD": [*(f"Table {n}" for n in range(1, 7)), *(f"Fig. {n}" for n in range(1, 3))],
+    "FedIOD": [*(f"Table {n}" for n in range(1, 10)), *(f"Fig. {n}" for n in range(1, 9))],
+    "DaFKD": [*(f"Table {n}" for n in range(1, 4)), *(f"Fig. {n}" for n in range(1, 8))],
+}
+"""The tables and figures of each paper."""
+
+
+def test_each_row_beside_the_papers_has_a_verdict_and_what_it_rests_on() -> None:
+    for row in _claims():
+        assert row["Verdict"].startswith(VERDICTS), row
+        if not row["Verdict"].startswith(UNMEASURED):
+            assert all((row["Ours"], row["Seeds"], row["Data"], row["What differs"])), row
+        elif not row["Verdict"].startswith("no result"):
+            assert row["What differs"], row
+        for name in filter(None, row["Data"].split("; ")):
             path = name.partition("#")[0]
             assert (FOLDER / f"{path}.csv").is_file() or (ROOT / "docs" / path).is_file(), row
+
+
+@pytest.mark.parametrize("paper", PLACES)
+def test_each_table_and_figure_of_a_paper_has_a_row(paper: str) -> None:
+    listed = {
+        place for row in _claims() if row["Paper"] == paper for place in _places(row["Table or figure"])
+    }
+    assert listed - {"title"} == set(PLACES[paper])
+
+
+def _claims() -> list[dict[str, str]]:
+    head, *rows = _rows("papers.csv")
+    return [dict(zip(head, row, strict=True)) for row in rows]
+
+
+def _places(stated: str) -> list[str]:
+    """Return the tables and figures that a cell names: `Figs 1 to 3, Tables 4 and 5`."""
+    if stated == "title":
+        return [stated]
+    places = []
+    for kind, numbers in re.findall(r"(Tables?|Figs?\.?) ((?:\d+|, | to | and )+)", stated):
+        first, *others = map(int, re.findall(r"\d+", numbers))
+        last = others[-1] if others else first
+        span = range(first, last + 1) if " to " in numbers else (first, *others)
+        places += [f"{'Table' if kind.startswith('T') else 'Fig.'} {number}" for number in span]
+    return places
 
 
 def test_the_spec_beside_the_data_loads() -> None:
