@@ -32,6 +32,8 @@ _RIDGE = 0.1
 """Share of the mean variance that is added to every variance."""
 _NEAR = 0.8
 """Where a threshold lies between the largest response of all others, 0, and that of the candidate, 1."""
+_APART = 1e-3
+"""Standard deviations between these two below which rounding may decide which is larger."""
 
 
 class CandidateNeuronsConfig(Config):
@@ -84,7 +86,10 @@ class CandidateNeurons(CraftedModel):
         records = torch.cat([self._x[:0], *own])
         values = layer.inputs({}, self._x[:1]).numel()
         most = min(_MOST_RECORDS, max(1, _MOST_VALUES // values))
-        self._records = records[:: max(1, -(-len(records) // most))]
+        records = records[:: max(1, -(-len(records) // most))]
+        asked = {x.numpy().tobytes() for x in self._x}
+        others = [number for number, x in enumerate(records) if x.numpy().tobytes() not in asked]
+        self._records = records[others]
         if config.rounds is None:
             self._rounds = tuple(range(-(-len(self._y) // layer.neurons)))
 
@@ -114,7 +119,7 @@ class CandidateNeurons(CraftedModel):
         return (torch.arange(min(count, neurons)) + turn * neurons) % count
 
     def _neurons(self, model: Mapping[str, Tensor], asked: Tensor) -> tuple[Tensor, Tensor]:
-        """Return rows (k, d) of weights and thresholds (k,) for candidates; one that others outdo stays silent."""
+        """Return rows (k, d) of weights and thresholds (k,) for candidates; one that others equal stays silent."""
         inputs = self._layer.inputs(model, torch.cat([self._x, self._records]))
         whiten = _Whitening(inputs.flatten(0, 1))
         rows = torch.zeros(len(asked), inputs.shape[2], dtype=torch.float64)
@@ -124,9 +129,10 @@ class CandidateNeurons(CraftedModel):
             others = torch.cat([inputs[:candidate], inputs[candidate + 1 :]]).flatten(0, 1)
             directions = whiten(own)
             response, rest = (directions * own).sum(1), directions @ others.T
-            best = ((response - rest.amax(1)) / rest.std(1)).argmax()
+            apart = (response - rest.amax(1)) / rest.std(1)
+            best = apart.argmax()
             low, high = rest[best].max(), response[best]
-            if high > low:
+            if apart[best] > _APART:
                 threshold = low + _NEAR * (high - low)
                 scale = self._activation / (high - threshold)
                 rows[neuron], thresholds[neuron] = scale * directions[best], scale * threshold

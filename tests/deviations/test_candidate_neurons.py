@@ -78,6 +78,19 @@ def test_a_neuron_is_active_for_its_candidate_alone(
     assert not active[:, 24:].any()
 
 
+def test_candidates_among_the_servers_records_have_neurons_and_equal_ones_have_none(
+    digits: tuple[torch.Tensor, torch.Tensor],
+) -> None:
+    """Rounding would decide which of two equal records responds more, with weights beyond any number."""
+    x, y = digits[0].clone(), digits[1]
+    x[5] = x[4]
+    x[30:34] = x[:4]
+    model, layer = crafted(network("mlp"), (x, y)), layer_of(network("mlp"))
+    assert all(bool(tensor.isfinite().all()) for tensor in model.values())
+    active = (layer.outputs(model, x[CANDIDATES]) > 0).diagonal()
+    assert active.tolist() == [number not in (4, 5) for number in range(24)]
+
+
 @pytest.mark.parametrize("name", NETWORKS)
 def test_a_neuron_of_no_member_has_no_gradient(name: str, digits: tuple[torch.Tensor, torch.Tensor]) -> None:
     layer, model = layer_of(network(name)), crafted(network(name), digits)

@@ -58,13 +58,6 @@ def test_neighbours_lie_at_the_reach_in_other_directions() -> None:
     assert cosines.triu(1).abs().max() < 0.6
 
 
-def test_gradients_are_pairs_on_both_sides_of_a_candidate() -> None:
-    x, _, probes = drawn("gradients", count=5)
-    torch.testing.assert_close(probes[:, 0] + probes[:, 1], 2 * x)
-    torch.testing.assert_close(probes[:, 2] + probes[:, 3], 2 * x)
-    torch.testing.assert_close(distance(probes, x[:, None]), torch.full((10, 5), 0.05))
-
-
 @pytest.mark.parametrize("reach", [0.05, 9.0])
 def test_the_boundary_is_approached_on_the_way_to_the_nearest_record_of_another_class(reach: float) -> None:
     """In equal steps, and never beyond half the way."""
@@ -77,7 +70,7 @@ def test_the_boundary_is_approached_on_the_way_to_the_nearest_record_of_another_
     torch.testing.assert_close(distance(probes, other[:, None]), apart.amin(1)[:, None] - steps)
 
 
-@pytest.mark.parametrize("probes", ["neighbours", "boundary", "gradients"])
+@pytest.mark.parametrize("probes", ["neighbours", "boundary"])
 def test_candidates_are_planted_with_their_probes(probes: Any) -> None:
     """As many groups as there are places for; the request names them all."""
     knows = knowledge(40)
