@@ -295,13 +295,13 @@ class Point:
     def absence(self, measure: SweepColumn) -> str:
         """Return why no run has a figure of a measure.
 
-        `in view` if the adversary is sent the model that a copy would be of; `inconclusive` if an attack was tried and
+        `held` if the adversary has the model in view that a copy would be of; `inconclusive` if an attack was tried and
         its controls failed; else a dash.
         """
         results = [row.run.result for row in self.rows if row.run.result is not None]
         cells = [cell for result in results for cell in result.cells if cell.goal == measure.goal]
         if any(map(holds_model, cells)):
-            return "in view"
+            return "held"
         if any(cell.status == "inconclusive" for cell in cells):
             return "inconclusive"
         return "–"

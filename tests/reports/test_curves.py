@@ -206,7 +206,7 @@ def test_the_table_over_seeds_says_why_a_figure_is_absent(sweep: Path) -> None:
     assert point.spreads["label_tv"].mean == pytest.approx(0.3)
     absences = {m.name: point.absence(m) for m in MEASURES if m.goal and m.name not in point.spreads}
     assert absences["psnr_gain"] == "inconclusive"
-    assert absences["agreement"] == "in view"
+    assert absences["agreement"] == "held"
     assert absences["membership_auc"] == "–"
 
 
@@ -344,7 +344,13 @@ def test_the_same_sweep_gives_the_same_bytes_in_every_format(
     made = curve(sweep, tmp_path / "again")
     assert tree(tmp_path / "again") == tree(drawn)
     assert {p.name for p in made} == {p.name for p in drawn.iterdir()}
-    start = {".svg": b"<?xml", ".pdf": b"%PDF", ".png": b"\x89PNG", ".csv": (b"proto", b"Proto"), ".html": b"<!doc"}
+    start = {
+        ".svg": b"<?xml",
+        ".pdf": b"%PDF",
+        ".png": b"\x89PNG",
+        ".csv": (b"proto", b"Proto"),
+        ".html": b"<!doc",
+    }
     for path in made:
         assert path.read_bytes().lstrip()[:5].startswith(start[path.suffix]), path.name
     for stem in ("utility-epsilon", "utility-membership-auc", "utility-bytes"):
