@@ -1,6 +1,6 @@
 # `make audit` and `make test` are all a newcomer needs; both create the environment on first use.
 .DEFAULT_GOAL := help
-.PHONY: audit bench check clean docs format help sbom slow test thorough
+.PHONY: audit bench check clean docs format help privacy sbom slow test thorough
 
 PYTHON ?= python3
 VENV := $(if $(LOCKED),.venv-locked,.venv)
@@ -62,6 +62,12 @@ sbom: $(READY) ## write the bill of materials of a release, from the lock file, 
 docs: $(READY) ## build the documentation site into docs/_build/html; warnings end it
 	$(BIN)/python -m sphinx -W --keep-going -q -b html docs docs/_build/html
 
+privacy: $(READY) ## run the FD privacy table (FDAUDIT_DATA has MNIST and CIFAR-10) into runs/fd-privacy-*, or go on with it
+	@for data in digits mnist cifar10; do \
+		$(BIN)/fdaudit sweep examples/sweep-fd-privacy-$$data.yaml --out runs/fd-privacy-$$data --resume || exit 1; \
+		$(BIN)/fdaudit curve runs/fd-privacy-$$data --out runs/fd-privacy-$$data-curves || exit 1; \
+	done
+
 bench: $(READY) ## run every benchmark; each prints ratios measured in one run
 	@for f in benchmarks/[a-z]*.py; do echo "== $$f"; PYTHONPATH=benchmarks $(BIN)/python $$f || exit 1; done
 
@@ -71,4 +77,4 @@ format: $(READY) ## format the code
 
 clean: ## remove what the targets above made, but no run
 	rm -rf .venv .venv-* .check build docs/_build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
-	rm -rf docs/attacks docs/defences docs/deviations docs/protocols $(addprefix docs/,card.md datasets.md models.md performance.md quickstart.md results.md spec.md) docs/*.schema.json
+	rm -rf docs/attacks docs/defences docs/deviations docs/protocols $(addprefix docs/,card.md datasets.md models.md performance.md privacy-table.md quickstart.md results.md spec.md) docs/*.schema.json

@@ -3,6 +3,7 @@
 Guarantees:
   * an ε on an axis is the ledger's, for one adversary; the requested ε has a separate axis;
   * every run of the grid is in `curves.csv` and on the page, with the reason if it failed or does not apply;
+  * `table.csv`, the LaTeX table and the page's table over seeds say where an attack was inconclusive;
   * each file is written completely or not at all, and the same sweep gives the same bytes;
   * a cell or heading of a CSV file that came from the grid is text to a spreadsheet, never a formula.
 """
@@ -22,10 +23,18 @@ from .curve_axis import by_ledger, view_of
 from .curve_figures import FORMATS, WIDTHS, Curve, files, on_page
 from .curve_words import caption, conclusions, title
 from .page import render
-from .sweep_rows import MEASURES, Point, Spread, SweepColumn, SweepRow, points
+from .sweep_rows import MEASURES, Point, SweepColumn, SweepRow, points
 from .text import amount, clip, visible
 
-__all__ = ["Sweep", "curves_csv", "render_curves", "summary_csv", "summary_latex", "write_curves"]
+__all__ = [
+    "Sweep",
+    "curves_csv",
+    "render_curves",
+    "summary_csv",
+    "summary_latex",
+    "table_csv",
+    "write_curves",
+]
 
 _LEDGER = ("epsilon", "delta", "unit", "relation", "cause")
 """Columns of a ledger's entry in `curves.csv`."""
@@ -119,7 +128,7 @@ class Sweep:
 
 
 def write_curves(sweep: Sweep, out: Path, width: str) -> list[Path]:
-    """Write `curves.csv`, `summary.csv`, the figures and `index.html` into a directory.
+    """Write `curves.csv`, `summary.csv`, `table.csv`, the figures and `index.html` into a directory.
 
     Args:
         sweep: all runs of the grid.
@@ -132,6 +141,7 @@ def write_curves(sweep: Sweep, out: Path, width: str) -> list[Path]:
     contents: dict[str, bytes] = {
         "curves.csv": curves_csv(sweep).encode("utf-8"),
         "summary.csv": summary_csv(sweep).encode("utf-8"),
+        "table.csv": table_csv(sweep).encode("utf-8"),
     }
     for curve in sweep.curves:
         for suffix, data in files(curve, WIDTHS[width]).items():
@@ -146,21 +156,32 @@ def write_curves(sweep: Sweep, out: Path, width: str) -> list[Path]:
 
 
 def curves_csv(sweep: Sweep) -> str:
-    """Return one row a run: axes, status, every measure, and each adversary's ledger.
+    """Return one row a run: axes, status, digests, every measure, and each adversary's ledger.
 
-    `epsilon_asked` is empty if the level is no ε. `epsilon_SERVER` and the like are the ledger's ε, `inf` if
-    none can be claimed, with δ, unit, relation and cause beside it.
+    `key` is a digest of the run's spec, `result_sha256` that of its `result.json`. `epsilon_asked` is empty if the
+    level is no ε. `epsilon_SERVER` and the like are the ledger's ε, `inf` if none can be claimed, with δ, unit,
+    relation and cause beside it.
     """
     adversaries = list(dict.fromkeys(a for r in sweep.rows for a in r.ledger))
     lines = list(dict.fromkeys(line for r in sweep.rows for line in r.references))
-    head = ["protocol", "defence", "level", "epsilon_asked", "seed", "status", "reason", "key"]
+    head = [
+        "protocol",
+        "defence",
+        "level",
+        "epsilon_asked",
+        "seed",
+        "status",
+        "reason",
+        "key",
+        "result_sha256",
+    ]
     head += [*(m.name for m in MEASURES), *(f"{n}_{a}" for a in adversaries for n in _LEDGER), *lines]
     body: list[list[Any]] = [head]
     for row in sweep.rows:
         run = row.run
         values: list[Any] = [visible(run.protocol), visible(run.defence)]
         values += [_number(run.level), _number(run.epsilon_asked)]
-        values += [run.seed, run.status, visible(run.reason), run.key]
+        values += [run.seed, run.status, visible(run.reason), run.key, run.result_sha256]
         values += [_number(row.values.get(m.name)) for m in MEASURES]
         for adversary in adversaries:
             values += _entry(row, adversary)
@@ -208,19 +229,18 @@ def summary_csv(sweep: Sweep) -> str:
     return csv_text(body)
 
 
+def table_csv(sweep: Sweep) -> str:
+    """Return the table over seeds as people read it: one row a protocol, defence and level.
+
+    A cell is a mean with its 95 % interval, and n where fewer seeds than the row's have a figure; or why there is none:
+    see `Point.absence`.
+    """
+    return csv_text(_over_seeds(sweep))
+
+
 def summary_latex(sweep: Sweep) -> str:
     """Return the table over seeds as LaTeX, for the package `booktabs`: a row a protocol, defence and level."""
-    names = set[str]().union(*(p.spreads for p in sweep.points))
-    measures = [m for m in MEASURES if m.name in names and m.name not in ("server", "psnr")]
-    rows = []
-    for point in sweep.points:
-        bill = point.bill(sweep.adversary)
-        row = [clip(point.protocol, 60), clip(point.defence, 60), _rounded(point.epsilon_asked)]
-        row.append(_rounded(None if bill is None else bill.epsilon))
-        row.append(str(point.spreads["utility"].n if "utility" in point.spreads else 0))
-        row += [_bracketed(point.spreads.get(m.name), m.unit) for m in measures]
-        rows.append(row)
-    head = ["Protocol", "Defence", "ε asked", "ε, ledger", "n", *(m.short for m in measures)]
+    head, *rows = _over_seeds(sweep)
     caption = (
         f"Means over n seeds with 95 % intervals. ε by the ledger is of {view_of(sweep.adversary)}, "
         "the largest over the seeds; ∞ where none can be claimed."
@@ -229,19 +249,42 @@ def summary_latex(sweep: Sweep) -> str:
     return f"% Needs \\usepackage{{booktabs}}.\n{table}"
 
 
+def _over_seeds(sweep: Sweep) -> list[list[str]]:
+    """Return the head and the rows of the table over seeds."""
+    measures = _tabulated(sweep)
+    rows = [["Protocol", "Defence", "ε asked", "ε, ledger", "n", *(m.short for m in measures)]]
+    for point in sweep.points:
+        bill = point.bill(sweep.adversary)
+        row = [clip(point.protocol, 60), clip(point.defence, 60), _rounded(point.epsilon_asked)]
+        row.append(_rounded(None if bill is None else bill.epsilon))
+        row.append(str(point.seeds))
+        row += [_bracketed(point, measure) for measure in measures]
+        rows.append(row)
+    return rows
+
+
+def _tabulated(sweep: Sweep) -> list[SweepColumn]:
+    """Return the measures of the table over seeds: those of which some run has a figure."""
+    names = set[str]().union(*(p.spreads for p in sweep.points))
+    return [m for m in MEASURES if m.name in names and m.name not in ("server", "psnr")]
+
+
 def _rounded(epsilon: float | None) -> str:
     if epsilon is None:
         return "–"
     return "∞" if math.isinf(epsilon) else f"{epsilon:.3g}"
 
 
-def _bracketed(spread: Spread | None, unit: str) -> str:
+def _bracketed(point: Point, measure: SweepColumn) -> str:
+    spread = point.spreads.get(measure.name)
     if spread is None:
-        return "–"
-    text = amount(spread.mean, unit)
-    if spread.low is None or spread.high is None:
-        return text
-    return f"{text} [{amount(spread.low, unit)}, {amount(spread.high, unit)}]"
+        return point.absence(measure)
+    text = amount(spread.mean, measure.unit)
+    if spread.low is not None and spread.high is not None:
+        text += f" [{amount(spread.low, measure.unit)}, {amount(spread.high, measure.unit)}]"
+    if spread.n < point.seeds:
+        text += f" (n = {spread.n})"
+    return text
 
 
 def _billed(point: Point, adversary: str) -> list[str]:
@@ -273,8 +316,6 @@ def render_curves(sweep: Sweep) -> str:
                 "files": [] if curve is None else [f"{curve.name}.{suffix}" for suffix in FORMATS],
             }
         )
-    names = set[str]().union(*(p.spreads for p in sweep.points))
-    measures = [m for m in MEASURES if m.name in names]
     return render(
         "curves.html.j2",
         {
@@ -283,7 +324,7 @@ def render_curves(sweep: Sweep) -> str:
             "conclusions": conclusions(sweep.points, sweep.rows, sweep.adversary),
             "view": view_of(sweep.adversary),
             "counts": Counter(r.run.status for r in sweep.rows),
-            "measures": [m for m in measures if m.name not in ("server", "psnr")],
+            "measures": _tabulated(sweep),
             "adversaries": list(dict.fromkeys(a for r in sweep.rows for a in r.ledger)),
             "infinite": math.inf,
         },

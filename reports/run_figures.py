@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -91,15 +92,28 @@ def strongest_figure(result: Result, goal: str, name: str, *, least: bool = Fals
     Args:
         result: the result.
         goal: of the attacks.
-        name: of the figure, over all victims together.
+        name: of the figure, over all victims together; else the mean of the victims' own figures.
         least: whether the smallest figure is the strongest.
     """
     candidates: list[tuple[float, Cell, Figure]] = []
     for cell in result.tests:
-        if cell.goal == goal:
-            candidates += [(f.value, cell, f) for f in cell.figures if f.name == name and f.value is not None]
+        figure = _over_victims(cell, name) if cell.goal == goal else None
+        if figure is not None and figure.value is not None:
+            candidates.append((figure.value, cell, figure))
     if not candidates:
         return None
     sign = -1.0 if least else 1.0
     _, cell, figure = max(candidates, key=lambda candidate: sign * candidate[0])
     return StrongestFigure(cell=cell, figure=figure, among=len(candidates))
+
+
+def _over_victims(cell: Cell, name: str) -> Figure | None:
+    """Return a cell's figure over all victims together, else the mean of the victims' own; None if it has neither."""
+    for figure in cell.figures:
+        if figure.name == name:
+            return figure
+    own = [f for target in cell.targets for f in target.figures if f.name == name]
+    values = [f.value for f in own if f.value is not None]
+    if not values:
+        return None
+    return Figure(name=name, value=math.fsum(values) / len(values), unit=own[0].unit, n=len(values))

@@ -19,6 +19,7 @@ from typing import Literal
 from fdaudit.errors import UsageError, nearest
 from fdaudit.result import LedgerEntry, Result
 
+from .goals.model_extraction import holds_model
 from .run_figures import measure_of, strongest_figure, utility
 
 __all__ = [
@@ -48,6 +49,7 @@ class SweepRun:
     Attributes:
         level: its place on the grid's ε axis; infinite without a defence.
         asked: whether that level is an ε, and not another setting of the defence.
+        result_sha256: digest of its `result.json`; empty without a result.
     """
 
     key: str
@@ -59,6 +61,7 @@ class SweepRun:
     asked: bool = False
     reason: str = ""
     result: Result | None = None
+    result_sha256: str = ""
 
     @property
     def epsilon_asked(self) -> float | None:
@@ -165,6 +168,52 @@ MEASURES = (
         least=True,
         ceiling=math.inf,
     ),
+    SweepColumn(
+        name="class_named",
+        label="Reconstructions that a classifier takes for the class they claim",
+        short="Class named",
+        unit="fraction",
+        goal="reconstruction",
+        figure="evaluator_accuracy",
+        ceiling=1.0,
+    ),
+    SweepColumn(
+        name="label_tv",
+        label="Class shares: total variation left",
+        short="Shares, distance",
+        unit="",
+        goal="label-distribution",
+        figure="label_tv",
+        least=True,
+        ceiling=1.0,
+    ),
+    SweepColumn(
+        name="label_tv_prior",
+        label="Class shares: total variation of the prior",
+        short="Shares, prior's",
+        unit="",
+        goal="label-distribution",
+        figure="label_tv_prior",
+        least=True,
+        ceiling=1.0,
+    ),
+    SweepColumn(
+        name="agreement",
+        label="Agreement of a copy with the model",
+        short="Copy agrees",
+        unit="fraction",
+        goal="model-extraction",
+        figure="agreement",
+        ceiling=1.0,
+    ),
+    SweepColumn(
+        name="agreement_gain",
+        label="Agreement of a copy above the baseline's",
+        short="Copy, gain",
+        unit="fraction",
+        goal="model-extraction",
+        figure="agreement_gain",
+    ),
     SweepColumn(name="bytes", label="Bytes on the wire", short="Bytes", unit="bytes", ceiling=math.inf),
 )
 """All measures of a sweep's figures and tables."""
@@ -237,6 +286,25 @@ class Point:
         """ε that was asked of the defence; infinite without one; None where the level is no ε."""
         requests = {r.run.epsilon_asked for r in self.rows if r.run.status != "not-applicable"}
         return requests.pop() if len(requests) == 1 else None
+
+    @property
+    def seeds(self) -> int:
+        """Return the number of runs with a utility."""
+        return self.spreads["utility"].n if "utility" in self.spreads else 0
+
+    def absence(self, measure: SweepColumn) -> str:
+        """Return why no run has a figure of a measure.
+
+        `held` if the adversary has the model in view that a copy would be of; `inconclusive` if an attack was tried and
+        its controls failed; else a dash.
+        """
+        results = [row.run.result for row in self.rows if row.run.result is not None]
+        cells = [cell for result in results for cell in result.cells if cell.goal == measure.goal]
+        if any(map(holds_model, cells)):
+            return "held"
+        if any(cell.status == "inconclusive" for cell in cells):
+            return "inconclusive"
+        return "–"
 
     def bill(self, adversary: str) -> PointLedgers | None:
         """Return the ledgers' result; None if a run with a result does not mention this adversary."""

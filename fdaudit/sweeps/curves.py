@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 
 from fdaudit.errors import FdauditError, RunError, UsageError, nearest, reason_of
@@ -70,13 +71,14 @@ def drawable(sweep: Path | str, adversary: str | None = None) -> Sweep:
 
 def _run(directory: Path, entry: SweepEntry) -> SweepRun:
     """Return a run with its result; a run whose result cannot be read is shown as failed."""
-    result, status, reason = None, entry.status, entry.reason
+    result, digest, status, reason = None, "", entry.status, entry.reason
     if status == "done":
         try:
             place = run_directory(directory, entry.key)
             refuse_links(directory / "runs", (entry.key,))
             refuse_changed(place, results=True)
             result = read(load_json(place / "result.json"))
+            digest = hashlib.sha256((place / "result.json").read_bytes()).hexdigest()
         except (OSError, FdauditError) as error:
             problem = reason_of(error)
             status, reason = "failed", f"its result cannot be read: {problem}"
@@ -90,4 +92,5 @@ def _run(directory: Path, entry: SweepEntry) -> SweepRun:
         status=status,
         reason=reason,
         result=result,
+        result_sha256=digest,
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import hashlib
 import json
 import math
 import shutil
@@ -13,13 +14,15 @@ from typing import Any
 import numpy as np
 import pytest
 from fdaudit.reports.curve_figures import FORMATS, WIDTHS, Curve, _panel
-from fdaudit.reports.sweep_rows import MEASURES, SweepRow, SweepRun, front, points, spread_of
+from fdaudit.reports.goals.model_extraction import HELD
+from fdaudit.reports.sweep_rows import MEASURES, SweepRow, SweepRun, front, points, row_of, spread_of
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from matplotlib.figure import Figure
 from scipy import stats
 
 from fdaudit.errors import RunError, UsageError
+from fdaudit.result import read
 from fdaudit.sweeps import sweep as engine
 from fdaudit.sweeps.curves import curve
 from fdaudit.sweeps.index import read_index
@@ -85,6 +88,9 @@ def test_every_run_of_the_grid_has_a_row_with_its_own_figures(sweep: Path, drawn
     assert [r["status"] for r in table] == [e.status for e in index.runs]
     found = results(sweep)
     for row, entry in zip(table, index.runs, strict=True):
+        file = sweep / "runs" / entry.key / "result.json"
+        digest = hashlib.sha256(file.read_bytes()).hexdigest() if entry.status == "done" else ""
+        assert row["result_sha256"] == digest
         assert (float(row["level"]), int(row["seed"])) == (entry.level, entry.seed)
         asked = entry.level if entry.asked or math.isinf(entry.level) else None
         assert row["epsilon_asked"] == ("" if asked is None else repr(asked))
@@ -106,6 +112,11 @@ def test_every_run_of_the_grid_has_a_row_with_its_own_figures(sweep: Path, drawn
             "psnr": None,
             "psnr_gain": None,
             "fid": None,
+            "class_named": None,
+            "label_tv": None,
+            "label_tv_prior": None,
+            "agreement": None,
+            "agreement_gain": None,
             "bytes": sum(w["bytes"] for w in value["wire"]),
             **{
                 f"epsilon_{e['adversary']}": math.inf if e["epsilon"] is None else e["epsilon"]
@@ -149,6 +160,54 @@ def test_the_summary_is_that_of_the_runs(drawn: Path) -> None:
             assert 0 <= float(row["low"]) <= mean <= float(row["high"])
             if row["unit"] == "fraction":
                 assert float(row["high"]) <= 1
+
+
+def test_the_table_over_seeds_has_a_row_a_point_with_the_summary_s_means(drawn: Path) -> None:
+    summary, table = rows(drawn / "summary.csv"), rows(drawn / "table.csv")
+    groups = list(dict.fromkeys((r["protocol"], r["defence"]) for r in summary))
+    assert len(table) == len(groups)
+    means = [float(r["mean"]) for r in summary if r["measure"] == "membership_auc"]
+    cells = [r["Membership AUC"] for r in table]
+    assert [float(c.split()[0]) for c in cells if c != "–"] == pytest.approx(means, abs=6e-4)
+    assert {r["n"] for r in table if r["Membership AUC"] == "–"} == {"0"}
+
+
+def test_the_table_over_seeds_says_why_a_figure_is_absent(sweep: Path) -> None:
+    """Controls that failed, and a model in view, are no protection; of a distance the victims' mean counts."""
+    entry = next(e for e in read_index(sweep).runs if e.status == "done")
+    value = results(sweep)[entry.key]
+    own = {"name": "label_tv", "value": None, "unavailable": "never answered"}
+    cell = next(c for c in value["cells"] if c["status"] == "run")
+    measured = cell | {
+        "goal": "label-distribution",
+        "figures": [],
+        "targets": [
+            {"target": f"client/{k}", "figures": [{"name": "label_tv", "value": tv, "n": 1}]}
+            for k, tv in enumerate((0.2, 0.4))
+        ]
+        + [{"target": "client/2", "figures": [own]}],
+    }
+    failed = cell | {
+        "goal": "reconstruction",
+        "status": "inconclusive",
+        "reason": "its positive control failed",
+    }
+    held = cell | {"goal": "model-extraction", "status": "not-applicable", "reason": f"in view: {HELD}"}
+    result = read({**value, "cells": [measured, failed, held]})
+    (point,) = points(
+        [
+            row_of(
+                SweepRun(
+                    key=entry.key, protocol="p", defence="d", level=1.0, seed=1, status="done", result=result
+                )
+            )
+        ]
+    )
+    assert point.spreads["label_tv"].mean == pytest.approx(0.3)
+    absences = {m.name: point.absence(m) for m in MEASURES if m.goal and m.name not in point.spreads}
+    assert absences["psnr_gain"] == "inconclusive"
+    assert absences["agreement"] == "held"
+    assert absences["membership_auc"] == "–"
 
 
 @given(st.lists(st.floats(-100, 100), min_size=2, max_size=9))
@@ -217,7 +276,8 @@ def test_the_interval_is_wilson_s_with_the_trials_that_the_seeds_imply() -> None
 
 def test_every_bounded_measure_states_its_bounds() -> None:
     ceilings = {m.name: m.ceiling for m in MEASURES}
-    assert ceilings.pop("psnr") is ceilings.pop("psnr_gain") is None
+    for name in ("psnr", "psnr_gain", "agreement_gain"):
+        assert ceilings.pop(name) is None
     assert ceilings.pop("fid") == ceilings.pop("bytes") == math.inf
     assert set(ceilings.values()) == {1.0}
 
@@ -284,7 +344,13 @@ def test_the_same_sweep_gives_the_same_bytes_in_every_format(
     made = curve(sweep, tmp_path / "again")
     assert tree(tmp_path / "again") == tree(drawn)
     assert {p.name for p in made} == {p.name for p in drawn.iterdir()}
-    start = {".svg": b"<?xml", ".pdf": b"%PDF", ".png": b"\x89PNG", ".csv": b"proto", ".html": b"<!doc"}
+    start = {
+        ".svg": b"<?xml",
+        ".pdf": b"%PDF",
+        ".png": b"\x89PNG",
+        ".csv": (b"proto", b"Proto"),
+        ".html": b"<!doc",
+    }
     for path in made:
         assert path.read_bytes().lstrip()[:5].startswith(start[path.suffix]), path.name
     for stem in ("utility-epsilon", "utility-membership-auc", "utility-bytes"):
