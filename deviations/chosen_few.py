@@ -40,7 +40,8 @@ class ChosenFew:
         roles=("aggregator",),
         changes=("model_update", "vote_counts"),
         read_by=("analytic", "inverting-gradients", "update-projection"),
-        noticed="A server sees a sum over fewer clients than answered. Clients see nothing.",
+        noticed="A server sees a sum over fewer clients than answered, unless it lies. Clients see nothing.",
+        detectors=("few-clients", "change"),
     )
     Config: ClassVar[type[ChosenFewConfig]] = ChosenFewConfig
 

@@ -56,6 +56,7 @@ class GanClient:
         changes=("gradient", "model_update", "model_parameters"),
         read_by=("class-gan",),
         noticed="An update unlike those of others; other clients see a model that is unsure of the classes.",
+        detectors=("outlier",),
     )
     Config: ClassVar[type[GanClientConfig]] = GanClientConfig
 

@@ -8,10 +8,10 @@ Guarantees:
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -33,6 +33,8 @@ _ENTRIES = 1 << 20
 """Entries of a tensor that are looked at for constants."""
 _RECORDS = 64
 """Own records on which a receiver tries a model."""
+_OTHERS = 2
+"""Other senders' messages that have a median distance."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -41,18 +43,22 @@ class Received:
 
     Attributes:
         tensors: of the message.
+        fields: its public scalars.
         before: tensors of the message before it of the same kind from the same sender; None if there is none.
         answers: tensors of the answers, or of their mean, that the receiver itself sent last; None if it sent none.
         own: tensors of the message of this kind that the receiver itself sent last; None if it sent none.
+        others: tensors of the messages of this kind from other senders in the same step of the round.
         records: (n, …) the receiver's own records; None if it holds none.
         network: what the receiver builds from a message of parameters; None if the federation trains none.
         public: (m, …) the public samples that everybody was handed; None without any.
     """
 
     tensors: Mapping[str, Tensor]
+    fields: Mapping[str, Any] = field(default_factory=dict)
     before: Mapping[str, Tensor] | None = None
     answers: Mapping[str, Tensor] | None = None
     own: Mapping[str, Tensor] | None = None
+    others: Sequence[Mapping[str, Tensor]] = ()
     records: Tensor | None = None
     network: Architecture | None = None
     public: Tensor | None = None
@@ -66,11 +72,13 @@ class Detector:
         words: what it measures, in a clause.
         measure: returns its value for a message, or None.
         own: whether it reads the receiver's own messages or records, so that receivers of one message differ.
+        others: whether it reads other senders' messages.
     """
 
     words: str
     measure: Callable[[Received], float | None]
     own: bool = False
+    others: bool = False
 
 
 def _change(received: Received) -> float | None:
@@ -84,6 +92,35 @@ def _change(received: Received) -> float | None:
             continue
         total += float((tensor.double() - before.double()).square().sum())
     return math.sqrt(total)
+
+
+def _outlier(received: Received) -> float | None:
+    """Return the L2 distance to the mean of the other senders' messages, over their own median distance to it."""
+    named = [name for name, tensor in received.tensors.items() if tensor.is_floating_point()]
+    others = [
+        message
+        for message in received.others
+        if all(name in message and message[name].shape == received.tensors[name].shape for name in named)
+    ]
+    if not named or len(others) < _OTHERS:
+        return None
+    squares = torch.zeros(len(others) + 1, dtype=torch.float64)
+    for name in named:
+        rows = torch.stack([message[name].double().flatten() for message in (*others, received.tensors)])
+        squares += (rows - rows[:-1].mean(0)).square().sum(1).cpu()
+    distances = squares.sqrt()
+    median = float(distances[:-1].median())
+    return float(distances[-1]) / median if median else None
+
+
+def _few_clients(received: Received) -> float | None:
+    """Return one over the number of clients in a sum of updates, or of voters in counts of votes."""
+    counts = received.tensors.get("counts")
+    if counts is not None and counts.ndim == 2 and len(counts):
+        clients = float(counts.sum(1).max())
+    else:
+        clients = float(len(received.fields.get("clients", ())))
+    return 1.0 / clients if clients > 0 else None
 
 
 def _nothing_new(received: Received) -> float | None:
@@ -249,6 +286,10 @@ DETECTORS: Mapping[str, Detector] = MappingProxyType(
             words="the distance to the receiver's own answers", measure=_disagreement, own=True
         ),
         "equal-rows": Detector(words="the share of equal rows in a layer", measure=_equal_rows),
+        "few-clients": Detector(
+            words="one over the number of clients that a sum says it has, or of votes that it counts",
+            measure=_few_clients,
+        ),
         "nothing-new": Detector(
             words="the share of values that are alike, or as the receiver had or sent them",
             measure=_nothing_new,
@@ -258,6 +299,11 @@ DETECTORS: Mapping[str, Detector] = MappingProxyType(
             words="the share of answers with another class than the receiver's own",
             measure=_other_classes,
             own=True,
+        ),
+        "outlier": Detector(
+            words="the distance to the mean of the other senders' messages, over their median distance",
+            measure=_outlier,
+            others=True,
         ),
         "own-records": Detector(
             words="the share of samples that are the receiver's own records", measure=_own_records, own=True

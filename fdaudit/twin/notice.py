@@ -35,6 +35,8 @@ _ANSWERS = (*ANSWERS, "ensemble_labels", "class_prototypes")
 """Kinds of a receiver's own answers: a client's on samples, a server's mean of them, or either's for each class."""
 _KEPT = 4
 """Messages whose tensors are kept in memory."""
+_OTHERS = 32
+"""Messages of other senders that one is compared with at most, the first ones."""
 _WORLD = "world"
 """Receives what is published, and holds nothing to compare it with."""
 
@@ -130,8 +132,9 @@ def _of_message(
     done = set[tuple[str, int]]()
     if message.payload is None:
         return values
+    others = any(DETECTORS[name].others for name in detectors)
     for receiver in receivers:
-        received = receiver.received(message.seq)
+        received = receiver.received(message.seq, others)
         for name in detectors:
             place = (name, receiver.before(message.seq))
             if not DETECTORS[name].own and place in done:
@@ -177,6 +180,7 @@ class _Receiver:
         data = self._view.own_data.get(name)
         self._records = None if data is None else data[0]
         self._seen: dict[int, _Seen] = {}
+        self._alike: dict[tuple[str, int, int], list[Message]] = {}
         last: dict[tuple[str, str], Message] = {}  # by kind and sender
         answers: Message | None = None
         for message in self._view.messages:
@@ -184,6 +188,7 @@ class _Receiver:
             own = last.get((message.kind, name))
             self._seen[message.seq] = _Seen(message, last.get(stream), answers, own)
             last[stream] = message
+            self._alike.setdefault(_turn(message), []).append(message)
             if message.sender == name and message.kind in _ANSWERS and message.payload is not None:
                 answers = message
 
@@ -192,15 +197,18 @@ class _Receiver:
         before = self._seen[seq].before
         return -1 if before is None else before.seq
 
-    def received(self, seq: int) -> Received:
-        """Return a message as this party holds it."""
+    def received(self, seq: int, others: bool) -> Received:
+        """Return a message as this party holds it, with those of other senders if they are asked for."""
         seen = self._seen[seq]
+        rest = [m for m in self._alike[_turn(seen.message)] if m.sender != seen.message.sender and m.payload]
         of_model = seen.message.kind == "model_parameters"
         return Received(
             tensors=self._record.tensors(self._view, seen.message),
+            fields=seen.message.fields,
             before=self._tensors(seen.before),
             answers=self._tensors(seen.answers),
             own=self._tensors(seen.own),
+            others=[self._record.tensors(self._view, m) for m in rest[:_OTHERS] if others],
             records=self._records,
             network=self._network if of_model else None,
             public=self._public,
@@ -224,6 +232,11 @@ class _Seen(NamedTuple):
     before: Message | None
     answers: Message | None
     own: Message | None
+
+
+def _turn(message: Message) -> tuple[str, int, int]:
+    """Return what the messages of several senders share that are sent in one step of a round."""
+    return message.kind, message.round, message.step
 
 
 def _unmarked(message: Message) -> Message:

@@ -284,6 +284,25 @@ def test_a_server_notices_answers_of_a_client_that_was_taught_wrong_classes(tmp_
         assert row.alarms <= row.of_honest // 4
 
 
+@pytest.mark.thorough
+@pytest.mark.parametrize("upload", ["model_update", "model_parameters"])
+def test_a_server_notices_an_upload_unlike_the_others(upload: str, tmp_path: Path) -> None:
+    params = {"rounds": 16, "batch_size": 16, "local_steps": 4, "upload": upload}
+    entry = {"party": "client/1", "name": "gan-client", "params": {"generator_steps": 20, "steps": 60}}
+    (row,) = noticed(tmp_path, {"name": "fedavg", "params": params}, entry).values()
+    assert (row.kind, row.detector, row.of_crafted, row.of_honest) == (upload, "outlier", 16, 8)
+    assert row.caught >= 12
+    assert row.alarms <= 2
+
+
+@pytest.mark.thorough
+def test_a_server_notices_a_sum_over_fewer_clients(tmp_path: Path) -> None:
+    params = {"rounds": 16, "local_steps": 1, "aggregation": "secure", "weighting": "uniform"}
+    entry = {"party": "aggregator", "name": "chosen-few", "params": {"few": 2}}
+    row = noticed(tmp_path, {"name": "fedavg", "params": params}, entry)["few-clients"]
+    assert (row.caught, row.of_crafted, row.alarms, row.of_honest) == (16, 16, 0, 8)
+
+
 def noticed(folder: Path, protocol: dict[str, Any], entry: dict[str, Any]) -> Mapping[str, Noticed]:
     """What receivers could notice of a deviation, by detector."""
     spec = tiny(

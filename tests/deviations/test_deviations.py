@@ -393,6 +393,7 @@ def test_a_card_names_attacks_and_kinds_that_there_are(name: str) -> None:
     card = REGISTRY.describe(name)
     assert set(card.read_by) <= set(ATTACKS.names())
     assert set(card.changes) <= KINDS.keys()
+    assert card.detectors
     assert set(card.detectors) <= DETECTORS.keys()
     assert card.source
     assert card.noticed

@@ -108,6 +108,27 @@ def test_nothing_new_are_values_that_are_alike_or_as_they_were() -> None:
     assert measured("nothing-new", uniform) == 1.0
 
 
+def test_an_outlier_is_measured_by_the_distances_of_the_others() -> None:
+    """In the same way for models as for updates: what all of them share cancels."""
+    start = drawn(4)
+    others = [{"w": start + offset * torch.eye(4)[0]} for offset in (-2.0, -1.0, 1.0, 2.0)]
+    far = {"w": start + 6.0 * torch.eye(4)[1]}
+    assert measured("outlier", far, others=others) == pytest.approx(6.0, rel=1e-5)
+    assert measured("outlier", {"w": start}, others=others) == pytest.approx(0.0, abs=1e-5)
+    assert measured("outlier", far) is None
+    assert measured("outlier", far, others=[far, far]) is None, "the others do not differ"
+    assert measured("outlier", far, others=[{"v": start}, {"w": drawn(5)}, far]) is None
+
+
+def test_few_clients_are_counted_by_the_fields_of_a_sum_or_by_votes() -> None:
+    update = {"w": drawn(4)}
+    assert measured("few-clients", update, fields={"clients": ["client/0", "client/2"]}) == 1 / 2
+    assert measured("few-clients", update) is None
+    votes = torch.tensor([[3.0, 1.0], [2.0, 1.0]])  # one client declines the second sample
+    assert measured("few-clients", {"counts": votes}) == 1 / 4
+    assert measured("few-clients", {"counts": torch.zeros(2, 3)}) is None
+
+
 @pytest.mark.parametrize("name", DETECTORS)
 def test_a_message_of_another_kind_has_no_value(name: str) -> None:
     assert measured(name, {"n": torch.tensor(3)}) is None
