@@ -9,7 +9,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fdaudit.federation.protocol import PRIVATE_TRAINING, Round, Setting
+from fdaudit.federation.protocol import Round, Setting
 from fdaudit.federation.public_answers import (
     CRAFTED_PROXY,
     PREDICTIONS,
@@ -151,7 +151,12 @@ class Cronus(PublicAnswers):
         privacy={
             "claims": ("Predictions reveal less than parameters do. No ε is claimed."),
             "finds": {"server": "soft_labels"},
-            "private": PRIVATE_TRAINING,
+            "private": {
+                "params": {},
+                "withhold": [],
+                "training": ["model"],
+                "tuned": {"warm_up_steps": 50, "rounds": 10, "local_steps": 5, "lr": 2.0},
+            },
         },
         starts={
             "weights": "own",

@@ -8,7 +8,7 @@ from typing import ClassVar, Literal
 from pydantic import Field
 from torch import Tensor
 
-from fdaudit.federation.protocol import CURIOUS, PRIVATE_TRAINING, RELEASED_MODEL, Round, Setting
+from fdaudit.federation.protocol import CURIOUS, RELEASED_MODEL, Round, Setting
 from fdaudit.federation.public_answers import (
     CRAFTED_PROXY,
     PREDICTIONS,
@@ -117,7 +117,12 @@ class DSFL(PublicDistillation):
         privacy={
             "claims": ("None: model outputs in place of parameters."),
             "finds": {"server": "soft_labels", "world": "soft_labels"},
-            "private": PRIVATE_TRAINING,
+            "private": {
+                "params": {},
+                "withhold": [],
+                "training": ["model"],
+                "tuned": {"warm_up_steps": 50, "rounds": 10, "local_steps": 5, "lr": 2.0, "distill_lr": 0.5},
+            },
         },
         starts={
             "weights": "own",

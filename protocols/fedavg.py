@@ -14,7 +14,7 @@ from fdaudit.errors import ProtocolError
 from fdaudit.events import DrawnGaussian, Event, SampledGaussian
 from fdaudit.federation.client_models import sample_clients
 from fdaudit.federation.local_training import Basis, joined
-from fdaudit.federation.protocol import CURIOUS, RELEASED_MODEL, PartyData, Round, Setting
+from fdaudit.federation.protocol import CURIOUS, PRIVATE_ROUNDS, RELEASED_MODEL, PartyData, Round, Setting
 from fdaudit.federation.state import copies_of, put, take
 from fdaudit.models.network import moved
 from fdaudit.registry import ProtocolCard
@@ -137,7 +137,12 @@ class FedAvg:
                 "None: records stay with their clients. That updates give them away was shown later (Zhu et al. 2019)."
             ),
             "finds": {"server": "model_update", "world": "model_update"},
-            "private": {"params": {"weighting": "uniform"}, "withhold": [], "training": ["model"]},
+            "private": {
+                "params": {"weighting": "uniform"},
+                "withhold": [],
+                "training": ["model"],
+                "tuned": PRIVATE_ROUNDS,
+            },
             "clients": {
                 "params": {"weighting": "uniform", "upload": "model_update", "aggregation": "secure"},
                 "kind": "model_update",

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fdaudit.errors import ProtocolError
 from fdaudit.federation.client_models import draw_job
-from fdaudit.federation.protocol import CURIOUS, RELEASED_MODEL, Round, Setting
+from fdaudit.federation.protocol import CURIOUS, PRIVATE_ROUNDS, RELEASED_MODEL, Round, Setting
 from fdaudit.federation.state import put, take
 from fdaudit.registry import ProtocolCard
 from fdaudit.training.trainer import Fit, Parameters, Trainer
@@ -106,7 +106,12 @@ class FedDF(ModelUploads):
         privacy={
             "claims": ("None beyond FedAvg's: models are uploaded, and distilled at the server."),
             "finds": {"server": "model_parameters", "world": "model_parameters"},
-            "private": {"params": {}, "withhold": ["sample_count"], "training": ["model"]},
+            "private": {
+                "params": {},
+                "withhold": ["sample_count"],
+                "training": ["model"],
+                "tuned": PRIVATE_ROUNDS,
+            },
         },
         starts={
             "weights": "broadcast",

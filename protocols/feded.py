@@ -10,7 +10,7 @@ from torch import Tensor
 from fdaudit.errors import ProtocolError
 from fdaudit.federation.client_models import draw_job
 from fdaudit.federation.local_training import Basis, joined
-from fdaudit.federation.protocol import CURIOUS, PRIVATE_TRAINING, RELEASED_MODEL, Round, Setting
+from fdaudit.federation.protocol import CURIOUS, PRIVATE_ROUNDS, RELEASED_MODEL, Round, Setting
 from fdaudit.federation.public_answers import (
     CRAFTED_PROXY,
     PREDICTIONS,
@@ -95,7 +95,12 @@ class FedED:
         privacy={
             "claims": ("None is known to us: our source names it as a baseline only."),
             "finds": {"server": "soft_labels", "world": "soft_labels"},
-            "private": PRIVATE_TRAINING,
+            "private": {
+                "params": {},
+                "withhold": [],
+                "training": ["model"],
+                "tuned": PRIVATE_ROUNDS,
+            },
         },
         starts={
             "weights": "broadcast",

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from fdaudit.errors import ProtocolError
 from fdaudit.federation.client_models import draw_job
-from fdaudit.federation.protocol import CURIOUS, PRIVATE_TRAINING, RELEASED_MODEL, Round, Setting
+from fdaudit.federation.protocol import CURIOUS, RELEASED_MODEL, Round, Setting
 from fdaudit.federation.public_answers import (
     CRAFTED_PROXY,
     PublicDistillation,
@@ -153,7 +153,12 @@ class FedGEMS(PublicDistillation):
         privacy={
             "claims": ("None: logits in place of parameters."),
             "finds": {"server": "logits", "world": "logits"},
-            "private": PRIVATE_TRAINING,
+            "private": {
+                "params": {},
+                "withhold": [],
+                "training": ["model"],
+                "tuned": {"warm_up_steps": 50, "rounds": 10, "local_steps": 5, "lr": 2.0, "distill_lr": 0.5},
+            },
         },
         starts={
             "weights": "own",

@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from fdaudit.federation.protocol import CURIOUS, PRIVATE_TRAINING, Round, Setting
+from fdaudit.federation.protocol import CURIOUS, Round, Setting
 from fdaudit.federation.public_answers import (
     CRAFTED_PROXY,
     PREDICTIONS,
@@ -119,7 +119,12 @@ class FedMD(PublicDistillation):
         privacy={
             "claims": ("None: models stay private, scores on public samples are shared."),
             "finds": {"server": "logits"},
-            "private": PRIVATE_TRAINING,
+            "private": {
+                "params": {},
+                "withhold": [],
+                "training": ["model"],
+                "tuned": {"warm_up_steps": 50, "rounds": 10, "local_steps": 5, "lr": 2.0, "distill_lr": 0.5},
+            },
         },
         starts={
             "weights": "own",

@@ -8,7 +8,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from fdaudit.federation.local_settings import LocalTraining
-from fdaudit.federation.protocol import PRIVATE_TRAINING, RELEASED_MODEL, PartyData, Round, Setting
+from fdaudit.federation.protocol import PRIVATE_ROUNDS, RELEASED_MODEL, PartyData, Round, Setting
 from fdaudit.federation.state import basis_of, copies_of, keep_basis, put, take
 from fdaudit.registry import ProtocolCard
 from fdaudit.rng import child, child_seed
@@ -137,7 +137,12 @@ class Centralized(_Alone):
                 "None: records are pooled before the protocol starts; only what is published is in the ledger."
             ),
             "finds": {"world": "model_parameters"},
-            "private": PRIVATE_TRAINING,
+            "private": {
+                "params": {},
+                "withhold": [],
+                "training": ["model"],
+                "tuned": PRIVATE_ROUNDS,
+            },
         },
         pools_data=True,
         heterogeneous=False,

@@ -264,6 +264,8 @@ def _combination(private: Mapping[str, Any], mark: str) -> Iterator[str]:
         yield f"{mark}{name}: {json.dumps(value)}{mark}"
     if private["withhold"]:
         yield f"withheld: {', '.join(f'{mark}{kind}{mark}' for kind in private['withhold'])}"
+    for name, value in private.get("tuned", {}).items():
+        yield f"{mark}{name}: {json.dumps(value)}{mark} unless the spec says otherwise"
 
 
 def _starts(starts: Mapping[str, str]) -> Iterator[str]:

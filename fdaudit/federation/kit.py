@@ -10,6 +10,7 @@ from fdaudit.federation.local_settings import LocalSteps, LocalTraining
 from fdaudit.federation.local_training import Basis, LocalTrainings, joined
 from fdaudit.federation.protocol import (
     CURIOUS,
+    PRIVATE_ROUNDS,
     PRIVATE_TRAINING,
     RELEASED_MODEL,
     FederatedProtocol,
@@ -34,6 +35,7 @@ __all__ = [
     "ALL",
     "CURIOUS",
     "DATA",
+    "PRIVATE_ROUNDS",
     "PRIVATE_TRAINING",
     "RELEASED_MODEL",
     "Basis",

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CURIOUS",
+    "PRIVATE_ROUNDS",
     "PRIVATE_TRAINING",
     "RELEASED_MODEL",
     "Common",
@@ -213,6 +214,9 @@ RELEASED_MODEL: dict[str, Any] = {
 
 PRIVATE_TRAINING: dict[str, Any] = {"params": {}, "withhold": [], "training": ["model"]}
 """The `private` combination of a protocol whose clients only need to train their models privately."""
+
+PRIVATE_ROUNDS: dict[str, Any] = {"rounds": 10, "local_steps": 15, "lr": 2.0}
+"""Lengths and learning rate that DP-SGD with clip 1 and batches of all records was tuned to, in rounds of training."""
 
 
 class FederatedProtocol(Protocol):

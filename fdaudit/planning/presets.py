@@ -53,9 +53,11 @@ def written_out(spec: Spec, protocol: type[FederatedProtocol], records: int) -> 
     if combination is None:
         problem = f"is not declared by {protocol.card.name}"
         raise SpecError("preset.name", preset.name, problem, "Write its defences out in the spec.")
-    params = {**spec.protocol.params, **combination["params"]}
+    mean_records = records if protocol.card.pools_data else records / spec.clients
+    tuned = _tuned(combination, preset, protocol, spec.protocol.params, mean_records)
+    params = {**tuned, **spec.protocol.params, **combination["params"]}
     config: ProtocolConfig = validate(protocol.Config, params, "protocol.params")
-    entries = _entries(combination, preset, protocol, config, records / spec.clients)
+    entries = _entries(combination, preset, protocol, config, mean_records)
     noise = _noise(entries, config, preset, spec.privacy.delta) if entries else 1.0
     return spec.model_copy(
         update={
@@ -83,6 +85,34 @@ def _as_stated(spec: Spec, protocol: type[FederatedProtocol], preset: PresetSpec
             "protocol": spec.protocol.model_copy(update={"params": params}),
         }
     )
+
+
+def _tuned(
+    combination: Mapping[str, Any],
+    preset: PresetSpec,
+    protocol: type[FederatedProtocol],
+    own: Mapping[str, Any],
+    records: float,
+) -> dict[str, Any]:
+    """Return the combination's tuned settings where the spec leaves them open, and batches of all records.
+
+    Few noisy steps on many records cost less accuracy than many on few (De et al. 2022, §3).
+    """
+    # A setting that another one implies is not open: gradients are sent after one step.
+    given = validate(protocol.Config, own, "protocol.params").model_fields_set
+    tuned = {name: value for name, value in combination.get("tuned", {}).items() if name not in given}
+    if _LENGTHS & given:
+        tuned = {name: value for name, value in tuned.items() if name not in _LENGTHS}
+    batch = protocol.card.trains.get("model")
+    if tuned and batch is not None and batch not in given and preset.sample_rate is None:
+        tuned[batch] = _two_digits(records)
+    return tuned
+
+
+def _two_digits(records: float) -> int:
+    """Return a number of records rounded up to two digits: what is written down is a constant, not a count."""
+    unit = 10 ** max(math.floor(math.log10(max(records, 1.0))) - 1, 0)
+    return math.ceil(records / unit) * unit
 
 
 def _entries(

@@ -197,7 +197,8 @@ class ProtocolCard(ExtensionCard):
     """By preset, `paper` or `authors-code`, what they state of the protocol's settings."""
     privacy: Settings = field(default_factory=dict)
     """What the paper `claims`; by view, what the ledger `finds`: the kind of the first message that leaves no ε to
-    claim with the default settings; and the `private` combination of settings that gives one. Empty: nothing is stated.
+    claim with the default settings; and the `private` combination of settings that gives one, with those that are
+    `tuned` for it and left to the spec. Empty: nothing is stated.
     """
     starts: Settings = field(default_factory=dict)
     """The initial `weights` that clients train from, `own` or `broadcast` by the server, and the `source` of that.

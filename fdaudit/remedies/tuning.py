@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from fdaudit.progress import Tick
     from fdaudit.training.trainer import Parameters
 
-__all__ = ["FOLDS", "Settings", "Tuned", "mean_utility", "tune"]
+__all__ = ["FOLDS", "Settings", "StandIn", "Tuned", "mean_utility", "tune"]
 
 FOLDS = 2
 """Parts of the auxiliary records: each is measured on once, after training on the others."""
@@ -86,7 +86,7 @@ def tune(case: Case, defended: Callable[[Settings], Case], clip: float, until: f
     Raises:
         FdauditError: no setting could be tried.
     """
-    stand_in = _StandIn.of(case)
+    stand_in = StandIn.of(case)
     names = _names(case)
     utilities: dict[Settings, float] = {}
     longest = 0.0
@@ -166,7 +166,7 @@ def _variants(best: Settings, varied: str, names: Mapping[str, str]) -> Iterator
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class _StandIn:
+class StandIn:
     """A federation of auxiliary records in place of the clients'.
 
     Attributes:
@@ -180,7 +180,7 @@ class _StandIn:
     seed: int
 
     @classmethod
-    def of(cls, case: Case) -> _StandIn:
+    def of(cls, case: Case) -> StandIn:
         """Return the stand-in of a run.
 
         Raises:

@@ -20,14 +20,15 @@ class PresetSpec(Config):
 
     name: Literal["as-published", "paper", "authors-code", "private"]
     """`paper` and `authors-code`: the protocol's settings as its paper states them, or as its authors' code has them;
-    the spec's own `protocol.params` come first. `private`: the protocol's DP-SGD, message noise and withheld messages.
-    See `fdaudit explain NAME`."""
+    the spec's own `protocol.params` come first. `private`: the protocol's DP-SGD, message noise and withheld messages;
+    lengths, learning rates and batches of all records where the spec gives none. See `fdaudit explain NAME`."""
     epsilon: float | None = Field(None, gt=0)
     """ε of the server's view at `privacy.delta`, for one record; only for `private`."""
     clip: float = Field(1.0, gt=0)
     """C of DP-SGD."""
     sample_rate: float | None = Field(None, gt=0, le=1)
-    """q of DP-SGD. Default: batch size divided by the mean number of records a client, which is then public."""
+    """q of DP-SGD. Default: batch size divided by the mean number of records a client, which is then public: 1 where
+    the spec gives no batch size. With a rate of its own the batch size is the protocol's default."""
     written_out: bool = False
     """Set in a run's own `spec.yaml`: `protocol`, `defenses` and `withhold` already contain the preset's settings."""
 

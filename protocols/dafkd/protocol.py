@@ -11,7 +11,7 @@ from torch import Tensor
 from fdaudit.errors import ProtocolError, SpecError
 from fdaudit.federation.client_models import sample_clients
 from fdaudit.federation.local_training import joined
-from fdaudit.federation.protocol import CURIOUS, RELEASED_MODEL, Round, Setting
+from fdaudit.federation.protocol import CURIOUS, PRIVATE_ROUNDS, RELEASED_MODEL, Round, Setting
 from fdaudit.federation.state import basis_of, copies_of, keep_basis, put, take
 from fdaudit.models.network import moved
 from fdaudit.registry import ProtocolCard
@@ -201,7 +201,12 @@ class DaFKD:
                 "Appendix B keeps the discriminator at home."
             ),
             "finds": {"server": "model_parameters", "world": "model_parameters"},
-            "private": {"params": {"weighting": "uniform"}, "withhold": [], "training": ["model"]},
+            "private": {
+                "params": {"weighting": "uniform"},
+                "withhold": [],
+                "training": ["model"],
+                "tuned": PRIVATE_ROUNDS,
+            },
         },
         starts={
             "weights": "broadcast",

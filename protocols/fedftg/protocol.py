@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fdaudit.data.partition import class_counts
 from fdaudit.errors import ProtocolError
-from fdaudit.federation.protocol import CURIOUS, RELEASED_MODEL, Round, Setting
+from fdaudit.federation.protocol import CURIOUS, PRIVATE_ROUNDS, RELEASED_MODEL, Round, Setting
 from fdaudit.federation.state import copies_of, put, take
 from fdaudit.registry import ProtocolCard
 from fdaudit.training.trainer import Parameters
@@ -70,7 +70,12 @@ class FedFTG(ModelUploads):
         privacy={
             "claims": "None: no data leave the clients, but their models and class counts do.",
             "finds": {"server": "class_counts", "world": "class_counts"},
-            "private": {"params": {}, "withhold": ["class_counts"], "training": ["model"]},
+            "private": {
+                "params": {},
+                "withhold": ["class_counts"],
+                "training": ["model"],
+                "tuned": PRIVATE_ROUNDS,
+            },
         },
         pools_data=False,
         heterogeneous=False,

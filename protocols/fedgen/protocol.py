@@ -13,6 +13,7 @@ from torch.func import functional_call
 from fdaudit.federation.kit import (
     CURIOUS,
     DATA,
+    PRIVATE_ROUNDS,
     RELEASED_MODEL,
     Basis,
     Computed,
@@ -136,7 +137,12 @@ class FedGEN(SimpleProtocol):
         privacy={
             "claims": "None: the generator makes features, not samples; models and class counts leave the clients.",
             "finds": {"server": "class_counts", "world": "class_counts"},
-            "private": {"params": {}, "withhold": ["class_counts"], "training": ["model"]},
+            "private": {
+                "params": {},
+                "withhold": ["class_counts"],
+                "training": ["model"],
+                "tuned": PRIVATE_ROUNDS,
+            },
         },
         pools_data=False,
         heterogeneous=False,

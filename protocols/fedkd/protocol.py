@@ -230,7 +230,12 @@ class FedKD:
                 "beforehand."
             ),
             "finds": {"server": "class_counts", "aggregator": "class_counts", "world": "class_counts"},
-            "private": {"params": {"weights": "uniform"}, "withhold": [], "training": ["model"]},
+            "private": {
+                "params": {"weights": "uniform"},
+                "withhold": [],
+                "training": ["model"],
+                "tuned": {"local_steps": 100, "lr": 2.0},
+            },
             "clients": {
                 "params": {"weights": "uniform", "ensemble": "votes"},
                 "kind": "vote_counts",

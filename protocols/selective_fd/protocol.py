@@ -225,7 +225,12 @@ class SelectiveFD:
                 "FedAvg (measured, not proved). What a client declines to answer is data."
             ),
             "finds": {"server": "hard_labels"},
-            "private": {"params": {"selector": "none"}, "withhold": [], "training": ["model"]},
+            "private": {
+                "params": {"selector": "none"},
+                "withhold": [],
+                "training": ["model"],
+                "tuned": {"warm_up_steps": 50, "rounds": 10, "local_steps": 5, "lr": 2.0, "distill_lr": 0.5},
+            },
             "clients": {
                 "params": {"ensemble": "votes", "aggregator": "secure", "labels": "hard"},
                 "kind": "vote_counts",

@@ -128,6 +128,57 @@ def test_a_preset_reads_the_records_once(monkeypatch: pytest.MonkeyPatch) -> Non
     assert read == ["digits"]
 
 
+def settings(protocol: str, params: dict[str, Any], **preset: Any) -> dict[str, Any]:
+    """The protocol's settings under the private preset, on 3 clients of some 46 records each."""
+    asked = spec(protocol, preset={"name": "private", "epsilon": 6.0, **preset})
+    asked["protocol"]["params"] = params
+    return dict(simulated.simulated_case(load_spec(asked), known(5)).settings)
+
+
+@pytest.mark.parametrize("protocol", ["centralized", "dafkd", "fedavg", "fedkd", "fedmd", "selective-fd"])
+def test_a_preset_sets_what_the_spec_leaves_open(protocol: str) -> None:
+    tuned = REGISTRY.describe(protocol).privacy["private"]["tuned"]
+    found = settings(protocol, {})
+    assert {name: found[name] for name in tuned} == tuned
+    own = {"batch_size": 7, "lr": 0.25}
+    assert own.items() <= settings(protocol, own).items()
+
+
+def test_batches_of_all_records_are_drawn_at_rate_one() -> None:
+    asked = spec("fedavg", preset={"name": "private", "epsilon": 6.0})
+    asked["protocol"]["params"] = {}
+    case = simulated.simulated_case(load_spec(asked), known(5))
+    mean = sum(len(client.train) for client in case.splits.clients) / 3
+    (defence,) = case.spec.defenses
+    assert defence.params["sample_rate"] == 1.0
+    assert mean <= case.settings["batch_size"] < mean + 1
+
+
+def test_pooled_records_are_drawn_as_those_of_one_client() -> None:
+    asked = spec("centralized", preset={"name": "private", "epsilon": 6.0})
+    case = simulated.simulated_case(load_spec(asked), known(5))
+    records = sum(len(client.train) for client in case.splits.clients)
+    (defence,) = case.spec.defenses
+    assert 8 / records <= defence.params["sample_rate"] < 8 / records + 0.01
+
+
+@pytest.mark.parametrize(
+    ("params", "length"),
+    [
+        ({"local_epochs": 3}, (3, None)),
+        ({"upload": "gradient"}, (None, 1)),
+        ({"rounds": 4}, (None, 15)),
+    ],
+)
+def test_a_length_that_the_spec_fixes_stays(params: dict[str, Any], length: tuple[int, int]) -> None:
+    found = settings("fedavg", params)
+    assert (found["local_epochs"], found["local_steps"]) == length
+
+
+def test_a_rate_of_its_own_leaves_the_batch_size_to_the_protocol() -> None:
+    assert settings("fedavg", {}, sample_rate=0.5)["batch_size"] == 64
+
+
 @pytest.mark.thorough
 def test_the_steps_that_are_announced_are_the_steps_that_are_taken(tmp_path: Path) -> None:
     run = fdaudit.run(spec("fediod", preset={"name": "private", "epsilon": 6.0}), tmp_path / "run")

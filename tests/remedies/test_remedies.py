@@ -25,7 +25,7 @@ from fdaudit.errors import RunError, SpecError, UsageError
 from fdaudit.planning.simulated import simulated_case
 from fdaudit.remedies import try_remedies, tuning
 from fdaudit.remedies.trials import TOGETHER, TRIALS
-from fdaudit.remedies.tuning import _StandIn, tune
+from fdaudit.remedies.tuning import StandIn, tune
 from fdaudit.result import Effect, Remedy, TriedRemedy, read
 from fdaudit.spec.schema import load_spec
 from fdaudit.storage.timings import note_time
@@ -154,7 +154,7 @@ def test_the_settings_are_those_that_do_best(monkeypatch: pytest.MonkeyPatch) ->
         off = abs(math.log(settings.params["lr"] / (16 * lr))) + abs(settings.params["rounds"] - 4)
         return -off - abs(math.log(settings.clip / 0.3))
 
-    monkeypatch.setattr(_StandIn, "utility", utility)
+    monkeypatch.setattr(StandIn, "utility", utility)
     as_it_is: Any = lambda settings: settings  # noqa: E731
     best = tune(case, as_it_is, 1.0, math.inf, quiet)
     assert (best.settings.params["lr"], best.settings.params["rounds"], best.settings.clip) == (
@@ -176,7 +176,7 @@ def test_no_setting_is_begun_that_would_end_too_late(monkeypatch: pytest.MonkeyP
         return 0.5
 
     monkeypatch.setattr(tuning, "time", SimpleNamespace(monotonic=lambda: clock[0]))
-    monkeypatch.setattr(_StandIn, "utility", utility)
+    monkeypatch.setattr(StandIn, "utility", utility)
     as_it_is: Any = lambda settings: settings  # noqa: E731
     assert tune(case, as_it_is, 1.0, 25.0, quiet).tried == 2
     assert clock[0] == 20.0
@@ -205,7 +205,7 @@ def test_settings_that_are_refused_are_passed_over(monkeypatch: pytest.MonkeyPat
             raise SpecError("rounds", settings.params["rounds"], "is too few", "Give more.")
         return settings
 
-    monkeypatch.setattr(_StandIn, "utility", lambda self, settings: 1 / settings.params["rounds"])
+    monkeypatch.setattr(StandIn, "utility", lambda self, settings: 1 / settings.params["rounds"])
     best = tune(case, at_least_two, 1.0, math.inf, quiet)
     assert best.settings.params["rounds"] == 2
 
@@ -221,14 +221,14 @@ def test_settings_are_chosen_on_auxiliary_records_alone(monkeypatch: pytest.Monk
     private = torch.cat([client.train for client in case.splits.clients])
     scrambled = replace(case.dataset, x=case.dataset.x.clone(), y=case.dataset.y)
     scrambled.x[private] = torch.rand_like(scrambled.x[private])
-    values = [_StandIn.of(one).utility(one) for one in (case, replace(case, dataset=scrambled))]
+    values = [StandIn.of(one).utility(one) for one in (case, replace(case, dataset=scrambled))]
     assert values[0] == values[1]
     assert values[0] > 0
 
 
 def test_a_stand_in_repeats_auxiliary_records_to_the_clients_sizes() -> None:
     case = simulated_case(load_spec(tiny()), known(7))
-    stand_in = _StandIn.of(case)
+    stand_in = StandIn.of(case)
     sizes = [len(client.train) for client in case.splits.clients]
     assert stand_in.records == round(sum(sizes) / len(sizes))
     for data, (held_out, _) in stand_in.folds:
