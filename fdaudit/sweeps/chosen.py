@@ -29,6 +29,7 @@ from fdaudit.transcript.manifest import read_manifest
 __all__ = ["ChosenRun", "choose", "note_accounts"]
 
 _FIXED = "Who takes part, the schedule and every"
+_NO_DEPARTURE = "What is left of ε if a party departs from the protocol is not computed for a chosen run."
 _OTHERS = "Who takes part, the schedule and every other setting were fixed without private data."
 
 
@@ -192,7 +193,7 @@ class ChosenRun:
         chosen = (
             f"The setting was chosen from {len(self._entries)} runs by what each released; all are charged."
         )
-        return (*lines, _OTHERS, chosen)
+        return (*lines, _OTHERS, chosen, _NO_DEPARTURE)
 
     def _place(self, key: str) -> Path:
         return self._sweep / "runs" / key

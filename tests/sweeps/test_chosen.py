@@ -55,6 +55,7 @@ def test_a_chosen_run_costs_what_all_runs_of_the_sweep_cost_together(swept: Path
     assert found == ChosenRun(swept, first).ledger("server")
     assert len(found.runs) == 2
     assert any("chosen from 2 runs" in line for line in found.assumptions)
+    assert any("departs from the protocol is not computed" in line for line in found.assumptions)
     assert not any(
         line.endswith("and every setting were fixed without private data.") for line in found.assumptions
     )
