@@ -692,6 +692,7 @@ PAGES: Mapping[str, Callable[[], str]] = {
     "kinds.md": kinds_page,
     "models.md": models_page,
     "performance.md": partial(conclusions_page, "performance.md"),
+    "privacy-table.md": partial(conclusions_page, "privacy-table.md"),
     "quickstart.md": quickstart_page,
     "results.md": partial(conclusions_page, "results.md"),
     "spec.md": partial(fields_page, Spec, "spec.md"),

@@ -232,8 +232,8 @@ def summary_csv(sweep: Sweep) -> str:
 def table_csv(sweep: Sweep) -> str:
     """Return the table over seeds as people read it: one row a protocol, defence and level.
 
-    A cell is a mean with its 95 % interval, and n where fewer seeds than the row's have a figure; or why there is none:
-    see `Point.absence`.
+    A cell is a mean with its 95 % interval unless all seeds agree, and n where fewer seeds than the row's have a
+    figure; or why there is none: see `Point.absence`.
     """
     return csv_text(_over_seeds(sweep))
 
@@ -280,7 +280,7 @@ def _bracketed(point: Point, measure: SweepColumn) -> str:
     if spread is None:
         return point.absence(measure)
     text = amount(spread.mean, measure.unit)
-    if spread.low is not None and spread.high is not None:
+    if spread.low is not None and spread.high is not None and spread.sd:
         text += f" [{amount(spread.low, measure.unit)}, {amount(spread.high, measure.unit)}]"
     if spread.n < point.seeds:
         text += f" (n = {spread.n})"
