@@ -103,6 +103,8 @@ def _tuned(
     tuned = {name: value for name, value in combination.get("tuned", {}).items() if name not in given}
     if _LENGTHS & given:
         tuned = {name: value for name, value in tuned.items() if name not in _LENGTHS}
+    if "lr" in given:
+        tuned.pop("distill_lr", None)  # whose default is `lr`
     batch = protocol.card.trains.get("model")
     if tuned and batch is not None and batch not in given and preset.sample_rate is None:
         tuned[batch] = _two_digits(records)
