@@ -113,7 +113,7 @@ def _tuned(
 
 def _two_digits(records: float) -> int:
     """Return a number of records rounded up to two digits: what is written down is a constant, not a count."""
-    unit = 10 ** max(math.floor(math.log10(max(records, 1.0))) - 1, 0)
+    unit: int = 10 ** max(math.floor(math.log10(max(records, 1.0))) - 1, 0)
     return math.ceil(records / unit) * unit
 
 
