@@ -103,6 +103,8 @@ def _tuned(
     tuned = {name: value for name, value in combination.get("tuned", {}).items() if name not in given}
     if _LENGTHS & given:
         tuned = {name: value for name, value in tuned.items() if name not in _LENGTHS}
+    if "lr" in given:
+        tuned.pop("distill_lr", None)  # whose default is `lr`
     batch = protocol.card.trains.get("model")
     if tuned and batch is not None and batch not in given and preset.sample_rate is None:
         tuned[batch] = _two_digits(records)
@@ -111,7 +113,7 @@ def _tuned(
 
 def _two_digits(records: float) -> int:
     """Return a number of records rounded up to two digits: what is written down is a constant, not a count."""
-    unit = 10 ** max(math.floor(math.log10(max(records, 1.0))) - 1, 0)
+    unit: int = 10 ** max(math.floor(math.log10(max(records, 1.0))) - 1, 0)
     return math.ceil(records / unit) * unit
 
 

@@ -161,7 +161,7 @@ def table(names: list[str]) -> None:
         for private in (True, False):
             accuracies = [100 * reached(name, seed, private)[0] for seed in SEEDS]
             columns += [*accuracies, statistics.mean(accuracies)]
-        print(",".join([name, *(f"{figure:.1f}" for figure in columns)]), flush=True)
+        print(",".join(["digits tuned", name, *(f"{figure:.1f}" for figure in columns)]), flush=True)
 
 
 if __name__ == "__main__":

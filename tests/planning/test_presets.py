@@ -175,6 +175,11 @@ def test_a_length_that_the_spec_fixes_stays(params: dict[str, Any], length: tupl
     assert (found["local_epochs"], found["local_steps"]) == length
 
 
+def test_distillation_follows_a_learning_rate_that_the_spec_fixes() -> None:
+    assert settings("fedmd", {})["distill_lr"] == 0.5
+    assert settings("fedmd", {"lr": 0.25})["distill_lr"] is None
+
+
 def test_a_rate_of_its_own_leaves_the_batch_size_to_the_protocol() -> None:
     assert settings("fedavg", {}, sample_rate=0.5)["batch_size"] == 64
 
