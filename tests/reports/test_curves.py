@@ -169,7 +169,6 @@ def test_the_table_over_seeds_has_a_row_a_point_with_the_summary_s_means(drawn: 
     means = [float(r["mean"]) for r in summary if r["measure"] == "membership_auc"]
     cells = [r["Membership AUC"] for r in table]
     assert [float(c.split()[0]) for c in cells if c != "–"] == pytest.approx(means, abs=6e-4)
-    assert {r["n"] for r in table if r["Membership AUC"] == "–"} == {"0"}
 
 
 def test_the_table_over_seeds_says_why_a_figure_is_absent(sweep: Path) -> None:
