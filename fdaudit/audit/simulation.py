@@ -173,7 +173,7 @@ def federate(run: RunDirectory, tick: Tick, budget: float | None = None) -> Posi
                 break
         end = transcript.position
     for protocol, config in references_of(
-        case.spec.references, case.spec.clients, case.protocol, case.protocol_config
+        case.spec.references, case.spec.clients, case.protocol, case.protocol_config, case.spec.preset
     ):
         _reference_line(case, protocol, config, utility, tick)
     return end

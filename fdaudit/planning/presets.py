@@ -61,7 +61,7 @@ def written_out(spec: Spec, protocol: type[FederatedProtocol], records: int) -> 
     noise = _noise(entries, config, preset, spec.privacy.delta) if entries else 1.0
     return spec.model_copy(
         update={
-            **done,
+            "preset": preset.model_copy(update={"written_out": True, "tuned": tuple(tuned)}),
             "protocol": spec.protocol.model_copy(update={"params": params}),
             "withhold": tuple(combination["withhold"]),
             "defenses": tuple(_with_noise(entry, noise) for entry in entries),

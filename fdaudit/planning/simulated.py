@@ -35,6 +35,7 @@ from fdaudit.planning.refusals import (
     refuse_settings,
 )
 from fdaudit.spec.code import own_digest
+from fdaudit.spec.privacy import PresetSpec
 from fdaudit.spec.schema import ModelSpec, Spec
 from fdaudit.storage.cache import digest_of
 from fdaudit.storage.digests import canonical
@@ -80,7 +81,9 @@ def simulated_case(spec: Spec, secrets: Secrets) -> Case:
         )
     parties = parties_of(protocol, config, spec.clients)
     refuse_settings(spec, protocol, config, parties)
-    references_of(spec.references, spec.clients, protocol, config)  # wrong settings are refused now
+    references_of(
+        spec.references, spec.clients, protocol, config, spec.preset
+    )  # wrong settings are refused now
     dataset, splits = records or _records(spec, secrets)
     if spec.canaries is not None:
         dataset, splits = insert_canaries(
@@ -314,21 +317,30 @@ def networks_named(
 
 
 def references_of(
-    names: Sequence[str], clients: int, protocol: type[FederatedProtocol], config: ProtocolConfig
+    names: Sequence[str],
+    clients: int,
+    protocol: type[FederatedProtocol],
+    config: ProtocolConfig,
+    preset: PresetSpec | None = None,
 ) -> tuple[tuple[type[FederatedProtocol], ProtocolConfig], ...]:
     """Return the reference protocols of these names, with their settings.
 
-    Each trains as the run does, with as many records a round in total.
+    Each trains as the run does, with as many records a round in total. What a preset tuned for noise would spoil
+    training without it, and is left out.
 
     Args:
         names: of the reference protocols.
         clients: number of clients.
         protocol: the run's protocol, which is no reference for itself.
         config: its settings.
+        preset: the run's.
 
     Raises:
         SpecError: a reference is unknown, or a setting does not fit it.
     """
+    if preset is not None and preset.tuned:
+        kept = config.model_dump(exclude_unset=True, exclude=set(preset.tuned))
+        config = validate(protocol.Config, kept, "protocol.params")
     found = list[tuple[type[FederatedProtocol], ProtocolConfig]]()
     for name in names:
         if name == protocol.card.name:

@@ -131,7 +131,7 @@ def try_remedies(
 def _alone(case: Case) -> float:
     """Return the mean utility of clients that train alone: the line `standalone`, which the run did not have."""
     ((protocol, config),) = references_of(
-        ("standalone",), case.spec.clients, case.protocol, case.protocol_config
+        ("standalone",), case.spec.clients, case.protocol, case.protocol_config, case.spec.preset
     )
     models: dict[str, Parameters] = {}
     with scratch("remedy") as folder:

@@ -31,6 +31,8 @@ class PresetSpec(Config):
     the spec gives no batch size. With a rate of its own the batch size is the protocol's default."""
     written_out: bool = False
     """Set in a run's own `spec.yaml`: `protocol`, `defenses` and `withhold` already contain the preset's settings."""
+    tuned: tuple[str, ...] = ()
+    """Set in a run's own `spec.yaml`: settings of `protocol` that were chosen for noise. References do without them."""
 
     @model_validator(mode="after")
     def _epsilon_where_it_belongs(self) -> Self:

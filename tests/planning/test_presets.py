@@ -267,3 +267,21 @@ def test_a_protocol_without_stated_settings_has_no_such_preset() -> None:
     asked = load_spec(spec("cronus", preset={"name": "authors-code"}))
     with pytest.raises(SpecError, match="is not declared by cronus"):
         simulated.simulated_case(asked, known(5))
+
+
+def test_references_are_trained_without_what_was_tuned_for_noise() -> None:
+    """Without noise and clipping, steps of that length leave a model that names one class."""
+    changed = tiny(
+        protocol={"name": "fedavg", "params": {"rounds": 2}},
+        preset={"name": "private", "epsilon": 8.0},
+        references=["standalone"],
+    )
+    case = simulated.simulated_case(load_spec(changed), known(7))
+    assert case.spec.preset is not None
+    assert set(case.spec.preset.tuned) == {"lr", "local_steps", "batch_size"}
+    ((_, reference),) = simulated.references_of(
+        ("standalone",), 2, case.protocol, case.protocol_config, case.spec.preset
+    )
+    published = case.protocol.Config.model_validate({"rounds": 2}).alone()
+    assert {name: getattr(reference, name) for name in published} == published
+    assert case.protocol_config.model_dump()["lr"] != published["lr"]
