@@ -9,7 +9,7 @@ from torch import Tensor
 
 __all__ = ["Kind", "probes_of"]
 
-Kind = Literal["neighbours", "boundary"]
+Kind = Literal["neighbours", "boundary", "gradients"]
 
 
 def probes_of(
@@ -18,8 +18,9 @@ def probes_of(
     """Return probes around each candidate (n, count, ...).
 
     Args:
-        kind: `neighbours` in random directions; `boundary` at equal steps towards the nearest candidate of another
-            class.
+        kind: `neighbours` in random directions; `gradients` in pairs on both sides of the candidate, so that finite
+            differences of answers estimate the gradient at it; `boundary` at equal steps towards the nearest candidate
+            of another class.
         x: (n, ...) the candidates.
         y: (n,) their classes.
         count: probes of a candidate.
@@ -32,6 +33,8 @@ def probes_of(
         offsets = share[:, None] * _towards_another_class(flat, y, reach)[:, None]
     else:
         directions = torch.randn(len(x), count, flat.shape[1], generator=generator, dtype=torch.float64)
+        if kind == "gradients":
+            directions[:, 1::2] = -directions[:, : count - count % 2 : 2]
         offsets = reach * directions / directions.square().mean(2, keepdim=True).sqrt()
     probes: Tensor = flat[:, None] + offsets
     return probes.view(len(x), count, *x.shape[1:]).to(x)

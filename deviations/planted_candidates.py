@@ -24,8 +24,10 @@ __all__ = ["PlantedCandidates", "PlantedCandidatesConfig"]
 class PlantedCandidatesConfig(SomeRounds):
     """Settings of planted candidates."""
 
-    probes: Literal["none", "neighbours", "boundary"] = "none"
-    """What is planted beside each candidate: neighbours of it, or samples towards the `boundary` of its class."""
+    probes: Literal["none", "neighbours", "boundary", "gradients"] = "none"
+    """What is planted beside each candidate: neighbours of it, samples towards the `boundary` of its class, or pairs
+    on both sides of it, which show `gradients`.
+    """
     each: int = Field(4, ge=1, le=10_000)
     """Probes of a candidate. Fewer candidates are asked about where places are too few."""
     reach: float = Field(0.1, gt=0)
@@ -47,7 +49,7 @@ class PlantedCandidates(CandidateQuestions):
         name="planted-candidates",
         source=(
             "ours; that a server chooses the samples: Cheng et al. 2021 and Gong et al. 2023 allow it; probes: "
-            "Choquette-Choo et al. 2021"
+            "Choquette-Choo et al. 2021, gradients: Rezaei & Liu 2021"
         ),
         roles=("server",),
         changes=("proxy_indices", "generated_samples"),

@@ -30,6 +30,10 @@ _CHUNK = 4096
 """Answers that are compared with the candidates at a time."""
 _ROUNDING = 1e-6
 """Rounding error of a distance between samples."""
+_LEAST = 1e-7
+"""The least probability and the least slope that are told from 0."""
+_PARALLEL = 1e-3
+"""Share of the longest direction below which rounding alone tells directions of probes apart."""
 _DECLINED = -10.0
 """The logit-scaled confidence that an answer left out stands for; any value far below most answers' does."""
 
@@ -43,6 +47,8 @@ class CandidateAnswersConfig(Config):
     """Most answers of a client in one round that are read, the last ones."""
     reach: float = Field(0.0, ge=0)
     """Distance within which votes on other samples count as probes of a candidate, root-mean-square over the values."""
+    slopes: bool = False
+    """Whether a candidate is scored by how flat the loss is around it, as the answers within `reach` show."""
 
 
 @reads_forms
@@ -53,7 +59,8 @@ class CandidateAnswers:
     deviates by `planted-candidates` or `crafted-consensus` asks for them. The other clients never hold the candidate,
     so the mean of their logit-scaled confidences shows how hard it is, and what the consensus taught about it. A client
     that declines to answer counts as sure that the class is another. The difference is averaged over the rounds. With
-    `reach`, votes on samples near a candidate count as well. No model is trained.
+    `reach`, votes on samples near a candidate count as well. With `slopes`, the gradient of the loss at a candidate is
+    estimated from answers on samples near it, and a small norm speaks for a member. No model is trained.
     """
 
     card = AttackCard(
@@ -63,7 +70,10 @@ class CandidateAnswers:
         needs=_KINDS,
         assumes=("public",),
         tasks=("single-label",),
-        source="ours; calibration by others' models: Watson, Guo, Cormode & Sablayrolles 2022",
+        source=(
+            "ours; calibration by others' models: Watson, Guo, Cormode & Sablayrolles 2022; slopes: Rezaei & Liu "
+            "2021"
+        ),
         profiles={"quick": {}, "standard": {}, "full": {}},
         control={"on": "candidates"},
     )
@@ -78,10 +88,13 @@ class CandidateAnswers:
             return Applicability(False, "no challenge was issued for the victims")
         for answers in self._rounds(view, knowledge):
             for name, challenge in task.challenges.items():
-                if name in answers and len(_places(answers[name], challenge)[0]):
+                if name in answers and bool(_compared(answers, name, challenge, self.config)[0].any()):
                     return Applicability(True)
+        about = "a candidate"
+        if self.config.slopes:
+            about += f" and for samples within {self.config.reach:g} of it"
         return Applicability(
-            False, "no client in view answered for a candidate: no party deviated to ask for one"
+            False, f"no client in view answered for {about}: no party deviated to ask for one"
         )
 
     def run(
@@ -93,7 +106,7 @@ class CandidateAnswers:
         for answers in self._rounds(view, knowledge):
             for name, challenge in task.challenges.items():
                 if name in answers:
-                    asked, difference = _compared(answers, name, challenge, self.config.reach)
+                    asked, difference = _compared(answers, name, challenge, self.config)
                     total[name][asked] += difference[asked]
                     count[name][asked] += 1
         guesses = []
@@ -152,11 +165,38 @@ def _confidences(answers: RecordedAnswers, challenge: Challenge, reach: float) -
     return total / candidates.bincount(minlength=len(total))  # 0 / 0 is NaN
 
 
+def _flatness(answers: RecordedAnswers, challenge: Challenge, reach: float) -> Tensor:
+    """Return how flat a client's loss is around the candidates (n,), -log of the gradient's norm; NaN without a probe.
+
+    The gradient is the shortest one that fits the differences of the loss between a candidate and its probes, by least
+    squares. Of probes in pairs on both sides of a candidate, the loss's curvature cancels.
+    """
+    candidates, rows = _probed(answers, challenge, reach)
+    y = challenge.y[candidates].cpu()
+    values = answers.values[rows].double()
+    logs = values.log_softmax(1) if answers.kind == "logits" else values.clamp_min(_LEAST).log()
+    loss = -logs.gather(1, y[:, None])[:, 0]
+    x = answers.x[rows].cpu().flatten(1).double()
+    flatness = torch.full((len(challenge.y),), torch.nan, dtype=torch.float64)
+    for candidate in candidates.unique().tolist():
+        steps = x[candidates == candidate] - challenge.x[candidate].cpu().flatten().double()
+        own = steps.norm(dim=1) / steps.shape[1] ** 0.5 <= _ROUNDING
+        if own.any() and not own.all():
+            losses = loss[candidates == candidate]
+            gradient = torch.linalg.pinv(steps[~own], rtol=_PARALLEL) @ (losses[~own] - losses[own][0])
+            flatness[candidate] = -gradient.norm().clamp_min(_LEAST).log()
+    return flatness
+
+
 def _compared(
-    answers: Mapping[str, RecordedAnswers], victim: str, challenge: Challenge, reach: float
+    answers: Mapping[str, RecordedAnswers],
+    victim: str,
+    challenge: Challenge,
+    config: CandidateAnswersConfig,
 ) -> tuple[Tensor, Tensor]:
     """Return which candidates (n,) a client answered for, and the victim's φ (n,) less the mean of the others'."""
-    phi = {client: _confidences(one, challenge, reach) for client, one in answers.items()}
+    scored = _flatness if config.slopes else _confidences
+    phi = {client: scored(one, challenge, config.reach) for client, one in answers.items()}
     asked = torch.stack([*phi.values()]).isfinite().any(0)
     own = phi.pop(victim).nan_to_num(_DECLINED)
     if not phi:

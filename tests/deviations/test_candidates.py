@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ import pytest
 import torch
 from fdaudit.attacks.membership._answers import RecordedAnswers
 from fdaudit.attacks.membership._treatment import Treatment
-from fdaudit.attacks.membership.candidate_answers import _compared
+from fdaudit.attacks.membership.candidate_answers import CandidateAnswersConfig, _compared
 from fdaudit.deviations._probes import probes_of
 from fdaudit.deviations.crafted_consensus import CraftedConsensus, CraftedConsensusConfig
 from fdaudit.deviations.planted_candidates import PlantedCandidates, PlantedCandidatesConfig
@@ -58,6 +59,13 @@ def test_neighbours_lie_at_the_reach_in_other_directions() -> None:
     assert cosines.triu(1).abs().max() < 0.6
 
 
+def test_gradients_are_pairs_on_both_sides_of_a_candidate() -> None:
+    x, _, probes = drawn("gradients", count=5)
+    torch.testing.assert_close(probes[:, 0] + probes[:, 1], 2 * x)
+    torch.testing.assert_close(probes[:, 2] + probes[:, 3], 2 * x)
+    torch.testing.assert_close(distance(probes, x[:, None]), torch.full((10, 5), 0.05))
+
+
 @pytest.mark.parametrize("reach", [0.05, 9.0])
 def test_the_boundary_is_approached_on_the_way_to_the_nearest_record_of_another_class(reach: float) -> None:
     """In equal steps, and never beyond half the way."""
@@ -70,7 +78,7 @@ def test_the_boundary_is_approached_on_the_way_to_the_nearest_record_of_another_
     torch.testing.assert_close(distance(probes, other[:, None]), apart.amin(1)[:, None] - steps)
 
 
-@pytest.mark.parametrize("probes", ["neighbours", "boundary"])
+@pytest.mark.parametrize("probes", ["neighbours", "boundary", "gradients"])
 def test_candidates_are_planted_with_their_probes(probes: Any) -> None:
     """As many groups as there are places for; the request names them all."""
     knows = knowledge(40)
@@ -145,12 +153,44 @@ def test_votes_on_probes_count_and_probabilities_of_them_do_not(kind: str, reads
     own = torch.stack([right, right, right, wrong, right, wrong, wrong])
     other = torch.stack([right, right, wrong, wrong, wrong, wrong, wrong])
     both = {name: answers(samples, values, kind) for name, values in (("client/0", own), ("client/1", other))}
-    asked, scores = _compared(both, "client/0", challenge, 0.2)
+    asked, scores = _compared(both, "client/0", challenge, CandidateAnswersConfig(reach=0.2))
     assert asked.all()
     assert bool(scores[0] > scores[1]) is reads
     assert scores[1] == 0
     for reach in (0.0, 0.05):
-        assert not _compared(both, "client/0", challenge, reach)[1].any()
+        config = CandidateAnswersConfig(reach=reach)
+        assert not _compared(both, "client/0", challenge, config)[1].any()
+
+
+def test_slopes_are_gradients_of_the_loss_whatever_its_curvature() -> None:
+    """Two candidates whose loss a client has at slopes of 2 and 20, and other clients at 2 for both."""
+    x, y, probes = drawn("gradients", count=8)
+    x, y, probes = x[:2], torch.zeros(2, dtype=torch.int64), probes[:2]
+    challenge = Challenge(target="client/0", x=x, y=y, pair=torch.arange(2))
+
+    def client(slopes: tuple[float, float]) -> RecordedAnswers:
+        losses = list[Tensor]()
+        for one, around, slope in zip(x, probes, slopes, strict=True):
+            steps = (torch.cat([one[None], around]) - one).flatten(1).double()
+            losses.append(0.7 + slope * steps @ (steps[1] / steps[1].norm()) + 3 * steps.square().sum(1))
+        p = torch.cat(losses).neg().exp()
+        samples = torch.cat([x[:, None], probes], 1).flatten(0, 1)
+        return answers(samples, torch.stack([p, 1 - p], 1), "soft_labels")
+
+    both = {"client/0": client((2.0, 20.0)), "client/1": client((2.0, 2.0)), "client/2": client((2.0, 2.0))}
+    config = CandidateAnswersConfig(reach=0.06, slopes=True)
+    asked, scores = _compared(both, "client/0", challenge, config)
+    assert asked.all()
+    torch.testing.assert_close(scores.float(), torch.tensor([0.0, -math.log(10)]), atol=1e-3, rtol=0)
+
+
+def test_candidates_without_probes_have_no_slopes() -> None:
+    x, y, probes = drawn("gradients")
+    challenge = Challenge(target="client/0", x=x, y=y, pair=torch.arange(10) // 2)
+    shown = torch.cat([x, probes[:3].flatten(0, 1)])
+    own = {"client/0": answers(shown, torch.full((len(shown), CLASSES), 1 / CLASSES), "soft_labels")}
+    asked, _ = _compared(own, "client/0", challenge, CandidateAnswersConfig(reach=0.06, slopes=True))
+    assert asked.tolist() == [True] * 3 + [False] * 7
 
 
 # -- tables of the classes ---------------------------------------------------------------------------------------------

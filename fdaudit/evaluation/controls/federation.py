@@ -30,6 +30,8 @@ _OTHERS = 3
 """Clients other than the victim."""
 _SHARE = 0.7
 """Share of the auxiliary records that are candidates; the other clients hold the rest."""
+_NEIGHBOURS = 4
+"""Public samples around each candidate, where the attack reads such."""
 _PUBLIC = 500
 """Public samples of the control, if the run has none."""
 
@@ -44,7 +46,10 @@ def recorded_answers(attack: AttackPlan, case: Case) -> dict[str, Control]:
 
 
 def answers_about_candidates(attack: AttackPlan, case: Case) -> dict[str, Control]:
-    """Return both controls of the same federation, whose public samples are the candidates themselves."""
+    """Return both controls of the same federation, whose public samples are the candidates themselves.
+
+    If the attack reads answers within a `reach` of a candidate, samples at that distance are public too.
+    """
     return _answers(attack, case, averaged=False, about_candidates=True)
 
 
@@ -57,7 +62,7 @@ def _answers(
     attack: AttackPlan, case: Case, *, averaged: bool, about_candidates: bool = False
 ) -> dict[str, Control]:
     made = design(attack, case, share=_SHARE)
-    public = made.challenge.x if about_candidates else public_samples(attack, case)
+    public = _around(made.challenge.x, attack, case) if about_candidates else public_samples(attack, case)
     start = [
         parameters_of(case.architecture.build(child(case.seed, "control", attack.name, "initial", k)))
         for k in range(1 + _OTHERS)
@@ -78,6 +83,17 @@ def _answers(
         (by_heart, found["positive"]),
         (f"the same candidates, {samples} that were never trained", found["negative"]),
     )
+
+
+def _around(x: Tensor, attack: AttackPlan, case: Case) -> Tensor:
+    """Return candidates (n, ...) with their neighbours in random directions, at the distance that the attack reads."""
+    reach = float((attack.params or {}).get("reach", 0))
+    if reach == 0 or not x.is_floating_point():
+        return x
+    generator = child(case.seed, "control", attack.name, "neighbours")
+    signs = torch.randint(2, (_NEIGHBOURS, *x.shape), generator=generator) * 2 - 1
+    steps = 0.99 * reach * signs  # within the reach, whatever rounding adds
+    return torch.cat([x, (x + steps).flatten(0, 1)])
 
 
 def public_samples(attack: AttackPlan, case: Case) -> Tensor:
