@@ -47,6 +47,9 @@ class MlpParams(Config):
     widths: tuple[_Width, ...] = Field((128,), max_length=64)
     """Hidden widths in order; none makes it logistic regression."""
 
+    standardize: bool = False
+    """Whether the network scales each sample to mean 0 and variance 1 first. It helps training under noise."""
+
 
 class StridedParams(Config):
     """A CNN that downsamples by stride."""
@@ -82,11 +85,13 @@ def pooled_cnn(name: str, input_shape: _Shape, classes: int) -> Network:
     return Network(extractor, nn.Sequential(nn.Linear(inner, width), nn.ReLU(), nn.Linear(width, classes)))
 
 
-def mlp(widths: tuple[int, ...], input_shape: _Shape, classes: int) -> Network:
-    """Flatten, then Linear-ReLU for each of `widths`, then Linear to the classes."""
+def mlp(params: MlpParams, input_shape: _Shape, classes: int) -> Network:
+    """Flatten, then Linear-ReLU for each of the widths, then Linear to the classes."""
     layers: list[nn.Module] = [nn.Flatten()]
     inner = math.prod(input_shape)
-    for outer in widths:
+    if params.standardize:
+        layers.append(nn.LayerNorm(inner, elementwise_affine=False))
+    for outer in params.widths:
         layers += [nn.Linear(inner, outer), nn.ReLU()]
         inner = outer
     return Network(nn.Sequential(*layers), nn.Sequential(nn.Linear(inner, classes)))

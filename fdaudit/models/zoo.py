@@ -66,10 +66,10 @@ def _without_params(make: Callable[[Any, int], nn.Module]) -> tuple[type[Config]
 
 _ZOO: Mapping[str, tuple[type[Config], _Builder]] = {
     **{name: _without_params(partial(pooled_cnn, name)) for name in CNNS},
-    **{name: _without_params(partial(mlp, widths)) for name, widths in MLPS.items()},
+    **{name: _without_params(partial(mlp, MlpParams(widths=widths))) for name, widths in MLPS.items()},
     "cnn-strided": (StridedParams, strided_cnn),
     "lenet-dlg": _without_params(lenet_dlg),
-    "mlp": (MlpParams, lambda params, shape, c: mlp(params.widths, shape, c)),
+    "mlp": (MlpParams, mlp),
     "resnet8": (Resnet8Params, resnet8),
     **{name: (ResnetParams, partial(resnet_small, name)) for name in ("resnet18", "resnet34", "resnet50")},
     "unet": (UnetParams, unet),

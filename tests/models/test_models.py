@@ -346,7 +346,7 @@ def test_an_imported_class_is_given_what_it_accepts(tmp_path, monkeypatch):
 
 
 def test_architectures_compare_by_what_they_are():
-    assert arch("mlp") == Architecture("mlp", {"widths": [128]}, (1, 16, 16), 10)
+    assert arch("mlp") == Architecture("mlp", {"widths": [128], "standardize": False}, (1, 16, 16), 10)
     assert arch("mlp") != arch("mlp", widths=[64])
 
 
@@ -375,6 +375,21 @@ def test_residual_blocks_compute_what_torchvisions_compute_bit_for_bit(name):
                     resnet.BasicBlock if isinstance(block, resnet.BasicBlock) else resnet.Bottleneck
                 )
         assert torch.equal(made(x), ours)
+
+
+def test_a_standardized_mlp_sees_neither_brightness_nor_contrast() -> None:
+    x = torch.rand(5, 1, 4, 4, generator=child(0, "x"))
+
+    def logits(standardize: bool, images: torch.Tensor) -> torch.Tensor:
+        params = {"widths": [7], "standardize": standardize}
+        made = architecture(ModelSpec(name="mlp", params=params), (1, 4, 4), 3).build(child(0, "w"))
+        assert len(list(made.parameters())) == 4, "nothing of the scaling is trained"
+        answers: torch.Tensor = made(images)
+        return answers
+
+    changed = 0.5 * x + 0.2
+    torch.testing.assert_close(logits(True, x), logits(True, changed), atol=1e-3, rtol=0)
+    assert not torch.allclose(logits(False, x), logits(False, changed), atol=1e-3)
 
 
 def test_the_work_of_a_network_is_counted_by_hand():
