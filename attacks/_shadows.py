@@ -9,7 +9,7 @@ Guarantees:
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -34,6 +34,7 @@ __all__ = [
     "Recipe",
     "Shadows",
     "by_model",
+    "fitted_in_parts",
     "in_and_out",
     "many_at_once",
     "numbered",
@@ -236,14 +237,33 @@ def shadow_models(
             models = _fit(network, train, x, y, part, adam, seed, start, rows)
         return numbered(rows, models)
 
-    # By part, so that an attack with more shadows shares the first ones with one that has fewer.
-    works = {
-        f"{digest_of(card, x, y, inside[rows.start : rows.stop], start or {})}-{rows.start}": partial(
-            fit_block, rows
-        )
-        for rows in parts_of(len(inside))
-    }
-    return by_model(remembered_parts(works), len(inside))
+    def tensors(rows: range) -> list[Tensor | Mapping[str, Tensor]]:
+        return [x, y, inside[rows.start : rows.stop], start or {}]
+
+    return by_model(fitted_in_parts(card, len(inside), tensors, fit_block), len(inside))
+
+
+def fitted_in_parts(
+    card: Mapping[str, Any],
+    count: int,
+    tensors: Callable[[range], Sequence[Tensor | Mapping[str, Tensor]]],
+    fit: Callable[[range], dict[str, Tensor]],
+) -> list[dict[str, Tensor]]:
+    """Return what `fit` computes of `count` models, part by part, cached.
+
+    By part, so that an attack with more shadows shares the first ones with one that has fewer.
+
+    Args:
+        card: the computation and every setting that it depends on.
+        count: number of models.
+        tensors: from the models' numbers, every tensor that a part depends on.
+        fit: from the models' numbers, the part's tensors.
+    """
+    works = {}
+    for rows in parts_of(count):
+        digest = digest_of({**card, "rows": [rows.start, rows.stop]}, *tensors(rows))
+        works[digest] = partial(fit, rows)
+    return remembered_parts(works)
 
 
 def many_at_once(knowledge: Knowledge) -> Trainer | None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,17 +18,16 @@ from torch.nn import functional as F
 
 from fdaudit.models.generative import build_discriminator
 from fdaudit.rng import child
-from fdaudit.storage.cache import digest_of, remembered_parts
 from fdaudit.training.optimizers import annealed
 
-from .._shadows import parts_of
+from .._shadows import fitted_in_parts
 
 if TYPE_CHECKING:
     from fdaudit.adversary.view import View
     from fdaudit.training.trainer import Parameters
     from fdaudit.transcript.messages import Message
 
-    from ._matched import Matched
+    from ._study import Study
 
 __all__ = ["DiscriminatorStep", "judged", "steps_of"]
 
@@ -67,7 +65,7 @@ def steps_of(view: View, client: str) -> list[DiscriminatorStep]:
 
 
 def judged(
-    shadows: Matched,
+    study: Study,
     samples: Sequence[Tensor],
     public: Mapping[str, Any],
     *,
@@ -82,7 +80,7 @@ def judged(
     A score is D(x) over the mean of D on real records, a gradient that of the mean of -log D(x) at the samples.
 
     Args:
-        shadows: shadows of the client, whose records the discriminators learn; the first `count` of them.
+        study: of the client, whose records the discriminators of its first `count` shadows learn.
         samples: (n, c, h, w) of each step, up to the last one that is asked for.
         public: the public configuration: `discriminator_width`, `adam_lr`, `rounds`, `steps_per_round`.
         count: number of discriminators.
@@ -91,17 +89,17 @@ def judged(
         pulled: steps whose gradients are returned.
         seed: of initial weights and records.
     """
-    x, (records, _) = torch.stack(list(samples)), shadows.pool
-    masks = shadows.held[:count]
+    x, (records, _) = torch.stack(list(samples)), study.pool
+    masks = study.held[:count]
     chosen = {"scored": list(scored), "pulled": list(pulled), "batch": batch, "seed": seed}
     settings = ("discriminator_width", "adam_lr", "rounds", "steps_per_round")
     card = {"what": "shadow discriminators", **chosen, "public": {name: public[name] for name in settings}}
-    works = {}
-    for rows in parts_of(len(masks)):
-        own = {"held": masks[rows.start : rows.stop]}
-        digest = digest_of({**card, "rows": [rows.start, rows.stop]}, x, records, own)
-        works[digest] = partial(_judged, x, records, masks, rows, public, batch, scored, pulled, seed)
-    parts = remembered_parts(works)
+    parts = fitted_in_parts(
+        card,
+        len(masks),
+        lambda rows: [x, records, masks[rows.start : rows.stop]],
+        lambda rows: _judged(x, records, masks, rows, public, batch, scored, pulled, seed),
+    )
     return torch.cat([part["scores"] for part in parts]), torch.cat([part["gradients"] for part in parts])
 
 

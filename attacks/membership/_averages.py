@@ -12,20 +12,25 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor
 
+from fdaudit.rng import child_seed
 from fdaudit.transcript.samples import sample_index
 from fdaudit.types import AttackTask
 
+from .._shadows import stacked_logits
 from .._uploads import clients_of, with_payload
-from ._answers import evenly_spread
-from ._matched import told_counts
-from ._treatment import treatment_of
+from ._answers import evenly_spread, treatment_of
+from ._derived import Reading
+from ._rounds import followed, lesson_of
+from ._study import told_counts
 
 if TYPE_CHECKING:
     from fdaudit.adversary.knowledge import Knowledge
     from fdaudit.adversary.view import View
     from fdaudit.transcript.messages import Message
 
-__all__ = ["Ensemble", "Form", "answered_as", "ensembles_of", "weights_of", "with_selectors"]
+    from ._study import Study
+
+__all__ = ["Ensemble", "Form", "answered_as", "averages", "ensembles_of", "weights_of", "with_selectors"]
 
 Form = Literal["logits", "soft_labels", "hard_labels"]
 _SHARPENED = "era"
@@ -63,6 +68,70 @@ class Ensemble:
     selects: bool = False
     known: Mapping[str, Tensor] = field(default_factory=dict)
     voters: Tensor | None = None
+
+
+def averages(
+    view: View,
+    knowledge: Knowledge,
+    task: AttackTask,
+    shadows: Mapping[str, Study],
+    *,
+    rounds: int,
+    samples: int,
+    most_steps: int,
+    seed: int,
+) -> list[Reading]:
+    """Return the averages of clients' answers in the first rounds of a view.
+
+    Shadows learn what their client was sent between two averages. The first average that cannot be followed is the
+    last that counts.
+
+    Args:
+        view: the adversary's view.
+        knowledge: with the public samples and a training core.
+        task: with the challenges.
+        shadows: shadows of every client whose answers are not in view, as they answer first.
+        rounds: averages that count, at most.
+        samples: of one average that count, at most.
+        most_steps: of one shadow and round on its own records.
+        seed: of batches.
+    """
+    if knowledge.train is None:
+        return []
+    readings = list[Reading]()
+    now = dict(shadows)
+    before = None
+    for ensemble in ensembles_of(view, knowledge, task, rounds, samples):
+        if before is None:
+            before = ensemble.round
+        for number in range(before, ensemble.round):
+            lessons = {}
+            for client in now:
+                lesson = lesson_of(view, knowledge, client, number)
+                if lesson is None:
+                    return readings
+                lessons[client] = lesson
+            for client, lesson in lessons.items():
+                now[client] = followed(
+                    knowledge, now[client], [lesson],
+                    training=view.hyperparameters, most_steps=most_steps, seed=child_seed(seed, client),
+                )  # fmt: skip
+        before = ensemble.round
+        answers = {}
+        for client, one in now.items():
+            if client in ensemble.weights:
+                z = stacked_logits(knowledge.train, one.models, ensemble.x)
+                answers[client] = answered_as(z.double(), ensemble.form)
+        if ensemble.selects:
+            ensemble = with_selectors(ensemble, answers)
+        readings.append(
+            Reading(
+                seen=ensemble.values.flatten(),
+                parts={k: (z * ensemble.weights[k]).flatten(1) for k, z in answers.items()},
+                noise=ensemble.noise,
+            )
+        )
+    return readings
 
 
 def answered_as(z: Tensor, form: Form) -> Tensor:
