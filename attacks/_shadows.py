@@ -37,6 +37,7 @@ __all__ = [
     "fitted_in_parts",
     "in_and_out",
     "many_at_once",
+    "network_and_core",
     "numbered",
     "on_cpu",
     "parts_of",
@@ -205,10 +206,7 @@ def shadow_models(
         UsageError: no architecture or training core is known, a model has no record, or the cache cannot be used.
         TrainingDivergedError: not even Adam stayed finite.
     """
-    network = knowledge.architecture
-    train = many_at_once(knowledge)
-    if network is None or train is None:
-        raise UsageError("knowledge", None, "has no network to train", "Give an architecture and a trainer.")
+    train, network = network_and_core(knowledge)
     sizes = inside.sum(1)
     if inside.shape[1] != len(y) or not len(inside) or not bool((sizes > 0).all()):
         problem = f"does not give each model some of {len(y)} records"
@@ -272,6 +270,19 @@ def many_at_once(knowledge: Knowledge) -> Trainer | None:
     if network is None or train is None or train.device.type != "cpu" or network.work >= _STACKED_WORK:
         return train
     return Trainer(network, replace(train.execution, strategy="stacked", memory_format="contiguous"))
+
+
+def network_and_core(knowledge: Knowledge) -> tuple[Trainer, Architecture]:
+    """Return a training core for many of the adversary's own models, and their network.
+
+    Raises:
+        UsageError: one of them is not known.
+    """
+    network = knowledge.architecture
+    train = many_at_once(knowledge)
+    if network is None or train is None:
+        raise UsageError("knowledge", None, "has no network to train", "Give an architecture and a trainer.")
+    return train, network
 
 
 def stacked_logits(train: Trainer, models: Sequence[Parameters], x: Tensor) -> Tensor:

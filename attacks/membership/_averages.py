@@ -323,7 +323,15 @@ def weights_of(view: View, task: AttackTask, clients: list[str], classes: int) -
     """
     if view.hyperparameters.get("weights") != "class-counts":
         return {k: torch.full((classes,), 1 / len(clients), dtype=torch.float64) for k in clients}
-    counts = {k: own for k in clients if (own := _counts(view, task, k, classes)) is not None}
+    counts = {}
+    for client in clients:
+        reported, _ = told_counts(view, client)
+        if reported is not None:
+            counts[client] = reported
+        elif client in view.own_data:
+            counts[client] = view.own_data[client][1].bincount(minlength=classes).double()
+        elif client in task.challenges:
+            counts[client] = task.challenges[client].y.bincount(minlength=classes).double() / 2
     mean = torch.stack(list(counts.values())).mean(0) if counts else torch.ones(classes).double()
     records = {k: counts.get(k, mean.mean().expand(classes)) for k in clients}
     total = torch.stack(list(records.values())).sum(0)
@@ -331,17 +339,6 @@ def weights_of(view: View, task: AttackTask, clients: list[str], classes: int) -
         k: torch.where(total > 0, n / total.clamp_min(1e-12), torch.full_like(n, 1 / len(clients)))
         for k, n in records.items()
     }
-
-
-def _counts(view: View, task: AttackTask, client: str, classes: int) -> Tensor | None:
-    counts, _ = told_counts(view, client)
-    if counts is not None:
-        return counts
-    if client in view.own_data:
-        return view.own_data[client][1].bincount(minlength=classes).double()
-    if client in task.challenges:
-        return task.challenges[client].y.bincount(minlength=classes).double() / 2
-    return None
 
 
 def _answer(

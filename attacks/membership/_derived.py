@@ -54,7 +54,10 @@ def joined(readings: Sequence[Reading]) -> Reading:
 
     Where some have rehearsed federations and others none, those of the others follow from their shadows and noise.
     """
-    rows = {client: len(part) for one in readings for client, part in one.parts.items()}
+    rows: dict[str, int] = {}
+    for one in readings:
+        for client, part in one.parts.items():
+            rows[client] = len(part)
     count = min((len(one.rehearsed) for one in readings if one.rehearsed is not None), default=0)
     draws = child(0, "joined")
     width = sum(len(r.seen) for r in readings)

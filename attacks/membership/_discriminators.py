@@ -89,24 +89,22 @@ def judged(
         pulled: steps whose gradients are returned.
         seed: of initial weights and records.
     """
-    x, (records, _) = torch.stack(list(samples)), study.pool
-    masks = study.held[:count]
+    x = torch.stack(list(samples))
     chosen = {"scored": list(scored), "pulled": list(pulled), "batch": batch, "seed": seed}
     settings = ("discriminator_width", "adam_lr", "rounds", "steps_per_round")
     card = {"what": "shadow discriminators", **chosen, "public": {name: public[name] for name in settings}}
     parts = fitted_in_parts(
         card,
-        len(masks),
-        lambda rows: [x, records, masks[rows.start : rows.stop]],
-        lambda rows: _judged(x, records, masks, rows, public, batch, scored, pulled, seed),
+        count,
+        lambda rows: [x, study.pool[0], study.held[rows.start : rows.stop]],
+        lambda rows: _judged(study, x, rows, public, batch, scored, pulled, seed),
     )
     return torch.cat([part["scores"] for part in parts]), torch.cat([part["gradients"] for part in parts])
 
 
 def _judged(
+    study: Study,
     x: Tensor,
-    records: Tensor,
-    masks: Tensor,
     rows: range,
     public: Mapping[str, Any],
     batch: int,
@@ -124,7 +122,8 @@ def _judged(
     D = {}
     for name in starts[0]:
         D[name] = torch.stack([start[name].detach() for start in starts])
-    own = [masks[k].nonzero().squeeze(1) for k in rows]
+    pool, _ = study.pool
+    own = study.records[rows.start : rows.stop]
     draws = [child(seed, "discriminator", k, "records") for k in rows]
     moments = {name: (torch.zeros_like(p), torch.zeros_like(p)) for name, p in D.items()}
     few = min(batch, n)
@@ -145,10 +144,10 @@ def _judged(
     scores = list[Tensor]()
     gradients = list[Tensor]()
     for t, generated in enumerate(x):
-        indices = [
-            mine[torch.randint(len(mine), (n,), generator=g)] for mine, g in zip(own, draws, strict=True)
-        ]
-        real = records[torch.stack(indices)]
+        indices = list[Tensor]()
+        for mine, generator in zip(own, draws, strict=True):
+            indices.append(mine[torch.randint(len(mine), (n,), generator=generator)])
+        real = pool[torch.stack(indices)]
         if t in pulled:
             gradients.append(vmap(grad(toward_real, argnums=1), in_dims=(0, None))(D, generated).flatten(2))
         if t in scored:

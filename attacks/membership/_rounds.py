@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,7 +17,7 @@ from fdaudit.training.class_means import mean_by_class, mixed_targets, predictio
 from fdaudit.training.trainer import Fit, Parameters, Trainer, parameters_of
 from fdaudit.transcript.samples import sample_index
 
-from .._shadows import Recipe, by_model, fit_models, fitted_in_parts, many_at_once, numbered, recipe_of
+from .._shadows import Recipe, by_model, fit_models, fitted_in_parts, network_and_core, numbered, recipe_of
 from .._uploads import with_payload
 from ._answers import RecordedAnswers, recorded
 from ._study import Study
@@ -25,7 +25,6 @@ from ._study import Study
 if TYPE_CHECKING:
     from fdaudit.adversary.knowledge import Knowledge
     from fdaudit.adversary.view import View
-    from fdaudit.models import Architecture
 __all__ = [
     "FollowedAnswers",
     "Lesson",
@@ -39,7 +38,6 @@ __all__ = [
 ]
 
 _TABLES = "class_prototypes"
-
 _LOCAL_FIRST = "predict-first"
 """The order in which a client takes its local steps between its answers and its distillation."""
 
@@ -70,6 +68,16 @@ class FollowedAnswers:
 
     answers: RecordedAnswers
     lessons: tuple[Lesson, ...] = ()
+
+
+class _Stage(NamedTuple):
+    """What shadows learn at a stretch: each model its rows of some samples and targets, by one recipe."""
+
+    name: str
+    x: Tensor
+    targets: Tensor
+    rows: Sequence[Tensor]
+    recipe: Recipe
 
 
 def answered_in_rounds(
@@ -146,24 +154,26 @@ def _after(
     seed: int,
 ) -> list[Parameters]:
     """Return the shadows' models after one round; blocks of them come from the cache."""
-    train, network = _core(knowledge)
+    train, network = network_and_core(knowledge)
     x, y = study.pool
     models = study.models
-    records = [row.nonzero().squeeze(1) for row in study.held]
-    recipe = _one_round(training, y, records, most_steps)
+    records = study.records
     distilled = Recipe(
         fit=distillation_of(training),
         batch_size=int(training.get("distill_batch_size") or max(len(lesson.x), 1)),
         steps=int(training["distill_steps"]) if len(lesson.x) else 0,
     )
-    local_first = training.get("order") == _LOCAL_FIRST
+    stages = [
+        _Stage("distilled", lesson.x, lesson.targets, [torch.arange(len(lesson.x))] * len(models), distilled),
+        _Stage("own", x, y, records, _one_round(training, y, records, most_steps)),
+    ]
+    if training.get("order") == _LOCAL_FIRST:
+        stages.reverse()
     card = {
         "what": "followed shadows",
         "network": network.described,
         "execution": train.execution.described,
-        "own": recipe.model_dump(mode="json"),
-        "distilled": distilled.model_dump(mode="json"),
-        "local first": local_first,
+        "stages": [[stage.name, stage.recipe.model_dump(mode="json")] for stage in stages],
         "round": lesson.round,
         "seed": seed,
     }
@@ -173,25 +183,13 @@ def _after(
         return [x, y, held, numbered(rows, models[rows.start : rows.stop]), lesson.x, lesson.targets]
 
     def fit_block(rows: range) -> dict[str, Tensor]:
-        everything = [torch.arange(len(lesson.x))] * len(rows)
-
-        def draws(stage: str) -> tuple[list[torch.Generator], list[int]]:
-            batches = [child(seed, "followed", lesson.round, stage, k, "batches") for k in rows]
-            dropout = [child_seed(seed, "followed", lesson.round, stage, k, "dropout") for k in rows]
-            return batches, dropout
-
-        def own(models: Sequence[Parameters]) -> list[Parameters]:
-            mine = records[rows.start : rows.stop]
-            return fit_models(train, models, x, y, mine, recipe, rows, *draws("own"))
-
-        def taught(models: Sequence[Parameters]) -> list[Parameters]:
-            return fit_models(
-                train, models, lesson.x, lesson.targets, everything, distilled, rows, *draws("distilled")
-            )
-
-        now = models[rows.start : rows.stop]
-        now = taught(own(now)) if local_first else own(taught(now))
-        return numbered(rows, now)
+        fitted = models[rows.start : rows.stop]
+        for name, samples, targets, learnt, recipe in stages:
+            mine = learnt[rows.start : rows.stop]
+            batches = [child(seed, "followed", lesson.round, name, k, "batches") for k in rows]
+            dropout = [child_seed(seed, "followed", lesson.round, name, k, "dropout") for k in rows]
+            fitted = fit_models(train, fitted, samples, targets, mine, recipe, rows, batches, dropout)
+        return numbered(rows, fitted)
 
     return by_model(fitted_in_parts(card, len(models), tensors, fit_block), len(models))
 
@@ -282,10 +280,9 @@ def tables_of_shadows(
     Raises:
         TrainingDivergedError: a shadow's loss became NaN or infinite.
     """
-    train, network = _core(knowledge)
+    train, network = network_and_core(knowledge)
     x, y = study.pool
-    masks = study.held
-    records = [row.nonzero().squeeze(1) for row in masks]
+    records = study.records
     recipe = _one_round(training, y, records, most_steps)
     gamma = float(training.get("gamma", 1.0))
     share = str(training.get("share", "soft"))
@@ -301,7 +298,7 @@ def tables_of_shadows(
     }
 
     def tensors(rows: range) -> list[Tensor]:
-        return [x, y, masks[rows.start : rows.stop], torch.stack(list(teachers))]
+        return [x, y, study.held[rows.start : rows.stop], torch.stack(list(teachers))]
 
     def fit_block(rows: range) -> dict[str, Tensor]:
         models = [parameters_of(network.build(child(seed, "taught", k, "start"))) for k in rows]
@@ -315,7 +312,7 @@ def tables_of_shadows(
             tables.append(_tables(train, models, x, y, mine, share, only_right, len(teacher)))
         return {"tables": torch.stack(tables, 1)}
 
-    parts = fitted_in_parts(card, len(masks), tensors, fit_block)
+    parts = fitted_in_parts(card, len(records), tensors, fit_block)
     return torch.cat([part["tables"] for part in parts])
 
 
@@ -340,17 +337,6 @@ def _tables(
             labels = labels[right]
         tables.append(mean_by_class(predicted, labels, classes))
     return torch.stack(tables)
-
-
-# -- one round --------------------------------------------------------------------------------------------------------
-
-
-def _core(knowledge: Knowledge) -> tuple[Trainer, Architecture]:
-    """Return a training core for many models, and the network."""
-    train = many_at_once(knowledge)
-    if train is None or knowledge.architecture is None:
-        raise ValueError("no network or training core. Ask `missing` first.")
-    return train, knowledge.architecture
 
 
 def _one_round(training: Mapping[str, Any], y: Tensor, records: Sequence[Tensor], most_steps: int) -> Recipe:

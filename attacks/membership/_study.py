@@ -74,6 +74,11 @@ class Study:
         return torch.cat([self.inside, self.others], 1)
 
     @property
+    def records(self) -> list[Tensor]:
+        """Return the numbers of the records of the pool that each shadow holds."""
+        return [row.nonzero().squeeze(1) for row in self.held]
+
+    @property
     def population(self) -> tuple[Tensor, Tensor]:
         """Return the records (x, y) of the pool that are no candidates."""
         x, y = self.pool

@@ -29,7 +29,7 @@ from fdaudit.training.trainer import Fit, Job, Parameters, draw_batches, paramet
 from fdaudit.types import Applicability, AttackTask, Challenge
 
 from .._reading import reads_forms
-from .._shadows import by_model, many_at_once, numbered, on_cpu
+from .._shadows import by_model, network_and_core, numbered, on_cpu
 from ._answers import RecordedAnswers, recorded
 from ._coins import against_its_pair
 from ._queried import ShadowConfig, probabilities, study_of
@@ -269,11 +269,9 @@ def _distilled(
 
     Raises:
         TrainingDivergedError: a loss became NaN or infinite.
+        UsageError: no architecture or training core is known.
     """
-    train = many_at_once(knowledge)
-    network = knowledge.architecture
-    if train is None or network is None:
-        raise ValueError("no architecture or training core. Ask `applicable` first.")
+    train, network = network_and_core(knowledge)
     start = parameters_of(network.build(child(config.seed, "surrogate", "start")))
     fit = Fit(
         lr=config.distill_lr,

@@ -19,7 +19,7 @@ from fdaudit.types import Applicability, AttackTask
 
 from .._reading import reads_forms
 from .._uploads import clients_of, with_payload
-from ._answers import Treatment, treatment_of
+from ._answers import treatment_of
 from ._coins import scores_of
 from ._ridge import Regressed, regressed_in_parts, regressed_sum, stacked
 from ._rounds import tables_of_shadows, tables_sent, teachers_of
@@ -115,7 +115,8 @@ class PrototypeRegression:
         """Guess about a victim whose own tables are in view."""
         study = self._drawn(view, knowledge, challenge)
         theirs = self._tables(view, knowledge, challenge.target, study, tables)
-        treatment = _treatment(view, challenge.target)
+        last = view.select(kind=_KIND, sender=challenge.target)[-1]
+        treatment = treatment_of("soft_labels", view.defenses_of(last), view.tensors(last)["values"])
         plain = treatment.noisy or view.hyperparameters.get("share") == "hard"
         floor = max(treatment.floor, _FLOOR)
         parts = []
@@ -231,12 +232,6 @@ def _only_right(tables: Mapping[int, Tensor]) -> bool:
         if not torch.equal(table[rows].argmax(1), rows):
             return False
     return True
-
-
-def _treatment(view: View, client: str) -> Treatment:
-    """Return the effects of defences on a client's tables."""
-    last = view.select(kind=_KIND, sender=client)[-1]
-    return treatment_of("soft_labels", view.defenses_of(last), view.tensors(last)["values"])
 
 
 def _log_rows(tables: Tensor, floor: float) -> Tensor:

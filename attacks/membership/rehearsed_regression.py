@@ -102,7 +102,10 @@ class RehearsedRegression:
         if not hidden:
             return Applicability(False, "every victim's own answers or model are in view, which tell more")
         ensembles = ensembles_of(view, knowledge, task, 1, 1)
-        if any(set(one.weights) & hidden for one in ensembles) or _has_mixtures(view):
+        if any(set(one.weights) & hidden for one in ensembles):
+            return Applicability(True)
+        cotangents = with_payload(view.select(kind="logit_cotangents"))
+        if cotangents and view.hyperparameters.get("weights") == "eq8":  # these tell a mixture of answers
             return Applicability(True)
         if self._distils(view, knowledge, task):
             return Applicability(True)
@@ -123,7 +126,14 @@ class RehearsedRegression:
         if not readings:
             return ()
         hidden = _hidden(view, task)
-        tried = {what: self._regressed(reading, shadows) for what, reading in readings.items()}
+        tried: dict[str, dict[str, Regressed]] = {}
+        for what, reading in readings.items():
+            clients = [(part, shadows[client].coins) for client, part in reading.parts.items()]
+            if reading.residual is not None and reading.rehearsed is not None:
+                regressions = regressed_rehearsed(clients, reading.seen, reading.residual, reading.rehearsed)
+            else:
+                regressions = regressed_sum(clients, reading.seen, reading.noise)
+            tried[what] = dict(zip(reading.parts, regressions, strict=True))
         what = min(tried, key=lambda one: sum(tried[one][k].error for k in hidden))
         guesses = []
         for name, regression in tried[what].items():
@@ -168,29 +178,30 @@ class RehearsedRegression:
     ) -> dict[str, Reading]:
         """Return what can be read, by what it is; several things together come last."""
         cfg = self.config
-        readings: dict[str, Reading] = {}
         rounds = averages(
             view, knowledge, task, shadows,
             rounds=cfg.rounds, samples=cfg.samples, most_steps=cfg.most_steps, seed=cfg.seed,
         )  # fmt: skip
-        if rounds:
-            readings["the first average"] = rounds[0]
-        if len(rounds) > 1:
-            readings[f"{len(rounds)} averages"] = joined(rounds)
-        changes = changes_of(view, cfg.broadcasts, lambda start: self._shadows(view, knowledge, task, start))
-        if changes:
-            readings["the broadcast model's first change"] = changes[0]
-        if len(changes) > 1:
-            readings[f"{len(changes)} changes of the broadcast model"] = joined(changes)
+
+        def shadows_from(start: Parameters) -> dict[str, Study]:
+            return self._shadows(view, knowledge, task, start)
+
+        changes = changes_of(view, cfg.broadcasts, shadows_from)
         candidates = torch.cat([c.x for c in task.challenges.values()])
         taught = readings_of_distilled(
-            view, knowledge, candidates, lambda start: self._shadows(view, knowledge, task, start),
+            view, knowledge, candidates, shadows_from,
             most=cfg.broadcasts, rehearsals=cfg.rehearsals, seed=cfg.seed,
         )  # fmt: skip
-        if taught:
-            readings["the first distilled broadcast"] = taught[0]
-        if len(taught) > 1:
-            readings[f"{len(taught)} distilled broadcasts"] = joined(taught)
+        readings: dict[str, Reading] = {}
+        for series, first, several in (
+            (rounds, "the first average", "averages"),
+            (changes, "the broadcast model's first change", "changes of the broadcast model"),
+            (taught, "the first distilled broadcast", "distilled broadcasts"),
+        ):
+            if series:
+                readings[first] = series[0]
+            if len(series) > 1:
+                readings[f"{len(series)} {several}"] = joined(series)
         mixture = mixtures(view, knowledge, shadows, samples=2 * cfg.samples, seed=cfg.seed)
         if mixture is not None:
             readings["mixtures of answers"] = mixture
@@ -228,22 +239,9 @@ class RehearsedRegression:
             rehearsals=self.config.rehearsals, seed=self.config.seed,
         )  # fmt: skip
 
-    def _regressed(self, reading: Reading, shadows: dict[str, Study]) -> dict[str, Regressed]:
-        clients = [(part, shadows[client].coins) for client, part in reading.parts.items()]
-        if reading.residual is not None and reading.rehearsed is not None:
-            regressions = regressed_rehearsed(clients, reading.seen, reading.residual, reading.rehearsed)
-        else:
-            regressions = regressed_sum(clients, reading.seen, reading.noise)
-        return dict(zip(reading.parts, regressions, strict=True))
-
 
 def _hidden(view: View, task: AttackTask) -> set[str]:
     """Return the victims that sent nothing in view which is about their own model."""
     kinds = {"logits", "soft_labels", "hard_labels", "model_parameters", "model_update", "gradient"}
     senders = {m.sender for m in with_payload(view.messages) if m.kind in kinds}
     return {name for name in task.challenges if name not in senders}
-
-
-def _has_mixtures(view: View) -> bool:
-    cotangents = with_payload(view.select(kind="logit_cotangents"))
-    return view.hyperparameters.get("weights") == "eq8" and bool(cotangents)
