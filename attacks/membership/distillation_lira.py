@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from fdaudit.adversary.knowledge import Knowledge
     from fdaudit.adversary.view import View
 
-__all__ = ["CoopLiRA", "DistillationLiRA"]
+__all__ = ["CoopLiRA", "DistillationLiRA", "SurrogateConfig"]
 
 _FEW = 64
 """With at least this many models a candidate has its own variance (Carlini 2022, section VI-B)."""
