@@ -9,7 +9,7 @@ Guarantees:
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -34,8 +34,10 @@ __all__ = [
     "Recipe",
     "Shadows",
     "by_model",
+    "fitted_in_parts",
     "in_and_out",
     "many_at_once",
+    "network_and_core",
     "numbered",
     "on_cpu",
     "parts_of",
@@ -204,10 +206,7 @@ def shadow_models(
         UsageError: no architecture or training core is known, a model has no record, or the cache cannot be used.
         TrainingDivergedError: not even Adam stayed finite.
     """
-    network = knowledge.architecture
-    train = many_at_once(knowledge)
-    if network is None or train is None:
-        raise UsageError("knowledge", None, "has no network to train", "Give an architecture and a trainer.")
+    train, network = network_and_core(knowledge)
     sizes = inside.sum(1)
     if inside.shape[1] != len(y) or not len(inside) or not bool((sizes > 0).all()):
         problem = f"does not give each model some of {len(y)} records"
@@ -236,14 +235,33 @@ def shadow_models(
             models = _fit(network, train, x, y, part, adam, seed, start, rows)
         return numbered(rows, models)
 
-    # By part, so that an attack with more shadows shares the first ones with one that has fewer.
-    works = {
-        f"{digest_of(card, x, y, inside[rows.start : rows.stop], start or {})}-{rows.start}": partial(
-            fit_block, rows
-        )
-        for rows in parts_of(len(inside))
-    }
-    return by_model(remembered_parts(works), len(inside))
+    def tensors(rows: range) -> list[Tensor | Mapping[str, Tensor]]:
+        return [x, y, inside[rows.start : rows.stop], start or {}]
+
+    return by_model(fitted_in_parts(card, len(inside), tensors, fit_block), len(inside))
+
+
+def fitted_in_parts(
+    card: Mapping[str, Any],
+    count: int,
+    tensors: Callable[[range], Sequence[Tensor | Mapping[str, Tensor]]],
+    fit: Callable[[range], dict[str, Tensor]],
+) -> list[dict[str, Tensor]]:
+    """Return what `fit` computes of `count` models, part by part, cached.
+
+    By part, so that an attack with more shadows shares the first ones with one that has fewer.
+
+    Args:
+        card: the computation and every setting that it depends on.
+        count: number of models.
+        tensors: from the models' numbers, every tensor that a part depends on.
+        fit: from the models' numbers, the part's tensors.
+    """
+    works = {}
+    for rows in parts_of(count):
+        digest = digest_of({**card, "rows": [rows.start, rows.stop]}, *tensors(rows))
+        works[digest] = partial(fit, rows)
+    return remembered_parts(works)
 
 
 def many_at_once(knowledge: Knowledge) -> Trainer | None:
@@ -252,6 +270,19 @@ def many_at_once(knowledge: Knowledge) -> Trainer | None:
     if network is None or train is None or train.device.type != "cpu" or network.work >= _STACKED_WORK:
         return train
     return Trainer(network, replace(train.execution, strategy="stacked", memory_format="contiguous"))
+
+
+def network_and_core(knowledge: Knowledge) -> tuple[Trainer, Architecture]:
+    """Return a training core for many of the adversary's own models, and their network.
+
+    Raises:
+        UsageError: one of them is not known.
+    """
+    network = knowledge.architecture
+    train = many_at_once(knowledge)
+    if network is None or train is None:
+        raise UsageError("knowledge", None, "has no network to train", "Give an architecture and a trainer.")
+    return train, network
 
 
 def stacked_logits(train: Trainer, models: Sequence[Parameters], x: Tensor) -> Tensor:

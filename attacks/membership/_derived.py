@@ -1,43 +1,33 @@
-"""What a view holds of all clients together: averages of their answers, mixtures, and models distilled from them.
-
-Each is read as a sum of what every client adds to it, and a residual that belongs to no client.
-"""
+"""Values in view that follow from all clients' models, each read as a sum of what every client adds to them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from fdaudit.rng import child, child_seed
-from fdaudit.transcript.messages import role
+from fdaudit.rng import child
 
-from .._shadows import stacked_logits
-from .._uploads import clients_of, with_payload
-from ._ensemble import answered_as, ensembles_of, with_selectors
-from ._followed import followed, lesson_of
+from .._uploads import WEIGHTS, after, broadcasts, clients_of, uploads_of, with_payload
+from ._ridge import unexplained
 
 if TYPE_CHECKING:
-    from fdaudit.adversary.knowledge import Knowledge
     from fdaudit.adversary.view import View
+    from fdaudit.training.trainer import Parameters
     from fdaudit.transcript.messages import Message
-    from fdaudit.types import AttackTask
 
-    from ._matched import Matched
+    from ._study import Study
 
-__all__ = ["Reading", "averages", "joined", "mixtures"]
+__all__ = ["Reading", "broadcast_changes", "centred", "changes_of", "from_teachers", "joined"]
 
-_OTHERS = 16
-"""Draws of the other clients' shadows over which a client's part in a mixture is averaged."""
-_FEDERATIONS = 48
-"""Federations of one shadow of each client, for what is no client's own part in a mixture."""
-_RAREST = -14.0
-"""Least log-probability of the own answer at which a cotangent in float32 still tells the mixture."""
 _FLOOR = 1e-6
 """Smallest scale of an answer."""
+_MOST_PARAMETERS = 100_000
+"""Values of all changes together."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -64,7 +54,10 @@ def joined(readings: Sequence[Reading]) -> Reading:
 
     Where some have rehearsed federations and others none, those of the others follow from their shadows and noise.
     """
-    rows = {client: len(part) for one in readings for client, part in one.parts.items()}
+    rows: dict[str, int] = {}
+    for one in readings:
+        for client, part in one.parts.items():
+            rows[client] = len(part)
     count = min((len(one.rehearsed) for one in readings if one.rehearsed is not None), default=0)
     draws = child(0, "joined")
     width = sum(len(r.seen) for r in readings)
@@ -101,195 +94,108 @@ def joined(readings: Sequence[Reading]) -> Reading:
     )
 
 
-# -- averages ---------------------------------------------------------------------------------------------------------
+def from_teachers(seen: Tensor, teachers: Mapping[str, Tensor], taught: Tensor, rehearsed: Tensor) -> Reading:
+    """Return the answers of a distilled model as a sum over its teachers and a residual.
+
+    A distilled model answers a · Σ_k t_k and a residual, with one gain a for all samples, by least squares.
+
+    Args:
+        seen: (d,) the model's answers.
+        teachers: by client, (m, d) what its shadows add to the average that was distilled, t_k.
+        taught: (r, d) the averages that were distilled in rehearsals, Σ_k t_k.
+        rehearsed: (r, d) the answers of the rehearsals' models.
+    """
+    moved = taught - taught.mean(0)
+    gain = ((rehearsed - rehearsed.mean(0)) * moved).sum() / moved.square().sum().clamp_min(1e-300)
+    return Reading(
+        seen=seen,
+        parts={client: gain * part for client, part in teachers.items()},
+        residual=rehearsed - gain * taught,
+        rehearsed=rehearsed,
+    )
 
 
-def averages(
-    view: View,
-    knowledge: Knowledge,
-    task: AttackTask,
-    shadows: Mapping[str, Matched],
-    *,
-    rounds: int,
-    samples: int,
-    most_steps: int,
-    seed: int,
-) -> list[Reading]:
-    """Return the averages of clients' answers in the first rounds of a view.
+def centred(z: Tensor) -> Tensor:
+    """Return answers (…, C) without the mean over their classes."""
+    return z - z.mean(-1, keepdim=True)
 
-    Shadows learn what their client was sent between two averages. The first average that cannot be followed is the
-    last that counts.
+
+# -- changes of the broadcast model -----------------------------------------------------------------------------------
+
+
+def broadcast_changes(view: View) -> list[tuple[Message, Message]]:
+    """Return each broadcast model with the next one, if it is an average of models that clients sent.
+
+    It is one if the adversary sent its own model, or if it sees what secure aggregation made of all. Models of rounds
+    that do not follow each other tell of rounds between them too, and are left out.
+    """
+    senders = {m.sender for m in with_payload(view.messages) if m.kind in WEIGHTS}
+    if senders.isdisjoint({*view.members, "aggregator"}):
+        return []
+    return [(start, end) for start, end in pairwise(broadcasts(view)) if end.round - start.round <= 1]
+
+
+def changes_of(view: View, most: int, shadows: Callable[[Parameters], Mapping[str, Study]]) -> list[Reading]:
+    """Return the changes of the first broadcast models, each as a sum of what the shadows of every client change.
+
+    A server that distils, or a defence, adds more than the clients do. It is taken for noise on all values, as much as
+    makes the change likeliest.
 
     Args:
         view: the adversary's view.
-        knowledge: with the public samples and a training core.
-        task: with the challenges.
-        shadows: shadows of every client whose answers are not in view, as they answer first.
-        rounds: averages that count, at most.
-        samples: of one average that count, at most.
-        most_steps: of one shadow and round on its own records.
-        seed: of batches.
+        most: changes, at most.
+        shadows: from a broadcast model, shadows of every client that is no member, which start from it.
     """
-    if knowledge.train is None:
-        return []
-    readings = list[Reading]()
-    now = dict(shadows)
-    before = None
-    for ensemble in ensembles_of(view, knowledge, task, rounds, samples):
-        if before is None:
-            before = ensemble.round
-        for number in range(before, ensemble.round):
-            lessons = {}
-            for client in now:
-                lesson = lesson_of(view, knowledge, client, number)
-                if lesson is None:
-                    return readings
-                lessons[client] = lesson
-            for client, lesson in lessons.items():
-                now[client] = followed(
-                    knowledge, now[client], [lesson],
-                    training=view.hyperparameters, most_steps=most_steps, seed=child_seed(seed, client),
-                )  # fmt: skip
-        before = ensemble.round
-        answers = {}
-        for client, one in now.items():
-            if client in ensemble.weights:
-                answers[client] = answered_as(_asked(knowledge, one, ensemble.x), ensemble.form)
-        if ensemble.selects:
-            ensemble = with_selectors(ensemble, answers)
-        readings.append(
-            Reading(
-                seen=ensemble.values.flatten(),
-                parts={k: (z * ensemble.weights[k]).flatten(1) for k, z in answers.items()},
-                noise=ensemble.noise,
-            )
-        )
+    readings: list[Reading] = []
+    pairs = broadcast_changes(view)[:most]
+    for before, now in pairs:
+        start = view.tensors(before)
+        end = view.tensors(now)
+        if {n: t.shape for n, t in start.items()} != {n: t.shape for n, t in end.items()}:
+            continue
+        by_client = {client: one for client, one in shadows(start).items() if client in before.receivers}
+        if not by_client:
+            continue
+        values = _MOST_PARAMETERS // len(pairs)
+        mine = {}
+        for member in view.members:
+            for message, origin in uploads_of(view, member, WEIGHTS):
+                if origin.seq == before.seq:
+                    mine[member] = after(view, message, start)
+        records = {client: float(one.held.sum(1).double().mean()) for client, one in by_client.items()}
+        records |= {member: float(len(view.own_data[member][1])) for member in mine}
+        weights = _weights(view, records)
+        change = _change(end, start, values)
+        for member, model in mine.items():
+            change = change - weights[member] * _change(model, start, values)
+        parts = {}
+        for client, one in by_client.items():
+            changes = torch.stack([_change(model, start, values) for model in one.models])
+            parts[client] = weights[client] * changes
+        readings.append(Reading(seen=change, parts=parts, noise=unexplained([*parts.values()], change)))
     return readings
 
 
-def _asked(knowledge: Knowledge, shadows: Matched, x: Tensor) -> Tensor:
-    """Return the logits (m, s, C) of shadows, float64."""
-    if knowledge.train is None:
-        raise ValueError("no training core to ask shadows with.")
-    return stacked_logits(knowledge.train, shadows.models, x).double()
+def _change(model: Mapping[str, Tensor], start: Mapping[str, Tensor], most: int) -> Tensor:
+    """Return what was changed (P,), in float32; of more than `most` parameters every so many."""
+    change = torch.cat([(model[name] - start[name]).flatten().float() for name in sorted(start)])
+    return change[:: -(-len(change) // most)]
 
 
-# -- mixtures ---------------------------------------------------------------------------------------------------------
-
-
-def mixtures(
-    view: View, knowledge: Knowledge, shadows: Mapping[str, Matched], *, samples: int, seed: int
-) -> Reading | None:
-    """Return the mixture of all clients' answers that FedIOD's cotangents tell one client; None if they tell none.
-
-    The server sends client 0 the gradient at its logits of conf · L_conf + unique · L_unique - mimic · L_mimic (Gong et
-    al. 2023, Eq. 3-10). With q_k = softmax(z_k) and the mixture m = Σ_k π_k q_k, entry c times the number of samples is
-
-        π_0 q_0c (unique · (log m_c - Σ_j q_0j log m_j) - (conf + unique) · (log q_0c + H(q_0)))
-
-    and the part of L_mimic, which is zero for a class that Eq. 8 gives client 0 no weight for: one of which it has no
-    record. The client knows q_0, and π_0 from the weight of L_gan that comes with the cotangent. For each sample that
-    leaves log m_c of its missing classes, up to a constant.
-    """
-    public = view.hyperparameters
-    members = [p for p in view.members if role(p) == "client"]
-    unique = float(public.get("unique") or 0)
-    conf = float(public.get("conf") or 0)
-    messages = with_payload(view.select(kind="logit_cotangents"))
+def _weights(view: View, records: Mapping[str, float]) -> dict[str, float]:
+    """Return each client's weight in the average, by the public configuration."""
+    public: Mapping[str, Any] = view.hyperparameters
+    public_weights = public.get("weights")
     if (
-        not messages
-        or len(members) != 1
-        or not unique
-        or public.get("weights") != "eq8"
-        or knowledge.train is None
+        public.get("weighting") == "public"
+        and isinstance(public_weights, Sequence)
+        and not isinstance(public_weights, str)
     ):
-        return None
-    own = view.own_data[members[0]][1].bincount(minlength=knowledge.classes) == 0
-    share, x, answers, cotangents = _cotangents(view, members[0], samples)
-    if not bool(own.any()) or not len(x) or not share:
-        return None
-    log_q = answers.log_softmax(1)
-    entropy = -(log_q.exp() * log_q).sum(1, keepdim=True)
-    # The equation above, solved for log m up to the term Σ_j q_0j log m_j, which is the same for all classes.
-    log_m = (cotangents / (share * log_q.exp()) + (conf + unique) * (log_q + entropy)) / unique
-    lacked = own.nonzero().squeeze(1)
-    readable = log_q[:, own] > _RAREST
-
-    def centred(values: Tensor) -> Tensor:
-        """Values (..., s, c) without each sample's constant, flat; zero where they cannot be read."""
-        values = values.where(readable, torch.zeros(()))
-        mean = values.sum(-1, keepdim=True) / readable.sum(-1, keepdim=True).clamp_min(1)
-        return (values - mean).where(readable, torch.zeros(())).flatten(-2)
-
-    records = {k: float(one.held[0].sum()) for k, one in shadows.items()}
-    theirs = {}
-    for client, one in shadows.items():
-        weight = (1 - share) * records[client] / sum(records.values())
-        theirs[client] = weight * _asked(knowledge, one, x).softmax(2)[..., lacked]
-    parts, rest, whole = _main_effects(share * log_q[:, lacked].exp(), theirs, centred, seed)
-    return Reading(seen=centred(log_m[:, lacked]), parts=parts, residual=rest, rehearsed=whole)
-
-
-def _cotangents(view: View, client: str, most: int) -> tuple[float, Tensor, Tensor, Tensor]:
-    """Return π of a client, samples (s, c, h, w), its logits (s, C) and cotangents times their batch's size (s, C)."""
-    cotangents_sent = _by_step(view.select(kind="logit_cotangents"))
-    samples_sent = _by_step(view.select(kind="generated_samples"))
-    logits_sent = _by_step(view.select(kind="logits", sender=client))
-    steps = sorted(cotangents_sent.keys() & samples_sent.keys() & logits_sent.keys())
-    each = -(-most // max(len(steps), 1))
-    share = 0.0
-    gan = float(view.hyperparameters.get("gan") or 0)
-    x = list[Tensor]()
-    z = list[Tensor]()
-    cotangents = list[Tensor]()
-    draws = child(0, "cotangents", client)
-    for step in steps:
-        cotangent = view.tensors(cotangents_sent[step])
-        samples = view.tensors(samples_sent[step])["samples"].cpu()
-        if "values" not in cotangent:
-            continue
-        share = float(cotangent["gan_weight"]) / gan if gan and "gan_weight" in cotangent else 0.0
-        rows = torch.randperm(len(samples), generator=draws)[:each]
-        x.append(samples[rows])
-        z.append(view.tensors(logits_sent[step])["values"].cpu().double()[rows])
-        cotangents.append(cotangent["values"].cpu().double()[rows] * len(samples))
-    if view.hyperparameters.get("gan_total") == "sum" or not share:
-        share = 1 / len(clients_of(view))
-    if not x:
-        return 0.0, torch.zeros(0), torch.zeros(0), torch.zeros(0)
-    return share, torch.cat(x), torch.cat(z), torch.cat(cotangents)
-
-
-def _by_step(messages: Sequence[Message]) -> dict[tuple[int, int], Message]:
-    """Return the messages with a payload by round and step."""
-    return {(m.round, m.step): m for m in with_payload(messages)}
-
-
-def _main_effects(
-    own: Tensor, theirs: Mapping[str, Tensor], read: Callable[[Tensor], Tensor], seed: int
-) -> tuple[dict[str, Tensor], Tensor, Tensor]:
-    """Return each client's part (m, d) in the logarithm of a mixture, and of federations (r, d) the rest and the whole.
-
-    A client's part is the mean over draws of the other clients' shadows; what is left are interactions.
-
-    Args:
-        own: (s, c) what is known of the mixture.
-        theirs: by client, (m, s, c) what its shadows add to it.
-        read: the values (..., d) that are read off logarithms (..., s, c).
-        seed: of the draws.
-    """
-    draws = child(seed, "mixtures")
-
-    def drawn(clients: Sequence[str]) -> Tensor:
-        rows = [theirs[k][int(torch.randint(len(theirs[k]), (), generator=draws))] for k in clients]
-        return torch.stack([own, *rows]).sum(0)
-
-    parts: dict[str, Tensor] = {}
-    for client, adds in theirs.items():
-        others = [k for k in theirs if k != client]
-        rest = [drawn(others) for _ in range(_OTHERS)]
-        parts[client] = torch.stack([read((adds + one).log()) for one in rest]).mean(0)
-    count = min(_FEDERATIONS, *map(len, theirs.values()))
-    mixed = own + torch.stack([adds[:count] for adds in theirs.values()]).sum(0)
-    values = read(mixed.log())
-    return parts, values - torch.stack([part[:count] for part in parts.values()]).sum(0), values
+        by_name = dict(zip(clients_of(view), map(float, public_weights), strict=False))
+        weights = {client: by_name.get(client, 1.0) for client in records}
+    elif public.get("weighting") == "uniform":
+        weights = dict.fromkeys(records, 1.0)
+    else:
+        weights = dict(records)
+    total = sum(weights.values())
+    return {client: n / total for client, n in weights.items()}

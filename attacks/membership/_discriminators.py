@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,17 +18,16 @@ from torch.nn import functional as F
 
 from fdaudit.models.generative import build_discriminator
 from fdaudit.rng import child
-from fdaudit.storage.cache import digest_of, remembered_parts
 from fdaudit.training.optimizers import annealed
 
-from .._shadows import parts_of
+from .._shadows import fitted_in_parts
 
 if TYPE_CHECKING:
     from fdaudit.adversary.view import View
     from fdaudit.training.trainer import Parameters
     from fdaudit.transcript.messages import Message
 
-    from ._matched import Matched
+    from ._study import Study
 
 __all__ = ["DiscriminatorStep", "judged", "steps_of"]
 
@@ -67,7 +65,7 @@ def steps_of(view: View, client: str) -> list[DiscriminatorStep]:
 
 
 def judged(
-    shadows: Matched,
+    study: Study,
     samples: Sequence[Tensor],
     public: Mapping[str, Any],
     *,
@@ -82,7 +80,7 @@ def judged(
     A score is D(x) over the mean of D on real records, a gradient that of the mean of -log D(x) at the samples.
 
     Args:
-        shadows: shadows of the client, whose records the discriminators learn; the first `count` of them.
+        study: of the client, whose records the discriminators of its first `count` shadows learn.
         samples: (n, c, h, w) of each step, up to the last one that is asked for.
         public: the public configuration: `discriminator_width`, `adam_lr`, `rounds`, `steps_per_round`.
         count: number of discriminators.
@@ -91,24 +89,22 @@ def judged(
         pulled: steps whose gradients are returned.
         seed: of initial weights and records.
     """
-    x, (records, _) = torch.stack(list(samples)), shadows.pool
-    masks = shadows.held[:count]
+    x = torch.stack(list(samples))
     chosen = {"scored": list(scored), "pulled": list(pulled), "batch": batch, "seed": seed}
     settings = ("discriminator_width", "adam_lr", "rounds", "steps_per_round")
     card = {"what": "shadow discriminators", **chosen, "public": {name: public[name] for name in settings}}
-    works = {}
-    for rows in parts_of(len(masks)):
-        own = {"held": masks[rows.start : rows.stop]}
-        digest = digest_of({**card, "rows": [rows.start, rows.stop]}, x, records, own)
-        works[digest] = partial(_judged, x, records, masks, rows, public, batch, scored, pulled, seed)
-    parts = remembered_parts(works)
+    parts = fitted_in_parts(
+        card,
+        count,
+        lambda rows: [x, study.pool[0], study.held[rows.start : rows.stop]],
+        lambda rows: _judged(study, x, rows, public, batch, scored, pulled, seed),
+    )
     return torch.cat([part["scores"] for part in parts]), torch.cat([part["gradients"] for part in parts])
 
 
 def _judged(
+    study: Study,
     x: Tensor,
-    records: Tensor,
-    masks: Tensor,
     rows: range,
     public: Mapping[str, Any],
     batch: int,
@@ -126,7 +122,8 @@ def _judged(
     D = {}
     for name in starts[0]:
         D[name] = torch.stack([start[name].detach() for start in starts])
-    own = [masks[k].nonzero().squeeze(1) for k in rows]
+    pool, _ = study.pool
+    own = study.records[rows.start : rows.stop]
     draws = [child(seed, "discriminator", k, "records") for k in rows]
     moments = {name: (torch.zeros_like(p), torch.zeros_like(p)) for name, p in D.items()}
     few = min(batch, n)
@@ -147,10 +144,10 @@ def _judged(
     scores = list[Tensor]()
     gradients = list[Tensor]()
     for t, generated in enumerate(x):
-        indices = [
-            mine[torch.randint(len(mine), (n,), generator=g)] for mine, g in zip(own, draws, strict=True)
-        ]
-        real = records[torch.stack(indices)]
+        indices = list[Tensor]()
+        for mine, generator in zip(own, draws, strict=True):
+            indices.append(mine[torch.randint(len(mine), (n,), generator=generator)])
+        real = pool[torch.stack(indices)]
         if t in pulled:
             gradients.append(vmap(grad(toward_real, argnums=1), in_dims=(0, None))(D, generated).flatten(2))
         if t in scored:

@@ -19,14 +19,12 @@ from fdaudit.types import Applicability, AttackTask
 from .._reading import reads_forms
 from .._shadows import parts_of
 from .._uploads import WEIGHTS, after, updates_without_broadcast, uploads_of, with_payload
-from ._answers import RecordedAnswers, evenly_spread, recorded
+from ._answers import RecordedAnswers, Treatment, evenly_spread, recorded
 from ._coins import scores_of
-from ._followed import FollowedAnswers, answered_in_rounds, followed
-from ._matched import Matched, before_answers, initial_weights, matched
-from ._own import FLOOR, centred_logs, logits_of, own_answers, stranger
-from ._references import missing
+from ._queried import FLOOR, centred_logs, own_answers, stranger
 from ._ridge import Own, Regressed, regressed, regressed_in_parts, unexplained
-from ._treatment import Treatment
+from ._rounds import FollowedAnswers, answered_in_rounds, followed
+from ._study import Study, before_answers, drawn, initial_weights, missing, trained
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -191,18 +189,18 @@ class CoinRegression:
         parts = list[tuple[Tensor, Tensor, float]]()
         rounds = 0
         own = list[Own]()
-        for shadows, one in self._shown(view, knowledge, challenge, heard, uploads, count):
-            coins = shadows.coins
+        for study, one in self._shown(view, knowledge, challenge, heard, uploads, count):
+            coins = study.coins
             rounds = rounds + (one.kind in ("logits", "soft_labels"))
-            theirs, mine = _read(_answers(knowledge, shadows, one), coins, one)
+            theirs, mine = _read(_answers(knowledge, study, one), coins, one)
             # What else trains beside the records, as FedGEN's generated features do, is noise to the shadows.
             noise = unexplained([theirs], mine) if one.kind == "change" else one.noise
             parts.append((theirs, mine, noise))
         if not uploads and len(heard) == 1:
             first = parts[0]
-            if (later := self._later(view, knowledge, challenge, shadows, first)) is not None:
+            if (later := self._later(view, knowledge, challenge, study, first)) is not None:
                 parts[0], rounds = later, 0
-            own = own_answers(view, knowledge, task, challenge, shadows, parts[0], paired=self.config.paired)
+            own = own_answers(view, knowledge, task, challenge, study, parts[0], paired=self.config.paired)
         # On DaFKD's uploads joining reads more coins right, although stacking promises more.
         regression = regressed_in_parts(parts, coins, stack=not uploads, own=own)
         note = f"{count} shadows"
@@ -215,7 +213,7 @@ class CoinRegression:
         view: View,
         knowledge: Knowledge,
         challenge: Challenge,
-        shadows: Matched,
+        study: Study,
         first: tuple[Tensor, Tensor, float],
     ) -> tuple[Tensor, Tensor, float] | None:
         """Return a client's answers spread over all rounds, if the shadows explain these as well as its first ones.
@@ -233,7 +231,7 @@ class CoinRegression:
         if spread is None or not len(spread.samples):
             return None
         evidence = _answered(spread)
-        later = (*_read(_answers(knowledge, shadows, evidence), shadows.coins, evidence), evidence.noise)
+        later = (*_read(_answers(knowledge, study, evidence), study.coins, evidence), evidence.noise)
         return None if stranger(later, first) else later
 
     def _shown(
@@ -244,44 +242,37 @@ class CoinRegression:
         heard: list[FollowedAnswers],
         uploads: list[_CoinEvidence],
         count: int,
-    ) -> Iterator[tuple[Matched, _CoinEvidence]]:
+    ) -> Iterator[tuple[Study, _CoinEvidence]]:
         """Yield all that the view tells of a client's model, each with the `count` shadows to compare it with."""
         if heard:
-            shadows = self._shadows(view, knowledge, challenge, None, count)
+            study = self._trained(view, knowledge, challenge, None, count)
         for number, one in enumerate(heard):
             try:
-                shadows = followed(
-                    knowledge, shadows, one.lessons,
+                study = followed(
+                    knowledge, study, one.lessons,
                     training=view.hyperparameters, most_steps=self.config.most_steps, seed=self.config.seed,
                 )  # fmt: skip
             except TrainingDivergedError:
                 if number:
                     break
-            yield shadows, _answered(one.answers)
+            yield study, _answered(one.answers)
             if not number and (ranged := _ranged(view, knowledge, challenge.target)) is not None:
-                yield shadows, ranged
+                yield study, ranged
         for upload in uploads:
-            yield self._shadows(view, knowledge, challenge, upload.start, count), upload
+            yield self._trained(view, knowledge, challenge, upload.start, count), upload
 
-    def _shadows(
+    def _trained(
         self,
         view: View,
         knowledge: Knowledge,
         challenge: Challenge,
         start: Parameters | None,
         count: int,
-    ) -> Matched:
-        return matched(
-            view,
-            knowledge,
-            challenge,
-            count,
-            training=before_answers(view.hyperparameters, from_upload=start is not None),
-            start=start,
-            paired=self.config.paired,
-            most_steps=self.config.most_steps,
-            seed=self.config.seed,
-        )
+    ) -> Study:
+        cfg = self.config
+        study = drawn(view, knowledge, challenge, count, paired=cfg.paired, seed=cfg.seed)
+        training = before_answers(view.hyperparameters, from_upload=start is not None)
+        return trained(knowledge, study, training=training, start=start, most_steps=cfg.most_steps)
 
 
 def _looks(shadows: int) -> list[int]:
@@ -328,13 +319,11 @@ def _ranged(view: View, knowledge: Knowledge, client: str) -> _CoinEvidence | No
     return _CoinEvidence(values=value, kind="logit_range", x=knowledge.public)
 
 
-def _answers(knowledge: Knowledge, shadows: Matched, evidence: _CoinEvidence) -> Tensor:
+def _answers(knowledge: Knowledge, study: Study, evidence: _CoinEvidence) -> Tensor:
     """What the victim's values are, of shadows: (m, s, C), (m, P) or (m, 1)."""
-    if knowledge.train is None:
-        raise ValueError("coin-regression: no training core to ask shadows with.")
     if evidence.x is None:
-        return torch.stack([_change(model, evidence.start or {}) for model in shadows.models])
-    z = logits_of(knowledge, knowledge.train, shadows.models, evidence.x)
+        return torch.stack([_change(model, evidence.start or {}) for model in study.models])
+    z = study.logits(knowledge, evidence.x)
     if evidence.kind == "logit_range":
         return z.abs().amax((1, 2))[:, None]
     answers = z - z.mean(2, keepdim=True) if evidence.kind == "logits" else z.softmax(2)

@@ -16,14 +16,12 @@ from fdaudit.registry import AttackCard
 from fdaudit.types import Applicability, AttackTask
 
 from .._reading import reads_forms
-from ._answers import evenly_spread, recorded
+from ._answers import evenly_spread, recorded, treatment_of
 from ._coins import scores_of
 from ._discriminators import DiscriminatorStep, judged, steps_of
-from ._matched import Matched, before_answers, drawn, matched, pool_of
-from ._own import logits_of, own_answers
-from ._references import missing
+from ._queried import own_answers
 from ._ridge import Regressed, regressed, regressed_in_parts, stacked
-from ._treatment import treatment_of
+from ._study import Study, before_answers, core_of, drawn, missing, trained
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -131,18 +129,21 @@ class DiscriminatorRegression:
         cfg = self.config
         heard = recorded(view, knowledge, cfg.samples, spread=True).get(challenge.target)
         pulling = any("values" in _tensors(view, step, "logit_cotangents") for step in steps)
-        shadows = self._shadows(view, knowledge, challenge, models=heard is not None or pulling)
-        count = min(cfg.discriminators, len(shadows.held))
+        study = drawn(view, knowledge, challenge, cfg.matched, paired=True, seed=cfg.seed)
+        if heard is not None or pulling:
+            training = before_answers(view.hyperparameters)
+            study = trained(knowledge, study, training=training, most_steps=cfg.most_steps)
+        count = min(cfg.discriminators, cfg.matched)
         scored = self._chosen([t for t, step in enumerate(steps) if _SCORES in step.answers], late=True)
         pulled = self._chosen([t for t, step in enumerate(steps) if _GRADIENTS in step.answers])
         samples = [
             view.tensors(step.samples)["samples"].cpu() for step in steps[: max([*scored, *pulled]) + 1]
         ]
         scores, gradients = judged(
-            shadows, samples, view.hyperparameters,
+            study, samples, view.hyperparameters,
             count=count, batch=cfg.batch, scored=scored, pulled=pulled, seed=cfg.seed,
         )  # fmt: skip
-        coins = shadows.coins[:count]
+        coins = study.coins[:count]
         parts = dict[str, Regressed]()
         if scored:
             mine = torch.cat([_tensors(view, steps[t], _SCORES)["values"].flatten() for t in scored])
@@ -150,14 +151,14 @@ class DiscriminatorRegression:
             parts["scores"] = regressed(scores.flatten(1), coins, mine, noise)
         if pulled:
             mine = torch.cat([_tensors(view, steps[t], _GRADIENTS)["values"].flatten() for t in pulled])
-            theirs = self._pulled_back(view, knowledge, shadows, [steps[t] for t in pulled], gradients)
+            theirs = self._pulled_back(view, knowledge, study, [steps[t] for t in pulled], gradients)
             noise = _noise(view, steps[pulled[0]], _GRADIENTS)
             parts["gradients"] = regressed(theirs, coins, mine, noise)
-        if heard is not None and knowledge.train is not None and shadows.models:
-            z = logits_of(knowledge, knowledge.train, shadows.models, heard.x)
+        if heard is not None:
+            z = study.logits(knowledge, heard.x)
             answers = (z - z.mean(2, keepdim=True)).flatten(1), heard.values.flatten(), heard.noise
-            own = own_answers(view, knowledge, task, challenge, shadows, answers, paired=True)
-            whole = regressed_in_parts([answers], shadows.coins, stack=False, own=own)
+            own = own_answers(view, knowledge, task, challenge, study, answers, paired=True)
+            whole = regressed_in_parts([answers], study.coins, stack=False, own=own)
             parts["logits"] = replace(whole, left_out=whole.left_out[:count])
         best = stacked([*parts.values()], coins)
         return Membership(
@@ -166,20 +167,6 @@ class DiscriminatorRegression:
             note=f"from {', '.join(parts)}",
             rehearsed=best.right,
         )
-
-    def _shadows(self, view: View, knowledge: Knowledge, challenge: Challenge, *, models: bool) -> Matched:
-        """Return the victim's shadows; without models of them if no answer of its model is in view."""
-        cfg = self.config
-        if models:
-            return matched(
-                view, knowledge, challenge, cfg.matched,
-                training=before_answers(view.hyperparameters), paired=True, most_steps=cfg.most_steps, seed=cfg.seed,
-            )  # fmt: skip
-        if knowledge.auxiliary is None:
-            raise ValueError("discriminator-regression: no auxiliary records. Ask `missing` first.")
-        inside, others, coins = drawn(view, knowledge, challenge, cfg.matched, paired=True, seed=cfg.seed)
-        pool = pool_of(challenge, knowledge.auxiliary)
-        return Matched(models=[], inside=inside, others=others, coins=coins, pool=pool)
 
     def _chosen(self, steps: Sequence[int], *, late: bool = False) -> list[int]:
         """Return steps spread evenly over all, or over the later half, in which a discriminator has learnt the most."""
@@ -194,7 +181,7 @@ class DiscriminatorRegression:
         self,
         view: View,
         knowledge: Knowledge,
-        shadows: Matched,
+        study: Study,
         steps: Sequence[DiscriminatorStep],
         toward_real: Tensor,
     ) -> Tensor:
@@ -203,7 +190,7 @@ class DiscriminatorRegression:
         Args:
             view: with the samples and cotangents.
             knowledge: with a training core.
-            shadows: shadows of the client's model; none if no cotangent has values.
+            study: shadows of the client's model; untrained if no cotangent has values.
             steps: q of them.
             toward_real: (count, q, n, d) gradients of L_gan.
         """
@@ -211,12 +198,13 @@ class DiscriminatorRegression:
         weight = torch.stack([one.get("gan_weight", torch.zeros(())).reshape(()) for one in cotangents])
         gradients = weight[:, None, None] * toward_real
         having = [k for k, one in enumerate(cotangents) if "values" in one]
-        if having and knowledge.train is not None:
+        if having:
+            train = core_of(knowledge)
             x = torch.cat([view.tensors(steps[k].samples)["samples"].cpu() for k in having])
             at = torch.cat([cotangents[k]["values"] for k in having])
             for number in range(len(gradients)):
-                network = knowledge.train.network(shadows.models[number]).eval()
-                leaf = x.to(knowledge.train.device).requires_grad_()
+                network = train.network(study.models[number]).eval()
+                leaf = x.to(train.device).requires_grad_()
                 (back,) = torch.autograd.grad(network(leaf), leaf, at.to(leaf))
                 gradients[number, having] += back.cpu().reshape(len(having), *gradients.shape[2:])
         return gradients.flatten(1)

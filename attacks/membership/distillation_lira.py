@@ -14,30 +14,33 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import islice
+from itertools import chain, islice
 from typing import TYPE_CHECKING, ClassVar
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from fdaudit.goals.membership import Membership
 from fdaudit.registry import AttackCard
+from fdaudit.rng import child
+from fdaudit.storage.cache import computed_once
+from fdaudit.training.trainer import Fit, Job, Parameters, draw_batches, parameters_of
 from fdaudit.types import Applicability, AttackTask, Challenge
 
 from .._reading import reads_forms
+from .._shadows import by_model, network_and_core, numbered, on_cpu
 from ._answers import RecordedAnswers, recorded
-from ._case import probabilities
 from ._coins import against_its_pair
-from ._references import matched_references, missing
+from ._queried import ShadowConfig, probabilities, study_of
 from ._statistics import confidence, lira_offline, lira_online
-from ._surrogates import SurrogateConfig, distil, teach
+from ._study import core_of, missing
 
 if TYPE_CHECKING:
     from fdaudit.adversary.knowledge import Knowledge
     from fdaudit.adversary.view import View
-    from fdaudit.training.trainer import Parameters
 
-__all__ = ["CoopLiRA", "DistillationLiRA"]
+__all__ = ["CoopLiRA", "DistillationLiRA", "SurrogateConfig"]
 
 _FEW = 64
 """With at least this many models a candidate has its own variance (Carlini 2022, section VI-B)."""
@@ -45,6 +48,23 @@ _LEAST_SAMPLES = 10
 """Smallest number of answers from which a surrogate learns anything."""
 _LEAST_OTHERS = 2
 """Smallest number of other clients for a distribution to compare with."""
+_MOST_KEPT = 128 << 20
+"""Bytes of surrogates that are cached."""
+
+
+class SurrogateConfig(ShadowConfig):
+    """Settings of surrogates; only `distillation-lira` uses those of shadow models."""
+
+    students: int = Field(64, ge=2)
+    """Shadow models of each victim, the first of its matched ones, from which surrogates are distilled."""
+    samples: int = Field(2000, ge=2)
+    """Largest number of a client's answers that its surrogate learns from: the last ones."""
+    distill_steps: int = Field(400, ge=1)
+    """Steps of Adam of one surrogate."""
+    distill_batch_size: int = Field(128, ge=1)
+    """Answers a step."""
+    distill_lr: float = Field(5e-3, gt=0)
+    """Adam's learning rate, annealed to a hundredth of it on a cosine."""
 
 
 @reads_forms
@@ -93,16 +113,16 @@ class DistillationLiRA:
         lessons: list[tuple[Tensor, Tensor]] = []
         inside: dict[str, Tensor] = {}
         for name, challenge in task.challenges.items():
-            references = matched_references(view, knowledge, challenge, self.config)
-            teachers = references.models[: self.config.students]
+            study = study_of(view, knowledge, challenge, self.config)
+            teachers = study.models[: self.config.students]
             x = answers[name].x
-            inside[name] = references.candidates[name][: len(teachers)]
+            inside[name] = study.inside[: len(teachers)]
             lessons.append((x, _as(answers[name], kind)))
             for model in teachers:
-                values = teach(knowledge, model, x, answers[name].kind)
+                values = _taught(knowledge, model, x, answers[name].kind)
                 own = replace(answers[name], values=answers[name].treatment.as_sent(values))
                 lessons.append((x, _as(own, kind)))
-        taught = iter(distil(knowledge, lessons, kind, self.config))
+        taught = iter(_distilled(knowledge, lessons, kind, self.config))
         score = lira_online if self.config.online else lira_offline
         guesses = []
         for name, challenge in task.challenges.items():
@@ -176,7 +196,7 @@ class CoopLiRA:
         answers = recorded(view, knowledge, self.config.samples)
         kind = _kind(answers, task)
         lessons = [(answer.x, _as(answer, kind)) for answer in answers.values()]
-        surrogates = dict(zip(answers, distil(knowledge, lessons, kind, self.config), strict=True))
+        surrogates = dict(zip(answers, _distilled(knowledge, lessons, kind, self.config), strict=True))
         guesses = []
         for name, challenge in task.challenges.items():
             others = [s for client, s in surrogates.items() if client != name]
@@ -224,3 +244,73 @@ def _phi(knowledge: Knowledge, model: Parameters, challenge: Challenge) -> Tenso
 
 def _phis(knowledge: Knowledge, models: Sequence[Parameters], challenge: Challenge) -> Tensor:
     return torch.stack([_phi(knowledge, model, challenge) for model in models])
+
+
+def _taught(knowledge: Knowledge, teacher: Parameters, x: Tensor, kind: str) -> Tensor:
+    """Return the answers of a model of the adversary's own, as a client gives them: logits or probabilities (n, C)."""
+    z = core_of(knowledge).predict(teacher, x)
+    return z - z.mean(1, keepdim=True) if kind == "logits" else z.softmax(1)
+
+
+def _distilled(
+    knowledge: Knowledge, lessons: Sequence[tuple[Tensor, Tensor]], kind: str, config: SurrogateConfig
+) -> list[Parameters]:
+    """Return one surrogate for each lesson; equal lessons and settings are distilled once.
+
+    All train together, from the same initial weights and with the same order of batches. They differ only by their
+    teachers' answers.
+
+    Args:
+        knowledge: with the architecture and a training core.
+        lessons: samples (n, c, h, w) and answers about them (n, C).
+        kind: `logits`, fitted by their mean absolute error (as in Shi et al.'s code), or `soft_labels`, fitted by
+            KL divergence.
+        config: the settings of distillation.
+
+    Raises:
+        TrainingDivergedError: a loss became NaN or infinite.
+        UsageError: no architecture or training core is known.
+    """
+    train, network = network_and_core(knowledge)
+    start = parameters_of(network.build(child(config.seed, "surrogate", "start")))
+    fit = Fit(
+        lr=config.distill_lr,
+        final_lr=config.distill_lr / 100,
+        optimizer="adam",
+        objective="l1" if kind == "logits" else "kl",
+    )
+
+    def fitted() -> list[Parameters]:
+        jobs = []
+        for n, (x, values) in enumerate(lessons):
+            batches = draw_batches(
+                len(x),
+                config.distill_batch_size,
+                steps=config.distill_steps,
+                generator=child(config.seed, "surrogate", "batches"),
+            )
+            jobs.append(
+                Job(
+                    party=f"surrogate {n}",
+                    parameters=start,
+                    x=x,
+                    targets=values,
+                    batches=batches,
+                    seed=config.seed,
+                )
+            )
+        return [on_cpu(trained.parameters) for trained in train.fit(jobs, fit)]
+
+    numbers = range(len(lessons))
+    if len(lessons) * sum(tensor.nbytes for tensor in start.values()) > _MOST_KEPT:
+        return fitted()
+
+    card = {
+        "what": "surrogates",
+        "settings": config.model_dump(mode="json", include=set(SurrogateConfig.__annotations__)),
+        "seed": config.seed,
+        "kind": kind,
+        **knowledge.described,
+    }
+    kept = computed_once(card, chain.from_iterable(lessons), lambda _: numbered(numbers, fitted()))
+    return by_model([kept], len(lessons))

@@ -149,10 +149,14 @@ class GeneratorLeakage:
             encode = knowledge.encode
             features = torch.cat([encode(part).flatten(1) for part in samples.split(_BATCH)])
             spaces.append((encode(x).flatten(1), features))
-        scores = [proximity(a, b, self.config.rule) for a, b in spaces]
+        scores = [proximity(points, others, self.config.rule) for points, others in spaces]
         if len(scores) == 1:
             return scores[0]
-        return torch.stack(list(map(_standardised, scores))).mean(0)
+        standard = list[Tensor]()
+        for values in scores:
+            spread = values.std(correction=0).clamp_min(1e-12)
+            standard.append((values - values.mean()) / spread)
+        return torch.stack(standard).mean(0)
 
 
 def proximity(points: Tensor, samples: Tensor, rule: str) -> Tensor:
@@ -182,10 +186,6 @@ def distances(points: Tensor, samples: Tensor) -> Tensor:
     for part in samples.split(_BATCH):
         nearest = torch.minimum(nearest, torch.cdist(points.double(), part.double()).amin(1))
     return nearest
-
-
-def _standardised(values: Tensor) -> Tensor:
-    return (values - values.mean()) / values.std(correction=0).clamp_min(1e-12)
 
 
 def _generators(view: View, knowledge: Knowledge, makes: str = "images") -> tuple[Message, ...]:

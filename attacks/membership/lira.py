@@ -15,10 +15,10 @@ from fdaudit.types import Applicability, AttackTask
 
 from .._reading import reads_forms
 from .._target_model import answerable
-from ._case import CandidateAnswers, cases
 from ._coins import against_its_pair
-from ._references import ShadowConfig, missing
+from ._queried import Comparison, ShadowConfig, comparisons_of
 from ._statistics import calibrated, lira_offline, lira_online, rmia
+from ._study import missing
 
 if TYPE_CHECKING:
     from fdaudit.adversary.knowledge import Knowledge
@@ -66,6 +66,9 @@ class RMIAConfig(ShadowedConfig):
 
 
 _NEEDS: tuple[str, ...] = ("oracle (soft labels)", "model_parameters", "model_update")
+_READS: tuple[str, ...] = ("class_counts", "sample_count")
+_TASKS: tuple[str, ...] = ("single-label", "multi-label", "text", "table")
+_GROWS: tuple[str, ...] = ("shadows", "most_steps")
 _PROFILES: dict[str, dict[str, Any]] = {
     "quick": {"shadows": 8, "most_steps": 300, "matched": 180},
     "standard": {"shadows": 64, "most_steps": 1000, "matched": 500},
@@ -89,7 +92,7 @@ class _Shadowed(ABC):
         self, view: View, knowledge: Knowledge, task: AttackTask, generator: torch.Generator
     ) -> tuple[Membership, ...]:
         """Return one `Membership` for each challenge; `seed` sets the random draws, so attacks share shadow models."""
-        by_target = cases(
+        by_target = comparisons_of(
             view,
             knowledge,
             task,
@@ -109,7 +112,7 @@ class _Shadowed(ABC):
         return 0
 
     @abstractmethod
-    def _score(self, case: CandidateAnswers) -> Tensor:
+    def _score(self, case: Comparison) -> Tensor:
         """Return scores (n,) of one victim's candidates, higher for members."""
 
 
@@ -123,26 +126,20 @@ class CalibratedLoss(_Shadowed):
 
     card = AttackCard(
         name="calibrated-loss",
-        work={
-            "once": 1500,
-            "each": 700,
-            "grows": ("shadows", "most_steps"),
-            "victims": "matched",
-            "shadows": ("shadows", "most_steps"),
-        },
+        work={"once": 1500, "each": 700, "grows": _GROWS, "victims": "matched", "shadows": _GROWS},
         source="Watson, Guo, Cormode & Sablayrolles 2022, Eq. 2",
         goal="membership",
         needs=_NEEDS,
-        reads=("class_counts", "sample_count"),
+        reads=_READS,
         assumes=("architecture", "auxiliary"),
         oracle="soft",
-        tasks=("single-label", "multi-label", "text", "table"),
+        tasks=_TASKS,
         profiles=_PROFILES,
     )
     Config: ClassVar[type[ShadowedConfig]] = ShadowedConfig
 
-    def _score(self, case: CandidateAnswers) -> Tensor:
-        return calibrated(*case.likelihood(case.x, case.y), case.inside)
+    def _score(self, case: Comparison) -> Tensor:
+        return calibrated(*case.likelihood(case.x, case.y), case.study.inside)
 
 
 @reads_forms
@@ -156,25 +153,19 @@ class LiRAOnline(_Shadowed):
 
     card = AttackCard(
         name="lira-online",
-        work={
-            "once": 1500,
-            "each": 400,
-            "grows": ("shadows", "most_steps"),
-            "victims": "matched",
-            "shadows": ("shadows", "most_steps"),
-        },
+        work={"once": 1500, "each": 400, "grows": _GROWS, "victims": "matched", "shadows": _GROWS},
         source="Carlini, Chien, Nasr, Song, Terzis & Tramèr 2022, Algorithm 1",
         goal="membership",
         needs=_NEEDS,
-        reads=("class_counts", "sample_count"),
+        reads=_READS,
         assumes=("architecture", "auxiliary"),
         oracle="soft",
-        tasks=("single-label", "multi-label", "text", "table"),
+        tasks=_TASKS,
         profiles=_PROFILES,
     )
     Config: ClassVar[type[ShadowedConfig]] = ShadowedConfig
 
-    def _score(self, case: CandidateAnswers) -> Tensor:
+    def _score(self, case: Comparison) -> Tensor:
         return _likelihood_ratio(case, self.config.online)
 
 
@@ -188,25 +179,19 @@ class LiRAOffline(_Shadowed):
 
     card = AttackCard(
         name="lira-offline",
-        work={
-            "once": 1500,
-            "each": 400,
-            "grows": ("shadows", "most_steps"),
-            "victims": "matched",
-            "shadows": ("shadows", "most_steps"),
-        },
+        work={"once": 1500, "each": 400, "grows": _GROWS, "victims": "matched", "shadows": _GROWS},
         source="Carlini, Chien, Nasr, Song, Terzis & Tramèr 2022, section V-D, Eq. 4",
         goal="membership",
         needs=_NEEDS,
-        reads=("class_counts", "sample_count"),
+        reads=_READS,
         assumes=("architecture", "auxiliary"),
         oracle="soft",
-        tasks=("single-label", "multi-label", "text", "table"),
+        tasks=_TASKS,
         profiles=_PROFILES,
     )
     Config: ClassVar[type[LiRAOfflineConfig]] = LiRAOfflineConfig
 
-    def _score(self, case: CandidateAnswers) -> Tensor:
+    def _score(self, case: Comparison) -> Tensor:
         return _likelihood_ratio(case, self.config.online)
 
 
@@ -220,13 +205,7 @@ class RMIA(_Shadowed):
 
     card = AttackCard(
         name="rmia",
-        work={
-            "once": 1500,
-            "each": 600,
-            "grows": ("shadows", "most_steps"),
-            "victims": "matched",
-            "shadows": ("shadows", "most_steps"),
-        },
+        work={"once": 1500, "each": 600, "grows": _GROWS, "victims": "matched", "shadows": _GROWS},
         source="Zarifzadeh, Liu & Shokri 2024, Eq. 2 to 4",
         profiles={
             "quick": {"shadows": 8, "most_steps": 300, "matched": 180, "population": 100},
@@ -235,10 +214,10 @@ class RMIA(_Shadowed):
         },
         goal="membership",
         needs=_NEEDS,
-        reads=("class_counts", "sample_count"),
+        reads=_READS,
         assumes=("architecture", "auxiliary"),
         oracle="soft",
-        tasks=("single-label", "multi-label", "text", "table"),
+        tasks=_TASKS,
     )
     Config: ClassVar[type[RMIAConfig]] = RMIAConfig
 
@@ -246,20 +225,21 @@ class RMIA(_Shadowed):
     def _besides(self) -> int:
         return int(self.config.population)
 
-    def _score(self, case: CandidateAnswers) -> Tensor:
+    def _score(self, case: Comparison) -> Tensor:
         k = case.besides
-        z, z_y = (part[:k] for part in case.references.population)
+        z, z_y = (part[:k] for part in case.study.population)
         return rmia(
             *case.likelihood(case.x, case.y),
-            case.inside,
+            case.study.inside,
             *case.likelihood(z, z_y),
-            case.references.held[:, :k],
+            case.study.others[:, :k],
             gamma=self.config.gamma,
             a=None if self.config.online else self.config.a,
         )
 
 
-def _likelihood_ratio(case: CandidateAnswers, online: bool) -> Tensor:
+def _likelihood_ratio(case: Comparison, online: bool) -> Tensor:
     phi, shadows = case.confidence()
     score = lira_online if online else lira_offline
-    return score(phi, shadows, case.inside, fixed_variance=len(shadows) < FEW, blur=case.treatment.blur(phi))
+    few = len(shadows) < FEW
+    return score(phi, shadows, case.study.inside, fixed_variance=few, blur=case.treatment.blur(phi))

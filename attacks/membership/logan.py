@@ -86,7 +86,15 @@ class DiscriminatorScore:
                 network = {**network, **{n: t for n, t in head.items() if n.startswith("extractor.")}}
                 head = {n: head[f"head.{n}"] for n in ("weight", "bias")}
             module = shared_network(knowledge.train.network(network)).eval()
-            scores = _logits(module.extractor, head, challenge.x, knowledge.train.device)
+            device = knowledge.train.device
+            weight = head["weight"].to(device)
+            bias = head["bias"].to(device)
+            logits = list[Tensor]()
+            with torch.no_grad():
+                for part in challenge.x.split(_BATCH):
+                    features = module.extractor(part.to(device))
+                    logits.append(nn.functional.linear(features, weight, bias)[:, 0].cpu())
+            scores = torch.cat(logits).double()
             guesses.append(Membership(target=name, scores=scores))
         return tuple(guesses)
 
@@ -98,14 +106,3 @@ def _sent(view: View, client: str) -> tuple[Message, Message] | None:
         if head.payload is not None and below:
             return head, below[-1]
     return None
-
-
-@torch.no_grad()
-def _logits(extractor: nn.Module, head: dict[str, Tensor], x: Tensor, device: torch.device) -> Tensor:
-    """Return the discriminator's logits (n,) of images (n, c, h, w), on the CPU."""
-    weight = head["weight"].to(device)
-    bias = head["bias"].to(device)
-    logits = [
-        nn.functional.linear(extractor(part.to(device)), weight, bias)[:, 0].cpu() for part in x.split(_BATCH)
-    ]
-    return torch.cat(logits).double()

@@ -90,8 +90,11 @@ class NeuronUpdates:
             challenge, start = task.challenges[name], moved(view.tensors(origin), "cpu")
             asked = (neuron >= 0).nonzero().flatten()
             rows = _gradients(layer, start, challenge, asked, neuron[asked])
-            descent = _descent(view, message, start, layer)[neuron[asked]]
-            products[name][asked] += (descent * rows).sum(1)
+            if message.kind == "gradient":
+                descent = _rows(layer, moved(view.tensors(message), "cpu"))
+            else:
+                descent = _rows(layer, start) - _rows(layer, moved(after(view, message, start), "cpu"))
+            products[name][asked] += (descent[neuron[asked]] * rows).sum(1)
             norms[name][asked] += rows.square().sum(1)
         return tuple(
             Membership(
@@ -141,13 +144,6 @@ def _uploads(view: View, target: str) -> list[tuple[Message, Message]]:
     within = [m for m in sums if target in m.fields.get("clients", ())]
     started = [(m, received_before(view, m, target)) for m in within]
     return [(message, models[-1]) for message, models in started if models]
-
-
-def _descent(view: View, message: Message, start: dict[str, Tensor], layer: HiddenLayer) -> Tensor:
-    """Return how far an upload lowers the weights and the bias of each neuron (m, d + 1), float64."""
-    if message.kind == "gradient":
-        return _rows(layer, moved(view.tensors(message), "cpu"))
-    return _rows(layer, start) - _rows(layer, moved(after(view, message, start), "cpu"))
 
 
 def _rows(layer: HiddenLayer, tensors: Mapping[str, Tensor]) -> Tensor:

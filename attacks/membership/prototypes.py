@@ -19,12 +19,11 @@ from fdaudit.types import Applicability, AttackTask
 
 from .._reading import reads_forms
 from .._uploads import clients_of, with_payload
+from ._answers import treatment_of
 from ._coins import scores_of
-from ._matched import drawn, drawn_of_stranger, pool_of
-from ._references import missing
 from ._ridge import Regressed, regressed_in_parts, regressed_sum, stacked
-from ._taught import tables_of_shadows, tables_sent, teachers_of
-from ._treatment import Treatment, treatment_of
+from ._rounds import tables_of_shadows, tables_sent, teachers_of
+from ._study import Study, drawn, drawn_of_stranger, missing
 
 if TYPE_CHECKING:
     from fdaudit.adversary.knowledge import Knowledge
@@ -114,8 +113,10 @@ class PrototypeRegression:
         self, view: View, knowledge: Knowledge, challenge: Challenge, tables: Mapping[int, Tensor]
     ) -> Membership:
         """Guess about a victim whose own tables are in view."""
-        theirs, coins = self._shadows(view, knowledge, challenge, max(tables) + 1, _only_right(tables))
-        treatment = _treatment(view, challenge.target)
+        study = self._drawn(view, knowledge, challenge)
+        theirs = self._tables(view, knowledge, challenge.target, study, tables)
+        last = view.select(kind=_KIND, sender=challenge.target)[-1]
+        treatment = treatment_of("soft_labels", view.defenses_of(last), view.tensors(last)["values"])
         plain = treatment.noisy or view.hyperparameters.get("share") == "hard"
         floor = max(treatment.floor, _FLOOR)
         parts = []
@@ -126,7 +127,7 @@ class PrototypeRegression:
                 shadows = _log_rows(shadows, floor)
                 mine = _log_rows(mine, floor)
             parts.append((shadows.flatten(1), mine.flatten(), treatment.variance))
-        return _membership(challenge, regressed_in_parts(parts, coins, stack=True), len(parts))
+        return _membership(challenge, regressed_in_parts(parts, study.coins, stack=True), len(parts))
 
     def _guesses(
         self,
@@ -137,26 +138,31 @@ class PrototypeRegression:
         within: Sequence[str],
     ) -> list[Membership]:
         """Guess about victims whose tables are in view as part of a mean alone, over the clients `within`."""
-        means = {now: table for now, table in means.items() if now < self.config.rounds}
-        rounds = max(means) + 1
-        only_right = _only_right(means)
+        cfg = self.config
+        means = {now: table for now, table in means.items() if now < cfg.rounds}
         by_name = {c.target: c for c in challenges}
         own = {k: tables_sent(view, k) for k in within}
         records = max(len(c.y) for c in challenges) // 2
-        shadows: dict[str, tuple[Tensor, Tensor]] = {}
+        studies: dict[str, Study] = {}
         for client in within:
             if client in by_name:
-                shadows[client] = self._shadows(view, knowledge, by_name[client], rounds, only_right)
+                studies[client] = self._drawn(view, knowledge, by_name[client])
             elif not own[client]:
-                shadows[client] = self._strangers(view, knowledge, client, rounds, only_right, records)
+                studies[client] = drawn_of_stranger(
+                    view, knowledge, client, cfg.shadows, records=records, seed=cfg.seed
+                )
+        shadows = {}
+        for client, study in studies.items():
+            shadows[client] = self._tables(view, knowledge, client, study, means)
         regressions: dict[str, list[Regressed]] = {name: [] for name in by_name}
         for now, table in sorted(means.items()):
-            theirs = [t[:, now].double() for t, _ in shadows.values()]
+            theirs = [tables[:, now].double() for tables in shadows.values()]
             mine = [tables[now] for tables in own.values() if now in tables]
             share = _share(theirs, mine)
             rest = table - torch.stack([*(share * t for t in mine), torch.zeros_like(table)]).sum(0)
-            coins = [coins for _, coins in shadows.values()]
-            clients = [((t * share).flatten(1), c) for t, c in zip(theirs, coins, strict=True)]
+            clients = []
+            for tables_of_client, study in zip(theirs, studies.values(), strict=True):
+                clients.append(((tables_of_client * share).flatten(1), study.coins))
             predicted = regressed_sum(clients, rest.flatten())
             for name, one in zip(shadows, predicted, strict=True):
                 if name in by_name:
@@ -164,52 +170,24 @@ class PrototypeRegression:
         guesses = []
         for challenge in challenges:
             if challenge.target in shadows:
-                _, coins_of_shadows = shadows[challenge.target]
-                regression = stacked(regressions[challenge.target], coins_of_shadows)
+                regression = stacked(regressions[challenge.target], studies[challenge.target].coins)
                 guesses.append(_membership(challenge, regression, len(means)))
         return guesses
 
-    def _shadows(
-        self, view: View, knowledge: Knowledge, challenge: Challenge, rounds: int, only_right: bool
-    ) -> tuple[Tensor, Tensor]:
-        """Return tables (m, R, C, C) of a victim's shadows, and their coins (m, k)."""
-        if knowledge.auxiliary is None:
-            raise ValueError("prototype-regression: no auxiliary records. Ask `applicable` first.")
-        inside, others, coins = drawn(
-            view, knowledge, challenge, self.config.shadows, paired=True, seed=self.config.seed
-        )
-        pool = pool_of(challenge, knowledge.auxiliary)
-        masks = torch.cat([inside, others], 1)
-        return self._tables(view, knowledge, challenge.target, pool, masks, rounds, only_right), coins
-
-    def _strangers(
-        self, view: View, knowledge: Knowledge, client: str, rounds: int, only_right: bool, records: int
-    ) -> tuple[Tensor, Tensor]:
-        """Return tables (m, R, C, C) of a client without known candidates, and no coins (m, 0)."""
-        if knowledge.auxiliary is None:
-            raise ValueError("prototype-regression: no auxiliary records. Ask `applicable` first.")
-        count = self.config.shadows
-        masks = drawn_of_stranger(view, knowledge, client, count, records=records, seed=self.config.seed)
-        tables = self._tables(view, knowledge, client, knowledge.auxiliary, masks, rounds, only_right)
-        return tables, torch.zeros(count, 0)
+    def _drawn(self, view: View, knowledge: Knowledge, challenge: Challenge) -> Study:
+        cfg = self.config
+        return drawn(view, knowledge, challenge, cfg.shadows, paired=True, seed=cfg.seed)
 
     def _tables(
-        self,
-        view: View,
-        knowledge: Knowledge,
-        client: str,
-        records: tuple[Tensor, Tensor],
-        masks: Tensor,
-        rounds: int,
-        only_right: bool,
+        self, view: View, knowledge: Knowledge, client: str, study: Study, sent: Mapping[int, Tensor]
     ) -> Tensor:
+        """Return the tables (m, R, C, C) of a client's shadows, in all rounds up to the last of those in view."""
         return tables_of_shadows(
             knowledge,
-            *records,
-            masks,
-            teachers_of(view, client, rounds, knowledge.classes),
+            study,
+            teachers_of(view, client, max(sent) + 1, knowledge.classes),
             training=view.hyperparameters,
-            only_right=only_right,
+            only_right=_only_right(sent),
             most_steps=self.config.most_steps,
             seed=child_seed(self.config.seed, client),
         )
@@ -254,12 +232,6 @@ def _only_right(tables: Mapping[int, Tensor]) -> bool:
         if not torch.equal(table[rows].argmax(1), rows):
             return False
     return True
-
-
-def _treatment(view: View, client: str) -> Treatment:
-    """Return the effects of defences on a client's tables."""
-    last = view.select(kind=_KIND, sender=client)[-1]
-    return treatment_of("soft_labels", view.defenses_of(last), view.tensors(last)["values"])
 
 
 def _log_rows(tables: Tensor, floor: float) -> Tensor:

@@ -16,15 +16,13 @@ from .._reading import reads_forms
 from .._target_model import asked
 from .._uploads import clients_of, with_payload
 from ._answers import evenly_spread
-from ._broadcasts import broadcast_changes, changes_of
+from ._averages import averages, ensembles_of, weights_of
 from ._coins import scores_of
-from ._derived import averages, joined, mixtures
-from ._distilled_broadcasts import distilled_broadcasts, readings_of_distilled
-from ._ensemble import ensembles_of, weights_of
-from ._matched import Matched, before_answers, matched, strangers
-from ._references import missing
-from ._rehearsed import distilled, rounds_of
+from ._derived import broadcast_changes, changes_of, joined
+from ._distilled import distilled, distilled_broadcasts, readings_of_distilled, rounds_of
+from ._mixtures import mixtures
 from ._ridge import Regressed, regressed_rehearsed, regressed_sum
+from ._study import Study, before_answers, drawn, drawn_of_stranger, missing, trained
 
 if TYPE_CHECKING:
     from fdaudit.adversary.knowledge import Knowledge
@@ -64,7 +62,7 @@ class RehearsedRegression:
     What is in view is a sum of what every client adds, and a residual: an average of answers of any round, the change
     of a broadcast model that averages clients' models, the mixture of all answers that FedIOD's cotangents tell a
     client, or the answers of a model that was distilled from an average, be it released or broadcast.
-    Matched shadows show what each client adds, with and without each candidate. Where a model was distilled, the
+    Study shadows show what each client adds, with and without each candidate. Where a model was distilled, the
     protocol runs on a few federations of the adversary's own, and what their models answer beyond the average of their
     teachers is the residual. All that is in view is read together, if left-out shadows show that this tells more.
     """
@@ -104,7 +102,10 @@ class RehearsedRegression:
         if not hidden:
             return Applicability(False, "every victim's own answers or model are in view, which tell more")
         ensembles = ensembles_of(view, knowledge, task, 1, 1)
-        if any(set(one.weights) & hidden for one in ensembles) or _has_mixtures(view):
+        if any(set(one.weights) & hidden for one in ensembles):
+            return Applicability(True)
+        cotangents = with_payload(view.select(kind="logit_cotangents"))
+        if cotangents and view.hyperparameters.get("weights") == "eq8":  # these tell a mixture of answers
             return Applicability(True)
         if self._distils(view, knowledge, task):
             return Applicability(True)
@@ -125,7 +126,14 @@ class RehearsedRegression:
         if not readings:
             return ()
         hidden = _hidden(view, task)
-        tried = {what: self._regressed(reading, shadows) for what, reading in readings.items()}
+        tried: dict[str, dict[str, Regressed]] = {}
+        for what, reading in readings.items():
+            clients = [(part, shadows[client].coins) for client, part in reading.parts.items()]
+            if reading.residual is not None and reading.rehearsed is not None:
+                regressions = regressed_rehearsed(clients, reading.seen, reading.residual, reading.rehearsed)
+            else:
+                regressions = regressed_sum(clients, reading.seen, reading.noise)
+            tried[what] = dict(zip(reading.parts, regressions, strict=True))
         what = min(tried, key=lambda one: sum(tried[one][k].error for k in hidden))
         guesses = []
         for name, regression in tried[what].items():
@@ -141,7 +149,7 @@ class RehearsedRegression:
 
     def _shadows(
         self, view: View, knowledge: Knowledge, task: AttackTask, start: Parameters | None = None
-    ) -> dict[str, Matched]:
+    ) -> dict[str, Study]:
         """Return shadows of every client whose answers are not in view.
 
         They are as the clients are before their first answers, or after training from a model that was broadcast.
@@ -154,45 +162,46 @@ class RehearsedRegression:
             if client in view.members:
                 continue
             if client in task.challenges:
-                shadows[client] = matched(
-                    view, knowledge, task.challenges[client], cfg.shadows,
-                    training=training, start=start, paired=True, most_steps=cfg.most_steps, seed=cfg.seed,
-                )  # fmt: skip
+                challenge = task.challenges[client]
+                study = drawn(view, knowledge, challenge, cfg.shadows, paired=True, seed=cfg.seed)
             else:
-                shadows[client] = strangers(
-                    view, knowledge, client, cfg.shadows,
-                    records=records, training=training, start=start, most_steps=cfg.most_steps, seed=cfg.seed,
-                )  # fmt: skip
+                study = drawn_of_stranger(
+                    view, knowledge, client, cfg.shadows, records=records, seed=cfg.seed
+                )
+            shadows[client] = trained(
+                knowledge, study, training=training, start=start, most_steps=cfg.most_steps
+            )
         return shadows
 
     def _readings(
-        self, view: View, knowledge: Knowledge, task: AttackTask, shadows: dict[str, Matched]
+        self, view: View, knowledge: Knowledge, task: AttackTask, shadows: dict[str, Study]
     ) -> dict[str, Reading]:
         """Return what can be read, by what it is; several things together come last."""
         cfg = self.config
-        readings: dict[str, Reading] = {}
         rounds = averages(
             view, knowledge, task, shadows,
             rounds=cfg.rounds, samples=cfg.samples, most_steps=cfg.most_steps, seed=cfg.seed,
         )  # fmt: skip
-        if rounds:
-            readings["the first average"] = rounds[0]
-        if len(rounds) > 1:
-            readings[f"{len(rounds)} averages"] = joined(rounds)
-        changes = changes_of(view, cfg.broadcasts, lambda start: self._shadows(view, knowledge, task, start))
-        if changes:
-            readings["the broadcast model's first change"] = changes[0]
-        if len(changes) > 1:
-            readings[f"{len(changes)} changes of the broadcast model"] = joined(changes)
+
+        def shadows_from(start: Parameters) -> dict[str, Study]:
+            return self._shadows(view, knowledge, task, start)
+
+        changes = changes_of(view, cfg.broadcasts, shadows_from)
         candidates = torch.cat([c.x for c in task.challenges.values()])
         taught = readings_of_distilled(
-            view, knowledge, candidates, lambda start: self._shadows(view, knowledge, task, start),
+            view, knowledge, candidates, shadows_from,
             most=cfg.broadcasts, rehearsals=cfg.rehearsals, seed=cfg.seed,
         )  # fmt: skip
-        if taught:
-            readings["the first distilled broadcast"] = taught[0]
-        if len(taught) > 1:
-            readings[f"{len(taught)} distilled broadcasts"] = joined(taught)
+        readings: dict[str, Reading] = {}
+        for series, first, several in (
+            (rounds, "the first average", "averages"),
+            (changes, "the broadcast model's first change", "changes of the broadcast model"),
+            (taught, "the first distilled broadcast", "distilled broadcasts"),
+        ):
+            if series:
+                readings[first] = series[0]
+            if len(series) > 1:
+                readings[f"{len(series)} {several}"] = joined(series)
         mixture = mixtures(view, knowledge, shadows, samples=2 * cfg.samples, seed=cfg.seed)
         if mixture is not None:
             readings["mixtures of answers"] = mixture
@@ -212,7 +221,7 @@ class RehearsedRegression:
         return model is not None and model.of is None
 
     def _model(
-        self, view: View, knowledge: Knowledge, task: AttackTask, shadows: dict[str, Matched]
+        self, view: View, knowledge: Knowledge, task: AttackTask, shadows: dict[str, Study]
     ) -> Reading | None:
         """Return what the released model answers about public samples and candidates, as a sum over its teachers."""
         if not self._distils(view, knowledge, task):
@@ -230,22 +239,9 @@ class RehearsedRegression:
             rehearsals=self.config.rehearsals, seed=self.config.seed,
         )  # fmt: skip
 
-    def _regressed(self, reading: Reading, shadows: dict[str, Matched]) -> dict[str, Regressed]:
-        clients = [(part, shadows[client].coins) for client, part in reading.parts.items()]
-        if reading.residual is not None and reading.rehearsed is not None:
-            regressions = regressed_rehearsed(clients, reading.seen, reading.residual, reading.rehearsed)
-        else:
-            regressions = regressed_sum(clients, reading.seen, reading.noise)
-        return dict(zip(reading.parts, regressions, strict=True))
-
 
 def _hidden(view: View, task: AttackTask) -> set[str]:
     """Return the victims that sent nothing in view which is about their own model."""
     kinds = {"logits", "soft_labels", "hard_labels", "model_parameters", "model_update", "gradient"}
     senders = {m.sender for m in with_payload(view.messages) if m.kind in kinds}
     return {name for name in task.challenges if name not in senders}
-
-
-def _has_mixtures(view: View) -> bool:
-    cotangents = with_payload(view.select(kind="logit_cotangents"))
-    return view.hyperparameters.get("weights") == "eq8" and bool(cotangents)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from fdaudit.attacks.membership._treatment import treatment_of
+from fdaudit.attacks.membership._answers import treatment_of
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor

@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from fdaudit.attacks.membership._answers import RecordedAnswers
-from fdaudit.attacks.membership._treatment import Treatment
+from fdaudit.attacks.membership._answers import RecordedAnswers, Treatment
 from fdaudit.attacks.membership.candidate_answers import CandidateAnswersConfig, _compared
 from fdaudit.deviations._probes import probes_of
 from fdaudit.deviations.crafted_consensus import CraftedConsensus, CraftedConsensusConfig

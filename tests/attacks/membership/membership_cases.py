@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import torch
+from fdaudit.attacks.membership._study import Study, before_answers, drawn, trained
 
 from fdaudit.adversary.knowledge import Knowledge
 from fdaudit.adversary.view import view_of
@@ -52,6 +53,12 @@ def task(x, y, target="client/0", **changes):
 def records(n, seed=0):
     drawn = torch.Generator().manual_seed(seed)
     return torch.rand(n, *SHAPE, generator=drawn), torch.randint(CLASSES, (n,), generator=drawn)
+
+
+def studied(seen, known, challenge: Challenge, count: int, *, most_steps: int) -> Study:
+    """Return trained shadows of a victim as they answer first, with one candidate of each pair."""
+    study = drawn(seen, known, challenge, count, paired=True, seed=0)
+    return trained(known, study, training=before_answers(seen.hyperparameters), most_steps=most_steps)
 
 
 @contextmanager

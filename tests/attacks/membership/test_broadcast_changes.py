@@ -8,15 +8,14 @@ from typing import Any
 import pytest
 import torch
 from fdaudit.attacks._shadows import many_at_once
-from fdaudit.attacks.membership._broadcasts import broadcast_changes, changes_of
-from fdaudit.attacks.membership._derived import Reading, joined
-from fdaudit.attacks.membership._distilled_broadcasts import (
+from fdaudit.attacks.membership._derived import Reading, broadcast_changes, changes_of, joined
+from fdaudit.attacks.membership._distilled import (
     distilled_broadcasts,
     readings_of_distilled,
     targets_of,
 )
-from fdaudit.attacks.membership._matched import Matched
 from fdaudit.attacks.membership._ridge import regressed_in_parts, regressed_sum, unexplained
+from fdaudit.attacks.membership._study import Study
 from fdaudit.attacks.membership.rehearsed_regression import RehearsedRegression, RehearsedRegressionConfig
 
 from fdaudit import protocols
@@ -64,7 +63,7 @@ def guessed(case: Case, task: AttackTask) -> tuple[float, str]:
 
 
 def shadows_of(case: Case, task: AttackTask) -> Any:
-    def made(start: Parameters) -> dict[str, Matched]:
+    def made(start: Parameters) -> dict[str, Study]:
         return ATTACK._shadows(case.view, case.knowledge, task, start)
 
     return made

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 import torch
-from fdaudit.attacks.membership import _own
+from fdaudit.attacks.membership import _study
 from fdaudit.attacks.membership._answers import recorded
-from fdaudit.attacks.membership._matched import before_answers, matched
 from fdaudit.attacks.membership._ridge import Regressed, regressed, regressed_sum
+from fdaudit.attacks.membership._study import before_answers, drawn, trained
 from fdaudit.attacks.membership.coin_regression import (
     _SURE,
     CoinRegression,
@@ -38,6 +38,8 @@ from fdaudit.training.execution import Execution
 from fdaudit.training.trainer import Trainer
 from fdaudit.transcript.samples import sample_index
 from fdaudit.types import AttackTask, Challenge
+
+from .membership_cases import studied
 
 NETWORK = architecture(ModelSpec(name="mlp", params={"widths": [16]}), (1, 6, 6), 4)
 EXECUTION = Execution(device="cpu", threads=1, strategy="loop", memory_format="contiguous")
@@ -209,10 +211,7 @@ def case(tmp_path_factory: pytest.TempPathFactory) -> Case:
 
 
 def test_shadows_are_like_the_victim(case: Case) -> None:
-    made = matched(
-        case.view, case.knowledge, case.challenge, 20,
-        training=before_answers(case.view.hyperparameters), paired=True, most_steps=1, seed=0,
-    )  # fmt: skip
+    made = studied(case.view, case.knowledge, case.challenge, 20, most_steps=1)
     pairs = made.inside.reshape(20, PAIRS, 2)
     assert bool((pairs.sum(2) == 1).all())
     assert torch.equal(pairs[:, :, 0], made.coins > 0)
@@ -229,11 +228,10 @@ def test_shadows_hold_as_many_records_of_each_class(case: Case, monkeypatch: pyt
         seen.update(y=y, inside=inside)
         return []
 
-    monkeypatch.setattr("fdaudit.attacks.membership._matched.shadow_models", spied)
+    monkeypatch.setattr("fdaudit.attacks.membership._study.shadow_models", spied)
     for paired in (True, False):
-        matched(
-            case.view, case.knowledge, case.challenge, 10, training={}, paired=paired, most_steps=1, seed=0
-        )
+        study = drawn(case.view, case.knowledge, case.challenge, 10, paired=paired, seed=0)
+        trained(case.knowledge, study, training={}, most_steps=1)
         counts = torch.stack([seen["y"][row].bincount(minlength=4) for row in seen["inside"]])
         true = case.held[1].bincount(minlength=4)
         if paired:
@@ -252,17 +250,17 @@ def test_shadows_are_asked_once_for_all_adversaries_and_messages(
     case: Case, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = list[int]()
-    real = _own.stacked_logits
+    real = _study.stacked_logits
 
     def counted(train: Trainer, models: Any, x: torch.Tensor) -> torch.Tensor:
         asked.append(len(models))
         return real(train, models, x)
 
-    monkeypatch.setattr(_own, "stacked_logits", counted)
+    monkeypatch.setattr(_study, "stacked_logits", counted)
     first, again = (case.auc(shadows=24)[2] for _ in ("server", "aggregator"))
     assert torch.equal(first.scores, again.scores)
     assert asked == [24]  # for the logits of public samples and for the largest of them
-    monkeypatch.setattr(_own, "_MOST_KEPT", 0)
+    monkeypatch.setattr(_study, "_MOST_KEPT", 0)
     assert torch.equal(case.auc(shadows=24)[2].scores, first.scores)
     assert len(asked) > 2
 
@@ -320,10 +318,7 @@ def test_the_largest_logit_is_regressed_as_well(tmp_path: Path) -> None:
     told = _ranged(case.view, case.knowledge, "client/0")
     assert told is not None
     assert torch.equal(told.values, case.view.tensors(sent)["max_abs"].reshape(1))
-    made = matched(
-        case.view, case.knowledge, case.challenge, 3,
-        training=before_answers(case.view.hyperparameters), paired=True, most_steps=20, seed=0,
-    )  # fmt: skip
+    made = studied(case.view, case.knowledge, case.challenge, 3, most_steps=20)
     assert case.knowledge.train is not None
     by_hand = [float(case.knowledge.train.predict(m, case.knowledge.public).abs().max()) for m in made.models]
     assert _answers(case.knowledge, made, told).flatten().tolist() == pytest.approx(by_hand)

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 from fdaudit.attacks.membership._answers import recorded
-from fdaudit.attacks.membership._followed import answered_in_rounds, followed
-from fdaudit.attacks.membership._matched import Matched, before_answers
 from fdaudit.attacks.membership._ridge import Regressed, stacked
+from fdaudit.attacks.membership._rounds import answered_in_rounds, followed
+from fdaudit.attacks.membership._study import Study, before_answers
 from fdaudit.attacks.membership.coin_regression import CoinRegression, CoinRegressionConfig
 
 from fdaudit import protocols
@@ -87,7 +87,7 @@ class Case:
         (guess,) = attack.run(view or self.view, self.knowledge, self.task, stream(0))
         return auc(guess.scores.double().numpy(), self.member.numpy()), guess.note
 
-    def victim(self) -> Matched:
+    def victim(self) -> Study:
         """Return one shadow that holds what the victim holds, trained here by plain steps up to the first answers."""
         public = before_answers(self.view.hyperparameters)
         steps, each = int(public.get("warm_up_steps") or 0), public.get("local_steps")
@@ -110,7 +110,7 @@ class Case:
         assert self.knowledge.auxiliary is not None
         pool = torch.cat([self.challenge.x, self.knowledge.auxiliary[0]])
         labels = torch.cat([self.challenge.y, self.knowledge.auxiliary[1]])
-        return Matched(
+        return Study(
             models=[model],
             inside=self.member[None],
             others=others,
@@ -119,7 +119,7 @@ class Case:
         )
 
 
-def far_from(case: Case, made: Matched, answered: Any) -> float:
+def far_from(case: Case, made: Study, answered: Any) -> float:
     """Return the largest difference of one shadow's answers from the recorded ones."""
     assert case.knowledge.train is not None
     z = case.knowledge.train.predict(made.models[0], answered.x)

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 from fdaudit.attacks.membership._discriminators import judged, steps_of
-from fdaudit.attacks.membership._matched import Matched
-from fdaudit.attacks.membership._own import own_answers, stranger
+from fdaudit.attacks.membership._queried import own_answers, stranger
 from fdaudit.attacks.membership._ridge import regressed_in_parts
+from fdaudit.attacks.membership._study import Study
 from fdaudit.attacks.membership.discriminator_regression import (
     DiscriminatorRegression,
     DiscriminatorRegressionConfig,
@@ -40,6 +40,7 @@ from fdaudit.types import AttackTask, Challenge
 from ...helpers.doubles import SEED as RUN_SEED
 from ...helpers.doubles import spec
 from ...helpers.run_cases import known
+from .membership_cases import studied
 from .test_coin_regression import EXECUTION, SEED, stream
 
 NETWORK = architecture(ModelSpec(name="mlp", params={"widths": [16]}), (1, 8, 8), 4)
@@ -51,11 +52,11 @@ VOTES = {"outputs": "votes", "weights": "uniform", "shares": "uniform"}
 # -- shadows of a discriminator ---------------------------------------------------------------------------------
 
 
-def shadows(count: int, records: int = 10) -> Matched:
+def shadows(count: int, records: int = 10) -> Study:
     x = torch.rand(records, 1, 8, 8, generator=stream(1))
     held = torch.rand(count, records, generator=stream(2)) < 0.5
     held[:, 0] = True
-    return Matched(
+    return Study(
         models=[],
         inside=held,
         others=torch.zeros(count, 0).bool(),
@@ -178,12 +179,11 @@ class Model:
         return self._trainer.predict(self._parameters, x).softmax(1)
 
 
-def shadowed(case: Case) -> Matched:
+def shadowed(case: Case) -> Study:
     """Shadows of the first client that learn their records by heart."""
-    attack = DiscriminatorRegression(DiscriminatorRegressionConfig(matched=60, discriminators=60))
     training = {**case.view.hyperparameters, "local_epochs": 60, "lr": 0.2}
     view = replace(case.view, hyperparameters=training)
-    return attack._shadows(view, case.knowledge, case.challenge, models=True)
+    return studied(view, case.knowledge, case.challenge, 60, most_steps=2000)
 
 
 def test_what_a_model_answers_about_candidates_tells_more_of_their_coins(case: Case) -> None:
@@ -257,7 +257,7 @@ def test_gradients_of_shadows_are_those_of_their_answers(case: Case) -> None:
         for step in steps[:-1]
     )
     attack = DiscriminatorRegression(DiscriminatorRegressionConfig(matched=8, discriminators=8))
-    made = attack._shadows(case.view, case.knowledge, case.challenge, models=True)
+    made = studied(case.view, case.knowledge, case.challenge, 8, most_steps=2000)
     toward = torch.rand(8, 1, 16, 64, generator=stream(4))
     found = attack._pulled_back(case.view, case.knowledge, made, steps[3:4], toward.clone())
     told = case.view.tensors(steps[3].answers["logit_cotangents"])

@@ -6,8 +6,7 @@ import math
 
 import pytest
 import torch
-from fdaudit.attacks.membership._answers import recorded
-from fdaudit.attacks.membership._treatment import Treatment, treatment_of
+from fdaudit.attacks.membership._answers import Treatment, recorded, treatment_of
 from fdaudit.defenses import REGISTRY as DEFENSES
 from hypothesis import given
 from hypothesis import strategies as st

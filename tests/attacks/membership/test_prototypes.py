@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from fdaudit.attacks.membership._taught import tables_of_shadows, tables_sent, teachers_of
+from fdaudit.attacks.membership._rounds import tables_of_shadows, tables_sent, teachers_of
+from fdaudit.attacks.membership._study import Study
 from fdaudit.attacks.membership.prototypes import PrototypeRegression, PrototypeRegressionConfig, averages
 
 from fdaudit import protocols
@@ -106,22 +107,28 @@ def test_a_shadow_with_the_clients_own_records_weights_and_batches_sends_its_tab
     tmp_path: Path, protocol: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The imitation is the protocol's own step: the tables differ by nothing but the draws."""
-    from fdaudit.attacks.membership import _taught
+    from fdaudit.attacks.membership import _rounds
 
     case = Case(tmp_path, protocol)
     sent = tables_sent(case.view, "client/0")
     start = Common(
         networks=Networks(NETWORK), execution=EXECUTION, public=case.challenge.x[:0], task=SINGLE_LABEL
     ).networks.initial(["client/0"], 5)["client/0"]
-    monkeypatch.setattr(_taught, "parameters_of", lambda _: start)
-    drawn = _taught.child
+    monkeypatch.setattr(_rounds, "parameters_of", lambda _: start)
+    drawn = _rounds.child
     monkeypatch.setattr(
-        _taught, "child", lambda seed, *path: drawn(5, protocol, "batches", path[1], "client/0", "batches")
+        _rounds, "child", lambda seed, *path: drawn(5, protocol, "batches", path[1], "client/0", "batches")
         if path[-1] == "batches" else drawn(seed, *path),
     )  # fmt: skip
     x, y = case.challenge.x[case.member], case.challenge.y[case.member]
+    study = Study(
+        inside=torch.ones(1, len(y), dtype=torch.bool),
+        others=torch.zeros(1, 0, dtype=torch.bool),
+        coins=torch.ones(1, 1),
+        pool=(x, y),
+    )
     found = tables_of_shadows(
-        case.knowledge, x, y, torch.ones(1, len(y), dtype=torch.bool),
+        case.knowledge, study,
         teachers_of(case.view, "client/0", ROUNDS, 4), training=case.view.hyperparameters,
         only_right=protocol == "pls", most_steps=10_000, seed=0,
     )  # fmt: skip

@@ -10,10 +10,11 @@ import pytest
 import torch
 from fdaudit.attacks import _shadows
 from fdaudit.attacks._shadows import parts_of
-from fdaudit.attacks.membership._derived import Reading, joined, mixtures
-from fdaudit.attacks.membership._ensemble import Ensemble, ensembles_of, with_selectors
-from fdaudit.attacks.membership._matched import Matched, before_answers, matched, strangers
+from fdaudit.attacks.membership._averages import Ensemble, ensembles_of, with_selectors
+from fdaudit.attacks.membership._derived import Reading, joined
+from fdaudit.attacks.membership._mixtures import mixtures
 from fdaudit.attacks.membership._ridge import regressed_rehearsed
+from fdaudit.attacks.membership._study import Study, before_answers, drawn_of_stranger, trained
 from fdaudit.attacks.membership.rehearsed_regression import RehearsedRegression, RehearsedRegressionConfig
 
 from fdaudit import attacks, protocols
@@ -30,6 +31,7 @@ from fdaudit.tasks import SINGLE_LABEL
 from fdaudit.training.trainer import Trainer
 from fdaudit.types import AttackTask
 
+from .membership_cases import studied
 from .test_coin_regression import EXECUTION, NETWORK, SEED, Case, stream
 
 TASK = ("client/0",)
@@ -124,12 +126,9 @@ def test_shadows_of_two_clients_have_nothing_in_common(tmp_path: Path) -> None:
     """With the same coins and weights in both, a sum's left-out shadows foretold each other: 99 % of coins, of 50 %."""
     case = Case(tmp_path, True)
     one, other = (
-        matched(
-            case.view, case.knowledge, replace(case.challenge, target=target), 40,
-            training=before_answers(case.view.hyperparameters), paired=True, most_steps=1, seed=0,
-        )
+        studied(case.view, case.knowledge, replace(case.challenge, target=target), 40, most_steps=1)
         for target in ("client/0", "client/1")
-    )  # fmt: skip
+    )
     alike = float((one.coins == other.coins).double().mean())
     assert 0.4 < alike < 0.6  # of 640 coins: the standard deviation is 0.02
     for k in range(3):
@@ -156,24 +155,21 @@ def test_fewer_shadows_of_a_victim_are_the_first_of_more(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     case = Case(tmp_path, True)
-    trained = []
+    blocks = []
     fit = _shadows._fit
 
     def counted(*args: Any) -> Any:
-        trained.append(args[-1])
+        blocks.append(args[-1])
         return fit(*args)
 
     monkeypatch.setattr(_shadows, "_fit", counted)
 
-    def of(count: int) -> Matched:
-        return matched(
-            case.view, case.knowledge, case.challenge, count,
-            training=before_answers(case.view.hyperparameters), paired=True, most_steps=3, seed=0,
-        )  # fmt: skip
+    def of(count: int) -> Study:
+        return studied(case.view, case.knowledge, case.challenge, count, most_steps=3)
 
     few = of(60)
     many = of(130)
-    assert trained == [range(60), range(60, 120), range(120, 130)]
+    assert blocks == [range(60), range(60, 120), range(120, 130)]
     assert torch.equal(few.coins, many.coins[:60])
     assert torch.equal(few.held, many.held[:60])
     for one, other in zip(few.models, many.models, strict=False):
@@ -301,14 +297,13 @@ class Mixed:
             self.folder, "server", parties=self.view.parties, hyperparameters=self.view.hyperparameters
         )
 
-    def made(self, count: int = 6) -> dict[str, Matched]:
-        return {
-            client: strangers(
-                self.view, self.knowledge, client, count,
-                records=10, training=before_answers(self.view.hyperparameters), most_steps=5, seed=0,
-            )
-            for client in ("client/1", "client/2")
-        }  # fmt: skip
+    def made(self, count: int = 6) -> dict[str, Study]:
+        training = before_answers(self.view.hyperparameters)
+        shadows = {}
+        for client in ("client/1", "client/2"):
+            study = drawn_of_stranger(self.view, self.knowledge, client, count, records=10, seed=0)
+            shadows[client] = trained(self.knowledge, study, training=training, most_steps=5)
+        return shadows
 
 
 def test_a_cotangent_tells_the_mixture_of_all_answers(tmp_path: Path) -> None:

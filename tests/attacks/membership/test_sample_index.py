@@ -11,8 +11,8 @@ import torch
 from fdaudit.attacks.label_distribution.answers import read_answers
 from fdaudit.attacks.label_distribution.declined import accepted_samples
 from fdaudit.attacks.membership._answers import recorded
-from fdaudit.attacks.membership._ensemble import ensembles_of
-from fdaudit.attacks.membership._followed import lesson_of
+from fdaudit.attacks.membership._averages import ensembles_of
+from fdaudit.attacks.membership._rounds import lesson_of
 from fdaudit.attacks.model_inversion.paired_logits import _last
 from torch import Tensor
 

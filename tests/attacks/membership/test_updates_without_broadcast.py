@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from fdaudit.attacks._uploads import updates_without_broadcast
-from fdaudit.attacks.membership._matched import initial_weights
+from fdaudit.attacks.membership._study import initial_weights
 from fdaudit.attacks.membership.coin_regression import CoinRegression, CoinRegressionConfig
 
 from fdaudit import protocols

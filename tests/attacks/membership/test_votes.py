@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from fdaudit.attacks.membership._derived import averages
-from fdaudit.attacks.membership._ensemble import Ensemble, ensembles_of, with_selectors
+from fdaudit.attacks.membership._averages import Ensemble, averages, ensembles_of, with_selectors
 from fdaudit.defenses import REGISTRY as DEFENSES
 
 from fdaudit import protocols

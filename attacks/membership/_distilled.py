@@ -1,28 +1,30 @@
-"""Read each broadcast model that was distilled from clients' answers as a sum of what their shadows would answer.
+"""Read a model that was distilled from clients' answers as a sum of what their shadows would answer, and a residual.
 
 FedED's server sends its model and gets answers of the models that clients trained from it. It distils their average.
-A client that holds both models knows where that distillation began, on which samples, and for how many steps.
+A client that holds both models knows where that distillation began, on which samples, and for how many steps. For a
+model that is released at the end the adversary rehearses the whole protocol.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from itertools import pairwise
+from functools import partial
+from itertools import chain, pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
 
 from fdaudit.rng import child, child_seed
+from fdaudit.storage.cache import digest_of, remembered_parts
 from fdaudit.training.trainer import Job, draw_batches
 from fdaudit.transcript.messages import role
 from fdaudit.transcript.samples import sample_index
 
 from .._shadows import many_at_once, stacked_logits
 from .._uploads import WEIGHTS, broadcasts, clients_of, with_payload
-from ._derived import Reading
-from ._followed import distillation_of
-from ._rehearsed import centred
+from ._derived import Reading, centred, from_teachers
+from ._rounds import distillation_of
 
 if TYPE_CHECKING:
     from fdaudit.adversary.knowledge import Knowledge
@@ -30,11 +32,16 @@ if TYPE_CHECKING:
     from fdaudit.training.trainer import Parameters, Trainer
     from fdaudit.transcript.messages import Message
 
-    from ._matched import Matched
+    from ._study import Study
 
-__all__ = ["distilled_broadcasts", "readings_of_distilled", "targets_of"]
+__all__ = ["distilled", "distilled_broadcasts", "readings_of_distilled", "rounds_of", "targets_of"]
 
 _ANSWERS = ("soft_labels", "hard_labels")
+_FLOOR = 1e-30
+"""Smallest probability before a logarithm."""
+
+
+# -- broadcast models -------------------------------------------------------------------------------------------------
 
 
 class Distilled(NamedTuple):
@@ -69,7 +76,7 @@ def readings_of_distilled(
     view: View,
     knowledge: Knowledge,
     samples: Tensor,
-    shadows: Callable[[Parameters], Mapping[str, Matched]],
+    shadows: Callable[[Parameters], Mapping[str, Study]],
     *,
     most: int,
     rehearsals: int,
@@ -112,16 +119,8 @@ def readings_of_distilled(
             parts[client] = centred(z.double().softmax(-1)).flatten(1) / clients
         rehearsed = torch.stack([_answers(train, model, questions) for model in fitted])
         mean = torch.stack([part[:count] for part in parts.values()]).sum(0)
-        moved = mean - mean.mean(0)
-        gain = ((rehearsed - rehearsed.mean(0)) * moved).sum() / moved.square().sum().clamp_min(1e-300)
-        readings.append(
-            Reading(
-                seen=_answers(train, view.tensors(one.end), questions),
-                parts={client: gain * part for client, part in parts.items()},
-                residual=rehearsed - gain * mean,
-                rehearsed=rehearsed,
-            )
-        )
+        seen = _answers(train, view.tensors(one.end), questions)
+        readings.append(from_teachers(seen, parts, mean, rehearsed))
     return readings
 
 
@@ -130,7 +129,7 @@ def targets_of(
     knowledge: Knowledge,
     one: Distilled,
     index: Tensor,
-    by_client: Mapping[str, Matched],
+    by_client: Mapping[str, Study],
     train: Trainer,
     count: int,
 ) -> list[Tensor]:
@@ -146,8 +145,8 @@ def targets_of(
                 values = view.tensors(message)["values"].cpu()
                 total += _shares(values, knowledge.classes)
                 answered += 1
-    for matched in by_client.values():
-        for i, model in enumerate(matched.models[:count]):
+    for study in by_client.values():
+        for i, model in enumerate(study.models[:count]):
             z = train.predict(model, knowledge.public[index])
             total[i] += _shares(z.argmax(1), knowledge.classes) if hard else z.softmax(1)
     return [*(total / answered)]
@@ -190,3 +189,110 @@ def _distilled(
 def _answers(train: Trainer, model: Parameters, x: Tensor) -> Tensor:
     """Return a model's centred log-probabilities (s · C,)."""
     return centred(train.predict(model, x).double().log_softmax(-1)).flatten()
+
+
+# -- released models --------------------------------------------------------------------------------------------------
+
+
+def rounds_of(view: View) -> int:
+    """Return how many exchanges of messages a rehearsal of the protocol has, by its public configuration."""
+    public = view.hyperparameters
+    return int(public.get("rounds") or 1) * int(public.get("steps_per_round") or 1)
+
+
+def distilled(
+    view: View,
+    knowledge: Knowledge,
+    shadows: Mapping[str, Study],
+    weights: Mapping[str, Tensor],
+    x: Tensor,
+    answers: Tensor,
+    *,
+    rehearsals: int,
+    seed: int,
+) -> Reading | None:
+    """Return how a released model's answers follow from its teachers'; None if a rehearsal ends in another network.
+
+    In each rehearsal every client holds the records of one of its shadows. The released model of the rehearsal answers
+    a · Σ_k w_k z_k and a residual, with one gain a for all samples.
+
+    Args:
+        view: for the parties and members' own records.
+        knowledge: with `rehearse` and a training core.
+        shadows: shadows of every client that is no member.
+        weights: (C,) of each of these clients in the average that was distilled.
+        x: (s, c, h, w) samples that the model was asked about.
+        answers: (s, C) its probabilities.
+        rehearsals: federations, at most the number of shadows.
+        seed: of the rehearsals.
+    """
+    train = knowledge.train
+    if train is None or knowledge.rehearse is None or knowledge.architecture is None:
+        return None
+    shapes = knowledge.architecture.parameter_shapes
+    released = list[Tensor]()
+    taught = list[Tensor]()
+    for models in _rehearsed(view, knowledge, shadows, rehearsals, seed):
+        teachers = [models.get(client) for client in shadows]
+        for model in (models.get("server"), *teachers):
+            if model is None or any(
+                name not in model or tuple(model[name].shape) != s for name, s in shapes.items()
+            ):
+                return None
+        released.append(centred(train.predict(models["server"], x).double().log_softmax(1)).flatten())
+        total = sum(weights[client] * train.predict(models[client], x).double() for client in shadows)
+        taught.append(centred(torch.as_tensor(total)).flatten())
+    parts = {}
+    for client, one in shadows.items():
+        z = stacked_logits(train, one.models, x).double()
+        parts[client] = centred(weights[client] * z).flatten(1)
+    values = centred(answers.double().clamp_min(_FLOOR).log()).flatten()
+    return from_teachers(values, parts, torch.stack(taught), torch.stack(released))
+
+
+def _rehearsed(
+    view: View, knowledge: Knowledge, shadows: Mapping[str, Study], count: int, seed: int
+) -> list[dict[str, Parameters]]:
+    """Return the last model of each party of rehearsed federations."""
+    clients = clients_of(view)
+    count = min(count, *(len(one.models) for one in shadows.values()))
+
+    def records(client: str, number: int) -> tuple[Tensor, Tensor]:
+        if client in view.own_data:
+            return view.own_data[client]
+        (x, y), mask = shadows[client].pool, shadows[client].held[number]
+        return x[mask], y[mask]
+
+    works: dict[str, Callable[[], dict[str, Tensor]]] = {}
+    own = getattr(knowledge.rehearse, "setting", None)
+    federations: list[dict[str, Parameters]] = []
+    for number in range(count):
+        data = [records(k, number) for k in clients]
+        run_seed = child_seed(seed, "rehearsed", number)
+        run = partial(_models, knowledge, data, run_seed)
+        if own is None or view.own_data:  # what follows from a member's records is kept from others
+            federations.append(_by_party(run()))
+        else:
+            described = {"what": "rehearsed federation", "setting": dict(own), "seed": run_seed}
+            network = {"network": knowledge.architecture.described} if knowledge.architecture else {}
+            works[digest_of({**described, **network}, *chain.from_iterable(data))] = run
+    return federations or list(map(_by_party, remembered_parts(works)))
+
+
+def _models(knowledge: Knowledge, data: list[tuple[Tensor, Tensor]], seed: int) -> dict[str, Tensor]:
+    models: dict[str, Parameters] = {}
+    if knowledge.rehearse is not None:
+        knowledge.rehearse(data, seed, models)
+    tensors = {}
+    for party, model in models.items():
+        for name, tensor in model.items():
+            tensors[f"{party}:{name}"] = tensor.detach().cpu()
+    return tensors
+
+
+def _by_party(tensors: Mapping[str, Tensor]) -> dict[str, Parameters]:
+    models: dict[str, Parameters] = {}
+    for name, tensor in tensors.items():
+        party, _, parameter = name.partition(":")
+        models.setdefault(party, {})[parameter] = tensor
+    return models

@@ -12,20 +12,25 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor
 
+from fdaudit.rng import child_seed
 from fdaudit.transcript.samples import sample_index
 from fdaudit.types import AttackTask
 
+from .._shadows import stacked_logits
 from .._uploads import clients_of, with_payload
-from ._answers import evenly_spread
-from ._matched import told_counts
-from ._treatment import treatment_of
+from ._answers import evenly_spread, treatment_of
+from ._derived import Reading
+from ._rounds import followed, lesson_of
+from ._study import told_counts
 
 if TYPE_CHECKING:
     from fdaudit.adversary.knowledge import Knowledge
     from fdaudit.adversary.view import View
     from fdaudit.transcript.messages import Message
 
-__all__ = ["Ensemble", "Form", "answered_as", "ensembles_of", "weights_of", "with_selectors"]
+    from ._study import Study
+
+__all__ = ["Ensemble", "Form", "answered_as", "averages", "ensembles_of", "weights_of", "with_selectors"]
 
 Form = Literal["logits", "soft_labels", "hard_labels"]
 _SHARPENED = "era"
@@ -63,6 +68,70 @@ class Ensemble:
     selects: bool = False
     known: Mapping[str, Tensor] = field(default_factory=dict)
     voters: Tensor | None = None
+
+
+def averages(
+    view: View,
+    knowledge: Knowledge,
+    task: AttackTask,
+    shadows: Mapping[str, Study],
+    *,
+    rounds: int,
+    samples: int,
+    most_steps: int,
+    seed: int,
+) -> list[Reading]:
+    """Return the averages of clients' answers in the first rounds of a view.
+
+    Shadows learn what their client was sent between two averages. The first average that cannot be followed is the
+    last that counts.
+
+    Args:
+        view: the adversary's view.
+        knowledge: with the public samples and a training core.
+        task: with the challenges.
+        shadows: shadows of every client whose answers are not in view, as they answer first.
+        rounds: averages that count, at most.
+        samples: of one average that count, at most.
+        most_steps: of one shadow and round on its own records.
+        seed: of batches.
+    """
+    if knowledge.train is None:
+        return []
+    readings = list[Reading]()
+    now = dict(shadows)
+    before = None
+    for ensemble in ensembles_of(view, knowledge, task, rounds, samples):
+        if before is None:
+            before = ensemble.round
+        for number in range(before, ensemble.round):
+            lessons = {}
+            for client in now:
+                lesson = lesson_of(view, knowledge, client, number)
+                if lesson is None:
+                    return readings
+                lessons[client] = lesson
+            for client, lesson in lessons.items():
+                now[client] = followed(
+                    knowledge, now[client], [lesson],
+                    training=view.hyperparameters, most_steps=most_steps, seed=child_seed(seed, client),
+                )  # fmt: skip
+        before = ensemble.round
+        answers = {}
+        for client, one in now.items():
+            if client in ensemble.weights:
+                z = stacked_logits(knowledge.train, one.models, ensemble.x)
+                answers[client] = answered_as(z.double(), ensemble.form)
+        if ensemble.selects:
+            ensemble = with_selectors(ensemble, answers)
+        readings.append(
+            Reading(
+                seen=ensemble.values.flatten(),
+                parts={k: (z * ensemble.weights[k]).flatten(1) for k, z in answers.items()},
+                noise=ensemble.noise,
+            )
+        )
+    return readings
 
 
 def answered_as(z: Tensor, form: Form) -> Tensor:
@@ -254,7 +323,15 @@ def weights_of(view: View, task: AttackTask, clients: list[str], classes: int) -
     """
     if view.hyperparameters.get("weights") != "class-counts":
         return {k: torch.full((classes,), 1 / len(clients), dtype=torch.float64) for k in clients}
-    counts = {k: own for k in clients if (own := _counts(view, task, k, classes)) is not None}
+    counts = {}
+    for client in clients:
+        reported, _ = told_counts(view, client)
+        if reported is not None:
+            counts[client] = reported
+        elif client in view.own_data:
+            counts[client] = view.own_data[client][1].bincount(minlength=classes).double()
+        elif client in task.challenges:
+            counts[client] = task.challenges[client].y.bincount(minlength=classes).double() / 2
     mean = torch.stack(list(counts.values())).mean(0) if counts else torch.ones(classes).double()
     records = {k: counts.get(k, mean.mean().expand(classes)) for k in clients}
     total = torch.stack(list(records.values())).sum(0)
@@ -262,17 +339,6 @@ def weights_of(view: View, task: AttackTask, clients: list[str], classes: int) -
         k: torch.where(total > 0, n / total.clamp_min(1e-12), torch.full_like(n, 1 / len(clients)))
         for k, n in records.items()
     }
-
-
-def _counts(view: View, task: AttackTask, client: str, classes: int) -> Tensor | None:
-    counts, _ = told_counts(view, client)
-    if counts is not None:
-        return counts
-    if client in view.own_data:
-        return view.own_data[client][1].bincount(minlength=classes).double()
-    if client in task.challenges:
-        return task.challenges[client].y.bincount(minlength=classes).double() / 2
-    return None
 
 
 def _answer(
