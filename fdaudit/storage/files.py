@@ -11,7 +11,7 @@ import struct
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 __all__ = [
-    "Syncs",
     "commitment",
     "decode",
     "encode",
@@ -111,21 +110,6 @@ def sync_path(path: Path) -> None:
         os.close(descriptor)
 
 
-class Syncs:
-    """Makes many files and directories durable at once, because file systems commit them together."""
-
-    def __init__(self) -> None:
-        self._threads = ThreadPoolExecutor(_SYNCS_AT_ONCE, thread_name_prefix="fdaudit-sync")
-
-    def __call__(self, paths: Iterable[Path]) -> None:
-        """Make all paths durable; return when done."""
-        list(self._threads.map(sync_path, paths))
-
-    def close(self) -> None:
-        """End its threads."""
-        self._threads.shutdown()
-
-
 def save_json(path: Path, value: object, *, indent: int | None = None, sync: bool = True) -> None:
     """Write JSON atomically: canonical bytes and a newline, or indented for people."""
     write_atomically(path, _text(value, indent), sync=sync)
@@ -138,12 +122,12 @@ def save_json_together(values: Mapping[Path, Any], *, indent: int | None = None)
 
 def write_together(contents: Mapping[Path, bytes]) -> None:
     """Write each file as `write_atomically` does, and make all of them durable at once."""
-    with closing(Syncs()) as sync:
-        aside = {write_aside(path, data, sync=False): path for path, data in contents.items()}
-        sync(aside)
+    aside = {write_aside(path, data, sync=False): path for path, data in contents.items()}
+    with ThreadPoolExecutor(_SYNCS_AT_ONCE, thread_name_prefix="fdaudit-sync") as threads:
+        list(threads.map(sync_path, aside))
         for temporary, path in aside.items():
             put_in_place(temporary, path)
-        sync({path.parent for path in contents})
+        list(threads.map(sync_path, {path.parent for path in contents}))
 
 
 def _text(value: object, indent: int | None) -> bytes:

@@ -159,7 +159,7 @@ def open_appending(path: Path, end: int | None = None) -> BinaryIO:
     except BaseException:
         os.close(descriptor)
         raise
-    return os.fdopen(descriptor, "ab", buffering=0)
+    return open(path, "ab", buffering=0, opener=lambda path, flags: descriptor)  # so it knows its path
 
 
 def make_folder(path: Path, mode: int = 0o777) -> None:

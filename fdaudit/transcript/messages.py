@@ -90,13 +90,13 @@ class Message:
 
     def odd_text(self) -> str:
         """Return the first field that holds a text or name which no reader accepts, and why; empty if none does."""
-        return _odd_text(self._value())
+        return _odd_text(self.as_json())
 
     def to_line(self) -> bytes:
         """Return the message's line in the log, with its newline."""
-        return canonical(self._value()) + b"\n"
+        return canonical(self.as_json()) + b"\n"
 
-    def _value(self) -> dict[str, Any]:
+    def as_json(self) -> dict[str, Any]:
         """Return the JSON value of the line."""
         value = {name: getattr(self, name) for name in _IN_LINE}
         value["tensors"] = _described(self.tensors)
