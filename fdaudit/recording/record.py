@@ -253,19 +253,23 @@ def closed_part(record: Record, target: Path) -> int:
     (target / PAYLOADS).mkdir(parents=True)
     lengths: dict[str, int] = {}
     rest = 0
+    lines = _whole_lines(log)
+    if record.closed:
+        lines = read_lines(log)
     with (target / LOG).open("xb") as copy:
-        for number, line in enumerate(read_lines(log) if record.closed else _whole_lines(log)):
+        for number, line in enumerate(lines):
             if number >= record.messages:
                 rest += 1
                 continue
             copy.write(line + b"\n")
             try:
                 message = Message.from_line(line)
-                name = None if message.payload is None else payload_name(message)
+                if message.payload is None:
+                    continue
+                name = payload_name(message)
             except IntegrityError as error:
                 raise IntegrityError([f"{LOG} line {number + 1}: {error}"]) from None
-            if name is not None and message.payload is not None:
-                lengths[name] = lengths.get(name, 0) + message.payload["length"]
+            lengths[name] = lengths.get(name, 0) + message.payload["length"]
     for name, length in lengths.items():
         _copy(record.transcript / name, target / name, length + 1)  # a byte too many is found by the check
     return rest
@@ -310,15 +314,15 @@ def _untrue(record: Record, transcript: Path) -> list[str]:
     holders: list[frozenset[str]] = []
     for number, line in enumerate(read_lines(transcript / LOG), start=1):
         message = Message.from_line(line)
+        where = f"{LOG} line {number}"
         rounds.add(message.round)
         holders.append(frozenset(message.parties()))
-        others = sorted({*message.parties()} - parties)
-        findings += [f"{LOG} line {number}: {party!r:.60} is no party of the record" for party in others]
-        findings += [
-            f"{LOG} line {number}: {message.sender} names message {i} as an input, which it neither sent nor received"
-            for i in dict.fromkeys(message.inputs)
-            if isinstance(i, int) and message.sender not in holders[i]
-        ]
+        for party in sorted(holders[-1] - parties):
+            findings.append(f"{where}: {party!r:.60} is no party of the record")
+        for i in dict.fromkeys(message.inputs):
+            if isinstance(i, int) and message.sender not in holders[i]:
+                problem = f"names message {i} as an input, which it neither sent nor received"
+                findings.append(f"{where}: {message.sender} {problem}")
     if len(rounds) > record.rounds:
         findings.append(f"{LOG} has messages of {len(rounds)} rounds, and {RECORD} counts {record.rounds}")
     return findings

@@ -192,13 +192,24 @@ class Recorder:
         self._parties = _checked_parties(parties)
         self._truth = None if truth is None else Path(truth)
         self._refuse_occupied()
-        card_bytes = None if card is None else _card(Path(card), self.directory / "card.yaml")
+        card_path = self.directory / "card.yaml"
+        card_bytes = None if card is None else _card(Path(card), card_path)
         self._lock, self._pid = threading.RLock(), os.getpid()
         self._round, self._step, self._rounds = -1, 0, 0
         self._uses: BinaryIO | None = None
         self._state = "broken"
+        transcript = self.directory / "transcript"
         with _writing(self.directory):
-            self._files = self._make(card_bytes)
+            _make_private(self.directory)
+            (transcript / "payloads").mkdir(parents=True)
+            log = _new(transcript / "messages.jsonl")
+            if self._truth is not None:
+                _make_private(self._truth)
+                self._uses = _new(self._truth / "uses.jsonl")
+                _sync(self._truth)
+            if card_bytes is not None:
+                replace_file(card_path, card_bytes)
+            self._files = TranscriptFiles(transcript, log)
             self._save("open")
         self._state = "open"
 
@@ -250,18 +261,21 @@ class Recorder:
             RecordError: an argument is refused, or the message cannot be written.
         """
         self._refuse_strangers("sender", [sender])
-        to = [receivers] if isinstance(receivers, str) else _items("receivers", receivers)
+        to = _names("receivers", receivers)
         self._refuse_strangers("receivers", to)
         if not isinstance(kind, str) or not (kind in KINDS or _OWN_KIND.fullmatch(kind)):
             remedy = f"Use a name of your own such as 'vendor/name' in small letters, or one of {', '.join(KINDS)}."
             raise RecordError("kind", kind, "is not known", remedy)
-        sources = inputs if isinstance(inputs, str) else _items("inputs", inputs)
-        used = None if records is None else self._checked_records(records)
+        if not isinstance(inputs, str):
+            inputs = _items("inputs", inputs)
+        record_numbers = None
+        if records is not None:
+            record_numbers = self._checked_records(records)
         about, payload, arrays = _encoded(tensors)
         salt = secrets.token_bytes(16)
         digest = hashlib.sha256(salt)
         digest.update(payload)
-        line = {
+        fields = {
             **about,
             "defenses": [],
             "event": None,
@@ -273,8 +287,9 @@ class Recorder:
             "sha256": digest.hexdigest(),
         }
         with self._alone():
-            line["inputs"] = self._checked_inputs(sources)
-            return RecordedMessage(arrays, self._write(line, payload, used))
+            fields["inputs"] = self._checked_inputs(inputs)
+            seq = self._write(fields, payload, record_numbers)
+            return RecordedMessage(arrays, seq)
 
     def add_parties(self, parties: Iterable[str]) -> None:
         """Add parties that take part from now on; those that the record names already stay as they are.
@@ -386,11 +401,15 @@ class Recorder:
 
     def _checked_records(self, records: Any) -> list[int]:
         self._truth_directory("records")
-        numbers = _items("records", records.tolist() if hasattr(records, "tolist") else records)
-        for record in numbers:
-            if _whole(record, _MOST_ID) is None:
+        if hasattr(records, "tolist"):
+            records = records.tolist()
+        numbers = []
+        for record in _items("records", records):
+            number = _whole(record, _MOST_ID)
+            if number is None:
                 raise RecordError("records", record, "is no number of a record", "Number the records from 0.")
-        return [int(record) for record in numbers]
+            numbers.append(number)
+        return numbers
 
     def _checked_inputs(self, inputs: str | list[int | str]) -> str | list[int | str]:
         if isinstance(inputs, str):
@@ -398,11 +417,17 @@ class Recorder:
                 remedy = "Give 'all', or a list such as ['data', 3]."
                 raise RecordError("inputs", inputs, "is neither 'all' nor a list", remedy)
             return inputs
-        numbers = [i if i == "data" else _whole(i, self._files.seq) for i in inputs]
-        if None in numbers:
-            remedy = "Give the seq of messages sent before this one, which `send` returns, and 'data'."
-            raise RecordError("inputs", inputs[numbers.index(None)], "is no earlier message", remedy)
-        return [i for i in numbers if i is not None]
+        checked: list[int | str] = []
+        for source in inputs:
+            seq = _whole(source, self._files.seq)
+            if seq is not None:
+                checked.append(seq)
+            elif source == "data":
+                checked.append("data")
+            else:
+                remedy = "Give the seq of messages sent before this one, which `send` returns, and 'data'."
+                raise RecordError("inputs", source, "is no earlier message", remedy)
+        return checked
 
     # -- files -------------------------------------------------------------------------------------------------
 
@@ -422,23 +447,7 @@ class Recorder:
                 )
             yield
 
-    def _make(self, card: bytes | None) -> TranscriptFiles:
-        """Make the directories and files, and close the directories to other users."""
-        for directory in (self.directory, self._truth):
-            if directory is not None:
-                directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-                directory.chmod(0o700)
-        transcript = self.directory / "transcript"
-        (transcript / "payloads").mkdir(parents=True)
-        log = _new(transcript / "messages.jsonl")
-        if self._truth is not None:
-            self._uses = _new(self._truth / "uses.jsonl")
-            _sync(self._truth)
-        if card is not None:
-            replace_file(self.directory / "card.yaml", card)
-        return TranscriptFiles(transcript, log)
-
-    def _write(self, fields: dict[str, Any], payload: memoryview, used: list[int] | None) -> int:
+    def _write(self, fields: dict[str, Any], payload: memoryview, records: list[int] | None) -> int:
         """Write a message, then its truth; return its `seq`."""
         if self._round < 0:
             raise RecordError("round", None, "is open", "Call round(0) before the first message.")
@@ -451,8 +460,8 @@ class Recorder:
         self._state = "broken"
         with _writing(files.directory):
             files.write(line, self._round, payload)
-            if used is not None and self._uses is not None:
-                _append(self._uses, canonical({"records": used, "seq": seq}) + b"\n")
+            if records is not None and self._uses is not None:
+                _append(self._uses, canonical({"records": records, "seq": seq}) + b"\n")
         self._step += 1
         self._state = "open"
         return seq
@@ -468,8 +477,10 @@ class Recorder:
     def _save(self, status: str) -> None:
         """Replace `record.json`, once everything that it counts is durable."""
         value = record_json(self._parties, self._files.seq, self._files.head, self._rounds, status)
-        uses = [] if self._uses is None else [self._uses]
-        replace_file(self.directory / "record.json", value, lambda path: self._files.sync(path, *uses))
+        truth = []
+        if self._uses is not None:
+            truth.append(self._uses)
+        replace_file(self.directory / "record.json", value, lambda path: self._files.sync(path, *truth))
 
     def _release(self) -> None:
         """Close the files."""
@@ -569,7 +580,13 @@ class TranscriptFiles:
             OSError: something could not be written whole; write nothing more.
         """
         if payload is not None:
-            self._write_payload(round, payload)
+            path = self.directory / self._payload_name(round, len(payload))
+            self._unsynced[path] = None
+            if len(payload) > _SMALL:
+                with _new(path) as file:
+                    _append(file, payload)
+            else:
+                _append(self._shared_file(round, path), payload)
         _append(self._log, line)
         self.head = hashlib.sha256(line[:-1]).hexdigest()
         self.end += len(line)
@@ -601,18 +618,13 @@ class TranscriptFiles:
             return own_name(self.seq)
         return shared_name(round)
 
-    def _write_payload(self, round: int, payload: bytes | memoryview) -> None:
-        path = self.directory / self._payload_name(round, len(payload))
-        self._unsynced[path] = None
-        if len(payload) > _SMALL:
-            with _new(path) as file:
-                _append(file, payload)
-            return
+    def _shared_file(self, round: int, path: Path) -> BinaryIO:
+        """Return the file of a round's small payloads, at its end."""
         if self._shared is None or self._round != round:
             if self._shared is not None:
                 self._shared.close()
             self._round, self._shared = round, _new(path)
-        _append(self._shared, payload)
+        return self._shared
 
 
 def shared_name(round: int) -> str:
@@ -670,14 +682,20 @@ def _write_records(
     """Write records to a file of the truth; without `held_out` the file has no such rows."""
     arrays = {}
     for name, value in (("x", x), ("y", y)):
-        array, _, dtype = _bits(name, np.asarray(value) if isinstance(value, list | tuple) else value)
-        arrays[name] = _widened(array) if dtype is None else array
+        if isinstance(value, list | tuple):
+            value = np.asarray(value)
+        array, _, dtype = _bits(name, value)
+        if dtype is None:
+            array = _widened(array)
+        arrays[name] = array
     records = len(arrays["x"]) if arrays["x"].ndim else 0
     if not records or arrays["y"].ndim not in (1, 2, 3) or len(arrays["y"]) != records:
         shapes = f"{arrays['x'].shape} and {arrays['y'].shape}"
         raise RecordError("x, y", shapes, "are no records", "Give x and y with one row for each record.")
-    rows = _items("held_out", () if held_out is None else held_out)
-    if None in [_whole(row, records) for row in rows] or len(set(rows)) < len(rows):
+    rows = []
+    if held_out is not None:
+        rows = _items("held_out", held_out)
+    if any(_whole(row, records) is None for row in rows) or len(set(rows)) < len(rows):
         raise RecordError("held_out", rows, "are no rows of x", f"Give different rows, below {records}.")
     with _writing(truth):
         truth.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -692,7 +710,7 @@ def _write_records(
 
 def _checked_parties(parties: Iterable[str]) -> dict[str, None]:
     """Return the parties in their order, as the keys of a mapping."""
-    names = [parties] if isinstance(parties, str) else _items("parties", parties)
+    names = _names("parties", parties)
     for party in names:
         if not isinstance(party, str) or not PARTY.fullmatch(party):
             remedy = "Name them server, client/0 to client/9999, aggregator and world."
@@ -745,7 +763,10 @@ def _encoded(tensors: Any) -> tuple[dict[str, Any], memoryview, dict[str, Array]
         place = start + header[name].pop("data_offsets")[0]
         recorded: Array = np.ndarray(bits.shape, bits.dtype.newbyteorder("<"), payload, place)
         recorded[...] = bits
-        arrays[name] = _widened(recorded) if dtype is None else recorded.view(dtype)
+        if dtype is None:
+            arrays[name] = _widened(recorded)
+        else:
+            arrays[name] = recorded.view(dtype)
     return {"bytes_on_wire": end, "tensors": header}, payload, arrays
 
 
@@ -824,6 +845,13 @@ def is_name(value: object) -> bool:
     return {".", ".."}.isdisjoint(value.split("/"))
 
 
+def _names(field: str, value: str | Iterable[str]) -> list[Any]:
+    """Return one name as a list, and several as they are."""
+    if isinstance(value, str):
+        return [value]
+    return _items(field, value)
+
+
 def _items(field: str, value: Any) -> list[Any]:
     try:
         return list(value)
@@ -866,6 +894,12 @@ def _writing(path: Path) -> Iterator[None]:
         remedy = "Begin a record in a new directory with enough room. Rounds that were closed are kept."
         place = str(error.filename or path)
         raise RecordError("file", place, f"cannot be written ({error.strerror or error})", remedy) from error
+
+
+def _make_private(directory: Path) -> None:
+    """Make a directory and close it to other users."""
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    directory.chmod(0o700)
 
 
 def _new(path: Path) -> BinaryIO:

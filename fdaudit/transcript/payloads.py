@@ -41,7 +41,7 @@ def rewind(directory: Path, seq: int, round: int, end: int) -> BinaryIO | None:
     Returns:
         That round's file, open at its end; None if it has none of the payloads.
     """
-    kept = None
+    last_shared = None
     for path in (directory / PAYLOADS).iterdir():
         name = f"{PAYLOADS}/{path.name}"
         own, shared = _OWN.fullmatch(name), _SHARED.fullmatch(name)
@@ -50,10 +50,10 @@ def rewind(directory: Path, seq: int, round: int, end: int) -> BinaryIO | None:
         if shared is not None and int(shared[1]) < round:
             continue
         if shared is not None and int(shared[1]) == round and end:
-            kept = open_appending(path, end)
+            last_shared = open_appending(path, end)
             continue
         path.unlink()
-    return kept
+    return last_shared
 
 
 def placed(messages: Iterable[Message]) -> Iterator[Message]:

@@ -131,11 +131,11 @@ class Transcript:
             raise RunError(
                 "transcript", f"{draft.kind} of {draft.sender}", f"is refused: {odd}", "Rename it."
             )
-        kept = payload if self._keep(draft.round) else None
-        line = self._files.line(message.as_json(), None if kept is None else len(kept))
+        keeps_payload = self._keep(draft.round)
+        line = self._files.line(message.as_json(), len(payload) if keeps_payload else None)
         end = self._files.end + len(line)
         _refuse_unreadable(draft, {LINE_BYTES: len(line), LOG_BYTES: end, TENSOR_BYTES: len(payload)})
-        self._files.write(line, draft.round, kept)
+        self._files.write(line, draft.round, payload if keeps_payload else None)
 
     def record(self, sender: str, receiver: str, kind: str, tensors: Mapping[str, Tensor]) -> int:
         """Record a message outside the protocol, an oracle's question or answer, and return its `seq`."""
@@ -394,14 +394,12 @@ def _strays(directory: Path, listed: set[str]) -> list[str]:
     findings = []
     for root, folders, files in os.walk(directory):
         below = Path(root).relative_to(directory)
-        findings += [
-            f"{(below / f).as_posix()}/ is not part of a transcript"
-            for f in folders
-            if (below / f).as_posix() != PAYLOADS or (Path(root) / f).is_symlink()
-        ]
-        findings += [
-            f"{(below / f).as_posix()} is listed by no message"
-            for f in files
-            if (below / f).as_posix() not in listed or (Path(root) / f).is_symlink()
-        ]
+        for folder in folders:
+            name = (below / folder).as_posix()
+            if name != PAYLOADS or (Path(root) / folder).is_symlink():
+                findings.append(f"{name}/ is not part of a transcript")
+        for file in files:
+            name = (below / file).as_posix()
+            if name not in listed or (Path(root) / file).is_symlink():
+                findings.append(f"{name} is listed by no message")
     return sorted(findings)
