@@ -47,6 +47,9 @@ _MODELS = (
 _COUNTS = ("num-examples", "num_examples")
 """Names that Flower's own strategies give to the number of records a client trained on."""
 
+_TRAINED = ("reply", "train")
+"""Direction and category of a message that follows from training."""
+
 _UNANSWERED = (ErrorCode.MESSAGE_UNAVAILABLE, ErrorCode.REPLY_MESSAGE_UNAVAILABLE, ErrorCode.NODE_UNAVAILABLE)
 """Errors that the SuperLink makes in place of a reply: the client did not answer."""
 
@@ -295,18 +298,17 @@ class _FlowerMessage(ObservedMessage):
             return record
         if not record:
             return record
+        kind = self.kind(name, self.passage.task, self._category)
+        if kind is None and name in _MODELS and self._category in ("train", "evaluate", "get_parameters"):
+            kind = "model_parameters"
         values = decoded_arrays(record)
-        delivery = self.send(name, array_tensors(record, values), self._array_kind(name))
+        delivery = self.send(name, array_tensors(record, values), kind)
         return received(record, values, delivery)
 
-    def _array_kind(self, name: str) -> str | None:
-        """Return the kind of a record of arrays; None for one of Flower's own."""
-        message_type = self.passage.task
-        category, _, _ = message_type.partition(".")
-        kind = self.kind(name, message_type, category)
-        if kind is None and name in _MODELS and category in ("train", "evaluate", "get_parameters"):
-            return "model_parameters"
-        return kind
+    @property
+    def _category(self) -> str:
+        """Return the first part of the message's type: `train` of `train.fit`."""
+        return self.passage.task.partition(".")[0]
 
     def _record_numbers(self, name: str, record: MetricRecord | ConfigRecord) -> None:
         """Record numbers by kind: the count of records, the masked vector of SecAgg+, and the rest."""
@@ -317,7 +319,7 @@ class _FlowerMessage(ObservedMessage):
             if isinstance(rest.get(Key.MASKED_PARAMETERS), list):
                 vector = masked_vector(rest.pop(Key.MASKED_PARAMETERS))
                 self.send(name, vector, "flower/masked-vector")
-        elif isinstance(record, MetricRecord) and self._is_training():
+        elif isinstance(record, MetricRecord) and (self.passage.direction, self._category) == _TRAINED:
             for key in _COUNTS:
                 if key in rest and not isinstance(rest[key], list):
                     self.send(name, as_tensors("n", rest.pop(key)), "sample_count")
@@ -328,10 +330,6 @@ class _FlowerMessage(ObservedMessage):
         for key, value in rest.items():
             tensors |= as_tensors(safe_name(key), value)
         self.send(name, tensors, kind)
-
-    def _is_training(self) -> bool:
-        category, _, _ = self.passage.task.partition(".")
-        return self.passage.direction == "reply" and category == "train"
 
 
 # -- what a message holds -----------------------------------------------------------------------------------

@@ -341,7 +341,8 @@ class _FlareMessage(ObservedMessage):
                 rest[key] = value
         if not rest:
             return meta
-        return meta | self._part("meta", rest)
+        recorded: dict[str, Any] = self._part("meta", rest)
+        return meta | recorded
 
     def _leaf(self, part: Any) -> Any:
         if not isinstance(part, DXO):

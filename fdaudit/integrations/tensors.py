@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import io
 import re
-from collections.abc import Sequence
 from typing import Any
 from urllib.parse import quote
 
@@ -73,18 +72,15 @@ def as_tensors(name: str, value: Any) -> Tensors:
         raise TypeError(
             f"{name}: {type(value).__name__} is neither a number nor a text, bytes or a list of them."
         )
-    return {name: np.array(value, dtype=_dtype(numbers))}
+    dtype: type[Any] = np.float64
+    if numbers and all(isinstance(number, bool | np.bool_) for number in numbers):
+        dtype = np.bool_
+    elif numbers and all(isinstance(number, bool | int | np.integer | np.bool_) for number in numbers):
+        dtype = np.int64 if max(numbers) < 2**63 else np.uint64
+    return {name: np.array(value, dtype=dtype)}
 
 
 def _encoded(value: str | bytes | bytearray | memoryview) -> bytes:
     if isinstance(value, str):
         return value.encode("utf-8", "surrogatepass")
     return bytes(value)
-
-
-def _dtype(numbers: Sequence[Any]) -> type[Any]:
-    if not numbers or not all(isinstance(number, bool | int | np.integer | np.bool_) for number in numbers):
-        return np.float64
-    if all(isinstance(number, bool | np.bool_) for number in numbers):
-        return np.bool_
-    return np.int64 if max(numbers) < 2**63 else np.uint64

@@ -71,25 +71,20 @@ def _stacked(datasets: Sequence[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
     inputs, labels = [], []
     for dataset in datasets:
         for i in range(len(dataset)):
-            x, y = _pair(dataset[i])
+            record = values = dataset[i]
+            if isinstance(record, Mapping):  # in any order
+                values = sorted(record.values(), key=np.ndim, reverse=True)
+            if not isinstance(values, list | tuple) or len(values) != 2:
+                form = type(record).__name__
+                raise ValueError(
+                    f"dataset: a record is {form}, not (x, y). Give a dataset of pairs, or ids only."
+                )
+            x, y = np.asarray(values[0]), np.asarray(values[1])
+            if y.ndim > x.ndim:
+                raise ValueError("dataset: a record is (y, x), not (x, y). Give the input first.")
             inputs.append(x)
             labels.append(y)
     return np.stack(inputs), np.stack(labels)
-
-
-def _pair(record: Any) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Return the input and the label of a dataset's record."""
-    values = record
-    if isinstance(record, Mapping):  # in any order
-        values = sorted(record.values(), key=np.ndim, reverse=True)
-    if not isinstance(values, list | tuple) or len(values) != 2:
-        raise ValueError(
-            f"dataset: a record is {type(record).__name__}, not (x, y). Give a dataset of pairs, or ids only."
-        )
-    x, y = np.asarray(values[0]), np.asarray(values[1])
-    if y.ndim > x.ndim:
-        raise ValueError("dataset: a record is (y, x), not (x, y). Give the input first.")
-    return x, y
 
 
 class ServerTruth:

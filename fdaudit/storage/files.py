@@ -9,7 +9,7 @@ import os
 import shutil
 import struct
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -146,7 +146,11 @@ def indented(value: Any, indent: int = 1, depth: int = 0) -> str:
         ValueError: a number is not finite.
     """
     line = "\n" + " " * (indent * (depth + 1))
-    items = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
+    items: Collection[Any] = ()
+    if isinstance(value, dict):
+        items = value.values()
+    elif isinstance(value, list | tuple):
+        items = value
     if not any(isinstance(item, dict | list | tuple) for item in items):
         text = json.dumps(value, separators=(f",{line}", ": "), sort_keys=True, allow_nan=False)
         if not items:
@@ -185,9 +189,10 @@ def parse_json(data: bytes | str) -> Any:
         ValueError: it is not JSON, nested too deeply, or ambiguous.
     """
     try:
-        text = data if isinstance(data, str) else data.decode("utf-8")
+        if isinstance(data, bytes):
+            data = data.decode("utf-8")
         return json.loads(
-            text, object_pairs_hook=_named_once, parse_constant=_not_finite, parse_float=_finite
+            data, object_pairs_hook=_named_once, parse_constant=_not_finite, parse_float=_finite
         )
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
@@ -223,7 +228,9 @@ def encode(tensors: Mapping[str, Tensor]) -> bytes:
         values = tensor.detach().cpu().contiguous()
         # safetensors refuses tensors that share memory; views of one tensor are sent by value like any other.
         storage = values.untyped_storage().data_ptr()
-        plain[name] = values.clone() if storage in storages else values
+        if storage in storages:
+            values = values.clone()
+        plain[name] = values
         storages.add(storage)
     return save(plain)
 
@@ -258,7 +265,10 @@ def header(payload: bytes) -> dict[str, TensorInfo]:
         entries = parse_json(payload[8 : 8 + length])
         entries.pop("__metadata__", None)
         _refuse_other_bytes(entries.values(), len(payload) - 8 - length)
-        return {str(k): TensorInfo(str(v["dtype"]), tuple(v["shape"])) for k, v in entries.items()}
+        tensors = {}
+        for name, entry in entries.items():
+            tensors[str(name)] = TensorInfo(str(entry["dtype"]), tuple(entry["shape"]))
+        return tensors
     except (struct.error, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise IntegrityError([f"payload header is malformed: {error}"]) from None
 
