@@ -52,6 +52,8 @@ ORDER = (  # lower ones first: a unit imports nothing of ours but itself and wha
     "fdaudit",
     "__main__",
 )
+STANDALONE = {"recording.recorder"}
+"""Modules that import nothing of ours. Every unit but the rooms may import them."""
 ROOMS = ("attacks", "defenses", "deviations", "protocols", "reports")
 FACADES = ("fdaudit", "fdaudit.__main__")
 
@@ -76,4 +78,4 @@ def may(unit: str) -> set[str]:
     """The units, and single modules of others, that a unit may import, itself included."""
     if unit in ROOMS_MAY:
         return {unit, *ROOMS_MAY[unit]}
-    return set(ORDER[: ORDER.index(unit) + 1])
+    return {*ORDER[: ORDER.index(unit) + 1], *STANDALONE}

@@ -15,7 +15,7 @@ import pytest
 
 from fdaudit.tasks import TASKS
 
-from .levels import FACADES, FROM_TRANSCRIPT_REPORTS_MAY, MOST_MODULES, ORDER, ROOMS, may
+from .levels import FACADES, FROM_TRANSCRIPT_REPORTS_MAY, MOST_MODULES, ORDER, ROOMS, STANDALONE, may
 
 ROOT = Path(__file__).parents[1]
 PACKAGE_DIR: dict[str, str] = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"][
@@ -152,6 +152,11 @@ def imports_go_one_way(module: str) -> None:
         if t not in modules() or not {unit_of(t), t.removeprefix("fdaudit.")} & allowed
     ]
     assert wrong == [], f"{module} may import {sorted(allowed)}"
+
+
+def test_standalone_modules_import_nothing_of_ours() -> None:
+    for module in STANDALONE:
+        assert list(ours(f"fdaudit.{module}")) == []
 
 
 @rule("reports")

@@ -83,8 +83,8 @@ def attach(
             checks[kind, entry.sender] = (*checks.get((kind, entry.sender), ()), check)
             continue
         if not acts_in_training(cls):
-            key, built = _on_messages(where, entry, protocol, config, cls, clients)
-            messages[key] = (*messages.get(key, ()), built)
+            key, defense = _on_messages(where, entry, protocol, config, cls, clients)
+            messages[key] = (*messages.get(key, ()), defense)
             continue
         of: Trained = entry.of or "model"
         if of in training:
@@ -99,17 +99,16 @@ def _refuse_recast(
     entries: Sequence[tuple[str, DefenseSpec]], messages: Mapping[tuple[str, str], tuple[Defense, ...]]
 ) -> None:
     """Refuse a public index on others' messages if a defence changes the kind of the clients' answers."""
-    recast = [
-        d.card.name for (_, who), all_ in messages.items() if who == "client" for d in all_ if d.card.makes
-    ]
+    recasting = []
+    for (_, sender), attached in messages.items():
+        if sender == "client":
+            recasting += [defense.card.name for defense in attached if defense.card.makes]
+    if not recasting:
+        return
     for where, entry in entries:
-        if (
-            recast
-            and entry.sender != "client"
-            and entry.kind != "vote_counts"
-            and entry.params.get("public_index")
-        ):
-            problem = f"is no promise of the protocol where {recast[0]} changes what clients answer"
+        is_relayed = entry.sender != "client" and entry.kind != "vote_counts"
+        if is_relayed and entry.params.get("public_index"):
+            problem = f"is no promise of the protocol where {recasting[0]} changes what clients answer"
             raise SpecError(
                 f"{where}.params.public_index", True, problem, "Leave it out, or remove one of them."
             )
@@ -127,8 +126,8 @@ def _on_messages(
     declared = [m for m in protocol.card.declared_messages if m["from"] == entry.sender]
     # Messages that one setting chooses between replace each other.
     settings = [m.get("when", {}).keys() for m in sends if m["kind"] == entry.kind]
-    read = [m for m in declared if m in sends or m.get("when", {}).keys() in settings]
-    _refuse_unfit(where, str(entry.kind), entry, cls, protocol, {m["kind"] for m in read})
+    readable = [m for m in declared if m in sends or m.get("when", {}).keys() in settings]
+    _refuse_unfit(where, str(entry.kind), entry, cls, protocol, {m["kind"] for m in readable})
     params = validate(cls.Config, entry.params, f"{where}.params")
     _refuse_unfounded(where, params, clients, config)
     _refuse_public_index(where, params, entry, protocol, config)
@@ -141,32 +140,34 @@ def _refuse_unsent(
     """Refuse a kind of message that the sender never sends; return the declarations of all that it sends."""
     declared = [m for m in protocol.card.declared_messages if m["from"] == entry.sender]
     sends = [m for m in declared if applies(m.get("when", {}), config)]
-    sent = sorted({m["kind"] for m in sends if "made_of" not in m})
-    if entry.kind is None or entry.kind not in sent:
+    kinds = sorted({m["kind"] for m in sends if "made_of" not in m})
+    if entry.kind is None or entry.kind not in kinds:
         # A defence on a message that is never sent would silently protect nothing.
         problem = f"is never sent by a {entry.sender} in {protocol.card.name} with these settings"
-        raise SpecError(f"{where}.kind", entry.kind, problem, nearest(str(entry.kind), sent or ["nothing"]))
+        raise SpecError(f"{where}.kind", entry.kind, problem, nearest(str(entry.kind), kinds or ["nothing"]))
     return sends
 
 
 def _refuse_unfounded(where: str, params: Config, clients: int, config: ProtocolConfig) -> None:
     """Refuse a defence that relies on a random draw of one client if the protocol does not declare the draw."""
-    claimed, drawn = getattr(params, "drawn_from", 1), config.drawn_from(clients)
-    if claimed not in (1, drawn):
-        done = f"one of {drawn} clients is" if drawn > 1 else "every client is"
-        problem = f"is not what these settings do: {done} asked a step"
-        allowed = f"{drawn} or 1" if drawn > 1 else "1"
-        raise SpecError(f"{where}.params.drawn_from", claimed, problem, f"Set it to {allowed}.")
+    claimed, candidates = getattr(params, "drawn_from", 1), config.drawn_from(clients)
+    if claimed in (1, candidates):
+        return
+    subject, allowed = "every client is", "1"
+    if candidates > 1:
+        subject, allowed = f"one of {candidates} clients is", f"{candidates} or 1"
+    problem = f"is not what these settings do: {subject} asked a step"
+    raise SpecError(f"{where}.params.drawn_from", claimed, problem, f"Set it to {allowed}.")
 
 
 def _refuse_public_index(
     where: str, params: Config, entry: DefenseSpec, protocol: type[FederatedProtocol], config: ProtocolConfig
 ) -> None:
     """Refuse a defence that calls an index public if the protocol's card does not promise it."""
-    asked = getattr(params, "public_index", False)
-    if asked and not has_public_index(protocol, config, str(entry.kind), entry.sender):
-        sent = f"{entry.kind} of a {entry.sender} in {protocol.card.name} with these settings"
-        problem = f"is not what the protocol declares of {sent}: private data may decide the index"
+    claims_public = getattr(params, "public_index", False)
+    if claims_public and not has_public_index(protocol, config, str(entry.kind), entry.sender):
+        message = f"{entry.kind} of a {entry.sender} in {protocol.card.name} with these settings"
+        problem = f"is not what the protocol declares of {message}: private data may decide the index"
         remedy = (
             "Set it to false, or choose settings under which every sample that was asked about is answered."
         )
@@ -186,9 +187,9 @@ def _refuse_unfit(
     if accepts and kind not in accepts:
         problem = f"is no kind that {entry.name} can treat"
         raise SpecError(f"{where}.kind", kind, problem, f"It treats: {', '.join(accepts)}.")
-    made = cls.card.makes or kind
-    if made not in read:
-        problem = f"makes {made} of {kind}, which {protocol.card.name} cannot read from a {entry.sender}"
+    output = cls.card.makes or kind
+    if output not in read:
+        problem = f"makes {output} of {kind}, which {protocol.card.name} cannot read from a {entry.sender}"
         raise SpecError(f"{where}.name", entry.name, problem, "Choose another defence.")
 
 

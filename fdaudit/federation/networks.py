@@ -48,7 +48,8 @@ class Networks:
     @property
     def distinct(self) -> tuple[Architecture, ...]:
         """Return every network once, `shared` first."""
-        return tuple({_key(a): a for a in (self.shared, *self.clients)}.values())
+        by_key = {_key(network): network for network in (self.shared, *self.clients)}
+        return tuple(by_key.values())
 
     def initial(self, parties: Sequence[str], seed: int) -> Mapping[str, Parameters]:
         """Return the initial parameters by party: each has its own, which are drawn whenever they are asked for."""
@@ -85,7 +86,7 @@ class Trainers(Mapping[str, Trainer]):
     """
 
     def __init__(self, networks: Networks, execution: Execution, parties: Sequence[str]) -> None:
-        cores = {_key(a): Trainer(a, execution) for a in networks.distinct}
+        cores = {_key(network): Trainer(network, execution) for network in networks.distinct}
         self._by_party = {party: cores[_key(networks.of(party))] for party in parties}
 
     def __getitem__(self, party: str) -> Trainer:
@@ -125,8 +126,10 @@ class Trainers(Mapping[str, Trainer]):
 
     def _cores(self, jobs: Sequence[Job]) -> list[tuple[Trainer, list[int]]]:
         """Return each core with the numbers of its jobs."""
-        cores = dict.fromkeys(self[job.party] for job in jobs)
-        return [(c, [n for n, job in enumerate(jobs) if self[job.party] is c]) for c in cores]
+        cores: dict[Trainer, list[int]] = {}
+        for number, job in enumerate(jobs):
+            cores.setdefault(self[job.party], []).append(number)
+        return list(cores.items())
 
 
 def _key(network: Architecture) -> str:

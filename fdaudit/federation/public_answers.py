@@ -242,17 +242,17 @@ def count(ballots: Iterable[Mapping[str, Tensor]], asked: Tensor, classes: int) 
     A vote for a class that does not exist is an abstention. A vote on a sample that was not requested is ignored. Of
     several votes of one client on one sample the first counts.
     """
-    asked = asked.cpu().long()
-    size = int(asked.max()) + 1 if len(asked) else 0
+    samples = asked.cpu().long()
+    size = int(samples.max()) + 1 if len(samples) else 0
     position = torch.full((size,), -1)
-    position[asked] = torch.arange(len(asked))
-    counts = torch.zeros(len(asked), classes, dtype=torch.int64)
+    position[samples] = torch.arange(len(samples))
+    counts = torch.zeros(len(samples), classes, dtype=torch.int64)
     for cast in ballots:
         index, votes = sample_index(cast), cast["values"].cpu().long()
         within = (index >= 0) & (index < size)
         rows, votes = position[index[within]], votes[within]
         rows, votes = rows[rows >= 0], votes[rows >= 0]
-        first = torch.full((len(asked),), len(rows))
+        first = torch.full((len(samples),), len(rows))
         first.scatter_reduce_(0, rows, torch.arange(len(rows)), "amin")
         valid = (first[rows] == torch.arange(len(rows))) & (votes >= 0) & (votes < classes)
         counts[rows[valid], votes[valid]] += 1
@@ -354,7 +354,7 @@ class PublicDistillation(PublicAnswers):
         """Train each client's model towards the consensus on this round's samples, as that client received it."""
         if consensus is None:  # no client answered
             return
-        jobs, read = [], dict[str, tuple[int, ...]]()
+        jobs, inputs = [], dict[str, tuple[int, ...]]()
         for k, own in self._models().items():
             received = consensus.of(k)
             x, values = self._samples(received)
@@ -364,5 +364,5 @@ class PublicDistillation(PublicAnswers):
                         k, own, x, values, self._seed, self.card.name, "distill", t, k
                     )
                 )
-                read[k] = (received.seq,)
-        self._advance(jobs, self._distilling.distillation(objective), read)
+                inputs[k] = (received.seq,)
+        self._advance(jobs, self._distilling.distillation(objective), inputs)

@@ -195,11 +195,12 @@ def rehearse(
     """
     secret = _secret_of(seed)
     parties = parties_of(protocol, config, len(data))
-    held = {f"client/{k}": pair for k, pair in enumerate(data)}
-    held |= {
-        name: deviant.trains_on(*held[name]) for name, deviant in (deviants or {}).items() if name in held
-    }
-    records = {name: PartyData(x, y) for name, (x, y) in held.items()}
+    records = {}
+    for k, (x, y) in enumerate(data):
+        name = f"client/{k}"
+        if deviants and name in deviants:
+            x, y = deviants[name].trains_on(x, y)
+        records[name] = PartyData(x, y)
     if not folder.exists():
         with (
             written_whole(folder) as scratch,

@@ -162,19 +162,19 @@ def together(by_party: Mapping[str, Sequence[Figure]]) -> tuple[Figure, ...]:
     Args:
         by_party: the coarse figures of each party.
     """
-    named: dict[str, list[Figure]] = {}
+    by_name: dict[str, list[Figure]] = {}
     for figures in by_party.values():
         for figure in figures:
-            named.setdefault(figure.name, []).append(figure)
-    found = []
-    for name, figures in named.items():
+            by_name.setdefault(figure.name, []).append(figure)
+    overall = []
+    for name, figures in by_name.items():
         if len(figures) < len(by_party):
             continue
         if DEFINED[name].goal == "reconstruction":
-            found.append(_least(name, figures))
+            overall.append(_least(name, figures))
         else:
-            found += _mean_and_worst(name, figures)
-    return tuple(found)
+            overall += _mean_and_worst(name, figures)
+    return tuple(overall)
 
 
 def defined(name: str, value: float, low: float | None, n: int) -> Figure:
@@ -186,12 +186,12 @@ def defined(name: str, value: float, low: float | None, n: int) -> Figure:
         low: the lower end of its interval, or None if it has none.
         n: number of items behind it.
     """
-    given = DEFINED[name]
-    figure = Figure(name=name, value=value, unit=given.unit, n=n, note=given.note)
+    definition = DEFINED[name]
+    figure = Figure(name=name, value=value, unit=definition.unit, n=n, note=definition.note)
     if low is None:
         return figure
     method = "order statistic, one-sided"
-    return replace(figure, low=low, high=given.most, confidence=_CONFIDENCE, method=method)
+    return replace(figure, low=low, high=definition.most, confidence=_CONFIDENCE, method=method)
 
 
 def coarse_shares(counts: Tensor) -> Tensor:
@@ -206,10 +206,10 @@ def coarse_shares(counts: Tensor) -> Tensor:
     size = max(LEAST_RECORDS, math.ceil(total / _MOST_PARCELS))
     parcels = total // size
     due = counts.long() * parcels  # in parcels of `total` parts each
-    given = due // total
+    shares = due // total
     by_remainder = torch.argsort(due % total, descending=True, stable=True)
-    given[by_remainder[: parcels - int(given.sum())]] += 1
-    return given.double() / parcels
+    shares[by_remainder[: parcels - int(shares.sum())]] += 1
+    return shares.double() / parcels
 
 
 # -- images -------------------------------------------------------------------------------------------------------
@@ -246,15 +246,18 @@ def _gains(truth: Truth, guess: Reconstruction) -> tuple[Figure, ...]:
         prior = max(means[image.truth], image.psnr_prior or 0.0)
         gains[image.truth] = image.psnr - prior
         psnrs[image.truth] = image.psnr
-    groups = [torch.isin(rows, group).numpy() for group in _behind_each(truth, guess)]
-    least = min(int(group.sum()) for group in groups)
-    gain = min(_rounded_down("psnr_gain", _reached(gains[group])) for group in groups)
-    low = min(_rounded_down("psnr_gain", _bound(gains[group])) for group in groups)
-    found = [defined("psnr_gain", gain, low, least)]
+    sizes, reached_gains, low_gains, reached_psnrs = [], [], [], []
+    for records in _behind_each(truth, guess):
+        group = torch.isin(rows, records).numpy()
+        sizes.append(int(group.sum()))
+        reached_gains.append(_rounded_down("psnr_gain", _reached(gains[group])))
+        low_gains.append(_rounded_down("psnr_gain", _bound(gains[group])))
+        reached_psnrs.append(_rounded_down("psnr", _reached(psnrs[group])))
+    gain, least = min(reached_gains), min(sizes)
+    figures = [defined("psnr_gain", gain, min(low_gains), least)]
     if gain > 0:
-        reached = min(_rounded_down("psnr", _reached(psnrs[group])) for group in groups)
-        found.append(defined("psnr", reached, None, least))
-    return tuple(found)
+        figures.append(defined("psnr", min(reached_psnrs), None, least))
+    return tuple(figures)
 
 
 def _compared(truth: Truth, guess: Reconstruction) -> ReconstructionScore:
@@ -264,13 +267,13 @@ def _compared(truth: Truth, guess: Reconstruction) -> ReconstructionScore:
     """
     case = truth.case
     x, y = others(case).prior
-    known = case.dataset.known_groups
+    groups = case.dataset.known_groups
     return score_reconstruction(
         [guess.images],
         [truth.records(guess)[0]],
         x,
         child_numpy(case.seed, "site", guess.target),
-        true_labels=None if known is None else [known[truth.rows(guess)]],
+        true_labels=None if groups is None else [groups[truth.rows(guess)]],
         auxiliary_labels=groups_of(case, y),
     )
 
@@ -282,8 +285,8 @@ def _mean_image_psnr(truth: Truth, guess: Reconstruction) -> list[float]:
     """
     x, _ = truth.records(guess)
     mean = truth.case.records(guess.target)[0].double().mean(0, keepdim=True).clamp(0, 1)
-    found: list[float] = psnr(mean.expand_as(x), x.double()).tolist()
-    return found
+    values: list[float] = psnr(mean.expand_as(x), x.double()).tolist()
+    return values
 
 
 def _reached(values: NDArray[np.float64]) -> float:
@@ -299,10 +302,9 @@ def _bound(values: NDArray[np.float64]) -> float:
 
 def _least(name: str, figures: Sequence[Figure]) -> Figure:
     """Return the least figure of all parties: more than half of each party's records reach it."""
-    value = min(_value(f) for f in figures)
-    lows = [f.low for f in figures if f.low is not None]
-    low = min(lows) if lows else None
-    return defined(name, value, low, sum(f.n or 0 for f in figures))
+    value = min(map(_value, figures))
+    low = min((figure.low for figure in figures if figure.low is not None), default=None)
+    return defined(name, value, low, sum(figure.n or 0 for figure in figures))
 
 
 # -- class shares -------------------------------------------------------------------------------------------------
@@ -317,21 +319,21 @@ class _CoarseTruth(Truth):
 
 def _distances(truth: _CoarseTruth, guesses: Sequence[LabelDistribution]) -> dict[str, tuple[Figure, ...]]:
     _, targets = score_labels(truth, guesses)
-    found = dict[str, tuple[Figure, ...]]()
+    by_party = dict[str, tuple[Figure, ...]]()
     for target in targets:
-        values = {f.name: _value(f) for f in target.figures}
-        left = _rounded_up("label_tv", values["label_tv"])
+        values = {figure.name: _value(figure) for figure in target.figures}
+        distance = _rounded_up("label_tv", values["label_tv"])
         prior = _rounded_down("label_tv_prior", values["label_tv_prior"])
-        found[target.target] = (
-            defined("label_tv", left, None, 1),
+        by_party[target.target] = (
+            defined("label_tv", distance, None, 1),
             defined("label_tv_prior", prior, None, 1),
         )
-    return found
+    return by_party
 
 
 def _mean_and_worst(name: str, figures: Sequence[Figure]) -> list[Figure]:
     """Return the mean over parties, and for the distance left also that of the party with the least."""
-    values, about = [_value(f) for f in figures], defined(name, 0.0, None, len(figures))
+    values, about = list(map(_value, figures)), defined(name, 0.0, None, len(figures))
     mean = replace(about, name=f"{name}_mean", value=math.fsum(values) / len(values))
     if name.endswith("_prior"):
         return [mean]
@@ -349,14 +351,14 @@ _SLACK = 1e-9
 
 
 def _rounded_down(name: str, value: float) -> float:
-    given = DEFINED[name]
-    return multiple(name, math.floor(min(max(value, 0.0), given.most) / given.step + _SLACK))
+    definition = DEFINED[name]
+    return multiple(name, math.floor(min(max(value, 0.0), definition.most) / definition.step + _SLACK))
 
 
 def _rounded_up(name: str, value: float) -> float:
     """Round up, to one step at least: a coarse distance does not show that nothing is left."""
-    given = DEFINED[name]
-    return multiple(name, max(1, math.ceil(min(value, given.most) / given.step - _SLACK)))
+    definition = DEFINED[name]
+    return multiple(name, max(1, math.ceil(min(value, definition.most) / definition.step - _SLACK)))
 
 
 def multiple(name: str, count: int) -> float:

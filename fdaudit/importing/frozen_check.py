@@ -31,47 +31,45 @@ def frozen_that_moved(case: Case, transcript: Path, messages: Sequence[Message])
     """Return a sentence for the first uploads in which a parameter moves that the card calls frozen."""
     if not case.system.card.training.frozen or case.networks is None:
         return []
-    found = []
-    for message, moves in _movements(case, transcript, messages):
+    sentences = []
+    for message, moved in _movements(case, transcript, messages):
         frozen = case.named_networks.of(message.sender).frozen_parameters
-        moved = [name for name, moves_here in moves.items() if moves_here and name in frozen]
-        if moved:
-            said = f"message {message.seq} of {message.sender} moves {_named(moved)}"
-            found.append(f"{said}, and the card's `training.frozen` says that it does not move")
-        if len(found) == _MOST_SHOWN:
+        names = [name for name, is_moved in moved.items() if is_moved and name in frozen]
+        if names:
+            movement = f"message {message.seq} of {message.sender} moves {_listed(names)}"
+            sentences.append(f"{movement}, and the card's `training.frozen` says that it does not move")
+        if len(sentences) == _MOST_SHOWN:
             break
-    return found
+    return sentences
 
 
 def never_moved(case: Case, transcript: Path, messages: Sequence[Message]) -> list[str]:
     """Return a sentence about parameters that no upload moves and that the card does not call frozen."""
     if case.networks is None:
         return []
-    still: set[str] | None = None
+    unmoved: set[str] | None = None
     uploads = 0
-    for message, moves in _movements(case, transcript, messages):
+    for message, moved in _movements(case, transcript, messages):
         uploads += 1
-        unmoved = {name for name, moves_here in moves.items() if not moves_here}
-        unmoved &= case.named_networks.of(message.sender).trained_parameters
-        still = unmoved if still is None else still & unmoved
-    if not still or uploads < _LEAST:
+        here = {name for name, is_moved in moved.items() if not is_moved}
+        here &= case.named_networks.of(message.sender).trained_parameters
+        unmoved = here if unmoved is None else unmoved & here
+    if not unmoved or uploads < _LEAST:
         return []
-    said = f"No upload moves {_named(sorted(still))}. If clients freeze"
-    return [
-        f"{said} them, state `training.frozen` in the card: inversion assumes that their gradient is zero."
-    ]
+    remedy = "state `training.frozen` in the card: inversion assumes that their gradient is zero."
+    return [f"No upload moves {_listed(sorted(unmoved))}. If clients freeze them, {remedy}"]
 
 
 def starts_of(messages: Sequence[Message]) -> dict[int, Message]:
     """Return by number of a message the model that its sender had received last before it."""
-    held: dict[str, Message] = {}
-    found: dict[int, Message] = {}
+    last_model: dict[str, Message] = {}
+    starts: dict[int, Message] = {}
     for message in messages:
-        if message.sender in held:
-            found[message.seq] = held[message.sender]
+        if message.sender in last_model:
+            starts[message.seq] = last_model[message.sender]
         if message.kind == "model_parameters":
-            held |= dict.fromkeys(message.receivers, message)
-    return found
+            last_model |= dict.fromkeys(message.receivers, message)
+    return starts
 
 
 def _movements(
@@ -79,27 +77,33 @@ def _movements(
 ) -> Iterator[tuple[Message, Mapping[str, bool]]]:
     """Yield the clients' readable uploads, and for each tensor by name whether it moved. Defended ones are left out."""
     card, starts = case.system.card, starts_of(messages)
-    changed = {a.kind for a in card.attested} | ({*MODELS} if card.defenses else set())
+    defended = {attested.kind for attested in card.attested}
+    if card.defenses:
+        defended |= {*MODELS}
     naming = Naming.of(case.settings)
     for message in messages:
-        if role(message.sender) != "client" or message.kind not in MODELS or message.kind in changed:
+        if role(message.sender) != "client" or message.kind not in MODELS or message.kind in defended:
             continue
-        start = starts.get(message.seq) if message.kind == "model_parameters" else None
-        absent = message.kind == "model_parameters" and (start is None or start.payload is None)
-        if absent or message.payload is None or message.seq in case.system.not_finite:
+        if message.payload is None or message.seq in case.system.not_finite:
             continue
-        sent = weights_of(decode(read_payload(transcript, message)), naming)
-        if start is None:
-            yield message, {name: bool(change.any()) for name, change in sent.items()}
-        else:
-            before = weights_of(decode(read_payload(transcript, start)), naming)
-            yield message, {name: _differ(sent[name], before[name]) for name in sent.keys() & before.keys()}
+        is_update = message.kind != "model_parameters"
+        start = starts.get(message.seq)
+        if not is_update and (start is None or start.payload is None):
+            continue
+        weights = weights_of(decode(read_payload(transcript, message)), naming)
+        if is_update or start is None:
+            yield message, {name: bool(change.any()) for name, change in weights.items()}
+            continue
+        before = weights_of(decode(read_payload(transcript, start)), naming)
+        yield message, {n: _differ(weights[n], before[n]) for n in weights.keys() & before.keys()}
 
 
-def _differ(sent: Tensor, before: Tensor) -> bool:
-    return sent.shape != before.shape or not torch.equal(sent, before.to(sent.dtype))
+def _differ(weights: Tensor, before: Tensor) -> bool:
+    return weights.shape != before.shape or not torch.equal(weights, before.to(weights.dtype))
 
 
-def _named(names: Sequence[str]) -> str:
-    shown = ", ".join(visible(name)[:60] for name in names[:3])
-    return f"{shown}, …" if len(names) > 3 else shown
+def _listed(names: Sequence[str]) -> str:
+    first = [visible(name)[:60] for name in names[:3]]
+    if len(names) > 3:
+        first.append("…")
+    return ", ".join(first)

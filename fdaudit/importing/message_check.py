@@ -36,12 +36,13 @@ def refuse_other_tensors(classes: int, messages: Sequence[Message]) -> None:
         if kind is None:
             continue
         # The ledger trusts exact kinds. Other kinds may show that the card's number of classes is wrong.
-        known = {"C": classes} if kind.exact else {}
-        if kind.misfit(shapes_of(message.tensors), known):
-            shown = ", ".join(f"{n[:40]} {tuple(t.shape)}" for n, t in list(message.tensors.items())[:3])
-            problem = (
-                f"does not fit message {message.seq} of {message.sender}, which holds {shown or 'no tensors'}"
-            )
+        sizes = {"C": classes} if kind.exact else {}
+        if kind.misfit(shapes_of(message.tensors), sizes):
+            tensors = []
+            for name, info in list(message.tensors.items())[:3]:
+                tensors.append(f"{name[:40]} {tuple(info.shape)}")
+            listed = ", ".join(tensors) or "no tensors"
+            problem = f"does not fit message {message.seq} of {message.sender}, which holds {listed}"
             remedy = f"{kind.name} is: {kind.text}. Record others under a name of your own: vendor/name."
             raise SpecError("record.kind", message.kind, problem, remedy)
 
@@ -61,13 +62,14 @@ def refuse_strange_classes(classes: int, transcript: Path, messages: Sequence[Me
         kind = KINDS.get(message.kind)
         if kind is None or not kind.read_as or message.payload is None:
             continue
-        named = readable(decode(read_payload(transcript, message)))["classes"]
-        if named.shape[1] > classes:
-            problem = f"cannot be true: message {message.seq}, {message.kind}, names {named.shape[1]} classes a sample"
+        answers = readable(decode(read_payload(transcript, message)))["classes"]
+        if answers.shape[1] > classes:
+            count = answers.shape[1]
+            problem = f"cannot be true: message {message.seq}, {message.kind}, names {count} classes a sample"
             raise SpecError("card.classes", classes, problem, "Correct it.")
-        if named.is_floating_point() and not bool(named.isfinite().all()):
+        if answers.is_floating_point() and not bool(answers.isfinite().all()):
             continue  # such a message is left out by its number
-        if strange := strange_classes(named, classes):
+        if strange := strange_classes(answers, classes):
             problem = f"has strange classes in message {message.seq} of {message.sender}: {strange}"
             remedy = (
                 "Record for each sample the numbers of k different classes, or correct `classes` in the card."
@@ -89,24 +91,23 @@ def refuse_varied_sizes(card: Card, fixed: Collection[tuple[str, str]], messages
         SpecError: sizes differ.
     """
     stated = {(m.kind, m.sender) for m in card.messages if m.fixed_size}
-    wanted = {*stated, *(fixed if card.transport == "encrypted" else ())}
-    own = bool(
-        card.client_models
-    )  # then a server's messages to different clients differ as their networks do
-    seen: dict[tuple[str, ...], Message] = {}
+    due: set[tuple[str, str]] = set(stated)
+    if card.transport == "encrypted":
+        due.update(fixed)
+    first_of: dict[tuple[str, ...], Message] = {}
     for message in messages:
-        if (message.kind, role(message.sender)) not in wanted:
+        if (message.kind, role(message.sender)) not in due:
             continue
-        key = (message.kind, message.sender, *(message.receivers if own else ()))
-        first = seen.setdefault(key, message)
+        key: tuple[str, ...] = (message.kind, message.sender)
+        if card.client_models:  # a server's messages to different clients differ as their networks do
+            key += message.receivers
+        first = first_of.setdefault(key, message)
         if _size(first) != _size(message):
             numbers = f"{_size(first)[1]} and {_size(message)[1]} numbers"
             problem = f"is not of fixed size: messages {first.seq} and {message.seq} of {message.sender} hold {numbers}"
-            remedy = (
-                "Remove fixed_size."
-                if (message.kind, role(message.sender)) in stated
-                else "Pad the messages, record them under a name of your own, or state `transport: plain`."
-            )
+            remedy = "Pad the messages, record them under a name of your own, or state `transport: plain`."
+            if (message.kind, role(message.sender)) in stated:
+                remedy = "Remove fixed_size."
             raise SpecError("card.messages", message.kind, problem, remedy)
 
 

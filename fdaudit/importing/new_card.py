@@ -150,7 +150,9 @@ def _card(clients: int, messages: list[Message]) -> str:
 
 def _flow(value: object) -> bool | None:
     """Return whether YAML writes a value on one line: a list of numbers, for example."""
-    return None if isinstance(value, list) and all(isinstance(one, int) for one in value) else False
+    if isinstance(value, list) and all(isinstance(one, int) for one in value):
+        return None
+    return False
 
 
 def _commented(text: str) -> str:
@@ -159,7 +161,10 @@ def _commented(text: str) -> str:
 
 
 def _classes(messages: list[Message]) -> int | str:
-    return next((sizes["C"] for sizes in map(_sizes, messages) if "C" in sizes), _FILL_IN)
+    for sizes in map(_sizes, messages):
+        if "C" in sizes:
+            return sizes["C"]
+    return _FILL_IN
 
 
 def _named(messages: list[Message]) -> dict[str, str]:
@@ -185,8 +190,9 @@ def _shape(messages: list[Message]) -> list[int] | str:
 
 def _sizes(message: Message) -> dict[str, int]:
     """Return the sizes that a message's tensors show, by the letters of `fdaudit.kinds`."""
-    kind = KINDS.get(message.kind)
-    return {} if kind is None else kind.sizes(shapes_of(message.tensors))
+    if message.kind not in KINDS:
+        return {}
+    return KINDS[message.kind].sizes(shapes_of(message.tensors))
 
 
 def _tensors(messages: list[Message]) -> str:
@@ -194,24 +200,32 @@ def _tensors(messages: list[Message]) -> str:
 
     Numbers instead of names mean that the model was a plain list of arrays: the network's own order names them.
     """
-    for message in messages:
-        if message.kind in MODELS:
-            by_number = numbered(message.tensors)
-            order = (lambda item: int(item[0])) if by_number else (lambda item: item[0])
-            first = sorted(message.tensors.items(), key=order)[:4]
-            shown = [f"{visible(name)[:_MOST_SHOWN]} {list(info.shape)}" for name, info in first]
-            more = ", …" if len(message.tensors) > 4 else ""
-            positions = ""
-            if by_number:
-                positions = ". Numbers are positions in the network's `state_dict()` or `parameters()`"
-            return f"{positions}:\n  " + ", ".join(shown) + more
-    return "."
+    model = _first_model(messages)
+    if model is None:
+        return "."
+    names, positions = sorted(model.tensors), ""
+    if numbered(names):
+        names.sort(key=int)
+        positions = ". Numbers are positions in the network's `state_dict()` or `parameters()`"
+    described = [f"{visible(name)[:_MOST_SHOWN]} {list(model.tensors[name].shape)}" for name in names[:4]]
+    if len(names) > 4:
+        described.append("…")
+    return f"{positions}:\n  " + ", ".join(described)
 
 
 def _positions(messages: list[Message]) -> str:
     """Return the card's line for a model whose tensors are numbered, or nothing."""
-    sent = [message for message in messages if message.kind in MODELS]
-    return "names: by-position\n" if sent and numbered(sent[0].tensors) else ""
+    model = _first_model(messages)
+    if model is None or not numbered(model.tensors):
+        return ""
+    return "names: by-position\n"
+
+
+def _first_model(messages: list[Message]) -> Message | None:
+    for message in messages:
+        if message.kind in MODELS:
+            return message
+    return None
 
 
 def _described(messages: list[Message]) -> list[dict[str, str]]:

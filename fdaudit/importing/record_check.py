@@ -74,62 +74,61 @@ def refuse_false_card(case: Case, transcript: Path, messages: Sequence[Message])
 
 def _refuse_false_attestation(case: Case, messages: Sequence[Message]) -> None:
     """Refuse an attested defence of messages that are not there, or of a sender drawn from more than all clients."""
-    sent = {(m.kind, role(m.sender)) for m in messages}
+    kinds = {(m.kind, role(m.sender)) for m in messages}
     for number, attested in enumerate(case.system.card.attested):
         field = f"card.attested.{number}"
-        if (attested.kind, attested.sender) not in sent:
+        if (attested.kind, attested.sender) not in kinds:
             problem = f"is attested of a {attested.sender}, and the record has no such message"
             raise SpecError(f"{field}.kind", attested.kind, problem, "Correct it, or remove it.")
         event = event_from_json(attested.event)
-        for part in event.parts if isinstance(event, Composed) else (event,):
+        parts = event.parts if isinstance(event, Composed) else (event,)
+        for part in parts:
             if isinstance(part, Gaussian) and part.drawn_from > len(case.clients):
                 problem = f"is more than the {len(case.clients)} clients of the record"
                 raise SpecError(f"{field}.event.drawn_from", part.drawn_from, problem, "Correct it.")
 
 
 def _refuse_other_classes(classes: int, sizes: Mapping[str, int], transcript: Path, message: Message) -> None:
-    found = None
+    contradiction = None
     if sizes.get("C", classes) != classes:
-        found = f"has {sizes['C']} entries a row"
+        contradiction = f"has {sizes['C']} entries a row"
     elif message.kind == "hard_labels" and message.payload is not None:
         values = readable(decode(read_payload(transcript, message))).get("values")
         if values is not None and values.numel() and (most := int(values.long().max())) >= classes:
-            found = f"has a label {most}"
-    if found is not None:
-        problem = f"cannot be true: message {message.seq}, {message.kind}, {found}"
+            contradiction = f"has a label {most}"
+    if contradiction is not None:
+        problem = f"cannot be true: message {message.seq}, {message.kind}, {contradiction}"
         raise SpecError("card.classes", classes, problem, "Correct it.")
 
 
 def _refuse_other_images(shape: tuple[int, ...], sizes: Mapping[str, int], message: Message) -> None:
-    found = tuple(sizes[letter] for letter in "chw" if letter in sizes)
-    if len(found) == 3 and found != shape:
-        images = "x".join(map(str, found))
+    on_record = tuple(sizes[letter] for letter in "chw" if letter in sizes)
+    if len(on_record) == 3 and on_record != shape:
+        images = "x".join(map(str, on_record))
         problem = f"cannot be true: message {message.seq}, {message.kind}, holds images of {images}"
         raise SpecError("card.input_shape", list(shape), problem, "Correct it.")
 
 
 def _refuse_other_network(network: Shapes, name: str, naming: Naming, message: Message) -> None:
     """Refuse a network whose tensors are not those of a model on record."""
-    for sent, info in message.tensors.items():
-        own = naming.own(sent)
-        if is_counter(own):
-            continue
+    for tensor, info in message.tensors.items():
+        own = naming.own(tensor)
         due = network.get(own)
+        if is_counter(own) or due == tuple(info.shape):
+            continue
         remedy = "Name the network that the system trains, with its parameters."
         if due is None:
-            known = ", ".join(list(network)[:3])
-            problem = f"does not fit message {message.seq}: it has no tensor {sent[:60]!r}, but {known}, …"
-            if found := prefix_of(list(message.tensors), network):
-                remedy = f"The names on record begin with {found!r}: state `prefix: {found}` in the card."
+            names = ", ".join(list(network)[:3])
+            problem = f"does not fit message {message.seq}: it has no tensor {tensor[:60]!r}, but {names}, …"
+            if prefix := prefix_of(list(message.tensors), network):
+                remedy = f"The names on record begin with {prefix!r}: state `prefix: {prefix}` in the card."
             elif numbered(message.tensors):
                 remedy = "The names on record are numbers: state `names: by-position` in the card."
-            elif {*STATES} & {*sent.split("/"), *sent.split(".")}:
+            elif {*STATES} & {*tensor.split("/"), *tensor.split(".")}:
                 remedy = "Record an optimiser's state as messages of its own, of the kind optimizer_state."
-        elif tuple(info.shape) != due:
-            shapes = f"{tuple(info.shape)}, not {due}"
-            problem = f"does not fit message {message.seq}: {sent[:60]!r} is {shapes}"
         else:
-            continue
+            shapes = f"{tuple(info.shape)}, not {due}"
+            problem = f"does not fit message {message.seq}: {tensor[:60]!r} is {shapes}"
         raise SpecError("card.model", name, problem, remedy)
 
 
@@ -145,30 +144,32 @@ def prefix_of(sent: Sequence[str], network: Shapes) -> str:
 
 def contradictions(case: Case, messages: Sequence[Message], uses: Uses | None) -> list[str]:
     """Return what the truth contradicts in the record's lines or in its card, one sentence each."""
-    found: list[str] = []
+    sentences: list[str] = []
     for seq, records in (uses or {}).items():
         if seq >= len(messages):
-            found.append(f"uses.jsonl names message {seq}, and the record has {len(messages)}")
+            sentences.append(f"uses.jsonl names message {seq}, and the record has {len(messages)}")
             continue
         message = messages[seq]
         if role(message.sender) != "client":
-            found.append(
+            sentences.append(
                 f"uses.jsonl names records behind message {seq}, which {message.sender} sent, no client"
             )
         elif message.inputs != ALL and DATA not in message.inputs and not _through_release(message, messages):
-            said = "declares inputs without the sender's data, and uses.jsonl names records behind it"
-            found.append(f"message {seq} of {message.sender} {said}: its inputs are declared too narrow")
+            problem = "declares inputs without the sender's data, and uses.jsonl names records behind it"
+            sentences.append(
+                f"message {seq} of {message.sender} {problem}: its inputs are declared too narrow"
+            )
         total = len(case.numbered(message.sender)) if role(message.sender) == "client" else 0
         if total and records and max(records) >= total:
-            found.append(
+            sentences.append(
                 f"uses.jsonl: message {seq} used record {max(records)} of {message.sender}, which has {total}"
             )
         elif total:
-            found += _left_out_but_used(case, message, records)
-        found += _too_many(case.settings, message, records)
-    if len(found) > _MOST_SHOWN:
-        found = [*found[:_MOST_SHOWN], f"and {len(found) - _MOST_SHOWN} more of the like"]
-    return found
+            sentences += _left_out_but_used(case, message, records)
+        sentences += _too_many(case.settings, message, records)
+    if len(sentences) > _MOST_SHOWN:
+        sentences = [*sentences[:_MOST_SHOWN], f"and {len(sentences) - _MOST_SHOWN} more of the like"]
+    return sentences
 
 
 def _through_release(message: Message, messages: Sequence[Message]) -> bool:
@@ -191,7 +192,8 @@ def _left_out_but_used(case: Case, message: Message, records: Sequence[int]) -> 
 def _too_many(settings: Mapping[str, Any], message: Message, records: Sequence[int]) -> Iterator[str]:
     """Yield a sentence if more records are behind an upload than its steps can hold."""
     size, steps = settings.get("batch_size"), settings.get("local_steps")
-    steps = 1 if message.kind == "gradient" else steps
+    if message.kind == "gradient":
+        steps = 1
     if message.kind in MODELS and size is not None and steps is not None and len(records) > size * steps:
         most = f"{steps} steps of {size} records, as the card says, use at most {size * steps}"
         yield f"uses.jsonl names {len(records)} records behind message {message.seq}: {most}"
@@ -202,139 +204,142 @@ def not_finite(transcript: Path, messages: Sequence[Message]) -> dict[int, str]:
 
     No attack reads such a message: a single NaN reaches every result that it is used for.
     """
-    found = {}
+    sentences = {}
     for message in messages:
         if message.payload is None:
             continue
-        bad = {}
+        counts = []
         for name, tensor in readable(decode(read_payload(transcript, message))).items():
-            count = int((~torch.isfinite(tensor)).sum()) if tensor.is_floating_point() else 0
-            if count:
-                bad[name] = f"{count} of {tensor.numel()} values of {visible(name)[:60]}"
-        if bad:
-            named = ", ".join(list(bad.values())[:3]) + (", …" if len(bad) > 3 else "")
-            said = f"Message {message.seq} of {message.sender}, {message.kind}, is not finite: {named}"
-            found[message.seq] = f"{said}. It is left out, and attacks read the others."
-    return found
+            if tensor.is_floating_point() and (count := int((~torch.isfinite(tensor)).sum())):
+                counts.append(f"{count} of {tensor.numel()} values of {visible(name)[:60]}")
+        if counts:
+            problem = f"is not finite: {_first(counts, 3)}. It is left out, and attacks read the others."
+            sentences[message.seq] = f"Message {message.seq} of {message.sender}, {message.kind}, {problem}"
+    return sentences
+
+
+def _first(words: Sequence[str], most: int) -> str:
+    """Return the first words, and a sign that there are more."""
+    shown = list(words[:most])
+    if len(words) > most:
+        shown.append("…")
+    return ", ".join(shown)
 
 
 def oddities(case: Case, messages: Sequence[Message]) -> list[str]:
     """Return what looks like a missing message, one sentence each."""
     kinds = {(m.sender, m.kind) for m in messages if role(m.sender) == "client" and m.kind != "silence"}
     silent = {(m.sender, m.round) for m in messages if m.kind == "silence"}
-    asked = {(party, m.round) for m in messages if role(m.sender) != "client" for party in m.receivers}
-    ever_asked = {party for party, _ in asked}
+    received = {(party, m.round) for m in messages if role(m.sender) != "client" for party in m.receivers}
+    ever_asked = {party for party, _ in received}
     by_kind: dict[str, set[int]] = {}
-    sent: dict[tuple[str, str], set[int]] = {}
+    sent_in: dict[tuple[str, str], set[int]] = {}
     for message in messages:
         if role(message.sender) == "client":
             by_kind.setdefault(message.kind, set()).add(message.round)
-            sent.setdefault((message.sender, message.kind), set()).add(message.round)
-    found: list[str] = []
+            sent_in.setdefault((message.sender, message.kind), set()).add(message.round)
+    sentences: list[str] = []
     for sender, kind in sorted(kinds):
-        if len(found) == _MOST_SHOWN:
-            found.append("Other senders may miss messages too; only the first are listed.")
+        if len(sentences) == _MOST_SHOWN:
+            sentences.append("Other senders may miss messages too; only the first are listed.")
             break
-        owed = by_kind[kind] - sent[sender, kind]
+        owed = by_kind[kind] - sent_in[sender, kind]
         missing = [r for r in sorted(owed) if (sender, r) not in silent]
         if sender in ever_asked:  # clients are sampled: whoever received nothing in a round owes nothing
-            missing = [r for r in missing if (sender, r) in asked]
+            missing = [r for r in missing if (sender, r) in received]
         if missing:
-            told = ", ".join(map(str, missing[:5])) + (", …" if len(missing) > 5 else "")
+            numbers = _first(list(map(str, missing)), 5)
             why = "it was not asked, it was silent, or a message is missing"
             if sender in ever_asked:
                 why = "it received a message in that round, and it was silent or its answer is missing"
-            found.append(f"{sender} sends no {kind} in round {told}, in which others do: {why}.")
+            sentences.append(f"{sender} sends no {kind} in round {numbers}, in which others do: {why}.")
     planned, closed = case.system.card.training.rounds, len({m.round for m in messages})
     if planned is not None and planned > closed:
-        found.append(
+        sentences.append(
             f"The card plans {planned} rounds, and {closed} are on record: attacks and ledger cover these."
         )
     if unread := sorted({m.kind for m in messages} - KINDS.keys()):
-        found.append(f"No attack reads {', '.join(unread)}: what these messages tell is not measured.")
+        sentences.append(f"No attack reads {', '.join(unread)}: what these messages tell is not measured.")
     published = any(m.kind == "model_parameters" and "world" in m.receivers for m in messages)
     if published and case.system.card.release == "api":
-        found.append(
+        sentences.append(
             "The card says that others ask the model and do not hold it, and the record hands its weights to the world."
             " Attacks by the world hold them."
         )
     heard = {party for m in messages for party in m.parties()}
     never = [client for client in case.clients if client not in heard]
-    found += [
-        f"{client} is named in the record and neither sends nor receives a message."
-        for client in never[:_MOST_SHOWN]
-    ]
+    fate = "is named in the record and neither sends nor receives a message."
+    sentences += [f"{client} {fate}" for client in never[:_MOST_SHOWN]]
     if len(never) > _MOST_SHOWN:
-        found.append(f"{len(never) - _MOST_SHOWN} more clients neither send nor receive a message.")
+        sentences.append(f"{len(never) - _MOST_SHOWN} more clients neither send nor receive a message.")
     design = case.system.coins
     if design is not None and not design.images:
-        found.append(
+        sentences.append(
             "The coins were tossed for the labels: the commitment does not cover the images that were added."
         )
     if any(bool(m.defenses) or m.event is not None for m in messages) and not case.system.card.attested:
-        found.append(
+        sentences.append(
             "Messages state defences. Nobody answers for them in the card, so the ledger ignores them."
         )
-    return found
+    return sentences
 
 
 def asserted(case: Case, messages: Sequence[Message]) -> list[str]:
     """Return what the recorder asserts and nothing here can check, one sentence each."""
     card, who = case.system.card, case.system.card.asserted_by[:1].upper() + case.system.card.asserted_by[1:]
-    found = [
+    sentences = [
         f"{who} asserts that every message is on record. A message that was never recorded leaves no trace.",
         f"{who} asserts who sent and received each message, and the kind of each.",
         "The federation is assumed to have computed with the recorded bytes.",
     ]
-    stated = {
-        n: v
-        for n, v in case.settings.items()
-        if v is not None and n not in ("rounds", "upload", "defenses", "prefix", "names")
-    }
+    stated = []
+    for name, value in sorted(case.settings.items()):
+        if value is not None and name not in ("rounds", "upload", "defenses", "prefix", "names"):
+            stated.append(f"{name} = {value}")
     if stated:
-        found.append(f"The card states {', '.join(f'{n} = {v}' for n, v in sorted(stated.items()))}.")
+        sentences.append(f"The card states {', '.join(stated)}.")
     if card.preprocess is not None:
         low, high = card.preprocess.range
         scaled = "".join(f", {name} {list(v)}" for name, v in card.preprocess.channels.items())
-        found.append(f"The card states that networks get images in [{low:g}, {high:g}]{scaled}.")
+        sentences.append(f"The card states that networks get images in [{low:g}, {high:g}]{scaled}.")
     if card.model is not None:
-        fits = "names and shapes of its tensors fit, its layers are asserted"
-        shown = any(m.kind in MODELS for m in messages)
-        found.append(
-            f"The network is {card.model.name}: {fits if shown else 'no tensor on record shows it'}."
+        evidence = "no tensor on record shows it"
+        if any(message.kind in MODELS for message in messages):
+            evidence = "names and shapes of its tensors fit, its layers are asserted"
+        sentences.append(f"The network is {card.model.name}: {evidence}.")
+    if card.inputs_attested_by:
+        sentences.append(f"{card.inputs_attested_by} answers for the inputs of the messages.")
+    else:
+        sentences.append(
+            "Inputs that messages declare are ignored: each message counts as computed from all that its sender held."
         )
-    found.append(
-        f"{card.inputs_attested_by} answers for the inputs of the messages."
-        if card.inputs_attested_by
-        else "Inputs that messages declare are ignored: each message counts as computed from all that its sender held."
-    )
     if card.transport == "encrypted":
         by = card.transport_attested_by
         rests = "an eavesdropper's ε rests on that, and on sizes that tell nothing"
-        reads = (
-            f"{by} answers for it: {rests}"
-            if by
-            else "nobody answers for it, so the ledger reads it as plain"
-        )
-        found.append(f"{who} asserts that the transport is encrypted; {reads}.")
+        reads = "nobody answers for it, so the ledger reads it as plain"
+        if by:
+            reads = f"{by} answers for it: {rests}"
+        sentences.append(f"{who} asserts that the transport is encrypted; {reads}.")
     if (coins := case.system.coins) is not None:
-        named = f"{coins.commitment[:12]}…"
-        found.append(
-            f"{who} asserts that the coins were tossed before the training. Compare their commitment, {named}, with the"
-            " one that was published then."
+        digest = f"{coins.commitment[:12]}…"
+        sentences.append(
+            f"{who} asserts that the coins were tossed before the training. Compare their commitment, {digest}, with"
+            " the one that was published then."
         )
-        found.append(
+        sentences.append(
             "That each site left out the records on its list is checked only where uses.jsonl names records."
         )
-    found += [
-        f"{who} says of {m.kind} of a {m.sender}: {m.what}." for m in card.messages if m.what != _UNDESCRIBED
-    ]
-    found += [
-        f"{a.by} answers for the defence on {a.kind} of a {a.sender}; nothing here tests it."
-        for a in card.attested
-    ]
+    for stated_message in card.messages:
+        if stated_message.what != _UNDESCRIBED:
+            kind, sender = stated_message.kind, stated_message.sender
+            sentences.append(f"{who} says of {kind} of a {sender}: {stated_message.what}.")
+    for attested in card.attested:
+        kind, sender = attested.kind, attested.sender
+        sentences.append(
+            f"{attested.by} answers for the defence on {kind} of a {sender}; nothing here tests it."
+        )
     if card.attested:
-        found.append(
+        sentences.append(
             "An attested defence lowers ε in the ledger as if it were true. Its attacks' figures do not depend on it."
         )
-    return [*found, *card.trust]
+    return [*sentences, *card.trust]

@@ -93,15 +93,16 @@ def import_record(
     settings = audit_settings(audit) if isinstance(audit, Path) else audit or {}
     refuse_code(settings, "audit")
     spec = recorded_spec(stated, about.parties, {**settings, **_named_by_user(loss)})
-    known = None if seed_from is None else _secrets_of(Path(seed_from))
-    drawn = known or Secrets.draw(spec.seed)
+    secrets = Secrets.draw(spec.seed)
+    if seed_from is not None:
+        secrets = _secrets_of(Path(seed_from))
     with (
         truth_files([Path(t) for t in truth], stated, about.parties) as files,
         written_whole(target) as folder,
     ):
-        brought, uses = files.brought(), files.uses()
-        _refuse_other_design(stated, brought)
-        left = closed_part(about, folder / "transcript")
+        owned, uses = files.brought(), files.uses()
+        _refuse_other_design(stated, owned)
+        left_out = closed_part(about, folder / "transcript")
         messages = held_messages(folder / "transcript")
         if not messages:
             raise RunError("record", str(record), "has no closed round", "Record at least one whole round.")
@@ -109,10 +110,10 @@ def import_record(
         case = recorded_case(
             stated,
             spec,
-            drawn,
+            secrets,
             about.parties,
             messages,
-            brought,
+            owned,
             uses=uses is not None,
             not_finite=damaged.keys(),
         )
@@ -121,11 +122,11 @@ def import_record(
             raise IntegrityError(false)
         case.execution.begin()
         run = RunDirectory(folder, case)
-        _fill(run, stated, drawn, files, uses)
+        _fill(run, stated, secrets, files, uses)
         doubtful = never_moved(case, folder / "transcript", messages)
         doubtful += doubts(case, folder / "transcript", messages, uses)
         notes = [*checked.notes, *files.notes, *_shown(damaged), *oddities(case, messages), *doubtful]
-        _seal(run, case, about, messages, notes, left)
+        _seal(run, case, about, messages, notes, left_out)
         conclude(run)
     return Run(target)
 
@@ -164,25 +165,25 @@ def check(
         return [], [*checked.notes, "There is no card: write one with `fdaudit card new`."]
     about, stated = read_record(record), _card_of(record, card)
     with truth_files(truth, stated, about.parties) as files, scratch("import") as folder:
-        brought, uses = files.brought(), files.uses()
-        _refuse_other_design(stated, brought)
+        owned, uses = files.brought(), files.uses()
+        _refuse_other_design(stated, owned)
         closed_part(about, folder / "transcript")
         messages = held_messages(folder / "transcript")
         spec = recorded_spec(stated, about.parties, _named_by_user(loss))
         case = recorded_case(
-            stated, spec, Secrets.draw(0), about.parties, messages, brought, uses=uses is not None
+            stated, spec, Secrets.draw(0), about.parties, messages, owned, uses=uses is not None
         )
         refuse_false_card(case, folder / "transcript", messages)
         damaged = not_finite(folder / "transcript", messages)
-        found = _refuted(case, folder / "transcript", messages, uses)
+        defects = _refuted(case, folder / "transcript", messages, uses)
         doubtful = []
-        if not found:
+        if not defects:
             doubtful += never_moved(case, folder / "transcript", messages)
             doubtful += doubts(case, folder / "transcript", messages, uses)
             doubtful += [one.words for one in unused_members(case, messages, uses)]
     missing = [f"Not brought: {what}." for what in case.not_brought.values()]
     notes = [*checked.notes, *files.notes, *_shown(damaged), *oddities(case, messages), *doubtful, *missing]
-    return found, notes
+    return defects, notes
 
 
 def scoring_run(
@@ -209,17 +210,17 @@ def scoring_run(
         IntegrityError: the lines are damaged, or the truth contradicts them.
     """
     (about, messages), stated = read_lines_only(lines), _card_of(lines, card)
-    spec, drawn = recorded_spec(stated, about.parties, audit or {}), Secrets.draw(0)
+    spec, secrets = recorded_spec(stated, about.parties, audit or {}), Secrets.draw(0)
     with truth_files(truth, stated, about.parties) as files:
-        brought, uses = files.brought(), files.uses()
-        _refuse_other_design(stated, brought)
-        case = recorded_case(stated, spec, drawn, about.parties, messages, brought, uses=uses is not None)
+        owned, uses = files.brought(), files.uses()
+        _refuse_other_design(stated, owned)
+        case = recorded_case(stated, spec, secrets, about.parties, messages, owned, uses=uses is not None)
         if false := contradictions(case, messages, uses):
             raise IntegrityError(false)
         case.execution.begin()
         write_lines_only(about, out)
         run = RunDirectory(out, case)
-        _fill(run, stated, drawn, files, uses)
+        _fill(run, stated, secrets, files, uses)
     return run, about
 
 
@@ -237,8 +238,10 @@ def _named_by_user(loss: str | None) -> dict[str, str]:
 
 def _shown(damaged: Mapping[int, str]) -> list[str]:
     """Return the sentences about the first damaged messages, and how many there are more."""
-    first, more = list(damaged.values())[:_MOST_SHOWN], len(damaged) - _MOST_SHOWN
-    return [*first, f"{more} more messages are not finite and left out."] if more > 0 else first
+    sentences, more = list(damaged.values())[:_MOST_SHOWN], len(damaged) - _MOST_SHOWN
+    if more > 0:
+        sentences.append(f"{more} more messages are not finite and left out.")
+    return sentences
 
 
 def _secrets_of(run: Path) -> Secrets:
@@ -256,9 +259,9 @@ def _card_of(record: Path, card: Card | Path | str | dict[str, Any] | None) -> C
     if card is None and (path.is_symlink() or not path.is_file()):
         problem = "is a link, no regular file" if path.is_symlink() else "is missing"
         raise RunError("card", str(path), problem, "Give --card; `fdaudit card new` writes one to fill in.")
-    found = load_card(path if card is None else card)
-    refuse_code(found.model_dump(mode="json"), "card")
-    return found
+    stated = load_card(path if card is None else card)
+    refuse_code(stated.model_dump(mode="json"), "card")
+    return stated
 
 
 def _refuted(
@@ -275,12 +278,14 @@ def _refuted(
     )
 
 
-def _refuse_other_design(card: Card, brought: BroughtRecords | None) -> None:
+def _refuse_other_design(card: Card, records: BroughtRecords | None) -> None:
     """Refuse coins other than those that the card's commitment was made for."""
-    made = None if brought is None or brought.design is None else brought.design.commitment
-    if card.design is not None and made is not None and made != card.design:
-        said = "records.json has coins of another design than the card names"
-        raise IntegrityError([f"{said}: {made[:12]}…, not {card.design[:12]}…"])
+    if card.design is None or records is None or records.design is None:
+        return
+    commitment = records.design.commitment
+    if commitment != card.design:
+        problem = "records.json has coins of another design than the card names"
+        raise IntegrityError([f"{problem}: {commitment[:12]}…, not {card.design[:12]}…"])
 
 
 def _fill(
@@ -293,13 +298,17 @@ def _fill(
     """Write the vault, the spec and the card."""
     vault: Vault = run.vault
     vault.create(secrets)
-    held = vault.directory / BROUGHT
-    held.mkdir()
+    folder = vault.directory / BROUGHT
+    folder.mkdir()
     for name, path in files.files.items():
-        write_atomically(held / name, read_file(path, DATA_BYTES if name == ARRAYS else JSON_BYTES))
+        limit = DATA_BYTES if name == ARRAYS else JSON_BYTES
+        write_atomically(folder / name, read_file(path, limit))
     vault.save("splits", run.case.splits.to_dict())
     if uses is not None:
-        vault.save(KEPT_USES, {str(seq): torch.tensor(list(n), dtype=torch.int64) for seq, n in uses.items()})
+        numbers = {}
+        for seq, records in uses.items():
+            numbers[str(seq)] = torch.tensor(list(records), dtype=torch.int64)
+        vault.save(KEPT_USES, numbers)
     for name, value in (
         ("spec.yaml", run.case.spec.public(run.commitments["seed"])),
         (CARD, card.model_dump(mode="json")),
@@ -313,7 +322,7 @@ def _seal(
     about: Record,
     messages: Sequence[Message],
     notes: Sequence[str],
-    left: int,
+    left_out: int,
 ) -> None:
     write_manifest(
         run.path,
@@ -330,7 +339,7 @@ def _seal(
                 "parties": list(case.parties),
                 "rounds": about.rounds,
                 "closed": about.closed,
-                "left_out": left,
+                "left_out": left_out,
                 "notes": list(notes),
                 "not_finite": sorted(case.system.not_finite),
                 "asserted": asserted(case, messages),

@@ -98,8 +98,8 @@ class Scored(Config):
 
     @model_validator(mode="after")
     def _figures_follow(self) -> Self:
-        named = [target.target for target in self.targets]
-        if len(set(named)) < len(named):
+        parties = [target.target for target in self.targets]
+        if len(set(parties)) < len(parties):
             raise ValueError("names a party twice. Name each party once.")
         for target in self.targets:
             _refuse_other_figures(self.goal, target)

@@ -102,15 +102,15 @@ def score_at_site(
         audit = {"victims": 1, "adversaries": [given.adversary]}
         lines = record or guesses.parent / LINES
         run, about = scoring_run(lines, folder / "run", card=card, truth=truth, audit=audit)
-        known = _scorable(run, about, given, guesses, lines)
+        scorable = _scorable(run, about, given, guesses, lines)
         home = home_of_records(truth)
         case = run.case
         with answered_at(home, case.system.record_names) as answered:
-            counted = _charge(answered, given.goal, case, known, digest)
+            counted = _charge(answered, given.goal, case, scorable, digest)
             statement = scored(
                 given,
                 digest,
-                coarse_figures(run, known),
+                coarse_figures(run, scorable),
                 head=about.head,
                 card=_card_digest(run.case),
                 versions=versions(),
@@ -165,18 +165,18 @@ def _scorable(
     if given.head not in (None, about.head):
         problem = f"is the end of another record than {lines}"
         raise UsageError("guesses.head", given.head, problem, "Give the record that was attacked.")
-    made = to_guesses(given, path.parent, run.case.dataset.input_shape)
-    known = tuple(g for g in made if len(run.case.numbered(g.target)))
-    if not known:
+    all_guesses = to_guesses(given, path.parent, run.case.dataset.input_shape)
+    scorable = tuple(g for g in all_guesses if len(run.case.numbered(g.target)))
+    if not scorable:
         problem = "is about nobody whose records are in the truth"
         raise UsageError("GUESSES", str(path), problem, "Give the truth of the site that it is about.")
     try:
-        Stage(run).check(given.adversary, known, [g.target for g in known])
+        Stage(run).check(given.adversary, scorable, [g.target for g in scorable])
     except ValueError as error:
-        said = f"cannot be scored: {error}"
-        raise UsageError("GUESSES", str(path), said, "Correct the file.") from None
-    refuse_too_few(run, known)
-    return known
+        problem = f"cannot be scored: {error}"
+        raise UsageError("GUESSES", str(path), problem, "Correct the file.") from None
+    refuse_too_few(run, scorable)
+    return scorable
 
 
 def _charge(answered: Answered, goal: str, case: Case, known: Sequence[Guess], digest: str) -> dict[str, int]:
@@ -208,9 +208,9 @@ def _charge(answered: Answered, goal: str, case: Case, known: Sequence[Guess], d
 def _refuse_other_run(run: Run, statement: ScoredStatement, given: GuessFile, path: str) -> None:
     """Refuse figures of another record or card, of another view, or of a party that they cannot be about here."""
     own = run.opened.manifest["head"], _card_digest(run.case)
-    told = statement.predicate.head, statement.predicate.card
-    for what, found, wanted in zip(("record", "card"), told, own, strict=True):
-        if found != wanted:
+    stated = statement.predicate.head, statement.predicate.card
+    for what, theirs, ours in zip(("record", "card"), stated, own, strict=True):
+        if theirs != ours:
             problem = f"is about another {what}"
             raise UsageError("SCORED", path, problem, "Give the run that was attacked.")
     refuse_other_view(given, run.opened)

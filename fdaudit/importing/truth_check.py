@@ -52,34 +52,34 @@ def refuted_rates(case: Case, transcript: Path, messages: Sequence[Message], use
     """
     if case.settings.get("loss") is None:
         return []
-    return [
-        f"message {message.seq} of {message.sender} is an update of one step at a learning rate of {shown:.3g}, and the"
-        f" card states {rate:g}"
-        for message, rate, shown in _steps(case, transcript, messages, uses)
-        if shown is not None and abs(shown / rate - 1) > _TOLERANCE
-    ]
+    sentences = []
+    for message, rate, shown in _steps(case, transcript, messages, uses):
+        if shown is not None and abs(shown / rate - 1) > _TOLERANCE:
+            update = f"message {message.seq} of {message.sender} is an update of one step"
+            sentences.append(f"{update} at a learning rate of {shown:.3g}, and the card states {rate:g}")
+    return sentences
 
 
 def doubts(case: Case, transcript: Path, messages: Sequence[Message], uses: Uses | None) -> list[str]:
     """Return what in the models on record the brought records do not explain, one sentence each."""
-    found = list[str]()
+    sentences = list[str]()
     if not case.system.card.defenses and not case.system.card.attested:
-        found += _mistaken_kinds(case, transcript, messages)
+        sentences += _mistaken_kinds(case, transcript, messages)
         other = []
         for message, rate, shown in _steps(case, transcript, messages, uses or {}):
             if shown is None:
-                said = f"Message {message.seq} of {message.sender}, an update of one step, does not follow"
-                found.append(f"{said} from its records. {_LOOK}.{_unsaid(case)}")
+                problem = f"Message {message.seq} of {message.sender}, an update of one step, does not follow"
+                sentences.append(f"{problem} from its records. {_LOOK}.{_unsaid(case)}")
             elif abs(shown / rate - 1) > _TOLERANCE:
                 other.append(f"{shown:.3g} of message {message.seq}")
         if other:
             rates = f"rates that fit best are {', '.join(other)}"
-            found.append(
+            sentences.append(
                 f"Updates of one step do not follow from the card's loss and learning rate: {rates}."
                 " Label smoothing, class weights, a summed loss, clipped or accumulated gradients would explain it:"
                 " state `training.loss`, `training.clip` and `training.accumulate`. Inversion assumes what it says."
             )
-    return [*found, *_learnt_nothing(case, transcript, messages)]
+    return [*sentences, *_learnt_nothing(case, transcript, messages)]
 
 
 def _mistaken_kinds(case: Case, transcript: Path, messages: Sequence[Message]) -> Iterator[str]:
@@ -97,14 +97,15 @@ def _mistaken_kinds(case: Case, transcript: Path, messages: Sequence[Message]) -
             continue
         if message.payload is None or start.payload is None:
             continue
-        before, sent = (weights_of(decode(read_payload(transcript, m)), naming) for m in (start, message))
-        names = [
-            n
-            for n in sent
-            if n in before and sent[n].is_floating_point() and sent[n].shape == before[n].shape
-        ]
-        if names:
-            old, new = (torch.cat([values[n].flatten().double() for n in names]) for values in (before, sent))
+        before = weights_of(decode(read_payload(transcript, start)), naming)
+        upload = weights_of(decode(read_payload(transcript, message)), naming)
+        old_values, new_values = [], []
+        for name, values in upload.items():
+            if name in before and values.is_floating_point() and values.shape == before[name].shape:
+                old_values.append(before[name].flatten().double())
+                new_values.append(values.flatten().double())
+        if new_values:
+            old, new = torch.cat(old_values), torch.cat(new_values)
             near = float((new - old).norm()) < _NEAR * float(old.norm())
             small = float(new.norm()) < _NEAR * float(old.norm())
             what = f"Message {message.seq} of {message.sender}, {message.kind}, looks like"
@@ -131,8 +132,8 @@ def _steps(
 ) -> Iterator[tuple[Message, float, float | None]]:
     """Yield the first updates of one step, with the stated rate and the one that explains it, None if none does."""
     settings = case.settings
-    known = not case.missing("architecture", "images") and settings.get("optimizer") in (None, "sgd")
-    if not known or settings.get("local_steps") != 1:
+    is_plain = not case.missing("architecture", "images") and settings.get("optimizer") in (None, "sgd")
+    if not is_plain or settings.get("local_steps") != 1:
         return
     tried, starts = 0, starts_of(messages)
     for seq, records in uses.items():
@@ -155,7 +156,8 @@ def _rate_shown(
 ) -> float | None:
     """Return the learning rate that explains an update of one step; None if it is no multiple of the gradient."""
     naming = Naming.of(case.settings)
-    before, sent = (weights_of(decode(read_payload(transcript, m)), naming) for m in (start, message))
+    before = weights_of(decode(read_payload(transcript, start)), naming)
+    upload = weights_of(decode(read_payload(transcript, message)), naming)
     rows = case.numbered(message.sender)[torch.tensor(list(records), dtype=torch.int64)]
     network = case.named_networks.initial([message.sender], 0)[message.sender]
     if before.keys() != network.keys():
@@ -163,10 +165,17 @@ def _rate_shown(
     gradient = _gradient(case, message.sender, before, case.dataset.x[rows], case.dataset.y[rows])
     if not gradient:
         return None
-    absolute = message.kind == "model_parameters"
-    update = {n: sent[n] - before[n] if absolute else sent[n] for n in gradient if n in sent}
-    g = ClientStep.of(case.settings).clipped(torch.cat([gradient[n].flatten() for n in update])).double()
-    u = torch.cat([update[n].flatten() for n in update]).double()
+    changes, gradients = [], []
+    for name in gradient:
+        if name not in upload:
+            continue
+        change = upload[name]
+        if message.kind == "model_parameters":
+            change = change - before[name]
+        changes.append(change.flatten())
+        gradients.append(gradient[name].flatten())
+    g = ClientStep.of(case.settings).clipped(torch.cat(gradients)).double()
+    u = torch.cat(changes).double()
     norms = float(g.norm() * u.norm())
     if not norms > 0 or float(-(g @ u)) / norms < _ALIKE:
         return None
@@ -211,16 +220,20 @@ def _learnt_nothing(case: Case, transcript: Path, messages: Sequence[Message]) -
     one_class = case.dataset.task.labels.one_class
     if case.missing("architecture", "images") or not one_class or not len(rows):
         return
-    sent = [m for m in messages if m.kind == "model_parameters" and role(m.sender) != "client" and m.payload]
-    sent = [m for m in sent if m.seq not in case.system.not_finite]
-    naming = Naming.of(case.settings)
-    parameters = weights_of(decode(read_payload(transcript, sent[-1])), naming) if sent else {}
+    last = None
+    for message in messages:
+        is_shared = message.kind == "model_parameters" and role(message.sender) != "client"
+        if is_shared and message.payload and message.seq not in case.system.not_finite:
+            last = message
+    if last is None:
+        return
+    parameters = weights_of(decode(read_payload(transcript, last)), Naming.of(case.settings))
     if parameters.keys() != case.initial().keys():
         return
     y = case.dataset.y[rows]
     right = float((case.trainer().predict(parameters, case.dataset.x[rows]).argmax(1) == y).double().mean())
     common = float(torch.bincount(y).max()) / len(y)
     if right <= common:
-        said = f"The last model, message {sent[-1].seq}, gets {right:.0%} of the clients' records right"
-        said += f"; always naming one class gets {common:.0%}. {_LOOK}, if it has learnt more."
-        yield f"{said}{_unsaid(case)}"
+        accuracy = f"The last model, message {last.seq}, gets {right:.0%} of the clients' records right"
+        guessing = f"always naming one class gets {common:.0%}. {_LOOK}, if it has learnt more."
+        yield f"{accuracy}; {guessing}{_unsaid(case)}"

@@ -59,12 +59,14 @@ class TruthFiles:
         """Return the records that were brought, by the record's parties."""
         if LISTS not in self.files:
             return None
-        sites = read_sites(self.files[SITES]) if SITES in self.files else {}
-        return by_party(read_records(self.files[LISTS], self.files[ARRAYS], self.span), sites)
+        records = read_records(self.files[LISTS], self.files[ARRAYS], self.span)
+        return by_party(records, _sites(self.files))
 
     def uses(self) -> dict[int, tuple[int, ...]] | None:
         """Return the records behind messages."""
-        return read_uses(self.files[USES]) if USES in self.files else None
+        if USES not in self.files:
+            return None
+        return read_uses(self.files[USES])
 
 
 @contextmanager
@@ -79,15 +81,15 @@ def truth_files(directories: Sequence[Path], card: Card, parties: Sequence[str])
     Raises:
         UsageError: a directory or a file is missing, given twice, or wrong.
     """
-    found, sites, notes = _found(directories)
+    files, sites, notes = _found(directories)
     with scratch("truth") as folder:
         left_out: tuple[str, ...] = ()
-        if REPLIES in found:
-            _join(found, notes, folder)
+        if REPLIES in files:
+            _join(files, notes, folder)
         if sites:
-            left_out = _put_together(found, sites, card, parties, folder)
-        files = {name: found[name] for name in (USES, SITES, LISTS, ARRAYS) if name in found}
-        yield TruthFiles(files, card.image_range, left_out)
+            left_out = _put_together(files, sites, card, parties, folder)
+        parts = {name: files[name] for name in (USES, SITES, LISTS, ARRAYS) if name in files}
+        yield TruthFiles(parts, card.image_range, left_out)
 
 
 def home_of_records(directories: Sequence[Path]) -> Path:
@@ -97,7 +99,7 @@ def home_of_records(directories: Sequence[Path]) -> Path:
 
 def _found(directories: Sequence[Path]) -> tuple[dict[str, Path], dict[str, Path], list[Path]]:
     """Return the files that may be given once by their names, the files of sites by their sites, and all notes."""
-    found, sites, notes = dict[str, Path](), dict[str, Path](), list[Path]()
+    files, sites, notes = dict[str, Path](), dict[str, Path](), list[Path]()
     for directory in directories:
         if not directory.is_dir():
             raise RunError("truth", str(directory), "is no directory", "Give the directory of a truth.")
@@ -108,76 +110,85 @@ def _found(directories: Sequence[Path]) -> tuple[dict[str, Path], dict[str, Path
         for name in once:
             path = directory / name
             if path.exists():
-                _give_once(directory, found, name, path)
+                _give_once(directory, files, name, path)
         for site, path in own.items():
             _give_once(directory, sites, site, path)
         if (directory / NOTES).exists():
             notes.append(directory / NOTES)
     for one, other in ((LISTS, ARRAYS), (ARRAYS, LISTS)):
-        if one in found and other not in found:
+        if one in files and other not in files:
             problem = f"has {one} and no {other}"
-            raise RunError("truth", str(found[one].parent), problem, "Give both: see docs/import.md.")
-    if sites and LISTS in found:
+            raise RunError("truth", str(files[one].parent), problem, "Give both: see docs/import.md.")
+    if sites and LISTS in files:
         problem = f"has {LISTS}, and {next(iter(sites.values()))} has records as well"
-        raise RunError("truth", str(found[LISTS].parent), problem, "Leave one of them out.")
-    if notes and REPLIES not in found:
+        raise RunError("truth", str(files[LISTS].parent), problem, "Leave one of them out.")
+    if notes and REPLIES not in files:
         problem = f"has {NOTES}, and no directory has the server's {REPLIES}"
         raise RunError("truth", str(notes[0].parent), problem, "Give the server's truth as well.")
-    if REPLIES in found and USES in found:
-        problem = f"has {USES}, and {found[REPLIES]} is there as well"
-        raise RunError("truth", str(found[USES].parent), problem, "Leave one of them out.")
-    return found, sites, notes
+    if REPLIES in files and USES in files:
+        problem = f"has {USES}, and {files[REPLIES]} is there as well"
+        raise RunError("truth", str(files[USES].parent), problem, "Leave one of them out.")
+    return files, sites, notes
 
 
-def _give_once(directory: Path, found: dict[str, Path], name: str, path: Path) -> None:
-    if name in found:
-        problem = f"holds {path.name}, which {found[name].parent} holds as well"
+def _give_once(directory: Path, files: dict[str, Path], name: str, path: Path) -> None:
+    if name in files:
+        problem = f"holds {path.name}, which {files[name].parent} holds as well"
         raise RunError("truth", str(directory), problem, "Give each file once.")
-    found[name] = path
+    files[name] = path
 
 
-def _join(found: dict[str, Path], notes: Sequence[Path], folder: Path) -> None:
+def _join(files: dict[str, Path], notes: Sequence[Path], folder: Path) -> None:
     """Join the notes of sites with the server's, as the two files that a recorder writes."""
-    uses, sites = joined_notes(found[REPLIES], notes, found.get(NODES))
-    if SITES in found:
-        sites = dict(read_sites(found[SITES]))
+    uses, sites = joined_notes(files[REPLIES], notes, files.get(NODES))
+    if SITES in files:
+        sites = dict(read_sites(files[SITES]))
     if notes:
-        lines = [json.dumps({"seq": seq, "records": records}) for seq, records in uses.items()]
-        found[USES] = folder / USES
-        write_atomically(found[USES], "".join(line + "\n" for line in lines).encode())
-    found[SITES] = folder / SITES
-    write_atomically(found[SITES], json.dumps(sites).encode())
+        lines = ""
+        for seq, records in uses.items():
+            lines += json.dumps({"seq": seq, "records": records}) + "\n"
+        files[USES] = folder / USES
+        write_atomically(files[USES], lines.encode())
+    files[SITES] = folder / SITES
+    write_atomically(files[SITES], json.dumps(sites).encode())
 
 
 # -- files of sites -----------------------------------------------------------------------------------------------
 
 
 def _put_together(
-    found: dict[str, Path], sites: Mapping[str, Path], card: Card, parties: Sequence[str], folder: Path
+    files: dict[str, Path], sites: Mapping[str, Path], card: Card, parties: Sequence[str], folder: Path
 ) -> tuple[str, ...]:
     """Put the records of sites together, as the two files that an auditor writes; return what was left out."""
-    named = read_sites(found[SITES]) if SITES in found else {}
+    by_party = _sites(files)
     arrays, lists = _Rows(card), dict[str, Any]({"schema": SCHEMA, "clients": {}, "design": None})
-    left = dict(sites)
+    others = dict(sites)
     for party in parties:
         if role(party) != "client":
             continue
-        site = str(named.get(party, party)).removeprefix("client/")
-        if site in left:
-            rows, held_out = arrays.add(left.pop(site))
+        site = str(by_party.get(party, party)).removeprefix("client/")
+        if site in others:
+            rows, held_out = arrays.add(others.pop(site))
             lists["clients"][party] = _client(rows, held_out)
     if not lists["clients"]:
-        shown = ", ".join(path.name for path in list(sites.values())[:3])
+        names = ", ".join(path.name for path in list(sites.values())[:3])
         problem = "is of no client of the record"
-        raise DataError("truth", shown, problem, "Name the files by the sites, or the clients' numbers.")
+        raise DataError("truth", names, problem, "Name the files by the sites, or the clients' numbers.")
     for name in _SHARED:
-        if f"{name}.npz" in found:
-            lists[name], _ = arrays.add(found.pop(f"{name}.npz"))
-    found[LISTS], found[ARRAYS] = folder / LISTS, folder / ARRAYS
-    write_atomically(found[LISTS], json.dumps(lists).encode())
-    arrays.write(found[ARRAYS])
-    found.pop(SITES, None)  # the lists are by party now
-    return tuple(f"{path.name} is of no client of the record, and left out." for path in left.values())
+        if f"{name}.npz" in files:
+            lists[name], _ = arrays.add(files.pop(f"{name}.npz"))
+    files[LISTS], files[ARRAYS] = folder / LISTS, folder / ARRAYS
+    write_atomically(files[LISTS], json.dumps(lists).encode())
+    arrays.write(files[ARRAYS])
+    files.pop(SITES, None)  # the lists are by party now
+    return tuple(f"{path.name} is of no client of the record, and left out." for path in others.values())
+
+
+def _sites(files: Mapping[str, Path]) -> Mapping[str, str | int]:
+    """Return the site behind each party, if a file says so."""
+    if SITES not in files:
+        return {}
+    return read_sites(files[SITES])
 
 
 def _client(rows: list[int], held_out: list[int]) -> dict[str, list[int]]:
@@ -202,10 +213,10 @@ class _Rows:
 
     def add(self, file: Path) -> tuple[list[int], list[int]]:
         """Add a file's records; return their rows, and the rows of those that were held out."""
-        held = read_arrays(file, ("x", "y", "held_out"), file.name, follow=False)
-        if "y" not in held or "x" not in held:
+        arrays = read_arrays(file, ("x", "y", "held_out"), file.name, follow=False)
+        if "y" not in arrays or "x" not in arrays:
             raise DataError(file.name, str(file), "lacks x or y", "Store both.")
-        x, y = held["x"], held["y"]
+        x, y = arrays["x"], arrays["y"]
         if len(x) != len(y) or not len(y):
             problem = f"has {len(x)} x and {len(y)} y"
             raise DataError(file.name, str(file), problem, "Store one label for each record.")
@@ -220,7 +231,7 @@ class _Rows:
         self._y.append(y)
         first, self._count = self._count, self._count + len(y)
         rows = list(range(first, self._count))
-        out = held.get("held_out", np.zeros(0, dtype=np.int64)).ravel().tolist()
+        out = arrays.get("held_out", np.zeros(0, dtype=np.int64)).ravel().tolist()
         if not all(type(i) is int and 0 <= i < len(y) for i in out):
             raise DataError(file.name, "held_out", "names no rows of x", "Give rows of the file.")
         return rows, [rows[i] for i in out]
@@ -238,8 +249,10 @@ class _Rows:
     def _stored(self, name: str, x: NDArray[Any]) -> NDArray[Any]:
         """Return inputs (n, …) of the network as images (n, h, w, c), or as rows (n, d) of a table."""
         shape = tuple(self._card.input_shape)
-        sent = {shape, (math.prod(shape),), shape[1:] if shape[0] == 1 else shape}
-        if x.shape[1:] not in sent:
+        allowed = {shape, (math.prod(shape),)}
+        if shape[0] == 1:
+            allowed.add(shape[1:])
+        if x.shape[1:] not in allowed:
             problem = f"has records of shape {x.shape[1:]}, and the card's input_shape is {list(shape)}"
             raise DataError(name, "x", problem, "Correct the card, or store x as the network gets it.")
         records = x.reshape(len(x), *shape)
@@ -253,13 +266,15 @@ class _Rows:
         """Return what clients had before they did to it what the card says, after a check of its range."""
         preprocess = self._card.preprocess
         if preprocess is not None:
-            mean, std = (np.reshape(values, (-1, 1, 1)) for values in preprocess.channels.values())
-            x = x * std + mean
+            mean, std = preprocess.channels.values()
+            x = x * np.reshape(std, (-1, 1, 1)) + np.reshape(mean, (-1, 1, 1))
         low, high = self._card.image_range
         least, most = float(x.min()), float(x.max())
         room = _ROUNDING * (high - low)
         if least < low - room or most > high + room:
-            before = "" if preprocess is None else " before `preprocess` of the card"
+            before = ""
+            if preprocess is not None:
+                before = " before `preprocess` of the card"
             problem = f"was in [{least:.6g}, {most:.6g}]{before}, and images are in [{low:g}, {high:g}]"
             remedy = "State under `preprocess` in the card what clients do to images before the network."
             raise DataError(name, "x", problem, remedy)

@@ -120,9 +120,8 @@ class _Measurement:
         figures = []
         for name in one.attacks:
             goal, before = _figure(honest, name)
-            figures.append(
-                StandInFigures(attack=name, goal=goal, honest=before, active=_figure(active, name)[1])
-            )
+            _, after = _figure(active, name)
+            figures.append(StandInFigures(attack=name, goal=goal, honest=before, active=after))
         clients, protocol = spec["clients"], spec["protocol"]["name"]
         stand_in = f"{protocol} of {clients} clients with {len(self._case.auxiliary[1])} auxiliary records"
         return one.model_copy(update={"stand_in": stand_in, "measured": tuple(figures)})
@@ -139,8 +138,8 @@ class _Measurement:
             raise RunError("budget", name, "left no time for this run", "Allow more.")
         budget = None if remaining == float("inf") else f"{remaining / left:.0f}s"
         source = None if name == "honest" else self._folder / "honest"
-        done = run_spec(spec, self._folder / name, seed_from=source, tick=self._tick, budget=budget)
-        return done.result
+        run = run_spec(spec, self._folder / name, seed_from=source, tick=self._tick, budget=budget)
+        return run.result
 
     def _spec(self, attacks: Sequence[str]) -> dict[str, Any]:
         """Return the spec of the honest stand-in.
@@ -151,8 +150,8 @@ class _Measurement:
         case = self._case
         x, y = case.auxiliary
         task = case.dataset.task.name
-        fits = task in _FORMS and x.ndim == 4 and x.shape[1] in (1, 3) and bool(((x >= 0) & (x <= 1)).all())
-        if not fits:
+        are_images = task in _FORMS and x.ndim == 4 and x.shape[1] in (1, 3)
+        if not are_images or not bool(((x >= 0) & (x <= 1)).all()):
             problem = "are no images within [0, 1] with one or three channels"
             raise RunError("auxiliary", task, problem, "Their effect is not measured.")
         np.savez(

@@ -62,7 +62,7 @@ def write_guesses(run: Run, attack: str, adversary: str, out: Path, **params: An
         raise RunError("ATTACK", attack, problem, remedy)
     stage = Stage(run.opened)
     with stage.adversary(adversary) as who:
-        found = stage.guesses(who, planned)
+        answers = stage.guesses(who, planned)
     value: dict[str, Any] = {
         "schema": SCHEMA,
         "name": attack,
@@ -73,7 +73,7 @@ def write_guesses(run: Run, attack: str, adversary: str, out: Path, **params: An
         "assumes": list(planned.card.assumes),
     }
     with written_whole(out) as folder:
-        save_json(folder / GUESSES, {**value, **_entries(folder, found)}, indent=1)
+        save_json(folder / GUESSES, {**value, **_entries(folder, answers)}, indent=1)
         if run.case.imported is not None:
             write_lines_only(_record_of(run, run.case), folder / LINES)
             shutil.copyfile(run.directory / CARD, folder / LINES / CARD)
@@ -93,14 +93,14 @@ def _record_of(run: Run, case: Case) -> Record:
     )
 
 
-def _entries(folder: Path, found: Sequence[Guess]) -> dict[str, Any]:
+def _entries(folder: Path, guesses: Sequence[Guess]) -> dict[str, Any]:
     """Write the tensors of guesses; return the guesses as a file of guesses holds them."""
-    goal = goal_of(found[0])
+    goal = goal_of(guesses[0])
     submission = SCORERS[goal.name].submission
     if submission is None:
         raise TypeError(f"{goal.name}: guesses that can be handed in were expected")
     entries = []
-    for guess in found:
+    for guess in guesses:
         entry, tensors = submission.entry(guess)
         if tensors:
             name = f"{guess.target.replace('/', '-')}.safetensors"

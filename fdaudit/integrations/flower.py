@@ -10,7 +10,6 @@ with RecordingGrid(grid, "RECORD", truth="TRUTH") as grid:
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 from types import TracebackType
@@ -29,21 +28,10 @@ from flwr.serverapp.strategy import (
 )
 from flwr.supercore.run import Run
 
-from fdaudit.recording.recorder import RecordedMessage
-
-from .exchange import (
-    SERVER,
-    Exchange,
-    Instruction,
-    Passage,
-    Tensors,
-    as_tensors,
-    own_kind,
-    safe_name,
-)
 from .flower_records import Record, array_tensors, decoded_arrays, masked_vector, received, shared_records
 from .flower_sites import note_records, noting
-from .truth import join_key
+from .observer import SERVER, Instruction, ObservedMessage, Observer, Passage, own_kind
+from .tensors import Tensors, as_tensors, safe_name
 
 __all__ = ["RecordingGrid", "fixed_clipping_claim", "note_records", "noting"]
 
@@ -59,23 +47,11 @@ _MODELS = (
 _COUNTS = ("num-examples", "num_examples")
 """Names that Flower's own strategies give to the number of records a client trained on."""
 
+_TRAINED = ("reply", "train")
+"""Direction and category of a message that follows from training."""
+
 _UNANSWERED = (ErrorCode.MESSAGE_UNAVAILABLE, ErrorCode.REPLY_MESSAGE_UNAVAILABLE, ErrorCode.NODE_UNAVAILABLE)
 """Errors that the SuperLink makes in place of a reply: the client did not answer."""
-
-
-@dataclass(frozen=True)
-class _FlowerInstruction(Instruction):
-    """An instruction, and the stage of SecAgg+ that it begins."""
-
-    stage: str | None = None
-
-
-@dataclass(frozen=True)
-class _FlowerPassage(Passage):
-    """The way of a record, its message's type, and the stage of SecAgg+."""
-
-    message_type: str = ""
-    stage: str | None = None
 
 
 class RecordingGrid(Grid):  # type: ignore[misc]  # the check of types leaves Flower out
@@ -121,7 +97,7 @@ class RecordingGrid(Grid):  # type: ignore[misc]  # the check of types leaves Fl
         clients: Mapping[int, str] | None = None,
     ) -> None:
         self._grid = grid
-        self._exchange = Exchange(
+        self._observer = Observer(
             "flower",
             directory,
             truth,
@@ -139,7 +115,7 @@ class RecordingGrid(Grid):  # type: ignore[misc]  # the check of types leaves Fl
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Record the replies that never came and close the record. If the app failed, leave the record open."""
-        self._exchange.close(failed=error is not None)
+        self._observer.close(failed=error is not None)
 
     def release(
         self, arrays: ArrayRecord | Mapping[str, Any] | Sequence[Any], kind: str = "model_parameters"
@@ -159,7 +135,7 @@ class RecordingGrid(Grid):  # type: ignore[misc]  # the check of types leaves Fl
             tensors = arrays
         else:
             tensors = {str(i): array for i, array in enumerate(arrays)}
-        self._exchange.release(tensors, kind)
+        self._observer.release(tensors, kind)
 
     def __getattr__(self, name: str) -> Any:
         """Return an attribute of the app's grid that `Grid` does not have, such as `close`."""
@@ -175,11 +151,11 @@ class RecordingGrid(Grid):  # type: ignore[misc]  # the check of types leaves Fl
         Raises:
             ValueError: an argument is refused, or there is no directory of the truth.
         """
-        self._exchange.hold(name, dataset)
+        self._observer.hold(name, dataset)
 
     def round(self, t: int) -> None:
         """Open round `t` of the record, from 0. From then on, round numbers in messages are ignored."""
-        self._exchange.round(t)
+        self._observer.round(t)
 
     # -- the methods of a grid --------------------------------------------------------------------------------------
 
@@ -207,7 +183,7 @@ class RecordingGrid(Grid):  # type: ignore[misc]  # the check of types leaves Fl
         """Return the identifiers of the connected nodes. From now on each of them is a party of the record."""
         nodes = list(self._grid.get_node_ids())
         for node in nodes:
-            self._exchange.party(node)
+            self._observer.party(node)
         return nodes
 
     def get_nodes(self) -> Iterable[NodeInfo]:
@@ -236,134 +212,124 @@ class RecordingGrid(Grid):  # type: ignore[misc]  # the check of types leaves Fl
         replies = list(self._grid.send_and_receive(outgoing, timeout=timeout))
         ids = self._remember(outgoing, instructions)
         recorded = [self._record_reply(reply) for reply in replies]
-        self._exchange.record_silence(ids)
+        self._observer.record_silence(ids)
         return recorded
 
     # -- instructions -----------------------------------------------------------------------------------------------
 
-    def _record_instructions(self, messages: list[Message]) -> list[_FlowerInstruction]:
+    def _record_instructions(self, messages: list[Message]) -> list[Instruction]:
         """Record the messages of one call, and replace their arrays by the recorded ones."""
-        recorded: list[_FlowerInstruction] = []
-        with self._exchange.lock:
+        instructions: list[Instruction] = []
+        with self._observer.lock:
             for number, batch in groupby(messages, _round_number):
-                self._exchange.follow(number)
-                recorded += self._record_batch(list(batch))
-        return recorded
+                self._observer.follow(number)
+                instructions += self._record_batch(list(batch))
+        return instructions
 
-    def _record_batch(self, messages: list[Message]) -> list[_FlowerInstruction]:
+    def _record_batch(self, messages: list[Message]) -> list[Instruction]:
         """Record instructions of one round; those that share a record are receivers of one message."""
-        targets = [self._exchange.party(m.metadata.dst_node_id) for m in messages]
-        stages = [_stage(m.content) for m in messages]
-        contents = [dict(m.content) for m in messages]
+        parties = [self._observer.party(message.metadata.dst_node_id) for message in messages]
+        contents = [dict(message.content) for message in messages]
         seqs: list[list[int]] = [[] for _ in messages]
         for (name, message_type, _), indices in shared_records(messages).items():
-            to = tuple(targets[i] for i in indices)
-            passage = _FlowerPassage(SERVER, to, message_type=message_type, stage=stages[indices[0]])
-            record, record_seqs = self._record(name, contents[indices[0]][name], passage)
+            first = indices[0]
+            receivers = tuple(parties[i] for i in indices)
+            passage = Passage(SERVER, receivers, message_type, _stage(messages[first].content))
+            recorded = _FlowerMessage(self._observer, passage)
+            record = recorded.record(name, contents[first][name])
             for i in indices:
                 contents[i][name] = record
-                seqs[i] += record_seqs
+                seqs[i] += recorded.seqs
+        instructions = []
         for i, message in enumerate(messages):
             if not seqs[i]:
-                passage = _FlowerPassage(SERVER, (targets[i],), message_type=message.metadata.message_type)
-                seqs[i].append(self._send("empty", {}, passage).seq)
+                passage = Passage(SERVER, (parties[i],), message.metadata.message_type)
+                recorded = _FlowerMessage(self._observer, passage)
+                recorded.end()
+                seqs[i] = recorded.seqs
+            instructions.append(Instruction(parties[i], tuple(seqs[i]), _stage(message.content)))
             message.content = RecordDict(contents[i])
-        return [
-            _FlowerInstruction(p, tuple(s), stage) for p, stage, s in zip(targets, stages, seqs, strict=True)
-        ]
+        return instructions
 
-    def _remember(self, messages: list[Message], instructions: list[_FlowerInstruction]) -> list[str]:
+    def _remember(self, messages: list[Message], instructions: list[Instruction]) -> list[str]:
         """Remember instructions by the identifiers that the push gave them; return these."""
-        ids = [m.metadata.message_id for m in messages]
-        for identifier, instruction in zip(ids, instructions, strict=True):
-            self._exchange.expect(identifier, instruction)
-        return ids
+        identifiers = []
+        for message, instruction in zip(messages, instructions, strict=True):
+            identifiers.append(message.metadata.message_id)
+            self._observer.expect(message.metadata.message_id, instruction)
+        return identifiers
 
     # -- replies ----------------------------------------------------------------------------------------------------
 
     def _record_reply(self, reply: Message) -> Message:
         """Record a reply, and replace its arrays by the recorded ones."""
-        instruction_id = reply.metadata.reply_to_message_id
-        with self._exchange.lock:
-            instruction = self._exchange.instruction(instruction_id)
-            if not isinstance(instruction, _FlowerInstruction):
+        identifier = reply.metadata.reply_to_message_id
+        with self._observer.lock:
+            instruction = self._observer.instruction(identifier)
+            if instruction is None:
                 raise ValueError(
-                    f"reply_to_message_id: {instruction_id!r} names no instruction that waits for a reply on record. "
+                    f"reply_to_message_id: {identifier!r} names no instruction that waits for a reply on record. "
                     "Push every message through the RecordingGrid."
                 )
             if reply.has_error() and reply.error.code in _UNANSWERED:
-                self._exchange.record_silence([instruction_id])
+                self._observer.record_silence([identifier])
                 return reply
-            self._exchange.answered(instruction_id)
-            passage = _FlowerPassage(
-                instruction.party,
-                (SERVER,),
-                instruction.seqs,
-                join_key(instruction_id),
-                reply.metadata.message_type,
-                instruction.stage,
-            )
+            passage = self._observer.reply(identifier, instruction.party, reply.metadata.message_type)
+            message = _FlowerMessage(self._observer, passage)
             if reply.has_error():
-                reason = as_tensors("reason", reply.error.reason or "")
-                self._send("error", {"code": np.array(reply.error.code, dtype=np.int64), **reason}, passage)
+                code = {"code": np.array(reply.error.code, dtype=np.int64)}
+                message.send("error", code | as_tensors("reason", reply.error.reason or ""))
                 return reply
-            content, seqs = dict(reply.content), list[int]()
-            for name in content:
-                content[name], sent_seqs = self._record(name, content[name], passage)
-                seqs += sent_seqs
-            if not seqs:
-                self._send("empty", {}, passage)
+            content = dict(reply.content)
+            for name, record in reply.content.items():
+                content[name] = message.record(name, record)
+            message.end()
             reply.content = RecordDict(content)
             return reply
 
-    # -- records ----------------------------------------------------------------------------------------------------
 
-    def _record(self, name: str, record: Record, passage: _FlowerPassage) -> tuple[Record, list[int]]:
-        """Record one record of a message; return it with the recorded arrays, and the numbers of its messages."""
-        if isinstance(record, ArrayRecord):
-            if not record:
-                return record, []
-            values = decoded_arrays(record)
-            tensors = array_tensors(record, values)
-            delivery = self._send(name, tensors, passage, self._array_kind(name, passage))
-            return received(record, values, delivery), [delivery.seq]
-        seqs = []
-        for kind, tensors in self._parts(name, record, passage):
-            seqs.append(self._send(name, tensors, passage, kind).seq)
-        return record, seqs
+class _FlowerMessage(ObservedMessage):
+    """One message of Flower; each of its records is a part."""
 
-    def _array_kind(self, name: str, passage: _FlowerPassage) -> str | None:
-        """Return the kind of a record of arrays; None for one of Flower's own."""
-        category, _, _ = passage.message_type.partition(".")
-        chosen = self._exchange.kind(passage.direction, name, passage.message_type, category)
-        is_model = name in _MODELS and category in ("train", "evaluate", "get_parameters")
-        return chosen or ("model_parameters" if is_model else None)
+    def record(self, name: str, record: Record) -> Record:
+        """Record one record of the message; return it with the recorded arrays."""
+        if not isinstance(record, ArrayRecord):
+            self._record_numbers(name, record)
+            return record
+        if not record:
+            return record
+        kind = self.kind(name, self.passage.task, self._category)
+        if kind is None and name in _MODELS and self._category in ("train", "evaluate", "get_parameters"):
+            kind = "model_parameters"
+        values = decoded_arrays(record)
+        delivery = self.send(name, array_tensors(record, values), kind)
+        return received(record, values, delivery)
 
-    def _parts(
-        self, name: str, record: MetricRecord | ConfigRecord, passage: _FlowerPassage
-    ) -> Iterable[tuple[str | None, Tensors]]:
-        """Split a record of numbers by kind: the count of records, the masked vector of SecAgg+, and the rest."""
+    @property
+    def _category(self) -> str:
+        """Return the first part of the message's type: `train` of `train.fit`."""
+        return self.passage.task.partition(".")[0]
+
+    def _record_numbers(self, name: str, record: MetricRecord | ConfigRecord) -> None:
+        """Record numbers by kind: the count of records, the masked vector of SecAgg+, and the rest."""
         rest: dict[str, Any] = dict(record)
-        kind = self._exchange.kind(passage.direction, name)
+        kind = self.kind(name)
         if name == RECORD_KEY_CONFIGS:
-            kind = own_kind("flower", f"secagg-{rest.get(Key.STAGE) or passage.stage}")
+            kind = own_kind("flower", f"secagg-{rest.get(Key.STAGE) or self.passage.stage}")
             if isinstance(rest.get(Key.MASKED_PARAMETERS), list):
-                yield "flower/masked-vector", masked_vector(rest.pop(Key.MASKED_PARAMETERS))
-        elif isinstance(record, MetricRecord) and _is_training(passage):
-            counts = [k for k in _COUNTS if k in rest and not isinstance(rest[k], list)]
-            for key in counts[:1]:
-                yield "sample_count", as_tensors("n", rest.pop(key))
-        if rest:
-            tensors: Tensors = {}
-            for key, value in rest.items():
-                tensors |= as_tensors(safe_name(key), value)
-            yield kind, tensors
-
-    def _send(
-        self, name: str, tensors: Tensors, passage: _FlowerPassage, kind: str | None = None
-    ) -> RecordedMessage:
-        """Record one message: of this kind, or of Flower's own kind for a record of this name."""
-        return self._exchange.send(passage, (name, passage.message_type), tensors, kind)
+                vector = masked_vector(rest.pop(Key.MASKED_PARAMETERS))
+                self.send(name, vector, "flower/masked-vector")
+        elif isinstance(record, MetricRecord) and (self.passage.direction, self._category) == _TRAINED:
+            for key in _COUNTS:
+                if key in rest and not isinstance(rest[key], list):
+                    self.send(name, as_tensors("n", rest.pop(key)), "sample_count")
+                    break
+        if not rest:
+            return
+        tensors: Tensors = {}
+        for key, value in rest.items():
+            tensors |= as_tensors(safe_name(key), value)
+        self.send(name, tensors, kind)
 
 
 # -- what a message holds -----------------------------------------------------------------------------------
@@ -385,10 +351,6 @@ def _stage(content: RecordDict) -> str | None:
     """Return the stage of SecAgg+ that an instruction begins."""
     stage = content.config_records.get(RECORD_KEY_CONFIGS, {}).get(Key.STAGE)
     return stage if isinstance(stage, str) else None
-
-
-def _is_training(passage: _FlowerPassage) -> bool:
-    return passage.direction == "reply" and passage.message_type.partition(".")[0] == "train"
 
 
 def fixed_clipping_claim(

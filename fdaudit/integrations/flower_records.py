@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from fdaudit.recording.recorder import RecordedMessage
 
-from .exchange import Tensors, as_tensors, safe_name
+from .tensors import Tensors, as_bytes, as_tensors, npy, safe_name
 
 __all__ = ["Record", "array_tensors", "decoded_arrays", "masked_vector", "received", "shared_records"]
 
@@ -34,7 +34,7 @@ def array_tensors(record: ArrayRecord, values: Values) -> Tensors:
     for name, array in record.items():
         value = values[name]
         if value is None:
-            tensors[f"{safe_name(name)}:bytes"] = np.frombuffer(array.data, dtype=np.uint8)
+            tensors |= as_bytes(safe_name(name), array.data)
         else:
             tensors[safe_name(name)] = value
     return tensors
@@ -42,24 +42,30 @@ def array_tensors(record: ArrayRecord, values: Values) -> Tensors:
 
 def received(record: ArrayRecord, values: Values, delivery: RecordedMessage) -> ArrayRecord:
     """Return the record with the recorded arrays; an array whose bytes are already those on record stays as it is."""
-    arrays = dict(record)
+    arrays, is_same = dict(record), True
     for name, array in record.items():
-        if values[name] is not None:
-            value = delivery[safe_name(name)]
-            data = _to_npy(value)
-            stated = (array.dtype, tuple(array.shape))  # Flower's older interface states neither
-            if data != array.data or stated not in (("", ()), (str(value.dtype), value.shape)):
-                arrays[name] = Array(str(value.dtype), value.shape, array.stype, data)
-    return ArrayRecord(arrays) if any(arrays[n] is not record[n] for n in arrays) else record
+        if values[name] is None:
+            continue
+        value = delivery[safe_name(name)]
+        data, dtype = npy(value), str(value.dtype)
+        stated = (array.dtype, tuple(array.shape))  # Flower's older interface states neither
+        if data != array.data or stated not in (("", ()), (dtype, value.shape)):
+            arrays[name] = Array(dtype, value.shape, array.stype, data)
+            is_same = False
+    return record if is_same else ArrayRecord(arrays)
 
 
 def masked_vector(parts: Sequence[Any]) -> Tensors:
     """Return the parts of a masked vector by their number; the first is the masked weight."""
     tensors: Tensors = {}
     for i, part in enumerate(parts):
-        array = Array("", (), "numpy.ndarray", part) if isinstance(part, bytes) else None
-        value = _decoded(array) if array is not None else None
-        tensors |= as_tensors(f"{i}:bytes", part) if value is None else {str(i): value}
+        value = None
+        if isinstance(part, bytes):
+            value = _decoded(Array("", (), "numpy.ndarray", part))
+        if value is None:
+            tensors |= as_tensors(f"{i}:bytes", part)
+        else:
+            tensors[str(i)] = value
     return tensors
 
 
@@ -71,35 +77,31 @@ def shared_records(messages: Sequence[Message]) -> dict[tuple[str, str, bytes], 
         for name, record in message.content.items():
             if id(record) not in digests:
                 digests[id(record)] = _digest(record)
-            groups.setdefault((name, message.metadata.message_type, digests[id(record)]), []).append(i)
+            key = (name, message.metadata.message_type, digests[id(record)])
+            groups.setdefault(key, []).append(i)
     return groups
 
 
 def _digest(record: Record) -> bytes:
     digest = hashlib.sha256(type(record).__name__.encode())
     for name, value in record.items():
+        about: tuple[object, ...] = (name, value)
+        data = b""
         if isinstance(value, Array):
             about = (name, value.dtype, value.shape, value.stype, len(value.data))
-            digest.update(repr(about).encode("utf-8", "surrogatepass") + value.data)
-        else:
-            digest.update(repr((name, value)).encode("utf-8", "surrogatepass"))
+            data = value.data
+        digest.update(repr(about).encode("utf-8", "surrogatepass"))
+        digest.update(data)
     return digest.digest()
 
 
 def _decoded(array: Array) -> NDArray[Any] | None:
     """Return the values of an array; None if it holds other than numbers, or cannot be read."""
+    if array.stype != "numpy.ndarray":
+        return None
     try:
-        return _from_npy(array.data) if array.stype == "numpy.ndarray" else None
+        value = np.lib.format.read_array(io.BytesIO(array.data), allow_pickle=False)
     except Exception:  # a client sends any bytes; those that are no array are recorded as bytes
         return None
-
-
-def _from_npy(data: bytes) -> NDArray[Any] | None:
-    value = np.lib.format.read_array(io.BytesIO(data), allow_pickle=False)
-    return value if value.dtype.kind in "biuf" and value.dtype.itemsize <= 8 else None
-
-
-def _to_npy(value: NDArray[Any]) -> bytes:
-    buffer = io.BytesIO()
-    np.save(buffer, value, allow_pickle=False)
-    return buffer.getvalue()
+    is_recordable = value.dtype.kind in "biuf" and value.dtype.itemsize <= 8
+    return value if is_recordable else None

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from flwr.app import ConfigRecord, Context, Message, MetricRecord
 
-from .truth import hold_dataset, join_key, note_uses
+from .truth import hold_dataset, note_uses
 
 __all__ = ["note_records", "noting"]
 
@@ -46,12 +46,13 @@ def note_records(
     if dataset is None and ids is None:
         raise ValueError("dataset: neither a dataset nor ids are given. Give one of them.")
     numbers = list(range(len(dataset))) if ids is None else _numbers(ids)
-    name = str(context.node_config.get("partition-id", context.node_id) if site is None else site)
-    place = Path(truth)
+    if site is None:
+        site = context.node_config.get("partition-id", context.node_id)
+    directory, name = Path(truth), str(site)
     if dataset is not None and _HELD not in context.state:
-        hold_dataset(place, name, dataset, held_out)
+        hold_dataset(directory, name, dataset, held_out)
         context.state[_HELD] = MetricRecord({"records": len(dataset)})
-    note_uses(place, join_key(message.metadata.message_id), name, numbers)
+    note_uses(directory, message.metadata.message_id, name, numbers)
 
 
 def noting(truth: str | Path | Callable[[Context], str | Path], key: str = "fdaudit.records") -> Mod:
@@ -69,12 +70,15 @@ def noting(truth: str | Path | Callable[[Context], str | Path], key: str = "fdau
         context.state.pop(key, None)  # left by a reply that failed
         reply = call_next(message, context)
         record = context.state.pop(key, None)
-        if record is not None:
-            ids = record.get("ids") if isinstance(record, ConfigRecord) else None
-            directory = truth
-            if callable(directory):
-                directory = directory(context)
-            note_records(message, context, directory, ids=ids or [None])
+        if record is None:
+            return reply
+        ids = None
+        if isinstance(record, ConfigRecord):
+            ids = record.get("ids")
+        directory = truth
+        if callable(directory):
+            directory = directory(context)
+        note_records(message, context, directory, ids=ids or [None])
         return reply
 
     return mod

@@ -23,20 +23,19 @@ from nvflare.app_common.app_constant import AppConstants
 from nvflare.app_common.app_event_type import AppEventType
 from nvflare.job_config.defs import FilterType
 
-from fdaudit.recording.recorder import RecordedMessage
-
-from .exchange import (
+from .nvflare_values import Flat
+from .observer import (
     SERVER,
-    Exchange,
     Instruction,
+    ObservedMessage,
+    Observer,
     Passage,
-    as_tensors,
     checked_inputs,
     checked_kinds,
     own_kind,
 )
-from .nvflare_values import Flat
-from .truth import hold_dataset, join_key, note_uses
+from .tensors import as_tensors
+from .truth import hold_dataset, note_uses
 
 __all__ = ["JobRecord", "NotingFilter", "RecordingFilter", "hold_dataset"]
 
@@ -110,9 +109,9 @@ class JobRecord(FLComponent):  # type: ignore[misc]  # the check of types leaves
         self.clients, self.release = clients, release
         checked_kinds(_by_name(kinds))
         checked_inputs(_by_name(inputs))
-        self._open: Exchange | None = None
+        self._open: Observer | None = None
         """The record of the job, from its begin to its end."""
-        self._exchange: Exchange | None = None
+        self._observer: Observer | None = None
         """The same until a recording fails."""
         self._model: Any = None
         """The global model after the last aggregation."""
@@ -152,7 +151,7 @@ class JobRecord(FLComponent):  # type: ignore[misc]  # the check of types leaves
             self._guarded(fl_ctx, lambda: self._refuse_passed_by(fl_ctx, sent=False))
 
     def _begin(self) -> None:
-        self._exchange = Exchange(
+        self._open = self._observer = Observer(
             "nvflare",
             self.directory,
             self.truth,
@@ -161,29 +160,29 @@ class JobRecord(FLComponent):  # type: ignore[misc]  # the check of types leaves
             inputs=_by_name(self.inputs),
             clients={name: f"client/{n}" for n, name in enumerate(self.clients or ())},
         )
-        self._open = self._exchange
 
     def _end(self, fl_ctx: FLContext) -> None:
-        exchange, self._open = self._open, None
-        if exchange is None:
+        observer, is_recording = self._open, self._observer is not None
+        self._open = self._observer = None
+        if observer is None:
             return
-        failed, self._exchange = self._exchange is None, None
         abort = fl_ctx.get_prop(ReservedKey.RUN_ABORT_SIGNAL)
-        failed = failed or self._aborted or (abort is not None and abort.triggered)
+        failed = not is_recording or self._aborted or (abort is not None and abort.triggered)
         model = fl_ctx.get_prop(AppConstants.GLOBAL_MODEL) or self._model
-        weights = model.get("weights") if isinstance(model, Mapping) else None
+        weights = None
+        if isinstance(model, Mapping):
+            weights = model.get("weights")
         if self.release and weights and not failed:
-            exchange.release(Flat(weights).tensors)
-        exchange.close(failed)
+            observer.release(Flat(weights).tensors)
+        observer.close(failed)
 
     def _awaits(self, fl_ctx: FLContext) -> bool:
         """Return whether a task is on record without a result."""
-        exchange, task_id = self._exchange, fl_ctx.get_prop(FLContextKey.TASK_ID)
-        return exchange is not None and exchange.instruction(task_id) is not None
+        return self._observer is not None and self._observer.instruction(_task_id(fl_ctx)) is not None
 
     def _refuse_passed_by(self, fl_ctx: FLContext, sent: bool) -> None:
         """Refuse a task that was sent, or whose result came, without being recorded."""
-        if self._exchange is not None and self._awaits(fl_ctx) != sent:
+        if self._observer is not None and self._awaits(fl_ctx) != sent:
             task = fl_ctx.get_prop(FLContextKey.TASK_NAME)
             raise ValueError(f"tasks: {task!r} passes by the record. Name it in `tasks`.")
 
@@ -192,7 +191,7 @@ class JobRecord(FLComponent):  # type: ignore[misc]  # the check of types leaves
         try:
             return act()
         except Exception as error:  # whatever it is, the job must not go on unrecorded
-            self._exchange = None
+            self._observer = None
             self.system_panic(f"The recording failed. {error}", fl_ctx)
             return None
 
@@ -204,25 +203,20 @@ class JobRecord(FLComponent):  # type: ignore[misc]  # the check of types leaves
         return shareable if recorded is None else recorded
 
     def _record(self, shareable: Shareable, fl_ctx: FLContext, chain: str) -> Shareable:
-        exchange, task_id = self._exchange, fl_ctx.get_prop(FLContextKey.TASK_ID)
-        if exchange is None:  # the recording failed, and the job is ending
+        observer = self._observer
+        if observer is None:  # the recording failed, and the job is ending
             return shareable
-        client, task = fl_ctx.get_peer_context().get_identity_name(), fl_ctx.get_prop(FLContextKey.TASK_NAME)
-        with exchange.lock:
-            if chain == FilterChainType.TASK_DATA_CHAIN:
-                exchange.follow(self._round(shareable, fl_ctx))
-                party = exchange.party(client)
-                message = _FlareMessage(exchange, Passage(SERVER, (party,)), str(task))
-                recorded = message.record(shareable)
-                exchange.expect(task_id, Instruction(party, tuple(message.seqs)))
-                return recorded
-            party = exchange.party(client)
-            instruction = exchange.instruction(task_id)
-            answers = instruction.seqs if instruction is not None and instruction.party == party else ()
-            passage = Passage(party, (SERVER,), answers, join_key(str(task_id)))
-            recorded = _FlareMessage(exchange, passage, str(task)).record(shareable)
-            if answers:
-                exchange.answered(task_id)
+        task_id, task = _task_id(fl_ctx), str(fl_ctx.get_prop(FLContextKey.TASK_NAME))
+        client = fl_ctx.get_peer_context().get_identity_name()
+        with observer.lock:
+            if chain != FilterChainType.TASK_DATA_CHAIN:
+                passage = observer.reply(task_id, observer.party(client), task)
+                return _FlareMessage(observer, passage).record(shareable)
+            observer.follow(self._round(shareable, fl_ctx))
+            party = observer.party(client)
+            message = _FlareMessage(observer, Passage(SERVER, (party,), task))
+            recorded = message.record(shareable)
+            observer.expect(task_id, Instruction(party, tuple(message.seqs)))
             return recorded
 
     def _round(self, shareable: Shareable, fl_ctx: FLContext) -> tuple[Any, int]:
@@ -286,23 +280,19 @@ class NotingFilter(Filter):  # type: ignore[misc]
         ids = meta[_RECORDS]
         if not isinstance(ids, list) or not all(type(i) is int and i >= 0 for i in ids):
             raise ValueError(f"{_RECORDS}: {ids!r} lists no records. Write a list such as [0, 1].")
-        site = str(fl_ctx.get_identity_name() if self.site is None else self.site)
-        note_uses(Path(self.truth), join_key(str(fl_ctx.get_prop(FLContextKey.TASK_ID))), site, ids)
+        site = self.site
+        if site is None:
+            site = fl_ctx.get_identity_name()
+        note_uses(Path(self.truth), _task_id(fl_ctx), str(site), ids)
+        remaining = dict(meta)
+        del remaining[_RECORDS]
         result = copy.copy(shareable)
-        result[_DXO] = dxo | {"meta": {key: value for key, value in meta.items() if key != _RECORDS}}
+        result[_DXO] = dxo | {"meta": remaining}
         return result
 
 
-class _FlareMessage:
-    """One task's data or result, which becomes a recorded message for each of its parts.
-
-    Attributes:
-        seqs: numbers of the recorded messages.
-    """
-
-    def __init__(self, exchange: Exchange, passage: Passage, task: str) -> None:
-        self._exchange, self._passage, self._task = exchange, passage, task
-        self.seqs: list[int] = []
+class _FlareMessage(ObservedMessage):
+    """One task's data or result."""
 
     def record(self, shareable: Shareable) -> Shareable:
         """Record every part of a message; return it with the recorded arrays."""
@@ -321,9 +311,8 @@ class _FlareMessage:
             recorded[ReservedHeaderKey.HEADERS] = headers | self._part("headers", added)
         code = shareable.get_return_code()
         if code != ReturnCode.OK:
-            self._send("error", as_tensors("code", str(code)))
-        if not self.seqs:
-            self._send("empty", {})
+            self.send("error", as_tensors("code", str(code)))
+        self.end()
         return recorded
 
     def _dxo(self, kind: Any, data: Any, meta: Any) -> tuple[Any, Any]:
@@ -338,12 +327,22 @@ class _FlareMessage:
         elif data:
             data = self._data(kind, data, meta if isinstance(meta, dict) else {})
         if isinstance(meta, dict) and meta:
-            kinds = {key: self._kind(str(key)) for key in meta}
-            for key in filter(kinds.get, meta):
-                self._part(str(key), {"n": meta[key]}, kinds[key])
-            rest = {key: value for key, value in meta.items() if not kinds[key]}
-            meta = meta | (self._part("meta", rest) if rest else {})
+            meta = self._meta(meta)
         return data, meta
+
+    def _meta(self, meta: dict[str, Any]) -> dict[str, Any]:
+        """Record meta data: values with a kind of the user's each on its own, the rest together."""
+        rest = {}
+        for key, value in meta.items():
+            kind = self.kind(str(key))
+            if kind:
+                self._part(str(key), {"n": value}, kind)
+            else:
+                rest[key] = value
+        if not rest:
+            return meta
+        recorded: dict[str, Any] = self._part("meta", rest)
+        return meta | recorded
 
     def _leaf(self, part: Any) -> Any:
         if not isinstance(part, DXO):
@@ -354,32 +353,37 @@ class _FlareMessage:
 
     def _data(self, kind: str, data: Any, meta: dict[str, Any]) -> Any:
         """Record the data of a DXO. Encrypted or compressed layers are a message of their own."""
-        plain = self._kind(kind, self._task) or _KINDS.get(kind)
+        plain_kind = self.kind(kind, self.passage.task) or _KINDS.get(kind)
         algorithm, marks = meta.get(MetaKey.PROCESSED_ALGORITHM), meta.get(MetaKey.PROCESSED_KEYS)
         if not algorithm or not isinstance(data, dict):
-            return self._part(kind, data, plain)
+            return self._part(kind, data, plain_kind)
+        processed, plain = {}, {}
+        for key, value in data.items():
+            is_plain = isinstance(marks, dict) and not marks.get(key, True)
+            if is_plain:
+                plain[key] = value
+            else:
+                processed[key] = value
         changed = copy.copy(data)
-        processed = {k: v for k, v in data.items() if not isinstance(marks, dict) or marks.get(k, True)}
         changed.update(self._part(kind, processed, own_kind("nvflare", f"processed-{algorithm}")))
-        rest = {k: v for k, v in data.items() if k not in processed}
-        if rest:
-            changed.update(self._part(kind, rest, plain))
+        if plain:
+            changed.update(self._part(kind, plain, plain_kind))
         return changed
-
-    def _kind(self, *names: str) -> str | None:
-        return self._exchange.kind(self._passage.direction, *names)
 
     def _part(self, name: str, value: Any, kind: str | None = None) -> Any:
         """Record a part of the message; return it with the recorded arrays."""
         flat = Flat(value)
-        return flat.received(self._send(name, flat.tensors, kind))
+        return flat.received(self.send(name, flat.tensors, kind))
 
-    def _send(self, name: str, tensors: Mapping[str, Any], kind: str | None = None) -> RecordedMessage:
-        delivery = self._exchange.send(self._passage, (name, self._task), tensors, kind)
-        self.seqs.append(delivery.seq)
-        return delivery
+
+def _task_id(fl_ctx: FLContext) -> str:
+    return str(fl_ctx.get_prop(FLContextKey.TASK_ID))
 
 
 def _by_name(options: Mapping[str, Mapping[str, Any]] | None) -> dict[tuple[str, str], Any]:
     """Return options by name and direction; a job's configuration has them by direction, then by name."""
-    return {(name, way): value for way, by_name in (options or {}).items() for name, value in by_name.items()}
+    flat = {}
+    for direction, by_name in (options or {}).items():
+        for name, value in by_name.items():
+            flat[name, direction] = value
+    return flat

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import io
 import sys
 from collections.abc import Mapping
 from typing import Any
@@ -14,7 +13,7 @@ from nvflare.fuel.utils import fobs
 
 from fdaudit.recording.recorder import RecordedMessage
 
-from .exchange import as_tensors, safe_name
+from .tensors import as_bytes, as_tensors, npy, safe_name
 
 __all__ = ["Flat"]
 
@@ -70,15 +69,15 @@ class Flat:
                 for i, part in enumerate(value):
                     self._visit(part, (*keys, i))
                 return
-            value = _to_npy(value) if isinstance(value, np.ndarray) else fobs.dumps(value)
+            value = npy(value) if isinstance(value, np.ndarray) else fobs.dumps(value)
         if isinstance(value, bytes | bytearray | memoryview):
-            tensors = {f"{name}:bytes": np.frombuffer(bytes(value), dtype=np.uint8)}
+            tensors = as_bytes(name, bytes(value))
         self.tensors |= tensors
 
     def _free_name(self, text: str) -> str:
         """Return a name that no tensor has: other keys may join to the same text."""
         name = safe_name(text)
-        while any(n in self.tensors for n in (name, f"{name}:bytes")):
+        while name in self.tensors or f"{name}:bytes" in self.tensors:
             name += "'"
         return name
 
@@ -94,7 +93,9 @@ class Flat:
             return changed
         if isinstance(value, list | tuple):
             items = [self._rebuilt(part, (*keys, i), delivery) for i, part in enumerate(value)]
-            return type(value)(items) if any(a is not b for a, b in zip(items, value, strict=True)) else value
+            if all(item is part for item, part in zip(items, value, strict=True)):
+                return value
+            return type(value)(items)
         return value
 
 
@@ -107,12 +108,6 @@ def _table(value: Any) -> NDArray[Any] | None:
     except ValueError:  # of different lengths
         return None
     return array if array.dtype.kind in "biuf" and array.size else None
-
-
-def _to_npy(value: NDArray[Any]) -> bytes:
-    buffer = io.BytesIO()
-    np.save(buffer, value, allow_pickle=False)
-    return buffer.getvalue()
 
 
 def _is_array(value: Any) -> bool:

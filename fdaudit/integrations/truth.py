@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fdaudit.recording.recorder import write_records, write_shared
+from fdaudit.recording.recorder import canonical, replace_file, write_records, write_shared
 
 __all__ = ["ServerTruth", "hold_dataset", "join_key", "note_uses"]
 
@@ -27,21 +26,21 @@ def join_key(message_id: str) -> str:
     return hashlib.sha256(b"fdaudit-join/1\0" + message_id.encode("utf-8", "surrogatepass")).hexdigest()[:32]
 
 
-def note_uses(directory: Path, key: str, site: str, records: Sequence[int]) -> None:
-    """Note at a site that the reply of this key used these records; the note is durable on return.
+def note_uses(directory: Path, message_id: str, site: str, records: Sequence[int]) -> None:
+    """Note at a site that its reply to an instruction used these records; the note is durable on return.
 
     Args:
         directory: the site's own directory of the truth; made with mode 0700 if it is missing.
-        key: of the reply, from `join_key`.
+        message_id: the instruction's identifier.
         site: the site's name.
         records: their numbers as the site counts them.
     """
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-    note = {"records": list(map(int, records)), "reply": key, "site": site}
+    note = {"records": list(map(int, records)), "reply": join_key(message_id), "site": site}
     file = os.open(directory / "notes.jsonl", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
     try:
         # In one call, so that processes of a site do not mix their lines.
-        os.write(file, _canonical(note) + b"\n")
+        os.write(file, canonical(note) + b"\n")
         os.fsync(file)
     finally:
         os.close(file)
@@ -61,32 +60,31 @@ def hold_dataset(directory: Path, site: str, dataset: Any, held_out: Any = None)
         ValueError: the dataset gives something else.
     """
     trained = len(dataset)
-    pairs = [_pair(dataset[i]) for i in range(trained)]
-    pairs += [_pair(held_out[i]) for i in range(len(held_out))] if held_out is not None else []
-    x, y = _stacked(pairs)
-    write_records(directory, site, x, y, range(trained, len(pairs)))
+    datasets = [dataset] if held_out is None else [dataset, held_out]
+    x, y = _stacked(datasets)
+    write_records(directory, site, x, y, range(trained, len(x)))
     return trained
 
 
-def _stacked(pairs: Sequence[tuple[NDArray[Any], NDArray[Any]]]) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Return the inputs (n, …) and the labels of records."""
-    x, y = (np.stack(values) for values in zip(*pairs, strict=True))
-    return x, y
-
-
-def _pair(record: Any) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Return the input and the label of a dataset's record."""
-    values = record
-    if isinstance(record, Mapping):  # in any order
-        values = sorted(record.values(), key=np.ndim, reverse=True)
-    if not isinstance(values, list | tuple) or len(values) != 2:
-        raise ValueError(
-            f"dataset: a record is {type(record).__name__}, not (x, y). Give a dataset of pairs, or ids only."
-        )
-    x, y = (np.asarray(value) for value in values)
-    if y.ndim > x.ndim:
-        raise ValueError("dataset: a record is (y, x), not (x, y). Give the input first.")
-    return x, y
+def _stacked(datasets: Sequence[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Return the inputs (n, …) and the labels of the records of datasets, one after the other."""
+    inputs, labels = [], []
+    for dataset in datasets:
+        for i in range(len(dataset)):
+            record = values = dataset[i]
+            if isinstance(record, Mapping):  # in any order
+                values = sorted(record.values(), key=np.ndim, reverse=True)
+            if not isinstance(values, list | tuple) or len(values) != 2:
+                form = type(record).__name__
+                raise ValueError(
+                    f"dataset: a record is {form}, not (x, y). Give a dataset of pairs, or ids only."
+                )
+            x, y = np.asarray(values[0]), np.asarray(values[1])
+            if y.ndim > x.ndim:
+                raise ValueError("dataset: a record is (y, x), not (x, y). Give the input first.")
+            inputs.append(x)
+            labels.append(y)
+    return np.stack(inputs), np.stack(labels)
 
 
 class ServerTruth:
@@ -114,10 +112,8 @@ class ServerTruth:
         Raises:
             ValueError: they do.
         """
-        inside, outside = sorted(
-            (directory.resolve(), record.resolve()), key=lambda p: len(p.parts), reverse=True
-        )
-        if inside.is_relative_to(outside):
+        truth, described = directory.resolve(), record.resolve()
+        if truth.is_relative_to(described) or described.is_relative_to(truth):
             raise ValueError(
                 f"truth: {directory} and the record lie within each other. Choose another directory."
             )
@@ -130,17 +126,18 @@ class ServerTruth:
         Raises:
             ValueError: it is another name, or the dataset is none of pairs (x, y).
         """
-        write_shared(self._directory, name, *_stacked([_pair(dataset[i]) for i in range(len(dataset))]))
+        x, y = _stacked([dataset])
+        write_shared(self._directory, name, x, y)
 
     def name(self, party: str, node: str) -> None:
         """Note the node of a party."""
         if party not in self._nodes:
             self._nodes[party] = node
-            _replace(self._directory / "nodes.json", _canonical(self._nodes) + b"\n")
+            replace_file(self._directory / "nodes.json", canonical(self._nodes) + b"\n")
 
     def note_reply(self, seq: int, party: str, key: str) -> None:
         """Note by which key a site's notes name a recorded message of a party."""
-        self._replies.write(_canonical({"party": party, "reply": key, "seq": seq}) + b"\n")
+        self._replies.write(canonical({"party": party, "reply": key, "seq": seq}) + b"\n")
 
     def sync(self) -> None:
         """Make the notes durable."""
@@ -151,19 +148,3 @@ class ServerTruth:
         if not self._replies.closed:
             self.sync()
             self._replies.close()
-
-
-def _replace(path: Path, data: bytes) -> None:
-    """Replace a file in one step; its new bytes are durable on return."""
-    part = path.with_name(f".{path.name}.tmp")
-    with part.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    part.replace(path)
-
-
-def _canonical(value: Any) -> bytes:
-    return json.dumps(
-        value, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False
-    ).encode()

@@ -20,6 +20,7 @@ from typing import Any
 from fdaudit.errors import IntegrityError, RunError, reason_of
 from fdaudit.limits import JSON_BYTES, MOST_CLIENTS, read_file
 from fdaudit.parallel.memory import refuse_forecast
+from fdaudit.recording.recorder import PARTY, SCHEMA, record_json
 from fdaudit.storage.digests import canonical
 from fdaudit.storage.files import write_atomically
 from fdaudit.storage.scratch import scratch
@@ -42,7 +43,6 @@ __all__ = [
 ]
 
 RECORD = "record.json"
-_SCHEMA = "fdaudit-record/1"
 _TYPES = {
     "head": str,
     "messages": int,
@@ -52,7 +52,6 @@ _TYPES = {
     "schema": str,
     "status": str,
 }
-_PARTY = re.compile(r"server|aggregator|world|client/(0|[1-9][0-9]{0,3})")
 _DIGEST = re.compile("[0-9a-f]{64}")
 _BESIDE = frozenset({RECORD, f".{RECORD}.tmp", "card.yaml", "transcript"})
 """What a record may hold; the second is left by a kill between writing and naming."""
@@ -147,16 +146,9 @@ def write_lines_only(record: Record, target: Path) -> None:
         target: the new directory.
     """
     (target / "transcript").mkdir(parents=True)
-    value = {
-        "head": record.head,
-        "messages": record.messages,
-        "parties": list(record.parties),
-        "recorder": "1",
-        "rounds": record.rounds,
-        "schema": _SCHEMA,
-        "status": "closed" if record.closed else "open",
-    }
-    write_atomically(target / RECORD, canonical(value) + b"\n")
+    status = "closed" if record.closed else "open"
+    value = record_json(record.parties, record.messages, record.head, record.rounds, status)
+    write_atomically(target / RECORD, value)
     shutil.copyfile(record.transcript / LOG, target / "transcript" / LOG)
 
 
@@ -188,8 +180,8 @@ def read_lines_only(directory: Path) -> tuple[Record, list[Message]]:
 def _refuse_odd(value: Any) -> None:
     if type(value) is not dict or value.keys() != _TYPES.keys():
         raise TypeError(f"its fields are not {', '.join(_TYPES)}")
-    if value["schema"] != _SCHEMA:
-        raise ValueError(f"its schema is {value['schema']!r:.60}, not {_SCHEMA}")
+    if value["schema"] != SCHEMA:
+        raise ValueError(f"its schema is {value['schema']!r:.60}, not {SCHEMA}")
     for name, expected in _TYPES.items():
         if type(value[name]) is not expected:
             raise TypeError(f"{name} is no {expected.__name__}")
@@ -197,7 +189,7 @@ def _refuse_odd(value: Any) -> None:
     if not parties or len(parties) > MOST_CLIENTS + 3:
         raise ValueError(f"it names {len(parties)} parties")
     for party in parties:
-        if type(party) is not str or not _PARTY.fullmatch(party):
+        if type(party) is not str or not PARTY.fullmatch(party):
             raise ValueError(f"{party!r:.60} is no name of a party")
     if len(set(parties)) < len(parties):
         raise ValueError("it names a party twice")
@@ -261,19 +253,23 @@ def closed_part(record: Record, target: Path) -> int:
     (target / PAYLOADS).mkdir(parents=True)
     lengths: dict[str, int] = {}
     rest = 0
+    lines = _whole_lines(log)
+    if record.closed:
+        lines = read_lines(log)
     with (target / LOG).open("xb") as copy:
-        for number, line in enumerate(read_lines(log) if record.closed else _whole_lines(log)):
+        for number, line in enumerate(lines):
             if number >= record.messages:
                 rest += 1
                 continue
             copy.write(line + b"\n")
             try:
                 message = Message.from_line(line)
-                name = None if message.payload is None else payload_name(message)
+                if message.payload is None:
+                    continue
+                name = payload_name(message)
             except IntegrityError as error:
                 raise IntegrityError([f"{LOG} line {number + 1}: {error}"]) from None
-            if name is not None and message.payload is not None:
-                lengths[name] = lengths.get(name, 0) + message.payload["length"]
+            lengths[name] = lengths.get(name, 0) + message.payload["length"]
     for name, length in lengths.items():
         _copy(record.transcript / name, target / name, length + 1)  # a byte too many is found by the check
     return rest
@@ -318,15 +314,15 @@ def _untrue(record: Record, transcript: Path) -> list[str]:
     holders: list[frozenset[str]] = []
     for number, line in enumerate(read_lines(transcript / LOG), start=1):
         message = Message.from_line(line)
+        where = f"{LOG} line {number}"
         rounds.add(message.round)
         holders.append(frozenset(message.parties()))
-        others = sorted({*message.parties()} - parties)
-        findings += [f"{LOG} line {number}: {party!r:.60} is no party of the record" for party in others]
-        findings += [
-            f"{LOG} line {number}: {message.sender} names message {i} as an input, which it neither sent nor received"
-            for i in dict.fromkeys(message.inputs)
-            if isinstance(i, int) and message.sender not in holders[i]
-        ]
+        for party in sorted(holders[-1] - parties):
+            findings.append(f"{where}: {party!r:.60} is no party of the record")
+        for i in dict.fromkeys(message.inputs):
+            if isinstance(i, int) and message.sender not in holders[i]:
+                problem = f"names message {i} as an input, which it neither sent nor received"
+                findings.append(f"{where}: {message.sender} {problem}")
     if len(rounds) > record.rounds:
         findings.append(f"{LOG} has messages of {len(rounds)} rounds, and {RECORD} counts {record.rounds}")
     return findings

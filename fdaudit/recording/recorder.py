@@ -2,6 +2,7 @@
 
 A site may copy this one file. It needs Python and NumPy, and imports neither fdaudit nor PyTorch. The command `fdaudit
 verify RECORD` checks the record. In Python, `read_messages` of `fdaudit.transcript.transcript` reads its messages.
+fdaudit's own runs write their messages with `TranscriptFiles` of this file, too.
 
 Guarantees:
   * `send` returns arrays that are views of the very bytes on record, so that a receiver can use these;
@@ -25,7 +26,7 @@ import re
 import secrets
 import sys
 import threading
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -35,10 +36,27 @@ from typing import Any, BinaryIO, Literal
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["KINDS", "RecordError", "RecordedMessage", "Recorder", "is_name", "write_records", "write_shared"]
+__all__ = [
+    "GENESIS",
+    "KINDS",
+    "PARTY",
+    "SCHEMA",
+    "RecordError",
+    "RecordedMessage",
+    "Recorder",
+    "TranscriptFiles",
+    "canonical",
+    "is_name",
+    "own_name",
+    "record_json",
+    "replace_file",
+    "shared_name",
+    "write_records",
+    "write_shared",
+]
 
 SCHEMA = "fdaudit-record/1"
-VERSION = "1"
+_VERSION = "1"
 
 KINDS = (
     "class_counts",
@@ -72,7 +90,8 @@ KINDS = (
 """The names in fdaudit's `kinds.py`, sorted; any other kind has a name such as `vendor/name`."""
 
 _OWN_KIND = re.compile(r"[a-z0-9][a-z0-9-]*/[a-z0-9][a-z0-9-]*")
-_PARTY = re.compile(r"server|aggregator|world|client/(0|[1-9][0-9]{0,3})")
+PARTY = re.compile(r"server|aggregator|world|client/(0|[1-9][0-9]{0,3})")
+"""The names of parties."""
 _SHARED = ("auxiliary", "public", "test")
 """Files of records that no party holds."""
 _SITE = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,99}")
@@ -92,8 +111,12 @@ _YAML_BYTES = ("FDAUDIT_MOST_YAML_BYTES", 1 << 20)
 _MOST_ROUNDS = 1_000_000
 _MOST_ID = 1 << 63
 
+GENESIS = "0" * 64
+"""`previous` of the first line."""
+
 _SMALL = 1 << 20
-"""Largest payload, in bytes, that shares its round's file."""
+"""Largest payload, in bytes, that shares its round's file: a separate file takes time to make and to flush."""
+_SYNCS_AT_ONCE = 8
 
 # safetensors' name of each type, in the order in which its files hold tensors.
 _TYPES = {
@@ -169,16 +192,25 @@ class Recorder:
         self._parties = _checked_parties(parties)
         self._truth = None if truth is None else Path(truth)
         self._refuse_occupied()
-        card_bytes = None if card is None else _card(Path(card), self.directory / "card.yaml")
+        card_path = self.directory / "card.yaml"
+        card_bytes = None if card is None else _card(Path(card), card_path)
         self._lock, self._pid = threading.RLock(), os.getpid()
         self._round, self._step, self._rounds = -1, 0, 0
-        self._seq, self._end, self._head = 0, 0, "0" * 64
-        self._shared: BinaryIO | None = None
         self._uses: BinaryIO | None = None
-        self._own: list[Path] = []
         self._state = "broken"
+        transcript = self.directory / "transcript"
         with _writing(self.directory):
-            self._make(card_bytes)
+            _make_private(self.directory)
+            (transcript / "payloads").mkdir(parents=True)
+            log = _new(transcript / "messages.jsonl")
+            if self._truth is not None:
+                _make_private(self._truth)
+                self._uses = _new(self._truth / "uses.jsonl")
+                _sync(self._truth)
+            if card_bytes is not None:
+                replace_file(card_path, card_bytes)
+            self._files = TranscriptFiles(transcript, log)
+            self._save("open")
         self._state = "open"
 
     def round(self, t: int) -> None:
@@ -229,18 +261,21 @@ class Recorder:
             RecordError: an argument is refused, or the message cannot be written.
         """
         self._refuse_strangers("sender", [sender])
-        to = [receivers] if isinstance(receivers, str) else _items("receivers", receivers)
+        to = _names("receivers", receivers)
         self._refuse_strangers("receivers", to)
         if not isinstance(kind, str) or not (kind in KINDS or _OWN_KIND.fullmatch(kind)):
             remedy = f"Use a name of your own such as 'vendor/name' in small letters, or one of {', '.join(KINDS)}."
             raise RecordError("kind", kind, "is not known", remedy)
-        sources = inputs if isinstance(inputs, str) else _items("inputs", inputs)
-        used = None if records is None else self._checked_records(records)
+        if not isinstance(inputs, str):
+            inputs = _items("inputs", inputs)
+        record_numbers = None
+        if records is not None:
+            record_numbers = self._checked_records(records)
         about, payload, arrays = _encoded(tensors)
         salt = secrets.token_bytes(16)
         digest = hashlib.sha256(salt)
         digest.update(payload)
-        line = {
+        fields = {
             **about,
             "defenses": [],
             "event": None,
@@ -252,8 +287,9 @@ class Recorder:
             "sha256": digest.hexdigest(),
         }
         with self._alone():
-            line["inputs"] = self._checked_inputs(sources)
-            return RecordedMessage(arrays, self._write(line, payload, used))
+            fields["inputs"] = self._checked_inputs(inputs)
+            seq = self._write(fields, payload, record_numbers)
+            return RecordedMessage(arrays, seq)
 
     def add_parties(self, parties: Iterable[str]) -> None:
         """Add parties that take part from now on; those that the record names already stay as they are.
@@ -301,7 +337,7 @@ class Recorder:
                 if type(site) is not int and not is_name(site):
                     raise RecordError("sites", site, "is no site", f"Give its number, or {_NAMING}.")
             with _writing(truth):
-                _replace(truth / "sites.json", _canonical(dict(sites)) + b"\n")
+                replace_file(truth / "sites.json", canonical(dict(sites)) + b"\n")
 
     def close(self) -> None:
         """Close the open round and the record. A closed recorder stays closed.
@@ -365,11 +401,15 @@ class Recorder:
 
     def _checked_records(self, records: Any) -> list[int]:
         self._truth_directory("records")
-        numbers = _items("records", records.tolist() if hasattr(records, "tolist") else records)
-        for record in numbers:
-            if _whole(record, _MOST_ID) is None:
+        if hasattr(records, "tolist"):
+            records = records.tolist()
+        numbers = []
+        for record in _items("records", records):
+            number = _whole(record, _MOST_ID)
+            if number is None:
                 raise RecordError("records", record, "is no number of a record", "Number the records from 0.")
-        return [int(record) for record in numbers]
+            numbers.append(number)
+        return numbers
 
     def _checked_inputs(self, inputs: str | list[int | str]) -> str | list[int | str]:
         if isinstance(inputs, str):
@@ -377,11 +417,17 @@ class Recorder:
                 remedy = "Give 'all', or a list such as ['data', 3]."
                 raise RecordError("inputs", inputs, "is neither 'all' nor a list", remedy)
             return inputs
-        numbers = [i if i == "data" else _whole(i, self._seq) for i in inputs]
-        if None in numbers:
-            remedy = "Give the seq of messages sent before this one, which `send` returns, and 'data'."
-            raise RecordError("inputs", inputs[numbers.index(None)], "is no earlier message", remedy)
-        return [i for i in numbers if i is not None]
+        checked: list[int | str] = []
+        for source in inputs:
+            seq = _whole(source, self._files.seq)
+            if seq is not None:
+                checked.append(seq)
+            elif source == "data":
+                checked.append("data")
+            else:
+                remedy = "Give the seq of messages sent before this one, which `send` returns, and 'data'."
+                raise RecordError("inputs", source, "is no earlier message", remedy)
+        return checked
 
     # -- files -------------------------------------------------------------------------------------------------
 
@@ -401,56 +447,22 @@ class Recorder:
                 )
             yield
 
-    def _make(self, card: bytes | None) -> None:
-        """Make the directories and files, and close the directories to other users."""
-        for directory in (self.directory, self._truth):
-            if directory is not None:
-                directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-                directory.chmod(0o700)
-        transcript = self.directory / "transcript"
-        (transcript / "payloads").mkdir(parents=True)
-        self._log: BinaryIO = (transcript / "messages.jsonl").open("xb", buffering=0)
-        if self._truth is not None:
-            self._uses = (self._truth / "uses.jsonl").open("xb", buffering=0)
-            _sync(self._truth)
-        if card is not None:
-            _replace(self.directory / "card.yaml", card)
-        _sync(transcript)
-        self._save("open")
-
-    def _write(self, line: dict[str, Any], payload: memoryview, used: list[int] | None) -> int:
-        """Write a message: its payload, then its line, then its truth; return its `seq`."""
+    def _write(self, fields: dict[str, Any], payload: memoryview, records: list[int] | None) -> int:
+        """Write a message, then its truth; return its `seq`."""
         if self._round < 0:
             raise RecordError("round", None, "is open", "Call round(0) before the first message.")
-        seq, small = self._seq, len(payload) <= _SMALL
-        file = f"payloads/round-{self._round:06d}.shard" if small else f"payloads/{seq:08d}.safetensors"
-        line |= {
-            "payload": {"file": file, "length": len(payload)},
-            "previous": self._head,
-            "round": self._round,
-            "seq": seq,
-            "step": self._step,
-        }
-        text = _canonical(line) + b"\n"
-        _refuse_above(_LINE_BYTES, len(text), "message", line["kind"], "a line of the log")
-        _refuse_above(_LOG_BYTES, self._end + len(text), "message", line["kind"], "the log")
-        path = self.directory / "transcript" / file
-        self._state = (
-            "broken"  # whatever interrupts the next lines leaves a record without a whole last message
-        )
-        with _writing(path):
-            if small:
-                self._shared = self._shared or path.open("xb", buffering=0)
-                _append(self._shared, payload)
-            else:
-                self._own.append(path)
-                with path.open("xb", buffering=0) as own:
-                    _append(own, payload)
-            _append(self._log, text)
-            if used is not None and self._uses is not None:
-                _append(self._uses, _canonical({"records": used, "seq": seq}) + b"\n")
-        self._head, self._end = hashlib.sha256(text[:-1]).hexdigest(), self._end + len(text)
-        self._seq, self._step = seq + 1, self._step + 1
+        kind, files = fields["kind"], self._files
+        seq = files.seq
+        line = files.line({**fields, "round": self._round, "step": self._step}, len(payload))
+        _refuse_above(_LINE_BYTES, len(line), "message", kind, "a line of the log")
+        _refuse_above(_LOG_BYTES, files.end + len(line), "message", kind, "the log")
+        # Whatever interrupts the next lines leaves a record without a whole last message.
+        self._state = "broken"
+        with _writing(files.directory):
+            files.write(line, self._round, payload)
+            if records is not None and self._uses is not None:
+                _append(self._uses, canonical({"records": records, "seq": seq}) + b"\n")
+        self._step += 1
         self._state = "open"
         return seq
 
@@ -458,32 +470,174 @@ class Recorder:
         """Make the open round durable, then say in `record.json` that it is."""
         self._state = "broken"
         with _writing(self.directory):
-            files = [f for f in (self._shared, self._log, self._uses) if f is not None]
             self._rounds += self._round >= 0
-            self._save(status, *self._own, *files, self.directory / "transcript" / "payloads")
-            if self._shared is not None:
-                self._shared.close()
-            self._shared, self._own = None, []
+            self._save(status)
         self._state = "open"
 
-    def _save(self, status: str, *counted: Path | BinaryIO) -> None:
+    def _save(self, status: str) -> None:
         """Replace `record.json`, once everything that it counts is durable."""
-        value = {
-            "head": self._head,
-            "messages": self._seq,
-            "parties": list(self._parties),
-            "recorder": VERSION,
-            "rounds": self._rounds,
-            "schema": SCHEMA,
-            "status": status,
-        }
-        _replace(self.directory / "record.json", _canonical(value) + b"\n", *counted)
+        value = record_json(self._parties, self._files.seq, self._files.head, self._rounds, status)
+        truth = []
+        if self._uses is not None:
+            truth.append(self._uses)
+        replace_file(self.directory / "record.json", value, lambda path: self._files.sync(path, *truth))
 
     def _release(self) -> None:
         """Close the files."""
-        for file in (self._shared, self._log, self._uses):
-            if file is not None:
-                file.close()
+        self._files.close()
+        if self._uses is not None:
+            self._uses.close()
+
+
+def record_json(parties: Iterable[str], messages: int, head: str, rounds: int, status: str) -> bytes:
+    """Return the bytes of `record.json`.
+
+    Args:
+        parties: every party of the record.
+        messages: number of messages in closed rounds.
+        head: SHA-256 of the last one's line.
+        rounds: number of closed rounds.
+        status: `open` or `closed`.
+    """
+    value = {
+        "head": head,
+        "messages": messages,
+        "parties": list(parties),
+        "recorder": _VERSION,
+        "rounds": rounds,
+        "schema": SCHEMA,
+        "status": status,
+    }
+    return canonical(value) + b"\n"
+
+
+# -- messages on disk ------------------------------------------------------------------------------------------
+
+
+class TranscriptFiles:
+    """Writes the log of a transcript and the payloads beside it, for the recorder and for fdaudit's own runs.
+
+    Guarantees:
+      * a payload is whole in its file before the line that names it is written;
+      * every line holds the SHA-256 of the line before;
+      * every byte of every file belongs to one payload: small payloads of a round share a file, without gaps and in the
+        messages' order, and a larger one has its own, which is never rewritten;
+      * a line gives the length of its own payload, and nothing that reveals the length of another's.
+
+    Args:
+        directory: of the transcript; it has a folder `payloads`.
+        log: the log, open at its end, unbuffered.
+        seq: number of the next message.
+        end: length of the log in bytes.
+        head: SHA-256 of the log's last line.
+        round: of that line; later ones have no file in `payloads`.
+        shared: the file of that round's small payloads, open at its end, unbuffered; None if there is none.
+
+    Attributes:
+        directory: the same.
+        seq: the same, after the messages written.
+        end: the same.
+        head: the same.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        log: BinaryIO,
+        *,
+        seq: int = 0,
+        end: int = 0,
+        head: str = GENESIS,
+        round: int = -1,
+        shared: BinaryIO | None = None,
+    ) -> None:
+        self.directory, self.seq, self.end, self.head = directory, seq, end, head
+        self._log, self._round, self._shared = log, round, shared
+        self._unsynced: dict[Path, None] = {}
+        self._threads = ThreadPoolExecutor(_SYNCS_AT_ONCE, thread_name_prefix="fdaudit-sync")
+
+    def line(self, fields: Mapping[str, Any], length: int | None) -> bytes:
+        """Return the line of the next message, with its newline; nothing is written.
+
+        Args:
+            fields: all fields of the line; `payload`, `previous` and `seq` are filled in.
+            length: of the payload in bytes; None if only its digest is kept.
+        """
+        payload = None
+        if length is not None:
+            payload = {"file": self._payload_name(fields["round"], length), "length": length}
+        return canonical({**fields, "payload": payload, "previous": self.head, "seq": self.seq}) + b"\n"
+
+    def write(self, line: bytes, round: int, payload: bytes | memoryview | None) -> None:
+        """Write the next message.
+
+        Args:
+            line: from `line`.
+            round: the message's round.
+            payload: None if only its digest is kept.
+
+        Raises:
+            OSError: something could not be written whole; write nothing more.
+        """
+        if payload is not None:
+            path = self.directory / self._payload_name(round, len(payload))
+            self._unsynced[path] = None
+            if len(payload) > _SMALL:
+                with _new(path) as file:
+                    _append(file, payload)
+            else:
+                _append(self._shared_file(round, path), payload)
+        _append(self._log, line)
+        self.head = hashlib.sha256(line[:-1]).hexdigest()
+        self.end += len(line)
+        self.seq += 1
+
+    def sync(self, *others: Path | BinaryIO) -> None:
+        """Make everything so far durable, and `others`: contents of files, and names inside directories.
+
+        Several are flushed side by side: a disk does that in less time than one after the other.
+        """
+        targets = [*self._unsynced, self.directory / "payloads", self._log, self.directory, *others]
+        self._unsynced.clear()
+        try:
+            for _ in self._threads.map(_sync, targets):
+                pass
+        except RuntimeError:  # no thread can start, as when Python is about to end
+            for target in targets:
+                _sync(target)
+
+    def close(self) -> None:
+        """Close the files and end the threads."""
+        self._threads.shutdown()
+        self._log.close()
+        if self._shared is not None:
+            self._shared.close()
+
+    def _payload_name(self, round: int, length: int) -> str:
+        if length > _SMALL:
+            return own_name(self.seq)
+        return shared_name(round)
+
+    def _shared_file(self, round: int, path: Path) -> BinaryIO:
+        """Return the file of a round's small payloads, at its end."""
+        if self._shared is None or self._round != round:
+            if self._shared is not None:
+                self._shared.close()
+            self._round, self._shared = round, _new(path)
+        return self._shared
+
+
+def shared_name(round: int) -> str:
+    """Return the name, below the transcript, of the file of a round's small payloads."""
+    return f"payloads/round-{round:06d}.shard"
+
+
+def own_name(seq: int) -> str:
+    """Return the name, below the transcript, of the file of a large payload."""
+    return f"payloads/{seq:08d}.safetensors"
+
+
+# -- the truth -------------------------------------------------------------------------------------------------
 
 
 def write_records(truth: Path, site: str, x: Any, y: Any, held_out: Iterable[int] = ()) -> None:
@@ -528,14 +682,20 @@ def _write_records(
     """Write records to a file of the truth; without `held_out` the file has no such rows."""
     arrays = {}
     for name, value in (("x", x), ("y", y)):
-        array, _, dtype = _bits(name, np.asarray(value) if isinstance(value, list | tuple) else value)
-        arrays[name] = _widened(array) if dtype is None else array
+        if isinstance(value, list | tuple):
+            value = np.asarray(value)
+        array, _, dtype = _bits(name, value)
+        if dtype is None:
+            array = _widened(array)
+        arrays[name] = array
     records = len(arrays["x"]) if arrays["x"].ndim else 0
     if not records or arrays["y"].ndim not in (1, 2, 3) or len(arrays["y"]) != records:
         shapes = f"{arrays['x'].shape} and {arrays['y'].shape}"
         raise RecordError("x, y", shapes, "are no records", "Give x and y with one row for each record.")
-    rows = _items("held_out", () if held_out is None else held_out)
-    if None in [_whole(row, records) for row in rows] or len(set(rows)) < len(rows):
+    rows = []
+    if held_out is not None:
+        rows = _items("held_out", held_out)
+    if any(_whole(row, records) is None for row in rows) or len(set(rows)) < len(rows):
         raise RecordError("held_out", rows, "are no rows of x", f"Give different rows, below {records}.")
     with _writing(truth):
         truth.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -550,9 +710,9 @@ def _write_records(
 
 def _checked_parties(parties: Iterable[str]) -> dict[str, None]:
     """Return the parties in their order, as the keys of a mapping."""
-    names = [parties] if isinstance(parties, str) else _items("parties", parties)
+    names = _names("parties", parties)
     for party in names:
-        if not isinstance(party, str) or not _PARTY.fullmatch(party):
+        if not isinstance(party, str) or not PARTY.fullmatch(party):
             remedy = "Name them server, client/0 to client/9999, aggregator and world."
             raise RecordError("parties", party, "is no name of a party", remedy)
     distinct = dict.fromkeys(names)
@@ -603,7 +763,10 @@ def _encoded(tensors: Any) -> tuple[dict[str, Any], memoryview, dict[str, Array]
         place = start + header[name].pop("data_offsets")[0]
         recorded: Array = np.ndarray(bits.shape, bits.dtype.newbyteorder("<"), payload, place)
         recorded[...] = bits
-        arrays[name] = _widened(recorded) if dtype is None else recorded.view(dtype)
+        if dtype is None:
+            arrays[name] = _widened(recorded)
+        else:
+            arrays[name] = recorded.view(dtype)
     return {"bytes_on_wire": end, "tensors": header}, payload, arrays
 
 
@@ -682,6 +845,13 @@ def is_name(value: object) -> bool:
     return {".", ".."}.isdisjoint(value.split("/"))
 
 
+def _names(field: str, value: str | Iterable[str]) -> list[Any]:
+    """Return one name as a list, and several as they are."""
+    if isinstance(value, str):
+        return [value]
+    return _items(field, value)
+
+
 def _items(field: str, value: Any) -> list[Any]:
     try:
         return list(value)
@@ -689,7 +859,7 @@ def _items(field: str, value: Any) -> list[Any]:
         raise RecordError(field, type(value).__name__, "is no list", "Give a list.") from None
 
 
-def _canonical(value: object) -> bytes:
+def canonical(value: object) -> bytes:
     """Return fdaudit's canonical form of a JSON value."""
     return _ENCODER.encode(value).encode()
 
@@ -726,41 +896,50 @@ def _writing(path: Path) -> Iterator[None]:
         raise RecordError("file", place, f"cannot be written ({error.strerror or error})", remedy) from error
 
 
+def _make_private(directory: Path) -> None:
+    """Make a directory and close it to other users."""
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    directory.chmod(0o700)
+
+
+def _new(path: Path) -> BinaryIO:
+    """Make a file that does not exist, and open it unbuffered. Only its owner may write to it."""
+    return open(path, "xb", buffering=0, opener=lambda path, flags: os.open(path, flags, 0o644))
+
+
 def _append(file: BinaryIO, data: bytes | memoryview) -> None:
     """Write all of `data`; a system call may write a part."""
     rest = memoryview(data)
-    while rest:
-        rest = rest[file.write(rest) :]
+    try:
+        while rest:
+            rest = rest[file.write(rest) :]
+    except OSError as error:
+        error.filename = str(file.name)
+        raise
 
 
-def _replace(path: Path, data: bytes, *before: Path | BinaryIO) -> None:
-    """Replace a file in one step, and make it durable. The files and directories `before` are durable first."""
+def _sync(target: Path | BinaryIO) -> None:
+    """Make the contents of a file durable, or the names inside a directory."""
+    if not isinstance(target, Path):
+        os.fsync(target.fileno())
+        return
+    descriptor = os.open(target, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def replace_file(path: Path, data: bytes, sync: Callable[[Path], None] = _sync) -> None:
+    """Replace a file in one step, and make it durable.
+
+    Args:
+        path: the file.
+        data: its new content.
+        sync: makes a file durable, and what must be durable before `path` has its new content.
+    """
     temporary = path.with_name(f".{path.name}.tmp")
     temporary.write_bytes(data)
-    _sync(temporary, *before)
+    sync(temporary)
     temporary.replace(path)
     _sync(path.parent)
-
-
-def _sync(*targets: Path | BinaryIO) -> None:
-    """Make the contents of files durable, and the names inside directories.
-
-    Several are flushed side by side: a disk does that in less time than one after the other.
-    """
-    if len(targets) > 1:
-        try:
-            with ThreadPoolExecutor(min(len(targets), 8)) as threads:
-                for _ in threads.map(_sync, targets):
-                    pass
-            return
-        except RuntimeError:  # no thread can start, as when Python is about to end
-            pass
-    for target in targets:
-        if isinstance(target, Path):
-            descriptor = os.open(target, os.O_RDONLY)
-            try:
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
-        else:
-            os.fsync(target.fileno())

@@ -55,31 +55,38 @@ def joined_notes(
         UsageError: a file cannot be read or holds something else, a reply is noted twice, or one party's replies are
             noted by two sites.
     """
-    noted: dict[str, tuple[str, tuple[int, ...]]] = {}
-    for path in notes:
-        for where, value in _lines(path):
-            if value.keys() != {"records", "reply", "site"} or not isinstance(value["reply"], str):
-                raise UsageError(where, str(value)[:60], "does not give records, reply and site", _WRITTEN)
-            if problem := name_problem(value["site"]):
-                raise UsageError(where, str(value["site"])[:60], problem, _WRITTEN)
-            if value["reply"] in noted:
-                raise UsageError(
-                    where, value["reply"][:60], "is a reply noted before", "Give each note once."
-                )
-            noted[value["reply"]] = (value["site"], _records(where, value["records"]))
+    by_reply = _read_notes(notes)
     uses, sites = dict[int, tuple[int, ...]](), dict[str, str | int]()
     for where, value in _lines(replies):
         if value.keys() != {"party", "reply", "seq"} or not _is_count(value["seq"]):
             raise UsageError(where, str(value)[:60], "does not give party, reply and seq", _WRITTEN)
-        if value["reply"] in noted:
-            site, uses[value["seq"]] = noted[value["reply"]]
-            first = sites.setdefault(str(value["party"]), site)
-            if first != site:
-                problem = (
-                    f"is a reply of {str(value['party'])[:60]}, which sites {first!r} and {site!r} noted"
-                )
-                raise UsageError(where, value["seq"], problem, "Name a site by one name.")
-    return uses, {**({} if nodes is None else read_sites(nodes)), **sites}
+        if value["reply"] not in by_reply:
+            continue
+        seq, party = value["seq"], str(value["party"])
+        site, uses[seq] = by_reply[value["reply"]]
+        first = sites.setdefault(party, site)
+        if first != site:
+            problem = f"is a reply of {party[:60]}, which sites {first!r} and {site!r} noted"
+            raise UsageError(where, seq, problem, "Name a site by one name.")
+    if nodes is None:
+        return uses, sites
+    return uses, {**read_sites(nodes), **sites}
+
+
+def _read_notes(paths: Sequence[Path]) -> dict[str, tuple[str, tuple[int, ...]]]:
+    """Return by the key of each reply the site that noted it and the records behind it."""
+    by_reply: dict[str, tuple[str, tuple[int, ...]]] = {}
+    for path in paths:
+        for where, value in _lines(path):
+            if value.keys() != {"records", "reply", "site"} or not isinstance(value["reply"], str):
+                raise UsageError(where, str(value)[:60], "does not give records, reply and site", _WRITTEN)
+            reply, site = value["reply"], value["site"]
+            if problem := name_problem(site):
+                raise UsageError(where, str(site)[:60], problem, _WRITTEN)
+            if reply in by_reply:
+                raise UsageError(where, reply[:60], "is a reply noted before", "Give each note once.")
+            by_reply[reply] = (site, _records(where, value["records"]))
+    return by_reply
 
 
 def _lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -90,8 +97,9 @@ def _lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
         raise UsageError(
             path.name, str(path), f"cannot be read ({error.strerror})", "Give the file."
         ) from None
-    whole = data if path.name == USES else data[: data.rfind(b"\n") + 1]
-    for number, line in enumerate(whole.splitlines(), start=1):
+    if path.name != USES:
+        data = data[: data.rfind(b"\n") + 1]
+    for number, line in enumerate(data.splitlines(), start=1):
         where = f"{path.name} line {number}"
         try:
             value = parse_json(line)
@@ -120,8 +128,8 @@ def read_sites(path: Path) -> Mapping[str, str | int]:
         raise UsageError(path.name, str(path), f"cannot be read ({error})", _WRITTEN) from None
     if not isinstance(value, dict) or not all(type(site) in (str, int) for site in value.values()):
         raise UsageError(path.name, type(value).__name__, "does not give a site for each party", _WRITTEN)
-    for name in (*value, *(site for site in value.values() if isinstance(site, str))):
-        if problem := name_problem(name):
+    for name in (*value, *value.values()):
+        if isinstance(name, str) and (problem := name_problem(name)):
             raise UsageError(path.name, name, problem, _WRITTEN)
     return value
 

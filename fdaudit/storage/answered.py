@@ -137,9 +137,11 @@ class Answered:
 
     def elsewhere(self, goal: str, records: Collection[str]) -> int:
         """Return how many answers the ledger beside the truth lacks, for the record that it lacks most of."""
-        own, beside = (ledger.counts.get(goal, {}) for ledger in (self._own, self._beside))
-        missing = (own.get(record, 0) - beside.get(record, 0) for record in records)
-        return max(0, *missing)
+        own, beside = self._own.counts.get(goal, {}), self._beside.counts.get(goal, {})
+        most = 0
+        for record in records:
+            most = max(most, own.get(record, 0) - beside.get(record, 0))
+        return most
 
     def handed_out(self, records: Iterable[str]) -> bool:
         """Return whether some of these records belong to a party whose candidates were handed out."""
@@ -209,10 +211,12 @@ def record_names(x: Tensor | None, y: Tensor) -> tuple[str, ...]:
     labels = [row.numpy().tobytes() for row in y]
     if x is None:
         together = hashlib.sha256(b"".join(labels)).digest()
-        parts = [together + row.to_bytes(8, "big") for row in range(len(labels))]
+        contents = [together + row.to_bytes(8, "big") for row in range(len(labels))]
     else:
-        parts = [image.contiguous().numpy().tobytes() + b for image, b in zip(x, labels, strict=True)]
-    return tuple(hashlib.sha256(part).hexdigest()[:32] for part in parts)
+        contents = []
+        for image, label in zip(x, labels, strict=True):
+            contents.append(image.contiguous().numpy().tobytes() + label)
+    return tuple(hashlib.sha256(content).hexdigest()[:32] for content in contents)
 
 
 def _account() -> Path:

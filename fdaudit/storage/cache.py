@@ -237,9 +237,12 @@ def _alone(folder: Path, directory: int, digest: str, wait: bool) -> Iterator[bo
         descriptor = os.open(f"{digest}.lock", os.O_RDWR | os.O_CREAT | _SAFELY, 0o600, dir_fd=directory)
     except OSError as error:
         raise _unusable(folder, error) from None
+    operation = fcntl.LOCK_EX
+    if not wait:
+        operation |= fcntl.LOCK_NB
     with os.fdopen(descriptor, "rb"):
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(descriptor, operation)
         except BlockingIOError:
             yield False
         else:
@@ -312,7 +315,9 @@ def _make_room(directory: int, size: int) -> bool:
             with suppress(OSError):  # another process has just removed it
                 status = entry.stat(follow_symlinks=False)
                 files.append((status.st_mtime, status.st_size, entry.name))
-    over = sum(bytes for _, bytes, _ in files) + size - int(text)
+    over = size - int(text)
+    for _, bytes, _ in files:
+        over += bytes
     for _, bytes, name in sorted(files):
         if over <= 0:
             break
@@ -332,8 +337,11 @@ def _unusable(folder: Path, error: OSError) -> UsageError:
 
 def handed_on() -> dict[str, str]:
     """Return the environment variables with which a child process uses this cache; empty if nothing is kept."""
+    if not os.environ.get(DIRECTORY):
+        return {}
     variables = {name: os.environ[name] for name in VARIABLES if os.environ.get(name)}
-    return {**variables, KEY: _key().hex()} if DIRECTORY in variables else {}
+    variables[KEY] = _key().hex()
+    return variables
 
 
 def _key() -> bytes:

@@ -77,9 +77,12 @@ class Received:
             raise TypeError(f"needs integers, got {tensor.dtype}")
         if not numbers.whole and tensor.is_complex():
             raise TypeError(f"needs real numbers, got {tensor.dtype}")
-        if not numbers.whole:
-            return self._used(name, torch.float64 if integers else tensor.dtype)
-        return self._used(name, torch.int64 if numbers.wide else tensor.dtype)
+        dtype = tensor.dtype
+        if integers and not numbers.whole:
+            dtype = torch.float64
+        if numbers.whole and numbers.wide:
+            dtype = torch.int64
+        return self._used(name, dtype)
 
     def _used(self, name: str, dtype: torch.dtype) -> Tensor:
         """Count one use of a tensor in this type, and return it so."""
@@ -151,12 +154,13 @@ class Codec:
         if kind is tuple:
             members = _with_places(value, inside, at)
             return [self.pack(member, part, keep, place) for member, part, place in members]
+        packed = {}
         if origin is not None:  # a mapping
             _, part = inside
-            return {
-                _text(key, at): self.pack(member, part, keep, _below(at, key))
-                for key, member in value.items()
-            }
+            for key, member in value.items():
+                name = _text(key, at)
+                packed[name] = self.pack(member, part, keep, _below(at, key))
+            return packed
         if kind is torch.Tensor:
             return keep(value)
         if kind is Path:
@@ -165,10 +169,9 @@ class Codec:
             return value
         if kind in self.listed:
             return value.name
-        return {
-            key: self.pack(getattr(value, key), part, keep, _below(at, key))
-            for key, part in self._fields_of(kind).items()
-        }
+        for key, part in self._fields_of(kind).items():
+            packed[key] = self.pack(getattr(value, key), part, keep, _below(at, key))
+        return packed
 
     def unpack(self, value: Any, hint: Any, received: Received, at: str = "") -> Any:
         """Return the value that `pack` wrote, with new objects.
@@ -209,17 +212,18 @@ class Codec:
             members = _with_places(value, inside, at)
             return tuple(self.unpack(member, part, received, place) for member, part, place in members)
         _refuse_other_type(type(value) is dict, value, dict, at)
+        parts = {}
         if origin is not None:  # a mapping
             _, part = inside
-            return {
-                key: self.unpack(member, part, received, _below(at, key)) for key, member in value.items()
-            }
+            for key, member in value.items():
+                parts[key] = self.unpack(member, part, received, _below(at, key))
+            return parts
         fields = self._fields_of(form.type)
         for key in sorted(set(value) ^ set(fields)):
-            raise ValueError(f"{_below(at, key)}: {'is missing' if key in fields else 'is unknown'}")
-        parts = {
-            key: self.unpack(value[key], part, received, _below(at, key)) for key, part in fields.items()
-        }
+            problem = "is missing" if key in fields else "is unknown"
+            raise ValueError(f"{_below(at, key)}: {problem}")
+        for key, part in fields.items():
+            parts[key] = self.unpack(value[key], part, received, _below(at, key))
         return form.type(**parts)
 
     def _form(self, hint: Any) -> _Form:
@@ -262,7 +266,8 @@ def _text(value: Any, at: str) -> str:
 
 def _below(at: str, name: object) -> str:
     """Return the place of a part, with an untrusted name cut to a length that people read."""
-    return f"{at}.{name!s:.60}" if at else f"{name!s:.60}"
+    shown = f"{name!s:.60}"
+    return f"{at}.{shown}" if at else shown
 
 
 def _with_places(values: Sequence[Any], inside: Sequence[Any], at: str) -> Iterator[tuple[Any, Any, str]]:

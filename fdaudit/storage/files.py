@@ -9,9 +9,9 @@ import os
 import shutil
 import struct
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 __all__ = [
-    "Syncs",
     "commitment",
     "decode",
     "encode",
@@ -111,21 +110,6 @@ def sync_path(path: Path) -> None:
         os.close(descriptor)
 
 
-class Syncs:
-    """Makes many files and directories durable at once, because file systems commit them together."""
-
-    def __init__(self) -> None:
-        self._threads = ThreadPoolExecutor(_SYNCS_AT_ONCE, thread_name_prefix="fdaudit-sync")
-
-    def __call__(self, paths: Iterable[Path]) -> None:
-        """Make all paths durable; return when done."""
-        list(self._threads.map(sync_path, paths))
-
-    def close(self) -> None:
-        """End its threads."""
-        self._threads.shutdown()
-
-
 def save_json(path: Path, value: object, *, indent: int | None = None, sync: bool = True) -> None:
     """Write JSON atomically: canonical bytes and a newline, or indented for people."""
     write_atomically(path, _text(value, indent), sync=sync)
@@ -138,12 +122,12 @@ def save_json_together(values: Mapping[Path, Any], *, indent: int | None = None)
 
 def write_together(contents: Mapping[Path, bytes]) -> None:
     """Write each file as `write_atomically` does, and make all of them durable at once."""
-    with closing(Syncs()) as sync:
-        aside = {write_aside(path, data, sync=False): path for path, data in contents.items()}
-        sync(aside)
+    aside = {write_aside(path, data, sync=False): path for path, data in contents.items()}
+    with ThreadPoolExecutor(_SYNCS_AT_ONCE, thread_name_prefix="fdaudit-sync") as threads:
+        list(threads.map(sync_path, aside))
         for temporary, path in aside.items():
             put_in_place(temporary, path)
-        sync({path.parent for path in contents})
+        list(threads.map(sync_path, {path.parent for path in contents}))
 
 
 def _text(value: object, indent: int | None) -> bytes:
@@ -162,7 +146,11 @@ def indented(value: Any, indent: int = 1, depth: int = 0) -> str:
         ValueError: a number is not finite.
     """
     line = "\n" + " " * (indent * (depth + 1))
-    items = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
+    items: Collection[Any] = ()
+    if isinstance(value, dict):
+        items = value.values()
+    elif isinstance(value, list | tuple):
+        items = value
     if not any(isinstance(item, dict | list | tuple) for item in items):
         text = json.dumps(value, separators=(f",{line}", ": "), sort_keys=True, allow_nan=False)
         if not items:
@@ -201,9 +189,10 @@ def parse_json(data: bytes | str) -> Any:
         ValueError: it is not JSON, nested too deeply, or ambiguous.
     """
     try:
-        text = data if isinstance(data, str) else data.decode("utf-8")
+        if isinstance(data, bytes):
+            data = data.decode("utf-8")
         return json.loads(
-            text, object_pairs_hook=_named_once, parse_constant=_not_finite, parse_float=_finite
+            data, object_pairs_hook=_named_once, parse_constant=_not_finite, parse_float=_finite
         )
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
@@ -239,7 +228,9 @@ def encode(tensors: Mapping[str, Tensor]) -> bytes:
         values = tensor.detach().cpu().contiguous()
         # safetensors refuses tensors that share memory; views of one tensor are sent by value like any other.
         storage = values.untyped_storage().data_ptr()
-        plain[name] = values.clone() if storage in storages else values
+        if storage in storages:
+            values = values.clone()
+        plain[name] = values
         storages.add(storage)
     return save(plain)
 
@@ -274,7 +265,10 @@ def header(payload: bytes) -> dict[str, TensorInfo]:
         entries = parse_json(payload[8 : 8 + length])
         entries.pop("__metadata__", None)
         _refuse_other_bytes(entries.values(), len(payload) - 8 - length)
-        return {str(k): TensorInfo(str(v["dtype"]), tuple(v["shape"])) for k, v in entries.items()}
+        tensors = {}
+        for name, entry in entries.items():
+            tensors[str(name)] = TensorInfo(str(entry["dtype"]), tuple(entry["shape"]))
+        return tensors
     except (struct.error, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise IntegrityError([f"payload header is malformed: {error}"]) from None
 

@@ -115,8 +115,11 @@ def _key(descriptor: int) -> _Key:
 
 
 def _lock(descriptor: int, directory: Path, wait: bool) -> None:
+    operation = fcntl.LOCK_EX
+    if not wait:
+        operation |= fcntl.LOCK_NB
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        fcntl.flock(descriptor, operation)
     except BlockingIOError:
         problem = "is being written by another process"
         raise RunError("run", str(directory), problem, "Wait until it has ended, or end it.") from None

@@ -61,7 +61,9 @@ def _plain(cell: object) -> object:
     if not isinstance(cell, str) or _NUMBER.fullmatch(cell):
         return cell
     text = cell.replace("\r", " ")  # it would end a line that no quotes protect
-    return f"'{text}" if _FORMULA.match(text) else text
+    if _FORMULA.match(text):
+        text = f"'{text}"
+    return text
 
 
 def latex_table(head: Sequence[str], rows: Iterable[Sequence[str]], caption: str, numbers: str) -> str:
@@ -82,25 +84,24 @@ def latex_table(head: Sequence[str], rows: Iterable[Sequence[str]], caption: str
 
 def _latex_row(cells: Sequence[str]) -> str:
     row = " & ".join(map(latex_escaped, cells)) + r" \\"
-    # After the end of a row, these would be its options.
-    return "{}" + row if row.startswith(("[", "*")) else row
+    if row.startswith(("[", "*")):  # after the end of a row, these would be its options
+        row = "{}" + row
+    return row
 
 
 def latex_escaped(text: str) -> str:
     """Return text in which LaTeX finds no command; a character that it may not know becomes its code point."""
     parts = []
     for before, character in zip(["", *text], text, strict=False):
-        apart = "{}" if before + character in _PAIRS else ""
-        parts.append(apart + _latex_character(character))
+        if before + character in _PAIRS:
+            parts.append("{}")
+        if character in _LATEX:
+            parts.append(_LATEX[character])
+        elif character.isprintable() and ord(character) <= _LAST_LATIN:
+            parts.append(character)
+        else:
+            parts.append(f"[U+{ord(character):04X}]")
     return "".join(parts)
-
-
-def _latex_character(character: str) -> str:
-    if character in _LATEX:
-        return _LATEX[character]
-    if character.isprintable() and ord(character) <= _LAST_LATIN:
-        return character
-    return f"[U+{ord(character):04X}]"
 
 
 def html_table(head: Sequence[str], rows: Iterable[Sequence[object]], caption: str) -> str:
@@ -111,7 +112,8 @@ def html_table(head: Sequence[str], rows: Iterable[Sequence[object]], caption: s
 
 
 def _html_row(tag: str, cells: Iterable[object]) -> str:
-    return f"<tr>{''.join(f'<{tag}>{_html_cell(cell)}</{tag}>' for cell in cells)}</tr>"
+    row = "".join(f"<{tag}>{_html_cell(cell)}</{tag}>" for cell in cells)
+    return f"<tr>{row}</tr>"
 
 
 def _html_cell(cell: object) -> str:

@@ -35,8 +35,10 @@ def read_ended(run: Path) -> str:
         RunError: the file holds something else.
     """
     ended = _read(run).get(_ENDED)
+    if ended is None:
+        return ""
     try:
-        return "" if ended is None else datetime.fromtimestamp(ended, UTC).strftime("%Y-%m-%d")
+        return datetime.fromtimestamp(ended, UTC).strftime("%Y-%m-%d")
     except (OverflowError, OSError, ValueError):
         raise _refusal(run) from None
 
@@ -47,8 +49,10 @@ def note_time(run: Path, what: str, seconds: float, *, anew: bool = False) -> No
     With `anew` they replace the time of earlier attempts, because all of the work was repeated.
     """
     timings = _read(run)
-    before = 0.0 if anew else timings.get(what, 0.0)
-    save_json(run / TIMINGS, {**timings, what: round(before + seconds, 3)}, indent=1, sync=False)
+    if not anew:
+        seconds += timings.get(what, 0.0)
+    timings[what] = round(seconds, 3)
+    save_json(run / TIMINGS, timings, indent=1, sync=False)
 
 
 def note_ended(run: Path) -> None:
@@ -61,15 +65,17 @@ def _read(run: Path) -> dict[str, float]:
     if not path.exists() and not path.is_symlink():
         return {}
     try:
-        timings = load_json(path)
-        right = isinstance(timings, dict) and all(
-            type(v) in (int, float) and 0 <= v < 1e12 for v in timings.values()
-        )
+        value = load_json(path)
     except (IntegrityError, OSError):
-        right = False
-    if not right:
+        raise _refusal(run) from None
+    if not isinstance(value, dict):
         raise _refusal(run)
-    return {name: float(seconds) for name, seconds in timings.items()}
+    timings = {}
+    for name, seconds in value.items():
+        if type(seconds) not in (int, float) or not 0 <= seconds < 1e12:
+            raise _refusal(run)
+        timings[name] = float(seconds)
+    return timings
 
 
 def _refusal(run: Path) -> RunError:

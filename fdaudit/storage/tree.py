@@ -50,7 +50,8 @@ def irregular(directory: Path, only: Iterable[str] | None = None) -> list[str]:
     Returns:
         Sentences without a full stop, sorted, at most 20.
     """
-    return sorted(islice(_irregular(directory, None if only is None else set(only)), _MOST_NAMED))
+    names = None if only is None else set(only)
+    return sorted(islice(_irregular(directory, names), _MOST_NAMED))
 
 
 def _irregular(directory: Path, only: set[str] | None) -> Iterator[str]:
@@ -159,7 +160,7 @@ def open_appending(path: Path, end: int | None = None) -> BinaryIO:
     except BaseException:
         os.close(descriptor)
         raise
-    return os.fdopen(descriptor, "ab", buffering=0)
+    return open(path, "ab", buffering=0, opener=lambda path, flags: descriptor)  # so it knows its path
 
 
 def make_folder(path: Path, mode: int = 0o777) -> None:

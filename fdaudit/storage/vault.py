@@ -193,15 +193,12 @@ class Vault:
             return None
         value = load_json(path)
         try:
-            numbers = [
-                value["round"],
-                value["utility"],
-                value["transcript"]["seq"],
-                value["transcript"]["offset"],
-            ]
-            texts = [value["state_sha256"], value["transcript"]["head"]]
-            whole = all(type(n) is int and n >= 0 for n in numbers) and all(type(t) is str for t in texts)
-            if not whole or value["state"] != f"state/round-{numbers[0]:06d}":
+            transcript = value["transcript"]
+            numbers = [value["round"], value["utility"], transcript["seq"], transcript["offset"]]
+            texts = [value["state_sha256"], transcript["head"]]
+            is_whole = all(type(number) is int and number >= 0 for number in numbers)
+            is_whole &= all(type(text) is str for text in texts)
+            if not is_whole or value["state"] != f"state/round-{value['round']:06d}":
                 raise ValueError("no checkpoint of a run looks like this")
         except (KeyError, TypeError, ValueError) as error:
             raise IntegrityError([f"vault/round.json is malformed: {error}"]) from None

@@ -140,8 +140,8 @@ _SAME = Naming()
 
 def numbered(names: Iterable[str]) -> bool:
     """Return whether names of tensors are numbers from 0, as a plain list of arrays has them."""
-    given = set(names)
-    return bool(given) and given == {str(i) for i in range(len(given))}
+    distinct = set(names)
+    return bool(distinct) and distinct == set(map(str, range(len(distinct))))
 
 
 def shapes_of(tensors: Mapping[str, TensorInfo], naming: Naming = _SAME) -> dict[str, tuple[int, ...] | None]:
@@ -153,10 +153,10 @@ def shapes_of(tensors: Mapping[str, TensorInfo], naming: Naming = _SAME) -> dict
     for name, info in tensors.items():
         base, mark, part = name.rpartition(":")
         if mark and part in _PARTS:
-            shapes[base] = None
+            shapes[naming.own(base)] = None
         else:
-            shapes[name] = info.shape
-    return {naming.own(name): shape for name, shape in shapes.items()}
+            shapes[naming.own(name)] = info.shape
+    return shapes
 
 
 def is_counter(name: str) -> bool:
@@ -169,18 +169,24 @@ def weights_of(tensors: Mapping[str, Tensor], naming: Naming = _SAME) -> dict[st
 
     Recorded systems send counters, other precisions and names such as `module.fc.weight`; fdaudit's own send none.
     """
-    named = {naming.own(name): tensor for name, tensor in readable(tensors).items()}
-    weights = {name: tensor for name, tensor in named.items() if not is_counter(name)}
-    return {name: t.float() if t.is_floating_point() else t for name, t in weights.items()}
+    weights = {}
+    for name, tensor in readable(tensors).items():
+        own = naming.own(name)
+        if is_counter(own):
+            continue
+        if tensor.is_floating_point():
+            tensor = tensor.float()
+        weights[own] = tensor
+    return weights
 
 
 def _unpacked(name: str, tensors: Mapping[str, Tensor]) -> Tensor:
     import torch
 
     try:
-        codes, grid, layout = (tensors[f"{name}:{part}"] for part in _PARTS)
-        bits, *shape = map(int, layout)
-        lowest, step = map(float, grid)
+        codes = tensors[f"{name}:codes"]
+        lowest, step = map(float, tensors[f"{name}:grid"])
+        bits, *shape = map(int, tensors[f"{name}:layout"])
         count = math.prod(shape)  # exact: a product that wraps around would agree with no codes at all
         if not 1 <= bits <= MOST_BITS or min(shape, default=0) < 0 or codes.dtype != torch.uint8:
             raise ValueError(f"{bits} bits a code, shape {shape}")
@@ -196,9 +202,8 @@ def _unpacked(name: str, tensors: Mapping[str, Tensor]) -> Tensor:
     data, points = codes.cpu().numpy(), EvenGrid(lowest, step, 1 << bits)
     for begin in range(0, count, _AT_ONCE):
         n = min(_AT_ONCE, count - begin)
-        planes = np.unpackbits(data[begin * bits // 8 :][: -(-n * bits // 8)], count=n * bits).reshape(
-            n, bits
-        )
+        first, length = begin * bits // 8, -(-n * bits // 8)
+        planes = np.unpackbits(data[first : first + length], count=n * bits).reshape(n, bits)
         numbers = np.zeros(n, dtype=np.int32)
         for bit in range(bits):
             numbers = (numbers << 1) | planes[:, bit]

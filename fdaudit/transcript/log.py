@@ -33,19 +33,19 @@ class Log:
 
     def of(self, parties: Sequence[str]) -> tuple[Message, ...]:
         """Return the messages that one of the parties sent or received, in order."""
-        if len(parties) == 1:
-            return tuple(self.messages[n] for n in self._places.get(parties[0], ()))
-        places = set[int]().union(*(self._places.get(party, ()) for party in parties))
-        return tuple(self.messages[n] for n in sorted(places))
+        numbers = set[int]()
+        for party in parties:
+            numbers.update(self._numbers.get(party, ()))
+        return tuple(self.messages[number] for number in sorted(numbers))
 
     @cached_property
-    def _places(self) -> dict[str, list[int]]:
+    def _numbers(self) -> dict[str, list[int]]:
         """Return by party the positions of its messages."""
-        places: dict[str, list[int]] = {}
+        numbers: dict[str, list[int]] = {}
         for number, message in enumerate(self.messages):
             for party in {*message.parties()}:
-                places.setdefault(party, []).append(number)
-        return places
+                numbers.setdefault(party, []).append(number)
+        return numbers
 
 
 def read_log(directory: Path) -> Log:

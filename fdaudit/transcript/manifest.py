@@ -45,7 +45,9 @@ _EARLIER = ("fdaudit-manifest/1",)
 
 def versions() -> dict[str, str]:
     """Return the versions of Python and of the packages that figures depend on, for a manifest."""
-    return {**{package: version(package) for package in _PACKAGES}, "python": platform.python_version()}
+    numbers = {package: version(package) for package in _PACKAGES}
+    numbers["python"] = platform.python_version()
+    return numbers
 
 
 def write_manifest(run: Path, values: Mapping[str, Any]) -> None:
@@ -98,7 +100,8 @@ def read_manifest(run: Path) -> dict[str, Any]:
     if whole != data or stated != right or body.get("schema") != _SCHEMA:
         raise IntegrityError([f"{MANIFEST} does not match its own digest"])
     wrong = [name for name, kind in _REQUIRED.items() if type(body.get(name)) is not kind]
-    wrong += [] if body.get("origin", "simulation") in COVERED else ["origin"]
+    if body.get("origin", "simulation") not in COVERED:
+        wrong.append("origin")
     if wrong:
         raise IntegrityError([f"{MANIFEST} is malformed: {', '.join(wrong)}"])
     return dict(body)
@@ -116,7 +119,9 @@ def refuse_no_run(path: Path) -> None:
         return
     runs = sorted(p.name for p in path.iterdir() if (p / MANIFEST).is_file())
     if runs:
-        names = ", ".join(runs[:_MOST_NAMED]) + (", …" if len(runs) > _MOST_NAMED else "")
+        names = ", ".join(runs[:_MOST_NAMED])
+        if len(runs) > _MOST_NAMED:
+            names += ", …"
         problem = f"is a folder of {len(runs)} runs ({names}), not a run"
         raise RunError("run", str(path), problem, f"Give one of them, such as {path / runs[0]}.")
 

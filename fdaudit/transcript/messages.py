@@ -90,17 +90,18 @@ class Message:
 
     def odd_text(self) -> str:
         """Return the first field that holds a text or name which no reader accepts, and why; empty if none does."""
-        return _odd_text(self._value())
+        return _odd_text(self.as_json())
 
     def to_line(self) -> bytes:
         """Return the message's line in the log, with its newline."""
-        return canonical(self._value()) + b"\n"
+        return canonical(self.as_json()) + b"\n"
 
-    def _value(self) -> dict[str, Any]:
+    def as_json(self) -> dict[str, Any]:
         """Return the JSON value of the line."""
         value = {name: getattr(self, name) for name in _IN_LINE}
         value["tensors"] = _described(self.tensors)
-        value["event"] = None if self.event is None else event_to_json(self.event)
+        if self.event is not None:
+            value["event"] = event_to_json(self.event)
         return value
 
     @classmethod
@@ -110,11 +111,16 @@ class Message:
         Raises:
             IntegrityError: the line is not the canonical form of a message.
         """
-        return (_parsed if len(line) <= _SHORT else _parsed.__wrapped__)(line)
+        if len(line) > _SHORT:
+            return _parsed.__wrapped__(line)
+        return _parsed(line)
 
 
 def _described(tensors: Mapping[str, TensorInfo]) -> dict[str, Any]:
-    return {name: {"dtype": info.dtype, "shape": list(info.shape)} for name, info in tensors.items()}
+    described = {}
+    for name, info in tensors.items():
+        described[name] = {"dtype": info.dtype, "shape": list(info.shape)}
+    return described
 
 
 _SHORT = 4096
@@ -131,13 +137,16 @@ def _parsed(line: bytes) -> Message:
         value = json.loads(line)
         same = canonical(value) == line
         _refuse_mistyped(value)
-        event = value["event"]
-        value["tensors"] = {k: TensorInfo(t["dtype"], tuple(t["shape"])) for k, t in value["tensors"].items()}
+        for name, tensor in value["tensors"].items():
+            value["tensors"][name] = TensorInfo(tensor["dtype"], tuple(tensor["shape"]))
         value["receivers"] = tuple(value["receivers"])
         value["defenses"] = tuple(value["defenses"])
-        value["inputs"] = value["inputs"] if value["inputs"] == ALL else tuple(value["inputs"])
-        value["event"] = None if event is None else event_from_json(event)
-        same &= event is None or canonical(event_to_json(value["event"])) == canonical(event)
+        if value["inputs"] != ALL:
+            value["inputs"] = tuple(value["inputs"])
+        if value["event"] is not None:
+            event = event_from_json(value["event"])
+            same &= canonical(event_to_json(event)) == canonical(value["event"])
+            value["event"] = event
         message = Message(**value)
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise IntegrityError([f"line is not a message: {type(error).__name__}: {error}"]) from None
@@ -166,27 +175,30 @@ def _refuse_mistyped(value: Any) -> None:
         raise TypeError(f"its fields are not {', '.join(_IN_LINE)}")
     for name, expected in _TYPES.items():
         content = value[name]
-        if type(content) is not expected or (type(content) is int and not 0 <= content < _MOST):
-            raise TypeError(f"{name} is not a {'count' if expected is int else expected.__name__}")
-    if any(set(t) != {"dtype", "shape"} or type(t["shape"]) is not list for t in value["tensors"].values()):
-        raise TypeError("tensors have something other than dtype and shape")
-    shapes = [n for t in value["tensors"].values() for n in t["shape"]]
+        if expected is int and (type(content) is not int or not 0 <= content < _MOST):
+            raise TypeError(f"{name} is not a count")
+        if type(content) is not expected:
+            raise TypeError(f"{name} is not a {expected.__name__}")
+    for tensor in value["tensors"].values():
+        if set(tensor) != {"dtype", "shape"} or type(tensor["shape"]) is not list:
+            raise TypeError("tensors have something other than dtype and shape")
+        _each("tensors.dtype", [tensor["dtype"]], str)
+        _each("tensors.shape", tensor["shape"], int)
+        if len(tensor["shape"]) > MOST_DIMENSIONS:
+            raise TypeError(f"tensors.shape has more than {MOST_DIMENSIONS} dimensions")
+        if tensor["shape"] and not 0 <= min(tensor["shape"]) <= max(tensor["shape"]) < _MOST:
+            raise TypeError("tensors.shape holds something other than counts")
     _each("receivers", value["receivers"], str)
     _each("defenses", value["defenses"], dict)
-    _each("tensors.dtype", [t["dtype"] for t in value["tensors"].values()], str)
-    _each("tensors.shape", shapes, int)
-    if any(len(t["shape"]) > MOST_DIMENSIONS for t in value["tensors"].values()):
-        raise TypeError(f"tensors.shape has more than {MOST_DIMENSIONS} dimensions")
-    if any(not 0 <= n < _MOST for n in shapes):
-        raise TypeError("tensors.shape holds something other than counts")
-    inputs = [] if value["inputs"] == ALL else value["inputs"]
-    if type(inputs) is not list or not all(type(i) in (int, str) for i in inputs):
+    inputs = value["inputs"]
+    if inputs != ALL and (type(inputs) is not list or not all(type(i) in (int, str) for i in inputs)):
         raise TypeError("inputs are neither messages nor names")
     if odd := _odd_text(value):
         raise ValueError(odd)
-    if value["payload"] is not None:
-        where = {name: type(part) for name, part in value["payload"].items()}
-        if where != {"file": str, "length": int} or not 0 <= value["payload"]["length"] < _MOST:
+    payload = value["payload"]
+    if payload is not None:
+        types = {name: type(part) for name, part in payload.items()}
+        if types != {"file": str, "length": int} or not 0 <= payload["length"] < _MOST:
             raise TypeError("payload does not say file and length")
 
 
@@ -218,5 +230,6 @@ def _texts(value: object) -> Iterator[str]:
 
 
 def _each(name: str, values: list[Any], wanted: type) -> None:
-    if any(type(v) is not wanted for v in values):
-        raise TypeError(f"{name} holds something other than {wanted.__name__}")
+    for value in values:
+        if type(value) is not wanted:
+            raise TypeError(f"{name} holds something other than {wanted.__name__}")

@@ -12,7 +12,6 @@ It proves neither authorship nor an honest run: a party that can rewrite the hea
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -25,12 +24,13 @@ from typing import TYPE_CHECKING
 from fdaudit.errors import IntegrityError, RunError
 from fdaudit.kinds import is_kind
 from fdaudit.limits import LINE_BYTES, LOG_BYTES, TENSOR_BYTES, Limit, open_file
+from fdaudit.recording.recorder import TranscriptFiles, shared_name
 from fdaudit.rng import SecretStream
-from fdaudit.storage.files import Syncs, commitment, decode, encode, header
-from fdaudit.storage.tree import open_appending
+from fdaudit.storage.files import commitment, decode, encode, header
+from fdaudit.storage.tree import make_folder, open_appending
 from fdaudit.storage.writer import InlineWriter, Writer
 from fdaudit.transcript.messages import ALL, DATA, GENESIS, Message
-from fdaudit.transcript.payloads import PAYLOADS, Payloads, payload_name, placed, read_payload, shared_name
+from fdaudit.transcript.payloads import PAYLOADS, payload_name, placed, read_payload, rewind
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -92,35 +92,18 @@ class Transcript:
         self.directory = directory
         self.writer: Writer = writer or InlineWriter()
         self._secret, self._keep, self._salt_path = secret, keep, salt_path
-        self._payloads, self._syncs = Payloads(directory), Syncs()
-        self._log_path = directory / log
-        self._position = start or Position()
-        self.seq = self._position.seq
-        self._rewind()
-        self._file = open_appending(self._log_path)
+        directory.parent.mkdir(parents=True, exist_ok=True)
+        for folder in (directory, directory / PAYLOADS):
+            make_folder(folder)
+        start = start or Position()
+        self.seq = start.seq
+        self._files = _reopened(directory, log, start)
 
     @property
     def position(self) -> Position:
         """Return the transcript's end after everything appended has been written."""
         self.writer.drain()
-        return self._position
-
-    def _rewind(self) -> None:
-        """Cut the log back to the start position, and remove later payloads."""
-        open_appending(self._log_path).close()
-        # A continued chain (an oracle's log) starts with a foreign head at offset 0.
-        if self._log_path.stat().st_size < self._position.offset:
-            raise IntegrityError([f"{self._log_path.name} is shorter than the last checkpoint says"])
-        open_appending(self._log_path, self._position.offset).close()
-        lines = _lines_back(self._log_path)
-        last = next(lines, None)
-        if last is None:
-            self._payloads.rewind(0, -1, 0)
-            return
-        if hashlib.sha256(last).hexdigest() != self._position.head:
-            raise IntegrityError([f"{self._log_path.name} does not end as the last checkpoint says"])
-        round = Message.from_line(last).round
-        self._payloads.rewind(self._position.seq, round, _end_of_shared(round, chain([last], lines)))
+        return Position(self._files.seq, self._files.end, self._files.head)
 
     def append(self, draft: Message, tensors: Mapping[str, Tensor]) -> tuple[int, dict[str, Tensor]]:
         """Record a message and return its `seq` with the decoded payload, which is what a receiver gets.
@@ -138,26 +121,21 @@ class Transcript:
     def _write(self, draft: Message, payload: bytes) -> None:
         """Write a message to disk: its payload, then its line."""
         salt = SecretStream(self._secret, "salt", *self._salt_path, draft.seq).bytes(_SALT_BYTES)
-        keeps_payload = self._keep(draft.round)
         message = replace(
             draft,
             tensors=header(payload),
-            payload=self._payloads.write(draft.seq, draft.round, payload) if keeps_payload else None,
             salt=salt.hex(),
             sha256=commitment(salt, payload),
-            previous=self._position.head,
         )
         if odd := message.odd_text():
             raise RunError(
                 "transcript", f"{draft.kind} of {draft.sender}", f"is refused: {odd}", "Rename it."
             )
-        line = message.to_line()
-        end = self._position.offset + len(line)
+        keeps_payload = self._keep(draft.round)
+        line = self._files.line(message.as_json(), len(payload) if keeps_payload else None)
+        end = self._files.end + len(line)
         _refuse_unreadable(draft, {LINE_BYTES: len(line), LOG_BYTES: end, TENSOR_BYTES: len(payload)})
-        if self._file.write(line) != len(line):
-            raise OSError(errno.ENOSPC, "only part of a line could be written", str(self._log_path))
-        head = hashlib.sha256(line[:-1]).hexdigest()
-        self._position = Position(draft.seq + 1, end, head)
+        self._files.write(line, draft.round, payload if keeps_payload else None)
 
     def record(self, sender: str, receiver: str, kind: str, tensors: Mapping[str, Tensor]) -> int:
         """Record a message outside the protocol, an oracle's question or answer, and return its `seq`."""
@@ -166,18 +144,13 @@ class Transcript:
 
     def sync(self, others: Sequence[Path] = ()) -> Position:
         """Make everything so far durable: the payloads, the log, their directories, and `others`."""
-        self.writer.put(lambda: self._sync(others))
+        self.writer.put(lambda: self._files.sync(*others))
         return self.position
-
-    def _sync(self, others: Sequence[Path]) -> None:
-        self._syncs([*self._payloads.written(), self._log_path, self.directory, *others])
 
     def close(self) -> None:
         """Write what was appended, unless writing failed, and close the log."""
         self.writer.close()
-        self._payloads.close()
-        self._syncs.close()
-        self._file.close()
+        self._files.close()
 
     def __enter__(self) -> Transcript:
         return self
@@ -190,6 +163,39 @@ class Transcript:
                 self.writer.drain()
         finally:
             self.close()
+
+
+def _reopened(directory: Path, log: str, start: Position) -> TranscriptFiles:
+    """Cut the log back to a position, remove later payloads, and return the files to go on with.
+
+    Raises:
+        IntegrityError: the log does not reach the position, or its line there is another.
+    """
+    path = directory / log
+    # A continued chain (an oracle's log) starts with a foreign head at offset 0.
+    with open_appending(path) as file:
+        if os.fstat(file.fileno()).st_size < start.offset:
+            raise IntegrityError([f"{log} is shorter than the last checkpoint says"])
+    file = open_appending(path, start.offset)
+    lines = _lines_back(path)
+    last = next(lines, None)
+    if last is None:
+        rewind(directory, 0, -1, 0)
+        return TranscriptFiles(directory, file, seq=start.seq, head=start.head)
+    if hashlib.sha256(last).hexdigest() != start.head:
+        file.close()
+        raise IntegrityError([f"{log} does not end as the last checkpoint says"])
+    round = Message.from_line(last).round
+    shared = rewind(directory, start.seq, round, _end_of_shared(round, chain([last], lines)))
+    return TranscriptFiles(
+        directory,
+        file,
+        seq=start.seq,
+        end=start.offset,
+        head=start.head,
+        round=round,
+        shared=shared,
+    )
 
 
 def _refuse_unreadable(draft: Message, sizes: Mapping[Limit, int]) -> None:
@@ -388,14 +394,12 @@ def _strays(directory: Path, listed: set[str]) -> list[str]:
     findings = []
     for root, folders, files in os.walk(directory):
         below = Path(root).relative_to(directory)
-        findings += [
-            f"{(below / f).as_posix()}/ is not part of a transcript"
-            for f in folders
-            if (below / f).as_posix() != PAYLOADS or (Path(root) / f).is_symlink()
-        ]
-        findings += [
-            f"{(below / f).as_posix()} is listed by no message"
-            for f in files
-            if (below / f).as_posix() not in listed or (Path(root) / f).is_symlink()
-        ]
+        for folder in folders:
+            name = (below / folder).as_posix()
+            if name != PAYLOADS or (Path(root) / folder).is_symlink():
+                findings.append(f"{name}/ is not part of a transcript")
+        for file in files:
+            name = (below / file).as_posix()
+            if name not in listed or (Path(root) / file).is_symlink():
+                findings.append(f"{name} is listed by no message")
     return sorted(findings)

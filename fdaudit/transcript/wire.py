@@ -52,6 +52,15 @@ __all__ = [
 ]
 
 
+def _as_inputs(inputs: Inputs | Sequence[str | int]) -> Inputs:
+    return ALL if inputs == ALL else tuple(inputs)
+
+
+def _unmarked(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a message's fields without the mark that its sender deviated."""
+    return {name: value for name, value in fields.items() if name != DEVIATION}
+
+
 class Delivery(dict[str, "Tensor"]):
     """A delivered message: the recorded tensors by name, and the `seq` to declare them by.
 
@@ -67,7 +76,9 @@ class Delivery(dict[str, "Tensor"]):
 
     def of(self, receiver: str) -> Delivery:
         """Return what one receiver got."""
-        return self if self._copies is None else self._copies[receiver]
+        if self._copies is None:
+            return self
+        return self._copies[receiver]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -145,7 +156,7 @@ class Earlier(Sequence[Outgoing]):
             receivers=message.receivers,
             kind=message.kind,
             tensors={name: tensor.to(self._device) for name, tensor in tensors.items()},
-            fields={name: value for name, value in message.fields.items() if name != DEVIATION},
+            fields=_unmarked(message.fields),
         )
 
 
@@ -438,8 +449,8 @@ class Wire:
             copies |= dict.fromkeys(one.receivers, self._carry(marked, plain, (), ALL))
         if role(draft.sender) != "server" and len(copies) == 1:
             return copies[draft.receivers[0]]
-        held = {name: tensor.to(self._device, copy=True) for name, tensor in draft.tensors.items()}
-        return Delivery(held, copies[draft.receivers[0]].seq, copies)
+        own = {name: tensor.to(self._device, copy=True) for name, tensor in draft.tensors.items()}
+        return Delivery(own, copies[draft.receivers[0]].seq, copies)
 
     def _carry(
         self,
@@ -457,15 +468,22 @@ class Wire:
             receivers=draft.receivers,
             kind=released.kind,
             fields=draft.fields,
-            inputs=tuple(inputs) if inputs != ALL else ALL,
+            inputs=_as_inputs(inputs),
             defenses=described,
             event=released.event,
             bytes_on_wire=released.bytes_on_wire,
         )
         seq, decoded = self._record(message, released.tensors)
-        delivery = Delivery({n: t.to(self._device) for n, t in readable(decoded).items()}, seq)
-        fields = {name: value for name, value in draft.fields.items() if name != DEVIATION}
-        arrived = replace(draft, kind=released.kind, tensors=delivery, fields=fields, received=(), earlier=())
+        tensors = {name: tensor.to(self._device) for name, tensor in readable(decoded).items()}
+        delivery = Delivery(tensors, seq)
+        arrived = replace(
+            draft,
+            kind=released.kind,
+            tensors=delivery,
+            fields=_unmarked(draft.fields),
+            received=(),
+            earlier=(),
+        )
         for receiver in self._received.keys() & set(draft.receivers):
             self._received[receiver].append(arrived)
         return delivery
@@ -501,7 +519,7 @@ class Wire:
             sender=party,
             receivers=(),
             kind="release",
-            inputs=tuple(inputs) if inputs != ALL else ALL,
+            inputs=_as_inputs(inputs),
             defenses=() if described is None else (described,),
             event=event,
         )

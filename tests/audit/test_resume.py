@@ -82,9 +82,9 @@ def dying(at: int | None) -> Iterator[list[str]]:
     real_append = Transcript.append
 
     def append(self: Transcript, *args: Any) -> Any:
-        file = self._file
+        file = self._files._log
         if not isinstance(file, Log):
-            self._file = Log(file, mortal)  # type: ignore[assignment]
+            self._files._log = Log(file, mortal)  # type: ignore[assignment]
         return real_append(self, *args)
 
     patch.setattr(Transcript, "append", append)

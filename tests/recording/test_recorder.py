@@ -589,8 +589,8 @@ def test_the_limits_are_those_of_the_readers() -> None:
         limit = getattr(limits, name)
         assert getattr(recorder, f"_{name}") == (limit.variable, limit.default)
     assert recorder._MOST_ROUNDS == limits.MOST_ROUNDS
-    assert recorder._PARTY.fullmatch(f"client/{limits.MOST_CLIENTS - 1}")
-    assert not recorder._PARTY.fullmatch(f"client/{limits.MOST_CLIENTS}")
+    assert recorder.PARTY.fullmatch(f"client/{limits.MOST_CLIENTS - 1}")
+    assert not recorder.PARTY.fullmatch(f"client/{limits.MOST_CLIENTS}")
 
 
 ALONE = """

@@ -8,7 +8,6 @@ import os
 import random
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -249,13 +248,13 @@ def test_a_round_is_made_durable_where_no_thread_can_start(
         real(descriptor)
 
     def refused(*arguments: Any, **options: Any) -> None:
-        raise RuntimeError("can't start new thread")
+        raise RuntimeError("cannot schedule new futures after interpreter shutdown")
 
     with Recorder(tmp_path / "r", ["server", "client/0"]) as record:
         record.round(0)
         record.send("client/0", "server", "gradient", W)
         monkeypatch.setattr(os, "fsync", fsync)
-        monkeypatch.setattr(threading.Thread, "start", refused)
+        monkeypatch.setattr(ThreadPoolExecutor, "submit", refused)
     monkeypatch.undo()
     assert synced >= {"round-000000.shard", LOG, "payloads", ".record.json.tmp", "r"}
     assert state(tmp_path / "r")["status"] == "closed"

@@ -10,9 +10,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fdaudit.recording import recorder
 from fdaudit.storage.files import decode
 from fdaudit.storage.writer import BackgroundWriter, InlineWriter, Writer
-from fdaudit.transcript import payloads
 from fdaudit.transcript.messages import Message
 from fdaudit.transcript.payloads import read_payload
 from fdaudit.transcript.transcript import Transcript, read_messages
@@ -121,7 +121,7 @@ def tree(directory: Path) -> dict[str, bytes]:
 def test_a_transcript_is_the_same_bytes_written_here_or_beside(
     small: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(payloads, "_SMALL", small)
+    monkeypatch.setattr(recorder, "_SMALL", small)
     writers: dict[str, Writer] = {"here": InlineWriter(), "beside": BackgroundWriter(most=100)}
     for name, writer in writers.items():
         with Transcript(tmp_path / name, secret=bytes(32), writer=writer) as transcript:
@@ -150,7 +150,7 @@ def into_a_full_disk(directory: Path, monkeypatch: pytest.MonkeyPatch, then: Exc
         raise OSError(28, "no space left")
 
     with Transcript(directory, secret=bytes(32), writer=BackgroundWriter()) as transcript:
-        monkeypatch.setattr(transcript._payloads, "write", full)
+        monkeypatch.setattr(transcript._files, "write", full)
         transcript.append(draft(0), {"a": torch.zeros(1)})
         if then is not None:
             raise then

@@ -18,9 +18,9 @@ from safetensors.torch import load
 
 from fdaudit.adversary.view import export_view, open_view, view_of
 from fdaudit.errors import IntegrityError
+from fdaudit.recording import recorder
 from fdaudit.rng import child
 from fdaudit.storage.files import decode, encode
-from fdaudit.transcript import payloads
 from fdaudit.transcript.messages import Message
 from fdaudit.transcript.payloads import read_payload
 from fdaudit.transcript.transcript import LOG, Position, Transcript, read_messages, verify_transcript
@@ -36,7 +36,7 @@ PARTIES = ("server", "client/0", "client/1", "world")
 def small(request, monkeypatch):
     """Which payloads share a file; as they are, tensors of odd messages are larger than those of even ones."""
     most = {"all in one file": 1 << 20, "every other one in its own": len(encode(tensors(0)))}
-    monkeypatch.setattr(payloads, "_SMALL", most.get(request.param, 0))
+    monkeypatch.setattr(recorder, "_SMALL", most.get(request.param, 0))
 
 
 def tensors(seq: int) -> dict[str, torch.Tensor]:
@@ -75,7 +75,7 @@ def test_a_round_has_one_file_and_a_stranger_reads_it(tmp_path):
 
 def test_the_log_is_that_of_a_file_a_message_but_for_where_payloads_lie(tmp_path, monkeypatch):
     recorded(tmp_path / "shared")
-    monkeypatch.setattr(payloads, "_SMALL", 0)
+    monkeypatch.setattr(recorder, "_SMALL", 0)
     with Transcript(tmp_path / "own", secret=SECRET) as transcript:
         append(transcript, range(ROUNDS))
     pairs = zip(read_messages(tmp_path / "shared"), read_messages(tmp_path / "own"), strict=True)
@@ -125,7 +125,7 @@ def test_it_goes_on_wherever_a_round_was_left_and_whatever_lay_beyond(data):
     at = data.draw(st.integers(0, len(sent)))
     beyond = data.draw(st.lists(st.tuples(st.integers(0, 1), st.booleans()), max_size=6))
     with tempfile.TemporaryDirectory() as name, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(payloads, "_SMALL", len(encode(tensors(0))))
+        patch.setattr(recorder, "_SMALL", len(encode(tensors(0))))
 
         def recorded(folder: str, *parts: list[tuple[int, bool]], start: Position | None = None) -> Position:
             with Transcript(Path(name, folder), secret=SECRET, start=start) as transcript:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import hashlib
 import json
@@ -118,41 +119,47 @@ def test_a_log_that_does_not_reach_its_checkpoint_is_refused(damage: str, tmp_pa
 def test_a_payload_is_on_disk_before_the_line_that_names_it(tmp_path: Path) -> None:
     log, seen = tmp_path / LOG, list[str]()
     with Transcript(tmp_path, secret=SECRET) as transcript:
-        real = transcript._file
+        real = transcript._files._log
 
         class Watching:
-            def write(self, line: bytes) -> int:
-                where = json.loads(line)["payload"]
+            def write(self, line: memoryview) -> int:
+                where = json.loads(bytes(line))["payload"]
                 path = tmp_path / where["file"]
                 assert path.stat().st_size == where["length"], "the payload is not whole under its final name"
-                assert json.loads(line)["seq"] == log.read_bytes().count(b"\n")
+                assert json.loads(bytes(line))["seq"] == log.read_bytes().count(b"\n")
                 seen.append(where["file"])
                 return real.write(line)
 
             def __getattr__(self, name: str) -> Any:
                 return getattr(real, name)
 
-        transcript._file = Watching()  # type: ignore[assignment]
+        transcript._files._log = Watching()  # type: ignore[assignment]
         for k in range(3):
             transcript.append(draft(k), {"a": torch.zeros(k)})
     assert seen == [f"payloads/round-{k:06d}.shard" for k in range(3)]
 
 
 def test_a_line_written_in_part_is_an_error(tmp_path: Path) -> None:
-    """A full disk lets a write return early without an error of its own."""
+    """A full disk lets a write return early without an error of its own; the next one fails."""
     with Transcript(tmp_path, secret=SECRET) as transcript:
-        real = transcript._file
+        real = transcript._files._log
 
         class Full:
-            def write(self, line: bytes) -> int:
+            def write(self, line: memoryview) -> int:
+                if real.tell():
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
                 return int(real.write(line[:10]))
 
             def __getattr__(self, name: str) -> Any:
                 return getattr(real, name)
 
-        transcript._file = Full()  # type: ignore[assignment]
-        with pytest.raises(OSError, match="part of a line"):
+        transcript._files._log = Full()  # type: ignore[assignment]
+        with pytest.raises(OSError, match=rf"No space left on device: .*{LOG}"):
             transcript.append(draft(), {"a": torch.zeros(1)})
+    assert (tmp_path / LOG).stat().st_size == 10
+    with Transcript(tmp_path, secret=SECRET) as transcript:
+        assert transcript.position.seq == 0
+    assert (tmp_path / LOG).stat().st_size == 0, "a line written in part is cut off"
 
 
 def test_a_synced_transcript_is_durable_with_its_payloads_and_what_was_named(

@@ -1,49 +1,41 @@
-"""The rules that every adapter follows: kinds and inputs of messages, numbers of clients, rounds, silence."""
+"""Observe a federation of another framework: who sent which kind of message to whom, in which round.
+
+An adapter translates the framework's objects: its messages into parts with tensors, its names of clients, its numbers
+of rounds. Everything else is the same for all frameworks and is here.
+"""
 
 from __future__ import annotations
 
-import hashlib
 import re
 import threading
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
-from urllib.parse import quote
 
-import numpy as np
-from numpy.typing import NDArray
+from fdaudit.recording.recorder import RecordedMessage, Recorder
 
-from fdaudit.recording.recorder import RecordedMessage, Recorder, is_name
-
-from .truth import ServerTruth
+from .truth import ServerTruth, join_key
 
 __all__ = [
     "SERVER",
     "Clients",
     "Direction",
-    "Exchange",
     "Instruction",
+    "ObservedMessage",
+    "Observer",
     "Passage",
-    "Tensors",
-    "as_tensors",
     "checked_inputs",
     "checked_kinds",
     "own_kind",
-    "safe_name",
 ]
 
 SERVER, _WORLD = "server", "world"
 Direction = Literal["instruction", "reply"]
 """An instruction goes from the server to a client, a reply from a client to the server."""
 
-Tensors = dict[str, NDArray[Any]]
-
 _DIRECTIONS = ("instruction", "reply")
 _INPUTS = ("data", "instruction")
-_LONGEST = 400
-"""Most characters of a name that is kept as it is; a record accepts longer ones, which leaves room for an ending."""
-_SPECIAL = re.compile(r".*:(bytes|codes|grid|layout|lengths|name)|__metadata__", re.DOTALL)
 _CLIENT = re.compile(r"client/(0|[1-9][0-9]*)")
 
 
@@ -62,10 +54,7 @@ def checked_kinds(
         ValueError: a key is not a pair of a name and a direction, or a name in `fixed` is given another kind.
     """
     for key in kinds or {}:
-        if not (isinstance(key, tuple) and len(key) == 2 and key[1] in _DIRECTIONS):
-            raise ValueError(
-                f"kinds: {key!r} is not a pair such as ('train', 'reply'). Use {_DIRECTIONS[0]!r} or 'reply'."
-            )
+        _refuse_no_pair("kinds", key)
         if key[0] in fixed:
             raise ValueError(f"kinds: the kind of {key[0]!r} follows from its protocol. Leave it out.")
     return dict(kinds or {})
@@ -79,17 +68,24 @@ def checked_inputs(
     Raises:
         ValueError: a declaration has a word other than `data` and `instruction`, or an instruction declares one.
     """
+    declared = {}
     for key, words in (inputs or {}).items():
-        if not (isinstance(key, tuple) and len(key) == 2 and key[1] in _DIRECTIONS):
-            raise ValueError(
-                f"inputs: {key!r} is not a pair such as ('train', 'reply'). Use {_DIRECTIONS[0]!r} or 'reply'."
-            )
-        if isinstance(words, str) or not set(words) <= set(_INPUTS if key[1] == "reply" else ()):
+        _refuse_no_pair("inputs", key)
+        allowed = _INPUTS if key[1] == "reply" else ()
+        if isinstance(words, str) or not set(words) <= set(allowed):
             raise ValueError(
                 f"inputs: {words!r} for {key!r}. A reply lists 'data', 'instruction', both or nothing; an instruction "
                 "lists nothing. Leave the pair out where a message may depend on more."
             )
-    return {key: tuple(words) for key, words in (inputs or {}).items()}
+        declared[key] = tuple(words)
+    return declared
+
+
+def _refuse_no_pair(field: str, key: Any) -> None:
+    if not (isinstance(key, tuple) and len(key) == 2 and key[1] in _DIRECTIONS):
+        raise ValueError(
+            f"{field}: {key!r} is not a pair such as ('train', 'reply'). Use {_DIRECTIONS[0]!r} or 'reply'."
+        )
 
 
 class Clients:
@@ -118,32 +114,32 @@ class Clients:
         with self._lock:
             if client not in self._parties:
                 names = set(self._parties.values())
-                number = next(n for n in range(len(names) + 1) if f"client/{n}" not in names)
+                number = 0
+                while f"client/{number}" in names:
+                    number += 1
                 self._parties[client] = f"client/{number}"
             return self._parties[client]
-
-    def seen(self) -> dict[str, str]:
-        """Return the framework's name of each party."""
-        with self._lock:
-            return {party: str(client) for client, party in self._parties.items()}
-
-
-@dataclass(frozen=True)
-class Instruction:
-    """A recorded instruction as far as its reply needs it: the receiver, and the numbers of its messages."""
-
-    party: str
-    seqs: tuple[int, ...]
 
 
 @dataclass(frozen=True)
 class Passage:
-    """The way of a message: sender, receivers, the messages that a reply answers, and its key for the truth."""
+    """The way of a message.
+
+    Attributes:
+        sender: the sending party.
+        receivers: the receiving parties.
+        task: the framework's name of what it is about: a type of message, or a task.
+        stage: the step of a protocol within the framework, such as secure aggregation.
+        answers: numbers of the recorded messages that a reply answers.
+        key: of a reply, by which a site's notes name it.
+    """
 
     sender: str
     receivers: tuple[str, ...]
+    task: str
+    stage: str | None = None
     answers: tuple[int, ...] = ()
-    reply: str | None = None
+    key: str | None = None
 
     @property
     def direction(self) -> Direction:
@@ -151,7 +147,16 @@ class Passage:
         return "instruction" if self.sender == SERVER else "reply"
 
 
-class Exchange:
+@dataclass(frozen=True)
+class Instruction:
+    """A recorded instruction as far as its reply needs it: the receiver, the numbers of its messages, its stage."""
+
+    party: str
+    seqs: tuple[int, ...]
+    stage: str | None = None
+
+
+class Observer:
     """Records what a server and its clients send, for the adapter of a framework.
 
     Guarantees:
@@ -190,16 +195,16 @@ class Exchange:
     ) -> None:
         self._framework = framework
         self._kinds, self._inputs = checked_kinds(kinds, fixed), checked_inputs(inputs)
-        self.clients = Clients(clients)
+        self._clients = Clients(clients)
         if truth is not None:
             ServerTruth.refuse(Path(truth), Path(directory))
         self._recorder = Recorder(directory, [SERVER, *(clients or {}).values()], card)
         self._truth = None if truth is None else ServerTruth(Path(truth), Path(directory))
         self.lock = threading.RLock()
-        self._sent: dict[str, Instruction] = {}
+        self._instructions: dict[str, Instruction] = {}
         """Instructions without a reply, by their identifier."""
         self._awaited: set[str] = set()
-        """Identifiers in `_sent` whose missing reply is not on record yet."""
+        """Identifiers of those whose missing reply is not on record yet."""
         self._round = -1
         self._number: Hashable = None
         self._by_hand = False
@@ -230,11 +235,13 @@ class Exchange:
 
     def party(self, client: Any) -> str:
         """Return the party of a client; the record and the truth learn of a new one at once."""
-        party = self.clients.party(client)
+        party = self._clients.party(client)
         self._recorder.add_parties([party])
         if self._truth is not None:
             self._truth.name(party, str(client))
         return party
+
+    # -- rounds -----------------------------------------------------------------------------------------------------
 
     def round(self, t: int) -> None:
         """Open round `t` of the record. From then on, the numbers of instructions are ignored."""
@@ -247,7 +254,8 @@ class Exchange:
         with self.lock:
             if self._by_hand:
                 return
-            if self._round < 0 or (None not in (number, self._number) and number != self._number):
+            is_other = None not in (number, self._number) and number != self._number
+            if self._round < 0 or is_other:
                 self._open(self._round + 1)
             if number is not None:
                 self._number = number
@@ -259,117 +267,120 @@ class Exchange:
         self._recorder.round(t)
         self._round = t
 
+    # -- messages ---------------------------------------------------------------------------------------------------
+
     def kind(self, direction: Direction, *names: str) -> str | None:
         """Return the user's kind for the first of these names that has one."""
-        return next((self._kinds[n, direction] for n in names if (n, direction) in self._kinds), None)
+        for name in names:
+            if (name, direction) in self._kinds:
+                return self._kinds[name, direction]
+        return None
 
     def send(
-        self, passage: Passage, names: Sequence[str], tensors: Mapping[str, Any], kind: str | None = None
+        self, passage: Passage, name: str, tensors: Mapping[str, Any], kind: str | None = None
     ) -> RecordedMessage:
         """Record one message.
 
         Args:
             passage: its way.
-            names: by which the user may declare its inputs; the first one names the framework's own kind.
+            name: of the framework's record. The user may declare the message's inputs by it or by the passage's task.
             tensors: its arrays by name.
             kind: its kind; without one, the framework's own.
         """
-        inputs: str | list[int | str] = "all"
-        declared = [
-            self._inputs[n, passage.direction] for n in names if (n, passage.direction) in self._inputs
-        ]
-        for words in declared[:1]:
-            inputs = [
-                *(["data"] if "data" in words else []),
-                *(passage.answers if "instruction" in words else ()),
-            ]
         with self.lock:
             delivery = self._recorder.send(
                 passage.sender,
                 passage.receivers,
-                kind or own_kind(self._framework, names[0]),
+                kind or own_kind(self._framework, name),
                 tensors,
-                inputs,
+                self._inputs_of(passage, name),
             )
-            if self._truth is not None and passage.reply is not None:
-                self._truth.note_reply(delivery.seq, passage.sender, passage.reply)
+            if self._truth is not None and passage.key is not None:
+                self._truth.note_reply(delivery.seq, passage.sender, passage.key)
             return delivery
+
+    def _inputs_of(self, passage: Passage, name: str) -> Literal["all"] | list[int | str]:
+        """Return what a message was computed from, as the user declares it."""
+        words = self._inputs.get((name, passage.direction))
+        if words is None:
+            words = self._inputs.get((passage.task, passage.direction))
+        if words is None:
+            return "all"
+        inputs: list[int | str] = []
+        if "data" in words:
+            inputs.append("data")
+        if "instruction" in words:
+            inputs += passage.answers
+        return inputs
+
+    # -- instructions and their replies -----------------------------------------------------------------------------
 
     def expect(self, identifier: str, instruction: Instruction) -> None:
         """Expect a reply to an instruction."""
         with self.lock:
-            self._sent[identifier] = instruction
+            self._instructions[identifier] = instruction
             self._awaited.add(identifier)
 
     def instruction(self, identifier: str) -> Instruction | None:
         """Return an instruction that has no reply yet."""
-        return self._sent.get(identifier)
+        return self._instructions.get(identifier)
 
-    def answered(self, identifier: str) -> None:
-        """Expect no reply to an instruction any longer."""
+    def reply(self, identifier: str, party: str, task: str) -> Passage:
+        """Return the way of a reply, and expect none to its instruction any longer.
+
+        Args:
+            identifier: of the instruction. If none of the party has it, the reply may depend on anything.
+            party: the sender.
+            task: the framework's name of what the reply is about.
+        """
+        key = join_key(identifier)
         with self.lock:
-            del self._sent[identifier]
+            instruction = self._instructions.get(identifier)
+            if instruction is None or instruction.party != party:
+                return Passage(party, (SERVER,), task, key=key)
+            del self._instructions[identifier]
             self._awaited.discard(identifier)
+            return Passage(party, (SERVER,), task, instruction.stage, instruction.seqs, key)
 
     def record_silence(self, identifiers: Iterable[str] | None = None) -> None:
         """Record that replies did not come: to these instructions, or to all. One that comes late is recorded too."""
         with self.lock:
-            missing = self._awaited & set(self._awaited if identifiers is None else identifiers)
-            for party in sorted(self._sent[i].party for i in missing):
+            missing = set(self._awaited)
+            if identifiers is not None:
+                missing &= set(identifiers)
+            for party in sorted(self._instructions[identifier].party for identifier in missing):
                 self._recorder.send(party, [SERVER], "silence", {})
             self._awaited -= missing
 
 
-def safe_name(name: str) -> str:
-    """Return a name that a record accepts for a tensor: the name itself, a quoted form, or a digest of a long one.
+class ObservedMessage:
+    """One message of a framework, which is on record as a message for each of its parts.
 
-    A client chooses its names. None of them stops the recorder, and no two have the same form.
+    Args:
+        observer: records it.
+        passage: its way.
+
+    Attributes:
+        passage: the same.
+        seqs: numbers of the recorded messages.
     """
-    if is_name(name) and not _SPECIAL.fullmatch(name) and len(name) <= _LONGEST:
-        return name
-    quoted = quote(name, safe="", errors="surrogatepass")
-    if len(quoted) > _LONGEST:
-        quoted = hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()
-    return quoted + ":name"
 
+    def __init__(self, observer: Observer, passage: Passage) -> None:
+        self._observer = observer
+        self.passage = passage
+        self.seqs: list[int] = []
 
-def as_tensors(name: str, value: Any) -> Tensors:
-    """Return a number, a text, bytes or a list of them as tensors.
+    def kind(self, *names: str) -> str | None:
+        """Return the user's kind for the first of these names that has one."""
+        return self._observer.kind(self.passage.direction, *names)
 
-    Numbers keep their value: whole numbers are int64 or uint64, others float64. Text is UTF-8, as bytes. A list of
-    texts or bytes is one tensor of bytes, and `NAME:lengths` has the length of each.
+    def send(self, name: str, tensors: Mapping[str, Any], kind: str | None = None) -> RecordedMessage:
+        """Record a part: of this kind, or of the framework's own kind for a part of this name."""
+        delivery = self._observer.send(self.passage, name, tensors, kind)
+        self.seqs.append(delivery.seq)
+        return delivery
 
-    Raises:
-        TypeError: the value is none of these.
-    """
-    if isinstance(value, str | bytes | bytearray | memoryview):
-        return {name: np.frombuffer(_bytes(value), dtype=np.uint8)}
-    if (
-        isinstance(value, list | tuple)
-        and value
-        and all(isinstance(v, str | bytes | bytearray) for v in value)
-    ):
-        parts = list(map(_bytes, value))
-        return {
-            name: np.frombuffer(b"".join(parts), dtype=np.uint8),
-            f"{name}:lengths": np.array(list(map(len, parts)), dtype=np.int64),
-        }
-    numbers = value if isinstance(value, list | tuple) else [value]
-    if not all(isinstance(v, bool | int | float | np.number | np.bool_) for v in numbers):
-        raise TypeError(
-            f"{name}: {type(value).__name__} is neither a number nor a text, bytes or a list of them."
-        )
-    array = np.array(value, dtype=_dtype(numbers))
-    return {name: array}
-
-
-def _bytes(value: str | bytes | bytearray | memoryview) -> bytes:
-    return value.encode("utf-8", "surrogatepass") if isinstance(value, str) else bytes(value)
-
-
-def _dtype(numbers: Sequence[Any]) -> type[Any]:
-    if not numbers or not all(isinstance(v, bool | int | np.integer | np.bool_) for v in numbers):
-        return np.float64
-    if all(isinstance(v, bool | np.bool_) for v in numbers):
-        return np.bool_
-    return np.int64 if max(numbers) < 2**63 else np.uint64
+    def end(self) -> None:
+        """Record a message without parts as empty."""
+        if not self.seqs:
+            self.send("empty", {})
