@@ -35,11 +35,12 @@ class ClassBand:
 
 def class_bands(table: Sequence[Sequence[int]]) -> tuple[ClassBand, ...]:
     """Cut a table of counts (clients, classes) into tables that are no wider than a sheet."""
+    if not table:
+        return ()
     most = max(chain.from_iterable(table), default=0)
     width = BAND if most < _FOUR_DIGITS else BAND // 2
-    classes = len(table[0]) if table else 0
     bands = []
-    for first in range(0, classes, width):
+    for first in range(0, len(table[0]), width):
         rows = []
         for row in table:
             counts = row[first : first + width]

@@ -8,11 +8,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from .comparison import SHOWN, ComparedRun, Comparison, ComparisonRow, GoalOutcome, PartyView, compare
+from .comparison import SHOWN, ComparedRun, Comparison, ComparisonRow, GoalOutcome, Interval, compare
 from .comparison_tables import comparison_csv, comparison_latex
 from .page import render, write
-from .run_figures import LineUtility
-from .trade import Panel, Reach, TradePoint, key_line, key_mark, panels
+from .trade import Reach, TradePoint, key_line, key_mark, panels
 
 __all__ = ["SCHEMA", "render_comparison", "render_latex", "to_json", "write_comparison"]
 
@@ -36,11 +35,11 @@ def render_comparison(entries: Sequence[ComparedRun]) -> str:
         {
             "comparison": comparison,
             "glyphs": {level: glyph for level, (glyph, _) in SHOWN.items()},
-            "panels": _panels(comparison),
+            "panels": panels(list(map(_point, comparison.rows)), levels, comparison.measure),
             "marks": [key_mark(number) for number in range(len(comparison.rows))],
             "levels": [(name, value, key_line(number)) for number, (name, value) in enumerate(levels)],
             "most_seeds": max(row.seeds for row in comparison.rows),
-            "auditor_only": any(r.auditor_only for e in entries for r in e.results),
+            "auditor_only": any(entry.auditor_only for entry in entries),
             "seen": views,
             "outcomes": outcomes,
             "goals": [g for g in comparison.goals if g not in comparison.untried] or comparison.goals,
@@ -73,10 +72,10 @@ def to_json(entries: Sequence[ComparedRun]) -> dict[str, Any]:
     comparison = compare(entries)
     return {
         "schema": SCHEMA,
-        "auditor_only": any(r.auditor_only for e in entries for r in e.results),
+        "auditor_only": any(entry.auditor_only for entry in entries),
         "measure": comparison.measure,
         "runs": list(map(_row, comparison.rows)),
-        "references": [{"run": name, **_utility(line)} for name, line in comparison.references],
+        "references": [{"run": name, **asdict(line)} for name, line in comparison.references],
         "differences": list(comparison.differences),
         "headlines": list(comparison.headlines),
     }
@@ -98,23 +97,15 @@ def _row(row: ComparisonRow) -> dict[str, Any]:
         "seed_commitment": run.seed_commitment,
         "spec_sha256": run.spec_sha256,
         "silences": [s.model_dump(mode="json") for s in run.silences],
-        "accuracy": _utility(row.utility),
+        "accuracy": asdict(row.utility),
         "bytes": {**dict(row.bytes), "total": row.total},
-        "seen": list(map(_seen, row.seen)),
+        "seen": [{**asdict(view), "bytes": view.bytes} for view in row.seen],
         "outcomes": list(map(_outcome, row.outcomes)),
         "leakage": _leakage(row),
         "ledger": [{"adversary": e.adversary, "epsilon": e.epsilon, "delta": e.delta} for e in row.ledger],
         "seeds": row.seeds,
         "over_seeds": {name: asdict(spread) for name, spread in row.spreads.items()},
     }
-
-
-def _utility(line: LineUtility) -> dict[str, Any]:
-    return asdict(line)
-
-
-def _seen(seen: PartyView) -> dict[str, Any]:
-    return {**asdict(seen), "bytes": seen.bytes}
 
 
 def _leakage(row: ComparisonRow) -> dict[str, Any] | None:
@@ -156,43 +147,28 @@ def _outcome(outcome: GoalOutcome) -> dict[str, Any]:
 # -- the charts --------------------------------------------------------------------------------------------------
 
 
-def _panels(comparison: Comparison) -> tuple[Panel, ...]:
-    return panels(list(map(_point, comparison.rows)), _levels(comparison), comparison.measure)
-
-
 def _levels(comparison: Comparison) -> list[tuple[str, float]]:
     """Return the reference lines that have a utility; where runs differ in it, each names its run."""
+    drawable = []
     values: dict[str, set[float]] = {}
-    for _, line in comparison.references:
-        if line.best is not None:
-            values.setdefault(line.line, set()).add(line.best)
-    levels: dict[str, float] = {}
     for run, line in comparison.references:
         if line.best is not None:
-            name = line.line if len(values[line.line]) == 1 else f"{line.line} in {run}"
-            levels.setdefault(name, line.best)
+            drawable.append((run, line.line, line.best))
+            values.setdefault(line.line, set()).add(line.best)
+    levels: dict[str, float] = {}
+    for run, name, best in drawable:
+        if len(values[name]) > 1:
+            name = f"{name} in {run}"
+        levels.setdefault(name, best)
     return list(levels.items())
 
 
 def _point(row: ComparisonRow) -> TradePoint:
-    """Return a run's figures for the charts: over seeds where it has several, else with their own intervals."""
-    server, best = row.utility.server, row.utility.best
-    learnt, leaked = None, None
-    size = float(row.total)
-    if row.spreads:
-        size = row.spreads["bytes"].mean
-        learnt, leaked = (_over_seeds(row, name) for name in ("utility", "membership_auc"))
-    else:
-        if server is not None and server.value is not None:
-            learnt = Reach(value=server.value, low=server.low, high=server.high)
-        elif best is not None:
-            learnt = Reach(value=best)
-        if row.leakage is not None and row.leakage.figure.value is not None:
-            figure = row.leakage.figure
-            leaked = Reach(value=figure.value or 0.0, low=figure.low, high=figure.high)
+    """Return a run's figures for the charts."""
+    size, learnt, leaked = float(row.size), _reach(row.learnt), _reach(row.leaked)
     return TradePoint(name=row.entry.name, bytes=size, utility=learnt, leakage=leaked)
 
 
-def _over_seeds(row: ComparisonRow, name: str) -> Reach | None:
-    spread = row.spreads.get(name)
-    return None if spread is None else Reach(value=spread.mean, low=spread.low, high=spread.high)
+def _reach(interval: Interval) -> Reach | None:
+    value, low, high = interval
+    return None if value is None else Reach(value=value, low=low, high=high)

@@ -16,6 +16,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from dataclasses import field as dataclass_field
+from itertools import chain
 from types import MappingProxyType
 
 from fdaudit.result import Exposure, LedgerEntry, Result
@@ -23,9 +24,17 @@ from fdaudit.transcript.messages import role
 
 from .goals import RULES
 from .goals.model_extraction import holds_model
+from .grouping import grouped
 from .inheritance import Standing
 from .judgement import findings_of, standings_of
-from .run_figures import LineUtility, StrongestFigure, measure_of, strongest_figure, utility
+from .run_figures import (
+    LineUtility,
+    StrongestFigure,
+    measure_of,
+    reference_lines,
+    strongest_figure,
+    utility,
+)
 from .sweep_rows import Spread, spreads_of
 from .text import clip, joined
 from .verdict import LEVELS, SETTLED, Finding, strongest
@@ -42,6 +51,8 @@ __all__ = [
     "compare",
 ]
 
+Interval = tuple[float | None, float | None, float | None]
+"""A value with the ends of its interval; None where there is none."""
 HELD = "held"
 """The level of a goal where an adversary has in view what attacks would copy."""
 SHOWN: Mapping[str, tuple[str, str]] = MappingProxyType(
@@ -59,6 +70,9 @@ SHOWN: Mapping[str, tuple[str, str]] = MappingProxyType(
     }
 )
 """Levels from the gravest to the least informative, each with a mark of its own and with its words."""
+_CLASSES = "Partial: classes"
+"""The words for a partial leak of what classes look like."""
+_UNSETTLED = ("inconclusive", "not-tested", "failed")
 _SAME_GROUND = (
     "dataset",
     "partition",
@@ -97,6 +111,11 @@ class ComparedRun:
     def results(self) -> tuple[Result, ...]:
         """Return the results of all its seeds."""
         return self.result, *self.repeats
+
+    @property
+    def auditor_only(self) -> bool:
+        """Return whether a result is for the auditor alone."""
+        return any(result.auditor_only for result in self.results)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -176,7 +195,7 @@ class GoalOutcome:
         if self.level is None:
             return "Not audited"
         if self.level == "partial" and self.finding is not None and self.finding.of_classes:
-            return "Partial: classes"
+            return _CLASSES
         return SHOWN[self.level][1]
 
     @property
@@ -222,9 +241,36 @@ class ComparisonRow:
         return sum(n for _, n in self.bytes)
 
     @property
+    def size(self) -> float:
+        """Return the bytes from all roles; of several seeds, the mean."""
+        return self.spreads["bytes"].mean if self.spreads else self.total
+
+    @property
+    def learnt(self) -> Interval:
+        """Return the utility with its interval: over seeds if there are several, else over test records."""
+        server = self.utility.server
+        if self.spreads:
+            return _over_seeds(self.spreads, "utility")
+        if server is not None and server.value is not None:
+            return server.value, server.low, server.high
+        return self.utility.best, None, None
+
+    @property
+    def leaked(self) -> Interval:
+        """Return the largest membership AUC with its interval: over seeds if there are several, else its own."""
+        if self.spreads:
+            return _over_seeds(self.spreads, "membership_auc")
+        if self.leakage is None:
+            return None, None, None
+        figure = self.leakage.figure
+        return figure.value, figure.low, figure.high
+
+    @property
     def bounded(self) -> tuple[LedgerEntry, ...]:
         """Return the entries whose finite ε rests on noise, and that no attack contradicts."""
-        fallen = frozenset[str]().union(*(r.contradicted_views for r in self.entry.results))
+        fallen = set[str]()
+        for result in self.entry.results:
+            fallen |= result.contradicted_views
         return tuple(e for e in self.ledger if e.rests_on_noise and e.adversary not in fallen)
 
     @property
@@ -233,6 +279,13 @@ class ComparisonRow:
         bounded = {e.adversary for e in self.bounded}
         reached = (e for e in self.ledger if e.epsilon is None or e.rests_on_noise)
         return tuple(e.adversary for e in reached if e.adversary not in bounded)
+
+
+def _over_seeds(spreads: Mapping[str, Spread], measure: str) -> Interval:
+    spread = spreads.get(measure)
+    if spread is None:
+        return None, None, None
+    return spread.mean, spread.low, spread.high
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -258,41 +311,44 @@ class Comparison:
     @property
     def goals(self) -> tuple[str, ...]:
         """Return the goals of any run, in the order of the rules."""
-        goals = {o.goal for row in self.rows for o in row.outcomes}
+        goals = set[str]()
+        for row in self.rows:
+            goals.update(outcome.goal for outcome in row.outcomes)
         return tuple(goal for goal in RULES if goal in goals)
 
     @property
     def untried(self) -> tuple[str, ...]:
         """Return the goals for which no attack was tried on any run, nor is a model held."""
-        outcomes = [o for row in self.rows for o in row.outcomes]
-        return tuple(g for g in self.goals if not any(o.tried or o.holders for o in outcomes if o.goal == g))
+        answered = set[str]()
+        for row in self.rows:
+            answered.update(o.goal for o in row.outcomes if o.tried or o.holders)
+        return tuple(goal for goal in self.goals if goal not in answered)
 
 
 def compare(entries: Sequence[ComparedRun]) -> Comparison:
     """Return the comparison of some runs; pure."""
     rows = tuple(map(_compared, entries))
-    positions = dict.fromkeys(s.position for row in rows for s in row.seen)
+    positions = set[str]()
+    for row in rows:
+        positions.update(view.position for view in row.seen)
     references: list[tuple[str, LineUtility]] = []
     for entry in entries:
         final = entry.result.utility.final
-        lines = dict.fromkeys(f.line for f in final if f.line != entry.result.run.protocol)
-        references += [(entry.name, utility(final, line)) for line in lines]
+        references += [(entry.name, utility(final, line)) for line in reference_lines(entry.result)]
+    results = [entry.result for entry in entries]
     return Comparison(
         rows=rows,
         references=tuple(references),
         positions=tuple(sorted(positions, key=_place)),
-        differences=tuple(_differences([e.result for e in entries])),
+        differences=tuple(_differences(results)),
         headlines=tuple(_headlines(rows)),
-        measure=joined(dict.fromkeys(measure_of(e.result) for e in entries), "or"),
+        measure=joined(dict.fromkeys(map(measure_of, results)), "or"),
     )
 
 
 def _compared(entry: ComparedRun) -> ComparisonRow:
     result = entry.result
-    each_outcome: dict[str, list[GoalOutcome]] = {}
-    for one in entry.results:
-        for outcome in _outcomes(one):
-            each_outcome.setdefault(outcome.goal, []).append(outcome)
+    outcomes = grouped(chain.from_iterable(map(_outcomes, entry.results)), lambda outcome: outcome.goal)
     bytes_by_role: dict[str, int] = {}
     for row in result.wire:
         bytes_by_role[row.sender_role] = bytes_by_role.get(row.sender_role, 0) + row.bytes
@@ -301,7 +357,7 @@ def _compared(entry: ComparedRun) -> ComparisonRow:
         utility=utility(result.utility.final, result.run.protocol),
         bytes=tuple(bytes_by_role.items()),
         seen=tuple(_all_seen(result)),
-        outcomes=tuple(map(_gravest, each_outcome.values())),
+        outcomes=tuple(map(_gravest, outcomes.values())),
         leakage=strongest_figure(result, "membership", "auc"),
         ledger=tuple(_largest_epsilons(entry.results)),
         spreads=spreads_of(entry.results) if entry.repeats else {},
@@ -310,11 +366,8 @@ def _compared(entry: ComparedRun) -> ComparisonRow:
 
 def _largest_epsilons(results: Sequence[Result]) -> Iterator[LedgerEntry]:
     """Yield for each adversary the entry with the largest ε; an adversary that a ledger lacks is left out."""
-    by_adversary: dict[str, list[LedgerEntry]] = {}
-    for result in results:
-        for entry in result.ledger or ():
-            by_adversary.setdefault(entry.adversary, []).append(entry)
-    for entries in by_adversary.values():
+    ledgers = chain.from_iterable(result.ledger or () for result in results)
+    for entries in grouped(ledgers, lambda entry: entry.adversary).values():
         if len(entries) == len(results):
             yield max(entries, key=lambda e: math.inf if e.epsilon is None else e.epsilon)
 
@@ -330,17 +383,19 @@ def _all_seen(result: Result) -> Iterator[PartyView]:
         if row.direction != "sent":
             rows.append(row)
     # A party that receives nothing has no row. This is known, since the whole transcript was searched.
-    roles = [role for role in result.run.roles if role != "client"]
-    for party in (*roles, "world", *(cell.adversary for cell in result.cells)):
-        exposures.setdefault(party, [])
-    views: dict[str, list[PartyView]] = {}
+    for name in (*result.run.roles, "world", *(cell.adversary for cell in result.cells)):
+        if name != "client":
+            exposures.setdefault(name, [])
+    seen = []
     for party, rows in exposures.items():
-        view = PartyView(
-            position=_position(party), party=party, kinds=_kinds(rows), asks=_asks(result, party)
-        )
-        views.setdefault(view.position, []).append(view)
+        position = party
+        if role(party) == "client" and "+" not in party:
+            position = "a client"
+        asks = _asks(result, party)
+        seen.append(PartyView(position=position, party=party, kinds=_kinds(rows), asks=asks))
+    views = grouped(seen, lambda view: view.position)
     for same in views.values():
-        yield max(same, key=lambda s: sum(k.bytes for k in s.private))
+        yield max(same, key=lambda view: sum(kind.bytes for kind in view.private))
     if "eavesdropper" not in views:
         yield PartyView(position="eavesdropper", party="eavesdropper", kinds=(), known=False)
 
@@ -349,40 +404,33 @@ def _asks(result: Result, party: str) -> tuple[str, ...]:
     members = {*party.split("+"), *map(role, party.split("+"))}
     names = []
     for oracle in result.oracles:
-        coalitions = [set(a.split("+")) for a in oracle.available_to]
-        if any(coalition <= members for coalition in coalitions):
+        coalitions = [coalition.split("+") for coalition in oracle.available_to]
+        if any(map(members.issuperset, coalitions)):
             names.append(oracle.name)
     return tuple(names)
 
 
-def _position(party: str) -> str:
-    if role(party) == "client" and "+" not in party:
-        return "a client"
-    return party
-
-
 def _place(position: str) -> tuple[int, str]:
-    order = ("server", "aggregator", "a client", "eavesdropper", "world")
-    place = order.index(position) if position in order else len(order)
-    return place, position
+    order = ["server", "aggregator", "a client", "eavesdropper", "world"]
+    if position not in order:
+        order.append(position)
+    return order.index(position), position
 
 
 def _kinds(rows: Iterable[Exposure]) -> tuple[ReceivedKind, ...]:
     """Return the messages by kind, private kinds first; a defence counts only if every such message has it."""
-    kinds: dict[str, list[Exposure]] = {}
-    for row in rows:
-        kinds.setdefault(row.kind, []).append(row)
     received = []
-    for kind, same in kinds.items():
-        reached = [r for r in same if r.private]
-        shields = [set(r.defenses) for r in reached or same]
+    for kind, same in grouped(rows, lambda row: row.kind).items():
+        reached = [row for row in same if row.private]
+        first, *others = reached or same
+        shields = set(first.defenses).intersection(*(row.defenses for row in others))
         received.append(
             ReceivedKind(
                 kind=kind,
-                count=sum(r.count for r in same),
-                bytes=sum(r.bytes for r in same),
+                count=sum(row.count for row in same),
+                bytes=sum(row.bytes for row in same),
                 private=bool(reached),
-                defenses=tuple(sorted(set.intersection(*shields))),
+                defenses=tuple(sorted(shields)),
             )
         )
     return tuple(sorted(received, key=lambda k: (not k.private, -k.bytes, k.kind)))
@@ -391,42 +439,41 @@ def _kinds(rows: Iterable[Exposure]) -> tuple[ReceivedKind, ...]:
 # -- what attacks made of it ----------------------------------------------------------------------------------
 
 
-def _goals(findings: Iterable[Finding]) -> tuple[str, ...]:
-    goals = {f.cell.goal for f in findings}
-    return tuple(goal for goal in RULES if goal in goals)
-
-
 def _outcomes(result: Result) -> Iterator[GoalOutcome]:
     """Yield the outcome of each goal of one run."""
     findings = findings_of(result)
     all_standings = standings_of(result, findings)
-    for goal in _goals(findings):
-        yield _outcome(goal, findings, all_standings)
+    by_goal = grouped(findings, lambda finding: finding.cell.goal)
+    for goal in RULES:
+        if goal in by_goal:
+            yield _outcome(goal, by_goal[goal], all_standings)
 
 
 def _gravest(outcomes: Sequence[GoalOutcome]) -> GoalOutcome:
     """Return the gravest of the outcomes of several seeds, and how many have its level."""
-    order = list(SHOWN)
-    worst = min(outcomes, key=lambda o: len(order) if o.level is None else order.index(o.level))
-    return replace(worst, agreeing=sum(o.level == worst.level for o in outcomes))
+    order = [*SHOWN, None]
+    levels = [outcome.level for outcome in outcomes]
+    worst = min(outcomes, key=lambda outcome: order.index(outcome.level))
+    return replace(worst, agreeing=levels.count(worst.level))
 
 
-def _outcome(goal: str, findings: Iterable[Finding], held: Sequence[Standing]) -> GoalOutcome:
+def _outcome(goal: str, findings: Sequence[Finding], all_standings: Sequence[Standing]) -> GoalOutcome:
     """Return what attacks with a goal found; without a leak, "not tested" if an adversary's messages were not read."""
-    cells = [f for f in findings if f.cell.goal == goal]
-    tried = [f for f in cells if not f.untried]
-    settled = [f for f in tried if f.level in SETTLED]
-    top = strongest(tried or cells)
-    untested = next((s for s in held if (s.goal, s.level) == (goal, "not-tested")), None)
-    if top is not None and top.level == "none-seen" and untested is not None:
-        top = replace(top, level="not-tested", because=f"{clip(untested.adversary, 60)}: {untested.untested}")
+    tried = [f for f in findings if not f.untried]
+    top = strongest(tried or findings)
+    if top is not None and top.level == "none-seen":
+        for standing in all_standings:
+            if (standing.goal, standing.level) == (goal, "not-tested"):
+                why = f"{clip(standing.adversary, 60)}: {standing.untested}"
+                top = replace(top, level="not-tested", because=why)
+                break
     return GoalOutcome(
         goal=goal,
         finding=top,
         tried=len(tried),
-        conclusive=len(settled),
-        cells=len(cells),
-        holders=tuple(dict.fromkeys(f.cell.adversary for f in cells if holds_model(f.cell))),
+        conclusive=sum(f.level in SETTLED for f in tried),
+        cells=len(findings),
+        holders=tuple(dict.fromkeys(f.cell.adversary for f in findings if holds_model(f.cell))),
     )
 
 
@@ -435,40 +482,37 @@ def _headlines(rows: Sequence[ComparisonRow]) -> Iterator[str]:
     for goal in dict.fromkeys(o.goal for row in rows for o in row.outcomes):
         by_level: dict[str, list[str]] = {}
         for row in rows:
-            outcome = next((o for o in row.outcomes if o.goal == goal), None)
-            finding = outcome.finding if outcome is not None else None
-            level = (outcome.level if outcome is not None else None) or "not-requested"
-            if finding is not None and level == "partial" and RULES[goal].shown and finding.of_classes:
-                level = "shown"
+            level = "not-requested"
+            for outcome in row.outcomes:
+                if outcome.goal == goal:
+                    shown = RULES[goal].shown and outcome.words == _CLASSES
+                    level = "shown" if shown else outcome.level or level
             by_level.setdefault(level, []).append(clip(row.entry.name, 40))
-        open_ = [
-            *by_level.get("inconclusive", []),
-            *by_level.get("not-tested", []),
-            *by_level.get("failed", []),
-        ]
+        runs = {level: joined(names) for level, names in by_level.items()}
+        able = f"an adversary {RULES[goal].likely or RULES[goal].leaked}"
         parts = []
-        leaks = [("", by_level.get("leak", [])), ("in part ", by_level.get("partial", []))]
-        where = [f"{extent}in {joined(names)}" for extent, names in leaks if names]
-        if where:
-            able = RULES[goal].likely or RULES[goal].leaked
-            parts.append(f"an adversary {able} {', and '.join(where)}")
-        if by_level.get("shown"):
-            parts.append(f"an adversary {RULES[goal].shown} in {joined(by_level['shown'])}")
-        if by_level.get(HELD):
-            parts.append(f"an adversary holds the clients' models in {joined(by_level[HELD])}")
-        if by_level.get("possible"):
-            parts.append(
-                f"a leak is possible, but not significant after correction, in {joined(by_level['possible'])}"
-            )
-        if by_level.get("none-seen"):
-            parts.append(f"no leak was measured in {joined(by_level['none-seen'])}")
-        if open_:
-            parts.append(f"nothing can be concluded about {joined(open_)}")
-        if by_level.get("not-applicable"):
-            unfit = joined(by_level["not-applicable"])
+        if "leak" in runs and "partial" in runs:
+            parts.append(f"{able} in {runs['leak']}, and in part in {runs['partial']}")
+        elif "leak" in runs:
+            parts.append(f"{able} in {runs['leak']}")
+        elif "partial" in runs:
+            parts.append(f"{able} in part in {runs['partial']}")
+        if "shown" in runs:
+            parts.append(f"an adversary {RULES[goal].shown} in {runs['shown']}")
+        if HELD in runs:
+            parts.append(f"an adversary holds the clients' models in {runs[HELD]}")
+        if "possible" in runs:
+            parts.append(f"a leak is possible, but not significant after correction, in {runs['possible']}")
+        if "none-seen" in runs:
+            parts.append(f"no leak was measured in {runs['none-seen']}")
+        unsettled = list(chain.from_iterable(by_level.get(level, ()) for level in _UNSETTLED))
+        if unsettled:
+            parts.append(f"nothing can be concluded about {joined(unsettled)}")
+        if "not-applicable" in runs:
+            unfit = runs["not-applicable"]
             parts.append(f"no attack here applies to {unfit}, which says nothing about them")
-        if by_level.get("not-requested"):
-            parts.append(f"no attack was asked for in {joined(by_level['not-requested'])}")
+        if "not-requested" in runs:
+            parts.append(f"no attack was asked for in {runs['not-requested']}")
         yield f"{goal.replace('-', ' ').capitalize()}: {'; '.join(parts)}."
 
 

@@ -8,9 +8,8 @@ from typing import Any
 from fdaudit.result import LedgerEntry
 from fdaudit.storage.tables import csv_text, latex_table
 
-from .comparison import HELD, Comparison, ComparisonRow, GoalOutcome
-from .sweep_rows import Spread
-from .text import amount, clip, duration, joined, kilobytes, label, visible, with_interval
+from .comparison import HELD, Comparison, ComparisonRow, GoalOutcome, Interval
+from .text import amount, bracketed, clip, duration, joined, kilobytes, label, visible, with_interval
 
 __all__ = ["comparison_csv", "comparison_latex"]
 
@@ -61,9 +60,9 @@ def _cost(comparison: Comparison, row: ComparisonRow, outcome: GoalOutcome | Non
     entry = next((e for e in row.ledger if outcome is not None and e.adversary == outcome.adversary), None)
     return [
         comparison.measure,
-        *map(_number, _utility(row)),
-        *map(_number, _leakage(row)),
-        _number(row.spreads["bytes"].mean) if "bytes" in row.spreads else row.total,
+        *map(_number, row.learnt),
+        *map(_number, row.leaked),
+        _number(row.size) if row.spreads else row.total,
         row.entry.result.run.rounds,
         _number(row.entry.seconds),
         *_epsilon(entry),
@@ -77,34 +76,6 @@ def _epsilon(entry: LedgerEntry | None) -> list[str]:
     return [epsilon, _number(entry.delta), visible(entry.cause)]
 
 
-Interval = tuple[float | None, float | None, float | None]
-
-
-def _utility(row: ComparisonRow) -> Interval:
-    """Return utility with its interval: over seeds if there are several, else over test records."""
-    if "utility" in row.spreads:
-        return _over_seeds(row.spreads["utility"])
-    server = row.utility.server
-    if server is not None and server.value is not None:
-        return server.value, server.low, server.high
-    return row.utility.best, None, None
-
-
-def _leakage(row: ComparisonRow) -> Interval:
-    """Return the largest membership AUC with its interval, as `_utility` does."""
-    if row.spreads:
-        spread = row.spreads.get("membership_auc")
-        return (None, None, None) if spread is None else _over_seeds(spread)
-    if row.leakage is None:
-        return None, None, None
-    figure = row.leakage.figure
-    return figure.value, figure.low, figure.high
-
-
-def _over_seeds(spread: Spread) -> Interval:
-    return spread.mean, spread.low, spread.high
-
-
 def _number(value: float | None) -> str:
     return "" if value is None else repr(float(value))
 
@@ -115,8 +86,9 @@ def _number(value: float | None) -> str:
 def comparison_latex(comparison: Comparison) -> str:
     """Return two tables: utility, leakage and cost of each run, and the outcome of each goal."""
     goals = [goal for goal in comparison.goals if goal not in comparison.untried]
-    several = max(row.seeds for row in comparison.rows) > 1
-    over = "; of runs with several seeds over seeds" if several else ""
+    over = ""
+    if any(row.seeds > 1 for row in comparison.rows):
+        over = "; of runs with several seeds over seeds"
     runs = latex_table(
         ["Run", comparison.measure.capitalize(), "Membership AUC", "Bytes", "Rounds", "Time", "ε"],
         map(_latex_run, comparison.rows),
@@ -131,7 +103,7 @@ def comparison_latex(comparison: Comparison) -> str:
     head = ["Run", *(goal.replace("-", " ").capitalize() for goal in goals)]
     outcomes = latex_table(
         head,
-        (list(_latex_outcomes(row, goals)) for row in comparison.rows),
+        [list(_latex_outcomes(row, goals)) for row in comparison.rows],
         f"Gravest outcome of each kind of attack, with its adversary and deciding figure.{untried}",
         "l" * len(head),
     )
@@ -139,32 +111,24 @@ def comparison_latex(comparison: Comparison) -> str:
 
 
 def _latex_run(row: ComparisonRow) -> list[str]:
-    size = row.spreads["bytes"].mean if "bytes" in row.spreads else row.total
+    seconds = row.entry.seconds
+    epsilon = "; ".join(f"{e.adversary}: {amount(e.epsilon or 0.0)}" for e in row.bounded)
+    if not epsilon:
+        epsilon = "none claimed" if row.ledger else "no ledger"
     return [
         clip(row.entry.name, 60),
-        _bracketed(_utility(row), "fraction"),
-        _bracketed(_leakage(row), ""),
-        kilobytes(size),
+        _bracketed(row.learnt, "fraction"),
+        _bracketed(row.leaked, ""),
+        kilobytes(row.size),
         str(row.entry.result.run.rounds),
-        "" if row.entry.seconds is None else duration(row.entry.seconds),
-        _latex_epsilon(row),
+        "" if seconds is None else duration(seconds),
+        epsilon,
     ]
-
-
-def _latex_epsilon(row: ComparisonRow) -> str:
-    """Return the finite ε by adversary; without any, that none is claimed."""
-    stated = [f"{e.adversary}: {amount(e.epsilon or 0.0)}" for e in row.bounded]
-    if stated:
-        return "; ".join(stated)
-    return "none claimed" if row.ledger else "no ledger"
 
 
 def _bracketed(interval: Interval, unit: str) -> str:
     value, low, high = interval
-    if value is None:
-        return "not measured"
-    text = amount(value, unit)
-    return text if low is None or high is None else f"{text} [{amount(low, unit)}, {amount(high, unit)}]"
+    return "not measured" if value is None else bracketed(value, low, high, unit)
 
 
 def _latex_outcomes(row: ComparisonRow, goals: list[str]) -> Iterator[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -12,19 +13,21 @@ from markupsafe import Markup
 
 from fdaudit.goals import GOALS
 from fdaudit.kinds import KINDS
-from fdaudit.result import Exposure, Image, Result, Target
+from fdaudit.result import Cell, Exposure, Image, Result, Target
 from fdaudit.tasks import TASKS
 from fdaudit.transcript.messages import role
 from fdaudit.types import Figure
 
-from .annex import Document, Item, annex
+from .annex import annex
 from .class_bands import class_bands
+from .correction import groups
 from .diagram import diagram
 from .figures import ForestRow, forest_chart, roc_chart, shares_chart, utility_chart
 from .findings import lines
 from .front import released
 from .goals import RULES
 from .goals.rule import by_name
+from .grouping import grouped
 from .images import data_uri
 from .judgement import findings_of
 from .matrix import attack_matrix, grid
@@ -161,11 +164,12 @@ def build(
     words = glossary(_front_texts(summary), explained=summary.front.scales)
     summary = _with_room(summary, block, words)
     remedies = {f.remedy.do for f in summary.front.findings}
-    cells = [_cell(f, directory, also) for f, *also in _same(findings)]
+    with_result = [f for f in findings if f.cell.status == "run" or f.cell.targets]
+    cells = [_cell(f, directory, also) for f, *also in grouped(with_result, _attack_and_result).values()]
     tops = {f.strongest.number: f.strongest for f in summary.front.findings}
     top_cells = {number: _cell(f, directory, (), "finding-") for number, f in tops.items()}
     pictures = {c.finding.number: c.victims[0].pictures[0] for c in cells if c.victims}
-    ids = {cell.id for cell in result.cells}
+    ids, ledger = {cell.id for cell in result.cells}, result.ledger or ()
     return {
         "result": result,
         "run": result.run,
@@ -192,9 +196,9 @@ def build(
         "appendix_file": "appendix.html",
         "main_file": "index.html",
         "places": {level: place for place, level in enumerate(LEVELS)},
-        "annex": _by_document(annex(result)),
+        "annex": grouped(annex(result), lambda item: item.document),
         "cells": cells,
-        "outcomes": _outcomes(findings),
+        "outcomes": list(grouped(findings, _outcome_row).values()),
         "means": {goal.name: goal.learnt for goal in GOALS.values()},
         "roles": {
             "world": "has the released model" if released(result) else "is given no model",
@@ -203,15 +207,15 @@ def build(
         "class_bands": class_bands(result.class_table or ()),
         "diagram": diagram(result.exposure, result.run.clients),
         "exposure": _exposure(result.exposure),
-        "ledger_assumptions": _once(line for entry in result.ledger or () for line in entry.assumptions),
-        "ledger_warnings": _once(line for entry in result.ledger or () for line in entry.warnings),
+        "ledger_assumptions": dict.fromkeys(chain.from_iterable(e.assumptions for e in ledger)),
+        "ledger_warnings": dict.fromkeys(chain.from_iterable(e.warnings for e in ledger)),
         "utility_chart": _utility(result),
         "utility_measure": _measured(result),
         "utility_words": _utility_words(result),
         "tested": result.family,
         "detectable": _detectable(result),
         "confined": _confined(result),
-        "intervals": sum(1 for c in cells for f in _deciding(c) if f.low is not None),
+        "intervals": sum(_deciding_intervals(view.finding.cell) for view in cells),
         "timings": timings,
         "stages": {name: seconds for name, seconds in timings.items() if name not in ids},
         "spec_text": yaml.safe_dump(result.run.spec, sort_keys=False, allow_unicode=True, width=96),
@@ -271,10 +275,9 @@ def _confined(result: Result) -> list[str]:
     alike = dict[str, list[str]]()
     for cell in result.cells:
         if cell.confinement is not None:
-            missing = [f"{layer} ({why})" for layer, why in cell.confinement.missing.items()]
             way = f"confined by {joined(cell.confinement.held) or 'nothing'}"
-            if missing:
-                way += f"; not confined here by {'; '.join(missing)}"
+            if missing := "; ".join(f"{layer} ({why})" for layer, why in cell.confinement.missing.items()):
+                way += f"; not confined here by {missing}"
             alike.setdefault(way, []).append(cell.id)
     if len(alike) < 2:
         return [f"Attacks were {way}." for way in alike]
@@ -293,13 +296,6 @@ def _detectable(result: Result) -> str:
             "In some cells not even a perfect attack would have been significant: this run has too few coins."
         )
     return f"This run {detectable(by_coins.floor, by_coins.floor_one_victim)}."
-
-
-def _by_document(items: Sequence[Item]) -> dict[Document, list[Item]]:
-    by_document: dict[Document, list[Item]] = {}
-    for item in items:
-        by_document.setdefault(item.document, []).append(item)
-    return by_document
 
 
 _MARKS: Mapping[str, str] = {
@@ -329,9 +325,10 @@ def _warnings(result: Result) -> Iterable[_Warned]:
     for warning in result.utility.warnings:
         yield _Warned(head="The model learnt little.", text=clip(warning, 300))
     rounds = result.run.rounds
-    silent = [
-        f"{clip(s.party, 60)} in {len(s.rounds)} of {rounds} ({spans(s.rounds)})" for s in result.run.silences
-    ]
+    silent = []
+    for silence in result.run.silences:
+        party, silent_rounds = clip(silence.party, 60), silence.rounds
+        silent.append(f"{party} in {len(silent_rounds)} of {rounds} ({spans(silent_rounds)})")
     if silent:
         yield _Warned(
             head="Not every client answered.",
@@ -339,44 +336,36 @@ def _warnings(result: Result) -> Iterable[_Warned]:
         )
 
 
-def _same(findings: Sequence[Finding]) -> list[list[Finding]]:
-    """Return the findings of cells with a result; those of one attack with the same result stand together."""
-    groups: dict[str, list[Finding]] = {}
-    for finding in findings:
-        cell = finding.cell
-        if cell.status == "run" or cell.targets:
-            same: object = finding.number
-            if cell.figures:
-                same = (cell.attack, finding.level, cell.params, cell.figures, cell.targets, cell.controls)
-            groups.setdefault(repr(same), []).append(finding)
-    return list(groups.values())
+def _attack_and_result(finding: Finding) -> str:
+    """Return what the findings of one attack with the same result have in common."""
+    cell = finding.cell
+    if not cell.figures:
+        return repr(finding.number)
+    return repr((cell.attack, finding.level, cell.params, cell.figures, cell.targets, cell.controls))
 
 
-def _outcomes(findings: Sequence[Finding]) -> list[list[Finding]]:
-    """Return the findings by row of the table of outcomes: adversaries without a result for one reason share a row."""
-    groups: dict[tuple[object, ...], list[Finding]] = {}
-    for finding in findings:
-        cell = finding.cell
-        row: tuple[object, ...] = (finding.number,)
-        if cell.status != "run" and not cell.targets and cell.queries is None:
-            row = (cell.attack, cell.goal, cell.protocol, finding.level, finding.because)
-        groups.setdefault(row, []).append(finding)
-    return list(groups.values())
+def _outcome_row(finding: Finding) -> tuple[object, ...]:
+    """Return a finding's row in the table of outcomes: adversaries without a result for one reason share a row."""
+    cell = finding.cell
+    if cell.status == "run" or cell.targets or cell.queries is not None:
+        return (finding.number,)
+    return cell.attack, cell.goal, cell.protocol, finding.level, finding.because
 
 
 def _cell(finding: Finding, directory: Path, also: Sequence[Finding], prefix: str = "") -> CellView:
     """Return a cell's view; `prefix` keeps the identifiers of drawings apart that a page shows twice."""
     cell, number = finding.cell, finding.number
-    worst = finding.worst
-    curves = [(t.target, t.roc) for t in cell.targets if t.roc is not None]
-    sizes = [c.nonmembers for _, c in curves if c.nonmembers is not None]
+    worst_name, worst_figures = "", tuple[Figure, ...]()
+    if finding.worst is not None:
+        worst_name, worst_figures = finding.worst.target, finding.worst.figures
+    curves = [(target.target, target.roc) for target in cell.targets if target.roc is not None]
+    sizes = [curve.nonmembers for _, curve in curves if curve.nonmembers is not None]
     title = f"{clip(cell.attack, 60)} by {clip(cell.adversary, 60)}"
     axis, forest = _forest(finding, f"{prefix}forest{number}", title)
     roc = Markup("")
     if curves:
-        worst_name = worst.target if worst else ""
         roc = roc_chart(curves, worst_name, f"{prefix}roc{number}", f"ROC of {title}")
-    rows, notes = _noted(_rows(cell.figures, worst.figures if worst else ()))
+    rows, notes = _noted(_rows(cell.figures, worst_figures))
     return CellView(
         finding=finding,
         rows=rows,
@@ -393,23 +382,14 @@ def _cell(finding: Finding, directory: Path, also: Sequence[Finding], prefix: st
 
 def _shares(finding: Finding, name: str) -> tuple[SharesView, ...]:
     """Return the first victims' class shares, the worst victim's first."""
-    victims = [t for t in finding.cell.targets if t.shares is not None]
-    first = sorted(victims, key=lambda t: t is not finding.worst)[:SHARES_SHOWN]
-    return tuple(
-        SharesView(
-            target=t.target,
-            worst=t is finding.worst,
-            chart=shares_chart(
-                t.shares.truth,
-                t.shares.guess,
-                t.shares.prior,
-                f"{name}-{i}",
-                f"Class shares of {clip(t.target, 60)}: true, guessed, and the prior's",
-            ),
-        )
-        for i, t in enumerate(first)
-        if t.shares is not None
-    )
+    views: list[SharesView] = []
+    for target in sorted(finding.cell.targets, key=lambda target: target is not finding.worst):
+        shares = target.shares
+        if shares is not None and len(views) < SHARES_SHOWN:
+            title = f"Class shares of {clip(target.target, 60)}: true, guessed, and the prior's"
+            chart = shares_chart(shares.truth, shares.guess, shares.prior, f"{name}-{len(views)}", title)
+            views.append(SharesView(target=target.target, worst=target is finding.worst, chart=chart))
+    return tuple(views)
 
 
 def _rows(summary: Sequence[Figure], worst: Sequence[Figure]) -> tuple[FigureRow, ...]:
@@ -418,11 +398,11 @@ def _rows(summary: Sequence[Figure], worst: Sequence[Figure]) -> tuple[FigureRow
     worsts = {f.name.removesuffix("_worst"): f for f in summary if f.name.endswith("_worst")}
     worsts |= {f.name: f for f in worst}
     names = dict.fromkeys([*means, *worsts])
-    for base in [n for n in names if n in means and means[n].value is None]:
-        for derived in (f"{base}_prior", f"{base}_gain"):
-            if derived in means and means[derived].value is None:
-                del names[derived]  # its reason stands once, in the measure's own row
-    return tuple(FigureRow(name=n, mean=means.get(n), worst=worsts.get(n)) for n in names)
+    missing = {name for name, figure in means.items() if figure.value is None}
+    for base in missing:
+        for derived in missing.intersection((f"{base}_prior", f"{base}_gain")):
+            del names[derived]  # its reason stands once, in the measure's own row
+    return tuple(FigureRow(name=name, mean=means.get(name), worst=worsts.get(name)) for name in names)
 
 
 def _noted(rows: Sequence[FigureRow]) -> tuple[tuple[FigureRow, ...], tuple[str, ...]]:
@@ -454,19 +434,13 @@ def _victims(finding: Finding, directory: Path) -> tuple[Victim, ...]:
     victims = []
     pictured = [target for target in finding.cell.targets if target.images]
     for target in sorted(pictured, key=lambda t: t is not finding.worst)[:VICTIMS_SHOWN]:
-        pictures = tuple(
-            Picture(
-                truth=data_uri(directory, image.truth),
-                guess=data_uri(directory, image.guess),
-                prior=None if image.prior is None else data_uri(directory, image.prior),
-                image=image,
-            )
-            for image in target.images[:IMAGES_SHOWN]
-        )
-        left_out = max(0, len(target.images) - IMAGES_SHOWN)
-        victims.append(
-            Victim(target=target, worst=target is finding.worst, pictures=pictures, left_out=left_out)
-        )
+        pictures = []
+        for image in target.images[:IMAGES_SHOWN]:
+            truth, guess = data_uri(directory, image.truth), data_uri(directory, image.guess)
+            prior = None if image.prior is None else data_uri(directory, image.prior)
+            pictures.append(Picture(truth=truth, guess=guess, prior=prior, image=image))
+        worst, left_out = target is finding.worst, len(target.images) - len(pictures)
+        victims.append(Victim(target=target, worst=worst, pictures=tuple(pictures), left_out=left_out))
     return tuple(victims)
 
 
@@ -476,45 +450,41 @@ def _forest(finding: Finding, name: str, title: str) -> tuple[str, Markup]:
     if rule is None:
         return "", Markup("")
     cell, controls = finding.cell, finding.cell.controls
-    groups: list[tuple[str, str, Iterable[Figure]]] = [("All victims", "mean", cell.figures)]
+    series: list[tuple[str, str, Sequence[Figure]]] = [("All victims", "mean", cell.figures)]
     for target in cell.targets:
-        note = " (worst)" if target is finding.worst else ""
-        groups.append((f"{target.target}{note}", "victim", target.figures))
+        who = f"{target.target} (worst)" if target is finding.worst else target.target
+        series.append((who, "victim", target.figures))
     if controls and controls.power:
-        groups.append(("Expected (rehearsal)", "control", controls.power.figures))
+        series.append(("Expected (rehearsal)", "control", controls.power.figures))
     if controls and controls.positive:
-        groups.append(("Positive control", "control", controls.positive.figures))
+        series.append(("Positive control", "control", controls.positive.figures))
     if controls and controls.negative:
-        groups.append(("Negative control", "control", controls.negative.figures))
+        series.append(("Negative control", "control", controls.negative.figures))
     rows, unit = [], ""
-    for text, kind, figures in groups:
-        figure = by_name(tuple(figures), rule.figure)
+    for text, kind, figures in series:
+        figure = by_name(figures, rule.figure)
         if figure is not None and figure.value is not None:
-            unit = "" if figure.unit == "fraction" else figure.unit
+            unit = figure.unit
             rows.append(ForestRow(name=text, value=figure.value, low=figure.low, high=figure.high, role=kind))
     if not rows:
         return "", Markup("")
     axis = label(rule.figure)
-    if unit:
+    if unit and unit != "fraction":
         axis += f" ({clip(unit, 12)})"
     return axis, forest_chart(rows, rule.chance, axis, name, f"{axis} of {title}")
 
 
-def _deciding(view: CellView) -> list[Figure]:
-    """Return the figures whose intervals decide a cell's verdict."""
-    rule = RULES.get(view.finding.cell.goal)
+def _deciding_intervals(cell: Cell) -> int:
+    """Return how many intervals of a cell's figures decide its verdict."""
+    rule, count = RULES.get(cell.goal), 0
     if rule is None:
-        return []
-    figures = list(view.finding.cell.figures)
-    for target in view.finding.cell.targets:
-        figures += target.figures
-
-    def decides(figure: Figure) -> bool:
-        if figure.name.removesuffix("_mean") == rule.figure:
-            return True
-        return bool(rule.also_deciding) and figure.name.startswith(rule.also_deciding)
-
-    return list(filter(decides, figures))
+        return 0
+    for _, figures, _ in groups(cell):
+        for figure in figures:
+            also = bool(rule.also_deciding) and figure.name.startswith(rule.also_deciding)
+            if figure.low is not None and (also or figure.name.removesuffix("_mean") == rule.figure):
+                count += 1
+    return count
 
 
 def _utility(result: Result) -> Markup:
@@ -532,37 +502,29 @@ def _measured(result: Result) -> str:
 def _utility_words(result: Result) -> str:
     """Return each line's final figures in one sentence: its server's model, and its clients' least and greatest."""
     parts = []
-    shares = [f for f in result.utility.final if f.figure.name in ("accuracy", "mean_auc", "dice")]
-    for line in dict.fromkeys(f.line for f in result.utility.final):
-        by_party = {f.party: f.figure.value for f in shares if f.line == line}
+    for line, same in grouped(result.utility.final, lambda final: final.line).items():
+        shares = [final for final in same if final.figure.name in ("accuracy", "mean_auc", "dice")]
+        name, by_party = clip(line, 40), {final.party: final.figure.value for final in shares}
         server = by_party.pop("server", None)
         if server is not None:
-            parts.append(f"{clip(line, 40)}'s server reaches {amount(server, 'fraction')}")
-        values = [v for v in by_party.values() if v is not None]
+            parts.append(f"{name}'s server reaches {amount(server, 'fraction')}")
+        values = [value for value in by_party.values() if value is not None]
         if len(values) == 1:
-            parts.append(f"{clip(line, 40)} reaches {amount(values[0], 'fraction')}")
+            parts.append(f"{name} reaches {amount(values[0], 'fraction')}")
         elif values:
             low, high = amount(min(values), "fraction"), amount(max(values), "fraction")
-            parts.append(f"{clip(line, 40)}'s {len(values)} clients lie between {low} and {high}")
-    measured = _measured(result)
+            parts.append(f"{name}'s {len(values)} clients lie between {low} and {high}")
+    measure = _measured(result)
     if not parts:
-        return f"No final {measured} is on record."
-    return f"At the end {joined(parts)} test {measured}."
+        return f"No final {measure} is on record."
+    return f"At the end {joined(parts)} test {measure}."
 
 
 def _exposure(rows: Iterable[Exposure]) -> tuple[ExposureRow, ...]:
     """Merge rows that differ only in the party's number."""
-    groups: dict[tuple[Any, ...], list[Exposure]] = {}
-    for row in rows:
-        rest = row.model_dump(exclude={"party"})
-        groups.setdefault((role(row.party), *map(str, rest.values())), []).append(row)
     merged = []
-    for same in groups.values():
+    for same in grouped(rows, lambda row: str({**row.model_dump(), "party": role(row.party)})).values():
         kind = KINDS.get(same[0].kind)
         holds = kind.text if kind else ""
         merged.append(ExposureRow(parties=tuple(row.party for row in same), row=same[0], holds=holds))
     return tuple(merged)
-
-
-def _once(lines: Iterable[str]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(lines))

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from fdaudit.result import Adjusted, Cell, Family, Image, Result
+from fdaudit.result import Cell, Family, Image, Result
 from fdaudit.types import Figure
+
+from .grouping import grouped
 
 __all__ = ["Correction", "corrections", "groups"]
 
@@ -42,9 +44,13 @@ def corrections(result: Result) -> list[Correction]:
     A result without a family of tests has no re-flips. Each of its p-values is multiplied by their number.
     """
     if result.family is not None:
-        by_cell = _by_cell(result.family)
-        return [by_cell.get(cell.id, Correction(tests=result.family.tests)) for cell in result.cells]
-    return [Correction(tests=max(1, sum(map(_tests, result.cells))))] * len(result.cells)
+        by_cell, untested = _by_cell(result.family), Correction(tests=result.family.tests)
+        return [by_cell.get(cell.id, untested) for cell in result.cells]
+    tests = 0
+    for cell in result.tests:
+        for _, figures, _ in groups(cell):  # the worst victim's figures are its own again
+            tests += sum(figure.p is not None and not figure.name.endswith("_worst") for figure in figures)
+    return [Correction(tests=max(1, tests))] * len(result.cells)
 
 
 def groups(cell: Cell) -> Iterator[tuple[str | None, Sequence[Figure], Sequence[Image]]]:
@@ -55,41 +61,28 @@ def groups(cell: Cell) -> Iterator[tuple[str | None, Sequence[Figure], Sequence[
         yield target.target, target.figures, target.images or ()
 
 
-def _tests(cell: Cell) -> int:
-    """Return how many figures of a cell that ran carry a p-value; the worst victim's figures are its own again."""
-    if cell.status != "run":
-        return 0
-    count = 0
-    for _, figures, _ in groups(cell):
-        count += sum(f.p is not None and not f.name.endswith("_worst") for f in figures)
-    return count
-
-
-def _reached(row: Adjusted) -> bool:
-    """Return whether an AUC would have been significant. Equal scores have the AUC 0.5 whatever the coins are."""
-    return row.figure == "auc" and row.floor is not None and row.floor > 0.5
-
-
 def _by_cell(family: Family) -> dict[str, Correction]:
     """Return the correction of each cell of a family."""
-    rows: dict[str, list[Adjusted]] = {}
-    for row in family.adjusted:
-        rows.setdefault(row.cell, []).append(row)
-    nowhere = not any(_reached(row) for row in family.adjusted)
+    # Whether any AUC would have been significant: equal scores have 0.5 whatever the coins are.
+    reached = any(row.figure == "auc" and (row.floor or 0.0) > 0.5 for row in family.adjusted)
     coins = 0 if family.by_coins is None else family.by_coins.coins
     by_cell = {}
-    for cell, own in rows.items():
+    for cell, own in grouped(family.adjusted, lambda row: row.cell).items():
         adjusted: dict[str | None, dict[str, float]] = {}
+        floors: dict[str | None, float | None] = {}
         for row in own:
             adjusted.setdefault(row.target, {})[row.figure] = row.p
-        aucs = [row for row in own if row.figure == "auc"]
-        alone = [row.floor for row in aucs if row.target is not None and row.floor is not None]
-        never = all(row.floor is None for row in aucs)
+            if row.figure == "auc":
+                floors[row.target] = row.floor
+        floor = floors.get(None)
+        alone = [least for target, least in floors.items() if target is not None and least is not None]
+        none_here = floor is None and not alone
+        too_few = coins if floors and (none_here or not reached) else 0
         by_cell[cell] = Correction(
             adjusted=adjusted,
             tests=family.tests,
-            floor=next((row.floor for row in aucs if row.target is None), None),
+            floor=floor,
             floor_one_victim=max(alone, default=None),
-            too_few=coins if aucs and (never or nowhere) else 0,
+            too_few=too_few,
         )
     return by_cell

@@ -18,7 +18,7 @@ from .sweep_rows import Point
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["AxisScale", "asked_for", "by_ledger", "delta_of", "ledger_label", "scale_of", "view_of"]
+__all__ = ["AxisScale", "by_ledger", "delta_of", "ledger_label", "scale_of", "view_of"]
 
 _PAD, _BAND = 0.08, 0.3
 """Room beside the finite values, and width of a band behind a break, as shares of the range of finite values."""
@@ -33,12 +33,9 @@ _SUPERSCRIPT = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 def by_ledger(point: Point, adversary: str) -> float | None:
     """Return a point's place on the ledger's axis: its largest ε; None if its ledgers do not state one."""
     bill = point.bill(adversary)
-    return None if bill is None else bill.epsilon
-
-
-def asked_for(point: Point) -> float | None:
-    """Return a point's place on the axis of the requested ε; None if its level is no ε."""
-    return point.epsilon_asked
+    if bill is None:
+        return None
+    return bill.epsilon
 
 
 def view_of(adversary: str) -> str:
@@ -65,9 +62,10 @@ def delta_of(points: Iterable[Point], adversary: str) -> str:
 
 def ledger_label(points: Iterable[Point], adversary: str) -> str:
     """Return the label of the ledger's axis."""
-    delta = delta_of(points, adversary)
-    stated = f", δ = {delta}" if delta else ""
-    return f"ε of {view_of(adversary)}, ledger{stated}"
+    label = f"ε of {view_of(adversary)}, ledger"
+    if delta := delta_of(points, adversary):
+        label += f", δ = {delta}"
+    return label
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,7 +137,9 @@ class AxisScale:
         axes.set_xticks([self.place(value) for value in self.marked], minor=True)
         axes.set_xlim(self.limits)
         for number, cut in enumerate(self.breaks):
-            end = cut - self.band if self.zero and not number else cut + self.band
+            end = cut + self.band
+            if self.zero and not number:
+                end = cut - self.band
             axes.axvspan(min(cut, end), max(cut, end), color=_SHADE, linewidth=0, zorder=0)
             _cut(axes, cut, f"break-{number}")
 
@@ -159,7 +159,7 @@ def scale_of(
         marked: values with a tick without a number; of them only finite ones above 0 have one.
         beyond: the tick of the band for infinity.
     """
-    finite = [math.log10(v) for v in values if 0 < v < math.inf]
+    finite = [math.log10(value) for value in values if 0 < value < math.inf]
     middle = width = 0.0
     if finite:
         middle = (min(finite) + max(finite)) / 2
@@ -169,9 +169,9 @@ def scale_of(
         low=middle - half,
         high=middle + half,
         levels=tuple(levels),
-        marked=tuple(sorted({v for v in marked if 0 < v < math.inf})),
-        zero=any(v <= 0 for v in values),
-        infinite=any(math.isinf(v) for v in values),
+        marked=tuple(sorted({value for value in marked if 0 < value < math.inf})),
+        zero=min(values) <= 0,
+        infinite=any(map(math.isinf, values)),
         finite=bool(finite),
         beyond=beyond,
     )
@@ -179,12 +179,14 @@ def scale_of(
 
 def _round_numbers(low: float, high: float) -> tuple[float, ...]:
     """Return 1, 2, 5 times powers of ten between two decades, or only the powers if there are many."""
-    powers = range(math.floor(low), math.ceil(high) + 1)
-    fine = [m * 10.0**p for p in powers for m in (1, 2, 5) if low <= math.log10(m) + p <= high]
+    fine, whole = list[float](), list[float]()
+    for power in range(math.floor(low), math.ceil(high) + 1):
+        fine += [m * 10.0**power for m in (1, 2, 5) if low <= math.log10(m) + power <= high]
+        if low <= power <= high:
+            whole.append(10.0**power)
     if len(fine) <= _MOST_TICKS:
         return tuple(fine)
-    whole = [p for p in powers if low <= p <= high]
-    return tuple(10.0**p for p in whole[:: math.ceil(len(whole) / _MOST_TICKS)])
+    return tuple(whole[:: math.ceil(len(whole) / _MOST_TICKS)])
 
 
 def _number(value: float) -> str:
@@ -202,8 +204,8 @@ def _cut(axes: Axes, place: float, name: str) -> None:
     ground = blended_transform_factory(axes.transData, axes.transAxes)
     axes.plot([place], [0], marker="s", markersize=3.4, color="white", markeredgewidth=0, transform=ground,
               clip_on=False, zorder=9)  # fmt: skip
-    for side in (-1, 1):
+    for name_of_side, side in (("left", -1), ("right", 1)):
         moved = ground + ScaledTranslation(side * 1.6 / 72, 0, figure.dpi_scale_trans)
         line = axes.plot([place], [0], marker=[(-0.5, -1), (0.5, 1)], markersize=7, color=_SPINE, linestyle="none",
                          markeredgewidth=0.8, transform=moved, clip_on=False, zorder=10)  # fmt: skip
-        line[0].set_gid(f"{name}-{'left' if side < 0 else 'right'}")
+        line[0].set_gid(f"{name}-{name_of_side}")

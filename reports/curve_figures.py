@@ -16,7 +16,7 @@ import math
 import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import compress
+from itertools import chain, compress
 from typing import TYPE_CHECKING, Any
 
 from markupsafe import Markup
@@ -29,9 +29,8 @@ from .text import NBSP, joined, kilobytes
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-    from matplotlib.lines import Line2D
 
-__all__ = ["FORMATS", "WIDTHS", "Curve", "files", "on_page"]
+__all__ = ["FORMATS", "METADATA", "WIDTHS", "Curve", "files", "on_page"]
 
 WIDTHS = {"column": 3.5, "text": 7.0}
 """Widths of figures in inches: a column of a two-column paper, and its whole text."""
@@ -42,11 +41,12 @@ _WIDE = 5.0
 """From this width on, panels are side by side."""
 _STYLES: tuple[Any, ...] = STYLES
 _MARKERS = (*MARKERS, "P", "X", "<", ">", "*")
-_METADATA: dict[str, dict[str, Any]] = {
+METADATA: dict[str, dict[str, Any]] = {
     "svg": {"Date": None},
     "pdf": {"CreationDate": None, "ModDate": None, "Producer": None, "Creator": None},
     "png": {"Software": None},
 }
+"""What a file of each format says of its making: no date and no program."""
 _SMALL = {"font.size": 7.5, "axes.labelsize": 7.5, "xtick.labelsize": 7, "ytick.labelsize": 7}
 
 
@@ -77,25 +77,45 @@ class Curve:
     @property
     def basis(self) -> str:
         """Return seeds, intervals and adversaries in one line."""
-        seeds = sorted({r.run.seed for p in self.points for r in p.rows if "utility" in r.values})
-        n = sorted({p.spreads["utility"].n for p in self.points})
-        count = str(n[0]) if len(n) == 1 else f"{n[0]} to {n[-1]}"
-        bars = "; bars: 95 % intervals" if n[-1] > 1 else ""
-        seed_list = joined(map(str, seeds)) if len(seeds) <= _NAMED else f"{seeds[0]} … {seeds[-1]}"
-        line = f"n = {count} (seed{'s' * (len(seeds) > 1)} {seed_list}){bars}; ε of {view_of(self.adversary)}"
+        seeds = set[int]()
+        for point in self.points:
+            seeds.update(row.run.seed for row in point.rows if "utility" in row.values)
+        first, *others = map(str, sorted(seeds))
+        line = f"n = {self.seeds_a_mark} "
+        if not others:
+            line += f"(seed {first})"
+        elif len(seeds) <= _NAMED:
+            line += f"(seeds {joined([first, *others])})"
+        else:
+            line += f"(seeds {first} … {others[-1]})"
+        if self.has_bars:
+            line += "; bars: 95 % intervals"
+        line += f"; ε of {view_of(self.adversary)}"
         if self.attackers:
             line += f"; attacks from {joined(self.attackers)}"
         return line
+
+    @property
+    def seeds_a_mark(self) -> str:
+        """Return the number of seeds behind a mark, or its range."""
+        counts = [point.spreads["utility"].n for point in self.points]
+        return " to ".join(map(str, dict.fromkeys((min(counts), max(counts)))))
+
+    @property
+    def has_bars(self) -> bool:
+        """Return whether some mark stands for several seeds."""
+        return any(point.spreads["utility"].n > 1 for point in self.points)
 
     @property
     def attackers(self) -> tuple[str, ...]:
         """Return the adversaries whose attacks the measure on the axis takes the strongest of."""
         if self.across is None or not self.across.goal:
             return ()
-        names: dict[str, None] = {}
-        for result in (row.run.result for point in self.points for row in point.rows):
-            if result is not None:
-                names |= dict.fromkeys(c.adversary for c in result.tests if c.goal == self.across.goal)
+        names = dict[str, None]()
+        for row in chain.from_iterable(point.rows for point in self.points):
+            if row.run.result is not None:
+                tests = row.run.result.tests
+                names |= dict.fromkeys(cell.adversary for cell in tests if cell.goal == self.across.goal)
         return tuple(names)
 
     @property
@@ -109,8 +129,12 @@ class Curve:
         """Return the points that no other point dominates, by rising leakage or cost."""
         if self.across is None:
             return ()
-        sign = -1.0 if self.across.least else 1.0
-        places = [(sign * p.spreads[self.across.name].mean, p.spreads["utility"].mean) for p in self.points]
+        places = []
+        for point in self.points:
+            cost = point.spreads[self.across.name].mean
+            if self.across.least:
+                cost = -cost
+            places.append((cost, point.spreads["utility"].mean))
         return tuple(self.points[i] for i in front(places))
 
     def epsilon(self, point: Point) -> float:
@@ -124,10 +148,10 @@ class Curve:
         if self.across is not None:
             return None
         if self.asked:
-            levels = sorted({p.level for p in self.points if p.defended})
-            values = [p.level for p in self.points if p.epsilon_asked is not None]
+            levels = sorted({point.level for point in self.points if point.defended})
+            values = [point.level for point in self.points if point.epsilon_asked is not None]
             return scale_of(values, levels=levels, beyond="none")
-        tested = [self.epsilon(p) for p in self.points]
+        tested = list(map(self.epsilon, self.points))
         return scale_of(tested, marked=tested)
 
     @property
@@ -174,7 +198,7 @@ def _drawn(curve: Curve, width: float, settings: dict[str, Any], suffix: str) ->
         _legend(figure, curve, wide)
         basis = textwrap.fill(curve.basis, round(24 * width))
         figure.supxlabel(basis, fontsize=6.5 if wide else 5.5, color=MUTED)
-        figure.savefig(buffer, format=suffix, dpi=300, metadata=_METADATA[suffix])
+        figure.savefig(buffer, format=suffix, dpi=300, metadata=METADATA[suffix])
     return buffer.getvalue()
 
 
@@ -246,9 +270,9 @@ def _line(axes: Axes, curve: Curve, protocol: str, own: Sequence[Point], defence
     colour, marker = COLOURS[number % 5], _MARKERS[number % len(_MARKERS)]
     y = [100 * p.spreads["utility"].mean for p in own]
     x = [_place(curve, scale, p) for p in own]
-    line: dict[str, Any] = {"color": colour, "linestyle": _STYLES[number % 5], "linewidth": 1.0, "zorder": 2}
     joint = [scale is None or 0 < _value(curve, p) < math.inf for p in own]  # no line crosses an axis break
-    axes.plot(list(compress(x, joint)), list(compress(y, joint)), **line)
+    line_x, line_y = list(compress(x, joint)), list(compress(y, joint))
+    axes.plot(line_x, line_y, color=colour, linestyle=_STYLES[number % 5], linewidth=1.0, zorder=2)
     fine = 0.55
     if scale is not None and curve.asked:
         fine = 0.8
@@ -287,11 +311,10 @@ def _sizes(curve: Curve, own: Sequence[Point]) -> list[float]:
     """Return the marks' sizes; if ε is not on an axis, a larger mark has a larger ε by the ledger."""
     if curve.asked:
         return [3.6] * len(own)
-    if (
-        curve.across is None
-    ):  # marks at one ε are not moved apart: a later protocol's is smaller, and both are seen
+    if curve.across is None:
+        # Marks at one ε are not moved apart: a later protocol's is smaller, and both are seen.
         return [5.0 - 2.2 * curve.protocols.index(p.protocol) / len(curve.protocols) for p in own]
-    levels = sorted({curve.epsilon(p) for p in curve.points})
+    levels = sorted(set(map(curve.epsilon, curve.points)))
     return [2.4 + 2.8 * levels.index(curve.epsilon(p)) / max(len(levels) - 1, 1) for p in own]
 
 
@@ -302,15 +325,11 @@ def _bar(spread: Spread, scale: float) -> list[list[float]] | None:
 
 
 def _across_bar(curve: Curve, point: Point) -> list[list[float]] | None:
-    if curve.across is None:
-        return None if curve.asked else _epsilon_bar(curve, point)
-    if curve.across.unit == "bytes":
+    if curve.asked or (curve.across is not None and curve.across.unit == "bytes"):
         return None
-    return _bar(point.spreads[curve.across.name], _scaled(curve.across, 1.0))
-
-
-def _epsilon_bar(curve: Curve, point: Point) -> list[list[float]] | None:
-    """Return a bar from the largest ε of a point's runs down to the least, if they differ."""
+    if curve.across is not None:
+        return _bar(point.spreads[curve.across.name], _scaled(curve.across, 1.0))
+    # From the largest ε of the point's runs down to the least, if they differ.
     bill, scale = point.bill(curve.adversary), curve.scale
     if bill is None or scale is None or not 0 < bill.least < bill.epsilon < math.inf:
         return None
@@ -336,62 +355,50 @@ def _ticks(axes: Axes, curve: Curve) -> None:
         return
     values = [p.spreads["bytes"].mean for p in curve.points]
     low, high = min(values), max(values)
-    if low > 0:
-        axes.set_xscale("log")
-        axes.set_xlim(low / 2, high * 2)
-        _ticks_at_decades(axes, low / 2, high * 2)
-        axes.minorticks_off()
-
-
-def _ticks_at_decades(axes: Axes, left: float, right: float) -> None:
-    """Put ticks with sizes in bytes at the powers of ten between two ends."""
-    decades = range(math.floor(math.log10(left)), math.ceil(math.log10(right)) + 1)
-    places = [10.0**d for d in decades if left <= 10.0**d <= right]
-    axes.set_xticks(places, [kilobytes(place).replace(NBSP, " ").replace(".0", "") for place in places])
+    if low <= 0:
+        return
+    left, right = low / 2, high * 2
+    axes.set_xscale("log")
+    axes.set_xlim(left, right)
+    places, sizes = [], []
+    for decade in range(math.floor(math.log10(left)), math.ceil(math.log10(right)) + 1):
+        if left <= 10.0**decade <= right:
+            places.append(10.0**decade)
+            sizes.append(kilobytes(10.0**decade).replace(NBSP, " ").replace(".0", ""))
+    axes.set_xticks(places, sizes)
+    axes.minorticks_off()
 
 
 def _legend(figure: Figure, curve: Curve, wide: bool) -> None:
     from matplotlib.lines import Line2D
 
-    protocols = {p.protocol for p in curve.points}
-    handles = [
-        Line2D([], [], color=COLOURS[n % 5], marker=_MARKERS[n % len(_MARKERS)], linestyle=_STYLES[n % 5],
-               linewidth=1.0, markersize=3.6, label=plain(protocol, 24))
-        for n, protocol in enumerate(curve.protocols)
-        if protocol in protocols
-    ]  # fmt: skip
-    handles += [
-        Line2D([], [], color=MUTED, linestyle=_STYLES[1 + n % 4], linewidth=0.9, label=plain(line, 24))
-        for n, (line, _) in enumerate(curve.references)
-    ]
+    protocols = {point.protocol for point in curve.points}
+    entries: list[dict[str, Any]] = []
+    for n, protocol in enumerate(curve.protocols):
+        if protocol in protocols:
+            mark = {"marker": _MARKERS[n % len(_MARKERS)], "markersize": 3.6}
+            line = {"color": COLOURS[n % 5], "linestyle": _STYLES[n % 5], "linewidth": 1.0}
+            entries.append({**mark, **line, "label": plain(protocol, 24)})
+    for n, (name, _) in enumerate(curve.references):
+        line = {"color": MUTED, "linestyle": _STYLES[1 + n % 4], "linewidth": 0.9}
+        entries.append({**line, "label": plain(name, 24)})
     if len(curve.front) > 1:
-        handles.append(Line2D([], [], color="#c9c4b7", linewidth=3.2, label="Pareto front"))
-    handles += _fills(curve)
-    rows = math.ceil(len(handles) / (6 if wide else 3))
+        entries.append({"color": "#c9c4b7", "linewidth": 3.2, "label": "Pareto front"})
+    mark = {"color": MUTED, "marker": "o", "linestyle": "none", "markersize": 3.6}
+    if not all(point.defended for point in curve.points):
+        entries.append({**mark, "markerfacecolor": "white", "label": "no defence"})
+    if curve.unclaimed:
+        half = {"fillstyle": "bottom", "markerfacecoloralt": "white"}
+        entries.append({**mark, **half, "label": "ledger: ε = ∞"})
+    columns, size = (6, 7.5) if wide else (3, 6.5)
+    rows = math.ceil(len(entries) / columns)
     figure.legend(
-        handles=handles,
+        handles=[Line2D([], [], **entry) for entry in entries],
         loc="outside upper center",
-        ncols=math.ceil(len(handles) / rows),
+        ncols=math.ceil(len(entries) / rows),
         frameon=False,
-        fontsize=7.5 if wide else 6.5,
+        fontsize=size,
         handlelength=2.6,
         columnspacing=1.4,
         borderaxespad=0.1,
     )
-
-
-def _fills(curve: Curve) -> list[Line2D]:
-    """Return the legend's entries for hollow and half-filled marks, if there are any."""
-    from matplotlib.lines import Line2D
-
-    plain_mark: dict[str, Any] = {"color": MUTED, "marker": "o", "linestyle": "none", "markersize": 3.6}
-    handles = []
-    if any(not p.defended for p in curve.points):
-        handles.append(Line2D([], [], markerfacecolor="white", label="no defence", **plain_mark))
-    if curve.unclaimed:
-        handles.append(
-            Line2D(
-                [], [], fillstyle="bottom", markerfacecoloralt="white", label="ledger: ε = ∞", **plain_mark
-            )
-        )
-    return handles

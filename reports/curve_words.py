@@ -15,7 +15,7 @@ from .curve_axis import by_ledger, delta_of, view_of
 from .curve_figures import Curve
 from .sweep_claims import contradictions
 from .sweep_rows import MEASURES, Point, SweepColumn, SweepRow, front
-from .text import MINUS, amount, clip, joined, sentence
+from .text import MINUS, bracketed, clip, joined, sentence
 
 __all__ = ["called", "caption", "conclusions", "title"]
 
@@ -56,27 +56,27 @@ def _epsilon(value: float) -> str:
 def _said(point: Point, measure: str) -> str:
     spread = point.spreads[measure]
     unit = next(m.unit for m in MEASURES if m.name == measure)
-    text = amount(spread.mean, unit)
-    if spread.low is None or spread.high is None:
-        return text
-    return f"{text} [{amount(spread.low, unit)}, {amount(spread.high, unit)}]"
+    return bracketed(spread.mean, spread.low, spread.high, unit)
 
 
 def conclusions(points: Sequence[Point], rows: Sequence[SweepRow], adversary: str) -> list[str]:
     """Return the conclusions of the whole sweep, one sentence each."""
     sentences = [*contradictions(rows).in_words(), *_unclaimed(points, adversary), *_best(points, adversary)]
     for measure in MEASURES:
-        if not measure.goal or measure.name not in ("membership_auc", "psnr_gain"):
-            continue
-        measured = [p for p in points if measure.name in p.spreads]
-        if measured:
-            worst = max(measured, key=lambda p: p.spreads[measure.name].mean)
+        name = measure.name
+        measured = [point for point in points if name in point.spreads]
+        if measured and name in ("membership_auc", "psnr_gain"):
+            means = [point.spreads[name].mean for point in measured]
+            worst = measured[means.index(max(means))]
             sentences.append(
-                f"{measure.label} is largest for {called(worst, adversary)}: {_said(worst, measure.name)}."
+                f"{measure.label} is largest for {called(worst, adversary)}: {_said(worst, name)}."
             )
-    counts = Counter(r.run.status for r in rows)
-    parts = ((counts["failed"], "failed"), (counts["pending"], "not run yet"))
-    missing = [f"{count} {word}" for count, word in parts if count]
+    counts = Counter(row.run.status for row in rows)
+    missing = []
+    if counts["failed"]:
+        missing.append(f"{counts['failed']} failed")
+    if counts["pending"]:
+        missing.append(f"{counts['pending']} not run yet")
     if missing:
         sentences.append(f"Of {len(rows)} runs {joined(missing)}: the figures lack their values.")
     return sentences
@@ -84,16 +84,23 @@ def conclusions(points: Sequence[Point], rows: Sequence[SweepRow], adversary: st
 
 def _unclaimed(points: Sequence[Point], adversary: str) -> list[str]:
     """Return how many defended points have no finite ε by the ledger, and their names."""
-    defended = [p for p in points if p.defended and "utility" in p.spreads]
-    infinite = [p for p in defended if by_ledger(p, adversary) == math.inf]
-    silent = sum(by_ledger(p, adversary) is None for p in defended)
-    names = list(dict.fromkeys(map(_system, infinite)))
+    infinite, silent, count = dict[str, None](), 0, 0
+    defended = [point for point in points if point.defended and "utility" in point.spreads]
+    for point in defended:
+        epsilon = by_ledger(point, adversary)
+        if epsilon is None:
+            silent += 1
+        elif epsilon == math.inf:
+            count += 1
+            infinite[_system(point)] = None
     sentences = []
     if infinite:
-        more = f" and {len(names) - _MOST} more" if len(names) > _MOST else ""
+        names = joined(list(infinite)[:_MOST])
+        if len(infinite) > _MOST:
+            names += f" and {len(infinite) - _MOST} more"
         sentences.append(
-            f"The ledger has no finite ε of {view_of(adversary)} for {len(infinite)} of {len(defended)} defended "
-            f"points: {joined(names[:_MOST])}{more}. The tables give the causes."
+            f"The ledger has no finite ε of {view_of(adversary)} for {count} of {len(defended)} defended "
+            f"points: {names}. The tables give the causes."
         )
     if silent:
         sentences.append(
@@ -104,26 +111,28 @@ def _unclaimed(points: Sequence[Point], adversary: str) -> list[str]:
 
 def _best(points: Sequence[Point], adversary: str) -> list[str]:
     """Return which point learns most up to each ledger ε, and which one without a finite ε."""
-    measured = [p for p in points if "utility" in p.spreads]
-    finite: list[tuple[float, Point]] = []
-    free = []
-    for point in measured:
+    finite, places, free = list[Point](), list[tuple[float, float]](), list[Point]()
+    for point in points:
         epsilon = by_ledger(point, adversary)
+        if epsilon is None or "utility" not in point.spreads:
+            continue
         if epsilon == math.inf:
             free.append(point)
-        elif epsilon is not None:
-            finite.append((epsilon, point))
-    best = front([(epsilon, point.spreads["utility"].mean) for epsilon, point in finite])
+        else:
+            finite.append(point)
+            places.append((epsilon, point.spreads["utility"].mean))
     alike = {}  # of those that read alike, who learns most
-    for i in best:
-        epsilon, point = finite[i]
-        alike[_epsilon(epsilon)] = point
+    for i in front(places):
+        epsilon, _ = places[i]
+        alike[_epsilon(epsilon)] = finite[i]
     sentences = []
     for epsilon_text, point in list(alike.items())[-_MOST:]:
-        who = _system(point) if point.defended else called(point, adversary)
+        who = called(point, adversary)
+        if point.defended:
+            who = _system(point)
         sentences.append(f"Up to a ledger ε of {epsilon_text}, {who} learns most: {_said(point, 'utility')}.")
     if free:
-        top = max(free, key=lambda p: p.spreads["utility"].mean)
+        top = max(free, key=lambda point: point.spreads["utility"].mean)
         sentences.append(f"Without a finite ε, {_system(top)} learns most: {_said(top, 'utility')}.")
     return sentences
 
@@ -195,14 +204,10 @@ def _empty(measure: SweepColumn | None, asked: bool) -> str:
 
 
 def _resting_on(curve: Curve, seeds: Sequence[int]) -> str:
-    n = sorted({p.spreads["utility"].n for p in curve.points if "utility" in p.spreads})
-    marks = f"seeds a mark ({joined(map(str, seeds))})."
-    if n[-1] <= 1:
-        rest = f" n = 1 seed a mark ({joined(map(str, seeds))})."
-    elif len(n) == 1:
-        rest = f" Bars are 95 % intervals over seeds; n = {n[0]} {marks}"
-    else:
-        rest = f" Bars are 95 % intervals over seeds; n = {n[0]} to {n[-1]} {marks}"
+    rest, noun = "", "seed"
+    if curve.has_bars:
+        rest, noun = " Bars are 95 % intervals over seeds;", "seeds"
+    rest += f" n = {curve.seeds_a_mark} {noun} a mark ({joined(map(str, seeds))})."
     if curve.references:
         lines = joined(name for name, _ in curve.references)
         rest += f" Level lines: {lines}, without any defence, mean over the runs that trained them."
@@ -211,42 +216,41 @@ def _resting_on(curve: Curve, seeds: Sequence[int]) -> str:
 
 def _panels(curve: Curve) -> str:
     same = ""
-    if len(curve.defences) > 1 and not all(p.defended for p in curve.points):
+    if len(curve.defences) > 1 and not all(point.defended for point in curve.points):
         same = " Runs without a defence are the same in every panel."
     return f"A panel a defence, a line a protocol.{same} {_marks(curve)}"
 
 
 def _marks(curve: Curve) -> str:
-    half = " Half-filled marks have a defence, but no finite ε by the ledger." if curve.unclaimed else ""
-    return f"Hollow marks have no defence.{half}"
+    hollow = "Hollow marks have no defence."
+    if not curve.unclaimed:
+        return hollow
+    return f"{hollow} Half-filled marks have a defence, but no finite ε by the ledger."
 
 
 def _ledger_said(curve: Curve, points: Sequence[Point]) -> str:
     """Return what the axis shows, what the smallest ε costs, and the number of missing points."""
-    delta = delta_of(curve.points, curve.adversary)
-    terms = set[tuple[str, str]]()
-    for point in curve.points:
-        bill = point.bill(curve.adversary)
-        if bill is not None:
-            terms.update(bill.terms)
-    units = sorted({unit for unit, _ in terms if unit})
-    relations = sorted({relation for _, relation in terms if relation})
-    parts = [f"δ = {delta}"] * bool(delta) + [f"for one {joined(units, 'or')}"] * bool(units)
-    parts += [f"under {joined(relations, 'or')}"] * bool(relations)
+    bills = [bill for bill in (point.bill(curve.adversary) for point in curve.points) if bill is not None]
+    units, relations = set[str](), set[str]()
+    for bill in bills:
+        units.update(unit for unit, _ in bill.terms if unit)
+        relations.update(relation for _, relation in bill.terms if relation)
+    parts = []
+    if delta := delta_of(curve.points, curve.adversary):
+        parts.append(f"δ = {delta}")
+    if units:
+        parts.append(f"for one {joined(sorted(units), 'or')}")
+    if relations:
+        parts.append(f"under {joined(sorted(relations), 'or')}")
     stated = f" ({', '.join(parts)})" if parts else ""
     sentences = [f"ε is the ledger's, of {view_of(curve.adversary)}{stated}.", _fall(curve)]
-    if any(math.isinf(curve.epsilon(p)) for p in curve.points):
+    if math.inf in map(curve.epsilon, curve.points):
         sentences.append("Behind the break the ledger has no finite ε.")
-    if any(_differs(p, curve.adversary) for p in curve.points):
+    if any(bill.least < bill.epsilon for bill in bills):
         sentences.append("A mark stands at the largest ε of its seeds, with a bar down to the least.")
     if missing := _left_out(curve, points):
         sentences.append(f"Points left out, because their ledgers lack this view: {missing}.")
     return " ".join(sentences)
-
-
-def _differs(point: Point, adversary: str) -> bool:
-    bill = point.bill(adversary)
-    return bill is not None and bill.least < bill.epsilon
 
 
 def _left_out(curve: Curve, points: Sequence[Point]) -> int:
@@ -256,10 +260,13 @@ def _left_out(curve: Curve, points: Sequence[Point]) -> int:
 
 def _asked_said(curve: Curve, points: Sequence[Point]) -> str:
     """Return that the axis is no guarantee, and how many points have no finite ε or are missing."""
-    defended = [p for p in curve.points if p.defended]
-    above = sum(p.level < curve.epsilon(p) < math.inf for p in defended)
-    counts = [f"{len(curve.unclaimed)} have no finite ε by the ledger"] * bool(curve.unclaimed)
-    counts += [f"{above} have a larger one than was asked"] * bool(above)
+    defended = [point for point in curve.points if point.defended]
+    above = sum(point.level < curve.epsilon(point) < math.inf for point in defended)
+    counts = []
+    if curve.unclaimed:
+        counts.append(f"{len(curve.unclaimed)} have no finite ε by the ledger")
+    if above:
+        counts.append(f"{above} have a larger one than was asked")
     sentences = ["ε asked is what noise was calibrated for. It is no guarantee."]
     sentences.append(f"The ledger's ε is of {view_of(curve.adversary)}.")
     if counts:
@@ -271,18 +278,17 @@ def _asked_said(curve: Curve, points: Sequence[Point]) -> str:
 
 def _fall(curve: Curve) -> str:
     """Return how utility at each protocol's smallest finite ε differs from that without a defence."""
-    if not any(p.defended for p in curve.points):
+    if not any(point.defended for point in curve.points):
         return "No defence is in this sweep."
     parts = []
     for defence in curve.defences:
         changes, levels = [], []
         for protocol in curve.protocols:
-            own = [p for p in curve.points if p.protocol == protocol]
-            free = [p for p in own if not p.defended]
-            under = [p for p in own if p.defended and p.defence == defence]
-            finite = [p for p in under if math.isfinite(curve.epsilon(p))]
-            if finite and free:
-                least = min(finite, key=curve.epsilon)
+            own = [point for point in curve.points if point.protocol == protocol]
+            free = [point for point in own if not point.defended]
+            under = [point for point in own if point.defended and point.defence == defence]
+            least = min(under, key=curve.epsilon, default=None)
+            if free and least is not None and math.isfinite(curve.epsilon(least)):
                 change = least.spreads["utility"].mean - free[0].spreads["utility"].mean
                 changes.append(round(100 * change))
                 levels.append(curve.epsilon(least))
@@ -301,6 +307,7 @@ def _signed(points: int) -> str:
 
 def _front_said(curve: Curve) -> str:
     best = curve.front
-    names = joined(called(p, curve.adversary) for p in best[:4])
-    more = f" and {len(best) - 4} more" if len(best) > 4 else ""
-    return f"No other point betters {names}{more} in both."
+    names = joined(called(point, curve.adversary) for point in best[:4])
+    if len(best) > 4:
+        names += f" and {len(best) - 4} more"
+    return f"No other point betters {names} in both."

@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from .curve_figures import FORMATS, WIDTHS, Curve, files, on_page
 from .curve_words import caption, conclusions, title
 from .page import render
 from .sweep_rows import MEASURES, Point, SweepColumn, SweepRow, points
-from .text import amount, clip, visible
+from .text import amount, bracketed, clip, visible
 
 __all__ = [
     "Sweep",
@@ -36,6 +37,10 @@ __all__ = [
     "write_curves",
 ]
 
+_RUN = (
+    "protocol", "defence", "level", "epsilon_asked", "seed", "status", "reason", "key", "result_sha256",
+)  # fmt: skip
+"""Columns of a run in `curves.csv`."""
 _LEDGER = ("epsilon", "delta", "unit", "relation", "cause")
 """Columns of a ledger's entry in `curves.csv`."""
 _ACROSS = ("membership_auc", "membership_tpr_at_1fpr", "psnr_gain", "fid", "bytes")
@@ -73,18 +78,23 @@ class Sweep:
     @property
     def measured_by(self) -> str:
         """Return the measure of utility."""
-        measures = dict.fromkeys(r.measured_by for r in self.rows if r.values)
+        measures = dict.fromkeys(row.measured_by for row in self.rows if row.values)
         return " or ".join(measures) or "accuracy"
+
+    @property
+    def adversaries(self) -> tuple[str, ...]:
+        """Return the adversaries of all ledgers."""
+        return tuple(dict.fromkeys(chain.from_iterable(row.ledger for row in self.rows)))
 
     @property
     def references(self) -> tuple[tuple[str, float], ...]:
         """Return each reference line's mean over the runs that trained it."""
-        lines = sorted(set[str]().union(*(r.references for r in self.rows)), reverse=True)
-        means = []
-        for line in lines:
-            values = [r.references[line] for r in self.rows if line in r.references]
-            means.append((line, math.fsum(values) / len(values)))
-        return tuple(means)
+        values: dict[str, list[float]] = {}
+        for row in self.rows:
+            for line, value in row.references.items():
+                values.setdefault(line, []).append(value)
+        means = [(line, math.fsum(own) / len(own)) for line, own in values.items()]
+        return tuple(sorted(means, reverse=True))
 
     def curve(self, across: SweepColumn | None, *, asked: bool = False) -> Curve | None:
         """Return utility against a measure, against the ledger's ε, or against the requested ε.
@@ -92,16 +102,17 @@ class Sweep:
         Returns:
             The figure, or None if there is nothing to draw.
         """
-        needed = {"utility"} | ({across.name} if across else set())
-        usable = [p for p in self.points if needed <= p.spreads.keys()]
-        name = "epsilon" if across is None else across.name.replace("_", "-")
+        usable = [point for point in self.points if "utility" in point.spreads]
         if asked:
-            usable = [p for p in usable if p.epsilon_asked is not None]
-            usable = usable if any(p.defended for p in usable) else []
             name = "epsilon-asked"
+            usable = [point for point in usable if point.epsilon_asked is not None]
         elif across is None:
-            usable = [p for p in usable if by_ledger(p, self.adversary) is not None]
-        if not usable:
+            name = "epsilon"
+            usable = [point for point in usable if by_ledger(point, self.adversary) is not None]
+        else:
+            name = across.name.replace("_", "-")
+            usable = [point for point in usable if across.name in point.spreads]
+        if not usable or (asked and not any(point.defended for point in usable)):
             return None
         return Curve(
             name=f"utility-{name}",
@@ -117,14 +128,14 @@ class Sweep:
     @property
     def wanted(self) -> tuple[Wanted, ...]:
         """Return every figure that a sweep may have: the measure on the axis, and whether it is the requested ε."""
-        measures = [m for name in _ACROSS for m in MEASURES if m.name == name]
-        return ((None, False), *((m, False) for m in measures), (None, True))
+        measures = {measure.name: measure for measure in MEASURES}
+        return ((None, False), *((measures[name], False) for name in _ACROSS), (None, True))
 
     @property
     def curves(self) -> tuple[Curve, ...]:
         """Return every figure with measurements."""
-        curves = (self.curve(measure, asked=requested) for measure, requested in self.wanted)
-        return tuple(c for c in curves if c is not None)
+        curves = [self.curve(measure, asked=requested) for measure, requested in self.wanted]
+        return tuple(filter(None, curves))
 
 
 def write_curves(sweep: Sweep, out: Path, width: str) -> list[Path]:
@@ -162,40 +173,27 @@ def curves_csv(sweep: Sweep) -> str:
     level is no ε. `epsilon_SERVER` and the like are the ledger's ε, `inf` if none can be claimed, with δ, unit,
     relation and cause beside it.
     """
-    adversaries = list(dict.fromkeys(a for r in sweep.rows for a in r.ledger))
-    lines = list(dict.fromkeys(line for r in sweep.rows for line in r.references))
-    head = [
-        "protocol",
-        "defence",
-        "level",
-        "epsilon_asked",
-        "seed",
-        "status",
-        "reason",
-        "key",
-        "result_sha256",
-    ]
-    head += [*(m.name for m in MEASURES), *(f"{n}_{a}" for a in adversaries for n in _LEDGER), *lines]
-    body: list[list[Any]] = [head]
+    lines = list(dict.fromkeys(chain.from_iterable(row.references for row in sweep.rows)))
+    head = [*_RUN, *(measure.name for measure in MEASURES)]
+    for adversary in sweep.adversaries:
+        head += [f"{column}_{adversary}" for column in _LEDGER]
+    body: list[list[Any]] = [[*head, *lines]]
     for row in sweep.rows:
         run = row.run
         values: list[Any] = [visible(run.protocol), visible(run.defence)]
         values += [_number(run.level), _number(run.epsilon_asked)]
         values += [run.seed, run.status, visible(run.reason), run.key, run.result_sha256]
-        values += [_number(row.values.get(m.name)) for m in MEASURES]
-        for adversary in adversaries:
-            values += _entry(row, adversary)
+        values += [_number(row.values.get(measure.name)) for measure in MEASURES]
+        for adversary in sweep.adversaries:
+            entry = row.ledger.get(adversary)
+            if entry is None:
+                values += [""] * len(_LEDGER)
+            else:
+                values += [_number(row.epsilon(adversary)), _number(entry.delta)]
+                values += map(visible, (entry.unit, entry.relation, entry.cause))
         values += [_number(row.references.get(line)) for line in lines]
         body.append(values)
     return csv_text(body)
-
-
-def _entry(row: SweepRow, adversary: str) -> list[str]:
-    """Return a ledger's entry in the order of `_LEDGER`."""
-    if (entry := row.ledger.get(adversary)) is None:
-        return [""] * len(_LEDGER)
-    terms = list(map(visible, (entry.unit, entry.relation, entry.cause)))
-    return [_number(row.epsilon(adversary)), _number(entry.delta), *terms]
 
 
 def summary_csv(sweep: Sweep) -> str:
@@ -211,19 +209,16 @@ def summary_csv(sweep: Sweep) -> str:
         ]
     ]  # fmt: skip
     for point in sweep.points:
-        count = Counter(r.run.status for r in point.rows)
-        axes = [
-            visible(point.protocol),
-            visible(point.defence),
-            _number(point.level),
-            _number(point.epsilon_asked),
-        ]
-        axes += [visible(sweep.adversary), *_billed(point, sweep.adversary)]
+        count = Counter(row.run.status for row in point.rows)
+        axes = [visible(point.protocol), visible(point.defence)]
+        axes += [_number(point.level), _number(point.epsilon_asked), visible(sweep.adversary)]
+        axes += _billed(point, sweep.adversary)
         tail = [len(point.rows), count["failed"], count["not-applicable"]]
         for measure in MEASURES:
-            if (s := point.spreads.get(measure.name)) is not None:
-                figures = list(map(_number, (s.mean, s.sd, s.low, s.high)))
-                body.append([*axes, measure.name, measure.unit, *figures, s.n, *tail])
+            spread = point.spreads.get(measure.name)
+            if spread is not None:
+                figures = map(_number, (spread.mean, spread.sd, spread.low, spread.high))
+                body.append([*axes, measure.name, measure.unit, *figures, spread.n, *tail])
         if not point.spreads:
             body.append([*axes, "", "", "", "", "", "", 0, *tail])
     return csv_text(body)
@@ -254,11 +249,9 @@ def _over_seeds(sweep: Sweep) -> list[list[str]]:
     measures = _tabulated(sweep)
     rows = [["Protocol", "Defence", "ε asked", "ε, ledger", "n", *(m.short for m in measures)]]
     for point in sweep.points:
-        bill = point.bill(sweep.adversary)
         row = [clip(point.protocol, 60), clip(point.defence, 60), _rounded(point.epsilon_asked)]
-        row.append(_rounded(None if bill is None else bill.epsilon))
-        row.append(str(point.seeds))
-        row += [_bracketed(point, measure) for measure in measures]
+        row += [_rounded(by_ledger(point, sweep.adversary)), str(point.seeds)]
+        row += [_in_table(point, measure) for measure in measures]
         rows.append(row)
     return rows
 
@@ -275,13 +268,13 @@ def _rounded(epsilon: float | None) -> str:
     return "∞" if math.isinf(epsilon) else f"{epsilon:.3g}"
 
 
-def _bracketed(point: Point, measure: SweepColumn) -> str:
+def _in_table(point: Point, measure: SweepColumn) -> str:
     spread = point.spreads.get(measure.name)
     if spread is None:
         return point.absence(measure)
     text = amount(spread.mean, measure.unit)
-    if spread.low is not None and spread.high is not None and spread.sd:
-        text += f" [{amount(spread.low, measure.unit)}, {amount(spread.high, measure.unit)}]"
+    if spread.sd:
+        text = bracketed(spread.mean, spread.low, spread.high, measure.unit)
     if spread.n < point.seeds:
         text += f" (n = {spread.n})"
     return text
@@ -289,9 +282,12 @@ def _bracketed(point: Point, measure: SweepColumn) -> str:
 
 def _billed(point: Point, adversary: str) -> list[str]:
     """Return the largest and the least ε of a point's ledgers, δ and causes."""
-    if (bill := point.bill(adversary)) is None:
+    bill = point.bill(adversary)
+    if bill is None:
         return [""] * 4
-    delta = _number(bill.deltas[0]) if len(bill.deltas) == 1 else ""
+    delta = ""
+    if len(bill.deltas) == 1:
+        delta = _number(bill.deltas[0])
     return [_number(bill.epsilon), _number(bill.least), delta, visible("; ".join(bill.causes))]
 
 
@@ -308,14 +304,12 @@ def render_curves(sweep: Sweep) -> str:
     for measure, requested in sweep.wanted:
         curve = sweep.curve(measure, asked=requested)
         heading = title(measure, sweep.measured_by, asked=requested, adversary=sweep.adversary)
-        figures.append(
-            {
-                "title": heading,
-                "chart": None if curve is None else on_page(curve, heading),
-                "caption": caption(measure, curve, sweep.seeds, asked=requested, points=sweep.points),
-                "files": [] if curve is None else [f"{curve.name}.{suffix}" for suffix in FORMATS],
-            }
-        )
+        figure: dict[str, Any] = {"title": heading, "chart": None, "files": []}
+        figure["caption"] = caption(measure, curve, sweep.seeds, asked=requested, points=sweep.points)
+        if curve is not None:
+            figure["chart"] = on_page(curve, heading)
+            figure["files"] = [f"{curve.name}.{suffix}" for suffix in FORMATS]
+        figures.append(figure)
     return render(
         "curves.html.j2",
         {
@@ -323,9 +317,9 @@ def render_curves(sweep: Sweep) -> str:
             "figures": figures,
             "conclusions": conclusions(sweep.points, sweep.rows, sweep.adversary),
             "view": view_of(sweep.adversary),
-            "counts": Counter(r.run.status for r in sweep.rows),
+            "counts": Counter(row.run.status for row in sweep.rows),
             "measures": _tabulated(sweep),
-            "adversaries": list(dict.fromkeys(a for r in sweep.rows for a in r.ledger)),
+            "adversaries": sweep.adversaries,
             "infinite": math.inf,
         },
     )

@@ -8,7 +8,7 @@ Guarantees:
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, TypeVar
 
 from pydantic import Field
 
@@ -176,12 +176,7 @@ def document(
         adversaries=tuple(map(_standing, standings_of(result, findings))),
         findings=tuple(map(_finding, findings)),
         matrix=tuple(map(_line, attack_matrix(findings))),
-        annex=tuple(
-            AnnexPart(
-                document=i.document.name, asked=i.asked, provided=i.provided, what=i.what, where=i.where
-            )
-            for i in annex(result)
-        ),
+        annex=tuple(_part(AnnexPart, item, document=item.document.name) for item in annex(result)),
         timings=dict(timings),
         ended=provenance.ended,
         signed_by=provenance.signed_by,
@@ -204,78 +199,44 @@ def json_schema() -> dict[str, Any]:
     return ReportDocument.model_json_schema(by_alias=True, mode="serialization") | head
 
 
+P = TypeVar("P", bound=Config)
+
+
+def _part(kind: type[P], source: object, **changes: Any) -> P:
+    """Return a part with an object's members of the same names, and with those that are given here."""
+    same = {name: getattr(source, name) for name in kind.model_fields if name not in changes}
+    return kind(**same, **changes)
+
+
 def _front(front: Front) -> FrontPart:
-    return FrontPart(
-        findings=tuple(
-            FrontFindingPart(
-                severity=f.severity,
-                because=f.because,
-                goals=f.goals,
-                level=f.level,
-                adversaries=f.adversaries,
-                what=f.what,
-                affected=f.affected,
-                evidence=f.evidence,
-                remedy=Said(text=f.remedy.do, because=f.remedy.why),
-                effect=f.effect,
-                cell=f.strongest.cell.id,
-            )
-            for f in front.findings
-        ),
-        claims=front.claims,
-        untested=front.untested,
-    )
+    findings = []
+    for finding in front.findings:
+        remedy = Said(text=finding.remedy.do, because=finding.remedy.why)
+        findings.append(_part(FrontFindingPart, finding, remedy=remedy, cell=finding.strongest.cell.id))
+    return _part(FrontPart, front, findings=tuple(findings))
 
 
 def _verdict(summary: Summary, result: Result) -> Verdict:
-    return Verdict(
-        level=summary.level,
-        headline=summary.headline,
-        standing=summary.standing,
-        reasons=tuple(
-            Said(
-                text=r.text,
-                because=r.because,
-                cautions=r.cautions,
-                cell=result.cells[r.number - 1].id if r.number else None,
-            )
-            for r in summary.reasons
-        ),
-        actions=tuple(Said(text=a.do, because=a.why) for a in summary.actions),
-    )
+    reasons = []
+    for reason in summary.reasons:
+        cell = result.cells[reason.number - 1].id if reason.number else None
+        reasons.append(_part(Said, reason, cell=cell))
+    actions = tuple(Said(text=action.do, because=action.why) for action in summary.actions)
+    return _part(Verdict, summary, reasons=tuple(reasons), actions=actions)
 
 
 def _standing(standing: Standing) -> StandingPart:
-    return StandingPart(
-        adversary=standing.adversary,
-        goal=standing.goal,
-        level=standing.level,
-        cell=None if standing.finding is None else standing.finding.cell.id,
-        inherited=standing.inherited,
-    )
+    cell = None if standing.finding is None else standing.finding.cell.id
+    return _part(StandingPart, standing, cell=cell)
 
 
 def _finding(finding: Finding) -> FindingPart:
-    return FindingPart(
-        cell=finding.cell.id,
-        level=finding.level,
-        measured=finding.measured,
-        because=finding.because,
-        cautions=finding.cautions,
-        worst_target=finding.worst.target if finding.worst else None,
-    )
+    worst = None if finding.worst is None else finding.worst.target
+    return _part(FindingPart, finding, cell=finding.cell.id, worst_target=worst)
 
 
 def _line(line: MatrixLine) -> MatrixPart:
-    record = None
-    if line.record is not None:
-        record = WorstRecordPart(value=line.record.value, unit=line.record.unit, what=line.record.what)
-    return MatrixPart(
-        cell=line.finding.cell.id,
-        figure=line.figure,
-        mean=line.mean.value if line.mean else None,
-        worst=line.worst.value if line.worst else None,
-        baseline=line.baseline,
-        baseline_name=line.baseline_name,
-        worst_record=record,
-    )
+    record = None if line.record is None else _part(WorstRecordPart, line.record)
+    mean, worst = line.mean and line.mean.value, line.worst and line.worst.value
+    cell = line.finding.cell.id
+    return _part(MatrixPart, line, cell=cell, mean=mean, worst=worst, worst_record=record)

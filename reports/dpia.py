@@ -10,14 +10,16 @@ Guarantees:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import chain
 
 from fdaudit.kinds import KINDS
 from fdaudit.result import Result
 from fdaudit.transcript.messages import role
 
 from .front import front
+from .grouping import grouped
 from .page import render
 from .public import public
 from .sign_off import Provenance, sign_off
@@ -71,21 +73,17 @@ def render_dpia(result: Result, provenance: Provenance) -> str:
 
 def _flows(result: Result) -> Iterator[Flow]:
     """Yield what each role receives, a row for each kind of message."""
-    rows: dict[tuple[str, str], list[tuple[Sequence[str], bool, Iterable[str]]]] = {}
-    for row in result.exposure:
-        if row.direction == "received":
-            of_kind = rows.setdefault((role(row.party), row.kind), [])
-            of_kind.append((row.senders, row.private, row.defenses))
-    for (receiver, kind), same in rows.items():
-        senders = dict.fromkeys(role(sender) for names, _, _ in same for sender in names)
-        defences = dict.fromkeys(clip(name, 60) for _, _, names in same for name in names)
+    received = [row for row in result.exposure if row.direction == "received"]
+    for (receiver, kind), same in grouped(received, lambda row: (role(row.party), row.kind)).items():
+        senders = map(role, chain.from_iterable(row.senders for row in same))
+        defences = chain.from_iterable(row.defenses for row in same)
         yield Flow(
             receiver=receiver,
-            senders=joined(senders) or "not on record",
+            senders=joined(dict.fromkeys(senders)) or "not on record",
             kind=kind,
             what=KINDS[kind].text if kind in KINDS else "",
-            private=any(private for _, private, _ in same),
-            defences=joined(defences) or "none",
+            private=any(row.private for row in same),
+            defences=joined(dict.fromkeys(clip(name, 60) for name in defences)) or "none",
         )
 
 

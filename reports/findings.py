@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -25,9 +26,9 @@ from .remedies import ENCRYPT, carried
 from .severity import SEVERITIES, impact, needed
 from .text import clip, joined, measure, party, plural, sentence
 from .tried import Outcome, effect, outcome
-from .verdict import EVERYONE, Finding, strongest
+from .verdict import EVERYONE, Finding, by_view, strongest
 
-__all__ = ["FrontFinding", "found_by", "lines"]
+__all__ = ["FrontFinding", "by_severity", "found_by", "lines"]
 
 Leaks = dict[tuple[str, str], list[Finding]]
 """The cells with a leak, by adversary and goal."""
@@ -122,23 +123,28 @@ def lines(column: str, *texts: str) -> int:
     return sum(-(-len(text) // _WIDTHS[column]) for text in texts)
 
 
+def by_severity(findings: Iterable[FrontFinding], words: Sequence[str] = SEVERITIES) -> str:
+    """Return how many findings there are of each severity: "1 critical and 2 high"."""
+    counts = Counter(finding.severity for finding in findings)
+    return joined(f"{counts[word]} {word}" for word in words if counts[word])
+
+
 def found_by(result: Result) -> tuple[FrontFinding, ...]:
     """Return the findings of a result, the gravest first; pure."""
     findings = findings_of(result)
     leaking = {(s.adversary, s.goal): s for s in standings_of(result, findings) if s.remedy is not None}
-    leaks: Leaks = {}
-    for finding in findings:
-        if finding.level in LEAKS:
-            leaks.setdefault((finding.cell.adversary, finding.cell.goal), []).append(finding)
+    leaks = by_view(finding for finding in findings if finding.level in LEAKS)
     groups: dict[tuple[Remedy, str, object], list[Standing]] = {}
     for standing in leaking.values():
         source, what = leaking.get((standing.alone, standing.goal), standing), standing.remedy or ENCRYPT
         if source.adversary == "world":
             standing = replace(standing, finding=source.finding, source="world")
         # One thing ends all that an eavesdropper can do. Others share a finding only if they share its evidence.
-        key = (what, "", None) if what == ENCRYPT else (what, standing.goal, _figures(source.finding, leaks))
+        key: tuple[Remedy, str, object] = (what, "", None)
+        if what != ENCRYPT:
+            key = (what, standing.goal, source.finding and _evidence_key(source.finding, leaks))
         groups.setdefault(key, []).append(standing)
-    front_findings = (_finding(result, who, what, leaks) for (what, _, _), who in groups.items())
+    front_findings = [_finding(result, who, what, leaks) for (what, _, _), who in groups.items()]
     return tuple(sorted(front_findings, key=_gravest_first))
 
 
@@ -148,13 +154,12 @@ def _gravest_first(finding: FrontFinding) -> tuple[int, int, bool, int]:
     return -math.prod(finding.factors), -finding.factors[0], listens, -len(finding.strongest.affected)
 
 
-def _figures(finding: Finding | None, leaks: Leaks) -> object:
+def _evidence_key(finding: Finding, leaks: Leaks) -> object:
     """Return what makes two findings one: attack, deciding figures, the worst victim and the affected ones."""
-    if finding is None:
-        return None
-    values = [None if f is None else f.value for f in (finding.key, finding.worst_key)]
+    value = finding.key and finding.key.value
+    at_worst = finding.worst_key and finding.worst_key.value
     worst = finding.worst and finding.worst.target
-    return finding.cell.attack, finding.level, *values, worst, _alone(_all(finding, leaks))
+    return finding.cell.attack, finding.level, value, at_worst, worst, _alone(_all(finding, leaks))
 
 
 def _all(finding: Finding, leaks: Leaks) -> list[Finding]:
@@ -162,48 +167,48 @@ def _all(finding: Finding, leaks: Leaks) -> list[Finding]:
     return leaks.get((finding.cell.adversary, finding.cell.goal), [finding])
 
 
-def _alone(found: Sequence[Finding]) -> tuple[str, ...]:
+def _alone(findings: Sequence[Finding]) -> tuple[str, ...]:
     """Return the clients for each of whom alone a leak was found."""
-    names = {name for f in found for name in f.affected}
+    names = set[str]()
+    for finding in findings:
+        names.update(finding.affected)
     return tuple(sorted(names, key=lambda name: (len(name), name)))
 
 
 def _finding(result: Result, standing: Sequence[Standing], what: Remedy, leaks: Leaks) -> FrontFinding:
     """Return the finding of those who need no others for it; its evidence and victims are theirs alone."""
     adversaries = tuple(dict.fromkeys(s.adversary for s in standing))
-    first = [s.adversary for s in standing if s.source == s.adversary]  # the others inherit it
-    fewest = _fewest(tuple(dict.fromkeys(first)) or adversaries)
+    first = dict.fromkeys(s.adversary for s in standing if s.source == s.adversary)  # the others inherit it
+    fewest = _fewest(tuple(first) or adversaries)
     own = [s for s in standing if s.adversary in fewest]
     grades = [(s.severity, s.adversary) for s in own if s.severity is not None]
-    grade, whose = min(grades, key=lambda one: SEVERITIES.index(one[0].word))
+    grade, whose = min(grades, key=lambda pair: SEVERITIES.index(pair[0].word))
     own_findings = [s.finding for s in own if s.finding is not None]
-    goals = list(dict.fromkeys(s.goal for s in own))
-    gravest = sorted(own, key=lambda s: (LEAKS.index(s.level), -impact(s.goal)))[0]
+    gravest = min(own, key=lambda s: (LEAKS.index(s.level), -impact(s.goal)))
     by_goal, abilities = {}, []
-    for goal in goals:
+    for goal in dict.fromkeys(s.goal for s in own):
         same = [f for f in own_findings if f.cell.goal == goal]
         by_goal[goal] = strongest(same) or own_findings[0]
         abilities.append(_can(goal, same))
-    top = by_goal[gravest.goal]
+    goals, top = tuple(by_goal), by_goal[gravest.goal]
     who = joined(map(party, fewest))
-    told = (*fewest, *(a for a in adversaries if a not in fewest))
+    learnt, at_most = joined(map(_learnt, by_goal.values())), _in_short(top).removesuffix(".")
+    evidence = [f"{_attack(result, top)}: {_evidence(top)}"]
+    evidence += [f"{_attack(result, f)}: {_in_short(f)}" for f in by_goal.values() if f is not top]
+    ordered = tuple(dict.fromkeys((*fewest, *adversaries)))
 
     return FrontFinding(
         severity=grade.word,
-        goals=tuple(goals),
+        goals=goals,
         level=gravest.level,
         adversaries=adversaries,
-        brief=f"{joined(map(_learnt, by_goal.values()))} by {who} "
-        f"({_in_short(top).removesuffix('.').partition(' (')[0]})",
+        brief=f"{learnt} by {who} ({at_most.partition(' (')[0]})",
         what=f"{sentence(who)} could {joined(abilities)}",
         affected=_affected_by_goal(by_goal, leaks, result.run.clients),
-        evidence=" ".join(
-            f"{_attack(result, f)}: {_evidence(f) if f is top else _in_short(f)}"
-            for f in sorted(by_goal.values(), key=lambda f: f is not top)
-        ),
+        evidence=" ".join(evidence),
         remedy=what,
-        effect=effect(result, what, told, goals),
-        outcome=outcome(result, what, told, goals),
+        effect=effect(result, what, ordered, goals),
+        outcome=outcome(result, what, ordered, goals),
         caution=_caution(by_goal.values()),
         strongest=top,
         factors=grade.factors,
@@ -224,20 +229,25 @@ def _caution(findings: Iterable[Finding]) -> str:
 
 def _fewest(adversaries: Sequence[str]) -> list[str]:
     """Return the adversaries without coalitions of which a part can do the same."""
-    parts = {a: set(a.split("+")) for a in adversaries}
-    return [a for a in adversaries if not any(parts[b] < parts[a] for b in adversaries)]
+    coalitions = {name: set(name.split("+")) for name in adversaries}
+    fewest = []
+    for name, members in coalitions.items():
+        if not any(part < members for part in coalitions.values()):
+            fewest.append(name)
+    return fewest
 
 
-def _can(goal: str, found: Sequence[Finding]) -> str:
+def _can(goal: str, findings: Sequence[Finding]) -> str:
     """Return what adversaries could do, in a clause without "could"."""
     rule = RULES.get(goal)
     if rule is None:
         return "learn more than they should"
-    partial = all(f.level == "partial" for f in found)
-    if rule.shown and partial and all(f.of_classes for f in found):
-        return rule.shown.removeprefix("could ")
-    certain = any(f.certain for f in found)
-    return ((not certain and rule.likely) or rule.leaked).removeprefix("could ")
+    clause = rule.leaked
+    if rule.shown and all(f.level == "partial" and f.of_classes for f in findings):
+        clause = rule.shown
+    elif rule.likely and not any(f.certain for f in findings):
+        clause = rule.likely
+    return clause.removeprefix("could ")
 
 
 def _attack(result: Result, finding: Finding) -> str:
@@ -251,31 +261,37 @@ def _evidence(finding: Finding) -> str:
     rule, key, worst = RULES.get(finding.cell.goal), finding.key, finding.worst_key
     if rule is None or key is None or key.value is None:
         return finding.measured
-    of = f" over {plural(key.n, rule.counted)}" if rule.counted and key.n else ""
-    overall = f"{framed(rule, key)}{of}{_in_all(finding, rule)}{_decided_by(finding, EVERYONE)}"
+    overall = framed(rule, key)
+    if rule.counted and key.n:
+        overall += f" over {plural(key.n, rule.counted)}"
+    overall += f"{_in_all(finding, rule)}{_decided_by(finding, EVERYONE)}"
     if recognition := _recognised(finding):
         return f"{recognition}; {overall}."
     if worst is None or worst.value is None or finding.worst is None:
-        return f"{overall}." if finding.cell.targets and finding.worst else finding.measured
+        return finding.measured
     if worst.value == key.value:
         return f"{overall}."
     name = clip(finding.worst.target, 60)
-    if finding.affected and finding.worst.target not in finding.affected:
-        alone = "; ".join(_one_alone(finding, rule, victim) for victim in finding.affected[:_NAMED])
-        return f"{overall}; {alone}; at most {measure(worst, worst.value)} for {name}, {_no_leak(worst)}."
-    if finding.affected and not finding.together:
-        for_one = f"{framed(rule, worst)} for {name}{_decided_by(finding, name)}"
-        return f"{for_one}; {beside(rule, key, worst)} for all together, {_no_leak(key)}."
     if not finding.affected:
         return f"{overall}; highest alone: {beside(rule, worst, key)} for {name}, {_no_leak(worst)}."
+    if finding.worst.target not in finding.affected:
+        alone = "; ".join(_one_alone(finding, rule, victim) for victim in finding.affected[:_NAMED])
+        return f"{overall}; {alone}; at most {measure(worst, worst.value)} for {name}, {_no_leak(worst)}."
+    if not finding.together:
+        for_one = f"{framed(rule, worst)} for {name}{_decided_by(finding, name)}"
+        return f"{for_one}; {beside(rule, key, worst)} for all together, {_no_leak(key)}."
     return f"{overall}; worst: {beside(rule, worst, key)} for {name}{_decided_by(finding, name)}."
 
 
 def _one_alone(finding: Finding, rule: Rule, victim: str) -> str:
     """Return the deciding figure of a victim for whom alone a leak was found, in a clause."""
-    figures = next((t.figures for t in finding.cell.targets if t.target == victim), ())
-    figure = by_name(figures, rule.figure)
-    value = "a leak" if figure is None or figure.value is None else measure(figure, figure.value)
+    value = "a leak"
+    for target in finding.cell.targets:
+        if target.target == victim:
+            figure = by_name(target.figures, rule.figure)
+            if figure is not None and figure.value is not None:
+                value = measure(figure, figure.value)
+            break
     return f"{value} for {clip(victim, 60)}{_decided_by(finding, victim)}"
 
 
@@ -294,7 +310,9 @@ def _learnt(finding: Finding) -> str:
 def _in_short(finding: Finding) -> str:
     """Return the deciding figure that carries a finding, without its interval."""
     rule = RULES.get(finding.cell.goal)
-    figure = finding.key if finding.together else finding.worst_key
+    figure = finding.worst_key
+    if finding.together:
+        figure = finding.key
     if rule is None or figure is None or figure.value is None:
         return finding.measured
     if recognition := _recognised(finding):
@@ -307,7 +325,7 @@ def _in_short(finding: Finding) -> str:
 
 def _in_all(finding: Finding, rule: Rule) -> str:
     """Return the figure that the rule adds, such as how often a copy agrees beside its gain over the baseline."""
-    whole = by_name(finding.cell.figures, rule.in_all) if rule.in_all else None
+    whole = by_name(finding.cell.figures, rule.in_all)
     if whole is None or whole.value is None:
         return ""
     return f" ({measure(whole, whole.value)} in all)"
@@ -342,23 +360,28 @@ def _affected_by_goal(by_goal: Mapping[str, Finding], leaks: Leaks, clients: int
     return " ".join(f"{sentence(joined(which))}: {who}." for who, which in goals.items())
 
 
-def _affected(found: Sequence[Finding], clients: int, most: int = _NAMED) -> str:
+def _affected(findings: Sequence[Finding], clients: int, most: int = _NAMED) -> str:
     """Return for whom a leak was found alone, and who is not cleared; at most so many are named one by one."""
-    alone = _alone(found)
-    attacked = {t.target for f in found for t in f.cell.targets}
-    others = all(a.startswith("client/") for a in found[0].cell.adversary.split("+"))
-    everyone = f"all {len(attacked)}"
+    alone, attacked = _alone(findings), set[str]()
+    for finding in findings:
+        attacked.update(target.target for target in finding.cell.targets)
+    members = findings[0].cell.adversary.split("+")
+    of_clients = all(member.startswith("client/") for member in members)
+    everyone = f"all {len(attacked)} attacked clients"
     if len(attacked) == clients > 1:
-        everyone += " clients"
-    elif others and len(attacked) == clients - len(found[0].cell.adversary.split("+")):
-        everyone += " other clients"
-    else:
-        everyone += " attacked clients"
+        everyone = f"all {len(attacked)} clients"
+    elif of_clients and len(attacked) == clients - len(members):
+        everyone = f"all {len(attacked)} other clients"
     if len(alone) == len(attacked) > 1:
         return everyone
-    names = joined(alone) if len(alone) <= most else f"{len(alone)} of them"
-    if len(attacked) > 1 and any(f.together for f in found):
-        return f"{everyone} pooled; {f'shown alone for {names}' if alone else 'none shown alone'}"
+    names = joined(alone)
+    if len(alone) > most:
+        names = f"{len(alone)} of them"
+    pooled = len(attacked) > 1 and any(f.together for f in findings)
+    if pooled and alone:
+        return f"{everyone} pooled; shown alone for {names}"
+    if pooled:
+        return f"{everyone} pooled; none shown alone"
     if not alone:
         return _UNTOLD
     if len(attacked) == len(alone):

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from itertools import chain
 
 from fdaudit.goals import GOALS, challenged
-from fdaudit.result import Level, Result
+from fdaudit.result import Result
 
-from .findings import FrontFinding, found_by, lines
+from .findings import FrontFinding, by_severity, found_by, lines
 from .goals.rule import single_rates
 from .inheritance import gaps
 from .judgement import findings_of
@@ -29,12 +29,6 @@ __all__ = [
     "front",
     "released",
 ]
-
-_NO_ANSWER: Sequence[tuple[Level, str]] = (
-    ("failed", "failed"),
-    ("not-requested", "were not asked for"),
-    ("not-tested", "found no time"),
-)
 
 _MESSAGE = re.compile(r"(\S+) of (\S+) in round \d+ \(message (\d+)\)(.*)", re.DOTALL)
 """A ledger's cause: kind, sender, number of the message, and what follows."""
@@ -80,9 +74,7 @@ class Front:
         rest = self.findings[len(self.shown) :]
         if not rest:
             return ""
-        by_severity = Counter(f.severity for f in rest)
-        counts = [f"{by_severity[word]} {word}" for word in SEVERITIES if by_severity[word]]
-        return f"{len(rest)} more in section Findings: {joined(counts)}."
+        return f"{len(rest)} more in section Findings: {by_severity(rest)}."
 
     @property
     def grave(self) -> tuple[str, ...]:
@@ -91,7 +83,8 @@ class Front:
 
     def _lines(self, shown: int) -> int:
         """Return the lines of so many findings and of the words about those that are left out, beyond one."""
-        return sum(f.lines(self.said) for f in self.findings[:shown]) + lines("notes", *self._grave(shown))
+        of_findings = sum(finding.lines(self.said) for finding in self.findings[:shown])
+        return of_findings + lines("notes", *self._grave(shown))
 
     def _grave(self, shown: int) -> tuple[str, ...]:
         return tuple(f.line for f in self.findings[shown:] if f.severity in SEVERITIES[:2])
@@ -99,9 +92,11 @@ class Front:
     @property
     def scales(self) -> str:
         """Return how to read the figures of the shown findings, in a sentence; empty if there are none."""
-        goals = dict.fromkeys(goal for f in self.shown for goal in f.goals)
+        goals = dict.fromkeys(chain.from_iterable(finding.goals for finding in self.shown))
         scales = [GOALS[goal].scale for goal in goals if goal in GOALS]
-        return f"{sentence('; '.join(scales))}." if scales else ""
+        if not scales:
+            return ""
+        return f"{sentence('; '.join(scales))}."
 
 
 def front(result: Result) -> Front:
@@ -122,21 +117,23 @@ def _open(findings: Sequence[Finding]) -> str:
         return ""
     tests = joined(f"{n} {GOALS[name].words}" for name, n in counts.items())
     more = joined(dict.fromkeys(GOALS[name].settled_by for name in counts))
-    are, them = ("test is", "it") if counts.total() == 1 else ("tests are", "them")
-    return f"{tests} {are} open; more {more} would settle {them}."
+    if counts.total() == 1:
+        return f"{tests} test is open; more {more} would settle it."
+    return f"{tests} tests are open; more {more} would settle them."
 
 
 def _inconclusive(findings: Sequence[Finding]) -> str:
     """Return how many tests ended inconclusive, and in how many of these a leak is still shown; empty if none did."""
-    ended = [f for f in findings if "inconclusive" in (f.cell.status, f.level)]
-    if not ended:
+    levels = [f.level for f in findings if "inconclusive" in (f.cell.status, f.level)]
+    if not levels:
         return ""
-    levels = [f.level for f in ended if f.level in ("leak", "partial")]
-    what = "a leak" if "leak" in levels else "a partial leak"
-    still = (
-        f", of which {len(levels)} still {'shows' if len(levels) == 1 else 'show'} {what}" if levels else ""
-    )
-    return f"{len(ended)} inconclusive by their controls{still}"
+    clause = f"{len(levels)} inconclusive by their controls"
+    leaks = levels.count("leak") + levels.count("partial")
+    if leaks:
+        show = "shows" if leaks == 1 else "show"
+        what = "a leak" if "leak" in levels else "a partial leak"
+        clause += f", of which {leaks} still {show} {what}"
+    return clause
 
 
 def _claims(result: Result) -> Iterator[str]:
@@ -162,9 +159,12 @@ def _claims(result: Result) -> Iterator[str]:
     if causes:
         whose, cause = causes[0]
         yield f"First gap in what {party(whose)} sees: {_first_cause(cause)}. Closing it may uncover others."
-    ran = {(clip(d, 60), clip(row.kind, 60)) for row in result.exposure for d in row.defenses}
+    ran = set[tuple[str, str]]()
+    for row in result.exposure:
+        ran.update((clip(defence, 60), clip(row.kind, 60)) for defence in row.defenses)
     if causes and ran and not claims:
-        yield f"These defences ran, and give no ε: {joined(f'{d} on {kind}' for d, kind in sorted(ran))}."
+        defences = joined(f"{defence} on {kind}" for defence, kind in sorted(ran))
+        yield f"These defences ran, and give no ε: {defences}."
     free = [e.adversary for e in ledger if e.epsilon == 0 and not e.contributions]
     spared = [adversary for adversary in free if adversary not in fallen]
     if "world" in spared and not released(result):
@@ -195,10 +195,12 @@ def _first_cause(cause: str) -> str:
 
 def _untried(result: Result, findings: Sequence[Finding]) -> Iterator[str]:
     """Yield which adversaries were not tried, and which rates could not be measured."""
+    alone, together = list[str](), list[str]()
     tried = {f.cell.adversary for f in findings if not f.untried}
-    with_clients = sorted((a for a in tried if "client/" in a), key=lambda name: (len(name), name))
-    alone = [a for a in with_clients if "+" not in a]
-    together = [a for a in with_clients if "+" in a]
+    for name in sorted(tried, key=lambda name: (len(name), name)):
+        if "client/" in name:
+            names = together if "+" in name else alone
+            names.append(name)
     if len(alone) < result.run.clients:
         clients, pairs = "no client by messages of its own (no attack fits)", "no parties that collude"
         if alone:
@@ -206,14 +208,17 @@ def _untried(result: Result, findings: Sequence[Finding]) -> Iterator[str]:
         if together:
             pairs = f"only {joined(together)} of parties that collude"
         yield f"Tried as adversaries: {clients}, and {pairs}. Others may learn more."
-    rates = [single_rates(t.figures) for f in findings if challenged(f.cell.goal) for t in f.cell.targets]
-    if any(rates):
-        least = amount(min(chain.from_iterable(rates)), "fraction")
-        whole = [single_rates(f.cell.figures) for f in findings if challenged(f.cell.goal)]
-        pooled = ""
-        if any(whole):
-            pooled = f", {amount(min(chain.from_iterable(whole)), 'fraction')} for all together"
-        yield f"Lowest false-positive rate measured: {least} for a single victim{pooled}."
+    single, pooled = list[float](), list[float]()
+    for finding in findings:
+        if challenged(finding.cell.goal):
+            pooled += single_rates(finding.cell.figures)
+            for target in finding.cell.targets:
+                single += single_rates(target.figures)
+    if single:
+        least = f"{amount(min(single), 'fraction')} for a single victim"
+        if pooled:
+            least += f", {amount(min(pooled), 'fraction')} for all together"
+        yield f"Lowest false-positive rate measured: {least}."
 
 
 def released(result: Result) -> bool:
@@ -228,37 +233,45 @@ def _unread(result: Result, findings: Sequence[Finding]) -> str:
         kinds.setdefault(gap.why, {})[gap.kind] = None
     clauses = []
     for why, names in kinds.items():
-        clauses.append(
-            f"{joined(names)}: {why if len(names) == 1 else why.replace(' reads it', ' reads them')}"
-        )
+        if len(names) > 1:
+            why = why.replace(" reads it", " reads them")
+        clauses.append(f"{joined(names)}: {why}")
     return "; ".join(clauses)
 
 
 def _untested(result: Result, findings: Sequence[Finding]) -> Iterator[str]:
     """Yield what was not tested."""
     levels = Counter(f.level for f in findings)
-    parts = [f"{levels[level]} {words}" for level, words in _NO_ANSWER if levels[level]]
-    if result.unfinished is not None and levels["not-tested"]:
-        parts[-1] = f"{levels['not-tested']} have not run yet"
-    parts = [*filter(None, [_inconclusive(findings)]), *parts]
-    if parts:
-        yield f"Tests that clear nobody: {'; '.join(parts)}."
+    parts = [_inconclusive(findings)]
+    if levels["failed"]:
+        parts.append(f"{levels['failed']} failed")
+    if levels["not-requested"]:
+        parts.append(f"{levels['not-requested']} were not asked for")
+    if levels["not-tested"]:
+        later = "found no time" if result.unfinished is None else "have not run yet"
+        parts.append(f"{levels['not-tested']} {later}")
+    if any(parts):
+        yield f"Tests that clear nobody: {'; '.join(filter(None, parts))}."
     if open_tests := _open(findings):
         yield open_tests
     if unread := _unread(result, findings):
         yield f"Messages without a test: {unread}."
-    attacked = len({t.target for f in findings for t in f.cell.targets})
-    if 0 < attacked < result.run.clients:
-        spared = result.run.clients - attacked
-        yield f"{spared} of {result.run.clients} clients {'was' if spared == 1 else 'were'} not attacked."
+    attacked = set[str]()
+    for finding in findings:
+        attacked.update(target.target for target in finding.cell.targets)
+    spared = result.run.clients - len(attacked)
+    if attacked and spared > 0:
+        were = "was" if spared == 1 else "were"
+        yield f"{spared} of {result.run.clients} clients {were} not attacked."
     yield from _untried(result, findings)
     if active := not_tried(result):
         yield active
     if result.out_of_scope:
         kinds = ", ".join(clip(o.name, 40) for o in result.out_of_scope)
         others = "other parties" if result.run.departures else "parties"
-        departing = "" if active else f", and {others} that depart from the protocol"
-        yield f"Out of scope here: {kinds}{departing}."
+        if not active:
+            kinds += f", and {others} that depart from the protocol"
+        yield f"Out of scope here: {kinds}."
     if result.run.release is None and released(result) and any(f.cell.adversary == "world" for f in findings):
         yield "Where the model goes is not stated (release): it is taken to be public."
     if result.run.departures and result.twin is None and result.auditor_only:
@@ -266,12 +279,9 @@ def _untested(result: Result, findings: Sequence[Finding]) -> Iterator[str]:
     recording = result.run.recording
     if recording is not None and recording.asserted:
         yield f"{len(recording.asserted)} statements of the recorder and its card were not checked."
-    profile = clip(result.run.profile, 40)
-    open_questions = [
-        "other seeds and data",
-        "stronger attacks",
-        *([] if result.remedies else ["the remedies"]),
-    ]
-    yield f"{sentence(joined(open_questions))}: this is one run with the {profile} profile."
+    open_questions = "Other seeds and data, stronger attacks and the remedies"
+    if result.remedies:
+        open_questions = "Other seeds and data and stronger attacks"
+    yield f"{open_questions}: this is one run with the {clip(result.run.profile, 40)} profile."
     if late := [clip(one.words, 200) for one in result.remedies if one.state == "no-time"]:
         yield f"The budget left no time to try {joined(late)}."

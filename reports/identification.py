@@ -49,22 +49,22 @@ def identified(figures: Sequence[Figure], level: float) -> str:
     for figure in rates(figures):
         chance = _chance(figures, figure)
         if _significant(figure, level) and (figure.value or 0.0) > chance:
-            share, luck = (amount(v, "fraction") for v in (figure.value or 0.0, chance))
+            share, by_chance = amount(figure.value or 0.0, "fraction"), amount(chance, "fraction")
             return (
-                f"{share} of {figure.n} {_NAMES[figure.name]} are picked out of their galleries, by chance {luck}; "
-                f"{p_value(figure.p or 0.0, level)} (limit {level:g})"
+                f"{share} of {figure.n} {_NAMES[figure.name]} are picked out of their galleries, by chance "
+                f"{by_chance}; {p_value(figure.p or 0.0, level)} (limit {level:g})"
             )
     return ""
 
 
 def identifies(figures: Sequence[Figure], level: float) -> bool:
     """Return whether figures show that many records are identified, far beyond chance."""
-    return any(
-        _significant(f, level)
-        and (f.value or 0.0) >= RATE_STRONG
-        and (f.low or 0.0) > CHANCE_MARGIN * _chance(figures, f)
-        for f in rates(figures)
-    )
+    for figure in rates(figures):
+        many = (figure.value or 0.0) >= RATE_STRONG
+        far_beyond = (figure.low or 0.0) > CHANCE_MARGIN * _chance(figures, figure)
+        if many and far_beyond and _significant(figure, level):
+            return True
+    return False
 
 
 def _significant(figure: Figure, level: float) -> bool:
@@ -74,5 +74,7 @@ def _significant(figure: Figure, level: float) -> bool:
 
 def _chance(figures: Sequence[Figure], rate: Figure) -> float:
     """Return the share that chance picks out; 1 if unknown, so that a rate without it shows nothing."""
-    chance = next((f.value for f in figures if f.name == f"{rate.name}_chance"), None)
-    return 1.0 if chance is None else chance
+    for figure in figures:
+        if figure.name == f"{rate.name}_chance" and figure.value is not None:
+            return figure.value
+    return 1.0

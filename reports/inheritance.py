@@ -18,7 +18,7 @@ from fdaudit.result import Exposure, Level, Remedy, Result, Severity
 
 from .goals import RULES
 from .text import clip, joined, plural
-from .verdict import SETTLED, Finding, strongest
+from .verdict import SETTLED, Finding, by_view, strongest
 
 __all__ = ["LEAKS", "Standing", "UnreadKind", "gaps", "private_kinds", "standings"]
 
@@ -88,24 +88,21 @@ class Standing:
 def standings(result: Result, findings: Sequence[Finding]) -> tuple[Standing, ...]:
     """Return a standing for every adversary and goal of the findings, in their order; goals in that of the rules."""
     adversaries = tuple(dict.fromkeys(f.cell.adversary for f in findings))
-    spoken = dict.fromkeys(f.cell.goal for f in findings)
-    goals = [*(g for g in RULES if g in spoken), *(g for g in spoken if g not in RULES)]
-    own: dict[tuple[str, str], Finding | None] = {}
-    for a in adversaries:
-        for g in goals:
-            own[a, g] = strongest([f for f in findings if (f.cell.adversary, f.cell.goal) == (a, g)])
+    tested = dict.fromkeys(f.cell.goal for f in findings)
+    goals = [goal for goal in dict.fromkeys((*RULES, *tested)) if goal in tested]
+    own_findings = by_view(findings)
+    own = {view: strongest(same) for view, same in own_findings.items()}
     tried = {f.cell.adversary for f in findings if not f.untried}
     unread = gaps(result, findings)
     all_standings = []
-    for a in adversaries:
-        smaller = _contained(a, adversaries, result)
-        for g in goals:
-            of_parts = [own[b, g] for b in smaller]
-            others = [finding for finding in of_parts if finding is not None]
-            standing = _standing(a, g, own[a, g], others)
-            standing = _in_part(result, standing, tried, unread[a])
-            all_standings.append(_in_time(result, standing, findings))
-    leaks = [s for s in all_standings if s.level in LEAKS]
+    for adversary in adversaries:
+        smaller = _contained(adversary, adversaries, result)
+        for goal in goals:
+            of_parts = list(filter(None, (own.get((part, goal)) for part in smaller)))
+            standing = _standing(adversary, goal, own.get((adversary, goal)), of_parts)
+            standing = _in_part(result, standing, tried, unread[adversary])
+            all_standings.append(_in_time(result, standing, own_findings.get((adversary, goal), ())))
+    leaks = [standing for standing in all_standings if standing.level in LEAKS]
     for i, standing in enumerate(all_standings):
         if standing.level in LEAKS:
             all_standings[i] = replace(standing, alone=_part_with_as_much(standing, leaks))
@@ -127,17 +124,20 @@ def gaps(result: Result, findings: Sequence[Finding]) -> Mapping[str, tuple[Unre
     A result of an earlier version whose cells do not state what they need has only gaps of messages without the form of
     their kind.
     """
-    adversaries = tuple(dict.fromkeys(f.cell.adversary for f in findings))
-    readers = {kind for cell in result.cells for kind in (*cell.needs, *cell.reads)}
-    settled: dict[str, set[str]] = {a: set() for a in adversaries}
-    for f in findings:
-        if f.level in SETTLED:
-            settled[f.cell.adversary] |= {*f.cell.needs, *f.cell.reads}
+    readers, settled = set[str](), dict[str, set[str]]()
+    for finding in findings:
+        kinds = {*finding.cell.needs, *finding.cell.reads}
+        readers |= kinds
+        own = settled.setdefault(finding.cell.adversary, set())
+        if finding.level in SETTLED:
+            own |= kinds
+    adversaries = tuple(settled)
     by_adversary = {}
     for adversary in adversaries:
-        smaller = _contained(adversary, adversaries, result)
-        kinds = settled[adversary].union(*(settled[a] for a in smaller))
-        by_adversary[adversary] = tuple(_gaps(result, adversary, kinds, readers))
+        read = set[str]()
+        for part in (adversary, *_contained(adversary, adversaries, result)):
+            read |= settled[part]
+        by_adversary[adversary] = tuple(_gaps(result, adversary, read, readers))
     return by_adversary
 
 
@@ -166,14 +166,14 @@ def _gaps(
 
 def _received(result: Result, adversary: str) -> list[Exposure]:
     """Return the rows of messages that reached an adversary: its own rows, or those of a coalition's members."""
-    rows = [row for row in result.exposure if row.direction != "sent"]
     members = adversary.split("+")
+    rows = [row for row in result.exposure if row.direction != "sent"]
     own = [row for row in rows if row.party == adversary]
     return own or [row for row in rows if row.party in members]
 
 
 def _in_part(
-    result: Result, standing: Standing, tried: Collection[str], left: Sequence[UnreadKind]
+    result: Result, standing: Standing, tried: Collection[str], unread: Sequence[UnreadKind]
 ) -> Standing:
     """Return a standing that claims no absence of leaks where only a part of the view was tested, or nothing of it."""
     if standing.level == "not-applicable" and standing.adversary not in tried:
@@ -182,28 +182,23 @@ def _in_part(
             return standing
         why = f"Receives private {joined(kinds)}, and no attack here fits."
         return replace(standing, level="not-tested", untested=why)
-    if standing.level != "none-seen" or not left:
+    if standing.level != "none-seen" or not unread:
         return standing
-    why = f"Tested only on a part of its view. {'; '.join(gap.clause for gap in left)}."
-    return replace(standing, level="not-tested", untested=why)
+    clauses = "; ".join(gap.clause for gap in unread)
+    return replace(standing, level="not-tested", untested=f"Tested only on a part of its view. {clauses}.")
 
 
-def _in_time(result: Result, standing: Standing, findings: Sequence[Finding]) -> Standing:
-    """Return a standing that claims no absence of leaks where attacks with its goal have not run."""
-    of_standing = (standing.adversary, standing.goal)
-    left_out = [
-        clip(f.cell.attack, 60)
-        for f in findings
-        if f.cell.status == "not-tested" and (f.cell.adversary, f.cell.goal) == of_standing
-    ]
-    provisional = result.unfinished is not None
-    unsettled = ("none-seen", "not-tested", "inconclusive") if provisional else ("none-seen", "not-tested")
+def _in_time(result: Result, standing: Standing, own: Sequence[Finding]) -> Standing:
+    """Return a standing that claims no absence of leaks where attacks of its own have not run."""
+    left_out = [clip(f.cell.attack, 60) for f in own if f.cell.status == "not-tested"]
+    unsettled = ["none-seen", "not-tested"]
+    why = f"The time budget left out {joined(left_out)}."
+    if result.unfinished is not None:
+        unsettled.append("inconclusive")
+        why = f"Not run yet: {plural(len(left_out), 'attack')}."
     if not left_out or standing.level not in unsettled:
         return standing
-    why = f"The time budget left out {joined(left_out)}."
-    if provisional:
-        why = f"Not run yet: {plural(len(left_out), 'attack')}."
-    return replace(standing, level="not-tested", untested=" ".join(filter(None, (standing.untested, why))))
+    return replace(standing, level="not-tested", untested=f"{standing.untested} {why}".lstrip())
 
 
 def _contained(adversary: str, adversaries: Sequence[str], result: Result) -> list[str]:
@@ -219,41 +214,33 @@ def _contained(adversary: str, adversaries: Sequence[str], result: Result) -> li
     while queue:
         at = queue.pop()
         members = set(at.split("+"))
-        parts = [a for a in adversaries if set(a.split("+")) <= members]
-        more = {*stated.get(at, ()), *parts} - contained
+        more = set(stated.get(at, ()))
+        more.update(other for other in adversaries if members.issuperset(other.split("+")))
+        more -= contained
         contained |= more
         queue += sorted(more)
-    return [a for a in adversaries if a in contained and a != adversary]
+    contained.remove(adversary)
+    return [other for other in adversaries if other in contained]
 
 
-def _standing(adversary: str, goal: str, own: Finding | None, others: Sequence[Finding]) -> Standing:
+def _standing(adversary: str, goal: str, own: Finding | None, of_parts: Sequence[Finding]) -> Standing:
     """Return an adversary's own gravest finding, or a graver leak of an adversary whose view it contains."""
-    leaks = [f for f in others if f.level in _INHERITED]
-    chosen = strongest(leaks if own is None else [own, *leaks])
+    candidates = [finding for finding in of_parts if finding.level in _INHERITED]
+    if own is not None:
+        candidates.insert(0, own)
+    chosen = strongest(candidates)
     if own is not None and chosen is not None and own.level == chosen.level:
         chosen = own
+    level: Level = "not-requested" if chosen is None else chosen.level
     if chosen is None or chosen.untried:
-        smaller = strongest([f for f in others if f.level in ("none-seen", "inconclusive")])
+        smaller = strongest([f for f in of_parts if f.level in ("none-seen", "inconclusive")])
         if smaller is not None:
-            return Standing(
-                adversary=adversary,
-                goal=goal,
-                level="inconclusive",
-                finding=smaller,
-                source=smaller.cell.adversary,
-            )
-    if chosen is None:
-        return Standing(adversary=adversary, goal=goal, level="not-requested", finding=None, source=adversary)
-    return Standing(
-        adversary=adversary,
-        goal=goal,
-        level=chosen.level,
-        finding=chosen,
-        source=chosen.cell.adversary,
-    )
+            chosen, level = smaller, "inconclusive"
+    source = adversary if chosen is None else chosen.cell.adversary
+    return Standing(adversary=adversary, goal=goal, level=level, finding=chosen, source=source)
 
 
-def _part_with_as_much(standing: Standing, held: Sequence[Standing]) -> str:
+def _part_with_as_much(standing: Standing, leaks: Sequence[Standing]) -> str:
     """Return the part of a coalition that can do most without the others, if it can do as much; else an empty text.
 
     As much is a leak as grave, shown alone for the same victims.
@@ -262,17 +249,25 @@ def _part_with_as_much(standing: Standing, held: Sequence[Standing]) -> str:
 
     Args:
         standing: a leak.
-        held: all standings with a leak.
+        leaks: all standings with a leak.
     """
+    whole = standing.finding
+    if whole is None:
+        return ""
     members = set(standing.adversary.split("+"))
-    own = [s for s in held if s.goal == standing.goal and s.finding is not None]
-    parts = [s for s in own if set(s.adversary.split("+")) < members]
-    if standing.adversary == "eavesdropper":
-        beyond_doubt = standing.finding is not None and standing.finding.certain
-        parts = [s for s in own if s.adversary == "world"]
-        parts = [s for s in parts if s.finding is not None and s.finding.certain >= beyond_doubt]
-    alone = set() if standing.finding is None else set(standing.finding.affected)
-    parts = [s for s in parts if s.finding is not None and alone <= set(s.finding.affected)]
-    as_much = [s for s in parts if LEAKS.index(s.level) <= LEAKS.index(standing.level)]
-    most = strongest([s.finding for s in as_much if s.finding is not None])
-    return next((s.adversary for s in as_much if s.finding is most), "")
+    as_much: list[tuple[str, Finding]] = []
+    for other in leaks:
+        finding = other.finding
+        if finding is None or other.goal != standing.goal:
+            continue
+        is_part = set(other.adversary.split("+")) < members
+        if standing.adversary == "eavesdropper":
+            is_part = other.adversary == "world" and finding.certain >= whole.certain
+        as_grave = LEAKS.index(other.level) <= LEAKS.index(standing.level)
+        if is_part and as_grave and set(finding.affected).issuperset(whole.affected):
+            as_much.append((other.adversary, finding))
+    most = strongest([finding for _, finding in as_much])
+    for adversary, finding in as_much:
+        if finding is most:
+            return adversary
+    return ""

@@ -14,7 +14,7 @@ from importlib import metadata
 from typing import Any
 
 from fdaudit.errors import UsageError
-from fdaudit.result import JudgedCell, JudgedView, Judgement, Level, Remedy, Result, read
+from fdaudit.result import JudgedCell, JudgedView, Judgement, Level, Result, read
 
 from .goals import RULES
 from .goals.rule import by_name
@@ -79,13 +79,28 @@ def judgement_of(result: Result, findings: Sequence[Finding]) -> Judgement:
 
 def _judged_cell(finding: Finding) -> JudgedCell:
     own = {name: getattr(finding, name) for name in _SAME}
-    worst = None if finding.worst is None else finding.worst.target
-    return JudgedCell(cell=finding.cell.id, worst=worst, **own | {"decided_by": dict(finding.decided_by)})
+    own["decided_by"] = dict(finding.decided_by)
+    if finding.worst is not None:
+        own["worst"] = finding.worst.target
+    return JudgedCell(cell=finding.cell.id, **own)
 
 
 def findings_of(result: Result) -> tuple[Finding, ...]:
     """Return the finding of each cell, in the result's order, as its judgement has it."""
-    return tuple(_findings(result))
+    findings = []
+    pairs = zip(result.cells, judgement_in(result).cells, strict=True)
+    for number, (cell, judged_cell) in enumerate(pairs, start=1):
+        own = {name: getattr(judged_cell, name) for name in _SAME}
+        rule = RULES.get(cell.goal)
+        if rule is not None:
+            own["key"] = by_name(cell.figures, rule.figure)
+        for target in cell.targets:
+            if target.target == judged_cell.worst:
+                own["worst"] = target
+                own["worst_key"] = by_name(target.figures, rule.figure) if rule else None
+                break
+        findings.append(Finding(number=number, cell=cell, **own))
+    return tuple(findings)
 
 
 def standings_of(result: Result, findings: Sequence[Finding]) -> tuple[Standing, ...]:
@@ -124,21 +139,6 @@ def judgement_in(result: Result) -> Judgement:
     return judgement_of(result, judge_all(result))
 
 
-def _findings(result: Result) -> Iterator[Finding]:
-    pairs = zip(result.cells, judgement_in(result).cells, strict=True)
-    for number, (cell, own) in enumerate(pairs, start=1):
-        rule = RULES.get(cell.goal)
-        worst = next((target for target in cell.targets if target.target == own.worst), None)
-        yield Finding(
-            number=number,
-            cell=cell,
-            worst=worst,
-            key=by_name(cell.figures, rule.figure) if rule else None,
-            worst_key=by_name(worst.figures, rule.figure) if rule and worst else None,
-            **{name: getattr(own, name) for name in _SAME},
-        )
-
-
 def _headline(findings: Sequence[Finding], all_standings: Sequence[Standing]) -> Level:
     """Return the gravest level; without a leak, "not tested" if a part of some view was not."""
     top = strongest(findings)
@@ -165,7 +165,10 @@ def _view(result: Result, standing: Standing, all_standings: Sequence[Standing])
     for other in all_standings:
         if (other.adversary, other.goal) == (standing.alone, standing.goal):
             evidence = other
-    what = _remedy(result, evidence)
+    # An inherited finding has its own remedy, unless the heir only listens in.
+    what = ENCRYPT
+    if evidence.adversary != "eavesdropper" and evidence.finding is not None:
+        what = remedy(result, evidence.finding)
     # Everybody has what the world has: its finding is the evidence, and what it leaves certain is certain to all.
     finding = evidence.finding if evidence.adversary == "world" else standing.finding
     grade = severity(
@@ -178,13 +181,6 @@ def _view(result: Result, standing: Standing, all_standings: Sequence[Standing])
     )
     measured = bool(effects_on(result, what, [standing.adversary], [standing.goal]))
     return view.model_copy(update={"severity": grade, "remedy": what, "effect_measured": measured})
-
-
-def _remedy(result: Result, standing: Standing) -> Remedy:
-    """Return the remedy for a standing: an inherited finding's own, unless the heir only listens in."""
-    if standing.adversary == "eavesdropper" or standing.finding is None:
-        return ENCRYPT
-    return remedy(result, standing.finding)
 
 
 def _differences(stated: Any, due: Any, place: str) -> Iterator[tuple[str, Any, Any]]:

@@ -12,9 +12,10 @@ import io
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import compress
 from typing import TYPE_CHECKING, Any
 
-from .curve_figures import FORMATS
+from .curve_figures import FORMATS, METADATA
 from .figures import COLOURS, MUTED, SETTINGS, STYLES, plain
 
 if TYPE_CHECKING:
@@ -22,11 +23,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Line", "epsilon_figure", "trade_off_figure"]
 
-_METADATA: dict[str, dict[str, Any]] = {
-    "svg": {"Date": None},
-    "pdf": {"CreationDate": None, "ModDate": None, "Producer": None, "Creator": None},
-    "png": {"Software": None},
-}
 _PRINT: Any = {"svg.fonttype": "path", "pdf.fonttype": 42}
 _SIZE = (4.6, 3.4)
 
@@ -50,7 +46,8 @@ class Line:
     @property
     def label(self) -> str:
         """Return the name in the legend."""
-        return f"{plain(self.name, 40)}: ε = ∞" if self.infinite else plain(self.name, 40)
+        name = plain(self.name, 40)
+        return f"{name}: ε = ∞" if self.infinite else name
 
 
 def epsilon_figure(lines: Sequence[Line], delta: float) -> dict[str, bytes]:
@@ -62,11 +59,12 @@ def epsilon_figure(lines: Sequence[Line], delta: float) -> dict[str, bytes]:
         axes.set_xscale("log")
         axes.set_xlim(least, 1)
         for number, line in enumerate(lines):
-            points = [(x, y) for x, y in zip(line.x, line.y, strict=True) if math.isfinite(y)]
-            axes.plot([x for x, _ in points], [y for _, y in points], label=line.label, **_style(number))
+            finite = list(map(math.isfinite, line.y))
+            x, y = list(compress(line.x, finite)), list(compress(line.y, finite))
+            axes.plot(x, y, label=line.label, **_style(number))
         axes.axvline(delta, color=MUTED, linewidth=0.6, linestyle=(0, (2, 2)), zorder=1)
-        powers = range(-3 * math.floor(1e-9 - math.log10(least) / 3), 1, 3)
-        axes.set_xticks([10.0**power for power in powers], [f"{10.0**power:g}" for power in powers])
+        powers = [10.0**n for n in range(-3 * math.floor(1e-9 - math.log10(least) / 3), 1, 3)]
+        axes.set_xticks(powers, [f"{power:g}" for power in powers])
         axes.minorticks_off()
         axes.set_ylim(bottom=0)
         axes.set(xlabel="δ", ylabel="ε (upper bound)")
@@ -111,5 +109,5 @@ def _drawn(draw: Callable[[Axes], None], suffix: str, entries: int) -> bytes:
         draw(axes)
         axes.set_axisbelow(True)
         figure.legend(loc="outside lower center", ncols=2, frameon=False, fontsize=7.5, handlelength=2.8)
-        figure.savefig(buffer, format=suffix, dpi=300, metadata=_METADATA[suffix])
+        figure.savefig(buffer, format=suffix, dpi=300, metadata=METADATA[suffix])
     return buffer.getvalue()

@@ -60,15 +60,17 @@ class AttackMatrix:
 def grid(findings: Sequence[Finding]) -> AttackMatrix:
     """Return every cell's level, a line an attack."""
     adversaries = tuple(dict.fromkeys(f.cell.adversary for f in findings))
-    level = {(f.cell.attack, f.cell.adversary): f.level for f in findings}
+    attacks: dict[tuple[str, str], dict[str, str]] = {}
+    for finding in findings:
+        cell = finding.cell
+        attacks.setdefault((cell.goal, cell.attack), {})[cell.adversary] = finding.level
     goals: dict[str, dict[str, tuple[str, ...]]] = {}
     nowhere = []
-    for goal, attack in dict.fromkeys((f.cell.goal, f.cell.attack) for f in findings):
-        line = tuple(level.get((attack, a), "") for a in adversaries)
-        if set(line) <= {"not-applicable", ""}:
+    for (goal, attack), levels in attacks.items():
+        if set(levels.values()) == {"not-applicable"}:
             nowhere.append(attack)
         else:
-            goals.setdefault(goal, {})[attack] = line
+            goals.setdefault(goal, {})[attack] = tuple(levels.get(name, "") for name in adversaries)
     return AttackMatrix(adversaries=adversaries, goals=goals, nowhere=tuple(nowhere))
 
 
@@ -78,17 +80,17 @@ def attack_matrix(findings: Sequence[Finding]) -> tuple[MatrixLine, ...]:
     A leak is an answer even where the positive control failed.
     """
     order = list(LEVELS)
-    ran = (f for f in findings if (f.cell.status == "run" or f.level in SETTLED) and f.cell.goal in RULES)
-    return tuple(map(_line, sorted(ran, key=lambda f: order.index(f.level))))
+    answered = [f for f in findings if f.cell.status == "run" or f.level in SETTLED]
+    with_rule = [f for f in answered if f.cell.goal in RULES]
+    return tuple(map(_line, sorted(with_rule, key=lambda finding: order.index(finding.level))))
 
 
 def _line(finding: Finding) -> MatrixLine:
     cell = finding.cell
     rule = RULES[cell.goal]
     name = rule.tabled or rule.figure
-    worst = finding.worst
     mean = by_name(cell.figures, name)
-    worst_figures = worst.figures if worst else ()
+    worst_figures = finding.worst.figures if finding.worst else ()
     at_worst = by_name(worst_figures, name)
     baseline = rule.chance
     if rule.baseline != "chance" and mean is None and at_worst is None:

@@ -83,9 +83,8 @@ def carried(result: Result, finding: Finding) -> Carried:
     a server attacks the model that it fitted to what it received.
     """
     members, needs = finding.cell.adversary.split("+"), finding.cell.needs
-    started = _received(result, members, needs)
-    received = started
-    if started.ways:
+    received = _received(result, members, needs)
+    if received.ways:
         received = _received(result, members, (*needs, *finding.cell.reads))
     if finding.cell.attack in _DECLINED:
         return Carried(kinds=received.kinds, ways=("declined",))
@@ -104,8 +103,9 @@ def _received(result: Result, members: Sequence[str], needs: Sequence[str]) -> C
         fits = not needs or row.kind in needs
         if row.party in members and row.direction != "sent" and row.private and fits:
             kinds[row.kind] = None
-            strangers = [sender for sender in row.senders if sender not in members]
-            ways |= dict.fromkeys(way(row.kind, sender) for sender in strangers)
+            for sender in row.senders:
+                if sender not in members:
+                    ways[way(row.kind, sender)] = None
     return Carried(kinds=tuple(kinds), ways=tuple(ways))
 
 
@@ -115,42 +115,39 @@ def remedy(result: Result, finding: Finding) -> Remedy:
     An eavesdropper's remedy is encryption: what the message's receiver can do has a finding of its own. A party that
     departs from the protocol is not stopped by a sum or by withheld answers.
     """
-    if "eavesdropper" in finding.cell.adversary.split("+"):
+    goal, members = finding.cell.goal, finding.cell.adversary.split("+")
+    if "eavesdropper" in members:
         return ENCRYPT
-    departing = {departure.party for departure in result.run.departures if departure.messages}
-    if departing & set(finding.cell.adversary.split("+")) and finding.cell.goal in _OF_RECORDS:
+    departs = any(d.party in members for d in result.run.departures if d.messages)
+    if departs and goal in _OF_RECORDS:
         return CHECK
-    goal, source = finding.cell.goal, carried(result, finding)
-    order = [*WAYS, "model", "oracle"]
-    ways = sorted((w for w in source.ways if (goal, w) in REMEDIES), key=order.index)
-    if ways == ["model"] and (goal, _TAKES_PART) in REMEDIES and _takes_part(finding):
-        ways = [_TAKES_PART]
     if goal not in RULES:
         return Remedy(do="Find out what this adversary needs to receive.", why="Its goal has no rule here.")
+    source = carried(result, finding)
+    order = dict.fromkeys((*WAYS, "model", "oracle"))
+    ways = [way for way in order if way in source.ways and (goal, way) in REMEDIES]
+    must_receive = set(map(role, members)) == {"client"}
+    if ways == ["model"] and must_receive and (goal, _TAKES_PART) in REMEDIES:
+        ways = [_TAKES_PART]
+    chosen, behind = RULES[goal].general, list(source.kinds)
     if ways:
         chosen = REMEDIES[goal, ways[0]]
-        behind = [kind for kind in source.kinds if kind in _kinds(ways[0])] or list(source.kinds)
-    else:
-        chosen = RULES[goal].general
-        behind = list(source.kinds)
+        behind = [kind for kind in source.kinds if kind in _kinds(ways[0])] or behind
     names = joined(f"`{clip(kind, 60)}`" for kind in behind) or "its messages"
-    also = _beside_epsilon(result, chosen.do) if "a stated ε" in chosen.do else ""
-    do, why = (text.replace("{kinds}", names) for text in (chosen.do, chosen.why))
-    return chosen.model_copy(update={"do": do + also, "why": why})
-
-
-def _takes_part(finding: Finding) -> bool:
-    """Return whether every member of the adversary is a client, which must receive the model."""
-    return all(role(member) == "client" for member in finding.cell.adversary.split("+"))
+    do, why = chosen.do.replace("{kinds}", names), chosen.why.replace("{kinds}", names)
+    if "a stated ε" in chosen.do:
+        do += _beside_epsilon(result, chosen.do)
+    return chosen.model_copy(update={"do": do, "why": why})
 
 
 def _beside_epsilon(result: Result, do: str) -> str:
     """Return what else has to be done before an ε can be stated, in sentences."""
     aside = [f"`{kind}`" for kind in without_epsilon(result)]
     also = ""
-    if aside:
-        them = "it" if len(aside) == 1 else "them"
-        also = f" Withhold {joined(aside)} too: no ε covers {them}."
+    if len(aside) == 1:
+        also = f" Withhold {aside[0]} too: no ε covers it."
+    elif aside:
+        also = f" Withhold {joined(aside)} too: no ε covers them."
     declines = any(cell.attack in _DECLINED for cell in result.tests)
     if declines and "Answer every" not in do:
         also += " Answer every public sample too: no ε covers which are declined."
@@ -159,15 +156,18 @@ def _beside_epsilon(result: Result, do: str) -> str:
 
 def without_epsilon(result: Result) -> list[str]:
     """Return the kinds that a party received without a defence, and that an ε of `dp-sgd` does not cover."""
-    protocol = result.run.protocol
-    rows = [row for row in result.exposure if row.private and row.direction != "sent"]
-    bare = {row.kind for row in rows if not row.defenses}
-    kinds = [kind for kind in KINDS if kind in bare]
-    return [kind for kind in kinds if KINDS[kind].direct or (kind, protocol) in _FROM_RECORDS]
+    bare = set[str]()
+    for row in result.exposure:
+        if row.private and row.direction != "sent" and not row.defenses:
+            bare.add(row.kind)
+    of_records = {kind for kind, protocol in _FROM_RECORDS if protocol == result.run.protocol}
+    return [kind for kind, entry in KINDS.items() if kind in bare and (entry.direct or kind in of_records)]
 
 
 def _kinds(way: str) -> tuple[str, ...]:
     """Return the kinds of messages that can take a way."""
-    return tuple(
-        kind for kind, entry in KINDS.items() if way in (entry.way, _FROM_SERVER.get(entry.way or ""))
-    )
+    kinds = []
+    for kind, entry in KINDS.items():
+        if way in (entry.way, _FROM_SERVER.get(entry.way or "")):
+            kinds.append(kind)
+    return tuple(kinds)

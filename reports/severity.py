@@ -43,7 +43,9 @@ _LEAST: tuple[tuple[int, _Word], ...] = ((24, "critical"), (12, "high"), (5, "me
 
 def impact(goal: str) -> int:
     """Return the harm to those whom the data are about, if the adversary succeeds."""
-    return GOALS[goal].impact if goal in GOALS else _UNKNOWN
+    if goal not in GOALS:
+        return _UNKNOWN
+    return GOALS[goal].impact
 
 
 def severity(
@@ -68,8 +70,10 @@ def severity(
     harm = _CLASSES if of_classes else impact(goal)
     access, _ = ACCESS[_role(adversary, release)]
     strength = 1
-    if level == "leak":
-        strength = 3 if certain else 2
+    if level == "leak" and certain:
+        strength = 3
+    elif level == "leak":
+        strength = 2
     product = math.prod((harm, access, strength))
     word = next(word for least, word in _LEAST if product >= least)
     return Severity(word=word, impact=harm, access=access, strength=strength)
@@ -86,4 +90,6 @@ def _role(adversary: str, release: str | None) -> str:
     if adversary == "world" and release == "internal":
         return "internal"
     name = adversary.partition("/")[0]
-    return name if name in ACCESS else "coalition"
+    if name not in ACCESS:
+        return "coalition"
+    return name

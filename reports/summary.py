@@ -6,14 +6,16 @@ import math
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from types import MappingProxyType
 
 from fdaudit.goals import GOALS
 from fdaudit.result import Budget, Level, Result, in_words
 
-from .findings import FrontFinding, lines
+from .findings import FrontFinding, by_severity, lines
 from .front import Front, front
 from .goals.model_extraction import HELD
+from .grouping import grouped
 from .inheritance import Standing, private_kinds
 from .judgement import findings_of, judgement_in, standings_of
 from .remedies import ENCRYPT
@@ -21,7 +23,7 @@ from .severity import SEVERITIES
 from .text import amount, clip, joined, only_if, party, plural, sentence
 from .tried import Outcome
 from .twin import TwinSummary, twin_summary
-from .verdict import LEVELS, SETTLED, Finding, strongest
+from .verdict import LEVELS, SETTLED, Finding, by_view, strongest
 
 __all__ = [
     "Action",
@@ -120,7 +122,9 @@ class Summary:
     def first_for(self) -> str:
         """Return the finding that the first action serves, where that is not the gravest; else an empty text."""
         served = self._served
-        return "" if not served or served[0] is self.front.findings[0] else served[0].brief
+        if not served or served[0] is self.front.findings[0]:
+            return ""
+        return served[0].brief
 
     @property
     def first_effect(self) -> str:
@@ -183,92 +187,98 @@ def summarise(result: Result) -> Summary:
 
 
 def _headline(
-    result: Result, level: Level, findings: Sequence[Finding], found: Sequence[FrontFinding]
+    result: Result, level: Level, findings: Sequence[Finding], front_findings: Sequence[FrontFinding]
 ) -> str:
     """Return the verdict in a few sentences: the gravest and the widest finding, how many more, and a failed gate."""
-    gates = len(result.failed_gates)
-    gate = ""
+    gates, besides = len(result.failed_gates), ""
     if gates == 1:
-        gate = " A gate of the spec failed."
+        besides = " A gate of the spec failed."
     elif gates:
-        gate = f" {gates} gates of the spec failed."
+        besides = f" {gates} gates of the spec failed."
     if result.unfinished is not None:
-        gate += f" Provisional: {result.unfinished.words}."
+        besides += f" Provisional: {result.unfinished.words}."
     if result.utility.warnings:
-        gate += " The model is near chance on test records."
-    if found:
-        named = [found[0]]
-        widest = max(found, key=lambda finding: finding.factors[1])
-        if widest.factors[1] > found[0].factors[1] and widest.severity in SEVERITIES[:2]:
-            named.append(widest)
-        others = [finding for finding in found if finding not in named]
-        grave = Counter(finding.severity for finding in others)
-        counts = joined(f"{grave[word]} {word}" for word in SEVERITIES[:2] if grave[word])
-        rest = ""
-        if others:
-            rest = f" {plural(len(others), 'more finding')}, {counts or 'none of them high'}."
-        return f"{'. '.join(finding.clause for finding in named)}.{rest}{gate}"
+        besides += " The model is near chance on test records."
+    if front_findings:
+        return f"{_gravest_and_widest(front_findings)}{besides}"
     if level == "possible":
-        return f"A leak is possible: a test stands out alone, but not after correction for all tests.{gate}"
+        return (
+            f"A leak is possible: a test stands out alone, but not after correction for all tests.{besides}"
+        )
     if level == "none-seen":
-        return f"No leak was measured. That is not evidence of safety.{gate}"
+        return f"No leak was measured. That is not evidence of safety.{besides}"
     if level == "not-tested":
-        ran = plural(sum(f.level in SETTLED for f in findings), "test")
-        told = f"Tested in part: {ran} with an answer measured no leak"
-        return f"{told}. Of the rest nothing can be concluded.{gate}"
+        answers = plural(sum(f.level in SETTLED for f in findings), "test")
+        clause = f"Tested in part: {answers} with an answer measured no leak"
+        return f"{clause}. Of the rest nothing can be concluded.{besides}"
     why = "no attack ran whose controls hold"
-    if all(f.untried for f in findings):
-        why = "no attack was tried" if result.unfinished is None else "no attack has an answer yet"
+    untried = all(f.untried for f in findings)
+    if untried and result.unfinished is None:
+        why = "no attack was tried"
+    elif untried:
+        why = "no attack has an answer yet"
     elif _lacks_auxiliary(result):
         why = "attacks ran without controls, which need auxiliary records"
-    return f"Nothing can be concluded: {why}.{gate}"
+    return f"Nothing can be concluded: {why}.{besides}"
+
+
+def _gravest_and_widest(front_findings: Sequence[FrontFinding]) -> str:
+    """Return the gravest finding, a high one of wider access if there is one, and how many others there are."""
+    gravest, named = front_findings[0], [front_findings[0]]
+    widest = max(front_findings, key=lambda finding: finding.factors[1])
+    if widest.factors[1] > gravest.factors[1] and widest.severity in SEVERITIES[:2]:
+        named.append(widest)
+    text = ". ".join(finding.clause for finding in named)
+    others = [finding for finding in front_findings if finding not in named]
+    if not others:
+        return f"{text}."
+    counts = by_severity(others, SEVERITIES[:2]) or "none of them high"
+    return f"{text}. {plural(len(others), 'more finding')}, {counts}."
 
 
 def _standing(result: Result, findings: Sequence[Finding]) -> str:
     """Return the scope of the verdict: how many attacks ran, on which data, and what that leaves open."""
-    levels = Counter(f.level for f in findings)
-    later = "are not tested yet" if result.unfinished is not None else "found no time"
-    idle = [
-        (levels["not-applicable"], "do not apply (which clears nobody)"),
-        (levels["not-requested"], "were not asked for"),
-        (levels["not-tested"], later),
-    ]
-    untried = joined(f"{n} {words}" for n, words in idle if n)
+    levels, run = Counter(f.level for f in findings), result.run
+    untried = []
+    if levels["not-applicable"]:
+        untried.append(f"{levels['not-applicable']} do not apply (which clears nobody)")
+    if levels["not-requested"]:
+        untried.append(f"{levels['not-requested']} were not asked for")
+    if levels["not-tested"]:
+        later = "found no time" if result.unfinished is None else "are not tested yet"
+        untried.append(f"{levels['not-tested']} {later}")
+    extent = f"Of {plural(len(findings), 'possible test')} (one attack by one adversary each)"
     tried = sum(not f.untried for f in findings)
-    silent = tried - sum(levels[level] for level in SETTLED)
+    if untried:
+        extent += f" {joined(untried)}. Of the {tried} that ran"
     # The public page does not tell possible leaks: it may not say that there are none either.
-    told = [
-        f"{levels['leak']} {'shows' if levels['leak'] == 1 else 'show'} a leak",
-        f"{levels['partial']} a partial leak",
-    ]
-    told += [f"{levels['possible']} a possible leak"] if levels["possible"] else []
-    told.append(f"{levels['none-seen']} found none")
-    told += [f"{silent} gave no answer"] if silent else []
-    run = result.run
-    possible_tests = f"{plural(len(findings), 'possible test')} (one attack by one adversary each)"
-    extent = f"Of {possible_tests} {untried}. Of the {tried} that ran" if untried else f"Of {possible_tests}"
+    show = "shows" if levels["leak"] == 1 else "show"
+    answers = [f"{levels['leak']} {show} a leak", f"{levels['partial']} a partial leak"]
+    if levels["possible"]:
+        answers.append(f"{levels['possible']} a possible leak")
+    answers.append(f"{levels['none-seen']} found none")
+    silent = tried - sum(levels[level] for level in SETTLED)
+    if silent:
+        answers.append(f"{silent} gave no answer")
     one_run = "One simulated run" if run.recording is None else "One recorded run"
-    departed = joined(f"{party(d.party)} departs from it by {clip(d.name, 60)}" for d in run.departures)
-    return (
-        f"{extent} {joined(told)}. {one_run} of {clip(run.protocol)} with {run.clients} clients on "
+    scope = (
+        f"{extent} {joined(answers)}. {one_run} of {clip(run.protocol)} with {run.clients} clients on "
         f"{clip(run.dataset)}: {run.rounds} rounds from one seed with the {clip(run.profile)} profile."
-        f"{f' In it {departed}; all others follow the protocol.' if departed else ''}"
     )
+    if run.departures:
+        departed = joined(f"{party(d.party)} departs from it by {clip(d.name, 60)}" for d in run.departures)
+        scope += f" In it {departed}; all others follow the protocol."
+    return scope
 
 
 def _reasons(result: Result, findings: Sequence[Finding]) -> Iterator[Reason]:
     """Return the reasons: a contradicted claim, two findings (of two goals if possible), exposure, open points."""
     yield from _contradictions(result)
     settled = [f for f in findings if f.level in SETTLED]
-    groups: dict[str, list[Finding]] = {}
-    for finding in settled:
-        groups.setdefault(finding.cell.goal, []).append(finding)
+    groups = grouped(settled, lambda finding: finding.cell.goal)
     if len(groups) == 1:
-        only = next(iter(groups.values()))
-        groups = {}
-        for finding in only:
-            groups.setdefault(finding.cell.adversary, []).append(finding)
-    best = [f for f in map(strongest, groups.values()) if f is not None]
+        groups = grouped(settled, lambda finding: finding.cell.adversary)
+    best = list(filter(None, map(strongest, groups.values())))
     for _ in range(min(2, len(best))):
         top = strongest(best)
         if top is not None:
@@ -299,40 +309,41 @@ def _contradictions(result: Result) -> Iterator[Reason]:
     if not fallen:
         return
     worst = max(fallen, key=lambda c: (c.bound or 0.0) - (c.claimed or 0.0))
-    others = f" So is that of {len(fallen) - 1} other views." if len(fallen) > 1 else ""
-    claim = f"the ε of {amount(worst.claimed or 0.0)} claimed for {party(worst.adversary)} is contradicted"
-    extent = " by attacks" if worst.bound is None else f": attacks show at least {amount(worst.bound)}"
+    claim = f"The ε of {amount(worst.claimed or 0.0)} claimed for {party(worst.adversary)} is contradicted"
+    text = f"{claim} by attacks."
+    if worst.bound is not None:
+        text = f"{claim}: attacks show at least {amount(worst.bound)}."
+    if len(fallen) > 1:
+        text += f" So is that of {len(fallen) - 1} other views."
     yield Reason(
-        text=f"{sentence(claim)}{extent}.{others}",
+        text=text,
         because="What is claimed does not hold: a mechanism is not what its event says, or something is left out.",
     )
 
 
 def _exposure_reasons(result: Result) -> Iterator[Reason]:
     """Yield the ledger's bounds; else the audited adversary with most undefended kinds, and the number of others."""
-    claims = [e for e in result.bounds if e.adversary not in result.contradicted_views]
-    bounded = {e.adversary: e for e in claims}
+    bounded = {e.adversary: e for e in result.bounds if e.adversary not in result.contradicted_views}
     if bounded:
-        worst = max(bounded.values(), key=lambda e: e.epsilon or 0.0)
+        worst = max(bounded.values(), key=lambda entry: entry.epsilon or 0.0)
         stated = f"one {clip(worst.unit, 40)} of a client, {clip(worst.relation, 40)}"
         figure = f"{amount(worst.epsilon or 0.0)} at δ = {amount(worst.delta or 0.0)}"
+        needs = dict.fromkeys(chain.from_iterable(entry.needs for entry in bounded.values()))
         yield Reason(
             text=f"ε is at most {figure} for {stated}: in the view of {joined(map(party, bounded))}."
-            f"{only_if(dict.fromkeys(who for e in bounded.values() for who in e.needs))}",
+            f"{only_if(needs)}",
             because="It bounds what any attack can tell about a single one, within the ledger's assumptions. "
             + _checked(result, bounded),
         )
     bare: dict[str, list[str]] = {}
-    for cell in result.cells:
-        if cell.adversary in bounded:
-            continue
-        kinds = [kind for kind, defended in private_kinds(result, cell.adversary) if not defended]
-        if kinds:
-            bare[cell.adversary] = kinds
+    for adversary in dict.fromkeys(cell.adversary for cell in result.cells):
+        kinds = [kind for kind, defended in private_kinds(result, adversary) if not defended]
+        if kinds and adversary not in bounded:
+            bare[adversary] = kinds
     if not bare:
         return
-    most = max(bare, key=lambda a: len(bare[a]))
-    others = [party(a) for a in bare if a != most]
+    most = max(bare, key=lambda adversary: len(bare[adversary]))
+    others = [party(adversary) for adversary in bare if adversary != most]
     because = "Without a noisy release on every path no ε can be claimed, whatever the attacks found."
     if others:
         because = f"{sentence(joined(others))} received these, or data derived from them. {because}"
@@ -360,47 +371,41 @@ def _checked(result: Result, bounded: Collection[str]) -> str:
 
 
 def _matrix(
-    result: Result, held: Sequence[Standing], findings: Sequence[Finding]
+    result: Result, all_standings: Sequence[Standing], findings: Sequence[Finding]
 ) -> tuple[tuple[str, ...], tuple[MatrixRow, ...]]:
+    own_findings, left_out = by_view(findings), _other_records(findings)
     rows: dict[str, list[MatrixEntry]] = {}
-    for standing in held:
-        of_standing = (standing.adversary, standing.goal)
-        cells = [f for f in findings if (f.cell.adversary, f.cell.goal) == of_standing]
-        entry = MatrixEntry(
-            goal=standing.goal,
-            level=standing.level,
-            finding=standing.finding,
-            note=_in_part(standing, cells)
-            or standing.inherited
-            or _of_fewer(standing)
-            or _note(result, standing, cells),
-            conclusive=sum(f.level in SETTLED for f in cells),
-            tried=sum(not f.untried for f in cells),
+    goals = dict[str, None]()
+    for standing in all_standings:
+        row = rows.setdefault(standing.adversary, [])
+        if standing.goal in left_out:
+            continue
+        goals[standing.goal] = None
+        own = own_findings.get((standing.adversary, standing.goal), [])
+        row.append(
+            MatrixEntry(
+                goal=standing.goal,
+                level=standing.level,
+                finding=standing.finding,
+                note=_note(result, standing, own),
+                conclusive=sum(f.level in SETTLED for f in own),
+                tried=sum(not f.untried for f in own),
+            )
         )
-        rows.setdefault(standing.adversary, []).append(entry)
-    left_out = _other_records(findings)
-    goals = dict.fromkeys(s.goal for s in held if s.goal not in left_out)
-    matrix = []
-    for name, entries in rows.items():
-        matrix.append(MatrixRow(adversary=name, entries=tuple(e for e in entries if e.goal in goals)))
+    matrix = [MatrixRow(adversary=name, entries=tuple(entries)) for name, entries in rows.items()]
     return tuple(goals), tuple(matrix)
 
 
-def _in_part(standing: Standing, cells: Sequence[Finding]) -> str:
+def _in_part(standing: Standing, own: Sequence[Finding]) -> str:
     """Return what the attacks that ran could have seen, and what was not tested; empty unless a part was tested."""
-    answers = [f for f in cells if f.level in SETTLED]
+    answers = [f for f in own if f.level in SETTLED]
     if standing.level != "not-tested" or not answers:
         return ""
-    least = next((f.detectable for f in answers if f is standing.finding and f.detectable), "")
-    seen = f"{plural(len(answers), 'attack')} found none{f'; the strongest {least}' if least else ''}."
-    return f"{seen} {standing.untested}"
-
-
-def _of_fewer(standing: Standing) -> str:
-    """Return which part of a coalition can do as much as the whole, in a sentence; empty if none can."""
-    if not standing.alone:
-        return ""
-    return f"{sentence(party(standing.alone))} alone has this leak too."
+    seen = f"{plural(len(answers), 'attack')} found none"
+    for finding in answers:
+        if finding is standing.finding and finding.detectable:
+            seen += f"; the strongest {finding.detectable}"
+    return f"{seen}. {standing.untested}"
 
 
 def _other_records(findings: Sequence[Finding]) -> set[str]:
@@ -412,8 +417,12 @@ def _other_records(findings: Sequence[Finding]) -> set[str]:
     return set(requested).difference(relevant)
 
 
-def _note(result: Result, standing: Standing, cells: Sequence[Finding]) -> str:
-    """Return what a result without a leak leaves open: what could have been seen, or why nothing was tried."""
+def _note(result: Result, standing: Standing, own: Sequence[Finding]) -> str:
+    """Return whose finding an entry is, or what a result without a leak leaves open."""
+    if clause := _in_part(standing, own) or standing.inherited:
+        return clause
+    if standing.alone:
+        return f"{sentence(party(standing.alone))} alone has this leak too."
     if standing.level == "inconclusive" and standing.finding is not None and not result.withheld:
         if standing.finding.level == "inconclusive" and _lacks_auxiliary(result):
             return "No auxiliary records were brought: nothing compares its figure with chance."
@@ -425,13 +434,15 @@ def _note(result: Result, standing: Standing, cells: Sequence[Finding]) -> str:
         return ""
     if not private_kinds(result, standing.adversary):
         return _NOTHING
-    reasons = {f.cell.reason for f in cells}
+    reasons = {f.cell.reason for f in own}
     if len(reasons) != 1 or result.withheld or not any(reasons):
         return "No attack here fits what it receives."
     return f"{sentence(clip(reasons.pop(), 90))}."
 
 
-def _actions(result: Result, findings: Sequence[Finding], found: Sequence[FrontFinding]) -> Iterator[Action]:
+def _actions(
+    result: Result, findings: Sequence[Finding], front_findings: Sequence[FrontFinding]
+) -> Iterator[Action]:
     """Yield what to do: gates and false claims first, then the remedies of the findings, then what is open."""
     if result.failed_gates:
         names = joined(clip(gate.name, 80) for gate in result.failed_gates)
@@ -442,7 +453,8 @@ def _actions(result: Result, findings: Sequence[Finding], found: Sequence[FrontF
             do="Claim no ε: find out why attacks show more than the ledger allows.",
             why=f"Contradicted for {joined(map(party, fallen))}.",
         )
-    for do, why in dict.fromkeys((f.remedy.do, f.remedy.why) for f in sorted(found, key=_most_useful_first)):
+    remedies = [finding.remedy for finding in sorted(front_findings, key=_most_useful_first)]
+    for do, why in dict.fromkeys((remedy.do, remedy.why) for remedy in remedies):
         yield Action(do=do, why=why)
     possible = sum(f.level == "possible" for f in findings)
     if possible:
@@ -479,7 +491,7 @@ def _actions(result: Result, findings: Sequence[Finding], found: Sequence[FrontF
             do=_more_time(result.budget),
             why=f"The time budget left out {joined(clip(one.attack, 60) for one in result.budget.left_out)}.",
         )
-    if not found:
+    if not front_findings:
         yield Action(
             do="Claim no more than was measured: these attacks, this profile, this data.",
             why="Not finding a leak does not show that there is none. Only a mechanism with an ε bounds one.",
@@ -515,8 +527,7 @@ def _rerun(result: Result, open_cells: Sequence[Finding]) -> str:
     if failed:
         parts.append(f"mend the {plural(failed, 'failed test')} (their errors are in the appendix)")
     if inconclusive := len(open_cells) - failed:
-        tests = plural(inconclusive, "inconclusive test")
-        wider = {"quick": "standard", "standard": "full"}.get(result.run.profile)
-        more = f"with `profile: {wider}`" if wider else "with more records, or on another task"
-        parts.append(f"rerun the {tests} {more}")
+        wider = {"quick": "with `profile: standard`", "standard": "with `profile: full`"}
+        more = wider.get(result.run.profile, "with more records, or on another task")
+        parts.append(f"rerun the {plural(inconclusive, 'inconclusive test')} {more}")
     return f"{sentence(joined(parts))}."

@@ -66,9 +66,10 @@ class Contradictions:
         runs = plural(self.tested, "tested run")
         over = f"after Holm's correction over {runs}"
         if survivors:
-            names = joined(list(map(_called, survivors[:_NAMED])))
-            more = f", and {len(survivors) - _NAMED} more" if len(survivors) > _NAMED else ""
-            yield f"Attacks contradict a claimed ε, {over}: {names}{more}."
+            names = joined(map(_called, survivors[:_NAMED]))
+            if len(survivors) > _NAMED:
+                names += f", and {len(survivors) - _NAMED} more"
+            yield f"Attacks contradict a claimed ε, {over}: {names}."
         if lost:
             yield (
                 f"In {plural(lost, 'run')} a claim is contradicted by the run alone, and not {over}: "
@@ -80,26 +81,28 @@ class Contradictions:
 
 def contradictions(rows: Sequence[SweepRow]) -> Contradictions:
     """Return the contradicted claims of a sweep's runs, corrected over the runs (Holm 1979)."""
-    least = [(c, row) for row in rows if (c := _least(row)) is not None]
-    ranked = sorted(least, key=lambda pair: pair[0].p or 0.0)
+    least: list[tuple[float, Check, SweepRow]] = []
+    for row in rows:
+        if row.run.result is not None:
+            checks = [(check.p, check, row) for check in row.run.result.checks if check.p is not None]
+            least += sorted(checks, key=_p_value)[:1]
+    ranked = sorted(least, key=_p_value)
     contradicted, corrected = [], 0.0
-    for place, (check, row) in enumerate(ranked):
-        corrected = min(1.0, max(corrected, (len(ranked) - place) * (check.p or 0.0)))
-        if (check.p or 0.0) <= LEVEL:
+    for place, (p, check, row) in enumerate(ranked):
+        corrected = min(1.0, max(corrected, (len(ranked) - place) * p))
+        if p <= LEVEL:
             contradicted.append(Contradiction(row=row, check=check, p=corrected))
     return Contradictions(tested=len(ranked), found=tuple(contradicted))
 
 
-def _least(row: SweepRow) -> Check | None:
-    """Return the check of a run with the least p-value, or None if none has one."""
-    if row.run.result is None:
-        return None
-    checks = [check for check in row.run.result.checks if check.p is not None]
-    return min(checks, key=lambda check: check.p or 0.0, default=None)
+def _p_value(tested: tuple[float, Check, SweepRow]) -> float:
+    return tested[0]
 
 
-def _called(found: Contradiction) -> str:
-    run, check = found.row.run, found.check
-    under = f" under {clip(run.defence, 40)}" if run.level != float("inf") else ""
+def _called(contradiction: Contradiction) -> str:
+    run, check = contradiction.row.run, contradiction.check
+    who = clip(run.protocol, 40)
+    if run.level != float("inf"):
+        who += f" under {clip(run.defence, 40)}"
     claim = f"{amount(check.claimed or 0.0)} for {party(check.adversary)}"
-    return f"{clip(run.protocol, 40)}{under}, seed {run.seed} ({claim}, p = {found.p:.1g})"
+    return f"{who}, seed {run.seed} ({claim}, p = {contradiction.p:.1g})"

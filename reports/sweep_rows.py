@@ -17,10 +17,11 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from fdaudit.errors import UsageError, nearest
-from fdaudit.result import LedgerEntry, Result
+from fdaudit.result import Cell, LedgerEntry, Result
 
 from .goals.model_extraction import holds_model
-from .run_figures import measure_of, strongest_figure, utility
+from .grouping import grouped
+from .run_figures import measure_of, reference_lines, strongest_figure, utility
 
 __all__ = [
     "MEASURES",
@@ -298,8 +299,10 @@ class Point:
         `held` if the adversary has the model in view that a copy would be of; `inconclusive` if an attack was tried and
         its controls failed; else a dash.
         """
-        results = [row.run.result for row in self.rows if row.run.result is not None]
-        cells = [cell for result in results for cell in result.cells if cell.goal == measure.goal]
+        cells: list[Cell] = []
+        for row in self.rows:
+            if row.run.result is not None:
+                cells += [cell for cell in row.run.result.cells if cell.goal == measure.goal]
         if any(map(holds_model, cells)):
             return "held"
         if any(cell.status == "inconclusive" for cell in cells):
@@ -308,18 +311,28 @@ class Point:
 
     def bill(self, adversary: str) -> PointLedgers | None:
         """Return the ledgers' result; None if a run with a result does not mention this adversary."""
-        finished = [r for r in self.rows if r.run.result is not None]
-        entries = [r.ledger[adversary] for r in finished if adversary in r.ledger]
-        if not entries or len(entries) < len(finished):
+        epsilons, deltas, terms = list[float](), set[float](), set[tuple[str, str]]()
+        causes = dict[str, None]()
+        for row in self.rows:
+            if row.run.result is None:
+                continue
+            entry, epsilon = row.ledger.get(adversary), row.epsilon(adversary)
+            if entry is None or epsilon is None:
+                return None
+            epsilons.append(epsilon)
+            terms.add((entry.unit, entry.relation))
+            if entry.delta is not None:
+                deltas.add(entry.delta)
+            if entry.epsilon is None:
+                causes[entry.cause or "the ledger gives no cause"] = None
+        if not epsilons:
             return None
-        epsilons = [math.inf if e.epsilon is None else e.epsilon for e in entries]
-        causes = (e.cause or "the ledger gives no cause" for e in entries if e.epsilon is None)
         return PointLedgers(
             epsilon=max(epsilons),
             least=min(epsilons),
-            causes=tuple(dict.fromkeys(causes)),
-            deltas=tuple(sorted({e.delta for e in entries if e.delta is not None})),
-            terms=tuple(sorted({(e.unit, e.relation) for e in entries})),
+            causes=tuple(causes),
+            deltas=tuple(sorted(deltas)),
+            terms=tuple(sorted(terms)),
         )
 
 
@@ -344,13 +357,16 @@ def row_of(run: SweepRun) -> SweepRow:
     result = run.result
     if result is None:
         return SweepRow(run=run)
-    lines = dict.fromkeys(f.line for f in result.utility.final if f.line != result.run.protocol)
-    references = {line: utility(result.utility.final, line).best for line in lines}
+    references = {}
+    for line in reference_lines(result):
+        best = utility(result.utility.final, line).best
+        if best is not None:
+            references[line] = best
     return SweepRow(
         run=run,
         values=_values(result),
         ledger={e.adversary: e for e in result.ledger or ()},
-        references={line: v for line, v in references.items() if v is not None},
+        references=references,
         measured_by=measure_of(result),
     )
 
@@ -360,33 +376,30 @@ def _values(result: Result) -> dict[str, float]:
     own = utility(result.utility.final, result.run.protocol)
     values = {
         "utility": own.best,
-        "server": None if own.server is None else own.server.value,
         "clients_mean": own.mean,
-        "worst_client": None if own.worst is None else own.worst.value,
-        "bytes": float(sum(w.bytes for w in result.wire)),
-        **{m.name: _strongest(result, m) for m in MEASURES if m.goal},
+        "bytes": float(sum(row.bytes for row in result.wire)),
     }
-    return {name: v for name, v in values.items() if v is not None}
-
-
-def _strongest(result: Result, measure: SweepColumn) -> float | None:
-    """Return the largest value (of a distance: the smallest) over the attacks that ran, each a mean over victims."""
-    strongest = strongest_figure(result, measure.goal, measure.figure, least=measure.least)
-    return None if strongest is None else strongest.figure.value
+    if own.server is not None:
+        values["server"] = own.server.value
+    if own.worst is not None:
+        values["worst_client"] = own.worst.value
+    for measure in MEASURES:
+        if measure.goal:
+            strongest = strongest_figure(result, measure.goal, measure.figure, least=measure.least)
+            if strongest is not None:
+                values[measure.name] = strongest.figure.value
+    return {name: value for name, value in values.items() if value is not None}
 
 
 def points(rows: Iterable[SweepRow]) -> tuple[Point, ...]:
     """Return rows grouped over seeds, in their order; a point without any result has no spreads."""
-    groups: dict[tuple[str, str, float], list[SweepRow]] = {}
-    for row in rows:
-        groups.setdefault((row.run.protocol, row.run.defence, row.run.level), []).append(row)
-    grouped = []
+    own_points = []
+    groups = grouped(rows, lambda row: (row.run.protocol, row.run.defence, row.run.level))
     for (protocol, defence, level), same in groups.items():
-        spreads = _spreads([r.values for r in same])
-        grouped.append(
-            Point(protocol=protocol, defence=defence, level=level, rows=tuple(same), spreads=spreads)
-        )
-    return tuple(grouped)
+        spreads = _spreads([row.values for row in same])
+        point = Point(protocol=protocol, defence=defence, level=level, rows=tuple(same), spreads=spreads)
+        own_points.append(point)
+    return tuple(own_points)
 
 
 def spreads_of(results: Iterable[Result]) -> dict[str, Spread]:
@@ -456,8 +469,9 @@ def front(places: Sequence[tuple[float, float]]) -> list[int]:
     best, undominated = -math.inf, list[int]()
     # Among equal costs the largest gain comes first; equal places all stay.
     for i in sorted(range(len(places)), key=lambda i: (places[i][0], -places[i][1])):
+        _, gain = places[i]
         twin = bool(undominated) and places[undominated[-1]] == places[i]
-        if places[i][1] > best or twin:
+        if gain > best or twin:
             undominated.append(i)
-            best = places[i][1]
+            best = gain
     return undominated

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Literal
 
-from fdaudit.result import Effect, Level, Remedy, Result, TriedRemedy, in_words
+from fdaudit.result import Effect, Remedy, Result, TriedRemedy, in_words
 from fdaudit.types import Figure
 
 from .text import NBSP, amount, label, measure, party, sentence
@@ -40,7 +40,7 @@ Outcome = Literal["worked", "untried", "stays", "useless"]
 """What came of a finding's remedies: one left less than a leak and a useful model; none was tried; a leak stays or may
 stay; none leaves a useful model."""
 
-_LEFT: Mapping[Level, int] = MappingProxyType(
+_LEFT: Mapping[str, int] = MappingProxyType(
     {"leak": 1, "partial": 2, "possible": 3, "none-seen": 4, "not-applicable": 5}
 )
 """How much a level leaves to learn, from most to least. A level without an answer shows nothing, and counts 0."""
@@ -66,15 +66,15 @@ def effect(result: Result, what: Remedy, adversaries: Sequence[str], goals: Sequ
     useful = [pair for pair in run if pair[0].kept]
     others = [pair for pair in run if not pair[0].kept]
     if not useful:
-        most, _ = max(others, key=lambda pair: (_left(pair[1]), pair[0].utility_value))
+        most, _ = max(others, key=_least_left)
         return (
             "No remedy tried against this leak leaves a useful model "
             f"({_short(most)}: {_utility(most)}; clients alone {_alone(most)})."
         )
-    best, on = max(useful, key=lambda pair: (_left(pair[1]), pair[0].utility_value))
+    best, on = max(useful, key=_least_left)
     clauses = [_change(best, on, adversaries[0])]
     if others:
-        most, at_any_cost = max(others, key=lambda pair: (_left(pair[1]), pair[0].utility_value))
+        most, at_any_cost = max(others, key=_least_left)
         if _left(at_any_cost) > _LEFT["leak"] >= _left(on):
             clauses.append(
                 f"{_change(most, at_any_cost, adversaries[0])}, not above clients alone ({_alone(most)})"
@@ -82,14 +82,24 @@ def effect(result: Result, what: Remedy, adversaries: Sequence[str], goals: Sequ
         else:
             ruined = f"{_utility(most)}; clients alone {_alone(most)}"
             clauses.append(f"{_short(most)} leaves no useful model ({ruined})")
-    shown = "" if len(goals) == 1 else ", on the kind of leak that it closes least"
-    return f"Tried{shown}: {'; '.join(clauses)}."
+    head = "Tried"
+    if len(goals) > 1:
+        head += ", on the kind of leak that it closes least"
+    return f"{head}: {'; '.join(clauses)}."
+
+
+def _least_left(trial: tuple[TriedRemedy, Effect]) -> tuple[int, float]:
+    """Return the rank of a trial: of what it leaves to learn, then of its utility."""
+    tried, on = trial
+    return _left(on), tried.utility_value
 
 
 def _untried(result: Result, what: Remedy) -> str:
     """Return that a remedy was not tried, with the reason if it was to be tried."""
     reasons = [one.reason for one in result.remedies if one.name in what.tries and one.state != "run"]
-    return f"Not tried: {reasons[0]}." if any(reasons) else "Not tried."
+    if not any(reasons):
+        return "Not tried."
+    return f"Not tried: {reasons[0]}."
 
 
 def outcome(result: Result, what: Remedy, adversaries: Sequence[str], goals: Sequence[str]) -> Outcome:
@@ -111,34 +121,52 @@ def effects_on(
     result: Result, what: Remedy, adversaries: Sequence[str], goals: Sequence[str]
 ) -> list[tuple[TriedRemedy, Effect]]:
     """Return each trial of a remedy that changed a finding, with the effect that leaves most to learn."""
-    tried = [one for one in result.remedies if one.name in (*what.tries, TOGETHER)]
-    return [(one, gravest) for one in tried if (gravest := _gravest(one, adversaries, goals)) is not None]
+    trials = []
+    for tried in result.remedies:
+        gravest = _gravest(tried, adversaries, goals)
+        if tried.name in (*what.tries, TOGETHER) and gravest is not None:
+            trials.append((tried, gravest))
+    return trials
 
 
 def _change(tried: TriedRemedy, on: Effect, first: str) -> str:
     """Return what a remedy changed for a finding, in a clause; for whom, if not for its first adversary."""
-    costs = [_utility(tried)] if tried.utility != tried.utility_before else []
+    costs = []
+    if tried.utility != tried.utility_before:
+        costs.append(_utility(tried))
     if on.epsilon is not None:
         costs.append(_stated(on))
-    at = f" ({', '.join(costs)})" if costs else ""
-    change = "no attack applies after" if on.level == "not-applicable" else _before_and_after(on)
-    whose = "" if on.adversary == first else f"for {party(on.adversary)}, "
-    return f"{_short(tried)}{at}: {whose}{change}"
+    head = _short(tried)
+    if costs:
+        head += f" ({', '.join(costs)})"
+    if on.adversary != first:
+        head += f": for {party(on.adversary)}, "
+    else:
+        head += ": "
+    if on.level == "not-applicable":
+        return f"{head}no attack applies after"
+    return f"{head}{_before_and_after(on)}"
 
 
 def _short(tried: TriedRemedy) -> str:
-    return {"together": "several together"}.get(tried.name, tried.name.replace("-", " "))
+    if tried.name == TOGETHER:
+        return "several together"
+    return tried.name.replace("-", " ")
 
 
 def _utility(tried: TriedRemedy) -> str:
     """Return utility before and after a remedy, in a clause."""
-    name = "utility" if tried.utility is None else label(tried.utility.name)
-    return f"{_inside(name)} {_value(tried.utility_before)} to {_value(tried.utility)}"
+    name = "utility"
+    if tried.utility is not None:
+        name = _inside(label(tried.utility.name))
+    return f"{name} {_value(tried.utility_before)} to {_value(tried.utility)}"
 
 
 def _inside(name: str) -> str:
     """Return a figure's name as it stands inside a sentence: an abbreviation keeps its capitals."""
-    return name if name[:2].isupper() else name[:1].lower() + name[1:]
+    if name[:2].isupper():
+        return name
+    return name[:1].lower() + name[1:]
 
 
 def _gravest(tried: TriedRemedy, adversaries: Sequence[str], goals: Sequence[str]) -> Effect | None:
@@ -155,13 +183,13 @@ def _gravest(tried: TriedRemedy, adversaries: Sequence[str], goals: Sequence[str
 def _left(on: Effect) -> int:
     if not on.settled and on.level not in ("leak", "not-applicable"):
         return 0
-    return next((rank for level, rank in _LEFT.items() if level == on.level), 0)
+    return _LEFT.get(on.level, 0)
 
 
 def effect_words(on: Effect) -> str:
     """Return a deciding figure before and after a remedy, and the ε of the adversary's view, in a clause."""
-    stated = "" if on.epsilon is None else f", {_stated(on)}"
-    return f"{sentence(party(on.adversary))}: {_before_and_after(on)}{stated}"
+    words = f"{sentence(party(on.adversary))}: {_before_and_after(on)}"
+    return words if on.epsilon is None else f"{words}, {_stated(on)}"
 
 
 def _before_and_after(on: Effect) -> str:
@@ -175,42 +203,40 @@ def _before_and_after(on: Effect) -> str:
     if on.after is not None and on.after.value is not None:
         others = f"{on.attack_after} reaches {_value(on.after)} ({_level(on)})"
     if on.again == "not-applicable":
-        unknown = (
-            "whether another succeeds was not tested"
-            if on.level == "not-tested"
-            else "no other attack gave an answer"
-        )
-        return f"{on.attack} ({name} {before}) no longer applies; {others or unknown}"
+        if not others:
+            others = "no other attack gave an answer"
+            if on.level == "not-tested":
+                others = "whether another succeeds was not tested"
+        return f"{on.attack} ({name} {before}) no longer applies; {others}"
     if on.settled and on.again_figure is not None:
-        return "; ".join(
-            filter(None, [f"{name} {before} to {_value(on.again_figure)} by {on.attack}", others])
-        )
+        change = f"{name} {before} to {_value(on.again_figure)} by {on.attack}"
+        return f"{change}; {others}" if others else change
     silent = f"{on.attack}, which found it ({name} {before}), {_why_silent(on)}"
     if on.level == "leak":
         return f"a leak stays: {others}; {silent}"
-    weaker = "" if not others else f"; {on.attack_after} reaches {_value(on.after)}"
-    return f"whether the leak closed is not known: {silent}{weaker}"
+    unknown = f"whether the leak closed is not known: {silent}"
+    return f"{unknown}; {on.attack_after} reaches {_value(on.after)}" if others else unknown
 
 
 def _why_silent(on: Effect) -> str:
     """Return why the attack that found a leak gave no figure after, in a clause."""
     if on.again == "failed":
         return "failed"
-    if on.again == "not-tested" and on.needed is not None:
-        return f"had no time (a budget of {in_words(_rounded_up(on.needed))} for this remedy holds it)"
-    return "had no time" if on.again == "not-tested" else "did not run again"
-
-
-def _rounded_up(seconds: float) -> float:
-    """Return seconds in tens, or from two minutes on in minutes, rounded up."""
-    step = 10 if seconds < 120 else 60
-    return step * math.ceil(seconds / step)
+    if on.again != "not-tested":
+        return "did not run again"
+    if on.needed is None:
+        return "had no time"
+    step = 10 if on.needed < 120 else 60  # in tens of seconds, or from two minutes on in minutes
+    needed = in_words(step * math.ceil(on.needed / step))
+    return f"had no time (a budget of {needed} for this remedy holds it)"
 
 
 def _name(on: Effect) -> str:
     if on.before is None:
         return on.goal.replace("-", " ")
-    return "AUC" if on.before.name == "auc" else _inside(label(on.before.name))
+    if on.before.name == "auc":
+        return "AUC"
+    return _inside(label(on.before.name))
 
 
 def _stated(on: Effect) -> str:
@@ -220,7 +246,10 @@ def _stated(on: Effect) -> str:
 def _level(on: Effect) -> str:
     if on.level == "not-tested":
         return "other attacks had no time"
-    return next((words.lower() for level, words in LEVELS.items() if level == on.level), on.level)
+    for level, words in LEVELS.items():
+        if level == on.level:
+            return words.lower()
+    return on.level
 
 
 def utility_words(tried: TriedRemedy) -> str:
@@ -229,4 +258,6 @@ def utility_words(tried: TriedRemedy) -> str:
 
 
 def _value(figure: Figure | None) -> str:
-    return "not measured" if figure is None or figure.value is None else measure(figure, figure.value)
+    if figure is None or figure.value is None:
+        return "not measured"
+    return measure(figure, figure.value)

@@ -119,15 +119,18 @@ def _headline(twin: Twin, *, public: bool) -> Iterator[str]:
 
 def _gained(gains: Sequence[Gain]) -> str:
     """Return for which goals of which adversaries a gain is shown, in a sentence."""
-    pairs = {(gain.goal, gain.adversary): None for gain in gains}
-    gained = {(gain.goal, gain.adversary): None for gain in gains if gain.verdict in _GAINED}
+    pairs, gained = set[tuple[str, str]](), dict[str, None]()
+    for gain in gains:
+        pairs.add((gain.goal, gain.adversary))
+        if gain.verdict in _GAINED:
+            gained[f"{gain.goal.replace('-', ' ')} by {party(gain.adversary)}"] = None
     if not pairs:
         return "Neither this run nor its honest twin has an answer to compare."
     whom = "no gain is shown"
-    if gained:
-        named = joined(f"{goal.replace('-', ' ')} by {party(adversary)}" for goal, adversary in gained)
-        counted = f"{len(gained)} of {len(pairs)} pairs of adversary and goal"
-        whom = f"a gain is shown for {named if len(gained) <= _NAMED else counted}"
+    if len(gained) > _NAMED:
+        whom = f"a gain is shown for {len(gained)} of {len(pairs)} pairs of adversary and goal"
+    elif gained:
+        whom = f"a gain is shown for {joined(gained)}"
     return f"Beside the honest twin, the same records without the deviation, {whom}."
 
 
@@ -140,21 +143,21 @@ def _cost(twin: Twin, *, public: bool) -> str:
     if public:
         change = f"{amount(honest.value, 'fraction')} to {amount(active.value, 'fraction')}"
         return f"{name} on the same records without the deviation, and with it: {change}."
-    change = f"{with_interval(honest)} to {with_interval(active)}"
-    return f"{name} goes from {change}: {_cost_shown(honest, active)}."
-
-
-def _cost_shown(honest: Figure, active: Figure) -> str:
+    shown = "no cost shown"
     if honest.low is None or active.high is None:
-        return "one run each, without an interval"
-    return "a cost" if active.high < honest.low else "no cost shown"
+        shown = "one run each, without an interval"
+    elif active.high < honest.low:
+        shown = "a cost"
+    return f"{name} goes from {with_interval(honest)} to {with_interval(active)}: {shown}."
 
 
 def _detected(noticed: Sequence[Noticed]) -> str:
     """Return whether receivers could have noticed, by the detector that tells most."""
     rated = [one for one in noticed if one.threshold is not None]
     if not rated:
-        why = "no detector is named for it" if not noticed else f"{clip(noticed[0].reason, 120)}"
+        why = "no detector is named for it"
+        if noticed:
+            why = clip(noticed[0].reason, 120)
         return f"Whether receivers could have noticed is not known: {why}."
     best = max(rated, key=_telling)
     if not best.caught:
@@ -171,8 +174,8 @@ def _front(gains: Sequence[Gain]) -> list[Gain]:
     """Return the gains of the front page: for each adversary and goal all victims together, or a victim with a gain."""
     by_pair: dict[tuple[str, str], Gain] = {}
     for gain in gains:
-        kept = by_pair.setdefault((gain.adversary, gain.goal), gain)
-        if gain.verdict in _GAINED and kept.verdict not in _GAINED:
+        earlier = by_pair.setdefault((gain.adversary, gain.goal), gain)
+        if gain.verdict in _GAINED and earlier.verdict not in _GAINED:
             by_pair[gain.adversary, gain.goal] = gain
     return sorted(by_pair.values(), key=lambda gain: list(GAINS).index(gain.verdict))[:_SHOWN]
 
@@ -192,5 +195,7 @@ def _side(figure: Figure | None, attack: str, level: str) -> str:
     """Return one run's figure with its interval and attack, or its level where there is no figure."""
     if figure is None or figure.value is None:
         return level.lower()
-    name = "AUC" if figure.name == "auc" else label(figure.name)
+    name = label(figure.name)
+    if figure.name == "auc":
+        name = "AUC"
     return f"{name} {with_interval(figure)} by {clip(attack, 60)}"

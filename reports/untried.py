@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from fdaudit.result import Result, StandInFigures, UntriedDeviation
+from fdaudit.result import Result, UntriedDeviation
 from fdaudit.types import Figure
 
 from .text import clip, joined, label, with_interval
@@ -32,21 +32,22 @@ def not_tried(result: Result) -> str:
 
 def untried_lines(untried: UntriedDeviation) -> Iterator[str]:
     """Yield a deviation, and each attack's figure on the stand-in without it and with it."""
-    if not untried.measured:
-        why = f": {clip(untried.reason, 300)}" if untried.reason else ""
-        yield f"{clip(untried.words, 200)}; effect not measured{why}"
-        return
-    yield f"{clip(untried.words, 200)}; on a stand-in, {clip(untried.stand_in, 200)}:"
+    what = clip(untried.words, 200)
+    if not untried.measured and untried.reason:
+        yield f"{what}; effect not measured: {clip(untried.reason, 300)}"
+    elif not untried.measured:
+        yield f"{what}; effect not measured"
+    else:
+        yield f"{what}; on a stand-in, {clip(untried.stand_in, 200)}:"
     for one in untried.measured:
-        name = next((label(f.name) for f in (one.honest, one.active) if f is not None), "no figure")
+        figure = one.honest or one.active
+        name = "no figure" if figure is None else label(figure.name)
+        gain = "a gain" if one.parts else "no gain shown"
         figures = f"{_value(one.honest)} without it, {_value(one.active)} with it"
-        yield f"  {clip(one.attack, 60)}, {name}: {figures}; {_gain(one)}"
-
-
-def _gain(one: StandInFigures) -> str:
-    """Return whether the deviation gained something: only where the intervals part."""
-    return "a gain" if one.parts else "no gain shown"
+        yield f"  {clip(one.attack, 60)}, {name}: {figures}; {gain}"
 
 
 def _value(figure: Figure | None) -> str:
-    return "no figure" if figure is None else with_interval(figure)
+    if figure is None:
+        return "no figure"
+    return with_interval(figure)

@@ -14,8 +14,9 @@ Guarantees:
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from types import MappingProxyType
 
 from fdaudit.goals import challenged
@@ -25,10 +26,11 @@ from fdaudit.types import Figure
 from .correction import Correction, corrections, groups
 from .goals import RULES
 from .goals.rule import FAMILY_LEVEL, Rule, RuleInput, beside, by_name, decided_by, framed, worth
+from .grouping import grouped
 from .identification import LOOK, identifies
 from .text import clip, corrected, detectable, joined, label, measure, p_value
 
-__all__ = ["EVERYONE", "LEVELS", "SETTLED", "Finding", "judge", "judge_all", "strongest"]
+__all__ = ["EVERYONE", "LEVELS", "SETTLED", "Finding", "by_view", "judge", "judge_all", "strongest"]
 
 LEVELS: Mapping[Level, str] = MappingProxyType(
     {
@@ -107,11 +109,12 @@ class Finding:
 
 def judge_all(result: Result) -> tuple[Finding, ...]:
     """Return every cell's finding, in the result's order, by p-values that are corrected for all tests of the run."""
-    judged = zip(result.cells, corrections(result), strict=True)
-    low = bool(result.utility.warnings)
+    pairs = zip(result.cells, corrections(result), strict=True)
+    near_chance = bool(result.utility.warnings)
     findings = []
-    for number, (cell, correction) in enumerate(judged, start=1):
-        findings.append(_with_unused(judge(cell, number, correction, low), result.run.recording))
+    for number, (cell, correction) in enumerate(pairs, start=1):
+        finding = judge(cell, number, correction, near_chance)
+        findings.append(_with_unused(finding, result.run.recording))
     return tuple(findings)
 
 
@@ -121,24 +124,26 @@ def _with_unused(finding: Finding, recording: Recording | None) -> Finding:
     They stay members, as the coins decided: to leave out pairs by what was used would break the test. They can only
     hide a leak. Where no candidate was used, finding nothing shows nothing.
     """
-    if (
-        recording is None
-        or not challenged(finding.cell.goal)
-        or finding.level not in (*SETTLED, "inconclusive")
-    ):
+    if recording is None or not challenged(finding.cell.goal):
         return finding
     victims = {target.target for target in finding.cell.targets}
     about = [one for one in recording.unused if one.party in victims and one.unused_candidates]
-    if not about:
+    if not about or finding.level not in (*SETTLED, "inconclusive"):
         return finding
-    unused, of = sum(one.unused_candidates for one in about), sum(one.candidates for one in about)
+    unused = sum(one.unused_candidates for one in about)
+    candidates = sum(one.candidates for one in about)
     who = joined(clip(one.party, 60) for one in about)
-    said = f"{unused} of {of} candidates that are members of {who} were used by no message."
-    if unused == of and len(about) == len(victims) and finding.level in ("none-seen", "possible"):
-        return replace(
-            finding, level="inconclusive", because=f"{said} There was nothing to find.", detectable=""
-        )
-    return replace(finding, cautions=(*finding.cautions, f"{said} They count as members, which hides leaks."))
+    text = f"{unused} of {candidates} candidates that are members of {who} were used by no message."
+    all_unused = unused == candidates and len(about) == len(victims)
+    if all_unused and finding.level in ("none-seen", "possible"):
+        because = f"{text} There was nothing to find."
+        return replace(finding, level="inconclusive", because=because, detectable="")
+    return replace(finding, cautions=(*finding.cautions, f"{text} They count as members, which hides leaks."))
+
+
+def by_view(findings: Iterable[Finding]) -> dict[tuple[str, str], list[Finding]]:
+    """Return findings by adversary and goal."""
+    return grouped(findings, lambda finding: (finding.cell.adversary, finding.cell.goal))
 
 
 def strongest(findings: Sequence[Finding]) -> Finding | None:
@@ -150,8 +155,9 @@ def strongest(findings: Sequence[Finding]) -> Finding | None:
     order = list(LEVELS)
 
     def rank(finding: Finding) -> tuple[int, bool, bool, bool, float]:
-        rule = RULES.get(finding.cell.goal)
-        harm = worth(rule, finding.worst_key or finding.key) if rule else 0.0
+        rule, harm = RULES.get(finding.cell.goal), 0.0
+        if rule is not None:
+            harm = worth(rule, finding.worst_key or finding.key)
         return order.index(finding.level), not finding.certain, finding.of_classes, finding.weak, -harm
 
     return min(findings, key=rank, default=None)
@@ -169,13 +175,18 @@ def judge(
         near_chance: whether a final model of the run is near chance on test records.
     """
     rule = RULES.get(cell.goal)
-    of_classes = by_name(cell.figures, "evaluator_accuracy") is not None
+    status: Level = "inconclusive" if cell.status == "run" else cell.status
+    finding = Finding(
+        number=number,
+        cell=cell,
+        level=status,
+        measured="",
+        because=cell.reason,
+        of_classes=by_name(cell.figures, "evaluator_accuracy") is not None,
+    )
     if rule is None:
-        reason = cell.reason or f"The goal {clip(cell.goal, 60)} has no rule: its figures stand alone."
-        as_it_is: Level = "inconclusive" if cell.status == "run" else cell.status
-        return Finding(
-            number=number, cell=cell, level=as_it_is, measured="", because=reason, of_classes=of_classes
-        )
+        alone = f"The goal {clip(cell.goal, 60)} has no rule: its figures stand alone."
+        return replace(finding, because=cell.reason or alone)
     worst: Target | None = None
     worst_key: Figure | None = None
     for target in cell.targets:
@@ -183,20 +194,10 @@ def judge(
         if figure is not None and (worst is None or worth(rule, figure) > worth(rule, worst_key)):
             worst, worst_key = target, figure
     key = by_name(cell.figures, rule.figure)
-    finding = Finding(
-        number=number,
-        cell=cell,
-        level="inconclusive",
-        measured="",
-        because=cell.reason,
-        worst=worst,
-        key=key,
-        worst_key=worst_key,
-        of_classes=of_classes,
-    )
+    finding = replace(finding, worst=worst, key=key, worst_key=worst_key)
     # A cell whose positive control failed may still have found a leak.
     if cell.status != "run" and not (cell.status == "inconclusive" and cell.controls):
-        return replace(finding, level=cell.status, cautions=_look(cell, cell.status))
+        return replace(finding, cautions=_look(cell, status))
     measured = _measured(rule, key, worst, worst_key)
     decided = _decided(replace(finding, measured=measured), rule, correction or Correction())
     if decided.level == "possible" and near_chance:
@@ -222,11 +223,12 @@ def _decided(finding: Finding, rule: Rule, correction: Correction) -> Finding:
         grave = [(e, sign) for e, sign in signals if rule.strong(e)]
         top, sign = (grave or signals)[0]
         clauses = {e.who: decided_by(rule, e) for e, _ in signals}
+        level: Level = "leak" if grave else "partial"
         return replace(
             finding,
-            level="leak" if grave else "partial",
+            level=level,
             because=f"For {top.who}, {sign}.",
-            cautions=tuple(_cautions(cell, list(clauses))),
+            cautions=tuple(_cautions(cell, clauses)),
             affected=tuple(name for name in clauses if name != EVERYONE),
             together=EVERYONE in clauses,
             certain=rule.certain is not None and any(rule.certain(e) for e, _ in grave),
@@ -235,41 +237,38 @@ def _decided(finding: Finding, rule: Rule, correction: Correction) -> Finding:
     if not any(rule.telling(e) for e in evidence):
         return replace(finding, because="Its deciding figure has no interval, or nothing to compare it with.")
     away, own = _corrected_away(cell, rule, correction)
+    least, rehearsed = _detectable(correction), tuple(_rehearsed(cell))
+    cautions = (f"In this run it {least}.", *rehearsed) if least else rehearsed
     if own:
-        cautions = (*_in_this_run(correction), *_rehearsed(cell))
         blind = correction.too_few > 0
         return replace(finding, level="possible", because=away, cautions=cautions, blind=blind)
-    if positive is None or not positive.passed:
-        why = "failed" if positive else "was not run"
-        clause = away or "It found nothing."
-        return replace(finding, because=f"{clause} Its positive control {why}: it has shown nothing.")
+    clause = away or "It found nothing."
+    if positive is None:
+        return replace(finding, because=f"{clause} Its positive control was not run: it has shown nothing.")
+    if not positive.passed:
+        return replace(finding, because=f"{clause} Its positive control failed: it has shown nothing.")
     if power is not None and not power.passed:
-        clause = away or "It found nothing."
         powerless = (
             "In a rehearsal of this run with known coins it finds nothing either: it has no power here."
         )
         return replace(finding, because=f"{clause} {powerless}")
     if correction.too_few:
         few = f"Only {correction.too_few} coins decided who is a member: no AUC would be significant in this run."
-        return replace(finding, because=f"{away or 'It found nothing.'} {few}", blind=True)
+        return replace(finding, because=f"{clause} {few}", blind=True)
     nothing = "Nothing lies above chance or the prior, and the attack's positive control passed."
     return replace(
         finding,
         level="none-seen",
         because=away or nothing,
-        detectable=_detectable(correction),
-        rehearsed=" ".join(_rehearsed(cell)),
-        cautions=(
-            *_in_this_run(correction),
-            *_rehearsed(cell),
-            "This attack, with this budget, found nothing. A stronger one may.",
-        ),
+        detectable=least,
+        rehearsed=" ".join(rehearsed),
+        cautions=(*cautions, "This attack, with this budget, found nothing. A stronger one may."),
     )
 
 
-def _look(cell: Cell, found: Level) -> tuple[str, ...]:
+def _look(cell: Cell, level: Level) -> tuple[str, ...]:
     """Return the caution beside pictures that no test distinguished from chance."""
-    if found in ("none-seen", "inconclusive") and any(t.images for t in cell.targets):
+    if level in ("none-seen", "inconclusive") and any(target.images for target in cell.targets):
         return (LOOK,)
     return ()
 
@@ -277,9 +276,9 @@ def _look(cell: Cell, found: Level) -> tuple[str, ...]:
 def _evidence(cell: Cell, correction: Correction) -> Iterator[RuleInput]:
     """Yield the figures of all victims and of each, with their p-values after correction."""
     for target, figures, images in groups(cell):
-        targets = [t for t in cell.targets if target in (None, t.target)]
-        shares = [t.shares for t in targets if t.shares is not None]
-        if len(shares) < len(targets):  # the shares of some victims say nothing of all
+        victims = [victim for victim in cell.targets if target in (None, victim.target)]
+        shares = list(filter(None, (victim.shares for victim in victims)))
+        if len(shares) < len(victims):  # the shares of some victims say nothing of all
             shares = []
         yield RuleInput(
             who=_victim(target),
@@ -334,11 +333,6 @@ def _detectable(correction: Correction) -> str:
     return detectable(correction.floor, correction.floor_one_victim)
 
 
-def _in_this_run(correction: Correction) -> Iterator[str]:
-    if clause := _detectable(correction):
-        yield f"In this run it {clause}."
-
-
 def _rehearsed(cell: Cell) -> Iterator[str]:
     """Yield what a membership attack reached where the coins are known; of other goals there is nothing to say."""
     if not challenged(cell.goal):
@@ -353,7 +347,7 @@ def _rehearsed(cell: Cell) -> Iterator[str]:
         yield "It was not tried on a rehearsal with known coins: `power: true` in the spec does so."
 
 
-def _cautions(cell: Cell, signs: Sequence[str]) -> Iterator[str]:
+def _cautions(cell: Cell, signs: Collection[str]) -> Iterator[str]:
     controls = cell.controls or Controls()
     if controls.negative is None:
         yield "No negative control was run beside it."
@@ -362,27 +356,28 @@ def _cautions(cell: Cell, signs: Sequence[str]) -> Iterator[str]:
     elif not controls.positive.passed:
         yield "Its positive control failed: the attack is weak here, and the leak may be larger."
     if EVERYONE not in signs and len(cell.targets) > 1:
-        yield f"{_affected(cell, signs)}; the pooled result is not significant."
-        if any(f.p is None for t in cell.targets for f in t.figures if f.name == "auc"):
+        affected = f"Only {joined(signs)} of {len(cell.targets)} victims are affected"
+        if len(signs) == len(cell.targets):
+            affected = "Each victim is affected"
+        elif len(signs) == 1:
+            affected = f"Only {joined(signs)} is affected"
+        yield f"{affected}; the pooled result is not significant."
+        figures = chain.from_iterable(target.figures for target in cell.targets)
+        if any(figure.name == "auc" and figure.p is None for figure in figures):
             yield "Intervals are not corrected for the number of victims: one may stand out by chance."
-
-
-def _affected(cell: Cell, victims: Sequence[str]) -> str:
-    """Return the affected victims of a cell, as a clause."""
-    if len(victims) == len(cell.targets):
-        return "Each victim is affected"
-    if len(victims) == 1:
-        return f"Only {victims[0]} is affected"
-    return f"Only {joined(victims)} of {len(cell.targets)} victims are affected"
 
 
 def _measured(rule: Rule, key: Figure | None, worst: Target | None, worst_key: Figure | None) -> str:
     """Return the deciding figures in one sentence: of all victims and always also of the worst one."""
-    parts = [f"{framed(rule, key)} over all victims"] if key else []
-    if worst and worst_key:
+    parts = []
+    if key is not None:
+        parts.append(f"{framed(rule, key)} over all victims")
+    if worst is not None and worst_key is not None:
         at_worst = beside(rule, worst_key, key) if key else framed(rule, worst_key)
         parts.append(f"{at_worst} for the worst victim, {clip(worst.target, 60)}")
-        added = by_name(worst.figures, rule.beside_worst) if rule.beside_worst else None
+        added = by_name(worst.figures, rule.beside_worst)
         if added is not None and added.value is not None:
             parts.append(f"whose {label(rule.beside_worst)} is {measure(added, added.value)}")
-    return f"{', '.join(parts)}." if parts else "Its deciding figure is unavailable."
+    if not parts:
+        return "Its deciding figure is unavailable."
+    return f"{', '.join(parts)}."
