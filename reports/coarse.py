@@ -28,8 +28,8 @@ def coarse(goal: str, figures: tuple[Figure, ...]) -> tuple[Figure, ...]:
     """
     if goal not in RULES or (rounding := RULES[goal].public) is None:
         return ()
-    shown = [figure for figure in figures if figure.name.removesuffix("_mean") in rounding.names]
-    return tuple(_rounded(figure, rounding.step(figure.n)) for figure in shown)
+    public = [figure for figure in figures if figure.name.removesuffix("_mean") in rounding.names]
+    return tuple(_rounded(figure, rounding.step(figure.n)) for figure in public)
 
 
 def _rounded(figure: Figure, step: float | None) -> Figure:

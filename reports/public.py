@@ -29,10 +29,10 @@ from fdaudit.types import Figure
 from .coarse import coarse, two_digits
 from .goals import RULES
 from .goals.rule import by_name
-from .inheritance import LEAKS
-from .judgement import findings_of, judgement_of
+from .judgement.inheritance import LEAKS
+from .judgement.judgement import findings_of, judgement_of
+from .judgement.verdict import Finding, by_view, strongest
 from .local_names import HIDDEN, is_local, named, settings, without_paths
-from .verdict import Finding, by_view, strongest
 
 __all__ = ["OUTSIDE", "WITHHELD", "public"]
 

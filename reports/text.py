@@ -82,12 +82,12 @@ def visible(text: str) -> str:
     """Return `text` with every invisible or reordering character written as its code point; newline and tab stay."""
     if text.isprintable():
         return text
-    shown = ""
+    characters = []
     for character in text:
         if character not in "\n\t" and unicodedata.category(character) in ("Cc", "Cf", "Cs", "Zl", "Zp"):
             character = f"\u27e8U+{ord(character):04X}\u27e9"
-        shown += character
-    return shown
+        characters.append(character)
+    return "".join(characters)
 
 
 def clip(text: str, limit: int = 120) -> str:
