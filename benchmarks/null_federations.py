@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from fdaudit.reports.judgement import findings_of
+from fdaudit.reports.judgement.judgement import findings_of
 from scipy.stats import binomtest
 
 import fdaudit

@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 from unittest import mock
 
-from fdaudit.reports import figures
+from fdaudit.reports.drawings import figures
 
 import fdaudit
 

@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
-from fdaudit.reports.verdict import judge_all
+from fdaudit.reports.judgement.verdict import judge_all
 from scipy.stats import binomtest
 
 import fdaudit

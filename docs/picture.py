@@ -9,8 +9,8 @@ import sys
 from pathlib import Path
 
 import matplotlib.pyplot as plt
-from fdaudit.reports.judgement import read_judged
-from fdaudit.reports.summary import summarise
+from fdaudit.reports.judgement.judgement import read_judged
+from fdaudit.reports.run.summary import summarise
 
 from fdaudit.result import Image, Result
 from fdaudit.storage.files import load_json

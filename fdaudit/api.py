@@ -34,7 +34,7 @@ from fdaudit.transcript.messages import role
 
 if TYPE_CHECKING:
     from fdaudit.adversary.attack_plan import AttackPlan
-    from fdaudit.reports.comparison import ComparedRun
+    from fdaudit.reports.comparison.comparison import ComparedRun
     from fdaudit.scoring.run_directory import RunDirectory
 
 __all__ = [
@@ -267,8 +267,8 @@ def report(run: Run, path: Path | str | None = None, *, public: bool = False, dp
     Raises:
         RunError: the file cannot be written, or an earlier public page of this run had other outcomes.
     """
-    from fdaudit.reports.security import public_outcomes, write_dpia, write_report
-    from fdaudit.reports.sign_off import Provenance
+    from fdaudit.reports.run.security import public_outcomes, write_dpia, write_report
+    from fdaudit.reports.run.sign_off import Provenance
 
     usual = run.page
     if dpia or public:
@@ -347,7 +347,7 @@ def _named(runs: Sequence[Run] | Mapping[str, Run | Sequence[Run]]) -> dict[str,
 
 
 def _entry(group: Sequence[Run], name: str, directory: Path) -> ComparedRun:
-    from fdaudit.reports.comparison import ComparedRun
+    from fdaudit.reports.comparison.comparison import ComparedRun
 
     if not group:
         raise RunError("run", name, "has no runs", "Give one run or more under each name.")

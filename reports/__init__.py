@@ -8,8 +8,8 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .compare_page import render_comparison, render_latex, write_comparison
-    from .security import render_report, report_json, write_report
+    from .comparison.compare_page import render_comparison, render_latex, write_comparison
+    from .run.security import render_report, report_json, write_report
 
 __all__ = [
     "render_comparison",
@@ -22,12 +22,12 @@ __all__ = [
 
 _PUBLIC: Mapping[str, str] = MappingProxyType(
     {
-        "render_comparison": "compare_page",
-        "render_latex": "compare_page",
-        "render_report": "security",
-        "report_json": "security",
-        "write_comparison": "compare_page",
-        "write_report": "security",
+        "render_comparison": "comparison.compare_page",
+        "render_latex": "comparison.compare_page",
+        "render_report": "run.security",
+        "report_json": "run.security",
+        "write_comparison": "comparison.compare_page",
+        "write_report": "run.security",
     }
 )
 

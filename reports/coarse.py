@@ -26,11 +26,10 @@ def coarse(goal: str, figures: tuple[Figure, ...]) -> tuple[Figure, ...]:
         goal: the attack's goal; one without a `public` grid in its rule has no public figure.
         figures: of all victims, with `n` the number of coins, images or victims.
     """
-    rule = RULES.get(goal)
-    grid = None if rule is None else rule.public
-    if grid is None:
+    if goal not in RULES or (rounding := RULES[goal].public) is None:
         return ()
-    return tuple(_rounded(f, grid.step(f.n)) for f in figures if f.name.removesuffix("_mean") in grid.names)
+    public = [figure for figure in figures if figure.name.removesuffix("_mean") in rounding.names]
+    return tuple(_rounded(figure, rounding.step(figure.n)) for figure in public)
 
 
 def _rounded(figure: Figure, step: float | None) -> Figure:
@@ -42,4 +41,6 @@ def _rounded(figure: Figure, step: float | None) -> Figure:
 
 def two_digits(n: int) -> int:
     """Return a count or size, rounded to two significant digits."""
-    return n if abs(n) < 100 else round(n, 1 - floor(log10(abs(n))))
+    if abs(n) < 100:
+        return n
+    return round(n, 1 - floor(log10(abs(n))))

@@ -23,7 +23,8 @@ from markupsafe import Markup, escape
 
 from fdaudit.errors import IntegrityError
 
-from . import text, verdict
+from . import text
+from .judgement import verdict
 
 __all__ = ["render", "write"]
 

@@ -23,28 +23,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from fdaudit.result import (
-    Cell,
-    Check,
-    Control,
-    Controls,
-    Gate,
-    Level,
-    Result,
-    RunCard,
-    Twin,
-    Utility,
-    public_part,
-    read,
-)
+from fdaudit.result import Cell, Controls, Level, Result, RunCard, Twin, Utility, public_part, read
 from fdaudit.types import Figure
 
 from .coarse import coarse, two_digits
 from .goals import RULES
 from .goals.rule import by_name
-from .judgement import findings_of, judgement_of
+from .judgement.inheritance import LEAKS
+from .judgement.judgement import findings_of, judgement_of
+from .judgement.verdict import Finding, by_view, strongest
 from .local_names import HIDDEN, is_local, named, settings, without_paths
-from .verdict import Finding, strongest
 
 __all__ = ["OUTSIDE", "WITHHELD", "public"]
 
@@ -76,6 +64,11 @@ _BECAUSE: Mapping[Level, str] = {
     "none-seen": "No leak was found that holds after correction, and the attack's positive control passed.",
 }
 _CAUTION = "This attack, with this budget, found nothing. A stronger one may."
+_CONTROLS: Mapping[str, str] = {
+    "positive": "The same attack where it must succeed",
+    "negative": "The same attack where it must find nothing",
+    "power": "The same attack in a rehearsal of the run",
+}
 _CHECKED: Mapping[str, str] = {
     "contradicted": "Attacks show more than was claimed.",
     "consistent": "Attacks that could have contradicted the claim did not.",
@@ -90,7 +83,6 @@ _LIMITS = (
     "Figures are rounded so that no single record shows in them; verdicts were reached on the exact ones.",
     "A second public page of this run, with other outcomes, would tell more than the two pages by themselves.",
 )
-_LEAKS = ("leak", "partial")
 _DIGITS = 2
 
 
@@ -101,6 +93,9 @@ def public(result: Result) -> Result:
     """
     findings = _one_for_all_outside(list(map(_after_correction, findings_of(result))))
     gravest = _gravest_leaks(findings)
+    # The ledger's ε is public, and of other gates the outcome alone: they state what an attack measured.
+    gates = [gate if gate.name == "epsilon" else public_part(gate) for gate in result.gates]
+    checks = [public_part(c).model_copy(update={"reason": _CHECKED[c.verdict]}) for c in result.checks]
     changed = public_part(result).model_copy(
         update={
             "auditor_only": False,
@@ -108,19 +103,20 @@ def public(result: Result) -> Result:
             "utility": _utility(result.utility),
             "exposure": tuple(e.model_copy(update={"bytes": two_digits(e.bytes)}) for e in result.exposure),
             "wire": tuple(w.model_copy(update={"bytes": two_digits(w.bytes)}) for w in result.wire),
-            "cells": tuple(_cell(f.cell, f in gravest) for f in findings),
+            "cells": tuple(_cell(f.cell, with_figure=f in gravest) for f in findings),
             "judgement": None,
-            "gates": tuple(map(_gate, result.gates)),
-            "checks": tuple(map(_check, result.checks)),
+            "gates": tuple(gates),
+            "checks": tuple(checks),
             "limits": _LIMITS,
             "run": _run(result.run),
-            "twin": None if result.twin is None else _twin(result.twin),
+            "twin": result.twin and _twin(result.twin),
         }
     )
     public_result = read(without_paths(changed.plain()))
-    told = zip(findings, public_result.cells, strict=True)
-    words = [_finding(finding, cell, number) for number, (finding, cell) in enumerate(told, start=1)]
-    return public_result.model_copy(update={"judgement": judgement_of(public_result, words)})
+    public_findings = []
+    for number, (finding, cell) in enumerate(zip(findings, public_result.cells, strict=True), start=1):
+        public_findings.append(_finding(finding, cell, number))
+    return public_result.model_copy(update={"judgement": judgement_of(public_result, public_findings)})
 
 
 def _after_correction(finding: Finding) -> Finding:
@@ -130,7 +126,9 @@ def _after_correction(finding: Finding) -> Finding:
     controls = finding.cell.controls or Controls()
     works = controls.positive is not None and controls.positive.passed
     powerful = controls.power is None or controls.power.passed
-    return replace(finding, level="none-seen" if works and powerful and not finding.blind else "inconclusive")
+    if works and powerful and not finding.blind:
+        return replace(finding, level="none-seen")
+    return replace(finding, level="inconclusive")
 
 
 def _one_for_all_outside(findings: Sequence[Finding]) -> list[Finding]:
@@ -138,12 +136,9 @@ def _one_for_all_outside(findings: Sequence[Finding]) -> list[Finding]:
 
     Each set of guesses is a question about the truth, and its outcome an answer. Many answers reveal the truth.
     """
-    groups: dict[tuple[str, str], list[Finding]] = {}
-    for finding in findings:
-        if finding.cell.attack.startswith(OUTSIDE):
-            groups.setdefault((finding.cell.adversary, finding.cell.goal), []).append(finding)
+    outside = [f for f in findings if f.cell.attack.startswith(OUTSIDE)]
     merged = [f for f in findings if not f.cell.attack.startswith(OUTSIDE)]
-    for (_, goal), group in groups.items():
+    for (_, goal), group in by_view(outside).items():
         gravest = strongest(group) or group[0]
         bare = gravest.cell.model_copy(
             update={
@@ -161,49 +156,25 @@ def _one_for_all_outside(findings: Sequence[Finding]) -> list[Finding]:
 
 def _gravest_leaks(findings: Sequence[Finding]) -> list[Finding]:
     """Return the finding of each adversary and goal whose figure may be public."""
-    groups: dict[tuple[str, str], list[Finding]] = {}
-    for finding in findings:
-        if finding.level in _LEAKS:
-            groups.setdefault((finding.cell.adversary, finding.cell.goal), []).append(finding)
-    return [f for f in map(strongest, groups.values()) if f is not None]
+    leaks = by_view([f for f in findings if f.level in LEAKS])
+    return list(filter(None, map(strongest, leaks.values())))
 
 
-def _cell(cell: Cell, told: bool) -> Cell:
-    """Return a cell with a reason of a closed set, without paths, and with one coarse figure if it may be told."""
+def _cell(cell: Cell, *, with_figure: bool) -> Cell:
+    """Return a cell with a reason of a closed set, without paths, and with one coarse figure if it may be public."""
     changes: dict[str, Any] = {
         "reason": _REASONS.get(cell.status, ""),
         "params": settings(cell.params),
-        "figures": coarse(cell.goal, cell.figures) if told else (),
+        "figures": coarse(cell.goal, cell.figures) if with_figure else (),
     }
     part = public_part(cell)
     if part.controls is not None:
-        changes["controls"] = _controls(part.controls)
+        controls = {}
+        for name, what in _CONTROLS.items():
+            control = getattr(part.controls, name)
+            controls[name] = control and control.model_copy(update={"what": what})
+        changes["controls"] = Controls(**controls)
     return part.model_copy(update=changes)
-
-
-def _controls(controls: Controls) -> Controls:
-    return Controls(
-        positive=_control(controls.positive, "The same attack where it must succeed"),
-        negative=_control(controls.negative, "The same attack where it must find nothing"),
-        power=_control(controls.power, "The same attack in a rehearsal of the run"),
-    )
-
-
-def _control(control: Control | None, what: str) -> Control | None:
-    if control is None:
-        return None
-    return control.model_copy(update={"what": what})
-
-
-def _gate(gate: Gate) -> Gate:
-    """Return a gate with its outcome; the ledger's ε is public, an attack's measurement is not."""
-    if gate.name == "epsilon":
-        return gate
-    return public_part(gate)
-
-
-def _check(check: Check) -> Check:
-    return public_part(check).model_copy(update={"reason": _CHECKED[check.verdict]})
 
 
 def _utility(utility: Utility) -> Utility:
@@ -212,9 +183,9 @@ def _utility(utility: Utility) -> Utility:
     for point in utility.curve:
         rounded = {name: _rounded(getattr(point, name)) for name in _UTILITIES}
         curve.append(point.model_copy(update=rounded))
-    final = tuple(f.model_copy(update={"figure": _plain(f.figure)}) for f in utility.final)
-    warned = ("The final model is near chance.",) if utility.warnings else ()
-    return Utility(curve=tuple(curve), final=final, warnings=warned)
+    final = [line.model_copy(update={"figure": _plain(line.figure)}) for line in utility.final]
+    warnings = ("The final model is near chance.",) if utility.warnings else ()
+    return Utility(curve=tuple(curve), final=tuple(final), warnings=warnings)
 
 
 def _plain(figure: Figure) -> Figure:
@@ -225,9 +196,9 @@ def _plain(figure: Figure) -> Figure:
 
 def _twin(twin: Twin) -> Twin:
     """Return the twin's utility and the run's, in whole per cents."""
-    sides = {"utility": twin.utility, "honest_utility": twin.honest_utility}
-    rounded = {name: None if figure is None else _plain(figure) for name, figure in sides.items()}
-    return public_part(twin).model_copy(update=rounded)
+    utility, honest = twin.utility, twin.honest_utility
+    sides = {"utility": utility and _plain(utility), "honest_utility": honest and _plain(honest)}
+    return public_part(twin).model_copy(update=sides)
 
 
 _UTILITIES = ("accuracy", "mean_auc", "dice", "macro_f1", "mean_iou")
@@ -244,22 +215,23 @@ def _run(run: RunCard) -> RunCard:
         "dataset_provenance": HIDDEN if is_local(run.dataset) else run.dataset_provenance,
         "spec": settings(run.spec),
     }
-    if isinstance(
-        audit := run.spec.get("audit"), dict
-    ):  # a person's words for the front page; paths go later
-        changes["spec"]["audit"] = {k: v for k, v in audit.items() if isinstance(v, str | None)}
+    audit = run.spec.get("audit")
+    if isinstance(audit, dict):  # a person's words for the front page; paths go later
+        changes["spec"]["audit"] = {name: v for name, v in audit.items() if isinstance(v, str | None)}
     return public_part(run).model_copy(update=changes)
 
 
 def _finding(whole: Finding, cell: Cell, number: int) -> Finding:
     """Return the finding of a public cell: level, certainty and kind of leak as judged, and the coarse figure."""
-    level = whole.level
-    rule = RULES.get(cell.goal)
-    key = by_name(cell.figures, rule.figure) if rule else None
+    level, rule, key = whole.level, RULES.get(cell.goal), None
     measured = "No figure is shown." if cell.status == "run" else ""
-    if rule and key and key.value is not None:
-        unit = "" if key.unit == "fraction" else f" {key.unit}"
-        measured = f"{rule.frame.format(f'about {key.value:g}{unit}')} over all victims."
+    if rule is not None:
+        key = by_name(cell.figures, rule.figure)
+    if rule is not None and key is not None:
+        value = f"about {key.value:g}"
+        if key.unit != "fraction":
+            value += f" {key.unit}"
+        measured = f"{rule.frame.format(value)} over all victims."
     return Finding(
         number=number,
         cell=cell,

@@ -11,7 +11,15 @@ from fdaudit.tasks import LABELS, TASKS
 from fdaudit.transcript.messages import role
 from fdaudit.types import Figure
 
-__all__ = ["LineUtility", "StrongestFigure", "final_figure", "measure_of", "strongest_figure", "utility"]
+__all__ = [
+    "LineUtility",
+    "StrongestFigure",
+    "final_figure",
+    "measure_of",
+    "reference_lines",
+    "strongest_figure",
+    "utility",
+]
 
 _MEASURES = tuple(dict.fromkeys(labels.figure for labels in LABELS.values()))
 
@@ -39,7 +47,7 @@ class LineUtility:
     @property
     def best(self) -> float | None:
         """Return the value that represents the line in a drawing: the server's model, else the clients' mean."""
-        return self.server.value if self.server is not None else self.mean
+        return self.mean if self.server is None else self.server.value
 
 
 def measure_of(result: Result) -> str:
@@ -47,16 +55,25 @@ def measure_of(result: Result) -> str:
     return TASKS[result.run.task].labels.measure
 
 
+def reference_lines(result: Result) -> tuple[str, ...]:
+    """Return the lines other than the protocol's own with a final utility, in their order."""
+    lines = dict.fromkeys(final.line for final in result.utility.final)
+    lines.pop(result.run.protocol, None)
+    return tuple(lines)
+
+
 def utility(final: Iterable[FinalUtility], line: str) -> LineUtility:
     """Return the final utility of one line, from all final figures of a run."""
     figures = {f.party: f.figure for f in final if f.line == line and f.figure.name in _MEASURES}
     clients = {p: f for p, f in figures.items() if role(p) == "client" and f.value is not None}
     worst = min(clients, key=lambda p: clients[p].value or 0.0, default="")
-    values = [f.value or 0.0 for f in clients.values()]
+    mean = None
+    if clients:
+        mean = sum(f.value or 0.0 for f in clients.values()) / len(clients)
     return LineUtility(
         line=line,
         server=figures.get("server"),
-        mean=sum(values) / len(values) if values else None,
+        mean=mean,
         worst=clients.get(worst),
         worst_party=worst,
         clients=len(clients),
@@ -97,13 +114,14 @@ def strongest_figure(result: Result, goal: str, name: str, *, least: bool = Fals
     """
     candidates: list[tuple[float, Cell, Figure]] = []
     for cell in result.tests:
-        figure = _over_victims(cell, name) if cell.goal == goal else None
-        if figure is not None and figure.value is not None:
-            candidates.append((figure.value, cell, figure))
+        if cell.goal == goal:
+            figure = _over_victims(cell, name)
+            if figure is not None and figure.value is not None:
+                candidates.append((figure.value, cell, figure))
     if not candidates:
         return None
-    sign = -1.0 if least else 1.0
-    _, cell, figure = max(candidates, key=lambda candidate: sign * candidate[0])
+    strongest = min if least else max
+    _, cell, figure = strongest(candidates, key=lambda candidate: candidate[0])
     return StrongestFigure(cell=cell, figure=figure, among=len(candidates))
 
 
@@ -112,8 +130,14 @@ def _over_victims(cell: Cell, name: str) -> Figure | None:
     for figure in cell.figures:
         if figure.name == name:
             return figure
-    own = [f for target in cell.targets for f in target.figures if f.name == name]
-    values = [f.value for f in own if f.value is not None]
+    values: list[float] = []
+    unit: str | None = None
+    for target in cell.targets:
+        for figure in target.figures:
+            if figure.name == name and unit is None:
+                unit = figure.unit
+            if figure.name == name and figure.value is not None:
+                values.append(figure.value)
     if not values:
         return None
-    return Figure(name=name, value=math.fsum(values) / len(values), unit=own[0].unit, n=len(values))
+    return Figure(name=name, value=math.fsum(values) / len(values), unit=unit or "", n=len(values))

@@ -18,6 +18,7 @@ from fdaudit.types import Figure
 __all__ = [
     "amount",
     "bare",
+    "bracketed",
     "clip",
     "corrected",
     "detectable",
@@ -81,11 +82,12 @@ def visible(text: str) -> str:
     """Return `text` with every invisible or reordering character written as its code point; newline and tab stay."""
     if text.isprintable():
         return text
-    return "".join(c if _harmless(c) else f"\u27e8U+{ord(c):04X}\u27e9" for c in text)
-
-
-def _harmless(c: str) -> bool:
-    return c in "\n\t" or unicodedata.category(c) not in ("Cc", "Cf", "Cs", "Zl", "Zp")
+    characters = []
+    for character in text:
+        if character not in "\n\t" and unicodedata.category(character) in ("Cc", "Cf", "Cs", "Zl", "Zp"):
+            character = f"\u27e8U+{ord(character):04X}\u27e9"
+        characters.append(character)
+    return "".join(characters)
 
 
 def clip(text: str, limit: int = 120) -> str:
@@ -103,15 +105,21 @@ def amount(value: float, unit: str = "") -> str:
         return f"{value:,.0f}"
     if unit == "fraction":
         return f"{_decimal(100 * value, 1)}{NBSP}%"
-    digits = 3 if abs(value) < 10 and unit != "dB" else 1
+    digits = 1
+    if abs(value) < 10 and unit != "dB":
+        digits = 3
     text = _decimal(value, digits)
-    return f"{text}{NBSP}{clip(unit, 16)}" if unit else text
+    if unit:
+        text += f"{NBSP}{clip(unit, 16)}"
+    return text
 
 
 def _decimal(value: float, digits: int) -> str:
     """Return `value` to `digits` decimals, or to two significant digits if those would show a false zero."""
     vanishes = value != 0 and abs(value) < 0.5 * 10.0**-digits
-    text = f"{value:.2g}" if vanishes else f"{value:,.{digits}f}"
+    text = f"{value:,.{digits}f}"
+    if vanishes:
+        text = f"{value:.2g}"
     return text.replace("-", MINUS)
 
 
@@ -141,12 +149,22 @@ def with_interval(figure: Figure) -> str:
     return f"{text} [{measure(figure, figure.low)}, {measure(figure, figure.high)}]"
 
 
+def bracketed(value: float, low: float | None, high: float | None, unit: str) -> str:
+    """Return a value with its unit, and both ends of its interval if it has one."""
+    text = amount(value, unit)
+    if low is None or high is None:
+        return text
+    return f"{text} [{amount(low, unit)}, {amount(high, unit)}]"
+
+
 def measure(figure: Figure, value: float) -> str:
     """Return a value of a figure (its own, or an end of its interval) as that figure's readers expect it."""
     name = figure.name.removesuffix("_mean")
     if name in _DIFFERENCES:
         return f"{_decimal(100 * value, 1)}{NBSP}points"
-    return amount(value, "" if name in _PURE else figure.unit)
+    if name in _PURE:
+        return amount(value)
+    return amount(value, figure.unit)
 
 
 def bare(figure: Figure, value: float) -> str:
@@ -163,14 +181,17 @@ def p_value(p: float, limit: float) -> str:
         return f"p < {_LEAST_P:.4f}"
     text = f"{p:.2g}"
     if p != limit and float(text) == limit:
-        return f"p just {'under' if p < limit else 'over'} {limit:g}"
+        side = "under" if p < limit else "over"
+        return f"p just {side} {limit:g}"
     return f"p = {text}"
 
 
 def corrected(p: float, limit: float, tests: int) -> str:
     """Return a p-value with what it was corrected for, and its limit."""
-    for_tests = f" after correction for {tests:,} tests" if tests > 1 else ""
-    return f"{p_value(p, limit)}{for_tests} (limit {limit:g})"
+    text = p_value(p, limit)
+    if tests > 1:
+        text += f" after correction for {tests:,} tests"
+    return f"{text} (limit {limit:g})"
 
 
 def detectable(floor: float, one_victim: float | None) -> str:
@@ -178,8 +199,10 @@ def detectable(floor: float, one_victim: float | None) -> str:
     clause = f"could have detected AUC {_up(floor)} or more"
     if one_victim is None:
         return clause
-    least = f"{_up(one_victim)} or more" if _up(one_victim) < "1" else "hardly any"
-    return f"{clause}, and {least} for one victim alone"
+    least = _up(one_victim)
+    if least >= "1":
+        return f"{clause}, and hardly any for one victim alone"
+    return f"{clause}, and {least} or more for one victim alone"
 
 
 def _up(value: float) -> str:
@@ -205,8 +228,12 @@ def label(name: str) -> str:
 
 def level_text(figure: Figure) -> str:
     """Return the level and method of an interval."""
-    level = "" if figure.confidence is None else amount(figure.confidence, "fraction").replace(".0", "")
-    return " ".join(part for part in (level, clip(figure.method, 40)) if part)
+    parts = []
+    if figure.confidence is not None:
+        parts.append(amount(figure.confidence, "fraction").replace(".0", ""))
+    if figure.method:
+        parts.append(clip(figure.method, 40))
+    return " ".join(parts)
 
 
 def party(name: str) -> str:
@@ -224,7 +251,9 @@ def only_if(needs: Collection[str]) -> str:
     """Return who must follow the protocol for a claim to hold, in a sentence after a space; empty if nobody must."""
     if not needs:
         return ""
-    follow = "follows" if len(needs) == 1 and not next(iter(needs)).startswith("all") else "follow"
+    follow = "follow"
+    if len(needs) == 1 and not next(iter(needs)).startswith("all"):
+        follow = "follows"
     return f" It holds only if {joined(clip(who, 60) for who in needs)} {follow} the protocol."
 
 
@@ -232,8 +261,10 @@ def ranges(numbers: Iterable[int]) -> str:
     """Return whole numbers in order, runs of three and more as ranges: "1, 4–7"."""
     parts = []
     for run in _runs(numbers):
-        joint = "\N{EN DASH}" if len(run) > 2 else ", "
-        parts.append(joint.join(map(str, run if len(run) < 3 else (run[0], run[-1]))))
+        if len(run) > 2:
+            parts.append(f"{run[0]}\N{EN DASH}{run[-1]}")
+        else:
+            parts += map(str, run)
     return ", ".join(parts)
 
 
@@ -250,9 +281,12 @@ def _runs(numbers: Iterable[int]) -> list[list[int]]:
 def spans(numbers: Iterable[int]) -> str:
     """Return round numbers as runs of neighbours: "round 4", "rounds 2 to 4 and 7"."""
     runs = _runs(numbers)
-    parts = [" to ".join(map(str, run[:1] if len(run) == 1 else (run[0], run[-1]))) for run in runs]
-    several = len(parts) > 1 or any(len(run) > 1 for run in runs)
-    return f"round{'s' if several else ''} {joined(parts)}"
+    parts = []
+    for run in runs:
+        ends = dict.fromkeys((run[0], run[-1]))
+        parts.append(" to ".join(map(str, ends)))
+    noun = "rounds" if sum(map(len, runs)) > 1 else "round"
+    return f"{noun} {joined(parts)}"
 
 
 def joined(parts: Iterable[str], word: str = "and") -> str:

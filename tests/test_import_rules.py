@@ -129,7 +129,7 @@ def test_the_tree_is_read(tmp_path: Path) -> None:
     seen = {(target, name) for target, name, _ in ours("fdaudit.planning.simulated")}
     assert ("fdaudit.protocols", None) in seen  # from fdaudit import protocols
     assert ("fdaudit.errors", "SpecError") in seen
-    assert ("fdaudit.reports.security", "write_report") in {
+    assert ("fdaudit.reports.run.security", "write_report") in {
         (t, n) for t, n, _ in ours("fdaudit.api")
     }  # in a function
     assert ("fdaudit.federation.local_settings", "LocalTraining") in {

@@ -33,9 +33,9 @@ def reports(run: Path) -> dict[str, bytes]:
     Raises:
         FdauditError: the result or a picture is malformed.
     """
-    from fdaudit.reports.judgement import read_judged
-    from fdaudit.reports.security import render_appendix, render_report, report_json
-    from fdaudit.reports.sign_off import Provenance
+    from fdaudit.reports.judgement.judgement import read_judged
+    from fdaudit.reports.run.security import render_appendix, render_report, report_json
+    from fdaudit.reports.run.sign_off import Provenance
 
     result, timings = read_judged(load_json(run / "result.json")), read_timings(run)
     provenance = Provenance(ended=read_ended(run))

@@ -98,8 +98,8 @@ def public_evidence(
 
 def _pages(run: Run, signer: str) -> dict[str, bytes]:
     """Return the public report by file name, once its outcomes are the ones that may be public."""
-    from fdaudit.reports.security import public_outcomes, render_report, report_json
-    from fdaudit.reports.sign_off import Provenance
+    from fdaudit.reports.run.security import public_outcomes, render_report, report_json
+    from fdaudit.reports.run.sign_off import Provenance
 
     result = run.result
     publish_once(run.directory, public_outcomes(result))

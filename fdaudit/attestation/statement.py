@@ -79,7 +79,7 @@ def facts(run: Path, predicate_type: str = PREDICATE_TYPE) -> dict[str, Any]:
         RunError: the run has no manifest.
         IntegrityError: manifest or result were changed, or are not of one run.
     """
-    from fdaudit.reports.judgement import findings_of, read_judged
+    from fdaudit.reports.judgement.judgement import findings_of, read_judged
 
     manifest = read_manifest(run)
     if not (run / _RESULT).is_file():

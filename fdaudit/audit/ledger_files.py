@@ -18,7 +18,7 @@ from typing import Any
 from fdaudit.accounting.losses.distributions import Distribution
 from fdaudit.accounting.profile import ALPHAS, Profile
 from fdaudit.errors import IntegrityError, RunError
-from fdaudit.reports.ledger_figures import Line, epsilon_figure, trade_off_figure
+from fdaudit.reports.drawings.ledger_figures import Line, epsilon_figure, trade_off_figure
 from fdaudit.storage.files import load_json, write_atomically
 from fdaudit.storage.tables import csv_text
 

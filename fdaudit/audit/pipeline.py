@@ -122,7 +122,7 @@ def attacked(
 
 def _report_early(run: RunDirectory, written: Callable[[str], None], to_come: Sequence[Cell]) -> None:
     """Write the report of the cells that are done, where the final one will be, and say where it is."""
-    from fdaudit.reports.security import write_report
+    from fdaudit.reports.run.security import write_report
 
     result, page = provisional_result(run, to_come), Run(run.path).page
     page.parent.mkdir(exist_ok=True)

@@ -83,7 +83,7 @@ class Run:
             RunError: the run was not concluded.
             UsageError: the file is no result, or its judgement contradicts its cells.
         """
-        from fdaudit.reports.judgement import read_judged
+        from fdaudit.reports.judgement.judgement import read_judged
 
         path = self.directory / "result.json"
         if not path.is_file():
@@ -206,7 +206,7 @@ class Run:
 
     def _repr_html_(self) -> str:
         """Return who can learn what as a table for a notebook; a run without a result has no rows."""
-        from fdaudit.reports.summary import summarise
+        from fdaudit.reports.run.summary import summarise
 
         try:
             result = self.result

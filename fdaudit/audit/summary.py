@@ -30,7 +30,7 @@ from fdaudit.handout.oracle_access import accesses
 from fdaudit.limits import TABLE_BYTES, open_file, read_file
 from fdaudit.metrics import Chance, bytes_on_wire, near_chance
 from fdaudit.planning.recorded import USES
-from fdaudit.reports.judgement import judged
+from fdaudit.reports.judgement.judgement import judged
 from fdaudit.result import (
     SCHEMA,
     Budget,

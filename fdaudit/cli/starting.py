@@ -43,7 +43,7 @@ def schemas() -> Mapping[str, Callable[[], Mapping[str, Any]]]:
     """Return the JSON schemas of files by name, each made when it is called."""
     from fdaudit.audit.guesses import schema as guesses
     from fdaudit.importing.scored_statement import schema as scored
-    from fdaudit.reports.document import json_schema
+    from fdaudit.reports.run.document import json_schema
     from fdaudit.spec.card import Card
     from fdaudit.spec.schema import Spec
     from fdaudit.sweeps.grid import Grid

@@ -74,7 +74,7 @@ def curve(
     as_json: AsJson = False,
 ) -> None:
     """Draw a sweep: utility against the ledger's ε, leakage and bytes, as SVG, PDF, PNG, CSV and one page."""
-    from fdaudit.reports.curves import summary_latex
+    from fdaudit.reports.curves.curves import summary_latex
     from fdaudit.sweeps.curves import curve as draw
     from fdaudit.sweeps.curves import drawable
 

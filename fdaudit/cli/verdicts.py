@@ -6,8 +6,8 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from fdaudit.reports.sweep_rows import Point
-    from fdaudit.reports.verdict import Finding
+    from fdaudit.reports.curves.sweep_rows import Point
+    from fdaudit.reports.judgement.verdict import Finding
     from fdaudit.result import Result
 
 __all__ = [
@@ -31,9 +31,9 @@ def outcome(result: Result, *, verbose: bool = False) -> Iterator[str]:
         result: the result.
         verbose: yield the line of each cell before them.
     """
-    from fdaudit.reports.summary import summarise
-    from fdaudit.reports.untried import not_tried
-    from fdaudit.reports.verdict import LEVELS
+    from fdaudit.reports.judgement.verdict import LEVELS
+    from fdaudit.reports.run.summary import summarise
+    from fdaudit.reports.run.untried import not_tried
 
     if verbose:
         yield from verdicts(result)
@@ -59,7 +59,7 @@ def outcome(result: Result, *, verbose: bool = False) -> Iterator[str]:
 
 def tried_remedies(result: Result) -> Iterator[str]:
     """Yield what came of each remedy that was tried: utility, then a line for each adversary and goal."""
-    from fdaudit.reports.tried import effect_words, utility_words
+    from fdaudit.reports.judgement.tried import effect_words, utility_words
 
     if not result.remedies:
         yield "No finding has a remedy that could be tried."
@@ -79,7 +79,7 @@ def tried_remedies(result: Result) -> Iterator[str]:
 
 def beside_twin(result: Result) -> Iterator[str]:
     """Yield how a deviating run compares with its honest twin: a headline, each goal's figures, each detector."""
-    from fdaudit.reports.twin import gain_words, twin_summary
+    from fdaudit.reports.run.twin import gain_words, twin_summary
 
     summary = twin_summary(result)
     if summary is None or result.twin is None:
@@ -115,7 +115,7 @@ def compared(comparison: Mapping[str, Any]) -> list[str]:
 
 def over_seeds_lines(points: Sequence[Point]) -> list[str]:
     """Return each measure's mean over the seeds with its 95 % interval, a line a measure."""
-    from fdaudit.reports.sweep_rows import MEASURES
+    from fdaudit.reports.curves.sweep_rows import MEASURES
     from fdaudit.reports.text import amount
 
     rows = []
@@ -163,8 +163,8 @@ def verdicts(result: Result, only: Collection[str] | None = None) -> Iterator[st
         result: the result. The verdicts count all tests of the run, so a single cell has none.
         only: the cells to show, by id, without the views; default: all.
     """
-    from fdaudit.reports.judgement import findings_of, standings_of
-    from fdaudit.reports.verdict import LEVELS
+    from fdaudit.reports.judgement.judgement import findings_of, standings_of
+    from fdaudit.reports.judgement.verdict import LEVELS
 
     findings = findings_of(result)
     for finding in findings:

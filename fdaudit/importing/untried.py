@@ -25,7 +25,7 @@ from fdaudit.audit.summary import conclude, keep_untried
 from fdaudit.errors import FdauditError, RunError
 from fdaudit.evaluation.budget import seconds_of
 from fdaudit.handout.rehearsals import stand_in_of
-from fdaudit.reports.judgement import findings_of
+from fdaudit.reports.judgement.judgement import findings_of
 from fdaudit.result import Result, StandInFigures, UntriedDeviation
 from fdaudit.storage.locks import writing
 from fdaudit.storage.scratch import scratch

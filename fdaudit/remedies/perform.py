@@ -24,11 +24,11 @@ from fdaudit.planning.simulated import references_of, simulated_case
 from fdaudit.remedies.rerun import refuse_rerun, rerun
 from fdaudit.remedies.trials import TOGETHER, TRIALS
 from fdaudit.remedies.tuning import FOLDS, Settings, mean_utility, tune
-from fdaudit.reports.findings import FrontFinding, found_by
-from fdaudit.reports.judgement import findings_of, standings_of
+from fdaudit.reports.judgement.judgement import findings_of, standings_of
+from fdaudit.reports.judgement.verdict import Finding
+from fdaudit.reports.run.findings import FrontFinding, found_by
 from fdaudit.reports.run_figures import final_figure, utility
 from fdaudit.reports.text import joined
-from fdaudit.reports.verdict import Finding
 from fdaudit.result import Effect, Result, TriedRemedy
 from fdaudit.spec.schema import AttackSpec
 from fdaudit.storage.locks import writing

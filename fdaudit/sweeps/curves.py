@@ -6,9 +6,9 @@ import hashlib
 from pathlib import Path
 
 from fdaudit.errors import FdauditError, RunError, UsageError, nearest, reason_of
-from fdaudit.reports.curve_figures import WIDTHS
-from fdaudit.reports.curves import Sweep, write_curves
-from fdaudit.reports.sweep_rows import SweepRun, axis_adversary, row_of
+from fdaudit.reports.curves.curve_figures import WIDTHS
+from fdaudit.reports.curves.curves import Sweep, write_curves
+from fdaudit.reports.curves.sweep_rows import SweepRun, axis_adversary, row_of
 from fdaudit.result import read
 from fdaudit.storage.files import load_json
 from fdaudit.storage.tree import refuse_links

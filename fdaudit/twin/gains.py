@@ -10,8 +10,8 @@ from collections.abc import Iterator, Mapping
 
 from fdaudit.reports.goals import RULES
 from fdaudit.reports.goals.rule import Rule, by_name
-from fdaudit.reports.judgement import findings_of
-from fdaudit.reports.verdict import SETTLED, Finding, strongest
+from fdaudit.reports.judgement.judgement import findings_of
+from fdaudit.reports.judgement.verdict import SETTLED, Finding, strongest
 from fdaudit.result import Gain, GainVerdict, Result
 from fdaudit.types import Figure
 

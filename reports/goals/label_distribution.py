@@ -26,16 +26,10 @@ EXACT_PRIOR = 1e-6
 
 def _signal(evidence: RuleInput) -> str:
     distance, prior = value_of(evidence.figures, "label_tv"), value_of(evidence.figures, "label_tv_prior")
-    if distance is None or prior is None or distance > prior / 2 or prior <= EXACT_PRIOR:
-        return _class_sets_signal(evidence)
-    return f"the distance left, {amount(distance)}, is at most half the prior's, {amount(prior)}"
-
-
-def _class_sets_signal(evidence: RuleInput) -> str:
-    """Return a clause that the classes that clients hold are named exactly, by an unlikely guess; else empty.
-
-    Guessing sets of the right sizes names them with a chance of Π 1 / binomial(C, k), which is corrected by Bonferroni.
-    """
+    if distance is not None and prior is not None and distance <= prior / 2 and prior > EXACT_PRIOR:
+        return f"the distance left, {amount(distance)}, is at most half the prior's, {amount(prior)}"
+    # Guessing sets of the right sizes names all classes that clients hold with a chance of Π 1 / binomial(C, k), which
+    # is corrected by Bonferroni.
     chance = 1.0
     for shares in evidence.shares:
         true_classes = [share > 0 for share in shares.truth]

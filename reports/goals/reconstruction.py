@@ -6,9 +6,9 @@ from fdaudit.goals.reconstruction import GOAL
 from fdaudit.result import Cell, Remedy
 from fdaudit.types import Figure
 
-from ..identification import RULE as IDENTIFICATION
-from ..identification import identified, identifies
 from ..text import amount
+from .identification import RULE as IDENTIFICATION
+from .identification import identified, identifies
 from .remedy import HIDE_CLIENTS, LABELS_NO_REMEDY
 from .rule import (
     PublicRounding,

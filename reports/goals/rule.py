@@ -131,7 +131,7 @@ class Rule:
         also_deciding: the start of names of other figures whose intervals decide; empty for none.
         record: the worst result for a single record; None if the goal has none.
         public: how figures are rounded for the public page; None if none is public.
-        remedies: by the way on which data reached the adversary (`reports.remedies.WAYS`).
+        remedies: by the way on which data reached the adversary (`fdaudit.kinds.WAYS`).
         general: the remedy for other ways, such as a recorded system's own kinds of messages.
     """
 

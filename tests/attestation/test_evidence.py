@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fdaudit.reports.verdict import judge_all
+from fdaudit.reports.judgement.verdict import judge_all
 
 import fdaudit
 from fdaudit.attestation.bundle import PARTS

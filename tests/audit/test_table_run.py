@@ -7,7 +7,7 @@ import re
 
 import pytest
 import yaml
-from fdaudit.reports.verdict import judge_all
+from fdaudit.reports.judgement.verdict import judge_all
 
 import fdaudit
 from fdaudit.errors import DataError, SpecError, UsageError

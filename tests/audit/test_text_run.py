@@ -7,7 +7,7 @@ import json
 
 import pytest
 import torch
-from fdaudit.reports.verdict import judge_all
+from fdaudit.reports.judgement.verdict import judge_all
 
 import fdaudit
 from fdaudit.errors import UsageError

@@ -7,10 +7,10 @@ import re
 from pathlib import Path
 
 import pytest
-from fdaudit.reports.inheritance import standings
-from fdaudit.reports.matrix import attack_matrix
-from fdaudit.reports.summary import summarise
-from fdaudit.reports.verdict import LEVELS, judge_all
+from fdaudit.reports.judgement.inheritance import standings
+from fdaudit.reports.judgement.verdict import LEVELS, judge_all
+from fdaudit.reports.run.matrix import attack_matrix
+from fdaudit.reports.run.summary import summarise
 
 from fdaudit.cli.app import _summary
 from fdaudit.cli.verdicts import outcome, profile_words, verdicts

@@ -19,9 +19,9 @@ from fdaudit.deviations.class_fishing import ClassFishing, ClassFishingConfig
 from fdaudit.deviations.imprint import Imprint, ImprintConfig
 from fdaudit.deviations.trap_weights import TrapWeights, TrapWeightsConfig
 from fdaudit.protocols import REGISTRY as PROTOCOLS
-from fdaudit.reports.findings import found_by
-from fdaudit.reports.remedies import CHECK
-from fdaudit.reports.summary import summarise
+from fdaudit.reports.judgement.remedies import CHECK
+from fdaudit.reports.run.findings import found_by
+from fdaudit.reports.run.summary import summarise
 
 import fdaudit
 from fdaudit.adversary.knowledge import Knowledge

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fdaudit.reports.judgement import findings_of, standings_of
-from fdaudit.reports.security import render_report, report_json
-from fdaudit.reports.summary import summarise
+from fdaudit.reports.judgement.judgement import findings_of, standings_of
+from fdaudit.reports.run.security import render_report, report_json
+from fdaudit.reports.run.summary import summarise
 
 import fdaudit
 from fdaudit.api import attack_all

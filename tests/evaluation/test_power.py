@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from fdaudit.reports.verdict import judge
+from fdaudit.reports.judgement.verdict import judge
 
 import fdaudit
 from fdaudit.evaluation.controls.rehearsed import tossed_anew

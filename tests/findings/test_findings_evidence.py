@@ -21,8 +21,8 @@ from pathlib import Path
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
-from fdaudit.reports.curves import Sweep, curves_csv
-from fdaudit.reports.sweep_rows import SweepRow, SweepRun
+from fdaudit.reports.curves.curves import Sweep, curves_csv
+from fdaudit.reports.curves.sweep_rows import SweepRow, SweepRun
 
 import fdaudit
 from fdaudit.attestation.check import verify_bundle

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
-from fdaudit.reports.judgement import findings_of
+from fdaudit.reports.judgement.judgement import findings_of
 
 import fdaudit
 from fdaudit.cli.verdicts import verdicts

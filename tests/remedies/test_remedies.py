@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 import torch
-from fdaudit.reports.findings import found_by
 from fdaudit.reports.goals import RULES
+from fdaudit.reports.judgement.tried import effect, effect_words, outcome
 from fdaudit.reports.public import public
-from fdaudit.reports.security import render_report
-from fdaudit.reports.tried import effect, effect_words, outcome
+from fdaudit.reports.run.findings import found_by
+from fdaudit.reports.run.security import render_report
 
 from fdaudit import api
 from fdaudit.audit.run import Run

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 from fdaudit.reports import write_report
-from fdaudit.reports.class_bands import BAND, class_bands
-from fdaudit.reports.security import render_report
+from fdaudit.reports.drawings.class_bands import BAND, class_bands
+from fdaudit.reports.run.security import render_report
 from PIL import Image
 
 from fdaudit.result import read

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 from fdaudit.reports import render_comparison, render_report, write_comparison
-from fdaudit.reports.compare_page import to_json
-from fdaudit.reports.comparison import ComparedRun, compare
+from fdaudit.reports.comparison.compare_page import to_json
+from fdaudit.reports.comparison.comparison import ComparedRun, compare
 
 import fdaudit
 from fdaudit.errors import UsageError
@@ -265,7 +265,8 @@ def test_the_same_results_give_the_same_bytes_without_torch(tmp_path: Path) -> N
     assert page == tmp_path / "a" / "index.html"
     value = json.loads((tmp_path / "a" / "comparison.json").read_bytes())
     assert value["schema"] == "fdaudit-comparison/1"
-    code = "import sys, fdaudit.reports.compare_page; assert not {'torch', 'pandas', 'matplotlib'} & set(sys.modules)"
+    page = "fdaudit.reports.comparison.compare_page"
+    code = f"import sys, {page}; assert not {{'torch', 'pandas', 'matplotlib'}} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
 
 

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 from fdaudit.reports import render_comparison, render_latex
-from fdaudit.reports.compare_page import to_json
-from fdaudit.reports.comparison import SHOWN, ComparedRun, compare
-from fdaudit.reports.comparison_tables import comparison_csv
-from fdaudit.reports.sweep_rows import spread_of
-from fdaudit.reports.verdict import LEVELS
+from fdaudit.reports.comparison.compare_page import to_json
+from fdaudit.reports.comparison.comparison import SHOWN, ComparedRun, compare
+from fdaudit.reports.comparison.comparison_tables import comparison_csv
+from fdaudit.reports.curves.sweep_rows import spread_of
+from fdaudit.reports.judgement.verdict import LEVELS
 
 from fdaudit.result import read
 from fdaudit.storage.tables import html_table, latex_escaped, latex_table

@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fdaudit.reports.curve_figures import FORMATS, WIDTHS, Curve, _panel
+from fdaudit.reports.curves.curve_figures import FORMATS, WIDTHS, Curve, _panel
+from fdaudit.reports.curves.sweep_rows import MEASURES, SweepRow, SweepRun, front, points, row_of, spread_of
 from fdaudit.reports.goals.model_extraction import HELD
-from fdaudit.reports.sweep_rows import MEASURES, SweepRow, SweepRun, front, points, row_of, spread_of
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from matplotlib.figure import Figure
@@ -61,7 +61,9 @@ def sweep(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def blank_figures(monkeypatch: pytest.MonkeyPatch) -> None:
     """Draws no figure: for tests of tables and paths, which need none."""
-    monkeypatch.setattr("fdaudit.reports.curves.files", lambda curve, width: dict.fromkeys(FORMATS, b""))
+    monkeypatch.setattr(
+        "fdaudit.reports.curves.curves.files", lambda curve, width: dict.fromkeys(FORMATS, b"")
+    )
 
 
 @pytest.fixture(scope="module")

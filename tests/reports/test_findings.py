@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
-from fdaudit.reports.findings import FrontFinding
-from fdaudit.reports.front import front
-from fdaudit.reports.judgement import judgement_of
-from fdaudit.reports.remedies import ENCRYPT
-from fdaudit.reports.security import render_report
-from fdaudit.reports.summary import Action, _actions, summarise
-from fdaudit.reports.verdict import judge_all
+from fdaudit.reports.judgement.judgement import judgement_of
+from fdaudit.reports.judgement.remedies import ENCRYPT
+from fdaudit.reports.judgement.verdict import judge_all
+from fdaudit.reports.run.findings import FrontFinding
+from fdaudit.reports.run.front import front
+from fdaudit.reports.run.security import render_report
+from fdaudit.reports.run.summary import Action, _actions, summarise
 
 from fdaudit.result import Cell, Control, Controls, LedgerEntry, Remedy, Result, Unfinished
 from fdaudit.types import Figure

@@ -7,13 +7,13 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from fdaudit.reports.annex import annex
-from fdaudit.reports.front import front
-from fdaudit.reports.inheritance import standings
-from fdaudit.reports.security import render_report
-from fdaudit.reports.severity import ACCESS, SEVERITIES, severity
-from fdaudit.reports.summary import summarise
-from fdaudit.reports.verdict import judge_all
+from fdaudit.reports.judgement.inheritance import standings
+from fdaudit.reports.judgement.severity import ACCESS, SEVERITIES, severity
+from fdaudit.reports.judgement.verdict import judge_all
+from fdaudit.reports.run.annex import annex
+from fdaudit.reports.run.front import front
+from fdaudit.reports.run.security import render_report
+from fdaudit.reports.run.summary import summarise
 
 from fdaudit.goals import GOALS
 from fdaudit.planning.ladder import LADDER

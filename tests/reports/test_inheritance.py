@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 
 import pytest
-from fdaudit.reports.comparison import ComparedRun, compare
-from fdaudit.reports.document import document
-from fdaudit.reports.front import front
-from fdaudit.reports.inheritance import standings
+from fdaudit.reports.comparison.comparison import ComparedRun, compare
+from fdaudit.reports.judgement.inheritance import standings
+from fdaudit.reports.judgement.verdict import LEVELS, judge_all
 from fdaudit.reports.public import public
-from fdaudit.reports.summary import summarise
-from fdaudit.reports.verdict import LEVELS, judge_all
+from fdaudit.reports.run.document import document
+from fdaudit.reports.run.front import front
+from fdaudit.reports.run.summary import summarise
 from hypothesis import example, given
 from hypothesis import strategies as st
 

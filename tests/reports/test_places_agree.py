@@ -8,15 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fdaudit.reports.comparison import ComparedRun, compare
-from fdaudit.reports.document import document, to_json
+from fdaudit.reports.comparison.comparison import ComparedRun, compare
 from fdaudit.reports.goals import RULES
-from fdaudit.reports.judgement import judged, judgement_in, read_judged
+from fdaudit.reports.judgement.judgement import judged, judgement_in, read_judged
+from fdaudit.reports.judgement.severity import SEVERITIES
+from fdaudit.reports.judgement.verdict import LEVELS, SETTLED, Finding, judge_all
 from fdaudit.reports.public import public
-from fdaudit.reports.security import render_report
-from fdaudit.reports.severity import SEVERITIES
-from fdaudit.reports.summary import summarise
-from fdaudit.reports.verdict import LEVELS, SETTLED, Finding, judge_all
+from fdaudit.reports.run.document import document, to_json
+from fdaudit.reports.run.security import render_report
+from fdaudit.reports.run.summary import summarise
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 

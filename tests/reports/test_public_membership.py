@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-from fdaudit.reports.security import public_outcomes, render_report, report_json
+from fdaudit.reports.run.security import public_outcomes, render_report, report_json
 
 from fdaudit.audit.published import PUBLISHED, publish_once
 from fdaudit.errors import RunError

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from fdaudit.reports.local_names import HIDDEN, settings, without_paths
-from fdaudit.reports.security import render_report, report_json
+from fdaudit.reports.run.security import render_report, report_json
 
 from fdaudit.result import read
 

@@ -8,8 +8,8 @@ from typing import Any
 import fdaudit.attacks
 import pytest
 from fdaudit.reports.goals import RULES
-from fdaudit.reports.remedies import ENCRYPT, REMEDIES, carried, remedy, way
-from fdaudit.reports.verdict import Finding, judge
+from fdaudit.reports.judgement.remedies import ENCRYPT, REMEDIES, carried, remedy, way
+from fdaudit.reports.judgement.verdict import Finding, judge
 
 from fdaudit.kinds import WAYS
 from fdaudit.result import Exposure, read

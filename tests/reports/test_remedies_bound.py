@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from fdaudit.protocols import REGISTRY
-from fdaudit.reports.remedies import without_epsilon
+from fdaudit.reports.judgement.remedies import without_epsilon
 
 import fdaudit
 from fdaudit.result import Result, read

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 from fdaudit.reports import render_report, report_json, write_report
-from fdaudit.reports.images import LIMIT, data_uri
+from fdaudit.reports.drawings.images import LIMIT, data_uri
 from fdaudit.reports.text import amount, visible
 from hypothesis import given
 from hypothesis import strategies as st

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from fdaudit.reports import write_comparison, write_report
-from fdaudit.reports.security import write_dpia
+from fdaudit.reports.run.security import write_dpia
 
 from fdaudit.result import read
 

@@ -9,10 +9,10 @@ from typing import Any
 import jsonschema
 import pytest
 from fdaudit.reports import render_report, report_json, write_report
-from fdaudit.reports.annex import DOCUMENTS, annex
-from fdaudit.reports.document import json_schema
-from fdaudit.reports.matrix import attack_matrix
-from fdaudit.reports.verdict import LEVELS, judge_all
+from fdaudit.reports.judgement.verdict import LEVELS, judge_all
+from fdaudit.reports.run.annex import DOCUMENTS, annex
+from fdaudit.reports.run.document import json_schema
+from fdaudit.reports.run.matrix import attack_matrix
 
 from fdaudit.result import Result, read
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 from fdaudit.reports import render_report
-from fdaudit.reports.diagram import arrows, diagram
-from fdaudit.reports.figures import ForestRow, forest_chart, roc_chart, utility_chart
+from fdaudit.reports.drawings.diagram import arrows, diagram
+from fdaudit.reports.drawings.figures import ForestRow, forest_chart, roc_chart, utility_chart
 from fdaudit.reports.text import amount, clip, joined, label
 
 from fdaudit.errors import UsageError

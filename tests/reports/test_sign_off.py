@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fdaudit.reports.context import build
-from fdaudit.reports.dpia import render_dpia
-from fdaudit.reports.security import render_report, report_json
-from fdaudit.reports.sign_off import NOT_STATED, Provenance, glossary, sign_off
+from fdaudit.reports.run.context import build
+from fdaudit.reports.run.dpia import render_dpia
+from fdaudit.reports.run.security import render_report, report_json
+from fdaudit.reports.run.sign_off import NOT_STATED, Provenance, glossary, sign_off
 
 import fdaudit
 from fdaudit.errors import SpecError

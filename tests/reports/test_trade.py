@@ -12,8 +12,8 @@ from xml.etree import ElementTree
 
 import matplotlib
 import pytest
-from fdaudit.reports.labels import Box, place_labels, text_width
-from fdaudit.reports.trade import Panel, Reach, TradePoint, panels
+from fdaudit.reports.comparison.trade import Panel, Reach, TradePoint, panels
+from fdaudit.reports.drawings.labels import Box, place_labels, text_width
 from PIL import ImageFont
 
 SVG = "{http://www.w3.org/2000/svg}"

@@ -9,10 +9,10 @@ from typing import Any, get_args
 import pytest
 from fdaudit.reports.goals import RULES
 from fdaudit.reports.goals.rule import framed
-from fdaudit.reports.inheritance import private_kinds
-from fdaudit.reports.summary import summarise
+from fdaudit.reports.judgement.inheritance import private_kinds
+from fdaudit.reports.judgement.verdict import LEVELS, Level, judge, judge_all, strongest
+from fdaudit.reports.run.summary import summarise
 from fdaudit.reports.text import corrected, detectable, p_value, party
-from fdaudit.reports.verdict import LEVELS, Level, judge, judge_all, strongest
 from hypothesis import given
 from hypothesis import strategies as st
 

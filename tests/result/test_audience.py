@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Annotated, Any, ClassVar
 
-from fdaudit.reports.judgement import judged, judgement_in
+from fdaudit.reports.judgement.judgement import judged, judgement_in
 
 from fdaudit.result import (
     Cell,

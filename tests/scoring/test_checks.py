@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fdaudit.reports.summary import summarise
+from fdaudit.reports.run.summary import summarise
 
 import fdaudit
 from fdaudit.accounting.ledger import Ledger

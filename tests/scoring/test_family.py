@@ -7,8 +7,8 @@ from typing import Any, Literal
 
 import numpy as np
 import pytest
+from fdaudit.reports.judgement.verdict import judge_all
 from fdaudit.reports.public import public
-from fdaudit.reports.verdict import judge_all
 
 from fdaudit.metrics import Pairs, holm, reflip
 from fdaudit.result import ByThemselves, Cell, Control, Controls, Family, Target, read

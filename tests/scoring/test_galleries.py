@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from fdaudit.reports.correction import Correction
-from fdaudit.reports.identification import LOOK
-from fdaudit.reports.verdict import judge
+from fdaudit.reports.goals.identification import LOOK
+from fdaudit.reports.judgement.correction import Correction
+from fdaudit.reports.judgement.verdict import judge
 
 import fdaudit.scoring.galleries
 from fdaudit.data import load_dataset

@@ -12,11 +12,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fdaudit.reports.curve_axis import ledger_label, scale_of
-from fdaudit.reports.curve_figures import Curve, files
-from fdaudit.reports.curve_words import conclusions
-from fdaudit.reports.curves import Sweep, curves_csv, render_curves, summary_csv
-from fdaudit.reports.sweep_rows import SweepRow, SweepRun, axis_adversary
+from fdaudit.reports.curves.curve_axis import ledger_label, scale_of
+from fdaudit.reports.curves.curve_figures import Curve, files
+from fdaudit.reports.curves.curve_words import conclusions
+from fdaudit.reports.curves.curves import Sweep, curves_csv, render_curves, summary_csv
+from fdaudit.reports.curves.sweep_rows import SweepRow, SweepRun, axis_adversary
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from matplotlib.figure import Figure

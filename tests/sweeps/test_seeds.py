@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fdaudit.reports.sweep_rows import spread_of
+from fdaudit.reports.curves.sweep_rows import spread_of
 
 import fdaudit
 from fdaudit.errors import RunError, SpecError

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fdaudit.reports.sweep_claims import contradictions
-from fdaudit.reports.sweep_rows import SweepRow, SweepRun
+from fdaudit.reports.curves.sweep_claims import contradictions
+from fdaudit.reports.curves.sweep_rows import SweepRow, SweepRun
 from scipy.stats import binom
 
 from fdaudit.result import Check, Result

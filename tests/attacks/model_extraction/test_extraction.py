@@ -12,7 +12,7 @@ import torch
 from fdaudit.attacks.model_extraction.surrogate import ExtractionHard, ExtractionSoft
 from fdaudit.reports.goals import RULES
 from fdaudit.reports.goals.rule import RuleInput
-from fdaudit.reports.verdict import judge_all
+from fdaudit.reports.judgement.verdict import judge_all
 
 import fdaudit
 from fdaudit.audit.red_team import export_view, score

@@ -1,0 +1,1 @@
+"""Several runs side by side: the page, its tables and its charts."""

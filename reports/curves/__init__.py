@@ -1,0 +1,1 @@
+"""The curves of a sweep: rows, figures, words and the page."""

@@ -1,0 +1,445 @@
+"""The report's charts as inline SVG, written here.
+
+Guarantees:
+  * the same data give the same bytes: no date, no random identifiers;
+  * text from a result is never read as mathematics and never leaves its element;
+  * series differ in line style and marker as well as in colour (Okabe and Ito's palette).
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from markupsafe import Markup, escape
+
+from fdaudit.result import CurvePoint, Roc
+
+from ..text import visible
+
+__all__ = [
+    "COLOURS",
+    "INK",
+    "MARKERS",
+    "MUTED",
+    "RULE",
+    "SETTINGS",
+    "STYLES",
+    "ForestRow",
+    "Frame",
+    "forest_chart",
+    "inline",
+    "plain",
+    "roc_chart",
+    "shares_chart",
+    "spread",
+    "svg_curve",
+    "svg_line",
+    "svg_text",
+    "ticks",
+    "utility_chart",
+]
+
+BLUE, VERMILLION, GREEN, ORANGE, PURPLE = "#0072B2", "#D55E00", "#00795A", "#B77A00", "#A34E7E"
+INK, MUTED, RULE = "#1f2a37", "#56626f", "#d9d5cb"
+COLOURS = (BLUE, VERMILLION, GREEN, ORANGE, PURPLE)
+STYLES = ("-", (0, (5, 2)), (0, (1.5, 1.5)), (0, (5, 1.5, 1.2, 1.5)), (0, (8, 2, 2, 2)))
+MARKERS = ("o", "s", "^", "D", "v")
+
+_KEPT = 128
+"""Number of drawings kept for each kind: cells of several adversaries often show the same figures."""
+
+_DECIMALS = re.compile(r"(?<![\w#.])([1-9]\d*\.\d\d)\d+")
+"""A coordinate's first two decimals, which are a thousandth of a drawing, and the rest."""
+
+_SHARES_WIDTH = 170.0
+"""Points in which the classes of a drawing of shares lie side by side."""
+
+_TAG = re.compile(r'(\bid="|\bhref="#|url\(#)')
+
+SETTINGS: Any = {
+    "axes.edgecolor": MUTED,
+    "axes.labelcolor": INK,
+    "axes.labelsize": 9,
+    "axes.linewidth": 0.6,
+    "axes.spines.right": False,
+    "axes.spines.top": False,
+    "font.family": "DejaVu Sans",
+    "font.size": 9,
+    "grid.color": RULE,
+    "grid.linewidth": 0.5,
+    "svg.fonttype": "none",
+    "svg.hashsalt": "fdaudit",
+    "text.color": INK,
+    "text.parse_math": False,
+    "xtick.color": MUTED,
+    "xtick.labelcolor": INK,
+    "xtick.labelsize": 8.5,
+    "ytick.color": MUTED,
+    "ytick.labelcolor": INK,
+    "ytick.labelsize": 8.5,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ForestRow:
+    """One interval of a forest chart; `role` is `mean`, `victim` or `control`."""
+
+    name: str
+    value: float
+    low: float | None
+    high: float | None
+    role: str
+
+
+def utility_chart(curve: Sequence[CurvePoint], name: str, title: str) -> Markup:
+    """Draw the utility in per cent by round: one line a party; a line with a single round is a dashed level.
+
+    Args:
+        curve: points of every line and party.
+        name: prefix of the drawing's identifiers, unique on the page.
+        title: description of the drawing, for readers who can't see it.
+    """
+    return inline(_utility_drawing(tuple(curve)), name, title)
+
+
+@lru_cache(maxsize=_KEPT)
+def _utility_drawing(curve: tuple[CurvePoint, ...]) -> str:
+    lines = list(dict.fromkeys(p.line for p in curve))
+    measured = "accuracy"
+    if any(p.mean_auc is not None for p in curve):
+        measured = "mAUC"
+    elif any(p.dice is not None for p in curve):
+        measured = "Dice"
+
+    last = max(1, *(p.round for p in curve))  # a single round still needs an axis
+    frame = Frame(width=352.8, height=198.0, left=40.6, right=241.7, top=7.9, bottom=164.3)
+    x, y = frame.across(0, last), frame.up(0, 101)
+    parts = []
+    for tick, text in ticks(0, 101):
+        parts.append(svg_line(frame.left, y(tick), frame.right, y(tick), RULE, 0.5))
+        parts.append(frame.tick_left(y(tick), text))
+    for tick, text in ticks(0, last):
+        if tick == int(tick):
+            parts.append(frame.tick_below(x(tick), text.partition(".")[0]))
+    ends: list[tuple[float, str, str]] = []
+    for i, line in enumerate(lines):
+        parties = list(dict.fromkeys(p.party for p in curve if p.line == line))
+        width = 1.7 if len(parties) == 1 else 0.8
+        final: list[float] = []
+        for k, who in enumerate(parties):
+            points = sorted((p.round, 100 * p.value) for p in curve if (p.line, p.party) == (line, who))
+            final.append(points[-1][1])
+            if len(points) == 1:
+                points = [(0, final[-1]), (last, final[-1])]
+            elif k == 0:
+                marked = points[:: max(1, len(points) // 8)]
+                parts += [_symbol(MARKERS[i % 5], x(at), y(value), COLOURS[i % 5]) for at, value in marked]
+            parts.append(svg_curve([(x(at), y(value)) for at, value in points], COLOURS[i % 5], width, i))
+        count = f" ({len(parties)} parties)" if len(parties) > 1 else ""
+        ends.append((sum(final) / len(final), f"{plain(line, 14)}{count}", COLOURS[i % 5]))
+    for value, text, colour in spread(ends, 7.5):
+        parts.append(svg_text(frame.right + 4, y(value) + 3, text, "start", 8.5, colour))
+    return frame.drawn(parts, "Round", f"Test {measured} (%)")
+
+
+def forest_chart(rows: Sequence[ForestRow], chance: float | None, axis: str, name: str, title: str) -> Markup:
+    """Draw values with their intervals, one row each, beside the line of chance.
+
+    Args:
+        rows: from top to bottom.
+        chance: place of the vertical reference line, if any.
+        axis: label of the horizontal axis with its unit.
+        name: prefix of the drawing's identifiers, unique on the page.
+        title: description of the drawing, for readers who can't see it.
+    """
+
+    return inline(_forest(tuple(rows), chance, axis), name, title)
+
+
+@lru_cache(maxsize=_KEPT)
+def _forest(rows: tuple[ForestRow, ...], chance: float | None, axis: str) -> str:
+    """Return the chart as an SVG document, written here: most drawings of a report are of this kind."""
+    width, height = 309.6, 44.64 + 16.56 * len(rows)  # in points, as Matplotlib's drawings
+    left, right, top, bottom = 0.31 * width, 0.97 * width, 4.32, height - 34.56
+    ends = [end for row in rows for end in (row.value, row.low, row.high, chance) if end is not None]
+    margin = 0.06 * (max(ends) - min(ends)) or 0.05 * (abs(ends[0]) or 1)
+    low, high = min(ends) - margin, max(ends) + margin
+
+    def x(value: float) -> float:
+        return left + (right - left) * (value - low) / (high - low)
+
+    parts = []
+    for tick, text in ticks(low, high):
+        parts.append(svg_line(x(tick), top, x(tick), bottom, RULE, 0.5))
+        parts.append(svg_line(x(tick), bottom, x(tick), bottom + 3.5, MUTED, 0.6))
+        parts.append(svg_text(x(tick), bottom + 13, text, "middle", 8.5, MUTED))
+    parts.append(svg_line(left, bottom, right, bottom, MUTED, 0.6))
+    if chance is not None:
+        parts.append(svg_line(x(chance), top, x(chance), bottom, VERMILLION, 0.9, "3.6 1.8"))
+    for place, row in enumerate(rows):
+        y = top + (bottom - top) * (place + 0.6) / (len(rows) + 0.2)
+        colour = {"mean": INK, "victim": BLUE}.get(row.role, MUTED)
+        parts.append(svg_text(left - 0.02 * (right - left), y + 3, plain(row.name, 19), "end", 8.5, INK))
+        if row.low is not None and row.high is not None:
+            parts.append(svg_line(x(row.low), y, x(row.high), y, colour, 1.6))
+        parts.append(_mark(row.role, x(row.value), y, colour))
+    parts.append(svg_text((left + right) / 2, bottom + 27, axis, "middle", 9, INK))
+    return f'<svg viewBox="0 0 {width:.2f} {height:.2f}">{"".join(parts)}</svg>'
+
+
+@dataclass(frozen=True, kw_only=True)
+class Frame:
+    """The axes of a chart, in points from the top left corner of a drawing."""
+
+    width: float
+    height: float
+    left: float
+    right: float
+    top: float
+    bottom: float
+
+    def across(self, low: float, high: float) -> Callable[[float], float]:
+        """Return the map of values to horizontal places."""
+        return lambda value: self.left + (self.right - self.left) * (value - low) / (high - low)
+
+    def up(self, low: float, high: float) -> Callable[[float], float]:
+        """Return the map of values to vertical places."""
+        return lambda value: self.bottom - (self.bottom - self.top) * (value - low) / (high - low)
+
+    def tick_below(self, x: float, text: str) -> str:
+        """Return a tick of the lower axis with its text."""
+        mark = svg_line(x, self.bottom, x, self.bottom + 3.5, MUTED, 0.6)
+        return mark + svg_text(x, self.bottom + 13, text, "middle", 8.5, INK)
+
+    def tick_left(self, y: float, text: str) -> str:
+        """Return a tick of the left axis with its text."""
+        mark = svg_line(self.left - 3.5, y, self.left, y, MUTED, 0.6)
+        return mark + svg_text(self.left - 6, y + 3, text, "end", 8.5, INK)
+
+    def drawn(self, parts: Sequence[str], below: str, beside: str, *, drop: float = 28) -> str:
+        """Return the chart as an SVG document, with both axes and their labels.
+
+        Args:
+            parts: what lies between the axes.
+            below: label of the lower axis.
+            beside: label of the left axis.
+            drop: points from the lower axis down to its label.
+        """
+        axes = svg_line(self.left, self.bottom, self.right, self.bottom, MUTED, 0.6)
+        axes += svg_line(self.left, self.top, self.left, self.bottom, MUTED, 0.6)
+        axes += svg_text((self.left + self.right) / 2, self.bottom + drop, below, "middle", 9, INK)
+        upright = svg_text(0, 0, beside, "middle", 9, INK)
+        axes += f'<g transform="translate(9 {(self.top + self.bottom) / 2:.2f}) rotate(-90)">{upright}</g>'
+        return f'<svg viewBox="0 0 {self.width:.2f} {self.height:.2f}">{axes}{"".join(parts)}</svg>'
+
+
+def ticks(low: float, high: float, parts: int = 6) -> list[tuple[float, str]]:
+    """Return the places of ticks between two values, one more than `parts` at most, with their texts."""
+    least = (high - low) / parts
+    power = math.floor(math.log10(least))
+    step = next(n * 10.0**power for n in (1, 2, 2.5, 5, 10) if n * 10.0**power >= least * (1 - 1e-9))
+    decimals = next((n for n in range(12) if math.isclose(step, round(step, n), rel_tol=1e-6)), 12)
+    places = [n * step for n in range(math.ceil(low / step), math.floor(high / step) + 1)]
+    return [(place, f"{place + 0.0:.{decimals}f}".replace("-", "\N{MINUS SIGN}")) for place in places]
+
+
+def svg_line(x1: float, y1: float, x2: float, y2: float, colour: str, width: float, dashes: str = "") -> str:
+    """Return a straight line."""
+    dashed = f' stroke-dasharray="{dashes}"' if dashes else ""
+    place = f'd="M {x1:.2f} {y1:.2f} L {x2:.2f} {y2:.2f}"'
+    return f'<path {place} stroke="{colour}" stroke-width="{width}"{dashed}/>'
+
+
+def svg_curve(points: Sequence[tuple[float, float]], colour: str, width: float, style: int) -> str:
+    """Return a line through points, dashed as the style with this number."""
+    dashes = STYLES[style % len(STYLES)]
+    dashed = ""
+    if not isinstance(dashes, str):
+        dashed = f' stroke-dasharray="{" ".join(f"{width * length:g}" for length in dashes[1])}"'
+    place = " L ".join(f"{x:.2f} {y:.2f}" for x, y in points)
+    return f'<path d="M {place}" fill="none" stroke="{colour}" stroke-width="{width}"{dashed}/>'
+
+
+def _symbol(marker: str, x: float, y: float, colour: str) -> str:
+    """Return one of `MARKERS`."""
+    shapes = {"s": "h 3 v 3 h -3 z", "^": "l 1.5 -3 l 1.5 3 z", "v": "l 1.5 3 l 1.5 -3 z"}
+    if marker == "o":
+        return f'<circle cx="{x:.2f}" cy="{y:.2f}" r="1.5" fill="{colour}"/>'
+    if marker == "D":
+        return f'<path d="M {x - 2:.2f} {y:.2f} l 2 -2 l 2 2 l -2 2 z" fill="{colour}"/>'
+    start = y + 1.5 if marker == "^" else y - 1.5
+    return f'<path d="M {x - 1.5:.2f} {start:.2f} {shapes[marker]}" fill="{colour}"/>'
+
+
+def svg_text(x: float, y: float, text: str, anchor: str, size: float, colour: str) -> str:
+    """Return a text, escaped, whose baseline is at `y`."""
+    style = f'style="font-size: {size}px; text-anchor: {anchor}; fill: {colour}"'
+    return f'<text x="{x:.2f}" y="{y:.2f}" {style}>{escape(text)}</text>'
+
+
+def _mark(role: str, x: float, y: float, colour: str) -> str:
+    """Return the mark of a row: a diamond for the mean, a disc for a victim, an open square for a control."""
+    if role == "victim":
+        return f'<circle cx="{x:.2f}" cy="{y:.2f}" r="3" fill="{colour}"/>'
+    if role == "mean":
+        return f'<path d="M {x:.2f} {y - 4:.2f} l 4 4 l -4 4 l -4 -4 z" fill="{colour}"/>'
+    return f'<path d="M {x - 2.5:.2f} {y - 2.5:.2f} h 5 v 5 h -5 z" fill="white" stroke="{colour}"/>'
+
+
+def roc_chart(curves: Sequence[tuple[str, Roc]], worst: str, name: str, title: str) -> Markup:
+    """Draw ROC curves on logarithmic axes with the line of chance; the worst victim is bold.
+
+    Rates too small for the axes (zero has no logarithm) are drawn at the left or lower edge.
+
+    Args:
+        curves: victims and their curves.
+        worst: the victim drawn bold.
+        name: prefix of the drawing's identifiers, unique on the page.
+        title: description of the drawing, for readers who can't see it.
+    """
+    return inline(_roc(tuple(curves), worst), name, title)
+
+
+@lru_cache(maxsize=_KEPT)
+def _roc(curves: tuple[tuple[str, Roc], ...], worst: str) -> str:
+    rates: list[float] = []
+    for _, roc in curves:
+        rates += [rate for rate in (*roc.fpr, *roc.tpr) if rate > 0]
+    floor = 10.0 ** (_floor_decade(min(rates, default=0.01)))
+
+    frame = Frame(width=259.2, height=244.8, left=50.0, right=246.0, top=12.0, bottom=208.0)
+    decades = math.log10(floor)
+
+    def place(fpr: float, tpr: float) -> tuple[float, float]:
+        along, above = (1 - math.log10(max(rate, floor)) / decades for rate in (fpr, tpr))
+        return (
+            frame.left + along * (frame.right - frame.left),
+            frame.bottom - above * (frame.bottom - frame.top),
+        )
+
+    parts = []
+    for decade in range(_floor_decade(floor), 1):
+        rate = 10.0**decade
+        x, y = place(rate, rate)
+        parts.append(svg_line(x, frame.top, x, frame.bottom, RULE, 0.5))
+        parts.append(svg_line(frame.left, y, frame.right, y, RULE, 0.5))
+        parts += [frame.tick_below(x, _percent(rate)), frame.tick_left(y, _percent(rate))]
+    (x1, y1), (x2, y2) = place(floor, floor), place(1, 1)
+    parts.append(svg_line(x1, y1, x2, y2, MUTED, 0.9, "3.6 1.8"))
+    middle = f"{0.55 * x1 + 0.45 * x2:.2f} {0.55 * y1 + 0.45 * y2:.2f}"
+    chance = svg_text(0, 10, "chance", "middle", 8, MUTED)
+    parts.append(f'<g transform="translate({middle}) rotate(-45)">{chance}</g>')
+    legend = []
+    for i, (who, roc) in enumerate(sorted(curves, key=lambda c: c[0] == worst)):
+        colour, width, style = (VERMILLION, 1.8, 0) if who == worst else (BLUE, 1.0, 1 + i % 4)
+        corners = [place(roc.fpr[0], roc.tpr[0])]
+        for fpr, tpr in zip(roc.fpr[1:], roc.tpr[1:], strict=True):
+            to = place(fpr, tpr)
+            corners += [(to[0], corners[-1][1]), to]
+        parts.append(svg_curve(corners, colour, width, style))
+        legend.append((plain(who, 19), colour, width, style))
+    parts += _legend(legend, frame.right, frame.bottom)
+    return frame.drawn(parts, "False-positive rate", "True-positive rate")
+
+
+def _legend(entries: Sequence[tuple[str, str, float, int]], right: float, bottom: float) -> list[str]:
+    """Return names, each beside its line (colour, width, number of the style), in a corner."""
+    wide = 40 + 5 * max(len(name) for name, *_ in entries)
+    left, top = right - 4 - wide, bottom - 6 - 12 * len(entries)
+    box = f'width="{wide:.2f}" height="{12 * len(entries) + 2:.2f}" fill="white" fill-opacity="0.9"'
+    parts = [f'<rect x="{left:.2f}" y="{top:.2f}" {box}/>']
+    for row, (name, colour, width, style) in enumerate(entries):
+        y = top + 8 + 12 * row
+        parts.append(svg_curve([(left + 4, y), (left + 26, y)], colour, width, style))
+        parts.append(svg_text(left + 32, y + 3, name, "start", 8, INK))
+    return parts
+
+
+def _floor_decade(value: float) -> int:
+    """Return the decade at or below `value`, at most -1."""
+    return min(-1, math.floor(math.log10(value) + 1e-9))
+
+
+def _percent(rate: float) -> str:
+    return f"{100 * rate:g} %"
+
+
+def shares_chart(
+    truth: Sequence[float], guess: Sequence[float], prior: Sequence[float], name: str, title: str
+) -> Markup:
+    """Draw class shares of one victim in per cent: its own as bars, the guess as dots, the prior as dashes.
+
+    Args:
+        truth: (C,) true shares.
+        guess: (C,) guessed shares.
+        prior: (C,) shares guessed without the view.
+        name: prefix of the drawing's identifiers, unique on the page.
+        title: description of the drawing, for readers who can't see it.
+    """
+    return inline(_shares(tuple(truth), tuple(guess), tuple(prior)), name, title)
+
+
+@lru_cache(maxsize=_KEPT)
+def _shares(truth: tuple[float, ...], guess: tuple[float, ...], prior: tuple[float, ...]) -> str:
+    frame = Frame(width=208.8, height=136.8, left=35.5, right=204.6, top=5.5, bottom=104.0)
+    most = 100 * max(*truth, *guess, *prior, 0.01)
+    room = (frame.right - frame.left) / len(truth)
+    disc, dash, bar = min(4.5, 0.75 * room) / 2, min(9.0, 0.9 * room) / 2, 0.35 * room
+    y = frame.up(0, 1.05 * most)
+    parts = [frame.tick_left(y(tick), text) for tick, text in ticks(0, 1.05 * most, 5)]
+    every = max(1, -(-len(truth) // 12))
+    for label, shares in enumerate(zip(truth, guess, prior, strict=True)):
+        x = frame.left + (label + 0.5) * room
+        own, guessed, blind = (y(100 * share) for share in shares)
+        area = f'x="{x - bar:.2f}" y="{own:.2f}" width="{2 * bar:.2f}" height="{frame.bottom - own:.2f}"'
+        parts.append(f'<rect {area} fill="{RULE}" stroke="{MUTED}" stroke-width="0.6"/>')
+        parts.append(f'<circle cx="{x:.2f}" cy="{guessed:.2f}" r="{disc:.2f}" fill="{BLUE}"/>')
+        parts.append(svg_line(x - dash, blind, x + dash, blind, VERMILLION, 1.2))
+        if label % every == 0:
+            parts.append(frame.tick_below(x, str(label)))
+    return frame.drawn(parts, "Class", "Share (%)")
+
+
+def spread(ends: Sequence[tuple[float, str, str]], gap: float) -> list[tuple[float, str, str]]:
+    """Return places for labels with at least `gap` between neighbours."""
+    placed: list[tuple[float, str, str]] = []
+    bottom = -math.inf
+    for y, text, colour in sorted(ends):
+        bottom = max(y, bottom + gap)
+        placed.append((bottom, text, colour))
+    lowered: list[tuple[float, str, str]] = []
+    top = math.inf
+    for y, text, colour in reversed(placed):
+        top = min(y, top - gap, 100.0)
+        lowered.append((top, text, colour))
+    return lowered
+
+
+def plain(text: str, limit: int = 24) -> str:
+    """Return a short label of characters that the drawing's font has; others become a replacement mark."""
+    label = ""
+    for character in text[:limit]:
+        drawable = character.isprintable() and ord(character) < 0x250
+        label += character if drawable else "\N{REPLACEMENT CHARACTER}"
+    return label + "…" if len(text) > limit else label
+
+
+def inline(document: str, name: str, title: str) -> Markup:
+    """Return an SVG document as an HTML element: unique identifiers, no prologue, no metadata."""
+    body = document[document.index("<svg") :]
+    body = re.sub(r"<metadata>.*?</metadata>|<style.*?</style>", "", body, flags=re.DOTALL)
+    # Only inside tags: a label may contain the same characters.
+    body = re.sub(r"<[^>]*>", lambda tag: _DECIMALS.sub(r"\1", _TAG.sub(rf"\1{name}-", tag[0])), body)
+    body = re.sub(r"\n\s*", "\n", body)
+    _, box, rest = re.split(r'viewBox="([^"]*)"[^>]*>', body, maxsplit=1)
+    head = (
+        f'<svg class="chart" viewBox="{box}" role="img" aria-labelledby="{name}-title" '
+        'xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink">'
+        f'<title id="{name}-title">{escape(visible(title))}</title>'
+    )
+    return Markup(head + rest.strip())  # noqa: S704 - matplotlib escapes its text, the title is escaped here
