@@ -22,7 +22,7 @@ import fdaudit
 from fdaudit.adversary.attack_plan import AttackPlan
 from fdaudit.adversary.view import View, export_view, open_view
 from fdaudit.errors import DataError, IntegrityError, SpecError
-from fdaudit.evaluation.controls import gradients
+from fdaudit.evaluation.controls import _case, controls
 from fdaudit.importing.new_card import new_card
 from fdaudit.importing.records import check
 from fdaudit.isolation.schema import Trial
@@ -477,8 +477,8 @@ def control_views(run: fdaudit.Run, attack: str) -> list[View]:
         return "only its view was wanted"
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(gradients, "run_attack", shown)
-        gradients.bare_gradients(plan_attack(attack, {}, run.case.spec, "attack", ("server",)), run.case)
+        patch.setattr(_case, "run_attack", shown)
+        controls(plan_attack(attack, {}, run.case.spec, "attack", ("server",)), run.case)
     return views
 
 
