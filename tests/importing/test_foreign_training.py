@@ -470,7 +470,7 @@ def control_views(run: fdaudit.Run, attack: str) -> list[View]:
     """Return the views that an attack's controls show it: the bare one, and the one drowned in noise."""
     views = list[View]()
 
-    def shown(plan: AttackPlan, view: View, trial: Trial) -> str:
+    def shown(plan: AttackPlan, view: View, trial: Trial, reply: object) -> str:
         folder = run.directory.parent / f"view-{len(views)}"
         export_view(view, folder)  # the control's own directory is gone when it ends
         views.append(open_view(folder))
