@@ -22,8 +22,9 @@ from fdaudit import attacks
 from fdaudit.adversary.attack_plan import AttackPlan
 from fdaudit.errors import SpecError
 from fdaudit.evaluation.budget import Cost, Setting, least_of, total
-from fdaudit.evaluation.controls import labels
-from fdaudit.evaluation.controls._membership import MOST_CANDIDATES, MOST_PUBLIC
+from fdaudit.evaluation.controls import rehearsals
+from fdaudit.evaluation.controls._case import MOST_PUBLIC
+from fdaudit.evaluation.controls._membership import MOST_CANDIDATES
 from fdaudit.evaluation.controls.models import most_by_heart
 from fdaudit.goals import GOALS
 from fdaudit.planning.attacks import plan_attack
@@ -424,14 +425,14 @@ def _learnt(control: str, case: Case) -> float:
 def _part_of_the_run(attack: AttackPlan, case: Case) -> float:
     """Return the share of the run's federation that the controls of an attack on class shares repeat."""
     rounds = case.settings.get("rounds")
-    repeated = min(1.0, labels.rounds_of(attack) / rounds) if type(rounds) is int and rounds > 0 else 1.0
-    return repeated * min(1.0, labels.MOST_CLIENTS / max(1, case.spec.clients))
+    repeated = min(1.0, rehearsals.rounds_of(attack) / rounds) if type(rounds) is int and rounds > 0 else 1.0
+    return repeated * min(1.0, rehearsals.MOST_CLIENTS / max(1, case.spec.clients))
 
 
 def _untrained(unit: Unit, case: Case) -> float:
     """Return the seconds of a control whose clients train for a step or an epoch, and answer once."""
-    records = len(case.auxiliary[1]) / 2 + min(len(case.public), MOST_PUBLIC) * labels.MOST_CLIENTS
-    return unit.seconds * (labels.MOST_CLIENTS + records / _BATCH)
+    records = len(case.auxiliary[1]) / 2 + min(len(case.public), MOST_PUBLIC) * rehearsals.MOST_CLIENTS
+    return unit.seconds * (rehearsals.MOST_CLIENTS + records / _BATCH)
 
 
 def _reducible(attack: AttackPlan, work: Work, spec: Spec) -> dict[str, Setting]:

@@ -39,7 +39,7 @@ from fdaudit.result import Canaries, Cell, Control, Controls, Queries, Target, c
 from fdaudit.result.cell import noted
 from fdaudit.rng import SecretStream, child_seed
 from fdaudit.scoring.goals.scorer import CheckedTask
-from fdaudit.scoring.guesses import check_guesses, refuse_too_many
+from fdaudit.scoring.guesses import check_guesses, refuse_another_goal, refuse_too_many
 from fdaudit.scoring.run_directory import RunDirectory
 from fdaudit.scoring.scoring import keep_scores
 from fdaudit.tasks import tasks_named
@@ -240,7 +240,7 @@ class Stage:
             )
             failed = [name for name, control in tried.items() if not control.passed]
             reason = "" if not failed else f"its {' and '.join(failed)} control failed"
-            made = base.cell(
+            cell = base.cell(
                 "inconclusive" if failed else "run",
                 reason=reason,
                 queries=queries,
@@ -249,13 +249,13 @@ class Stage:
                 controls=Controls(**tried) if tried else None,
                 canaries=on_canaries,
             )
-            if GOALS[made.goal].challenged:
-                keep_scores(self.run.vault, made, guesses, others)
+            if GOALS[cell.goal].challenged:
+                keep_scores(self.run.vault, cell, guesses, others)
         except AttackFailedError as error:
             return base.cell("failed", reason=str(error))
         except Exception as error:  # an attack may be third-party code, and answer anything
             return base.cell("failed", reason=f"{type(error).__name__}: {error}{plugin_line(error)}")
-        return made
+        return cell
 
     def _doubted(self, figure: Figure) -> Figure:
         """Return a figure that shows no image, with what a card leaves open; others as they are."""
@@ -279,7 +279,7 @@ class Stage:
             task = shared(self.task(adversary.name, attack), assumed[0], len(assumed))
             knowledge = self.knowledge(adversary, attack.card, assumed[0])
             view = adversary.view
-            if any(held.lacks for held in assumed):
+            if any(assumption.lacks for assumption in assumed):
                 view = without_records(adversary, self.run.view(adversary.name))
             return applies(attack, view, Trial(knowledge=knowledge, task=task, seed=0))
         except Exception:  # its cell will show the error
@@ -295,13 +295,13 @@ class Stage:
         base = _Base(self.case, adversary.name, attack)
         task = self.task(adversary.name, attack)
         with one_cell(self.case.spec.seconds_per_cell):
-            found, _, reason = self._tried(base, adversary, task, assumptions(self.case, attack.card))
-        if not found:
-            told = "; ".join(filter(None, (reason, self.case.advice(attack))))
+            guesses, _, reason = self._tried(base, adversary, task, assumptions(self.case, attack.card))
+        if not guesses:
+            reasons = "; ".join(filter(None, (reason, self.case.advice(attack))))
             raise RunError(
-                "ATTACK", attack.name, f"does not apply ({told})", "Choose another attack or adversary."
+                "ATTACK", attack.name, f"does not apply ({reasons})", "Choose another attack or adversary."
             )
-        return found
+        return guesses
 
     def failed(self, adversary: str, attack: AttackPlan, reason: str) -> Cell:
         """Return the cell of an attack that could not finish."""
@@ -323,23 +323,23 @@ class Stage:
         seed = child_seed(self.case.seed, "attack", base.id, *purpose)
         trials = [
             Trial(
-                knowledge=self.knowledge(adversary, base.attack.card, held),
-                task=shared(task, held, len(assumed)),
+                knowledge=self.knowledge(adversary, base.attack.card, assumption),
+                task=shared(task, assumption, len(assumed)),
                 seed=seed,
             )
-            for held in assumed
+            for assumption in assumed
         ]
-        withheld = any(held.lacks for held in assumed)
+        withheld = any(assumption.lacks for assumption in assumed)
         view = without_records(adversary, self.run.view(adversary.name)) if withheld else adversary.view
-        found, queries = self._ask("/".join((base.id, *purpose)), base.attack, view, trials)
-        if isinstance(found, str):
-            return (), None, found
-        for guesses in filter(None, found):
+        by_trial, queries = self._ask("/".join((base.id, *purpose)), base.attack, view, trials)
+        if isinstance(by_trial, str):
+            return (), None, by_trial
+        for guesses in filter(None, by_trial):
             check_guesses(guesses, self._asked(guesses, task.targets, task.challenges, adversary.view))
-            _refuse_another_goal(guesses, base.goal)
+            refuse_another_goal(guesses, base.goal)
             refuse_too_many(guesses, adversary.view, self.run.truth)
-        made = merged(found, assumed)
-        return made, queries, "" if made else "no victim has a message that the attack can use"
+        guesses = merged(by_trial, assumed)
+        return guesses, queries, "" if guesses else "no victim has a message that the attack can use"
 
     def _on_canaries(self, base: _Base, adversary: Adversary) -> tuple[Canaries | None, tuple[Guess, ...]]:
         """Try a membership attack on the canaries as well; return its outcome and its guesses."""
@@ -348,8 +348,8 @@ class Stage:
         task = self.task(adversary.name, base.attack, canaries=True)
         if not task.challenges:
             return None, ()
-        found, queries, reason = self._tried(base, adversary, task, (others(self.case),), "canaries")
-        return Canaries(queries=queries, reason=reason), found
+        guesses, queries, reason = self._tried(base, adversary, task, (others(self.case),), "canaries")
+        return Canaries(queries=queries, reason=reason), guesses
 
     def _ask(
         self, name: str, asked_for: AttackPlan, view: View, trials: Sequence[Trial]
@@ -365,21 +365,21 @@ class Stage:
             return _on_each(attack(asked_for, view, trial) for trial in trials), None
         kind, secret = oracle.answers, self.run.vault.secrets.for_run(self.case.identity)
         start = Position(head=str(self.run.manifest["head"]))
-        asked, whose = list[int](), set[str]()
+        samples, whose = list[int](), set[str]()
         shape, classes = self.case.dataset.input_shape, self.case.dataset.classes
         width = math.prod(shape) + math.prod(self.case.dataset.task.labels.answer_shape(classes, shape))
         log = Transcript(
             cell_directory(self.run.path, name),
             secret=secret,
             start=start,
-            keep=lambda _: 4 * width * sum(asked) <= _MOST_LOGGED,
+            keep=lambda _: 4 * width * sum(samples) <= _MOST_LOGGED,
             log="queries.jsonl",
             salt_path=("oracle", name),
         )
         with log:
 
             def serve_one(x: Tensor, of: str | None) -> Tensor:
-                asked.append(max(1, len(x)))  # a question without samples costs one query
+                samples.append(max(1, len(x)))  # a question without samples costs one query
                 answerer = of or "oracle"
                 whose.add(answerer)
                 question = log.record(asker, answerer, "oracle_query", {"samples": x})
@@ -389,19 +389,19 @@ class Stage:
                 log.record(answerer, asker, "oracle_answer", {"values": values})
                 return values
 
-            found = _on_each(attack(asked_for, view, trial, serve_one) for trial in trials)
+            by_trial = _on_each(attack(asked_for, view, trial, serve_one) for trial in trials)
             end = log.sync()
-        if isinstance(found, str):
+        if isinstance(by_trial, str):
             shutil.rmtree(cell_directory(self.run.path, name), ignore_errors=True)
-            return found, None
+            return by_trial, None
         queries = Queries(
             budget=self.case.spec.query_budget,
-            spent=sum(asked),
+            spent=sum(samples),
             asked=tuple(sorted(whose)),
             messages=end.seq,
             head=end.head,
         )
-        return found, queries
+        return by_trial, queries
 
     def _power(
         self, attack: AttackPlan, adversary: Adversary, task: AttackTask, assumed: Sequence[Assumption]
@@ -414,26 +414,19 @@ class Stage:
         return {"power": self._rehearsed.control(attack, adversary.name, knowledge, task)}
 
 
-def _on_each(found: Iterable[tuple[Guess, ...] | str]) -> list[tuple[Guess, ...]] | str:
+def _on_each(answers: Iterable[tuple[Guess, ...] | str]) -> list[tuple[Guess, ...]] | str:
     """Return the guesses on each trial; stop at the first trial without guesses and return the reason."""
-    made = list[tuple[Guess, ...]]()
-    for guesses in found:
+    by_trial = list[tuple[Guess, ...]]()
+    for guesses in answers:
         if isinstance(guesses, str):
             return guesses
-        made.append(guesses)
-    return made
+        by_trial.append(guesses)
+    return by_trial
 
 
 def _named(guesses: Sequence[Guess], victims: Sequence[str]) -> tuple[str, ...]:
     """Return the possible targets of guesses: the victims and, for model copies, the released model."""
     return (*victims, *((RELEASED,) if goal_of(guesses[0]).on_released else ()))
-
-
-def _refuse_another_goal(guesses: Sequence[Guess], goal: str) -> None:
-    """Refuse guesses for a goal that the attack was not given: candidates, for example, reveal a client's classes."""
-    for guess in guesses:
-        if not isinstance(guess, GOALS[goal].guess):
-            raise ValueError(f"the attack returned a {type(guess).__name__}, which is not about {goal}")
 
 
 def not_asked(case: Case, adversary: str, attack: AttackPlan) -> Cell | None:

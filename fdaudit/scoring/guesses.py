@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from fdaudit.goals import Guess, goal_of
+from fdaudit.goals import GOALS, Guess, goal_of
 from fdaudit.scoring.goals import SCORERS
 from fdaudit.scoring.goals.scorer import CheckedTask
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from fdaudit.adversary.view import View
     from fdaudit.scoring.ground_truth import Truth
 
-__all__ = ["check_guesses", "refuse_too_many"]
+__all__ = ["check_guesses", "refuse_another_goal", "refuse_too_many"]
 
 _MOST_SHOWN = 1000
 """Largest number of records shown a victim, because they are matched with its records one to one."""
@@ -42,6 +42,17 @@ def check_guesses(guesses: Sequence[Guess], asked: CheckedTask) -> None:
         if target not in asked.victims:
             raise ValueError(f"the attack answered for {target}, who is no victim")
     scorer.check(guesses, asked)
+
+
+def refuse_another_goal(guesses: Sequence[Guess], goal: str) -> None:
+    """Refuse guesses for a goal that the attack was not given: candidates, for example, reveal a client's classes.
+
+    Raises:
+        ValueError: a guess is about another goal.
+    """
+    for guess in guesses:
+        if not isinstance(guess, GOALS[goal].guess):
+            raise ValueError(f"the attack returned a {type(guess).__name__}, which is not about {goal}")
 
 
 def refuse_too_many(guesses: Sequence[Guess], view: View, truth: Truth) -> None:

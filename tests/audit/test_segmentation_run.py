@@ -16,7 +16,7 @@ import fdaudit
 from fdaudit.adversary.knowledge import Knowledge
 from fdaudit.adversary.oracle import answer
 from fdaudit.errors import SpecError, UsageError
-from fdaudit.evaluation.controls.labels import _uneven
+from fdaudit.evaluation.controls.rehearsals import _uneven
 from fdaudit.handout.auxiliary import _turned, shifted
 from fdaudit.planning.simulated import simulated_case
 from fdaudit.rng import child

@@ -16,10 +16,8 @@ import fdaudit.isolation.attacker
 from fdaudit.audit.pipeline import attacked, federated, perform
 from fdaudit.audit.run import Run
 from fdaudit.errors import FdauditError
-from fdaudit.evaluation.controls import _membership
+from fdaudit.evaluation.controls import _case, controls
 from fdaudit.evaluation.controls._membership import settled
-from fdaudit.evaluation.controls.gradients import bare_gradients
-from fdaudit.evaluation.controls.models import overfit_model
 from fdaudit.evaluation.stage import Stage
 from fdaudit.goals.label_distribution import LabelDistribution
 from fdaudit.goals.membership import Membership
@@ -91,7 +89,7 @@ def test_controls_on_gradients_try_eight_records_or_more_whatever_the_batch(batc
     wanted = load_spec(spec(protocol={"name": "fedavg", "params": local}, attacks=[{"name": "analytic"}]))
     case = simulated_case(wanted, known(SEED))
     [analytic] = [a for a in case.attacks if a.name == "analytic"]
-    for control in bare_gradients(analytic, case).values():
+    for control in controls(analytic, case).values():
         assert {f.n for f in control.figures} == {records}
 
 
@@ -101,7 +99,7 @@ def test_controls_on_updates_show_numbers_of_records_where_the_run_does(weightin
     wanted = load_spec(spec(protocol={"name": "fedavg", "params": local}, attacks=[{"name": "analytic"}]))
     case = simulated_case(wanted, known(SEED))
     [analytic] = [a for a in case.attacks if a.name == "analytic"]
-    for control in bare_gradients(analytic, case).values():
+    for control in controls(analytic, case).values():
         assert [f.unavailable for f in control.figures] == [""] * len(control.figures)
 
 
@@ -360,13 +358,13 @@ def test_a_large_network_learns_fewer_records_by_heart(monkeypatch):
     monkeypatch.setattr("fdaudit.evaluation.controls.models._MOST_USES", 1)
     case = simulated_case(load_spec(spec(attacks=[{"name": "loss-threshold"}])), known(SEED))
     [attack] = [a for a in case.attacks if a.name == "loss-threshold"]
-    control = overfit_model(attack, case)["positive"]
+    control = controls(attack, case)["positive"]
     assert control.what.startswith("16 auxiliary records")
     assert control.passed
 
 
 def test_clients_of_a_control_answer_about_few_of_many_public_samples(monkeypatch):
-    monkeypatch.setattr(_membership, "MOST_PUBLIC", 20)
+    monkeypatch.setattr(_case, "MOST_PUBLIC", 20)
     many = {
         "seed": 3,
         "device": "cpu",
@@ -381,11 +379,12 @@ def test_clients_of_a_control_answer_about_few_of_many_public_samples(monkeypatc
     case = simulated_case(load_spec(many), known(SEED))
     attack = plan_attack("label-answers", {}, case.spec, "attack", ("eavesdropper",))
     assert len(case.public) > 100
-    with _membership.undefended(attack, case, [case.auxiliary] * 2, {"rounds": 1}) as (rehearsal, view):
+    rehearsal = _case.shortened(case, {"rounds": 1})
+    with _case.overheard(attack, case, rehearsal, [case.auxiliary] * 2) as view:
         answered = [
             len(view.tensors(m)["values"]) for m in view.select(kind="logits") if m.sender == "client/0"
         ]
-        public = rehearsal.common.public
+    public = rehearsal.common.public
     assert answered
     assert max(answered) <= 20
     # Samples from all over the public ones: a data set may be sorted by class.

@@ -13,7 +13,7 @@ from fdaudit import attacks
 from fdaudit.adversary.attack_plan import AttackPlan
 from fdaudit.evaluation import estimate as estimates
 from fdaudit.evaluation.budget import Cost
-from fdaudit.evaluation.controls.labels import most_of
+from fdaudit.evaluation.controls.rehearsals import most_of
 from fdaudit.evaluation.estimate import Estimate, Unit, Work, costs_of, estimate
 from fdaudit.evaluation.runner import attack_cells
 from fdaudit.planning.attacks import plan_attack

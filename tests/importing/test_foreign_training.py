@@ -22,7 +22,7 @@ import fdaudit
 from fdaudit.adversary.attack_plan import AttackPlan
 from fdaudit.adversary.view import View, export_view, open_view
 from fdaudit.errors import DataError, IntegrityError, SpecError
-from fdaudit.evaluation.controls import gradients
+from fdaudit.evaluation.controls import _case, controls
 from fdaudit.importing.new_card import new_card
 from fdaudit.importing.records import check
 from fdaudit.isolation.schema import Trial
@@ -470,15 +470,15 @@ def control_views(run: fdaudit.Run, attack: str) -> list[View]:
     """Return the views that an attack's controls show it: the bare one, and the one drowned in noise."""
     views = list[View]()
 
-    def shown(plan: AttackPlan, view: View, trial: Trial) -> str:
+    def shown(plan: AttackPlan, view: View, trial: Trial, reply: object) -> str:
         folder = run.directory.parent / f"view-{len(views)}"
         export_view(view, folder)  # the control's own directory is gone when it ends
         views.append(open_view(folder))
         return "only its view was wanted"
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(gradients, "run_attack", shown)
-        gradients.bare_gradients(plan_attack(attack, {}, run.case.spec, "attack", ("server",)), run.case)
+        patch.setattr(_case, "run_attack", shown)
+        controls(plan_attack(attack, {}, run.case.spec, "attack", ("server",)), run.case)
     return views
 
 

@@ -15,23 +15,18 @@ from importlib.metadata import version
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from fdaudit.evaluation.controls.answers import model_that_answers
-from fdaudit.evaluation.controls.classes import unseen_classes
-from fdaudit.evaluation.controls.federation import (
+from fdaudit.evaluation.controls._case import SmallCase, tried
+from fdaudit.evaluation.controls.answers import (
     answers_about_candidates,
     averaged_answers,
+    model_that_answers,
     recorded_answers,
 )
-from fdaudit.evaluation.controls.generated import (
-    compared_records,
-    generated_samples,
-    overfit_discriminator,
-    scored_samples,
-)
+from fdaudit.evaluation.controls.classes import unseen_classes
+from fdaudit.evaluation.controls.generated import compared_records, generated_samples, scored_samples
 from fdaudit.evaluation.controls.gradients import bare_gradients
-from fdaudit.evaluation.controls.labels import skewed_clients
-from fdaudit.evaluation.controls.models import overfit_model
-from fdaudit.evaluation.controls.selectors import rehearsed_selector
+from fdaudit.evaluation.controls.models import overfit_discriminator, overfit_model
+from fdaudit.evaluation.controls.rehearsals import rehearsed_selector, skewed_clients
 from fdaudit.evaluation.controls.uploads import crafted_neurons, recorded_tables, recorded_uploads
 from fdaudit.handout.auxiliary import by_classes
 from fdaudit.handout.oracle_access import accesses
@@ -45,12 +40,12 @@ if TYPE_CHECKING:
 __all__ = ["CONTROLS", "controls", "depends_on", "setting_of"]
 
 
-def _without_control(attack: AttackPlan, case: Case) -> dict[str, Control]:
-    """Return no control: for an attack on a goal that no control fits. Such an attack cannot clear anybody."""
+def _without_control(attack: AttackPlan, case: Case) -> dict[str, SmallCase]:
+    """Return no case: for an attack on a goal that no control fits. Such an attack cannot clear anybody."""
     return {}
 
 
-CONTROLS: Mapping[str, Callable[[AttackPlan, Case], dict[str, Control]]] = MappingProxyType(
+CONTROLS: Mapping[str, Callable[[AttackPlan, Case], Mapping[str, SmallCase | Control]]] = MappingProxyType(
     {
         "answers": model_that_answers,
         "candidates": answers_about_candidates,
@@ -71,7 +66,7 @@ CONTROLS: Mapping[str, Callable[[AttackPlan, Case], dict[str, Control]]] = Mappi
         "uploads": recorded_uploads,
     }
 )
-"""The controls on which an attack can be tried."""
+"""The small cases on which an attack can be tried: what is recorded, what the truth is, and in which words."""
 _REHEARSED = ("labels", "selector")
 """Those that run the protocol."""
 
@@ -141,8 +136,8 @@ def controls(attack: AttackPlan, case: Case, setting: str = "") -> dict[str, Con
     There are none if what they need was not brought: auxiliary records, a network, or a protocol to rehearse.
     """
     if setting:
-        return unseen_classes(attack, case, setting)
+        return tried(attack, case, unseen_classes(attack, case, setting))
     on = attack.card.control["on"]
     if case.missing("auxiliary", "architecture") or (on in _REHEARSED and case.missing("stand-in")):
         return {}
-    return CONTROLS[on](attack, case)
+    return tried(attack, case, CONTROLS[on](attack, case))

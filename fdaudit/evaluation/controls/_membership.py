@@ -1,66 +1,42 @@
-"""Shared parts of membership attacks' controls: coins over auxiliary records, and figures of both controls."""
+"""Coins over auxiliary records, and the small cases of attacks that guess them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.optim.swa_utils import update_bn
 
-from fdaudit import protocols
-from fdaudit.adversary.knowledge import Knowledge
-from fdaudit.adversary.view import EAVESDROPPER, View, view_of
-from fdaudit.federation.networks import Networks
-from fdaudit.federation.protocol import Common
-from fdaudit.federation.rehearsal import rehearse
+from fdaudit.evaluation.controls._case import VICTIM, Attempt, Figures, Records, SmallCase, knowing
 from fdaudit.goals.membership import Membership
 from fdaudit.handout.auxiliary import others
-from fdaudit.handout.rehearsals import rehearsal_of, stand_in_of
-from fdaudit.isolation.attacker import attack as run_attack
-from fdaudit.isolation.schema import Trial
 from fdaudit.metrics import auc_p_value, score_membership
-from fdaudit.result import Control
-from fdaudit.rng import SecretStream, child, child_numpy, child_seed
-from fdaudit.storage.scratch import scratch
+from fdaudit.rng import child, child_numpy
 from fdaudit.training.trainer import parameters_of
-from fdaudit.transcript.transcript import Transcript
-from fdaudit.types import AttackTask, Challenge, Figure
+from fdaudit.types import AttackTask, Challenge
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
     from fdaudit.adversary.attack_plan import AttackPlan
+    from fdaudit.adversary.knowledge import Knowledge
     from fdaudit.adversary.oracle import Oracle
-    from fdaudit.federation.protocol import ProtocolConfig
-    from fdaudit.isolation.rehearsal import Rehearsal
+    from fdaudit.adversary.view import View
     from fdaudit.planning.case import Case
     from fdaudit.training.trainer import Parameters, Trainer
-    from fdaudit.transcript.wire import Defense
 
 __all__ = [
     "CONFIDENCE",
     "MOST_CANDIDATES",
-    "MOST_PUBLIC",
     "WORKS",
-    "Measured",
     "PairedCandidates",
-    "attack_seed",
+    "Recorded",
     "design",
-    "guessed",
-    "knowing",
-    "measured",
-    "on_protocol",
-    "passed",
-    "said",
-    "score",
+    "on_coins",
     "settled",
     "tossed",
-    "undefended",
 ]
 
 CONFIDENCE = 0.999
@@ -68,9 +44,6 @@ CONFIDENCE = 0.999
 WORKS = 0.01
 """p-value up to which a positive control has found members: a dozen pairs of auxiliary records can reach it."""
 MOST_CANDIDATES = 400
-MOST_PUBLIC = 500
-"""Most public samples of a federation in a control: answers about all of many would take longer than the attack."""
-_VICTIM = "client/0"
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -85,21 +58,26 @@ class PairedCandidates:
 
     challenge: Challenge
     member: Tensor
-    rest: tuple[Tensor, Tensor]
+    rest: Records
 
     @property
-    def members(self) -> tuple[Tensor, Tensor]:
+    def members(self) -> Records:
         """Return the victim's records (x, y)."""
         return self.challenge.x[self.member], self.challenge.y[self.member]
+
+    @property
+    def pairs(self) -> int:
+        """Return the number of coins."""
+        return len(self.member) // 2
 
 
 def design(
     attack: AttackPlan,
     case: Case,
     *,
-    share: float = 1.0,
+    share: float,
     most: int = MOST_CANDIDATES,
-    random_labels: bool = True,
+    random_labels: bool = False,
 ) -> PairedCandidates:
     """Return coins over auxiliary records.
 
@@ -120,13 +98,11 @@ def design(
     return tossed((x[:n], y[:n]), (x[n:], y[n:]), generator)
 
 
-def tossed(
-    candidates: tuple[Tensor, Tensor], rest: tuple[Tensor, Tensor], generator: torch.Generator
-) -> PairedCandidates:
+def tossed(candidates: Records, rest: Records, generator: torch.Generator) -> PairedCandidates:
     """Return coins over candidates (x, y) that follow each other in pairs."""
     (x, y), pairs = candidates, len(candidates[1]) // 2
     coins = torch.randint(2, (pairs,), generator=generator).bool()
-    challenge = Challenge(target=_VICTIM, x=x, y=y, pair=torch.arange(pairs).repeat_interleave(2))
+    challenge = Challenge(target=VICTIM, x=x, y=y, pair=torch.arange(pairs).repeat_interleave(2))
     return PairedCandidates(challenge=challenge, member=torch.stack([coins, ~coins], 1).flatten(), rest=rest)
 
 
@@ -144,189 +120,86 @@ def settled(trainer: Trainer, weights: Parameters, x: Tensor) -> Parameters:
     return parameters_of(network)
 
 
-@contextmanager
-def said(
-    case: Case,
-    attack: AttackPlan,
-    messages: Sequence[tuple[str, str, str, Mapping[str, Tensor]]],
-    to: str = "server",
-    *,
-    clients: Sequence[str] = (),
-    public: Mapping[str, Any] | None = None,
-) -> Iterator[View]:
-    """Yield the view of `to` on a transcript of these messages: sender, receiver, kind, tensors.
-
-    Args:
-        case: the run's case.
-        attack: the attack under control.
-        messages: what is sent.
-        to: whose view it is.
-        clients: clients besides those that send or receive something.
-        public: the protocol's public configuration.
-    """
-    named = {name for m in messages for name in m[:2] if name.startswith("client/")}
-    clients = sorted({*named, *clients, _VICTIM})
-    seed = child_seed(case.seed, "control", attack.name, "secret").to_bytes(8, "big")
-    secret = SecretStream(seed * 2, "control").bytes(32)
-    with scratch("control") as folder:
-        with Transcript(folder, secret=secret) as transcript:
-            for sender, receiver, kind, tensors in messages:
-                transcript.record(sender, receiver, kind, tensors)
-        yield view_of(folder, to, parties=("server", *clients, "world"), hyperparameters=dict(public or {}))
-
-
-@contextmanager
-def undefended(
-    attack: AttackPlan, case: Case, data: Sequence[tuple[Tensor, Tensor]], most: Mapping[str, int]
-) -> Iterator[tuple[Rehearsal, View]]:
-    """Yield a rehearsal of the run's own protocol, undefended, and what an eavesdropper sees of its clients' data.
-
-    Its public samples are at most `MOST_PUBLIC` of the run's, evenly spread over them.
-
-    Args:
-        attack: the attack under control.
-        case: the run's case.
-        data: the records (x, y) of each client.
-        most: largest values of settings; those that the protocol does not have, or that are not set, are left out.
-    """
-    config = stand_in_of(case)[1]
-    less = {}
-    for name, value in most.items():
-        if name in type(config).model_fields and getattr(config, name) is not None:
-            less[name] = min(value, getattr(config, name))
-    short = config.model_copy(update=less)
-    with scratch("control") as folder:
-        rehearsal = rehearsal_of(case, EAVESDROPPER, config=short, defended=False, own=folder)
-        rehearsal = replace(rehearsal, common=_with_less_public(case.common))
-        yield rehearsal, rehearsal(list(data), child_seed(case.seed, "control", attack.name))
-
-
-def _with_less_public(common: Common) -> Common:
-    held = len(common.public)
-    if held <= MOST_PUBLIC:
-        return common
-    rows = torch.arange(MOST_PUBLIC) * held // MOST_PUBLIC
-    labels = None if common.public_labels is None else common.public_labels[rows]
-    return replace(common, public=common.public[rows], public_labels=labels)
-
-
-def on_protocol(
-    name: str,
-    attack: AttackPlan,
-    case: Case,
-    folder: Path,
-    config: ProtocolConfig,
-    data: Sequence[tuple[Tensor, Tensor]],
-    defenses: Mapping[tuple[str, str], Sequence[Defense]] | None = None,
-) -> View:
-    """Return what the server sees of a protocol on the run's network, with these clients' records (x, y)."""
-    x, _ = case.auxiliary
-    return rehearse(
-        folder / "transcript",
-        protocol=protocols.REGISTRY.load(name),
-        config=config,
-        common=Common(
-            networks=Networks(case.architecture),
-            execution=case.execution,
-            public=x.new_zeros(0, *x.shape[1:]),
-            task=case.dataset.task,
-        ),
-        data=data,
-        seed=child_seed(case.seed, "control", attack.name),
-        defenses=defenses,
-    )
-
-
-@dataclass(frozen=True, kw_only=True)
-class Measured:
-    """An attack's AUC on one control.
+class Recorded(NamedTuple):
+    """A record of which members follow, or do not.
 
     Attributes:
-        auc: the AUC with its one-sided p-value over the control's own coins.
-        either: two-sided p-value: probability of a distance to 0.5 at least as large by chance.
+        what: the record in words.
+        record: opens the adversary's view.
+        reply: answers the questions to an oracle.
     """
 
-    auc: Figure
-    either: float = 1.0
+    what: str
+    record: AbstractContextManager[View]
+    reply: Callable[[Tensor, str | None], Tensor] | None = None
 
 
-def measured(
-    attack: AttackPlan, case: Case, scores: Tensor, challenge: Challenge, member: Tensor
-) -> Measured:
-    """Return the AUC of scores (n,) on a control's challenge, and its p-values."""
-    auc = score_membership(
-        scores,
-        member,
-        generator=child_numpy(case.seed, "control", attack.name, "score"),
-        pair=challenge.pair,
-        confidence=CONFIDENCE,
-    ).figures["auc"]
-    below = auc_p_value(-scores, member, pair=challenge.pair)
-    return Measured(auc=auc, either=min(1.0, 2 * min(below, 1.0 if auc.p is None else auc.p)))
-
-
-def knowing(case: Case, **more: Any) -> Knowledge:
-    """Return an adversary's knowledge of the run's network and task, and more fields of it."""
-    return Knowledge(
-        architecture=case.architecture,
-        train=case.trainer(),
-        classes=case.dataset.classes,
-        task=case.dataset.task,
-        **more,
-    )
-
-
-def score(
-    attack: AttackPlan, case: Case, view: View, made: PairedCandidates, public: Tensor | None = None
-) -> Measured:
-    """Return the AUC of an attack about the design's victim, as the server of a view."""
-    knowledge = knowing(case, auxiliary=others(case).records, encode=case.encoder, public=public)
-    return guessed(attack, case, view, knowledge, made)
-
-
-def attack_seed(case: Case, attack: AttackPlan) -> int:
-    """Return the seed of an attack's draws in its controls."""
-    return child_seed(case.seed, "control", attack.name, "attack")
-
-
-def guessed(
+def on_coins(
     attack: AttackPlan,
     case: Case,
-    view: View,
-    knowledge: Knowledge,
-    made: PairedCandidates,
+    coins: PairedCandidates,
+    positive: Recorded,
+    negative: Recorded,
+    *,
+    knowledge: Knowledge | None = None,
+    public: Tensor | None = None,
     oracle: Oracle | None = None,
-    reply: Callable[[Tensor, str | None], Tensor] | None = None,
-) -> Measured:
-    """Return the AUC of an attack about the design's victim."""
-    task = AttackTask(targets=(_VICTIM,), challenges={_VICTIM: made.challenge}, oracle=oracle)
-    trial = Trial(knowledge=knowledge, task=task, seed=attack_seed(case, attack))
-    guesses = run_attack(attack, view, trial, reply)
-    if isinstance(guesses, str):
-        reason = f"the attack does not apply to its own control: {guesses}"
-        return Measured(auc=Figure(name="auc", value=None, unavailable=reason))
-    (guess,) = guesses
-    if not isinstance(guess, Membership) or guess.scores.shape != made.member.shape:
-        raise TypeError("the attack gave no score for each candidate of its own control")
-    return measured(attack, case, guess.scores, made.challenge, made.member)
-
-
-def passed(positive: tuple[str, Measured], negative: tuple[str, Measured]) -> dict[str, Control]:
-    """Return both controls: the positive AUC must be beyond chance, the negative one within; texts name their data.
+    learnt: bool = True,
+) -> dict[str, SmallCase]:
+    """Return both cases: the positive AUC must be beyond chance, the negative one within.
 
     P-values are exact over the coins: a bootstrap interval would be too narrow for scores that are nearly equal.
+
+    Args:
+        attack: the attack under control.
+        case: the run's case.
+        coins: the truth of both cases.
+        positive: a record that depends on the coins.
+        negative: one that does not.
+        knowledge: what the adversary knows; default: auxiliary records, the task encoder and `public`.
+        public: (n, c, h, w) public samples.
+        oracle: terms of the oracle.
+        learnt: whether the members' labels were learnt; without that the positive control fails.
     """
-    (found, high), (nothing, chance) = positive, negative
-    level, works = f"{1 - CONFIDENCE:.2g}", f"{WORKS:g}"
-    return {
-        "positive": Control(
-            what=f"{found}: AUC above 0.5, by chance with p of at most {works}",
-            passed=high.auc.p is not None and high.auc.p <= WORKS,
-            figures=(high.auc,),
-        ),
-        "negative": Control(
-            what=f"{nothing}: AUC as near 0.5 as chance has it, p above {level} to either side",
-            passed=chance.auc.value is not None and chance.either > 1 - CONFIDENCE,
-            figures=(chance.auc,),
-        ),
-    }
+    if knowledge is None:
+        knowledge = knowing(case, auxiliary=others(case).records, encode=case.encoder, public=public)
+    task = AttackTask(targets=(VICTIM,), challenges={VICTIM: coins.challenge}, oracle=oracle)
+
+    def score(guesses: Sequence[Membership]) -> Figures:
+        (guess,) = guesses
+        auc = score_membership(
+            guess.scores,
+            coins.member,
+            generator=child_numpy(case.seed, "control", attack.name, "score"),
+            pair=coins.challenge.pair,
+            confidence=CONFIDENCE,
+        ).figures["auc"]
+        below = auc_p_value(-guess.scores, coins.member, pair=coins.challenge.pair)
+        above = 1.0 if auc.p is None else auc.p
+        # Two-sided: the probability of a distance to 0.5 at least as large by chance.
+        return {"auc": auc, "either": replace(auc, p=min(1.0, 2 * min(below, above)))}
+
+    def found(figures: Figures) -> bool:
+        p = figures["auc"].p
+        return learnt and p is not None and p <= WORKS
+
+    def chance(figures: Figures) -> bool:
+        p = figures["either"].p
+        return figures["auc"].value is not None and p is not None and p > 1 - CONFIDENCE
+
+    beyond = f"AUC above 0.5, by chance with p of at most {WORKS:g}"
+    within = f"AUC as near 0.5 as chance has it, p above {1 - CONFIDENCE:.2g} to either side"
+    cases = dict[str, SmallCase]()
+    for name, (what, record, reply), expected, passes in (
+        ("positive", positive, beyond, found),
+        ("negative", negative, within, chance),
+    ):
+        cases[name] = SmallCase(
+            what=f"{what}: {expected}",
+            attempts=(Attempt(record=record, knowledge=knowledge, task=task, reply=reply),),
+            score=score,
+            passes=passes,
+            figures=("auc",),
+            leading=("auc", ""),
+        )
+    return cases

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -17,27 +17,21 @@ import torch
 from torch import Tensor
 
 from fdaudit.adversary.oracle import Oracle, answer
-from fdaudit.adversary.view import View, view_of
 from fdaudit.attacks.model_inversion.priors import composites
 from fdaudit.data.stratify import stratified_draw
-from fdaudit.evaluation.controls._membership import attack_seed
+from fdaudit.evaluation.controls._case import VICTIM, Attempt, Figures, Sent, SmallCase, impossible, said
 from fdaudit.evaluation.controls.gradients import LEAST_GAIN_DB
-from fdaudit.goals import Guess
 from fdaudit.goals.reconstruction import Reconstruction
-from fdaudit.handout.auxiliary import Assumption, assumptions, known, merged
+from fdaudit.handout.auxiliary import Assumption, assumptions, known
 from fdaudit.handout.oracle_access import answered_by, defended_answers
 from fdaudit.handout.oracle_server import answers_of
-from fdaudit.isolation.attacker import attack as run_attack
-from fdaudit.isolation.schema import Trial
 from fdaudit.metrics import Bystanders, score_class_evaluation, score_class_reconstruction
 from fdaudit.result import Control
 from fdaudit.rng import SecretStream, child, child_numpy
 from fdaudit.scoring.class_truth import auxiliary_of, class_priors, judge_of, withheld_of
 from fdaudit.storage.cache import computed_once
-from fdaudit.storage.scratch import scratch
 from fdaudit.training.trainer import Fit, Job, Parameters, draw_batches
-from fdaudit.transcript.transcript import Transcript
-from fdaudit.types import AttackTask, Figure
+from fdaudit.types import AttackTask
 
 if TYPE_CHECKING:
     from fdaudit.adversary.attack_plan import AttackPlan
@@ -52,11 +46,11 @@ _DROWNING = 100.0
 _STEPS, _BATCH, _RATE = 300, 128, 0.003
 _PUBLIC = 1000
 """Public samples of an attack on messages, if the run has none."""
-_VICTIM = "client/0"
+_LEADING = ("psnr_gain", "dB")
 
 
-def unseen_classes(attack: AttackPlan, case: Case, setting: str = "") -> dict[str, Control]:
-    """Return both controls of an attack that shows classes.
+def unseen_classes(attack: AttackPlan, case: Case, setting: str = "") -> dict[str, SmallCase | Control]:
+    """Return both cases of an attack that shows classes.
 
     The attack's card says in `through` what it receives: `oracle`, `parameters` or `messages`.
 
@@ -65,54 +59,46 @@ def unseen_classes(attack: AttackPlan, case: Case, setting: str = "") -> dict[st
         case: the run's case.
         setting: `answers` if the run's clients answer an oracle in their messages; else empty.
     """
-    made = _design(attack, case, setting)
-    if isinstance(made, str):
-        return _impossible(attack, made)
-    found = {name: made.figures(drown=name == "negative") for name in ("positive", "negative")}
-    counted = f"p of at most {_LEVEL:g}, or a gain over the prior of at least {LEAST_GAIN_DB:g} dB"
-    what = f"{made.told}: {counted}"
-    drowned = (
-        f"the same under Gaussian noise {_DROWNING:g} times what is seen of the model: neither of the two"
-    )
-    return {
-        "positive": Control(what=what, passed=_counts(found["positive"]), figures=found["positive"]),
-        "negative": Control(
-            what=drowned,
-            passed=any(f.value is not None for f in found["negative"]) and not _counts(found["negative"]),
-            figures=found["negative"],
-        ),
-    }
+    x, y = case.auxiliary
+    own, classes = _drawn(case), torch.unique(y)
+    if len(classes) < 2 or len(own) < len(classes):
+        reason = "auxiliary records are too few for a client's share of their classes"
+        lost = impossible(f"{attack.name} on a model trained on auxiliary records", _LEADING, reason)
+        return {"positive": lost, "negative": lost}
+    through = str(attack.card.control["through"])
+    assumed = assumptions(case, attack.card)
+    model = _Model(attack, case, setting, len(assumed), own, _trained(case, x[own], y[own]))
+    ways = {"oracle": model.asked, "parameters": model.read, "messages": model.overheard}
+    withheld = " and ".join(str(len(classes)) for classes in withheld_of(assumed))
+    lacking = f"{withheld} classes withheld" if withheld else "no class withheld"
+    source = "clients' answers" if setting else through
+    what = f"the run's network trained on {len(own)} auxiliary records, through its {source}, {lacking}"
+    leaked = f"p of at most {_LEVEL:g}, or a gain over the prior of at least {LEAST_GAIN_DB:g} dB"
+    drowned = f"the same under Gaussian noise {_DROWNING:g} times what is seen of the model"
+
+    def silent(figures: Figures) -> bool:
+        return any(f.value is not None for f in figures.values()) and not _leaked(figures)
+
+    cases = dict[str, SmallCase | Control]()
+    for name, words, passes, scale in (
+        ("positive", f"{what}: {leaked}", _leaked, 0.0),
+        ("negative", f"{drowned}: neither of the two", silent, _DROWNING),
+    ):
+        cases[name] = SmallCase(
+            what=words,
+            attempts=[ways[through](assumption, scale) for assumption in assumed],
+            score=partial(_scored, attack, case, assumed, own, name == "negative"),
+            passes=passes,
+            leading=_LEADING,
+        )
+    return cases
 
 
-def _counts(figures: Sequence[Figure]) -> bool:
+def _leaked(figures: Figures) -> bool:
     """Return whether figures show that classes leaked."""
-    named = {f.name: f for f in figures}
-    accuracy, gain = named.get("evaluator_accuracy"), named.get("psnr_gain")
+    accuracy, gain = figures.get("evaluator_accuracy"), figures.get("psnr_gain")
     by_name = accuracy is not None and accuracy.p is not None and accuracy.p <= _LEVEL
     return by_name or (gain is not None and gain.value is not None and gain.value >= LEAST_GAIN_DB)
-
-
-def _impossible(attack: AttackPlan, reason: str) -> dict[str, Control]:
-    figure = Figure(name="psnr_gain", value=None, unit="dB", unavailable=reason)
-    what = f"{attack.name} on a model trained on auxiliary records"
-    return {n: Control(what=what, passed=False, figures=(figure,)) for n in ("positive", "negative")}
-
-
-def _design(attack: AttackPlan, case: Case, setting: str) -> _ClassControl | str:
-    """Return the control's target and attackers, or the reason why it cannot be made."""
-    x, y = case.auxiliary
-    own, wanted = _drawn(case), torch.unique(y)
-    if len(wanted) < 2 or len(own) < len(wanted):
-        return "auxiliary records are too few for a client's share of their classes"
-    return _ClassControl(
-        attack=attack,
-        case=case,
-        setting=setting,
-        through=str(attack.card.control["through"]),
-        assumed=assumptions(case, attack.card),
-        own=own,
-        weights=_trained(case, x[own], y[own]),
-    )
 
 
 def _drawn(case: Case) -> Tensor:
@@ -131,7 +117,7 @@ def _trained(case: Case, x: Tensor, y: Tensor) -> Parameters:
     generator = child(case.seed, "control", "classes", "batches")
     batches, initial = draw_batches(len(y), _BATCH, steps=_STEPS, generator=generator), case.initial()
 
-    def made(_: torch.Generator) -> Parameters:
+    def train(_: torch.Generator) -> Parameters:
         job = Job(party="control", parameters=initial, x=x, targets=y, batches=batches)
         return case.trainer().fit([job], Fit(lr=_RATE, optimizer="adam"))[0].parameters
 
@@ -140,125 +126,61 @@ def _trained(case: Case, x: Tensor, y: Tensor) -> Parameters:
         "network": case.architecture.described,
         "execution": case.execution.described,
     }
-    return computed_once(card, [initial, x, y, *batches], made)
+    return computed_once(card, [initial, x, y, *batches], train)
 
 
 @dataclass(frozen=True, eq=False)
-class _ClassControl:
-    """A model trained on rows `own` of the auxiliary records, and the attackers that try to invert it."""
+class _Model:
+    """A model trained on rows `own` of the auxiliary records, and what an adversary is given of it."""
 
     attack: AttackPlan
     case: Case
     setting: str
-    through: str
-    assumed: Sequence[Assumption]
+    adversaries: int
     own: Tensor
     weights: Parameters
 
     @property
-    def told(self) -> str:
-        """Return a description of the control."""
-        given = "clients' answers" if self.setting else self.through
-        withheld = [len(classes) for classes in withheld_of(self.assumed)]
-        lacking = f"{' and '.join(map(str, withheld))} classes withheld" if withheld else "no class withheld"
-        return (
-            f"the run's network trained on {len(self.own)} auxiliary records, through its {given}, {lacking}"
-        )
+    def _noise(self) -> torch.Generator:
+        return child(self.case.seed, "control", self.attack.name, "noise")
 
-    def figures(self, drown: bool) -> tuple[Figure, ...]:
-        """Return the evaluator's accuracy, chance and prior; PSNR and its gain over the prior come last."""
-        found = self._guesses(drown)
-        if isinstance(found, str):
-            why = f"the attack does not apply to its own control: {found}"
-            return (Figure(name="psnr_gain", value=None, unit="dB", unavailable=why),)
-        x, y = self.case.auxiliary
-        guesses = [g for g in found if isinstance(g, Reconstruction)]
-        given = [g.images for g in guesses], [g.labels for g in guesses]
-        truth = [x[self.own]] * len(guesses), [y[self.own]] * len(guesses)
-        generator, withheld = self._generator(drown), withheld_of(self.assumed)
-        priors = class_priors(self.case, self.assumed)
-        evaluated = score_class_evaluation(
-            *given, *truth, judge_of(self.case.evaluator), generator, priors=priors, withheld=withheld
-        )
-        left = torch.ones(len(y), dtype=torch.bool)
-        left[self.own] = False
-        rows = left.nonzero().flatten().numpy()
-        beside = Bystanders(x, rows, y[left].numpy()) if len(rows) and not withheld else None
-        known_x, known_y = auxiliary_of(self.case, self.assumed)
-        scored = score_class_reconstruction(
-            *given,
-            *truth,
-            known_x,
-            generator,
-            auxiliary_labels=known_y,
-            withheld=withheld,
-            bystanders=beside,
-        )
-        wanted = ("psnr", "psnr_prior", "psnr_gain")
-        return (*evaluated[:3], *(scored.figures[name] for name in wanted if name in scored.figures))
-
-    def _generator(self, drown: bool) -> np.random.Generator:
-        return child_numpy(self.case.seed, "control", self.attack.name, "score", int(drown))
-
-    def _guesses(self, drown: bool) -> tuple[Guess, ...] | str:
-        """Return the attackers' guesses about a bare or a drowned model, or why the attack does not apply."""
-        ways = {"oracle": self._asked, "parameters": self._read, "messages": self._overheard}
-        made = list[tuple[Guess, ...]]()
-        for held in self.assumed:
-            noise = child(self.case.seed, "control", self.attack.name, "noise")
-            with scratch("control") as folder:
-                found = ways[self.through](folder, held, _DROWNING if drown else 0.0, noise)
-            if isinstance(found, str):
-                return found
-            made.append(found)
-        return merged(made, self.assumed) or "it guessed nothing"
-
-    def _asked(
-        self, folder: Path, held: Assumption, scale: float, noise: torch.Generator
-    ) -> tuple[Guess, ...] | str:
-        """Return the guesses through an oracle, as in the run; noise is added to the logits behind each answer."""
+    def asked(self, held: Assumption, scale: float) -> Attempt:
+        """Return an attempt through an oracle, as in the run; noise is added to the logits behind each answer."""
         case, kind = self.case, str(self.attack.card.oracle or "soft")
         models = case.spec.victims if self.setting else 1
-        oracle = Oracle(kind, case.spec.query_budget // len(self.assumed) // models)
-        task, answering = AttackTask(targets=(_VICTIM,), oracle=oracle, classes=held.lacks), case.trainer()
+        oracle = Oracle(kind, case.spec.query_budget // self.adversaries // models)
+        trainer, noise = case.trainer(), self._noise
 
         def reply(x: Tensor, _: str | None) -> Tensor:
-            logits = _drowned(answering.predict(self.weights, x), scale, noise)
+            logits = _drowned(trainer.predict(self.weights, x), scale, noise)
             return self._answered(kind, logits) if self.setting else answer(kind, logits)
 
-        return self._run(_view(folder, ()), held, task, reply)
+        return self._attempt(held, [], oracle=oracle, reply=reply)
 
-    def _read(
-        self, folder: Path, held: Assumption, scale: float, noise: torch.Generator
-    ) -> tuple[Guess, ...] | str:
-        """Return the guesses from the model's parameters in view."""
+    def read(self, held: Assumption, scale: float) -> Attempt:
+        """Return an attempt with the model's parameters in view."""
+        noise = self._noise
         weights = {n: _drowned(t, scale, noise) for n, t in self.weights.items()}
-        view = _view(folder, [("server", _VICTIM, "model_parameters", weights)])
-        return self._run(view, held, AttackTask(targets=(_VICTIM,), classes=held.lacks))
+        return self._attempt(held, [("server", VICTIM, "model_parameters", weights)])
 
-    def _overheard(
-        self, folder: Path, held: Assumption, scale: float, noise: torch.Generator
-    ) -> tuple[Guess, ...] | str:
-        """Return the guesses from the model's answers to public samples, and their mean with another client's.
+    def overheard(self, held: Assumption, scale: float) -> Attempt:
+        """Return an attempt with the model's answers to public samples, and their mean with another client's.
 
         The other client lacks half of the classes.
         """
-        (x, y), trainer = self.case.auxiliary, self.case.trainer()
+        (x, y), trainer, noise = self.case.auxiliary, self.case.trainer(), self._noise
         public = held.public if held.public is not None else composites(x, _PUBLIC, 0.15, noise)
         few = self.own[torch.isin(y[self.own], torch.unique(y[self.own])[::2])]
+        another = _trained(self.case, x[few], y[few])
         logits = _drowned(trainer.predict(self.weights, public), scale, noise)
         own = self._answered("soft", logits, sent=True)
-        others = self._answered(
-            "soft", trainer.predict(_trained(self.case, x[few], y[few]), public), sent=True
-        )
+        others = self._answered("soft", trainer.predict(another, public), sent=True)
         if own.ndim == 1:
-            return "clients answer with classes alone"
+            return self._attempt(held, "clients answer with classes alone", public=public)
         answers = {"index": torch.arange(len(public)), "values": own}
         mean = {"index": torch.arange(len(public)), "values": (own + others) / 2}
-        sent = [(_VICTIM, "server", "soft_labels", answers), ("server", _VICTIM, "ensemble_labels", mean)]
-        return self._run(
-            _view(folder, sent), held, AttackTask(targets=(_VICTIM,), classes=held.lacks), public=public
-        )
+        messages = [(VICTIM, "server", "soft_labels", answers), ("server", VICTIM, "ensemble_labels", mean)]
+        return self._attempt(held, messages, public=public)
 
     def _answered(self, wanted: str, logits: Tensor, sent: bool = False) -> Tensor:
         """Return a client's answers with these logits, through the run's defences on its answer messages.
@@ -273,17 +195,26 @@ class _ClassControl:
             return answers_of(self.case, wanted, heard[0], logits, stream)
         return defended_answers(self.case, heard[0], logits, stream, logits.abs().max())[0]
 
-    def _run(
+    def _attempt(
         self,
-        view: View,
         held: Assumption,
-        task: AttackTask,
+        sent: Sequence[Sent] | str,
+        *,
+        oracle: Oracle | None = None,
         reply: Callable[[Tensor, str | None], Tensor] | None = None,
         public: Tensor | None = None,
-    ) -> tuple[Guess, ...] | str:
-        knowledge = known(self.case, held, self.attack.card, public=public)
-        trial = Trial(knowledge=knowledge, task=task, seed=attack_seed(self.case, self.attack))
-        return run_attack(self.attack, view, trial, reply)
+    ) -> Attempt:
+        """Return an adversary's attempt on these messages, or the reason why there are none."""
+        record = (
+            sent if isinstance(sent, str) else said(self.attack, self.case, sent, parties=("server", VICTIM))
+        )
+        return Attempt(
+            record=record,
+            knowledge=known(self.case, held, self.attack.card, public=public),
+            task=AttackTask(targets=(VICTIM,), oracle=oracle, classes=held.lacks),
+            reply=reply,
+            assumed=held,
+        )
 
 
 def _drowned(values: Tensor, scale: float, generator: torch.Generator) -> Tensor:
@@ -294,9 +225,41 @@ def _drowned(values: Tensor, scale: float, generator: torch.Generator) -> Tensor
     return values + scale * spread * torch.randn(values.shape, generator=generator).to(values)
 
 
-def _view(folder: Path, sent: Sequence[tuple[str, str, str, dict[str, Tensor]]]) -> View:
-    """Return the server's view of a few made-up messages; they hold nothing private."""
-    with Transcript(folder, secret=bytes(32)) as transcript:
-        for sender, receiver, kind, tensors in sent:
-            transcript.record(sender, receiver, kind, tensors)
-    return view_of(folder, "server", parties=("server", _VICTIM), hyperparameters={})
+def _scored(
+    attack: AttackPlan,
+    case: Case,
+    assumed: Sequence[Assumption],
+    own: Tensor,
+    drowned: bool,
+    guesses: Sequence[Reconstruction],
+) -> Figures:
+    """Return the evaluator's accuracy, chance and prior; PSNR and its gain over the prior come last."""
+    x, y = case.auxiliary
+    images, labels = [guess.images for guess in guesses], [guess.labels for guess in guesses]
+    truth = [x[own]] * len(guesses), [y[own]] * len(guesses)
+    withheld, priors = withheld_of(assumed), class_priors(case, assumed)
+    draws = child_numpy(case.seed, "control", attack.name, "score", int(drowned))
+    evaluated = score_class_evaluation(
+        images, labels, *truth, judge_of(case.evaluator), draws, priors=priors, withheld=withheld
+    )
+    outside = torch.ones(len(y), dtype=torch.bool)
+    outside[own] = False
+    bystanders = None
+    if outside.any() and not withheld:
+        bystanders = Bystanders(x, outside.nonzero().flatten().numpy(), y[outside].numpy())
+    auxiliary_x, auxiliary_y = auxiliary_of(case, assumed)
+    compared = score_class_reconstruction(
+        images,
+        labels,
+        *truth,
+        auxiliary_x,
+        draws,
+        auxiliary_labels=auxiliary_y,
+        withheld=withheld,
+        bystanders=bystanders,
+    ).figures
+    figures = {figure.name: figure for figure in evaluated[:3]}
+    for name in ("psnr", "psnr_prior", "psnr_gain"):
+        if name in compared:
+            figures[name] = compared[name]
+    return figures

@@ -53,24 +53,26 @@ def kept_controls(
         return secrets.commit("controls", upon, canonical(outcomes))
 
     path = controls_directory(run.path) / name
-    if (found := _sealed(path, seal)) is None:
-        others = (_sealed(controls_directory(place) / name, seal) for place in beside)
-        found = next((outcomes for outcomes in others if outcomes is not None), None)
-        if found is None:
-            found = {n: c.plain() for n, c in controls(attack, case, setting).items()}
+    outcomes = _sealed(path, seal)
+    if outcomes is None:
+        for place in beside:
+            if outcomes is None:
+                outcomes = _sealed(controls_directory(place) / name, seal)
+        if outcomes is None:
+            outcomes = {n: c.plain() for n, c in controls(attack, case, setting).items()}
         for folder in (path.parent.parent, path.parent):
             make_folder(folder)
         with writing(path.parent, wait=True):  # a process with another adversary's cell writes the same file
-            save_json(path, {"sealed": seal(found), "controls": found}, indent=1)
-    return {n: validate(Control, value, n) for n, value in found.items()}
+            save_json(path, {"sealed": seal(outcomes), "controls": outcomes}, indent=1)
+    return {n: validate(Control, value, n) for n, value in outcomes.items()}
 
 
 def _sealed(path: Path, seal: Callable[[Any], str]) -> dict[str, Any] | None:
     """Return the outcomes in a file, if it exists and is sealed."""
     with suppress(IntegrityError):
-        kept = load_json(path) if path.is_file() else None
-        if isinstance(kept, dict) and kept.get("sealed") == seal(kept.get("controls")):
-            outcomes: dict[str, Any] = kept["controls"]
+        value = load_json(path) if path.is_file() else None
+        if isinstance(value, dict) and value.get("sealed") == seal(value.get("controls")):
+            outcomes: dict[str, Any] = value["controls"]
             return outcomes
     return None
 

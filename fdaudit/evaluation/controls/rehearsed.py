@@ -135,7 +135,7 @@ class Rehearsed:
         case = self.case
         protocol, config = stand_in_of(case)
         models: dict[str, Parameters] = {}
-        made = (self.directory / "transcript").is_dir()
+        exists = (self.directory / "transcript").is_dir()
         view = rehearse(
             self.directory / "transcript",
             protocol=protocol,
@@ -152,7 +152,7 @@ class Rehearsed:
             checks=case.checks,
             models=models,
         )
-        if not made:
+        if not exists:
             vault = Vault(self.directory / "vault")
             for party, parameters in models.items():
                 vault.save(f"models/{party.replace('/', '-')}", parameters)

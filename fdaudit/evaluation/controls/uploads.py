@@ -2,38 +2,23 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from fdaudit import protocols
-from fdaudit.config import validate
 from fdaudit.deviations.candidate_neurons import CandidateNeurons, CandidateNeuronsConfig
-from fdaudit.evaluation.controls._membership import (
-    Measured,
-    PairedCandidates,
-    design,
-    guessed,
-    knowing,
-    on_protocol,
-    passed,
-    said,
-    score,
-)
+from fdaudit.evaluation.controls._case import VICTIM, Records, Sent, SmallCase, knowing, on_protocol, said
+from fdaudit.evaluation.controls._membership import PairedCandidates, Recorded, design, on_coins
 from fdaudit.handout.auxiliary import others
-from fdaudit.storage.scratch import scratch
 from fdaudit.training.trainer import Fit, Job
 from fdaudit.transcript.wire import Outgoing
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from typing import Any
-
-    from torch import Tensor
 
     from fdaudit.adversary.attack_plan import AttackPlan
     from fdaudit.planning.case import Case
-    from fdaudit.result import Control
 
 __all__ = ["crafted_neurons", "recorded_tables", "recorded_uploads"]
 
@@ -49,108 +34,96 @@ _MOST_OF_TABLES = 24
 _SHARE_OF_TABLES = 0.3
 
 
-def recorded_uploads(attack: AttackPlan, case: Case) -> dict[str, Control]:
-    """Return both controls: FedAvg with one gradient per round on the run's network, seen by the server.
+def recorded_uploads(attack: AttackPlan, case: Case) -> dict[str, SmallCase]:
+    """Return both cases: FedAvg with one gradient per round on the run's network, seen by the server.
 
     The victim of the positive control holds one candidate of each pair, by a fair coin. The victim of the negative
     control holds as many other records, so the coins are independent of its messages.
     """
-    made = design(attack, case, share=_SHARE, most=_MOST, random_labels=False)
+    coins = design(attack, case, share=_SHARE, most=_MOST)
     what = f"gradients of {_FEDAVG['rounds']} rounds of FedAvg, batches of {_FEDAVG['batch_size']}"
-    return _both(attack, case, made, what, "fedavg", _FEDAVG)
+    return _on_clients(attack, case, coins, what, "fedavg", _FEDAVG)
 
 
-def recorded_tables(attack: AttackPlan, case: Case) -> dict[str, Control]:
-    """Return both controls: FKD on the run's network, whose clients send class means, seen by the server.
+def recorded_tables(attack: AttackPlan, case: Case) -> dict[str, SmallCase]:
+    """Return both cases: FKD on the run's network, whose clients send class means, seen by the server.
 
     Labels are drawn at random, so a client learns its few records by heart. The victims are those of
     `recorded_uploads`.
     """
-    made = design(attack, case, share=_SHARE_OF_TABLES, most=_MOST_OF_TABLES)
+    coins = design(attack, case, share=_SHARE_OF_TABLES, most=_MOST_OF_TABLES, random_labels=True)
     what = f"class means of {_FKD['rounds']} rounds of FKD under random labels"
-    return _both(attack, case, made, what, "fkd", _FKD)
+    return _on_clients(attack, case, coins, what, "fkd", _FKD)
 
 
-def crafted_neurons(attack: AttackPlan, case: Case) -> dict[str, Control]:
-    """Return both controls: a client's gradient of one batch at a model with a neuron for each candidate.
+def crafted_neurons(attack: AttackPlan, case: Case) -> dict[str, SmallCase]:
+    """Return both cases: a client's gradient of one batch at a model with a neuron for each candidate.
 
     The batch of the positive control holds one candidate of each pair, by a fair coin. That of the negative control
     holds as many other records.
     """
-    made = design(attack, case, share=_SHARE, most=_MOST_OF_NEURONS, random_labels=False)
-    count = int(made.member.sum())
-    x, y = made.rest
-    found = {
-        name: _at_crafted_model(attack, case, made, records)
-        for name, records in (("positive", made.members), ("negative", (x[:count], y[:count])))
-    }
+    coins = design(attack, case, share=_SHARE, most=_MOST_OF_NEURONS)
+    (x, y), count = coins.rest, coins.pairs
     what = "the gradient of one batch at a model with a neuron for each candidate"
-    return passed(
-        (f"{what}, of {count} auxiliary records against {count} held out", found["positive"]),
-        (f"the same candidates, {what}, of {count} other records", found["negative"]),
+    return on_coins(
+        attack,
+        case,
+        coins,
+        Recorded(
+            f"{what}, of {count} auxiliary records against {count} held out",
+            said(attack, case, _at_crafted_model(case, coins, coins.members)),
+        ),
+        Recorded(
+            f"the same candidates, {what}, of {count} other records",
+            said(attack, case, _at_crafted_model(case, coins, (x[:count], y[:count]))),
+        ),
     )
 
 
-def _both(
+def _on_clients(
     attack: AttackPlan,
     case: Case,
-    made: PairedCandidates,
+    coins: PairedCandidates,
     what: str,
     protocol: str,
     settings: Mapping[str, Any],
-) -> dict[str, Control]:
-    """Return the controls of a protocol with these settings: its victim holds candidates, or other records."""
-    count = int(made.member.sum())
-    x, y = made.rest
-    apart = (x[:count], y[:count])
-    found = {
-        name: _attacked(attack, case, made, held, protocol, settings)
-        for name, held in (("positive", made.members), ("negative", apart))
-    }
-    return passed(
-        (f"{what}, of a client with {count} auxiliary records against {count} held out", found["positive"]),
-        (f"the same candidates, {what}, of a client with {len(apart[1])} other records", found["negative"]),
+) -> dict[str, SmallCase]:
+    """Return both cases of a protocol with these settings: its victim holds candidates, or other records."""
+    (x, y), count = coins.rest, coins.pairs
+    apart, another = (x[:count], y[:count]), (x[count:], y[count:])
+    return on_coins(
+        attack,
+        case,
+        coins,
+        Recorded(
+            f"{what}, of a client with {count} auxiliary records against {count} held out",
+            on_protocol(protocol, attack, case, settings, [coins.members, another]),
+        ),
+        Recorded(
+            f"the same candidates, {what}, of a client with {len(apart[1])} other records",
+            on_protocol(protocol, attack, case, settings, [apart, another]),
+        ),
+        knowledge=knowing(case, auxiliary=others(case).records),
     )
 
 
-def _attacked(
-    attack: AttackPlan,
-    case: Case,
-    made: PairedCandidates,
-    held: tuple[Tensor, Tensor],
-    protocol: str,
-    settings: Mapping[str, Any],
-) -> Measured:
-    """Return the attack's AUC about a client that holds these records."""
-    (x, y), count = made.rest, len(held[1])
-    with scratch("control") as folder:
-        config = validate(protocols.REGISTRY.load(protocol).Config, settings)
-        view = on_protocol(protocol, attack, case, folder, config, [held, (x[count:], y[count:])])
-        return guessed(attack, case, view, knowing(case, auxiliary=others(case).records), made)
-
-
-def _at_crafted_model(
-    attack: AttackPlan, case: Case, made: PairedCandidates, records: tuple[Tensor, Tensor]
-) -> Measured:
-    """Return the attack's AUC from the gradient of these records."""
-    victim = made.challenge.target
-    knowledge = knowing(case, candidates={victim: (made.challenge.x, made.challenge.y)})
+def _at_crafted_model(case: Case, coins: PairedCandidates, records: Records) -> Sequence[Sent]:
+    """Return a crafted model and the gradient of these records at it."""
+    knowledge = knowing(case, candidates={VICTIM: (coins.challenge.x, coins.challenge.y)})
     draft = Outgoing(
         round=0,
         step=0,
         sender="server",
-        receivers=(victim,),
+        receivers=(VICTIM,),
         kind="model_parameters",
         tensors=case.initial(),
     )
     deviation = CandidateNeurons(CandidateNeuronsConfig(rounds=(0,)), knowledge)
-    (sent,) = deviation.sends(draft, torch.Generator().manual_seed(0))
+    (crafted,) = deviation.sends(draft, torch.Generator().manual_seed(0))
     x, y = records
-    job = Job(party=victim, parameters=sent.tensors, x=x, targets=y, batches=[torch.arange(len(y))])
+    job = Job(party=VICTIM, parameters=crafted.tensors, x=x, targets=y, batches=[torch.arange(len(y))])
     (gradient,) = case.trainer().gradients([job], Fit(lr=1.0))
-    messages = [
-        ("server", victim, "model_parameters", sent.tensors),
-        (victim, "server", "gradient", gradient.parameters),
+    return [
+        ("server", VICTIM, "model_parameters", crafted.tensors),
+        (VICTIM, "server", "gradient", gradient.parameters),
     ]
-    with said(case, attack, messages) as view:
-        return score(attack, case, view, made)
