@@ -5,17 +5,20 @@ from __future__ import annotations
 import ast
 import inspect
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from fdaudit import attacks
 from fdaudit.adversary.forms import with_every_class
-from fdaudit.adversary.oracle import Oracle, serve
+from fdaudit.adversary.oracle import Oracle
 from fdaudit.adversary.single_terms import with_single_terms
 from fdaudit.adversary.task import Attack
 from fdaudit.adversary.view import View, open_view
+from fdaudit.errors import BudgetExceededError, FdauditError
 from fdaudit.goals import GOALS, Guess
 from fdaudit.goals.membership import Membership
 from fdaudit.isolation.frames import Tensors
@@ -88,9 +91,9 @@ def check_attack(
     for profile in ("standard", "full"):
         read_settings(f"{card.name}, profile {profile}", cls.Config, card.profiles[profile])
     _check_imports(card.name, cls)
-    checked = _Checked(cls, config)
+    checks = _AttackChecks(cls, config)
     for example in examples_of(card, spec):
-        applying = [adversary for adversary in example.adversaries if checked.applies(example, adversary)]
+        applying = [adversary for adversary in example.adversaries if checks.applies(example, adversary)]
         if applying:
             break
     else:
@@ -98,9 +101,9 @@ def check_attack(
             card.name, "applies to none of the example federations; give the spec of one that it applies to."
         )
     for adversary in applying:
-        checked.check_runs(example, adversary, any_order)
+        checks.check_runs(example, adversary, any_order)
     if torch.cuda.is_available():
-        checked.check_runs(example.on_cuda(), applying[0], any_order)
+        checks.check_runs(example.on_cuda(), applying[0], any_order)
 
 
 def _check_imports(name: str, cls: type[Attack]) -> None:
@@ -125,7 +128,26 @@ def _check_imports(name: str, cls: type[Attack]) -> None:
                 )
 
 
-class _Checked:
+class _Answered(Oracle):
+    """An oracle that answers in the attack's own thread, which holds the global generators."""
+
+    def __init__(self, oracle: Oracle, reply: Callable[..., Tensor]) -> None:
+        super().__init__(oracle.answers, oracle.budget, oracle.models)
+        self._reply = reply
+        self._noise = SecretStream(b"noise of an oracle of the checks", "oracle")
+
+    def query(self, x: Tensor, of: str | None = None) -> Tensor:
+        """Return the answers for samples (n, c, h, w)."""
+        n = max(1, len(x))
+        if of not in (self.models or (None,)):
+            raise FdauditError(f"oracle: {of} has no model to ask; there are {list(self.models) or 'none'}.")
+        if n > self.remaining:
+            raise BudgetExceededError(f"oracle: {n} samples asked, {self.remaining} of {self.budget} remain.")
+        self._spent += n
+        return self._reply(self.answers, x, of, self._noise)
+
+
+class _AttackChecks:
     """An attack that is checked."""
 
     def __init__(self, cls: type[Attack], config: Any) -> None:
@@ -172,7 +194,9 @@ class _Checked:
         before = {n: t.clone() for n, t in tensors.named.items()}
         trial = unpacked(value, tensors.named)
         view = with_every_class(with_single_terms(open_view(given.view.directory)), trial.knowledge.classes)
-        oracle, task = trial.task.oracle, trial.task
+        task = trial.task
+        if isinstance(task.oracle, Oracle):
+            task = replace(task, oracle=_Answered(task.oracle, given.reply))
 
         def run() -> Sequence[Guess]:
             generator = torch.Generator().manual_seed(_SEED)
@@ -183,12 +207,7 @@ class _Checked:
             return guesses
 
         with during(self.name, f"run() on the view of {view.name}"):
-            if isinstance(oracle, Oracle):
-                noise = SecretStream(b"noise of an oracle of the checks", "oracle")
-                kind = oracle.answers
-                guesses = serve(run, oracle, lambda x, of: given.reply(kind, x, of, noise))
-            else:
-                guesses = run()
+            guesses = run()
         if any(not t.equal(tensors.named[n]) for n, t in before.items()):
             fail(self.name, "changes its knowledge or its task; clone tensors first.")
         packs = Tensors()

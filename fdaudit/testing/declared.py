@@ -106,7 +106,7 @@ def check_dependence(
     moved = run("other-records", clients=others)
     changed = changed_messages(whole, moved)
     if changed is None:
-        fail(name, "lets a client's records decide who sends what; let public settings or the seed decide.")
+        fail(name, "lets private records decide who sends what; let public settings or the seed decide.")
     reached = ancestry(whole.messages)
     for seq in sorted(changed):
         if _OTHER not in reached[seq][0]:
@@ -116,7 +116,10 @@ def check_dependence(
                 name,
                 f"{problem} and does not declare it; send what one party tells another through the wire.",
             )
-    _check_sizes(name, protocol, config, whole, moved)
+    anew = run("new-records", clients=records_of(task, seed=1))
+    if changed_messages(whole, anew) is None:
+        fail(name, "lets private records decide who sends what; let public settings or the seed decide.")
+    _check_sizes(name, protocol, config, whole, anew)
     _check_silent_records(name, config, run, {"here": records_of(task), "changed": others})
 
 

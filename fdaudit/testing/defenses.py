@@ -40,7 +40,7 @@ _KINDS = ("logits", "model_update", "soft_labels", "vote_counts", "sample_gradie
 """Kinds that are tried where a card accepts every kind: the first that the defence treats."""
 _FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 _SCALES = (1.0, 1e3, 1e6)
-"""Factors of messages on which a stated sensitivity is tried."""
+"""Factors of messages on which a stated sensitivity is subject."""
 _SLACK = 1e-3
 """Relative rounding that a stated sensitivity may be exceeded by, in single precision."""
 _ROWS = 6
@@ -117,35 +117,35 @@ def check_defense(
         _check_training(name, cls, config)
         return
     with during(name, "making it from its settings"):
-        made = cls(config)
-    _check_description(name, made, config)
+        defence = cls(config)
+    _check_description(name, defence, config)
     if cls.card.at == "receipt":
-        _check_receipt(name, made)
+        _check_receipt(name, defence)
         return
-    tried = _Tried(name, made, kind)
-    _check_release(tried)
-    _check_event(tried)
-    _check_form(tried)
-    _check_size(tried)
-    _check_sensitivity(tried)
-    _check_cuda(tried)
+    subject = _MessageDefence(name, defence, kind)
+    _check_release(subject)
+    _check_event(subject)
+    _check_form(subject)
+    _check_size(subject)
+    _check_sensitivity(subject)
+    _check_cuda(subject)
     if identity is not None:
-        same = _Tried(name, cls(read_settings(name, cls.Config, identity)), tried.kind)
+        same = _MessageDefence(name, cls(read_settings(name, cls.Config, identity)), subject.kind)
         sent = same.release(same.message()).tensors
         if not _equal(sent, same.message()):
             fail(name, f"changes a message under {dict(identity)}, where it should change nothing.")
 
 
-class _Tried:
+class _MessageDefence:
     """A message defence that is tried on one kind of message."""
 
-    def __init__(self, name: str, made: Any, kind: str | None) -> None:
-        self.name, self.made = name, made
-        kinds = (kind,) if kind else made.card.accepts or _KINDS
+    def __init__(self, name: str, defence: Any, kind: str | None) -> None:
+        self.name, self.defence = name, defence
+        kinds = (kind,) if kind else defence.card.accepts or _KINDS
         self.kind = kinds[0]
         for self.kind in kinds:
             try:
-                self.made.release(self.kind, self.message(), _noise())
+                self.defence.release(self.kind, self.message(), _noise())
                 break
             except ProtocolError as error:
                 refusal = error
@@ -159,7 +159,7 @@ class _Tried:
     def release(self, tensors: Mapping[str, Tensor], path: str = "m") -> Released:
         """Return what the defence makes of a message, with the noise of a path."""
         with during(self.name, f"release of {self.kind}"):
-            released: Released = self.made.release(self.kind, tensors, _noise(path))
+            released: Released = self.defence.release(self.kind, tensors, _noise(path))
         return released
 
 
@@ -173,65 +173,65 @@ def _equal(one: Mapping[str, Tensor], two: Mapping[str, Tensor]) -> bool:
     return all(t.dtype == two[n].dtype and torch.equal(t, two[n]) for n, t in one.items())
 
 
-def _check_description(name: str, made: Any, config: Any) -> None:
+def _check_description(name: str, defence: Any, config: Any) -> None:
     """A defence says on record what it is."""
     with during(name, "describe()"):
-        stated = dict(made.describe())
+        stated = dict(defence.describe())
         canonical(stated)
     expected = {"name": name, **config.model_dump()}
     if stated != expected:
         fail(name, f"describes itself as {stated}, where its name and settings are {expected}.")
 
 
-def _check_release(tried: _Tried) -> None:
+def _check_release(subject: _MessageDefence) -> None:
     """A release leaves what it is given and follows from the message and the noise alone."""
-    tensors = tried.message()
-    first = tried.release(tensors)
-    if not _equal(tensors, tried.message()):
-        fail(tried.name, "changes the tensors that it is given; clone them first.")
+    tensors = subject.message()
+    first = subject.release(tensors)
+    if not _equal(tensors, subject.message()):
+        fail(subject.name, "changes the tensors that it is given; clone them first.")
     for seed in (1, 2):
-        with global_seed(tried.name, seed):
-            again = tried.release(tensors)
+        with global_seed(subject.name, seed):
+            again = subject.release(tensors)
         if not _equal(again.tensors, first.tensors):
-            fail(tried.name, "releases other values for the same noise; draw from `noise` alone.")
+            fail(subject.name, "releases other values for the same noise; draw from `noise` alone.")
 
 
-def _check_event(tried: _Tried) -> None:
+def _check_event(subject: _MessageDefence) -> None:
     """Each release has an event that the record can hold."""
-    event = tried.release(tried.message()).event
+    event = subject.release(subject.message()).event
     if event is None:
         fail(
-            tried.name,
+            subject.name,
             "releases a message without an event; say NoGuarantee(reason=…) if it gives no guarantee.",
         )
-    with during(tried.name, "writing its event on record"):
+    with during(subject.name, "writing its event on record"):
         again = event_from_json(event_to_json(event))
     if again != event:
-        fail(tried.name, "has an event that is another one when it is read from the record.")
+        fail(subject.name, "has an event that is another one when it is read from the record.")
 
 
-def _check_form(tried: _Tried) -> None:
+def _check_form(subject: _MessageDefence) -> None:
     """Kind, shapes and number types are those that the card promises."""
-    card, name = tried.made.card, tried.name
+    card, name = subject.defence.card, subject.name
     for dtype in _FLOATS:
-        given = tried.message()
+        given = subject.message()
         given = {n: t.to(dtype) if t.is_floating_point() else t for n, t in given.items()}
-        released = tried.release(given)
-        due = card.makes or tried.kind
+        released = subject.release(given)
+        due = card.makes or subject.kind
         if released.kind != due or not is_kind(released.kind):
-            fail(name, f"makes {released.kind} of {tried.kind}, where its card says {due}.")
+            fail(name, f"makes {released.kind} of {subject.kind}, where its card says {due}.")
         received = readable(dict(released.tensors))
         for n, tensor in received.items():
             if not bool(tensor.double().isfinite().all()):
                 fail(name, f"releases {n} with values that are not finite, for {dtype}.")
         if "index" in given and not _same_index(received, given):
             fail(name, "changes `index`, which says which samples a message is about.")
-        if released.kind != tried.kind:
+        if released.kind != subject.kind:
             continue
         for n, tensor in given.items():
             sent = received.get(n)
             if sent is None or sent.shape != tensor.shape:
-                fail(name, f"releases {tried.kind} without {n}, or in another shape.")
+                fail(name, f"releases {subject.kind} without {n}, or in another shape.")
             if n in released.tensors and tensor.is_floating_point() and sent.dtype != dtype:
                 fail(name, f"releases {n} as {sent.dtype} where {dtype} was given.")
 
@@ -244,67 +244,67 @@ def _same_index(released: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> 
     return torch.equal(given["index"][kept].long(), released["index"].long())
 
 
-def _check_size(tried: _Tried) -> None:
+def _check_size(subject: _MessageDefence) -> None:
     """Messages of one shape have one size, where the card says so."""
-    if not tried.made.card.fixed_size:
+    if not subject.defence.card.fixed_size:
         return
     sizes = set()
     for seed, scale in enumerate(_SCALES):
-        released = tried.release(tried.message(seed, scale), str(seed))
+        released = subject.release(subject.message(seed, scale), str(seed))
         shapes = {n: (str(t.dtype), tuple(t.shape)) for n, t in released.tensors.items()}
         sizes.add((released.bytes_on_wire, str(sorted(shapes.items()))))
     if len(sizes) > 1:
         fail(
-            tried.name,
+            subject.name,
             "releases messages of different sizes for other values, although its card says fixed_size.",
         )
 
 
-def _check_sensitivity(tried: _Tried) -> None:
+def _check_sensitivity(subject: _MessageDefence) -> None:
     """Two messages differ after their clip by no more than the stated sensitivity."""
-    first = tried.release(tried.message())
+    first = subject.release(subject.message())
     if isinstance(first.event, (Gaussian, DiscreteGaussian)):
         norm = 2.0
     elif isinstance(first.event, (Laplace, DiscreteLaplace)):
         norm = 1.0
     else:
         return
-    if first.kind != tried.kind:
+    if first.kind != subject.kind:
         return
     # A message of `count` releases is that many vectors, side by side.
     stated = first.event.sensitivity * first.event.count ** (1 / norm)
     for scale in _SCALES:
-        up = tried.message(1, scale)
+        up = subject.message(1, scale)
         down = {n: -t if t.is_floating_point() else t for n, t in up.items()}
         # Both have the same noise, which falls out of the difference.
-        one, two = (readable(dict(tried.release(sent).tensors)) for sent in (up, down))
+        one, two = (readable(dict(subject.release(sent).tensors)) for sent in (up, down))
         parts = [(one[n].double() - two[n].double()).flatten() for n in one if n != "index"]
         distance = float(torch.linalg.vector_norm(torch.cat(parts), norm))
         if distance > stated * (1 + _SLACK) + _SLACK:
             problem = f"states a sensitivity of {stated:g}, and two of its messages differ by {distance:g}"
-            fail(tried.name, f"{problem} before noise; clip to a constant of the settings.")
+            fail(subject.name, f"{problem} before noise; clip to a constant of the settings.")
 
 
-def _check_cuda(tried: _Tried) -> None:
+def _check_cuda(subject: _MessageDefence) -> None:
     """On CUDA the same values are released, up to rounding."""
     if not torch.cuda.is_available():
         return
-    here = tried.release(tried.message()).tensors
-    there = tried.release({n: t.cuda() for n, t in tried.message().items()}).tensors
+    here = subject.release(subject.message()).tensors
+    there = subject.release({n: t.cuda() for n, t in subject.message().items()}).tensors
     for n, tensor in here.items():
         if not torch.allclose(tensor.double(), there[n].cpu().double(), rtol=1e-4, atol=1e-4):
-            fail(tried.name, f"releases another {n} on CUDA than on the CPU.")
+            fail(subject.name, f"releases another {n} on CUDA than on the CPU.")
 
 
-def _check_receipt(name: str, made: Any) -> None:
+def _check_receipt(name: str, defence: Any) -> None:
     """A check on receipt leaves the copies, names receivers, and accepts a usual message."""
-    kinds = made.card.accepts or ("model_parameters",)
+    kinds = defence.card.accepts or ("model_parameters",)
     for kind in kinds:
         copies = {k: example_message(kind) for k in ("client/0", "client/1")}
         answers = []
         for seed in (1, 2):
             # Checks remember what they saw, so each is asked once.
-            check = copy.deepcopy(made)
+            check = copy.deepcopy(defence)
             with global_seed(name, seed), during(name, f"refuses() of {kind}"):
                 answers.append(sorted(check.refuses(copies)))
         if answers[0] != answers[1] or not set(answers[0]) <= copies.keys():
@@ -319,8 +319,8 @@ def _check_training(name: str, cls: Any, config: Any) -> None:
     """A defence in training draws from `noise` alone, leaves gradients, keeps its clip and has an event."""
     records = 12
     with during(name, "making it from its settings"):
-        made = cls(config, 4)
-    stated = dict(made.describe())
+        defence = cls(config, 4)
+    stated = dict(defence.describe())
     canonical(stated)
     if stated.get("name") != name:
         fail(name, f"describes itself as {stated.get('name')!r}.")
@@ -329,9 +329,9 @@ def _check_training(name: str, cls: Any, config: Any) -> None:
     outcomes = []
     for seed in (1, 2):
         with global_seed(name, seed), during(name, "a step"):
-            drawn = made.draw(records, _noise())
-            total = made.clipped(gradients)
-            noised = made.noised(total, _noise("noise"))
+            drawn = defence.draw(records, _noise())
+            total = defence.clipped(gradients)
+            noised = defence.noised(total, _noise("noise"))
             outcomes.append((drawn.tolist(), total["w"].tolist(), noised["w"].tolist()))
     if outcomes[0] != outcomes[1]:
         fail(name, "takes another step for the same noise; draw from `noise` alone.")
@@ -341,22 +341,22 @@ def _check_training(name: str, cls: Any, config: Any) -> None:
         fail(name, "draws numbers that no record has.")
     if noised["w"].shape != given.shape[1:]:
         fail(name, "returns a gradient of another shape than the parameter's.")
-    steps = made.steps({"steps": 3, "epochs": None})
+    steps = defence.steps({"steps": 3, "epochs": None})
     with during(name, "writing its event on record"):
-        event = made.event(steps)
+        event = defence.event(steps)
         again = event_from_json(event_to_json(event))
     if event is None or again != event:
         fail(name, "has no event that the record can hold.")
-    _check_clip(name, made)
+    _check_clip(name, defence)
 
 
-def _check_clip(name: str, made: Any) -> None:
+def _check_clip(name: str, defence: Any) -> None:
     """One record moves the sum of clipped gradients by no more than the clip."""
-    clip = getattr(made.config, "clip", None)
+    clip = getattr(defence.config, "clip", None)
     if not isinstance(clip, float):
         return
     for scale in _SCALES:
         one = {"w": torch.randn(1, 3, 2, generator=child(1, "gradients")) * scale}
-        norm = float(made.clipped(one)["w"].double().norm())
+        norm = float(defence.clipped(one)["w"].double().norm())
         if norm > clip * (1 + _SLACK):
             fail(name, f"has a clip of {clip:g}, and one record's gradient has a norm of {norm:g} after it.")

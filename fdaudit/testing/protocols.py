@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 import tempfile
 from collections.abc import Mapping
@@ -78,20 +79,21 @@ def check_protocol(
     with during(name, "a rehearsal"):
         cls = with_messages(cls, config, common(task=learned), len(SIZES))
     with tempfile.TemporaryDirectory(prefix="fdaudit-") as folder:
-        checked = _Checked(Path(folder), name, cls, config, learned)
-        whole = checked.run("whole")
-        _check_rounds(checked, whole)
+        subject = _Subject(Path(folder), name, cls, config, learned)
+        whole = subject.run("whole")
+        _check_rounds(subject, whole)
+        _check_networks(subject, whole)
         check_messages(name, cls, config, whole)
-        _check_untouched(checked, whole)
-        _check_repeats(checked, whole)
-        _check_resume(checked)
-        _check_released(checked, whole)
-        _check_silence(checked)
-        _check_withheld(checked, whole)
-        _check_absent_class(checked)
-        check_dependence(name, cls, config, learned, checked.run, whole)
-        _check_unlike(checked)
-        _check_cuda(checked)
+        _check_untouched(subject, whole)
+        _check_repeats(subject, whole)
+        _check_resume(subject)
+        _check_released(subject, whole)
+        _check_silence(subject)
+        _check_withheld(subject, whole)
+        _check_absent_class(subject)
+        check_dependence(name, cls, config, learned, subject.run, whole)
+        _check_unlike(subject)
+        _check_cuda(subject)
 
 
 def _short(name: str, cls: type[FederatedProtocol], params: Mapping[str, Any]) -> ProtocolConfig:
@@ -105,8 +107,8 @@ def _short(name: str, cls: type[FederatedProtocol], params: Mapping[str, Any]) -
 
 
 @dataclass(frozen=True)
-class _Checked:
-    """A protocol that is checked."""
+class _Subject:
+    """A protocol that is subject."""
 
     folder: Path
     name: str
@@ -126,28 +128,30 @@ def _same(one: Mapping[str, Tensor], two: Mapping[str, Tensor]) -> bool:
     return one.keys() == two.keys() and all(torch.equal(one[n], two[n]) for n in one)
 
 
-def _check_untouched(checked: _Checked, run: ProtocolRun) -> None:
+def _check_untouched(subject: _Subject, run: ProtocolRun) -> None:
     """What was delivered or given is never changed."""
     for delivery, copy in run.delivered:
         if not _same(delivery, copy):
-            fail(checked.name, "changes tensors that the wire delivered; clone them first.")
-    for k, data in records_of(checked.task).items():
+            fail(subject.name, "changes tensors that the wire delivered; clone them first.")
+    for k, data in records_of(subject.task).items():
         if not (torch.equal(run.clients[k].x, data.x) and torch.equal(run.clients[k].y, data.y)):
-            fail(checked.name, f"changes the records of {k}; clone them first.")
-    if not torch.equal(run.setting.public, common(task=checked.task).public):
-        fail(checked.name, "changes the public samples; clone them first.")
+            fail(subject.name, f"changes the records of {k}; clone them first.")
+    if not torch.equal(run.setting.public, common(task=subject.task).public):
+        fail(subject.name, "changes the public samples; clone them first.")
 
 
-def _check_rounds(checked: _Checked, run: ProtocolRun) -> None:
+def _check_rounds(subject: _Subject, run: ProtocolRun) -> None:
     """Every round yields models, losses and the truth behind its messages."""
-    name = checked.name
-    _check_complete(checked, run, "in an undisturbed run")
+    name = subject.name
+    _check_complete(subject, run, "in an undisturbed run")
     for entry in run.rounds:
         if not entry.models or not set(entry.models) <= set(run.parties):
             fail(name, f"yields no model of a party in round {entry.index}.")
+        if not all(math.isfinite(loss) for loss in entry.losses.values()):
+            fail(name, f"yields a loss that is not finite in round {entry.index}.")
         for seq, batch in entry.batches.items():
             message = run.messages[seq]
-            size = sum(SIZES) if checked.cls.card.pools_data else len(run.clients[message.sender])
+            size = sum(SIZES) if subject.cls.card.pools_data else len(run.clients[message.sender])
             right = message.round == entry.index and role(message.sender) == "client"
             if (
                 not right
@@ -157,25 +161,25 @@ def _check_rounds(checked: _Checked, run: ProtocolRun) -> None:
                 fail(name, f"yields batches that are no record numbers of the sender of message {seq}.")
 
 
-def _check_complete(checked: _Checked, run: ProtocolRun, when: str) -> None:
+def _check_complete(subject: _Subject, run: ProtocolRun, when: str) -> None:
     """Every round is there, and every model is finite."""
     indices = [entry.index for entry in run.rounds]
-    if indices != list(range(checked.config.rounds)):
-        fail(checked.name, f"yields rounds {indices} of {checked.config.rounds} {when}.")
+    if indices != list(range(subject.config.rounds)):
+        fail(subject.name, f"yields rounds {indices} of {subject.config.rounds} {when}.")
     for entry in run.rounds:
         for party, model in entry.models.items():
             if not all(bool(t.isfinite().all()) for t in model.values()):
-                fail(checked.name, f"has a model of {party} that is not finite {when}.")
+                fail(subject.name, f"has a model of {party} that is not finite {when}.")
 
 
-def _check_repeats(checked: _Checked, whole: ProtocolRun) -> None:
+def _check_repeats(subject: _Subject, whole: ProtocolRun) -> None:
     """The seed decides everything, and global randomness is neither used nor moved."""
-    with global_seed(checked.name, 1):
-        again = checked.run("again")
+    with global_seed(subject.name, 1):
+        again = subject.run("again")
     if (again.log, again.states) != (whole.log, whole.states):
-        fail(checked.name, "gives another run for the same seed; draw from child(seed, …) alone.")
-    if checked.run("another-seed", seed=6).states[-1] == whole.states[-1]:
-        fail(checked.name, "gives the same run for another seed; draw from child(seed, …).")
+        fail(subject.name, "gives another run for the same seed; draw from child(seed, …) alone.")
+    if subject.run("another-seed", seed=6).states[-1] == whole.states[-1]:
+        fail(subject.name, "gives the same run for another seed; draw from child(seed, …).")
 
 
 def _noise(cls: type[FederatedProtocol]) -> Attached:
@@ -186,94 +190,94 @@ def _noise(cls: type[FederatedProtocol]) -> Attached:
     return {key: [defence] for key in sent}
 
 
-def _check_resume(checked: _Checked) -> None:
+def _check_resume(subject: _Subject) -> None:
     """A run that is resumed after any round ends bit for bit the same."""
-    noise = _noise(checked.cls)
-    whole = checked.run("noised", defenses=noise)
-    for last in range(checked.config.rounds - 1):
-        part = checked.run(f"stopped-after-{last}", defenses=noise, stop_after=last)
+    noise = _noise(subject.cls)
+    whole = subject.run("noised", defenses=noise)
+    for last in range(subject.config.rounds - 1):
+        part = subject.run(f"stopped-after-{last}", defenses=noise, stop_after=last)
         following = (last + 1, part.states[-1], part.positions[-1])
-        shutil.copytree(part.folder, checked.folder / f"resumed-after-{last}")
-        rest = checked.run(f"resumed-after-{last}", defenses=noise, resume=following)
+        shutil.copytree(part.folder, subject.folder / f"resumed-after-{last}")
+        rest = subject.run(f"resumed-after-{last}", defenses=noise, resume=following)
         models = [[encode(m) for m in entry.models.values()] for entry in rest.rounds]
         expected = [[encode(m) for m in entry.models.values()] for entry in whole.rounds[last + 1 :]]
         if part.states[-1] != whole.states[last] or rest.states[-1:] != whole.states[-1:]:
-            fail(checked.name, f"ends with another state when it is resumed after round {last}.")
+            fail(subject.name, f"ends with another state when it is resumed after round {last}.")
         if rest.log != whole.log or models != expected:
             problem = f"sends other messages when it is resumed after round {last}"
-            fail(checked.name, f"{problem}; keep every value that outlives a round in `state`.")
+            fail(subject.name, f"{problem}; keep every value that outlives a round in `state`.")
 
 
-def _check_released(checked: _Checked, run: ProtocolRun) -> None:
+def _check_released(subject: _Subject, run: ProtocolRun) -> None:
     """What is released is what was published, and can be had from the state."""
     names = run.setting.initial["server"].keys() if "server" in run.setting.initial else ()
     published = [m for m in run.messages if "world" in m.receivers and m.tensors.keys() == names]
     if not published:
         return
     sent = run.tensors(published[-1])
-    shutil.copytree(run.folder, checked.folder / "restored")
-    end = (checked.config.rounds, run.states[-1], run.positions[-1])
-    restored = checked.run("restored", resume=end)
+    shutil.copytree(run.folder, subject.folder / "restored")
+    end = (subject.config.rounds, run.states[-1], run.positions[-1])
+    restored = subject.run("restored", resume=end)
     for protocol, when in ((run.protocol, "after a run"), (restored.protocol, "from the state of a run")):
         released = protocol.released()
         if released is None or not _same(decode(encode(released)), sent):
-            fail(checked.name, f"released() {when} is not the model that was published last.")
+            fail(subject.name, f"released() {when} is not the model that was published last.")
 
 
-def _check_silence(checked: _Checked) -> None:
+def _check_silence(subject: _Subject) -> None:
     """A round is completed without the clients that go silent, and their silence is on record."""
-    last = checked.config.rounds - 1
+    last = subject.config.rounds - 1
     for after, when in ((0, "from the start"), (1, "after a message")):
         outage = Outage(party=_GONE, first=0, last=last, after=after)
-        run = checked.run(f"{_GONE.replace('/', '-')}-silent-{after}", outages=[outage])
-        _check_complete(checked, run, f"if a client is silent {when} of each round")
-        for number in range(checked.config.rounds):
+        run = subject.run(f"{_GONE.replace('/', '-')}-silent-{after}", outages=[outage])
+        _check_complete(subject, run, f"if a client is silent {when} of each round")
+        for number in range(subject.config.rounds):
             own = [m for m in run.messages if (m.round, m.sender) == (number, _GONE) and m.kind != "silence"]
             if len(own) > after:
-                fail(checked.name, f"sends for a client that is silent {when} of each round.")
-    everybody = [Outage(party=k, first=0, last=last) for k in records_of(checked.task)]
-    _check_complete(checked, checked.run("all-silent", outages=everybody), "if every client is silent")
+                fail(subject.name, f"sends for a client that is silent {when} of each round.")
+    everybody = [Outage(party=k, first=0, last=last) for k in records_of(subject.task)]
+    _check_complete(subject, subject.run("all-silent", outages=everybody), "if every client is silent")
 
 
-def _check_withheld(checked: _Checked, whole: ProtocolRun) -> None:
+def _check_withheld(subject: _Subject, whole: ProtocolRun) -> None:
     """The kinds that the card calls withholdable can be withheld."""
-    for kind in checked.cls.card.withholdable:
-        run = checked.run(f"without-{kind.replace('/', '-')}", withheld=(kind,))
-        _check_complete(checked, run, f"if {kind} is withheld")
-        if kind not in {m["kind"] for m in checked.cls.card.declared_messages}:
-            fail(checked.name, f"calls {kind} withholdable, which its card does not declare.")
+    for kind in subject.cls.card.withholdable:
+        run = subject.run(f"without-{kind.replace('/', '-')}", withheld=(kind,))
+        _check_complete(subject, run, f"if {kind} is withheld")
+        if kind not in {m["kind"] for m in subject.cls.card.declared_messages}:
+            fail(subject.name, f"calls {kind} withholdable, which its card does not declare.")
 
 
-def _check_absent_class(checked: _Checked) -> None:
+def _check_absent_class(subject: _Subject) -> None:
     """A class that no client holds does no harm."""
-    clients = {k: PartyData(d.x, d.y % (CLASSES - 1)) for k, d in records_of(checked.task).items()}
-    run = checked.run("absent-class", clients=clients)
-    _check_complete(checked, run, "if no client holds one of the classes")
+    clients = {k: PartyData(d.x, d.y % (CLASSES - 1)) for k, d in records_of(subject.task).items()}
+    run = subject.run("absent-class", clients=clients)
+    _check_complete(subject, run, "if no client holds one of the classes")
     for message in run.messages:
         if not all(bool(t.double().isfinite().all()) for t in run.tensors(message).values()):
             fail(
-                checked.name,
+                subject.name,
                 f"sends {message.kind} that is not finite if no client holds one of the classes.",
             )
 
 
-def _check_unlike(checked: _Checked) -> None:
-    """Clients may train unlike networks where the card says so."""
-    if not checked.cls.card.heterogeneous:
-        return
-    run = checked.run("unlike", unlike=True)
-    starts = common(True, checked.task).networks.initial(run.parties[:-1], run.setting.seed)
+def _check_networks(subject: _Subject, run: ProtocolRun, unlike: bool = False) -> None:
+    """Every model is of its party's own network."""
+    starts = common(unlike, subject.task).networks.initial(run.parties[:-1], run.setting.seed)
     for entry in run.rounds:
         for party, model in entry.models.items():
             own = {n: t.shape for n, t in starts[party].items()}
             if {n: t.shape for n, t in model.items()} != own:
-                fail(
-                    checked.name,
-                    f"gives {party} a network that is not its own, although the card says heterogeneous.",
-                )
+                fail(subject.name, f"yields a model of {party} that is not of the network of {party}.")
 
 
-def _check_cuda(checked: _Checked) -> None:
+def _check_unlike(subject: _Subject) -> None:
+    """Clients may train unlike networks where the card says so."""
+    if subject.cls.card.heterogeneous:
+        _check_networks(subject, subject.run("unlike", unlike=True), unlike=True)
+
+
+def _check_cuda(subject: _Subject) -> None:
     """It also runs on CUDA."""
     if torch.cuda.is_available():
-        _check_complete(checked, checked.run("cuda", device="cuda"), "on CUDA")
+        _check_complete(subject, subject.run("cuda", device="cuda"), "on CUDA")

@@ -141,6 +141,17 @@ class Broken:
             task.oracle._spent += 1
             return Applicability(True)
 
+    class AsksTooMuch(Brightness):
+        card = replace(Brightness.card, needs=("oracle (soft labels)",), oracle="soft")
+
+        def applicable(self, view, knowledge, task):
+            return Applicability(task.oracle is not None, "no oracle")
+
+        def run(self, view, knowledge, task, generator):
+            x = next(iter(task.challenges.values())).x
+            for _ in range(task.oracle.budget + 1):
+                task.oracle.query(x)
+
     class DrawsToSay(Brightness):
         def applicable(self, view, knowledge, task):
             torch.rand(())
@@ -169,6 +180,7 @@ DEFECTS = {
     "NoAnswer": "returns no Applicability",
     "FailsToSay": r"applicable\(\) for server ends with IndexError",
     "AsksTooEarly": "asks the oracle in `applicable`",
+    "AsksTooMuch": "ends with BudgetExceededError",
     "DrawsToSay": "draws from a global generator",
     "WrongProfile": "profile full: give other params .*steps",
 }

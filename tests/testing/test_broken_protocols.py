@@ -212,6 +212,16 @@ class Broken:
             for entry in super().rounds(start):
                 yield Round(index=entry.index, models={})
 
+    class AnotherNetwork(Average):
+        def rounds(self, start):
+            for entry in super().rounds(start):
+                yield replace(entry, models={"server": {"w": torch.zeros(3)}})
+
+    class LossNotFinite(Average):
+        def rounds(self, start):
+            for entry in super().rounds(start):
+                yield replace(entry, losses={"client/0": float("nan")})
+
     class NotWithholdable(Average):
         card = card(sends("sample_count"), withholdable=("sample_count",))
 
@@ -280,8 +290,10 @@ DEFECTS = {
     "NotFinite": "not finite",
     "BatchesOfNobody": "no record numbers",
     "NoModel": "yields no model",
+    "AnotherNetwork": "a model of server that is not of the network of server",
+    "LossNotFinite": "a loss that is not finite",
     "NotWithholdable": "the run 'without-sample_count' ends with KeyError",
-    "OneNetwork": "unlike|a network that is not its own",
+    "OneNetwork": "the run 'unlike' ends with|not of the network of",
     "AbsentClass": "class_prototypes that is not finite",
     "StrayFile": "damaged record",
 }
