@@ -229,6 +229,7 @@ def _spec(protocol: str, params: Mapping[str, Any], card: AttackCard) -> dict[st
     if card.tasks == (TEXT.name,):
         changes["dataset"] = {"name": f"text:{_texts()}", "length": 10}
         changes["model"] = {"name": "transformer", "params": {"width": 8}}
+        params = {**params, "batch_size": 2}
     return small_spec(
         **changes, protocol={"name": protocol, "params": dict(params)}, adversaries=list(_ADVERSARIES)
     )
@@ -250,7 +251,7 @@ def _texts() -> Path:
             rows.writerow(["text", "label"])
             for number in range(_TEXTS):
                 words = torch.randint(len(_WORDS), (6,), generator=draws).tolist()
-                rows.writerow([" ".join(_WORDS[word] for word in words), ("no", "yes")[number % 2]])
+                rows.writerow([" ".join(_WORDS[word] for word in words), number % 2])
     return path
 
 

@@ -13,7 +13,7 @@ from fdaudit.config import validate
 from fdaudit.events import NoGuarantee
 from fdaudit.rng import SecretStream
 from fdaudit.tasks import TEXT
-from fdaudit.testing import check_attack, check_defense, check_protocol, example_message
+from fdaudit.testing import check_attack, check_defense, check_protocol, example_message, small_spec
 
 from ..helpers.protocol_cases import configured, every_case, thorough_beyond_defaults
 
@@ -42,6 +42,21 @@ DEFENCE_PARAMS: dict[str, dict[str, Any]] = {
 }
 IDENTITY = {"temperature": {"temperature": 1.0}, "top-k": {"k": 3}}
 """Settings under which a defence states that it changes nothing."""
+SPECS: dict[str, dict[str, Any]] = {
+    "candidate-answers": small_spec(
+        dataset__limit=400,
+        splits={"test": 0.1, "proxy": 0.3, "auxiliary": 0.2, "candidates": 4},
+        protocol={"name": "fedmd", "params": {"rounds": 2, "local_steps": 2, "warm_up_steps": 4}},
+        deviations=[{"party": "server", "name": "planted-candidates"}],
+        adversaries=["server"],
+    ),
+    "neuron-updates": small_spec(
+        model__params__widths=[64],
+        deviations=[{"party": "server", "name": "candidate-neurons"}],
+        adversaries=["server"],
+    ),
+}
+"""The federations of attacks that read what a party sends against its protocol."""
 WITHOUT_CHANCE = {"hard-label", "rounding", "temperature", "top-k", "uniform-quantization"}
 FEW = {"iterations": 3, "tune": False, "steps": 5, "shadows": 8, "matched": 8, "students": 2, "restarts": 1}
 """Settings that make an attack short, where it has them."""
@@ -72,7 +87,8 @@ def test_protocols_keep_their_guarantees_on_texts(case: tuple[str, dict[str, Any
 @pytest.mark.parametrize("name", ATTACKS.names())
 def test_attacks_keep_their_guarantees(name: str) -> None:
     fields = ATTACKS.load(name).Config.model_fields
-    check_attack(name, {field: value for field, value in FEW.items() if field in fields})
+    params = {field: value for field, value in FEW.items() if field in fields}
+    check_attack(name, params, spec=SPECS.get(name))
 
 
 @pytest.mark.parametrize("name", DEFENSES.names())
