@@ -20,9 +20,10 @@ from fdaudit import api
 from fdaudit.planning import recorded, simulated
 from fdaudit.quickstart.suite import specs
 from fdaudit.storage.vault import Secrets
+from fdaudit.testing.specs import small_spec
 from tests.helpers.mask_cases import write_masks
 from tests.helpers.rerecorded import audit_of, card_of, rerecord, with_coins
-from tests.helpers.run_cases import known, tiny
+from tests.helpers.run_cases import known
 from tests.helpers.text_cases import write_texts
 
 _UNSTABLE = ("versions", "reproduce", "timings")
@@ -76,9 +77,9 @@ def specs_of(folder: Path) -> dict[str, Any]:
     texts = {"name": f"text:{write_texts(folder / 'texts.csv', 160)}", "length": 12}
     unet = {"name": "unet", "params": {"width": 8, "depth": 1}}
     small = {"name": "transformer", "params": {"width": 16, "heads": 2, "depth": 1}}
-    found["masks"] = tiny(dataset=masks, model=unet, partition={"name": "by-site"}, **shared)
+    found["masks"] = small_spec(dataset=masks, model=unet, partition={"name": "by-site"}, **shared)
     found["masks"]["splits"] = {"test": 0.2, "proxy": 0.1, "auxiliary": 0.2, "candidates": 8}
-    found["texts"] = tiny(dataset=texts, model=small, **shared)
+    found["texts"] = small_spec(dataset=texts, model=small, **shared)
     return found
 
 

@@ -49,6 +49,7 @@ ORDER = (  # lower ones first: a unit imports nothing of ours but itself and wha
     "quickstart",
     "integrations",
     "cli",
+    "testing",
     "fdaudit",
     "__main__",
 )

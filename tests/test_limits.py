@@ -32,13 +32,14 @@ from fdaudit.spec.card import load_card
 from fdaudit.spec.schema import DatasetSpec, ModelSpec, load_spec
 from fdaudit.storage.files import load_json, load_tensors
 from fdaudit.sweeps.grid import load_grid
+from fdaudit.testing.specs import small_spec
 from fdaudit.transcript.encoding import EvenGrid, packed, readable
 from fdaudit.transcript.log import read_log
 from fdaudit.transcript.messages import Message
 from fdaudit.transcript.transcript import Transcript, read_messages, verify_transcript
 
 from .fuzz.fuzzing import SPARSE, watched
-from .helpers.run_cases import finished, tiny
+from .helpers.run_cases import finished
 from .helpers.sweep_cases import grid
 
 ROOT = Path(__file__).parents[1]
@@ -87,7 +88,7 @@ def test_a_pipe_is_refused_and_nobody_waits(name: str, tmp_path: Path) -> None:
 @pytest.mark.thorough
 @pytest.mark.parametrize("name", ["vault/models/server.safetensors", "attacks/controls/loss-threshold.json"])
 def test_a_pipe_in_a_finished_run_is_refused_and_nobody_waits(name: str, tmp_path: Path) -> None:
-    spec = tiny(attacks=[{"name": "loss-threshold"}])
+    spec = small_spec(attacks=[{"name": "loss-threshold"}])
     run = fdaudit.run(spec, tmp_path / "run").directory
     (run / name).unlink()
     os.mkfifo(run / name)
@@ -295,7 +296,7 @@ def test_whole_numbers_have_an_end(field: str, value: int) -> None:
     from fdaudit.planning.simulated import simulated_case
 
     with pytest.raises(SpecError) as error:
-        simulated_case(load_spec(tiny(**{field: value})), 0)
+        simulated_case(load_spec(small_spec(**{field: value})), 0)
     assert error.value.field == field.replace("__", ".")
 
 
@@ -412,5 +413,5 @@ def test_every_example_is_within_the_limits(path: Path) -> None:
 
 @pytest.mark.parametrize("seed", [10**10, 2**63 - 1])
 def test_seeds_may_be_as_large_as_ever(seed: int) -> None:
-    assert load_spec(tiny(seed=seed)).seed == seed
+    assert load_spec(small_spec(seed=seed)).seed == seed
     assert load_grid(grid(seeds=[seed])).seeds == (seed,)

@@ -19,10 +19,10 @@ from fdaudit.cli.explain import sections
 from fdaudit.errors import IntegrityError
 from fdaudit.events import Composed, Gaussian, NoGuarantee, SampledGaussian, event_from_json, event_to_json
 from fdaudit.result import AgainstActive
+from fdaudit.testing.specs import small_spec
 from fdaudit.transcript.messages import DEVIATION, DRAWN
 
 from ..helpers.ledger_cases import CLIENT, Log, dp_sgd, gaussian
-from ..helpers.run_cases import tiny
 
 PARTIES = ("server", "aggregator", "client/0", "client/1", "client/2", "world")
 CLIENTS = PARTIES[2:5]
@@ -294,7 +294,7 @@ NEEDS: dict[str, tuple[dict[str, Any], dict[str, Any], set[str]]] = {
 @pytest.mark.parametrize("protocol", NEEDS)
 def test_a_defence_of_clients_needs_who_adds_its_noise(protocol: str, tmp_path: Path) -> None:
     params, defence, needs = NEEDS[protocol]
-    spec = tiny(
+    spec = small_spec(
         clients=3,
         protocol={"name": protocol, "params": params},
         defenses=[defence],

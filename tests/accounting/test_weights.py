@@ -11,10 +11,11 @@ import torch
 
 import fdaudit
 from fdaudit.errors import SpecError
+from fdaudit.testing.federation import SIZES, records
+from fdaudit.testing.specs import small_spec
 from fdaudit.transcript.messages import SUM, role
 
-from ..helpers.protocol_cases import SIZES, records, run
-from ..helpers.run_cases import tiny
+from ..helpers.protocol_cases import run
 
 WEIGHTS = [3.0, 2.0, 1.0]
 DP_SGD = {
@@ -30,7 +31,9 @@ DP_FEDAVG = {
 
 
 def weighted(folder: Path, defence: dict[str, Any], **params: Any) -> fdaudit.Run:
-    spec = tiny(clients=3, defenses=[defence], adversaries=["server", "client/0", "eavesdropper", "world"])
+    spec = small_spec(
+        clients=3, defenses=[defence], adversaries=["server", "client/0", "eavesdropper", "world"]
+    )
     spec["protocol"]["params"] |= {"weighting": "public", **params}
     return fdaudit.run(spec, folder)
 
@@ -124,7 +127,7 @@ def test_a_sum_with_constant_weights_is_the_sum_of_its_inputs(tmp_path) -> None:
     ],
 )
 def test_weights_that_do_not_fit_are_refused(params: dict[str, Any], says: str, tmp_path: Path) -> None:
-    spec = tiny()
+    spec = small_spec()
     spec["protocol"]["params"] |= params
     with pytest.raises(SpecError, match=says):
         fdaudit.run(spec, tmp_path / "run")
@@ -136,6 +139,6 @@ def test_a_presets_own_sampling_rate_rests_on_the_number_of_records(
     rate: float | None, tmp_path: Path
 ) -> None:
     preset = {"name": "private", "epsilon": 8.0} | ({} if rate is None else {"sample_rate": rate})
-    made = fdaudit.run(tiny(preset=preset), tmp_path / "run")
+    made = fdaudit.run(small_spec(preset=preset), tmp_path / "run")
     assumed = any("number of all clients' records" in line for line in made.ledger("server").assumptions)
     assert assumed == (rate is None)

@@ -10,14 +10,15 @@ import torch
 
 from fdaudit.adversary.single_terms import with_single_terms
 from fdaudit.adversary.view import View, view_of
+from fdaudit.testing.running import ProtocolRun
 from fdaudit.transcript.wire import Outage
 
-from ..helpers.protocol_cases import Ran, run
+from ..helpers.protocol_cases import run
 
 SECURE = {"aggregation": "secure", "weighting": "public", "local_steps": 2}
 
 
-def seen(ran: Ran, adversary: str) -> View:
+def seen(ran: ProtocolRun, adversary: str) -> View:
     return view_of(ran.folder, adversary, parties=ran.parties, hyperparameters={})
 
 
@@ -28,11 +29,11 @@ def uploads(view: View, client: str) -> list[dict[str, torch.Tensor]]:
 
 
 @pytest.fixture(scope="module")
-def ran(tmp_path_factory: pytest.TempPathFactory) -> Ran:
+def ran(tmp_path_factory: pytest.TempPathFactory) -> ProtocolRun:
     return run(tmp_path_factory.mktemp("ran"), "fedavg", SECURE, rounds=2)
 
 
-def test_all_clients_but_one_and_the_server_read_that_clients_updates(ran: Ran) -> None:
+def test_all_clients_but_one_and_the_server_read_that_clients_updates(ran: ProtocolRun) -> None:
     read = with_single_terms(seen(ran, "server+client/0+client/2"))
     found, truth = uploads(read, "client/1"), uploads(seen(ran, "aggregator"), "client/1")
     assert len(found) == len(truth) == 2
@@ -43,7 +44,7 @@ def test_all_clients_but_one_and_the_server_read_that_clients_updates(ran: Ran) 
 
 
 @pytest.mark.parametrize("adversary", ["server", "server+client/0", "client/0+client/2", "aggregator"])
-def test_other_adversaries_read_what_they_saw(ran: Ran, adversary: str) -> None:
+def test_other_adversaries_read_what_they_saw(ran: ProtocolRun, adversary: str) -> None:
     """Two terms are missing, the sum itself is, or none is missing."""
     view = seen(ran, adversary)
     assert with_single_terms(view) is view
@@ -60,7 +61,7 @@ def test_a_sum_without_silent_clients_is_read_too(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("change", [{"clients": None}, {"weight": "1"}, {"exact_sum": False}])
-def test_a_sum_that_does_not_say_what_is_in_it_stays_a_sum(ran: Ran, change: dict[str, Any]) -> None:
+def test_a_sum_that_does_not_say_what_is_in_it_stays_a_sum(ran: ProtocolRun, change: dict[str, Any]) -> None:
     from dataclasses import replace
 
     view = seen(ran, "server+client/0+client/2")

@@ -19,24 +19,21 @@ from fdaudit.adversary.knowledge import Knowledge
 from fdaudit.adversary.view import EAVESDROPPER, View, view_of
 from fdaudit.models.declared import generator_card
 from fdaudit.result import derived_from_data, told_anew
-from fdaudit.transcript.messages import role
-from fdaudit.types import AttackTask, Challenge
-
-from ..helpers.protocol_cases import (
+from fdaudit.testing.federation import (
     CLASSES,
     SHAPE,
-    Ran,
-    case_id,
-    configured,
-    every_case,
     features,
     network,
     public,
     public_labels,
     records,
-    run,
     trainer,
 )
+from fdaudit.testing.running import ProtocolRun
+from fdaudit.transcript.messages import role
+from fdaudit.types import AttackTask, Challenge
+
+from ..helpers.protocol_cases import case_id, configured, every_case, run
 
 MISSING: dict[tuple[str, str], tuple[str, ...]] = {
     ("client", "logit_range"): ("fedkd",),
@@ -99,13 +96,13 @@ def knowledge(name: str, params: dict[str, Any]) -> Knowledge:
     )
 
 
-def private_kinds(ran: Ran, view: View) -> set[str]:
+def private_kinds(ran: ProtocolRun, view: View) -> set[str]:
     """Return the kinds of messages that reached a view with raw data which no other message of the view holds."""
     anew = told_anew(ran.messages, [m.seq for m in view.messages], derived_from_data(ran.messages))
     return {m.kind for m in view.messages if m.seq in anew and m.sender not in view.members}
 
 
-def unread(ran: Ran, view: View, known: Knowledge) -> Iterator[str]:
+def unread(ran: ProtocolRun, view: View, known: Knowledge) -> Iterator[str]:
     """Yield the private kinds of a view for which no attack that reads them applies."""
     targets = tuple(k for k in ran.clients if k not in view.members)
     task = AttackTask(targets=targets, challenges={k: challenge(k) for k in targets})

@@ -12,8 +12,10 @@ from typing import Any
 import pytest
 
 from fdaudit import attacks, protocols
+from fdaudit.testing.federation import records
+from fdaudit.testing.running import ProtocolRun
 
-from ..helpers.protocol_cases import Ran, case_id, every_case, records, run
+from ..helpers.protocol_cases import case_id, every_case, run
 
 BY_RECORDS: dict[str, dict[str, tuple[str, ...]]] = {
     "fedgems": {"logits": (), "proxy_indices": ()},
@@ -30,7 +32,7 @@ round on, and no attack reads it. An ensemble lacks the samples that every clien
 """
 
 
-def sizes(ran: Ran) -> Counter[tuple[Any, ...]]:
+def sizes(ran: ProtocolRun) -> Counter[tuple[Any, ...]]:
     """Return how often each kind of message was sent: from whom to whom, when, and with tensors of which shapes."""
     return Counter(
         (

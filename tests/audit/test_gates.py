@@ -15,9 +15,10 @@ from fdaudit.cli.app import _broken
 from fdaudit.errors import SpecError
 from fdaudit.result import Cell, FinalUtility, LedgerEntry, Target, check_gates
 from fdaudit.spec.schema import Spec, load_spec
+from fdaudit.testing.specs import small_spec
 from fdaudit.types import Figure
 
-from ..helpers.run_cases import cli, finished, tiny, write_spec
+from ..helpers.run_cases import cli, finished, write_spec
 
 EPSILONS = st.one_of(st.none(), st.floats(0, 1e9))
 
@@ -189,7 +190,7 @@ def test_a_diverged_run_fails_its_gate_and_is_warned_about(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     protocol = {"name": "fedavg", "params": {"rounds": 2, "lr": 1000.0}}
-    spec = tiny(protocol=protocol, gates={"utility": 0.9}, references=["centralized"])
+    spec = small_spec(protocol=protocol, gates={"utility": 0.9}, references=["centralized"])
     path = write_spec(tmp_path / "spec.yaml", spec)
     code, out, err = cli(monkeypatch, capsys, "run", path, "--out", tmp_path / "run")
     result = json.loads((tmp_path / "run" / "result.json").read_text())

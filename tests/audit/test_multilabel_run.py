@@ -21,14 +21,16 @@ from fdaudit.rng import child
 from fdaudit.spec.schema import load_spec
 from fdaudit.storage.files import load_tensors
 from fdaudit.tasks import MULTI_LABEL
+from fdaudit.testing.federation import records, several
+from fdaudit.testing.specs import small_spec
 from fdaudit.training.encoder import TaskEncoder
 from fdaudit.training.execution import Execution
 from fdaudit.transcript.encoding import Naming
 from fdaudit.types import AttackTask, Challenge
 
-from ..helpers.protocol_cases import case_id, every_case, records, several
+from ..helpers.protocol_cases import case_id, every_case
 from ..helpers.protocol_cases import run as run_protocol
-from ..helpers.run_cases import cli, known, tiny, tree
+from ..helpers.run_cases import cli, known, tree
 
 pytestmark = pytest.mark.thorough
 
@@ -44,7 +46,7 @@ PARAMS = {"rounds": 2, "batch_size": 2, "local_steps": 1, "upload": "gradient", 
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
-    spec = tiny(**MULTI, protocol__params=PARAMS, adversaries=["server", "world"])
+    spec = small_spec(**MULTI, protocol__params=PARAMS, adversaries=["server", "world"])
     made = fdaudit.run(spec, tmp_path_factory.mktemp("multi") / "run")
     fdaudit.report(made)
     return made
@@ -91,7 +93,7 @@ def test_the_result_and_the_report_speak_of_mauc(finished, monkeypatch, capsys):
 
 def test_the_command_line_prints_mauc(tmp_path, monkeypatch, capsys):
     spec = tmp_path / "spec.json"
-    spec.write_text(json.dumps(tiny(**{**MULTI, "attacks": [], "references": []})))
+    spec.write_text(json.dumps(small_spec(**{**MULTI, "attacks": [], "references": []})))
     code, out, _ = cli(monkeypatch, capsys, "run", spec, "--out", tmp_path / "run")
     assert code == 0
     assert out.split()[:2] == ["mAUC", "fedavg"]
@@ -205,7 +207,7 @@ def test_a_gradient_is_that_of_binary_cross_entropy(tmp_path):
 
 @pytest.mark.thorough
 def test_the_encoder_learns_from_several_labels():
-    case = simulated_case(load_spec(tiny(**MULTI)), known(0))
+    case = simulated_case(load_spec(small_spec(**MULTI)), known(0))
     x, y = case.auxiliary
     execution = Execution(device="cpu", threads=1, strategy="loop", memory_format="contiguous")
     encoder = TaskEncoder((x, y), classes=10, execution=execution, seed=0)
@@ -232,14 +234,14 @@ def test_a_protocol_of_single_labels_is_refused_multi_label_data(tmp_path, monke
     with pytest.raises(
         SpecError, match="does not run multi-label data, which digits-multilabel is"
     ) as caught:
-        simulated_case(load_spec(tiny(**{**MULTI, **single})), known(0))
+        simulated_case(load_spec(small_spec(**{**MULTI, **single})), known(0))
     assert caught.value.field == "protocol.name"
     assert "standalone" in caught.value.remedy
-    simulated_case(load_spec(tiny(**single)), known(0))
+    simulated_case(load_spec(small_spec(**single)), known(0))
 
 
 def test_the_refusal_names_the_protocols_that_can():
-    spec = tiny(**{**MULTI, "protocol": {"name": "fedmd"}, "references": []})
+    spec = small_spec(**{**MULTI, "protocol": {"name": "fedmd"}, "references": []})
     with pytest.raises(SpecError, match="does not run multi-label data") as caught:
         simulated_case(load_spec(spec), known(0))
     assert caught.value.value == "fedmd"
@@ -247,7 +249,7 @@ def test_the_refusal_names_the_protocols_that_can():
 
 
 def test_a_partition_by_class_is_refused():
-    spec = tiny(**MULTI, partition={"name": "by-class", "classes_per_client": 1})
+    spec = small_spec(**MULTI, partition={"name": "by-class", "classes_per_client": 1})
     with pytest.raises(SpecError, match="multi-label") as caught:
         simulated_case(load_spec(spec), known(0))
     assert caught.value.field == "partition.name"

@@ -15,8 +15,9 @@ from safetensors.torch import save_file
 
 import fdaudit
 from fdaudit.errors import IntegrityError, UsageError
+from fdaudit.testing.specs import small_spec
 
-from ..helpers.run_cases import tiny, tree
+from ..helpers.run_cases import tree
 
 ODD: tuple[Any, ...] = (
     None,
@@ -42,7 +43,7 @@ ODD: tuple[Any, ...] = (
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     home = tmp_path_factory.mktemp("mutated")
     params = {"rounds": 1, "batch_size": 2, "local_steps": 1, "upload": "gradient"}
-    run = fdaudit.run(tiny(victims=2, protocol={"name": "fedavg", "params": params}), home / "run")
+    run = fdaudit.run(small_spec(victims=2, protocol={"name": "fedavg", "params": params}), home / "run")
     fdaudit.export_view(run, "server", home / "handout")
     return home
 

@@ -7,9 +7,10 @@ import pytest
 import fdaudit
 from fdaudit.data.texts.wordpieces import Pieces
 from fdaudit.storage.files import load_tensors
+from fdaudit.testing.specs import small_spec
 
 from ..helpers.bert_cases import PIECES, write_bert
-from ..helpers.run_cases import tiny, tree
+from ..helpers.run_cases import tree
 from ..helpers.text_cases import write_texts
 
 pytest.importorskip("transformers")
@@ -31,7 +32,7 @@ def spec_of(folder, **changes):
         "model": {"name": "pretrained", "params": {"path": str(folder / "net")}},
         "protocol": {"name": "fedavg", "params": ONE_TEXT},
     }
-    return tiny(**(own | changes))
+    return small_spec(**(own | changes))
 
 
 @pytest.fixture(scope="module")

@@ -31,9 +31,10 @@ from fdaudit.scoring.guesses import refuse_too_many
 from fdaudit.scoring.run_directory import RunDirectory
 from fdaudit.spec.schema import DatasetSpec
 from fdaudit.storage.vault import Vault
+from fdaudit.testing.specs import small_spec
 
 from ..helpers.doubles import Spy, in_a_thread, registered
-from ..helpers.run_cases import cli, stream, tiny, tree
+from ..helpers.run_cases import cli, stream, tree
 from .test_red_team import SPEC
 
 NON_IID = {
@@ -315,7 +316,7 @@ def test_secret_batches_do_not_fail_an_attack_that_guesses_as_many_as_a_step_tak
         "name": "dp-sgd",
         "params": {"clip": 1.0, "noise_multiplier": 1.0, "sample_rate": 0.5},
     }
-    run = fdaudit.run(tiny(defenses=[dp]), tmp_path / "run")
+    run = fdaudit.run(small_spec(defenses=[dp]), tmp_path / "run")
     own = [m.seq for m in run.view("server").messages if m.sender == "client/0"]
     n = len(run.case.records("client/0")[1])
     truth = RunDirectory(tmp_path / "run", run.case).truth

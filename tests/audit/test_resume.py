@@ -23,12 +23,13 @@ from fdaudit.audit import simulation
 from fdaudit.config import validate
 from fdaudit.errors import IntegrityError, RunError, SpecError
 from fdaudit.result import Control
+from fdaudit.testing.specs import small_spec
 from fdaudit.transcript.manifest import verify
 from fdaudit.transcript.transcript import Transcript
 
-from ..helpers.run_cases import Waiting, finished, hasten, tiny, tree
+from ..helpers.run_cases import Waiting, finished, hasten, tree
 
-SPEC = tiny(
+SPEC = small_spec(
     seed=11,
     protocol__params={
         "rounds": 2,
@@ -200,7 +201,7 @@ def test_dying_at_any_write_of_rounds_that_wait_together_and_resuming_changes_no
     tmp_path: Path, every: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first of four rounds becomes durable by itself, the others together."""
-    spec = tiny(seed=11, protocol__params={**SPEC["protocol"]["params"], "rounds": 4})
+    spec = small_spec(seed=11, protocol__params={**SPEC["protocol"]["params"], "rounds": 4})
     whole = fdaudit.run(spec, tmp_path / "whole").directory
     monkeypatch.setattr(simulation, "BackgroundWriter", Waiting)
     calls = die_everywhere(spec, None, whole, tree(whole), tmp_path, every)
@@ -252,7 +253,7 @@ def test_one_spec_and_one_vault_seed_give_the_same_bytes(whole: Path, tmp_path: 
 
 @pytest.mark.parametrize("strategy", ["loop", "stacked"])
 def test_several_threads_give_the_same_bytes_twice(strategy: str, tmp_path: Path) -> None:
-    spec = tiny(clients=4, threads=2, strategy=strategy, model={"name": "cnn-strided"})
+    spec = small_spec(clients=4, threads=2, strategy=strategy, model={"name": "cnn-strided"})
     first = finished(tmp_path / "first", **spec)
     fdaudit.run(spec, tmp_path / "second", seed_from=first)
     assert tree(tmp_path / "second") == tree(first)
@@ -280,7 +281,7 @@ def test_resuming_a_finished_run_changes_nothing(whole: Path, tmp_path: Path) ->
 
 
 def test_the_seed_is_nowhere_but_in_the_vault(whole: Path, tmp_path: Path) -> None:
-    fdaudit.run(tiny(seed=8_123_456_789_012_345), tmp_path / "run")
+    fdaudit.run(small_spec(seed=8_123_456_789_012_345), tmp_path / "run")
     secret = json.loads((tmp_path / "run" / "vault" / "secrets.json").read_bytes())["secret"].encode()
     holding = [
         n for n, data in tree(tmp_path / "run").items() if b"8123456789012345" in data or secret in data
@@ -359,7 +360,7 @@ def test_other_data_is_refused(tmp_path: Path) -> None:
         "train_labels": np.arange(120) % 4,
     }
     np.savez(tmp_path / "data.npz", **arrays)
-    spec = tiny(dataset={"name": f"npz:{tmp_path / 'data.npz'}"})
+    spec = small_spec(dataset={"name": f"npz:{tmp_path / 'data.npz'}"})
     out = tmp_path / "run"
     with dying(60), pytest.raises(Killed):
         fdaudit.run(spec, out)

@@ -13,12 +13,13 @@ from pathlib import Path
 import pytest
 
 import fdaudit
+from fdaudit.testing.specs import small_spec
 from fdaudit.transcript.manifest import verify
 
 from ..helpers import warm
-from ..helpers.run_cases import tiny, tree, write_spec
+from ..helpers.run_cases import tree, write_spec
 
-LONG = tiny(seed=12, protocol__params__rounds=30)
+LONG = small_spec(seed=12, protocol__params__rounds=30)
 
 
 def command(spec: Path, out: Path, *more: object) -> list[str]:
@@ -81,7 +82,7 @@ def test_three_kills(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_ten_kills(tmp_path: Path) -> None:
     """At random instants spread over the measured time in which a run writes; each resumed by a new process."""
-    longer = tiny(seed=12, protocol__params__rounds=400)  # so that training takes most of that time
+    longer = small_spec(seed=12, protocol__params__rounds=400)  # so that training takes most of that time
     spec, reference = write_spec(tmp_path / "spec.yaml", longer), tmp_path / "reference"
     process = warm.Started(command(spec, reference), stdout=subprocess.DEVNULL)
     wait_for(reference / "vault" / "secrets.json", process)

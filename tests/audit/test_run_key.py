@@ -16,10 +16,11 @@ import fdaudit.evaluation.stage
 from fdaudit.rng import SecretStream
 from fdaudit.storage.files import decode
 from fdaudit.storage.vault import Secrets, Vault
+from fdaudit.testing.specs import small_spec
 from fdaudit.transcript.payloads import read_payload
 from fdaudit.transcript.transcript import read_messages
 
-from ..helpers.run_cases import tiny, tree
+from ..helpers.run_cases import tree
 
 SECRET = bytes(range(32))
 
@@ -42,7 +43,7 @@ def run(home: Path, place: str, /, seed: int = 7, **changes: Any) -> Path:
     vault = home / f"seed-{seed}" / "vault"
     if not vault.is_dir():
         Vault(vault).create(Secrets(seed, SECRET))
-    return fdaudit.run(tiny(seed=None, **changes), home / place, seed_from=vault.parent).directory
+    return fdaudit.run(small_spec(seed=None, **changes), home / place, seed_from=vault.parent).directory
 
 
 def sent(directory: Path, kind: str, sender: str = "client/0") -> np.ndarray[Any, Any]:

@@ -23,14 +23,16 @@ from fdaudit.rng import child
 from fdaudit.spec.schema import load_spec
 from fdaudit.storage.files import load_tensors
 from fdaudit.tasks import SEGMENTATION
+from fdaudit.testing.federation import masked, records
+from fdaudit.testing.specs import small_spec
 from fdaudit.transcript.encoding import Naming
 from fdaudit.transcript.wire import Outage
 from fdaudit.types import AttackTask, Challenge
 
 from ..helpers.mask_cases import discs, write_masks
-from ..helpers.protocol_cases import case_id, every_case, masked, records
+from ..helpers.protocol_cases import case_id, every_case
 from ..helpers.protocol_cases import run as run_protocol
-from ..helpers.run_cases import cli, known, tiny, tree
+from ..helpers.run_cases import cli, known, tree
 
 pytestmark = pytest.mark.thorough
 
@@ -46,7 +48,7 @@ def spec_of(folder, **changes):
         "model": {"name": "unet", "params": {"width": 8, "depth": 1}},
         "protocol": {"name": "fedavg", "params": TRAINED},
     }
-    return tiny(**(own | changes))
+    return small_spec(**(own | changes))
 
 
 @pytest.fixture(scope="module")
@@ -401,6 +403,6 @@ def test_what_masks_do_not_support_is_one_clear_error(tmp_path, changes, message
 
 
 def test_a_network_for_masks_is_refused_for_labels():
-    spec = tiny(model={"name": "unet"}, dataset={"name": "digits", "limit": 100, "image_size": 16})
+    spec = small_spec(model={"name": "unet"}, dataset={"name": "digits", "limit": 100, "image_size": 16})
     with pytest.raises(SpecError, match="for masks"):
         simulated_case(load_spec(spec), known(0))

@@ -16,8 +16,8 @@ from fdaudit.planning.site_records import DesignSpec, load_site_records
 from fdaudit.rng import SecretStream
 from fdaudit.spec.schema import load_spec
 from fdaudit.storage.vault import Secrets
+from fdaudit.testing.specs import small_spec
 
-from ..helpers.run_cases import tiny
 from ..helpers.table_cases import write_table
 
 TRAINED = {"rounds": 1, "batch_size": 1, "local_steps": 1, "lr": 0.1, "upload": "gradient"}
@@ -39,7 +39,7 @@ def spec_of(**changes):
         "splits": SPLITS,
         "protocol": {"name": "fedavg", "params": TRAINED},
     }
-    made = tiny(**(own | changes))
+    made = small_spec(**(own | changes))
     if "model" not in changes:
         del made["model"]
     return made

@@ -10,13 +10,12 @@ import pytest
 from fdaudit.audit import simulation
 from fdaudit.audit.pipeline import federated
 from fdaudit.spec.schema import load_spec
-
-from ..helpers.run_cases import tiny
+from fdaudit.testing.specs import small_spec
 
 
 def measured(place: Path, budget: float | None) -> list[tuple[str, int]]:
     """Who was measured on how many records."""
-    spec = load_spec(tiny(references=["standalone"], attacks=[]))
+    spec = load_spec(small_spec(references=["standalone"], attacks=[]))
     federated(spec, place, budget=budget)
     with (place / "utility.csv").open() as file:
         return [(f"{row['line']} {row['party']}", int(row["n"])) for row in csv.DictReader(file)]

@@ -19,8 +19,9 @@ from fdaudit.planning.site_records import DesignSpec, load_site_records
 from fdaudit.rng import SecretStream
 from fdaudit.spec.schema import load_spec
 from fdaudit.storage.files import load_tensors
+from fdaudit.testing.specs import small_spec
 
-from ..helpers.run_cases import cli, known, tiny, tree
+from ..helpers.run_cases import cli, known, tree
 from ..helpers.text_cases import write_texts
 
 pytestmark = pytest.mark.thorough
@@ -57,7 +58,7 @@ def spec_of(folder, **changes):
         "model": {"name": "transformer", "params": {"width": 8}},
         "protocol": {"name": "fedavg", "params": TRAINED},
     }
-    return tiny(**(own | changes))
+    return small_spec(**(own | changes))
 
 
 @pytest.fixture(scope="module")
@@ -166,7 +167,7 @@ def test_attacks_on_images_say_that_they_do_not_read_texts(tmp_path):
 
 
 def test_attacks_on_texts_say_that_they_do_not_read_images(tmp_path):
-    made = fdaudit.run(tiny(attacks=[{"name": "embedding-rows"}]), tmp_path / "run")
+    made = fdaudit.run(small_spec(attacks=[{"name": "embedding-rows"}]), tmp_path / "run")
     (cell,) = [c for c in made.result.plain()["cells"] if c["attack"] == "embedding-rows"]
     assert (cell["status"], cell["reason"]) == ("not-applicable", "the attack works on texts, not on images")
 

@@ -18,9 +18,9 @@ from fdaudit.errors import SpecError, UsageError
 from fdaudit.events import Gaussian, SampledGaussian
 from fdaudit.rng import SecretStream
 from fdaudit.spec.schema import DatasetSpec
+from fdaudit.testing.specs import small_spec
 
 from ..helpers.mask_cases import write_masks
-from ..helpers.run_cases import tiny
 from ..helpers.text_cases import texts
 
 RECORD: dict[str, Any] = {"unit": "record", "relation": "add-or-remove", "covers": ("data",)}
@@ -36,7 +36,7 @@ def images(folder: Path, labels: Any, **more: Any) -> dict[str, Any]:
     x = np.random.default_rng(0).integers(0, 256, (len(labels), 8, 8), dtype=np.uint8)
     np.savez(folder / "records.npz", train_images=x, train_labels=labels, **more)
     params = {"rounds": 1, "local_steps": 3, "batch_size": 16, "weighting": "uniform"}
-    return tiny(
+    return small_spec(
         dataset={"name": f"npz:{folder / 'records.npz'}"},
         protocol={"name": "fedavg", "params": params},
         defenses=[DP_SGD],

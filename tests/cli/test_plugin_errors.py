@@ -14,10 +14,10 @@ import pytest
 from fdaudit.errors import plugin_line
 from fdaudit.storage.vault import Secrets, Vault
 from fdaudit.sweeps import worker
+from fdaudit.testing.specs import small_spec
 
 from ..helpers.cli_cases import Shell
 from ..helpers.docs_pages import EXTRAS
-from ..helpers.run_cases import tiny
 from ..helpers.warm import forked_attackers
 
 
@@ -90,7 +90,7 @@ def test_a_sweep_s_run_fails_with_its_line(site: Path, tmp_path: Path) -> None:
         "lock": str(tmp_path / "lock"),
         "shared": str(tmp_path / "shared"),
         "records": "shared",
-        "spec": tiny(protocol={"name": "import:faulty.one_shot:OneShot", "params": {}}),
+        "spec": small_spec(protocol={"name": "import:faulty.one_shot:OneShot", "params": {}}),
         "defended": False,
     }
     found = worker._outcome(piece, lambda *tick: None)

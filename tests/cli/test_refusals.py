@@ -13,9 +13,10 @@ import pytest
 
 import fdaudit.progress as progress_module
 from fdaudit.progress import progress, typed_again
+from fdaudit.testing.specs import small_spec
 
 from ..helpers.cli_cases import Shell
-from ..helpers.run_cases import finished, tiny, tree, write_spec
+from ..helpers.run_cases import finished, tree, write_spec
 
 GRID = {"sweep": 1, "base": {"clients": 2}, "protocols": [{"name": "fedavg"}], "seeds": [1]}
 
@@ -34,7 +35,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ("command", "content", "line"),
     [
         ("run", GRID, "spec: 'file.yaml' is the grid of a sweep. Give it to `fdaudit sweep`."),
-        ("sweep", tiny(), "grid: 'file.yaml' is the spec of one run. Give it to `fdaudit run`."),
+        ("sweep", small_spec(), "grid: 'file.yaml' is the spec of one run. Give it to `fdaudit run`."),
         ("run", "", "spec: 'file.yaml' is empty. Write `key: value` lines; `protocol` and `dataset` first."),
         (
             "run",

@@ -18,8 +18,9 @@ from fdaudit.scoring.ground_truth import Truth
 from fdaudit.spec.privacy import CanarySpec
 from fdaudit.spec.schema import DatasetSpec, PartitionSpec, SplitSpec, load_spec
 from fdaudit.storage.vault import Vault
+from fdaudit.testing.specs import small_spec
 
-from ..helpers.run_cases import known, stream, tiny
+from ..helpers.run_cases import known, stream
 
 DIGITS = load_dataset(DatasetSpec(), stream(0, "dataset"))
 SEVERAL = load_dataset(DatasetSpec(name="digits-multilabel"), stream(0, "dataset"))
@@ -136,11 +137,11 @@ def test_splits_with_canaries_survive_safetensors_and_without_are_as_they_were()
 
 @pytest.fixture(scope="module")
 def case():
-    return simulated_case(load_spec(tiny(canaries={"count": 12, "kind": "noise"})), known(7))
+    return simulated_case(load_spec(small_spec(canaries={"count": 12, "kind": "noise"})), known(7))
 
 
 def test_a_spec_without_canaries_gives_the_records_that_it_gave(case):
-    bare = simulated_case(load_spec(tiny()), known(7))
+    bare = simulated_case(load_spec(small_spec()), known(7))
     assert torch.equal(bare.records("client/1")[0], case.records("client/1")[0])
     x, y = case.records("client/0")
     ordinary = len(bare.records("client/0")[1])
@@ -189,6 +190,6 @@ def test_the_challenge_shows_canaries_in_an_order_that_tells_nothing(case, tmp_p
 )
 def test_what_cannot_be_is_refused_before_anything_is_written(canaries, field, words):
     with pytest.raises(SpecError) as caught:
-        simulated_case(load_spec(tiny(canaries=canaries)), known(7))
+        simulated_case(load_spec(small_spec(canaries=canaries)), known(7))
     assert caught.value.field == field
     assert words in str(caught.value)

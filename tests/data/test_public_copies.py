@@ -12,10 +12,11 @@ from fdaudit.planning.simulated import simulated_case
 from fdaudit.rng import child
 from fdaudit.spec.schema import load_spec
 from fdaudit.storage.files import decode
+from fdaudit.testing.specs import small_spec
 from fdaudit.transcript.log import read_log
 from fdaudit.transcript.payloads import read_payload
 
-from ..helpers.run_cases import known, tiny
+from ..helpers.run_cases import known
 
 
 def test_the_first_copies_are_the_images_and_the_others_are_shifted_by_up_to_an_eighth():
@@ -49,7 +50,7 @@ def test_every_copy_is_answered(tmp_path):
         "name": "fedkd",
         "params": {"local_steps": 2, "distill_rounds": 1, "distill_steps": 1, "levels": None},
     }
-    spec = tiny(
+    spec = small_spec(
         protocol=kd, public_copies=4, splits={"proxy": 0.2, "candidates": 4}, adversaries=["aggregator"]
     )
     made = fdaudit.run(spec, tmp_path / "run")
@@ -66,7 +67,7 @@ def test_texts_are_not_shifted(tmp_path):
     table.write_text(
         "text,label\n" + "".join(f"some words {i},{i % 2}\n" for i in range(60)), encoding="utf-8"
     )
-    spec = tiny(
+    spec = small_spec(
         dataset={"name": f"text:{table}", "length": 4},
         model={"name": "transformer", "params": {"width": 8}},
         protocol={"name": "fedkd", "params": {}},

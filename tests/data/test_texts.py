@@ -18,9 +18,10 @@ from fdaudit.planning.simulated import simulated_case
 from fdaudit.rng import SecretStream
 from fdaudit.spec.schema import DatasetSpec, load_spec
 from fdaudit.tasks import TEXT
+from fdaudit.testing.specs import small_spec
 from fdaudit.types import PADDING, UNKNOWN
 
-from ..helpers.run_cases import known, tiny
+from ..helpers.run_cases import known
 from ..helpers.text_cases import texts, write_texts
 
 HELD = Path(os.environ.get("FDAUDIT_DATA", ""))
@@ -200,7 +201,7 @@ def spec_of(path, **changes):
         "splits": {"test": 0.2, "proxy": 0.1, "auxiliary": 0.1, "candidates": 4},
         "model": {"name": "transformer", "params": {"width": 4}},
     }
-    return load_spec(tiny(**(own | changes)))
+    return load_spec(small_spec(**(own | changes)))
 
 
 def test_private_words_change_nothing_that_others_see(tmp_path):

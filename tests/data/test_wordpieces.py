@@ -11,10 +11,11 @@ from fdaudit.errors import DataError, SpecError
 from fdaudit.planning.simulated import simulated_case
 from fdaudit.rng import SecretStream
 from fdaudit.spec.schema import DatasetSpec, load_spec
+from fdaudit.testing.specs import small_spec
 from fdaudit.types import PADDING, UNKNOWN
 
 from ..helpers.bert_cases import PIECES, SIZES, write_bert
-from ..helpers.run_cases import known, tiny
+from ..helpers.run_cases import known
 from ..helpers.text_cases import write_texts
 
 pytest.importorskip("tokenizers")
@@ -153,7 +154,7 @@ def spec_of(folder, **changes):
         "splits": {"test": 0.2, "proxy": 0.1, "auxiliary": 0.1, "candidates": 4},
         "model": {"name": "pretrained", "params": {"path": str(folder / "net")}},
     }
-    return load_spec(tiny(**(own | changes)))
+    return load_spec(small_spec(**(own | changes)))
 
 
 def test_no_text_of_a_run_changes_the_vocabulary(tmp_path):

@@ -9,9 +9,10 @@ from fdaudit.defenses import REGISTRY as DEFENSES
 from fdaudit.protocols import REGISTRY
 
 from fdaudit.config import validate
+from fdaudit.testing.running import ProtocolRun
 from fdaudit.transcript.messages import ALL, DATA, Message
 
-from ..helpers.protocol_cases import Ran, configured, run
+from ..helpers.protocol_cases import configured, run
 
 SETTINGS = {"clip": 0.5, "noise_multiplier": 0.5, "sample_rate": 0.5}
 
@@ -24,15 +25,15 @@ def training(name: str, params: Mapping[str, Any] | None = None, *, only: str | 
     return {of: cls(config, getattr(own, field)) for of, field in trains.items() if only in (None, of)}
 
 
-def defended(folder, name, params=None, **kwargs) -> Ran:
+def defended(folder, name, params=None, **kwargs) -> ProtocolRun:
     return run(folder, name, params or {}, training=training(name, params), **kwargs)
 
 
-def releases(ran: Ran) -> list[Message]:
+def releases(ran: ProtocolRun) -> list[Message]:
     return [m for m in ran.messages if m.kind == "release"]
 
 
-def declares_release(ran: Ran, message: Message) -> bool:
+def declares_release(ran: ProtocolRun, message: Message) -> bool:
     """Whether a message stands on releases, and neither on records nor on all that its sender held."""
     if message.inputs == ALL or DATA in message.inputs or message.kind == "release":
         return False

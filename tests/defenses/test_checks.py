@@ -13,10 +13,12 @@ from fdaudit.defenses.checks import CheckConfig, FreshSamples, FreshSamplesConfi
 from fdaudit.errors import SpecError
 from fdaudit.planning.simulated import simulated_case
 from fdaudit.spec.schema import load_spec
+from fdaudit.testing.running import ProtocolRun
+from fdaudit.testing.specs import small_spec
 from fdaudit.transcript.wire import Outgoing
 
-from ..helpers.protocol_cases import Ran, run
-from ..helpers.run_cases import known, tiny
+from ..helpers.protocol_cases import run
+from ..helpers.run_cases import known
 
 SAME = {("model_parameters", "server"): (SameBroadcast(CheckConfig()),)}
 FRESH = {("generated_samples", "server"): (FreshSamples(FreshSamplesConfig()),)}
@@ -56,7 +58,7 @@ class Again:
         return (replace(draft, tensors={"samples": torch.rand(samples.shape, generator=draws)}),)
 
 
-def silent(ran: Ran) -> set[tuple[int, str]]:
+def silent(ran: ProtocolRun) -> set[tuple[int, str]]:
     """Who was silent in which round."""
     return {(m.round, m.sender) for m in ran.messages if m.kind == "silence"}
 
@@ -93,7 +95,7 @@ def test_samples_that_were_shown_before_get_no_answer(tmp_path: Path) -> None:
 
 def case_of(*defenses: dict[str, Any], **changes: Any) -> Any:
     fedmd = {"protocol": {"name": "fedmd", "params": {"rounds": 1}}, "splits__proxy": 0.2}
-    return simulated_case(load_spec(tiny(defenses=list(defenses), **fedmd, **changes)), known(3))
+    return simulated_case(load_spec(small_spec(defenses=list(defenses), **fedmd, **changes)), known(3))
 
 
 PLANTED: dict[str, Any] = {

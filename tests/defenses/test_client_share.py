@@ -14,10 +14,11 @@ from fdaudit.config import validate
 from fdaudit.errors import ProtocolError, SpecError
 from fdaudit.events import Gaussian, Laplace, NoGuarantee
 from fdaudit.rng import SecretStream, child
+from fdaudit.testing.federation import CLASSES, records
 from fdaudit.transcript.encoding import readable
 from fdaudit.transcript.wire import Outage
 
-from ..helpers.protocol_cases import CLASSES, records, run
+from ..helpers.protocol_cases import run
 
 SECRET = b"a secret of sixteen bytes or more"
 TINY = {

@@ -1,4 +1,4 @@
-"""What every defence keeps to; Gaussian noise: what it draws, clips and claims; and how the wire applies it."""
+"""Gaussian noise: what it draws, clips and claims; and how the wire applies it."""
 
 from __future__ import annotations
 
@@ -14,10 +14,8 @@ from scipy.stats import kstest
 
 from fdaudit.config import validate
 from fdaudit.errors import ProtocolError, SpecError
-from fdaudit.events import Gaussian, NoGuarantee, event_from_json, event_to_json
-from fdaudit.kinds import KINDS
+from fdaudit.events import Gaussian, NoGuarantee
 from fdaudit.rng import SecretStream, child
-from fdaudit.storage.digests import canonical
 from fdaudit.transcript.transcript import Transcript
 from fdaudit.transcript.wire import Released, Wire
 
@@ -42,82 +40,6 @@ def norm(tensors):
 def message(seed=0, scale=1.0, n=4000):
     g = child(seed, "message")
     return {"w": torch.randn(n // 40, 40, generator=g) * scale, "b": torch.randn(7, generator=g) * scale}
-
-
-# -- every defence ------------------------------------------------------------------------------------------------
-
-LOGITS = {
-    "index": torch.arange(4),
-    "values": torch.tensor([[2.0, -1.0], [0.5, 3.0], [1.0, 1.0], [-2.0, 0.0]]),
-}
-BALLOTS = {"index": torch.arange(4), "counts": torch.tensor([[9, 1], [0, 7], [5, 5], [0, 0]])}
-CONFORMING = {  # name: settings, kind of message, what it carries
-    "confident-gnmax": (
-        {"threshold": 5.0, "sigma_threshold": 1.0, "sigma": 1.0, "cap": 2, "public_index": True},
-        "vote_counts",
-        BALLOTS,
-    ),
-    "discrete-gaussian": ({"sigma": 1.0, "clip": 4.0, "public_index": True}, "logits", LOGITS),
-    "discrete-laplace": ({"gamma": 1.0, "clip": 4.0, "public_index": True}, "logits", LOGITS),
-    "dp-fedavg": ({"sigma": 1.0, "clip": 1.0}, "model_update", {"w": torch.ones(3, 4)}),
-    "gaussian-noise": ({"sigma": 1.0, "clip": 1.0, "public_index": True}, "logits", LOGITS),
-    "gnmax": ({"sigma": 1.0, "public_index": True}, "vote_counts", BALLOTS),
-    "hard-label": ({}, "logits", LOGITS),
-    "laplace-noise": ({"gamma": 1.0, "clip": 1.0, "public_index": True}, "logits", LOGITS),
-    "lnmax": ({"gamma": 1.0, "public_index": True}, "vote_counts", BALLOTS),
-    "rounding": ({"decimals": 1}, "logits", LOGITS),
-    "sanitized-gradients": (
-        {"sigma": 1.0, "clip": 1.0},
-        "sample_gradients",
-        {"values": torch.ones(3, 1, 4, 4)},
-    ),
-    "temperature": ({"temperature": 2.0}, "logits", LOGITS),
-    "top-k": ({"k": 1}, "logits", LOGITS),
-    "uniform-quantization": ({"z_max": 4.0}, "logits", LOGITS),
-}
-WITHOUT_CHANCE = {"hard-label", "rounding", "temperature", "top-k", "uniform-quantization"}
-
-
-def conforming(name):
-    params, kind, tensors = CONFORMING[name]
-    cls = REGISTRY.load(name)
-    return cls(validate(cls.Config, params)), kind, {n: t.clone() for n, t in tensors.items()}
-
-
-def test_every_defence_has_a_case():
-    on_messages = [n for n in REGISTRY.names() if REGISTRY.describe(n).at == "message"]
-    assert sorted(CONFORMING) == on_messages
-
-
-@pytest.mark.parametrize("name", CONFORMING)
-def test_a_defence_says_on_record_what_it_is(name):
-    made, _, _ = conforming(name)
-    said = made.describe()
-    assert made.card.name == said["name"] == name
-    assert {k: v for k, v in said.items() if k != "name"} == made.config.model_dump()
-    assert canonical(said), "plain data"
-    assert made.card.source
-    assert made.card.protects
-
-
-@pytest.mark.parametrize("name", CONFORMING)
-def test_a_defence_leaves_what_it_is_given_and_draws_from_the_secret_alone(name):
-    made, kind, tensors = conforming(name)
-    before, state = {n: t.clone() for n, t in tensors.items()}, torch.get_rng_state()
-    one, two = (made.release(kind, tensors, SecretStream(SECRET, "m")) for _ in range(2))
-    assert all(torch.equal(tensors[n], before[n]) for n in before)
-    assert torch.equal(torch.get_rng_state(), state)
-    assert one.tensors.keys() == two.tensors.keys()
-    assert all(torch.equal(t, two.tensors[n]) for n, t in one.tensors.items())
-
-
-@pytest.mark.parametrize("name", CONFORMING)
-def test_a_defence_sends_a_known_kind_with_an_event_that_the_record_can_hold(name):
-    made, kind, tensors = conforming(name)
-    found = made.release(kind, tensors, SecretStream(SECRET, "m"))
-    assert found.kind in KINDS
-    assert event_from_json(event_to_json(found.event)) == found.event
-    assert isinstance(found.event, NoGuarantee) == (name in WITHOUT_CHANCE)
 
 
 # -- the noise ----------------------------------------------------------------------------------------------------

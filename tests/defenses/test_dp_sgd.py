@@ -16,12 +16,12 @@ from fdaudit.errors import TrainingDivergedError
 from fdaudit.models import architecture
 from fdaudit.rng import child
 from fdaudit.spec.schema import ModelSpec
+from fdaudit.testing.federation import CLASSES, execution, initial, network, trainer
 from fdaudit.training import private_step as guard
 from fdaudit.training.private_step import Guard
 from fdaudit.training.trainer import Fit, Job, Trainer, parameters_of
 
 from ..helpers.dp_sgd_cases import HUGE, LR, N, data, job, rule, stream
-from ..helpers.protocol_cases import CLASSES, execution, initial, network, trainer
 
 
 def single_gradients(parameters, x, targets, loss=F.cross_entropy, made=None):

@@ -14,11 +14,11 @@ from fdaudit.events import SampledGaussian
 from fdaudit.models import architecture
 from fdaudit.rng import child
 from fdaudit.spec.schema import ModelSpec
+from fdaudit.testing.federation import CLASSES, SHAPE, network, trainer
 from fdaudit.training.private_step import Guard, per_sample_gradients, unfit
 from fdaudit.training.trainer import Fit, draw_batches
 
 from ..helpers.dp_sgd_cases import CLS, HUGE, LR, N, data, job, rule, stream
-from ..helpers.protocol_cases import CLASSES, SHAPE, network, trainer
 
 # -- draws ----------------------------------------------------------------------------------------------------------
 

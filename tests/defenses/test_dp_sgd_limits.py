@@ -15,9 +15,11 @@ from fdaudit.events import NoGuarantee
 from fdaudit.federation.protocol import PartyData
 from fdaudit.rng import SecretStream, child
 from fdaudit.storage.files import decode
+from fdaudit.testing.federation import SIZES, initial, network, records
+from fdaudit.testing.running import SECRET
 from fdaudit.transcript.messages import DATA, role
 
-from ..helpers.protocol_cases import SECRET, SIZES, SMALL, initial, network, records, run
+from ..helpers.protocol_cases import SMALL, run
 from .dp_sgd_run_cases import SETTINGS, declares_release, defended, releases, training
 
 

@@ -11,20 +11,13 @@ from fdaudit.protocols import REGISTRY
 
 from fdaudit.events import SampledGaussian
 from fdaudit.federation.protocol import PartyData
+from fdaudit.testing.federation import CLASSES, records
+from fdaudit.testing.running import ProtocolRun
 from fdaudit.training.private_step import Guard, Step
 from fdaudit.transcript.messages import ALL, DATA, Message, role
 from fdaudit.transcript.transcript import verify_transcript
 
-from ..helpers.protocol_cases import (
-    CLASSES,
-    Ran,
-    case_id,
-    configured,
-    every_case,
-    records,
-    run,
-    thorough_beyond_defaults,
-)
+from ..helpers.protocol_cases import case_id, configured, every_case, run, thorough_beyond_defaults
 from .dp_sgd_run_cases import SETTINGS, declares_release, defended, releases, training
 
 pytestmark = pytest.mark.thorough
@@ -40,11 +33,11 @@ by_name = pytest.mark.parametrize("name", sorted({name for name, _ in DEFENDED})
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory) -> Callable[..., Ran]:
+def made(tmp_path_factory) -> Callable[..., ProtocolRun]:
     """Defended runs that several tests only read, each made once."""
-    found: dict[str, Ran] = {}
+    found: dict[str, ProtocolRun] = {}
 
-    def run_of(name: str, params: Mapping[str, Any] | None = None) -> Ran:
+    def run_of(name: str, params: Mapping[str, Any] | None = None) -> ProtocolRun:
         key = case_id((name, dict(params or {})))
         if key not in found:
             found[key] = defended(tmp_path_factory.mktemp("made"), name, params)
@@ -246,7 +239,7 @@ def test_threads_change_nothing(name, made, tmp_path):
 def test_noise_does_not_come_from_the_runs_seed(name, made, tmp_path, monkeypatch):
     """Another secret, the same seed: other models."""
     one = made(name)
-    monkeypatch.setattr("tests.helpers.protocol_cases.SECRET", b"another secret of the auditor's own")
+    monkeypatch.setattr("fdaudit.testing.running.SECRET", b"another secret of the auditor's own")
     two = defended(tmp_path / "b", name)
     assert one.states[-1] != two.states[-1]
 

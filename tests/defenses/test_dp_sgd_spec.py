@@ -15,8 +15,9 @@ from fdaudit.audit import simulation
 from fdaudit.errors import SpecError
 from fdaudit.planning.simulated import simulated_case
 from fdaudit.spec.schema import load_spec
+from fdaudit.testing.specs import small_spec
 
-from ..helpers.run_cases import known, tiny
+from ..helpers.run_cases import known
 
 PARAMS = {"clip": 1.0, "noise_multiplier": 1.0, "sample_rate": 0.2}
 DP = {"at": "training", "name": "dp-sgd", "params": PARAMS}
@@ -130,7 +131,7 @@ def test_a_mistake_is_one_line_with_field_value_and_remedy(
     changes: dict[str, Any], field: str, value: str, remedy: str, tmp_path: Path
 ) -> None:
     with pytest.raises(SpecError) as caught:
-        fdaudit.run(tiny(**changes), tmp_path / "run")
+        fdaudit.run(small_spec(**changes), tmp_path / "run")
     assert caught.value.field == field
     assert value in str(caught.value)
     assert remedy in str(caught.value)
@@ -150,11 +151,11 @@ def test_a_protocol_that_trains_nothing_by_itself_is_refused(
     monkeypatch.syspath_prepend(str(tmp_path))
     still = {"name": "import:trains_nothing:Still"}
     with pytest.raises(SpecError, match="clients of still train by themselves"):
-        simulated_case(load_spec(tiny(protocol=still, defenses=[DP])), known(7))
+        simulated_case(load_spec(small_spec(protocol=still, defenses=[DP])), known(7))
 
 
 def test_the_server_s_network_may_have_batchnorm_where_clients_have_none() -> None:
-    spec = tiny(
+    spec = small_spec(
         defenses=[DP],
         protocol={"name": "fedkd", "params": {"local_steps": 1}},
         model=BATCHNORM,
@@ -166,14 +167,17 @@ def test_the_server_s_network_may_have_batchnorm_where_clients_have_none() -> No
 
 
 def test_the_divisor_is_the_protocol_s_batch_size_unless_given() -> None:
-    case = simulated_case(load_spec(tiny(defenses=[DP])), known(7))
+    case = simulated_case(load_spec(small_spec(defenses=[DP])), known(7))
     assert case.training["model"].expected_batch == 16
     given = {**DP, "params": {**PARAMS, "expected_batch": 9}}
-    assert simulated_case(load_spec(tiny(defenses=[given])), known(7)).training["model"].expected_batch == 9
+    assert (
+        simulated_case(load_spec(small_spec(defenses=[given])), known(7)).training["model"].expected_batch
+        == 9
+    )
 
 
 def test_fediods_two_trainings_have_batch_sizes_of_their_own() -> None:
-    spec = tiny(
+    spec = small_spec(
         protocol={"name": "fediod", "params": {"rounds": 2, "batch_size": 7, "samples": 5}},
         defenses=[DP, {**DP, "of": "discriminator"}],
     )
@@ -185,7 +189,9 @@ def test_fediods_two_trainings_have_batch_sizes_of_their_own() -> None:
 
 
 def whole(directory: Path, **changes: Any) -> Any:
-    return fdaudit.run(tiny(defenses=[DP], references=["standalone", "centralized"], **changes), directory)
+    return fdaudit.run(
+        small_spec(defenses=[DP], references=["standalone", "centralized"], **changes), directory
+    )
 
 
 def files(directory: Path) -> dict[str, bytes]:
@@ -200,7 +206,7 @@ def test_a_run_is_defended_its_references_are_not_and_its_spec_is_a_spec(tmp_pat
     log = (run.directory / "transcript" / "messages.jsonl").read_text()
     assert log.count('"kind":"release"') == 4
     assert log.count('"event":"SampledGaussian"') == 4
-    plain = fdaudit.run(tiny(seed=8, references=["standalone", "centralized"]), tmp_path / "plain")
+    plain = fdaudit.run(small_spec(seed=8, references=["standalone", "centralized"]), tmp_path / "plain")
     lines = [(r.directory / "utility.csv").read_text().splitlines() for r in (run, plain)]
     references = [[x for x in rows if not x.startswith("fedavg")] for rows in lines]
     assert references[0] == references[1]
@@ -226,7 +232,7 @@ def test_killed_after_a_round_and_resumed_it_ends_bit_for_bit_the_same(
             whole(tmp_path / "run")
     # The vault's secret is drawn anew for each run: the uninterrupted one starts from the same vault.
     shutil.copytree(tmp_path / "run", tmp_path / "twin")
-    spec = tiny(defenses=[DP], references=["standalone", "centralized"])
+    spec = small_spec(defenses=[DP], references=["standalone", "centralized"])
     one = fdaudit.run(spec, tmp_path / "run", resume=True)
     (tmp_path / "twin" / "vault" / "round.json").unlink()
     two = fdaudit.run(spec, tmp_path / "twin", resume=True)
@@ -236,7 +242,7 @@ def test_killed_after_a_round_and_resumed_it_ends_bit_for_bit_the_same(
 def test_a_victim_whose_steps_drew_nobody_fails_its_cell_with_the_reason(tmp_path: Path) -> None:
     rare = {**DP, "params": {**PARAMS, "sample_rate": 1e-9}}
     run = fdaudit.run(
-        tiny(
+        small_spec(
             defenses=[rare],
             protocol__params={"rounds": 1, "upload": "gradient", "batch_size": 1},
             attacks=[{"name": "analytic"}],

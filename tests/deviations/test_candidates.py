@@ -19,11 +19,12 @@ from torch import Tensor
 from fdaudit.adversary.knowledge import Knowledge
 from fdaudit.audit.run import Run
 from fdaudit.errors import SpecError
+from fdaudit.testing.federation import CLASSES, records
 from fdaudit.transcript.messages import DEVIATION
 from fdaudit.transcript.wire import Outgoing
 from fdaudit.types import Challenge
 
-from ..helpers.protocol_cases import CLASSES, records, run
+from ..helpers.protocol_cases import run
 from ..helpers.run_cases import finished
 from .test_clients import party
 

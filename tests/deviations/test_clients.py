@@ -22,14 +22,17 @@ from fdaudit.errors import SpecError
 from fdaudit.federation.protocol import PartyData
 from fdaudit.federation.public_answers import count
 from fdaudit.result import Noticed
+from fdaudit.testing.federation import records
+from fdaudit.testing.running import ProtocolRun
+from fdaudit.testing.specs import small_spec
 from fdaudit.transcript.messages import ALL, DEVIATION
 from fdaudit.transcript.payloads import read_payload
 from fdaudit.transcript.transcript import read_messages
 from fdaudit.transcript.wire import Outage, Outgoing
 from fdaudit.twin import make_twin
 
-from ..helpers.protocol_cases import FAST, Ran, records, run
-from ..helpers.run_cases import finished, tiny
+from ..helpers.protocol_cases import FAST, run
+from ..helpers.run_cases import finished
 
 VOTES: Mapping[str, dict[str, Any]] = {
     "fedavg": {"aggregation": "secure", "weighting": "uniform"},
@@ -119,7 +122,7 @@ def test_a_client_that_deviates_in_the_last_round_keeps_its_own_model(name: str,
 def test_a_run_with_a_deviating_client_resumes(name: str, tmp_path: Path) -> None:
     last = max(1, active_round(name))
 
-    def ran(folder: str, **more: Any) -> Ran:
+    def ran(folder: str, **more: Any) -> ProtocolRun:
         nudge = {"client/1": Nudge(name, "client", last)}
         return run(tmp_path / folder, name, SETTINGS.get(name), rounds=last + 1, deviants=nudge, **more)
 
@@ -305,7 +308,7 @@ def test_a_server_notices_a_sum_over_fewer_clients(tmp_path: Path) -> None:
 
 def noticed(folder: Path, protocol: dict[str, Any], entry: dict[str, Any]) -> Mapping[str, Noticed]:
     """What receivers could notice of a deviation, by detector."""
-    spec = tiny(
+    spec = small_spec(
         clients=4,
         dataset={"name": "digits", "limit": 800},
         model={"name": "mlp", "params": {"widths": [64]}},
@@ -341,12 +344,12 @@ def test_deviations_that_no_such_party_can_do_are_refused(
         f"protocol__params__{name}": value for name, value in {**params, "weighting": "uniform"}.items()
     }
     with pytest.raises(SpecError) as refused:
-        fdaudit.run(tiny(deviations=[entry], **changes), tmp_path / "run")
+        fdaudit.run(small_spec(deviations=[entry], **changes), tmp_path / "run")
     assert refused.value.field == field
 
 
 def test_votes_are_not_counted_where_a_protocol_averages_logits(tmp_path: Path) -> None:
     entry = {"party": "aggregator", "name": "chosen-few"}
-    spec = tiny(deviations=[entry], protocol={"name": "fedkd"}, splits__proxy=0.2)
+    spec = small_spec(deviations=[entry], protocol={"name": "fedkd"}, splits__proxy=0.2)
     with pytest.raises(SpecError, match="nobody reads"):
         fdaudit.run(spec, tmp_path / "run")

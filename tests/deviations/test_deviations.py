@@ -30,13 +30,15 @@ from fdaudit.data import load_dataset
 from fdaudit.errors import ProtocolError, SpecError
 from fdaudit.models import Architecture, architecture
 from fdaudit.spec.schema import DatasetSpec, ModelSpec
+from fdaudit.testing.running import ProtocolRun
+from fdaudit.testing.specs import small_spec
 from fdaudit.transcript.messages import DEVIATION
 from fdaudit.transcript.payloads import read_payload
 from fdaudit.transcript.transcript import read_messages
 from fdaudit.transcript.wire import Outage, Outgoing
 
-from ..helpers.protocol_cases import Ran, run
-from ..helpers.run_cases import cli, finished, known, tiny
+from ..helpers.protocol_cases import run
+from ..helpers.run_cases import cli, finished, known
 
 IMPRINT = {"party": "server", "name": "imprint", "params": {"rounds": [1]}}
 FISHING = {"party": "server", "name": "class-fishing"}
@@ -70,7 +72,7 @@ def nudged(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     return {name: tensor + 0.5 * (tensor.ndim > 0) for name, tensor in tensors.items()}
 
 
-def uploads(name: str, ran: Ran, client: str) -> list[dict[str, torch.Tensor]]:
+def uploads(name: str, ran: ProtocolRun, client: str) -> list[dict[str, torch.Tensor]]:
     """What a client sends after the server's first message to all, until the server is heard again."""
     kinds = PROTOCOLS.describe(name).copies["server"]
     first = next(m.seq for m in ran.messages if m.sender == "server" and m.kind in kinds)
@@ -126,7 +128,7 @@ def test_a_deviation_without_rounds_changes_no_bit(tmp_path: Path) -> None:
     active = finished(tmp_path / "active", deviations=[{**IMPRINT, "params": {"rounds": []}}])
     assert list(contents(honest)) == list(contents(active))
     assert list(contents(honest)) != list(contents(finished(tmp_path / "other", deviations=[IMPRINT])))
-    assert fdaudit.load_spec(tiny(deviations=[])).digest() == fdaudit.load_spec(tiny()).digest()
+    assert fdaudit.load_spec(small_spec(deviations=[])).digest() == fdaudit.load_spec(small_spec()).digest()
 
 
 def contents(run: Path) -> Iterator[Any]:
@@ -346,7 +348,7 @@ def test_what_cannot_be_done_is_refused_before_anything_is_written(
     changes: dict[str, Any], field: str, tmp_path: Path
 ) -> None:
     with pytest.raises(SpecError) as refused:
-        fdaudit.run(tiny(**changes), tmp_path / "run")
+        fdaudit.run(small_spec(**changes), tmp_path / "run")
     assert refused.value.field == field
     assert not (tmp_path / "run").exists()
 

@@ -22,6 +22,7 @@ from fdaudit.adversary.knowledge import Knowledge
 from fdaudit.audit.run import Run
 from fdaudit.errors import ProtocolError, SpecError
 from fdaudit.storage.files import decode
+from fdaudit.testing.specs import small_spec
 from fdaudit.transcript.messages import DEVIATION
 from fdaudit.transcript.payloads import read_payload
 from fdaudit.transcript.transcript import read_messages
@@ -29,7 +30,7 @@ from fdaudit.transcript.wire import Outgoing
 from fdaudit.twin import make_twin
 
 from ..helpers.protocol_cases import run
-from ..helpers.run_cases import finished, tiny
+from ..helpers.run_cases import finished
 
 REPEATED = {"party": "server", "name": "repeated-model"}
 SIGMA, RATE, ROUNDS = 0.005, 0.1, 16
@@ -95,7 +96,7 @@ def test_a_resumed_run_repeats_the_model_from_its_record(tmp_path: Path) -> None
 
 def test_a_model_that_is_on_record_by_its_digest_cannot_be_sent_again(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match="Set record to 'full'") as refused:
-        fdaudit.run(tiny(deviations=[REPEATED], record={"rounds": [1]}), tmp_path / "run")
+        fdaudit.run(small_spec(deviations=[REPEATED], record={"rounds": [1]}), tmp_path / "run")
     assert (refused.value.field, refused.value.value) == ("record", 0)
 
 
@@ -134,7 +135,7 @@ def spec(**changes: Any) -> dict[str, Any]:
         "params": {"sigma": SIGMA, "clip": 1.0},
     }
     params = {"rounds": ROUNDS, "local_steps": 1, "batch_size": 64, "lr": RATE}
-    return tiny(
+    return small_spec(
         clients=3,
         victims=3,
         dataset={"name": "digits", "limit": 120},

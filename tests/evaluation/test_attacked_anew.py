@@ -16,8 +16,7 @@ from fdaudit.attacks.loss_threshold import LossThreshold
 
 import fdaudit
 from fdaudit.scoring.scoring import kept_scores
-
-from ..helpers.run_cases import tiny
+from fdaudit.testing.specs import small_spec
 
 
 class Killed(BaseException):
@@ -35,7 +34,7 @@ def test_an_attack_that_is_killed_anywhere_leaves_the_old_outcome_with_its_score
 ) -> None:
     """Killed at every rename and removal in turn; until the new outcome stands the old one has its scores."""
     first = fdaudit.run(
-        tiny(attacks=[{"name": "loss-threshold"}], threads=1, seed=9), tmp_path / "first"
+        small_spec(attacks=[{"name": "loss-threshold"}], threads=1, seed=9), tmp_path / "first"
     ).directory
     outcome = "attacks/server-loss-threshold.json"
     old, old_scores = (first / outcome).read_bytes(), evidence(first)["client/0"]
@@ -97,7 +96,7 @@ def killed(at: int, work: Callable[[], object]) -> bool:
 def test_an_attack_that_fails_when_it_is_run_anew_takes_its_scores_with_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run = fdaudit.run(tiny(attacks=[{"name": "loss-threshold"}]), tmp_path / "run")
+    run = fdaudit.run(small_spec(attacks=[{"name": "loss-threshold"}]), tmp_path / "run")
     assert evidence(run.directory)
 
     def broken(*_: object) -> None:
@@ -110,7 +109,7 @@ def test_an_attack_that_fails_when_it_is_run_anew_takes_its_scores_with_it(
 
 
 def test_scores_of_cells_that_processes_ran_belong_to_their_outcomes(tmp_path: Path) -> None:
-    asked = tiny(attacks=[{"name": "loss-threshold"}], adversaries=["server", "client/1"], threads=2)
+    asked = small_spec(attacks=[{"name": "loss-threshold"}], adversaries=["server", "client/1"], threads=2)
     run = fdaudit.run(asked, tmp_path / "run").directory
     for adversary in ("server", "client/1"):
         (scores,) = kept_scores(run, f"{adversary}/loss-threshold", "candidates").values()

@@ -22,11 +22,13 @@ from fdaudit.errors import TrainingDivergedError
 from fdaudit.federation.protocol import PartyData
 from fdaudit.metrics import epsilon_lower_bound
 from fdaudit.registry import DeviationCard
+from fdaudit.testing.federation import CLASSES, SHAPE, records
+from fdaudit.testing.running import ProtocolRun
 from fdaudit.transcript.messages import DEVIATION
 from fdaudit.transcript.transcript import read_messages
 from fdaudit.transcript.wire import Outgoing
 
-from ..helpers.protocol_cases import CLASSES, SHAPE, Ran, records, run
+from ..helpers.protocol_cases import run
 from .refutation_attacks import Attacker
 from .refutation_broken import BROKEN
 from .refutation_cases import case
@@ -200,7 +202,7 @@ def test_a_claim_that_needs_an_honest_server_is_contradicted_by_one_that_departs
 
     params = {"local_steps": 1}
 
-    def ran(name: str, last: bool, server: Mapping[str, Any] | None = None) -> Ran:
+    def ran(name: str, last: bool, server: Mapping[str, Any] | None = None) -> ProtocolRun:
         folder, clients = tmp_path / name, holding(last)
         return run(folder, "fkd", params, rounds=2, clients=clients, defenses=defenses, deviants=server)
 

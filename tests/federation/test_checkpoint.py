@@ -18,10 +18,11 @@ from fdaudit.audit import simulation
 from fdaudit.federation.checkpoints import Checkpoints
 from fdaudit.federation.protocol import Round
 from fdaudit.storage.vault import Secrets, Vault
+from fdaudit.testing.specs import small_spec
 from fdaudit.transcript.messages import Message
 from fdaudit.transcript.transcript import Transcript, read_messages
 
-from ..helpers.run_cases import Waiting, tiny
+from ..helpers.run_cases import Waiting
 
 
 @pytest.mark.parametrize(("waiting", "checkpoints"), [(False, [0, 1]), (True, [0, 3])])
@@ -68,7 +69,7 @@ def test_a_checkpoint_takes_its_place_once_all_that_it_names_is_durable(
     told = list[int]()
     params = {"rounds": checkpoints[-1] + 1, "batch_size": 16, "local_steps": 1}
     fdaudit.run(
-        tiny(protocol__params=params, references=[], attacks=[]),
+        small_spec(protocol__params=params, references=[], attacks=[]),
         tmp_path.resolve() / "out",
         tick=lambda what, done, total: told.append(done) if what == "fedavg" else None,
     )

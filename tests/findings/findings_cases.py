@@ -22,8 +22,9 @@ from sklearn.datasets import load_digits
 import fdaudit
 from fdaudit import attacks
 from fdaudit.errors import FdauditError
+from fdaudit.testing.specs import small_spec
 
-from ..helpers.run_cases import cli, tiny
+from ..helpers.run_cases import cli
 from ..helpers.warm import forked_attackers
 
 Commanded = Callable[..., tuple[int, str, str]]
@@ -107,7 +108,7 @@ def commanded(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run with a report, and what its client/1 saw."""
     home = tmp_path_factory.mktemp("files")
-    run = fdaudit.run(tiny(attacks=[{"name": "loss-threshold"}]), home / "run")
+    run = fdaudit.run(small_spec(attacks=[{"name": "loss-threshold"}]), home / "run")
     fdaudit.report(run)
     fdaudit.export_view(run, "client/1", home / "handout")
     return home

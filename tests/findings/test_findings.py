@@ -21,10 +21,10 @@ import torch
 from safetensors.torch import load_file
 
 import fdaudit
+from fdaudit.testing.specs import small_spec
 
 from ..helpers import warm
 from ..helpers.public_attacker import by_curve, drawn, listed
-from ..helpers.run_cases import tiny
 from ..helpers.seed_attacker import guessed_seeds, members, near_seeds, rows_of, seed_of_sets
 from .findings_cases import (
     SEED,
@@ -162,7 +162,7 @@ def test_a_run_that_is_being_written_is_not_resumed_by_another_process(tmp_path:
             raise _Stopped
 
     with pytest.raises(_Stopped):
-        fdaudit.run(tiny(protocol__params__rounds=6), out, tick=second)
+        fdaudit.run(small_spec(protocol__params__rounds=6), out, tick=second)
     (second_writer,) = said
     assert second_writer.returncode == 2, f"the second writer ended with {second_writer.returncode}"
     assert len(second_writer.stderr.splitlines()) == 1, second_writer.stderr
@@ -208,7 +208,7 @@ def test_other_users_reach_nothing_of_a_run(tmp_path: Path) -> None:
         if (tmp_path / "run").exists():
             modes.add((tmp_path / "run").stat().st_mode & 0o777)
 
-    fdaudit.run(tiny(), tmp_path / "run", tick=look)
+    fdaudit.run(small_spec(), tmp_path / "run", tick=look)
     look("end", 1, 1)
     assert modes == {0o700}, f"the run directory had the modes {sorted(map(oct, modes))}"
 

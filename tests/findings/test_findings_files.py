@@ -29,11 +29,11 @@ from fdaudit.data.files import read_folder, read_npz
 from fdaudit.spec.schema import load_spec
 from fdaudit.storage import cache
 from fdaudit.storage.digests import canonical
+from fdaudit.testing.specs import small_spec
 from fdaudit.transcript.messages import Message
 from fdaudit.transcript.transcript import read_messages
 
 from ..fuzz.fuzzing import watched
-from ..helpers.run_cases import tiny
 from .findings_cases import command, error_of, home, is_one_line, recorded
 
 SPARSE = 8 << 30
@@ -52,7 +52,7 @@ class _Killed(BaseException):
 def test_an_attack_that_dies_when_it_is_run_again_takes_no_evidence_with_it(tmp_path: Path) -> None:
     """9. A claimed ε must be checked by the same evidence after an attack was killed as before."""
     training = {"clip": 1.0, "noise_multiplier": 1.0, "sample_rate": 0.2}
-    spec = tiny(
+    spec = small_spec(
         attacks=[{"name": "loss-threshold"}],
         defenses=[{"at": "training", "name": "dp-sgd", "params": training}],
         withhold=["sample_count"],
@@ -305,7 +305,7 @@ def test_a_number_of_sixty_thousand_bits_is_one_error(tmp_path: Path) -> None:
 
 def _lines_read(out: Path, clients: int, monkeypatch: pytest.MonkeyPatch) -> float:
     """Return how often each line of a record is parsed when the run is concluded again."""
-    spec = tiny(clients=clients, splits__candidates=0, protocol__params__rounds=1)
+    spec = small_spec(clients=clients, splits__candidates=0, protocol__params__rounds=1)
     spec["dataset"]["limit"] = 400
     fdaudit.run(spec, out)
     parsed, real = [0], Message.from_line.__func__  # type: ignore[attr-defined]

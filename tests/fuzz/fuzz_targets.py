@@ -37,6 +37,7 @@ from fdaudit.storage.files import decode, header, load_json, save_tensors
 from fdaudit.storage.vault import Secrets, Vault
 from fdaudit.sweeps.grid import expand, load_grid
 from fdaudit.sweeps.index import read_index
+from fdaudit.testing.specs import small_spec
 from fdaudit.transcript.encoding import readable
 from fdaudit.transcript.manifest import read_manifest, verify
 from fdaudit.transcript.payloads import read_payload
@@ -45,7 +46,7 @@ from fdaudit.transcript.transcript import read_messages
 from ..helpers.design_cases import write_key
 from ..helpers.evidence_cases import keypair
 from ..helpers.rerecorded import card_of, rerecord
-from ..helpers.run_cases import finished, tiny
+from ..helpers.run_cases import finished
 from ..helpers.sweep_cases import grid
 from .fuzzing import Target
 
@@ -178,7 +179,7 @@ def _of_documents(folder: Path, handed_out: Path) -> dict[str, Target]:
     spec, sweep, index = (folder / name for name in ("spec", "sweep", "index"))
     for made in (spec, sweep, index):
         made.mkdir()
-    (spec / "spec.yaml").write_text(yaml.safe_dump(tiny(**QUANTISED)))
+    (spec / "spec.yaml").write_text(yaml.safe_dump(small_spec(**QUANTISED)))
     wanted = grid()
     (sweep / "base.yaml").write_text(yaml.safe_dump(wanted.pop("base")))
     (sweep / "grid.yaml").write_text(yaml.safe_dump({**wanted, "base": "base.yaml"}))

@@ -20,11 +20,12 @@ from fdaudit.adversary.view import open_view
 from fdaudit.errors import FdauditError
 from fdaudit.spec.schema import Spec
 from fdaudit.storage.digests import canonical
+from fdaudit.testing.specs import small_spec
 from fdaudit.transcript.manifest import read_manifest, write_manifest
 
 from ..audit.test_red_team import SPEC, guesses
 from ..helpers.report_cases import Document
-from ..helpers.run_cases import cli, tiny, write_spec
+from ..helpers.run_cases import cli, write_spec
 
 MARKUP = "<script>document.title='owned'</script>\"'><img src=x onerror=alert(1)>"
 TEMPLATE = "{{ 7 * 7 }}{% raw %}{{ cycler.__init__.__globals__ }}"
@@ -78,7 +79,7 @@ def _texts(node: dict[str, Any], defs: dict[str, Any], path: tuple[str, ...]) ->
 
 def with_text(path: tuple[str, ...], text: str) -> dict[str, Any]:
     """The small spec with a text at one place."""
-    spec = tiny()
+    spec = small_spec()
     value: Any = text
     for name in reversed(path[1:]):
         value = [value] if name == "0" else {name: value}

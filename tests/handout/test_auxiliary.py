@@ -17,17 +17,17 @@ from fdaudit.goals.reconstruction import Reconstruction
 from fdaudit.handout.auxiliary import assumptions, by_classes, known, merged, others, shared, shifted
 from fdaudit.planning.simulated import simulated_case
 from fdaudit.spec.schema import load_spec
+from fdaudit.testing.specs import small_spec
 from fdaudit.types import AttackTask
 
 from ..helpers.run_cases import known as secrets
-from ..helpers.run_cases import tiny
 
 CLASSWISE = ("gmi", "ideal-hard", "ideal-soft", "inversion-network", "paired-logits")
 
 
 def case_of(variant: str = "class-disjoint", **changes):
     asked = {"dataset__limit": 300, "splits__auxiliary": 0.2, "auxiliary__inversion": variant, **changes}
-    return simulated_case(load_spec(tiny(**asked)), secrets(7))
+    return simulated_case(load_spec(small_spec(**asked)), secrets(7))
 
 
 def card(name: str):

@@ -11,12 +11,13 @@ from fdaudit.handout.declared_views import declared_kinds, may_apply
 from fdaudit.planning.case import Case
 from fdaudit.planning.simulated import simulated_case
 from fdaudit.spec.schema import load_spec
+from fdaudit.testing.specs import small_spec
 
-from ..helpers.run_cases import known, tiny
+from ..helpers.run_cases import known
 
 
 def case(protocol: str, **changes: Any) -> Case:
-    spec = tiny(protocol={"name": protocol, "params": {}}, attacks="all", **changes)
+    spec = small_spec(protocol={"name": protocol, "params": {}}, attacks="all", **changes)
     return simulated_case(load_spec(spec), known(7))
 
 

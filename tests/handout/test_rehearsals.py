@@ -14,12 +14,11 @@ from fdaudit.evaluation.controls.rehearsed import Rehearsed
 from fdaudit.handout.rehearsals import rehearsal_of
 from fdaudit.isolation.frames import Tensors
 from fdaudit.isolation.schema import Trial, packed, unpacked
+from fdaudit.testing.specs import small_spec
 from fdaudit.transcript.messages import DEVIATION
 from fdaudit.types import AttackTask
 
-from ..helpers.run_cases import tiny
-
-SPEC = tiny(
+SPEC = small_spec(
     protocol={"name": "fedmd", "params": {"rounds": 2, "batch_size": 4, "warm_up_steps": 1}},
     splits={"test": 0.2, "proxy": 0.3, "auxiliary": 0.2, "candidates": 4},
     deviations=[{"party": "server", "name": "crafted-consensus"}],

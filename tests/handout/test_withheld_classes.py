@@ -17,9 +17,10 @@ from fdaudit.planning.simulated import simulated_case
 from fdaudit.registry import loaded
 from fdaudit.scoring.run_directory import RunDirectory
 from fdaudit.spec.schema import load_spec
+from fdaudit.testing.specs import small_spec
 
 from ..helpers.doubles import in_a_thread
-from ..helpers.run_cases import finished, known, tiny
+from ..helpers.run_cases import finished, known
 
 CHANGES = {
     "dataset__limit": 400,
@@ -34,7 +35,7 @@ CHANGES = {
 def stage(tmp_path_factory: pytest.TempPathFactory) -> Stage:
     """A finished run that was not attacked yet."""
     run = Run(finished(tmp_path_factory.mktemp("withheld") / "run", **{**CHANGES, "attacks": []}))
-    return Stage(RunDirectory(run.directory, simulated_case(load_spec(tiny(**CHANGES)), known(7))))
+    return Stage(RunDirectory(run.directory, simulated_case(load_spec(small_spec(**CHANGES)), known(7))))
 
 
 def attack_of(stage: Stage):
@@ -101,7 +102,7 @@ def test_an_attack_that_shows_the_classes_is_recognised(stage: Stage) -> None:
 
 def test_the_same_pictures_are_nothing_new_to_who_holds_the_classes(stage: Stage) -> None:
     (same,) = assumptions(
-        replace(stage.case, spec=load_spec(tiny(auxiliary__inversion="same"))), attack_of(stage).card
+        replace(stage.case, spec=load_spec(small_spec(auxiliary__inversion="same"))), attack_of(stage).card
     )
     figures, _ = stage.run.scorer.score(
         "server/test", shown(["client/0", "client/1"], class_means(stage)), [same]
@@ -136,7 +137,7 @@ def test_a_control_is_tried_as_the_adversary_gets_its_answers(
 ) -> None:
     params = {} if protocol == "selective-fd" else {"rounds": 2}
     changes = {**CHANGES, "protocol": {"name": protocol, "params": params}, "adversaries": [adversary]}
-    case = simulated_case(load_spec(tiny(**changes)), known(7))
+    case = simulated_case(load_spec(small_spec(**changes)), known(7))
     attack = next(a for a in case.attacks if a.name == "ideal-hard")
     assert tried.setting_of(attack, case, adversary) == setting
     digests = {tried.depends_on(attack, case, s) for s in ("", "answers")}
@@ -147,7 +148,7 @@ def test_a_control_is_tried_as_the_adversary_gets_its_answers(
 
 def test_a_control_lacks_what_the_run_lacks(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     """In the setting `same` an attack that shows class means has nothing to add, so its control fails."""
-    case = replace(stage.case, spec=load_spec(tiny(**{**CHANGES, "auxiliary__inversion": "same"})))
+    case = replace(stage.case, spec=load_spec(small_spec(**{**CHANGES, "auxiliary__inversion": "same"})))
     means = class_means(stage)
 
     def run(self, view, knowledge, task, generator):

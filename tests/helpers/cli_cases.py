@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
-from .run_cases import cli, tiny, tree, write_spec
+from fdaudit.testing.specs import small_spec
+
+from .run_cases import cli, tree, write_spec
 
 
 class Shell:
@@ -46,4 +48,4 @@ class Shell:
         return json.loads(out, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
 
     def spec(self, **changes: Any) -> Path:
-        return write_spec(self.home / "spec.yaml", tiny(**changes))
+        return write_spec(self.home / "spec.yaml", small_spec(**changes))

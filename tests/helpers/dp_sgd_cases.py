@@ -7,10 +7,9 @@ from fdaudit.defenses import REGISTRY
 
 from fdaudit.config import validate
 from fdaudit.rng import SecretStream, child
+from fdaudit.testing.federation import CLASSES, SHAPE, initial
 from fdaudit.training.private_step import Guard
 from fdaudit.training.trainer import Job
-
-from .protocol_cases import CLASSES, SHAPE, initial
 
 CLS = REGISTRY.load("dp-sgd")
 SECRET = b"a secret of sixteen bytes or more"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import functools
 import hashlib
 import os
@@ -24,23 +23,7 @@ from fdaudit.cli.app import main
 from fdaudit.rng import SecretStream
 from fdaudit.storage.vault import Secrets
 from fdaudit.storage.writer import Work
-
-TINY: Mapping[str, Any] = {
-    "seed": 7,
-    "profile": "quick",
-    "device": "cpu",
-    "threads": 1,
-    "clients": 2,
-    "victims": 1,
-    "dataset": {"name": "digits", "limit": 100},
-    "splits": {"test": 0.2, "proxy": 0.0, "auxiliary": 0.1, "candidates": 4},
-    "model": {"name": "mlp", "params": {"widths": [4]}},
-    "protocol": {"name": "fedavg", "params": {"rounds": 2, "batch_size": 16, "local_steps": 1}},
-    "references": [],
-    "adversaries": ["server"],
-    "attacks": [],
-}
-"""Two clients, two rounds, 314 parameters: nine messages."""
+from fdaudit.testing.specs import small_spec
 
 
 def known(seed: int) -> Secrets:
@@ -60,18 +43,6 @@ def stream(seed: int, *path: str | int) -> SecretStream:
     return SecretStream(known(seed).secret, "truth", seed, *path)
 
 
-def tiny(**changes: Any) -> dict[str, Any]:
-    """`TINY` with some fields set; `protocol__params__rounds=3` sets one below."""
-    spec = copy.deepcopy(dict(TINY))
-    for path, value in changes.items():
-        *parents, last = path.split("__")
-        node = spec
-        for name in parents:
-            node = node.setdefault(name, {})
-        node[last] = value
-    return spec
-
-
 def write_spec(path: Path, spec: Mapping[str, Any] | str) -> Path:
     """Writes a spec, or the text of one, as a file."""
     path.write_text(spec if isinstance(spec, str) else yaml.safe_dump(dict(spec)), encoding="utf-8")
@@ -79,8 +50,8 @@ def write_spec(path: Path, spec: Mapping[str, Any] | str) -> Path:
 
 
 def finished(directory: Path, **changes: Any) -> Path:
-    """Runs `tiny` into a directory."""
-    return fdaudit.run(tiny(**changes), directory).directory
+    """Runs `small_spec` into a directory."""
+    return fdaudit.run(small_spec(**changes), directory).directory
 
 
 def cli(

@@ -8,13 +8,12 @@ from typing import Any
 
 from fdaudit.parallel.pool import Answer
 from fdaudit.sweeps.worker import _outcome
-
-from .run_cases import TINY
+from fdaudit.testing.specs import SMALL_SPEC
 
 GRID: dict[str, Any] = {
     "sweep": 1,
     "name": "small",
-    "base": {k: v for k, v in TINY.items() if k not in ("seed", "protocol")},
+    "base": {k: v for k, v in SMALL_SPEC.items() if k not in ("seed", "protocol")},
     "protocols": [
         {"name": "fedavg", "params": {"rounds": 2, "batch_size": 16, "local_steps": 1}},
         {

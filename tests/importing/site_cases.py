@@ -23,9 +23,9 @@ from fdaudit.importing.site_score import score_at_site
 from fdaudit.importing.written_guesses import write_guesses
 from fdaudit.scoring.ground_truth import Truth
 from fdaudit.storage.digests import canonical
+from fdaudit.testing.specs import small_spec
 
 from ..helpers.rerecorded import card_of, rerecord
-from ..helpers.run_cases import tiny
 
 UPDATES = {"rounds": 3, "batch_size": 8, "local_steps": 1, "upload": "model_update", "weighting": "uniform"}
 QUICK = {"iterations": 20, "restarts": 1}
@@ -65,7 +65,7 @@ class Two:
 
 def two(base: Path, **changes: Any) -> Two:
     """Run a federation and record it for an auditor and a site."""
-    source = api.run(tiny(protocol={"name": "fedavg", "params": UPDATES}, **changes), base / "run")
+    source = api.run(small_spec(protocol={"name": "fedavg", "params": UPDATES}, **changes), base / "run")
     auditor, site = base / "auditor", base / "site"
     site.mkdir()
     rerecord(source, site)

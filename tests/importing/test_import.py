@@ -23,12 +23,13 @@ from fdaudit.models import architecture
 from fdaudit.recording.recorder import Recorder
 from fdaudit.spec.schema import ModelSpec
 from fdaudit.storage.digests import canonical
+from fdaudit.testing.specs import small_spec
 from fdaudit.transcript.manifest import read_manifest, verify
 from fdaudit.transcript.messages import SUM
 from fdaudit.transcript.transcript import read_messages
 from tests.helpers.cli_cases import Shell
 from tests.helpers.rerecorded import audit_of, bring, card_of, rerecord, with_coins
-from tests.helpers.run_cases import tiny, tree
+from tests.helpers.run_cases import tree
 
 Import = Callable[..., Run]
 
@@ -41,7 +42,7 @@ OWN = {"protocol": {"name": "acme-avg"}, "training": {"lr": 0.1, "batch_size": 2
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run, its messages recorded again, and what an auditor brings; tests that alter it alter a copy."""
     folder = tmp_path_factory.mktemp("rerecorded")
-    run = api.run(tiny(protocol={"name": "fedavg", "params": UPDATES}), folder / "run")
+    run = api.run(small_spec(protocol={"name": "fedavg", "params": UPDATES}), folder / "run")
     rerecord(run, folder)
     with_coins(folder / "truth")
     return folder

@@ -6,15 +6,16 @@ from pathlib import Path
 
 import pytest
 
+from fdaudit.testing.specs import small_spec
 from fdaudit.transcript.manifest import verify
 
-from ..helpers.run_cases import cli, finished, tiny, tree, write_spec
+from ..helpers.run_cases import cli, finished, tree, write_spec
 
 
 def test_an_occupied_directory_is_refused_and_left_untouched(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    spec = write_spec(tmp_path / "spec.yaml", tiny())
+    spec = write_spec(tmp_path / "spec.yaml", small_spec())
     letters = tmp_path / "letters"
     letters.mkdir()
     (letters / "letter.txt").write_text("dear")

@@ -15,8 +15,9 @@ from fdaudit.cli.explain import sections
 from fdaudit.errors import SpecError
 from fdaudit.planning import simulated
 from fdaudit.spec.schema import load_spec
+from fdaudit.testing.specs import small_spec
 
-from ..helpers.run_cases import known, tiny
+from ..helpers.run_cases import known
 
 SMALL: dict[str, dict[str, Any]] = {
     "centralized": {"rounds": 2, "local_steps": 2},
@@ -240,7 +241,7 @@ def test_a_run_of_another_preset_is_not_gone_on_with(tmp_path: Path) -> None:
 def test_the_epsilon_of_classwise_presets_holds_for_whole_clients_and_says_so(
     protocol: str, tmp_path: Path
 ) -> None:
-    asked = tiny(
+    asked = small_spec(
         protocol={"name": protocol, "params": {"rounds": 2, "local_steps": 1, "batch_size": 16}},
         preset={"name": "private", "epsilon": 8.0},
     )
@@ -271,7 +272,7 @@ def test_a_protocol_without_stated_settings_has_no_such_preset() -> None:
 
 def test_references_are_trained_without_what_was_tuned_for_noise() -> None:
     """Without noise and clipping, steps of that length leave a model that names one class."""
-    changed = tiny(
+    changed = small_spec(
         protocol={"name": "fedavg", "params": {"rounds": 2}},
         preset={"name": "private", "epsilon": 8.0},
         references=["standalone"],

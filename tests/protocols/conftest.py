@@ -7,15 +7,17 @@ from typing import Any
 
 import pytest
 
-from ..helpers.protocol_cases import Ran, case_id, run
+from fdaudit.testing.running import ProtocolRun
+
+from ..helpers.protocol_cases import case_id, run
 
 
 @pytest.fixture(scope="session")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Ran]:
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., ProtocolRun]:
     """Return the run of a case that nothing disturbs, made once. Tests read it and change nothing of it."""
-    made: dict[tuple[str, int], Ran] = {}
+    made: dict[tuple[str, int], ProtocolRun] = {}
 
-    def of(case: tuple[str, dict[str, Any]], rounds: int = 3) -> Ran:
+    def of(case: tuple[str, dict[str, Any]], rounds: int = 3) -> ProtocolRun:
         key = case_id(case), rounds
         if key not in made:
             made[key] = run(tmp_path_factory.mktemp("undisturbed"), *case, rounds=rounds)

@@ -14,10 +14,11 @@ from fdaudit.models.generative import PatchDiscriminator
 from fdaudit.models.unet import UNet
 from fdaudit.rng import child
 from fdaudit.tasks import TASKS
+from fdaudit.testing.federation import CLASSES, SHAPE, masked, records
+from fdaudit.testing.specs import small_spec
 
 from ..helpers.mask_cases import write_masks
-from ..helpers.protocol_cases import CLASSES, SHAPE, masked, records, run
-from ..helpers.run_cases import tiny
+from ..helpers.protocol_cases import run
 
 STEPS = {"steps_per_round": 3, "samples": 4, "l1": 5.0}
 
@@ -131,7 +132,7 @@ def test_the_task_model_is_fitted_in_the_last_round_alone(made):
 
 @pytest.mark.thorough
 def test_masks_sent_in_clear_are_found_by_the_audit(tmp_path):
-    spec = tiny(
+    spec = small_spec(
         dataset={"name": f"masks:{write_masks(tmp_path / 'discs.npz', 120)}"},
         partition={"name": "by-site"},
         splits={"test": 0.2, "proxy": 0.1, "auxiliary": 0.2, "candidates": 8},

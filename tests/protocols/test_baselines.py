@@ -13,10 +13,11 @@ from torch.nn import functional as F
 from fdaudit.federation.protocol import PartyData
 from fdaudit.federation.public_answers import answer as made_answer
 from fdaudit.federation.public_answers import average, draw_samples, existing
+from fdaudit.testing.federation import CLASSES, SHAPE, network, public, records
 from fdaudit.training.class_means import combine, known, mean_by_class, mixed_targets
 from fdaudit.transcript.wire import Outage
 
-from ..helpers.protocol_cases import CLASSES, SHAPE, configured, network, public, records, run
+from ..helpers.protocol_cases import configured, run
 
 
 def same(one, two, **tolerance):

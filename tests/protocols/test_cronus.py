@@ -13,10 +13,11 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fdaudit.rng import child
+from fdaudit.testing.federation import network, public, records
 from fdaudit.training.trainer import draw_batches
 from fdaudit.transcript.wire import Delivery
 
-from ..helpers.protocol_cases import configured, network, public, records, run
+from ..helpers.protocol_cases import configured, run
 
 
 def drawn(seed: int = 0) -> torch.Generator:

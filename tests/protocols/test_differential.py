@@ -11,20 +11,12 @@ from fdaudit.protocols import REGISTRY
 from torch import Tensor
 
 from fdaudit.federation.protocol import PartyData
+from fdaudit.testing.federation import CLASSES, records
+from fdaudit.testing.running import ProtocolRun, ancestry
 from fdaudit.transcript.messages import ALL, DATA
 from fdaudit.transcript.wire import Delivery
 
-from ..helpers.protocol_cases import (
-    CASES,
-    CLASSES,
-    Ran,
-    ancestry,
-    case_id,
-    every_case,
-    records,
-    run,
-    thorough_beyond_defaults,
-)
+from ..helpers.protocol_cases import CASES, case_id, every_case, run, thorough_beyond_defaults
 
 FEDAVG = REGISTRY.load("fedavg")
 Case = tuple[str, dict[str, Any]]
@@ -61,7 +53,7 @@ def with_a_client() -> list[Any]:
     ]
 
 
-def changed(one: Ran, two: Ran) -> set[int]:
+def changed(one: ProtocolRun, two: ProtocolRun) -> set[int]:
     """The messages that differ in anything but what chains them to lines before."""
     assert len(one.messages) == len(two.messages)
     found = set()
@@ -79,7 +71,7 @@ def changed(one: Ran, two: Ran) -> set[int]:
 
 
 def undeclared_data(
-    base: Ran, tmp_path, name: str, params: dict[str, Any], client: str, cls: Any = None
+    base: ProtocolRun, tmp_path, name: str, params: dict[str, Any], client: str, cls: Any = None
 ) -> tuple[set, set]:
     """Messages that a client's data changed although they do not declare it; and all that it changed."""
     moved = changed(
@@ -91,7 +83,7 @@ def undeclared_data(
 
 
 def undeclared_messages(
-    base: Ran, tmp_path, name: str, params: dict[str, Any], cls: Any = None, rounds: int = 2
+    base: ProtocolRun, tmp_path, name: str, params: dict[str, Any], cls: Any = None, rounds: int = 2
 ):
     """(message, altered message it does not declare), and (message, altered message it does), where it changed."""
     reached = ancestry(base.messages)

@@ -11,8 +11,9 @@ from fdaudit import defenses
 from fdaudit.config import validate
 from fdaudit.errors import SpecError
 from fdaudit.federation.networks import Networks
+from fdaudit.testing.federation import SIZES, initial, network, records
 
-from ..helpers.protocol_cases import SIZES, initial, network, records, run
+from ..helpers.protocol_cases import run
 
 LR = 0.3
 

@@ -16,9 +16,10 @@ from torch.nn import functional as F
 from fdaudit.federation.protocol import PartyData
 from fdaudit.models.conditional import build_conditional
 from fdaudit.rng import child
+from fdaudit.testing.federation import CLASSES, SHAPE, records
 from fdaudit.transcript.wire import Outage
 
-from ..helpers.protocol_cases import CLASSES, SHAPE, configured, records, run
+from ..helpers.protocol_cases import configured, run
 
 
 def test_class_shares_sum_to_one_and_share_unknown_classes_equally() -> None:

@@ -27,12 +27,14 @@ from fdaudit.isolation.frames import Tensors
 from fdaudit.isolation.schema import Trial, packed, unpacked
 from fdaudit.planning.simulated import simulated_case
 from fdaudit.spec.schema import Spec
+from fdaudit.testing.federation import network, public, public_labels, records
+from fdaudit.testing.specs import small_spec
 from fdaudit.transcript.samples import sample_index
 from fdaudit.transcript.wire import Outage
 from fdaudit.types import AttackTask
 
-from ..helpers.protocol_cases import configured, network, public, public_labels, records, run
-from ..helpers.run_cases import known, tiny
+from ..helpers.protocol_cases import configured, run
+from ..helpers.run_cases import known
 
 PLAIN = {"lr": 1.0, "local_steps": 12}
 
@@ -121,7 +123,7 @@ def test_a_clients_targets_have_the_gradient_of_labels_and_distillation(tmp_path
 
 def planned(protocol: str, **changes: Any) -> Any:
     changes = {"splits__proxy": 0.3, "adversaries": ["server"], **changes}
-    return simulated_case(validate(Spec, tiny(protocol={"name": protocol}, **changes)), known(7))
+    return simulated_case(validate(Spec, small_spec(protocol={"name": protocol}, **changes)), known(7))
 
 
 def test_only_a_protocol_that_declares_it_knows_the_public_labels() -> None:
@@ -150,7 +152,7 @@ def test_an_attack_is_given_the_labels_with_the_samples() -> None:
 
 def test_a_red_team_is_handed_the_labels(tmp_path: Any) -> None:
     params = {"rounds": 1, "warm_up_steps": 0, "local_steps": 1, "distill_steps": 1, "server_epochs": 1}
-    spec = tiny(protocol={"name": "fedgems", "params": params}, splits__proxy=0.2, attacks=[])
+    spec = small_spec(protocol={"name": "fedgems", "params": params}, splits__proxy=0.2, attacks=[])
     done = fdaudit.run(spec, tmp_path / "run")
     fdaudit.export_view(done, "server", tmp_path / "out")
     handed = load_file(tmp_path / "out" / "knowledge" / "public.safetensors")

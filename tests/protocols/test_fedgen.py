@@ -19,11 +19,14 @@ from fdaudit.models.network import seeded
 from fdaudit.planning.simulated import simulated_case
 from fdaudit.rng import child
 from fdaudit.spec.schema import load_spec
+from fdaudit.testing.federation import CLASSES, records
+from fdaudit.testing.running import ProtocolRun
+from fdaudit.testing.specs import small_spec
 from fdaudit.training.trainer import draw_batches
 from fdaudit.transcript.wire import Outage
 
-from ..helpers.protocol_cases import CLASSES, Ran, configured, records, run
-from ..helpers.run_cases import known, tiny
+from ..helpers.protocol_cases import configured, run
+from ..helpers.run_cases import known
 
 BASE = {"local_steps": 2, "lr": 0.1, "alpha": 1.0, "beta": 1.0}
 
@@ -71,7 +74,7 @@ def logits_of(w: dict[str, Tensor], x: Tensor) -> Tensor:
     return hidden @ w["head.0.weight"].T + w["head.0.bias"]
 
 
-def by_hand(ran: Ran, params: dict[str, Any], t: int, k: str) -> dict[str, Tensor]:
+def by_hand(ran: ProtocolRun, params: dict[str, Any], t: int, k: str) -> dict[str, Tensor]:
     """Client k's upload of round t, from what it received and its records, by torch.optim alone."""
     cfg = configured("fedgen", params)
     received = [m for m in ran.messages if m.round == t and m.sender == "server" and k in m.receivers]
@@ -247,7 +250,7 @@ def test_a_network_without_an_extractor_is_refused(tmp_path: Any, monkeypatch: p
         "        super().__init__(nn.Flatten(), nn.Linear(64, classes))\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
-    spec = tiny(protocol={"name": "fedgen"}, model={"name": "import:fdaudit_bare:Bare"})
+    spec = small_spec(protocol={"name": "fedgen"}, model={"name": "import:fdaudit_bare:Bare"})
     with pytest.raises(SpecError, match="where its features end"):
         fdaudit.run(spec, tmp_path / "run")
 
@@ -255,7 +258,7 @@ def test_a_network_without_an_extractor_is_refused(tmp_path: Any, monkeypatch: p
 def test_a_head_of_several_layers_is_read(tmp_path: Any) -> None:
     """The head of this network is not linear: the server asks it as a whole."""
     made = fdaudit.run(
-        tiny(
+        small_spec(
             protocol={"name": "fedgen", "params": {"rounds": 2, "local_steps": 1, "generator_steps": 2}},
             model={"name": "cnn-5-5"},
             dataset={"name": "digits", "limit": 100, "image_size": 16},
@@ -266,7 +269,7 @@ def test_a_head_of_several_layers_is_read(tmp_path: Any) -> None:
 
 
 def test_other_tasks_are_refused() -> None:
-    spec = tiny(protocol={"name": "fedgen"}, dataset={"name": "digits-multilabel", "limit": 100})
+    spec = small_spec(protocol={"name": "fedgen"}, dataset={"name": "digits-multilabel", "limit": 100})
     with pytest.raises(SpecError, match="does not run"):
         simulated_case(load_spec(spec), known(7))
 

@@ -16,9 +16,11 @@ from fdaudit.planning.simulated import simulated_case
 from fdaudit.registry import ProtocolCard, SimpleProtocolCard
 from fdaudit.spec.schema import Spec
 from fdaudit.storage.files import encode
+from fdaudit.testing.federation import initial, records
+from fdaudit.testing.specs import small_spec
 
-from ..helpers.protocol_cases import initial, records, run
-from ..helpers.run_cases import known, tiny
+from ..helpers.protocol_cases import run
+from ..helpers.run_cases import known
 
 BROADCAST = {"dafkd", "fedavg", "feddf", "feded", "fedftg", "fedgen"}
 UNTRAINED = {"lr": 1e-30, "distill_lr": 1e-30, "local_steps": 1}
@@ -70,7 +72,7 @@ def test_clients_of_one_network_start_apart(name: str, tmp_path) -> None:
 
 @pytest.mark.parametrize("name", REGISTRY.names())
 def test_only_a_broadcast_models_seed_is_known(name: str) -> None:
-    spec = tiny(protocol={"name": name}, splits__proxy=0.3, adversaries=["client/1"])
+    spec = small_spec(protocol={"name": name}, splits__proxy=0.3, adversaries=["client/1"])
     case = simulated_case(validate(Spec, spec), known(7))
     told = knowledge_of(case, Assumption(case.auxiliary, ()), None)
     assert (told.initial is not None) == (name in BROADCAST)

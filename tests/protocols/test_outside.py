@@ -27,12 +27,13 @@ from fdaudit.planning.message_sizes import fixed_sizes
 from fdaudit.planning.simulated import simulated_case
 from fdaudit.rng import child
 from fdaudit.spec.schema import load_spec
+from fdaudit.testing.specs import small_spec
 from fdaudit.training.trainer import parameters_of
 from fdaudit.transcript import messages
 from fdaudit.transcript.messages import Message
 from fdaudit.types import TensorInfo
 
-from ..helpers.run_cases import known, tiny
+from ..helpers.run_cases import known
 
 FEDGEN = "import:outside_fedgen.protocol:FedGEN"
 _BANKS = Path(__file__).parent.parent / "fixtures" / "banks_package"
@@ -65,7 +66,7 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 def fedgen(share: str = "all", **changes: Any) -> dict[str, Any]:
     params = {"rounds": 2, "batch_size": 8, "local_steps": 2, "generator_steps": 2, "share": share}
-    return tiny(protocol={"name": FEDGEN, "params": params}, **changes)
+    return small_spec(protocol={"name": FEDGEN, "params": params}, **changes)
 
 
 BANKS = "import:banks:Banks"
@@ -187,7 +188,7 @@ def test_every_attack_leaves_out_what_it_cannot_read() -> None:
 
 def test_a_kind_of_its_own_is_private_untested_and_of_telling_size(tmp_path: Path) -> None:
     run = fdaudit.run(
-        tiny(protocol={"name": BANKS, "params": {"rounds": 2, "local_steps": 1}}), tmp_path / "run"
+        small_spec(protocol={"name": BANKS, "params": {"rounds": 2, "local_steps": 1}}), tmp_path / "run"
     )
     assert run.verify() == []
     (row,) = (
@@ -225,7 +226,7 @@ def test_messages_of_a_protocol_that_declares_none_are_found_without_reading_the
     monkeypatch.setattr(
         simulated, "load_dataset", lambda spec, stream: read.append(spec.name) or load(spec, stream)
     )
-    case = simulated_case(load_spec(tiny(protocol={"name": BANKS, "params": {"rounds": 1}})), known(7))
+    case = simulated_case(load_spec(small_spec(protocol={"name": BANKS, "params": {"rounds": 1}})), known(7))
     assert {m["what"] for m in case.declared_messages} == {"found in a rehearsal"}
     assert read == ["digits"]
 
@@ -234,7 +235,9 @@ def test_messages_of_a_protocol_that_declares_none_are_found_without_reading_the
 
 
 def built(name: str) -> tuple[Any, dict[str, torch.Tensor]]:
-    spec = load_spec(tiny(protocol={"name": name, "params": {}}, dataset={"name": "digits", "limit": 100}))
+    spec = load_spec(
+        small_spec(protocol={"name": name, "params": {}}, dataset={"name": "digits", "limit": 100})
+    )
     case = simulated_case(spec, known(7))
     assert case.generator is not None
     return case, parameters_of(case.generator.module(child(0, "g")))

@@ -24,12 +24,12 @@ from fdaudit.accounting.losses.composition import losses
 from fdaudit.errors import SpecError
 from fdaudit.events import DrawnGaussian, Gaussian, SampledGaussian
 from fdaudit.storage.files import decode
+from fdaudit.testing.specs import small_spec
 from fdaudit.transcript.messages import role
 from fdaudit.transcript.payloads import read_payload
 from fdaudit.transcript.transcript import read_messages
 
 from ..helpers.ledger_cases import Log
-from ..helpers.run_cases import tiny
 
 CLIENT: dict[str, Any] = {"unit": "client", "relation": "add-or-remove", "covers": ("each-client",)}
 CLIENTS, ROUNDS = 4, 6
@@ -38,7 +38,7 @@ RULE = {"clip": 0.05, "noise_multiplier": 4.0, "sample_rate": 0.3, "expected_bat
 
 def spec(**changes: Any) -> dict[str, Any]:
     params = {"rounds": ROUNDS, "local_steps": 2, "batch_size": 8, "weighting": "uniform"}
-    return tiny(
+    return small_spec(
         clients=CLIENTS,
         protocol={"name": "fedavg", "params": params},
         adversaries=["server", "client/0", "world"],

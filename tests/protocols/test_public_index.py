@@ -11,14 +11,12 @@ from fdaudit.protocols import REGISTRY
 
 from fdaudit.config import validate
 from fdaudit.errors import SpecError
-from fdaudit.federation.protocol import has_public_index
 from fdaudit.kinds import KINDS
 from fdaudit.planning.simulated import simulated_case
 from fdaudit.spec.schema import Spec
-from fdaudit.transcript.messages import role
+from fdaudit.testing.specs import small_spec
 
-from ..helpers.protocol_cases import configured, every_case, records, run, thorough_beyond_defaults
-from ..helpers.run_cases import known, tiny
+from ..helpers.run_cases import known
 
 NOISE = {
     "gaussian-noise": {"sigma": 1.0, "clip": 1.0},
@@ -32,7 +30,7 @@ VOTES = {"ensemble": "votes"}
 def planned(protocol: str, params: dict[str, Any], kind: str, sender: str, name: str, public: bool) -> None:
     noise = NOISE.get(name, {"sigma": 1.0})
     entry = {"kind": kind, "sender": sender, "name": name, "params": {**noise, "public_index": public}}
-    spec = tiny(protocol={"name": protocol, "params": params}, splits__proxy=0.3, defenses=[entry])
+    spec = small_spec(protocol={"name": protocol, "params": params}, splits__proxy=0.3, defenses=[entry])
     spec["adversaries"] = ["client/0"]
     simulated_case(validate(Spec, spec), known(7))
 
@@ -106,25 +104,6 @@ def test_a_promised_index_may_be_called_public(case: Any) -> None:
 )
 def test_pate_aggregators_keep_their_public_index(protocol: str, params: dict[str, Any], sender: str) -> None:
     planned(protocol, params, "vote_counts", sender, "gnmax", public=True)
-
-
-@pytest.mark.parametrize("case", thorough_beyond_defaults(every_case()))
-def test_a_promised_index_is_the_same_for_other_records(case: tuple[str, dict[str, Any]], tmp_path) -> None:
-    name, params = case
-    cls, config = REGISTRY.load(name), configured(name, params)
-    found = []
-    for seed in (0, 1):
-        ran = run(tmp_path / str(seed), name, params, clients=records(seed=seed), rounds=2)
-        found.append(
-            [
-                (m.seq, m.kind, ran.tensors(m)["index"].tolist())
-                for m in ran.messages
-                if m.kind != "release"
-                and "index" in m.tensors
-                and has_public_index(cls, config, m.kind, role(m.sender))
-            ]
-        )
-    assert found[0] == found[1]
 
 
 def test_every_shipped_entry_with_an_index_says_what_decides_it() -> None:

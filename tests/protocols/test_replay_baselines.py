@@ -19,9 +19,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from fdaudit.testing.federation import CLASSES, public, public_labels
 from fdaudit.transcript.wire import Outage
 
-from ..helpers.protocol_cases import CLASSES, public, public_labels, run
+from ..helpers.protocol_cases import run
 from ..helpers.record_reader import Arrays, Record, read, samples
 
 ROUNDS, CLIENTS, SEED = 3, 3, 5

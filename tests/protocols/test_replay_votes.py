@@ -13,9 +13,9 @@ import pytest
 from numpy.typing import NDArray
 
 import fdaudit
+from fdaudit.testing.specs import small_spec
 
 from ..helpers.record_reader import Arrays, Record, read, samples
-from ..helpers.run_cases import tiny
 
 
 class BrokenRecordError(Exception):
@@ -84,7 +84,7 @@ CASES = {
 
 
 def recorded(directory: Path, case: str, **changes: Any) -> fdaudit.Run:
-    spec = tiny(
+    spec = small_spec(
         clients=CLIENTS,
         dataset__limit=400,
         partition={"name": "by-class", "classes_per_client": 4},  # clients disagree, and selectors decline

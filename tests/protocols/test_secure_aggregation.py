@@ -20,11 +20,14 @@ from fdaudit.events import Gaussian
 from fdaudit.federation.rehearsal import parties_of
 from fdaudit.planning.simulated import simulated_case
 from fdaudit.spec.schema import load_spec
+from fdaudit.storage.files import encode
+from fdaudit.testing.federation import SIZES, initial, records
+from fdaudit.testing.running import ProtocolRun
 from fdaudit.transcript.messages import SUM, role
 from fdaudit.transcript.wire import Outage
 
 from ..helpers.ledger_cases import Log
-from ..helpers.protocol_cases import SIZES, Ran, configured, encode, initial, records, run
+from ..helpers.protocol_cases import configured, run
 from ..helpers.run_cases import known
 
 SECURE: dict[str, Any] = {"aggregation": "secure", "weighting": "uniform", "local_steps": 2, "lr": 0.3}
@@ -39,7 +42,7 @@ def dp_fedavg(shares: int = K, sigma: float = SIGMA) -> dict[tuple[str, str], li
     }
 
 
-def books(ran: Ran) -> Books:
+def books(ran: ProtocolRun) -> Books:
     return Books(ran.messages, ran.parties)
 
 

@@ -9,27 +9,14 @@ from fdaudit.protocols import REGISTRY
 from torch.func import functional_call
 from torch.nn import functional as F
 
-from fdaudit.federation.protocol import PartyData
 from fdaudit.tasks import TEXT
-from fdaudit.transcript.wire import Outage
+from fdaudit.testing.federation import of_texts, records, tokens, worded
 
-from ..helpers.protocol_cases import (
-    CLASSES,
-    WORDS,
-    ancestry,
-    case_id,
-    every_case,
-    of_texts,
-    public_texts,
-    records,
-    run,
-    worded,
-)
+from ..helpers.protocol_cases import run
 from ..helpers.record_reader import read
 from ..helpers.run_cases import finished
 from ..helpers.text_cases import write_texts
 from .fedkd import test_replay_fedkd as fedkd
-from .test_differential import changed
 from .test_replay import BrokenRecordError, replay
 
 pytestmark = pytest.mark.thorough
@@ -48,13 +35,6 @@ ABLE = (
     "pls",
     "standalone",
 )
-CASES = [
-    (name, {**params, "lr": 0.1} if params.get("lr") == 1.0 else params)  # a transformer diverges at 1
-    for name, params in every_case()
-    if "text" in REGISTRY.describe(name).tasks
-]
-EVERY = [pytest.param(c, id=case_id(c), marks=[pytest.mark.thorough] if c[1] else []) for c in CASES]
-every_protocol = pytest.mark.parametrize("case", EVERY)
 
 
 def ran(folder, name, params=None, **more):
@@ -62,41 +42,7 @@ def ran(folder, name, params=None, **more):
 
 
 def test_protocols_that_make_or_embed_images_do_not_declare_texts():
-    assert {name for name, _ in CASES} == set(ABLE)
-
-
-@every_protocol
-def test_rounds_resume_bit_for_bit(case, tmp_path):
-    whole = ran(tmp_path / "whole", *case)
-    part = ran(tmp_path / "part", *case, stop_after=0)
-    rest = ran(part.folder, *case, resume=(1, part.states[-1], part.positions[-1]))
-    assert (rest.log, rest.states[-1]) == (whole.log, whole.states[-1])
-    for done in whole.rounds:
-        assert all(np.isfinite(v) for v in done.losses.values())
-        assert all(torch.isfinite(t).all() for model in done.models.values() for t in model.values())
-
-
-@every_protocol
-def test_rounds_are_completed_without_a_silent_client(case, tmp_path):
-    silent = [Outage(party="client/1", first=0, last=9, after=0)]
-    made = ran(tmp_path / "a", *case, outages=silent)
-    assert not any(m.sender == "client/1" and m.kind != "silence" and m.receivers for m in made.messages)
-    assert len(made.rounds) == made.protocol.config.rounds
-
-
-@every_protocol
-def test_a_clients_texts_change_only_messages_that_declare_them(case, tmp_path):
-    base = ran(tmp_path / "base", *case)
-    clients = worded(records())
-    mine = clients["client/1"]
-    words = torch.where(mine.x > 0, 2 + (mine.x + 5) % (WORDS - 2), 0)
-    clients["client/1"] = PartyData(words, (mine.y + 1) % CLASSES)
-    moved = changed(base, ran(tmp_path / "moved", *case, clients=clients))
-    reached = ancestry(base.messages)
-    pools = REGISTRY.load(case[0]).card.pools_data
-    assert pools or all("client/1" in reached[seq][0] for seq in moved)
-    takes_part = any(m.sender == "client/1" and m.kind != "sample_count" for m in base.messages)
-    assert bool(moved) == (takes_part or pools)
+    assert {name for name in REGISTRY.names() if "text" in REGISTRY.describe(name).tasks} == set(ABLE)
 
 
 @pytest.mark.parametrize("name", ["fedkd", "feddf", "fedmd"])
@@ -162,13 +108,16 @@ def replay_feddf(record, steps, clients):
         total = sum(counts.values())
         w = {n: torch.tensor(sum(counts[k] / total * own[k][n] for k in own)).float() for n in stated}
         target = (
-            torch.stack([logits(own[k], public_texts()) for k in sorted(own)]).mean(0).softmax(1).detach()
+            torch.stack([logits(own[k], tokens(7, "public")) for k in sorted(own)])
+            .mean(0)
+            .softmax(1)
+            .detach()
         )
         free = {n: v.requires_grad_() for n, v in w.items()}
         adam = torch.optim.Adam(free.values(), lr=1e-3)
         for step in range(steps):
             adam.param_groups[0]["lr"] = 1e-6 + (1e-3 - 1e-6) * (1 + np.cos(np.pi * step / steps)) / 2
-            loss = F.kl_div(logits(free, public_texts()).log_softmax(1), target, reduction="batchmean")
+            loss = F.kl_div(logits(free, tokens(7, "public")).log_softmax(1), target, reduction="batchmean")
             adam.zero_grad()
             loss.backward()
             adam.step()
@@ -180,7 +129,7 @@ def replay_feddf(record, steps, clients):
 
 
 def test_every_fused_model_of_feddf_follows_from_the_recorded_uploads(tmp_path):
-    params = {"distill_batch_size": len(public_texts()), "distill_steps": 4}
+    params = {"distill_batch_size": len(tokens(7, "public")), "distill_steps": 4}
     record = read(ran(tmp_path / "a", "feddf", params).folder)
     assert replay_feddf(record, 4, 3) == 3
     with pytest.raises(BrokenRecordError, match="differs by"):

@@ -24,10 +24,12 @@ from fdaudit.planning.simulated import simulated_case
 from fdaudit.rng import child
 from fdaudit.spec.schema import Spec, load_spec
 from fdaudit.storage.files import encode
+from fdaudit.testing.federation import CLASSES, initial, network, public, records
+from fdaudit.testing.running import ProtocolRun
 from fdaudit.transcript.messages import DATA
 from fdaudit.transcript.wire import Outage
 
-from ..helpers.protocol_cases import CLASSES, FAST, Ran, configured, initial, network, public, records, run
+from ..helpers.protocol_cases import FAST, configured, run
 from ..helpers.run_cases import known
 
 VOTES: dict[str, Any] = {"ensemble": "votes", **FAST}
@@ -39,12 +41,12 @@ def pate(name: str = "gnmax", **params: Any) -> Any:
     return cls(validate(cls.Config, {"public_index": True, **params}))
 
 
-def tensors(ran: Ran, kind: str, sender: str) -> dict[str, torch.Tensor]:
+def tensors(ran: ProtocolRun, kind: str, sender: str) -> dict[str, torch.Tensor]:
     (message,) = [m for m in ran.messages if (m.kind, m.sender) == (kind, sender)]
     return ran.tensors(message)
 
 
-def books(ran: Ran) -> Books:
+def books(ran: ProtocolRun) -> Books:
     return Books(ran.messages, ran.parties)
 
 

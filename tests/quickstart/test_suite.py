@@ -19,9 +19,10 @@ from fdaudit.planning.simulated import simulated_case
 from fdaudit.progress import Tick
 from fdaudit.quickstart import suite
 from fdaudit.spec.schema import load_spec
+from fdaudit.testing.specs import small_spec
 
 from ..helpers.report_cases import Document
-from ..helpers.run_cases import cli, known, tiny, tree
+from ..helpers.run_cases import cli, known, tree
 
 pytestmark = pytest.mark.usefixtures("forked_processes")
 
@@ -40,7 +41,7 @@ GROUND = (
 
 def two() -> dict[str, fdaudit.Spec]:
     """Two small runs in the place of the five, which take minutes."""
-    alone = tiny(name="one", references=["standalone"], adversaries=["server", "world"], seed=None)
+    alone = small_spec(name="one", references=["standalone"], adversaries=["server", "world"], seed=None)
     other = {**alone, "name": "other", "references": [], "attacks": [{"name": "loss-threshold"}]}
     return {"one": load_spec(alone), "other": load_spec(other)}
 

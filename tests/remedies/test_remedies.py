@@ -29,12 +29,13 @@ from fdaudit.remedies.tuning import StandIn, tune
 from fdaudit.result import Effect, Remedy, TriedRemedy, read
 from fdaudit.spec.schema import load_spec
 from fdaudit.storage.timings import note_time
+from fdaudit.testing.specs import small_spec
 from fdaudit.types import Figure
 
 from ..helpers.report_cases import FIXTURES, load
-from ..helpers.run_cases import cli, known, tiny
+from ..helpers.run_cases import cli, known
 
-GRADIENTS = tiny(
+GRADIENTS = small_spec(
     protocol={"name": "fedavg", "params": {"rounds": 2, "batch_size": 2, "upload": "gradient"}},
     model={"name": "mlp", "params": {"widths": [16]}},
     splits={"test": 0.2, "proxy": 0.0, "auxiliary": 0.2, "candidates": 4},
@@ -145,7 +146,7 @@ def test_the_command_prints_and_reports_what_changed(
 
 def test_the_settings_are_those_that_do_best(monkeypatch: pytest.MonkeyPatch) -> None:
     """With a rate 16 times the run's, half the rounds and a third of the clip utility is highest."""
-    case = simulated_case(load_spec(tiny(protocol__params__rounds=8)), known(7))
+    case = simulated_case(load_spec(small_spec(protocol__params__rounds=8)), known(7))
     lr = case.protocol_config.lr  # type: ignore[attr-defined]
     seen = []
 
@@ -169,7 +170,7 @@ def test_the_settings_are_those_that_do_best(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_no_setting_is_begun_that_would_end_too_late(monkeypatch: pytest.MonkeyPatch) -> None:
-    case, clock = simulated_case(load_spec(tiny(protocol__params__rounds=8)), known(7)), [0.0]
+    case, clock = simulated_case(load_spec(small_spec(protocol__params__rounds=8)), known(7)), [0.0]
 
     def utility(self: object, settings: Any) -> float:
         clock[0] += 10.0
@@ -198,7 +199,7 @@ def test_a_remedy_that_there_is_no_time_to_tune_is_not_run(tmp_path: Path) -> No
 
 
 def test_settings_that_are_refused_are_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    case = simulated_case(load_spec(tiny(protocol__params__rounds=8)), known(7))
+    case = simulated_case(load_spec(small_spec(protocol__params__rounds=8)), known(7))
 
     def at_least_two(settings: Any) -> Any:
         if settings.params["rounds"] < 2:
@@ -217,7 +218,7 @@ def test_settings_that_are_refused_are_passed_over(monkeypatch: pytest.MonkeyPat
 
 
 def test_settings_are_chosen_on_auxiliary_records_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    case = simulated_case(load_spec(tiny(splits__auxiliary=0.3)), known(7))
+    case = simulated_case(load_spec(small_spec(splits__auxiliary=0.3)), known(7))
     private = torch.cat([client.train for client in case.splits.clients])
     scrambled = replace(case.dataset, x=case.dataset.x.clone(), y=case.dataset.y)
     scrambled.x[private] = torch.rand_like(scrambled.x[private])
@@ -227,7 +228,7 @@ def test_settings_are_chosen_on_auxiliary_records_alone(monkeypatch: pytest.Monk
 
 
 def test_a_stand_in_repeats_auxiliary_records_to_the_clients_sizes() -> None:
-    case = simulated_case(load_spec(tiny()), known(7))
+    case = simulated_case(load_spec(small_spec()), known(7))
     stand_in = StandIn.of(case)
     sizes = [len(client.train) for client in case.splits.clients]
     assert stand_in.records == round(sum(sizes) / len(sizes))

@@ -19,9 +19,10 @@ from fdaudit.result import read
 from fdaudit.spec.audit import AuditSpec
 from fdaudit.spec.schema import load_spec
 from fdaudit.storage.timings import note_ended, note_time, read_ended, read_timings
+from fdaudit.testing.specs import small_spec
 
 from ..helpers.report_cases import FIXTURES, TIMINGS, load, minimal
-from ..helpers.run_cases import finished, tiny
+from ..helpers.run_cases import finished
 
 DAY = Provenance(ended="2026-11-29")
 GIVEN = {
@@ -133,12 +134,12 @@ def test_words_of_the_trade_are_explained_where_they_stand() -> None:
 
 
 def test_the_block_is_bounded_text_and_no_part_of_the_digest() -> None:
-    plain = load_spec(tiny())
-    assert load_spec(tiny(audit=GIVEN)).digest() == plain.digest()
+    plain = load_spec(small_spec())
+    assert load_spec(small_spec(audit=GIVEN)).digest() == plain.digest()
     assert "audit" not in plain.public("0" * 64)
     for wrong in ({"system": "x" * 161}, {"scope": ""}, {"system": "a\nb"}, {"when": "now"}, {"owner": 7}):
         with pytest.raises(SpecError):
-            load_spec(tiny(audit=wrong))
+            load_spec(small_spec(audit=wrong))
     assert set(AuditSpec.model_fields) == set(GIVEN)
 
 

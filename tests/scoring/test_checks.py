@@ -17,9 +17,10 @@ from fdaudit.metrics import gdp_epsilon
 from fdaudit.result import Evidence
 from fdaudit.scoring.claims import check_claims, judge
 from fdaudit.scoring.scoring import kept_scores
+from fdaudit.testing.specs import small_spec
 
 from ..helpers.report_cases import Document
-from ..helpers.run_cases import cli, tiny, tree
+from ..helpers.run_cases import cli, tree
 from .check_cases import audited, without_noise
 
 # -- the verdict ----------------------------------------------------------------------------------------------------
@@ -204,7 +205,7 @@ def test_a_contradicted_claim_ends_with_exit_code_1(
 
 
 def test_a_run_is_the_same_again_scores_and_checks_included(tmp_path: Path) -> None:
-    asked = tiny(
+    asked = small_spec(
         canaries={"count": 12, "kind": "noise"}, attacks=[{"name": "loss-threshold"}], splits__auxiliary=0.2
     )
     first = fdaudit.run(asked, tmp_path / "a")
@@ -216,7 +217,7 @@ def test_a_run_is_the_same_again_scores_and_checks_included(tmp_path: Path) -> N
 def test_an_infinite_epsilon_has_nothing_to_check_and_canaries_are_scored_all_the_same(
     tmp_path: Path,
 ) -> None:
-    asked = tiny(
+    asked = small_spec(
         canaries={"count": 12, "kind": "noise"}, attacks=[{"name": "loss-threshold"}], splits__auxiliary=0.2
     )
     run = fdaudit.run(asked, tmp_path / "run")
@@ -263,13 +264,13 @@ def test_the_level_is_shared_by_what_the_spec_asks_for_and_coins_that_do_not_fit
         "splits__auxiliary": 0.2,
         "protocol__params__weighting": "uniform",
     }
-    coins = fdaudit.run(tiny(**changes, canaries={"count": 12, "kind": "noise"}), tmp_path / "coins")
+    coins = fdaudit.run(small_spec(**changes, canaries={"count": 12, "kind": "noise"}), tmp_path / "coins")
     found = check(coins)
     assert found["relation"] == "replace-one"
     assert [e["on"] for e in found["evidence"]] == ["candidates"]
     assert found["confidence"] == pytest.approx(0.975)
     paired = {"count": 6, "kind": "noise", "design": "matched-pairs"}
-    pairs = fdaudit.run(tiny(**changes, canaries=paired), tmp_path / "pairs")
+    pairs = fdaudit.run(small_spec(**changes, canaries=paired), tmp_path / "pairs")
     found = check(pairs)
     assert {(e["on"], e["coins"]) for e in found["evidence"]} == {("candidates", 4), ("canaries", 6)}
     assert found["confidence"] == pytest.approx(0.9875)
@@ -287,7 +288,7 @@ def test_an_attack_that_by_declaration_never_gets_what_it_needs_takes_no_part_of
         "protocol__params__weighting": "uniform",
     }
     names = ("loss-threshold", "prototype-regression", "generator-leakage")
-    run = fdaudit.run(tiny(**changes, attacks=[{"name": name} for name in names]), tmp_path / "run")
+    run = fdaudit.run(small_spec(**changes, attacks=[{"name": name} for name in names]), tmp_path / "run")
     found = check(run)
     assert [e["attack"] for e in found["evidence"]] == ["loss-threshold"]
     assert found["confidence"] == pytest.approx(0.975)

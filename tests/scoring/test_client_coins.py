@@ -17,8 +17,7 @@ import fdaudit
 from fdaudit import defenses
 from fdaudit.metrics import epsilon_lower_bound, most_contradictable
 from fdaudit.scoring.claims import by_client
-
-from ..helpers.run_cases import tiny
+from fdaudit.testing.specs import small_spec
 
 CLIENTS = 24
 
@@ -42,7 +41,7 @@ def noise_forgotten() -> Iterator[None]:
 def audited(sigma: float, unit: str = "client") -> dict[str, Any]:
     """Clients that each hold one of two sets of noise images, and send clipped updates under noise."""
     noise = {"kind": "model_update", "name": "dp-fedavg", "params": {"clip": 0.5, "sigma": sigma}}
-    return tiny(
+    return small_spec(
         clients=CLIENTS,
         dataset__limit=600,
         splits={"test": 0.1, "proxy": 0.0, "auxiliary": 0.1, "candidates": 2},

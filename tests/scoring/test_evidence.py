@@ -29,8 +29,9 @@ from fdaudit.scoring.scoring import Scorer
 from fdaudit.spec.schema import load_spec
 from fdaudit.storage.cache import DIRECTORY
 from fdaudit.storage.vault import Secrets, Vault
+from fdaudit.testing.specs import small_spec
 
-from ..helpers.run_cases import known, tiny
+from ..helpers.run_cases import known
 from ..helpers.text_cases import write_texts
 
 Kind = tuple[Case, Callable[[Case, str], Guess]]
@@ -52,7 +53,7 @@ BEHIND = 4
 
 def _case(secrets: Secrets | None = None, **changes: Any) -> Case:
     spec = {"clients": 3, "dataset": {"name": "digits", "limit": 400}, "splits__proxy": 0.2}
-    return simulated_case(load_spec(tiny(**(spec | changes))), secrets or known(7))
+    return simulated_case(load_spec(small_spec(**(spec | changes))), secrets or known(7))
 
 
 @pytest.fixture(scope="module")

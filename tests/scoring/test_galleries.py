@@ -22,15 +22,16 @@ from fdaudit.planning.simulated import simulated_case
 from fdaudit.result import Cell, Control, Controls, Image, Target
 from fdaudit.scoring.galleries import gallery_tests
 from fdaudit.spec.schema import DatasetSpec, load_spec
+from fdaudit.testing.specs import small_spec
 from fdaudit.types import Figure
 
-from ..helpers.run_cases import known, stream, tiny
+from ..helpers.run_cases import known, stream
 
 # -- who is in a gallery ----------------------------------------------------------------------------------------
 
 
 def _case(**changes: Any) -> Case:
-    spec = tiny(clients=3, dataset={"name": "digits", "limit": 400}, splits__proxy=0.2, **changes)
+    spec = small_spec(clients=3, dataset={"name": "digits", "limit": 400}, splits__proxy=0.2, **changes)
     return simulated_case(load_spec(spec), known(7))
 
 

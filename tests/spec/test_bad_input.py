@@ -16,8 +16,9 @@ import yaml
 from fdaudit import attacks, protocols
 from fdaudit.errors import SpecError
 from fdaudit.spec.schema import load_spec
+from fdaudit.testing.specs import small_spec
 
-from ..helpers.run_cases import cli, known, tiny, write_spec
+from ..helpers.run_cases import cli, known, write_spec
 from .mistakes import IN_SPECS
 
 # -- one mistake a line: name, what is changed in a good spec, the field, the value, a word of the remedy ---------
@@ -213,7 +214,7 @@ def test_a_mistake_is_one_line(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    line = refused(tiny(**filled(changes, folder)), tmp_path, monkeypatch, capsys, *out)
+    line = refused(small_spec(**filled(changes, folder)), tmp_path, monkeypatch, capsys, *out)
     assert line.startswith(f"fdaudit: {field}")
     assert value in line
     assert remedy in line
@@ -227,8 +228,8 @@ def test_the_good_spec_is_good(folder: Path) -> None:
     """Each mistake is the only one: without it the spec makes a case."""
     from fdaudit.planning.simulated import simulated_case
 
-    simulated_case(load_spec(tiny()), known(0))
-    simulated_case(load_spec(tiny(dataset={"name": f"npz:{folder / 'good.npz'}"})), known(0))
+    simulated_case(load_spec(small_spec()), known(0))
+    simulated_case(load_spec(small_spec(dataset={"name": f"npz:{folder / 'good.npz'}"})), known(0))
 
 
 # -- the file itself --------------------------------------------------------------------------------------------
@@ -289,7 +290,7 @@ def test_a_broken_file_is_one_line(
 def test_an_alias_that_stays_small_is_read_as_written_out(tmp_path: Path) -> None:
     """PyYAML itself writes one for a value that a program put in two places."""
     shared = {"kind": "model_update", "name": "gaussian-noise", "params": {"sigma": 1.0}}
-    path = write_spec(tmp_path / "spec.yaml", tiny(defenses=[shared, shared]))
+    path = write_spec(tmp_path / "spec.yaml", small_spec(defenses=[shared, shared]))
     assert "*id001" in path.read_text()
     assert len(load_spec(path).defenses) == 2
 
@@ -313,7 +314,7 @@ def test_a_device_that_is_not_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    line = refused(tiny(device="cuda:1"), tmp_path, monkeypatch, capsys, "--out", "run")
+    line = refused(small_spec(device="cuda:1"), tmp_path, monkeypatch, capsys, "--out", "run")
     assert line.startswith("fdaudit: device: 'cuda:1' is not there")
     assert "Set device to 'cpu'" in line
 
@@ -336,7 +337,7 @@ def test_a_precision_that_the_device_does_not_have(
 ) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
-    spec = tiny(device=device, precision=precision)
+    spec = small_spec(device=device, precision=precision)
     line = refused(spec, tmp_path, monkeypatch, capsys, "--out", "run")
     assert line.startswith(f"fdaudit: precision: {problem}")
     assert "Set precision to 'float32'" in line
@@ -371,8 +372,8 @@ def test_every_setting_refuses_a_value_of_no_sense(room: Any) -> None:
 
 
 SUBPROCESSES: list[tuple[str, Callable[[Path], dict[str, Any] | str]]] = [
-    ("clients", lambda folder: tiny(clients="many")),
-    ("dataset.name", lambda folder: tiny(dataset={"name": f"npz:{folder / 'truncated.npz'}"})),
+    ("clients", lambda folder: small_spec(clients="many")),
+    ("dataset.name", lambda folder: small_spec(dataset={"name": f"npz:{folder / 'truncated.npz'}"})),
 ]
 
 

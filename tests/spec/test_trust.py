@@ -22,11 +22,12 @@ from fdaudit.planning.simulated import simulated_case
 from fdaudit.scoring import run_directory
 from fdaudit.spec import trust
 from fdaudit.storage.digests import canonical
+from fdaudit.testing.specs import small_spec
 from fdaudit.transcript.manifest import MANIFEST, write_manifest
 
 from ..helpers.cli_cases import Shell
 from ..helpers.rerecorded import card_of, rerecord
-from ..helpers.run_cases import tiny, tree
+from ..helpers.run_cases import tree
 
 TRAP = """
 from pathlib import Path
@@ -55,12 +56,12 @@ def trap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return fdaudit.run(tiny(), tmp_path_factory.mktemp("trusted") / "run").directory
+    return fdaudit.run(small_spec(), tmp_path_factory.mktemp("trusted") / "run").directory
 
 
 @pytest.fixture(scope="module")
 def other(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return fdaudit.run(tiny(seed=8), tmp_path_factory.mktemp("other") / "run").directory
+    return fdaudit.run(small_spec(seed=8), tmp_path_factory.mktemp("other") / "run").directory
 
 
 @pytest.fixture(scope="module")
@@ -148,7 +149,7 @@ def sealed(run: Path, **changes: Any) -> None:
 def _ran(shell: Shell, command: tuple[object, ...], run: Path, other: Path) -> tuple[int, str, str]:
     places: dict[object, object] = {"RUN": run, "OTHER": other}
     (shell.home / "guesses.json").write_text(json.dumps(_shares()))
-    (shell.home / "given.yaml").write_text(yaml.safe_dump(tiny()))
+    (shell.home / "given.yaml").write_text(yaml.safe_dump(small_spec()))
     return shell(*(places.get(word, word) for word in command))
 
 
@@ -341,7 +342,7 @@ def test_the_card_of_an_imported_run_names_code_and_no_command_runs_it(
 @pytest.mark.parametrize("field", FIELDS)
 def test_a_grid_names_code_and_no_sweep_runs_it(shell: Shell, trap: Path, tmp_path: Path, field: str) -> None:
     for name in NAMES:
-        base = tiny(**FIELDS[field](code(name, trap)))
+        base = small_spec(**FIELDS[field](code(name, trap)))
         (shell.home / "base.yaml").write_text(yaml.safe_dump(base))
         for stated in (base, "base.yaml"):
             grid = {"sweep": "s", "base": stated, "seeds": [1]}
@@ -388,7 +389,7 @@ def test_an_audits_settings_design_and_guesses_run_no_code(
 
 def test_a_spec_that_is_given_counts_as_named(trap: Path, tmp_path: Path) -> None:
     with pytest.raises(SpecError) as caught:
-        fdaudit.run(tiny(model=code(NAMES[0], trap)), tmp_path / "run")
+        fdaudit.run(small_spec(model=code(NAMES[0], trap)), tmp_path / "run")
     assert trap.exists()
     assert "trust" not in str(caught.value)
 

@@ -19,9 +19,10 @@ import yaml
 import fdaudit
 from fdaudit.audit.red_team import export_view
 from fdaudit.quickstart.suite import specs as quickstart_names
+from fdaudit.testing.specs import small_spec
 
 from ..helpers.rerecorded import card_of, rerecord
-from ..helpers.run_cases import cli, finished, tiny
+from ..helpers.run_cases import cli, finished
 from ..helpers.sweep_cases import grid
 
 SPEC: Mapping[str, Any] = {
@@ -115,7 +116,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (home / "foreign").mkdir()
     rerecord(loaded, home / "foreign")
     (home / "foreign" / "card.yaml").write_text(yaml.safe_dump(card_of(loaded)))
-    (home / "spec.yaml").write_text(yaml.safe_dump(tiny(**SPEC)))
+    (home / "spec.yaml").write_text(yaml.safe_dump(small_spec(**SPEC)))
     shutil.copytree(run, home / "other")
     return home
 

@@ -23,14 +23,15 @@ from fdaudit.adversary.view import view_digest
 from fdaudit.attestation.bundle import evidence
 from fdaudit.errors import RunError
 from fdaudit.storage.locks import make_private, together, writing
+from fdaudit.testing.specs import small_spec
 from fdaudit.transcript.manifest import verify
 
 from ..helpers import warm
-from ..helpers.run_cases import cli, tiny, tree, write_spec
+from ..helpers.run_cases import cli, tree, write_spec
 
 pytestmark = pytest.mark.usefixtures("forked_processes")
 
-SPEC = tiny(
+SPEC = small_spec(
     seed=11,
     protocol__params={"rounds": 40, "batch_size": 16, "local_steps": 2, "server_momentum": 0.5},
     references=["standalone"],
@@ -171,7 +172,7 @@ def test_of_two_that_begin_a_run_in_one_new_directory_one_goes_on(tmp_path: Path
 
     def begin(seed: int) -> str:
         try:
-            fdaudit.run(tiny(seed=seed, protocol__params__rounds=20), out)
+            fdaudit.run(small_spec(seed=seed, protocol__params__rounds=20), out)
         except RunError as error:
             return str(error)
         return "done"

@@ -21,11 +21,12 @@ from fdaudit.spec.schema import load_spec
 from fdaudit.storage.digests import canonical
 from fdaudit.storage.locks import make_private
 from fdaudit.sweeps import sweep
+from fdaudit.testing.specs import small_spec
 
-from ..helpers.run_cases import cli, tiny
+from ..helpers.run_cases import cli
 from ..helpers.sweep_cases import grid, inline
 
-SPEC = tiny(
+SPEC = small_spec(
     attacks=[{"name": "loss-threshold"}, {"name": "analytic"}],
     adversaries=["server"],
     protocol__params={"rounds": 1, "batch_size": 1, "local_steps": 1, "upload": "gradient"},
@@ -87,7 +88,7 @@ def test_the_directory_is_private_before_anything_is_in_it(umask: int, tmp_path:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "mkdir", watched)
-        fdaudit.run(tiny(), tmp_path / "run")
+        fdaudit.run(small_spec(), tmp_path / "run")
     assert modes == [0o700, 0o700]
 
 
@@ -95,7 +96,7 @@ def test_the_directory_is_private_before_anything_is_in_it(umask: int, tmp_path:
 def test_a_directory_that_was_there_is_left_to_its_owner(given: int, tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "run").chmod(given)
-    fdaudit.run(tiny(), tmp_path / "run")
+    fdaudit.run(small_spec(), tmp_path / "run")
     assert mode(tmp_path / "run") == 0o700
 
 
@@ -108,7 +109,7 @@ def test_a_directory_of_somebody_else_is_refused(tmp_path: Path, monkeypatch: py
     with pytest.raises(RunError, match="Operation not permitted"):
         make_private(tmp_path / "run")
     with pytest.raises(RunError, match="Operation not permitted"):
-        fdaudit.run(tiny(), tmp_path / "run")
+        fdaudit.run(small_spec(), tmp_path / "run")
     assert list((tmp_path / "run").iterdir()) == []
 
 
@@ -125,7 +126,7 @@ def test_a_sweep_and_its_cells_are_private(umask: int, tmp_path: Path) -> None:
 def test_the_runs_of_a_quickstart_are_private(
     umask: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    alone = load_spec(tiny(seed=None))
+    alone = load_spec(small_spec(seed=None))
     monkeypatch.setattr(suite, "specs", lambda: {"one": alone, "other": alone})
     suite.quickstart(tmp_path / "audit")
     assert {mode(tmp_path / "audit" / name) for name in (".", "one", "other")} == {0o700}

@@ -26,8 +26,9 @@ from fdaudit.scoring.ground_truth import Truth
 from fdaudit.spec.privacy import CanarySpec
 from fdaudit.spec.schema import DatasetSpec, PartitionSpec, SplitSpec, load_spec
 from fdaudit.storage.vault import Secrets, Vault
+from fdaudit.testing.specs import small_spec
 
-from ..helpers.run_cases import known, tiny
+from ..helpers.run_cases import known
 from ..helpers.seed_attacker import (
     former_sets,
     guessed_seeds,
@@ -125,7 +126,7 @@ def differs(a: Case, b: Case) -> bool:
 
 
 def test_a_seed_alone_decides_nothing():
-    spec = load_spec(tiny())
+    spec = load_spec(small_spec())
     case = simulated_case(spec, Secrets(7, SECRET))
     again = simulated_case(spec, Secrets(7, SECRET))
     other = simulated_case(spec, Secrets(7, SECRET[::-1]))
@@ -142,13 +143,13 @@ def test_a_seed_alone_decides_nothing():
 
 
 def test_runs_that_share_a_secret_and_a_seed_have_the_same_records_whatever_else_they_do():
-    case = simulated_case(load_spec(tiny()), Secrets(7, SECRET))
+    case = simulated_case(load_spec(small_spec()), Secrets(7, SECRET))
     changed = simulated_case(
-        load_spec(tiny(protocol__params__rounds=5, model__params__widths=[8])), Secrets(7, SECRET)
+        load_spec(small_spec(protocol__params__rounds=5, model__params__widths=[8])), Secrets(7, SECRET)
     )
     assert case.identity != changed.identity
     assert not differs(case, changed)
-    assert differs(case, simulated_case(load_spec(tiny()), Secrets(8, SECRET)))
+    assert differs(case, simulated_case(load_spec(small_spec()), Secrets(8, SECRET)))
 
 
 def test_the_working_seed_has_63_bits_and_is_not_the_users():
@@ -210,7 +211,7 @@ def _refuse(*_: object, **__: object) -> None:
 def test_dataset_splits_canaries_and_challenges_are_made_where_every_other_generator_raises(
     monkeypatch, name
 ):
-    case = simulated_case(load_spec(tiny()), known(1))
+    case = simulated_case(load_spec(small_spec()), known(1))
     for module, attribute in (
         *((rng, n) for n in ("child", "child_numpy", "child_seed")),
         *(
@@ -240,7 +241,7 @@ def test_dataset_splits_canaries_and_challenges_are_made_where_every_other_gener
 
 LOW = 7
 """A seed that anybody tries."""
-SPEC = tiny(
+SPEC = small_spec(
     seed=LOW, dataset__limit=None, splits={"test": 0.2, "proxy": 0.1, "auxiliary": 0.2, "candidates": 20}
 )
 

@@ -27,8 +27,8 @@ from fdaudit.sweeps import sweep as engine
 from fdaudit.sweeps.curves import curve
 from fdaudit.sweeps.grid import expand, load_grid
 from fdaudit.sweeps.levels import asks_for_epsilon
+from fdaudit.testing.specs import SMALL_SPEC
 
-from ..helpers.run_cases import TINY
 from ..helpers.sweep_cases import grid, inline
 
 LEVELS = (1.0, 64.0)
@@ -38,7 +38,7 @@ ASKED = {"calibrate": "gaussian-noise", "releases": 2, "sensitivity": 2.0}
 
 def noisy(sigma: Any) -> dict[str, Any]:
     """Return a grid of Selective-FD, whose index lists leave in clear, with noise on its soft labels."""
-    made = copy.deepcopy(dict(TINY))
+    made = copy.deepcopy(dict(SMALL_SPEC))
     base = {k: v for k, v in made.items() if k not in ("seed", "protocol")}
     noise = {"kind": "soft_labels", "name": "gaussian-noise", "params": {"clip": 1.0, "sigma": sigma}}
     params = {"labels": "soft", "rounds": 2, "warm_up_steps": 2, "local_steps": 1, "distill_steps": 1}

@@ -18,9 +18,9 @@ from fdaudit.sweeps.grid import expand, load_grid
 from fdaudit.sweeps.index import read_index
 from fdaudit.sweeps.seeds import over_seeds, seed_grid
 from fdaudit.sweeps.sweep import sweep
+from fdaudit.testing.specs import small_spec
 
 from ..helpers.cli_cases import Shell
-from ..helpers.run_cases import tiny
 from ..helpers.sweep_cases import grid, inline
 
 pytestmark = pytest.mark.usefixtures("forked_processes")
@@ -33,19 +33,19 @@ def shell(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], t
 
 
 def test_the_grid_has_the_spec_s_settings_and_seeds_from_its_own_on() -> None:
-    spec = load_spec(tiny(seed=7))
+    spec = load_spec(small_spec(seed=7))
     runs = expand(load_grid(seed_grid(spec, 3)))
     assert [run.seed for run in runs] == [7, 8, 9]
     for run in runs:
         assert run.spec is not None
         assert run.spec.model_copy(update={"seed": 7, "name": spec.name}) == spec
-    drawn = load_spec({**tiny(), "seed": None})
+    drawn = load_spec({**small_spec(), "seed": None})
     assert [run.seed for run in expand(load_grid(seed_grid(drawn, 2)))] == [1, 2]
 
 
 def test_seeds_end_where_a_seed_must() -> None:
     with pytest.raises(SpecError, match="leaves no room for 5 seeds"):
-        seed_grid(load_spec(tiny(seed=2**63 - 2)), 5)
+        seed_grid(load_spec(small_spec(seed=2**63 - 2)), 5)
 
 
 def test_a_spec_runs_with_several_seeds_and_more_are_added(shell: Shell) -> None:
@@ -126,9 +126,9 @@ def test_what_does_not_go_with_seeds_is_refused(option: tuple[str, str], shell: 
 
 
 def test_runs_under_one_name_differ_in_their_seeds_alone(tmp_path: Path) -> None:
-    first = fdaudit.run(tiny(seed=1), tmp_path / "a")
-    second = fdaudit.run(tiny(seed=2), tmp_path / "b")
-    other = fdaudit.run(tiny(seed=3, clients=3), tmp_path / "c")
+    first = fdaudit.run(small_spec(seed=1), tmp_path / "a")
+    second = fdaudit.run(small_spec(seed=2), tmp_path / "b")
+    other = fdaudit.run(small_spec(seed=3, clients=3), tmp_path / "c")
     page = fdaudit.compare({"x": [first, second], "y": other}, tmp_path / "out")
     rows = json.loads(page.with_name("comparison.json").read_bytes())["runs"]
     assert [(row["name"], row["seeds"]) for row in rows] == [("x", 2), ("y", 1)]

@@ -19,9 +19,8 @@ from fdaudit.models.generative import build_discriminator
 from fdaudit.models.network import Network
 from fdaudit.rng import child
 from fdaudit.spec.schema import ModelSpec
+from fdaudit.testing.specs import small_spec
 from fdaudit.training.private_step import unfit
-
-from ..helpers.run_cases import tiny
 
 SHAPE = (1, 8, 8)
 
@@ -276,7 +275,7 @@ def test_an_imported_network_that_mixes_records_is_refused_by_its_field(
         "name": "dp-sgd",
         "params": {"clip": 1.0, "noise_multiplier": 1.0, "sample_rate": 0.5},
     }
-    spec = tiny(defenses=[defence])
+    spec = small_spec(defenses=[defence])
     if where == "model":
         spec["model"] = mixing
     else:

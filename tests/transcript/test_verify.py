@@ -13,10 +13,11 @@ import pytest
 
 from fdaudit.api import attack, load, run
 from fdaudit.errors import IntegrityError, RunError
+from fdaudit.testing.specs import small_spec
 from fdaudit.transcript.manifest import read_manifest, verify, write_manifest
 from fdaudit.transcript.transcript import verify_transcript
 
-from ..helpers.run_cases import cli, finished, tiny
+from ..helpers.run_cases import cli, finished
 
 LOG = "transcript/messages.jsonl"
 
@@ -386,5 +387,5 @@ def test_a_changed_record_is_not_attacked_and_not_resumed(damaged: Path) -> None
     with pytest.raises(IntegrityError, match=r"messages\.jsonl"):
         attack("loss-threshold", load(damaged))
     with pytest.raises(IntegrityError, match=r"messages\.jsonl"):
-        run(tiny(model__params={"widths": [1]}), damaged, resume=True)
+        run(small_spec(model__params={"widths": [1]}), damaged, resume=True)
     assert (damaged / "result.json").read_bytes() == before

@@ -23,6 +23,7 @@ from fdaudit.cli.app import _beside
 from fdaudit.errors import RunError
 from fdaudit.result import Gain, Noticed, Result, Twin
 from fdaudit.spec.schema import load_spec
+from fdaudit.testing.specs import small_spec
 from fdaudit.transcript.messages import DEVIATION
 from fdaudit.transcript.payloads import read_payload
 from fdaudit.transcript.transcript import read_messages
@@ -30,9 +31,9 @@ from fdaudit.twin import make_twin
 from fdaudit.twin.gains import _verdict
 from fdaudit.types import Figure
 
-from ..helpers.run_cases import cli, tiny, tree, write_spec
+from ..helpers.run_cases import cli, tree, write_spec
 
-ACTIVE = tiny(
+ACTIVE = small_spec(
     protocol={"name": "fedavg", "params": {"rounds": 9, "batch_size": 4, "upload": "gradient"}},
     model={"name": "mlp", "params": {"widths": [32]}},
     splits={"test": 0.2, "proxy": 0.0, "auxiliary": 0.2, "candidates": 4},
@@ -281,7 +282,7 @@ def test_a_run_without_deviations_is_refused(
     assert "has no deviations: it would be its own honest twin" in told
     assert len(told.strip().splitlines()) == 1
     assert tree(pair[1].directory) == before
-    spec = write_spec(tmp_path / "spec.yaml", tiny())
+    spec = write_spec(tmp_path / "spec.yaml", small_spec())
     code, _, told = cli(monkeypatch, capsys, "run", spec, "--out", tmp_path / "run", "--twin")
     assert code == 2
     assert "has no deviations" in told

@@ -1,17 +1,13 @@
 """Membership by confidence: a model is surer of records it was trained on."""
 
-from __future__ import annotations
-
 from typing import ClassVar
 
 import torch
 
-from fdaudit.adversary.knowledge import Knowledge
-from fdaudit.adversary.view import View
 from fdaudit.config import Config
 from fdaudit.goals.membership import Membership
 from fdaudit.registry import AttackCard
-from fdaudit.types import Applicability, AttackTask
+from fdaudit.types import Applicability
 
 
 class ConfidenceConfig(Config):
@@ -32,23 +28,13 @@ class Confidence:
     )
     Config: ClassVar[type[ConfidenceConfig]] = ConfidenceConfig
 
-    def __init__(self, config: ConfidenceConfig) -> None:
-        self.config = config
+    def __init__(self, config): ...
 
-    def applicable(self, view: View, knowledge: Knowledge, task: AttackTask) -> Applicability:
-        """Yes with a soft-label oracle and a budget for every candidate."""
-        if task.oracle is None or not task.challenges:
-            return Applicability(False, "no soft-label oracle, or no challenge")
-        asked = sum(len(c.y) for c in task.challenges.values())
-        if asked > task.oracle.budget:
-            return Applicability(False, f"needs {asked} queries, the budget allows {task.oracle.budget}")
+    def applicable(self, view, knowledge, task):
+        if task.oracle is None or task.oracle.budget < sum(len(c.y) for c in task.challenges.values()):
+            return Applicability(False, "no soft-label oracle with a budget for every candidate")
         return Applicability(True)
 
-    def run(
-        self, view: View, knowledge: Knowledge, task: AttackTask, generator: torch.Generator
-    ) -> tuple[Membership, ...]:
-        """One `Membership` for each challenge."""
-        return tuple(
-            Membership(target=target, scores=task.oracle.query(c.x).max(1).values)
-            for target, c in task.challenges.items()
-        )
+    def run(self, view, knowledge, task, generator: torch.Generator):
+        answers = {k: task.oracle.query(c.x) for k, c in task.challenges.items()}
+        return tuple(Membership(target=k, scores=a.max(1).values) for k, a in answers.items())

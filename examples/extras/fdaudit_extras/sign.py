@@ -1,16 +1,11 @@
 """Signs instead of values."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any, ClassVar
-
-from torch import Tensor
 
 from fdaudit.config import Config
 from fdaudit.events import NoGuarantee
 from fdaudit.registry import DefenseCard
-from fdaudit.rng import SecretStream
 from fdaudit.transcript.wire import Released
 
 
@@ -19,7 +14,7 @@ class SignConfig(Config):
 
 
 class Sign:
-    """Sends the sign of every value: one bit each."""
+    """Sends the sign of every value: one bit each. Which samples a message is about stays."""
 
     card = DefenseCard(
         name="sign",
@@ -28,19 +23,15 @@ class Sign:
     )
     Config: ClassVar[type[SignConfig]] = SignConfig
 
-    def __init__(self, config: SignConfig) -> None:
-        self.config = config
+    def __init__(self, config): ...
 
     def describe(self) -> Mapping[str, Any]:
-        """Name and parameters, as recorded beside the message."""
         return {"name": self.card.name}
 
-    def release(self, kind: str, tensors: Mapping[str, Tensor], noise: SecretStream) -> Released:
-        """The signs; `noise` is not needed."""
-        bits = sum(t.numel() for t in tensors.values())
+    def release(self, kind, tensors, noise) -> Released:
+        signs = {name: t if name == "index" else t.sign() for name, t in tensors.items()}
+        bits = sum(t.numel() for t in signs.values())
+        reason = "signs of the true values are sent as they are"
         return Released(
-            kind=kind,
-            tensors={name: tensor.sign() for name, tensor in tensors.items()},
-            event=NoGuarantee(reason="signs of the true values are sent as they are"),
-            bytes_on_wire=(bits + 7) // 8,
+            kind=kind, tensors=signs, event=NoGuarantee(reason=reason), bytes_on_wire=(bits + 7) // 8
         )

@@ -25,10 +25,9 @@ from fdaudit.scoring.goals.model_extraction import CopyScorer, check_copy
 from fdaudit.scoring.goals.scorer import Inputs
 from fdaudit.storage.files import save_tensors
 from fdaudit.storage.vault import Vault
+from fdaudit.testing.specs import small_spec
 from fdaudit.training.trainer import parameters_of
 from fdaudit.types import AttackTask, Figure
-
-from ...helpers.run_cases import tiny
 
 SOFT, HARD = {"name": "extraction-soft"}, {"name": "extraction-hard"}
 
@@ -53,7 +52,7 @@ def distilled(directory: Path, **changes: Any) -> fdaudit.Run:
         "attacks": [SOFT, HARD],
         **changes,
     }
-    return fdaudit.run(tiny(**asked), directory)
+    return fdaudit.run(small_spec(**asked), directory)
 
 
 @pytest.fixture(scope="module")
@@ -109,7 +108,7 @@ def test_the_report_calls_it_a_leak(run: fdaudit.Run) -> None:
 
 
 def test_where_the_models_are_in_view_there_is_nothing_to_copy(tmp_path: Path) -> None:
-    run = fdaudit.run(tiny(attacks=[SOFT, HARD], adversaries=["server", "world"]), tmp_path / "run")
+    run = fdaudit.run(small_spec(attacks=[SOFT, HARD], adversaries=["server", "world"]), tmp_path / "run")
     reasons = {c["id"]: c["reason"] for c in run.result.plain()["cells"] if c["goal"] == "model-extraction"}
     assert "the victims' models themselves are in view" in reasons["server/extraction-soft"]
     assert "no model to ask that is not in view itself" in reasons["world/extraction-hard"]

@@ -20,9 +20,10 @@ from fdaudit.scoring.goals.scorer import CheckedTask
 from fdaudit.scoring.guesses import check_guesses
 from fdaudit.scoring.run_directory import RunDirectory
 from fdaudit.spec.schema import load_spec
+from fdaudit.testing.specs import small_spec
 
 from ...helpers.doubles import in_a_thread
-from ...helpers.run_cases import finished, known, tiny
+from ...helpers.run_cases import finished, known
 
 pytestmark = pytest.mark.thorough
 
@@ -92,7 +93,7 @@ def test_a_server_with_parameters_in_view_needs_no_oracle(run: Run) -> None:
 def test_a_record_itself_has_the_ceilings_psnr(
     run: Run,
 ) -> None:
-    stage = Stage(RunDirectory(run.directory, simulated_case(load_spec(tiny(**CHANGES)), known(7))))
+    stage = Stage(RunDirectory(run.directory, simulated_case(load_spec(small_spec(**CHANGES)), known(7))))
     x, y = stage.case.records("client/0")
     guess = Reconstruction(target="client/0", messages=(), images=x[:3], labels=y[:3])
     score = stage.run.scorer.of(guess).compared([guess])
@@ -114,7 +115,7 @@ def test_the_positive_control_fails_for_an_attack_that_looks_at_nothing(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     case = simulated_case(
-        load_spec(tiny(**{**CHANGES, "dataset__limit": 300, "splits__auxiliary": 0.2})), known(7)
+        load_spec(small_spec(**{**CHANGES, "dataset__limit": 300, "splits__auxiliary": 0.2})), known(7)
     )
     attack = next(a for a in case.attacks if a.name == "ideal-hard")
     monkeypatch.setattr(loaded(attack.target), "run", lambda self, *given: blind(*given))

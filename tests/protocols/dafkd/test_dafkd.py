@@ -13,13 +13,15 @@ from fdaudit.federation.networks import Networks
 from fdaudit.federation.protocol import Common
 from fdaudit.models import architecture
 from fdaudit.spec.schema import ModelSpec
+from fdaudit.testing import federation
+from fdaudit.testing.federation import SHAPE, common, network, records
 from fdaudit.training.execution import Execution
 from fdaudit.training.trainer import Trainer
 from fdaudit.transcript.wire import Outage
 
 from ...helpers import protocol_cases
 from ...helpers.network_double import NetworkDouble
-from ...helpers.protocol_cases import SHAPE, common, configured, network, records, run
+from ...helpers.protocol_cases import configured, run
 
 BACK = {"upload_discriminator": False}
 
@@ -277,7 +279,7 @@ def test_nobody_answering_leaves_both_global_models_as_they_are(tmp_path):
 def test_clients_side_by_side_end_bit_for_bit_as_one_after_the_other(tmp_path, monkeypatch):
     one = run(tmp_path / "a", "dafkd")
     two = Execution(device="cpu", threads=2, strategy="loop", memory_format="contiguous")
-    monkeypatch.setattr(protocol_cases, "execution", lambda: two)
+    monkeypatch.setattr(federation, "execution", lambda *_: two)
     assert run(tmp_path / "b", "dafkd").log == one.log
 
 
@@ -300,7 +302,7 @@ def test_work_of_ones_own_comes_back_in_order_and_dropout_takes_turns():
 
 def test_networks_with_batchnorm_and_dropout_train_and_stay_finite(tmp_path, monkeypatch):
     resnet = architecture(ModelSpec(name="resnet8"), SHAPE, 3)
-    made = Common(networks=Networks(resnet), execution=protocol_cases.execution(), public=common().public)
+    made = Common(networks=Networks(resnet), execution=federation.execution(), public=common().public)
     monkeypatch.setattr(protocol_cases, "common", lambda *_: made)
     ran = run(tmp_path / "a", "dafkd", {"local_steps": 2}, rounds=1)
     assert all(torch.isfinite(t).all() for m in ran.rounds[0].models.values() for t in m.values())

@@ -17,12 +17,13 @@ from fdaudit.models import architecture
 from fdaudit.rng import child
 from fdaudit.spec.schema import ModelSpec, load_spec
 from fdaudit.storage.files import encode
+from fdaudit.testing import federation
+from fdaudit.testing.federation import CLASSES, SHAPE, SIZES, common, records
 from fdaudit.training.execution import Execution
 from fdaudit.transcript.wire import Outage
 
-from ...helpers import protocol_cases
 from ...helpers.docs_pages import ROOT
-from ...helpers.protocol_cases import CLASSES, SHAPE, SIZES, common, configured, records, run
+from ...helpers.protocol_cases import configured, run
 
 CLIENTS = tuple(records())
 
@@ -87,9 +88,7 @@ def test_a_reference_line_trains_as_long_as_stage_1():
 def test_images_too_small_to_generate_are_refused():
     shape = (1, 3, 3)
     tiny = architecture(ModelSpec(name="mlp", params={"widths": [2]}), shape, CLASSES)
-    held = Common(
-        networks=Networks(tiny), execution=protocol_cases.execution(), public=torch.zeros(0, *shape)
-    )
+    held = Common(networks=Networks(tiny), execution=federation.execution(), public=torch.zeros(0, *shape))
     data = {"client/0": PartyData(torch.zeros(2, *shape), torch.zeros(2, dtype=torch.int64))}
     with pytest.raises(SpecError, match=r"image_size.*3x3.*8 or more"):
         FedIOD(configured("fediod", {}), setting_of(FedIOD, held, data, NoWire(), 5))
@@ -385,7 +384,7 @@ def test_logits_depend_on_nothing_but_own_records_and_the_samples(tmp_path):
 def test_threads_change_nothing(tmp_path, monkeypatch):
     one = run(tmp_path / "a", "fediod")
     two = Execution(device="cpu", threads=2, strategy="loop", memory_format="contiguous")
-    monkeypatch.setattr(protocol_cases, "execution", lambda: two)
+    monkeypatch.setattr(federation, "execution", lambda *_: two)
     other = run(tmp_path / "b", "fediod")
     assert other.setting.trainers["server"].execution.threads == 2
     assert (one.log, one.states) == (other.log, other.states)
@@ -393,7 +392,7 @@ def test_threads_change_nothing(tmp_path, monkeypatch):
 
 def test_a_run_resumes_bit_for_bit_in_channels_last(tmp_path, monkeypatch):
     last = Execution(device="cpu", threads=1, strategy="loop", memory_format="channels_last")
-    monkeypatch.setattr(protocol_cases, "execution", lambda: last)
+    monkeypatch.setattr(federation, "execution", lambda *_: last)
     wide = {"generator_width": 8, "discriminator_width": 8}
     whole = run(tmp_path / "a", "fediod", wide)
     part = run(tmp_path / "b", "fediod", wide, stop_after=1)

@@ -15,11 +15,13 @@ from fdaudit.errors import SpecError
 from fdaudit.planning.simulated import simulated_case
 from fdaudit.spec.schema import load_spec
 from fdaudit.tasks import SEGMENTATION
+from fdaudit.testing.federation import CLASSES, dense, masked, records
+from fdaudit.testing.specs import small_spec
 
 from ...helpers.mask_cases import write_masks
-from ...helpers.protocol_cases import CLASSES, dense, masked, records, run
+from ...helpers.protocol_cases import run
 from ...helpers.record_reader import read
-from ...helpers.run_cases import known, tiny
+from ...helpers.run_cases import known
 from .test_replay_fediod import BrokenRecordError, cotangents, expect, pi
 
 SIDE = 8
@@ -238,7 +240,7 @@ def test_every_value_that_the_server_was_sent_or_sent_counts(kind, recorded):
 
 def test_votes_are_refused_for_masks(tmp_path):
     params = {"outputs": "votes", "weights": "uniform", "shares": "uniform"}
-    spec = tiny(
+    spec = small_spec(
         dataset={"name": f"masks:{write_masks(tmp_path / 'discs.npz', 120)}"},
         splits={"test": 0.2, "proxy": 0.1, "auxiliary": 0.2, "candidates": 4},
         model={"name": "unet", "params": {"width": 8, "depth": 1}},

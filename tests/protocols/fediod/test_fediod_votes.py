@@ -25,12 +25,15 @@ from fdaudit.planning.simulated import simulated_case
 from fdaudit.rng import SecretStream, child
 from fdaudit.spec.schema import load_spec
 from fdaudit.storage.files import encode
+from fdaudit.testing.federation import CLASSES, SHAPE, common, records
+from fdaudit.testing.running import ProtocolRun
+from fdaudit.testing.specs import small_spec
 from fdaudit.transcript.messages import ALL, DATA, role
 from fdaudit.transcript.samples import sample_index
 from fdaudit.transcript.wire import Outage
 
-from ...helpers.protocol_cases import CLASSES, FAST, SHAPE, VOTES, Ran, common, configured, records, run
-from ...helpers.run_cases import known, secrets_apart, tiny
+from ...helpers.protocol_cases import FAST, VOTES, configured, run
+from ...helpers.run_cases import known, secrets_apart
 
 CLIENTS = tuple(records())
 PARAMS = {**VOTES, **FAST}
@@ -47,11 +50,11 @@ def aggregator(name: str, **params: Any) -> dict[tuple[str, str], list[Any]]:
     return {("vote_counts", "aggregator"): [cls(validate(cls.Config, params))]}
 
 
-def steps_of(ran: Ran) -> list[tuple[int, int]]:
+def steps_of(ran: ProtocolRun) -> list[tuple[int, int]]:
     return sorted({(m.round, m.step) for m in ran.messages if m.kind == "generated_samples"})
 
 
-def in_step(ran: Ran, step: tuple[int, int], kind: str, sender: str = "") -> list[Any]:
+def in_step(ran: ProtocolRun, step: tuple[int, int], kind: str, sender: str = "") -> list[Any]:
     found = [m for m in ran.messages if (m.round, m.step) == step and m.kind == kind]
     return [m for m in found if not sender or role(m.sender) == sender]
 
@@ -116,7 +119,7 @@ PLANS: list[tuple[dict[str, Any], dict[str, Any], str]] = [
 def test_a_defence_that_would_protect_nothing_or_claims_too_much_is_refused(
     params: dict[str, Any], defence: dict[str, Any], said: str
 ) -> None:
-    spec = tiny(protocol={"name": "fediod", "params": {"rounds": 2, **params}}, defenses=[defence])
+    spec = small_spec(protocol={"name": "fediod", "params": {"rounds": 2, **params}}, defenses=[defence])
     with pytest.raises(SpecError, match=said):
         simulated_case(load_spec(spec), known(7))
 
@@ -126,7 +129,7 @@ def test_a_defence_may_claim_the_draw_that_happens_or_none(claimed: int) -> None
     sanitized = entry("sample_gradients", "client", "sanitized-gradients", clip=1.0, sigma=1.0)
     sanitized["params"]["drawn_from"] = claimed
     params = {"rounds": 2, "gradients_from": "one", **VOTES}
-    spec = tiny(protocol={"name": "fediod", "params": params}, defenses=[sanitized, GNMAX])
+    spec = small_spec(protocol={"name": "fediod", "params": params}, defenses=[sanitized, GNMAX])
     case = simulated_case(load_spec(spec), known(7))
     assert set(case.defenses) == {("sample_gradients", "client"), ("vote_counts", "aggregator")}
 

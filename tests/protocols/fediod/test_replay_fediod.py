@@ -22,9 +22,10 @@ from safetensors.numpy import load_file, save, save_file
 
 from fdaudit.planning.simulated import simulated_case
 from fdaudit.spec.schema import load_spec
+from fdaudit.testing.specs import small_spec
 
 from ...helpers.record_reader import Arrays, read, standing_alone
-from ...helpers.run_cases import finished, known, tiny
+from ...helpers.run_cases import finished, known
 
 
 class BrokenRecordError(Exception):
@@ -226,7 +227,7 @@ def recorded(
         "withhold": list(withhold),
     }
     run = finished(directory, **changes)
-    initial = simulated_case(load_spec(tiny(**changes)), known(7)).initial()
+    initial = simulated_case(load_spec(small_spec(**changes)), known(7)).initial()
     save_file({n: t.numpy() for n, t in initial.items()}, run / "initial.safetensors")
     return run, settings
 

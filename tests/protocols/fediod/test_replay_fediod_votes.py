@@ -16,9 +16,10 @@ from safetensors.numpy import load_file, save, save_file
 
 from fdaudit.planning.simulated import simulated_case
 from fdaudit.spec.schema import load_spec
+from fdaudit.testing.specs import small_spec
 
 from ...helpers.record_reader import Arrays, read, samples
-from ...helpers.run_cases import finished, known, tiny
+from ...helpers.run_cases import finished, known
 from .test_replay_fediod import BrokenRecordError, Student, log_softmax
 
 CLIENTS = 3
@@ -145,7 +146,7 @@ def recorded(directory: Path, name: str) -> tuple[Path, dict[str, Any], bool]:
         "defenses": [] if defence is None else [{**at, **defence}],
     }
     run = finished(directory, **changes)
-    initial = simulated_case(load_spec(tiny(**changes)), known(7)).initial()
+    initial = simulated_case(load_spec(small_spec(**changes)), known(7)).initial()
     save_file({n: t.numpy() for n, t in initial.items()}, run / "initial.safetensors")
     return run, settings, defence is not None
 

@@ -17,10 +17,11 @@ from fdaudit.errors import SpecError, TrainingDivergedError
 from fdaudit.events import Laplace, NoGuarantee
 from fdaudit.rng import child
 from fdaudit.storage.files import encode
+from fdaudit.testing.federation import CLASSES, initial, network, public, records
 from fdaudit.transcript.encoding import readable
 from fdaudit.transcript.wire import Outage
 
-from ...helpers.protocol_cases import CLASSES, initial, network, public, records, run
+from ...helpers.protocol_cases import run
 from ...helpers.run_cases import finished
 
 CONFIG = REGISTRY.load("fedkd").Config

@@ -10,11 +10,13 @@ from fdaudit.errors import SpecError, UsageError
 from fdaudit.planning.simulated import simulated_case
 from fdaudit.spec.schema import load_spec
 from fdaudit.tasks import SEGMENTATION
+from fdaudit.testing.federation import CLASSES, dense, masked, public, records
+from fdaudit.testing.specs import small_spec
 
 from ...helpers.mask_cases import write_masks
-from ...helpers.protocol_cases import CLASSES, dense, masked, public, records, run
+from ...helpers.protocol_cases import run
 from ...helpers.record_reader import read
-from ...helpers.run_cases import known, tiny
+from ...helpers.run_cases import known
 from .test_replay_fedkd import only, unpacked
 
 GIVEN = {"task": SEGMENTATION}
@@ -114,7 +116,7 @@ def spec_of(folder, **changes):
         "model": {"name": "unet", "params": {"width": 8, "depth": 1}},
         "protocol": {"name": "fedkd", "params": {}},
     }
-    return tiny(**(own | changes))
+    return small_spec(**(own | changes))
 
 
 def test_votes_are_refused_for_masks(tmp_path):

@@ -9,9 +9,10 @@ from fdaudit.protocols.fedkd.protocol import class_weights
 
 import fdaudit
 from fdaudit.tasks import MULTI_LABEL
+from fdaudit.testing.federation import initial, network, public, records, several
 
 from ...helpers.docs_pages import ROOT
-from ...helpers.protocol_cases import initial, network, public, records, run, several
+from ...helpers.protocol_cases import run
 from ...helpers.record_reader import read
 from ...helpers.run_cases import finished
 from .test_replay_fedkd import CLIENTS, only, replay, worth

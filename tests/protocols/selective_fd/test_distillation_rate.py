@@ -7,9 +7,10 @@ import torch
 from fdaudit.protocols.selective_fd import SelectiveFDConfig
 from torch.nn import functional as F
 
+from fdaudit.testing.federation import SIZES, initial, network, public, records
 from fdaudit.transcript.samples import sample_index
 
-from ...helpers.protocol_cases import SIZES, initial, network, public, records, run
+from ...helpers.protocol_cases import run
 
 PARAMS = {"selector": "none", "warm_up_steps": 0, "local_steps": 0, "distill_steps": 3, "lr": 0.5}
 

@@ -25,8 +25,9 @@ from fdaudit.config import validate
 from fdaudit.errors import SpecError, TrainingDivergedError
 from fdaudit.federation.protocol import PartyData
 from fdaudit.rng import child
+from fdaudit.testing.federation import records
 
-from ...helpers.protocol_cases import records, run
+from ...helpers.protocol_cases import run
 
 
 def clusters(*centres: float, n: int = 30, seed: int = 0) -> PartyData:

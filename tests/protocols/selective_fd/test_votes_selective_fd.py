@@ -18,9 +18,11 @@ from fdaudit.federation.rehearsal import parties_of
 from fdaudit.planning.simulated import simulated_case
 from fdaudit.rng import child
 from fdaudit.spec.schema import load_spec
+from fdaudit.testing.federation import CLASSES, SIZES, network, public, records
+from fdaudit.testing.running import ProtocolRun
 from fdaudit.transcript.messages import ALL, role
 
-from ...helpers.protocol_cases import CLASSES, SIZES, Ran, configured, network, public, records, run
+from ...helpers.protocol_cases import configured, run
 from ...helpers.run_cases import known
 
 ROUNDS, B = 2, 5
@@ -40,11 +42,11 @@ def pate(sender: str, name: str = "gnmax", **params: Any) -> dict[tuple[str, str
     return {("vote_counts", sender): [cls(validate(cls.Config, params))]}
 
 
-def went(folder: Any, params: dict[str, Any], **kwargs: Any) -> Ran:
+def went(folder: Any, params: dict[str, Any], **kwargs: Any) -> ProtocolRun:
     return run(folder, "selective-fd", params, rounds=ROUNDS, **kwargs)
 
 
-def epsilon(ran: Ran, view: str) -> float:
+def epsilon(ran: ProtocolRun, view: str) -> float:
     return Books(ran.messages, ran.parties).ledger(view, pld=False).epsilon
 
 
