@@ -130,7 +130,8 @@ class RowScorer(GoalScorer[RowReconstruction]):
     def _rows(self, one: RecoveredRows, auxiliary: tuple[Floats, Integers]) -> tuple[Row, ...]:
         """Return a victim's first rows, guess beside truth."""
         match = matched_rows(one.guess, one.truth, self._columns)
-        return tuple(self._row(one, match.guess, i, auxiliary) for i in range(len(one.truth))[:_MOST_ROWS])
+        count = min(len(one.truth), _MOST_ROWS)
+        return tuple(self._row(one, match.guess, i, auxiliary) for i in range(count))
 
     def _row(self, one: RecoveredRows, guesses: Integers, i: int, auxiliary: tuple[Floats, Integers]) -> Row:
         truth, g, label = one.truth[i], int(guesses[i]), int(one.labels[i])
