@@ -11,8 +11,8 @@ import errno
 import os
 import stat
 from dataclasses import dataclass
+from io import BufferedReader
 from pathlib import Path
-from typing import BinaryIO
 
 from fdaudit.errors import UsageError
 
@@ -133,7 +133,7 @@ FILE_LIMITS = (
 """All limits that can be raised."""
 
 
-def open_file(path: Path, limit: Limit | None = None, *, follow: bool = True) -> BinaryIO:
+def open_file(path: Path, limit: Limit | None = None, *, follow: bool = True) -> BufferedReader:
     """Open a regular file for reading; never block on a pipe.
 
     Args:

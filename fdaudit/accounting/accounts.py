@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, get_args
 
-from fdaudit.accounting.charges import Charges, charges_from_json, charges_to_json
+from fdaudit.accounting.charges import Charges, charges_from_json, charges_to_json, signal_to_noise
 from fdaudit.accounting.costs import epsilon
 from fdaudit.errors import IntegrityError
 from fdaudit.events import DiscreteGaussian, Gaussian, Relation, Unit
@@ -126,7 +126,7 @@ def gdp(charges: Charges) -> float | None:
     for charge, times in charges.items():
         if not isinstance(charge, Gaussian):
             return None
-        ratios.append(math.sqrt(times * charge.count) * charge.sensitivity / charge.scale)
+        ratios.append(signal_to_noise(charge, times))
     return math.hypot(*ratios)
 
 

@@ -162,32 +162,29 @@ class BudgetMeter:
         Raises:
             SpecError: it would take the view past its budget; it must not be sent.
         """
-        left = self._left(message)
-        bare, charged = self._flow(left)
-        if bare and self._sees(left):
-            problem = f"{left.kind} of {left.sender} carries data of {min(bare)} without a guarantee"
+        counted = self._counted(message)
+        bare, charged = self._flow(counted)
+        if bare and self._sees(counted):
+            problem = f"{counted.kind} of {counted.sender} carries data of {min(bare)} without a guarantee"
             remedy = "Defend or withhold it."
-            if self.departing and isinstance(left.event, NoGuarantee):
-                problem, remedy = (
-                    f"{problem}, since {left.event.reason}",
-                    "Train by DP-SGD, or change against.",
-                )
+            if self.departing and isinstance(counted.event, NoGuarantee):
+                problem += f", since {counted.event.reason}"
+                remedy = "Train by DP-SGD, or change against."
             raise self._refusal(f"cannot be kept{self._condition}: {problem}", remedy)
         for client, cost in charged.items():
             if not self._rule.fits(self._spent[client] + cost):
-                problem = f"is passed in round {left.round} by {left.kind} of {left.sender}"
+                problem = f"is passed in round {counted.round} by {counted.kind} of {counted.sender}"
                 raise self._refusal(f"{problem}{self._condition}", "Raise it, or add noise.")
-        self._note(left, bare, charged)
+        self._note(counted, bare, charged)
 
     def read(self, message: Message) -> None:
         """Count a message that is already recorded."""
-        left = self._left(message)
-        bare, charged = self._flow(left)
+        counted = self._counted(message)
+        bare, charged = self._flow(counted)
         for client, cost in charged.items():
-            self._rule.fits(
-                self._spent[client] + cost
-            )  # the first one fixes the order, as in the original run
-        self._note(left, bare, charged)
+            # The first one fixes the order, as in the original run.
+            self._rule.fits(self._spent[client] + cost)
+        self._note(counted, bare, charged)
 
     def allows_another(self) -> bool:
         """Return whether another round fits that costs each client no more than its most expensive round so far.
@@ -203,15 +200,15 @@ class BudgetMeter:
         """Return who departs, as the end of a clause; empty if nobody may."""
         if not self.departing:
             return ""
-        roles = dict.fromkeys(
-            "other clients" if role(p) == "client" else f"the {role(p)}" for p in self.departing
-        )
+        roles: dict[str, None] = {}
+        for name in map(role, self.departing):
+            roles["other clients" if name == "client" else f"the {name}"] = None
         return f" if {' and '.join(roles)} may depart from the protocol"
 
     def _refusal(self, problem: str, remedy: str) -> SpecError:
         return SpecError("privacy.budget.epsilon", self.epsilon, problem, remedy)
 
-    def _left(self, message: Message) -> Message:
+    def _counted(self, message: Message) -> Message:
         """Return what counts of the next message."""
         if message.round != self._now:
             self._close_round()
@@ -252,7 +249,11 @@ class BudgetMeter:
         everything = data.union(*arriving.values())
         event = message.event
         if event is None or isinstance(event, NoGuarantee):
-            return self._unchanged(message, everything), {}
+            # Replacing a record does not change a record count.
+            counts = message.kind == "sample_count" and message.inputs == (DATA,)
+            if counts and (self._unit, self._relation) == ("record", "replace-one"):
+                return frozenset(), {}
+            return everything, {}
         stated = self._stated(event)
         if isinstance(stated, NoGuarantee):
             return everything, {}
@@ -268,14 +269,6 @@ class BudgetMeter:
         if isinstance(event, NoGuarantee):
             return event
         return converted(event, self._unit, self._relation)
-
-    def _unchanged(self, message: Message, everything: frozenset[str]) -> frozenset[str]:
-        """Return the clients whose data the message exposes; replacing a record does not change a record count."""
-        counted = message.kind == "sample_count" and message.inputs == (DATA,)
-        still = (self._unit, self._relation) == ("record", "replace-one")
-        if counted and still:
-            return frozenset()
-        return everything
 
     def _sees(self, message: Message) -> bool:
         overheard = EAVESDROPPER in self._members and any(r != message.sender for r in message.receivers)
@@ -343,7 +336,8 @@ def departing_groups(
         if not able or (name == "client" and len(able) < 2):
             problem = "has nobody in this run who could depart"
             raise SpecError("privacy.budget.against", name, problem, "Remove it.")
-        if name == "client":
-            yield from (tuple(p for p in able if p != victim) for victim in able)
-        else:
+        if name != "client":
             yield able
+            continue
+        for victim in able:
+            yield tuple(party for party in able if party != victim)

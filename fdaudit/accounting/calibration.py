@@ -78,7 +78,9 @@ def _dp_ftrl(shape: Shape, noise: float) -> Charges:
 
 def _confident(shape: Shape, noise: float) -> Charges:
     charges: dict[Charge, int] = {_gaussian(1.0, noise * shape.threshold_noise, shape.releases): 1}
-    answered = shape.releases if shape.answered is None else min(shape.answered, shape.releases)
+    answered = shape.releases
+    if shape.answered is not None:
+        answered = min(shape.answered, shape.releases)
     if answered:
         charges[_gaussian(math.sqrt(2), noise, answered)] = 1
     return charges

@@ -43,6 +43,7 @@ __all__ = [
     "grouped",
     "parts_of",
     "pure_each",
+    "signal_to_noise",
 ]
 
 
@@ -111,6 +112,11 @@ def pure_each(charge: Charge) -> float:
     return math.inf
 
 
+def signal_to_noise(charge: Gaussian | SampledGaussian, times: int) -> float:
+    """Return the sensitivity over the noise of one Gaussian release that reveals as much as so many of these."""
+    return math.sqrt(times * charge.count) * charge.sensitivity / charge.scale
+
+
 def parts_of(event: Release) -> tuple[Mechanism, ...]:
     """Return the mechanisms of a release."""
     return event.parts if isinstance(event, Composed) else (event,)
@@ -128,16 +134,24 @@ def converted(
     record. Removing one record and adding another are two steps: their sensitivities add up.
     """
     if isinstance(event, Composed):
-        parts = [converted(part, unit, relation, coins=coins) for part in event.parts]
-        wrong = next((part for part in parts if isinstance(part, NoGuarantee)), None)
-        return wrong or Composed(parts=tuple(parts))  # type: ignore[arg-type]
+        parts = []
+        for mechanism in event.parts:
+            part = converted(mechanism, unit, relation, coins=coins)
+            if isinstance(part, NoGuarantee):
+                return part
+            parts.append(part)
+        return Composed(parts=tuple(parts))  # type: ignore[arg-type]
     if isinstance(event, SampledGaussian) and event.unit == "client" and event.sample_rate < 1 and not coins:
         # Without sampling, replacing moves the sum by twice what one client adds.
         both = 2 if event.relation == "replace-one" else 1
         event = replace(event, sample_rate=1.0, sensitivity=both * event.sensitivity)
     if isinstance(event, DrawnGaussian | CorrelatedGaussian):
+        amplified = 1.0
+        if isinstance(event, CorrelatedGaussian):
+            # Participations in several steps of correlated noise exceed one contribution.
+            amplified = toeplitz_sensitivity(event.bands, event.steps, event.separation, event.participations)
         event = Gaussian(
-            sensitivity=event.sensitivity * _amplified(event),
+            sensitivity=event.sensitivity * amplified,
             scale=event.scale,
             count=event.count,
             unit=event.unit,
@@ -162,13 +176,6 @@ def converted(
     if isinstance(event, PureDP):
         return replace(event, unit=unit, relation=relation, epsilon=2 * event.epsilon)
     return replace(event, unit=unit, relation=relation, sensitivity=2 * event.sensitivity)
-
-
-def _amplified(event: DrawnGaussian | CorrelatedGaussian) -> float:
-    """Return by how much participations in several steps of correlated noise exceed one contribution."""
-    if isinstance(event, DrawnGaussian):
-        return 1.0
-    return toeplitz_sensitivity(event.bands, event.steps, event.separation, event.participations)
 
 
 def grouped(part: Mechanism, size: int) -> Charge | NoGuarantee:
@@ -234,7 +241,9 @@ def _charge_from_json(value: dict[str, Any]) -> Charge:
     if isinstance(event, NoGuarantee | Composed):
         raise ValueError(f"{what} is no single mechanism")
     if what == "Drawn":
-        clients, sampled, steps = (_whole(value, name) for name in ("clients", "drawn", "steps"))
+        clients = _whole(value, "clients")
+        sampled = _whole(value, "drawn")
+        steps = _whole(value, "steps")
         if not isinstance(event, Gaussian) or sampled > clients:
             raise ValueError("Drawn is no draw of clients under Gaussian noise")
         return Drawn(gaussian=event, clients=clients, drawn=sampled, steps=steps)

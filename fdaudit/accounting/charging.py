@@ -130,8 +130,11 @@ class EpsilonEntry:
         release = converted(event, self.unit, self.relation)
         if isinstance(release, NoGuarantee) or event.unit != "record":
             return release
-        costs = (grouped(part, self.group) for part in parts_of(release))
-        return next((cost for cost in costs if isinstance(cost, NoGuarantee)), release)
+        for part in parts_of(release):
+            cost = grouped(part, self.group)
+            if isinstance(cost, NoGuarantee):
+                return cost
+        return release
 
     def _parts(self, seq: int, event: Release | Unchanged | NoGuarantee) -> tuple[Charge, ...]:
         """Return what a charged message costs, mechanism by mechanism; a group costs what its records do together.
@@ -179,20 +182,20 @@ class EpsilonEntry:
             if victim not in shares or len({part.sender for part in parts}) != len(parts):
                 continue
             _, own = shares.pop(victim)
-            noises = [event.scale**2 for k, (i, event) in shares.items() if self._hides(k, i, m.seq)]
+            variances = [own.scale**2]
+            for sender, (seq, event) in shares.items():
+                # Noise counts that this view knows only as part of one sum.
+                is_known = sender in self.members or seq in self.seen
+                if not is_known and self.graph.is_hidden_in(seq, m.seq, self._uses):
+                    variances.append(event.scale**2)
             guarantees[m.seq] = Gaussian(
                 sensitivity=own.sensitivity,
-                scale=math.sqrt(math.fsum([own.scale**2, *noises])),
+                scale=math.sqrt(math.fsum(variances)),
                 unit=self.unit,
                 relation=self.relation,
                 covers=("each-client",),
             )
         return guarantees
-
-    def _hides(self, sender: str, part: int, whole: int) -> bool:
-        """Return whether this view knows a message's noise only as part of one sum."""
-        is_known = sender in self.members or part in self.seen
-        return not is_known and self.graph.is_hidden_in(part, whole, self._uses)
 
     @cached_property
     def _uses(self) -> Mapping[int, frozenset[State]]:
@@ -209,18 +212,15 @@ class EpsilonEntry:
     def _costs(self, gates: Collection[int], victim: str) -> list[dict[int, float]]:
         """Return, by order, the cost of each message that may be charged."""
         worth = self.guarantees(victim)
-        curves = {seq: self._curve(self._parts(seq, worth[seq])) for seq in gates}
+        curves: dict[int, Any] = {}
+        for seq in gates:
+            parts = self._parts(seq, worth[seq])
+            curves[seq] = np.sum(list(map(curve, parts)), axis=0) if parts else np.zeros(len(ORDERS))
         costs = []
         for order in _TRIED:
             index = int(np.argmin(np.abs(ORDERS - order)))
             costs.append({seq: float(values[index]) for seq, values in curves.items()})
         return costs
-
-    @staticmethod
-    def _curve(parts: Sequence[Charge]) -> Any:
-        if not parts:
-            return np.zeros(len(ORDERS))
-        return np.sum(list(map(curve, parts)), axis=0)
 
     def charges(self, victim: str, ways: Sequence[frozenset[int]]) -> tuple[Charges, ...]:
         """Return the mechanisms that each way charges; every entry by itself bounds the view's cost to the victim."""
@@ -265,7 +265,12 @@ class EpsilonEntry:
         names = list(bills)
         queue = [(-bills[name].epsilon.value, i, 0) for i, name in enumerate(names)]
         heapify(queue)
-        steps = self._steps if self.pld else ()
+        steps: tuple[Callable[[Charges], Epsilon], ...] = ()
+        if self.pld:
+            steps = (
+                lambda charges: epsilon(charges, self.delta, coarse=True),
+                lambda charges: epsilon(charges, self.delta),
+            )
         while True:
             bound, i, step = heappop(queue)
             bill = bills[names[i]]
@@ -275,14 +280,6 @@ class EpsilonEntry:
                 return names[i], bill
             heappush(queue, (max(bound, -steps[step](bill.charges).value), i, step + 1))
 
-    @property
-    def _steps(self) -> tuple[Callable[[Mapping[Charge, int]], Epsilon], ...]:
-        """Return ways to price charges, each more precise than the one before."""
-        return (
-            lambda charges: epsilon(charges, self.delta, coarse=True),
-            lambda charges: epsilon(charges, self.delta),
-        )
-
     def _charges(self, way: Collection[int], worth: Guarantees) -> list[Counter[Charge]]:
         """Return the mechanisms of one way; add a second count if the view cannot tell which clients were drawn."""
         plain, draws, coins = Counter[Charge](), Counter[Gaussian](), False
@@ -290,9 +287,10 @@ class EpsilonEntry:
         for seq in way:
             event, parts = worth[seq], self._parts(seq, worth[seq])
             plain.update(parts)
-            if isinstance(event, Gaussian) and event.drawn_from > 1 and self._of_clients(seq):
+            message = self.graph.messages[seq]
+            if isinstance(event, Gaussian) and event.drawn_from > 1 and _is_of_clients(message):
                 draws[event] += 1
-            elif self.hides_coins(self.graph.messages[seq]):
+            elif self.hides_coins(message):
                 coins = True
             else:
                 hidden.update(parts)
@@ -351,11 +349,6 @@ class EpsilonEntry:
         """Return why noisy sums do not hide which clients were drawn, or an empty text."""
         return unfit_sums(self.graph.messages, self.clients)
 
-    def _of_clients(self, seq: int) -> bool:
-        """Return whether the release bounds the distance between any two clients, as a random draw needs."""
-        event = self.graph.messages[seq].event
-        return isinstance(event, Gaussian) and (event.unit, event.relation) == ("client", "replace-one")
-
     @cached_property
     def draws(self) -> Draws:
         """Return the draws of clients on record."""
@@ -365,6 +358,12 @@ class EpsilonEntry:
     def counts_draws(self) -> bool:
         """Return whether this view cannot tell who was drawn: it sees no request, and no silence gave a draw away."""
         return self.members == ("world",) and not self.draws.problem
+
+
+def _is_of_clients(message: Message) -> bool:
+    """Return whether the release bounds the distance between any two clients, as a random draw needs."""
+    event = message.event
+    return isinstance(event, Gaussian) and (event.unit, event.relation) == ("client", "replace-one")
 
 
 def sampling(charged: Collection[int], graph: MessageGraph, entry: EpsilonEntry) -> str:

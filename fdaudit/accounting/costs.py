@@ -25,7 +25,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fdaudit.accounting.charges import Charge, Charges, Drawn, Grouped, Selected, pure_each
+from fdaudit.accounting.charges import (
+    Charge,
+    Charges,
+    Drawn,
+    Grouped,
+    Selected,
+    pure_each,
+    signal_to_noise,
+)
 from fdaudit.accounting.losses.composition import epsilon_by_losses
 from fdaudit.events import DiscreteGaussian, Gaussian, Laplace, SampledGaussian
 
@@ -93,17 +101,19 @@ def _epsilon(charged: tuple[tuple[Charge, int], ...], delta: float, pld: bool, c
         return Epsilon(value=0.0, accountant="nothing is charged")
     if all(isinstance(c, Gaussian) for c in charges):
         return _by_gaussian(charges, delta)
-    bounds, pure = list[Epsilon](), list(map(_pure, charges))
-    if all(e is not None for e in pure):
-        total = math.fsum(n * (e or 0.0) for n, e in zip(charges.values(), pure, strict=True))
+    bounds = list[Epsilon]()
+    total = _pure(charges)
+    if math.isfinite(total):
         bounds.append(Epsilon(value=total, accountant="pure ε, added up"))
     bounds.append(_renyi(charges, delta, coarse))
     composed = not any(isinstance(charge, Selected) for charge in charges)
-    if pld and composed and min(e.value for e in bounds) < _VACUOUS:
-        bounds.append(_by_losses(charges, delta, min(e.value for e in bounds), 10 if coarse else 1))
-    least = min(bounds, key=lambda e: e.value)
+    least = min(bound.value for bound in bounds)
+    if pld and composed and least < _VACUOUS:
+        by_losses = _by_losses(charges, delta, least, 10 if coarse else 1)
+        bounds.append(by_losses)
+        least = min(least, by_losses.value)
     # If figures differ by rounding only, the more informative rule is named first.
-    return next(e for e in bounds if e.value <= least.value * (1 + 1e-6))
+    return next(bound for bound in bounds if bound.value <= least * (1 + 1e-6))
 
 
 @lru_cache(maxsize=4096)
@@ -140,8 +150,10 @@ def _accounted(charge: SampledGaussian | Laplace, few: bool) -> Curve:
     from dp_accounting.rdp import RdpAccountant
 
     orders = np.ones_like(ORDERS, dtype=np.bool_)
-    if not isinstance(charge, Laplace):
-        orders = (ORDERS <= _SHORT) & (ORDERS % 1 == 0) if few else ORDERS <= _SUMMED_UP_TO
+    if isinstance(charge, SampledGaussian):
+        orders = ORDERS <= _SUMMED_UP_TO
+        if few:
+            orders = (ORDERS <= _SHORT) & (ORDERS % 1 == 0)
     accountant = RdpAccountant(list(ORDERS[orders]))
     with _without_word_of_orders():
         accountant.compose(_plain(charge))
@@ -158,7 +170,8 @@ def _replaced(charge: SampledGaussian, few: bool) -> Curve:
     from dp_accounting.rdp import RdpAccountant
 
     divergences = ORDERS * (2 * charge.sensitivity / charge.scale) ** 2 / 2
-    whole = (ORDERS % 1 == 0) & ((_SHORT if few else _SUMMED_UP_TO) >= 2 * ORDERS)
+    highest = _SHORT if few else _SUMMED_UP_TO
+    whole = (ORDERS % 1 == 0) & (highest >= 2 * ORDERS)
     orders = ORDERS[whole]
     accountant = RdpAccountant([*(2 * orders), *(2 * orders - 1)])
     with _without_word_of_orders():
@@ -225,12 +238,15 @@ def _selected(charge: Selected, few: bool) -> Curve:
     return lowered
 
 
-def _pure(charge: Charge) -> float | None:
-    """Return the pure ε of one charge, its count included, or None if it has none."""
-    each = pure_each(charge)
-    if isinstance(charge, Drawn | Selected) or math.isinf(each):
-        return None
-    return charge.count * each
+def _pure(charges: Charges) -> float:
+    """Return the pure ε of charges, added up; infinite if one has none."""
+    terms = []
+    for charge, n in charges.items():
+        each = pure_each(charge)
+        if isinstance(charge, Drawn | Selected) or math.isinf(each):
+            return math.inf
+        terms.append(n * (charge.count * each))
+    return math.fsum(terms)
 
 
 def _by_gaussian(charges: Charges, delta: float) -> Epsilon:
@@ -243,8 +259,7 @@ def _by_gaussian(charges: Charges, delta: float) -> Epsilon:
     """
     from dp_accounting import get_epsilon_gaussian
 
-    runs = ((math.sqrt(n * c.count), c) for c, n in charges.items() if isinstance(c, Gaussian))
-    ratio = math.hypot(*(root * c.sensitivity / c.scale for root, c in runs))
+    ratio = math.hypot(*(signal_to_noise(c, n) for c, n in charges.items() if isinstance(c, Gaussian)))
     value = math.inf
     if ratio < _LOUDEST:
         with np.errstate(divide="ignore"):  # an ε so large that its δ is zero

@@ -42,18 +42,35 @@ class Departure:
         """Return the next message with what still counts of it."""
         if message.sender in self.parties:
             fields = {name: value for name, value in message.fields.items() if name not in (DRAWN, SUM)}
-            left = replace(message, inputs=ALL, event=None, fields=fields)
+            counted = replace(message, inputs=ALL, event=None, fields=fields)
             changed = True
         else:
             if message.inputs == ALL:
                 changed = message.sender in self._reached
             else:
                 changed = any(i in self._reached for i in message.inputs)
-            event = _event(message, self._roles, changed)
-            left = message if event is message.event else replace(message, event=event)
+            event, counted = self._event(message, changed), message
+            if event is not message.event:
+                counted = replace(message, event=event)
         if changed:
             self._reached |= {message.seq, *message.receivers}
-        return left
+        return counted
+
+    def _event(self, message: Message, changed: bool) -> Event | None:
+        """Return the event of an honest party's message, or why it does not count."""
+        event = message.event
+        if event is None or isinstance(event, NoGuarantee):
+            return event
+        trusted = [who for who in event.trusts if who in self._roles]
+        if trusted:
+            return NoGuarantee(
+                reason=f"its noise is enough only if {' and '.join(trusted)} follow the protocol"
+            )
+        if changed and message.kind != "release" and role(message.sender) == "client":
+            return NoGuarantee(
+                reason="what it is sent can make its training fail, and its noise does not hide a missing answer"
+            )
+        return event
 
 
 def departed(messages: Iterable[Message], parties: Collection[str]) -> Iterator[Message]:
@@ -66,20 +83,6 @@ def departed(messages: Iterable[Message], parties: Collection[str]) -> Iterator[
     return map(Departure(parties).after, messages)
 
 
-def _event(message: Message, departing: Collection[str], changed: bool) -> Event | None:
-    """Return the event of an honest party's message, or why it does not count."""
-    event = message.event
-    if event is None or isinstance(event, NoGuarantee):
-        return event
-    if trusted := [who for who in event.trusts if who in departing]:
-        return NoGuarantee(reason=f"its noise is enough only if {' and '.join(trusted)} follow the protocol")
-    if changed and message.kind != "release" and role(message.sender) == "client":
-        return NoGuarantee(
-            reason="what it is sent can make its training fail, and its noise does not hide a missing answer"
-        )
-    return event
-
-
 def chosen(messages: Sequence[Message], parties: Collection[str], clients: Sequence[str]) -> str:
     """Return which client answered less often than others at the choice of these parties, in words; or an empty text.
 
@@ -88,7 +91,9 @@ def chosen(messages: Sequence[Message], parties: Collection[str], clients: Seque
         parties: those that depart; clients are asked by other parties only.
         clients: the clients to protect.
     """
-    return unasked(messages, clients) if asks(messages, parties, clients) else ""
+    if not asks(messages, parties, clients):
+        return ""
+    return unasked(messages, clients)
 
 
 def asks(messages: Sequence[Message], parties: Collection[str], clients: Sequence[str]) -> bool:

@@ -62,27 +62,25 @@ def _unfit_draws(requests: Sequence[Message], messages: Sequence[Message], clien
     problem = silence(messages)
     if problem:
         return problem
-    answers = list(filter(_is_drawn, messages))
-    if len({(m.event, m.kind) for m in answers}) > 1 or any(len(mechanisms(m)) > 1 for m in answers):
+    answers = list[tuple[Message, Gaussian]]()
+    for message in messages:
+        for event in mechanisms(message):
+            if isinstance(event, Gaussian) and event.drawn_from > 1:
+                answers.append((message, event))
+    rules = {(answer.event, answer.kind) for answer, _ in answers}
+    if len(rules) > 1 or any(len(mechanisms(answer)) > 1 for answer, _ in answers):
         return "not all drawn clients release by the same rule"
     unanswered = {(m.round, m.step, m.receivers, m.fields[DRAWN]): m.seq for m in requests}
     if len({(m.round, m.step) for m in requests}) < len(requests):
         return "a step draws more than one client"
-    for answer in answers:
-        (event,) = mechanisms(answer)
-        drawn_from = event.drawn_from if isinstance(event, Gaussian) else 1
-        request = unanswered.pop((answer.round, answer.step, (answer.sender,), drawn_from), None)
+    for answer, event in answers:
+        request = unanswered.pop((answer.round, answer.step, (answer.sender,), event.drawn_from), None)
         if request is None or not (answer.inputs == ALL or request in answer.inputs):
             return f"the draw of {answer.sender} in round {answer.round}, step {answer.step} is not on record"
     if unanswered:
         round, step, receivers, _ = next(iter(unanswered))
         return f"{', '.join(receivers)} was drawn in round {round}, step {step}, and did not answer"
     return ""
-
-
-def _is_drawn(message: Message) -> bool:
-    """Return whether a message is a release of one client that was drawn from several."""
-    return any(isinstance(e, Gaussian) and e.drawn_from > 1 for e in mechanisms(message))
 
 
 def silence(messages: Sequence[Message]) -> str:
@@ -158,8 +156,8 @@ def remembering(messages: Sequence[Message]) -> str:
         for part in named(whole, messages):
             if part.seq in public:
                 continue
-            now = {r.seq for r in named(part, messages) if _is_own_release(r, part, public)}
-            if role(part.sender) != "client" or not _within(part, public | now, data=True):
+            own = {r.seq for r in named(part, messages) if _is_own_release(r, part, public)}
+            if role(part.sender) != "client" or not _within(part, public | own, data=True):
                 where = f"round {part.round}, step {part.step}"
                 return f"{part.kind} of {part.sender} in {where} may depend on who took part before"
         if whole.inputs == ALL:

@@ -209,10 +209,18 @@ class _Region:
     def __init__(
         self, graph: MessageGraph, seen: Collection[int], victim: str, guarantees: Guarantees
     ) -> None:
-        self.graph, self.guarantees, self._victim = graph, guarantees, victim
+        self.graph, self.guarantees = graph, guarantees
         self.sources: list[State] = [(("message", "", seq), None) for seq in sorted(seen)]
         self.edges: dict[State, tuple[Sequence[State], Sequence[State]]] = {}
-        self._explore()
+        pending = list(self.sources)
+        while pending:
+            state = pending.pop()
+            if state in self.edges:
+                continue
+            (what, _, number), _ = state
+            event = guarantees.get(number) if what == "message" else None
+            covered, bare = self.edges[state] = graph.split(state, _covers(event), victim)
+            pending += [*covered, *bare]
         self.opened = _reached(self.sources, {s: bare for s, (_, bare) in self.edges.items()})
 
     @cached_property
@@ -235,26 +243,14 @@ class _Region:
         """Map each data node to the first message that lets it through and reaches the view without a guarantee."""
         first: dict[State, int] = {}
         for state in self.opened:
-            if state[0][0] == "message":
-                for below in self.edges[state][1]:
-                    if below[0][0] == "data":
-                        first[below] = min(first.get(below, _seq(state)), _seq(state))
+            (what, _, seq), _ = state
+            if what != "message":
+                continue
+            _, bare = self.edges[state]
+            for below in bare:
+                if below[0][0] == "data":
+                    first[below] = min(first.get(below, seq), seq)
         return first
-
-    def _explore(self) -> None:
-        """Find everything upstream of the view, with covered and uncovered inputs."""
-        pending = list(self.sources)
-        while pending:
-            state = pending.pop()
-            if state not in self.edges:
-                covered, bare = self.edges[state] = self._split(state)
-                pending += [*covered, *bare]
-
-    def _split(self, state: State) -> tuple[Sequence[State], Sequence[State]]:
-        """Return a node's covered and uncovered inputs."""
-        (what, _, number), _ = state
-        event = self.guarantees.get(number) if what == "message" else None
-        return self.graph.split(state, _covers(event), self._victim)
 
 
 class _Cut:
@@ -270,8 +266,14 @@ class _Cut:
     def __init__(self, region: _Region, victim: str) -> None:
         self._region = region
         self._sink: State = (("data", victim, 0), None)
-        self.leak = self._leak()
-        if self.leak is not None:
+        self.leak: Leak | None = None
+        seq = region.leaks.get(self._sink)
+        if seq is not None:
+            event = region.guarantees.get(seq)
+            reason = "computed from raw data, without a guarantee"
+            if isinstance(event, NoGuarantee):
+                reason = event.reason
+            self.leak = Leak(message=region.graph.messages[seq], reason=reason)
             return
         free = _reached([self._sink], region.bare_users)
         last = self._covered_users(free)
@@ -302,17 +304,6 @@ class _Cut:
         users = self._region.covered_users
         return set[State]().union(*(users.get(state, ()) for state in states))
 
-    def _leak(self) -> Leak | None:
-        """Return the first message that passes the data to the view past no guarantee, or None."""
-        seq = self._region.leaks.get(self._sink)
-        if seq is None:
-            return None
-        event = self._region.guarantees.get(seq)
-        reason = "computed from raw data, without a guarantee"
-        if isinstance(event, NoGuarantee):
-            reason = event.reason
-        return Leak(message=self._region.graph.messages[seq], reason=reason)
-
     def least(self, costs: Mapping[int, float]) -> frozenset[int]:
         """Return the gates of a minimum cut; costs are scaled to whole numbers."""
         from scipy.sparse import csr_array
@@ -321,12 +312,13 @@ class _Cut:
         states, stops = [s for s in self._region.edges if s in self._reaching], set(self.gates)
         number = {s: n for n, s in enumerate(states)}
         # Splitting each gate into two nodes turns its cost into the capacity of the edge between them.
-        gates = dict[State, int]()
+        gates, finite = dict[State, int](), list[float]()
         for state in states:
             if _seq(state) in stops:
                 gates[state] = len(states) + len(gates)
+                if np.isfinite(costs[_seq(state)]):
+                    finite.append(costs[_seq(state)])
         source, size = len(states) + len(gates), len(states) + len(gates) + 1
-        finite = [costs[s[0][2]] for s in gates if np.isfinite(costs[s[0][2]])]
         # The gates' sum stays below the capacity of edges that cannot be cut.
         scale = 2**28 / max(sum(finite), 1e-300)
         endless = 2**30
@@ -335,21 +327,22 @@ class _Cut:
             covered, bare = self._region.edges[state]
             edges |= {(number[state], number[s]): endless for s in bare if s in number}
             if state in gates:
-                price = costs[state[0][2]]
+                price = costs[_seq(state)]
                 whole = 2**29
                 if np.isfinite(price):
                     whole = max(int(price * scale), 1)
                 edges[(number[state], gates[state])] = whole
                 edges |= {(gates[state], number[s]): endless for s in covered if s in number}
         rows, columns = np.array(list(edges)).T
-        capacity = csr_array(
-            (np.array(list(edges.values()), dtype=np.int32), (rows, columns)), shape=(size, size)
-        )
+        capacities = np.array(list(edges.values()), dtype=np.int32)
+        capacity = csr_array((capacities, (rows, columns)), shape=(size, size))
         flow = maximum_flow(capacity, source, number[self._sink]).flow
         residual = (capacity - flow).tocsr()
         residual.eliminate_zeros()  # a search follows every stored edge
         reached = set(breadth_first_order(residual, source, return_predecessors=False).tolist())
-        return frozenset(s[0][2] for s, gate in gates.items() if number[s] in reached and gate not in reached)
+        # An edge is cut if its source is reached and its target is not.
+        cut = (s for s, gate in gates.items() if number[s] in reached and gate not in reached)
+        return frozenset(map(_seq, cut))
 
 
 def _covers(event: Release | Unchanged | NoGuarantee | None) -> tuple[str, ...]:

@@ -79,6 +79,7 @@ def joined(
         for run, client in zip(worth, clients, strict=True):
             parts.append(run[client] if client else {})
         shares[label] = tuple(parts)
+    assumptions = itertools.chain.from_iterable(account.assumptions for account in accounts)
     first = accounts[0]
     total = Accounts(
         view=first.view,
@@ -86,7 +87,7 @@ def joined(
         relation=first.relation,
         charges={label: (_sum(parts),) for label, parts in shares.items()},
         causes=causes,
-        assumptions=tuple(dict.fromkeys(line for a in accounts for line in a.assumptions)),
+        assumptions=tuple(dict.fromkeys(assumptions)),
     )
     return Joint(accounts=total, holders=combination_of, shares=shares)
 
@@ -140,9 +141,8 @@ def _dearest(run: Mapping[str, Charges]) -> dict[str, Charges]:
     for client, charges in run.items():
         if any(_within(charges, other) for other in clients.values()):
             continue
-        clients = {c: other for c, other in clients.items() if not _within(other, charges)} | {
-            client: charges
-        }
+        clients = {name: other for name, other in clients.items() if not _within(other, charges)}
+        clients[client] = charges
     return clients
 
 

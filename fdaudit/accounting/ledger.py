@@ -266,14 +266,13 @@ class Books:
             return replace(blank, accountant="no client is left to protect")
         if cause := self._beyond_messages(entry, unit):
             return replace(blank, epsilon=math.inf, cause=cause, victim=victims[0])
-        ways = {victim: entry.ways(victim) for victim in victims}
-        leaks = {v: w for v, w in ways.items() if isinstance(w, Leak)}
+        ways, leaks = _ways_and_leaks(entry, victims)
         if leaks:
-            victim, leak = min(leaks.items(), key=lambda item: item[1].message.seq)
+            victim, leak = next(iter(leaks.items()))
             return replace(blank, epsilon=math.inf, victim=victim, **self._cause(leak, entry))
         if cause := chosen(self._recorded, self._choosing, victims):
             return replace(blank, epsilon=math.inf, cause=cause, victim=victims[0])
-        bills = {v: entry.cheapest(v, w) for v, w in ways.items() if not isinstance(w, Leak)}
+        bills = {victim: entry.cheapest(victim, of_victim) for victim, of_victim in ways.items()}
         victim, bill = entry.worst(bills)
         return replace(
             blank,
@@ -306,26 +305,28 @@ class Books:
             return tuple(rows)
         accounts = self.accounts(ledger.view, unit=ledger.unit, relation=ledger.relation)
         victims = dearest(accounts, ledger.victim, ledger.delta)
-        alone = [[p for p in clients if p != victim] for victim in victims]
-        every = self._against(ledger, "client", alone, pld)
+        others = [[client for client in clients if client != victim] for victim in victims]
+        every = self._against(ledger, "client", others, pld)
         if every.holds or len(clients) == 2:
             return (*rows, every)
-        one = self._against(ledger, "client", [alone[0][:1]], pld)
-        return (*rows, one) if one.epsilon is None else (*rows, one, every)
+        one = self._against(ledger, "client", [others[0][:1]], pld)
+        if one.epsilon is None:
+            return (*rows, one)
+        return (*rows, one, every)
 
     def _against(
         self, ledger: Ledger, name: str, groups: Sequence[Sequence[str]], pld: bool
     ) -> AgainstActive:
         """Return what is left of ε at worst if the parties of one of these groups depart."""
-        found = list[Ledger]()
+        ledgers = list[Ledger]()
         for group in groups:
             books = self.if_departed(group)
-            found.append(
+            ledgers.append(
                 books.ledger(
                     ledger.view, delta=ledger.delta, unit=ledger.unit, relation=ledger.relation, pld=pld
                 )
             )
-        worst = max(found, key=lambda one: one.epsilon)
+        worst = max(ledgers, key=lambda one: one.epsilon)
         return ledger.left(name, len(groups[0]), worst)
 
     def if_departed(self, parties: Sequence[str]) -> Books:
@@ -340,9 +341,12 @@ class Books:
     @property
     def asking(self) -> dict[str, tuple[str, ...]]:
         """Return the parties by role, without clients and the world, of the roles that hold something."""
-        roles = dict.fromkeys(role(p) for p in self._parties if self._graph.held_by(p))
-        names = [name for name in roles if name not in ("client", "world")]
-        return {name: tuple(p for p in self._parties if role(p) == name) for name in names}
+        parties_by_role: dict[str, list[str]] = {}
+        for party in self._parties:
+            parties_by_role.setdefault(role(party), []).append(party)
+        holding = dict.fromkeys(role(p) for p in self._parties if self._graph.held_by(p))
+        names = [name for name in holding if name not in ("client", "world")]
+        return {name: tuple(parties_by_role[name]) for name in names}
 
     def clients(self, view: str) -> tuple[str, ...]:
         """Return the clients that are no members of an adversary."""
@@ -366,13 +370,13 @@ class Books:
         if cause := self._beyond_messages(entry, unit):
             causes = dict.fromkeys(victims, cause)
         else:
-            ways = {victim: entry.ways(victim) for victim in victims}
-            charges = {v: entry.charges(v, w) for v, w in ways.items() if not isinstance(w, Leak)}
-            leaks = [(v, w) for v, w in ways.items() if isinstance(w, Leak)]
-            leaks.sort(key=lambda item: item[1].message.seq)
-            causes = {v: self._cause(leak, entry)["cause"] for v, leak in leaks}
+            ways, leaks = _ways_and_leaks(entry, victims)
+            charges = {victim: entry.charges(victim, of_victim) for victim, of_victim in ways.items()}
+            causes = {victim: self._cause(leak, entry)["cause"] for victim, leak in leaks.items()}
             if cause := chosen(self._recorded, self._choosing, victims):
-                charges, causes = {}, causes | {v: cause for v in victims if v not in causes}
+                charges = {}
+                for victim in victims:
+                    causes.setdefault(victim, cause)
         return Accounts(
             view=view,
             unit=unit,
@@ -472,9 +476,8 @@ class Books:
             return (f"The draw of one client a step is not counted: {entry.draws.problem}.",)
         if any(isinstance(part, DrawnGaussian) for part in parts) and entry.unfit_sums:
             return (f"The draw of clients is not counted: {entry.unfit_sums}.",)
-        coins = any(
-            isinstance(p, SampledGaussian) and p.unit == "client" and p.sample_rate < 1 for p in parts
-        )
+        sampled = [part for part in parts if isinstance(part, SampledGaussian)]
+        coins = any(part.unit == "client" and part.sample_rate < 1 for part in sampled)
         if coins and entry.remembering:
             return (f"The coins of clients are not counted: {entry.remembering}.",)
         return ()
@@ -516,3 +519,17 @@ class Books:
         if queries:
             sentences.append(f"The adversary asks each model at most {max(queries):,} samples (`queries`).")
         return (*sentences, *self._assumptions)
+
+
+def _ways_and_leaks(
+    entry: EpsilonEntry, victims: Sequence[str]
+) -> tuple[dict[str, list[frozenset[int]]], dict[str, Leak]]:
+    """Return each victim's ways of charging, and the leaks of the others, those by the earliest messages first."""
+    ways, leaks = dict[str, list[frozenset[int]]](), dict[str, Leak]()
+    for victim in victims:
+        way = entry.ways(victim)
+        if isinstance(way, Leak):
+            leaks[victim] = way
+        else:
+            ways[victim] = way
+    return ways, dict(sorted(leaks.items(), key=lambda item: item[1].message.seq))

@@ -52,14 +52,14 @@ class Forms:
     classes: int = 0
     generator: GeneratorCard | None = None
     naming: Naming = field(default_factory=Naming)
-    _known: dict[bytes, str] = field(default_factory=dict)
+    _misfits: dict[bytes, str] = field(default_factory=dict)
 
     def misfit(self, message: Message) -> str:
         """Return why attacks do not read a message: what its tensors lack for its kind; empty if they read it."""
-        if message.form not in self._known:
-            misfit = self._misfit(message.kind, shapes_of(message.tensors, self.naming))
-            self._known[message.form] = misfit
-        return self._known[message.form]
+        if message.form not in self._misfits:
+            shapes = shapes_of(message.tensors, self.naming)
+            self._misfits[message.form] = self._misfit(message.kind, shapes)
+        return self._misfits[message.form]
 
     def unread_in(self, messages: Sequence[Message]) -> Callable[[Message], str]:
         """Return why attacks on these messages do not read one of them, or an empty text, as a function of it.
@@ -109,9 +109,11 @@ class Forms:
     @cached_property
     def _sizes(self) -> dict[str, int]:
         """Return the known sizes of classes and images, by the letters of `fdaudit.kinds`."""
-        sizes = {"C": self.classes} if self.classes else {}
+        sizes: dict[str, int] = {}
+        if self.classes:
+            sizes["C"] = self.classes
         if self.architecture is not None and len(self.architecture.input_shape) == 3:
-            sizes |= dict(zip("chw", self.architecture.input_shape, strict=True))
+            sizes["c"], sizes["h"], sizes["w"] = self.architecture.input_shape
         return sizes
 
     # -- networks -------------------------------------------------------------------------------------------
@@ -159,12 +161,13 @@ class Forms:
             return ""
         trained = self.architecture.trained_parameters
         shapes = {n: s for n, s in self.architecture.parameter_shapes.items() if n in trained}
-        kept = [
-            state for state in ("exp_avg", "momentum_buffer") if any(f"{state}/{n}" in found for n in shapes)
-        ]
-        if not kept:
+        for state in ("exp_avg", "momentum_buffer"):
+            names = [f"{state}/{parameter}" for parameter in shapes]
+            lacking = [name for name in names if name not in found]
+            if len(lacking) < len(names):
+                break
+        else:
             return f"it has no exp_avg/ and no momentum_buffer/ of the {self.architecture.name}'s parameters"
-        lacking = [f"{kept[0]}/{n}" for n in shapes if f"{kept[0]}/{n}" not in found]
         if lacking:
             return f"{_listed(lacking)} missing"
         for name, shape in found.items():
@@ -185,8 +188,9 @@ class Forms:
             return "the audited network has no extractor whose features a discriminator could judge"
         expected: Shapes = {"bias": (1,), "weight": (1, width)}
         if any(name.startswith("extractor.") for name in found):
-            below = {n: s for n, s in self._shapes[1].items() if n.startswith("extractor.")}
-            expected = {**{f"head.{n}": s for n, s in expected.items()}, **below}
+            _, shapes = self._shapes
+            extractor = {n: s for n, s in shapes.items() if n.startswith("extractor.")}
+            expected = {"head.bias": (1,), "head.weight": (1, width), **extractor}
             found = {n: s for n, s in found.items() if not is_counter(n)}
         if found.keys() != expected.keys() or any(s not in (None, expected[n]) for n, s in found.items()):
             return (
@@ -247,7 +251,9 @@ def with_every_class(view: View, classes: int) -> View:
             tensors["values"] = TensorInfo(dtype="F32", shape=(rows, classes))
             message = replace(message, kind=kind.read_as, tensors=tensors)
         messages.append(message)
-    return replace(view, messages=tuple(messages), originals=originals) if originals else view
+    if not originals:
+        return view
+    return replace(view, messages=tuple(messages), originals=originals)
 
 
 def left_out(view: View, forms: Forms, kinds: tuple[str, ...]) -> str:

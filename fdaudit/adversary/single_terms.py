@@ -29,11 +29,13 @@ def with_single_terms(view: View) -> View:
     known_terms: dict[int, tuple[Message, ...]] = {}
     messages = []
     for message in view.messages:
-        found = _single(view, message)
-        if found is not None:
-            message, known_terms[message.seq] = found
+        single = _single(view, message)
+        if single is not None:
+            message, known_terms[message.seq] = single
         messages.append(message)
-    return replace(view, messages=tuple(messages), known_terms=known_terms) if known_terms else view
+    if not known_terms:
+        return view
+    return replace(view, messages=tuple(messages), known_terms=known_terms)
 
 
 def _single(view: View, message: Message) -> tuple[Message, tuple[Message, ...]] | None:
@@ -41,11 +43,10 @@ def _single(view: View, message: Message) -> tuple[Message, tuple[Message, ...]]
     clients, total = message.fields.get("clients"), message.fields.get("weight")
     if message.fields.get(SUM) is not True or not isinstance(clients, list) or message.payload is None:
         return None
-    terms = {
-        m.sender: m
-        for m in view.select(kind=message.kind, round=message.round)
-        if m.sender in clients and message.sender in m.receivers and m.seq < message.seq
-    }
+    terms: dict[str, Message] = {}
+    for term in view.select(kind=message.kind, round=message.round):
+        if term.sender in clients and message.sender in term.receivers and term.seq < message.seq:
+            terms[term.sender] = term
     unknown = [client for client in clients if client not in terms]
     weights = [m.fields.get("weight") for m in terms.values()]
     if len(unknown) != 1 or not all(isinstance(weight, float) for weight in (total, *weights)):
@@ -53,6 +54,6 @@ def _single(view: View, message: Message) -> tuple[Message, tuple[Message, ...]]
     if any(m.payload is None or m.form != message.form for m in terms.values()):
         return None
     fields = {"weight": total - sum(weights)}  # type: ignore[operator, arg-type]
-    applied = next((m.defenses for m in terms.values()), ())
+    applied = next((term.defenses for term in terms.values()), ())
     single = replace(message, sender=unknown[0], fields=fields, defenses=(*applied, *message.defenses))
     return single, tuple(terms.values())

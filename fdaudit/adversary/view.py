@@ -77,11 +77,6 @@ def members_of(name: str, parties: Sequence[str]) -> tuple[str, ...]:
     return members
 
 
-def _overhears(message: Message, members: Sequence[str]) -> bool:
-    """Return whether a coalition with an eavesdropper notices a message: a member's own, or one on the wire."""
-    return any(r != message.sender for r in message.receivers) or any(m in message.parties() for m in members)
-
-
 @dataclass(frozen=True, kw_only=True, eq=False)
 class View:
     """The messages, data and settings that one adversary saw.
@@ -184,9 +179,16 @@ def view_of(
     log = read_log(transcript)
     messages, sizes = log.of(members), tuple[int, ...]()
     if EAVESDROPPER in members:
-        heard = tuple(m for m in log.messages if _overhears(m, members))
-        messages = heard if transport == "plain" else messages
-        sizes = tuple(m.bytes_on_wire for m in heard) if transport == "encrypted" else ()
+        own = {message.seq for message in messages}
+        overheard = []
+        for message in log.messages:
+            on_wire = any(receiver != message.sender for receiver in message.receivers)
+            if on_wire or message.seq in own:
+                overheard.append(message)
+        if transport == "plain":
+            messages = tuple(overheard)
+        elif transport == "encrypted":
+            sizes = tuple(message.bytes_on_wire for message in overheard)
     return View(
         name=name,
         members=members,
@@ -343,15 +345,13 @@ def _read_card(directory: Path, sha256: str | None) -> dict[str, Any]:
     if {name: type(value) for name, value in body.items()} != _CARD_TYPES:
         raise TypeError(f"{_CARD} has other fields than an exported view")
     texts = [*card["parties"], *card["members"], *card["own_data"]]
-    entries = [(set(e), type(e["size"]), type(e["sha256"])) for e in card["files"].values()]
     if not all(type(text) is str for text in texts) or not all(type(n) is int for n in card["sizes"]):
         raise TypeError(f"{_CARD} names parties by something other than text, or sizes other than numbers")
-    if any(entry != ({"size", "sha256"}, int, str) for entry in entries):
-        raise TypeError(f"{_CARD} does not list the size and sha256 of every file")
-    if card["name"].split("+") != card["members"] or not {*card["members"]} <= {
-        *card["parties"],
-        EAVESDROPPER,
-    }:
+    for entry in card["files"].values():
+        if {name: type(value) for name, value in entry.items()} != {"size": int, "sha256": str}:
+            raise TypeError(f"{_CARD} does not list the size and sha256 of every file")
+    everyone = {*card["parties"], EAVESDROPPER}
+    if card["name"].split("+") != card["members"] or not everyone.issuperset(card["members"]):
         raise ValueError(f"its members are not the parties that {card['name'][:80]!r} names")
     if not set(card["own_data"]) <= set(card["members"]):
         raise ValueError("it holds records of somebody who is no member")
@@ -372,7 +372,8 @@ def _refuse_strays(directory: Path, files: Mapping[str, Any]) -> None:
                 if not entry.is_file(follow_symlinks=False):
                     raise ValueError(f"{name} is no regular file")
                 paths.add(name)
-    if missing := files.keys() - paths:
+    missing = files.keys() - paths
+    if missing:
         raise ValueError(f"{min(missing)[:80]!r} is missing")
 
 

@@ -66,21 +66,26 @@ def check_vault(vault: Path, stated: Mapping[str, Any], manifest: Mapping[str, A
         commitment = _digest(secrets, [digest(vault, name) for name in stated["files"]])
         if commitment != stated["commitment"]:
             return ["vault: the files are not those that the statement commits to"]
-    except (
-        FdauditError,
-        OverflowError,
-        ValueError,
-    ) as error:  # a short secret, or a seed that is not of 64 bits
+    # A short secret, or a seed that is not of 64 bits.
+    except (FdauditError, OverflowError, ValueError) as error:
         return [f"vault: {error}"]
     return check_truth(vault, manifest)
 
 
 def check_truth(vault: Path, manifest: Mapping[str, Any]) -> list[str]:
     """Check the seed and the splits of a revealed vault against a manifest's `commitments`; sentences as above."""
+    stated = manifest["commitments"]
     try:
-        return _against_the_manifest(vault, Vault(vault).secrets, manifest["commitments"])
+        secrets = Vault(vault).secrets
+        commitments = {"seed": secrets.commit("seed", secrets.seed.to_bytes(8, "big"))}
+        for split, tensor in load_tensors(vault / "splits.safetensors").items():
+            name = f"{_SPLIT}{split}"
+            commitments[name] = secrets.commit(name, tensor.numpy().tobytes())
     except (FdauditError, OverflowError, ValueError) as error:
         return [f"vault: {error}"]
+    due = {name for name in stated if name == "seed" or name.startswith(_SPLIT)}
+    wrong = sorted(name for name in due | commitments.keys() if stated.get(name) != commitments.get(name))
+    return [f"vault: its {name} is not the one that the run's manifest commits to" for name in wrong]
 
 
 def _digest(secrets: Secrets, entries: list[ListedFile]) -> str:
@@ -91,12 +96,3 @@ def _is_plain(vault: Path, name: str) -> bool:
     path = vault / name
     above = [path, *path.parents[: len(Path(name).parts) - 1]]
     return path.is_file() and not any(p.is_symlink() for p in above)
-
-
-def _against_the_manifest(vault: Path, secrets: Secrets, stated: Mapping[str, Any]) -> list[str]:
-    commitments = {"seed": secrets.commit("seed", secrets.seed.to_bytes(8, "big"))}
-    for name, tensor in load_tensors(vault / "splits.safetensors").items():
-        commitments[f"{_SPLIT}{name}"] = secrets.commit(f"{_SPLIT}{name}", tensor.numpy().tobytes())
-    due = {name for name in stated if name == "seed" or name.startswith(_SPLIT)}
-    wrong = sorted(name for name in due | commitments.keys() if stated.get(name) != commitments.get(name))
-    return [f"vault: its {name} is not the one that the run's manifest commits to" for name in wrong]

@@ -11,7 +11,7 @@ from __future__ import annotations
 import base64
 import binascii
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from fdaudit.errors import IntegrityError
 from fdaudit.storage.digests import canonical
@@ -101,17 +101,16 @@ def open_envelope(data: bytes, name: str) -> Envelope:
     listed = value["signatures"]
     if not isinstance(listed, list) or len(listed) > MOST_SIGNATURES:
         raise IntegrityError([f"{name}: signatures is no list of at most {MOST_SIGNATURES}"])
-    signatures = tuple(_signature(entry, f"{name}: signatures.{n}") for n, entry in enumerate(listed))
-    return Envelope(_decoded(value["payload"], f"{name}: payload"), signatures)
-
-
-def _signature(entry: Any, where: str) -> Signature:
-    if not isinstance(entry, dict) or not {"sig"} <= entry.keys() <= {"keyid", "sig"}:
-        raise IntegrityError([f"{where} does not have just sig and keyid"])
-    keyid = entry.get("keyid", "")
-    if not isinstance(keyid, str):
-        raise IntegrityError([f"{where}.keyid is no text"])
-    return Signature(keyid, _decoded(entry["sig"], f"{where}.sig"))
+    signatures = []
+    for number, entry in enumerate(listed):
+        where = f"{name}: signatures.{number}"
+        if not isinstance(entry, dict) or not {"sig"} <= entry.keys() <= {"keyid", "sig"}:
+            raise IntegrityError([f"{where} does not have just sig and keyid"])
+        keyid = entry.get("keyid", "")
+        if not isinstance(keyid, str):
+            raise IntegrityError([f"{where}.keyid is no text"])
+        signatures.append(Signature(keyid, _decoded(entry["sig"], f"{where}.sig")))
+    return Envelope(_decoded(value["payload"], f"{name}: payload"), tuple(signatures))
 
 
 def _decoded(text: object, where: str) -> bytes:

@@ -98,14 +98,16 @@ def _checked_out(root: Path) -> str | None:
             return head if _COMMIT.fullmatch(head) else None
         name = head.removeprefix("ref:").strip()
         shared = git / "commondir"
-        common = git / shared.read_text(encoding="utf-8").strip() if shared.is_file() else git
-        loose = common / name
-        text = loose.read_text(encoding="utf-8").strip() if loose.is_file() else _packed(common, name)
+        if shared.is_file():
+            git = git / shared.read_text(encoding="utf-8").strip()
+        commit = ""
+        if (git / name).is_file():
+            commit = (git / name).read_text(encoding="utf-8").strip()
+        else:
+            for line in (git / "packed-refs").read_text(encoding="utf-8").splitlines():
+                if line.endswith(f" {name}"):
+                    commit, _, _ = line.partition(" ")
+                    break
     except (OSError, UnicodeDecodeError):
         return None
-    return text if text and _COMMIT.fullmatch(text) else None
-
-
-def _packed(repository: Path, name: str) -> str | None:
-    lines = (repository / "packed-refs").read_text(encoding="utf-8").splitlines()
-    return next((line.split(" ")[0] for line in lines if line.endswith(f" {name}")), None)
+    return commit if _COMMIT.fullmatch(commit) else None

@@ -71,10 +71,9 @@ def check_reports(bundle: Path, run: str, environment_file: str) -> tuple[list[s
 
 def _writer(stated: Any) -> tuple[Any, ...]:
     """Return everything that a page's bytes depend on: fdaudit, Python, and the libraries that draw and write."""
-    packages = {str(k).lower(): v for k, v in stated["packages"].items()} if _is_environment(stated) else {}
-    fields = stated if isinstance(stated, Mapping) else {}
-    return (fields.get("tool"), fields.get("python"), *(packages.get(name) for name in _WRITERS))
-
-
-def _is_environment(stated: object) -> bool:
-    return isinstance(stated, Mapping) and isinstance(stated.get("packages"), Mapping)
+    if not isinstance(stated, Mapping):
+        stated = {}
+    packages: dict[str, Any] = {}
+    if isinstance(stated.get("packages"), Mapping):
+        packages = {str(name).lower(): version for name, version in stated["packages"].items()}
+    return (stated.get("tool"), stated.get("python"), *map(packages.get, _WRITERS))

@@ -40,53 +40,49 @@ def sbom() -> dict[str, Any]:
     for name in ("fdaudit", *(name for name in parts if name != "fdaudit")):
         needs = [references[needed] for needed in sorted(parts[name].needs - {"fdaudit"})]
         dependencies.append({"ref": references[name], "dependsOn": needs})
-    root = parts.pop("fdaudit")
+    root = _component(parts.pop("fdaudit").installed, "application")
+    # The digest by which a statement names fdaudit's files.
+    root["properties"] = [{"name": "fdaudit:source_sha256", "value": tool()["source_sha256"]}]
+    components = [_component(part.installed, "library") for part in parts.values()]
+    components.append(
+        {
+            "type": "platform",
+            "name": platform.python_implementation(),
+            "version": platform.python_version(),
+        }
+    )
     return {
         "bomFormat": "CycloneDX",
         "specVersion": "1.5",
         "version": 1,
-        "metadata": {"component": _root(root)},
-        "components": [*(_component(p.installed, "library") for p in parts.values()), _python()],
+        "metadata": {"component": root},
+        "components": components,
         "dependencies": dependencies,
     }
 
 
-def _root(root: ClosurePart) -> dict[str, Any]:
-    """Return the entry of fdaudit itself, with the digest by which a statement names its files."""
-    source = {"name": "fdaudit:source_sha256", "value": tool()["source_sha256"]}
-    return {**_component(root.installed, "application"), "properties": [source]}
-
-
 def _component(installed: Distribution, kind: str) -> dict[str, Any]:
     reference = _reference(installed)
-    component = {
+    component: dict[str, Any] = {
         "type": kind,
         "bom-ref": reference,
         "name": normalised(installed.name),
         "version": installed.version,
+        "purl": reference,
     }
-    licences = _licences(installed)
-    return {**component, "purl": reference, **({"licenses": licences} if licences else {})}
+    # The licence that it states: an SPDX expression, else its classifiers.
+    expressions = installed.metadata.get_all("License-Expression")
+    classifiers = installed.metadata.get_all("Classifier") or ()
+    names = dict.fromkeys(text.rpartition(" :: ")[2] for text in classifiers if text.startswith(_LICENSE))
+    if expressions:
+        component["licenses"] = [{"expression": expressions[0]}]
+    elif names:
+        component["licenses"] = [{"license": {"name": name}} for name in names]
+    return component
 
 
 def _reference(installed: Distribution) -> str:
     return f"pkg:pypi/{normalised(installed.name)}@{quote(installed.version, safe='')}"
-
-
-def _licences(installed: Distribution) -> list[dict[str, Any]]:
-    """Return the licence that a distribution states: an SPDX expression, else its classifiers."""
-    if expressions := installed.metadata.get_all("License-Expression"):
-        return [{"expression": expressions[0]}]
-    stated = [c for c in installed.metadata.get_all("Classifier") or () if c.startswith(_LICENSE)]
-    return [{"license": {"name": c.rpartition(" :: ")[2]}} for c in dict.fromkeys(stated)]
-
-
-def _python() -> dict[str, Any]:
-    return {
-        "type": "platform",
-        "name": platform.python_implementation(),
-        "version": platform.python_version(),
-    }
 
 
 @dataclass
@@ -144,7 +140,8 @@ def closure(root: str = "fdaudit", extras: Iterable[str] = ()) -> dict[str, Clos
 def _requirements(part: ClosurePart) -> Iterator[tuple[str, set[str]]]:
     """Yield the names that a distribution requires with the chosen extras, and the extras requested of each."""
     for line in part.installed.requires or ():
-        if (match := _REQUIREMENT.fullmatch(line)) is None:
+        match = _REQUIREMENT.fullmatch(line)
+        if match is None:
             continue
         name, extras, _, marker = match.groups()
         conditions = set(map(normalised, _EXTRA.findall(marker or "")))

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from fdaudit.errors import IntegrityError, UsageError
-from fdaudit.result import LedgerEntry, Part
+from fdaudit.result import Part
 from fdaudit.storage.digests import canonical
 from fdaudit.storage.files import load_json
 from fdaudit.transcript.manifest import MANIFEST, origin_of, read_manifest
@@ -95,6 +95,16 @@ def facts(run: Path, predicate_type: str = PREDICATE_TYPE) -> dict[str, Any]:
             raise IntegrityError(
                 [f"{_RESULT} does not have the cells that lie in attacks/: conclude the run anew"]
             )
+        verdicts = []
+        for finding in findings_of(result):
+            cell = finding.cell
+            verdicts.append({"cell": cell.id, "goal": cell.goal, "level": finding.level})
+        ledger = []
+        for entry in result.ledger or ():
+            row = _some(entry, _LEDGER)
+            if predicate_type != _FIRST_TYPE:
+                row["against"] = [_some(case, _AGAINST) for case in entry.against]
+            ledger.append(row)
         value = {
             "auditor_only": result.auditor_only,
             "run": {
@@ -107,10 +117,8 @@ def facts(run: Path, predicate_type: str = PREDICATE_TYPE) -> dict[str, Any]:
                 "result_sha256": digest(run, _RESULT).sha256,
             },
             "gates": [_some(row, _GATE) for row in result.gates],
-            "verdicts": [
-                {"cell": f.cell.id, "goal": f.cell.goal, "level": f.level} for f in findings_of(result)
-            ],
-            "ledger": [_ledger_row(row, predicate_type) for row in result.ledger or ()],
+            "verdicts": verdicts,
+            "ledger": ledger,
             "checks": [_some(row, _CHECK) for row in result.checks],
         }
         canonical(value)
@@ -118,14 +126,6 @@ def facts(run: Path, predicate_type: str = PREDICATE_TYPE) -> dict[str, Any]:
     except (UsageError, LookupError, TypeError, AttributeError, ValueError, ArithmeticError) as error:
         reason = str(error) if isinstance(error, UsageError) else f"{type(error).__name__}: {error}"
         raise IntegrityError([f"{_RESULT} is malformed: {reason[:300]}"]) from None
-
-
-def _ledger_row(entry: LedgerEntry, predicate_type: str) -> dict[str, Any]:
-    """Return what a statement says of one view's ε."""
-    row = _some(entry, _LEDGER)
-    if predicate_type != _FIRST_TYPE:
-        row["against"] = [_some(case, _AGAINST) for case in entry.against]
-    return row
 
 
 def _some(row: Part, names: Iterable[str]) -> dict[str, Any]:
@@ -204,9 +204,9 @@ def _predicate(value: Any, name: str) -> dict[str, Any]:
     if not (isinstance(value["written"], str) and _TIME.fullmatch(value["written"])):
         raise IntegrityError([f"{name}: predicate.written is no time"])
     vault, tool = value["vault"], value["tool"]
-    if not (isinstance(vault, dict) and vault.keys() == {"commitment", "files"} and _is_committed(vault)):
+    if not isinstance(vault, dict) or vault.keys() != {"commitment", "files"} or not _is_committed(vault):
         raise IntegrityError([f"{name}: predicate.vault is no commitment"])
-    if not (isinstance(tool, dict) and tool.keys() == {"name", "version", "commit", "source_sha256"}):
+    if not isinstance(tool, dict) or tool.keys() != {"name", "version", "commit", "source_sha256"}:
         raise IntegrityError([f"{name}: predicate.tool does not say which fdaudit it was"])
     return value
 

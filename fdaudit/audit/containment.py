@@ -7,7 +7,7 @@ Guarantee:
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable
 from typing import TYPE_CHECKING
 
 from fdaudit.adversary.view import EAVESDROPPER
@@ -32,56 +32,36 @@ def contained(
         oracles: the oracles of the run.
         transport: `plain` or `encrypted`.
     """
-    held = {view.name: view for view in views}
-    seen = {name: {m.seq for m in view.messages} for name, view in held.items()}
+    by_name = {view.name: view for view in views}
+    # The numbers of each view's messages, and the clients whose records it holds.
+    parts: dict[str, set[int | str]] = {}
+    holders: dict[int | str, list[str]] = {}
+    for name, view in by_name.items():
+        parts[name] = {message.seq for message in view.messages} | view.own_data.keys()
+        for part in parts[name]:
+            holders.setdefault(part, []).append(name)
 
-    def contains(larger: str, smaller: str) -> bool:
-        return (
-            larger != smaller
-            and seen[smaller] <= seen[larger]
-            and held[smaller].own_data.keys() <= held[larger].own_data.keys()
-            and (not held[smaller].sizes or EAVESDROPPER in held[larger].members)
-            and all(
-                _may_answer(held[larger], o, transport, forms)
-                for o in oracles
-                if _may_ask(held[smaller], o, transport)
-            )
-        )
+    def contains(larger: View, smaller: View) -> bool:
+        if larger is smaller or not parts[smaller.name] <= parts[larger.name]:
+            return False
+        if smaller.sizes and EAVESDROPPER not in larger.members:
+            return False
+        asked = (oracle for oracle in oracles if oracle.open_to(smaller.members, transport))
+        return all(_may_answer(larger, oracle, transport, forms) for oracle in asked)
 
-    found: dict[str, list[str]] = {name: [] for name in held}
-    holders = _holders(held)
-    for smaller, view in held.items():
+    contents: dict[str, list[str]] = {name: [] for name in by_name}
+    for name, view in by_name.items():
         # Whoever contains it holds its rarest message: few do, and no other pair need be compared.
-        parts = _parts(view)
-        candidates = min((holders[part] for part in parts), key=len, default=[])
-        if not parts and role(smaller) != "client":
-            candidates = list(held)
+        candidates = min((holders[part] for part in parts[name]), key=len, default=[])
+        if not parts[name] and role(name) != "client":
+            candidates = list(by_name)
         for larger in candidates:
-            if contains(larger, smaller):
-                found[larger].append(smaller)
-    return tuple(ViewRow(adversary=name, contains=tuple(names)) for name, names in found.items())
-
-
-def _holders(views: Mapping[str, View]) -> dict[int | str, list[str]]:
-    """Return for each message's `seq`, and for each client whose records are held, the adversaries that hold it."""
-    found: dict[int | str, list[str]] = {}
-    for name, view in views.items():
-        for part in _parts(view):
-            found.setdefault(part, []).append(name)
-    return found
-
-
-def _parts(view: View) -> list[int | str]:
-    """Return the numbers of a view's messages, and the clients whose records it holds."""
-    parts: list[int | str] = [message.seq for message in view.messages]
-    return [*parts, *view.own_data]
-
-
-def _may_ask(view: View, oracle: Access, transport: str) -> bool:
-    return oracle.open_to(view.members, transport)
+            if contains(by_name[larger], view):
+                contents[larger].append(name)
+    return tuple(ViewRow(adversary=name, contains=tuple(names)) for name, names in contents.items())
 
 
 def _may_answer(view: View, oracle: Access, transport: str, forms: Forms | None) -> bool:
     """Return whether an adversary may query the oracle, or holds the published model behind it."""
     holds = oracle.kind is None and published(view.messages, forms) is not None
-    return holds or _may_ask(view, oracle, transport)
+    return holds or oracle.open_to(view.members, transport)

@@ -58,18 +58,17 @@ class GuessFile(Config):
 
     @model_validator(mode="after")
     def _one_kind(self) -> Self:
-        given = [goal for goal in SUBMITTED if getattr(self, goal.key)]
-        if len(given) != 1:
+        kinds = sum(bool(getattr(self, goal.key)) for goal in SUBMITTED)
+        if kinds != 1:
             raise ValueError(
-                f"holds {len(given)} kinds of guesses. Give exactly one kind, and one guess at least."
+                f"holds {kinds} kinds of guesses. Give exactly one kind, and one guess at least."
             )
         victims = [entry.target for entry in self.entries]
         files = [getattr(entry, entry.file) for entry in self.entries if entry.file]
-        for what, named in (("victim", victims), ("file", files)):
-            if len(set(named)) < len(named):
-                raise ValueError(
-                    f"names one {what} twice. Give each victim one guess, with a file of its own."
-                )
+        for what, names in (("victim", victims), ("file", files)):
+            if len(set(names)) < len(names):
+                remedy = "Give each victim one guess, with a file of its own."
+                raise ValueError(f"names one {what} twice. {remedy}")
         return self
 
     @property
@@ -80,8 +79,8 @@ class GuessFile(Config):
     @property
     def entries(self) -> tuple[Submission, ...]:
         """Return the guesses as they are written."""
-        written: tuple[Submission, ...] = getattr(self, GOALS[self.goal].key)
-        return written
+        entries: tuple[Submission, ...] = getattr(self, GOALS[self.goal].key)
+        return entries
 
 
 SUBMITTED = tuple(scorer.goal for scorer in SCORERS.values() if scorer.submission is not None)

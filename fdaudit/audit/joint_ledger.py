@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -87,13 +88,13 @@ class JointRuns:
 
     def __init__(self, runs: Sequence[Run]) -> None:
         if len(runs) < 2:
-            found = str(runs[0].directory) if runs else None
-            raise RunError(
-                "run", found, "stands alone", "Give two runs or more, or use the run's own ledger."
-            )
+            directory = str(runs[0].directory) if runs else None
+            remedy = "Give two runs or more, or use the run's own ledger."
+            raise RunError("run", directory, "stands alone", remedy)
         self._runs = tuple(runs)
-        short = [r.directory.resolve().name for r in runs]
-        self.names = tuple(short if len(set(short)) == len(short) else (str(r.directory) for r in runs))
+        self.names = tuple(run.directory.resolve().name for run in runs)
+        if len(set(self.names)) < len(runs):
+            self.names = tuple(str(run.directory) for run in runs)
         self._refuse_one_record_twice()
         self._refuse_shared_noise()
 
@@ -123,47 +124,52 @@ class JointRuns:
             SpecError: a run has no such party, or δ is out of range.
             UsageError: clients cannot be matched between the runs.
         """
-        delta = self._cases[0].spec.privacy.delta if delta is None else delta
+        if delta is None:
+            delta = self._cases[0].spec.privacy.delta
         with_delta(delta)  # refuses a δ out of range
-        found = self._joined(view, delta, unit, relation)
-        unit = found.accounts.unit
-        warnings = dict.fromkeys(w for run in self._runs for w in run.books.warnings(delta, unit))
-        entry = joint_entry(found, self.names, delta, tuple(warnings))
-        return replace(entry, against=tuple(self._against(entry, found)))
+        accounts = self._joined(view, delta, unit, relation)
+        warnings: dict[str, None] = {}  # in their order
+        for run in self._runs:
+            warnings |= dict.fromkeys(run.books.warnings(delta, accounts.accounts.unit))
+        entry = joint_entry(accounts, self.names, delta, tuple(warnings))
+        return replace(entry, against=tuple(self._against(entry, accounts)))
 
-    def _against(self, entry: JointLedger, found: Joint) -> Iterator[AgainstActive]:
+    def _against(self, entry: JointLedger, accounts: Joint) -> Iterator[AgainstActive]:
         """Yield what is left of a joint ε if parties of one role depart from the protocol in every run."""
         if not entry.finite or not entry.epsilon:
             return
-        for name in dict.fromkeys(name for run in self._runs for name in run.books.asking):
-            yield self._left(entry, name, [[run.books.asking.get(name, ()) for run in self._runs]])
-        victims = dearest(found.accounts, entry.victim, entry.delta)
-        groups = [self._others(entry, found.holders[victim]) for victim in victims]
+        asking = [run.books.asking for run in self._runs]
+        for name in dict.fromkeys(chain.from_iterable(asking)):
+            group = [parties.get(name, ()) for parties in asking]
+            yield self._left(entry, name, [group])
+        victims = dearest(accounts.accounts, entry.victim, entry.delta)
+        groups = [self._others(entry, accounts.holders[victim]) for victim in victims]
         most = max(map(len, groups[0]))
         if not most:
             return
         every = self._left(entry, "client", groups)
         if not every.holds and most > 1:
-            one = self._left(entry, "client", [[others[:1] for others in groups[0]]])
+            first_ones = [others[:1] for others in groups[0]]
+            one = self._left(entry, "client", [first_ones])
             yield one
             if one.epsilon is None:
                 return
         yield every
 
-    def _others(self, entry: JointLedger, held: Holders) -> list[tuple[str, ...]]:
+    def _others(self, entry: JointLedger, holders: Holders) -> list[tuple[str, ...]]:
         """Return by run the clients that do not hold a record, without members of the adversary.
 
         Where a bound stands for too many combinations (`joined`), the run's own worst client holds it.
         """
         others = []
-        for run, client in zip(self._runs, held, strict=True):
+        for run, holder in zip(self._runs, holders, strict=True):
             clients = run.books.clients(entry.view)
-            if client is not None and client not in clients:
+            if holder is not None and holder not in clients:
                 alone = run.books.ledger(
                     entry.view, delta=entry.delta, unit=entry.unit, relation=entry.relation
                 )
-                client = alone.victim
-            others.append(tuple(p for p in clients if p != client))
+                holder = alone.victim
+            others.append(tuple(client for client in clients if client != holder))
         return others
 
     def _left(
@@ -172,8 +178,8 @@ class JointRuns:
         """Return what is left of a joint ε at worst if one of these groups of parties, by run, departs."""
         ledgers = []
         for away in groups:
-            found = self._joined(entry.view, entry.delta, entry.unit, entry.relation, away)
-            ledgers.append(joint_entry(found, self.names, entry.delta, ()))
+            accounts = self._joined(entry.view, entry.delta, entry.unit, entry.relation, away)
+            ledgers.append(joint_entry(accounts, self.names, entry.delta, ()))
         worst = max(ledgers, key=lambda one: one.epsilon)
         return entry.left(name, max(map(len, groups[0])), worst)
 
@@ -193,7 +199,8 @@ class JointRuns:
             unit: as `ledger` takes it.
             relation: as `ledger` takes it.
         """
-        delta = self._cases[0].spec.privacy.delta if delta is None else delta
+        if delta is None:
+            delta = self._cases[0].spec.privacy.delta
         deltas = with_delta(delta)
         return profile(self._joined(view, delta, unit, relation).accounts, deltas)
 
@@ -210,25 +217,34 @@ class JointRuns:
         if unit == "group":
             problem = "is not matched between runs"
             raise UsageError("unit", unit, problem, "Ask for the unit record, or client.")
-        if unit == "client" and self._one_dataset and not self._same_clients:
+        holders = self._holders
+        if unit == "client" and any(None in held or len(set(held)) > 1 for held in holders or ()):
             problem = "has no meaning here: the runs split one dataset between clients in different ways"
             raise UsageError("unit", unit, problem, "Ask for the unit record.")
-        accounts = list[Accounts]()
+        of_runs = list[Accounts]()
         for number, run in enumerate(self._runs):
-            books = run.books.if_departed(away[number]) if away and away[number] else run.books
-            entry = books.accounts(view, unit=unit, relation=relation or books.choices.relation)
-            relation = entry.relation
-            accounts.append(self._without_public(entry, number))
-        found = joined(accounts, self.names, self._holders, delta)
-        how = _UNMATCHED.format(unit=unit) if self._holders is None else _MATCHED if self._overlap else _APART
-        assumed = (*found.accounts.assumptions, _ADAPTIVE, how)
-        return replace(found, accounts=replace(found.accounts, assumptions=assumed))
+            books = run.books
+            if away and away[number]:
+                books = books.if_departed(away[number])
+            accounts = books.accounts(view, unit=unit, relation=relation or books.choices.relation)
+            relation = accounts.relation
+            of_runs.append(self._without_public(accounts, number))
+        joint = joined(of_runs, self.names, holders, delta)
+        if holders is None:
+            matching = _UNMATCHED.format(unit=unit)
+        elif any(len(held) - held.count(None) > 1 for held in holders):
+            matching = _MATCHED
+        else:
+            matching = _APART
+        assumptions = (*joint.accounts.assumptions, _ADAPTIVE, matching)
+        return replace(joint, accounts=replace(joint.accounts, assumptions=assumptions))
 
     def _without_public(self, accounts: Accounts, number: int) -> Accounts:
         """Return one run's accounts, without ε for clients whose records another run gives to adversaries."""
-        told = {c: why for c, why in self._handed_out[number].items() if c in accounts.charges}
-        kept = {c: ways for c, ways in accounts.charges.items() if c not in told}
-        return replace(accounts, charges=kept, causes={**accounts.causes, **told})
+        reasons = self._handed_out[number]
+        causes = {client: why for client, why in reasons.items() if client in accounts.charges}
+        charges = {client: ways for client, ways in accounts.charges.items() if client not in reasons}
+        return replace(accounts, charges=charges, causes={**accounts.causes, **causes})
 
     @property
     def _cases(self) -> tuple[Case, ...]:
@@ -237,8 +253,9 @@ class JointRuns:
     @cached_property
     def _one_dataset(self) -> bool:
         """Return whether an index means the same record in every run; canaries are records that a run makes itself."""
-        made = any(case.spec.canaries is not None for case in self._cases)
-        return not made and len({case.dataset.sha256() for case in self._cases}) == 1
+        if any(case.spec.canaries is not None for case in self._cases):
+            return False
+        return len({case.dataset.sha256() for case in self._cases}) == 1
 
     @cached_property
     def _holders(self) -> tuple[Holders, ...] | None:
@@ -249,32 +266,26 @@ class JointRuns:
         for column, case in enumerate(self._cases):
             for client, split in enumerate(case.splits.clients):
                 table[split.train.numpy(), column] = client
+        names = dict(enumerate(f"client/{k}" for k in range(table.max() + 1)))
         rows = np.unique(table[(table >= 0).any(axis=1)], axis=0)
-        return tuple(tuple(f"client/{k}" if k >= 0 else None for k in row) for row in rows.tolist())
-
-    @cached_property
-    def _same_clients(self) -> bool:
-        return all(None not in held and len(set(held)) == 1 for held in self._holders or ())
-
-    @cached_property
-    def _overlap(self) -> bool:
-        return any(sum(client is not None for client in held) > 1 for held in self._holders or ())
+        return tuple(tuple(map(names.get, row)) for row in rows.tolist())
 
     @cached_property
     def _handed_out(self) -> tuple[dict[str, str], ...]:
         """Return, by run, the clients whose records another run uses as proxy or auxiliary data, and the reason."""
-        found = tuple(dict[str, str]() for _ in self._cases)
-        known = [self._public(case) for case in self._cases]
+        public_of_runs = [self._public(case) for case in self._cases]
+        handed_out = []
         for number, case in enumerate(self._cases):
+            reasons: dict[str, str] = {}
             for client, split in zip(case.clients, case.splits.clients, strict=True):
                 own = self._identified(case, split.train)
-                for other, public in enumerate(known):
-                    if other != number and (shared := len(own & public)):
-                        told = (
-                            f"{shared} records of {client} are proxy or auxiliary data of {self.names[other]}"
-                        )
-                        found[number].setdefault(client, told)
-        return found
+                for other, public in enumerate(public_of_runs):
+                    shared = len(own & public)
+                    if other != number and shared:
+                        of_other = f"proxy or auxiliary data of {self.names[other]}"
+                        reasons.setdefault(client, f"{shared} records of {client} are {of_other}")
+            handed_out.append(reasons)
+        return tuple(handed_out)
 
     def _public(self, case: Case) -> set[Any]:
         import torch
@@ -301,49 +312,54 @@ class JointRuns:
         dataset = case.dataset
         if case.missing("images"):  # records without images cannot be told apart
             return {None} if len(index) else set()
-        return _identities(dataset.x[index], None if dataset.origins is None else dataset.origins[index])
+        origins = dataset.origins
+        if origins is not None:
+            origins = origins[index]
+        return _identities(dataset.x[index], origins)
 
     def _refuse_one_record_twice(self) -> None:
-        seen = dict[str, str]()
+        names_by_head = dict[str, str]()
         for run, name in zip(self._runs, self.names, strict=True):
             head = str(read_manifest(run.directory)["head"])
-            if head in seen:
-                problem = "is given twice" if seen[head] == name else f"has the same record as {seen[head]}"
-                raise RunError(
-                    "run", str(run.directory), problem, "Give each run once: its copy tells nothing new."
-                )
-            seen[head] = name
+            earlier = names_by_head.get(head)
+            names_by_head[head] = name
+            if earlier is None:
+                continue
+            problem = "is given twice" if earlier == name else f"has the same record as {earlier}"
+            remedy = "Give each run once: its copy tells nothing new."
+            raise RunError("run", str(run.directory), problem, remedy)
 
     def _refuse_shared_noise(self) -> None:
         """Refuse runs whose first messages have the same salt: salts and noise come from one key."""
-        seen = dict[str, str]()
+        names_by_salt = dict[str, str]()
         for run, name in zip(self._runs, self.names, strict=True):
-            salt = _first_salt(run)
-            if salt in seen:
-                problem = f"draws its noise from the same stream as {seen[salt]}"
+            first = next(iter(read_messages(run.directory / "transcript")), None)
+            if first is None or not first.salt:
+                continue
+            if first.salt in names_by_salt:
+                problem = f"draws its noise from the same stream as {names_by_salt[first.salt]}"
                 remedy = "Run one of them anew: noise that two releases share protects neither."
                 raise RunError("run", str(run.directory), problem, remedy)
-            if salt:
-                seen[salt] = name
+            names_by_salt[first.salt] = name
 
 
-def joint_entry(found: Joint, names: Sequence[str], delta: float, warnings: tuple[str, ...]) -> JointLedger:
+def joint_entry(joint: Joint, names: Sequence[str], delta: float, warnings: tuple[str, ...]) -> JointLedger:
     """Return the ledger of joint accounts, with each run's share for the worst record.
 
     Args:
-        found: the joint accounts of the runs.
+        joint: the joint accounts of the runs.
         names: of the runs.
         delta: δ.
         warnings: reasons why the figure says less than it seems to.
     """
-    priced = profile(found.accounts, np.array([delta]), distributions=False)
+    priced = profile(joint.accounts, np.array([delta]), distributions=False)
     victim = priced.clients[0]
-    held = found.holders.get(victim, (None,) * len(names))
-    parts = found.shares.get(victim, ({},) * len(names))
-    shares = tuple(
-        Share(run=name, client=client or "", epsilon=epsilon(charges, delta).value)
-        for name, client, charges in zip(names, held, parts, strict=True)
-    )
+    holders = joint.holders.get(victim, (None,) * len(names))
+    parts = joint.shares.get(victim, ({},) * len(names))
+    shares = []
+    for name, client, charges in zip(names, holders, parts, strict=True):
+        cost = epsilon(charges, delta).value
+        shares.append(Share(run=name, client=client or "", epsilon=cost))
     return JointLedger(
         view=priced.view,
         epsilon=float(priced.epsilons[0]),
@@ -357,7 +373,7 @@ def joint_entry(found: Joint, names: Sequence[str], delta: float, warnings: tupl
         warnings=warnings,
         gdp=priced.gdp,
         zcdp=priced.zcdp,
-        runs=() if priced.cause else shares,
+        runs=() if priced.cause else tuple(shares),
     )
 
 
@@ -375,10 +391,7 @@ def joint(runs: Sequence[Run]) -> JointRuns:
 
 def _identities(x: Tensor, origins: Tensor | None) -> set[Any]:
     """Return records (n, …) by their values, and by their origins (n, 2) if these are known."""
-    found: set[Any] = {record.numpy().tobytes() for record in x}
-    return found if origins is None else found | {tuple(row) for row in origins.tolist()}
-
-
-def _first_salt(run: Run) -> str:
-    """Return the salt of a run's first message, which comes from the key of its noise; empty without messages."""
-    return next((message.salt for message in read_messages(run.directory / "transcript")), "")
+    identities: set[Any] = {record.numpy().tobytes() for record in x}
+    if origins is not None:
+        identities.update(map(tuple, origins.tolist()))
+    return identities

@@ -15,7 +15,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from fdaudit.accounting.losses.distributions import Distribution
 from fdaudit.accounting.profile import ALPHAS, Profile
 from fdaudit.errors import IntegrityError, RunError
 from fdaudit.reports.drawings.ledger_figures import Line, epsilon_figure, trade_off_figure
@@ -45,32 +44,32 @@ def write_profiles(profiles: Sequence[Profile], out: Path | str, *, delta: float
     """
     directory = Path(out)
     earlier = _earlier(directory)
-    made = {
-        "epsilon.csv": _table(
-            (*_STATED, "delta", "epsilon", "client", "accountant"), _epsilon_rows(profiles)
-        ),
-        "trade-off.csv": _table((*_STATED, "alpha", "beta"), _trade_off_rows(profiles)),
-    }
-    losses = {name: _losses(p) for p, name in zip(profiles, _names(profiles), strict=True) if p.distributions}
-    made |= losses
-    made |= {f"epsilon.{end}": data for end, data in epsilon_figure(_epsilon_lines(profiles), delta).items()}
-    made |= {f"trade-off.{end}": data for end, data in trade_off_figure(_trade_off_lines(profiles)).items()}
-    entries = [
-        {**_stated(p, delta), "losses": name if name in losses else None}
-        for p, name in zip(profiles, _names(profiles), strict=True)
-    ]
-    index = {"schema": _SCHEMA, "files": sorted(made), "profiles": entries}
+    files = _tables(profiles)
+    entries = []
+    for profile in profiles:
+        entry = _entry(profile, delta)
+        if profile.distributions:
+            name = f"losses-{profile.view.replace('/', '-')}-{profile.relation}.safetensors"
+            files[name] = _losses(profile)
+            entry["losses"] = name
+        entries.append(entry)
+    epsilon_lines, trade_off_lines = _lines(profiles)
+    for end, data in epsilon_figure(epsilon_lines, delta).items():
+        files[f"epsilon.{end}"] = data
+    for end, data in trade_off_figure(trade_off_lines).items():
+        files[f"trade-off.{end}"] = data
+    index = {"schema": _SCHEMA, "files": sorted(files), "profiles": entries}
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        for name in earlier - made.keys():
+        for name in earlier - files.keys():
             (directory / name).unlink(missing_ok=True)
-        for name, data in made.items():
+        for name, data in files.items():
             write_atomically(directory / name, data)
         write_atomically(directory / _INDEX, json.dumps(index, indent=1, ensure_ascii=False).encode() + b"\n")
     except OSError as error:
         problem = f"cannot be written ({error.strerror})"
         raise RunError("curve", str(out), problem, "Give another directory.") from None
-    return [directory / name for name in (*made, _INDEX)]
+    return [directory / name for name in (*files, _INDEX)]
 
 
 def _earlier(directory: Path) -> set[str]:
@@ -93,70 +92,52 @@ def _earlier(directory: Path) -> set[str]:
         raise refused from None
 
 
-def _stated(profile: Profile, delta: float) -> dict[str, Any]:
-    """Return one profile's entry in the index; an infinite ε is null."""
-    at = float(profile.epsilons[int(abs(profile.deltas - delta).argmin())])
+def _entry(profile: Profile, delta: float) -> dict[str, Any]:
+    """Return one profile's entry in the index, without a file of losses; an infinite ε is null."""
+    nearest = int(abs(profile.deltas - delta).argmin())
+    epsilon = float(profile.epsilons[nearest])
     return {
         "adversary": profile.view,
         "unit": profile.unit,
         "relation": profile.relation,
         "delta": delta,
-        "epsilon": at if math.isfinite(at) else None,
+        "epsilon": epsilon if math.isfinite(epsilon) else None,
         "cause": profile.cause,
         "gdp": profile.gdp,
         "zcdp": profile.zcdp,
         "losses_missing": profile.missing,
         "events": [asdict(e) for e in profile.exports],
         "assumptions": list(profile.assumptions),
+        "losses": None,
     }
 
 
-def _names(profiles: Sequence[Profile]) -> list[str]:
-    """Return the file names of loss distributions: `losses-server-replace-one.safetensors`."""
-    return [f"losses-{p.view.replace('/', '-')}-{p.relation}.safetensors" for p in profiles]
+def _tables(profiles: Sequence[Profile]) -> dict[str, bytes]:
+    """Return the tables of ε and of trade-off functions, by file name."""
+    of_epsilon: list[Sequence[Any]] = [(*_STATED, "delta", "epsilon", "client", "accountant")]
+    of_trade_off: list[Sequence[Any]] = [(*_STATED, "alpha", "beta")]
+    for p in profiles:
+        stated = (p.view, p.unit, p.relation)
+        for delta, epsilon, *names in zip(p.deltas, p.epsilons, p.clients, p.accountants, strict=True):
+            of_epsilon.append((*stated, float(delta), float(epsilon), *names))
+        for alpha, beta in zip(ALPHAS, p.trade_off(), strict=True):
+            of_trade_off.append((*stated, float(alpha), float(beta)))
+    return {
+        "epsilon.csv": csv_text(of_epsilon).encode(),
+        "trade-off.csv": csv_text(of_trade_off).encode(),
+    }
 
 
-def _table(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> bytes:
-    return csv_text([head, *rows]).encode()
-
-
-def _epsilon_rows(profiles: Sequence[Profile]) -> list[Sequence[Any]]:
-    return [
-        (p.view, p.unit, p.relation, float(delta), float(epsilon), client, accountant)
-        for p in profiles
-        for delta, epsilon, client, accountant in zip(
-            p.deltas, p.epsilons, p.clients, p.accountants, strict=True
-        )
-    ]
-
-
-def _trade_off_rows(profiles: Sequence[Profile]) -> list[Sequence[Any]]:
-    return [
-        (p.view, p.unit, p.relation, float(alpha), float(beta))
-        for p in profiles
-        for alpha, beta in zip(ALPHAS, p.trade_off(), strict=True)
-    ]
-
-
-def _epsilon_lines(profiles: Sequence[Profile]) -> list[Line]:
-    return [
-        Line(name=name, x=p.deltas.tolist(), y=p.epsilons.tolist(), infinite=bool(p.cause))
-        for p, name in zip(profiles, _shown(profiles), strict=True)
-    ]
-
-
-def _trade_off_lines(profiles: Sequence[Profile]) -> list[Line]:
-    return [
-        Line(name=name, x=ALPHAS.tolist(), y=p.trade_off().tolist(), infinite=bool(p.cause))
-        for p, name in zip(profiles, _shown(profiles), strict=True)
-    ]
-
-
-def _shown(profiles: Sequence[Profile]) -> list[str]:
-    """Return the names for a legend; they include the relation if there are two."""
-    if len({p.relation for p in profiles}) == 1:
-        return [p.view for p in profiles]
-    return [f"{p.view}, {p.relation}" for p in profiles]
+def _lines(profiles: Sequence[Profile]) -> tuple[list[Line], list[Line]]:
+    """Return the curves of ε and of trade-off functions; their names include the relation if there are two."""
+    relations = {p.relation for p in profiles}
+    of_epsilon, of_trade_off = [], []
+    for p in profiles:
+        name = p.view if len(relations) == 1 else f"{p.view}, {p.relation}"
+        infinite = bool(p.cause)
+        of_epsilon.append(Line(name=name, x=p.deltas.tolist(), y=p.epsilons.tolist(), infinite=infinite))
+        of_trade_off.append(Line(name=name, x=ALPHAS.tolist(), y=p.trade_off().tolist(), infinite=infinite))
+    return of_epsilon, of_trade_off
 
 
 def _losses(profile: Profile) -> bytes:
@@ -165,7 +146,7 @@ def _losses(profile: Profile) -> bytes:
 
     tensors, about = {}, list[dict[str, Any]]()
     for number, distribution in enumerate(profile.distributions):
-        for direction, losses in _directions(distribution):
+        for direction, losses in (("remove", distribution.remove), ("add", distribution.add)):
             name = f"{number}.{direction}"
             tensors[name] = losses.probabilities.copy()
             about.append(
@@ -179,7 +160,3 @@ def _losses(profile: Profile) -> bytes:
                 }
             )
     return bytes(save(tensors, metadata={"distributions": json.dumps(about)}))
-
-
-def _directions(distribution: Distribution) -> tuple[tuple[str, Any], ...]:
-    return ("remove", distribution.remove), ("add", distribution.add)

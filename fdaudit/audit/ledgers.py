@@ -83,21 +83,21 @@ class _Terms(Config):
             answers.append(
                 _Answers(message=line, asked_by=asked_by, heard_by=heard_by, queries=oracle.queries)
             )
-        groups = _groups(case)
+        counts = [len(case.records(client)[1]) for client in case.clients]
+        revealing = [m for m in case.declared_messages if "reveals" in m]
+        others = [party for party in case.parties if role(party) != "client"]
         return cls(
             parties=case.parties,
             transport=case.charged_transport,
-            reveals=tuple(
-                (m["kind"], m["from"], m["reveals"]) for m in case.declared_messages if "reveals" in m
-            ),
-            records=min((n for k in case.clients if (n := len(case.records(k)[1]))), default=None),
+            reveals=tuple((m["kind"], m["from"], m["reveals"]) for m in revealing),
+            records=min(filter(None, counts), default=None),
             oracles=tuple(answers),
             fixed_sizes=tuple(sorted(fixed_sizes(case))),
             assumptions=_assumptions(case),
             pooled=case.clients[0] if case.protocol.card.pools_data else "",
-            groups=None if groups is None else (groups.largest, groups.apart),
+            groups=_groups(case),
             notes=_rare_classes(case),
-            views=_views(case),
+            views=tuple(dict.fromkeys([*others, *case.spec.adversaries])),
         )
 
     def books(self, messages: Sequence[Message], choices: PrivacySpec) -> Books:
@@ -111,6 +111,10 @@ class _Terms(Config):
                 queries=oracle.queries,
             )
             oracles.append(answers)
+        groups = None
+        if self.groups is not None:
+            largest, apart = self.groups
+            groups = Groups(largest=largest, apart=apart)
         return Books(
             messages,
             self.parties,
@@ -122,7 +126,7 @@ class _Terms(Config):
             fixed_sizes=self.fixed_sizes,
             assumptions=self.assumptions,
             pooled=self.pooled,
-            groups=None if self.groups is None else Groups(largest=self.groups[0], apart=self.groups[1]),
+            groups=groups,
             notes=self.notes,
             views=self.views,
         )
@@ -177,8 +181,8 @@ def _basis(path: Path) -> str:
     return hashlib.sha256(canonical({"manifest": read_manifest(path), "code": own_digest()})).hexdigest()
 
 
-def _groups(case: Case) -> Groups | None:
-    """Return the groups of the clients' records; None if the dataset states none."""
+def _groups(case: Case) -> tuple[int, str] | None:
+    """Return the arguments of `Groups` for the clients' records; None if the dataset states none."""
     import torch
 
     groups, splits = case.dataset.groups, case.splits
@@ -187,14 +191,15 @@ def _groups(case: Case) -> Groups | None:
     public = groups[torch.cat([splits.proxy, splits.auxiliary])]
     largest, apart, owners = 1, "", dict[int, str]()
     for client, split in zip(case.clients, splits.clients, strict=True):
-        held, counts = groups[split.train].unique(return_counts=True)
-        largest = max(largest, *counts.tolist()) if len(counts) else largest
-        for group in held.tolist():
-            if (owner := owners.setdefault(group, client)) != client and not apart:
+        of_client, counts = groups[split.train].unique(return_counts=True)
+        largest = max([largest, *counts.tolist()])
+        for group in of_client.tolist():
+            owner = owners.setdefault(group, client)
+            if owner != client and not apart:
                 apart = f"records of one group lie with {owner} and with {client}"
-        if len(held) and bool(torch.isin(held, public).any()) and not apart:
+        if len(of_client) and bool(torch.isin(of_client, public).any()) and not apart:
             apart = f"records of one group lie with {client} and among proxy or auxiliary data"
-    return Groups(largest=largest, apart=apart)
+    return largest, apart
 
 
 def _rare_classes(case: Case) -> tuple[str, ...]:
@@ -215,32 +220,26 @@ def _rare_classes(case: Case) -> tuple[str, ...]:
 
 def _assumptions(case: Case) -> tuple[str, ...]:
     """Return the assumptions that a run's settings add to those of every ledger."""
-    found = tuple(case.protocol_config.assumptions())
+    assumptions = list(case.protocol_config.assumptions())
     if case.origin == "recording":
-        found = (*found, "Every message is on record: the operator of the recorded system asserts it.")
-    distinct = () if case.networks is None else case.networks.distinct
-    if any(network.imported for network in distinct):
-        fixed = "What an imported network reads from files, or imports by a computed name, is the same in all runs."
-        found = (*found, fixed)
+        assumptions.append("Every message is on record: the operator of the recorded system asserts it.")
+    if case.networks is not None and any(network.imported for network in case.networks.distinct):
+        assumptions.append(
+            "What an imported network reads from files, or imports by a computed name, is the same in all runs."
+        )
     preset = case.spec.preset
-    if preset is None or preset.name != "private" or preset.sample_rate is not None:
-        return found
-    if not any(entry.name == "dp-sgd" for entry in case.spec.defenses):
-        return found
-    return (
-        *found,
-        "The preset's sampling rate follows from the number of all clients' records, which is public.",
-    )
-
-
-def _views(case: Case) -> tuple[str, ...]:
-    """Return the adversaries whose ledgers are shown: every non-client party and the spec's adversaries."""
-    return tuple(dict.fromkeys([*(p for p in case.parties if role(p) != "client"), *case.spec.adversaries]))
+    by_preset = preset is not None and preset.name == "private" and preset.sample_rate is None
+    if by_preset and any(entry.name == "dp-sgd" for entry in case.spec.defenses):
+        assumptions.append(
+            "The preset's sampling rate follows from the number of all clients' records, which is public."
+        )
+    return tuple(assumptions)
 
 
 def table(ledgers: Sequence[Ledger]) -> list[str]:
     """Return ledgers as lines for a terminal: ε by adversary, then the reason and the contributions."""
     lines = [f"{'adversary':<20} {'ε':>12}  {'δ':<8} {'worst client':<13} unit, relation"]
+    assumptions: dict[str, None] = {}  # in their order
     for entry in ledgers:
         value = rounded_up(entry.epsilon)
         stated = f"{entry.unit}, {entry.relation}"
@@ -248,8 +247,8 @@ def table(ledgers: Sequence[Ledger]) -> list[str]:
             f"{entry.view:<20} {value:>12}  {entry.delta:<8g} {entry.victim or 'nobody':<13} {stated}"
         )
         lines += [f"    {line}" for line in _details(entry)]
-    assumed = dict.fromkeys(line for entry in ledgers for line in entry.assumptions)
-    return [*lines, "", "Assumed", *(f"  {line}" for line in assumed)]
+        assumptions |= dict.fromkeys(entry.assumptions)
+    return [*lines, "", "Assumed", *(f"  {line}" for line in assumptions)]
 
 
 def _details(entry: Ledger) -> Iterator[str]:
@@ -261,13 +260,19 @@ def _details(entry: Ledger) -> Iterator[str]:
     if entry.finite and entry.epsilon > 0:
         yield f"by {entry.accountant}"
         exact = [(entry.gdp, "GDP"), (entry.zcdp, "zCDP")]
-        if told := [f"{rounded_up(figure)}-{name}" for figure, name in exact if figure]:
-            yield f"{' and '.join(told)}, exact"
+        figures = [f"{rounded_up(figure)}-{name}" for figure, name in exact if figure]
+        if figures:
+            yield f"{' and '.join(figures)}, exact"
     if entry.sampling:
         yield f"sampling {entry.sampling}"
-    if may_depart := entry.entry.withstands:
-        yield f"holds even if {' or '.join(may_depart)} depart from the protocol"
+    if entry.entry.withstands:
+        yield f"holds even if {' or '.join(entry.entry.withstands)} depart from the protocol"
     for case in entry.against:
-        if not case.holds:
-            left = "no ε may be stated" if case.epsilon is None else f"ε is {rounded_up(case.epsilon)}"
-            yield f"{case.condition}, {left}" + (f": {case.why}" if case.why else "")
+        if case.holds:
+            continue
+        line = f"{case.condition}, no ε may be stated"
+        if case.epsilon is not None:
+            line = f"{case.condition}, ε is {rounded_up(case.epsilon)}"
+        if case.why:
+            line += f": {case.why}"
+        yield line

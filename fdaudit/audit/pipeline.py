@@ -109,13 +109,16 @@ def attacked(
             take_controls(seed_from, run.path)
         training = read_timings(run.path).get("federation", 0.0)
         allotted, clock = budgeted(run, budget, training=training, workers=elsewhere.cells)
+        early = None
+        if provisional is not None:
+            early = partial(_report_early, run, provisional)
         attack_cells(
             allotted,
             beside=beside,
             workers=elsewhere.cells,
             tick=tick,
             clock=clock,
-            early=None if provisional is None else partial(_report_early, run, provisional),
+            early=early,
         )
         conclude(run)
 
@@ -127,8 +130,10 @@ def _report_early(run: RunDirectory, written: Callable[[str], None], to_come: Se
     result, page = provisional_result(run, to_come), Run(run.path).page
     page.parent.mkdir(exist_ok=True)
     write_report(result, run.path, page, read_timings(run.path))
-    done = "" if result.unfinished is None else f", {result.unfinished.words}"
-    written(f"provisional report{done}: {page}")
+    progress = ""
+    if result.unfinished is not None:
+        progress = f", {result.unfinished.words}"
+    written(f"provisional report{progress}: {page}")
 
 
 # -- the stages -----------------------------------------------------------------------------------------------

@@ -119,27 +119,25 @@ def score(run: Run, guesses: Path | str) -> Cell:
         UsageError: the file is malformed, names another view, other candidates or unknown messages, or is about classes
             or images of a victim whose candidates were handed out; nothing was written.
     """
+    path = Path(guesses)
     with writing(run.directory):
         refuse_changed(run.directory)
-        return _score(run, Path(guesses))
-
-
-def _score(run: Run, path: Path) -> Cell:
-    (given, digest), case = guesses_and_digest(path), run.case
-    stage = Stage(run.opened)
-    refuse_other_view(given, run.opened)
-    _refuse_other_candidates(given, stage)
-    refuse_spoilt(given, run.opened.vault.handed_out)
-    earlier = submissions(run, given)
-    made = to_guesses(given, path.parent, case.dataset.input_shape)
-    try:
-        figures, targets = stage.score(f"{given.adversary}/external-{given.name}", given.adversary, made)
-    except UsageError:
-        raise
-    except (ValueError, FdauditError) as error:
-        raise UsageError("guesses", str(path), f"cannot be scored: {error}", "Correct the file.") from None
-    params = {"guesses_sha256": digest, "submission": earlier + 1}
-    return keep_external(run, given, params, figures, targets)
+        file, digest = guesses_and_digest(path)
+        stage = Stage(run.opened)
+        refuse_other_view(file, run.opened)
+        _refuse_other_candidates(file, stage)
+        refuse_spoilt(file, run.opened.vault.handed_out)
+        earlier = submissions(run, file)
+        read = to_guesses(file, path.parent, run.case.dataset.input_shape)
+        try:
+            figures, targets = stage.score(f"{file.adversary}/external-{file.name}", file.adversary, read)
+        except UsageError:
+            raise
+        except (ValueError, FdauditError) as error:
+            problem = f"cannot be scored: {error}"
+            raise UsageError("guesses", str(path), problem, "Correct the file.") from None
+        params = {"guesses_sha256": digest, "submission": earlier + 1}
+        return keep_external(run, file, params, figures, targets)
 
 
 def keep_external(
@@ -162,22 +160,22 @@ def keep_external(
         figures=figures,
         targets=targets,
     )
-    kept = _kept(run, given)
-    before = kept.read_bytes() if kept.is_file() else None
-    make_folder(kept.parent)
-    save_json(kept, cell.plain(), indent=1)
+    path = _outcome(run, given)
+    before = path.read_bytes() if path.is_file() else None
+    make_folder(path.parent)
+    save_json(path, cell.plain(), indent=1)
     try:
         conclude(run.opened)
     except BaseException:  # a cell that cannot be concluded would stop every later command on the run
         if before is None:
-            kept.unlink()
+            path.unlink()
         else:
-            write_atomically(kept, before)
+            write_atomically(path, before)
         raise
     return cell
 
 
-def _kept(run: Run, given: GuessFile) -> Path:
+def _outcome(run: Run, given: GuessFile) -> Path:
     return run.directory / "attacks" / f"external-{given.name}.json"
 
 
@@ -189,14 +187,15 @@ def _fill(folder: Path, stage: Stage, adversary: str, challenges: bool) -> Mappi
     case, view = stage.case, stage.run.view(adversary)
     digest = write_view(view, folder / "view")
     (folder / "knowledge").mkdir()
-    held = others(case).records
-    if held is not None:
-        write_atomically(
-            folder / "knowledge" / "auxiliary.safetensors", encode(dict(zip("xy", held, strict=True)))
-        )
+    auxiliary = others(case).records
+    if auxiliary is not None:
+        x, y = auxiliary
+        write_atomically(folder / "knowledge" / "auxiliary.safetensors", encode({"x": x, "y": y}))
     if len(case.public):
-        labels = {} if case.public_labels is None else {"y": case.public_labels}
-        write_atomically(folder / "knowledge" / "public.safetensors", encode({"x": case.public, **labels}))
+        public = {"x": case.public}
+        if case.public_labels is not None:
+            public["y"] = case.public_labels
+        write_atomically(folder / "knowledge" / "public.safetensors", encode(public))
     issued = stage.challenges(adversary) if challenges else {}
     if issued:
         (folder / "challenges").mkdir()
@@ -211,7 +210,7 @@ def _fill(folder: Path, stage: Stage, adversary: str, challenges: bool) -> Mappi
 def _card(
     case: Case, stage: Stage, adversary: str, issued: Mapping[str, Challenge], digest: str
 ) -> dict[str, Any]:
-    return {
+    card = {
         "schema": _SCHEMA,
         "adversary": adversary,
         "view_sha256": digest,
@@ -222,18 +221,20 @@ def _card(
         "input_shape": list(case.dataset.input_shape),
         "classes": case.dataset.classes,
         "task": case.dataset.task.name,
-        **({"words": list(case.dataset.words)} if case.dataset.words else {}),
-        **({"columns": [asdict(c) for c in case.dataset.columns]} if case.dataset.columns else {}),
-        "challenges": {
-            k: {
-                "file": f"challenges/{_file_of(k)}",
-                "sha256": hashlib.sha256(_candidates(c)).hexdigest(),
-                "candidates": len(c.y),
-                "design": c.design,
-            }
-            for k, c in issued.items()
-        },
     }
+    if case.dataset.words:
+        card["words"] = list(case.dataset.words)
+    if case.dataset.columns:
+        card["columns"] = [asdict(column) for column in case.dataset.columns]
+    challenges = card["challenges"] = {}
+    for client, challenge in issued.items():
+        challenges[client] = {
+            "file": f"challenges/{_file_of(client)}",
+            "sha256": hashlib.sha256(_candidates(challenge)).hexdigest(),
+            "candidates": len(challenge.y),
+            "design": challenge.design,
+        }
+    return card
 
 
 def _file_of(client: str) -> str:
@@ -312,20 +313,19 @@ def submissions(run: Run, given: GuessFile, *, by_site: bool = False) -> int:
         UsageError: the name belongs to guesses of another adversary or goal, or to guesses that were scored elsewhere.
         IntegrityError: their kept outcome is damaged.
     """
-    kept = _kept(run, given)
-    if not kept.is_file():
+    path = _outcome(run, given)
+    if not path.is_file():
         return 0
-    cell = read_cell(load_json(kept), kept.name)
+    cell = read_cell(load_json(path), path.name)
     earlier = cell.params.get("submission")
     if type(earlier) is not int or earlier < 1:
-        raise IntegrityError([f"{kept.name} is damaged: it counts {earlier!r} submissions"])
+        raise IntegrityError([f"{path.name} is damaged: it counts {earlier!r} submissions"])
     remedy = "Choose another name."
     if (cell.adversary, cell.goal) != (given.adversary, given.goal):
         problem = f"is the name of guesses about {cell.goal} by {cell.adversary}"
         raise UsageError("guesses.name", given.name, problem, remedy)
     if by_site != ("scored_by" in cell.params):
         where = "here" if by_site else "at a site"
-        raise UsageError(
-            "guesses.name", given.name, f"is the name of guesses that were scored {where}", remedy
-        )
+        problem = f"is the name of guesses that were scored {where}"
+        raise UsageError("guesses.name", given.name, problem, remedy)
     return earlier

@@ -67,8 +67,7 @@ class Run:
         It takes its terms from the vault, and opens the case only if none are there that still hold.
         """
         refuse_changed(self.directory)
-        kept = kept_books(self.directory)
-        return books_of(self.opened) if kept is None else kept
+        return kept_books(self.directory) or books_of(self.opened)
 
     @property
     def views(self) -> tuple[str, ...]:
@@ -152,12 +151,12 @@ class Run:
             unit: `record` or `client`; default: the spec's.
             relation: `add-or-remove` or `replace-one`; default: the spec's, or the relation of the run's events.
         """
-        asked = self.books.choices
+        choices = self.books.choices
         ledger = self.books.ledger(
             view,
-            delta=asked.delta if delta is None else delta,
-            unit=unit or asked.unit,
-            relation=relation or asked.relation,
+            delta=choices.delta if delta is None else delta,
+            unit=unit or choices.unit,
+            relation=relation or choices.relation,
         )
         return replace(ledger, against=self.books.against(ledger))
 
@@ -165,8 +164,8 @@ class Run:
         self, view: str = "server", *, unit: Unit | None = None, relation: Relation | None = None
     ) -> Accounts:
         """Return the mechanisms charged to each client in an adversary's view; arguments as for `ledger`."""
-        asked = self.books.choices
-        return self.books.accounts(view, unit=unit or asked.unit, relation=relation or asked.relation)
+        choices = self.books.choices
+        return self.books.accounts(view, unit=unit or choices.unit, relation=relation or choices.relation)
 
     def profile(
         self,
@@ -213,7 +212,10 @@ class Run:
         except RunError as error:
             return html_table((), (), f"{self!r}: {error.problem}")
         summary = summarise(result)
-        rows = [[row.adversary, *(entry.words for entry in row.entries)] for row in summary.matrix]
+        rows = []
+        for row in summary.matrix:
+            words = [entry.words for entry in row.entries]
+            rows.append([row.adversary, *words])
         return html_table(("adversary", *summary.goals), rows, f"{self!r}: {summary.headline}")
 
 

@@ -80,10 +80,10 @@ class UtilityWriter:
         rows: list[tuple[Any, ...]] = []
         for party, parameters in models.items():
             logits = trainers[party].predict(parameters, x)
-            measured = [self._measurement.measured(logits, y, case)]
+            figures = [self._measurement.measured(logits, y, case)]
             if last:
-                measured += self._measurement.measured_by_site(logits, y, case)
-            rows += [(line, round, party, *figures) for figures in measured]
+                figures += self._measurement.measured_by_site(logits, y, case)
+            rows += [(line, round, party, *row) for row in figures]
         self._write(rows)
 
     def _write(self, rows: list[tuple[Any, ...]]) -> None:
@@ -105,22 +105,26 @@ class _RunningProtocol:
     def set_up(
         cls, case: Case, protocol: type[FederatedProtocol], config: ProtocolConfig, wire: Wire
     ) -> _RunningProtocol:
-        records = {k: case.records(k) for k in case.clients}
-        if protocol is case.protocol:  # reference lines are honest
-            records |= {k: case.deviants[k].trains_on(*records[k]) for k in case.deviants.keys() & records}
-        clients = {k: PartyData(x, y) for k, (x, y) in records.items()}
+        clients = {}
+        for client in case.clients:
+            x, y = case.records(client)
+            if protocol is case.protocol and client in case.deviants:  # reference lines are honest
+                x, y = case.deviants[client].trains_on(x, y)
+            clients[client] = PartyData(x, y)
         setting = setting_of(protocol, case.common, clients, wire, case.seed)
         # The auditor measures with its own training cores: a protocol's cores hold its parties' weights.
         networks = networks_of(protocol, case.common.networks)
         evaluators = Trainers(networks, case.execution, tuple(setting.trainers))
         return cls(case, protocol(config, setting), evaluators)
 
-    def worth_a_row(self, done: Round, last: bool) -> Mapping[str, Parameters]:
+    def worth_a_row(self, round: Round, last: bool) -> Mapping[str, Parameters]:
         """Return the models to evaluate: non-client models during the run, all models at the end."""
-        if not last and done.index % self.case.spec.evaluate_every:
+        if last:
+            return round.models
+        if round.index % self.case.spec.evaluate_every:
             return {}
-        shared = {p: m for p, m in done.models.items() if not p.startswith("client/")}
-        return done.models if last or not shared else shared
+        shared = {party: model for party, model in round.models.items() if not party.startswith("client/")}
+        return shared or round.models
 
 
 def federate(run: RunDirectory, tick: Tick, budget: float | None = None) -> Position:
@@ -138,11 +142,10 @@ def federate(run: RunDirectory, tick: Tick, budget: float | None = None) -> Posi
         The transcript's final position.
     """
     case, vault = _tested(run.case, budget), run.vault
-    key, checkpoint = vault.secrets.for_run(case.identity), vault.load_round()
-    start = Position(**checkpoint["transcript"]) if checkpoint else Position()
-    utility = UtilityWriter(
-        run.path / "utility.csv", checkpoint["utility"] if checkpoint else 0, case.dataset.task
-    )
+    key = vault.secrets.for_run(case.identity)
+    checkpoint: Mapping[str, Any] = vault.load_round() or {}
+    start = Position(**checkpoint.get("transcript", {}))
+    utility = UtilityWriter(run.path / "utility.csv", checkpoint.get("utility", 0), case.dataset.task)
     with Transcript(
         run.path / "transcript",
         secret=key,
@@ -150,25 +153,24 @@ def federate(run: RunDirectory, tick: Tick, budget: float | None = None) -> Posi
         keep=_keep(case),
         writer=BackgroundWriter(),
     ) as transcript:
-        checkpoints = Checkpoints(vault, transcript, checkpoint["state"] if checkpoint else None)
+        checkpoints = Checkpoints(vault, transcript, checkpoint.get("state"))
         meter = _meter(run, start)
         wire = _wire(case, transcript, key, meter)
         stage = _RunningProtocol.set_up(case, case.protocol, case.protocol_config, wire)
         if checkpoint:
             stage.protocol.state = vault.load(checkpoint["state"], checkpoint["state_sha256"])
-        rounds = case.protocol_config.rounds
-        done: Round | None = None
-        first = checkpoint["round"] + 1 if checkpoint else 0
-        for done in stage.protocol.rounds(first) if _goes_on(meter) else ():
-            last = not _goes_on(meter) or done.index == rounds - 1
-            worth = stage.worth_a_row(done, last)
-            utility.add(case.protocol.card.name, done.index, worth, stage.evaluators, case, last=last)
+        name, rounds = case.protocol.card.name, case.protocol_config.rounds
+        first = checkpoint.get("round", -1) + 1
+        for round in stage.protocol.rounds(first) if _goes_on(meter) else ():
+            last = not _goes_on(meter) or round.index == rounds - 1
+            models = stage.worth_a_row(round, last)
+            utility.add(name, round.index, models, stage.evaluators, case, last=last)
             if last:
-                for party, parameters in done.models.items():
+                for party, parameters in round.models.items():
                     vault.save(f"models/{party.replace('/', '-')}", parameters)
             # Reported once it is durable: a copy of the directory made then is complete.
-            told = partial(tick, case.protocol.card.name, done.index + 1, rounds)
-            checkpoints.save(done, stage.protocol.state, utility.offset, told)
+            report = partial(tick, name, round.index + 1, rounds)
+            checkpoints.save(round, stage.protocol.state, utility.offset, report)
             if last:
                 break
         end = transcript.position
@@ -216,10 +218,13 @@ def _wire(case: Case, transcript: Transcript, secret: bytes, meter: BudgetMeters
 
 def _meter(run: RunDirectory, start: Position) -> BudgetMeters | None:
     """Return the meter of the budget, with all recorded messages counted; None if the spec sets no budget."""
-    case, asked = run.case, run.case.spec.privacy
-    if asked.budget is None:
+    case, privacy = run.case, run.case.spec.privacy
+    limit, relation = privacy.budget, privacy.relation
+    if limit is None:
         return None
-    limit = asked.budget
+    if relation is None:
+        # Of DP-SGD, added or removed records cost less than replaced ones.
+        relation = "add-or-remove" if set(case.training) - {"updates"} else "replace-one"
     groups = departing_groups(limit.against, limit.adversary, case.parties)
     meters = []
     for group in ((), *groups):
@@ -227,22 +232,21 @@ def _meter(run: RunDirectory, start: Position) -> BudgetMeters | None:
         meter = BudgetMeter(
             limit.adversary,
             limit.epsilon,
-            asked.delta,
-            "client" if asked.unit == "client" else "record",  # a spec has no budget for groups
-            # Of DP-SGD, added or removed records cost less than replaced ones.
-            asked.relation or ("add-or-remove" if set(case.training) - {"updates"} else "replace-one"),
+            privacy.delta,
+            "client" if privacy.unit == "client" else "record",  # a spec has no budget for groups
+            relation,
             case.parties,
             fixed=fixed_events(case),
             departing=departing,
         )
-        asking = (limit.adversary.split("+"), departing)
-        models = {party: event for members in asking for party, event in exposed(case, members).items()}
+        models = exposed(case, limit.adversary.split("+")) | exposed(case, departing)
         meter.expose(models, "model" in case.training)
         meters.append(meter)
     budget = BudgetMeters(meters)
-    for message in read_messages(run.path / "transcript") if start.seq else ():
-        if message.seq < start.seq:
-            budget.read(message)
+    if start.seq:
+        for message in read_messages(run.path / "transcript"):
+            if message.seq < start.seq:
+                budget.read(message)
     return budget
 
 
@@ -254,11 +258,12 @@ def _reference_line(
     case: Case, protocol: type[FederatedProtocol], config: ProtocolConfig, utility: UtilityWriter, tick: Tick
 ) -> None:
     stage = _RunningProtocol.set_up(case, protocol, config, NoWire())
-    for done in stage.protocol.rounds(0):
-        last = done.index == config.rounds - 1
-        worth = stage.worth_a_row(done, last)
-        utility.add(protocol.card.name, done.index, worth, stage.evaluators, case, last=last)
-        tick(protocol.card.name, done.index + 1, config.rounds)
+    name = protocol.card.name
+    for round in stage.protocol.rounds(0):
+        last = round.index == config.rounds - 1
+        models = stage.worth_a_row(round, last)
+        utility.add(name, round.index, models, stage.evaluators, case, last=last)
+        tick(name, round.index + 1, config.rounds)
 
 
 def _keep(case: Case) -> Callable[[int], bool]:

@@ -88,9 +88,7 @@ __all__ = [
 ]
 
 _P = TypeVar("_P", bound=Part)
-_PIECE = 1 << 20
 _REMEDIES, _TWIN, _UNTRIED = "remedies.json", "twin.json", "untried.json"
-_ASSUMED_AUXILIARY = "Adversaries were assumed to hold auxiliary records from the clients' own distribution."
 
 OUT_OF_SCOPE: tuple[OutOfScope, ...] = (
     OutOfScope(
@@ -142,14 +140,6 @@ def keep_twin(vault: Vault, twin: Twin) -> None:
     save_json(vault.directory / _TWIN, {"twin": [twin.plain()]}, indent=1)
 
 
-def _kept_remedies(vault: Vault) -> tuple[TriedRemedy, ...]:
-    return _kept(vault, _REMEDIES, TriedRemedy, "try the remedies again: `fdaudit remedy RUN`")
-
-
-def _kept_twin(vault: Vault) -> Twin | None:
-    return next(iter(_kept(vault, _TWIN, Twin, "make it again: `fdaudit twin RUN`")), None)
-
-
 def _kept(vault: Vault, name: str, part: type[_P], again: str) -> tuple[_P, ...]:
     """Return the parts in a file of a vault; none if there is no such file.
 
@@ -179,8 +169,9 @@ def provisional_result(run: RunDirectory, to_come: Sequence[Cell]) -> Result:
         to_come: the cells that have no outcome yet.
     """
     cells = _stored(run.path)
-    done = sum(cell.status != "not-requested" for cell in cells)
-    return _collected(run, [*cells, *to_come], Unfinished(done=done, of=done + len(to_come)))
+    attacked = sum(cell.status != "not-requested" for cell in cells)
+    stage = Unfinished(done=attacked, of=attacked + len(to_come))
+    return _collected(run, [*cells, *to_come], stage)
 
 
 def _stored(path: Path) -> list[Cell]:
@@ -191,43 +182,49 @@ def _stored(path: Path) -> list[Cell]:
 
 def _waiting(run: RunDirectory, stored: Sequence[Cell]) -> Iterator[Cell]:
     """Yield the cells of an interrupted attack stage that have no outcome, not even an earlier one."""
-    attacks, done = {attack.name: attack for attack in run.case.attacks}, {cell.id for cell in stored}
+    attacks = {attack.name: attack for attack in run.case.attacks}
+    ids = {cell.id for cell in stored}
     for cell in waiting(run.vault):
         adversary, _, name = cell.rpartition("/")
-        if cell not in done and name in attacks:
+        if cell not in ids and name in attacks:
             yield to_come(run.case, adversary, attacks[name])
 
 
-def _collected(run: RunDirectory, found: Sequence[Cell], stage: Unfinished | None) -> Result:
+def _collected(run: RunDirectory, cells: Sequence[Cell], stage: Unfinished | None) -> Result:
     """Return the result of a run with these cells; `stage` says how far its attacks came, if not to their end."""
-    case, path, cells = run.case, run.path, tuple(found)
-    spec, manifest, card = case.spec, run.manifest, case.protocol.card
-    messages = run.messages
+    case, cells = run.case, tuple(cells)
+    spec, card, messages = case.spec, case.protocol.card, run.messages
     silences = _silences(messages)
     ledgers = _ledgers(run)
     costs = tuple(ledger.entry for ledger in ledgers)
-    utility = _utility(path, case) if case.origin == "simulation" else Utility()
-    oracles = accesses(case)
+    utility = _utility(run.path, case) if case.origin == "simulation" else Utility()
+    accessible = accesses(case)
+    oracles = []
+    for access in accessible:
+        answers = ", ".join(access.answers)
+        oracles.append(OracleRow(name=access.name, available_to=access.available_to, answers=answers))
     views = [run.view(party) for party in dict.fromkeys([*case.parties, *spec.adversaries])]
     budget = _budget(run, cells)
+    class_table = None
+    if not case.missing("records"):
+        class_table = tuple(map(tuple, case.splits.class_table.tolist()))
+    twins = _kept(run.vault, _TWIN, Twin, "make it again: `fdaudit twin RUN`")
     unjudged = Result(
         schema=SCHEMA,
         auditor_only=True,
-        run=_run_card(run, manifest, silences, "provisional" if stage else manifest["status"]),
-        class_table=None if case.missing("records") else _class_table(case),
+        run=_run_card(run, silences, "provisional" if stage else run.manifest["status"]),
+        class_table=class_table,
         class_names=tuple(case.dataset.class_names),
         utility=utility,
         exposure=_exposure(views, messages, case),
-        views=contained(views, oracles, spec.transport, case.forms),
+        views=contained(views, accessible, spec.transport, case.forms),
         wire=bytes_on_wire(messages),
         assumptions=card.trust,
-        oracles=tuple(
-            OracleRow(name=a.name, available_to=a.available_to, answers=", ".join(a.answers)) for a in oracles
-        ),
+        oracles=tuple(oracles),
         ledger=costs,
         checks=check_claims(run, ledgers, claimed_by(case)),
-        remedies=_kept_remedies(run.vault),
-        twin=_kept_twin(run.vault),
+        remedies=_kept(run.vault, _REMEDIES, TriedRemedy, "try the remedies again: `fdaudit remedy RUN`"),
+        twin=next(iter(twins), None),
         cells=cells,
         unfinished=stage,
         budget=budget,
@@ -238,9 +235,7 @@ def _collected(run: RunDirectory, found: Sequence[Cell], stage: Unfinished | Non
             *_limits(case),
             *_reference_near_chance(utility, case),
             *_went_silent(silences),
-            *_stopped(run),
-            *_not_at_its_end(stage),
-            *([] if budget is None else [f"The attacks had a {budget.words}. More time may find more."]),
+            *_ended_early(run, stage, budget),
         ),
         reproduce=_reproduce(case.origin),
     )
@@ -252,19 +247,14 @@ def _budget(run: RunDirectory, cells: Sequence[Cell]) -> Budget | None:
     clock = kept_budget(run.vault)
     if clock is None:
         return None
+    budget, settings = clock.budget, []
+    for reduced in budget.settings:
+        params = [cell.params for cell in cells if cell.attack == reduced.attack]
+        if any(numbers.get(reduced.setting) == reduced.number for numbers in params):
+            settings.append(reduced)
     untested = {cell.attack for cell in cells if cell.status == "not-tested"}
-    params = [(cell.attack, cell.params) for cell in cells]
-    budget = clock.budget
-    settings = [
-        s for s in budget.settings if any(a == s.attack and p.get(s.setting) == s.number for a, p in params)
-    ]
     left_out = [one for one in budget.left_out if one.attack in untested]
     return budget.model_copy(update={"settings": tuple(settings), "left_out": tuple(left_out)})
-
-
-def _class_table(case: Case) -> tuple[tuple[int, ...], ...]:
-    """Return the number of records (client, class)."""
-    return tuple(tuple(row) for row in case.splits.class_table.tolist())
 
 
 def _exposure(views: Sequence[View], log: Sequence[Message], case: Case) -> tuple[Exposure, ...]:
@@ -277,13 +267,20 @@ def _exposure(views: Sequence[View], log: Sequence[Message], case: Case) -> tupl
     return tuple(rows)
 
 
-def _run_card(
-    run: RunDirectory, manifest: dict[str, Any], silences: tuple[Silence, ...], status: str
-) -> RunCard:
+def _run_card(run: RunDirectory, silences: tuple[Silence, ...], status: str) -> RunCard:
     """Return the system card: what was run, on which data, and with which code."""
-    case = run.case
+    case, manifest = run.case, run.manifest
     spec, protocol, execution = case.spec, case.protocol, case.execution
-    stated, commitments = manifest.get("recording"), manifest["commitments"]
+    commitments = manifest["commitments"]
+    recording = None
+    if manifest.get("recording") is not None:
+        recording = _recording(run, manifest["recording"])
+    rounds = _rounds_run(run) if case.origin == "simulation" else manifest["recording"]["rounds"]
+    record = spec.record if isinstance(spec.record, str) else f"rounds {list(spec.record.rounds)}"
+    model, parameters = "not stated", 0
+    if case.networks is not None:
+        model = spec.model.name
+        parameters = sum(tensor.numel() for tensor in case.initial().values())
     return RunCard(
         name=spec.name,
         status=status,
@@ -296,15 +293,15 @@ def _run_card(
         dataset_provenance=case.dataset.provenance,
         task=case.dataset.task.name,
         clients=spec.clients,
-        rounds=_rounds_run(run) if case.origin == "simulation" else manifest["recording"]["rounds"],
-        model="not stated" if case.networks is None else spec.model.name,
+        rounds=rounds,
+        model=model,
         client_models=tuple(m.name for m in spec.client_models),
         silences=silences,
         departures=_departures(case, run.messages),
-        parameters=0 if case.networks is None else sum(t.numel() for t in case.initial().values()),
+        parameters=parameters,
         head=manifest["head"],
         messages=manifest["messages"],
-        record=spec.record if isinstance(spec.record, str) else f"rounds {list(spec.record.rounds)}",
+        record=record,
         transport=spec.transport,
         spec=spec.public(commitments["seed"]),
         spec_sha256=manifest["spec_sha256"],
@@ -317,7 +314,7 @@ def _run_card(
         data_commitment=commitments.get("data", ""),
         model_hashes=_model_hashes(run.vault),
         origin=case.origin,
-        recording=None if stated is None else _recording(run, stated),
+        recording=recording,
     )
 
 
@@ -338,13 +335,14 @@ def keep_untried(vault: Vault, measured: Sequence[UntriedDeviation]) -> None:
 
 def _untried(case: Case, vault: Vault) -> Iterator[UntriedDeviation]:
     """Yield the shipped deviations that change messages which a recorded system sends, with what was measured."""
-    kept = _kept(vault, _UNTRIED, UntriedDeviation, "measure again: `fdaudit active RUN`")
-    measured = {(one.name, one.role): one for one in kept}
-    sent = {(m["from"], m["kind"]) for m in case.declared_messages}
+    measured: dict[tuple[str, str], UntriedDeviation] = {}
+    for one in _kept(vault, _UNTRIED, UntriedDeviation, "measure again: `fdaudit active RUN`"):
+        measured[one.name, one.role] = one
+    senders = {(m["from"], m["kind"]) for m in case.declared_messages}
     for name in deviations.REGISTRY.names():
         card = deviations.REGISTRY.describe(name)
         for who in card.roles:
-            kinds = tuple(kind for kind in card.changes if (who, kind) in sent)
+            kinds = tuple(kind for kind in card.changes if (who, kind) in senders)
             if kinds:
                 bare = UntriedDeviation(name=name, role=who, kinds=kinds, attacks=card.read_by)
                 yield measured.get((name, who), bare)
@@ -355,32 +353,28 @@ def _model_hashes(vault: Vault) -> tuple[ModelHash, ...]:
 
     A client's own model has no digest here: it would confirm a guess of the client's records and settings.
     """
-    parties = [name.removeprefix("models/") for name in vault.names("models")]
-    return tuple(
-        ModelHash(party=party, sha256=_sha256(vault.directory / f"models/{party}.safetensors"))
-        for party in parties
-        if role(party.replace("-", "/")) != "client"
-    )
-
-
-def _sha256(path: Path) -> str:
-    found = hashlib.sha256()
-    try:
-        with open_file(path) as file:
-            while piece := file.read(_PIECE):
-                found.update(piece)
-    except OSError as error:
-        raise IntegrityError([f"vault/models/{path.name} cannot be read: {error.strerror}"]) from None
-    return found.hexdigest()
+    hashes = []
+    for name in vault.names("models"):
+        party = name.removeprefix("models/")
+        if role(party.replace("-", "/")) == "client":
+            continue
+        path = vault.directory / f"models/{party}.safetensors"
+        try:
+            with open_file(path) as file:
+                digest = hashlib.file_digest(file, "sha256")
+        except OSError as error:
+            raise IntegrityError([f"vault/models/{path.name} cannot be read: {error.strerror}"]) from None
+        hashes.append(ModelHash(party=party, sha256=digest.hexdigest()))
+    return tuple(hashes)
 
 
 def _ledgers(run: RunDirectory) -> list[Ledger]:
     """Return the ledgers of the spec's adversaries and of each non-client party."""
     books = books_of(run)
-    asked = books.choices
+    choices = books.choices
     ledgers = []
     for view in books.views:
-        ledger = books.ledger(view, delta=asked.delta, unit=asked.unit, relation=asked.relation)
+        ledger = books.ledger(view, delta=choices.delta, unit=choices.unit, relation=choices.relation)
         ledgers.append(replace(ledger, against=books.against(ledger)))
     return ledgers
 
@@ -390,37 +384,33 @@ def _rounds_run(run: RunDirectory) -> int:
     return int(checkpoint["round"]) + 1 if checkpoint else 0
 
 
-def _stopped(run: RunDirectory) -> list[str]:
-    """Return a note if a privacy budget ended the run early."""
+def _ended_early(run: RunDirectory, stage: Unfinished | None, attack_time: Budget | None) -> Iterator[str]:
+    """Yield notes on a privacy budget that ended the run, an attack stage before its end, and a budget of time."""
     case = run.case
-    rounds, done = case.protocol_config.rounds, _rounds_run(run)
+    rounds, finished = case.protocol_config.rounds, _rounds_run(run)
     budget = case.spec.privacy.budget
-    if budget is None or done >= rounds:
-        return []
-    limit = f"The budget of ε = {budget.epsilon:g} for {budget.adversary}"
-    if budget.against:
-        limit += f", also if a departing role is {' or '.join(budget.against)},"
-    ended = f"{limit} ended the run after {done} of {rounds} rounds"
-    return [f"{ended}: another would have passed it. What is published at the end was not published."]
-
-
-def _not_at_its_end(stage: Unfinished | None) -> list[str]:
-    """Return a note if the attack stage has not come to its end."""
-    if stage is None:
-        return []
-    unknown = (
-        "What the others would find is not known, and the correction for many tests does not count them."
-    )
-    return [f"Provisional: {stage.words}. {unknown}"]
+    if budget is not None and finished < rounds:
+        limit = f"The budget of ε = {budget.epsilon:g} for {budget.adversary}"
+        if budget.against:
+            limit += f", also if a departing role is {' or '.join(budget.against)},"
+        ended = f"{limit} ended the run after {finished} of {rounds} rounds"
+        yield f"{ended}: another would have passed it. What is published at the end was not published."
+    if stage is not None:
+        unknown = (
+            "What the others would find is not known, and the correction for many tests does not count them."
+        )
+        yield f"Provisional: {stage.words}. {unknown}"
+    if attack_time is not None:
+        yield f"The attacks had a {attack_time.words}. More time may find more."
 
 
 def _silences(log: Sequence[Message]) -> tuple[Silence, ...]:
     """Return the parties that went silent, with their rounds, from the transcript."""
-    found: dict[str, list[int]] = {}
+    rounds_of: dict[str, list[int]] = {}
     for message in log:
         if message.kind == "silence":
-            found.setdefault(message.sender, []).append(message.round)
-    return tuple(Silence(party=party, rounds=tuple(rounds)) for party, rounds in found.items())
+            rounds_of.setdefault(message.sender, []).append(message.round)
+    return tuple(Silence(party=party, rounds=tuple(rounds)) for party, rounds in rounds_of.items())
 
 
 def _departures(case: Case, log: Sequence[Message]) -> tuple[Departure, ...]:
@@ -451,8 +441,12 @@ def utility_table(run: Path) -> pd.DataFrame:
     try:
         return pd.read_csv(io.BytesIO(read_file(run / "utility.csv", TABLE_BYTES)))
     except (OSError, ValueError) as error:
-        told = " ".join(str(getattr(error, "strerror", None) or error).split())
-        raise IntegrityError([f"utility.csv cannot be read: {told}"]) from None
+        raise _unreadable(error) from None
+
+
+def _unreadable(error: Exception) -> IntegrityError:
+    cause = getattr(error, "strerror", None) or str(error)
+    return IntegrityError([f"utility.csv cannot be read: {' '.join(cause.split())}"])
 
 
 def _utility_rows(run: Path) -> list[SimpleNamespace]:
@@ -473,8 +467,7 @@ def _utility_rows(run: Path) -> list[SimpleNamespace]:
             if math.isnan(getattr(row, "site", math.nan)):
                 rows.append(row)
     except (OSError, ValueError, KeyError, TypeError, csv.Error) as error:
-        told = " ".join(str(getattr(error, "strerror", None) or error).split())
-        raise IntegrityError([f"utility.csv cannot be read: {told}"]) from None
+        raise _unreadable(error) from None
     return rows
 
 
@@ -490,11 +483,16 @@ def _utility(run: Path, case: Case) -> Utility:
             if row.round == last:
                 figure = measurement.figure(row, case.dataset.classes)
                 final.append(FinalUtility(line=line, party=row.party, figure=figure))
-    columns = ["line", "round", "party", *measurement.curve]
-    curve = [CurvePoint(**{name: getattr(row, name) for name in columns}) for row in rows]
-    said = near_chance(final, curve, case.protocol.card.name, _chance(case))
-    warnings = [f"{line} Attacks on it say little about a trained model." for line in said]
-    return Utility(curve=tuple(curve), final=tuple(final), warnings=tuple(warnings))
+    curve = []
+    for row in rows:
+        figures = {name: getattr(row, name) for name in measurement.curve}
+        curve.append(CurvePoint(line=row.line, round=row.round, party=row.party, **figures))
+    warnings = near_chance(final, curve, case.protocol.card.name, _chance(case))
+    return Utility(
+        curve=tuple(curve),
+        final=tuple(final),
+        warnings=tuple(f"{line} Attacks on it say little about a trained model." for line in warnings),
+    )
 
 
 def _chance(case: Case) -> Chance:
@@ -512,45 +510,45 @@ def _reference_near_chance(utility: Utility, case: Case) -> Iterator[str]:
 
 def _limits(case: Case) -> list[str]:
     spec, attacked = case.spec, case.splits.clients[: case.spec.victims]
-    victims = [len(c.members) for c in attacked]
-    resolution = (
-        "No matched pairs were set aside: nothing was measured about membership."
-        if not max(victims)
-        else f"Membership rests on {min(victims)} to {max(victims)} matched pairs a victim: a true-positive rate at a "
-        f"false-positive rate below {1 / max(victims):.1%} cannot be measured and is refused."
-    )
-    if case.design == "observational" and max(victims):
+    pairs = [len(client.members) for client in attacked]
+    if not max(pairs):
+        resolution = "No matched pairs were set aside: nothing was measured about membership."
+    elif case.design == "observational":
         resolution = NO_COINS
-    elif max(victims):
+    else:
         y = case.dataset.y
         members = torch.cat([client.members for client in attacked])
         others = torch.cat([client.non_members for client in attacked])
         about = case.dataset.task.labels.about_pairs(y[members], y[others])
-        resolution = f"{resolution} {about}".strip()
-    held = [] if case.missing("auxiliary") else [_ASSUMED_AUXILIARY]
+        resolution = (
+            f"Membership rests on {min(pairs)} to {max(pairs)} matched pairs a victim: a true-positive rate at a "
+            f"false-positive rate below {1 / max(pairs):.1%} cannot be measured and is refused. {about}"
+        ).strip()
     return [
         "One run with one seed: intervals speak of these records and victims, not of other partitions or seeds.",
         f"{spec.victims} of {spec.clients} clients were attacked, the first ones, fixed before the run.",
         resolution,
         "Parties were honest but curious; an adversary that deviates from the protocol may learn more.",
-        *held,
-        *_given_beforehand(case),
+        *_assumed_beforehand(case),
         "An attack that found nothing bounds nothing: a stronger one may exist.",
         "The record finds damage and edits; unsigned, it proves neither who made it nor that the run was honest.",
     ]
 
 
-def _given_beforehand(case: Case) -> list[str]:
-    """Return a sentence on the public samples, which reached the parties without a message; empty if there are none."""
+def _assumed_beforehand(case: Case) -> Iterator[str]:
+    """Yield what adversaries were assumed to hold, and the public samples that reached parties without a message."""
+    if not case.missing("auxiliary"):
+        yield "Adversaries were assumed to hold auxiliary records from the clients' own distribution."
     if not case.protocol.card.needs_public or not len(case.public):
-        return []
+        return
+    samples = f"{len(case.public):,} public samples"
+    if case.public_labels is not None:
+        samples += " and their labels"
     clients, once = case.spec.clients, case.public.numel()
-    held = f"{len(case.public):,} public samples{'' if case.public_labels is None else ' and their labels'}"
-    said = (
-        f"Every party held the {held} before the first message, and no count of bytes "
+    yield (
+        f"Every party held the {samples} before the first message, and no count of bytes "
         f"includes them. A copy for each of {clients} clients is {clients * once:,} bytes in all, at one byte a value."
     )
-    return [said]
 
 
 def _reproduce(origin: str) -> Reproduce:

@@ -265,12 +265,8 @@ def _at_work(
 def _conclude(finished: Run, path: Path | None, as_json: bool, verbose: bool) -> None:
     result = finished.result
     if as_json:
-        value = {
-            "run": str(finished.directory),
-            "report": None if path is None else str(path),
-            "result": result.plain(),
-        }
-        show(json.dumps(value))
+        report = None if path is None else str(path)
+        show(json.dumps({"run": str(finished.directory), "report": report, "result": result.plain()}))
     else:
         show(
             *_summary(result),
@@ -396,16 +392,15 @@ def attack(
         if name is not None or loaded.result.unfinished is None:
             raise
         cells = loaded.result.cells
-    result = None if as_json else loaded.result
-    if result is not None:
-        about = result.run
-        say(f"profile {profile_words(about.profile, about.origin)}")
-    if result is None:
-        show(json.dumps([c.plain() for c in cells]))
-    elif name is None:
-        show(*outcome(result, verbose=verbose))
+    if as_json:
+        show(json.dumps([cell.plain() for cell in cells]))
     else:
-        show(*verdicts(result, {c.id for c in cells}))
+        result = loaded.result
+        say(f"profile {profile_words(result.run.profile, result.run.origin)}")
+        if name is None:
+            show(*outcome(result, verbose=verbose))
+        else:
+            show(*verdicts(result, {cell.id for cell in cells}))
     if interrupted is not None:
         raise interrupted
     if any(c.status == "failed" for c in cells):
@@ -451,8 +446,7 @@ def _remedied(run: Run, out: Path | None, epsilon: float, budget: str | None, ti
     from fdaudit import api
     from fdaudit.remedies import try_remedies
 
-    place = _beside(run, "remedies") if out is None else out
-    try_remedies(run, place, epsilon=epsilon, budget=budget, tick=tick)
+    try_remedies(run, out or _beside(run, "remedies"), epsilon=epsilon, budget=budget, tick=tick)
     return api.report(run)
 
 
@@ -475,8 +469,8 @@ def twin(
     with _at_work(as_json, "local", None, None) as (tick, _):
         path = _with_twin(loaded, out, tick)
     if as_json:
-        made = loaded.result.twin
-        show(json.dumps(None if made is None else made.plain()))
+        comparison = loaded.result.twin
+        show(json.dumps(None if comparison is None else comparison.plain()))
     else:
         show(*beside_twin(loaded.result), "", f"report  {path}")
 
@@ -486,7 +480,7 @@ def _with_twin(run: Run, out: Path | None, tick: Tick) -> Path:
     from fdaudit import api
     from fdaudit.twin import make_twin
 
-    make_twin(run, _beside(run, "twin") if out is None else out, tick=tick)
+    make_twin(run, out or _beside(run, "twin"), tick=tick)
     return api.report(run)
 
 

@@ -82,11 +82,14 @@ def _lines(made: MadeDesign) -> list[str]:
     """Return what was made, and what to do with each part of it."""
     lines = [f"{'site':<12} {'records':>8} {'pairs':>8} {'left out':>8}"]
     for party, pairs in made.pairs.items():
+        line = f"{party:<12} {made.records[party]:>8} {pairs:>8} {pairs:>8}"
         fewer = made.asked[party] - pairs
-        why = f"  {fewer} fewer than asked: both records of a pair are of one class" if fewer else ""
-        lines.append(f"{party:<12} {made.records[party]:>8} {pairs:>8} {pairs:>8}{why}")
-    sites = made.directory / "sites"
-    files = "client-K.npz and client-K.json" if made.handed_records else "client-K.json"
+        if fewer:
+            line += f"  {fewer} fewer than asked: both records of a pair are of one class"
+        lines.append(line)
+    sites, files = made.directory / "sites", "client-K.json"
+    if made.handed_records:
+        files = "client-K.npz and client-K.json"
     lines += [
         "",
         f"commitment  {made.commitment}",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -14,7 +14,7 @@ from fdaudit.errors import IntegrityError, UsageError
 from fdaudit.progress import say, show
 
 if TYPE_CHECKING:
-    from fdaudit.attestation.check import Outcome
+    pass
 
 __all__ = ["evidence", "verify"]
 
@@ -44,21 +44,22 @@ def evidence(
     from fdaudit.attestation.keys import own_key_path
     from fdaudit.attestation.public import public_evidence
 
-    own = own_key_path() if public and sign is None else None
-    fresh = own is not None and not own.exists()
+    is_new_key = public and sign is None and not own_key_path().exists()
     write = public_evidence if public else auditors.evidence
     bundle = write(load(run), out, sign=sign, passphrase=_ask)
     envelope = open_envelope((bundle / STATEMENT).read_bytes(), STATEMENT)
     files = len(json.loads(envelope.payload)["subject"])
-    signer = envelope.signatures[0].keyid if envelope.signatures else None
+    signer, signed = None, "unsigned"
+    if envelope.signatures:
+        signer = envelope.signatures[0].keyid
+        signed = f"signed by {signer}"
     if as_json:
-        written = {"evidence": str(bundle), "files": files, "signed_by": signer, "auditor_only": not public}
-        show(json.dumps(written))
+        value = {"evidence": str(bundle), "files": files, "signed_by": signer, "auditor_only": not public}
+        show(json.dumps(value))
         return
-    signed = "unsigned" if signer is None else f"signed by {signer}"
     show(f"evidence  {bundle}", f"{files} files, {signed}")
-    if fresh:
-        show(f"the key is new: keep {own}")
+    if is_new_key:
+        show(f"the key is new: keep {own_key_path()}")
     show(_PUBLIC if public else _SENSITIVE)
 
 
@@ -141,15 +142,20 @@ def _verify_evidence(bundle: Path, key: Path | None, vault: Path | None, as_json
     check = verify_public if passed_on else verify_bundle
     outcome = check(bundle, key=public, vault=vault)
     if as_json:
-        show(json.dumps(_as_json(bundle, outcome)))
+        value = {
+            "evidence": str(bundle),
+            "intact": not outcome.findings,
+            "findings": outcome.findings,
+            "notes": outcome.notes,
+            "signed_by": outcome.signed_by,
+        }
+        show(json.dumps(value))
     else:
         if not outcome.findings:
+            matches = "the statement matches the run, the record chains"
             if passed_on:
-                show("intact: every file matches the statement, and none was added")
-            else:
-                show(
-                    "intact: every file matches the statement, the statement matches the run, the record chains"
-                )
+                matches = "and none was added"
+            show(f"intact: every file matches the statement, {matches}")
             if vault is not None:
                 show("the vault is the one that the statement commits to")
             if outcome.signed_by is not None:
@@ -157,16 +163,6 @@ def _verify_evidence(bundle: Path, key: Path | None, vault: Path | None, as_json
         for note in outcome.notes:
             say(note)
     _end(outcome.findings, as_json)
-
-
-def _as_json(bundle: Path, outcome: Outcome) -> dict[str, Any]:
-    return {
-        "evidence": str(bundle),
-        "intact": not outcome.findings,
-        "findings": outcome.findings,
-        "notes": outcome.notes,
-        "signed_by": outcome.signed_by,
-    }
 
 
 def _end(findings: list[str], as_json: bool) -> None:

@@ -98,7 +98,10 @@ class Explanation:
         if self.settings is not None:
             plain |= {"file": self.file, "settings": self.settings}
         if isinstance(self.card, ProtocolCard) and self.card.messages is not None:
-            plain["sees"] = {sight.position: _plain_sight(sight) for sight in sights(self.card)}
+            plain["sees"] = sees = {}
+            for sight in sights(self.card):
+                receives, sends, asks = list(sight.receives), list(sight.sends), list(sight.asks)
+                sees[sight.position] = {"receives": receives, "sends": sends, "asks": asks}
         return plain
 
 
@@ -140,10 +143,6 @@ def _settings(source: str) -> dict[str, str]:
     return settings
 
 
-def _plain_sight(sight: Sight) -> dict[str, list[str]]:
-    return {"receives": list(sight.receives), "sends": list(sight.sends), "asks": list(sight.asks)}
-
-
 def sights(card: ProtocolCard) -> tuple[Sight, ...]:
     """Return what each position sees, derived from a protocol's declared messages and oracles.
 
@@ -153,7 +152,10 @@ def sights(card: ProtocolCard) -> tuple[Sight, ...]:
     """
     if card.messages is None:
         return ()
-    messages = [(m["kind"], m["from"], _receivers(m)) for m in card.messages]
+    messages = []
+    for message in card.messages:
+        receivers = {name.strip() for name in message["to"].split(",")}
+        messages.append((message["kind"], message["from"], receivers))
     rows = []
     for role in (*card.roles, "eavesdropper", "world"):
         receives = _once(kind for kind, _, to in messages if role in to)
@@ -164,10 +166,6 @@ def sights(card: ProtocolCard) -> tuple[Sight, ...]:
         position = "each client" if role == "client" else role
         rows.append(Sight(position=position, receives=receives, sends=sends, asks=asks))
     return tuple(rows)
-
-
-def _receivers(message: Mapping[str, Any]) -> tuple[str, ...]:
-    return tuple(r.strip() for r in message["to"].split(","))
 
 
 def _once(kinds: Iterator[str]) -> tuple[str, ...]:
@@ -201,10 +199,10 @@ def _active(card: ProtocolCard, mark: str) -> Iterator[str]:
         if kinds:
             yield f"{role}: any {', '.join(f'{mark}{kind}{mark}' for kind in dict.fromkeys(kinds))}"
         for name in deviations.REGISTRY.names():
-            found = deviations.REGISTRY.describe(name)
-            changed = [kind for kind in found.changes if kind in card.copies.get(role, ())]
-            if changed and role in found.roles:
-                readers = ", ".join(f"{mark}{reader}{mark}" for reader in found.read_by)
+            deviation = deviations.REGISTRY.describe(name)
+            changed = [kind for kind in deviation.changes if kind in card.copies.get(role, ())]
+            if changed and role in deviation.roles:
+                readers = ", ".join(f"{mark}{reader}{mark}" for reader in deviation.read_by)
                 where = ", ".join(f"{mark}{kind}{mark}" for kind in changed)
                 yield f"{role}: {mark}{name}{mark} in its {where}, for {readers}"
 
@@ -352,16 +350,15 @@ def text(found: Explanation) -> str:
 def _messages(card: ProtocolCard) -> list[str]:
     if card.messages is None:
         return ["  not declared: a rehearsal before each run finds them, and its report says who saw what"]
-    return list(map(_message, card.messages)) or ["  none"]
-
-
-def _message(message: Mapping[str, Any]) -> str:
-    kind = KINDS.get(message["kind"])
-    words = kind.text if kind else OWN_KIND
-    conditions = when(message)
-    if conditions:
-        words += f"\n      only with {conditions}"
-    return f"  {message['from']} -> {message['to']}: {message['kind']} ({message['what']})\n      {words}"
+    lines = []
+    for message in card.messages:
+        kind = KINDS.get(message["kind"])
+        lines.append(f"  {message['from']} -> {message['to']}: {message['kind']} ({message['what']})")
+        lines.append(f"      {kind.text if kind else OWN_KIND}")
+        conditions = when(message)
+        if conditions:
+            lines.append(f"      only with {conditions}")
+    return lines or ["  none"]
 
 
 def when(message: Mapping[str, Any], mark: str = "") -> str:

@@ -80,7 +80,14 @@ def weights(
         for entry in entries:
             show(f"{entry['state']:<14}{entry['file']}: {entry['said']}")
     else:
-        _show_list(entries)
+        for entry in entries:
+            show(f"{entry['metric']:<6}{entry['file']}: {entry['state']}")
+            for label in ("path", "sha256", "source", "set"):
+                if entry[label]:
+                    show(f"      {label:<8}{entry[label]}")
+            if entry["state"] == "missing":
+                for place in entry["places"]:
+                    show(f"      looked in {place}")
     if any(entry["state"] in ("wrong digest", "unknown") for entry in entries):
         raise typer.Exit(1)
 
@@ -132,14 +139,3 @@ def _read(path: Path, digest: Any) -> str | None:
     except OSError as error:
         problem = f"cannot be read ({error.strerror})"
         raise UsageError("file", str(path), problem, "Give a file that exists and is readable.") from None
-
-
-def _show_list(found: list[dict[str, Any]]) -> None:
-    for entry in found:
-        show(f"{entry['metric']:<6}{entry['file']}: {entry['state']}")
-        for label in ("path", "sha256", "source", "set"):
-            if entry[label]:
-                show(f"      {label:<8}{entry[label]}")
-        if entry["state"] == "missing":
-            for place in entry["places"]:
-                show(f"      looked in {place}")

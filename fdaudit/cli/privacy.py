@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import asdict
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_args
 
@@ -63,23 +64,26 @@ def ledger(
         raise UsageError("relation", relation, "excludes --both-relations", "Give one of the two options.")
     from fdaudit.sweeps.chosen import ChosenRun
 
-    terms = {"unit": _one_of("unit", unit, Unit), "relation": _one_of("relation", relation, Relation)}
-    requests = [
-        {**terms, "delta": delta, "relation": r} for r in _relations(both_relations, terms["relation"])
-    ]
-    opened: Run | JointRuns | ChosenRun = (
-        _opened(runs) if chosen_from is None else _chosen(runs, chosen_from, curve)
-    )
-    views = adversary or opened.views
-    ledgers = [opened.ledger(view, **how) for view in views for how in requests]
-    files = [] if curve is None or isinstance(opened, ChosenRun) else _written(opened, ledgers, curve)
+    terms: dict[str, Any] = {"unit": _one_of("unit", unit, Unit), "delta": delta}
+    relations = [_one_of("relation", relation, Relation)]
+    if both_relations:
+        relations = list(get_args(Relation))
+    opened: Run | JointRuns | ChosenRun
+    opened = _opened(runs) if chosen_from is None else _chosen(runs, chosen_from, curve)
+    ledgers = []
+    for view in adversary or opened.views:
+        ledgers += [opened.ledger(view, **terms, relation=one) for one in relations]
+    files: list[str] = []
+    if curve is not None and not isinstance(opened, ChosenRun):
+        files = _written(opened, ledgers, curve)
     if as_json:
         entries = [_plain(entry) for entry in ledgers]
         show(json.dumps(entries if curve is None else {"ledger": entries, "files": files}))
         return
     _show_ledgers(ledgers, both_relations)
-    show(*(["", *files] if files else []))
-    for warning in dict.fromkeys(w for entry in ledgers for w in entry.warnings):
+    lines = ["", *files] if files else []
+    show(*lines)
+    for warning in dict.fromkeys(chain.from_iterable(entry.warnings for entry in ledgers)):
         say(f"warning: {warning}")
 
 
@@ -91,10 +95,6 @@ def _plain(entry: Ledger) -> dict[str, Any]:
     if isinstance(entry, JointLedger):
         value["runs"] = [asdict(share) for share in entry.runs]
     return value
-
-
-def _relations(both: bool, given: Relation | None) -> list[Relation | None]:
-    return list(get_args(Relation)) if both else [given]
 
 
 def _opened(runs: list[Path]) -> Run | JointRuns:
@@ -127,36 +127,36 @@ def _written(opened: Run | JointRuns, ledgers: Sequence[Ledger], directory: Path
     return [str(path) for path in write_profiles(profiles, directory, delta=ledgers[0].delta)]
 
 
-def _show_ledgers(found: Sequence[Ledger], both_relations: bool) -> None:
+def _show_ledgers(ledgers: Sequence[Ledger], both_relations: bool) -> None:
     from fdaudit.accounting.accounts import rounded_up
-    from fdaudit.audit.joint_ledger import JointLedger
+    from fdaudit.audit.joint_ledger import JointLedger, Share
     from fdaudit.audit.ledgers import table
 
-    joint = [entry for entry in found if isinstance(entry, JointLedger)]
     if both_relations:
-        show(*_side_by_side(found), "")
-    show(*table(found))
-    shares = {share for entry in joint for share in entry.runs}
-    if shares:
-        show("", "Each run alone, for the worst records")
-        show(
-            *(
-                f"  {s.run:<20} {s.client or 'not in it':<13} {rounded_up(s.epsilon)}"
-                for s in sorted(shares, key=repr)
-            )
-        )
+        show(*_side_by_side(ledgers), "")
+    show(*table(ledgers))
+    shares = set[Share]()
+    for entry in ledgers:
+        if isinstance(entry, JointLedger):
+            shares.update(entry.runs)
+    if not shares:
+        return
+    show("", "Each run alone, for the worst records")
+    for share in sorted(shares, key=repr):
+        show(f"  {share.run:<20} {share.client or 'not in it':<13} {rounded_up(share.epsilon)}")
 
 
-def _side_by_side(found: Sequence[Ledger]) -> list[str]:
+def _side_by_side(ledgers: Sequence[Ledger]) -> list[str]:
     """Return a line per adversary with ε for both relations."""
     from fdaudit.accounting.accounts import rounded_up
 
     relations = get_args(Relation)
-    cells = {(e.view, e.relation): rounded_up(e.epsilon) for e in found}
+    cells = {(entry.view, entry.relation): rounded_up(entry.epsilon) for entry in ledgers}
+    units = {entry.view: entry.unit for entry in ledgers}
     lines = [f"{'adversary':<20} {relations[0]:>14} {relations[1]:>14}  unit"]
-    for entry in {e.view: e for e in found}.values():
-        both = " ".join(f"{cells[entry.view, r]:>14}" for r in relations)
-        lines.append(f"{entry.view:<20} {both}  {entry.unit}")
+    for view, unit in units.items():
+        both = " ".join(f"{cells[view, relation]:>14}" for relation in relations)
+        lines.append(f"{view:<20} {both}  {unit}")
     return lines
 
 

@@ -8,7 +8,7 @@ from collections import Counter
 from contextlib import redirect_stdout
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -126,21 +126,27 @@ def repeat(
         progress(quiet=as_json, again=typed_again("--resume")) as tick,
     ):
         index = engine.sweep(seed_grid(settings, seeds), out, resume=resume, executor=chosen, tick=tick)
-    page = draw(out, out / "report")[-1] if with_report else None
-    drawn = drawable(out)
+    page: Path | None = None
+    if with_report:
+        *_, page = draw(out, out / "report")
+    sweep_of_seeds = drawable(out)
+    in_grid = [entry for entry in index.runs if entry.in_grid]
     if as_json:
-        figures = {m: asdict(s) for point in drawn.points for m, s in point.spreads.items()}
+        figures: dict[str, Any] = {}
+        for point in sweep_of_seeds.points:
+            figures |= {name: asdict(spread) for name, spread in point.spreads.items()}
         report = None if page is None else str(page)
         show(json.dumps({"sweep": str(out), "report": report, "seeds": seeds, "over_seeds": figures}))
     else:
-        show(*over_seeds_lines(drawn.points), "")
-        show(*(f"seed {e.seed}  {run_directory(out, e.key)}, {e.status}" for e in index.runs if e.in_grid))
+        show(*over_seeds_lines(sweep_of_seeds.points), "")
+        show(*(f"seed {entry.seed}  {run_directory(out, entry.key)}, {entry.status}" for entry in in_grid))
         if page is not None:
             show(f"report  {page}")
-    for entry in index.runs:
-        if entry.in_grid and entry.status == "failed":
+    for entry in in_grid:
+        if entry.status == "failed":
             say(f"{entry.called} ({entry.key}): {entry.reason}")
-    return {f"seed {r.run.seed}": r.run.result for r in drawn.rows if r.run.result is not None}
+    runs = [row.run for row in sweep_of_seeds.rows]
+    return {f"seed {run.seed}": run.result for run in runs if run.result is not None}
 
 
 def _executor(name: str, workers: int | None, address: str | None) -> Executor:
@@ -189,10 +195,10 @@ def _choice(index: Index) -> list[str]:
 
 def _end(index: Index) -> None:
     """Print a line for each failed run, and then exit with 1."""
-    failed = [
-        e for e in index.runs if e.in_grid and (e.status == "failed" or (e.status == "done" and e.reason))
-    ]
-    for entry in failed:
-        say(f"{entry.called} ({entry.key}): {entry.reason}")
-    if failed:
+    some_failed = False
+    for entry in index.runs:
+        if entry.in_grid and (entry.status == "failed" or (entry.status == "done" and entry.reason)):
+            say(f"{entry.called} ({entry.key}): {entry.reason}")
+            some_failed = True
+    if some_failed:
         raise typer.Exit(1)

@@ -67,8 +67,10 @@ def tried_remedies(result: Result) -> Iterator[str]:
         if tried.state != "run":
             yield f"{tried.words}: not run, {tried.reason}"
             continue
-        alone = "" if tried.alone is None else f"; clients alone {tried.alone:.1%}"
-        yield f"{tried.words}: {utility_words(tried)}{alone}"
+        words = f"{tried.words}: {utility_words(tried)}"
+        if tried.alone is not None:
+            words += f"; clients alone {tried.alone:.1%}"
+        yield words
         if tried.settings:
             yield f"  settings: {tried.settings}, the best of {tried.settings_tried}"
         for on in tried.effects:
@@ -108,7 +110,9 @@ def compared(comparison: Mapping[str, Any]) -> list[str]:
     for run in comparison["runs"]:
         by_goal = {o["goal"]: o["level"] or "not-audited" for o in run["outcomes"]}
         levels = [by_goal.get(goal, "not-audited") for goal in goals]
-        rows.append([run["name"], *_shares(run["accuracy"]), _amount(run["bytes"]["total"]), *levels])
+        size = run["bytes"]["total"]
+        amount = f"{size / 1e6:.2f} MB" if size >= 1e6 else f"{size / 1e3:.1f} kB"
+        rows.append([run["name"], *_shares(run["accuracy"]), amount, *levels])
     rows += [[line["line"], *_shares(line), "0 B"] for line in comparison["references"]]
     return _aligned(rows)
 
@@ -135,10 +139,6 @@ def over_seeds_lines(points: Sequence[Point]) -> list[str]:
 def _shares(line: Mapping[str, Any]) -> list[str]:
     values = [(line["server"] or {}).get("value"), line["mean"], (line["worst"] or {}).get("value")]
     return ["-" if v is None else f"{v:.1%}" for v in values]
-
-
-def _amount(n: int) -> str:
-    return f"{n / 1e6:.2f} MB" if n >= 1e6 else f"{n / 1e3:.1f} kB"
 
 
 def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
@@ -170,7 +170,7 @@ def verdicts(result: Result, only: Collection[str] | None = None) -> Iterator[st
     for finding in findings:
         cell = finding.cell
         if finding.level != "not-requested" and (only is None or cell.id in only):
-            yield f"{cell.adversary} / {cell.attack}: {LEVELS[finding.level].lower()}{_said(finding)}"
+            yield f"{cell.adversary} / {cell.attack}: {LEVELS[finding.level].lower()}{_grounds(finding)}"
     if only is not None:
         return
     for standing in standings_of(result, findings):
@@ -178,16 +178,18 @@ def verdicts(result: Result, only: Collection[str] | None = None) -> Iterator[st
             yield f"{standing.adversary}, {standing.goal}: {LEVELS['not-tested'].lower()}. {standing.untested}"
 
 
-def _said(found: Finding) -> str:
+def _grounds(finding: Finding) -> str:
     """Return the deciding figure of a cell, or why it has no answer, after its level."""
     from fdaudit.reports.text import label, measure
 
-    figure = found.worst_key or found.key
+    figure = finding.worst_key or finding.key
     words = ""
-    if found.measured and figure is not None and figure.value is not None:
-        who = found.worst.target if found.worst is not None and found.worst_key else "all victims"
-        reason = next(iter(found.decided_by.values()), "")
-        words = f", {reason or f'{label(figure.name)} {measure(figure, figure.value)} ({who})'}"
-    if found.level in _UNANSWERED and found.because:
-        return f"{words}: {found.because.rstrip('.')}"
+    if finding.measured and figure is not None and figure.value is not None:
+        victim = "all victims"
+        if finding.worst is not None and finding.worst_key:
+            victim = finding.worst.target
+        reason = next(iter(finding.decided_by.values()), "")
+        words = f", {reason or f'{label(figure.name)} {measure(figure, figure.value)} ({victim})'}"
+    if finding.level in _UNANSWERED and finding.because:
+        words += f": {finding.because.rstrip('.')}"
     return words

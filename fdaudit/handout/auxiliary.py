@@ -72,7 +72,9 @@ class Assumption:
     @property
     def prior(self) -> tuple[Tensor | None, Tensor | None]:
         """Return the images and labels from which a guess can be made without the view; None for a missing part."""
-        return (self.public, None) if self.records is None else self.records
+        if self.records is None:
+            return self.public, None
+        return self.records
 
 
 def by_classes(card: AttackCard) -> bool:
@@ -95,12 +97,15 @@ def assumptions(case: Case, card: AttackCard) -> tuple[Assumption, ...]:
         return (others(case),)
     if variant in ("same", "shifted"):
         return (Assumption(_variant(case, variant)),)
-    held = case.auxiliary if "auxiliary" in card.assumes and variant != "none" else None
+    holds_records = "auxiliary" in card.assumes and variant != "none"
     if "public" in card.assumes and len(case.public) >= _LEAST:
-        return (Assumption(held, public=case.public),)
-    if held is None:
+        return (Assumption(case.auxiliary if holds_records else None, public=case.public),)
+    if not holds_records:
         return (Assumption(None, tuple(range(case.dataset.classes))),)
-    return tuple(_without(case, half) for half in _halves(case))
+    # Two random halves of the classes; one half if there is only one class.
+    order = torch.randperm(case.dataset.classes, generator=child(case.seed, "auxiliary", "halves"))
+    halves = [tuple(sorted(half.tolist())) for half in order.tensor_split(2) if len(half)]
+    return tuple(_without(case, half) for half in halves)
 
 
 def others(case: Case) -> Assumption:
@@ -110,10 +115,12 @@ def others(case: Case) -> Assumption:
 
 def groups_of(case: Case, y: Tensor | None) -> Tensor | None:
     """Return the class (m,) of each auxiliary record with labels y, or the site of each mask; None without either."""
-    if y is None or case.dataset.known_groups is None:
+    dataset = case.dataset
+    if y is None or dataset.known_groups is None:
         return None
-    sites = case.dataset.sites
-    return sites[case.splits.auxiliary] if sites is not None and case.dataset.task.labels.dense else y
+    if dataset.sites is None or not dataset.task.labels.dense:
+        return y
+    return dataset.sites[case.splits.auxiliary]
 
 
 def known(
@@ -138,24 +145,26 @@ def known(
         train: a training core for the server's network; by default a new one.
     """
     encoder = _encoder(case, held.records)
-    labels = case.public_labels if public is None else None
-    public = case.public if public is None else public
+    labels = None
+    if public is None:
+        public, labels = case.public, case.public_labels
     if card is not None and by_classes(card):
         rehearsal = None
-        public = public if "public" in card.assumes else public[:0]
+        if "public" not in card.assumes:
+            public = public[:0]
     elif held.records is None:
         rehearsal = None
     elif rehearsal is not None and held.records is not case.auxiliary:
         common = replace(rehearsal.common, encode=encoder)
         rehearsal = replace(rehearsal, common=common, shared=held.records)
-    named = case.networks is not None
+    has_networks, has_public = case.networks is not None, len(public) > 0
     return Knowledge(
-        architecture=case.architecture if named else None,
+        architecture=case.architecture if has_networks else None,
         auxiliary=held.records,
-        train=(train or case.trainer()) if named else None,
+        train=(train or case.trainer()) if has_networks else None,
         encode=encoder,
-        public=public if len(public) else None,
-        public_labels=labels if len(public) else None,
+        public=public if has_public else None,
+        public_labels=labels if has_public else None,
         initial=case.initial_seed,
         classes=case.dataset.classes,
         generator=case.generator,
@@ -173,33 +182,37 @@ def _encoder(case: Case, records: tuple[Tensor, Tensor] | None) -> TaskEncoder |
     return TaskEncoder(records, classes=case.dataset.classes, execution=case.execution, seed=seed)
 
 
-def merged(found: Sequence[Sequence[Guess]], assumed: Sequence[Assumption]) -> tuple[Guess, ...]:
+def merged(guesses: Sequence[Sequence[Guess]], assumed: Sequence[Assumption]) -> tuple[Guess, ...]:
     """Join several adversaries' guesses about the same victims: from each, its guesses of the classes that it lacks.
 
     Args:
-        found: each adversary's guesses.
+        guesses: each adversary's guesses.
         assumed: each adversary's auxiliary records.
     """
     if len(assumed) == 1 and not assumed[0].lacks:
-        return tuple(found[0])
+        return tuple(guesses[0])
     parts: dict[str, list[Reconstruction]] = {}
-    for guesses, one in zip(found, assumed, strict=True):
-        for guess in guesses:
+    for of_adversary, assumption in zip(guesses, assumed, strict=True):
+        for guess in of_adversary:
             if not isinstance(guess, Reconstruction) or not guess.by_class or guess.labels is None:
                 raise ValueError(f"{guess.target}: a guess about classes was asked for, and none was given")
-            rows = torch.isin(guess.labels, torch.tensor(one.lacks))
-            kept = replace(guess, images=guess.images[rows], labels=guess.labels[rows])
-            parts.setdefault(guess.target, []).append(kept)
-    return tuple(made for own in parts.values() if len((made := _joined(own)).images))
+            rows = torch.isin(guess.labels, torch.tensor(assumption.lacks))
+            part = replace(guess, images=guess.images[rows], labels=guess.labels[rows])
+            parts.setdefault(guess.target, []).append(part)
+    joined = map(_joined, parts.values())
+    return tuple(guess for guess in joined if len(guess.images))
 
 
 def _joined(parts: Sequence[Reconstruction]) -> Reconstruction:
     objectives = [p.objective for p in parts if p.objective is not None]
+    mean_objective = None
+    if objectives:
+        mean_objective = sum(objectives) / len(objectives)
     return replace(
         parts[0],
         images=torch.cat([p.images for p in parts]),
         labels=torch.cat([p.labels for p in parts if p.labels is not None]),
-        objective=sum(objectives) / len(objectives) if objectives else None,
+        objective=mean_objective,
         evaluations=sum(p.evaluations for p in parts),
     )
 
@@ -224,8 +237,8 @@ def _turned(y: Tensor) -> Tensor:
     if not labels_of(y).dense:
         return y
     masks = y[:, None].float()
-    found = F.grid_sample(masks, _grid(masks), mode="nearest", padding_mode="border", align_corners=False)
-    return found[:, 0].to(y.dtype)
+    turned = F.grid_sample(masks, _grid(masks), mode="nearest", padding_mode="border", align_corners=False)
+    return turned[:, 0].to(y.dtype)
 
 
 def _grid(x: Tensor) -> Tensor:
@@ -241,16 +254,14 @@ def _variant(case: Case, variant: str) -> tuple[Tensor, Tensor] | None:
     if variant == "same":
         return case.auxiliary
     x, y = case.auxiliary
-    return (shifted(x), _turned(y)) if len(y) else (x, y)
-
-
-def _halves(case: Case) -> tuple[tuple[int, ...], ...]:
-    """Return the classes in two random halves; one half if there is only one class."""
-    order = torch.randperm(case.dataset.classes, generator=child(case.seed, "auxiliary", "halves"))
-    return tuple(tuple(sorted(half.tolist())) for half in order.tensor_split(2) if len(half))
+    if not len(y):
+        return x, y
+    return shifted(x), _turned(y)
 
 
 def _without(case: Case, half: tuple[int, ...]) -> Assumption:
     x, y = case.auxiliary
-    known = ~torch.isin(y, torch.tensor(half))
-    return Assumption((x[known], y[known]) if int(known.sum()) >= _LEAST else None, half)
+    rows = ~torch.isin(y, torch.tensor(half))
+    if int(rows.sum()) < _LEAST:
+        return Assumption(None, half)
+    return Assumption((x[rows], y[rows]), half)

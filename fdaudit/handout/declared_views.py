@@ -42,11 +42,11 @@ def declared_kinds(case: Case, members: Sequence[str]) -> frozenset[str]:
     """
     roles = {role(party) for party in members}
     overhears = EAVESDROPPER in members and case.spec.transport == "plain"
-    found = set[str]()
+    kinds = set[str]()
     for declared in case.declared_messages:
-        sender = str(declared["from"])
+        sender, kind = str(declared["from"]), str(declared["kind"])
         if overhears or roles & {sender, *str(declared["to"]).split(", ")}:
-            kind = str(declared["kind"])
-            made = (d.card.makes or kind for d in case.defenses.get((kind, sender), ()))
-            found |= {kind, *made}
-    return frozenset(found)
+            kinds.add(kind)
+            for defense in case.defenses.get((kind, sender), ()):
+                kinds.add(defense.card.makes or kind)
+    return frozenset(kinds)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -85,25 +85,36 @@ def accesses(case: Case) -> tuple[Access, ...]:
     """
     if not case.spec.oracles:
         return ()
-    found = []
+    oracles = []
     for declared in case.protocol.card.oracles:
-        asked_by = frozenset(role(party) for party in declared["available_to"])
-        named: dict[str, Any] = {"name": declared["name"], "asked_by": asked_by}
-        if declared["name"] == RELEASED:
-            found.append(Access(**named, heard_by=asked_by, answers=tuple(declared["answers"])))
-        elif (heard := answered_by(case)) is not None:
-            kind, receivers = heard
-            found.append(Access(**named, heard_by=receivers, answers=tuple(declared["answers"]), kind=kind))
-    return tuple(sorted(found, key=lambda access: access.kind is None))
+        asked_by = frozenset(map(role, declared["available_to"]))
+        kind, heard_by = None, asked_by
+        if declared["name"] != RELEASED:
+            clients_answers = answered_by(case)
+            if clients_answers is None:
+                continue
+            kind, heard_by = clients_answers
+        oracles.append(
+            Access(
+                name=declared["name"],
+                asked_by=asked_by,
+                heard_by=heard_by,
+                answers=tuple(declared["answers"]),
+                kind=kind,
+            )
+        )
+    return tuple(sorted(oracles, key=lambda access: access.kind is None))
 
 
 def answered_by(case: Case) -> tuple[str, frozenset[str]] | None:
     """Return the kind of message in which clients answer samples, and its receiving roles; None without one."""
-    mine = [m for m in case.declared_messages if m["from"] == "client" and m["kind"] in ANSWERS]
-    if not mine:
-        return None
-    kind = str(mine[0]["kind"])
-    return kind, frozenset(to for m in mine if m["kind"] == kind for to in m["to"].split(", "))
+    receivers_by_kind: dict[str, set[str]] = {}
+    for declared in case.declared_messages:
+        if declared["from"] == "client" and declared["kind"] in ANSWERS:
+            receivers_by_kind.setdefault(str(declared["kind"]), set()).update(declared["to"].split(", "))
+    for kind, receivers in receivers_by_kind.items():
+        return kind, frozenset(receivers)
+    return None
 
 
 def finished(case: Case, vault: Vault) -> bool:
@@ -115,10 +126,12 @@ def finished(case: Case, vault: Vault) -> bool:
 
 def published(messages: Sequence[Message], forms: Forms | None = None) -> Message | None:
     """Return the last message that published a whole model, or None; a part of a model answers nothing."""
-    found = [m for m in messages if m.kind == "model_parameters" and "world" in m.receivers]
-    if forms is not None:
-        found = [m for m in found if not forms.misfit(m)]
-    return found[-1] if found else None
+    for message in reversed(messages):
+        if message.kind != "model_parameters" or "world" not in message.receivers:
+            continue
+        if forms is None or not forms.misfit(message):
+            return message
+    return None
 
 
 def defended_answers(
@@ -138,17 +151,20 @@ def defended_answers(
     """
     values = {"logits": logits, "soft_labels": logits.softmax(1), "hard_labels": logits.argmax(1)}[kind]
     tensors: Mapping[str, Tensor] = {"index": torch.arange(len(logits)), "values": values}
-    tensors = tensors if z_max is None or kind != "logits" else {**tensors, "z_max": z_max}
+    if z_max is not None and kind == "logits":
+        tensors = {**tensors, "z_max": z_max}
     event: Event | None = None
     for defense in case.defenses.get((kind, "client"), ()):
         released = defense.release(kind, tensors, noise)
         kind, tensors = released.kind, readable(released.tensors)
         if event is None or isinstance(event, NoGuarantee):
             event = released.event
-    sent = tensors["values"]
-    if not sent.is_floating_point():  # classes, in whatever type a defence sends them
-        return sent.long(), event
-    return (sent.float().softmax(1) if kind == "logits" else sent), event
+    answers = tensors["values"]
+    if not answers.is_floating_point():  # classes, in whatever type a defence sends them
+        answers = answers.long()
+    elif kind == "logits":
+        answers = answers.float().softmax(1)
+    return answers, event
 
 
 def oracle_answers(case: Case, messages: Sequence[Message], *, finished: bool = True) -> list[OracleAnswers]:
@@ -160,14 +176,16 @@ def oracle_answers(case: Case, messages: Sequence[Message], *, finished: bool = 
         finished: whether the run reached its last round. A run that its budget ended never deployed its model, so its
             model cannot be asked.
     """
-    found: list[OracleAnswers] = []
+    last_round = messages[-1].round if messages else 0
+    answers: list[OracleAnswers] = []
     for access in sorted(accesses(case), key=lambda access: access.kind is not None):
-        drafts = (
-            _of_clients(case, access, messages) if access.kind else _of_released(case, messages, finished)
-        )
+        if access.kind is None:
+            drafts = _of_released(case, messages, finished)
+        else:
+            drafts = _of_clients(case, access.kind, messages)
         for draft in drafts:
-            message = replace(draft, seq=len(messages) + len(found), round=_last_round(messages))
-            found.append(
+            message = replace(draft, seq=len(messages) + len(answers), round=last_round)
+            answers.append(
                 OracleAnswers(
                     message=message,
                     asked_by=access.asked_by,
@@ -175,7 +193,7 @@ def oracle_answers(case: Case, messages: Sequence[Message], *, finished: bool = 
                     queries=case.spec.query_budget,
                 )
             )
-    return found
+    return answers
 
 
 def exposed(case: Case, members: Collection[str]) -> dict[str, Event | None]:
@@ -184,25 +202,26 @@ def exposed(case: Case, members: Collection[str]) -> dict[str, Event | None]:
     This is known before the run. A released model is included if its message is withheld or its sender will be silent
     in the last round. A published model answers from its message, which costs nothing more.
     """
-    found: dict[str, Event | None] = {}
+    events: dict[str, Event | None] = {}
     for access in accesses(case):
         if not access.open_to(members, case.spec.transport):
             continue
         if access.kind is not None:
-            found |= dict.fromkeys(case.clients, _of_budget(case, access.kind))
+            events |= dict.fromkeys(case.clients, _of_budget(case, access.kind))
         else:
-            found |= dict.fromkeys((k for k in _holders(case) if not _will_publish(case, k)), None)
-    return {party: event for party, event in found.items() if party not in members}
+            events |= dict.fromkeys(party for party in _holders(case) if not _will_publish(case, party))
+    return {party: event for party, event in events.items() if party not in members}
 
 
 def _holders(case: Case) -> tuple[str, ...]:
     """Return the holders of the model that the settings publish; empty if they publish none."""
-    models = [m for m in case.declared_messages if m["kind"] == "model_parameters"]
-    sent = [m for m in models if "world" in m["to"].split(", ")]
-    if not sent:
-        return ()
-    clients = case.clients[:1] if case.protocol.card.pools_data else case.clients
-    return clients if sent[0]["from"] == "client" else (str(sent[0]["from"]),)
+    for declared in case.declared_messages:
+        if declared["kind"] != "model_parameters" or "world" not in declared["to"].split(", "):
+            continue
+        if declared["from"] != "client":
+            return (str(declared["from"]),)
+        return case.clients[:1] if case.protocol.card.pools_data else case.clients
+    return ()
 
 
 def _will_publish(case: Case, holder: str) -> bool:
@@ -222,27 +241,26 @@ def _of_released(case: Case, messages: Sequence[Message], finished: bool) -> Ite
             yield _draft(party, _fitted_on(party, messages))
 
 
-def _of_clients(case: Case, access: Access, messages: Sequence[Message]) -> Iterator[Message]:
+def _of_clients(case: Case, kind: str, messages: Sequence[Message]) -> Iterator[Message]:
     """Yield the answers of each client's own model, with the inputs of its training and the noise on each answer."""
-    kind = str(access.kind)
     event = _of_budget(case, kind)
     for party in case.clients:
         # An answer depends on at least the inputs of the client's answers in the run.
-        mine = [m.inputs for m in messages if m.sender == party and m.kind == kind]
-        yield _draft(party, joined(_fitted_on(party, messages), *mine), event)
+        of_answers = [m.inputs for m in messages if m.sender == party and m.kind == kind]
+        inputs = joined(_fitted_on(party, messages), *of_answers)
+        yield _draft(party, inputs, event)
 
 
 def _fitted_on(party: str, messages: Sequence[Message]) -> Inputs:
     """Return the inputs of a party's own model: its private trainings and received messages, or all that it holds."""
-    trained = [m.seq for m in messages if m.kind == "release" and m.sender == party and _is_of_model(m)]
-    if not trained:
+    trainings = set[int]()
+    for message in messages:
+        if message.kind == "release" and message.sender == party:
+            trainings.update(message.seq for defense in message.defenses if defense.get("of") == "model")
+    if not trainings:
         return ALL
-    received = [m.seq for m in messages if party in m.receivers]
-    return tuple(sorted({*trained, *received}))
-
-
-def _is_of_model(message: Message) -> bool:
-    return any(defense.get("of") == "model" for defense in message.defenses)
+    received = {message.seq for message in messages if party in message.receivers}
+    return tuple(sorted(trainings | received))
 
 
 def _of_budget(case: Case, kind: str) -> Event | None:
@@ -252,9 +270,10 @@ def _of_budget(case: Case, kind: str) -> Event | None:
     if event is None or isinstance(event, NoGuarantee):
         return event
     budget = case.spec.query_budget
-    parts = event.parts if isinstance(event, Composed) else (event,)
-    whole = tuple(replace(part, count=part.count * budget) for part in parts)
-    return Composed(parts=whole) if len(whole) > 1 else whole[0]
+    if not isinstance(event, Composed):
+        return replace(event, count=event.count * budget)
+    parts = tuple(replace(part, count=part.count * budget) for part in event.parts)
+    return Composed(parts=parts) if len(parts) > 1 else parts[0]
 
 
 def _draft(sender: str, inputs: Inputs, event: Event | None = None) -> Message:
@@ -268,7 +287,3 @@ def _draft(sender: str, inputs: Inputs, event: Event | None = None) -> Message:
         inputs=inputs,
         event=event,
     )
-
-
-def _last_round(messages: Sequence[Message]) -> int:
-    return messages[-1].round if messages else 0

@@ -67,9 +67,9 @@ class Answering:
                 if wanted in access.answers and self._released is not None:
                     return Oracle(wanted, budget)
             elif wanted == "hard" or access.kind != "hard_labels":
-                asked = tuple(k for k in self._case.clients if k not in members and self._has(k))
-                if asked:  # of a recorded system, no client's own model is at hand
-                    return Oracle(wanted, budget, asked)
+                others = tuple(k for k in self._case.clients if k not in members and self._has(k))
+                if others:  # of a recorded system, no client's own model is at hand
+                    return Oracle(wanted, budget, others)
         return None
 
     def reply(self, wanted: str, x: Tensor, of: str | None, noise: SecretStream) -> Tensor:
@@ -128,17 +128,15 @@ class Answering:
         """
         transcript = self._run / "transcript"
         message = published(read_log(transcript).messages, self._case.forms)
-        if message is not None:
-            naming = Naming.of(self._case.settings)
-            return (
-                None
-                if message.payload is None
-                else weights_of(decode(read_payload(transcript, message)), naming)
-            )
-        checkpoint = self._vault.load_round()
-        if checkpoint is None or not finished(self._case, self._vault):
-            return None
         case = self._case
+        if message is not None:
+            if message.payload is None:
+                return None
+            payload = decode(read_payload(transcript, message))
+            return weights_of(payload, Naming.of(case.settings))
+        checkpoint = self._vault.load_round()
+        if checkpoint is None or not finished(case, self._vault):
+            return None
         protocol = set_up(case.protocol, case.protocol_config, case.common, case.clients, case.seed)
         protocol.state = self._vault.load(checkpoint["state"])
         released: Parameters | None = protocol.released()

@@ -60,11 +60,11 @@ def rehearsal_of(
     }
     if defended:
         setting |= case.spec.model_dump(mode="json", include={"defenses", "withhold", "transport"})
-        if own_deviants := case.deviants.keys() & set(adversary.split("+")):
-            entries = [
-                one.model_dump(mode="json") for one in case.spec.deviations if one.party in own_deviants
-            ]
-            setting |= {"deviations": entries, "deviations_seed": case.deviations_seed}
+        own_deviants = case.deviants.keys() & set(adversary.split("+"))
+        if own_deviants:
+            own_deviations = [one for one in case.spec.deviations if one.party in own_deviants]
+            setting["deviations"] = [one.model_dump(mode="json") for one in own_deviations]
+            setting["deviations_seed"] = case.deviations_seed
     return Rehearsal(
         setting={**setting, "defended": defended},
         common=case.common,

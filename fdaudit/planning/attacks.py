@@ -23,33 +23,32 @@ def plan_attacks(spec: Spec) -> tuple[AttackPlan, ...]:
         SpecError: an attack is unknown, is asked for twice, or has a setting that is unknown or out of range; or one
             that comes first is not asked for.
     """
-    known = attacks.REGISTRY.names()
+    shipped = attacks.REGISTRY.names()
     if spec.attacks == "all":
-        _refuse_unasked(spec, known)
-        return tuple(plan_attack(name, {}, spec, "attacks.0.params", spec.adversaries) for name in known)
-    wanted: dict[str, tuple[int, AttackSpec]] = {}
+        _refuse_unasked(spec, shipped)
+        return tuple(plan_attack(name, {}, spec, "attacks.0.params", spec.adversaries) for name in shipped)
+    entries: dict[str, tuple[int, AttackSpec]] = {}
     mistakes = Mistakes()
-    for number, asked in enumerate(spec.attacks):
+    for number, entry in enumerate(spec.attacks):
         field = f"attacks.{number}.name"
         with mistakes.apart():
-            if asked.name not in known and not asked.name.startswith(IMPORT):
-                raise SpecError(field, asked.name, "is not a known attack", nearest(asked.name, known))
-            called = attacks.REGISTRY.called(asked.name, field)
-            if wanted.setdefault(called, (number, asked))[0] != number:
-                raise SpecError(field, asked.name, "is asked for twice", "Keep one of them.")
-    plans = dict[str, AttackPlan]()
-    for name in known:
-        if name not in wanted:
-            plans[name] = _attack_plan(name, None, spec.adversaries)
-    for name, (number, entry) in wanted.items():
+            if entry.name not in shipped and not entry.name.startswith(IMPORT):
+                raise SpecError(field, entry.name, "is not a known attack", nearest(entry.name, shipped))
+            name = attacks.REGISTRY.called(entry.name, field)
+            if name in entries:
+                raise SpecError(field, entry.name, "is asked for twice", "Keep one of them.")
+            entries[name] = number, entry
+    # In the order of the attacks that come with fdaudit; then those from elsewhere.
+    plans = {name: _attack_plan(name, None, spec.adversaries) for name in shipped}
+    for name, (number, entry) in entries.items():
         where = f"attacks.{number}.params"
         adversaries = entry.adversaries or spec.adversaries
         with mistakes.apart():
             plans[name] = plan_attack(entry.name, entry.params, spec, where, adversaries)
     with mistakes.apart():
-        _refuse_unasked(spec, wanted)
+        _refuse_unasked(spec, entries)
     mistakes.refuse()
-    return tuple(plans[name] for name in dict.fromkeys([*known, *wanted]))
+    return tuple(plans.values())
 
 
 def _refuse_unasked(spec: Spec, asked: Collection[str]) -> None:

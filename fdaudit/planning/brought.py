@@ -119,13 +119,13 @@ class BroughtRecords:
 
 def array_digests(arrays: Mapping[str, NDArray[Any]]) -> dict[str, str]:
     """Return the SHA-256 of each array's dtype, shape and little-endian bytes."""
-    found = {}
+    digests = {}
     for name, array in arrays.items():
         little = np.ascontiguousarray(array.astype(array.dtype.newbyteorder("<"), copy=False))
         digest = hashlib.sha256(canonical([little.dtype.name, list(little.shape)]))
         digest.update(little.data)
-        found[name] = digest.hexdigest()
-    return found
+        digests[name] = digest.hexdigest()
+    return digests
 
 
 def commit(salt: bytes, clients: Mapping[str, ClientRecords], digests: Mapping[str, str]) -> str:
@@ -138,8 +138,8 @@ def commit(salt: bytes, clients: Mapping[str, ClientRecords], digests: Mapping[s
         clients: the rows of each client.
         digests: those of the arrays, see `array_digests`.
     """
-    named = {party: client.to_json() for party, client in clients.items()}
-    return commitment(salt, canonical({"arrays": dict(digests), "clients": named}))
+    lists = {party: client.to_json() for party, client in clients.items()}
+    return commitment(salt, canonical({"arrays": dict(digests), "clients": lists}))
 
 
 def read_records(lists: Path, arrays: Path, span: tuple[float, float] = (0.0, 1.0)) -> BroughtRecords:
@@ -155,12 +155,13 @@ def read_records(lists: Path, arrays: Path, span: tuple[float, float] = (0.0, 1.
         IntegrityError: the commitment was made for other lists or arrays.
     """
     value = _fields(lists)
-    held = read_arrays(arrays, ("x", "y"), arrays.name, follow=False)
-    if "y" not in held:
+    stored = read_arrays(arrays, ("x", "y"), arrays.name, follow=False)
+    if "y" not in stored:
         raise DataError(arrays.name, str(arrays), "lacks y", "Store the labels of all records as y.")
-    y = as_labels(held["y"], arrays.name, "y")
-    x = None if "x" not in held else _records(held["x"], arrays.name, span)
-    if x is not None:
+    y = as_labels(stored["y"], arrays.name, "y")
+    x = None
+    if "x" in stored:
+        x = _records(stored["x"], arrays.name, span)
         same_count(x, y, arrays.name, str(arrays))
     clients = {party: _client(lists.name, party, own, len(y)) for party, own in value["clients"].items()}
     clients = {party: clients[party] for party in sorted(clients, key=lambda p: int(p.partition("/")[2]))}
@@ -170,7 +171,7 @@ def read_records(lists: Path, arrays: Path, span: tuple[float, float] = (0.0, 1.
     if value["design"] is not None:
         for party, client in clients.items():
             _refuse_unmatched(f"{lists.name}: clients.{party}", client, y)
-        design = _design(lists, value["design"], clients, array_digests(held))
+        design = _design(lists, value["design"], clients, array_digests(stored))
     return BroughtRecords(x=x, y=y, clients=clients, design=design, **shared)
 
 
@@ -199,10 +200,10 @@ def _records(array: NDArray[Any], field: str, span: tuple[float, float]) -> Tens
 def _fields(path: Path) -> dict[str, Any]:
     """Return the JSON object of the lists, with the fields that it must have and no others."""
     try:
-        read = load_json(path)
+        content = load_json(path)
     except IntegrityError as error:
         raise DataError(path.name, str(path), f"cannot be used ({error})", _MADE) from None
-    value = _object(path.name, read, ("schema", "clients", "design"), _SHARED)
+    value = _object(path.name, content, ("schema", "clients", "design"), _SHARED)
     if value["schema"] != SCHEMA:
         raise DataError(f"{path.name}: schema", value["schema"], f"is not {SCHEMA!r}", _MADE)
     if type(value["clients"]) is not dict:
@@ -216,10 +217,11 @@ def _object(
     """Return a JSON object that has all needed fields, and no others but the allowed ones."""
     if not isinstance(value, dict):
         raise DataError(where, value, "is no object with named fields", _MADE)
-    if missing := [name for name in needed if name not in value]:
+    missing = [name for name in needed if name not in value]
+    if missing:
         raise DataError(where, sorted(value), f"lacks {', '.join(missing)}", _MADE)
-    if unknown := sorted(value.keys() - {*needed, *allowed}):
-        raise DataError(where, unknown[0], "is no field of it", f"It has {', '.join((*needed, *allowed))}.")
+    for unknown in sorted(value.keys() - {*needed, *allowed}):
+        raise DataError(where, unknown, "is no field of it", f"It has {', '.join((*needed, *allowed))}.")
     return value
 
 
@@ -240,11 +242,12 @@ def _client(file: str, party: str, value: object, total: int) -> ClientRecords:
     if not _CLIENT.fullmatch(party):
         raise DataError(f"{file}: clients", party, "is no client", "Name them client/0, client/1, ….")
     where = f"{file}: clients.{party}"
-    candidates = ("members", "non_members")
-    named = isinstance(value, dict) and not value.keys().isdisjoint(candidates)
-    own = _object(where, value, ("records", *candidates) if named else ("records",))
-    rows = {name: _rows(own.get(name, []), total, f"{where}.{name}") for name in ("records", *candidates)}
-    client = ClientRecords(**rows)
+    names = ("records", "members", "non_members")
+    needed: tuple[str, ...] = ("records",)
+    if isinstance(value, dict) and not value.keys().isdisjoint(("members", "non_members")):
+        needed = names
+    own = _object(where, value, needed)
+    client = ClientRecords(**{name: _rows(own.get(name, []), total, f"{where}.{name}") for name in names})
     both = client.members[torch.isin(client.members, client.non_members)]
     if len(both):
         problem = "is a member and a non-member"
@@ -265,11 +268,9 @@ def _refuse_shared_rows(
     names = list(lists)
     owner = torch.full((total,), -1)
     for number, rows in enumerate(lists.values()):
-        taken = rows[owner[rows] >= 0]
-        if len(taken):
-            first = names[int(owner[taken[0]])]
-            problem = f"stands in {first} as well"
-            raise DataError(f"{file}: {names[number]}", int(taken[0]), problem, "Remove it from one of them.")
+        for row in rows[owner[rows] >= 0].tolist():
+            problem = f"stands in {names[int(owner[row])]} as well"
+            raise DataError(f"{file}: {names[number]}", row, problem, "Remove it from one of them.")
         owner[rows] = number
 
 
@@ -279,20 +280,15 @@ def _refuse_unmatched(where: str, client: ClientRecords, y: Tensor) -> None:
         raise DataError(f"{where}.members", "the list", problem, "Give one of each for every pair.")
     other = client.non_members[~torch.isin(client.non_members, client.records)]
     if len(other):
-        problem = "is not among the client's records"
-        raise DataError(
-            f"{where}.non_members", int(other[0]), problem, "With coins, a site holds both: add it."
-        )
+        problem, remedy = "is not among the client's records", "With coins, a site holds both: add it."
+        raise DataError(f"{where}.non_members", int(other[0]), problem, remedy)
     if not labels_of(y).paired_alike:  # a pair may have two label sets, where no other record has the same
         return
     unlike = (y[client.members] != y[client.non_members]).nonzero().flatten()
-    if len(unlike):
-        i = int(unlike[0])
-        classes = f"{int(y[client.members[i]])} and {int(y[client.non_members[i]])}"
-        problem = f"is a pair of classes {classes}"
-        raise DataError(
-            f"{where}, pair {i}", [int(client.members[i]), int(client.non_members[i])], problem, _MADE
-        )
+    for i in unlike.tolist():
+        pair = [int(client.members[i]), int(client.non_members[i])]
+        problem = f"is a pair of classes {int(y[pair[0]])} and {int(y[pair[1]])}"
+        raise DataError(f"{where}, pair {i}", pair, problem, _MADE)
 
 
 def _design(
@@ -300,18 +296,18 @@ def _design(
 ) -> TossedCoins:
     """Return the design, after a check of its commitment."""
     where = f"{path.name}: design"
-    told = _object(where, value, ("kind", "salt", "commitment"))
-    if told["kind"] != MATCHED_PAIRS:
-        raise DataError(f"{where}.kind", told["kind"], f"is not {MATCHED_PAIRS!r}", _MADE)
+    design = _object(where, value, ("kind", "salt", "commitment"))
+    if design["kind"] != MATCHED_PAIRS:
+        raise DataError(f"{where}.kind", design["kind"], f"is not {MATCHED_PAIRS!r}", _MADE)
     for name in ("salt", "commitment"):
-        if type(told[name]) is not str or not _DIGEST.fullmatch(told[name]):
+        if type(design[name]) is not str or not _DIGEST.fullmatch(design[name]):
             problem = f"is not {SALT_BYTES} bytes in hexadecimal"
-            raise DataError(f"{where}.{name}", told[name], problem, _MADE)
-    salt = bytes.fromhex(told["salt"])
+            raise DataError(f"{where}.{name}", design[name], problem, _MADE)
+    salt = bytes.fromhex(design["salt"])
     # A site that keeps its images may have labels only when the coins are tossed, and add the images later.
     for covered in (digests, {"y": digests["y"]}):
-        if commit(salt, clients, covered) == told["commitment"]:
-            return TossedCoins(MATCHED_PAIRS, told["commitment"], "x" in covered, salt)
+        if commit(salt, clients, covered) == design["commitment"]:
+            return TossedCoins(MATCHED_PAIRS, design["commitment"], "x" in covered, salt)
     raise IntegrityError(
         [f"{path.name} does not match its commitment: its lists, or the records in {ARRAYS}, were changed"]
     )

@@ -101,13 +101,14 @@ def _refuse_undeclared(
     cls: type[FederatedProtocol], config: ProtocolConfig, messages: Sequence[Message]
 ) -> None:
     """Refuse a record with messages that the named protocol does not send."""
-    sent = {(m["kind"], m["from"]) for m in cls.card.declared_messages if applies(m.get("when", {}), config)}
+    declared = set[tuple[str, str]]()
+    for entry in cls.card.declared_messages:
+        if applies(entry.get("when", {}), config):
+            declared.add((entry["kind"], entry["from"]))
     for message in messages:
-        key = (message.kind, role(message.sender))
-        if key not in sent and message.kind not in UNDECLARED:
-            problem = (
-                f"sends no {key[0]} from a {key[1]} with these settings, and message {message.seq} is one"
-            )
+        kind, sender = message.kind, role(message.sender)
+        if (kind, sender) not in declared and kind not in UNDECLARED:
+            problem = f"sends no {kind} from a {sender} with these settings, and message {message.seq} is one"
             remedy = (
                 "Correct the settings, or give the system a name of its own and its facts under training."
             )
@@ -125,18 +126,15 @@ def _described(card: Card, parties: Sequence[str], messages: Sequence[Message]) 
         raise SpecError("card.messages", kind, problem, "Correct it, or remove it.")
     declared = []
     for (kind, sender), receivers in to.items():
-        said = facts.get((kind, sender))
-        entry = {
-            "kind": kind,
-            "from": sender,
-            "to": ", ".join(sorted(receivers)),
-            "what": said.what if said else "",
-        }
-        if said is not None and said.fixed_size:
-            entry["index"] = "public"
+        entry = {"kind": kind, "from": sender, "to": ", ".join(sorted(receivers)), "what": ""}
+        stated = facts.get((kind, sender))
+        if stated is not None:
+            entry["what"] = stated.what
+            if stated.fixed_size:
+                entry["index"] = "public"
         declared.append(entry)
     published = any(m.kind == "model_parameters" and "world" in m.receivers for m in messages)
-    stated = ProtocolCard(
+    described = ProtocolCard(
         name=card.protocol.name,
         source="a recording",
         roles=tuple(dict.fromkeys(role(p) for p in parties if p != "world")),
@@ -151,4 +149,4 @@ def _described(card: Card, parties: Sequence[str], messages: Sequence[Message]) 
         tasks=("single-label", "multi-label"),
     )
     doc = f"{card.name}: a system that fdaudit did not run."
-    return type("Recorded", (Recorded,), {"__doc__": doc, "card": stated})
+    return type("Recorded", (Recorded,), {"__doc__": doc, "card": described})

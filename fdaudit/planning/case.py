@@ -123,7 +123,9 @@ class Case:
     def missing(self, *parts: ImportPart) -> str:
         """Return which of these parts were not brought, as a sentence that says where to bring them; empty if none."""
         remedies = [self.not_brought[part] for part in dict.fromkeys(parts) if part in self.not_brought]
-        return f"bring {'; '.join(remedies)}" if remedies else ""
+        if not remedies:
+            return ""
+        return f"bring {'; '.join(remedies)}"
 
     def lacking(self, attack: AttackPlan) -> str:
         """Return what an attack needs and was not brought, as a sentence; empty if nothing."""
@@ -159,21 +161,19 @@ class Case:
         others = [client for client in self.clients if client not in members]
         if self.imported is None:
             return tuple(others[: self.spec.victims])
-        known = [client for client in others if len(self.numbered(client))]
-        return tuple(known or others)[: self.spec.victims]
+        with_records = [client for client in others if len(self.numbered(client))]
+        return tuple(with_records or others)[: self.spec.victims]
 
     @property
     def outages(self) -> tuple[Outage, ...]:
         """Return when clients go silent by the spec."""
-        return tuple(
-            Outage(
-                party=f"client/{o.client}",
-                first=o.round,
-                last=o.round if o.last is None else o.last,
-                after=o.after,
+        outages = []
+        for entry in self.spec.outages:
+            last = entry.round if entry.last is None else entry.last
+            outages.append(
+                Outage(party=f"client/{entry.client}", first=entry.round, last=last, after=entry.after)
             )
-            for o in self.spec.outages
-        )
+        return tuple(outages)
 
     # -- records ----------------------------------------------------------------------------------------------
 
@@ -260,9 +260,8 @@ class Case:
     @cached_property
     def forms(self) -> Forms:
         """Return the form of the messages that attacks can read."""
-        known = None if self.networks is None else self.networks.shared
         return Forms(
-            architecture=known,
+            architecture=None if self.networks is None else self.networks.shared,
             classes=self.dataset.classes,
             generator=self.generator,
             naming=Naming.of(self.settings),

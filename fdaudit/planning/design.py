@@ -84,40 +84,40 @@ def make_design(data: str, out: Path, spec: DesignSpec) -> MadeDesign:
     if out.exists() or out.is_symlink():
         raise RunError("out", str(out), "exists already", "Choose another directory.")
     stream = Secrets.draw().truth("design")
-    held = load_site_records(data, spec, stream)
-    asked = {f"client/{k}": int(spec.fraction * len(rows) / 2 + 1e-9) for k, rows in enumerate(held.sites)}
-    clients = {
-        party: _client(party, rows, held, asked[party], spec.fraction, stream)
-        for party, rows in zip(asked, held.sites, strict=True)
-    }
-    salt, arrays = os.urandom(SALT_BYTES), held.arrays()
+    source = load_site_records(data, spec, stream)
+    asked, clients = dict[str, int](), dict[str, ClientRecords]()
+    for number, rows in enumerate(source.sites):
+        party = f"client/{number}"
+        asked[party] = int(spec.fraction * len(rows) / 2 + 1e-9)
+        clients[party] = _client(party, rows, source, asked[party], spec.fraction, stream)
+    salt, arrays = os.urandom(SALT_BYTES), source.arrays()
     commitment = commit(salt, clients, array_digests(arrays))
-    made = MadeDesign(
+    design = MadeDesign(
         directory=out,
         commitment=commitment,
         records={party: len(own.records) for party, own in clients.items()},
         pairs={party: len(own.members) for party, own in clients.items()},
         asked=asked,
-        handed_records=not held.own_files,
-        images=held.x is not None,
-        public=0 if held.own_files else len(held.shared["public"]),
+        handed_records=not source.own_files,
+        images=source.x is not None,
+        public=0 if source.own_files else len(source.shared["public"]),
     )
     key: dict[str, Any] = {
         "schema": SCHEMA,
         "clients": {party: own.to_json() for party, own in clients.items()},
         "design": {"kind": MATCHED_PAIRS, "salt": salt.hex(), "commitment": commitment},
-        **{name: rows.tolist() for name, rows in held.shared.items()},
+        **{name: rows.tolist() for name, rows in source.shared.items()},
     }
     with written_whole(out) as folder:
-        _write_public(folder, made, held.name, spec.fraction)
-        _write_sites(folder / "sites", clients, held, commitment)
-        if made.public:
-            _write_arrays(folder / _PUBLIC, {"x": held.arrays(held.shared["public"])["x"]})
+        _write_public(folder, design, source.name, spec.fraction)
+        _write_sites(folder / "sites", clients, source, commitment)
+        if design.public:
+            _write_arrays(folder / _PUBLIC, {"x": source.arrays(source.shared["public"])["x"]})
         _private_folder(folder / "truth")
         _write_private_json(folder / "truth" / LISTS, key)
         _write_arrays(folder / "truth" / ARRAYS, arrays)
     sync_path(out.parent)
-    return made
+    return design
 
 
 def _client(

@@ -197,16 +197,17 @@ def parts_not_brought(
         uses: whether the truth names the records behind messages.
         stands_in: whether a protocol can be rehearsed.
     """
-    held = brought if brought is not None and brought.x is not None else None
+    has_images = brought is not None and brought.x is not None
+    clients = [] if brought is None else list(brought.clients.values())
     there: dict[ImportPart, bool] = {
         "architecture": card.model is not None,
-        "records": brought is not None and any(len(c.records) for c in brought.clients.values()),
-        "images": held is not None,
+        "records": any(len(client.records) for client in clients),
+        "images": has_images,
         "uses": uses,
-        "candidates": brought is not None and any(len(c.members) for c in brought.clients.values()),
-        "auxiliary": held is not None and len(held.auxiliary) > 1,
-        "public": held is not None and len(held.public) > 0,
-        "test": held is not None and len(held.test) > 0,
+        "candidates": any(len(client.members) for client in clients),
+        "auxiliary": brought is not None and has_images and len(brought.auxiliary) > 1,
+        "public": brought is not None and has_images and len(brought.public) > 0,
+        "test": brought is not None and has_images and len(brought.test) > 0,
         "stand-in": stands_in,
         "initial": card.initial_seed is not None,
     }

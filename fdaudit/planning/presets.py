@@ -42,13 +42,12 @@ def written_out(spec: Spec, protocol: type[FederatedProtocol], records: int) -> 
         return spec
     if preset.name in ("paper", "authors-code"):
         return _as_stated(spec, protocol, preset)
-    for field, given in (("defenses", spec.defenses), ("withhold", spec.withhold)):
-        if given:
+    for field, entries in (("defenses", spec.defenses), ("withhold", spec.withhold)):
+        if entries:
             problem = f"is given beside preset {preset.name!r}, which says what is defended"
-            raise SpecError(field, len(given), problem, "Give one of them.")
-    done = {"preset": preset.model_copy(update={"written_out": True})}
+            raise SpecError(field, len(entries), problem, "Give one of them.")
     if preset.name == "as-published":
-        return spec.model_copy(update=done)
+        return spec.model_copy(update={"preset": preset.model_copy(update={"written_out": True})})
     combination = protocol.card.privacy.get("private")
     if combination is None:
         problem = f"is not declared by {protocol.card.name}"
@@ -57,14 +56,16 @@ def written_out(spec: Spec, protocol: type[FederatedProtocol], records: int) -> 
     tuned = _tuned(combination, preset, protocol, spec.protocol.params, mean_records)
     params = {**tuned, **spec.protocol.params, **combination["params"]}
     config: ProtocolConfig = validate(protocol.Config, params, "protocol.params")
-    entries = _entries(combination, preset, protocol, config, mean_records)
-    noise = _noise(entries, config, preset, spec.privacy.delta) if entries else 1.0
+    defended = _entries(combination, preset, protocol, config, mean_records)
+    noise = 1.0
+    if defended:
+        noise = _noise(defended, config, preset, spec.privacy.delta)
     return spec.model_copy(
         update={
             "preset": preset.model_copy(update={"written_out": True, "tuned": tuple(tuned)}),
             "protocol": spec.protocol.model_copy(update={"params": params}),
             "withhold": tuple(combination["withhold"]),
-            "defenses": tuple(_with_noise(entry, noise) for entry in entries),
+            "defenses": tuple(_with_noise(entry, noise) for entry in defended),
         }
     )
 
@@ -76,13 +77,12 @@ def _as_stated(spec: Spec, protocol: type[FederatedProtocol], preset: PresetSpec
         problem = f"is not declared by {protocol.card.name}"
         raise SpecError("preset.name", preset.name, problem, "Write the settings into the spec.")
     own = spec.protocol.params
-    # A length in steps replaces one in epochs.
-    left_out = _LENGTHS if _LENGTHS & own.keys() else frozenset()
-    params = {**{name: value for name, value in stated.items() if name not in left_out}, **own}
+    if _LENGTHS & own.keys():  # a length in steps replaces one in epochs
+        stated = {name: value for name, value in stated.items() if name not in _LENGTHS}
     return spec.model_copy(
         update={
             "preset": preset.model_copy(update={"written_out": True}),
-            "protocol": spec.protocol.model_copy(update={"params": params}),
+            "protocol": spec.protocol.model_copy(update={"params": {**stated, **own}}),
         }
     )
 
@@ -99,22 +99,19 @@ def _tuned(
     Few noisy steps on many records cost less accuracy than many on few (De et al. 2022, §3).
     """
     # A setting that another one implies is not open: gradients are sent after one step.
-    given = validate(protocol.Config, own, "protocol.params").model_fields_set
-    tuned = {name: value for name, value in combination.get("tuned", {}).items() if name not in given}
-    if _LENGTHS & given:
-        tuned = {name: value for name, value in tuned.items() if name not in _LENGTHS}
-    if "lr" in given:
-        tuned.pop("distill_lr", None)  # whose default is `lr`
+    fixed = set(validate(protocol.Config, own, "protocol.params").model_fields_set)
     batch = protocol.card.trains.get("model")
-    if tuned and batch is not None and batch not in given and preset.sample_rate is None:
-        tuned[batch] = _two_digits(records)
+    is_open = batch not in fixed and preset.sample_rate is None
+    if _LENGTHS & fixed:
+        fixed |= _LENGTHS
+    if "lr" in fixed:
+        fixed.add("distill_lr")  # whose default is `lr`
+    tuned = {name: value for name, value in combination.get("tuned", {}).items() if name not in fixed}
+    if tuned and batch is not None and is_open:
+        # Rounded up to two digits: what is written down is a constant, not a count.
+        unit: int = 10 ** max(math.floor(math.log10(max(records, 1.0))) - 1, 0)
+        tuned[batch] = math.ceil(records / unit) * unit
     return tuned
-
-
-def _two_digits(records: float) -> int:
-    """Return a number of records rounded up to two digits: what is written down is a constant, not a count."""
-    unit: int = 10 ** max(math.floor(math.log10(max(records, 1.0))) - 1, 0)
-    return math.ceil(records / unit) * unit
 
 
 def _entries(
@@ -125,18 +122,19 @@ def _entries(
     records: float,
 ) -> list[DefenseEntry]:
     """Return the defences of a combination, with a noise multiplier of 1."""
-    found = []
+    entries = []
     for of in combination["training"]:
         batch = getattr(config, protocol.card.trains[of])
         # Two digits, rounded up: what is written down is a constant, not a count.
         rate = preset.sample_rate or min(math.ceil(100 * batch / records) / 100, 1.0)
         params = {"clip": preset.clip, "noise_multiplier": 1.0, "sample_rate": rate}
-        found.append(DefenseEntry(at="training", of=of, name="dp-sgd", params=params))
-    if message := combination.get("noise"):
+        entries.append(DefenseEntry(at="training", of=of, name="dp-sgd", params=params))
+    message = combination.get("noise")
+    if message:
         params = {"clip": message["clip"], "sigma": 2 * message["clip"]}
-        where = {name: message[name] for name in ("kind", "sender", "name")}
-        found.append(DefenseEntry(**where, params=params))
-    return found
+        kind, sender, name = message["kind"], message["sender"], message["name"]
+        entries.append(DefenseEntry(kind=kind, sender=sender, name=name, params=params))
+    return entries
 
 
 def _with_noise(entry: DefenseEntry, noise: float) -> DefenseEntry:
@@ -159,7 +157,7 @@ def _noise(entries: list[DefenseEntry], config: ProtocolConfig, preset: PresetSp
 
 def _charges(entries: list[DefenseEntry], config: ProtocolConfig) -> dict[Charge, int]:
     """Return the most that one client is charged in a whole run."""
-    found = dict[Charge, int]()
+    charged = dict[Charge, int]()
     for entry in entries:
         cls = defenses.REGISTRY.load(entry.name)
         if acts_in_training(cls):
@@ -177,5 +175,5 @@ def _charges(entries: list[DefenseEntry], config: ProtocolConfig) -> dict[Charge
                 relation="add-or-remove",
                 covers=("data", "messages"),
             )
-        found[event] = found.get(event, 0) + 1
-    return found
+        charged[event] = charged.get(event, 0) + 1
+    return charged

@@ -8,7 +8,7 @@ Guarantees:
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -162,7 +162,8 @@ def recorded_case(
     ordered = _ordered(parties)
     protocol, config = protocol_of(card, ordered, messages)
     clients = tuple(p for p in ordered if role(p) == "client")
-    if (entries := len(clients) * card.classes) > MOST_TABLE:
+    entries = len(clients) * card.classes
+    if entries > MOST_TABLE:
         problem = f"makes {entries:,} entries, one a client and class, more than {MOST_TABLE:,}"
         raise SpecError("card.classes", card.classes, problem, "Correct it, or leave out clients.")
     dataset, splits = _records(card, clients, brought)
@@ -180,23 +181,32 @@ def recorded_case(
     resolved = spec.model_copy(update=execution.settings)
     attached = attach(spec.defenses, protocol, config, spec.clients)
     head = messages[-1].sha256 if messages else ""
-    rehearsed = protocol if card.stand_in is None or stand_in is None else stand_in[0]
-    sources = [] if networks is None else [network.source for network in networks.distinct]
-    labels = dataset.y[:0] if dataset.x.is_meta else dataset.y[splits.proxy]
+    rehearsed = protocol
+    if card.stand_in is not None and stand_in is not None:
+        rehearsed, _ = stand_in
+    code = [own_digest()]
+    if networks is not None:
+        code += [network.source for network in networks.distinct]
+    if spec.loss is not None:
+        code.append(loss_digest(spec.loss))
+    public, labels = torch.zeros(0, *card.input_shape), dataset.y[:0]
+    if not dataset.x.is_meta:
+        public, labels = dataset.x[splits.proxy], dataset.y[splits.proxy]
+    settings = _settings(card, protocol, config, attached.messages)
+    settings |= _names(card, networks, messages)
+    settings |= loss
     return Case(
         spec=resolved,
         secrets=secrets,
         dataset=dataset,
         splits=splits,
         networks=networks,
-        public=torch.zeros(0, *card.input_shape) if dataset.x.is_meta else dataset.x[splits.proxy],
+        public=public,
         public_labels=labels if rehearsed.card.needs_labels else None,
         execution=execution,
         protocol=protocol,
         protocol_config=config,
-        settings=_settings(card, protocol, config, attached.messages)
-        | _names(card, networks, messages)
-        | loss,
+        settings=settings,
         stand_in=None if networks is None else stand_in,  # a rehearsal trains networks
         parties=ordered,
         declared_messages=_declared_messages(card, protocol, config),
@@ -211,7 +221,7 @@ def recorded_case(
                 "head": head,
                 "seed": secrets.working_seed,
                 "data": dataset.sha256() if len(dataset.y) else "",
-                "code": [own_digest(), *sources, *([] if spec.loss is None else [loss_digest(spec.loss)])],
+                "code": code,
             }
         ),
         imported=ImportedSystem(
@@ -235,19 +245,19 @@ def recording_in(run: Path, spec: Spec, secrets: Secrets, about: Mapping[str, An
     card = load_card(run / "card.yaml")
     refuse_code(card.model_dump(mode="json"), "card")
     vault = Vault(run / "vault")
-    held = vault.directory / BROUGHT
-    brought = None
-    if (held / LISTS).is_file():
-        brought = read_records(held / LISTS, held / ARRAYS, card.image_range)
-        if (held / SITES).is_file():
-            brought = by_party(brought, read_sites(held / SITES))
+    folder = vault.directory / BROUGHT
+    records = None
+    if (folder / LISTS).is_file():
+        records = read_records(folder / LISTS, folder / ARRAYS, card.image_range)
+        if (folder / SITES).is_file():
+            records = by_party(records, read_sites(folder / SITES))
     return recorded_case(
         card,
         spec,
         secrets,
         about["parties"],
         read_log(run / "transcript").messages,
-        brought,
+        records,
         uses=vault.has(USES),
         not_finite=about.get("not_finite", ()),
     )
@@ -263,11 +273,11 @@ def by_party(brought: BroughtRecords, sites: Mapping[str, str | int]) -> Brought
         brought: records by the client's name in `records.json`.
         sites: the name of each party's site.
     """
-    named = {party: f"client/{str(site).removeprefix('client/')}" for party, site in sites.items()}
-    known = {party: site for party, site in named.items() if site in brought.clients}
-    if not known or len(set(known.values())) < len(known) or known.keys() != named.keys():
+    names = {party: f"client/{str(site).removeprefix('client/')}" for party, site in sites.items()}
+    is_named_so = all(name in brought.clients for name in names.values())
+    if not names or not is_named_so or len(set(names.values())) < len(names):
         return brought
-    return replace(brought, clients={party: brought.clients[site] for party, site in known.items()})
+    return replace(brought, clients={party: brought.clients[name] for party, name in names.items()})
 
 
 # -- details ------------------------------------------------------------------------------------------------------
@@ -278,11 +288,11 @@ def _ordered(parties: Sequence[str]) -> tuple[str, ...]:
     clients = sorted((p for p in parties if role(p) == "client"), key=lambda p: int(p.partition("/")[2]))
     first = [p for p in ("server", "aggregator") if p in parties]
     if clients != [f"client/{k}" for k in range(len(clients))]:
-        found = ", ".join(clients) or "none"
-        raise SpecError(
-            "record.parties", found, "are not client/0 to the last without a gap", "Name them so."
-        )
-    return (*first, *clients, *(["world"] if "world" in parties else []))
+        names = ", ".join(clients) or "none"
+        problem = "are not client/0 to the last without a gap"
+        raise SpecError("record.parties", names, problem, "Name them so.")
+    last = [p for p in ("world",) if p in parties]
+    return (*first, *clients, *last)
 
 
 def _refuse_stranger(field: str, name: str, parties: Sequence[str]) -> None:
@@ -301,8 +311,8 @@ def _records(card: Card, clients: Sequence[str], brought: BroughtRecords | None)
     if brought is not None:
         y = brought.y
         if brought.x is not None and tuple(brought.x.shape[1:]) != card.input_shape:
-            found = "x".join(map(str, brought.x.shape[1:]))
-            problem = f"differs from the brought records, which are {found}"
+            size = "x".join(map(str, brought.x.shape[1:]))
+            problem = f"differs from the brought records, which are {size}"
             raise SpecError("card.input_shape", list(card.input_shape), problem, "Correct one of them.")
         if tuple(y.shape[1:]) != shape:
             problem = f"differs from the brought records, whose labels are {tuple(y.shape)}"
@@ -314,15 +324,15 @@ def _records(card: Card, clients: Sequence[str], brought: BroughtRecords | None)
             raise SpecError(
                 "records.json", stranger, "is no client of the record", "Name the record's parties."
             )
-    made = []
+    splits = []
     for client in clients:
-        known = None if brought is None else brought.clients.get(client)
-        if known is None:
-            made.append(ClientSplit(train=none, members=none, non_members=none))
+        if brought is None or client not in brought.clients:
+            splits.append(ClientSplit(train=none, members=none, non_members=none))
             continue
-        train = known.records[~torch.isin(known.records, known.non_members)].sort().values
-        made.append(ClientSplit(train=train, members=known.members, non_members=known.non_members))
-    named: dict[str, Any] = {
+        own = brought.clients[client]
+        train = own.records[~torch.isin(own.records, own.non_members)].sort().values
+        splits.append(ClientSplit(train=train, members=own.members, non_members=own.non_members))
+    common: dict[str, Any] = {
         "name": "recording",
         "y": y,
         "classes": card.classes,
@@ -330,16 +340,16 @@ def _records(card: Card, clients: Sequence[str], brought: BroughtRecords | None)
         "provenance": f"Records that were brought to the audit of {card.name}.",
     }
     if brought is None or brought.x is None:
-        dataset = Dataset(x=torch.empty(len(y), *card.input_shape, device="meta"), **named)
+        dataset = Dataset(x=torch.empty(len(y), *card.input_shape, device="meta"), **common)
     else:  # the memory layout changes the last bits of convolutions
         x = brought.x.clone(memory_format=torch.contiguous_format)
-        dataset = Dataset(x=x, origins=image_origins(x) if x.dim() == 4 else None, **named)
-    rows = {
-        name: none if brought is None else getattr(brought, source)
-        for name, source in (("proxy", "public"), ("auxiliary", "auxiliary"), ("test", "test"))
-    }
+        dataset = Dataset(x=x, origins=image_origins(x) if x.dim() == 4 else None, **common)
     return dataset, Splits(
-        clients=tuple(made), class_table=class_table(y, [c.train for c in made], card.classes), **rows
+        clients=tuple(splits),
+        class_table=class_table(y, [split.train for split in splits], card.classes),
+        proxy=none if brought is None else brought.public,
+        auxiliary=none if brought is None else brought.auxiliary,
+        test=none if brought is None else brought.test,
     )
 
 
@@ -355,10 +365,10 @@ def _networks(card: Card, spec: Spec) -> Networks | None:
         raise SpecError(f"card.{error.field}", error.value, error.problem, error.remedy) from None
     largest = max(networks.distinct, key=lambda network: network.parameters)
     refuse_forecast("card.model.name", largest.name, _HELD * largest.parameters)
-    shared, *clients = (_as_clients_use(network, card) for network in (networks.shared, *networks.clients))
-    used = Networks(shared, tuple(clients))
-    _refuse_false_patterns(used, card.training.frozen)
-    return used
+    of_clients = [_as_clients_use(network, card) for network in networks.clients]
+    networks = Networks(_as_clients_use(networks.shared, card), tuple(of_clients))
+    _refuse_false_patterns(networks, card.training.frozen)
+    return networks
 
 
 def _own_loss(card: Card, spec: Spec, networks: Networks | None) -> dict[str, Any]:
@@ -389,8 +399,8 @@ def _refuse_false_patterns(networks: Networks, patterns: Sequence[str]) -> None:
     names = {name for network in networks.distinct for name in network.parameter_shapes}
     for pattern in patterns:
         if not any(matches(name, pattern) for name in names):
-            known = ", ".join(sorted(names)[:3])
-            problem = f"is no parameter of the network, which has {known}, …"
+            examples = ", ".join(sorted(names)[:3])
+            problem = f"is no parameter of the network, which has {examples}, …"
             raise SpecError("card.training.frozen", pattern, problem, "Correct it: names have no `prefix`.")
     if patterns and not all(network.trained_parameters for network in networks.distinct):
         problem = "leaves nothing to train"
@@ -419,13 +429,14 @@ def _declared_messages(
 ) -> list[Mapping[str, Any]]:
     """Return the protocol's declarations, with what the card says of them."""
     facts = {(m.kind, m.sender): m for m in card.messages}
-    found = list[Mapping[str, Any]]()
+    messages = list[Mapping[str, Any]]()
     for declared in protocol.card.declared_messages:
         if applies(declared.get("when", {}), config):
-            said = facts.get((declared["kind"], declared["from"]))
-            reveals = {} if said is None or not said.reveals else {"reveals": said.reveals}
-            found.append({**declared, **reveals})
-    return found
+            stated = facts.get((declared["kind"], declared["from"]))
+            if stated is not None and stated.reveals:
+                declared = {**declared, "reveals": stated.reveals}
+            messages.append(dict(declared))
+    return messages
 
 
 def _settings(
@@ -441,11 +452,12 @@ def _settings(
         if values.get("accumulate", 1) > 1:  # a step's records are the batch that attacks read
             values["micro_batch"] = values["batch_size"]
             values["batch_size"] *= values["accumulate"]
-    described = [
-        {"kind": kind, "sender": sender, "described": dict(said)}
-        for (sent, sender), acting in defenses.items()
-        for kind, said in _described_as(sent, acting)
-    ]
+    described = []
+    for (kind, sender), acting in defenses.items():
+        for defense in acting:  # the message arrives in the kind that the last one makes
+            kind = defense.card.makes or kind
+        where = {"kind": kind, "sender": sender}
+        described += [{**where, "described": dict(defense.describe())} for defense in acting]
     if described:
         values["defenses"] = described
     if card.prefix is not None:
@@ -467,17 +479,8 @@ def _names(card: Card, networks: Networks | None, messages: Sequence[Message]) -
     shapes = networks.shared.tensor_shapes
     orders = {len(names): names for names in (list(networks.shared.parameter_shapes), list(shapes))}
     if len(sizes) != 1 or sizes[0] not in orders:
-        found = " and ".join(map(str, sizes)) or "no numbered"
+        recorded = " and ".join(map(str, sizes)) or "no numbered"
         counts = " or ".join(map(str, sorted(orders)))
-        problem = f"needs models of {counts} tensors, as the network has, and the record has {found}"
+        problem = f"needs models of {counts} tensors, as the network has, and the record has {recorded}"
         raise SpecError("card.names", card.names, problem, "Name the tensors one by one, or correct `model`.")
     return {"names": {str(i): name for i, name in enumerate(orders[sizes[0]])}}
-
-
-def _described_as(kind: str, acting: Sequence[Defense]) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Yield the descriptions of a message's defences, each with the kind in which the message arrives."""
-    arrives = kind
-    for defense in acting:
-        arrives = defense.card.makes or arrives
-    for defense in acting:
-        yield arrives, defense.describe()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -159,11 +160,10 @@ def _with_messages(case: Case) -> Case:
             spec.deviations, protocol.card, declared, case.parties, knows, case.deviations_seed
         )
     public, labels = case.public, case.public_labels
-    own = any(
-        getattr(check, "keeps_public", False) for checks in attached.checks.values() for check in checks
-    )
-    for deviant in () if own else deviants.values():
-        public, labels = deviant.hands_out(public, labels)
+    checks = chain.from_iterable(attached.checks.values())
+    if not any(getattr(check, "keeps_public", False) for check in checks):
+        for deviant in deviants.values():
+            public, labels = deviant.hands_out(public, labels)
     case = replace(
         case,
         protocol=protocol,
@@ -188,10 +188,12 @@ def _known_to_deviants(case: Case) -> Knowledge:
     if case.spec.auxiliary.others == "shifted":
         problem = "does not go with deviations"
         raise SpecError("auxiliary.others", "shifted", problem, "Set it to 'same' or 'none'.")
-    held = case.auxiliary if case.spec.auxiliary.others == "same" and len(case.splits.auxiliary) else None
+    auxiliary = None
+    if case.spec.auxiliary.others == "same" and len(case.splits.auxiliary):
+        auxiliary = case.auxiliary
     return Knowledge(
         architecture=case.architecture,
-        auxiliary=held,
+        auxiliary=auxiliary,
         public=case.public if len(case.public) else None,
         classes=case.dataset.classes,
         task=case.dataset.task,
@@ -201,13 +203,13 @@ def _known_to_deviants(case: Case) -> Knowledge:
 
 def candidates_of(case: Case) -> Mapping[str, tuple[Tensor, Tensor]]:
     """Return each client's candidates (x, y) in random order, so that their places do not tell members."""
-    found = {}
+    candidates = {}
     for client, split in zip(case.clients, case.splits.clients, strict=True):
         rows = torch.cat([split.members, split.non_members])
         order = case.secrets.truth("candidates-of-deviants", client).permutation(len(rows))
         rows = rows[torch.from_numpy(order)]
-        found[client] = case.dataset.x[rows], case.dataset.y[rows]
-    return found
+        candidates[client] = case.dataset.x[rows], case.dataset.y[rows]
+    return candidates
 
 
 def _identity(
@@ -216,8 +218,10 @@ def _identity(
     """Return a digest of a run's settings, records, shares and code; any change gives another digest."""
     code = [own_digest(), *(network.source for network in networks.distinct)]
     code += protocols.REGISTRY.source(spec.protocol.name)
-    code += [digest for entry in spec.defenses for digest in defenses.REGISTRY.source(entry.name)]
-    code += [digest for entry in spec.deviations for digest in deviations.REGISTRY.source(entry.name)]
+    for defense in spec.defenses:
+        code += defenses.REGISTRY.source(defense.name)
+    for deviation in spec.deviations:
+        code += deviations.REGISTRY.source(deviation.name)
     card = {"spec": spec.digest(), "seed": seed, "data": dataset.sha256(), "code": code}
     return digest_of(card, splits.to_dict(), *(tensor for tensor in public if tensor is not None))
 
@@ -230,13 +234,15 @@ def _broadcast_seed(protocol: type[FederatedProtocol], networks: Networks, seed:
 def execution_of(spec: Spec, networks: Networks | None) -> Execution:
     """Return how the models of a spec are trained on this machine."""
     distinct = () if networks is None else networks.distinct
-    device = default_device(lambda: _work_of(distinct)) if spec.device == "auto" else spec.device
+    device = spec.device
+    if device == "auto":
+        device = default_device(lambda: _work_of(distinct))
     refuse_absent_device(device)
     refuse_precision(spec.precision, device)
     # Networks of the zoo are tried when they are first trained: a card may name one that is too large to build here.
-    shown = [rehearsed(network, device) for network in distinct if network.imported]
+    trials = [rehearsed(network, device) for network in distinct if network.imported]
     own_norms = any(network.has_batchnorm for network in distinct if not network.imported)
-    contiguous_only = any(r.contiguous_only for r in shown)
+    contiguous_only = any(trial.contiguous_only for trial in trials)
     if contiguous_only and spec.memory_format == "channels_last":
         problem = "does not go with a network that runs on contiguous images only"
         raise SpecError("memory_format", spec.memory_format, problem, "Set it to 'auto'.")
@@ -248,7 +254,7 @@ def execution_of(spec: Spec, networks: Networks | None) -> Execution:
         precision=spec.precision,
         compile=spec.compile,
         convolutions=any(n.has_convolutions for n in distinct),
-        stackable=device.startswith("cuda") and all(r.stackable for r in shown) and not own_norms,
+        stackable=device.startswith("cuda") and all(trial.stackable for trial in trials) and not own_norms,
         contiguous_only=contiguous_only,
         work=0.0 if spec.threads == 1 else _work_of(distinct),
     )
@@ -262,7 +268,9 @@ def _work_of(networks: Sequence[Architecture]) -> float:
 def _records(spec: Spec, secrets: Secrets) -> tuple[Dataset, Splits]:
     """Return the dataset and its splits."""
     dataset = load_dataset(spec.dataset, secrets.truth("dataset"))
-    shares = spec.splits if spec.public_dataset is None else spec.splits.model_copy(update={"proxy": 0.0})
+    shares = spec.splits
+    if spec.public_dataset is not None:
+        shares = shares.model_copy(update={"proxy": 0.0})
     splits = make_splits(dataset, spec.clients, spec.partition, shares, secrets.truth("splits"))
     if spec.dataset.wordpieces is not None:
         return dataset, splits  # the vocabulary is a public file's, made of no text of this run
@@ -295,16 +303,16 @@ def networks_named(
         SpecError: a network is unknown, or does not accept such images or texts.
     """
 
-    made: dict[bytes, Architecture] = {}
+    built: dict[bytes, Architecture] = {}
 
     def named(entry: ModelSpec) -> Architecture:
         key = canonical(entry.model_dump(mode="json"))
-        if key not in made:
-            if len(made) == MOST_NETWORKS:
+        if key not in built:
+            if len(built) == MOST_NETWORKS:
                 problem = f"is one of more than {MOST_NETWORKS} different networks"
                 raise SpecError("model.name", entry.name, problem, "Use fewer.")
-            made[key] = architecture(entry, input_shape, classes, task, words, root)
-        return made[key]
+            built[key] = architecture(entry, input_shape, classes, task, words, root)
+        return built[key]
 
     shared, own = named(model), []
     for number, entry in enumerate(client_models):
@@ -339,9 +347,9 @@ def references_of(
         SpecError: a reference is unknown, or a setting does not fit it.
     """
     if preset is not None and preset.tuned:
-        kept = config.model_dump(exclude_unset=True, exclude=set(preset.tuned))
-        config = validate(protocol.Config, kept, "protocol.params")
-    found = list[tuple[type[FederatedProtocol], ProtocolConfig]]()
+        untuned = config.model_dump(exclude_unset=True, exclude=set(preset.tuned))
+        config = validate(protocol.Config, untuned, "protocol.params")
+    references = list[tuple[type[FederatedProtocol], ProtocolConfig]]()
     for name in names:
         if name == protocol.card.name:
             continue
@@ -350,5 +358,5 @@ def references_of(
             shared["publish"] = False
             if shared.get("local_steps") is not None:
                 shared["local_steps"] *= clients
-        found.append((cls, validate(cls.Config, shared)))
-    return tuple(found)
+        references.append((cls, validate(cls.Config, shared)))
+    return tuple(references)

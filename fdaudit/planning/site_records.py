@@ -79,8 +79,12 @@ class SiteRecords:
 
     def arrays(self, rows: Tensor | None = None) -> dict[str, NDArray[Any]]:
         """Return `x` and `y` as an npz file holds them, for some rows or for all."""
-        held = {"y": self.y.numpy()} if self.x is None else {"x": self.x, "y": self.y.numpy()}
-        return held if rows is None else {name: array[rows.numpy()] for name, array in held.items()}
+        arrays = {"y": self.y.numpy()}
+        if self.x is not None:
+            arrays = {"x": self.x, **arrays}
+        if rows is None:
+            return arrays
+        return {name: array[rows.numpy()] for name, array in arrays.items()}
 
 
 def load_site_records(data: str, spec: DesignSpec, stream: SecretStream) -> SiteRecords:
@@ -107,17 +111,17 @@ def load_site_records(data: str, spec: DesignSpec, stream: SecretStream) -> Site
         place = Path(path).expanduser().absolute()
         if not place.exists():
             raise DataError("DATA", data, "does not exist", "Give the path of your data.")
-        found = _of_dataset(f"{scheme}:{place}", f"{scheme}:{place.name}", spec, stream)
+        records = _of_dataset(f"{scheme}:{place}", f"{scheme}:{place.name}", spec, stream)
     elif data in DATASETS:
-        found = _of_dataset(data, data, spec, stream)
+        records = _of_dataset(data, data, spec, stream)
     elif Path(data).is_dir():
-        found = _of_files(Path(data), spec)
+        records = _of_files(Path(data), spec)
     else:
         raise DataError("DATA", data, "is no directory and no known dataset", nearest(data, DATASETS))
-    size = sum(array.nbytes for array in found.arrays().values())
+    size = sum(array.nbytes for array in records.arrays().values())
     if size > DATA_BYTES.most:
         raise DataError("DATA", data, f"has {DATA_BYTES.refusal(size)}", "Give fewer or smaller images.")
-    return found
+    return records
 
 
 # -- one dataset --------------------------------------------------------------------------------------------------
@@ -128,48 +132,57 @@ def _of_dataset(where: str, name: str, spec: DesignSpec, stream: SecretStream) -
         raise UsageError("sites", None, "is missing", "Give the number of sites.")
     dataset = load_dataset(DatasetSpec(name=where, image_size=spec.image_size), stream)
     fractions = _fractions(spec, own_test=dataset.test_y is not None)
-    held, rest = set_aside(dataset.y, fractions, dataset.classes, stream)
-    for kind, rows in held.items():
+    shared, rest = set_aside(dataset.y, fractions, dataset.classes, stream)
+    for kind, rows in shared.items():
         if fractions[kind] and not len(rows):
             problem = f"gives no record out of {len(dataset.y)}"
             raise DataError(kind, fractions[kind], problem, "Raise it, or give 0.")
-    parts = partition(
-        dataset.y[rest], spec.sites, spec.partition or PartitionSpec(), stream, dataset.classes, minimum=2
-    )
+    rule = spec.partition or PartitionSpec()
+    sites = []
+    for part in partition(dataset.y[rest], spec.sites, rule, stream, dataset.classes, minimum=2):
+        order = torch.from_numpy(stream.permutation(len(part)))
+        sites.append(rest[part[order]])
     x, y = dataset.x, dataset.y
     if "test" not in fractions and dataset.test_x is not None and dataset.test_y is not None:
         x, y = torch.cat((x, dataset.test_x)), torch.cat((y, dataset.test_y))
-        held["test"] = torch.arange(len(dataset.y), len(y))
+        shared["test"] = torch.arange(len(dataset.y), len(y))
     return SiteRecords(
         name=name,
         x=_as_stored(x),
         y=y,
         classes=dataset.classes,
-        sites=tuple(rest[part[torch.from_numpy(stream.permutation(len(part)))]] for part in parts),
-        shared=held,
+        sites=tuple(sites),
+        shared=shared,
         own_files=False,
     )
 
 
 def _fractions(spec: DesignSpec, *, own_test: bool) -> dict[str, float]:
     """Return the share of each kind of records that no site gets; none for `test` if the dataset has its own."""
-    given = {name: getattr(spec, name) for name in _SHARED}
-    if own_test and given["test"]:
-        raise UsageError("test", given["test"], "is more than the dataset's own test split", "Leave it out.")
-    found = {n: _DEFAULTS[n] if f is None else f for n, f in given.items()}
-    if own_test and given["test"] is None:
-        del found["test"]
-    if (total := round(sum(found.values()), 6)) >= 1:
+    if own_test and spec.test:
+        raise UsageError("test", spec.test, "is more than the dataset's own test split", "Leave it out.")
+    fractions = dict(_DEFAULTS)
+    if own_test:
+        del fractions["test"]
+    for name in _SHARED:
+        fraction = getattr(spec, name)
+        if fraction is not None:
+            fractions[name] = fraction
+    total = round(sum(fractions.values()), 6)
+    if total >= 1:
         raise UsageError("auxiliary", total, "with public and test leaves no records", "Lower the three.")
-    return found
+    return fractions
 
 
 def _as_stored(x: Tensor) -> NDArray[Any]:
     """Return images (n, c, h, w) as an npz file holds them; as uint8, a quarter of the size, if nothing is lost."""
     whole = (x * 255).round().to(torch.uint8)
-    stored = whole if torch.equal(to_unit(whole), x) else x
-    last = stored.permute(0, 2, 3, 1)
-    return np.ascontiguousarray((last[..., 0] if last.shape[-1] == 1 else last).numpy())
+    if torch.equal(to_unit(whole), x):
+        x = whole
+    channels_last = x.permute(0, 2, 3, 1)
+    if channels_last.shape[-1] == 1:
+        channels_last = channels_last[..., 0]
+    return np.ascontiguousarray(channels_last.numpy())
 
 
 # -- a file for each site -----------------------------------------------------------------------------------------
@@ -182,22 +195,32 @@ def _of_files(folder: Path, spec: DesignSpec) -> SiteRecords:
             remedy = f"Put {name}.npz into DATA." if name in _SHARED else "Leave it out."
             raise UsageError(name, getattr(spec, name), problem, remedy)
     files = _files(folder, spec.sites)
-    read: list[dict[str, Any]] = []
+    images, labels, size, total = list[NDArray[Any]](), list[Tensor](), 0, 0
+    sites, shared = list[Tensor](), dict[str, Tensor]()
+    first: dict[str, NDArray[Any]] | None = None
     for file in files:
-        read.append(_records(file, folder / files[0].name, read[0] if read else None))
-        if (size := sum(a.nbytes for arrays in read for a in arrays.values())) > DATA_BYTES.most:
+        arrays = _records(file, files[0], first)
+        first = first or arrays
+        size += sum(array.nbytes for array in arrays.values())
+        if size > DATA_BYTES.most:
             raise DataError("DATA", str(folder), f"has {DATA_BYTES.refusal(size)}", "Give fewer records.")
-    labels = [as_labels(arrays["y"], "DATA", f"y of {f}") for f, arrays in zip(files, read, strict=True)]
+        if "x" in arrays:
+            images.append(arrays["x"])
+        labels.append(as_labels(arrays["y"], "DATA", f"y of {file}"))
+        rows = torch.arange(total, total + len(labels[-1]))
+        total += len(rows)
+        if file.stem in _SHARED:
+            shared[file.stem] = rows
+        else:
+            sites.append(rows)
     classes = class_total(labels, "DATA", str(folder))
-    ends = np.cumsum([0, *map(len, labels)]).tolist()
-    rows = {f.stem: torch.arange(a, b) for f, a, b in zip(files, ends[:-1], ends[1:], strict=True)}
     return SiteRecords(
         name=folder.resolve().name,
-        x=np.concatenate([arrays["x"] for arrays in read]) if "x" in read[0] else None,
+        x=np.concatenate(images) if images else None,
         y=torch.cat(labels),
         classes=classes,
-        sites=tuple(held for name, held in rows.items() if name not in _SHARED),
-        shared={name: held for name, held in rows.items() if name in _SHARED},
+        sites=tuple(sites),
+        shared=shared,
         own_files=True,
     )
 
@@ -207,18 +230,20 @@ def _files(folder: Path, sites: int | None) -> list[Path]:
     names = {path.name for path in folder.iterdir() if path.suffix == ".npz"}
     shared = [f"{name}.npz" for name in _SHARED if f"{name}.npz" in names]
     count = len(names) - len(shared)
-    wanted = [f"client-{k}.npz" for k in range(count)]
-    if unknown := sorted(name for name in names - {*shared} if not _SITE.fullmatch(name)):
-        problem, remedy = "is no site's file", "Name them client-0.npz, client-1.npz, …."
-        raise DataError("DATA", str(folder / unknown[0]), problem, remedy)
+    of_sites = [f"client-{k}.npz" for k in range(count)]
+    for name in sorted(names.difference(shared)):
+        if not _SITE.fullmatch(name):
+            remedy = "Name them client-0.npz, client-1.npz, …."
+            raise DataError("DATA", str(folder / name), "is no site's file", remedy)
     if not count:
         raise DataError("DATA", str(folder), "holds no client-0.npz", "Put a file for each site there.")
-    if missing := [name for name in wanted if name not in names]:
-        problem = f"holds files of {count} sites and no {missing[0]}"
-        raise DataError("DATA", str(folder), problem, "Number the sites from 0.")
+    for name in of_sites:
+        if name not in names:
+            problem = f"holds files of {count} sites and no {name}"
+            raise DataError("DATA", str(folder), problem, "Number the sites from 0.")
     if sites not in (None, count):
         raise UsageError("sites", sites, f"is not the number of files, {count}", "Leave it out.")
-    return [folder / name for name in (*wanted, *shared)]
+    return [folder / name for name in (*of_sites, *shared)]
 
 
 def _records(file: Path, first: Path, like: Mapping[str, NDArray[Any]] | None) -> dict[str, NDArray[Any]]:
@@ -231,15 +256,14 @@ def _records(file: Path, first: Path, like: Mapping[str, NDArray[Any]] | None) -
         checked = as_vectors if arrays["x"].ndim == 2 else as_images
         same_count(checked(arrays["x"], "DATA", f"x of {file}"), labels, "DATA", str(file))
     if like is not None and arrays.keys() != like.keys():
-        held = (
-            "has no images, and the first file has"
-            if "x" in like
-            else "has images, and the first file has none"
-        )
-        raise DataError("DATA", str(file), held, "Store x in all files, or in none.")
+        problem = "has images, and the first file has none"
+        if "x" in like:
+            problem = "has no images, and the first file has"
+        raise DataError("DATA", str(file), problem, "Store x in all files, or in none.")
     if like is not None and "x" in like:
-        ours, theirs = ((a["x"].dtype, a["x"].shape[1:]) for a in (arrays, like))
+        ours = f"{arrays['x'].dtype} {arrays['x'].shape[1:]}"
+        theirs = f"{like['x'].dtype} {like['x'].shape[1:]}"
         if ours != theirs:
-            problem = f"has images {ours[0]} {ours[1]}, and {first.name} {theirs[0]} {theirs[1]}"
+            problem = f"has images {ours}, and {first.name} {theirs}"
             raise DataError("DATA", str(file), problem, "Store all with one type and shape.")
     return arrays

@@ -12,8 +12,9 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fdaudit.audit.run import Run
 from fdaudit.audit.summary import conclude, keep_remedies
@@ -102,7 +103,9 @@ def try_remedies(
         RunError: the federation ran elsewhere, or the directory exists.
         UsageError: the budget is no duration, or ε no positive number.
     """
-    until = time.monotonic() + (float("inf") if budget is None else seconds_of(budget))
+    until = float("inf")
+    if budget is not None:
+        until = time.monotonic() + seconds_of(budget)
     if not 0 < epsilon < float("inf"):
         raise UsageError("epsilon", epsilon, "is no positive number", "Give an ε such as 8.")
     refuse_rerun(run, out, "with a remedy")
@@ -110,22 +113,22 @@ def try_remedies(
         raise RunError("out", str(out), "exists already", "Choose another directory.")
     alone = utility(run.result.utility.final, "standalone").mean or _alone(run.case)
     ground = _Ground(run=run, out=out, epsilon=epsilon, alone=alone, tick=tick)
-    wanted = _wanted(found_by(run.result))
-    tried = list[TriedRemedy]()
+    pairs_by_remedy = _pairs_by_remedy(found_by(run.result))
+    outcomes = list[TriedRemedy]()
     chosen: dict[str, Settings] = {}
-    least = _LEAST + 2 * run.timings.get("federation", 0.0)
-    refused = {name for name in wanted if _refused(ground, name)}
-    waiting = 1.0 + sum(_weight(name) for name in wanted if name not in refused)
-    for name, pairs in wanted.items():
-        ends = until if name in refused else min(until, _share(until, _weight(name) / waiting, least))
-        tried.append(_tried(ground, (name,), pairs, chosen, ends))
-        waiting -= 0.0 if name in refused else _weight(name)
-        _keep(run, tried)
-    if together := _together(tried):
-        pairs = {pair: None for of_one in wanted.values() for pair in of_one}
-        tried.append(_tried(ground, together, pairs, chosen, until))
-        _keep(run, tried)
-    return tuple(tried)
+    weights = {name: _weight(ground, name) for name in pairs_by_remedy}
+    waiting = 1.0 + sum(weights.values())  # one more for all together
+    all_pairs: Pairs = {}
+    for name, pairs in pairs_by_remedy.items():
+        end = _end(ground, until, weights[name] / waiting)
+        outcomes.append(_tried(ground, (name,), pairs, chosen, end))
+        waiting -= weights[name]
+        all_pairs |= pairs
+        _keep(run, outcomes)
+    if together := _together(outcomes):
+        outcomes.append(_tried(ground, together, all_pairs, chosen, until))
+        _keep(run, outcomes)
+    return tuple(outcomes)
 
 
 def _alone(case: Case) -> float:
@@ -148,63 +151,63 @@ def _alone(case: Case) -> float:
     return mean_utility(case, protocol, models, case.test)
 
 
-def _refused(ground: _Ground, name: str) -> bool:
-    """Return whether a remedy does not fit the run's protocol or its settings."""
-    case = ground.run.case
+def _weight(ground: _Ground, name: str) -> float:
+    """Return a remedy's share of the time, over that of one without settings; 0 if it does not fit the protocol."""
+    case, trial = ground.run.case, TRIALS[name]
     try:
-        simulated_case(TRIALS[name].change(case, case.spec, ground.epsilon, _UNTUNED), case.secrets)
+        simulated_case(trial.change(case, case.spec, ground.epsilon, _UNTUNED), case.secrets)
     except SpecError:
-        return True
-    return False
+        return 0.0
+    return 1.0 if trial.clip is None else 3.0
 
 
-def _weight(name: str) -> float:
-    """Return a remedy's share of the time, over that of one without settings."""
-    return 1.0 if TRIALS[name].clip is None else 3.0
-
-
-def _share(until: float, share: float, least: float) -> float:
-    """Return when a share of the time that is left ends, but not before so many seconds."""
+def _end(ground: _Ground, until: float, share: float) -> float:
+    """Return when a remedy's share of the remaining time ends; the whole time without a share."""
+    if share == 0 or until == float("inf"):
+        return until
     now = time.monotonic()
-    return until if until == float("inf") else now + max(least, share * (until - now))
+    least = _LEAST + 2 * ground.run.timings.get("federation", 0.0)
+    return min(until, now + max(least, share * (until - now)))
 
 
-def _keep(run: Run, tried: Sequence[TriedRemedy]) -> None:
+def _keep(run: Run, outcomes: Sequence[TriedRemedy]) -> None:
     with writing(run.directory):
-        keep_remedies(run.opened.vault, tried)
+        keep_remedies(run.opened.vault, outcomes)
         run.concluded(conclude(run.opened))
 
 
-def _wanted(findings: Iterable[FrontFinding]) -> dict[str, Pairs]:
+def _pairs_by_remedy(findings: Iterable[FrontFinding]) -> dict[str, Pairs]:
     """Return the remedies to try, those of the gravest finding first, with the adversaries and goals of their findings.
 
     Args:
         findings: the gravest first.
     """
-    wanted: dict[str, Pairs] = {}
+    pairs_by_remedy: dict[str, Pairs] = {}
     for finding in findings:
-        if finding.severity in _SEVERITIES:
-            for name in finding.remedy.tries:
-                pairs = wanted.setdefault(name, {})
-                pairs |= {(a, goal): None for a in finding.adversaries for goal in finding.goals}
-    return wanted
+        if finding.severity not in _SEVERITIES:
+            continue
+        pairs = dict.fromkeys(product(finding.adversaries, finding.goals))
+        for name in finding.remedy.tries:
+            pairs_by_remedy.setdefault(name, {}).update(pairs)
+    return pairs_by_remedy
 
 
-def _together(tried: Sequence[TriedRemedy]) -> tuple[str, ...]:
+def _together(outcomes: Sequence[TriedRemedy]) -> tuple[str, ...]:
     """Return the remedies to combine: those that served alone, if something is still leaked under each of them."""
-    useful = [one for one in tried if one.state == "run" and one.kept and one.name in TOGETHER]
-    if len(useful) < 2 or any(not _leaks(one) and len(one.effects) == _most(tried) for one in useful):
+    all_pairs = set[tuple[str, str]]()
+    for outcome in outcomes:
+        all_pairs.update((effect.adversary, effect.goal) for effect in outcome.effects)
+    useful = set[str]()
+    for outcome in outcomes:
+        if outcome.state != "run" or not outcome.kept or outcome.name not in TOGETHER:
+            continue
+        useful.add(outcome.name)
+        leaks = any(effect.level in _LEAKS for effect in outcome.effects)
+        if not leaks and len(outcome.effects) == len(all_pairs):
+            return ()
+    if len(useful) < 2:
         return ()
-    return tuple(name for name in TOGETHER if name in {one.name for one in useful})
-
-
-def _leaks(tried: TriedRemedy) -> bool:
-    return any(on.level in _LEAKS for on in tried.effects)
-
-
-def _most(tried: Sequence[TriedRemedy]) -> int:
-    """Return the number of adversaries and goals that remedies were tried for."""
-    return len({(on.adversary, on.goal) for one in tried for on in one.effects})
+    return tuple(name for name in TOGETHER if name in useful)
 
 
 def _tried(
@@ -220,7 +223,8 @@ def _tried(
         until: when it has to end.
     """
     words = joined([TRIALS[name].words.format(epsilon=ground.epsilon) for name in names])
-    nothing = TriedRemedy(name=names[0] if len(names) == 1 else "together", words=words, state="no-time")
+    title = names[0] if len(names) == 1 else "together"
+    nothing = TriedRemedy(name=title, words=words, state="no-time")
     if until - time.monotonic() < _LEAST:
         return nothing.model_copy(update={"reason": "the budget left no time for it"})
     try:
@@ -257,25 +261,28 @@ def _run(
         tuned = tune(case, lambda s: simulated_case(remedied(s), case.secrets), clip, limit, ground.tick)
         chosen[name], count = tuned.settings, tuned.tried
     spec = _attacked(ground.run, remedied(), nothing, pairs)
-    left = until - time.monotonic()
-    budget = None if left == float("inf") else f"{max(left, 1.0):.0f}s"
+    seconds = until - time.monotonic()
+    budget = None if seconds == float("inf") else f"{max(seconds, 1.0):.0f}s"
     again = rerun(ground.run, spec, ground.out / nothing.name, tick=ground.tick, budget=budget)
     after, command = again.run.result, again.command
-    # Without a budget all attacks run, those that this one left out too. Reduced settings come again by it alone.
-    if after.budget is not None and after.budget.settings:
-        command += f" --budget {budget}"
+    left_out: tuple[str, ...] = ()
+    if after.budget is not None:
+        left_out = tuple(one.attack for one in after.budget.left_out)
+        # Without a budget all attacks run, those that this one left out too. Reduced settings come again by it alone.
+        if after.budget.settings:
+            command += f" --budget {budget}"
     before = final_figure(ground.run.result)
     same = all(TRIALS[name].same_training for name in names)
     return nothing.model_copy(
         update={
             "state": "run",
-            "settings": joined([chosen[name].words for name in names if name in chosen]),
+            "settings": joined(chosen[name].words for name in names if name in chosen),
             "settings_tried": count,
             "command": command,
             "utility_before": before,
             "utility": before if same else final_figure(after),
             "alone": ground.alone,
-            "left_out": tuple(one.attack for one in after.budget.left_out) if after.budget else (),
+            "left_out": left_out,
             "effects": tuple(_effects(ground.run.result, after, pairs, same_training=same)),
         }
     )
@@ -286,9 +293,16 @@ def _attacked(run: Run, spec: Spec, nothing: TriedRemedy, pairs: Pairs) -> Spec:
 
     All attacks of these goals run that the run's own spec asks for; a budget keeps those that found the leaks first.
     """
-    goals = {goal for _, goal in pairs}
     before = _by_pair(run.result)
-    finders = [finding.cell.attack for pair in pairs if (finding := before[pair][1]) is not None]
+    # As dictionaries, for the order of the findings.
+    adversaries: dict[str, None] = {}
+    goals: dict[str, None] = {}
+    finders: dict[str, None] = {}
+    for adversary, goal in pairs:
+        adversaries[adversary] = goals[goal] = None
+        finding = before[adversary, goal][1]
+        if finding is not None:
+            finders[finding.cell.attack] = None
     attacks = tuple(
         AttackSpec(name=plan.asked or plan.name, params=dict(plan.params))
         for plan in run.case.attacks
@@ -297,11 +311,11 @@ def _attacked(run: Run, spec: Spec, nothing: TriedRemedy, pairs: Pairs) -> Spec:
     return spec.model_copy(
         update={
             "name": f"{spec.name}, {nothing.words}"[:200],
-            "adversaries": tuple(dict.fromkeys(a for a, _ in pairs)),
+            "adversaries": tuple(adversaries),
             "attacks": attacks,
             "references": (),
             "power": False,
-            "limits": spec.limits.model_copy(update={"first": tuple(dict.fromkeys(finders))}),
+            "limits": spec.limits.model_copy(update={"first": tuple(finders)}),
             "privacy": spec.privacy.model_copy(update={"tuned_on": "public"}),
         }
     )
@@ -317,27 +331,33 @@ def _effects(before: Result, after: Result, pairs: Pairs, *, same_training: bool
             # An eavesdropper gets what everybody gets, whatever the transport.
             if now.get(("eavesdropper", goal), released)[0] not in _LEAKS:
                 now["eavesdropper", goal] = released
+    # Seconds of a budget that would hold an attack which the budget of the remedied run left out.
+    needed: dict[str, float | None] = {}
+    if after.budget is not None:
+        needed = {one.attack: one.needed for one in after.budget.left_out}
     budgets = {entry.adversary: entry for entry in after.ledger or ()}
     for adversary, goal in pairs:
         _, old = then[adversary, goal]
         level, new = now.get((adversary, goal), ("not-applicable", None))
-        entry = budgets.get(adversary)
         if old is None:
             continue
+        attack = old.cell.attack
+        fields: dict[str, Any] = {}
+        if new is not None:
+            fields |= {"attack_after": new.cell.attack, "after": _figure(new, old)}
         again = _again(old, adversary, findings)
+        if again is not None:
+            fields |= {"again": again.cell.status, "again_figure": _figure(again, old)}
+        if attack in needed:
+            fields["needed"] = needed[attack]
+        entry = budgets.get(adversary)
+        if entry is not None:
+            fields["unit"] = entry.unit
+            if entry.rests_on_noise:
+                fields["epsilon"] = entry.epsilon
+        before_figure = _figure(old, old)
         yield Effect(
-            adversary=adversary,
-            goal=goal,
-            attack=old.cell.attack,
-            before=_figure(old, old),
-            attack_after="" if new is None else new.cell.attack,
-            after=None if new is None else _figure(new, old),
-            level=level,
-            again="" if again is None else again.cell.status,
-            again_figure=None if again is None else _figure(again, old),
-            needed=_needed(after, old.cell.attack),
-            epsilon=None if entry is None or not entry.rests_on_noise else entry.epsilon,
-            unit="" if entry is None else entry.unit,
+            adversary=adversary, goal=goal, attack=attack, before=before_figure, level=level, **fields
         )
 
 
@@ -349,12 +369,6 @@ def _again(old: Finding, adversary: str, findings: Sequence[Finding]) -> Finding
             if finding.cell.adversary == name:
                 return finding
     return None
-
-
-def _needed(after: Result, attack: str) -> float | None:
-    """Return the seconds of a budget that would hold an attack which the budget of a run left out."""
-    left_out = after.budget.left_out if after.budget is not None else ()
-    return next((one.needed for one in left_out if one.attack == attack), None)
 
 
 def _by_pair(result: Result) -> dict[tuple[str, str], tuple[str, Finding | None]]:

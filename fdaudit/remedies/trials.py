@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -38,49 +37,73 @@ class Trial:
     same_training: bool = False
 
 
+_TRIALS: dict[str, Trial] = {}
+_Change = Callable[["Case", Spec, float, Settings], Spec]
+
+
+def _trial(
+    name: str, words: str, *, clip: float | None = None, same_training: bool = False
+) -> Callable[[_Change], _Change]:
+    """Return a decorator that lists a change of a spec among the remedies."""
+
+    def register(change: _Change) -> _Change:
+        _TRIALS[name] = Trial(words=words, change=change, clip=clip, same_training=same_training)
+        return change
+
+    return register
+
+
+@_trial("encrypted", "encrypted transport", same_training=True)
 def _encrypted(case: Case, spec: Spec, epsilon: float, settings: Settings) -> Spec:
     if spec.transport == "encrypted":
         raise SpecError("transport", "encrypted", "is encrypted already", "Nothing is left to try.")
     return spec.model_copy(update={"transport": "encrypted"})
 
 
+@_trial("left-out", "without counts and shares that no noise covers")
+def _left_out(case: Case, spec: Spec, epsilon: float, settings: Settings) -> Spec:
+    """Return a spec without the messages and shares that no noise covers."""
+    combination = case.protocol.card.privacy.get("private", {})
+    params = combination.get("params", {})
+    withheld = tuple(combination.get("withhold", ()))
+    if withheld == spec.withhold and all(case.settings.get(n) == v for n, v in params.items()):
+        raise SpecError("protocol.name", case.protocol.card.name, "sends nothing that it can leave out", "")
+    return _with_params(case, spec, params).model_copy(update={"withhold": withheld})
+
+
+@_trial("no-questions", "no questions answered", same_training=True)
 def _no_questions(case: Case, spec: Spec, epsilon: float, settings: Settings) -> Spec:
     return spec.model_copy(update={"oracles": False})
 
 
+@_trial("secure-sum", "an aggregator that shows only the sum or the votes")
+def _secure_sum(case: Case, spec: Spec, epsilon: float, settings: Settings) -> Spec:
+    return _with_params(case, spec, _combination(case)["params"])
+
+
+@_trial(
+    "record-noise", "noise for records at ε = {epsilon:g}, by DP-SGD where records are trained on", clip=1.0
+)
 def _record_noise(case: Case, spec: Spec, epsilon: float, settings: Settings) -> Spec:
     preset = PresetSpec(name="private", epsilon=epsilon, clip=settings.clip)
     return _with_params(case, spec, settings.params).model_copy(update={"preset": preset})
 
 
-def _left_out(case: Case, spec: Spec, epsilon: float, settings: Settings) -> Spec:
-    """Return a spec without the messages and shares that no noise covers."""
-    combination = case.protocol.card.privacy.get("private", {})
-    params, withheld = combination.get("params", {}), tuple(combination.get("withhold", ()))
-    changed = _with_params(case, spec, params).model_copy(update={"withhold": withheld})
-    if withheld == spec.withhold and all(case.settings.get(n) == v for n, v in params.items()):
-        raise SpecError("protocol.name", case.protocol.card.name, "sends nothing that it can leave out", "")
-    return changed
-
-
-def _secure_sum(case: Case, spec: Spec, epsilon: float, settings: Settings) -> Spec:
-    combination = _combination(case)
-    return _with_params(case, spec, combination["params"])
-
-
+@_trial("client-noise", "noise for whole clients at ε = {epsilon:g}, on their sum or their votes", clip=1.0)
 def _client_noise(case: Case, spec: Spec, epsilon: float, settings: Settings) -> Spec:
     """Return a spec with noise for whole clients where their sum or their votes leave an aggregator."""
     combination = _combination(case)
     changed = _with_params(case, spec, {**combination["params"], **settings.params})
     config = validate(case.protocol.Config, changed.protocol.params)
-    factors = [len(case.public) if n == "public" else getattr(config, n) for n in combination["releases"]]
+    releases = 1
+    for factor in combination["releases"]:
+        releases *= len(case.public) if factor == "public" else getattr(config, factor)
     name, params = combination["name"], dict(combination["settings"])
-    sigma, _ = noise_for(name, Shape(releases=math.prod(factors)), epsilon, spec.privacy.delta)
+    sigma, _ = noise_for(name, Shape(releases=releases), epsilon, spec.privacy.delta)
     if combination["clipped"]:
         params |= {"clip": settings.clip, "shares": spec.clients}
-    entry = DefenseEntry(
-        kind=combination["kind"], sender=combination["sender"], name=name, params={**params, "sigma": sigma}
-    )
+    params["sigma"] = sigma
+    entry = DefenseEntry(kind=combination["kind"], sender=combination["sender"], name=name, params=params)
     privacy = spec.privacy.model_copy(update={"unit": "client"})
     return changed.model_copy(update={"defenses": (*spec.defenses, entry), "privacy": privacy})
 
@@ -100,24 +123,7 @@ def _with_params(case: Case, spec: Spec, params: Mapping[str, Any]) -> Spec:
     return spec.model_copy(update={"protocol": protocol})
 
 
-TRIALS: Mapping[str, Trial] = MappingProxyType(
-    {
-        "encrypted": Trial(words="encrypted transport", change=_encrypted, same_training=True),
-        "left-out": Trial(words="without counts and shares that no noise covers", change=_left_out),
-        "no-questions": Trial(words="no questions answered", change=_no_questions, same_training=True),
-        "secure-sum": Trial(words="an aggregator that shows only the sum or the votes", change=_secure_sum),
-        "record-noise": Trial(
-            words="noise for records at ε = {epsilon:g}, by DP-SGD where records are trained on",
-            change=_record_noise,
-            clip=1.0,
-        ),
-        "client-noise": Trial(
-            words="noise for whole clients at ε = {epsilon:g}, on their sum or their votes",
-            change=_client_noise,
-            clip=1.0,
-        ),
-    }
-)
+TRIALS: Mapping[str, Trial] = MappingProxyType(_TRIALS)
 """By name."""
 
 TOGETHER = ("encrypted", "no-questions", "secure-sum", "record-noise")

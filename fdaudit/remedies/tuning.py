@@ -7,6 +7,7 @@ setting is chosen by a result on private records: the choice costs no privacy (P
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -60,8 +61,8 @@ class Settings:
     @property
     def words(self) -> str:
         """Return the settings in words."""
-        named = [f"{name} {value:g}" for name, value in self.params.items()]
-        return ", ".join([*named, f"clip {self.clip:g}"])
+        values = {**self.params, "clip": self.clip}
+        return ", ".join(f"{name} {value:g}" for name, value in values.items())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,32 +95,33 @@ def tune(case: Case, defended: Callable[[Settings], Case], clip: float, until: f
 
     def measure(settings: Settings) -> None:
         nonlocal longest
-        begun = time.monotonic()
-        if settings in utilities or (utilities and begun + longest > until):
+        start = time.monotonic()
+        if settings in utilities or (utilities and start + longest > until):
             return
         try:
             utilities[settings] = stand_in.utility(defended(settings))
         except SpecError as error:  # the protocol or the defence does not allow them
             refused.append(error)
             return
-        longest = max(longest, time.monotonic() - begun)
+        longest = max(longest, time.monotonic() - start)
         tick("tuning on auxiliary records", len(utilities), 0)
 
     def best() -> Settings:
         return max(utilities, key=lambda settings: utilities[settings])
 
-    given = Settings(
-        params=_Params({name: getattr(case.protocol_config, name) for name in names.values()}), clip=clip
-    )
-    for start in (_first(given, names, stand_in.records), given):
-        if not utilities:
-            measure(start)
+    params = _Params()
+    for name in names.values():
+        params[name] = getattr(case.protocol_config, name)
+    usual = Settings(params=params, clip=clip)
+    measure(_first(usual, names, stand_in.records))
+    if not utilities:
+        measure(usual)
     if not utilities:
         raise refused[-1]
     for varied in _ORDER:
         for settings in _variants(best(), varied, names):
             measure(settings)
-    measure(given)
+    measure(usual)
     return Tuned(settings=best(), utility=utilities[best()], tried=len(utilities))
 
 
@@ -133,24 +135,26 @@ class _Params(dict[str, Any]):
 def _names(case: Case) -> dict[str, str]:
     """Return the protocol's names of batch size, length and learning rate, as far as it has them."""
     config, trains = case.protocol_config, case.protocol.card.trains
-    names = {"batch": trains["model"]} if "model" in trains else {}
-    lengths = [name for name in _LENGTHS if name in type(config).model_fields]
-    longest = [name for name in lengths if (getattr(config, name) or 0) > 1]
-    if longest:
-        names["length"] = longest[0]
+    names: dict[str, str] = {}
+    if "model" in trains:
+        names["batch"] = trains["model"]
+    for name in _LENGTHS:
+        if name in type(config).model_fields and (getattr(config, name) or 0) > 1:
+            names["length"] = name
+            break
     if "lr" in type(config).model_fields:
         names["lr"] = "lr"
     return names
 
 
-def _first(given: Settings, names: Mapping[str, str], records: int) -> Settings:
+def _first(usual: Settings, names: Mapping[str, str], records: int) -> Settings:
     """Return where the search begins: batches of all records, and few of them."""
-    first = dict(given.params)
+    first = _Params(usual.params)
     if "batch" in names:
         first[names["batch"]] = records
     if "length" in names:
         first[names["length"]] = max(1, round(first[names["length"]] * _START))
-    return replace(given, params=_Params(first))
+    return replace(usual, params=first)
 
 
 def _variants(best: Settings, varied: str, names: Mapping[str, str]) -> Iterator[Settings]:
@@ -161,8 +165,9 @@ def _variants(best: Settings, varied: str, names: Mapping[str, str]) -> Iterator
         elif varied in names:
             name = names[varied]
             value = best.params[name] * factor
-            changed = value if varied == "lr" else max(1, round(value))
-            yield replace(best, params=_Params({**best.params, name: changed}))
+            if varied != "lr":
+                value = max(1, round(value))
+            yield replace(best, params=_Params({**best.params, name: value}))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -198,9 +203,12 @@ class StandIn:
         for fold in range(FOLDS):
             held_out = order[fold::FOLDS]
             used = order[~torch.isin(order, held_out)]
-            parts = _shared_out(case, y[used], draws)
-            repeated = [used[part.repeat(-(-records // len(part)))[:records]] for part in parts]
-            folds.append(([(x[rows], y[rows]) for rows in repeated], (x[held_out], y[held_out])))
+            data = []
+            for part in _shared_out(case, y[used], draws):
+                repetitions = math.ceil(records / len(part))
+                rows = used[part.repeat(repetitions)[:records]]
+                data.append((x[rows], y[rows]))
+            folds.append((data, (x[held_out], y[held_out])))
         return cls(folds=tuple(folds), records=records, seed=child_seed(case.seed, "remedies"))
 
     def utility(self, case: Case) -> float:
@@ -238,12 +246,18 @@ def mean_utility(
     held_out: tuple[Tensor, Tensor],
 ) -> float:
     """Return the utility of the server's model, or the mean of the clients', on records (x, y) held out."""
-    parties = ["server"] if "server" in models else [name for name in models if name.startswith("client/")]
+    parties = ["server"]
+    if "server" not in models:
+        parties = [name for name in models if name.startswith("client/")]
     trainers = Trainers(networks_of(protocol, case.common.networks), case.execution, tuple(models))
     x, y = held_out
     measurement = measurement_of(case.dataset.task)
-    values = [measurement.measured(trainers[p].predict(models[p], x), y, case)[0] for p in parties]
-    return sum(map(float, values)) / len(values)
+    total = 0.0
+    for party in parties:
+        outputs = trainers[party].predict(models[party], x)
+        value, *_ = measurement.measured(outputs, y, case)
+        total += float(value)
+    return total / len(parties)
 
 
 def _shared_out(case: Case, y: Tensor, draws: SecretStream) -> tuple[Tensor, ...]:

@@ -20,20 +20,21 @@ __all__ = ["claimed_by", "epsilon_claimed"]
 
 def claimed_by(case: Case) -> tuple[Claimed, ...]:
     """Return the claims of a recorded system; none of a simulation, whose ledger claims."""
-    found = []
+    claims = []
     for claim in case.claims:
-        protected = [k for k in case.clients if k not in claim.adversary.split("+")]
+        members = claim.adversary.split("+")
+        protected = [client for client in case.clients if client not in members]
         entry = Ledger(
             view=claim.adversary,
             epsilon=epsilon_claimed(claim),
             delta=claim.delta,
             unit=claim.unit,
             relation=claim.relation,
-            victim=protected[0] if protected else "",
+            victim=next(iter(protected), ""),
             accountant=claim.source,
         )
-        found.append(Claimed(entry, claim.source))
-    return tuple(found)
+        claims.append(Claimed(entry, claim.source))
+    return tuple(claims)
 
 
 def epsilon_claimed(claim: Claim) -> float:

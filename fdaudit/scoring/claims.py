@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 import numpy as np
 import torch
-from numpy.typing import ArrayLike
 from torch import Tensor
 
 from fdaudit.events import Relation
@@ -135,27 +134,19 @@ def judge(entry: Ledger, evidence: Sequence[Evidence], confidence: float) -> Che
 
 def _verdict(check: Check) -> tuple[ClaimVerdict, str]:
     """Return the verdict on a finite claim, and a sentence that explains it."""
-    claimed, needed = check.claimed or 0.0, check.needed
-    more = (
-        f"some {needed:,} perfect guesses would be needed"
-        if needed
-        else "no number of guesses would do at this δ"
-    )
+    claimed = check.claimed or 0.0
+    more = "no number of guesses would do at this δ"
+    if check.needed:
+        more = f"some {check.needed:,} perfect guesses would be needed"
     if check.bound is None or check.power is None or check.mu is None:
-        return (
-            "inconclusive",
-            f"No membership attack gave scores that its coins support; {more} to contradict it.",
-        )
+        reason = f"No membership attack gave scores that its coins support; {more} to contradict it."
+        return "inconclusive", reason
+    shown = f"The attacks show ε of at least {check.bound:.3g}"
     if check.bound > claimed:
-        return (
-            "contradicted",
-            f"The attacks show ε of at least {check.bound:.3g}, more than the {claimed:.4g} claimed.",
-        )
+        return "contradicted", f"{shown}, more than the {claimed:.4g} claimed."
     if check.gdp is not None and check.mu > check.gdp:
-        return (
-            "contradicted",
-            f"The attacks show μ of Gaussian DP of at least {check.mu:.3g}, more than the {check.gdp:.4g} claimed.",
-        )
+        shown = f"The attacks show μ of Gaussian DP of at least {check.mu:.3g}"
+        return "contradicted", f"{shown}, more than the {check.gdp:.4g} claimed."
     mu_power = max(e.mu_power for e in check.evidence)
     could = f"a perfect attack could have shown up to {check.power:.3g}"
     if check.power <= claimed and (check.gdp is None or mu_power <= check.gdp):
@@ -164,10 +155,7 @@ def _verdict(check: Check) -> tuple[ClaimVerdict, str]:
         return "inconclusive", f"{could}; {more} to contradict {claimed:.4g}."
     if check.power <= claimed:
         could = f"a perfect attack could have shown μ of up to {mu_power:.3g}, and {check.gdp:.4g} is claimed"
-    return (
-        "consistent",
-        f"The attacks show ε of at least {check.bound:.3g}, no more than the {claimed:.4g} claimed; {could}.",
-    )
+    return "consistent", f"{shown}, no more than the {claimed:.4g} claimed; {could}."
 
 
 # -- details ------------------------------------------------------------------------------------------------------
@@ -186,19 +174,20 @@ def _planned(case: Case, truth: Truth, entry: Ledger) -> Iterator[tuple[str, Par
     if tested and any(k not in members for k in truth.with_canaries):
         parts.append("canaries")
     for attack in case.attacks:
-        wanted = attack.params is not None and entry.view in attack.adversaries
-        if wanted and GOALS[attack.card.goal].challenged and may_apply(case, attack, members):
-            yield from ((attack.name, part) for part in parts)
+        runs = attack.params is not None and entry.view in attack.adversaries
+        if runs and GOALS[attack.card.goal].challenged and may_apply(case, attack, members):
+            for part in parts:
+                yield attack.name, part
 
 
-def _tests(asked: CanarySpec, entry: Ledger) -> bool:
+def _tests(canaries: CanarySpec, entry: Ledger) -> bool:
     """Return whether the coins of canaries test a claim.
 
     Replacing a record changes what its client holds, so pairs of either unit test a claim about whole clients. Adding a
     record does not add a client. A claim about groups holds for each record of a group.
     """
-    if asked.design == "matched-pairs":
-        return entry.unit == "client" or asked.unit == "record"
+    if canaries.design == "matched-pairs":
+        return entry.unit == "client" or canaries.unit == "record"
     return entry.unit != "client" and entry.relation == "add-or-remove"
 
 
@@ -210,83 +199,78 @@ def _evidence(
     planned: Sequence[tuple[str, Part]],
     confidence: float,
 ) -> list[Evidence]:
-    found = []
+    evidence = []
     for attack, part in planned:
-        scores = kept_scores(run, f"{entry.view}/{attack}", part)
-        if not scores:
+        of_clients = kept_scores(run, f"{entry.view}/{attack}", part)
+        if not of_clients:
             continue
-        issued = {k: truth.canaries(k) if part == "canaries" else truth.challenge(k) for k in sorted(scores)}
         canaries = case.spec.canaries if part == "canaries" else None
-        whole = canaries is not None and canaries.unit == "client"
-        told, member, pair = (_of_clients if whole else _of_records)(scores, issued)
-        coins = len(told) if pair is None else len(told) // 2
-        asked = None if canaries is None else canaries.guesses
+        issue = truth.canaries if part == "canaries" else truth.challenge
+        challenges = {client: issue(client) for client in sorted(of_clients)}
+        if canaries is not None and canaries.unit == "client":
+            scores, member, pair = _of_clients(of_clients, challenges)
+        else:
+            scores, member, pair = _of_records(of_clients, challenges)
+        coins = len(scores) if pair is None else len(scores) // 2
+        guesses = None
+        if canaries is not None and canaries.guesses is not None:
+            guesses = min(canaries.guesses, coins)
         coin: _Coins = {
             "design": "coin-flips" if pair is None else "matched-pairs",
             "relation": entry.relation,
             "pair": pair,
-            "guesses": None if asked is None else min(asked, coins),
+            "guesses": guesses,
         }
-        tells = (told, member.double().numpy())
-        bound, power = (epsilon_lower_bound(t, member, entry.delta, confidence, **coin) for t in tells)
-        mu, mu_power = (mu_lower_bound(t, member, confidence, **coin) for t in tells)
-        found.append(
+        perfect = member.double().numpy()  # scores of an attack that knows every coin
+        mu = mu_lower_bound(scores, member, confidence, **coin)
+        p = epsilon_p_value(scores, member, float(entry.epsilon), entry.delta, **coin)
+        if entry.gdp is not None:
+            p = min(p, mu_p_value(scores, member, entry.gdp, **coin))
+        evidence.append(
             Evidence(
                 attack=attack,
                 on=part,
                 design=coin["design"],
                 coins=coins,
-                bound=bound,
-                power=power,
+                bound=epsilon_lower_bound(scores, member, entry.delta, confidence, **coin),
+                power=epsilon_lower_bound(perfect, member, entry.delta, confidence, **coin),
                 mu=mu,
-                mu_power=mu_power,
+                mu_power=mu_lower_bound(perfect, member, confidence, **coin),
                 gaussian=gdp_epsilon(mu, entry.delta),
-                p=_p_value(entry, told, member, coin),
+                p=p,
             )
         )
-    return found
+    return evidence
 
 
-_Issued = Mapping[str, tuple[Challenge, torch.Tensor]]
-_Told = tuple[np.ndarray[Any, Any], torch.Tensor, torch.Tensor | None]
+_Challenges = Mapping[str, tuple[Challenge, torch.Tensor]]
+_Scored = tuple[np.ndarray[Any, Any], torch.Tensor, torch.Tensor | None]
 """Scores (n,), membership (n,), and the number of each pair (n,), if coins decide about pairs."""
 
 
-def _of_clients(scores: Mapping[str, Tensor], issued: _Issued) -> _Told:
-    told, member, pair = by_client({k: scores[k] for k in issued}, {k: m for k, (_, m) in issued.items()})
-    return told.numpy(), member, pair
+def _of_clients(scores: Mapping[str, Tensor], challenges: _Challenges) -> _Scored:
+    members = {client: member for client, (_, member) in challenges.items()}
+    values, member, pair = by_client({client: scores[client] for client in members}, members)
+    return values.numpy(), member, pair
 
 
-def _of_records(scores: Mapping[str, Tensor], issued: _Issued) -> _Told:
-    design = next(iter(issued.values()))[0].design
-    member = torch.cat([m for _, m in issued.values()])
-    told = _told_apart([scores[k] for k in issued], design)
-    if design == "coin-flips":
-        return told, member, None
-    pairs, coins = [], 0
-    for challenge, _ in issued.values():
-        pairs.append(challenge.pair + coins)
-        coins += len(challenge.y) // 2
-    return told, member, torch.cat(pairs)
-
-
-def _p_value(entry: Ledger, scores: ArrayLike, member: Tensor, coin: _Coins) -> float:
-    """Return the smaller p-value of both tests of a finite claim."""
-    found = epsilon_p_value(scores, member, float(entry.epsilon), entry.delta, **coin)
-    return found if entry.gdp is None else min(found, mu_p_value(scores, member, entry.gdp, **coin))
-
-
-def _told_apart(scores: Sequence[Tensor], design: str) -> np.ndarray[Any, Any]:
-    """Return the scores (n,) of all victims. For single coins return ranks, with ties broken by position.
+def _of_records(scores: Mapping[str, Tensor], challenges: _Challenges) -> _Scored:
+    """Return all victims' scores. For single coins return ranks, with ties broken by position.
 
     Challenges are shuffled, so a candidate's position reveals nothing about its coin.
     """
-    values = torch.cat(list(scores)).numpy()
-    if design == "matched-pairs":
-        return values
-    ranks = np.empty(len(values))
-    ranks[np.argsort(values, kind="stable")] = np.arange(len(values))
-    return ranks
+    values, members, pairs, coins = [], [], [], 0
+    for client, (challenge, member) in challenges.items():
+        values.append(scores[client])
+        members.append(member)
+        pairs.append(challenge.pair + coins)
+        coins += len(challenge.y) // 2
+    together = torch.cat(values).numpy()
+    if challenge.design == "matched-pairs":
+        return together, torch.cat(members), torch.cat(pairs)
+    ranks = np.empty(len(together))
+    ranks[np.argsort(together, kind="stable")] = np.arange(len(together))
+    return ranks, torch.cat(members), None
 
 
 def by_client(scores: Mapping[str, Tensor], member: Mapping[str, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
@@ -302,12 +286,12 @@ def by_client(scores: Mapping[str, Tensor], member: Mapping[str, Tensor]) -> tup
     Returns:
         Scores (2 K,) of both sets, which set is held (2 K,), and the number of the client (2 K,).
     """
-    values, held = [], []
-    for client, one in scores.items():
-        score, inside = one.double(), member[client]
+    values = []
+    for client, of_records in scores.items():
+        score, inside = of_records.double(), member[client]
         spread = float(score.std(correction=0)) or 1.0
         apart = float(score[inside].mean() - score[~inside].mean()) / spread
         values += [apart / 2, -apart / 2]
-        held += [True, False]
+    is_held = torch.tensor([True, False]).repeat(len(scores))
     pair = torch.arange(len(scores)).repeat_interleave(2)
-    return torch.tensor(values, dtype=torch.float64), torch.tensor(held), pair
+    return torch.tensor(values, dtype=torch.float64), is_held, pair

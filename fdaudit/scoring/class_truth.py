@@ -111,8 +111,10 @@ def auxiliary_of(
     case: Case, assumed: Sequence[Assumption]
 ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
     """Return the records that one attack's adversaries hold together: images, and labels if known."""
-    made = assumed or (others(case),)
-    return made[0].prior if len(made) == 1 else case.auxiliary
+    if len(assumed) > 1:
+        return case.auxiliary
+    (assumption,) = assumed or (others(case),)
+    return assumption.prior
 
 
 def _beside(
@@ -131,8 +133,15 @@ def _beside(
 def _strangers(case: Case) -> Bystanders | None:
     """Return the records that no client trains on and that neither an adversary nor the evaluator has seen."""
     splits, dataset = case.splits, case.dataset
-    used = [splits.auxiliary, splits.proxy, *(t for c in splits.clients for t in (c.train, c.canaries))]
-    left = torch.ones(len(dataset.y), dtype=torch.bool)
-    left[torch.cat([*used, *([splits.test] if dataset.test_y is None else [])])] = False
-    rows = left.nonzero().flatten()
-    return Bystanders(dataset.x, rows.numpy(), dataset.y[rows].numpy()) if len(rows) else None
+    unused = torch.ones(len(dataset.y), dtype=torch.bool)
+    unused[splits.auxiliary] = False
+    unused[splits.proxy] = False
+    for client in splits.clients:
+        unused[client.train] = False
+        unused[client.canaries] = False
+    if dataset.test_y is None:  # else the test records are no part of the dataset's own
+        unused[splits.test] = False
+    rows = unused.nonzero().flatten()
+    if not len(rows):
+        return None
+    return Bystanders(dataset.x, rows.numpy(), dataset.y[rows].numpy())

@@ -17,8 +17,6 @@ from fdaudit.scoring.scoring import SCORED, kept_scores
 from fdaudit.types import Challenge, Figure
 
 if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
     from torch import Tensor
 
 __all__ = ["BY_COINS", "LEVEL", "candidate_scores", "family_of"]
@@ -48,9 +46,11 @@ def family_of(run: RunDirectory, cells: Sequence[Cell]) -> Family:
     own = list(_own_tests(cells, scores))
     share = BY_COINS if scores and own else 1.0
     coins = reflip(scores, child_numpy(run.case.seed, "family"), level=LEVEL * share)
-    adjusted = {key: p / share for key, p in coins.p.items()}
     rest = 1 - share if scores else 1.0
-    adjusted |= {key: p / rest for (key, _), p in zip(own, holm([p for _, p in own]), strict=True)}
+    adjusted = {key: p / share for key, p in coins.p.items()}
+    corrected = holm([p for _, p in own])
+    for (key, _), p in zip(own, corrected, strict=True):
+        adjusted[key] = p / rest
     rows = list[Adjusted]()
     for key, p in adjusted.items():
         row = Adjusted(
@@ -61,23 +61,19 @@ def family_of(run: RunDirectory, cells: Sequence[Cell]) -> Family:
             floor=_reachable(coins.floors.get(key)),
         )
         rows.append(row)
-    return Family(
-        level=LEVEL,
-        by_coins=_by_coins(coins, LEVEL * share) if coins.p else None,
-        by_themselves=ByThemselves(level=LEVEL * rest, tests=len(own)) if own else None,
-        adjusted=tuple(rows),
-    )
-
-
-def _by_coins(coins: Reflipped, level: float) -> ByCoins:
-    return ByCoins(
-        level=level,
-        coins=coins.coins,
-        reflips=coins.reflips,
-        statistics=len(coins.p),
-        floor=_floor(coins, one_victim=False),
-        floor_one_victim=_floor(coins, one_victim=True),
-    )
+    by_coins, by_themselves = None, None
+    if coins.p:
+        by_coins = ByCoins(
+            level=LEVEL * share,
+            coins=coins.coins,
+            reflips=coins.reflips,
+            statistics=len(coins.p),
+            floor=_floor(coins, one_victim=False),
+            floor_one_victim=_floor(coins, one_victim=True),
+        )
+    if own:
+        by_themselves = ByThemselves(level=LEVEL * rest, tests=len(own))
+    return Family(level=LEVEL, by_coins=by_coins, by_themselves=by_themselves, adjusted=tuple(rows))
 
 
 def candidate_scores(run: RunDirectory, cells: Sequence[Cell]) -> dict[str, dict[str, Pairs]]:
@@ -86,32 +82,29 @@ def candidate_scores(run: RunDirectory, cells: Sequence[Cell]) -> dict[str, dict
     Raises:
         IntegrityError: a membership attack has run, and its scores are missing from the vault.
     """
-    found = dict[str, dict[str, Pairs]]()
+    by_cell = dict[str, dict[str, Pairs]]()
     truths: dict[str, tuple[Challenge, Tensor]] = {}
     if run.case.design == "observational":
-        return found
+        return by_cell
     for cell in filter(_is_judged, cells):
-        kept = kept_scores(run.path, cell.id, "candidates")
-        for client in sorted(kept):
+        scores = kept_scores(run.path, cell.id, "candidates")
+        for client in sorted(scores):
             if client not in truths:
                 truths[client] = run.truth.challenge(client)
-            pairs = _paired(*truths[client], kept[client].numpy())
-            found.setdefault(cell.id, {})[client] = pairs
-    return found
+            challenge, member = truths[client]
+            order = challenge.pair.argsort(stable=True)  # both halves in the order of their pairs
+            inside = member[order].numpy()
+            ordered = scores[client].numpy()[order.numpy()]
+            pairs = Pairs(ordered[inside], ordered[~inside])
+            by_cell.setdefault(cell.id, {})[client] = pairs
+    return by_cell
 
 
 def _is_judged(cell: Cell) -> bool:
     """Return whether a cell ran and its negative control did not fail. Verdicts use no other cell."""
-    negative = None if cell.controls is None else cell.controls.negative
-    return cell.status in SCORED and (negative is None or negative.passed)
-
-
-def _paired(challenge: Challenge, member: Tensor, scores: NDArray[np.float64]) -> Pairs:
-    """Return scores (n,) of a client's candidates by pair, members apart."""
-    order = challenge.pair.argsort(stable=True)  # both halves in the order of their pairs
-    inside = member[order].numpy()
-    ordered = scores[order.numpy()]
-    return Pairs(ordered[inside], ordered[~inside])
+    if cell.status not in SCORED:
+        return False
+    return cell.controls is None or cell.controls.negative is None or cell.controls.negative.passed
 
 
 def _own_tests(cells: Sequence[Cell], by_coins: Mapping[str, Any]) -> Iterator[tuple[FigureKey, float]]:
@@ -130,9 +123,9 @@ def _tested(cell: str, target: str | None, figures: Sequence[Figure]) -> Iterato
             yield FigureKey(cell, target, figure.name), figure.p
 
 
-def _floor(found: Reflipped, *, one_victim: bool) -> float | None:
+def _floor(coins: Reflipped, *, one_victim: bool) -> float | None:
     """Return the AUC that would be significant in every cell, or None if no AUC would."""
-    floors = [v for key, v in found.floors.items() if (key.target is not None) == one_victim]
+    floors = [floor for key, floor in coins.floors.items() if (key.target is not None) == one_victim]
     return _reachable(max(floors, default=None))
 
 

@@ -35,14 +35,20 @@ class."""
 def bystanders_of(case: Case, targets: Sequence[str]) -> Bystanders | None:
     """Return the records that no target trains on and that adversaries are not assumed to hold."""
     splits, data = case.splits, case.dataset
-    own = [splits.clients[int(k.partition("/")[2])].train for k in targets]
-    left = torch.ones(len(data.y), dtype=torch.bool)
-    left[torch.cat([*own, *(c.canaries for c in splits.clients), splits.auxiliary, splits.proxy])] = False
-    rows = left.nonzero().flatten()
+    unused = torch.ones(len(data.y), dtype=torch.bool)
+    unused[splits.auxiliary] = False
+    unused[splits.proxy] = False
+    for name, client in zip(case.clients, splits.clients, strict=True):
+        unused[client.canaries] = False
+        if name in targets:
+            unused[client.train] = False
+    rows = unused.nonzero().flatten()
     if not len(rows):
         return None
-    known = data.known_groups
-    return Bystanders(data.x, rows.numpy(), None if known is None else known[rows].numpy())
+    groups = data.known_groups
+    if groups is None:
+        return Bystanders(data.x, rows.numpy(), None)
+    return Bystanders(data.x, rows.numpy(), groups[rows].numpy())
 
 
 def gallery_tests(
@@ -63,54 +69,60 @@ def gallery_tests(
     """
     data, splits = case.dataset, case.splits
     canaries = torch.cat([c.canaries for c in splits.clients])
-    true = [r[~torch.isin(r, canaries)] for r in records]
-    own = [c.train for k, c in zip(case.clients, splits.clients, strict=True) if k in members]
-    held = torch.cat([splits.auxiliary, splits.proxy, *own])
+    true = [rows[~torch.isin(rows, canaries)] for rows in records]
+    own = [split.train for name, split in zip(case.clients, splits.clients, strict=True) if name in members]
+    of_adversary = torch.cat([splits.auxiliary, splits.proxy, *own])
     free = torch.ones(len(data.y), dtype=torch.bool)
-    free[torch.cat([held, canaries])] = False
-    group = data.task.labels.groups(data.y) if data.known_groups is None else data.known_groups
+    free[of_adversary] = False
+    free[canaries] = False
+    group = data.known_groups
+    if group is None:
+        group = data.task.labels.groups(data.y)
     rows = _chosen(free, torch.cat(true), group, data.x[0].numel(), generator)
     place = torch.full((len(data.y),), -1)
     place[rows] = torch.arange(len(rows))
     by_class = guesses[0].by_class and data.task.labels.one_class
-    probes = [
-        Probe(
-            target=g.target,
-            guess=g.images.float(),
-            rows=place[r].numpy(),
-            labels=g.labels.numpy() if by_class and g.labels is not None else None,
-        )
-        for g, r in zip(guesses, true, strict=True)
-    ]
-    found = identify(_gallery(case, rows, group, held), probes, generator)
-    return replace(found, ranks=_by_guess(found, guesses, records, place, group, by_class))
+    probes = []
+    for guess, of_guess in zip(guesses, true, strict=True):
+        labels = None
+        if by_class and guess.labels is not None:
+            labels = guess.labels.numpy()
+        images = guess.images.float()
+        probes.append(Probe(target=guess.target, guess=images, rows=place[of_guess].numpy(), labels=labels))
+    identification = identify(_gallery(case, rows, group, of_adversary), probes, generator)
+    ranks = _by_guess(identification, guesses, records, place, group, by_class)
+    return replace(identification, ranks=ranks)
 
 
 def _chosen(free: Tensor, true: Tensor, group: Tensor, values: int, generator: np.random.Generator) -> Tensor:
     """Return the records (N,) of galleries: true ones, and others of their classes up to a limit."""
-    wanted = torch.unique(group[true])
-    most = min(_MOST, max(_LEAST, _VALUES // max(1, values * len(wanted))))
+    classes = torch.unique(group[true])
+    most = min(_MOST, max(_LEAST, _VALUES // max(1, values * len(classes))))
     chosen = [true]
-    for one in wanted:
-        others = (free & (group == one)).nonzero().flatten()
+    for label in classes:
+        others = (free & (group == label)).nonzero().flatten()
         others = others[~torch.isin(others, true)]
-        chosen.append(others[torch.from_numpy(generator.permutation(len(others))[:most])])
+        order = torch.from_numpy(generator.permutation(len(others)))
+        chosen.append(others[order[:most]])
     return torch.cat(chosen).sort().values
 
 
-def _gallery(case: Case, rows: Tensor, group: Tensor, held: Tensor) -> Gallery:
+def _gallery(case: Case, rows: Tensor, group: Tensor, of_adversary: Tensor) -> Gallery:
     """Return the gallery of these records; with known identities, also the adversary's records of the same classes."""
     data = case.dataset
     whose = data.identities
     if whose is None:
         return Gallery(data.x[rows], group[rows].numpy())
-    known = held[torch.isin(group[held], group[rows]) & (whose[held] >= 0)]
-    photographs = Gallery(data.x[known], group[known].numpy(), whose[known].numpy()) if len(known) else None
+    same_classes = torch.isin(group[of_adversary], group[rows])
+    own = of_adversary[same_classes & (whose[of_adversary] >= 0)]
+    photographs = None
+    if len(own):
+        photographs = Gallery(data.x[own], group[own].numpy(), whose[own].numpy())
     return Gallery(data.x[rows], group[rows].numpy(), whose[rows].numpy(), photographs)
 
 
 def _by_guess(
-    found: Identification,
+    identification: Identification,
     guesses: Sequence[Reconstruction],
     records: Sequence[Tensor],
     place: Tensor,
@@ -120,7 +132,10 @@ def _by_guess(
     """Return ranks by a record's number among its victim's, or by class."""
     ranks: dict[str, dict[int, Rank]] = {}
     for guess, rows in zip(guesses, records, strict=True):
-        own = found.ranks.get(guess.target, {})
+        own = identification.ranks.get(guess.target, {})
         keys = group[rows].tolist() if by_class else range(len(rows))
-        ranks[guess.target] = {k: own[p] for k, p in zip(keys, place[rows].tolist(), strict=True) if p in own}
+        ranks[guess.target] = {}
+        for key, number in zip(keys, place[rows].tolist(), strict=True):
+            if number in own:
+                ranks[guess.target][key] = own[number]
     return ranks

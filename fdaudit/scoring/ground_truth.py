@@ -15,6 +15,7 @@ from fdaudit.transcript.messages import ALL, SUM
 from fdaudit.types import Challenge, Design
 
 if TYPE_CHECKING:
+    from fdaudit.data.splits import ClientSplit
     from fdaudit.planning.case import Case
     from fdaudit.storage.vault import Vault
     from fdaudit.transcript.messages import Message
@@ -40,21 +41,24 @@ class Truth:
 
     def challenge(self, client: str) -> tuple[Challenge, Tensor]:
         """Return a client's candidates in random order and, for the auditor, which of them are members (n,)."""
-        return self.challenge_on(client, self.case.splits.clients[int(client.partition("/")[2])].train)
+        return self.challenge_on(client, self._split(client).train)
 
     def challenge_on(self, client: str, train: Tensor) -> tuple[Challenge, Tensor]:
         """Return the same candidates, and which of them (n,) are in another set of training records."""
-        split = self.case.splits.clients[int(client.partition("/")[2])]
+        split = self._split(client)
         index = torch.cat([split.members, split.non_members])
         member = torch.isin(index, train)
         return self._shuffled(client, index, member, self.case.design, "challenge")
 
     def canaries(self, client: str) -> tuple[Challenge, Tensor]:
         """Return a client's canaries, if any, in random order, and which of them were trained on (m,)."""
-        split, asked = self.case.splits.clients[int(client.partition("/")[2])], self.case.spec.canaries
+        split, spec = self._split(client), self.case.spec.canaries
         member = torch.isin(split.canaries, split.train)
-        design = "coin-flips" if asked is None else asked.design
+        design = "coin-flips" if spec is None else spec.design
         return self._shuffled(client, split.canaries, member, design, "canary-challenge")
+
+    def _split(self, client: str) -> ClientSplit:
+        return self.case.splits.clients[int(client.partition("/")[2])]
 
     @property
     def with_canaries(self) -> tuple[str, ...]:
@@ -78,11 +82,12 @@ class Truth:
         coins = len(index) // halves
         stream, data = self.case.secrets.truth(purpose, client), self.case.dataset
         order = torch.from_numpy(stream.permutation(len(index)))
-        renamed = torch.from_numpy(stream.permutation(coins))[torch.arange(coins).repeat(halves)][order]
+        new_numbers = torch.from_numpy(stream.permutation(coins)).repeat(halves)
         rows = index[order]
-        return Challenge(target=client, x=data.x[rows], y=data.y[rows], pair=renamed, design=design), member[
-            order
-        ]
+        challenge = Challenge(
+            target=client, x=data.x[rows], y=data.y[rows], pair=new_numbers[order], design=design
+        )
+        return challenge, member[order]
 
     def label_shares(self, client: str) -> Tensor:
         """Return a client's class shares (C,), float64: of its training records or, multi-label, of all occurrences.
@@ -98,38 +103,41 @@ class Truth:
         return self.case.dataset.x[rows], self.case.dataset.y[rows]
 
     def _behind(self, client: str, messages: tuple[int, ...]) -> Tensor:
-        if (key := (client, messages)) not in self._known_behind:
-            self._known_behind[key] = self._find_behind(*key)
+        key = (client, messages)
+        if key not in self._known_behind:
+            self._known_behind[key] = self._find_behind(client, messages)
         return self._known_behind[key]
 
     def rows(self, guess: Reconstruction) -> Tensor:
         """Return the dataset numbers of the records that a guess is about."""
         if not guess.by_class:
             return self._behind(guess.target, guess.messages)
-        return self.case.splits.clients[int(guess.target.partition("/")[2])].train
+        return self._split(guess.target).train
 
     def _find_behind(self, client: str, messages: Sequence[int]) -> Tensor:
-        local: list[int] = []
-        wanted = {*messages, *self._summed(client, messages)}
+        local: dict[int, None] = {}  # in order of first use
+        missing = {*messages, *self._summed(client, messages)}
         for name in self._vault.names("truth"):
             batches = self._vault.load(name)
-            for seq in sorted(wanted & {int(key) for key in batches}):
-                local += batches[str(seq)].tolist()
-                wanted.discard(seq)
-            if not wanted:
+            for seq in sorted(missing.intersection(map(int, batches))):
+                local |= dict.fromkeys(batches[str(seq)].tolist())
+                missing.discard(seq)
+            if not missing:
                 break
-        return self.case.numbered(client)[torch.tensor(list(dict.fromkeys(local)), dtype=torch.int64)]
+        return self.case.numbered(client)[torch.tensor(list(local), dtype=torch.int64)]
 
     def _summed(self, client: str, messages: Sequence[int]) -> set[int]:
         """Return the numbers of a client's own messages in the sums among these messages."""
         log = self._log()
-        sums = [log[seq] for seq in messages if seq < len(log) and log[seq].fields.get(SUM)]
         parts: list[int] = []
-        for one in sums:
-            if one.inputs == ALL:  # the sender deviates: what it got in the round may be in it
-                parts += [m.seq for m in log if m.round == one.round and one.sender in m.receivers]
+        for message in messages:
+            if message >= len(log) or not log[message].fields.get(SUM):
+                continue
+            total = log[message]
+            if total.inputs == ALL:  # the sender deviates: what it got in the round may be in it
+                parts += [m.seq for m in log if m.round == total.round and total.sender in m.receivers]
             else:
-                parts += [seq for seq in one.inputs if isinstance(seq, int)]
+                parts += [seq for seq in total.inputs if isinstance(seq, int)]
         return {seq for seq in parts if log[seq].sender == client}
 
     def records(self, guess: Reconstruction) -> tuple[Tensor, Tensor]:

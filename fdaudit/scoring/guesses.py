@@ -74,12 +74,14 @@ def refuse_too_many(guesses: Sequence[Guess], view: View, truth: Truth) -> None:
 def _refuse_more_than(guess: Any, batch: int, truth: Truth) -> None:
     """Refuse a guess of more records than a batch has, than stand behind its messages, and than secret coins draw."""
     goal = goal_of(guess)
-    shown = SCORERS[goal.name].shown(guess)
-    if not shown:
+    count = SCORERS[goal.name].shown(guess)
+    if not count:
         return
-    behind = len(truth.behind(guess.target, guess.messages)[0])
-    secret = len(truth.case.records(guess.target)[1]) if truth.case.training else 0
-    most = min(max(behind, batch, secret), _MOST_SHOWN)
-    if shown > most:
-        told = f"{guess.target}: has {shown} {goal.shows}, more than the {most} records"
-        raise ValueError(f"{told} that its messages can come from. Give the {most} likeliest, or fewer")
+    behind, _ = truth.behind(guess.target, guess.messages)
+    most = max(len(behind), batch)
+    if truth.case.training:
+        most = max(most, len(truth.case.records(guess.target)[1]))
+    most = min(most, _MOST_SHOWN)
+    if count > most:
+        problem = f"has {count} {goal.shows}, more than the {most} records that its messages can come from"
+        raise ValueError(f"{guess.target}: {problem}. Give the {most} likeliest, or fewer")

@@ -80,9 +80,9 @@ class RunDirectory:
             IntegrityError: the run was changed; nothing was written.
         """
         _refuse_recording(path)
-        with ExitStack() as held:
+        with ExitStack() as locks:
             if path.is_dir():
-                held.enter_context(writing(path))
+                locks.enter_context(writing(path))
                 _refuse_links(path)
             if resume:
                 _refuse_changed_so_far(path)
@@ -90,15 +90,17 @@ class RunDirectory:
             secrets = _the_secrets(spec, path, resume, seed_from)
             run = cls(path, simulated_case(spec, secrets))
             make_private(path)
-            held.enter_context(writing(path))
+            locks.enter_context(writing(path))
             # Another process may have begun a run here while the case was made.
             if run._has_begun and _the_secrets(spec, path, resume, seed_from) != secrets:
                 problem = "was begun by another process"
                 raise RunError("out", str(path), problem, "Resume it, or choose another directory.")
             run.case.execution.begin()
             run._write(secrets)
-            if seed_from is not None and (shown := Vault(seed_from / "vault").handed_out):
-                run.vault.note_handed_out(shown)  # the same secret means the same candidates
+            if seed_from is not None:
+                clients = Vault(seed_from / "vault").handed_out
+                if clients:
+                    run.vault.note_handed_out(clients)  # the same secret means the same candidates
             yield run
 
     @classmethod
@@ -118,12 +120,11 @@ class RunDirectory:
         else:
             case = simulated_case(spec, secrets)
         run = cls(path, case)
-        for name, found in run.commitments.items():
-            if manifest["commitments"].get(name) != found:
+        for name, commitment in run.commitments.items():
+            if manifest["commitments"].get(name) != commitment:
                 problem = f"does not have the {name} that its manifest commits to"
-                raise RunError(
-                    "run", str(path), problem, "Restore the dataset and the vault it was run with."
-                )
+                remedy = "Restore the dataset and the vault it was run with."
+                raise RunError("run", str(path), problem, remedy)
         run.case.execution.begin()
         return run
 
@@ -195,13 +196,15 @@ class RunDirectory:
     @cached_property
     def commitments(self) -> dict[str, str]:
         """Return commitments to the seed, the data and each split. Without their salts they would reveal membership."""
-        secrets, tensors = self.vault.secrets, self.case.splits.to_dict()
-        parts = {f"split {name}": tensors[name].numpy().tobytes() for name in sorted(tensors)}
-        return {
+        secrets = self.vault.secrets
+        commitments = {
             "seed": secrets.commit("seed", secrets.seed.to_bytes(8, "big")),
             "data": secrets.commit("data", self.case.dataset.sha256().encode()),
-            **{name: secrets.commit(name, data) for name, data in parts.items()},
         }
+        for part, rows in sorted(self.case.splits.to_dict().items()):
+            name = f"split {part}"
+            commitments[name] = secrets.commit(name, rows.numpy().tobytes())
+        return commitments
 
     @property
     def _has_begun(self) -> bool:
@@ -216,9 +219,8 @@ class RunDirectory:
         if not self._has_begun:
             self.vault.create(secrets)
         self._refuse_other_data()
-        for leftover in self.path.rglob(
-            ".*.tmp"
-        ):  # of a run that was killed between writing a file and naming it
+        # Of a run that was killed between writing a file and naming it.
+        for leftover in self.path.rglob(".*.tmp"):
             leftover.unlink()
         self.vault.save("splits", self.case.splits.to_dict())
         text = yaml.safe_dump(self.case.spec.public(self.commitments["seed"]), sort_keys=False)
@@ -229,13 +231,12 @@ class RunDirectory:
         path = self.vault.directory / "commitments.json"
         if not path.is_file():
             save_json(path, self.commitments)
-        begun = load_json(path)
-        for name, found in self.commitments.items():
-            if not isinstance(begun, dict) or begun.get(name) != found:
+        earlier = load_json(path)
+        for name, commitment in self.commitments.items():
+            if not isinstance(earlier, dict) or earlier.get(name) != commitment:
                 problem = f"differs in its {name} from what the run began with"
-                raise RunError(
-                    "dataset", self.case.spec.dataset.name, problem, "Restore it, or start a new run."
-                )
+                dataset = self.case.spec.dataset.name
+                raise RunError("dataset", dataset, problem, "Restore it, or start a new run.")
 
 
 def _refuse_links(path: Path) -> None:
@@ -248,16 +249,17 @@ def _refuse_recording(path: Path) -> None:
     """Refuse to run or resume in the directory of an imported recording."""
     if (path / MANIFEST).is_file() and origin_of(read_manifest(path)) == "recording":
         problem = "is a recording: its federation ran elsewhere"
-        raise RunError(
-            "out", str(path), problem, "Attack it with `fdaudit attack`, or choose another directory."
-        )
+        remedy = "Attack it with `fdaudit attack`, or choose another directory."
+        raise RunError("out", str(path), problem, remedy)
 
 
 def _refuse_changed_so_far(path: Path) -> None:
     """Refuse a run whose record was changed; of an unfinished run, its log up to the last checkpoint."""
     if (path / MANIFEST).is_file():
         refuse_changed(path)
-    elif (checkpoint := Vault(path / "vault").load_round()) is not None:
+        return
+    checkpoint = Vault(path / "vault").load_round()
+    if checkpoint is not None:
         refuse_broken(path / "transcript", Position(**checkpoint["transcript"]))
 
 
@@ -268,32 +270,33 @@ def _the_spec(source: Spec | Path | str | dict[str, Any] | None, out: Path, resu
         RunError: a run exists and `resume` is false, no run exists to resume, or it began with another spec.
         SpecError: the run's own spec names code that neither the given spec names nor the user trusts.
     """
-    kept = out / "spec.yaml"
+    path = out / "spec.yaml"
     if source is None:
-        if not resume or not kept.is_file():
+        if not resume or not path.is_file():
             raise RunError("run", str(out), "is no run directory", "Give a spec, or the directory of a run.")
-        return _kept_spec(kept)
+        return _kept_spec(path)
     spec = load_spec(source)
     name_code(spec.model_dump(mode="json"))
-    if resume and kept.is_file():
-        earlier = _kept_spec(kept)
-        ours, theirs = spec.model_dump(), earlier.model_dump()
-        open_ = ("threads", "device", "strategy", "memory_format", "precision", "compile")
-        left_open = {field: Spec.model_fields[field].default for field in open_}
+    if not resume or not path.is_file():
+        return spec
+    earlier = _kept_spec(path)
+    ours, theirs = spec.model_dump(), earlier.model_dump()
+    # The run's own spec contains no seed, which the vault holds.
+    compared = ours.keys() - {"seed"}
+    if spec.preset and not spec.preset.written_out:
         # What a preset stands for is written out in the run's own spec.
-        expanded = (
-            {"protocol", "defenses", "withhold"} if spec.preset and not spec.preset.written_out else set()
-        )
-        if expanded and earlier.preset is not None:
+        compared -= {"protocol", "defenses", "withhold"}
+        if earlier.preset is not None:
             theirs["preset"] = {**theirs["preset"], "written_out": False}
-        for field in ours.keys() - expanded:
-            # The run's own spec contains the settings that rules chose, but no seed: the vault holds it.
-            open_here = field == "seed" or (field in left_open and ours[field] == left_open[field])
-            if not open_here and ours[field] != theirs[field]:
-                problem = f"differs from the run's own: {theirs[field]!r}"
-                raise SpecError(field, ours[field], problem, "Resume with the run's own spec.")
-        return earlier.model_copy(update={"seed": spec.seed})
-    return spec
+    # The run's own spec contains the settings that rules chose.
+    for field in ("threads", "device", "strategy", "memory_format", "precision", "compile"):
+        if ours[field] == Spec.model_fields[field].default:
+            compared.discard(field)
+    for field in compared:
+        if ours[field] != theirs[field]:
+            problem = f"differs from the run's own: {theirs[field]!r}"
+            raise SpecError(field, ours[field], problem, "Resume with the run's own spec.")
+    return earlier.model_copy(update={"seed": spec.seed})
 
 
 def _kept_spec(path: Path) -> Spec:
@@ -315,11 +318,15 @@ def _the_secrets(spec: Spec, out: Path, resume: bool, seed_from: Path | None) ->
         raise RunError("out", str(out), "exists already", "Choose another directory, or add --resume.")
     if resume and out.exists() and any(out.iterdir()) and not (out / "vault").is_dir():
         raise RunError("out", str(out), "is not a run directory", "Choose another directory.")
-    given = None if seed_from is None else Vault(seed_from / "vault").secrets
-    begun = resume and (out / "vault" / "secrets.json").is_file()
-    secrets = Vault(out / "vault").secrets if begun else given or Secrets.draw(spec.seed)
+    of_other = None
+    if seed_from is not None:
+        of_other = Vault(seed_from / "vault").secrets
+    if resume and (out / "vault" / "secrets.json").is_file():
+        secrets = Vault(out / "vault").secrets
+    else:
+        secrets = of_other or Secrets.draw(spec.seed)
     if spec.seed not in (None, secrets.seed):
         raise SpecError("seed", spec.seed, "is not the seed in the vault", "Leave it out.")
-    if given not in (None, secrets):
+    if of_other not in (None, secrets):
         raise RunError("seed-from", str(seed_from), "has another seed or secret", "Resume without it.")
     return secrets

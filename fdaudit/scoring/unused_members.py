@@ -29,7 +29,7 @@ def unused_members(
         messages: the record's messages.
         uses: by message the client's own numbers of the records behind it; None if they were not brought.
     """
-    found = []
+    unused_by_client = []
     for number, client in enumerate(case.clients):
         numbered = case.numbered(client)
         mine = [m.seq for m in messages if m.sender == client and _on_data(m)]
@@ -47,8 +47,8 @@ def unused_members(
             candidates=len(split.members),
         )
         if unused.unused:
-            found.append(unused)
-    return tuple(found)
+            unused_by_client.append(unused)
+    return tuple(unused_by_client)
 
 
 def _on_data(message: Message) -> bool:

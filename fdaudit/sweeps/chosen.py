@@ -23,7 +23,7 @@ from fdaudit.events import Relation, Unit
 from fdaudit.result import read
 from fdaudit.result.gates import utility_of
 from fdaudit.storage.files import load_json, save_json
-from fdaudit.sweeps.index import ACCOUNTS, Choice, Index, SweepEntry, TunedEpsilon, read_index
+from fdaudit.sweeps.index import ACCOUNTS, Choice, Index, TunedEpsilon, read_index
 from fdaudit.transcript.manifest import read_manifest
 
 __all__ = ["ChosenRun", "choose", "note_accounts"]
@@ -92,10 +92,11 @@ class ChosenRun:
         self._sweep = sweep
         self._entries = [e for e in read_index(sweep).runs if e.status in ("done", "failed")]
         head = read_manifest(run)["head"]
-        keys = [e.key for e in self._entries if e.status == "done"]
-        if not any(read_manifest(self._place(key))["head"] == head for key in keys):
-            problem = f"is no finished run of {sweep}"
-            raise RunError("run", str(run), problem, "Give a run below the sweep's own directory `runs`.")
+        for entry in self._entries:
+            if entry.status == "done" and read_manifest(self._place(entry.key))["head"] == head:
+                return
+        problem = f"is no finished run of {sweep}"
+        raise RunError("run", str(run), problem, "Give a run below the sweep's own directory `runs`.")
 
     @property
     def count(self) -> int:
@@ -105,8 +106,9 @@ class ChosenRun:
     @property
     def views(self) -> tuple[str, ...]:
         """Return the adversaries of whom every finished run has accounts."""
-        first, *others = self._kept.values()
-        return tuple(view for view in first.accounts if all(view in one.accounts for one in others))
+        first, *others = (kept.accounts for kept in self._kept.values())
+        common = set(first).intersection(*others)
+        return tuple(view for view in first if view in common)
 
     def ledger(
         self,
@@ -123,7 +125,8 @@ class ChosenRun:
             UsageError: the sweep's ledgers have another unit or relation.
         """
         runs = list(self._kept.values())
-        delta = runs[0].delta if delta is None else delta
+        if delta is None:
+            delta = runs[0].delta
         with_delta(delta)  # refuses a δ out of range
         accounts = [one.accounts[view] for one in runs if view in one.accounts]
         for field, value in (("unit", unit), ("relation", relation)):
@@ -148,9 +151,12 @@ class ChosenRun:
             assumed = self._assumed(one.assumptions)
             return replace(unknown, unit=one.unit, relation=one.relation, assumptions=assumed)
         names = list(self._kept)
-        same = len({one.records for one in runs}) == 1
-        clients = dict.fromkeys(k for one in accounts for k in (*one.charges, *one.causes))
-        holders = [(client,) * len(names) for client in clients] if same else None
+        holders = None
+        if len({one.records for one in runs}) == 1:
+            clients: dict[str, None] = {}  # in their order
+            for one in accounts:
+                clients |= dict.fromkeys([*one.charges, *one.causes])
+            holders = [(client,) * len(names) for client in clients]
         joint = joined(accounts, names, holders, delta)
         whole = replace(joint.accounts, assumptions=self._assumed(joint.accounts.assumptions))
         return joint_entry(replace(joint, accounts=whole), names, delta, ())
@@ -172,8 +178,10 @@ class ChosenRun:
         """Return why the runs cannot be composed, or an empty text."""
         for entry in self._entries:
             run = self._kept.get(entry.called)
+            if run is None and entry.status == "failed":
+                return f"{entry.called}: it failed, and what it released is not known"
             if run is None:
-                return f"{entry.called}: {_why_unknown(entry)}"
+                return f"{entry.called}: it has no {ACCOUNTS}, because an earlier version carried it out"
             if view not in run.accounts:
                 return f"{entry.called} has no accounts of {view}"
         kept_runs = list(self._kept.values())
@@ -223,10 +231,3 @@ def choose(sweep: Path, index: Index) -> Choice | None:
         epsilon = claim.epsilon if math.isfinite(claim.epsilon) else None
         ledger.append(TunedEpsilon(adversary=view, epsilon=epsilon, delta=claim.delta, cause=claim.cause))
     return Choice(key=key, value=value, runs=run.count, ledger=tuple(ledger))
-
-
-def _why_unknown(entry: SweepEntry) -> str:
-    """Return why nothing is known of a run's charges."""
-    if entry.status == "failed":
-        return "it failed, and what it released is not known"
-    return f"it has no {ACCOUNTS}, because an earlier version carried it out"

@@ -95,14 +95,14 @@ class Grid(Config):
 
     @model_validator(mode="after")
     def _axes(self) -> Self:
-        called = [p.called for p in self.protocols]
-        axes: tuple[tuple[str, list[Any]], ...] = (
-            ("protocols", called),
-            ("defences", [d.name for d in self.defences]),
-            ("epsilon", list(self.epsilon)),
-            ("seeds", list(self.seeds)),
-        )
-        for axis, values in axes:
+        called = [protocol.called for protocol in self.protocols]
+        axes: dict[str, Sequence[Any]] = {
+            "protocols": called,
+            "defences": [defence.name for defence in self.defences],
+            "epsilon": self.epsilon,
+            "seeds": self.seeds,
+        }
+        for axis, values in axes.items():
             for value, times in Counter(values).items():
                 if times > 1:
                     raise SpecError(axis, value, "is given twice", "Give each once; a label tells two apart.")
@@ -184,13 +184,7 @@ class GridRun:
     def key(self) -> str:
         """Return 16 hexadecimal digits of the SHA-256 of the spec without its name, or of the axes without a spec."""
         if self.spec is None:
-            axes: Any = [
-                self.protocol,
-                self.defence,
-                repr(self.epsilon),
-                self.seed,
-                "not-applicable",
-            ]
+            axes: Any = [self.protocol, self.defence, repr(self.epsilon), self.seed, "not-applicable"]
         else:
             axes = self.spec.model_dump(mode="json", exclude={"name"})
         return hashlib.sha256(canonical(axes)).hexdigest()[:16]
@@ -256,27 +250,21 @@ def expand(grid: Grid) -> tuple[GridRun, ...]:
         SpecError: a run's spec is wrong, two runs are the same, or no run has the axis's adversary.
     """
     runs = tuple(_runs(grid))
-    _check_adversary(grid, runs)
-    by_key: dict[str, GridRun] = {}
-    for run in runs:
-        other = by_key.setdefault(run.key, run)
-        if other is not run:
-            problem = f"is the same run as {other.called!r}"
-            raise SpecError(
-                "grid", run.called, problem, f"Let its spec say what differs; {PLACEHOLDER!r} is ε."
-            )
-    return runs
-
-
-def _check_adversary(grid: Grid, runs: Sequence[GridRun]) -> None:
-    """Refuse an adversary whose ledger no run has. Parties other than clients always have a ledger."""
-    names = {"server", "aggregator"}
+    names = {"server", "aggregator"}  # parties other than clients always have a ledger
     for run in runs:
         if run.spec is not None:
             names.update(run.spec.adversaries)
     if grid.adversary is not None and grid.adversary not in names:
         problem = "is an adversary of no run of this grid"
         raise SpecError("adversary", grid.adversary, problem, nearest(grid.adversary, names))
+    by_key: dict[str, GridRun] = {}
+    for run in runs:
+        other = by_key.setdefault(run.key, run)
+        if other is not run:
+            problem = f"is the same run as {other.called!r}"
+            remedy = f"Let its spec say what differs; {PLACEHOLDER!r} is ε."
+            raise SpecError("grid", run.called, problem, remedy)
+    return runs
 
 
 def _runs(grid: Grid) -> Iterator[GridRun]:
@@ -300,34 +288,33 @@ def _run(
     named_protocol = {"protocol": {"name": protocol.name, "params": protocol.params}}
     merged = _merge(_merge(grid.base, named_protocol), protocol.spec)
     if defence is None:
-        settings, explicit, name, asks = _merge(merged, grid.undefended), True, UNDEFENDED, False
+        settings, bare = _merge(merged, grid.undefended), GridRun(**axes, defence=UNDEFENDED)
+    elif protocol.called in defence.not_applicable:
+        return GridRun(**axes, defence=defence.name, reason=defence.not_applicable[protocol.called])
     else:
-        name = defence.name
-        if protocol.called in defence.not_applicable:
-            return GridRun(**axes, defence=name, reason=defence.not_applicable[protocol.called])
+        where, fragment = f"defences.{defence.name}.spec", defence.spec or {}
         explicit = protocol.called in defence.protocols
-        fragment = defence.protocols[protocol.called] if explicit else defence.spec or {}
-        where = f"defences.{name}.{'protocols.' + protocol.called if explicit else 'spec'}"
+        if explicit:
+            where = f"defences.{defence.name}.protocols.{protocol.called}"
+            fragment = defence.protocols[protocol.called]
         _refuse_axes_in(where, fragment, ("seed",))
-        delta, asks = _delta(_merge(merged, fragment)), asks_for_epsilon(fragment)
+        delta = _delta(_merge(merged, fragment))
         settings = _merge(merged, filled(fragment, epsilon, delta, where))
-    bare = GridRun(**axes, defence=name, explicit=explicit, asked=asks)
+        asks = asks_for_epsilon(fragment)
+        bare = GridRun(**axes, defence=defence.name, explicit=explicit, asked=asks)
     values = {
         **settings,
         "name": f"{grid.name}: {bare.called}",
         "seed": seed,
         "threads": settings.get("threads") or 1,
     }
-    return replace(bare, spec=_valid(values, bare.called))
-
-
-def _valid(values: dict[str, Any], run: str) -> Spec:
     try:
         spec = validate(Spec, values)
         refuse_unknown_adversaries(spec)
-        return spec
     except SpecError as error:
-        raise SpecError(error.field, error.value, f"{error.problem} (in {run})", error.remedy) from None
+        problem = f"{error.problem} (in {bare.called})"
+        raise SpecError(error.field, error.value, problem, error.remedy) from None
+    return replace(bare, spec=spec)
 
 
 def _refuse_axes_in(where: str, fragment: Mapping[str, Any], axes: tuple[str, ...]) -> None:
@@ -349,5 +336,8 @@ def _merge(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
 
 def _delta(spec: Mapping[str, Any]) -> float:
     privacy = spec.get("privacy")
-    delta = privacy.get("delta", 1e-5) if isinstance(privacy, Mapping) else 1e-5
-    return delta if isinstance(delta, float) and 0 < delta < 1 else 1e-5
+    if isinstance(privacy, Mapping):
+        delta = privacy.get("delta")
+        if isinstance(delta, float) and 0 < delta < 1:
+            return delta
+    return 1e-5

@@ -36,9 +36,10 @@ _ROUNDING = 1e-9
 
 def in_words(protocol: str, defence: str, level: float, seed: int, *, asked: bool) -> str:
     """Return a run's name for people; it mentions ε only if the level is one."""
-    strength = f"{'ε asked' if asked else 'level'} {level:g}"
-    protection = "no defence" if defence == UNDEFENDED else f"{defence}, {strength}"
-    return f"{protocol}, {protection}, seed {seed}"
+    if defence == UNDEFENDED:
+        return f"{protocol}, no defence, seed {seed}"
+    strength = "ε asked" if asked else "level"
+    return f"{protocol}, {defence}, {strength} {level:g}, seed {seed}"
 
 
 def asks_for_epsilon(fragment: Mapping[str, Any]) -> bool:
@@ -57,7 +58,9 @@ def _uses(value: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], 
         yield path, _SHARES.get(path, math.inf)
     elif isinstance(value, Mapping) and _CALIBRATE in value:
         share = value.get("share", 1.0)
-        yield path, float(share) if isinstance(share, int | float) else math.inf
+        if not isinstance(share, int | float):
+            share = math.inf
+        yield path, float(share)
     elif isinstance(value, Mapping):
         for key, below in value.items():
             yield from _uses(below, (*path, str(key)))
@@ -99,4 +102,7 @@ def _noise(asked: Mapping[str, Any], epsilon: float, delta: float, where: str) -
 @cache
 def _calibrated(defence: str, shape: Shape, epsilon: float, delta: float) -> float:
     noise, _ = noise_for(defence, shape, epsilon, delta)
-    return 1 / noise if SHAPES[defence][0].startswith("1/") else noise
+    setting, _ = SHAPES[defence]
+    if setting.startswith("1/"):
+        return 1 / noise
+    return noise

@@ -73,9 +73,11 @@ Executor = Callable[[Sequence[Mapping[str, Any]]], Generator[Answer, None, None]
 
 def local(workers: int | None = None) -> Executor:
     """Return an executor on this machine: one process with one thread for each processor by default."""
-    size = workers or (
-        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    )
+    size = os.cpu_count() or 1
+    if workers:
+        size = workers
+    elif hasattr(os, "sched_getaffinity"):
+        size = len(os.sched_getaffinity(0))
 
     def work(pieces: Sequence[Mapping[str, Any]]) -> Generator[Answer, None, None]:
         pool = Pool(_WORKER, size)
@@ -224,8 +226,9 @@ def _piece(out: Path, run: GridRun) -> dict[str, Any]:
 
 def _known_not_to_apply(runs: Sequence[GridRun], before: Index | None) -> tuple[GridRun, ...]:
     """Return the runs; those that the index already marks as impossible have no spec."""
-    earlier = before.runs if before else ()
-    reasons = {entry.key: entry.reason for entry in earlier if entry.status == "not-applicable"}
+    if before is None:
+        return tuple(runs)
+    reasons = {entry.key: entry.reason for entry in before.runs if entry.status == "not-applicable"}
     marked = []
     for run in runs:
         bare = replace(run, spec=None)
@@ -256,16 +259,12 @@ def _checked(runs: Sequence[GridRun], tick: Tick) -> tuple[GridRun, ...]:
         refusals = [error for (_, d), error in planned.items() if d == defence]
         first = refusals[0]
         if first is not None and all(refusals):
-            raise SpecError(
-                first.field,
-                first.value,
-                f"{first.problem} (defence {defence!r} fits no protocol)",
-                first.remedy,
-            )
+            problem = f"{first.problem} (defence {defence!r} fits no protocol)"
+            raise SpecError(first.field, first.value, problem, first.remedy)
     checked = []
     for run in runs:
-        error = planned[run.protocol, run.defence] if run.spec is not None else None
-        if error is not None:
+        error = planned.get((run.protocol, run.defence))
+        if run.spec is not None and error is not None:
             run = replace(run, spec=None, reason=str(error))
         checked.append(run)
     return tuple(checked)
@@ -323,7 +322,12 @@ class _Book:
         )
         if run.spec is not None and place.is_file():
             content = load_json(place)
-            return entry.model_copy(update={"status": "done", **_of_run(content)})
+            if not isinstance(content, dict) or not isinstance(content.get("reason"), str):
+                raise IntegrityError([f"{_DONE} is malformed"])
+            done = {"status": "done", "reason": content["reason"]}
+            if isinstance(content.get("seconds"), int | float):
+                done["seconds"] = float(content["seconds"])
+            return entry.model_copy(update=done)
         if earlier is not None and earlier.status in ("failed", "not-applicable"):
             return entry.model_copy(update={"status": earlier.status, "reason": earlier.reason})
         return entry
@@ -387,10 +391,3 @@ class _Book:
                     shutil.rmtree(path)
                 elif path.name not in KEPT:
                     path.unlink()
-
-
-def _of_run(kept: Mapping[str, Any]) -> dict[str, Any]:
-    if not isinstance(kept, dict) or not isinstance(kept.get("reason"), str):
-        raise IntegrityError([f"{_DONE} is malformed"])
-    seconds = kept.get("seconds")
-    return {"reason": kept["reason"], "seconds": float(seconds) if isinstance(seconds, int | float) else None}

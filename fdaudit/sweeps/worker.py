@@ -48,11 +48,10 @@ def _outcome(piece: dict[str, Any], tick: Callable[[str, int, int], None]) -> di
             perform(piece["spec"], place, resume=True, seed_from=Path(piece["shared"]), tick=tick)
             note_accounts(place, piece["records"])
     except Exception as error:  # any error fails only this run
-        unfit = piece["defended"] and isinstance(error, SpecError) and not place.exists()
-        return {
-            "status": "not-applicable" if unfit else "failed",
-            "reason": str(error) if unfit else f"{type(error).__name__}: {error}{plugin_line(error)}",
-        }
+        if piece["defended"] and isinstance(error, SpecError) and not place.exists():
+            return {"status": "not-applicable", "reason": str(error)}
+        reason = f"{type(error).__name__}: {error}{plugin_line(error)}"
+        return {"status": "failed", "reason": reason}
     return {"status": "done", "reason": ""}
 
 

@@ -81,6 +81,23 @@ class Detector:
     others: bool = False
 
 
+_DETECTORS: dict[str, Detector] = {}
+_Measure = Callable[[Received], float | None]
+
+
+def _detector(
+    name: str, words: str, *, own: bool = False, others: bool = False
+) -> Callable[[_Measure], _Measure]:
+    """Return a decorator that lists a measure among the detectors."""
+
+    def register(measure: _Measure) -> _Measure:
+        _DETECTORS[name] = Detector(words=words, measure=measure, own=own, others=others)
+        return measure
+
+    return register
+
+
+@_detector("change", "the norm of the change since the last one")
 def _change(received: Received) -> float | None:
     """Return the L2 norm of the change since the message before."""
     if received.before is None:
@@ -94,25 +111,35 @@ def _change(received: Received) -> float | None:
     return math.sqrt(total)
 
 
+@_detector(
+    "outlier",
+    "the distance to the mean of the other senders' messages, over their median distance",
+    others=True,
+)
 def _outlier(received: Received) -> float | None:
     """Return the L2 distance to the mean of the other senders' messages, over their own median distance to it."""
-    named = [name for name, tensor in received.tensors.items() if tensor.is_floating_point()]
-    others = [
-        message
-        for message in received.others
-        if all(name in message and message[name].shape == received.tensors[name].shape for name in named)
-    ]
-    if not named or len(others) < _OTHERS:
+    shapes = {name: tensor.shape for name, tensor in received.tensors.items() if tensor.is_floating_point()}
+
+    def comparable(other: Mapping[str, Tensor]) -> bool:
+        return all(name in other and other[name].shape == shape for name, shape in shapes.items())
+
+    messages = list(filter(comparable, received.others))
+    if not shapes or len(messages) < _OTHERS:
         return None
-    squares = torch.zeros(len(others) + 1, dtype=torch.float64)
-    for name in named:
-        rows = torch.stack([message[name].double().flatten() for message in (*others, received.tensors)])
-        squares += (rows - rows[:-1].mean(0)).square().sum(1).cpu()
+    messages.append(received.tensors)
+    squares = torch.zeros(len(messages), dtype=torch.float64)
+    for name in shapes:
+        rows = torch.stack([message[name].double().flatten() for message in messages])
+        mean_of_others = rows[:-1].mean(0)
+        squares += (rows - mean_of_others).square().sum(1).cpu()
     distances = squares.sqrt()
     median = float(distances[:-1].median())
-    return float(distances[-1]) / median if median else None
+    if median == 0:
+        return None
+    return float(distances[-1]) / median
 
 
+@_detector("few-clients", "one over the number of clients that a sum says it has, or of votes that it counts")
 def _few_clients(received: Received) -> float | None:
     """Return one over the number of clients in a sum of updates, or of voters in counts of votes."""
     counts = received.tensors.get("counts")
@@ -120,9 +147,12 @@ def _few_clients(received: Received) -> float | None:
         clients = float(counts.sum(1).max())
     else:
         clients = float(len(received.fields.get("clients", ())))
-    return 1.0 / clients if clients > 0 else None
+    if not clients > 0:
+        return None
+    return 1.0 / clients
 
 
+@_detector("nothing-new", "the share of values that are alike, or as the receiver had or sent them", own=True)
 def _nothing_new(received: Received) -> float | None:
     """Return the share of entries that are a tensor's commonest value, or as in what the receiver had or sent last."""
     old, total = 0, 0
@@ -130,33 +160,33 @@ def _nothing_new(received: Received) -> float | None:
         if name == "index" or tensor.numel() < 2:
             continue
         entries = tensor.flatten()[:_ENTRIES]
-        known = entries == entries.mode().values
-        for held in (received.before, received.own):
-            same = None if held is None else held.get(name)
+        is_old = entries == entries.mode().values
+        for message in (received.before, received.own):
+            same = (message or {}).get(name)
             if same is not None and same.shape == tensor.shape:
-                known |= entries == same.flatten()[:_ENTRIES]
-        old += int(known.sum())
+                is_old |= entries == same.flatten()[:_ENTRIES]
+        old += int(is_old.sum())
         total += len(entries)
-    return old / total if total else None
+    if total == 0:
+        return None
+    return old / total
 
 
+@_detector("equal-rows", "the share of equal rows in a layer")
 def _equal_rows(received: Received) -> float | None:
     """Return the largest share of a layer's rows that are parallel to another row of the layer."""
-    shares = [
-        _share_with_twin(tensor.flatten(1).double())
-        for tensor in received.tensors.values()
-        if tensor.is_floating_point() and tensor.ndim > 1 and tensor[0].numel() >= _LEAST_WIDTH
-    ]
+    shares = []
+    for tensor in received.tensors.values():
+        if not tensor.is_floating_point() or tensor.ndim < 2 or tensor[0].numel() < _LEAST_WIDTH:
+            continue
+        rows = tensor.flatten(1).double()
+        unit = nn.functional.normalize(rows[:_ROWS])
+        cosines = (unit @ unit.T).fill_diagonal_(0.0)  # rows of zeros are parallel to none
+        shares.append(float((cosines.amax(1) > _PARALLEL).double().mean()))
     return max(shares, default=None)
 
 
-def _share_with_twin(rows: Tensor) -> float:
-    """Return the share of rows (n, d) to which another row is parallel; rows of zeros are parallel to none."""
-    unit = nn.functional.normalize(rows[:_ROWS])
-    cosines = (unit @ unit.T).fill_diagonal_(0.0)
-    return float((cosines.amax(1) > _PARALLEL).double().mean())
-
-
+@_detector("silence", "the share of first neurons silent on the receiver's own records", own=True)
 def _silence(received: Received) -> float | None:
     """Return the share of the first ReLU's outputs that are zero on the receiver's own records."""
     if received.records is None or received.network is None:
@@ -173,9 +203,12 @@ def _silence(received: Received) -> float | None:
             module(received.records[:_RECORDS])
     finally:
         hook.remove()
-    return float((outputs[0] <= 0).double().mean()) if outputs else None
+    if not outputs:
+        return None
+    return float((outputs[0] <= 0).double().mean())
 
 
+@_detector("certainty", "how certain the answers are")
 def _certainty(received: Received) -> float | None:
     """Return 1 minus the mean entropy of the rows, over the entropy of a uniform row."""
     rows = _shares(received.tensors.get("values"))
@@ -185,6 +218,7 @@ def _certainty(received: Received) -> float | None:
     return 1.0 - float(entropy) / float(torch.tensor(rows.shape[1]).double().log())
 
 
+@_detector("disagreement", "the distance to the receiver's own answers", own=True)
 def _disagreement(received: Received) -> float | None:
     """Return the mean total-variation distance to the receiver's own answers on the same samples."""
     both = _on_same_samples(received)
@@ -194,6 +228,7 @@ def _disagreement(received: Received) -> float | None:
     return float((theirs - own).abs().sum(1).mean()) / 2
 
 
+@_detector("other-classes", "the share of answers with another class than the receiver's own", own=True)
 def _other_classes(received: Received) -> float | None:
     """Return the share of samples whose likeliest class differs from the receiver's own answer."""
     both = _on_same_samples(received)
@@ -207,27 +242,27 @@ def _on_same_samples(received: Received) -> tuple[Tensor, Tensor] | None:
     """Return the message's rows and the receiver's own (m, C) on the samples that both name; None without any."""
     if received.answers is None:
         return None
-    values = [tensors.get("values") for tensors in (received.tensors, received.answers)]
+    values = [received.tensors.get("values"), received.answers.get("values")]
     classes = max((value.shape[1] for value in values if value is not None and value.ndim == 2), default=0)
-    theirs, own = (_shares(value, classes) for value in values)
+    theirs, own = _shares(values[0], classes), _shares(values[1], classes)
     if theirs is None or own is None or theirs.shape[1] != own.shape[1]:
         return None
-    place = {sample: row for row, sample in enumerate(_samples(received.answers, len(own)))}
-    pairs = [
-        (row, place[sample])
-        for row, sample in enumerate(_samples(received.tensors, len(theirs)))
-        if sample in place
-    ]
+    own_rows = {sample: row for row, sample in enumerate(_samples(received.answers, len(own)))}
+    pairs = []
+    for row, sample in enumerate(_samples(received.tensors, len(theirs))):
+        if sample in own_rows:
+            pairs.append((row, own_rows[sample]))
     if not pairs:
         return None
-    here, there = torch.tensor(pairs).T
-    return theirs[here], own[there]
+    their_rows, same_rows = torch.tensor(pairs).T
+    return theirs[their_rows], own[same_rows]
 
 
 def _samples(tensors: Mapping[str, Tensor], count: int) -> list[int]:
     """Return the numbers of the samples that answers are about: in order, unless `index` names them."""
-    index = tensors.get("index")
-    return list(range(count)) if index is None else index.long().tolist()
+    if "index" not in tensors:
+        return list(range(count))
+    return tensors["index"].long().tolist()
 
 
 def _shares(values: Tensor | None, classes: int = 0) -> Tensor | None:
@@ -235,8 +270,9 @@ def _shares(values: Tensor | None, classes: int = 0) -> Tensor | None:
     if values is None or not len(values):
         return None
     if values.ndim == 1:
-        known = classes > int(values.max()) >= int(values.min()) >= 0
-        return nn.functional.one_hot(values.long(), classes).double() if known else None
+        if int(values.max()) >= classes or int(values.min()) < 0:
+            return None
+        return nn.functional.one_hot(values.long(), classes).double()
     if values.ndim != 2:
         return None
     rows = values.double()
@@ -245,12 +281,13 @@ def _shares(values: Tensor | None, classes: int = 0) -> Tensor | None:
     return rows / rows.sum(1, keepdim=True)
 
 
+@_detector("repeats", "the share of samples that are repeated")
 def _repeats(received: Received) -> float | None:
     """Return the share of samples that occur twice in the message, or in the one before it."""
     rows = _sample_rows(received.tensors)
     if rows is None or not len(rows):
         return None
-    before = None if received.before is None else _sample_rows(received.before)
+    before = _sample_rows(received.before or {})
     distances = torch.cdist(rows, rows).fill_diagonal_(float("inf"))
     nearest = distances.amin(1)
     if before is not None and len(before) and before.shape[1] == rows.shape[1]:
@@ -266,6 +303,7 @@ def _sample_rows(tensors: Mapping[str, Tensor]) -> Tensor | None:
     return samples[:_ROWS].double().reshape(min(len(samples), _ROWS), -1)
 
 
+@_detector("own-records", "the share of samples that are the receiver's own records", own=True)
 def _own_records(received: Received) -> float | None:
     """Return the share of the samples that a message names or shows which equal a record of the receiver."""
     samples = received.tensors.get("samples")
@@ -273,47 +311,11 @@ def _own_records(received: Received) -> float | None:
         samples = received.public[received.tensors["index"].long()]
     if samples is None or received.records is None or samples.shape[1:] != received.records.shape[1:]:
         return None
-    own, shown = (x.double().flatten(1) for x in (received.records, samples[:_ROWS]))
-    near = torch.cdist(shown, own).amin(1) < _NEAR * own.shape[1] ** 0.5
+    own = received.records.double().flatten(1)
+    theirs = samples[:_ROWS].double().flatten(1)
+    near = torch.cdist(theirs, own).amin(1) < _NEAR * own.shape[1] ** 0.5
     return float(near.double().mean())
 
 
-DETECTORS: Mapping[str, Detector] = MappingProxyType(
-    {
-        "certainty": Detector(words="how certain the answers are", measure=_certainty),
-        "change": Detector(words="the norm of the change since the last one", measure=_change),
-        "disagreement": Detector(
-            words="the distance to the receiver's own answers", measure=_disagreement, own=True
-        ),
-        "equal-rows": Detector(words="the share of equal rows in a layer", measure=_equal_rows),
-        "few-clients": Detector(
-            words="one over the number of clients that a sum says it has, or of votes that it counts",
-            measure=_few_clients,
-        ),
-        "nothing-new": Detector(
-            words="the share of values that are alike, or as the receiver had or sent them",
-            measure=_nothing_new,
-            own=True,
-        ),
-        "other-classes": Detector(
-            words="the share of answers with another class than the receiver's own",
-            measure=_other_classes,
-            own=True,
-        ),
-        "outlier": Detector(
-            words="the distance to the mean of the other senders' messages, over their median distance",
-            measure=_outlier,
-            others=True,
-        ),
-        "own-records": Detector(
-            words="the share of samples that are the receiver's own records", measure=_own_records, own=True
-        ),
-        "repeats": Detector(words="the share of samples that are repeated", measure=_repeats),
-        "silence": Detector(
-            words="the share of first neurons silent on the receiver's own records",
-            measure=_silence,
-            own=True,
-        ),
-    }
-)
+DETECTORS: Mapping[str, Detector] = MappingProxyType(dict(sorted(_DETECTORS.items())))
 """By name."""

@@ -45,13 +45,18 @@ def _by_pair(result: Result) -> Mapping[tuple[str, str], Finding]:
     groups: dict[tuple[str, str], list[Finding]] = {}
     for finding in findings_of(result):
         groups.setdefault((finding.cell.adversary, finding.cell.goal), []).append(finding)
-    gravest = {pair: strongest(group) for pair, group in groups.items()}
-    return {pair: finding for pair, finding in gravest.items() if finding is not None}
+    gravest: dict[tuple[str, str], Finding] = {}
+    for pair, group in groups.items():
+        worst = strongest(group)
+        if worst is not None:
+            gravest[pair] = worst
+    return gravest
 
 
 def _gain(rule: Rule, finding: Finding, twin: Finding, victim: str) -> Gain:
     """Return what both runs found for one victim, or for all together where `victim` is empty."""
-    figure, honest_figure = (_deciding(rule, one, victim) for one in (finding, twin))
+    figure = _deciding(rule, finding, victim)
+    honest_figure = _deciding(rule, twin, victim)
     return Gain(
         adversary=finding.cell.adversary,
         goal=finding.cell.goal,
@@ -70,15 +75,17 @@ def _deciding(rule: Rule, finding: Finding, victim: str) -> Figure | None:
     """Return the deciding figure of one victim or of all together; a single victim's stands for all if it is alone."""
     if not victim:
         return finding.key or finding.worst_key
-    figures = [target.figures for target in finding.cell.targets if target.target == victim]
-    return by_name(figures[0], rule.figure) if figures else None
+    for target in finding.cell.targets:
+        if target.target == victim:
+            return by_name(target.figures, rule.figure)
+    return None
 
 
 def _verdict(
     rule: Rule, finding: Finding, twin: Finding, victim: str, figure: Figure | None, honest: Figure | None
 ) -> GainVerdict:
-    found = victim in finding.affected if victim else finding.level in _LEAKS
-    if twin.level == "not-applicable" and found:
+    affected = victim in finding.affected if victim else finding.level in _LEAKS
+    if twin.level == "not-applicable" and affected:
         return "only-active"
     if finding.level not in SETTLED or twin.level not in SETTLED:
         return "no-figure"
@@ -87,11 +94,15 @@ def _verdict(
         return "no-figure"
     if ends[0] > honest_ends[1]:
         return "gain"
-    return "less" if ends[1] < honest_ends[0] else "none"
+    if ends[1] < honest_ends[0]:
+        return "less"
+    return "none"
 
 
 def _ends(rule: Rule, figure: Figure | None) -> tuple[float, float] | None:
     """Return the ends of a figure's interval so that the second leaks more; None without an interval."""
     if figure is None or figure.low is None or figure.high is None:
         return None
-    return (figure.low, figure.high) if rule.higher else (-figure.high, -figure.low)
+    if rule.higher:
+        return figure.low, figure.high
+    return -figure.high, -figure.low

@@ -81,8 +81,8 @@ def noticed(active: RunDirectory, honest: RunDirectory) -> Iterator[Noticed]:
                     detector=detector,
                     of_crafted=len(crafted),
                 )
-                known = [value for value in trusted[detector] if value is not None]
-                yield _judged(outcome, known, suspected[detector])
+                values = [value for value in trusted[detector] if value is not None]
+                yield _judged(outcome, values, suspected[detector])
 
 
 def _sent(run: RunDirectory, party: str, kind: str) -> list[Message]:
@@ -115,10 +115,11 @@ def _values(
 ) -> Mapping[str, list[float | None]]:
     """Return the value of each detector for each message: the largest of its receivers', or None."""
     record = _Record()
-    receivers = {name: _Receiver(run, name, record) for name in sorted(names)}
+    parties = {name: _Receiver(run, name, record) for name in sorted(names)}
     values: dict[str, list[float | None]] = {detector: [] for detector in detectors}
     for message in messages:
-        of_message = _of_message(message, [receivers[r] for r in message.receivers if r in names], detectors)
+        receivers = [parties[name] for name in message.receivers if name in names]
+        of_message = _of_message(message, receivers, detectors)
         for detector in detectors:
             values[detector].append(max(of_message[detector], default=None))
     return values
@@ -129,17 +130,17 @@ def _of_message(
 ) -> Mapping[str, list[float]]:
     """Return the values that receivers compute for one message; one that is the same for all is computed once."""
     values: dict[str, list[float]] = {detector: [] for detector in detectors}
-    done = set[tuple[str, int]]()
+    computed = set[tuple[str, int]]()
     if message.payload is None:
         return values
     others = any(DETECTORS[name].others for name in detectors)
     for receiver in receivers:
         received = receiver.received(message.seq, others)
         for name in detectors:
-            place = (name, receiver.before(message.seq))
-            if not DETECTORS[name].own and place in done:
+            of_all = (name, receiver.before(message.seq))
+            if not DETECTORS[name].own and of_all in computed:
                 continue
-            done.add(place)
+            computed.add(of_all)
             value = DETECTORS[name].measure(received)
             if value is not None:
                 values[name].append(value)
@@ -177,8 +178,9 @@ class _Receiver:
         self._view = replace(view, messages=tuple(map(_unmarked, view.messages)))
         self._record, self._network = record, run.case.named_networks.of(name)
         self._public = run.case.public if len(run.case.public) else None
-        data = self._view.own_data.get(name)
-        self._records = None if data is None else data[0]
+        self._records: Tensor | None = None
+        if name in self._view.own_data:
+            self._records, _ = self._view.own_data[name]
         self._seen: dict[int, _Seen] = {}
         self._alike: dict[tuple[str, int, int], list[Message]] = {}
         last: dict[tuple[str, str], Message] = {}  # by kind and sender
@@ -195,20 +197,25 @@ class _Receiver:
     def before(self, seq: int) -> int:
         """Return the number of the message before one, of the same kind from the same sender; -1 if there is none."""
         before = self._seen[seq].before
-        return -1 if before is None else before.seq
+        if before is None:
+            return -1
+        return before.seq
 
     def received(self, seq: int, others: bool) -> Received:
         """Return a message as this party holds it, with those of other senders if they are asked for."""
-        seen = self._seen[seq]
-        rest = [m for m in self._alike[_turn(seen.message)] if m.sender != seen.message.sender and m.payload]
-        of_model = seen.message.kind == "model_parameters"
+        message, before, answers, own = self._seen[seq]
+        from_others: list[Message] = []
+        if others:
+            alike = self._alike[_turn(message)]
+            from_others = [other for other in alike if other.sender != message.sender and other.payload]
+        of_model = message.kind == "model_parameters"
         return Received(
-            tensors=self._record.tensors(self._view, seen.message),
-            fields=seen.message.fields,
-            before=self._tensors(seen.before),
-            answers=self._tensors(seen.answers),
-            own=self._tensors(seen.own),
-            others=[self._record.tensors(self._view, m) for m in rest[:_OTHERS] if others],
+            tensors=self._record.tensors(self._view, message),
+            fields=message.fields,
+            before=self._tensors(before),
+            answers=self._tensors(answers),
+            own=self._tensors(own),
+            others=[self._record.tensors(self._view, other) for other in from_others[:_OTHERS]],
             records=self._records,
             network=self._network if of_model else None,
             public=self._public,

@@ -7,6 +7,7 @@ import math
 import shutil
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -193,7 +194,8 @@ def test_the_same_record_twice_and_shared_noise_are_refused(
 def test_runs_that_draw_from_one_stream_are_refused(
     runs: dict[str, fdaudit.Run], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fdaudit.audit.joint_ledger._first_salt", lambda run: "one salt")
+    first = SimpleNamespace(salt="one salt")
+    monkeypatch.setattr("fdaudit.audit.joint_ledger.read_messages", lambda transcript: [first])
     with pytest.raises(RunError, match="draws its noise from the same stream as a"):
         joint([runs["a"], runs["b"]])
 

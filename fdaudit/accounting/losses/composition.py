@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fdaudit.accounting.charges import Charges, Drawn, Grouped, Selected, pure_each
+from fdaudit.accounting.charges import Charges, Drawn, Grouped, Selected, pure_each, signal_to_noise
 from fdaudit.accounting.losses.pairs import (
     FARTHEST,
     UNLIKE,
@@ -136,19 +136,19 @@ def _cell(runs: _Runs, coarser: float) -> float:
     kinds = (runs.sampled, runs.grouped, runs.drawn)
     count = runs.pure.total() + sum(kind.total() for kind in kinds)
     cell = coarser * (_GRID if count <= _MANY else _FINE_GRID)
-    sampled = [(noise, rate, n) for kind in kinds for (noise, rate, *_), n in kind.items()]
-    quiet = [(rate * math.sqrt(math.expm1(min(noise**-2, FAR))), n) for noise, rate, n in sampled]
-    if not quiet:
+    spreads, quietest, loudest = list(runs.ratios), math.inf, 0.0
+    for kind in kinds:
+        for (noise, rate, *_), n in kind.items():
+            # The standard deviation of a run's loss, and its largest loss, where the tail has a probability of 1e-22.
+            typical = rate * math.sqrt(math.expm1(min(noise**-2, FAR)))
+            largest = float(np.logaddexp(0.0, math.log(rate) + (FARTHEST + 0.5 / noise) / noise))
+            spreads.append(typical * math.sqrt(n))
+            quietest, loudest = min(quietest, typical), max(loudest, largest)
+    if math.isinf(quietest):
         return cell
-    # A run's largest loss, where the Gaussian's tail has a probability of 1e-22.
-    loudest = max(
-        float(np.logaddexp(0.0, math.log(rate) + (FARTHEST + 0.5 / noise) / noise))
-        for noise, rate, _ in sampled
-    )
-    spread = math.hypot(*runs.ratios, *(typical * math.sqrt(n) for typical, n in quiet))
+    spread = math.hypot(*spreads)
     widest = 20 * spread + spread**2 + math.fsum(eps * n for eps, n in runs.pure.items())
-    least = min(typical for typical, _ in quiet) / _CELLS_OF_A_RUN
-    needed = max(least, widest / _MOST_CELLS, loudest / _MOST_CELLS_OF_A_RUN)
+    needed = max(quietest / _CELLS_OF_A_RUN, widest / _MOST_CELLS, loudest / _MOST_CELLS_OF_A_RUN)
     # Powers of two of one width, so that steps are used again.
     return cell * min(1.0, 2.0 ** math.floor(math.log2(needed / _GRID)) * _GRID / cell)
 
@@ -190,7 +190,9 @@ def tail_epsilons(charges: Charges, deltas: NDArray[np.float64], coarser: float 
 def at_delta(distribution: Any, delta: float) -> float:
     """Return ε at δ of a distribution from `losses`; infinite if δ is too small for its arithmetic."""
     usable = delta - ROUNDING
-    return float(distribution.get_epsilon_for_delta(usable)) if usable > 0 else math.inf
+    if usable <= 0:
+        return math.inf
+    return float(distribution.get_epsilon_for_delta(usable))
 
 
 def _sorted(charges: Charges) -> _Runs:
@@ -214,7 +216,7 @@ def _sorted(charges: Charges) -> _Runs:
             noise = charge.scale / charge.sensitivity
             runs.sampled[noise, charge.sample_rate, charge.relation] += n * charge.count
         elif isinstance(charge, Gaussian | SampledGaussian):
-            runs.ratios.append(math.sqrt(n * charge.count) * charge.sensitivity / charge.scale)
+            runs.ratios.append(signal_to_noise(charge, n))
         else:
             runs.pure[pure_each(charge)] += n * charge.count
     _add_whole(runs, whole)
@@ -236,9 +238,8 @@ def _add_whole(runs: _Runs, whole: Mapping[DiscreteGaussian, int]) -> None:
     by zero-concentrated DP (Canonne, Kamath & Steinke 2020, Theorem 4).
     """
     places = math.fsum(n * math.ceil(c.sensitivity**2) for c, n in whole.items())
-    less = math.log(5 * max(places, 1.0) / UNLIKE) / (
-        2 * math.pi**2
-    )  # s²; 5 exceeds 2 for each of two sums of e
+    # s²; 5 exceeds 2 for each of two sums of e.
+    less = math.log(5 * max(places, 1.0) / UNLIKE) / (2 * math.pi**2)
     for charge, n in whole.items():
         if charge.scale**2 >= 2 * less:
             noise = math.sqrt(charge.scale**2 - less)

@@ -88,10 +88,9 @@ def grouped_losses(noise: float, rate: float, size: int, grid: float) -> Any:
     other = x[::-1]  # the threshold for a loss of -ε
     added = ndtr(other / noise) - np.exp(eps) * (chances * ndtr((other - k) / noise)).sum(0)
     least = np.maximum(-np.expm1(np.minimum(eps, 0.0)), 0.0)  # of the event that is always true
-    sides = (np.maximum(deltas, least) for deltas in (removed, added))
-    return PrivacyLossDistribution(
-        *(create_pmf_pessimistic_connect_dots_fixed_gap(grid, -top, top, deltas) for deltas in sides)
-    )
+    remove = create_pmf_pessimistic_connect_dots_fixed_gap(grid, -top, top, np.maximum(removed, least))
+    add = create_pmf_pessimistic_connect_dots_fixed_gap(grid, -top, top, np.maximum(added, least))
+    return PrivacyLossDistribution(remove, add)
 
 
 def _inverse(
@@ -138,10 +137,8 @@ def drawn_losses(noise: float, rate: float, grid: float) -> Any:
     from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
     from dp_accounting.pld.privacy_loss_mechanism import AdjacencyType, GaussianPrivacyLoss
 
-    removed, added = (
-        GaussianPrivacyLoss(noise, sampling_prob=rate, adjacency_type=kind)
-        for kind in (AdjacencyType.REMOVE, AdjacencyType.ADD)
-    )
+    removed = GaussianPrivacyLoss(noise, sampling_prob=rate, adjacency_type=AdjacencyType.REMOVE)
+    added = GaussianPrivacyLoss(noise, sampling_prob=rate, adjacency_type=AdjacencyType.ADD)
     top = math.ceil(removed.connect_dots_bounds().epsilon_upper / grid)
     eps = np.arange(-top, top + 1) * grid
     deltas = np.where(

@@ -40,13 +40,8 @@ def sensitivity(matrix: ArrayLike, separation: int, participations: int) -> floa
         ValueError: the matrix is no lower-triangular square, or a number is below 1.
     """
     C = np.asarray(matrix, dtype=np.float64)
-    if (
-        C.ndim != 2
-        or C.shape[0] != C.shape[1]
-        or not len(C)
-        or not np.isfinite(C).all()
-        or np.triu(C, 1).any()
-    ):
+    is_square = C.ndim == 2 and C.shape[0] == C.shape[1] > 0
+    if not is_square or not np.isfinite(C).all() or np.triu(C, 1).any():
         raise ValueError(f"sensitivity: a matrix of shape {C.shape} is no lower-triangular square.")
     products = np.abs(C.T @ C)
     n = len(C)
@@ -99,9 +94,8 @@ def _largest(products: Values, separation: int, participations: int) -> float:
         problem = f"separation = {separation} and participations = {participations} must be 1 or more"
         raise ValueError(f"sensitivity: {problem}.")
     w, n = products.shape
-    earlier = np.zeros(
-        (w + separation + 1, n)
-    )  # by offset: the best choice of steps at this offset or further back
+    # By offset: the best choice of steps at this offset or further back.
+    earlier = np.zeros((w + separation + 1, n))
     for offset in range(w - 1, 0, -1):
         earlier[offset] = np.maximum(earlier[offset + 1], products[offset] + earlier[offset + separation])
     best = products[0].copy()  # with step i as the last of those chosen

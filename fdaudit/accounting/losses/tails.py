@@ -90,7 +90,10 @@ def _saddle(side: Sequence[tuple[Loss, int]], grid: float, delta: float) -> floa
     while high / low > 1 + 1e-3:
         tilt = math.sqrt(low * high)
         exponent = math.fsum(n * (loss.tilted(tilt)[1] - tilt * loss.mean(tilt)) for loss, n in side)
-        low, high = (tilt, high) if exponent > math.log(delta) else (low, tilt)
+        if exponent > math.log(delta):
+            low = tilt
+        else:
+            high = tilt
     return low
 
 
@@ -121,4 +124,6 @@ def _least_epsilon(values: NDArray[np.float64], mass: NDArray[np.float64], delta
     k = fits[0]
     if scaled[k] <= 0:
         return float(values[k])
-    return float(min(max(math.log(max((above[k] - delta) / scaled[k], 1.0)), 0.0), values[k]))
+    # Between this value and the one below, δ(ε) = above - e^ε scaled.
+    power = max((above[k] - delta) / scaled[k], 1.0)
+    return float(min(max(math.log(power), 0.0), values[k]))

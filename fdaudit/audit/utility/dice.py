@@ -44,12 +44,16 @@ class DiceOfMasks(Measurement):
         """Return the figures on each site's test images, with the site's number; nothing if there is one site."""
         if case.dataset.sites is None:
             return []
-        of = case.dataset.sites[case.splits.test]
-        sites = of.unique().tolist()
+        site_of_image = case.dataset.sites[case.splits.test]
+        sites = site_of_image.unique().tolist()
         if len(sites) < 2:
             return []
         predicted = logits.argmax(1)
-        return [(*_on((of == k).nonzero().squeeze(1), predicted, y, case), k) for k in sites]
+        rows = []
+        for site in sites:
+            images = (site_of_image == site).nonzero().squeeze(1)
+            rows.append((*_on(images, predicted, y, case), site))
+        return rows
 
     def figure(self, row: Any, classes: int) -> Figure:
         """Return the row's mean Dice coefficient as `mean_dice_figure` made it, with other figures as its note."""
@@ -70,11 +74,14 @@ class DiceOfMasks(Measurement):
 
 def _on(images: Tensor, predicted: Tensor, y: Tensor, case: Case) -> tuple[Any, ...]:
     """Return the figures of predicted masks (n, h, w) on some test images (m,)."""
-    objects, pictures = (
-        None if held is None else held[case.splits.test[images]].numpy()
-        for held in (case.dataset.objects, case.dataset.pictures)
+    rows = case.splits.test[images]
+    objects, pictures = case.dataset.objects, case.dataset.pictures
+    scores = score_masks(
+        predicted[images].numpy(),
+        y[images].numpy(),
+        objects=None if objects is None else objects[rows].numpy(),
+        pictures=None if pictures is None else pictures[rows].numpy(),
     )
-    found = score_masks(predicted[images].numpy(), y[images].numpy(), objects=objects, pictures=pictures)
-    dice = found.dice
-    others = (found.mean_iou, found.object_dice, found.aji, found.hd95)
+    dice = scores.dice
+    others = (scores.mean_iou, scores.object_dice, scores.aji, scores.hd95)
     return dice.value, dice.low, dice.high, *others, len(images)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
 
@@ -84,28 +84,33 @@ def score_labels(truth: Truth, guesses: Sequence[LabelDistribution]) -> Scores:
         truth: the auditor's side.
         guesses: one a victim.
     """
-    name, prior = _prior(truth, [g.target for g in guesses])
-    scores = {g.target: _distances(truth, g, name, prior) for g in guesses}
-    targets = tuple(
-        Target(
-            target=g.target,
-            figures=tuple(scores[g.target].values()),
-            shares=Shares(
-                truth=tuple(truth.label_shares(g.target).tolist()),
-                guess=tuple(g.distribution.double().tolist()),
-                prior=tuple(prior.tolist()),
-            ),
+    name, prior = _prior(truth, [guess.target for guess in guesses])
+    scores: dict[str, dict[str, Figure]] = {}
+    targets = []
+    for guess in guesses:
+        client = guess.target
+        scores[client] = {}
+        # The distances of the guess from the client's class shares, each with the prior's distance.
+        distances = score_label_distribution(truth.label_shares(client), guess.distribution, prior)
+        for figure_name, figure in distances.items():
+            note = figure.note.replace("prior as given", name)
+            scores[client][figure_name] = replace(figure, note=note)
+        shares = Shares(
+            truth=tuple(truth.label_shares(client).tolist()),
+            guess=tuple(guess.distribution.double().tolist()),
+            prior=tuple(prior.tolist()),
         )
-        for g in guesses
-    )
+        targets.append(Target(target=client, figures=tuple(scores[client].values()), shares=shares))
     figures = []
-    for figure in scores[guesses[0].target]:
-        generator = draws_of(truth.case.seed, figure, list(scores))
-        by_client = {t: s[figure] for t, s in scores.items()}
+    for figure_name in scores[guesses[0].target]:
+        generator = draws_of(truth.case.seed, figure_name, list(scores))
+        by_client = {client: of_client[figure_name] for client, of_client in scores.items()}
         mean, worst = mean_and_worst(by_client, generator, higher_is_worse=False)
+        figures.append(mean)
         # The client nearest to the prior is no victim of anything: of the prior the mean alone says something.
-        figures += [mean] if figure.endswith("_prior") else [mean, worst]
-    return tuple(figures), targets
+        if not figure_name.endswith("_prior"):
+            figures.append(worst)
+    return tuple(figures), tuple(targets)
 
 
 def _prior(truth: Truth, clients: Sequence[str]) -> tuple[str, Tensor]:
@@ -119,16 +124,15 @@ def _prior(truth: Truth, clients: Sequence[str]) -> tuple[str, Tensor]:
     C = truth.case.dataset.classes
     uniform = torch.full((C,), 1 / C, dtype=torch.float64)
     priors = {"uniform prior": uniform}
-    held = others(truth.case).records
-    y = None if held is None else held[1]
-    if y is not None and int(class_counts(y, C).sum()):
-        priors["prior: class shares of auxiliary records"] = class_shares(y, C, "auxiliary")
-    truths = [truth.label_shares(k) for k in clients]
-    name = min(priors, key=lambda p: sum(kl_divergence(t, priors[p]) for t in truths))
+    auxiliary = others(truth.case).records
+    if auxiliary is not None:
+        _, y = auxiliary
+        if int(class_counts(y, C).sum()):
+            priors["prior: class shares of auxiliary records"] = class_shares(y, C, "auxiliary")
+    truths = [truth.label_shares(client) for client in clients]
+
+    def divergence(name: str) -> float:
+        return sum(kl_divergence(shares, priors[name]) for shares in truths)
+
+    name = min(priors, key=divergence)
     return name, priors[name]
-
-
-def _distances(truth: Truth, guess: LabelDistribution, name: str, prior: Tensor) -> Mapping[str, Figure]:
-    """Return the distances of one guess from the client's class shares, each with the prior's distance."""
-    figures = score_label_distribution(truth.label_shares(guess.target), guess.distribution, prior)
-    return {n: replace(f, note=f.note.replace("prior as given", name)) for n, f in figures.items()}

@@ -75,57 +75,56 @@ class MembershipScorer(GoalScorer[Membership]):
                 raise ValueError(
                     f"{guess.target}: needs one finite score for each of {n} candidates, got {got}"
                 )
-            made = guess.generated
-            if made is not None and (made.ndim != 4 or not len(made) or not bool(torch.isfinite(made).all())):
-                got = tuple(made.shape)
+            images = guess.generated
+            if images is None:
+                continue
+            if images.ndim != 4 or not len(images) or not bool(torch.isfinite(images).all()):
+                got = tuple(images.shape)
                 raise ValueError(f"{guess.target}: needs finite generated images (k, c, h, w), got {got}")
 
     def score(self, cell: str, guesses: Sequence[Membership], assumed: Sequence[Assumption] = ()) -> Scores:
         """Return the figures over all victims' candidates, and each victim's own with its ROC."""
         whole = self._pooled(guesses)
-        scores = {g.target: self._pooled([g]) for g in guesses}
-        targets = tuple(
-            Target(
-                target=guess.target,
-                figures=(
-                    *(noted(f, guess.note) for f in scores[guess.target].figures.values()),
-                    *_rehearsed([guess]),
-                    *self._blind([guess]),
-                    *self._generated([guess]),
-                ),
-                roc=_roc(scores[guess.target]),
-            )
-            for guess in guesses
-        )
+        scores: dict[str, MembershipScore] = {}
+        targets = []
+        for guess in guesses:
+            score = scores[guess.target] = self._pooled([guess])
+            figures = [noted(figure, guess.note) for figure in score.figures.values()]
+            figures += _rehearsed([guess])
+            figures += self._blind([guess])
+            figures += self._generated([guess])
+            roc = Roc(fpr=tuple(score.roc.fpr.tolist()), tpr=tuple(score.roc.tpr.tolist()))
+            targets.append(Target(target=guess.target, figures=tuple(figures), roc=roc))
         figures = list(whole.figures.values())
-        for name in figures[:]:
-            generator = self.scores.draws(name.name, guesses)
-            figures.append(mean_and_worst({t: s.figures[name.name] for t, s in scores.items()}, generator)[1])
+        for figure in whole.figures.values():
+            by_victim = {victim: score.figures[figure.name] for victim, score in scores.items()}
+            _, worst = mean_and_worst(by_victim, self.scores.draws(figure.name, guesses))
+            figures.append(worst)
         figures += _rehearsed(guesses)
-        return (*figures, *self._blind(guesses), *self._generated(guesses)), targets
+        figures += self._blind(guesses)
+        figures += self._generated(guesses)
+        return tuple(figures), tuple(targets)
 
     def _pooled(self, guesses: Sequence[Membership]) -> MembershipScore:
         """Score membership guesses against the coins, with the candidates of all victims pooled."""
         return self.scores.once("membership", guesses, partial(self._score_pooled, guesses))
 
     def _score_pooled(self, guesses: Sequence[Membership], generator: np.random.Generator) -> MembershipScore:
-        members, pairs, offset = [], [], 0
+        scores, members, pairs, offset = [], [], [], 0
         for guess in guesses:
             challenge, member = self._truth.challenge(guess.target)
+            scores.append(guess.scores)
             members.append(member)
             pairs.append(challenge.pair + offset)
             offset += len(member) // 2
-        by_coins = self._truth.case.design != "observational"
-        found = score_membership(
-            torch.cat([g.scores for g in guesses]),
-            torch.cat(members),
-            generator=generator,
-            pair=torch.cat(pairs) if by_coins else None,
-        )
-        if by_coins:
-            return found
-        plain = {n: noted(replace(f, p=None), NO_COINS) for n, f in found.figures.items()}
-        return replace(found, figures=plain)
+        score = partial(score_membership, torch.cat(scores), torch.cat(members), generator=generator)
+        if self._truth.case.design != "observational":
+            return score(pair=torch.cat(pairs))
+        without_coins = score(pair=None)
+        figures = {}
+        for name, figure in without_coins.figures.items():
+            figures[name] = noted(replace(figure, p=None), NO_COINS)
+        return replace(without_coins, figures=figures)
 
     def _blind(self, guesses: Sequence[Membership]) -> tuple[Figure, ...]:
         """Return the AUC of a classifier that sees the candidates and no message; none if coins decided.
@@ -157,14 +156,13 @@ class MembershipScorer(GoalScorer[Membership]):
             x, member = challenge.x[order], member[order]
             inside.append(x[member])
             outside.append(x[~member])
-        made = list[Tensor]()
+        generated = list[Tensor]()
         for guess in with_samples:
-            if guess.generated is not None and not any(
-                m.shape == guess.generated.shape and torch.equal(m, guess.generated) for m in made
-            ):
-                made.append(guess.generated)
+            samples = guess.generated
+            if samples is not None and not any(torch.equal(samples, earlier) for earlier in generated):
+                generated.append(samples)
         return score_generated(
-            torch.cat(made),
+            torch.cat(generated),
             torch.cat(inside),
             torch.cat(outside),
             self._encode,
@@ -174,16 +172,12 @@ class MembershipScorer(GoalScorer[Membership]):
 
 def _rehearsed(guesses: Sequence[Membership]) -> list[Figure]:
     """Return the mean share of coins told right in rehearsed federations; empty if the attack rehearsed none."""
-    found = [g.rehearsed for g in guesses if g.rehearsed is not None]
-    if not found:
+    shares = [guess.rehearsed for guess in guesses if guess.rehearsed is not None]
+    if not shares:
         return []
-    value = sum(found) / len(found)
+    value = sum(shares) / len(shares)
     note = "of known coins in rehearsed federations or left-out shadows; the attack's own figure"
     return [Figure(name="pair_accuracy_rehearsed", value=value, unit="fraction", note=note)]
-
-
-def _roc(score: MembershipScore) -> Roc:
-    return Roc(fpr=tuple(score.roc.fpr.tolist()), tpr=tuple(score.roc.tpr.tolist()))
 
 
 def _predicted(challenge: Challenge, member: Tensor, generator: np.random.Generator) -> Tensor:
@@ -193,7 +187,7 @@ def _predicted(challenge: Challenge, member: Tensor, generator: np.random.Genera
 
     y = labels_of(challenge.y).as_numbers(challenge.y)
     inputs = StandardScaler().fit_transform(torch.cat([challenge.x.flatten(1), y.float()], 1).numpy())
-    truth, found = member.numpy(), np.zeros(len(member))
+    truth, scores = member.numpy(), np.zeros(len(member))
     part = np.empty(len(truth), dtype=np.int64)
     for group in (truth, ~truth):  # members and others in equal shares of every part
         rows = generator.permutation(np.flatnonzero(group))
@@ -202,5 +196,5 @@ def _predicted(challenge: Challenge, member: Tensor, generator: np.random.Genera
         rest = part != fold
         if len(set(truth[rest])) == 2 and not rest.all():
             model = LogisticRegression(C=0.01, max_iter=1000).fit(inputs[rest], truth[rest])
-            found[~rest] = model.decision_function(inputs[~rest])
-    return torch.from_numpy(found)
+            scores[~rest] = model.decision_function(inputs[~rest])
+    return torch.from_numpy(scores)

@@ -98,13 +98,16 @@ def scored(by_target: Mapping[str, Mapping[str, Figure]], case: Case) -> tuple[F
 
     The gain's mean has a p-value of its own: the least of the models', times their number (Bonferroni).
     """
-    found = []
+    over_models = []
     for name in next(iter(by_target.values())):
         figures = {target: by_name[name] for target, by_name in by_target.items()}
         mean, worst = mean_and_worst(figures, draws_of(case.seed, name, list(by_target)))
-        told = [f.p for f in figures.values() if f.p is not None]
-        found += [replace(mean, p=min(1.0, len(told) * min(told)) if told else None), worst]
-    return tuple(found)
+        p_values = [figure.p for figure in figures.values() if figure.p is not None]
+        p = None
+        if p_values:
+            p = min(1.0, len(p_values) * min(p_values))
+        over_models += [replace(mean, p=p), worst]
+    return tuple(over_models)
 
 
 def check_copy(guess: Extraction, network: Parameters) -> None:

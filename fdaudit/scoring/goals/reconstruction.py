@@ -70,8 +70,8 @@ class ReconstructionGuess(Submission):
         tensors = read(self.images, field, _REMEDY)
         images, labels = tensors.get("images"), tensors.get("labels")
         if images is None or images.ndim != 4 or tuple(images.shape[1:]) != shape or not len(images):
-            found = "no images" if images is None else f"images of shape {tuple(images.shape)}"
-            problem = f"holds {found}, not (n, {', '.join(map(str, shape))})"
+            content = "no images" if images is None else f"images of shape {tuple(images.shape)}"
+            problem = f"holds {content}, not (n, {', '.join(map(str, shape))})"
             raise UsageError(field, self.images, problem, _REMEDY)
         inside = images.is_floating_point() and bool(((images >= 0) & (images <= 1)).all())
         if not inside:
@@ -138,28 +138,24 @@ class ReconstructionScorer(GoalScorer[Reconstruction]):
             assumed: the adversaries that guessed.
         """
         whole = self.compared(guesses, assumed)
-        found = self._identified(guesses, cell.rpartition("/")[0].split("+"))
+        adversary, _, _ = cell.rpartition("/")
+        identification = self._identified(guesses, adversary.split("+"))
         targets = []
         for guess in guesses:
             score = self.compared([guess], assumed)
-            shown = self._evaluated([guess], assumed, together=False)
+            figures = [noted(figure, guess.note, "psnr") for figure in score.figures.values()]
+            figures += self._evaluated([guess], assumed, together=False)
+            figures += identification.targets[guess.target]
+            images = self._pictures(cell, guess, score, assumed, identification.ranks[guess.target])
             targets.append(
-                Target(
-                    target=guess.target,
-                    messages=guess.messages,
-                    figures=(
-                        *(noted(f, guess.note, "psnr") for f in score.figures.values()),
-                        *shown,
-                        *found.targets[guess.target],
-                    ),
-                    images=self._pictures(cell, guess, score, assumed, found.ranks[guess.target]),
-                )
+                Target(target=guess.target, messages=guess.messages, figures=tuple(figures), images=images)
             )
-        note = "; ".join(dict.fromkeys(filter(None, (g.note for g in guesses))))
-        figures = (noted(f, note, "psnr") for f in whole.figures.values())
-        evaluated = self._evaluated(guesses, assumed, together=True)
-        distances = self.scores.once("distances", guesses, lambda draws: self._distances(guesses))
-        return (*figures, *evaluated, *distances, *found.figures), tuple(targets)
+        note = "; ".join(dict.fromkeys(guess.note for guess in guesses if guess.note))
+        figures = [noted(figure, note, "psnr") for figure in whole.figures.values()]
+        figures += self._evaluated(guesses, assumed, together=True)
+        figures += self.scores.once("distances", guesses, lambda draws: self._distances(guesses))
+        figures += identification.figures
+        return tuple(figures), tuple(targets)
 
     def compared(
         self, guesses: Sequence[Reconstruction], assumed: Sequence[Assumption] = ()
@@ -189,18 +185,22 @@ class ReconstructionScorer(GoalScorer[Reconstruction]):
                     "training drew nobody. There is nothing to be reconstructed; raise the defence's sample_rate."
                 )
         auxiliary_x, auxiliary_groups = self._prior()
-        known = self._case.dataset.known_groups
-        labels = [g.labels for g in guesses if g.labels is not None]
+        groups = self._case.dataset.known_groups
+        labels = [guess.labels for guess in guesses if guess.labels is not None]
+        true_labels = None
+        if groups is not None:
+            true_labels = [groups[self._truth.rows(guess)] for guess in guesses]
+        victims = [guess.target for guess in guesses]
         return score_reconstruction(
-            [g.images for g in guesses],
+            [guess.images for guess in guesses],
             [x for x, _ in truths],
             auxiliary_x,
             generator,
             guess_labels=labels if len(labels) == len(guesses) else None,
-            true_labels=None if known is None else [known[self._truth.rows(g)] for g in guesses],
+            true_labels=true_labels,
             auxiliary_labels=auxiliary_groups,
-            bystanders=bystanders_of(self._case, [g.target for g in guesses]),
-            targets=[g.target for g in guesses],
+            bystanders=bystanders_of(self._case, victims),
+            targets=victims,
             lpips_network=self._lpips,
         )
 
@@ -227,14 +227,13 @@ class ReconstructionScorer(GoalScorer[Reconstruction]):
         if min(len(guess), len(truth)) < 2:
             why = "a distance between sets needs at least two images on each side"
             return tuple(Figure(name=n, value=None, unavailable=why) for n in ("fid", "frechet_task_encoder"))
-        if self._encode is None:
-            masks = self._case.dataset.task.labels.dense
-            why = "the encoder learns classes, and masks are none" if masks else "bring auxiliary records"
-            return fid_figure(guess, truth), Figure(name="frechet_task_encoder", value=None, unavailable=why)
-        return (
-            fid_figure(guess, truth),
-            task_encoder_distance(guess, truth, self._encode, TaskEncoder.name),
-        )
+        fid = fid_figure(guess, truth)
+        if self._encode is not None:
+            return fid, task_encoder_distance(guess, truth, self._encode, TaskEncoder.name)
+        why = "bring auxiliary records"
+        if self._case.dataset.task.labels.dense:
+            why = "the encoder learns classes, and masks are none"
+        return fid, Figure(name="frechet_task_encoder", value=None, unavailable=why)
 
     def _prior(self) -> tuple[Tensor | None, Tensor | None]:
         """Return the images (m, c, h, w) that the prior baseline is made of, and their classes or sites (m,)."""
@@ -259,16 +258,19 @@ class ReconstructionScorer(GoalScorer[Reconstruction]):
         generator = self.scores.draws("prior-images", [guess])
         rows = [r.truth for r in score.images]
         if guess.by_class:
-            of = y[rows].numpy()  # a guess is of the class of its nearest record
             priors = class_priors(self._case, assumed)
-            return None if priors is None else priors.guess(played[0], of, generator).float()
-        auxiliary, groups = self._prior()
+            if priors is None:
+                return None
+            of = y[rows].numpy()  # a guess is of the class of its nearest record
+            return priors.guess(played[0], of, generator).float()
+        auxiliary, auxiliary_groups = self._prior()
         if auxiliary is None:
             return None
-        known = self._case.dataset.known_groups
-        own = None if known is None else known[self._truth.rows(guess)].numpy()
-        shown = AuxiliaryPool(auxiliary, groups).guess(played[0], len(x), own, generator)
-        return shown[match(shown, x)].float()[rows]
+        own_groups, groups = None, self._case.dataset.known_groups
+        if groups is not None:
+            own_groups = groups[self._truth.rows(guess)].numpy()
+        images = AuxiliaryPool(auxiliary, auxiliary_groups).guess(played[0], len(x), own_groups, generator)
+        return images[match(images, x)].float()[rows]
 
     def _pictures(
         self,
@@ -322,7 +324,8 @@ def _png(image: Tensor) -> bytes:
     """Return an image (c, h, w) in [0, 1] as 8-bit PNG, grey or RGB."""
 
     pixels = (image.clamp(0, 1) * 255).round().to(torch.uint8).permute(1, 2, 0).cpu().numpy()
-    array = pixels[:, :, 0] if pixels.shape[2] != 3 else pixels
+    if pixels.shape[2] != 3:
+        pixels = pixels[:, :, 0]
     stream = BytesIO()
-    PIL.Image.fromarray(np.ascontiguousarray(array)).save(stream, format="PNG")
+    PIL.Image.fromarray(np.ascontiguousarray(pixels)).save(stream, format="PNG")
     return stream.getvalue()

@@ -30,6 +30,7 @@ from fdaudit.scoring.goals.scorer import (
     refuse_two_of_a_victim,
 )
 from fdaudit.tasks.columns import cells_of, plain_columns, shown_cell
+from fdaudit.types import Figure
 
 __all__ = ["RowScorer"]
 
@@ -72,24 +73,29 @@ class RowScorer(GoalScorer[RowReconstruction]):
             FdauditError: no record stands behind a victim's messages.
             ValueError: rows have another length than the records.
         """
-        found = [self._recovered(guess) for guess in guesses]
+        recovered = [self._recovered(guess) for guess in guesses]
         auxiliary = self._auxiliary()
         victims = [guess.target for guess in guesses]
-        given = (self._columns, auxiliary, self._bystanders(victims))
-        whole = self.scores.once("rows", guesses, partial(score_rows, found, *given), beside=victims)
-        targets = []
-        for guess, one in zip(guesses, found, strict=True):
+        bystanders = self._bystanders(victims)
+
+        def figures_of(guesses: Sequence[RowReconstruction], rows: Sequence[RecoveredRows]) -> list[Figure]:
             # Bystanders of all victims stand beside each victim's rows.
-            figures = self.scores.once("rows", [guess], partial(score_rows, [one], *given), beside=victims)
+            score = partial(score_rows, rows, self._columns, auxiliary, bystanders)
+            return list(self.scores.once("rows", guesses, score, beside=victims).values())
+
+        whole = figures_of(guesses, recovered)
+        targets = []
+        for guess, rows in zip(guesses, recovered, strict=True):
+            figures = figures_of([guess], [rows])
             targets.append(
                 Target(
                     target=guess.target,
                     messages=guess.messages,
-                    figures=tuple(noted(f, guess.note, "cells_right") for f in figures.values()),
-                    rows=self._rows(one, auxiliary),
+                    figures=tuple(noted(figure, guess.note, "cells_right") for figure in figures),
+                    rows=self._rows(rows, auxiliary),
                 )
             )
-        return tuple(whole.values()), tuple(targets)
+        return tuple(whole), tuple(targets)
 
     def _recovered(self, guess: RowReconstruction) -> RecoveredRows:
         x, y = self.truth.behind(guess.target, guess.messages)
@@ -115,14 +121,17 @@ class RowScorer(GoalScorer[RowReconstruction]):
 
     def _bystanders(self, targets: Sequence[str]) -> tuple[Floats, Integers]:
         """Return the cells and classes of rows that no target trains on and no adversary holds."""
-        beside, data = bystanders_of(self.case, targets), self.case.dataset
-        rows = torch.zeros(0, dtype=torch.int64) if beside is None else torch.from_numpy(beside.rows)
+        data, bystanders = self.case.dataset, bystanders_of(self.case, targets)
+        rows = torch.zeros(0, dtype=torch.int64)
+        if bystanders is not None:
+            rows = torch.from_numpy(bystanders.rows)
         return cells_of(data.x[rows], self._columns).numpy(), data.y[rows].numpy()
 
     def _rows(self, one: RecoveredRows, auxiliary: tuple[Floats, Integers]) -> tuple[Row, ...]:
         """Return a victim's first rows, guess beside truth."""
         match = matched_rows(one.guess, one.truth, self._columns)
-        return tuple(self._row(one, match.guess, i, auxiliary) for i in range(len(one.truth))[:_MOST_ROWS])
+        count = min(len(one.truth), _MOST_ROWS)
+        return tuple(self._row(one, match.guess, i, auxiliary) for i in range(count))
 
     def _row(self, one: RecoveredRows, guesses: Integers, i: int, auxiliary: tuple[Floats, Integers]) -> Row:
         truth, g, label = one.truth[i], int(guesses[i]), int(one.labels[i])

@@ -126,8 +126,8 @@ def refuse_other_senders(guess: Guess, messages: Sequence[int], view: View) -> N
     sent_by = {senders.get(seq, "nobody in this view") for seq in messages}
     others = sorted(s for s in sent_by - {guess.target} if role(s) != "server")
     if others or guess.target not in sent_by:
-        named = others or "the server alone"
-        raise ValueError(f"{guess.target}: its reconstruction names messages of {named}, not its own")
+        named_parties = others or "the server alone"
+        raise ValueError(f"{guess.target}: its reconstruction names messages of {named_parties}, not its own")
 
 
 def refuse_two_of_a_victim(guesses: Sequence[Guess]) -> None:

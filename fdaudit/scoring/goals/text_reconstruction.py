@@ -13,7 +13,6 @@ from fdaudit.handout.auxiliary import Assumption, others
 from fdaudit.metrics.texts.overlap import bag
 from fdaudit.metrics.texts.recovery import Recovered, score_texts
 from fdaudit.result import Target, noted
-from fdaudit.scoring.evidence import EvidenceScores
 from fdaudit.scoring.galleries import bystanders_of
 from fdaudit.scoring.goals.scorer import (
     CheckedTask,
@@ -22,7 +21,7 @@ from fdaudit.scoring.goals.scorer import (
     refuse_other_senders,
     refuse_two_of_a_victim,
 )
-from fdaudit.scoring.ground_truth import Truth
+from fdaudit.types import Figure
 
 __all__ = ["TextScorer"]
 
@@ -57,59 +56,55 @@ class TextScorer(GoalScorer[TextReconstruction]):
     def score(
         self, cell: str, guesses: Sequence[TextReconstruction], assumed: Sequence[Assumption] = ()
     ) -> Scores:
-        """Return the figures of recovered words and texts, and each victim's own."""
-        return _score_recovered(self.truth, self.scores, guesses)
+        """Return the figures of recovered words and texts, and each victim's own.
 
+        Raises:
+            FdauditError: no record stands behind a victim's messages.
+            ValueError: a guess is no number of a word, or texts have another length.
+        """
+        case, data = self.truth.case, self.truth.case.dataset
+        recovered = [self._recovered(guess) for guess in guesses]
+        victims = [guess.target for guess in guesses]
+        auxiliary, bystanders = others(case).prior[0], bystanders_of(case, victims)
+        if auxiliary is None:
+            auxiliary = data.x[:0]
+        rows = torch.zeros(0, dtype=torch.int64)
+        if bystanders is not None:
+            rows = torch.from_numpy(bystanders.rows)
+        beside = (data.x[rows].numpy(), data.y[rows].numpy())
 
-def _score_recovered(truth: Truth, scores: EvidenceScores, guesses: Sequence[TextReconstruction]) -> Scores:
-    """Return the figures of recovered words and texts over all victims, and each victim's own.
+        def figures_of(guesses: Sequence[TextReconstruction], texts: Sequence[Recovered]) -> list[Figure]:
+            # Bystanders of all victims stand beside each victim's texts.
+            score = partial(score_texts, texts, auxiliary.numpy(), beside)
+            return list(self.scores.once("texts", guesses, score, beside=victims).values())
 
-    Args:
-        truth: the auditor's side.
-        scores: the scores of evidence so far.
-        guesses: one a victim.
+        whole = figures_of(guesses, recovered)
+        targets = []
+        for guess, own in zip(guesses, recovered, strict=True):
+            shared_words = sorted(own.words & bag(own.truth), reverse=True)
+            names = [data.words[word] for word in shared_words[:_MOST_SHOWN]]
+            note = f"rare words recovered: {', '.join(names)}" if names else ""
+            figures = tuple(noted(figure, note, "token_f1") for figure in figures_of([guess], [own]))
+            targets.append(Target(target=guess.target, messages=guess.messages, figures=figures))
+        return tuple(whole), tuple(targets)
 
-    Raises:
-        FdauditError: no record stands behind a victim's messages.
-        ValueError: a guess is no number of a word, or texts have another length.
-    """
-    case, found = truth.case, list[Recovered]()
-    for guess in guesses:
-        x, y = truth.behind(guess.target, guess.messages)
+    def _recovered(self, guess: TextReconstruction) -> Recovered:
+        x, y = self.truth.behind(guess.target, guess.messages)
         if not len(x):
             raise FdauditError(
                 f"{guess.target}: no record stands behind its messages {list(guess.messages)}."
             )
-        _refuse_no_words(guess, len(case.dataset.words), x.shape[1])
+        _refuse_no_words(guess, len(self.truth.case.dataset.words), x.shape[1])
         texts = None if guess.texts is None else guess.texts.numpy()
-        words = bag(guess.words.numpy())
-        found.append(Recovered(words=words, texts=texts, truth=x.numpy(), labels=y.numpy()))
-    victims = [guess.target for guess in guesses]
-    auxiliary, beside = others(case).prior[0], bystanders_of(case, victims)
-    empty = case.dataset.x[:0]
-    rows = torch.zeros(0, dtype=torch.int64) if beside is None else torch.from_numpy(beside.rows)
-    given = (
-        (empty if auxiliary is None else auxiliary).numpy(),
-        (case.dataset.x[rows].numpy(), case.dataset.y[rows].numpy()),
-    )
-    whole = scores.once("texts", guesses, partial(score_texts, found, *given), beside=victims)
-    targets = []
-    for guess, one in zip(guesses, found, strict=True):
-        # Bystanders of all victims stand beside each victim's texts.
-        figures = scores.once("texts", [guess], partial(score_texts, [one], *given), beside=victims)
-        names = [
-            case.dataset.words[w] for w in sorted(one.words & bag(one.truth), reverse=True)[:_MOST_SHOWN]
-        ]
-        note = f"rare words recovered: {', '.join(names)}" if names else ""
-        told = tuple(noted(f, note, "token_f1") for f in figures.values())
-        targets.append(Target(target=guess.target, messages=guess.messages, figures=told))
-    return tuple(whole.values()), tuple(targets)
+        return Recovered(words=bag(guess.words.numpy()), texts=texts, truth=x.numpy(), labels=y.numpy())
 
 
 def _refuse_no_words(guess: TextReconstruction, words: int, length: int) -> None:
     """Refuse numbers that no word of the vocabulary has, and texts of another length."""
-    told = guess.words if guess.texts is None else torch.cat([guess.words, guess.texts.flatten()])
-    if bool((told >= words).any()):
-        raise ValueError(f"{guess.target}: names the word {int(told.max())}; there are {words}")
+    numbers = guess.words
+    if guess.texts is not None:
+        numbers = torch.cat([numbers, guess.texts.flatten()])
+    if bool((numbers >= words).any()):
+        raise ValueError(f"{guess.target}: names the word {int(numbers.max())}; there are {words}")
     if guess.texts is not None and guess.texts.shape[1] != length:
         raise ValueError(f"{guess.target}: has texts of {guess.texts.shape[1]} tokens, not {length}")
