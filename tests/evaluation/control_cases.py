@@ -33,11 +33,12 @@ from fdaudit.isolation.schema import packed, packed_guesses
 from fdaudit.planning.simulated import simulated_case
 from fdaudit.spec.schema import load_spec
 from fdaudit.storage.digests import canonical
+from fdaudit.testing.specs import small_spec
 from fdaudit.training.trainer import parameters_of
 
 from ..helpers.doubles import in_a_thread
 from ..helpers.mask_cases import write_masks
-from ..helpers.run_cases import known, tiny
+from ..helpers.run_cases import known
 from ..helpers.table_cases import write_table
 from ..helpers.text_cases import write_texts
 
@@ -150,7 +151,7 @@ def names() -> list[str]:
 def case_of(federation: str) -> Any:
     """Return the case of one of the tiny federations."""
     with tempfile.TemporaryDirectory() as folder:
-        spec = tiny(**_FEDERATIONS[federation])
+        spec = small_spec(**_FEDERATIONS[federation])
         if federation in _DATA:
             spec["dataset"] = _DATA[federation](Path(folder))
         return simulated_case(load_spec(spec), known(7))
