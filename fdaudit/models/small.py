@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from typing import Annotated
 
 from pydantic import Field
@@ -47,7 +48,8 @@ class MlpParams(Config):
     widths: tuple[_Width, ...] = Field((128,), max_length=64)
     """Hidden widths in order; none makes it logistic regression."""
 
-    standardize: bool = False
+    # Left out where it is off, so that networks keep the descriptions that they had before it.
+    standardize: bool = Field(default=False, exclude_if=operator.not_)
     """Whether the network scales each sample to mean 0 and variance 1 first. It helps training under noise."""
 
 

@@ -346,7 +346,7 @@ def test_an_imported_class_is_given_what_it_accepts(tmp_path, monkeypatch):
 
 
 def test_architectures_compare_by_what_they_are():
-    assert arch("mlp") == Architecture("mlp", {"widths": [128], "standardize": False}, (1, 16, 16), 10)
+    assert arch("mlp") == Architecture("mlp", {"widths": [128]}, (1, 16, 16), 10)
     assert arch("mlp") != arch("mlp", widths=[64])
 
 
