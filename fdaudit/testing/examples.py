@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import os
 import sys
 import tempfile
@@ -26,6 +25,7 @@ from fdaudit.handout.handed import without_records
 from fdaudit.isolation.schema import Trial
 from fdaudit.registry import AttackCard
 from fdaudit.rng import child
+from fdaudit.storage.tables import csv_text
 from fdaudit.tasks import TEXT
 from fdaudit.testing.specs import small_spec
 
@@ -246,12 +246,11 @@ def _texts() -> Path:
     path = _home() / "texts.csv"
     if not path.exists():
         draws = child(0, "texts")
-        with path.open("w", encoding="utf-8", newline="") as file:
-            rows = csv.writer(file)
-            rows.writerow(["text", "label"])
-            for number in range(_TEXTS):
-                words = torch.randint(len(_WORDS), (6,), generator=draws).tolist()
-                rows.writerow([" ".join(_WORDS[word] for word in words), number % 2])
+        rows = [["text", "label"]]
+        for number in range(_TEXTS):
+            words = torch.randint(len(_WORDS), (6,), generator=draws).tolist()
+            rows.append([" ".join(_WORDS[word] for word in words), str(number % 2)])
+        path.write_text(csv_text(rows), encoding="utf-8")
     return path
 
 
