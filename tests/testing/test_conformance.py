@@ -42,6 +42,13 @@ DEFENCE_PARAMS: dict[str, dict[str, Any]] = {
 }
 IDENTITY = {"temperature": {"temperature": 1.0}, "top-k": {"k": 3}}
 """Settings under which a defence states that it changes nothing."""
+FOUR = small_spec(
+    clients=4,
+    dataset__limit=400,
+    splits={"test": 0.1, "proxy": 0.3, "auxiliary": 0.2, "candidates": 4},
+    protocol={"name": "fedmd", "params": {"rounds": 2, "local_steps": 2, "warm_up_steps": 4}},
+)
+"""Clients enough to set one beside several others."""
 SPECS: dict[str, dict[str, Any]] = {
     "candidate-answers": small_spec(
         dataset__limit=400,
@@ -50,13 +57,20 @@ SPECS: dict[str, dict[str, Any]] = {
         deviations=[{"party": "server", "name": "planted-candidates"}],
         adversaries=["server"],
     ),
+    "co-op-lira": FOUR,
+    "paired-logits": FOUR,
+    "learned-inversion": small_spec(
+        dataset__limit=400,
+        splits={"test": 0.1, "proxy": 0.0, "auxiliary": 0.4, "candidates": 4},
+        protocol__params__batch_size=1,
+    ),
     "neuron-updates": small_spec(
         model__params__widths=[64],
         deviations=[{"party": "server", "name": "candidate-neurons"}],
         adversaries=["server"],
     ),
 }
-"""The federations of attacks that read what a party sends against its protocol."""
+"""The federations of attacks that read what a party sends against its protocol, or need more clients or records."""
 WITHOUT_CHANCE = {"hard-label", "rounding", "temperature", "top-k", "uniform-quantization"}
 FEW = {"iterations": 3, "tune": False, "steps": 5, "shadows": 8, "matched": 8, "students": 2, "restarts": 1}
 """Settings that make an attack short, where it has them."""
