@@ -19,10 +19,11 @@ from fdaudit.audit.summary import conclude
 from fdaudit.errors import RunError
 from fdaudit.importing.untried import measure_untried
 from fdaudit.result import StandInFigures
+from fdaudit.storage.vault import Secrets
 from fdaudit.types import Figure
 
 from ..helpers.rerecorded import audit_of, card_of, rerecord
-from ..helpers.run_cases import cli, finished
+from ..helpers.run_cases import cli, finished, known
 
 pytestmark = pytest.mark.thorough
 Importing = Callable[..., Run]
@@ -92,6 +93,8 @@ def test_the_effect_is_measured_without_and_with_each_deviation(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     run = imported(source, tmp_path / "run")
+    # In some draws no client's batch holds the class that is fished for, so that there is nothing to measure.
+    monkeypatch.setattr(Secrets, "draw", lambda seed=None: known(7 if seed is None else seed))
     code, said, _ = cli(monkeypatch, capsys, "active", run.directory)
     assert code == 0
     assert "without it" in said
