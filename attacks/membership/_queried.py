@@ -33,12 +33,12 @@ if TYPE_CHECKING:
 
 __all__ = [
     "FLOOR",
-    "Comparison",
+    "QueriedShadows",
     "ShadowConfig",
     "centred_logs",
-    "comparisons_of",
     "own_answers",
     "probabilities",
+    "queried_shadows",
     "stranger",
     "study_of",
 ]
@@ -153,7 +153,7 @@ def _apart(x: Tensor, challenges: list[Challenge]) -> Tensor:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Comparison:
+class QueriedShadows:
     """A victim's model and its shadows, which answer the same questions.
 
     Attributes:
@@ -195,7 +195,7 @@ class Comparison:
         return _heard(self.target, x, self.treatment, self.repeats), theirs
 
 
-def comparisons_of(
+def queried_shadows(
     view: View,
     knowledge: Knowledge,
     task: AttackTask,
@@ -204,7 +204,7 @@ def comparisons_of(
     repeats: int,
     besides: int,
     floor: float,
-) -> Mapping[str, Comparison]:
+) -> Mapping[str, QueriedShadows]:
     """Return each victim's model with its shadows; the oracle's budget is divided equally.
 
     Args:
@@ -219,7 +219,7 @@ def comparisons_of(
     Raises:
         ValueError: a victim has no model that can be queried.
     """
-    by_target: dict[str, Comparison] = {}
+    by_target: dict[str, QueriedShadows] = {}
     shared: dict[str, Study] = {}
     victims = len(task.challenges)
     candidates = sum(len(c.y) for c in task.challenges.values())
@@ -239,7 +239,7 @@ def comparisons_of(
         if target.oracle is not None and target.of:
             treatment = treatments(view, name)
         affordable = target.remaining // (candidates + more * victims)
-        by_target[name] = Comparison(
+        by_target[name] = QueriedShadows(
             target=target,
             treatment=treatment,
             repeats=max(1, min(repeats, affordable)),
@@ -322,14 +322,14 @@ def _heard(target: BlackBox, x: Tensor, treatment: Treatment, repeats: int) -> T
 def stranger(others: tuple[Tensor, Tensor, float], first: tuple[Tensor, Tensor, float]) -> bool:
     """Return whether shadows explain other answers of a client much worse than its first ones.
 
-    Each is the values (m, d) of shadows and (d,) of the client, and the variance of their noise. First answers that are
-    alike by chance set no stricter limit: a shadow of one's own has a strangeness of about 1.
+    Each is the values (m, d) of shadows and (d,) of the client, and the variance of their noise. First answers that
+    agree by chance set no stricter limit: a shadow of one's own has a strangeness of about 1.
     """
     return _strangeness(*others) > _MORE_STRANGE * max(1.0, _strangeness(*first))
 
 
 def _strangeness(theirs: Tensor, mine: Tensor, noise: float) -> float:
-    """Return how far answers (d,) are from those of shadows (m, d), in the variance of these; about 1 if alike."""
+    """Return how far answers (d,) are from those of shadows (m, d), in the variance of these; about 1 if they agree."""
     centre = theirs.double().mean(0)
     spread = (theirs.double() - centre).square().sum() / max(len(theirs) - 1, 1)
     return float((mine.double() - centre).square().sum() / (spread + noise * len(mine)).clamp_min(1e-300))

@@ -70,8 +70,8 @@ class FollowedAnswers:
     lessons: tuple[Lesson, ...] = ()
 
 
-class _Stage(NamedTuple):
-    """What shadows learn at a stretch: each model its rows of some samples and targets, by one recipe."""
+class _Stretch(NamedTuple):
+    """One stretch of the shadows' training: each model learns its rows of some samples and targets, by one recipe."""
 
     name: str
     x: Tensor
@@ -164,8 +164,10 @@ def _after(
         steps=int(training["distill_steps"]) if len(lesson.x) else 0,
     )
     stages = [
-        _Stage("distilled", lesson.x, lesson.targets, [torch.arange(len(lesson.x))] * len(models), distilled),
-        _Stage("own", x, y, records, _one_round(training, y, records, most_steps)),
+        _Stretch(
+            "distilled", lesson.x, lesson.targets, [torch.arange(len(lesson.x))] * len(models), distilled
+        ),
+        _Stretch("own", x, y, records, _one_round(training, y, records, most_steps)),
     ]
     if training.get("order") == _LOCAL_FIRST:
         stages.reverse()
@@ -228,7 +230,7 @@ def distillation_of(training: Mapping[str, Any]) -> Fit:
 
 
 def tables_sent(view: View, sender: str, receiver: str | None = None) -> dict[int, Tensor]:
-    """Return a party's tables (C, C), float64, by round: those to one receiver, or to anybody."""
+    """Return a party's tables (C, C), float64, by round: those to one receiver, or to any."""
     tables = {}
     for message in with_payload(view.select(kind=_TABLES, sender=sender)):
         if receiver is None or receiver in message.receivers:

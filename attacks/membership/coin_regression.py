@@ -320,7 +320,7 @@ def _ranged(view: View, knowledge: Knowledge, client: str) -> _CoinEvidence | No
 
 
 def _answers(knowledge: Knowledge, study: Study, evidence: _CoinEvidence) -> Tensor:
-    """What the victim's values are, of shadows: (m, s, C), (m, P) or (m, 1)."""
+    """Return for shadows what the victim's values are: (m, s, C), (m, P) or (m, 1)."""
     if evidence.x is None:
         return torch.stack([_change(model, evidence.start or {}) for model in study.models])
     z = study.logits(knowledge, evidence.x)
@@ -333,7 +333,7 @@ def _answers(knowledge: Knowledge, study: Study, evidence: _CoinEvidence) -> Ten
 
 
 def _change(model: Parameters, start: Parameters) -> Tensor:
-    """What training has changed (P,), in float32; of a large network every so many parameters are looked at."""
+    """Return the change of a model by training (P,), float32; of a large network, at every so many parameters."""
     change = torch.cat([(model[name] - start[name]).flatten().float() for name in sorted(start)])
     return change[:: -(-len(change) // _MOST_PARAMETERS)]
 

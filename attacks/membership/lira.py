@@ -16,7 +16,7 @@ from fdaudit.types import Applicability, AttackTask
 from .._reading import reads_forms
 from .._target_model import answerable
 from ._coins import against_its_pair
-from ._queried import Comparison, ShadowConfig, comparisons_of
+from ._queried import QueriedShadows, ShadowConfig, queried_shadows
 from ._statistics import calibrated, lira_offline, lira_online, rmia
 from ._study import missing
 
@@ -92,7 +92,7 @@ class _Shadowed(ABC):
         self, view: View, knowledge: Knowledge, task: AttackTask, generator: torch.Generator
     ) -> tuple[Membership, ...]:
         """Return one `Membership` for each challenge; `seed` sets the random draws, so attacks share shadow models."""
-        by_target = comparisons_of(
+        by_target = queried_shadows(
             view,
             knowledge,
             task,
@@ -112,7 +112,7 @@ class _Shadowed(ABC):
         return 0
 
     @abstractmethod
-    def _score(self, case: Comparison) -> Tensor:
+    def _score(self, case: QueriedShadows) -> Tensor:
         """Return scores (n,) of one victim's candidates, higher for members."""
 
 
@@ -138,7 +138,7 @@ class CalibratedLoss(_Shadowed):
     )
     Config: ClassVar[type[ShadowedConfig]] = ShadowedConfig
 
-    def _score(self, case: Comparison) -> Tensor:
+    def _score(self, case: QueriedShadows) -> Tensor:
         return calibrated(*case.likelihood(case.x, case.y), case.study.inside)
 
 
@@ -165,7 +165,7 @@ class LiRAOnline(_Shadowed):
     )
     Config: ClassVar[type[ShadowedConfig]] = ShadowedConfig
 
-    def _score(self, case: Comparison) -> Tensor:
+    def _score(self, case: QueriedShadows) -> Tensor:
         return _likelihood_ratio(case, self.config.online)
 
 
@@ -191,7 +191,7 @@ class LiRAOffline(_Shadowed):
     )
     Config: ClassVar[type[LiRAOfflineConfig]] = LiRAOfflineConfig
 
-    def _score(self, case: Comparison) -> Tensor:
+    def _score(self, case: QueriedShadows) -> Tensor:
         return _likelihood_ratio(case, self.config.online)
 
 
@@ -225,7 +225,7 @@ class RMIA(_Shadowed):
     def _besides(self) -> int:
         return int(self.config.population)
 
-    def _score(self, case: Comparison) -> Tensor:
+    def _score(self, case: QueriedShadows) -> Tensor:
         k = case.besides
         z, z_y = (part[:k] for part in case.study.population)
         return rmia(
@@ -238,7 +238,7 @@ class RMIA(_Shadowed):
         )
 
 
-def _likelihood_ratio(case: Comparison, online: bool) -> Tensor:
+def _likelihood_ratio(case: QueriedShadows, online: bool) -> Tensor:
     phi, shadows = case.confidence()
     score = lira_online if online else lira_offline
     few = len(shadows) < FEW

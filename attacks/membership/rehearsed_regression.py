@@ -52,7 +52,7 @@ class RehearsedRegressionConfig(Config):
     rehearsed_rounds: int = Field(20, ge=0)
     """Rounds of a protocol that is rehearsed, at most; longer ones are not."""
     seed: int = Field(0, ge=0, lt=2**63)
-    """Of coins, records besides the candidates, batches and rehearsals."""
+    """Of coins, records other than the candidates, batches and rehearsals."""
 
 
 @reads_forms

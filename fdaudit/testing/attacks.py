@@ -25,7 +25,7 @@ from fdaudit.isolation.frames import Tensors
 from fdaudit.isolation.schema import Trial, packed, packed_guesses, unpacked
 from fdaudit.rng import SecretStream
 from fdaudit.storage.files import encode
-from fdaudit.testing.examples import Example, Given, Watch, examples_of
+from fdaudit.testing.examples import AttackInputs, Example, Watch, examples_of
 from fdaudit.testing.extensions import (
     check_settings,
     during,
@@ -187,7 +187,7 @@ class _AttackChecks:
             if any_order and GOALS[self.card.goal].challenged:
                 self._check_order(given, guesses)
 
-    def _guesses(self, given: Given, seed: int) -> tuple[tuple[Any, bytes], Sequence[Guess]]:
+    def _guesses(self, given: AttackInputs, seed: int) -> tuple[tuple[Any, bytes], Sequence[Guess]]:
         """Return the guesses of a run, as bytes and as they are, with global generators of a seed."""
         tensors = Tensors()
         value = packed(given.trial, tensors)
@@ -229,7 +229,7 @@ class _AttackChecks:
         with during(self.name, "the check of its guesses"):
             example.stage.check(adversary, guesses)
 
-    def _check_order(self, given: Given, guesses: Sequence[Guess]) -> None:
+    def _check_order(self, given: AttackInputs, guesses: Sequence[Guess]) -> None:
         """Candidates keep their scores in another order."""
         _, again = self._guesses(given.reversed(), 2)
         for one, two in zip(guesses, again, strict=True):

@@ -29,7 +29,7 @@ from fdaudit.storage.tables import csv_text
 from fdaudit.tasks import TEXT
 from fdaudit.testing.specs import small_spec
 
-__all__ = ["Example", "Given", "Watch", "examples_of"]
+__all__ = ["AttackInputs", "Example", "Watch", "examples_of"]
 
 _FEDERATIONS: tuple[tuple[str, Mapping[str, Any]], ...] = (
     ("fedavg", {}),
@@ -90,7 +90,7 @@ _HOME: list[tempfile.TemporaryDirectory[str]] = []
 
 
 @dataclass(frozen=True, eq=False)
-class Given:
+class AttackInputs:
     """What an attack is given on one view.
 
     Attributes:
@@ -107,13 +107,13 @@ class Given:
     allowed: tuple[Path, ...]
     reply: Callable[..., Tensor]
 
-    def without_messages(self) -> Given:
+    def without_messages(self) -> AttackInputs:
         """Return the same without messages, records and oracle."""
         view = replace(self.view, messages=(), own_data={}, sizes=())
         task = replace(self.trial.task, oracle=None)
         return replace(self, view=view, trial=replace(self.trial, task=task))
 
-    def reversed(self) -> Given:
+    def reversed(self) -> AttackInputs:
         """Return the same with the candidates in reverse order."""
         turned = {}
         for target, c in self.trial.task.challenges.items():
@@ -144,7 +144,7 @@ class Example:
         return _example({**self.spec, "device": "cuda"})
 
     @contextmanager
-    def adversary(self, name: str, card: AttackCard) -> Iterator[Given]:
+    def adversary(self, name: str, card: AttackCard) -> Iterator[AttackInputs]:
         """Yield what an attack with this card is given as an adversary."""
         plan = AttackPlan(name=card.name, card=card, target="", own=True, params={}, adversaries=(name,))
         with self.stage.adversary(name) as ready:
@@ -158,7 +158,7 @@ class Example:
             task = shared(self.stage.task(name, plan), held[0], len(held))
             trial = Trial(knowledge=self.stage.knowledge(ready, card, held[0]), task=task, seed=0)
             allowed = (view.directory, ready.view.directory, ready.scratch)
-            yield Given(view, trial, folder, allowed, self.stage.run.answering.reply)
+            yield AttackInputs(view, trial, folder, allowed, self.stage.run.answering.reply)
 
 
 class Watch:

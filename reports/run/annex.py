@@ -267,6 +267,10 @@ def _randomness(finite: Sequence[LedgerEntry]) -> Item:
 
 def _aml(result: Result) -> Iterator[Item]:
     cells = result.tests
+    departures = [f"{one.party} by {one.name}" for one in result.run.departures]
+    active = "Adversaries are passive."
+    if departures:
+        active = f"From the protocol depart: {joined(departures)}. All others are passive."
     goals = joined(dict.fromkeys(c.goal.replace("-", " ") for c in cells))
     yield _if_any(
         AML,
@@ -280,7 +284,7 @@ def _aml(result: Result) -> Iterator[Item]:
         document=AML,
         asked="Attacker's capabilities",
         provided="yes",
-        what="What each adversary sees and may ask; queries spent by each attack. Adversaries are passive.",
+        what=f"What each adversary sees and may ask; queries spent by each attack. {active}",
         where=("exposure", "cells"),
     )
     yield _if_any(

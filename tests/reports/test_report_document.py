@@ -15,6 +15,7 @@ from fdaudit.reports.run.document import json_schema
 from fdaudit.reports.run.matrix import attack_matrix
 
 from fdaudit.result import Result, read
+from fdaudit.result.run_card import Departure
 
 from ..helpers.docs_pages import page
 from ..helpers.report_cases import FIXTURES, TIMINGS, Document, load, minimal, numbers
@@ -154,6 +155,18 @@ def test_the_public_variant_keeps_every_finding() -> None:
 
 
 # -- the annex ----------------------------------------------------------------------------------------------------
+
+
+def test_the_annex_names_parties_that_depart_from_the_protocol() -> None:
+    def said(result: Result) -> str:
+        (item,) = [one for one in annex(result) if one.asked == "Attacker's capabilities"]
+        return item.what
+
+    honest = read(load())
+    assert said(honest).endswith("Adversaries are passive.")
+    departure = Departure(party="server", name="imprint", messages=3)
+    active = honest.model_copy(update={"run": honest.run.model_copy(update={"departures": (departure,)})})
+    assert said(active).endswith("From the protocol depart: server by imprint. All others are passive.")
 
 
 def test_the_annex_speaks_of_all_its_documents_and_certifies_nothing() -> None:
