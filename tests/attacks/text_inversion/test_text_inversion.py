@@ -13,13 +13,14 @@ from fdaudit.defenses import REGISTRY as DEFENSES
 
 from fdaudit.adversary.knowledge import Knowledge
 from fdaudit.adversary.view import view_of
-from fdaudit.federation.protocol import PartyData
+from fdaudit.federation.networks import Networks
+from fdaudit.federation.protocol import Common, PartyData
 from fdaudit.metrics.texts.overlap import bag, matched, rouge_l, spoken
 from fdaudit.models import architecture
 from fdaudit.rng import child
 from fdaudit.spec.schema import ModelSpec
 from fdaudit.tasks import TEXT
-from fdaudit.testing.federation import CLASSES
+from fdaudit.testing.federation import CLASSES, execution
 from fdaudit.types import PADDING, AttackTask
 
 from ...helpers import protocol_cases
@@ -35,9 +36,9 @@ ONE = {"upload": "gradient", "batch_size": 1, "local_steps": 1}
 def _larger(monkeypatch):
     """A vocabulary in which random texts have few words in common."""
     made = architecture(ModelSpec(name="transformer", params={"width": 16}), (LENGTH,), CLASSES, TEXT, WORDS)
-    monkeypatch.setattr(protocol_cases, "of_texts", lambda *_: made)
-    monkeypatch.setattr(protocol_cases, "LENGTH", LENGTH)
-    monkeypatch.setattr(protocol_cases, "WORDS", WORDS)
+    texts = torch.randint(2, WORDS, (7, LENGTH), generator=child(0, "public"))
+    shared = Common(networks=Networks(made), execution=execution(), public=texts, task=TEXT)
+    monkeypatch.setattr(protocol_cases, "common", lambda *_: shared)
 
 
 def clients(n=4, seed=0):
